@@ -1,17 +1,17 @@
-//! Which source an inviting destination lets in.
+//! Which source a destination with an invitation accepts.
 
 use std::sync::{Mutex, PoisonError};
 
 use super::invitation::{Fingerprint, Proof, Secret};
 
-/// What a destination answers to a proof, as one byte on the wire.
+/// A destination's answer to a proof, one byte on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It is let in.
+    /// The source is accepted.
     Welcome,
-    /// It does not know the secret.
+    /// The source does not know the secret.
     NotInvited,
-    /// The invitation was used by somebody else.
+    /// Another source has used the invitation.
     Used,
 }
 
@@ -31,8 +31,8 @@ impl Verdict {
     }
 }
 
-/// Who may come in: until a migration is under way, whoever was invited; from
-/// then on, its source only.
+/// Decides which source is accepted: before a migration is under way, any invited source; from then
+/// on, only the migration's source.
 #[derive(Debug)]
 pub(super) struct Authorization {
     secret: Secret,
@@ -53,7 +53,7 @@ impl Authorization {
         }
     }
 
-    /// Judges a source that has shown to have the key `source`.
+    /// Decides about a source that has proved that it has the key `source`.
     pub(super) fn judge(&self, source: Fingerprint, proof: &Proof) -> Verdict {
         match self.source() {
             Some(known) if known == source => Verdict::Welcome,
@@ -63,12 +63,12 @@ impl Authorization {
         }
     }
 
-    /// From now on only `source` is let in; `None`: whoever was invited.
+    /// Accepts from now on only `source`; `None`: any invited source.
     pub(super) fn bind(&self, source: Option<Fingerprint>) {
         *self.source.lock().unwrap_or_else(PoisonError::into_inner) = source;
     }
 
-    /// Whose migration is under way.
+    /// The source of the migration under way.
     pub(super) fn source(&self) -> Option<Fingerprint> {
         *self.source.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -91,12 +91,12 @@ mod tests {
         let wrong = Secret::random().unwrap().prove(first, destination);
         assert_eq!(admission.judge(first, &wrong), Verdict::NotInvited);
         assert_eq!(admission.judge(first, &one), Verdict::Welcome);
-        // Nothing has come of it yet.
+        // No migration has begun yet.
         assert_eq!(admission.judge(second, &two), Verdict::Welcome);
         admission.bind(Some(first));
         assert_eq!(admission.judge(first, &one), Verdict::Welcome);
         assert_eq!(admission.judge(second, &two), Verdict::Used);
-        // Somebody else's proof with one's own key.
+        // A proof for the first source's key, with another key.
         assert_eq!(admission.judge(second, &one), Verdict::NotInvited);
         admission.bind(None);
         assert_eq!(admission.judge(second, &two), Verdict::Welcome);

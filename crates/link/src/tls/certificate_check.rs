@@ -1,5 +1,5 @@
-//! Whether this side's own certificate can be used, seen before any connection
-//! is made: the other side would only say that it does not accept it.
+//! Checks this side's own certificate before any connection is made. The other side would only
+//! report that it does not accept it.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -14,19 +14,20 @@ use thiserror::Error as ThisError;
 
 use super::certificates::{Certificates, CertificatesError};
 
-/// What a certificate is for (RFC 5280, section 4.2.1.12).
+/// The side that a certificate is used on, for its extended key usages (RFC 5280, section
+/// 4.2.1.12).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
-    /// `clientAuth`, if it has extended key usages.
+    /// Requires `clientAuth`, if the certificate has extended key usages.
     Source,
-    /// `serverAuth`, likewise.
+    /// Requires `serverAuth`, if the certificate has extended key usages.
     Destination,
 }
 
-/// A certificate of this side's that the other side would not accept.
+/// Why the other side would not accept this side's certificate.
 #[derive(Debug, ThisError)]
 pub enum CertificateProblem {
-    /// Its time is over, or has not come, by this host's clock.
+    /// It has expired or is not valid yet, by this host's clock.
     #[error("{}: {} (this host's clock says {})", path.display(), validity, Utc(*now))]
     Time {
         /// The certificate's file.
@@ -36,7 +37,7 @@ pub enum CertificateProblem {
         /// This host's time, seconds since 1970.
         now: u64,
     },
-    /// An old form.
+    /// It is an X.509 version 1 certificate.
     #[error(
         "{}: this is an X.509 version 1 certificate, and TLS needs version 3, with the host's name \
          as subjectAltName. 'openssl x509 -req' creates version 1 unless it is given extensions \
@@ -47,7 +48,7 @@ pub enum CertificateProblem {
         /// The certificate's file.
         path: PathBuf,
     },
-    /// It cannot be read at all.
+    /// It cannot be parsed.
     #[error("{}: this certificate cannot be used: {error}", path.display())]
     Form {
         /// The certificate's file.
@@ -55,7 +56,7 @@ pub enum CertificateProblem {
         /// Why not.
         error: Error,
     },
-    /// It is for something else.
+    /// Its extended key usages do not include the required one.
     #[error(
         "{}: its extended key usages must contain {usage} for {whom}",
         path.display()
@@ -63,24 +64,24 @@ pub enum CertificateProblem {
     Purpose {
         /// The certificate's file.
         path: PathBuf,
-        /// What is missing.
+        /// The extended key usage that is missing.
         usage: &'static str,
         /// Which side this is.
         whom: &'static str,
     },
 }
 
-/// What is wrong with a certificate's time.
+/// How a certificate is outside its validity period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Validity {
-    /// It ended then, if that is known: seconds since 1970.
+    /// It expired at this time, if known, in seconds since 1970.
     Expired(Option<u64>),
-    /// It begins then, likewise.
+    /// It is valid from this time, if known, in seconds since 1970.
     NotYet(Option<u64>),
 }
 
 impl Validity {
-    /// Of an error that is about that.
+    /// The validity error in `error`, if it is one.
     fn of(error: &CertificateError) -> Option<Self> {
         Some(match error {
             CertificateError::Expired => Self::Expired(None),
@@ -107,7 +108,7 @@ impl fmt::Display for Validity {
     }
 }
 
-/// An error about a certificate, with times as a person reads them.
+/// The text of an error; an error about a certificate's validity contains the times.
 pub(super) fn readable(error: &Error) -> String {
     if let Error::InvalidCertificate(about) = error
         && let Some(validity) = Validity::of(about)
@@ -117,7 +118,7 @@ pub(super) fn readable(error: &Error) -> String {
     error.to_string()
 }
 
-/// This host's time, seconds since 1970.
+/// This host's time, in seconds since 1970.
 pub(super) fn now() -> u64 {
     UnixTime::now().as_secs()
 }
@@ -130,8 +131,8 @@ impl fmt::Display for Utc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const DAY: u64 = 86_400;
         let (days, second) = (self.0 / DAY, self.0 % DAY);
-        // Years that begin in March: the leap day is the last one. 719,468 days lie
-        // between 0000-03-01 and 1970-01-01; 146,097 are 400 years.
+        // Years that begin in March: the leap day is the last day. 719,468 days lie between
+        // 0000-03-01 and 1970-01-01; 400 years have 146,097 days.
         let days = days + 719_468;
         let (era, day) = (days / 146_097, days % 146_097);
         let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
@@ -149,10 +150,10 @@ impl fmt::Display for Utc {
     }
 }
 
-/// Checks that `certificates` can be shown to the other side.
+/// Checks that `certificates` can be presented to the other side.
 ///
-/// That no authority in the file has signed it is none of these: the other side
-/// may have been given others.
+/// That no authority in the file has signed the certificate is not an error: the other side may
+/// have another authority's file.
 pub(super) fn check(
     certificates: &Certificates,
     provider: &Arc<CryptoProvider>,
@@ -187,7 +188,7 @@ fn unsuitable(error: &CertificateError, path: &Path, side: Side) -> Option<Certi
             };
             Some(CertificateProblem::Purpose { path, usage, whom })
         }
-        // rustls has no name of its own for it.
+        // rustls has no error variant for it.
         CertificateError::Other(other) if other.to_string().contains("UnsupportedCertVersion") => {
             Some(CertificateProblem::Version1 { path })
         }
@@ -201,7 +202,7 @@ fn unsuitable(error: &CertificateError, path: &Path, side: Side) -> Option<Certi
     }
 }
 
-/// What the other side will do, if it trusts the same authorities.
+/// Does the check that the other side will do, if it trusts the same authorities.
 fn verify(
     certificates: &Certificates,
     provider: &Arc<CryptoProvider>,

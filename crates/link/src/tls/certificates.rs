@@ -12,7 +12,7 @@ use thiserror::Error;
 use super::certificate_check::CertificateProblem;
 use super::credentials::Files;
 
-/// One side's certificate and key, and whom it trusts.
+/// One side's certificate and key, and the authorities that it trusts.
 #[derive(Debug)]
 pub struct Certificates {
     pub(super) roots: RootCertStore,
@@ -21,41 +21,41 @@ pub struct Certificates {
     pub(super) files: Files,
 }
 
-/// Certificates that cannot be used.
+/// Why certificates cannot be used.
 #[derive(Debug, Error)]
 pub enum CertificatesError {
-    /// A file that cannot be read, or is no PEM.
+    /// A file cannot be read, or is not a PEM file.
     #[error("reading the {what} in {}: {source}; it must be a PEM file", path.display())]
     Read {
-        /// What it should hold.
+        /// The expected content.
         what: &'static str,
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: pem::Error,
     },
-    /// A PEM file without what is needed.
+    /// A PEM file without the expected content.
     #[error("there is no {what} in {}; it must be a PEM file that contains one", path.display())]
     Empty {
-        /// What it should hold.
+        /// The expected content.
         what: &'static str,
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
-    /// A private key for which a passphrase is needed.
+    /// The private key is encrypted with a passphrase.
     #[error(
         "the private key in {} is encrypted, and hikkoshi does not ask for passphrases: decrypt it \
          into a file that only this user can read ('umask 077; openssl pkey -in {} -out KEY')",
         path.display(), path.display()
     )]
     Encrypted {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
     /// The other side would not accept this side's certificate.
     #[error("the certificate in {0}")]
     CertificateProblem(#[from] CertificateProblem),
-    /// Certificate and key are not of one pair.
+    /// The certificate and the key do not belong together.
     #[error(
         "the private key in {} does not belong to the certificate in {}: the first certificate in \
          that file must be this side's own, made for this key",
@@ -67,15 +67,15 @@ pub enum CertificatesError {
         /// The certificate's file.
         cert: PathBuf,
     },
-    /// An authority's certificate that makes no sense.
+    /// An authority's certificate that cannot be used.
     #[error("the authority's certificate in {}: {source}", path.display())]
     Authority {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: rustls::Error,
     },
-    /// Certificate or key cannot be used.
+    /// The certificate or the key cannot be used.
     #[error("using the certificate and its key: {0}")]
     Unusable(String),
 }
@@ -85,7 +85,7 @@ impl CertificatesError {
         Self::Unusable(error.to_string())
     }
 
-    /// Why certificate and key of these files are not taken.
+    /// The error for a certificate and key of `files` that rustls refuses.
     pub(super) fn pair(error: rustls::Error, files: &Files) -> Self {
         match error {
             rustls::Error::InconsistentKeys(_) => Self::OtherKey {
@@ -98,10 +98,10 @@ impl CertificatesError {
 }
 
 impl Certificates {
-    /// Reads PEM files: the authorities' certificates, this side's own with
-    /// any intermediate ones after it, and its private key.
+    /// Reads PEM files: the authorities' certificates, this side's certificate followed by any
+    /// intermediate ones, and its private key.
     ///
-    /// # Errors
+    /// [`CertificatesError`], with the file's name.
     /// [`CertificatesError`], with the file's name.
     pub fn read(ca: &Path, cert: &Path, key: &Path) -> Result<Self, CertificatesError> {
         let mut roots = RootCertStore::empty();
@@ -116,7 +116,7 @@ impl Certificates {
         let chain = certificates("certificate", cert)?;
         let read = PrivateKeyDer::from_pem_file(key);
         let key_der = read.map_err(|source| unreadable_key(key, source))?;
-        // Whoever comes back after a restart may stand elsewhere.
+        // A process that is started again may have another working directory.
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         Ok(Self {
             roots,
@@ -131,7 +131,7 @@ impl Certificates {
     }
 }
 
-/// Why there is no private key to be had from a file.
+/// The error for a file without a usable private key.
 fn unreadable_key(path: &Path, source: pem::Error) -> CertificatesError {
     let (what, path) = ("private key", path.to_owned());
     if is_encrypted(&path) {
@@ -143,10 +143,10 @@ fn unreadable_key(path: &Path, source: pem::Error) -> CertificatesError {
     }
 }
 
-/// Whether a file says that the key in it is encrypted, in PKCS #8's way (RFC 7468,
-/// section 11) or in the older one (RFC 1421, section 4.6.1.1).
+/// Whether the file contains an encrypted key, in PKCS #8 (RFC 7468, section 11) or in the older
+/// format (RFC 1421, section 4.6.1.1).
 fn is_encrypted(path: &Path) -> bool {
-    /// Enough for any key's first lines.
+    /// Enough for the first lines of any key.
     const LOOKED_AT: u64 = 64 << 10;
     let mut text = Vec::new();
     let read = File::open(path).and_then(|file| file.take(LOOKED_AT).read_to_end(&mut text));

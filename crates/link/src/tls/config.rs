@@ -1,4 +1,4 @@
-//! What the two sides demand of each other.
+//! TLS configuration of both sides.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,11 +21,10 @@ use super::invitation::{Fingerprint, Invitation, Proof, Secret};
 use super::verify::{AnyKey, Pinned};
 use crate::Address;
 
-/// The application protocol (ALPN): whoever speaks TLS but not this is told
-/// apart in the handshake.
+/// The application protocol (ALPN): the handshake fails with other TLS programs.
 pub(super) const PROTOCOL: &[u8] = b"hikkoshi/1";
 
-/// The name in a self-made certificate. Nobody looks at it: the key counts.
+/// The name in a self-signed certificate. It is not checked: only the key is.
 pub(super) const SELF: &str = "hikkoshi.invalid";
 
 /// How a destination protects the connections that it accepts.
@@ -37,7 +36,7 @@ pub struct TlsServer {
 
 #[derive(Clone)]
 enum ServerSide {
-    /// Whoever connects must have been invited.
+    /// Sources must prove that they were invited.
     Invitation {
         key: Arc<Identity>,
         admission: Arc<Authorization>,
@@ -78,7 +77,7 @@ impl fmt::Debug for TlsClient {
     }
 }
 
-/// ring's algorithms; the ciphers in the order of their speed here.
+/// ring's algorithms, with the cipher suites in the order of their speed on this processor.
 pub(super) fn provider() -> Arc<CryptoProvider> {
     let (aes, chacha) = (
         [TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384],
@@ -103,17 +102,16 @@ fn aes_is_fast() -> bool {
 }
 
 impl TlsServer {
-    /// With a new key and a new secret: see [`invitation`](Self::invitation).
+    /// A server with a new key and a new secret: see [`invitation`](Self::invitation).
     ///
     /// # Errors
-    /// When the system has no random numbers, in effect.
+    /// In practice, when the system has no random numbers.
     pub fn inviting() -> Result<Self, CertificatesError> {
         let secret = Secret::random().map_err(CertificatesError::unusable)?;
         Self::with(Identity::generate()?, secret, None)
     }
 
-    /// With a key and a secret that were used before; `source` is whose
-    /// migration is under way.
+    /// A server with an existing key and secret; `source` is the source of the migration under way.
     pub(super) fn with(
         key: Identity,
         secret: Secret,
@@ -124,7 +122,7 @@ impl TlsServer {
         let config = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&TLS13])
             .map_err(CertificatesError::unusable)?
-            // Any key will do here: what it may do is decided after the handshake.
+            // Any key is accepted here: the authorization follows after the handshake.
             .with_client_cert_verifier(Arc::new(AnyKey::new(provider)))
             .with_single_cert(vec![certificate], private)
             .map_err(CertificatesError::unusable)?;
@@ -138,16 +136,16 @@ impl TlsServer {
         })
     }
 
-    /// With an authority's certificate; clients must have one, too.
+    /// A server with a certificate of an authority; clients must have one, too.
     ///
     /// # Errors
-    /// When the certificate cannot be used: it has expired, say.
+    /// When the certificate cannot be used, for example because it has expired.
     pub fn certified(certificates: Certificates) -> Result<Self, CertificatesError> {
         certificate_check::check(&certificates, &provider(), Side::Destination)?;
         Self::showing(certificates)
     }
 
-    /// The same, whatever others think of the certificate.
+    /// As [`certified`](Self::certified), without checking the certificate first.
     pub(super) fn showing(certificates: Certificates) -> Result<Self, CertificatesError> {
         let Certificates {
             roots,
@@ -170,8 +168,8 @@ impl TlsServer {
         })
     }
 
-    /// What to show to the source's operator, where sources are invited;
-    /// `address` is where this destination can be reached.
+    /// The invitation to show to the source's operator, if this destination uses invitations;
+    /// `address` is where the source can reach it.
     pub fn invitation(&self, address: Address) -> Option<Invitation> {
         let ServerSide::Invitation { key, admission } = &self.known_by else {
             return None;
@@ -180,11 +178,11 @@ impl TlsServer {
         Some(Invitation::new(key.fingerprint(), secret, address))
     }
 
-    /// What to keep to come back after a restart: to be taken anew once a
-    /// migration is under way.
+    /// The credentials to save for a restart. Once a migration is under way they must be saved
+    /// again.
     ///
     /// # Errors
-    /// When the key cannot be written down, in effect never.
+    /// When the key cannot be serialized; in practice never.
     pub fn credentials(&self) -> Result<DestinationCredentials, CertificatesError> {
         Ok(DestinationCredentials(match &self.known_by {
             ServerSide::Invitation { key, admission } => Destination::Inviting {
@@ -198,8 +196,8 @@ impl TlsServer {
         }))
     }
 
-    /// From now on only the source with this key is let in; `None`: whoever was
-    /// invited. Of no consequence where an authority vouches for sources.
+    /// Accepts from now on only the source with this key; `None`: any invited source. Has no effect
+    /// with certificates.
     pub(crate) fn bind(&self, source: Option<Fingerprint>) {
         if let ServerSide::Invitation { admission, .. } = &self.known_by {
             admission.bind(source);
@@ -211,7 +209,7 @@ impl TlsServer {
         matches!(self.known_by, ServerSide::Invitation { .. })
     }
 
-    /// Judges a source that has the key `source` and shows `proof`.
+    /// Decides about a source that has the key `source` and sent `proof`.
     pub(super) fn judge(&self, source: Fingerprint, proof: &Proof) -> Verdict {
         match &self.known_by {
             ServerSide::Invitation { admission, .. } => admission.judge(source, proof),
@@ -222,9 +220,9 @@ impl TlsServer {
 
 fn finish_server(mut config: ServerConfig) -> Arc<ServerConfig> {
     config.alpn_protocols = vec![PROTOCOL.to_vec()];
-    // Every link is a full handshake: nothing outlives the migration.
+    // Every link does a full handshake: no secret outlives the migration.
     config.send_tls13_tickets = 0;
-    // Records are made and opened here (`keys.rs`).
+    // This crate seals and opens the records (`keys.rs`).
     config.enable_secret_extraction = true;
     Arc::new(config)
 }
@@ -237,11 +235,10 @@ fn finish_client(mut config: ClientConfig) -> Arc<ClientConfig> {
 }
 
 impl TlsClient {
-    /// To the destination that has shown `invitation`, and to no other, with a
-    /// new key of this side's own.
+    /// A client that connects only to the destination that printed `invitation`, with a new key.
     ///
     /// # Errors
-    /// When TLS cannot be set up at all.
+    /// When TLS cannot be set up.
     pub fn invited(invitation: &Invitation) -> Result<Self, CertificatesError> {
         let key = Identity::generate()?;
         let destination = invitation.fingerprint;
@@ -249,7 +246,7 @@ impl TlsClient {
         Self::known(key, destination, proof)
     }
 
-    /// To the destination that has this key and was shown `proof` for ours.
+    /// A client for the destination with this key; `proof` was made for this side's key.
     pub(super) fn known(
         key: Identity,
         destination: Fingerprint,
@@ -276,17 +273,17 @@ impl TlsClient {
         })
     }
 
-    /// To a destination whose certificate names `host`, with one of our own.
+    /// A client for a destination whose certificate names `host`, with this side's certificate.
     ///
     /// # Errors
-    /// When the certificate cannot be used (it has expired, say), or `host` is no
-    /// name or address.
+    /// When the certificate cannot be used (for example because it has expired), or `host` is not a
+    /// host name or IP address.
     pub fn certified(certificates: Certificates, host: &str) -> Result<Self, CertificatesError> {
         certificate_check::check(&certificates, &provider(), Side::Source)?;
         Self::showing(certificates, host)
     }
 
-    /// The same, whatever others think of the certificate.
+    /// As [`certified`](Self::certified), without checking the certificate first.
     pub(super) fn showing(
         certificates: Certificates,
         host: &str,
@@ -315,10 +312,10 @@ impl TlsClient {
         })
     }
 
-    /// What to keep to come back after a restart.
+    /// The credentials to save for a restart.
     ///
     /// # Errors
-    /// When the key cannot be written down, in effect never.
+    /// When the key cannot be serialized; in practice never.
     pub fn credentials(&self) -> Result<SourceCredentials, CertificatesError> {
         Ok(SourceCredentials(match &self.known_by {
             ClientSide::Invitation {
@@ -337,7 +334,7 @@ impl TlsClient {
         }))
     }
 
-    /// What to show to the destination, where it invites.
+    /// The proof to send to a destination that uses invitations.
     pub(super) fn proof(&self) -> Option<&Proof> {
         match &self.known_by {
             ClientSide::Invitation { proof, .. } => Some(proof),

@@ -1,4 +1,4 @@
-//! What a side must keep to come back to its migration after a restart.
+//! What each side saves to continue its migration after a restart.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use super::config::{TlsClient, TlsServer};
 use super::identity::Identity;
 use super::invitation::{Fingerprint, Proof, Secret};
 
-/// Where an authority's certificates and one's own are.
+/// The files of the authorities' certificates and of this side's own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Files {
     pub(super) ca: PathBuf,
@@ -17,10 +17,9 @@ pub(super) struct Files {
     pub(super) key: PathBuf,
 }
 
-/// What a source keeps, to be known again by the same destination and to know
-/// it again: a key of its own, or where to read its certificate. Worth a guest:
-/// to be written where only this user reads (mode 0600), and to be removed with
-/// the migration.
+/// What a source saves, so that it and the same destination authenticate each other again: its key,
+/// or the paths of its certificate files. Whoever has the key can take the source's place in the
+/// migration: write it with mode 0600, and remove it with the migration.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SourceCredentials(pub(super) Source);
 
@@ -37,7 +36,7 @@ pub(super) enum Source {
     },
 }
 
-/// What a destination keeps, likewise.
+/// What a destination saves, for the same purpose.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct DestinationCredentials(pub(super) Destination);
 
@@ -46,7 +45,7 @@ pub(super) enum Destination {
     Inviting {
         key: Box<Identity>,
         secret: Secret,
-        /// Whose migration is under way.
+        /// The source of the migration under way.
         source: Option<Fingerprint>,
     },
     Certified {
@@ -55,7 +54,7 @@ pub(super) enum Destination {
 }
 
 impl SourceCredentials {
-    /// How the links of the migration are protected again.
+    /// How the links of the migration are protected after a restart.
     ///
     /// # Errors
     /// When a certificate's file is gone or cannot be used any more.
@@ -75,7 +74,7 @@ impl SourceCredentials {
 }
 
 impl DestinationCredentials {
-    /// How the links of the migration are protected again.
+    /// How the links of the migration are protected after a restart.
     ///
     /// # Errors
     /// When a certificate's file is gone or cannot be used any more.

@@ -1,5 +1,4 @@
-//! Beginning a protected connection: TLS's handshake, and the proof that this
-//! source was invited.
+//! The TLS handshake of a connection, followed by the proof that this source was invited.
 
 use std::io::{self, Read, Write};
 use std::time::Instant;
@@ -21,10 +20,10 @@ use super::seal::Sealer;
 use super::verify::fingerprint;
 use hikkoshi_linux::Cancel;
 
-/// The most that a peer may send in a handshake, bytes.
+/// The number of bytes that a peer may send in a handshake.
 const MOST: usize = 128 << 10;
 
-/// How much is read at once.
+/// The size of one read.
 const CHUNK: usize = 16 << 10;
 
 /// Why a connection could not be protected.
@@ -36,19 +35,19 @@ pub enum SecureError {
          listens there, without --plaintext. Both sides must use TLS, or both --plaintext"
     )]
     Io(#[from] io::Error),
-    /// The peer speaks something else.
+    /// The peer does not use TLS.
     #[error(
         "the peer does not speak TLS: both sides must use TLS (by invitation, or with --tls-ca), \
          or both --plaintext"
     )]
     NotTls,
-    /// Not the key that the invitation names.
+    /// The destination's key is not the one in the invitation.
     #[error(
         "the destination does not have the key of the invitation: either another 'hikkoshi \
          receive' has printed it, or another host intercepts the connection; get a new invitation"
     )]
     WrongKey,
-    /// The peer's certificate is not good enough.
+    /// The peer's certificate is not accepted.
     #[error(
         "the peer's certificate is not accepted: {}; it must be signed by an authority in the \
          file given with --tls-ca, be valid now, and, for a destination, name the host in its \
@@ -57,7 +56,7 @@ pub enum SecureError {
         readable(.0)
     )]
     Certificate(Box<rustls::Error>),
-    /// The peer does not accept this side.
+    /// The peer does not accept this side's certificate or key.
     #[error(
         "the peer does not accept this side ({0:?}; this host's clock says {clock}): with \
          certificates, this side's must be signed by an authority in the peer's --tls-ca file, and \
@@ -66,7 +65,7 @@ pub enum SecureError {
         clock = Utc(now())
     )]
     Refused(rustls::AlertDescription),
-    /// The handshake failed otherwise.
+    /// The handshake failed for another reason.
     #[error("the TLS handshake failed: {0}")]
     Tls(Box<rustls::Error>),
     /// The source does not know the secret.
@@ -75,35 +74,35 @@ pub enum SecureError {
          invitation or a damaged copy of this one, or it was not invited"
     )]
     NotInvited,
-    /// The source knows another destination's key.
+    /// The source expects another destination's key.
     #[error(
         "the source has the invitation of another 'hikkoshi receive' (perhaps an earlier one): use \
          the invitation that is shown here"
     )]
     InvitedElsewhere,
-    /// The source knows the secret of an invitation that another one has used.
+    /// The source knows the secret, but another source has used the invitation.
     #[error(
         "another source has already used this invitation, which is valid for one migration: if it \
          is not the intended source, stop this 'hikkoshi receive', start it again and use the new \
          invitation"
     )]
     Used,
-    /// The destination says that this source was not invited.
+    /// The destination reports that the source does not know the secret.
     #[error(
         "the destination does not know the secret in the invitation: check that the invitation was \
          copied completely, or get a new one"
     )]
     WrongSecret,
-    /// The destination says that another source has used the invitation.
+    /// The destination reports that another source has used the invitation.
     #[error(
         "the invitation has been used already, by another 'hikkoshi migrate': it is valid for one \
          migration; start 'hikkoshi receive' again and use its new invitation"
     )]
     UsedThere,
-    /// The destination says what nobody understands.
+    /// The destination's answer to the proof is malformed.
     #[error("the destination's answer to this source's proof is malformed")]
     NoVerdict,
-    /// It takes too long, or somebody wants it stopped.
+    /// The time limit has passed, or this side was asked to stop.
     #[error("the peer did not finish the TLS handshake in time")]
     Silent,
 }
@@ -127,17 +126,17 @@ impl From<rustls::Error> for SecureError {
     }
 }
 
-/// How long a handshake may take.
+/// The time limits of a handshake.
 #[derive(Debug, Clone, Copy)]
 pub struct TimeLimits<'a> {
-    /// Until when.
+    /// When the handshake times out.
     pub deadline: Instant,
-    /// Or until this is set.
+    /// Setting this ends the handshake early.
     pub stop: &'a Cancel,
 }
 
 impl TimeLimits<'_> {
-    /// Calls `call` until it does not end for a time-out of the socket's.
+    /// Repeats `call` until it succeeds or fails for another reason than the socket's timeout.
     pub(crate) fn retry(self, mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
         loop {
             if Instant::now() > self.deadline || self.stop.is_cancelled() {
@@ -174,9 +173,9 @@ fn silent(error: io::Error) -> SecureError {
     }
 }
 
-/// Greets a destination over `socket`, whose calls must not block for long, and
-/// is let in, where it invites. A destination that goes by certificates says
-/// that it does not accept this side's when it is read from first.
+/// Does a source's handshake on `socket`, whose calls must not block for long. With an invitation,
+/// it includes the proof and the destination's answer. A destination with certificates reports a
+/// refused certificate only at the first read after it.
 ///
 /// # Errors
 /// See [`SecureError`].
@@ -201,9 +200,9 @@ pub(crate) fn connect<S: Read + Write>(
     }
 }
 
-/// Hears a source over `socket`, whose calls must not block for long, and has
-/// it prove that it was invited, if that is needed. Gives its key, too, where
-/// that is what it is known by.
+/// Does a destination's handshake on `socket`, whose calls must not block for long. With an
+/// invitation, the source must prove that it was invited; then this also returns the fingerprint of
+/// the source's key.
 ///
 /// # Errors
 /// See [`SecureError`].
@@ -215,7 +214,7 @@ pub(crate) fn accept<S: Read + Write>(
     let connection = UnbufferedServerConnection::new(server.config.clone())?;
     let shaken = shake_hands(connection, socket, patience);
     let (mut opener, mut sealer, certificate) = shaken.map_err(|error| match error {
-        // It looks at nothing but the key (`verify.rs`).
+        // The source checks only the key (`verify.rs`).
         SecureError::Refused(AlertDescription::AccessDenied) if server.invites() => {
             SecureError::InvitedElsewhere
         }
@@ -249,7 +248,7 @@ pub(crate) fn send<S: Write>(
     patience.write_all(socket, &sealed)
 }
 
-/// Reads plain bytes until `buffer` is full; what comes behind them stays.
+/// Reads plain bytes until `buffer` is full; later bytes stay in `opener`.
 pub(crate) fn receive<S: Read>(
     opener: &mut Opener,
     buffer: &mut [u8],
@@ -276,7 +275,7 @@ pub(crate) fn receive<S: Read>(
     Ok(())
 }
 
-/// Either side's handshake.
+/// The handshake of either side.
 trait HandshakeState: Sized {
     type Data: Send + 'static;
 
@@ -319,7 +318,7 @@ shaking!(UnbufferedServerConnection, ServerConnectionData);
 
 type Ends = (Opener, Sealer, Option<CertificateDer<'static>>);
 
-/// Drives a handshake to its end.
+/// Runs a handshake until it is complete.
 fn shake_hands<C: HandshakeState, S: Read + Write>(
     mut connection: C,
     socket: &mut S,
@@ -350,7 +349,7 @@ fn shake_hands<C: HandshakeState, S: Read + Write>(
                 return Err(rustls::Error::General(text).into());
             }
             Err(error) => {
-                // Tells the peer why; of no consequence where it does not hear.
+                // Sends the reason to the peer; an error here changes nothing.
                 let _ = last_word(&mut connection, &mut incoming, socket, patience);
                 return Err(error.into());
             }
@@ -360,7 +359,7 @@ fn shake_hands<C: HandshakeState, S: Read + Write>(
             incoming.next(socket, patience)?;
         }
     }
-    // rustls lets in who names no protocol at all.
+    // rustls accepts a peer that offers no application protocol at all.
     if connection.protocol() != Some(PROTOCOL) {
         return Err(rustls::Error::NoApplicationProtocol.into());
     }
@@ -375,8 +374,8 @@ fn shake_hands<C: HandshakeState, S: Read + Write>(
     ))
 }
 
-/// Sends the alert that a failed handshake leaves: what comes next. Asked once
-/// more, rustls would look at the offending bytes again.
+/// Sends the alert of a failed handshake, which is the next state. A further call would make rustls
+/// parse the malformed bytes again.
 fn last_word<C: HandshakeState, S: Write>(
     connection: &mut C,
     incoming: &mut Incoming,
@@ -391,7 +390,7 @@ fn last_word<C: HandshakeState, S: Write>(
     patience.write_all(socket, &outgoing)
 }
 
-/// Appends what `encode` writes to `outgoing`.
+/// Appends the output of `encode` to `outgoing`.
 fn encode(
     outgoing: &mut Vec<u8>,
     mut encode: impl FnMut(&mut [u8]) -> Result<usize, EncodeError>,
@@ -415,8 +414,8 @@ fn encode(
     }
 }
 
-/// What came from the socket. It is given out record by record: what comes
-/// behind the handshake is not for rustls.
+/// Bytes received from the socket. rustls gets them record by record, because bytes after the
+/// handshake are not for rustls.
 #[derive(Default)]
 struct Incoming {
     raw: Vec<u8>,
@@ -434,12 +433,12 @@ impl Incoming {
         self.given -= bytes;
     }
 
-    /// What was not given.
+    /// The bytes that rustls has not got.
     fn rest(&self) -> &[u8] {
         &self.raw[self.given..]
     }
 
-    /// Gives one more record, which is read if need be.
+    /// Passes on one more record, and reads it from the socket if necessary.
     fn next(
         &mut self,
         socket: &mut impl Read,
@@ -455,7 +454,7 @@ impl Incoming {
                     }
                     HEADER + len
                 }
-                // No record at all: rustls says so, to the peer as well.
+                // Not a record: rustls reports the error, also to the peer.
                 [20..=23, 3, ..] | [20..=23] | [] => HEADER,
                 other => other.len().min(HEADER),
             };

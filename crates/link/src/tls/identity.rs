@@ -1,4 +1,4 @@
-//! A key that this program makes for itself, where no authority vouches for it.
+//! A key that this program generates, for use without an authority.
 
 use std::fmt;
 
@@ -15,27 +15,27 @@ use super::invitation::Fingerprint;
 pub(super) struct Identity(KeyPair);
 
 impl Identity {
-    /// A new one (ECDSA on P-256).
+    /// Generates a key (ECDSA on P-256).
     pub(super) fn generate() -> Result<Self, CertificatesError> {
         KeyPair::generate()
             .map(Self)
             .map_err(CertificatesError::unusable)
     }
 
-    /// The same key once more.
+    /// Copies the key.
     pub(super) fn copy(&self) -> Result<Self, CertificatesError> {
         KeyPair::try_from(self.0.serialized_der())
             .map(Self)
             .map_err(CertificatesError::unusable)
     }
 
-    /// Which key it is.
+    /// The fingerprint of the key.
     pub(super) fn fingerprint(&self) -> Fingerprint {
         Fingerprint::of(&self.0.subject_public_key_info())
     }
 
-    /// What TLS wants to have: a certificate that the key itself has signed.
-    /// Nobody looks at anything in it but the key.
+    /// The certificate that TLS requires, signed with the key itself. The peer checks only the key
+    /// in it.
     pub(super) fn certificate(
         &self,
     ) -> Result<(CertificateDer<'static>, PrivateKeyDer<'static>), CertificatesError> {
@@ -48,7 +48,7 @@ impl Identity {
     }
 }
 
-/// As its fingerprint: the key itself does not belong into a log.
+/// Prints the fingerprint: the key must not be logged.
 impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Identity")
@@ -57,7 +57,7 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// As PKCS #8, in text.
+/// As PKCS #8, in base64.
 impl Serialize for Identity {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&BASE64URL_NOPAD.encode(self.0.serialized_der()))
@@ -70,7 +70,7 @@ impl<'de> Deserialize<'de> for Identity {
         let der = BASE64URL_NOPAD.decode(text.as_bytes()).unwrap_or_default();
         KeyPair::try_from(der)
             .map(Self)
-            // What is wrong with it could repeat it.
+            // The error's text could repeat the key.
             .map_err(|_| de::Error::custom("a damaged private key"))
     }
 }

@@ -1,4 +1,4 @@
-//! What a source needs to know of a destination that it has never met.
+//! The invitation: how a source and a destination that do not know each other authenticate.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,15 +11,14 @@ use crate::{Address, AddressError};
 
 const SCHEME: &str = Invitation::SCHEME;
 
-/// Bytes of a key's SHA-256 that are told: finding another key with the same
-/// ones takes 2¹²⁸ tries.
+/// Bytes of a key's SHA-256 in an invitation: finding another key with the same bytes takes 2¹²⁸
+/// tries.
 const FINGERPRINT: usize = 16;
 
 /// Bytes of the secret.
 const SECRET: usize = 16;
 
-/// Which key it is: the first bytes of the SHA-256 of a public key
-/// (SubjectPublicKeyInfo, DER).
+/// Identifies a key: the first bytes of the SHA-256 of a public key (SubjectPublicKeyInfo, DER).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint([u8; FINGERPRINT]);
 
@@ -38,11 +37,11 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// Known to the destination and to whoever it invited.
+/// A secret that the destination and the source that it invited share.
 #[derive(Clone)]
 pub(super) struct Secret([u8; SECRET]);
 
-/// Not shown: it does not belong into a log.
+/// The secret must not be logged.
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret")
@@ -52,20 +51,21 @@ impl fmt::Debug for Secret {
 /// Bytes of a [`Proof`].
 pub(super) const PROOF: usize = 32;
 
-/// Shows that whoever has the source's key knows the secret: of no use to
-/// anybody else.
+/// Proves that the holder of the source's key knows the secret. It is valid only together with that
+/// key.
 #[derive(Clone)]
 pub(super) struct Proof(pub(super) [u8; PROOF]);
 
 impl Secret {
-    /// A new one, from the kernel's generator.
+    /// Generates a secret with the kernel's random number generator.
     pub(super) fn random() -> Result<Self, getrandom::Error> {
         let mut bytes = [0; SECRET];
         getrandom::fill(&mut bytes)?;
         Ok(Self(bytes))
     }
 
-    /// What the holder of `source`'s key shows to that of `destination`'s.
+    /// The proof of the source with the key `source` for the destination with the key
+    /// `destination`.
     pub(super) fn prove(&self, source: Fingerprint, destination: Fingerprint) -> Proof {
         let tag = ring::hmac::sign(&self.key(), &statement(source, destination));
         let mut proof = [0; PROOF];
@@ -73,8 +73,7 @@ impl Secret {
         Proof(proof)
     }
 
-    /// Whether `proof` was made with this secret and for these two keys; takes
-    /// the same time for every wrong one.
+    /// Whether `proof` was made with this secret and for these two keys, in constant time.
     pub(super) fn verify(
         &self,
         source: Fingerprint,
@@ -89,15 +88,15 @@ impl Secret {
     }
 }
 
-/// What a proof is a MAC of.
+/// The message that a proof authenticates.
 fn statement(source: Fingerprint, destination: Fingerprint) -> Vec<u8> {
     [&b"hikkoshi1 invited"[..], &source.0, &destination.0].concat()
 }
 
 /// `hikkoshi1:FINGERPRINT.SECRET@HOST:PORT`: all that `migrate` needs.
 ///
-/// Whoever has it can put a guest into that destination, until somebody has
-/// begun to: it is to be shown to the source's operator only.
+/// Anyone who has it can move a guest to that destination until a source has begun a migration.
+/// Show it to the source's operator only.
 #[derive(Clone)]
 pub struct Invitation {
     pub(super) fingerprint: Fingerprint,
@@ -106,7 +105,7 @@ pub struct Invitation {
 }
 
 impl Invitation {
-    /// What an invitation begins with; the number is the format's.
+    /// The prefix of an invitation; the number is the version of the format.
     pub const SCHEME: &str = "hikkoshi1:";
 
     pub(super) fn new(fingerprint: Fingerprint, secret: Secret, address: Address) -> Self {
@@ -117,7 +116,7 @@ impl Invitation {
         }
     }
 
-    /// Where the destination listens.
+    /// The address that the destination listens at.
     pub fn address(&self) -> &Address {
         &self.address
     }
@@ -135,7 +134,7 @@ impl fmt::Display for Invitation {
     }
 }
 
-/// Without the secret, which does not belong into a log.
+/// Without the secret, which must not be logged.
 impl fmt::Debug for Invitation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Invitation")
@@ -144,24 +143,23 @@ impl fmt::Debug for Invitation {
     }
 }
 
-/// A text that is no invitation. None of these repeats the text: it may hold
-/// a secret.
+/// A text that is not an invitation. The messages do not repeat the text: it may contain a secret.
 #[derive(Debug, Error)]
 pub enum InvitationError {
-    /// It begins with something else.
+    /// The prefix is missing.
     #[error(
         "this is not an invitation: an invitation begins with '{SCHEME}'; copy the complete line \
          that 'hikkoshi receive' printed"
     )]
     Scheme,
-    /// It has the right beginning, and was cut or mistyped.
+    /// The rest of the text is incomplete or mistyped.
     #[error(
         "the invitation is damaged: '{SCHEME}' must be followed by {FINGERPRINT} and {SECRET} \
          bytes in base64 with a dot between them, then '@' and the address; copy the complete line \
          that 'hikkoshi receive' printed"
     )]
     Damaged,
-    /// The address in it is none.
+    /// The address in it is not an address.
     #[error("the invitation's address: {0}")]
     Address(#[from] AddressError),
 }
@@ -192,7 +190,7 @@ fn bytes<const N: usize>(text: &str) -> Result<[u8; N], InvitationError> {
         .ok_or(InvitationError::Damaged)
 }
 
-/// Saved as text, in the alphabet of the invitation.
+/// Serialized as text, in the alphabet of the invitation.
 macro_rules! saved_as_text {
     ($($bytes:ident),*) => {$(
         impl Serialize for $bytes {
@@ -204,7 +202,7 @@ macro_rules! saved_as_text {
         impl<'de> Deserialize<'de> for $bytes {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let text = String::deserialize(deserializer)?;
-                // The text is not repeated: it may be a secret.
+                // The message does not repeat the text: it may be a secret.
                 let damaged = |_| de::Error::custom("a damaged key or secret");
                 bytes(&text).map(Self).map_err(damaged)
             }

@@ -1,4 +1,4 @@
-//! The keys of one direction of a protected connection, and their successors.
+//! The keys of one direction of a protected connection, and how they are updated.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -8,30 +8,30 @@ use ring::aead::{self, LessSafeKey, Nonce, UnboundKey};
 use rustls::ConnectionTrafficSecrets;
 use rustls::kernel::KernelConnection;
 
-/// The most plain bytes in a record (RFC 8446, section 5.1).
+/// The largest content of a record (RFC 8446, section 5.1), in bytes.
 pub(super) const PLAIN: usize = 1 << 14;
 
 /// Bytes before a record's content: type, version, length.
 pub(super) const HEADER: usize = 5;
 
-/// Bytes of the authentication tag; the same for all of TLS 1.3's ciphers.
+/// Bytes of the authentication tag; the same for all cipher suites of TLS 1.3.
 pub(super) const TAG: usize = 16;
 
-/// Application data, as a record's type.
+/// Record type: application data.
 pub(super) const DATA: u8 = 23;
-/// A handshake message: after the handshake, only a key update.
+/// Record type: handshake. After the handshake this is only a key update.
 pub(super) const HANDSHAKE: u8 = 22;
-/// The peer ends the connection, or says why it has to.
+/// Record type: alert. The peer ends the connection, and may send a reason.
 pub(super) const ALERT: u8 = 21;
 
-/// A key update without the request to do the same (RFC 8446, section 4.6.3).
+/// A key update that does not request one of the peer (RFC 8446, section 4.6.3).
 pub(super) const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
 
-/// Gives the next keys of a connection.
+/// Derives the next keys of a connection.
 pub(super) trait Renew: Send {
-    /// For what is sent.
+    /// The next key for sending.
     fn next_tx(&mut self) -> Result<(u64, ConnectionTrafficSecrets), rustls::Error>;
-    /// For what is received.
+    /// The next key for receiving.
     fn next_rx(&mut self) -> Result<(u64, ConnectionTrafficSecrets), rustls::Error>;
 }
 
@@ -45,10 +45,10 @@ impl<D: Send> Renew for KernelConnection<D> {
     }
 }
 
-/// What the two directions have in common: needed once in millions of records.
+/// What the two directions share. It is needed once in millions of records.
 pub(super) struct Common {
     pub(super) renew: Mutex<Box<dyn Renew>>,
-    /// The peer wants new keys in the other direction.
+    /// The peer has requested a key update in the other direction.
     pub(super) asked: AtomicBool,
 }
 
@@ -60,7 +60,7 @@ impl Common {
         })
     }
 
-    /// The next keys, by one of [`Renew`]'s methods.
+    /// Derives the next key, by one of [`Renew`]'s methods.
     pub(super) fn next(
         &self,
         which: impl FnOnce(&mut dyn Renew) -> Result<(u64, ConnectionTrafficSecrets), rustls::Error>,
@@ -79,7 +79,7 @@ impl fmt::Debug for Common {
     }
 }
 
-/// One direction's key and the number of the next record.
+/// One direction's key, and the number of the next record.
 pub(super) struct Key {
     aead: LessSafeKey,
     iv: [u8; aead::NONCE_LEN],
@@ -116,7 +116,7 @@ impl Key {
         })
     }
 
-    /// How many records were made or opened with this key.
+    /// How many records were sealed or opened with this key.
     pub(super) fn records(&self) -> u64 {
         self.sequence
     }
@@ -134,7 +134,7 @@ impl Key {
         Ok(Nonce::assume_unique_for_key(nonce))
     }
 
-    /// Encrypts `content` in place; gives the tag that follows it.
+    /// Encrypts `content` in place; returns the tag that follows it.
     pub(super) fn seal(&mut self, header: &[u8], content: &mut [u8]) -> io::Result<aead::Tag> {
         let nonce = self.nonce()?;
         self.aead
@@ -142,7 +142,7 @@ impl Key {
             .map_err(|_| io::Error::other("a TLS record could not be encrypted"))
     }
 
-    /// Decrypts `sealed` (with its tag) in place; gives the content.
+    /// Decrypts `sealed` (with its tag) in place; returns the content.
     pub(super) fn open<'a>(
         &mut self,
         header: [u8; HEADER],

@@ -1,26 +1,23 @@
 //! TLS 1.3 on every link, with both sides authenticated.
 //!
-//! Two ways to know each other:
+//! There are two ways to authenticate:
 //!
-//! - **Invitation**: each side makes a key of its own. The destination shows
-//!   one short text ([`Invitation`]): where it listens, the fingerprint of its
-//!   key, and a secret. The source accepts no other key; it proves that it
-//!   knows the secret by a MAC over the fingerprints of both keys, and TLS
-//!   proves that it has its own. The first source to begin a migration is the
-//!   only one from then on: all links of that migration, those of a later
-//!   connection too, are known by that source's key (`admission.rs`).
-//! - **Authority**: both sides have certificates of an authority that both
-//!   trust ([`Certificates`]); the destination's must name the host that the
-//!   source connects to.
+//! - **Invitation**: each side generates a key. The destination prints one line of text
+//!   ([`Invitation`]): its address, the fingerprint of its key, and a secret. The source accepts no
+//!   other key. It proves that it knows the secret by a MAC over the fingerprints of both keys, and
+//!   TLS proves that it has its own key. From the first migration on, the destination accepts only
+//!   that migration's source: the source's key authenticates all its links, also after a reconnect
+//!   (`authorization.rs`).
+//! - **Authority**: both sides have certificates of an authority that both trust
+//!   ([`Certificates`]); the destination's certificate must name the host that the source connects
+//!   to.
 //!
-//! What either side needs to come back to the same migration, after its
-//! process has ended, is a small record: [`SourceCredentials`] and
-//! [`DestinationCredentials`].
+//! To continue a migration after its process has ended, each side saves a small record:
+//! [`SourceCredentials`] and [`DestinationCredentials`].
 //!
-//! rustls shakes hands (`handshake.rs`); `config.rs` says what is negotiated.
-//! The records after that are made and opened here (`seal.rs`, `open.rs`), with
-//! the keys that rustls gives out for that purpose: so the two directions of a
-//! link share nothing, and neither allocates.
+//! rustls does the handshake (`handshake.rs`), with the configuration in `config.rs`. This crate
+//! seals and opens the records after it (`seal.rs`, `open.rs`), with the keys that rustls exports.
+//! So the two directions of a link have separate state, and neither allocates memory.
 
 mod authorization;
 mod certificate_check;

@@ -1,4 +1,4 @@
-//! The receiving direction: records become plain bytes.
+//! The receiving direction: TLS records become plain bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -6,17 +6,17 @@ use std::{fmt, io};
 
 use super::keys::{ALERT, Common, DATA, HANDSHAKE, HEADER, KEY_UPDATE, Key, PLAIN, TAG};
 
-/// How much is read from a socket at once: several of the largest records.
+/// The size of one read from a socket: several records of the largest size.
 const RAW: usize = 128 << 10;
 
 /// The longest record (RFC 8446, section 5.2).
 pub(super) const LONGEST: usize = PLAIN + 256;
 
-/// Records without content that may follow each other: whoever sends more only
-/// wants to keep this side busy.
+/// The number of records without content that may follow each other. A peer that sends more only
+/// keeps this side busy.
 pub(super) const EMPTY: u32 = 32;
 
-/// The peer has ended the connection, and says why (RFC 8446, section 6).
+/// The peer ended the connection with this reason (RFC 8446, section 6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Alert(pub(super) rustls::AlertDescription);
 
@@ -37,18 +37,18 @@ impl std::error::Error for Alert {}
 pub(crate) struct Opener {
     key: Key,
     common: Arc<Common>,
-    /// What came from the socket, up to `filled`; opened in place.
+    /// Bytes from the socket, up to `filled`; opened in place.
     raw: Box<[u8]>,
     filled: usize,
-    /// Where the next record begins.
+    /// The start of the next record.
     next: usize,
-    /// What has been opened and not been read.
+    /// Opened bytes that have not been read.
     plain: std::ops::Range<usize>,
     empty: u32,
 }
 
 impl Opener {
-    /// `rest` came together with the handshake.
+    /// An opener for a new connection; `rest` was received with the handshake.
     pub(super) fn new(key: Key, common: Arc<Common>, rest: &[u8]) -> Self {
         let mut raw = vec![0; RAW.max(rest.len())].into_boxed_slice();
         raw[..rest.len()].copy_from_slice(rest);
@@ -68,13 +68,12 @@ impl Opener {
         !self.plain.is_empty() || self.whole().is_ok_and(|whole| whole.is_some())
     }
 
-    /// Reads plain bytes into `buffer`, by way of `socket` if need be. `Ok(0)`
-    /// when the stream has ended: whether by the peer's wish or not is for the
-    /// messages in it to tell.
+    /// Reads plain bytes into `buffer`, from `socket` if necessary. `Ok(0)` means that the stream
+    /// has ended: whether the peer intended it follows from the messages in it.
     ///
     /// # Errors
-    /// What `socket` says; [`io::ErrorKind::InvalidData`] for what is no record
-    /// of the peer's.
+    /// The errors of `socket`; [`io::ErrorKind::InvalidData`] for data that is not a record of the
+    /// peer.
     pub(crate) fn read(
         &mut self,
         buffer: &mut [u8],
@@ -104,7 +103,7 @@ impl Opener {
         Ok(len)
     }
 
-    /// The content's length in the next record, if all of it is there.
+    /// The length of the next record's content, if the record is complete.
     fn whole(&self) -> io::Result<Option<usize>> {
         let [DATA, 3, 3, high, low, content @ ..] = &self.raw[self.next..self.filled] else {
             let begun = &self.raw[self.next..self.filled];
@@ -123,8 +122,7 @@ impl Opener {
         Ok((content.len() >= len).then_some(len))
     }
 
-    /// Opens the next record, whose content has `len` bytes. `false`: it is the
-    /// last one.
+    /// Opens the next record, whose content has `len` bytes. `false`: it is the last one.
     fn open(&mut self, len: usize) -> io::Result<bool> {
         let from = self.next + HEADER;
         let [.., high, low] = len.to_be_bytes();
@@ -158,11 +156,11 @@ impl Opener {
         Ok(true)
     }
 
-    /// The peer uses new keys from here on.
+    /// Handles a key update: the peer uses new keys from here on.
     fn renew(&mut self, message: std::ops::Range<usize>) -> io::Result<()> {
         let asked = match &self.raw[message] {
             message if message == KEY_UPDATE => false,
-            // With the request to do the same.
+            // A key update that requests one of this side.
             [24, 0, 0, 1, 1] => true,
             _ => return Err(malformed("a handshake message after the handshake")),
         };
@@ -174,7 +172,7 @@ impl Opener {
     }
 }
 
-/// An alert: the end, or the peer's reason for one.
+/// Handles an alert: the regular end, or an error with the peer's reason.
 fn last(alert: &[u8]) -> io::Result<bool> {
     match alert {
         // close_notify

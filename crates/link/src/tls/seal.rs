@@ -1,4 +1,4 @@
-//! The sending direction: plain bytes become records.
+//! The sending direction: plain bytes become TLS records.
 
 use std::io;
 use std::sync::Arc;
@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering;
 
 use super::keys::{Common, DATA, HANDSHAKE, HEADER, KEY_UPDATE, Key, PLAIN, TAG};
 
-/// Records after which the key is renewed: half of what the weakest cipher
+/// The number of records after which the key is renewed: half of what the weakest cipher suite
 /// allows (AES-GCM, 2^24: RFC 8446, section 5.5).
 const RENEW_AFTER: u64 = 1 << 23;
 
-/// Makes records of one direction of a connection.
+/// Seals the records of one direction of a connection.
 #[derive(Debug)]
 pub struct Sealer {
     key: Key,
@@ -27,18 +27,18 @@ impl Sealer {
         }
     }
 
-    /// As many bytes as [`seal`](Self::seal) makes of `plain` ones, at most.
+    /// The maximum number of bytes that [`seal`](Self::seal) makes of `plain` bytes.
     pub const fn sealed_len(plain: usize) -> usize {
         let records = plain / PLAIN + 1;
-        // One more for a key update.
+        // One more record for a key update.
         plain + (records + 1) * (HEADER + 1 + TAG) + KEY_UPDATE.len()
     }
 
-    /// Makes records of `head` and then `body`; appends them to `sealed`. They
-    /// must be sent before anything that is sealed later.
+    /// Seals `head` and then `body`, and appends the records to `sealed`. They must be sent before
+    /// anything that is sealed later.
     ///
     /// # Errors
-    /// When a record cannot be made; nothing may be sent any more then.
+    /// When a record cannot be sealed; then nothing more may be sent.
     pub fn seal(&mut self, head: &[u8], body: &[u8], sealed: &mut Vec<u8>) -> io::Result<()> {
         let (mut head, mut body) = (head, body);
         while !head.is_empty() || !body.is_empty() {
@@ -65,7 +65,7 @@ impl Sealer {
     ) -> io::Result<()> {
         let len = first.len() + second.len() + 1 + TAG;
         let [.., high, low] = len.to_be_bytes();
-        // Looks like TLS 1.2 from outside (RFC 8446, section 5.2).
+        // A record looks like TLS 1.2 (RFC 8446, section 5.2).
         let header: [u8; HEADER] = [DATA, 3, 3, high, low];
         sealed.extend_from_slice(&header);
         let from = sealed.len();
@@ -77,7 +77,7 @@ impl Sealer {
         Ok(())
     }
 
-    /// Wants new keys of the peer, too, from here on.
+    /// Updates the key and requests a key update of the peer.
     #[cfg(test)]
     pub(super) fn ask_for_new_keys(&mut self, sealed: &mut Vec<u8>) {
         self.record(&[24, 0, 0, 1, 1], &[], HANDSHAKE, sealed)
@@ -85,7 +85,7 @@ impl Sealer {
         self.key = self.common.next(|renew| renew.next_tx()).unwrap();
     }
 
-    /// Renews the key after so many records.
+    /// Sets the number of records after which the key is renewed.
     #[cfg(test)]
     pub(super) fn renew_after(&mut self, records: u64) {
         self.renew_after = records;

@@ -1,4 +1,4 @@
-//! Whose keys are accepted where no authority vouches for them.
+//! Which keys are accepted without an authority.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use rustls::{
 
 use super::invitation::Fingerprint;
 
-/// The key in a certificate.
+/// The fingerprint of the key in a certificate.
 pub(super) fn fingerprint(certificate: &CertificateDer<'_>) -> Result<Fingerprint, Error> {
     let key = ParsedCertificate::try_from(certificate)?.subject_public_key_info();
     Ok(Fingerprint::of(&key))
 }
 
-/// A source accepts one key, in whatever certificate it comes.
+/// A source accepts one key, in any certificate.
 #[derive(Debug)]
 pub(super) struct Pinned {
     fingerprint: Fingerprint,
@@ -36,13 +36,13 @@ impl Pinned {
     }
 }
 
-/// A destination hears every key: see [`Authorization`](super::authorization::Authorization)
-/// for what it may do.
+/// A destination accepts every key in the handshake:
+/// [`Authorization`](super::authorization::Authorization) decides afterwards.
 ///
-/// Also once only one source's key is welcome: refusing the others here would
-/// spare this side one signature's verification, of the work that a handshake
-/// is, and they would hear an alert instead of what is wrong (no such
-/// invitation, or used), which is told only to who has shown to have a key.
+/// This is also so once only one source's key is accepted. To refuse other keys here would save one
+/// signature verification of a whole handshake, and the peer would receive an alert instead of the
+/// reason (unknown secret, or invitation used). Only a peer that has proved that it has a key gets
+/// the reason.
 #[derive(Debug)]
 pub(super) struct AnyKey(Arc<CryptoProvider>);
 
@@ -52,7 +52,7 @@ impl AnyKey {
     }
 }
 
-/// That the peer has the key, not only its certificate.
+/// Checks that the peer has the private key, not only the certificate.
 fn has_key(
     provider: &CryptoProvider,
     message: &[u8],
