@@ -49,7 +49,7 @@ fn link(incoming: &Receiver<Incoming>, listener: &Listener, limits: Limits, role
     let link = incoming.recv().unwrap();
     assert_eq!(link.role, role);
     if role == Role::Control {
-        listener.admit(&link);
+        listener.accept_only_links_of(&link);
     }
     split(&Arc::new(link.stream), limits, &Cancel::new()).unwrap()
 }

@@ -76,7 +76,7 @@ pub fn receive(
     options: &DestinationOptions,
     watch: &ReceiveWatch,
 ) -> Result<Account, ReceiveError> {
-    listener.expect(None);
+    listener.set_migration(None);
     listening(listener, |door| accept(guest, door, options, watch))
 }
 
@@ -95,7 +95,7 @@ pub fn resume_receive(
     options: &DestinationOptions,
     watch: &ReceiveWatch,
 ) -> Result<Account, ReceiveError> {
-    listener.expect(Some(record.id));
+    listener.set_migration(Some(record.id));
     listening(listener, |door| {
         switchover::incoming::resume(guest, record, door.incoming, options, watch)
     })
@@ -162,7 +162,7 @@ fn accept(
         if watch.cancel.is_cancelled() {
             return Err(at_source(DestinationFailure::Cancelled));
         }
-        if let Some(over) = door.listener.wait_over() {
+        if let Some(over) = door.listener.wait_ended() {
             return Err(at_source(DestinationFailure::NoSource(over)));
         }
         let link = match door.incoming.recv_timeout(TICK) {
@@ -173,9 +173,9 @@ fn accept(
         if link.role != Role::Control {
             continue; // Left over from a source that was refused.
         }
-        door.listener.admit(&link);
+        door.listener.accept_only_links_of(&link);
         let peer = link.peer.clone();
-        let over = || door.listener.expect(None);
+        let over = || door.listener.set_migration(None);
         match switchover::offer::hear(guest, link, options, watch, over) {
             Ok(offered) => {
                 watch
@@ -188,7 +188,7 @@ fn accept(
                     .observer
                     .notice(&format!("refused a guest from {peer}: {why}"));
                 // Also when the source was not notified.
-                door.listener.expect(None);
+                door.listener.set_migration(None);
             }
         }
     }

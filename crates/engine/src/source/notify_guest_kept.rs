@@ -84,7 +84,7 @@ fn attempt(remote: &Remote, id: MigrationId, timed_out: &Cancel) -> Result<(), H
     let limits = Limits { pages: 0 };
     let stream = std::sync::Arc::new(stream);
     let (mut reader, mut writer) = split(&stream, limits, timed_out)?;
-    writer.set_patience(Some(ANSWER_TIMEOUT));
+    writer.set_progress_timeout(Some(ANSWER_TIMEOUT));
     reader.set_deadline(Some(Instant::now() + ANSWER_TIMEOUT));
     let stage = SourceStage::Owned.into();
     let said = writer.control(&ToDestination::ResumeRequest { stage });

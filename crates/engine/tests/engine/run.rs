@@ -283,7 +283,7 @@ impl Setup {
             proxy.before(&address, folder.path())
         });
         let remote = Remote {
-            only_here: false,
+            loopback_only: false,
             address,
             tls: client,
         };

@@ -232,7 +232,7 @@ impl TestListener {
 
     fn connect(&self, client: Option<&TlsClient>, role: Role) -> Result<Incoming, HandshakeError> {
         let remote = Remote {
-            only_here: false,
+            loopback_only: false,
             address: self.listener.address().clone(),
             tls: client.cloned(),
         };
@@ -273,18 +273,18 @@ fn an_invitation_is_valid_for_all_links_of_one_migration() {
         let control = tested_listener
             .connect(Some(&client), Role::Control)
             .unwrap();
-        tested_listener.listener.admit(&control);
+        tested_listener.listener.accept_only_links_of(&control);
         tested_listener
             .connect(Some(&client), Role::Urgent)
             .unwrap();
         used(tested_listener.connect(Some(&other), Role::Control));
         used(tested_listener.connect(Some(&other), Role::Urgent));
         // That attempt failed: the next source can try.
-        tested_listener.listener.expect(None);
+        tested_listener.listener.set_migration(None);
         let control = tested_listener
             .connect(Some(&other), Role::Control)
             .unwrap();
-        tested_listener.listener.admit(&control);
+        tested_listener.listener.accept_only_links_of(&control);
         used(tested_listener.connect(Some(&client), Role::Control));
     });
     // Both sides have ended, and kept their records.

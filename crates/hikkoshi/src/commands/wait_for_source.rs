@@ -15,8 +15,8 @@ pub(super) fn wait_for_source(wait_for: Option<Duration>, invitation: bool) -> W
     let stdout = io::stdout();
     let reader = invitation && is_pipe(&stdout);
     WaitLimit::until(move || match wait_for {
-        Some(limit) if begun.elapsed() >= limit => Some(WaitEnded::Late(limit)),
-        _ if reader && has_no_reader(&stdout) => Some(WaitEnded::NobodyInvited),
+        Some(limit) if begun.elapsed() >= limit => Some(WaitEnded::TimedOut(limit)),
+        _ if reader && has_no_reader(&stdout) => Some(WaitEnded::InvitationReaderGone),
         _ => None,
     })
 }

@@ -157,8 +157,8 @@ impl From<&DestinationFailure> for Reason {
             DestinationFailure::CancelledBySource(_) => Self::PeerCancelled,
             DestinationFailure::Interrupted => Self::Interrupted,
             DestinationFailure::Journal(_) => Self::Journal,
-            DestinationFailure::NoSource(WaitEnded::Late(_)) => Self::NoSource,
-            DestinationFailure::NoSource(WaitEnded::NobodyInvited) => Self::ReaderGone,
+            DestinationFailure::NoSource(WaitEnded::TimedOut(_)) => Self::NoSource,
+            DestinationFailure::NoSource(WaitEnded::InvitationReaderGone) => Self::ReaderGone,
             DestinationFailure::Listen(_) => Self::CannotListen,
             DestinationFailure::Thread(_) | DestinationFailure::ThreadDied => Self::System,
         }

@@ -42,7 +42,7 @@ pub(crate) fn remote(args: &Migrate) -> Result<Remote, Exit> {
     }
     if security.plaintext || address.is_local().map_err(usage)? {
         return Ok(Remote {
-            only_here: !security.plaintext,
+            loopback_only: !security.plaintext,
             ..address.into()
         });
     }
@@ -78,7 +78,7 @@ pub(crate) fn resumed_remote(
         }
     };
     Ok(Remote {
-        only_here: tls.is_none() && !security.plaintext,
+        loopback_only: tls.is_none() && !security.plaintext,
         tls,
         ..address.into()
     })

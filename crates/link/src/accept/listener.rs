@@ -62,7 +62,7 @@ pub struct Listener {
     /// How to lower the priority of the handshake threads.
     priority: Priority,
     /// When to stop waiting for a source.
-    waiting: WaitLimit,
+    wait_limit: WaitLimit,
 }
 
 impl Listener {
@@ -81,7 +81,9 @@ impl Listener {
             }
             Address::Unix(path) => {
                 let listener = match UnixListener::bind(path) {
-                    Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_dead(path) => {
+                    Err(error)
+                        if error.kind() == io::ErrorKind::AddrInUse && has_no_listener(path) =>
+                    {
                         std::fs::remove_file(path)?;
                         UnixListener::bind(path)?
                     }
@@ -103,7 +105,7 @@ impl Listener {
             pending: PendingHandshakes::default(),
             tls: None,
             priority: Priority::default(),
-            waiting: WaitLimit::default(),
+            wait_limit: WaitLimit::default(),
         })
     }
 
@@ -124,14 +126,14 @@ impl Listener {
 
     /// Sets when to stop waiting for the first source.
     #[must_use]
-    pub fn with_waiting(mut self, waiting: WaitLimit) -> Self {
-        self.waiting = waiting;
+    pub fn with_wait_limit(mut self, wait_limit: WaitLimit) -> Self {
+        self.wait_limit = wait_limit;
         self
     }
 
     /// Whether to stop waiting for a source, and why.
-    pub fn wait_over(&self) -> Option<WaitEnded> {
-        self.waiting.over()
+    pub fn wait_ended(&self) -> Option<WaitEnded> {
+        self.wait_limit.ended()
     }
 
     /// The bound address.
@@ -142,24 +144,24 @@ impl Listener {
     /// Accepts from now on only links of the migration that `control` began. With invitations, it
     /// accepts only the same source. If there are too many connections, the source's address is
     /// preferred.
-    pub fn admit(&self, control: &Incoming) {
+    pub fn accept_only_links_of(&self, control: &Incoming) {
         if let (Some(server), Some(source)) = (&self.tls, control.source) {
-            server.bind(Some(source));
+            server.accept_only(Some(source));
         }
-        self.expect(Some(control.id));
-        self.pending.prefer(control.from);
+        self.set_migration(Some(control.id));
+        self.pending.set_source_address(control.from);
     }
 
     /// Accepts from now on only links of migration `id`; `None`: a control link with any id, from
     /// any invited source.
-    pub fn expect(&self, id: Option<MigrationId>) {
+    pub fn set_migration(&self, id: Option<MigrationId>) {
         if let (Some(server), None) = (&self.tls, id) {
-            server.bind(None);
+            server.accept_only(None);
         }
         if let Ok(mut current) = self.current.lock() {
             *current = id;
         }
-        self.pending.prefer(None);
+        self.pending.set_source_address(None);
     }
 
     /// Accepts connections and sends them to `incoming` until `stop` is set. When that channel is
@@ -176,7 +178,7 @@ impl Listener {
                 Ok(_) => {}
                 Err(error) => return Err(error.into()),
             }
-            if let Err(error) = self.welcome(incoming, stop) {
+            if let Err(error) = self.start_handshake(incoming, stop) {
                 // The connection was closed before it was accepted, or no file descriptors are
                 // left. Neither ends the listener.
                 tracing::warn!(%error, "accepting a connection");
@@ -187,9 +189,9 @@ impl Listener {
     }
 
     /// Accepts a connection and starts a thread for its handshake.
-    fn welcome(&self, incoming: &SyncSender<Incoming>, stop: &Cancel) -> io::Result<()> {
+    fn start_handshake(&self, incoming: &SyncSender<Incoming>, stop: &Cancel) -> io::Result<()> {
         let (stream, peer, from) = self.accept()?;
-        let Some(place) = self.pending.enter(&stream, from, stop)? else {
+        let Some(slot) = self.pending.add(&stream, from, stop)? else {
             return Ok(());
         };
         let (current, tls) = (Arc::clone(&self.current), self.tls.clone());
@@ -198,14 +200,14 @@ impl Listener {
         thread::Builder::new()
             .name("dst-hello".into())
             .spawn(move || {
-                let _place = place;
+                let _slot = slot;
                 // The guest does not wait for an unknown peer.
                 priority.apply(PriorityClass::Background);
                 sandbox_thread();
                 let new = match handshake::answer(stream, peer, tls.as_ref(), &current, &stop) {
                     Ok(new) => Incoming { from, ..new },
                     Err((peer, error)) => {
-                        pending.turned_away(&peer, &error);
+                        pending.log_rejection(&peer, &error);
                         return;
                     }
                 };
@@ -214,17 +216,17 @@ impl Listener {
                 match current {
                     // The source of the migration under way, possibly from another address: an
                     // engine that was restarted gets the source's address here.
-                    Some(id) if id == new.id => pending.prefer(new.from),
+                    Some(id) if id == new.id => pending.set_source_address(new.from),
                     None => {}
                     Some(_) => {
-                        pending.turned_away(&new.peer, &"another migration has begun");
+                        pending.log_rejection(&new.peer, &"another migration has begun");
                         return;
                     }
                 }
                 // This thread does not wait: a migration does not have more links than the channel
                 // holds.
                 if let Err(TrySendError::Full(more)) = incoming.try_send(new) {
-                    pending.turned_away(&more.peer, &"the migration has too many links");
+                    pending.log_rejection(&more.peer, &"the migration has too many links");
                 }
             })
             .map(drop)
@@ -246,7 +248,7 @@ impl Listener {
 }
 
 /// Whether `path` is a socket without a listener.
-fn is_dead(path: &Path) -> bool {
+fn has_no_listener(path: &Path) -> bool {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
     let connected = is_socket.then(|| UnixStream::connect(path));
     matches!(connected, Some(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused)

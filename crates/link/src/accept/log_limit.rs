@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The size of a burst.
-const AT_ONCE: u32 = 16;
+const BURST: u32 = 16;
 
 /// The interval after which one more message may be logged.
-const PAUSE: Duration = Duration::from_secs(10);
+const INTERVAL: Duration = Duration::from_secs(10);
 
 /// Logs rejected connections, within a rate limit.
 #[derive(Debug, Clone, Default)]
@@ -24,17 +24,17 @@ struct State {
     used: u32,
     since: Option<Instant>,
     /// Messages suppressed since the last one that was logged.
-    unmentioned: u64,
+    suppressed: u64,
 }
 
 impl LogRateLimit {
     /// Logs that a connection was rejected and why, if the rate limit allows it.
-    pub(crate) fn turned_away(&self, peer: &dyn fmt::Display, error: &dyn fmt::Display) {
+    pub(crate) fn log_rejection(&self, peer: &dyn fmt::Display, error: &dyn fmt::Display) {
         let state = self.0.lock();
-        let may = state
+        let allowed = state
             .unwrap_or_else(PoisonError::into_inner)
-            .take(Instant::now());
-        match may {
+            .allow(Instant::now());
+        match allowed {
             Some(0) => tracing::warn!(%peer, %error, "connection rejected"),
             Some(suppressed) => {
                 tracing::warn!(%peer, %error, suppressed, "connection rejected, after others");
@@ -46,20 +46,20 @@ impl LogRateLimit {
 
 impl State {
     /// Whether one more message may be logged, and how many were suppressed before it.
-    fn take(&mut self, now: Instant) -> Option<u64> {
+    fn allow(&mut self, now: Instant) -> Option<u64> {
         let since = *self.since.get_or_insert(now);
-        let pauses = now.saturating_duration_since(since).as_secs() / PAUSE.as_secs();
-        if pauses > 0 {
-            let back = u32::try_from(pauses).unwrap_or(u32::MAX);
-            self.used = self.used.saturating_sub(back);
+        let intervals = now.saturating_duration_since(since).as_secs() / INTERVAL.as_secs();
+        if intervals > 0 {
+            let credit = u32::try_from(intervals).unwrap_or(u32::MAX);
+            self.used = self.used.saturating_sub(credit);
             self.since = Some(now);
         }
-        if self.used == AT_ONCE {
-            self.unmentioned += 1;
+        if self.used == BURST {
+            self.suppressed += 1;
             return None;
         }
         self.used += 1;
-        Some(std::mem::take(&mut self.unmentioned))
+        Some(std::mem::take(&mut self.suppressed))
     }
 }
 
@@ -68,24 +68,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_ones_are_mentioned_and_then_one_now_and_then() {
+    fn a_burst_is_logged_and_then_one_message_an_interval() {
         let mut state = State::default();
         let mut now = Instant::now();
-        for _ in 0..AT_ONCE {
-            assert_eq!(state.take(now), Some(0));
+        for _ in 0..BURST {
+            assert_eq!(state.allow(now), Some(0));
         }
         for _ in 0..1000 {
-            assert_eq!(state.take(now), None);
+            assert_eq!(state.allow(now), None);
         }
-        now += PAUSE;
-        assert_eq!(state.take(now), Some(1000));
-        assert_eq!(state.take(now), None);
+        now += INTERVAL;
+        assert_eq!(state.allow(now), Some(1000));
+        assert_eq!(state.allow(now), None);
         // After a long time without messages the burst is as large as at first, not larger.
-        now += 1000 * PAUSE;
-        assert_eq!(state.take(now), Some(1));
-        for _ in 1..AT_ONCE {
-            assert_eq!(state.take(now), Some(0));
+        now += 1000 * INTERVAL;
+        assert_eq!(state.allow(now), Some(1));
+        for _ in 1..BURST {
+            assert_eq!(state.allow(now), Some(0));
         }
-        assert_eq!(state.take(now), None);
+        assert_eq!(state.allow(now), None);
     }
 }

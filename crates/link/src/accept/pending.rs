@@ -26,14 +26,14 @@ use crate::TICK;
 use hikkoshi_linux::Cancel;
 
 /// The number of pending handshakes.
-const ROOM: usize = 64;
+const SLOTS: usize = 64;
 
 /// Threads of evicted connections that have not ended yet. When there are so many, the listener
 /// waits until one of them ends.
-const LEAVING: usize = 8;
+const EVICTED_THREADS: usize = 8;
 
 /// Slots that are reserved for the source's address.
-const KEPT: usize = ROOM / 2;
+const RESERVED: usize = SLOTS / 2;
 
 /// The pending handshakes of one listener.
 #[derive(Debug, Clone, Default)]
@@ -43,14 +43,14 @@ pub(crate) struct PendingHandshakes(Arc<Shared>);
 struct Shared {
     state: Mutex<State>,
     /// A thread has ended.
-    left: Condvar,
+    thread_ended: Condvar,
     log_limit: LogRateLimit,
 }
 
 #[derive(Debug, Default)]
 struct State {
     /// Oldest first.
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<Pending>,
     next: u64,
     /// Threads, including those of evicted connections.
     threads: usize,
@@ -59,7 +59,7 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct Pending {
     number: u64,
     from: Peer,
     /// A duplicate of the socket's descriptor, to shut it down.
@@ -101,13 +101,13 @@ pub(crate) struct PendingSlot {
 
 impl PendingHandshakes {
     /// Sets the address of the source of the migration under way, if it is known.
-    pub(crate) fn prefer(&self, address: Option<IpAddr>) {
+    pub(crate) fn set_source_address(&self, address: Option<IpAddr>) {
         self.lock().source = address.map(|address| Peer::of(Some(address)));
     }
 
     /// Logs that a connection was rejected.
-    pub(crate) fn turned_away(&self, peer: &str, error: &dyn fmt::Display) {
-        self.0.log_limit.turned_away(&peer, error);
+    pub(crate) fn log_rejection(&self, peer: &str, error: &dyn fmt::Display) {
+        self.0.log_limit.log_rejection(&peer, error);
     }
 
     /// Adds a connection from `address`, and evicts another one if there are too many. Returns
@@ -115,7 +115,7 @@ impl PendingHandshakes {
     ///
     /// # Errors
     /// When its descriptor cannot be duplicated.
-    pub(crate) fn enter(
+    pub(crate) fn add(
         &self,
         stream: &Stream,
         address: Option<IpAddr>,
@@ -124,26 +124,26 @@ impl PendingHandshakes {
         let socket = stream.as_fd().try_clone_to_owned()?;
         let from = Peer::of(address);
         let mut state = self.lock();
-        while state.threads >= ROOM + LEAVING {
+        while state.threads >= SLOTS + EVICTED_THREADS {
             if stop.is_cancelled() {
                 return Ok(None);
             }
-            let waited = self.0.left.wait_timeout(state, TICK);
+            let waited = self.0.thread_ended.wait_timeout(state, TICK);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         let number = state.next;
         state.next += 1;
         state.threads += 1;
-        state.waiting.push_back(Waiting {
+        state.waiting.push_back(Pending {
             number,
             from,
             socket,
         });
-        let out = state.one_too_many();
+        let out = state.evict_if_full();
         drop(state);
         if let Some(out) = out {
             let why = "it has not sent a greeting, and other connections wait";
-            self.0.log_limit.turned_away(&out.from, &why);
+            self.0.log_limit.log_rejection(&out.from, &why);
             // Its thread's read ends, and the thread exits.
             let _ = rustix::net::shutdown(&out.socket, Shutdown::Both);
         }
@@ -161,8 +161,8 @@ impl PendingHandshakes {
 
 impl State {
     /// Removes the connection to evict, if there are too many.
-    fn one_too_many(&mut self) -> Option<Waiting> {
-        if self.waiting.len() <= ROOM {
+    fn evict_if_full(&mut self) -> Option<Pending> {
+        if self.waiting.len() <= SLOTS {
             return None;
         }
         let mut counts: HashMap<Peer, usize> = HashMap::new();
@@ -170,13 +170,13 @@ impl State {
             *counts.entry(waiting.from).or_default() += 1;
         }
         if let Some(source) = &self.source
-            && counts.get(source).is_some_and(|&count| count <= KEPT)
+            && counts.get(source).is_some_and(|&count| count <= RESERVED)
         {
             // The other addresses have more connections than slots remain.
             counts.remove(source);
         }
         let most = counts.values().copied().max()?;
-        let oldest = |waiting: &Waiting| counts.get(&waiting.from) == Some(&most);
+        let oldest = |waiting: &Pending| counts.get(&waiting.from) == Some(&most);
         let at = self.waiting.iter().position(oldest)?;
         self.waiting.remove(at)
     }
@@ -188,7 +188,7 @@ impl Drop for PendingSlot {
         state.waiting.retain(|other| other.number != self.number);
         state.threads -= 1;
         drop(state);
-        self.pending.0.left.notify_one();
+        self.pending.0.thread_ended.notify_one();
     }
 }
 
@@ -206,7 +206,7 @@ mod tests {
         (Stream::Unix(ours), theirs)
     }
 
-    fn is_out(peer: &UnixStream) -> bool {
+    fn is_evicted(peer: &UnixStream) -> bool {
         matches!((&mut &*peer).read(&mut [0]), Ok(0))
     }
 
@@ -215,87 +215,96 @@ mod tests {
     }
 
     #[test]
-    fn who_has_most_goes_first_and_then_the_oldest() {
+    fn the_address_with_most_connections_loses_its_oldest() {
         let (pending, stop) = (PendingHandshakes::default(), Cancel::new());
         let mut all = Vec::new();
-        let mut come = |from: &str| {
+        let mut connect = |from: &str| {
             let (stream, peer) = pair();
-            let place = pending
-                .enter(&stream, address(from), &stop)
-                .unwrap()
-                .unwrap();
-            all.push((stream, peer, place));
+            let slot = pending.add(&stream, address(from), &stop).unwrap().unwrap();
+            all.push((stream, peer, slot));
         };
-        come("10.0.0.1");
+        connect("10.0.0.1");
         // One host: an IPv6 address counts by its upper half.
-        for number in 0..ROOM - 1 {
-            come(&format!("fd00::{number:x}"));
+        for number in 0..SLOTS - 1 {
+            connect(&format!("fd00::{number:x}"));
         }
-        come("::ffff:10.0.0.1");
-        come("10.0.0.2");
-        let out: Vec<_> = all.iter().map(|(_, peer, _)| is_out(peer)).collect();
+        connect("::ffff:10.0.0.1");
+        connect("10.0.0.2");
+        let out: Vec<_> = all.iter().map(|(_, peer, _)| is_evicted(peer)).collect();
         let expected: Vec<_> = (0..all.len()).map(|at| at == 1 || at == 2).collect();
         assert_eq!(out, expected);
         // A connection that has ended frees its slot.
         drop(all.drain(10..20));
         let (stream, peer) = pair();
-        let _place = pending.enter(&stream, None, &stop).unwrap().unwrap();
-        assert!(!is_out(&peer) && !is_out(&all[3].1));
+        let _slot = pending.add(&stream, None, &stop).unwrap().unwrap();
+        assert!(!is_evicted(&peer) && !is_evicted(&all[3].1));
     }
 
     /// Opens a connection that sends nothing.
-    fn stay(pending: &PendingHandshakes, from: &str) -> (Stream, UnixStream, PendingSlot) {
+    fn silent_connection(
+        pending: &PendingHandshakes,
+        from: &str,
+    ) -> (Stream, UnixStream, PendingSlot) {
         let (stream, peer) = pair();
-        let entered = pending.enter(&stream, address(from), &Cancel::new());
+        let entered = pending.add(&stream, address(from), &Cancel::new());
         (stream, peer, entered.unwrap().unwrap())
     }
 
     #[test]
-    fn strangers_with_an_address_each_do_not_turn_the_source_out() {
+    fn connections_from_many_addresses_do_not_evict_the_source() {
         for known in [false, true] {
             let pending = PendingHandshakes::default();
-            pending.prefer(known.then(|| address("10.0.0.1").unwrap()));
-            let source = stay(&pending, "::ffff:10.0.0.1");
-            let mut strangers = Vec::new();
-            for number in 0..3 * ROOM {
-                strangers.push(stay(&pending, &format!("fd00:0:0:{number:x}::1")));
+            pending.set_source_address(known.then(|| address("10.0.0.1").unwrap()));
+            let source = silent_connection(&pending, "::ffff:10.0.0.1");
+            let mut others = Vec::new();
+            for number in 0..3 * SLOTS {
+                others.push(silent_connection(
+                    &pending,
+                    &format!("fd00:0:0:{number:x}::1"),
+                ));
                 // Evicted connections end.
-                strangers.retain(|(_, peer, _)| !is_out(peer));
+                others.retain(|(_, peer, _)| !is_evicted(peer));
             }
-            assert_eq!(is_out(&source.1), !known);
-            assert_eq!(strangers.len(), ROOM - usize::from(known));
+            assert_eq!(is_evicted(&source.1), !known);
+            assert_eq!(others.len(), SLOTS - usize::from(known));
         }
     }
 
     #[test]
-    fn others_at_the_sources_address_do_not_keep_everybody_out() {
+    fn others_at_the_sources_address_do_not_keep_all_out() {
         let pending = PendingHandshakes::default();
-        pending.prefer(address("10.0.0.1"));
-        let near: Vec<_> = (0..ROOM).map(|_| stay(&pending, "10.0.0.1")).collect();
+        pending.set_source_address(address("10.0.0.1"));
+        let at_source: Vec<_> = (0..SLOTS)
+            .map(|_| silent_connection(&pending, "10.0.0.1"))
+            .collect();
         // The source, from another address than before: its old address has one too many.
-        let elsewhere = stay(&pending, "10.0.0.2");
-        assert!(!is_out(&elsewhere.1) && is_out(&near[0].1) && !is_out(&near[1].1));
-        pending.prefer(None);
-        let another = stay(&pending, "10.0.0.3");
-        assert!(!is_out(&another.1) && is_out(&near[1].1));
+        let from_new_address = silent_connection(&pending, "10.0.0.2");
+        assert!(
+            !is_evicted(&from_new_address.1)
+                && is_evicted(&at_source[0].1)
+                && !is_evicted(&at_source[1].1)
+        );
+        pending.set_source_address(None);
+        let another = silent_connection(&pending, "10.0.0.3");
+        assert!(!is_evicted(&another.1) && is_evicted(&at_source[1].1));
     }
 
     #[test]
-    fn no_more_threads_than_that() {
+    fn the_number_of_threads_is_bounded() {
         let (pending, stop) = (PendingHandshakes::default(), Cancel::new());
         let mut all = Vec::new();
-        for _ in 0..ROOM + LEAVING {
+        for _ in 0..SLOTS + EVICTED_THREADS {
             let (stream, peer) = pair();
-            let place = pending.enter(&stream, None, &stop).unwrap().unwrap();
-            all.push((stream, peer, place));
+            let slot = pending.add(&stream, None, &stop).unwrap().unwrap();
+            all.push((stream, peer, slot));
         }
         // No thread has noticed its eviction.
         stop.cancel();
         let (stream, _peer) = pair();
-        assert!(pending.enter(&stream, None, &stop).unwrap().is_none());
+        assert!(pending.add(&stream, None, &stop).unwrap().is_none());
         let waiting = thread::spawn({
             let pending = pending.clone();
-            move || pending.enter(&stream, None, &Cancel::new()).unwrap()
+            move || pending.add(&stream, None, &Cancel::new()).unwrap()
         });
         all.pop();
         assert!(waiting.join().unwrap().is_some());
@@ -303,19 +312,19 @@ mod tests {
 
     /// Many threads add and drop connections at once; the counters are zero afterwards.
     #[test]
-    fn stress() {
+    fn concurrent_connections() {
         let (pending, stop) = (PendingHandshakes::default(), Cancel::new());
         thread::scope(|scope| {
             for thread in 0..8u8 {
                 let (pending, stop) = (&pending, &stop);
                 scope.spawn(move || {
-                    let mut places = VecDeque::new();
+                    let mut slots = VecDeque::new();
                     for round in 0..500u16 {
                         let (stream, _peer) = pair();
                         let from = IpAddr::from([10, 0, thread, (round % 3) as u8]);
-                        places.push_back(pending.enter(&stream, Some(from), stop).unwrap());
-                        if round % 7 > 2 || places.len() > 8 {
-                            places.pop_front();
+                        slots.push_back(pending.add(&stream, Some(from), stop).unwrap());
+                        if round % 7 > 2 || slots.len() > 8 {
+                            slots.pop_front();
                         }
                     }
                 });

@@ -9,13 +9,13 @@ use std::time::Duration;
 pub enum WaitEnded {
     /// The time limit has passed.
     #[error("no source has connected within {} s", .0.as_secs())]
-    Late(Duration),
+    TimedOut(Duration),
     /// The process that reads the invitation has closed the pipe, so no source can connect.
     #[error(
         "the process that reads the invitation from standard output has closed the pipe, and no \
          source has connected: keep the pipe open until the source connects"
     )]
-    NobodyInvited,
+    InvitationReaderGone,
 }
 
 /// A condition for the end of waiting. It is checked regularly until a source connects.
@@ -24,12 +24,12 @@ pub struct WaitLimit(Arc<dyn Fn() -> Option<WaitEnded> + Send + Sync>);
 
 impl WaitLimit {
     /// Stops when `ended` returns a reason. It must not block.
-    pub fn until(over: impl Fn() -> Option<WaitEnded> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(over))
+    pub fn until(ended: impl Fn() -> Option<WaitEnded> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(ended))
     }
 
     /// The reason to stop, if there is one.
-    pub(crate) fn over(&self) -> Option<WaitEnded> {
+    pub(crate) fn ended(&self) -> Option<WaitEnded> {
         (self.0)()
     }
 }

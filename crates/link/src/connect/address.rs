@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_it_writes() {
+    fn displayed_addresses_parse() {
         for text in [
             "10.0.0.1:7000",
             "[::1]:7000",
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_address() {
+    fn other_text_is_refused() {
         for text in ["", "host", ":70", "host:", "host:70000", "unix:"] {
             let error = text.parse::<Address>().unwrap_err().to_string();
             assert!(error.contains("HOST:PORT"), "{error}");
@@ -124,13 +124,13 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_cannot_be_looked_up_is_named() {
+    fn the_error_names_an_unknown_host() {
         // Too long for a host name: the resolver sends no query.
         let host = format!("{}.invalid", "a".repeat(64));
         let address: Address = format!("{host}:7000").parse().unwrap();
         let error = address.resolve().unwrap_err().to_string();
-        let said = format!("cannot look up the host '{host}': ");
-        assert!(error.starts_with(&said), "{error}");
+        let message = format!("cannot look up the host '{host}': ");
+        assert!(error.starts_with(&message), "{error}");
         assert!(
             error.ends_with(&format!("('getent hosts {host}')?")),
             "{error}"
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn knows_loopback() {
+    fn loopback_is_local() {
         assert!(
             "127.0.0.1:1"
                 .parse::<Address>()

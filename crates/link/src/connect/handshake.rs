@@ -38,7 +38,7 @@ pub enum HandshakeError {
          address",
         HANDSHAKE_TIMEOUT.as_secs()
     )]
-    Silent,
+    TimedOut,
     /// The TLS handshake or the authentication failed.
     #[error(transparent)]
     Secure(#[from] SecureError),
@@ -66,7 +66,7 @@ impl HandshakeError {
     /// Whether the peer has closed the connection.
     fn is_end(&self) -> bool {
         match self {
-            Self::Io(error) | Self::Secure(SecureError::Io(error)) => hung_up(error),
+            Self::Io(error) | Self::Secure(SecureError::Io(error)) => is_closed(error),
             _ => false,
         }
     }
@@ -93,47 +93,47 @@ pub fn open(
     stop: &Cancel,
 ) -> Result<(Stream, Agreed), HandshakeError> {
     let stream = Stream::connect(remote, stop).map_err(HandshakeError::Connect)?;
-    let greet = || {
+    let handshake = || {
         sandbox_thread();
-        greet(stream, remote.tls.as_ref(), ours, stop)
+        exchange_hellos(stream, remote.tls.as_ref(), ours, stop)
     };
     thread::scope(|scope| {
-        let greeting = thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("src-hello".into())
-            .spawn_scoped(scope, greet)?;
-        greeting
+            .spawn_scoped(scope, handshake)?;
+        thread
             .join()
             .unwrap_or_else(|_| Err(io::Error::other("the handshake thread panicked").into()))
     })
 }
 
 /// Sends `ours` to a destination, and reads the destination's hello.
-fn greet(
+fn exchange_hellos(
     mut stream: Stream,
     tls: Option<&TlsClient>,
     ours: &Hello,
     stop: &Cancel,
 ) -> Result<(Stream, Agreed), HandshakeError> {
-    let patience = patience(stop);
+    let limits = limits(stop);
     if let Some(client) = tls {
-        stream = stream.secure_client(client, patience)?;
+        stream = stream.secure_client(client, limits)?;
     }
-    let mut speech = Speech::over(&stream)?;
-    match speech.write(&ours.encode(), patience) {
+    let mut exchange = HelloExchange::new(&stream)?;
+    match exchange.write(&ours.encode(), limits) {
         // The peer closed the connection first: what it sent before explains more than this error.
         Err(error) if error.is_end() => {}
-        said => said?,
+        answer => answer?,
     }
-    let theirs = speech.hear(patience)?;
+    let theirs = exchange.read_hello(limits)?;
     let agreed = negotiate(ours, &theirs)?;
     let mut challenge = [0; CHALLENGE_LEN];
-    speech.read(&mut challenge, patience)?;
-    speech.write(&challenge, patience)?;
-    speech.end();
+    exchange.read(&mut challenge, limits)?;
+    exchange.write(&challenge, limits)?;
+    exchange.finish();
     Ok((stream, agreed))
 }
 
-fn patience(stop: &Cancel) -> TimeLimits<'_> {
+fn limits(stop: &Cancel) -> TimeLimits<'_> {
     TimeLimits {
         deadline: Instant::now() + HANDSHAKE_TIMEOUT,
         stop,
@@ -149,17 +149,17 @@ pub(crate) fn answer(
     current: &Mutex<Option<MigrationId>>,
     stop: &Cancel,
 ) -> Result<Incoming, (String, HandshakeError)> {
-    let patience = patience(stop);
+    let limits = limits(stop);
     let mut source = None;
     if let Some(server) = tls {
-        (stream, source) = match stream.secure_server(server, patience) {
+        (stream, source) = match stream.secure_server(server, limits) {
             Ok(secured) => secured,
             Err(error) => return Err((peer, error.into())),
         };
     }
     let theirs = (|| {
-        let mut speech = Speech::over(&stream)?;
-        let theirs = speech.hear(patience)?;
+        let mut exchange = HelloExchange::new(&stream)?;
+        let theirs = exchange.read_hello(limits)?;
         let expected = current.lock().ok().and_then(|current| *current);
         // Before a migration is under way only a control link is accepted, afterwards only links
         // with its id.
@@ -172,13 +172,13 @@ pub(crate) fn answer(
         let agreed = negotiate(&ours, &theirs)?;
         let mut challenge = [0; CHALLENGE_LEN];
         getrandom::fill(&mut challenge).map_err(io::Error::other)?;
-        speech.write(&[&ours.encode()[..], &challenge].concat(), patience)?;
-        let mut said = [0; CHALLENGE_LEN];
-        speech.read(&mut said, patience)?;
-        if said != challenge {
+        exchange.write(&[&ours.encode()[..], &challenge].concat(), limits)?;
+        let mut answer = [0; CHALLENGE_LEN];
+        exchange.read(&mut answer, limits)?;
+        if answer != challenge {
             return Err(HandshakeError::Replayed);
         }
-        speech.end();
+        exchange.finish();
         Ok((theirs, agreed))
     })();
     match theirs {
@@ -196,72 +196,72 @@ pub(crate) fn answer(
 }
 
 /// The exchange of hellos on one connection, with or without TLS.
-struct Speech<'a> {
+struct HelloExchange<'a> {
     stream: &'a Stream,
-    ends: Option<(Opener, Sealer)>,
+    keys: Option<(Opener, Sealer)>,
 }
 
-impl<'a> Speech<'a> {
-    fn over(stream: &'a Stream) -> io::Result<Self> {
+impl<'a> HelloExchange<'a> {
+    fn new(stream: &'a Stream) -> io::Result<Self> {
         stream.set_timeout(Some(crate::TICK))?;
-        let ends = stream.take_opener()?.zip(stream.take_sealer()?);
-        Ok(Self { stream, ends })
+        let keys = stream.take_opener()?.zip(stream.take_sealer()?);
+        Ok(Self { stream, keys })
     }
 
     /// Returns the keys, so that the link's reader and writer can take them.
-    fn end(self) {
-        if let Some((opener, sealer)) = self.ends {
-            self.stream.put_back(opener, sealer);
+    fn finish(self) {
+        if let Some((opener, sealer)) = self.keys {
+            self.stream.return_keys(opener, sealer);
         }
     }
 
-    fn write(&mut self, bytes: &[u8], patience: TimeLimits<'_>) -> Result<(), HandshakeError> {
+    fn write(&mut self, bytes: &[u8], limits: TimeLimits<'_>) -> Result<(), HandshakeError> {
         let mut socket = self.stream;
-        match &mut self.ends {
-            Some((_, sealer)) => tls::send(sealer, bytes, &mut socket, patience)?,
+        match &mut self.keys {
+            Some((_, sealer)) => tls::send(sealer, bytes, &mut socket, limits)?,
             None => socket.write_all(bytes)?,
         }
         Ok(())
     }
 
     /// Fills `bytes`, with as many reads as that takes, within the time limit.
-    fn read(&mut self, bytes: &mut [u8], patience: TimeLimits<'_>) -> Result<(), HandshakeError> {
-        let Some((opener, _)) = &mut self.ends else {
-            return self.fill(bytes, patience);
+    fn read(&mut self, bytes: &mut [u8], limits: TimeLimits<'_>) -> Result<(), HandshakeError> {
+        let Some((opener, _)) = &mut self.keys else {
+            return self.fill(bytes, limits);
         };
-        let read = tls::receive(opener, bytes, &mut self.stream, patience);
+        let read = tls::receive(opener, bytes, &mut self.stream, limits);
         read.map_err(|error| match error {
-            SecureError::Silent => HandshakeError::Silent,
-            SecureError::Io(error) if hung_up(&error) => HandshakeError::Closed,
+            SecureError::TimedOut => HandshakeError::TimedOut,
+            SecureError::Io(error) if is_closed(&error) => HandshakeError::Closed,
             error => error.into(),
         })
     }
 
     /// Reads a hello.
-    fn hear(&mut self, patience: TimeLimits<'_>) -> Result<Hello, HandshakeError> {
+    fn read_hello(&mut self, limits: TimeLimits<'_>) -> Result<Hello, HandshakeError> {
         let mut bytes = [0; HELLO_LEN];
-        self.read(&mut bytes, patience)?;
+        self.read(&mut bytes, limits)?;
         let hello = Hello::decode(&bytes)?;
         // Both sides have the same role.
         self.stream.mark(TrafficClass::of(hello.role));
         Ok(hello)
     }
 
-    fn fill(&self, bytes: &mut [u8], patience: TimeLimits<'_>) -> Result<(), HandshakeError> {
+    fn fill(&self, bytes: &mut [u8], limits: TimeLimits<'_>) -> Result<(), HandshakeError> {
         let mut filled = 0;
         let mut socket = self.stream;
         while filled < bytes.len() {
-            match patience.retry(|| socket.read(&mut bytes[filled..])) {
+            match limits.retry(|| socket.read(&mut bytes[filled..])) {
                 Ok(n) if n > 0 => filled += n,
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                    return Err(HandshakeError::Silent);
+                    return Err(HandshakeError::TimedOut);
                 }
-                Err(error) if !hung_up(&error) => return Err(error.into()),
+                Err(error) if !is_closed(&error) => return Err(error.into()),
                 // A TLS peer sends an alert before it closes the connection.
-                _ if is_alert(&bytes[..filled]) => return Err(HandshakeError::WantsTls),
+                _ if is_tls_alert(&bytes[..filled]) => return Err(HandshakeError::WantsTls),
                 _ => return Err(HandshakeError::Closed),
             }
-            if is_greeting(&bytes[..filled]) {
+            if is_tls_handshake(&bytes[..filled]) {
                 return Err(HandshakeError::SpeaksTls);
             }
         }
@@ -270,7 +270,7 @@ impl<'a> Speech<'a> {
 }
 
 /// Whether the peer has closed the connection.
-fn hung_up(error: &io::Error) -> bool {
+fn is_closed(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof
@@ -278,11 +278,11 @@ fn hung_up(error: &io::Error) -> bool {
 }
 
 /// Whether these bytes begin a TLS alert (RFC 8446, section 5.1).
-fn is_alert(bytes: &[u8]) -> bool {
+fn is_tls_alert(bytes: &[u8]) -> bool {
     bytes.starts_with(&[21, 3])
 }
 
 /// Whether these bytes begin a TLS handshake (RFC 8446, section 5.1).
-fn is_greeting(bytes: &[u8]) -> bool {
+fn is_tls_handshake(bytes: &[u8]) -> bool {
     bytes.starts_with(&[22, 3])
 }

@@ -11,7 +11,7 @@ pub struct Remote {
     /// `None`: the links are not protected.
     pub tls: Option<TlsClient>,
     /// Whether to connect to loopback addresses only, whatever the name resolves to later.
-    pub only_here: bool,
+    pub loopback_only: bool,
 }
 
 impl From<Address> for Remote {
@@ -20,7 +20,7 @@ impl From<Address> for Remote {
         Self {
             address,
             tls: None,
-            only_here: false,
+            loopback_only: false,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The sending end of a background link: paced, bounded, acknowledged.
+//! The sender of a background link: paced, bounded, acknowledged.
 
 use std::sync::Arc;
 use std::thread;
@@ -12,45 +12,44 @@ use crate::TICK;
 use crate::{LinkError, LinkReader, LinkWriter, Pace, UrgentActivity};
 use hikkoshi_linux::Cancel;
 
-/// Frames of no more content than this are collected…
+/// Frames with at most this much content are collected in a batch…
 const SMALL: usize = 64 << 10;
 
-/// … until there are so many bytes of them: scattered dirty pages cost a
-/// system call and a packet for each batch, not for each page.
+/// … until the batch has this many bytes: scattered dirty pages cost a system call and a packet for
+/// each batch, not for each page.
 const BATCH: usize = 256 << 10;
 
-/// How often the kernel is asked how the connection fares.
-const LOOK: Duration = Duration::from_micros(50);
+/// The interval between two reads of the kernel's TCP_INFO.
+const SAMPLE_INTERVAL: Duration = Duration::from_micros(50);
 
-/// The longest sleep before it is asked again.
-const NAP: Duration = Duration::from_millis(1);
+/// The longest sleep between two reads.
+const MAX_SLEEP: Duration = Duration::from_millis(1);
 
-/// Pushes pages that nobody asked for (yet).
+/// Sends pages that the destination has not requested.
 ///
-/// One thread owns it and does everything: it writes pages, reads the peer's
-/// acknowledgements, asks the kernel how the connection fares, and waits while
-/// the window (`window.rs`) is full or the [`Pace`], which all links share, says so.
+/// One thread owns a sender and does everything: it writes pages, reads the peer's acknowledgements
+/// and the kernel's TCP_INFO, and waits while the window (`window.rs`) is full or the [`Pace`] that
+/// all links share requires it.
 #[derive(Debug)]
 pub struct BackgroundSender {
     writer: LinkWriter,
     reader: LinkReader,
     window: Window,
     pace: Option<Arc<Pace>>,
-    /// In post-copy: whether somebody waits for a page.
-    urgency: Option<UrgentActivity>,
-    /// In pre-copy: how long the peer may acknowledge nothing, and since when
-    /// it has not.
-    patience: Option<Duration>,
-    heard: Instant,
-    /// When the kernel was asked last, and the pace it was told.
-    looked: Instant,
-    told: Option<f64>,
-    /// Whole frames that have not been sent yet.
+    /// In post-copy: whether the guest waits for a page.
+    urgent_activity: Option<UrgentActivity>,
+    /// In pre-copy: how long the peer may acknowledge nothing, and the time of the last progress.
+    progress_timeout: Option<Duration>,
+    last_progress: Instant,
+    /// When TCP_INFO was read last, and the pace that was set in the kernel.
+    last_sample: Instant,
+    kernel_pace: Option<f64>,
+    /// Complete frames that have not been sent.
     batch: Vec<u8>,
 }
 
 impl BackgroundSender {
-    /// A sender on a new link that keeps to `pace` together with the others.
+    /// A sender on a new link; `pace` is shared with the other links.
     pub fn new(reader: LinkReader, writer: LinkWriter, pace: Option<Arc<Pace>>) -> Self {
         let now = Instant::now();
         Self {
@@ -58,53 +57,52 @@ impl BackgroundSender {
             reader,
             window: Window::new(now),
             pace,
-            urgency: None,
-            patience: None,
-            heard: now,
-            looked: now,
-            told: None,
+            urgent_activity: None,
+            progress_timeout: None,
+            last_progress: now,
+            last_sample: now,
+            kernel_pace: None,
             batch: Vec::with_capacity(BATCH + SMALL + HEADER_LEN),
         }
     }
 
-    /// From now on `stop` ends a blocked write; until now it was what the
-    /// link's two ends were made with.
+    /// Replaces the stop signal of the link's reader and writer, which ends a blocked write.
     pub fn set_stop(&mut self, stop: &Cancel) {
         self.writer.set_stop(stop.clone());
         self.reader.set_stop(stop.clone());
     }
 
-    /// A peer that for so long takes nothing, or acknowledges nothing of what
-    /// it was sent, is too slow ([`LinkError::TooSlow`]); until
-    /// [`yield_to_urgent`](Self::yield_to_urgent) is called.
-    pub fn set_patience(&mut self, patience: Option<Duration>) {
-        self.patience = patience;
-        self.writer.set_patience(patience);
+    /// Sets how long the peer may accept no data, or acknowledge none, before the link fails with
+    /// [`LinkError::TooSlow`]. [`yield_to_urgent`](Self::yield_to_urgent) removes the limit.
+    pub fn set_progress_timeout(&mut self, progress_timeout: Option<Duration>) {
+        self.progress_timeout = progress_timeout;
+        self.writer.set_progress_timeout(progress_timeout);
     }
 
-    /// From now on urgent pages share the network with this link, one of
-    /// `links`; `urgency` tells all of them when somebody waits for one.
-    pub fn yield_to_urgent(&mut self, urgency: UrgentActivity, links: u64) {
-        self.window.bound(urgency.zero(), links, Instant::now());
-        self.writer.send_apart();
-        // There is nothing to go back to.
-        self.set_patience(None);
-        self.urgency = Some(urgency);
+    /// Starts post-copy: urgent pages now share the network with this link, one of `links`.
+    /// `urgent_activity` reports to all of them whether the guest waits for a page.
+    pub fn yield_to_urgent(&mut self, urgent_activity: UrgentActivity, links: u64) {
+        self.window
+            .start_postcopy(urgent_activity.epoch(), links, Instant::now());
+        self.writer.send_as_packets();
+        // In post-copy a slow link must not end the migration: the guest cannot return to the
+        // source.
+        self.set_progress_timeout(None);
+        self.urgent_activity = Some(urgent_activity);
     }
 
-    /// How many pages the next piece should have: the longer they take on the
-    /// line, the fewer.
+    /// How many pages the next piece should have: the slower the line, the fewer.
     pub fn piece_pages(&self) -> u64 {
         self.window.piece() / PAGE_BYTES
     }
 
-    /// Bytes sent so far, headers and what is collected included.
+    /// Bytes sent so far, including headers and the batch.
     pub fn sent(&self) -> u64 {
         self.window.sent() + self.batch.len() as u64
     }
 
-    /// Sends the content of `range` when there is room for it; a small one
-    /// with the next ones, or at the next [`flush`](Self::flush).
+    /// Sends the content of `range` when the window has room. A small frame is sent with the next
+    /// ones, or at the next [`flush`](Self::flush).
     ///
     /// # Errors
     /// The link's failure; [`LinkError::Stopped`] when `stop` is set before
@@ -121,11 +119,11 @@ impl BackgroundSender {
         self.flush(stop)?;
         self.make_room((HEADER_LEN + content.len()) as u64, stop)?;
         self.writer.pages(range, content)?;
-        self.book();
+        self.account();
         Ok(())
     }
 
-    /// Says that `range` holds only zeros.
+    /// Reports that `range` contains only zeros.
     ///
     /// # Errors
     /// As [`pages`](Self::pages).
@@ -133,7 +131,7 @@ impl BackgroundSender {
         self.collect(Frame::Zeros { range }, &[], stop)
     }
 
-    /// Puts a frame into the batch, and sends that when it is large enough.
+    /// Adds a frame to the batch, and sends the batch when it is large enough.
     fn collect(&mut self, frame: Frame, content: &[u8], stop: &Cancel) -> Result<(), LinkError> {
         self.batch.extend_from_slice(&frame.encode());
         self.batch.extend_from_slice(content);
@@ -143,7 +141,7 @@ impl BackgroundSender {
         self.flush(stop)
     }
 
-    /// Sends what was collected: small frames wait for each other otherwise.
+    /// Sends the batch: small frames wait for each other otherwise.
     ///
     /// # Errors
     /// As [`pages`](Self::pages).
@@ -151,18 +149,18 @@ impl BackgroundSender {
         if self.batch.is_empty() {
             return Ok(());
         }
-        // In post-copy room was made before the pages were claimed: the guest
-        // may be waiting for them by now.
-        if self.urgency.is_none() {
+        // In post-copy the caller waited for room before it claimed the pages: the guest may
+        // already be waiting for them.
+        if self.urgent_activity.is_none() {
             self.make_room(self.batch.len() as u64, stop)?;
         }
         self.writer.frames(&self.batch)?;
         self.batch.clear();
-        self.book();
+        self.account();
         Ok(())
     }
 
-    /// Waits until the peer has applied everything that was sent.
+    /// Waits until the peer has applied all sent data.
     ///
     /// # Errors
     /// The link's failure; [`LinkError::Stopped`] when `stop` is set before.
@@ -175,8 +173,8 @@ impl BackgroundSender {
         Ok(())
     }
 
-    /// Accounts for what the writer has sent since the last call.
-    fn book(&mut self) {
+    /// Accounts for the bytes that the writer has sent since the last call.
+    fn account(&mut self) {
         let now = Instant::now();
         let bytes = self.writer.sent() - self.window.sent();
         self.window.on_sent(bytes, now);
@@ -185,9 +183,9 @@ impl BackgroundSender {
         }
     }
 
-    /// Waits until the pace allows more. Before sending, never after it: the
-    /// last bytes of all are not waited for.
-    fn keep_pace(&mut self, stop: &Cancel) -> Result<(), LinkError> {
+    /// Waits until the pace allows more. This comes before sending, never after it: there is no
+    /// wait after the last bytes.
+    fn wait_for_pace(&mut self, stop: &Cancel) -> Result<(), LinkError> {
         while let Some(pace) = &self.pace {
             let left = pace.wait(Instant::now());
             if left.is_zero() {
@@ -200,21 +198,21 @@ impl BackgroundSender {
         Ok(())
     }
 
-    /// Waits until `bytes` may leave.
+    /// Waits until `bytes` may be sent.
     ///
     /// # Errors
     /// As [`pages`](Self::pages).
     pub fn make_room(&mut self, bytes: u64, stop: &Cancel) -> Result<(), LinkError> {
         check(stop)?;
         self.read_acks(Duration::ZERO)?;
-        self.keep_pace(stop)?;
+        self.wait_for_pace(stop)?;
         loop {
-            self.look();
+            self.sample_tcp_info();
             match self.window.wait(bytes) {
-                Wait::Not => return Ok(()),
+                Wait::None => return Ok(()),
                 Wait::Acknowledgement => self.read_acks(TICK)?,
                 Wait::For(time) => {
-                    thread::sleep(time.min(NAP));
+                    thread::sleep(time.min(MAX_SLEEP));
                     self.read_acks(Duration::ZERO)?;
                 }
             }
@@ -222,50 +220,50 @@ impl BackgroundSender {
         }
     }
 
-    /// In post-copy: takes in what the kernel knows, and tells it the pace.
-    fn look(&mut self) {
-        let Some(urgency) = &self.urgency else {
+    /// In post-copy: reads TCP_INFO into the window, and sets the kernel's pace.
+    fn sample_tcp_info(&mut self) {
+        let Some(urgent_activity) = &self.urgent_activity else {
             return;
         };
         let now = Instant::now();
-        if now - self.looked < LOOK {
+        if now - self.last_sample < SAMPLE_INTERVAL {
             return;
         }
-        self.looked = now;
-        self.window.press(urgency.is_pressing(now));
+        self.last_sample = now;
+        self.window.set_guest_waits(urgent_activity.is_recent(now));
         let Some(info) = self.writer.stream().tcp_info() else {
-            self.window.go_blind();
+            self.window.set_no_tcp_info();
             return;
         };
         let acked = info.acked.saturating_sub(self.writer.overhead());
-        self.window.look(acked, info.round_trip.as_secs_f64(), now);
+        self.window
+            .on_sample(acked, info.round_trip.as_secs_f64(), now);
         let pace = self.window.pace();
-        if pace != self.told {
-            self.told = pace;
+        if pace != self.kernel_pace {
+            self.kernel_pace = pace;
             self.writer.stream().set_pace(pace);
         }
     }
 
-    /// Reads the acknowledgements that are there, waiting for the first one
-    /// no longer than `wait`.
+    /// Reads all available acknowledgements, and waits up to `wait` for the first one.
     fn read_acks(&mut self, wait: Duration) -> Result<(), LinkError> {
         if self.window.in_flight() == 0 {
-            self.heard = Instant::now();
+            self.last_progress = Instant::now();
         }
-        // A part of an acknowledgement is none.
-        let deadline = self.patience.map(|most| self.heard + most);
+        // A partial acknowledgement does not count.
+        let deadline = self.progress_timeout.map(|most| self.last_progress + most);
         self.reader.set_deadline(deadline);
         let mut wait = wait;
         while self.reader.is_ready(wait)? {
             wait = Duration::ZERO;
             let before = self.window.in_flight();
             match self.reader.frame()? {
-                // Of something new: there are no more of them than bytes, and
-                // whoever repeats itself does not keep this thread busy.
+                // It must acknowledge new bytes: so their number is limited, and a peer that
+                // repeats one does not keep this thread busy.
                 Frame::Ack { bytes }
                     if self.window.on_ack(bytes) && self.window.in_flight() < before =>
                 {
-                    self.heard = Instant::now();
+                    self.last_progress = Instant::now();
                 }
                 other => {
                     return Err(LinkError::Protocol(format!(
@@ -276,8 +274,8 @@ impl BackgroundSender {
             }
         }
         let late = self
-            .patience
-            .is_some_and(|most| self.heard.elapsed() > most);
+            .progress_timeout
+            .is_some_and(|most| self.last_progress.elapsed() > most);
         if late {
             return Err(LinkError::TooSlow);
         }

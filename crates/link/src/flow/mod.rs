@@ -1,4 +1,5 @@
-//! How fast background pages are sent, so that urgent pages do not wait behind them.
+//! Flow control of background links: how fast they send, so that urgent pages do not wait behind
+//! background pages.
 
 mod background;
 mod capacity;

@@ -1,39 +1,38 @@
-//! A ceiling on bytes a second: of what is sent in the background (`--bandwidth`),
-//! or of huge pages that are rebuilt.
+//! A limit in bytes a second: for background data (`--bandwidth`), or for huge pages that are
+//! rebuilt.
 
 use std::time::{Duration, Instant};
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// How far it may run ahead of the ceiling: what a burst may hold.
+/// How far sending may run ahead of the limit: the size of a burst.
 const BURST: Duration = Duration::from_millis(10);
 
-/// A token bucket. All background links of a migration share one; urgent pages
-/// never pass through it.
+/// A token bucket. All background links of a migration share one; urgent pages never use it.
 #[derive(Debug)]
 pub struct Pace {
     bytes_per_second: u64,
-    zero: Instant,
-    /// When all that was sent so far is paid for, in nanoseconds since `zero`.
+    epoch: Instant,
+    /// When the bytes sent so far are paid for, in nanoseconds since `epoch`.
     paid: AtomicU64,
 }
 
 impl Pace {
-    /// No more than `bytes_per_second`.
+    /// A limit of `bytes_per_second`.
     pub fn new(bytes_per_second: u64, now: Instant) -> Self {
         Self {
             bytes_per_second: bytes_per_second.max(1),
-            zero: now,
+            epoch: now,
             paid: AtomicU64::new(0),
         }
     }
 
-    /// Books `bytes` that leave now.
+    /// Accounts for `bytes` that are sent now.
     pub fn spend(&self, bytes: u64, now: Instant) {
         let cost = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second);
         let cost = u64::try_from(cost).unwrap_or(u64::MAX);
         let now = self.since(now);
-        // Only a number, which nothing else depends on.
+        // A single number, on which no other memory depends.
         let _ = self
             .paid
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |paid| {
@@ -41,14 +40,14 @@ impl Pace {
             });
     }
 
-    /// How long to wait, as of `now`, before more may leave.
+    /// How long to wait, from `now` on, before more may be sent.
     pub fn wait(&self, now: Instant) -> Duration {
         let paid = self.paid.load(Ordering::Relaxed);
         Duration::from_nanos(paid.saturating_sub(self.since(now))).saturating_sub(BURST)
     }
 
     fn since(&self, now: Instant) -> u64 {
-        u64::try_from(now.saturating_duration_since(self.zero).as_nanos()).unwrap_or(u64::MAX)
+        u64::try_from(now.saturating_duration_since(self.epoch).as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
@@ -58,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keeps_to_the_ceiling() {
+    fn sending_keeps_to_the_limit() {
         let begin = Instant::now();
         let mut now = begin;
         let pace = Pace::new(1_000_000, now);
@@ -72,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_last_is_not_waited_for() {
+    fn sending_first_needs_no_wait() {
         let now = Instant::now();
         let pace = Pace::new(1_000_000, now);
         assert_eq!(pace.wait(now), Duration::ZERO);
@@ -81,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_time_is_not_saved_up() {
+    fn idle_time_gives_no_credit() {
         let now = Instant::now();
         let pace = Pace::new(1_000_000, now);
         let later = now + Duration::from_secs(100);
@@ -90,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absurd_amount_is_only_a_long_wait() {
+    fn a_huge_amount_is_a_long_wait() {
         let now = Instant::now();
         let pace = Pace::new(0, now);
         pace.spend(u64::MAX, now);
@@ -106,9 +105,9 @@ mod models {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// Two links send at once: both pay.
+    /// Two links send at the same time: both amounts count.
     #[test]
-    fn loom_everything_that_is_sent_is_paid_for() {
+    fn loom_all_sent_bytes_count() {
         loom::model(|| {
             let now = Instant::now();
             let pace = Arc::new(Pace::new(1000, now));

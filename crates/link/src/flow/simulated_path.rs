@@ -1,6 +1,5 @@
-//! The flow control tried on a simulated line: a token bucket with a queue,
-//! as `tc tbf` is one, a fixed delay, and TCP as far as it matters here: it
-//! sends what it has been given at the pace it was told, and smooths the round
+//! Tests of the flow control on a simulated line: a token bucket with a queue, like `tc tbf`, a
+//! fixed delay, and the relevant part of TCP: it sends at the given pace, and smooths the round
 //! trip.
 
 use super::*;
@@ -9,14 +8,14 @@ use std::collections::VecDeque;
 /// A line that several links share.
 #[derive(Debug)]
 struct Line {
-    /// Bytes a second.
+    /// In bytes a second.
     rate: f64,
-    /// Bytes that may go at once.
+    /// The size of the token bucket, in bytes.
     bucket: f64,
-    /// Seconds from the queue's end to the acknowledgement.
+    /// The delay from the end of the queue to the acknowledgement, in seconds.
     delay: f64,
-    /// When the line has worked off what was given to it; the bucket is full
-    /// when that is `bucket / rate` ago.
+    /// When the line has sent all queued bytes; the bucket is full when that was `bucket / rate`
+    /// ago.
     paid: f64,
 }
 
@@ -30,13 +29,13 @@ impl Line {
         }
     }
 
-    /// When `bytes` given to it `at` are through.
+    /// When `bytes` that enter the line `at` this time have passed it.
     fn carry(&mut self, bytes: u64, at: f64) -> f64 {
         self.paid = self.paid.max(at - self.bucket / self.rate) + bytes as f64 / self.rate;
         self.paid.max(at)
     }
 
-    /// How long a page would wait now, without its own time.
+    /// The current queueing delay of a page, without its own transmission.
     fn wait(&self, at: f64) -> f64 {
         (self.paid - at).max(0.0)
     }
@@ -45,21 +44,21 @@ impl Line {
 /// One link: the flow control, and the kernel's part.
 struct Sender {
     window: Window,
-    /// Written by the thread and not sent yet.
+    /// Written by the thread, not yet sent.
     unsent: VecDeque<u64>,
-    /// Sent: when acknowledged, when sent, bytes.
+    /// Sent: the time of the acknowledgement, the time of sending, bytes.
     flying: VecDeque<(f64, f64, u64)>,
     acked: u64,
     smooth: f64,
     next: f64,
 }
 
-/// What a run gave.
+/// The results of a run.
 #[derive(Debug)]
 struct Run {
-    /// Share of what the line could carry.
+    /// The used share of the line's capacity.
     carried: f64,
-    /// How long urgent pages would have waited in the queue, seconds.
+    /// The queueing delays of urgent pages, in seconds.
     mean: f64,
     longest: f64,
 }
@@ -69,17 +68,17 @@ struct Setting {
     senders: Vec<Sender>,
     zero: Instant,
     now: f64,
-    /// The threads run only so often, in seconds.
+    /// The interval at which the threads run, in seconds.
     every: f64,
 }
 
 impl Setting {
-    fn new(line: Line, links: u64, pressing: bool) -> Self {
+    fn new(line: Line, links: u64, guest_waits: bool) -> Self {
         let zero = Instant::now();
         let sender = || {
             let mut window = Window::new(zero);
-            window.bound(zero, links, zero);
-            window.press(pressing);
+            window.start_postcopy(zero, links, zero);
+            window.set_guest_waits(guest_waits);
             Sender {
                 window,
                 unsent: VecDeque::new(),
@@ -124,9 +123,9 @@ impl Setting {
                 }
                 if awake {
                     let window = &mut sender.window;
-                    window.look(sender.acked, sender.smooth, at);
+                    window.on_sample(sender.acked, sender.smooth, at);
                     let piece = window.piece();
-                    while window.wait(piece) == Wait::Not {
+                    while window.wait(piece) == Wait::None {
                         window.on_sent(piece, at);
                         sender.unsent.push_back(piece);
                     }
@@ -160,36 +159,36 @@ impl Setting {
 const GBIT: f64 = 125e6;
 const BUCKET: f64 = 512.0 * 1024.0;
 
-/// While somebody asks: the line is full and its queue nearly empty.
-fn stays_lean(rate: f64, bucket: f64, delay: f64, links: u64) {
+/// While the guest waits for pages, the line is full and its queue almost empty.
+fn line_is_full_and_queue_short(rate: f64, bucket: f64, delay: f64, links: u64) {
     let mut setting = Setting::new(Line::new(rate, bucket, delay), links, true);
     setting.every = 300e-6;
     let run = setting.run(1.0, 3.0);
     let case = format!("{rate:e} B/s, bucket {bucket}, {delay} s, {links} links: {run:?}");
     assert!(run.carried > 0.95, "{case}");
-    // What a bucket saved up is spent at too high a pace before it shows.
+    // The saved tokens of a bucket are spent at too high a pace before a queue shows it.
     let bound = 0.25e-3 + delay / 4.0;
     assert!(run.mean < bound, "{case}");
     assert!(run.longest < 10.0 * bound, "{case}");
 }
 
 #[test]
-fn one_link_fills_the_line_and_not_its_queue() {
+fn one_link_fills_the_line_but_not_its_queue() {
     for bucket in [0.0, BUCKET] {
-        stays_lean(GBIT, bucket, 50e-6, 1);
-        stays_lean(10.0 * GBIT, bucket, 50e-6, 1);
-        stays_lean(GBIT, bucket, 5e-3, 1);
-        stays_lean(10.0 * GBIT, bucket, 1e-3, 1);
-        stays_lean(10.0 * GBIT, bucket, 5e-3, 1);
+        line_is_full_and_queue_short(GBIT, bucket, 50e-6, 1);
+        line_is_full_and_queue_short(10.0 * GBIT, bucket, 50e-6, 1);
+        line_is_full_and_queue_short(GBIT, bucket, 5e-3, 1);
+        line_is_full_and_queue_short(10.0 * GBIT, bucket, 1e-3, 1);
+        line_is_full_and_queue_short(10.0 * GBIT, bucket, 5e-3, 1);
     }
 }
 
 #[test]
-fn several_links_share_it() {
+fn several_links_share_a_line() {
     for bucket in [0.0, BUCKET] {
-        stays_lean(GBIT, bucket, 50e-6, 4);
-        stays_lean(10.0 * GBIT, bucket, 1e-3, 4);
-        stays_lean(10.0 * GBIT, bucket, 5e-3, 4);
+        line_is_full_and_queue_short(GBIT, bucket, 50e-6, 4);
+        line_is_full_and_queue_short(10.0 * GBIT, bucket, 1e-3, 4);
+        line_is_full_and_queue_short(10.0 * GBIT, bucket, 5e-3, 4);
     }
 }
 
@@ -207,7 +206,7 @@ fn pieces_are_short_on_the_wire() {
 }
 
 #[test]
-fn while_nobody_asks_the_line_is_full_even_with_late_threads() {
+fn without_requests_the_line_is_full_even_with_late_threads() {
     for (rate, links) in [(GBIT, 1), (GBIT, 4), (10.0 * GBIT, 1)] {
         let mut setting = Setting::new(Line::new(rate, BUCKET, 50e-6), links, false);
         setting.every = 0.8e-3;
@@ -217,7 +216,7 @@ fn while_nobody_asks_the_line_is_full_even_with_late_threads() {
 }
 
 #[test]
-fn a_thread_that_hardly_runs_is_not_taken_for_a_queue() {
+fn a_thread_that_rarely_runs_does_not_count_as_a_queue() {
     let mut setting = Setting::new(Line::new(GBIT, BUCKET, 50e-6), 1, true);
     setting.every = 20e-3;
     setting.run(0.0, 2.0);
@@ -227,7 +226,7 @@ fn a_thread_that_hardly_runs_is_not_taken_for_a_queue() {
 }
 
 #[test]
-fn follows_a_line_that_becomes_slower_and_faster() {
+fn the_pace_follows_a_line_that_becomes_slower_and_faster() {
     let mut setting = Setting::new(Line::new(10.0 * GBIT, BUCKET, 50e-6), 1, true);
     setting.every = 0.3e-3;
     setting.run(0.5, 1.0);
@@ -241,11 +240,11 @@ fn follows_a_line_that_becomes_slower_and_faster() {
 }
 
 #[test]
-fn a_request_ends_the_ease() {
+fn a_request_shortens_the_pieces() {
     let mut setting = Setting::new(Line::new(GBIT, BUCKET, 50e-6), 1, false);
     setting.every = 0.3e-3;
     setting.run(0.0, 1.0);
-    setting.senders[0].window.press(true);
+    setting.senders[0].window.set_guest_waits(true);
     let run = setting.run(0.05, 1.0);
     assert!(run.mean < 0.4e-3 && run.carried > 0.95, "{run:?}");
 }
@@ -254,37 +253,37 @@ fn a_request_ends_the_ease() {
 fn what_the_kernel_may_hold_is_bounded() {
     let mut setting = Setting::new(Line::new(GBIT, BUCKET, 50e-6), 1, true);
     setting.run(0.0, 1.0);
-    // Nothing gets through any more: hardly more is sent.
+    // Nothing passes the line any more: almost nothing more is sent.
     setting.line.rate = 1.0;
     setting.run(0.0, 1.0);
     assert!(setting.senders[0].window.in_flight() < 512 << 10);
 }
 
-/// The page that is asked for next may be among what the kernel has.
+/// The next requested page may be among the kernel's data.
 #[test]
-fn less_is_with_the_kernel_while_somebody_asks() {
+fn the_kernel_has_less_data_while_the_guest_waits() {
     let mut setting = Setting::new(Line::new(GBIT, BUCKET, 50e-6), 1, false);
     setting.every = 0.3e-3;
     setting.run(0.0, 1.0);
     let with_kernel = |setting: &Setting| {
         let window = &setting.senders[0].window;
-        window.sent - window.got
+        window.sent - window.received
     };
     let calm = with_kernel(&setting);
-    setting.senders[0].window.press(true);
+    setting.senders[0].window.set_guest_waits(true);
     setting.run(0.0, 0.1);
-    let pressing = with_kernel(&setting);
-    assert!(pressing * 2 < calm, "{calm} and {pressing} bytes");
+    let guest_waits = with_kernel(&setting);
+    assert!(guest_waits * 2 < calm, "{calm} and {guest_waits} bytes");
 }
 
 #[test]
 fn an_idle_link_takes_a_piece_of_any_size() {
     let window = Window::new(Instant::now());
-    assert_eq!(window.wait(1 << 40), Wait::Not);
+    assert_eq!(window.wait(1 << 40), Wait::None);
 }
 
 #[test]
-fn an_impossible_acknowledgement_is_noticed() {
+fn an_impossible_acknowledgement_is_refused() {
     let now = Instant::now();
     let mut window = Window::new(now);
     window.on_sent(100, now);
@@ -294,11 +293,11 @@ fn an_impossible_acknowledgement_is_noticed() {
 }
 
 #[test]
-fn before_post_copy_only_the_peer_bounds() {
+fn in_pre_copy_only_the_peer_limits_the_window() {
     let now = Instant::now();
     let mut window = Window::new(now);
     window.on_sent(BULK_LIMIT - 10, now);
-    assert_eq!(window.wait(10), Wait::Not);
+    assert_eq!(window.wait(10), Wait::None);
     assert_eq!(window.wait(11), Wait::Acknowledgement);
     assert_eq!(window.pace(), None);
 }

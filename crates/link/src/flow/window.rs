@@ -1,163 +1,160 @@
-//! How many background bytes may be on their way, and how fast they follow.
+//! The window of a background link: how many bytes may be in flight, and how fast they are sent.
 //!
-//! Whatever of a background link is in the network stands before an urgent
-//! page in its queues. So in post-copy a link keeps to a pace just below what
-//! the line carries ([`Capacity`]), in pieces that are short on the wire, and
-//! what the kernel has been given but the peer's kernel has not got is bounded
-//! near the bandwidth-delay product: should the line become slower, no more
-//! than that can queue up.
+//! An urgent page queues in the network behind all background data that is there. So in post-copy a
+//! link sends at a pace just below the line's capacity ([`Capacity`]), in pieces that are short on
+//! the wire. The bytes that the sending kernel has, and the peer's kernel has not yet received, are
+//! bounded near the bandwidth-delay product: if the line becomes slower, no more than that can
+//! queue.
 //!
-//! The kernel keeps the pace and tells the round trip: a thread has to wait
-//! for a processor now and then, for longer than a queue lasts.
+//! The kernel keeps the pace and measures the round trip, because a thread sometimes waits for a
+//! processor for longer than a queue lasts.
 
 use std::time::{Duration, Instant};
 
 use super::capacity::Capacity;
 
-/// What the peer may have received and not applied, in pre-copy: the only
-/// bound, and above what the kernel puts on its way by itself.
+/// In pre-copy: how many bytes the peer may have received and not applied. It is the only limit,
+/// and above what the kernel keeps in flight by itself.
 const BULK_LIMIT: u64 = 16 << 20;
 
-/// … and in post-copy, for all links together, or so many bandwidth-delay
-/// products of each if that is more.
+/// The same in post-copy, for all links together; or this many bandwidth-delay products of each
+/// link if that is more.
 const APPLYING_LIMIT: u64 = 4 << 20;
 
 /// See [`APPLYING_LIMIT`].
 const APPLYING_TRIPS: f64 = 2.0;
 
-/// The bound in post-copy before anything has been measured.
+/// The limit in post-copy before anything has been measured.
 const FIRST_LIMIT: u64 = 128 << 10;
 
-/// The bound for all links together on sockets that have nothing to measure:
-/// what 10 ms of a 1 Gbit/s line hold, should there be a tunnel behind them. A
-/// quarter of it while somebody waits for pages.
-const BLIND_LIMIT: u64 = 1 << 20;
+/// The limit for all links together on sockets without TCP_INFO: what a 1 Gbit/s line carries in 10
+/// ms, in case there is a tunnel behind them. A quarter of it applies while the guest waits for
+/// pages.
+const NO_TCP_INFO_LIMIT: u64 = 1 << 20;
 
-/// Bandwidth-delay products that may be on their way: above 1 so that a
-/// growing pace can be kept.
+/// How many bandwidth-delay products may be in flight: above 1 so that a growing pace can be
+/// reached.
 const GAIN: f64 = 1.25;
 
-/// What else may be with the kernel, in seconds of the line's time: what it
-/// sends while the thread waits for its processor. The kernel keeps it back
-/// from the network while somebody waits for pages.
-const STOCK: f64 = 1e-3;
+/// What the kernel may have beyond that, in seconds of the line's time: it sends this while the
+/// thread waits for its processor. While the guest waits for pages, the kernel paces it.
+const KERNEL_RESERVE: f64 = 1e-3;
 
-/// … and at least so many bytes, over all links: on a busy machine a thread
-/// waits for some milliseconds.
-const LEAST_STOCK: u64 = 256 << 10;
+/// … and at least this many bytes, over all links: on a busy machine a thread waits for some
+/// milliseconds.
+const MIN_KERNEL_RESERVE: u64 = 256 << 10;
 
-/// … of which so much is left while somebody waits for pages: whoever asks for
-/// a page that is among them waits for all before it.
-const PRESSING_STOCK: f64 = 0.25;
+/// … of which this share remains while the guest waits for pages: a requested page that is among
+/// them waits for all before it.
+const URGENT_RESERVE_SHARE: f64 = 0.25;
 
-/// How long a piece may take on the wire, in seconds: while somebody
-/// waits for pages, and while nobody does.
+/// How long a piece may take on the wire, in seconds: while the guest waits for pages, and while it
+/// does not.
 const PIECE_TIME: (f64, f64) = (66e-6, 200e-6);
 
-/// The smallest piece: a page. The largest: what a core handles in some ten
-/// microseconds.
+/// The smallest piece: one page. The largest piece: what a core handles in about ten microseconds.
 const PIECES: (u64, u64) = (4 << 10, 32 << 10);
 
-/// A pause that long with nothing on its way says nothing about the line.
+/// After a pause this long with nothing in flight, the measurements are not valid.
 const IDLE: Duration = Duration::from_millis(1);
 
-/// What a piece has to wait for.
+/// What the next piece has to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wait {
     /// Nothing.
-    Not,
+    None,
     /// The peer's next acknowledgement.
     Acknowledgement,
-    /// The kernel, which needs so long to get rid of what it has.
+    /// The kernel, which needs this long to send what it has.
     For(Duration),
 }
 
 /// The flow control of one background link.
 #[derive(Debug)]
 pub(super) struct Window {
-    /// Bytes given to the kernel, got by the peer's kernel (never more than
-    /// sent), and applied by the peer.
+    /// Bytes given to the kernel, received by the peer's kernel (never more than sent), and applied
+    /// by the peer.
     sent: u64,
-    got: u64,
+    received: u64,
     applied: u64,
-    /// Bytes that the kernel counts and this does not.
+    /// Bytes that the kernel counts and `sent` does not.
     offset: u64,
-    /// When something was sent or got last.
+    /// When bytes were last sent or received.
     active: Instant,
-    /// Background links of this migration.
+    /// The number of background links of this migration.
     links: u64,
-    /// In post-copy.
+    /// In post-copy with TCP_INFO.
     capacity: Option<Capacity>,
-    /// In post-copy, where the kernel has nothing to tell.
-    blind: bool,
-    /// Somebody waits for pages.
-    pressing: bool,
+    /// In post-copy without TCP_INFO.
+    no_tcp_info: bool,
+    /// The guest waits for pages.
+    guest_waits: bool,
 }
 
 impl Window {
-    /// A link with nothing sent yet, in pre-copy.
+    /// The window of a new link, in pre-copy.
     pub(super) fn new(now: Instant) -> Self {
         Self {
             sent: 0,
-            got: 0,
+            received: 0,
             applied: 0,
             offset: 0,
             active: now,
             links: 1,
             capacity: None,
-            blind: false,
-            pressing: false,
+            no_tcp_info: false,
+            guest_waits: false,
         }
     }
 
-    /// From now on somebody may wait for a page. The link is one of `links`,
-    /// `zero` a moment that all of them agree on.
-    pub(super) fn bound(&mut self, zero: Instant, links: u64, now: Instant) {
+    /// Starts post-copy: from now on the guest may wait for a page. The link is one of `links`;
+    /// `epoch` is the same for all of them.
+    pub(super) fn start_postcopy(&mut self, epoch: Instant, links: u64, now: Instant) {
         self.links = links.max(1);
-        self.capacity = Some(Capacity::new(zero, now));
+        self.capacity = Some(Capacity::new(epoch, now));
     }
 
-    /// The kernel does not tell how the connection fares (a unix socket).
-    pub(super) fn go_blind(&mut self) {
+    /// Switches to a constant limit: the kernel provides no TCP_INFO (a unix socket).
+    pub(super) fn set_no_tcp_info(&mut self) {
         self.capacity = None;
-        self.blind = true;
+        self.no_tcp_info = true;
     }
 
-    /// Whether somebody waits for pages at present.
-    pub(super) fn press(&mut self, pressing: bool) {
-        self.pressing = pressing;
+    /// Sets whether the guest waits for pages.
+    pub(super) fn set_guest_waits(&mut self, guest_waits: bool) {
+        self.guest_waits = guest_waits;
     }
 
-    /// Bytes sent on the link so far, headers included.
+    /// Bytes sent on the link so far, including headers.
     pub(super) fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Bytes that the peer has not applied yet.
+    /// Bytes that the peer has not applied.
     pub(super) fn in_flight(&self) -> u64 {
         self.sent - self.applied
     }
 
-    /// The pace for the kernel to keep, in bytes a second; none: as fast as it
-    /// goes, while nobody waits for pages.
+    /// The pace for the kernel to keep, in bytes a second; `None`: no limit, while the guest waits
+    /// for no pages.
     pub(super) fn pace(&self) -> Option<f64> {
         let capacity = self.capacity.as_ref()?;
         capacity
             .pace()
-            .filter(|_| self.pressing || capacity.is_draining())
+            .filter(|_| self.guest_waits || capacity.is_draining())
     }
 
-    /// How large a piece should be, in bytes: a power of two of pages.
-    // Positive, and `as` saturates.
+    /// The size of the next piece, in bytes: a power of two of pages.
+    // The value is positive, and `as` saturates.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub(super) fn piece(&self) -> u64 {
         let (smallest, largest) = PIECES;
         let Some(capacity) = &self.capacity else {
             return largest;
         };
-        let (rate, _) = capacity.known().unwrap_or_default();
-        let (pressing, calm) = PIECE_TIME;
-        let time = if self.pressing { pressing } else { calm };
+        let (rate, _) = capacity.estimate().unwrap_or_default();
+        let (waiting, idle) = PIECE_TIME;
+        let time = if self.guest_waits { waiting } else { idle };
         1 << ((rate * time) as u64).clamp(smallest, largest).ilog2()
     }
 
@@ -165,24 +162,25 @@ impl Window {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub(super) fn wait(&self, bytes: u64) -> Wait {
         if self.in_flight() == 0 {
-            return Wait::Not;
+            return Wait::None;
         }
         let applying = match &self.capacity {
-            None if self.blind && self.pressing => BLIND_LIMIT / 4,
-            None if self.blind => BLIND_LIMIT,
+            None if self.no_tcp_info && self.guest_waits => NO_TCP_INFO_LIMIT / 4,
+            None if self.no_tcp_info => NO_TCP_INFO_LIMIT,
             None => BULK_LIMIT,
-            Some(capacity) => match capacity.known() {
+            Some(capacity) => match capacity.estimate() {
                 None => FIRST_LIMIT,
                 Some((rate, empty)) => {
-                    let mut stock = (rate * STOCK).max((LEAST_STOCK / self.links) as f64);
-                    if self.pressing {
-                        stock *= PRESSING_STOCK;
+                    let mut reserve =
+                        (rate * KERNEL_RESERVE).max((MIN_KERNEL_RESERVE / self.links) as f64);
+                    if self.guest_waits {
+                        reserve *= URGENT_RESERVE_SHARE;
                     }
-                    let limit = (rate * empty * GAIN + stock) as u64 + 2 * self.piece();
-                    let kernel = self.sent - self.got + bytes;
-                    if kernel > limit && self.sent > self.got {
-                        // Long enough for several pieces: waking up costs.
-                        let excess = (kernel - limit) as f64 + stock / 4.0;
+                    let limit = (rate * empty * GAIN + reserve) as u64 + 2 * self.piece();
+                    let kernel = self.sent - self.received + bytes;
+                    if kernel > limit && self.sent > self.received {
+                        // Long enough for several pieces: each wake-up has a cost.
+                        let excess = (kernel - limit) as f64 + reserve / 4.0;
                         let time = excess / rate.max(1.0);
                         return Wait::For(Duration::from_secs_f64(time.min(1.0)));
                     }
@@ -192,16 +190,16 @@ impl Window {
             },
         };
         if self.in_flight() + bytes <= applying / self.links {
-            Wait::Not
+            Wait::None
         } else {
             Wait::Acknowledgement
         }
     }
 
-    /// `bytes` more were sent.
+    /// Accounts for `bytes` that were sent.
     pub(super) fn on_sent(&mut self, bytes: u64, now: Instant) {
         if let Some(capacity) = &mut self.capacity
-            && self.got == self.sent
+            && self.received == self.sent
             && now.saturating_duration_since(self.active) > IDLE
         {
             capacity.idle();
@@ -210,25 +208,25 @@ impl Window {
         self.active = now;
     }
 
-    /// What the kernel says: `got` bytes in all have arrived in the peer's
-    /// kernel, and a round trip takes `round_trip` seconds at present.
-    pub(super) fn look(&mut self, got: u64, round_trip: f64, now: Instant) {
+    /// Accounts for the kernel's TCP_INFO: `received` bytes in total have arrived in the peer's kernel,
+    /// and the round trip now takes `round_trip` seconds.
+    pub(super) fn on_sample(&mut self, received: u64, round_trip: f64, now: Instant) {
         let Some(capacity) = &mut self.capacity else {
             return;
         };
-        // The kernel also counts what came before the first byte counted
-        // here: the difference shows when everything has arrived.
-        self.offset = self.offset.max(got.saturating_sub(self.sent));
-        let arrived = got.saturating_sub(self.offset).min(self.sent);
-        if arrived > self.got {
-            self.got = arrived;
+        // The kernel also counts bytes from before the first byte counted here. The difference is
+        // known when everything has arrived.
+        self.offset = self.offset.max(received.saturating_sub(self.sent));
+        let arrived = received.saturating_sub(self.offset).min(self.sent);
+        if arrived > self.received {
+            self.received = arrived;
             self.active = now;
         }
-        capacity.look(got, self.got == self.sent, round_trip, now);
+        capacity.on_sample(received, self.received == self.sent, round_trip, now);
     }
 
-    /// The peer has applied `total` bytes since the link began; `false` when
-    /// that cannot be: more than was sent, or less than it said before.
+    /// The peer reports that it has applied `total` bytes in total. Returns `false` if that is
+    /// impossible: more than was sent, or less than it reported before.
     #[must_use]
     pub(super) fn on_ack(&mut self, total: u64) -> bool {
         if total > self.sent || total < self.applied {

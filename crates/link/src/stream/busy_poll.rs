@@ -1,13 +1,11 @@
-//! `--poll`: waiting for a message without sleeping.
+//! Busy polling (`--poll`): waits for a message without sleeping.
 //!
-//! A thread that sleeps has to be woken, and its core, where it was idle, too.
-//! A thread that spins sees the message as soon as it is there, and keeps a
-//! core from everybody else for it. Two cores can be too few for that: with a
-//! spinning thread on the one and the vCPU on the other, the next to come
-//! would wait for a scheduler's tick. So spinning ends where somebody else
-//! wants the core: noticed by having lost it. For a while the thread then
-//! sleeps like any other, which is also the quicker way in such company: who
-//! wakes up is put before who runs, who spins is not.
+//! To wake a sleeping thread takes time, and so does an idle core. A spinning thread sees the
+//! message at once, but keeps its core busy. Two cores can be too few for that: with a spinning
+//! thread on one and the vCPU on the other, the next thread would wait for the scheduler's tick. So
+//! a thread stops spinning when it notices that it lost its core to another thread, and sleeps for
+//! some time. This is also faster then, because the scheduler prefers a thread that wakes up to one
+//! that runs.
 
 use std::hint;
 use std::io::{self, Read};
@@ -19,26 +17,26 @@ use crate::Stream;
 use crate::TICK;
 use hikkoshi_linux::Cancel;
 
-/// A gap this long between two looks at the clock: the thread did not have its
-/// core meanwhile. Interrupts take less.
-const LOST: Duration = Duration::from_micros(200);
+/// A gap this long between two clock reads means that the thread lost its core. Interrupts take
+/// less time.
+const LOST_CORE: Duration = Duration::from_micros(200);
 
-/// How long it sleeps then instead of spinning.
-const GIVE_WAY: Duration = Duration::from_millis(20);
+/// How long the thread sleeps then instead of spinning.
+const SLEEP: Duration = Duration::from_millis(20);
 
-/// Pauses between two looks at the socket, each some tens of nanoseconds.
+/// Pauses between two reads of the socket, each some tens of nanoseconds.
 const PAUSES: u32 = 8;
 
-/// The spinning of one thread on one socket.
+/// The busy polling of one thread on one socket.
 #[derive(Debug, Default)]
 pub(crate) struct BusyPoll {
-    /// Until then somebody else wants the core.
+    /// Until then the thread sleeps in reads, because another thread needs the core.
     sleep_until: Option<Instant>,
 }
 
 impl BusyPoll {
-    /// Reads what comes next. [`io::ErrorKind::WouldBlock`] after a
-    /// [`TICK`] without anything, and when `stop` is set.
+    /// Reads the next bytes. Returns [`io::ErrorKind::WouldBlock`] after a [`TICK`] without data,
+    /// and when `stop` is set.
     pub(crate) fn read(
         &mut self,
         stream: &Stream,
@@ -56,8 +54,8 @@ impl BusyPoll {
                 other => return other.map(|(read, _)| read).map_err(Into::into),
             }
             let now = Instant::now();
-            if now - last > LOST {
-                self.sleep_until = Some(now + GIVE_WAY);
+            if now - last > LOST_CORE {
+                self.sleep_until = Some(now + SLEEP);
             }
             if now - begun > TICK || stop.is_cancelled() {
                 return Err(io::ErrorKind::WouldBlock.into());

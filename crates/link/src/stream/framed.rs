@@ -1,4 +1,4 @@
-//! Frames on a stream: what a link's reading and writing end have in common.
+//! What the reader and the writer of a link share: errors, and the tick.
 
 use std::io;
 use std::sync::Arc;
@@ -10,29 +10,28 @@ use thiserror::Error;
 use crate::{LinkReader, LinkWriter, Stream};
 use hikkoshi_linux::Cancel;
 
-/// How long a blocking call on a link lasts before the thread looks whether
-/// it should stop.
+/// The timeout of one blocking call on a link, after which the thread checks whether it must stop.
 pub const TICK: Duration = Duration::from_millis(100);
 
 /// Why a link can no longer be used.
 #[derive(Debug, Error)]
 pub enum LinkError {
-    /// The peer ended the connection.
+    /// The peer closed the connection.
     #[error("the peer closed the connection")]
     Closed,
     /// The connection failed.
     #[error("the connection failed: {0}")]
     Io(#[from] io::Error),
-    /// The peer sent what is not a frame, or one that is not allowed.
+    /// The peer sent a malformed frame, or one that is not allowed.
     #[error("the peer sent a malformed message: {0}")]
     Malformed(#[from] DecodeError),
-    /// The peer sent a control message that cannot be read.
+    /// The peer sent a malformed control message.
     #[error("the peer sent a malformed message: {0}")]
     Control(#[from] ControlError),
-    /// A well-formed frame of the wrong kind for this link at this time.
+    /// A well-formed frame that this link does not expect at this time.
     #[error("the peer broke the protocol: {0}")]
     Protocol(String),
-    /// The peer did not say in time what it had to say.
+    /// The peer did not respond within the time limit.
     #[error("the peer takes too long to answer")]
     TooSlow,
     /// This side was asked to stop.
@@ -41,16 +40,16 @@ pub enum LinkError {
 }
 
 impl LinkError {
-    /// Whether the link has ended, for whatever reason the peer had.
+    /// Whether the connection has ended or failed.
     pub fn is_end(&self) -> bool {
         matches!(self, Self::Closed | Self::Io(_))
     }
 }
 
-/// The two ends of one link.
+/// Splits a connection into its reader and its writer.
 ///
 /// # Errors
-/// When the socket's time-out cannot be set.
+/// When the socket's timeout cannot be set.
 pub fn split(
     stream: &Arc<Stream>,
     limits: Limits,
@@ -62,8 +61,8 @@ pub fn split(
     ))
 }
 
-/// Whether a call on a socket ended because its time-out did. (A peer that was
-/// silent for too long is `TimedOut`, and said once.)
+/// Whether a socket call timed out. (A peer that was silent for too long is reported once, as
+/// `TimedOut`.)
 pub(crate) fn is_timeout(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock
 }

@@ -1,4 +1,5 @@
-//! A connected socket of either family, shared by its reader and its writer.
+//! A connected socket, TCP or unix, with or without TLS. The reader and the writer of a link share
+//! it.
 
 mod busy_poll;
 mod framed;
@@ -30,27 +31,27 @@ use crate::tls::{
 use crate::{Address, Remote};
 use hikkoshi_linux::Cancel;
 
-/// How long a peer may leave sent bytes unacknowledged before the link counts
-/// as broken (`TCP_USER_TIMEOUT`, RFC 5482).
+/// How long sent bytes may stay unacknowledged before the link counts as broken
+/// (`TCP_USER_TIMEOUT`, RFC 5482).
 pub const PEER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long a connection attempt may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connected stream socket. Reading and writing take `&self`: one thread
-/// reads, one thread writes.
+/// A connected stream socket. Reading and writing take `&self`: one thread reads, one thread
+/// writes.
 #[derive(Debug)]
 pub enum Stream {
     /// A TCP connection.
     Tcp(TcpStream),
     /// A unix stream connection.
     Unix(UnixStream),
-    /// Either of them with TLS on it: what is read and written here are
-    /// records, which a link's two ends open and make.
+    /// A connection of either kind with TLS. The bytes read and written here are TLS records, which
+    /// the link's reader opens and its writer seals.
     Secure(Box<Secured>),
 }
 
-/// A connection that speaks TLS.
+/// A connection with TLS.
 #[derive(Debug)]
 pub struct Secured {
     socket: Stream,
@@ -59,14 +60,15 @@ pub struct Secured {
 }
 
 impl Stream {
-    /// Connects to `remote`, trying each of its socket addresses in turn. What
-    /// is to be protected is not yet.
+    /// Connects to `remote`: tries each of its socket addresses in turn. Does no TLS handshake.
     ///
     /// # Errors
-    /// The last attempt's error; that it was stopped, by `stop`.
+    /// The error of the last attempt, or of a stop by `stop`.
     pub fn connect(remote: &Remote, stop: &Cancel) -> io::Result<Self> {
         let Remote {
-            address, only_here, ..
+            address,
+            loopback_only,
+            ..
         } = remote;
         match address {
             Address::Unix(path) => Ok(Self::Unix(UnixStream::connect(path)?)),
@@ -74,15 +76,15 @@ impl Stream {
                 let found = address.resolve().map_err(io::Error::other)?;
                 let mut last = io::Error::from(io::ErrorKind::NotFound);
                 for socket_address in found {
-                    if *only_here && !socket_address.ip().is_loopback() {
-                        // It was this machine when it was looked up first.
+                    if *loopback_only && !socket_address.ip().is_loopback() {
+                        // The name resolved to this machine when it was checked.
                         last = io::Error::other(format!(
                             "the name now resolves to {socket_address}, which is not on this \
                              machine, and the link is not encrypted"
                         ));
                         continue;
                     }
-                    match reach(socket_address, stop) {
+                    match connect_to(socket_address, stop) {
                         Ok(stream) => return Self::tcp(stream),
                         Err(error) => last = error,
                     }
@@ -92,11 +94,11 @@ impl Stream {
         }
     }
 
-    /// Takes over an accepted or connected TCP socket: no Nagle delay, and a
-    /// silently dead peer is noticed.
+    /// Takes an accepted or connected TCP socket, disables Nagle's algorithm and detects dead
+    /// peers.
     ///
     /// # Errors
-    /// What `setsockopt` says.
+    /// The error of `setsockopt`.
     pub fn tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         let stream = Self::Tcp(stream);
@@ -104,18 +106,18 @@ impl Stream {
         Ok(stream)
     }
 
-    /// How long the peer may be silent, or leave sent bytes unacknowledged,
-    /// before the link counts as broken ([`PEER_TIMEOUT`] unless told
-    /// otherwise). On a unix socket it does nothing: its peer cannot vanish.
+    /// Sets how long the peer may be silent, or leave sent bytes unacknowledged, before the link
+    /// counts as broken (default: [`PEER_TIMEOUT`]). Has no effect on a unix socket, whose peer
+    /// cannot disappear without notice.
     ///
     /// # Errors
-    /// What `setsockopt` says.
+    /// The error of `setsockopt`.
     pub fn set_stall_timeout(&self, timeout: Duration) -> io::Result<()> {
         let Self::Tcp(stream) = self.socket() else {
             return Ok(());
         };
         let socket = SockRef::from(stream);
-        // The kernel counts in milliseconds here and in whole seconds below.
+        // The kernel uses milliseconds here and whole seconds below.
         socket.set_tcp_user_timeout(Some(timeout))?;
         let second = Duration::from_secs(1);
         socket.set_tcp_keepalive(
@@ -126,32 +128,32 @@ impl Stream {
         )
     }
 
-    /// Protects a connection that was made: nothing was read or written yet.
+    /// Does a client's TLS handshake on a new connection.
     ///
     /// # Errors
     /// See [`SecureError`].
     pub fn secure_client(
         self,
         client: &TlsClient,
-        patience: TimeLimits<'_>,
+        limits: TimeLimits<'_>,
     ) -> Result<Self, SecureError> {
         self.set_timeout(Some(TICK))?;
-        let (opener, sealer) = tls::connect(client, &mut &self, patience)?;
+        let (opener, sealer) = tls::connect(client, &mut &self, limits)?;
         Ok(Self::secured(self, opener, sealer))
     }
 
-    /// Protects a connection that was accepted: nothing was read or written
-    /// yet. Gives the source's key, too, where it is known by that.
+    /// Does a server's TLS handshake on a new connection. Also returns the fingerprint of the
+    /// source's key, if the source was invited.
     ///
     /// # Errors
     /// See [`SecureError`].
     pub fn secure_server(
         self,
         server: &TlsServer,
-        patience: TimeLimits<'_>,
+        limits: TimeLimits<'_>,
     ) -> Result<(Self, Option<Fingerprint>), SecureError> {
         self.set_timeout(Some(TICK))?;
-        let (opener, sealer, source) = tls::accept(server, &mut &self, patience)?;
+        let (opener, sealer, source) = tls::accept(server, &mut &self, limits)?;
         Ok((Self::secured(self, opener, sealer), source))
     }
 
@@ -163,10 +165,10 @@ impl Stream {
         }))
     }
 
-    /// What opens the records that are read here; none without TLS.
+    /// Takes the receiving keys; `None` without TLS.
     ///
     /// # Errors
-    /// When somebody has it already: a link has one reader.
+    /// When they are taken already: a link has one reader.
     pub(crate) fn take_opener(&self) -> io::Result<Option<Opener>> {
         match self {
             Self::Secure(secured) => take(&secured.opener),
@@ -174,10 +176,10 @@ impl Stream {
         }
     }
 
-    /// What makes the records that are written here; none without TLS.
+    /// Takes the sending keys; `None` without TLS.
     ///
     /// # Errors
-    /// When somebody has it already: a link has one writer.
+    /// When they are taken already: a link has one writer.
     pub(crate) fn take_sealer(&self) -> io::Result<Option<Sealer>> {
         match self {
             Self::Secure(secured) => take(&secured.sealer),
@@ -185,8 +187,8 @@ impl Stream {
         }
     }
 
-    /// Gives back what was taken for a while.
-    pub(crate) fn put_back(&self, opener: Opener, sealer: Sealer) {
+    /// Returns the keys that were taken.
+    pub(crate) fn return_keys(&self, opener: Opener, sealer: Sealer) {
         if let Self::Secure(secured) = self {
             *secured
                 .opener
@@ -199,7 +201,7 @@ impl Stream {
         }
     }
 
-    /// What is below TLS.
+    /// The socket below TLS.
     fn socket(&self) -> &Self {
         match self {
             Self::Secure(s) => &s.socket,
@@ -207,10 +209,10 @@ impl Stream {
         }
     }
 
-    /// Bounds every later `read` and `write` call; `None`: they wait for ever.
+    /// Sets the timeout of every later `read` and `write` call; `None`: no timeout.
     ///
     /// # Errors
-    /// What `setsockopt` says.
+    /// The error of `setsockopt`.
     pub fn set_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         match self {
             Self::Tcp(s) => s
@@ -223,9 +225,9 @@ impl Stream {
         }
     }
 
-    /// Ends the connection in both directions; whoever is blocked on it wakes.
+    /// Ends the connection in both directions and wakes blocked threads.
     pub fn shutdown(&self) {
-        // An error means that it is over already, which is what was wanted.
+        // An error means that the connection has ended already.
         let _ = match self {
             Self::Tcp(s) => s.shutdown(Shutdown::Both),
             Self::Unix(s) => s.shutdown(Shutdown::Both),
@@ -233,8 +235,7 @@ impl Stream {
         };
     }
 
-    /// How the connection fares; `None` when it is not TCP, or the kernel does
-    /// not tell.
+    /// The kernel's TCP_INFO; `None` if the socket is not TCP or the kernel does not support it.
     pub fn tcp_info(&self) -> Option<TcpInfo> {
         match self {
             Self::Tcp(s) => TcpInfo::get(s).ok(),
@@ -243,10 +244,10 @@ impl Stream {
         }
     }
 
-    /// Lets the kernel send no more than so many bytes a second; `None`: as
-    /// fast as it goes. Of no consequence where it cannot.
+    /// Limits the kernel's sending rate; `None`: no limit. Has no effect where the kernel does not
+    /// support it.
     pub fn set_pace(&self, bytes_per_second: Option<f64>) {
-        // Positive, and `as` saturates.
+        // The value is positive, and `as` saturates.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let pace = bytes_per_second.map_or(u64::MAX, |rate| rate as u64);
         if let Self::Tcp(s) = self.socket()
@@ -256,27 +257,25 @@ impl Stream {
         }
     }
 
-    /// Writes `pieces` in a packet of their own (`MSG_EOR`): the kernel would
-    /// otherwise join what waits for its turn to packets of 64 KiB, and it
-    /// sends a packet at once, whatever the pace.
+    /// Writes `pieces` as a separate packet (`MSG_EOR`). Otherwise the kernel joins queued data to
+    /// packets of up to 64 KiB, and it sends each packet at once, whatever the pace.
     ///
     /// # Errors
-    /// As `write`.
-    pub(crate) fn write_apart(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+    /// The error of `sendmsg`.
+    pub(crate) fn write_packet(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut control = SendAncillaryBuffer::default();
         let flags = SendFlags::EOR | SendFlags::NOSIGNAL;
         let sent = match self {
             Self::Tcp(s) => sendmsg(s, pieces, &mut control, flags),
-            // Packets of the same kind are never joined there.
+            // A unix socket never joins data to packets.
             Self::Unix(s) => sendmsg(s, pieces, &mut control, SendFlags::NOSIGNAL),
-            Self::Secure(s) => return s.socket.write_apart(pieces),
+            Self::Secure(s) => return s.socket.write_packet(pieces),
         };
         Ok(sent?)
     }
 
-    /// Marks everything sent from now on, so that networks and hosts that
-    /// honour the mark serve it accordingly. Of no consequence where it cannot
-    /// be marked: not on a unix socket.
+    /// Sets the traffic class of everything sent from now on, for networks and hosts that use it.
+    /// Has no effect where it cannot be set, such as on a unix socket.
     pub fn mark(&self, mark: TrafficClass) {
         let Self::Tcp(stream) = self.socket() else {
             return;
@@ -296,9 +295,8 @@ impl Stream {
         }
     }
 
-    /// Lets writing wait while more than `bytes` have not left yet
-    /// (`TCP_NOTSENT_LOWAT`): what is written next would stand behind them.
-    /// On a unix socket it does nothing.
+    /// Blocks writes while more than `bytes` have not been sent (`TCP_NOTSENT_LOWAT`), because the
+    /// next message would queue behind them. Has no effect on a unix socket.
     pub fn bound_unsent(&self, bytes: u32) {
         if let Self::Tcp(stream) = self.socket()
             && let Err(error) = SockRef::from(stream).set_tcp_notsent_lowat(bytes)
@@ -356,14 +354,13 @@ impl Write for &Stream {
     }
 }
 
-/// Connects to one address, until it answers, too much time has passed, or
-/// `stop` is set.
-fn reach(address: SocketAddr, stop: &Cancel) -> io::Result<TcpStream> {
+/// Connects to one address, until it answers, the attempt times out, or `stop` is set.
+fn connect_to(address: SocketAddr, stop: &Cancel) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     match socket.connect(&address.into()) {
         Err(error) if Errno::from_io_error(&error) == Some(Errno::INPROGRESS) => {
-            await_answer(&socket, stop)?;
+            wait_until_connected(&socket, stop)?;
         }
         tried => tried?,
     }
@@ -371,7 +368,7 @@ fn reach(address: SocketAddr, stop: &Cancel) -> io::Result<TcpStream> {
     Ok(socket.into())
 }
 
-fn await_answer(socket: &Socket, stop: &Cancel) -> io::Result<()> {
+fn wait_until_connected(socket: &Socket, stop: &Cancel) -> io::Result<()> {
     let deadline = Instant::now() + CONNECT_TIMEOUT;
     let tick = Timespec::try_from(TICK).map_err(io::Error::other)?;
     while Instant::now() < deadline {
@@ -397,13 +394,13 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn who_does_not_answer_is_waited_for_until_somebody_says_stop() {
+    fn a_connection_attempt_without_an_answer_ends_on_stop() {
         let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
-        let deaf = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-        deaf.bind(&loopback.into()).unwrap();
-        deaf.listen(0).unwrap();
-        let address = deaf.local_addr().unwrap().as_socket().unwrap();
-        // Whoever comes when its queue is full hears nothing.
+        let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        listener.bind(&loopback.into()).unwrap();
+        listener.listen(0).unwrap();
+        let address = listener.local_addr().unwrap().as_socket().unwrap();
+        // The kernel drops connection attempts while the queue is full.
         let fill = || {
             let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
             socket.set_nonblocking(true).unwrap();
@@ -417,20 +414,20 @@ mod tests {
             thread::sleep(2 * TICK);
             stopper.cancel();
         });
-        let error = reach(address, &stop).unwrap_err();
+        let error = connect_to(address, &stop).unwrap_err();
         assert_ne!(error.kind(), io::ErrorKind::TimedOut, "{error}");
         assert!(error.to_string().contains("stopped"), "{error}");
         stopping.join().unwrap();
     }
 
-    /// The name led to this machine when that was looked at.
+    /// The name resolved to this machine when it was checked first.
     #[test]
-    fn what_must_not_leave_this_machine_does_not() {
+    fn loopback_only_refuses_other_addresses() {
         let here = |address: &str| Remote {
-            only_here: true,
+            loopback_only: true,
             ..address.parse::<Address>().unwrap().into()
         };
-        // Whoever tries to connect hears that it is to stop, or what the network says.
+        // An attempt to connect would fail with the stop or a network error instead.
         let error = Stream::connect(&here("192.0.2.1:9"), &Cancel::cancelled()).unwrap_err();
         assert_eq!(
             error.to_string(),

@@ -1,4 +1,4 @@
-//! The reading end of a link.
+//! The reader of a link.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::AsFd;
@@ -14,17 +14,17 @@ use crate::tls::Opener;
 use crate::{LinkError, Stream};
 use hikkoshi_linux::Cancel;
 
-/// How much is read from a socket at once.
+/// The size of one read from a socket.
 const READ_BUFFER: usize = 128 << 10;
 
-/// A stream that gives up when told to.
+/// A stream whose reads end when `stop` is set or the deadline passes.
 #[derive(Debug)]
 struct Stoppable {
     stream: Arc<Stream>,
     stop: Cancel,
     deadline: Option<Instant>,
     spin: Option<BusyPoll>,
-    /// What opens records, on a link with TLS.
+    /// With TLS: the receiving keys.
     opener: Option<Opener>,
 }
 
@@ -40,11 +40,10 @@ impl Read for Stoppable {
 }
 
 impl Stoppable {
-    /// Reads what the socket has.
+    /// Reads from the socket.
     fn read_raw(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
-            // Looked at before every read: a peer that sends a byte now and
-            // then is too slow as well.
+            // Checked before every read: a peer that sends a byte now and then is too slow as well.
             if self.deadline.is_some_and(|at| Instant::now() > at) {
                 return Err(io::ErrorKind::TimedOut.into());
             }
@@ -64,7 +63,7 @@ impl Stoppable {
     }
 }
 
-/// The reading end of a link.
+/// Reads frames from a link.
 #[derive(Debug)]
 pub struct LinkReader {
     input: BufReader<Stoppable>,
@@ -76,7 +75,7 @@ impl LinkReader {
     /// Reads frames about a guest of `limits`; `stop` ends a blocked read.
     ///
     /// # Errors
-    /// When the socket's time-out cannot be set.
+    /// When the socket's timeout cannot be set, or another reader has the TLS keys.
     pub fn new(stream: Arc<Stream>, limits: Limits, stop: Cancel) -> io::Result<Self> {
         stream.set_timeout(Some(TICK))?;
         let opener = stream.take_opener()?;
@@ -104,7 +103,7 @@ impl LinkReader {
     /// Whether something can be read without waiting longer than `timeout`.
     ///
     /// # Errors
-    /// What `poll` says.
+    /// The error of `poll`.
     pub fn is_ready(&self, timeout: Duration) -> Result<bool, LinkError> {
         let opener = self.input.get_ref().opener.as_ref();
         if !self.input.buffer().is_empty() || opener.is_some_and(Opener::is_ready) {
@@ -120,7 +119,7 @@ impl LinkReader {
         }
     }
 
-    /// The next frame's header. Its payload, if it has one, must be read next.
+    /// Reads the next frame's header. If it has a payload, read that next.
     ///
     /// # Errors
     /// [`LinkError::Closed`] when the stream ends between two frames.
@@ -140,7 +139,7 @@ impl LinkReader {
     /// Fills `buffer` with the next bytes of the stream.
     ///
     /// # Errors
-    /// The link's failure; its end in the middle of a frame is one.
+    /// The link's failure; the end of the stream in a frame is one.
     pub fn payload(&mut self, buffer: &mut [u8]) -> Result<(), LinkError> {
         let mut filled = 0;
         while filled < buffer.len() {
@@ -154,7 +153,7 @@ impl LinkReader {
         Ok(())
     }
 
-    /// Tells a signal's interruption, a request to stop and a failure apart.
+    /// Distinguishes an interruption by a signal, a stop and a failure.
     fn checked(&self, result: io::Result<()>) -> Result<(), LinkError> {
         match result {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {
@@ -169,19 +168,18 @@ impl LinkReader {
         }
     }
 
-    /// From now on `stop` ends a blocked read.
+    /// Replaces the stop signal that ends a blocked read.
     pub fn set_stop(&mut self, stop: Cancel) {
         self.input.get_mut().stop = stop;
     }
 
-    /// Whether reading spins from now on instead of sleeping: a processor for
-    /// some microseconds less a message. `busy_poll.rs` says when it
-    /// sleeps all the same.
+    /// Sets whether reads spin instead of sleeping. This uses a processor core to save some
+    /// microseconds a message. See `busy_poll.rs` for when it sleeps anyway.
     pub fn set_poll(&mut self, poll: bool) {
         self.input.get_mut().spin = poll.then(BusyPoll::default);
     }
 
-    /// From now on reads fail with [`LinkError::TooSlow`] after `deadline`.
+    /// Makes reads fail with [`LinkError::TooSlow`] after `deadline`.
     pub fn set_deadline(&mut self, deadline: Option<Instant>) {
         self.input.get_mut().deadline = deadline;
     }
@@ -226,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_out_whole_however_they_arrive() {
+    fn messages_are_read_whole_in_pieces_of_any_size() {
         let (stream, mut peer) = pair();
         let mut reader = reader(&stream, &Cancel::new());
         let range = PageRange::from_len(Page::new(5), 2);
@@ -253,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_in_the_middle_and_rubbish_are_errors() {
+    fn a_truncated_or_malformed_frame_is_an_error() {
         let (stream, mut peer) = pair();
         let mut reader = reader(&stream, &Cancel::new());
         peer.write_all(&[0; HEADER_LEN]).unwrap();
@@ -265,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blocked_read_ends_when_told_to_or_late() {
+    fn a_blocked_read_ends_on_stop_or_deadline() {
         let (stream, _peer) = pair();
         let stop = Cancel::new();
         let mut reader = reader(&stream, &stop);
@@ -282,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn polling_reads_the_same_and_ends_when_told_to() {
+    fn busy_polling_reads_the_same_and_ends_on_stop() {
         let (stream, mut peer) = pair();
         let stop = Cancel::new();
         let mut reader = reader(&stream, &stop);
@@ -314,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn only_control_messages_on_a_control_link() {
+    fn a_control_link_carries_only_control_messages() {
         let (stream, mut peer) = pair();
         let mut reader = reader(&stream, &Cancel::new());
         peer.write_all(&Frame::Ack { bytes: 7 }.encode()).unwrap();
@@ -323,7 +321,7 @@ mod tests {
             error.to_string(),
             "the peer broke the protocol: Ack { bytes: 7 } on the control link"
         );
-        // A length is not believed beyond its bound.
+        // A length beyond the limit is refused.
         let len = u32::try_from(MAX_CONTROL).unwrap() + 1;
         peer.write_all(&Frame::Control { len }.encode()).unwrap();
         assert!(matches!(

@@ -1,18 +1,18 @@
-//! How a link's packets are marked, for networks and hosts that look.
+//! Traffic classes: how a link's packets are marked for networks and hosts.
 
 use hikkoshi_wire::Role;
 
-/// What kind of traffic a link carries.
+/// The kind of traffic that a link carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TrafficClass {
-    /// Somebody waits for it: the urgent and the control link.
+    /// The urgent and the control link: the guest or the other side waits for the data.
     Urgent,
-    /// Nobody does.
+    /// Background links.
     Bulk,
 }
 
 impl TrafficClass {
-    /// The mark of a link.
+    /// The traffic class of a link.
     pub fn of(role: Role) -> Self {
         match role {
             Role::Background { .. } => Self::Bulk,
@@ -20,13 +20,12 @@ impl TrafficClass {
         }
     }
 
-    /// The differentiated services code point (RFC 2474), the upper six bits of
-    /// `IP_TOS` or `IPV6_TCLASS`. AF21 for urgent: RFC 4594, section 4.7, has
-    /// it for answers that a user waits for, and RFC 8325, section 4.2.6, gives
-    /// it best effort or better on Wi-Fi. AF11 for bulk: RFC 4594, section 4.8,
-    /// "high-throughput data". Not expedited forwarding (EF), which is for
-    /// little traffic that was admitted, and not lower effort (RFC 8622), which
-    /// may be starved: a move has to end.
+    /// The differentiated services code point (RFC 2474), the upper six bits of `IP_TOS` or
+    /// `IPV6_TCLASS`. AF21 for urgent: RFC 4594, section 4.7, recommends it for responses that a
+    /// user waits for, and RFC 8325, section 4.2.6, maps it to best effort or better on Wi-Fi. AF11
+    /// for bulk: RFC 4594, section 4.8, "high-throughput data". Not expedited forwarding (EF),
+    /// which is for a small amount of admitted traffic, and not lower effort (RFC 8622), which may
+    /// be starved: a migration must make progress.
     pub(crate) fn dscp(self) -> u32 {
         match self {
             Self::Urgent => 18,
@@ -34,9 +33,9 @@ impl TrafficClass {
         }
     }
 
-    /// `SO_PRIORITY`, for this host's queues; up to 6 nobody needs a privilege
-    /// (`socket(7)`). The numbers are `linux/pkt_sched.h`'s: interactive and
-    /// bulk, which `pfifo_fast` serves first and last.
+    /// `SO_PRIORITY`, for this host's queues; values up to 6 need no privilege (`socket(7)`). The
+    /// numbers are from `linux/pkt_sched.h`: interactive and bulk, which `pfifo_fast` serves first
+    /// and last.
     pub fn priority(self) -> u32 {
         match self {
             Self::Urgent => 6,
@@ -52,17 +51,17 @@ mod tests {
     use socket2::SockRef;
     use std::net::{TcpListener, TcpStream};
 
-    /// A marked connection to `host`: its priority, and the socket.
+    /// A marked connection to `host`.
     fn marked(host: &str, mark: TrafficClass) -> TcpStream {
         let listener = TcpListener::bind((host, 0)).unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let kept = stream.try_clone().unwrap();
+        let clone = stream.try_clone().unwrap();
         Stream::tcp(stream).unwrap().mark(mark);
-        kept
+        clone
     }
 
     #[test]
-    fn the_kernel_has_what_was_marked() {
+    fn the_kernel_has_the_traffic_class() {
         for mark in [TrafficClass::Urgent, TrafficClass::Bulk] {
             let stream = marked("127.0.0.1", mark);
             let socket = SockRef::from(&stream);
@@ -76,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn only_background_is_bulk() {
+    fn only_background_links_are_bulk() {
         assert_eq!(TrafficClass::of(Role::Control), TrafficClass::Urgent);
         assert_eq!(TrafficClass::of(Role::Urgent), TrafficClass::Urgent);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The writing end of a link.
+//! The writer of a link.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -12,27 +12,26 @@ use crate::tls::Sealer;
 use crate::{LinkError, Stream};
 use hikkoshi_linux::Cancel;
 
-/// Bytes that are made records at once: they stay in the processor's cache
-/// until they are sent.
-const AT_ONCE: usize = 128 << 10;
+/// Plain bytes that are sealed at once: the records stay in the processor's cache until they are
+/// sent.
+const SEALED_AT_ONCE: usize = 128 << 10;
 
-/// The writing end of a link.
+/// Writes frames to a link.
 #[derive(Debug)]
 pub struct LinkWriter {
     stream: Arc<Stream>,
     stop: Cancel,
-    /// How long the peer may take nothing at all.
-    patience: Option<Duration>,
+    /// How long the peer may accept no data.
+    progress_timeout: Option<Duration>,
     sent: u64,
-    /// A message was left unfinished: whatever followed it would be taken for
-    /// the rest of it.
-    torn: bool,
-    /// Each message goes in a packet of its own.
-    apart: bool,
-    /// On a link with TLS: what makes records, and those on their way.
+    /// A message was sent only in part. The peer would read later data as the rest of it.
+    partial: bool,
+    /// Each message is sent as a separate packet.
+    packets: bool,
+    /// With TLS: the sending keys, and the sealed records.
     sealer: Option<Sealer>,
     sealed: Vec<u8>,
-    /// Bytes of records beyond their content, in all.
+    /// Bytes of records beyond their content, in total.
     overhead: u64,
 }
 
@@ -40,40 +39,41 @@ impl LinkWriter {
     /// Writes frames to `stream`; `stop` ends a blocked write.
     ///
     /// # Errors
-    /// When the socket's time-out cannot be set.
+    /// When the socket's timeout cannot be set, or another writer has the TLS keys.
     pub fn new(stream: Arc<Stream>, stop: Cancel) -> io::Result<Self> {
         stream.set_timeout(Some(TICK))?;
         let sealer = stream.take_sealer()?;
-        // Set aside now: the request path allocates nothing.
-        let room = sealer.as_ref().map_or(0, |_| Sealer::sealed_len(AT_ONCE));
+        // Allocated now: answering a page request allocates nothing.
+        let room = sealer
+            .as_ref()
+            .map_or(0, |_| Sealer::sealed_len(SEALED_AT_ONCE));
         Ok(Self {
             stream,
             stop,
-            patience: None,
+            progress_timeout: None,
             sent: 0,
-            torn: false,
-            apart: false,
+            partial: false,
+            packets: false,
             sealer,
             sealed: Vec::with_capacity(room),
             overhead: 0,
         })
     }
 
-    /// From now on `stop` ends a blocked write.
+    /// Replaces the stop signal that ends a blocked write.
     pub fn set_stop(&mut self, stop: Cancel) {
         self.stop = stop;
     }
 
-    /// From now on a peer that takes nothing for so long is too slow
-    /// ([`LinkError::TooSlow`]); `None`: it may take its time.
-    pub fn set_patience(&mut self, patience: Option<Duration>) {
-        self.patience = patience;
+    /// Sets how long the peer may accept no data before a write fails with [`LinkError::TooSlow`];
+    /// `None`: no limit.
+    pub fn set_progress_timeout(&mut self, progress_timeout: Option<Duration>) {
+        self.progress_timeout = progress_timeout;
     }
 
-    /// From now on each message goes in a packet of its own, see
-    /// [`Stream::write_apart`].
-    pub(crate) fn send_apart(&mut self) {
-        self.apart = true;
+    /// Sends each later message as a separate packet, see [`Stream::write_packet`].
+    pub(crate) fn send_as_packets(&mut self) {
+        self.packets = true;
     }
 
     /// The connection.
@@ -81,17 +81,17 @@ impl LinkWriter {
         &self.stream
     }
 
-    /// Bytes written to the link so far, as the peer will read them.
+    /// Bytes of frames written to the link so far.
     pub fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Bytes that the connection has carried beyond those: TLS's records.
+    /// Bytes that the connection has carried beyond the frames: TLS records.
     pub(crate) fn overhead(&self) -> u64 {
         self.overhead
     }
 
-    /// The connection, and what makes its records.
+    /// The connection and its sending keys.
     pub fn into_parts(self) -> (Arc<Stream>, Option<Sealer>) {
         (self.stream, self.sealer)
     }
@@ -104,7 +104,7 @@ impl LinkWriter {
         self.write(&frame.encode(), &[])
     }
 
-    /// Sends whole frames that were encoded before.
+    /// Sends complete frames that are encoded already.
     ///
     /// # Errors
     /// The link's failure.
@@ -134,7 +134,7 @@ impl LinkWriter {
     }
 
     fn write(&mut self, head: &[u8], body: &[u8]) -> Result<(), LinkError> {
-        if self.torn {
+        if self.partial {
             return Err(LinkError::Closed);
         }
         let Some(mut sealer) = self.sealer.take() else {
@@ -144,9 +144,8 @@ impl LinkWriter {
         };
         let mut sealed = std::mem::take(&mut self.sealed);
         let written = self.write_records(&mut sealer, &mut sealed, head, body);
-        // A record that is not sent is missed by the peer, even if not a byte
-        // of it has left.
-        self.torn |= written.is_err();
+        // The peer misses a record that is not sent, even if none of its bytes were sent.
+        self.partial |= written.is_err();
         (self.sealer, self.sealed) = (Some(sealer), sealed);
         written
     }
@@ -160,8 +159,8 @@ impl LinkWriter {
     ) -> Result<(), LinkError> {
         let (mut head, mut body) = (head, body);
         while !head.is_empty() || !body.is_empty() {
-            let (first, head_rest) = head.split_at(head.len().min(AT_ONCE));
-            let (second, body_rest) = body.split_at(body.len().min(AT_ONCE - first.len()));
+            let (first, head_rest) = head.split_at(head.len().min(SEALED_AT_ONCE));
+            let (second, body_rest) = body.split_at(body.len().min(SEALED_AT_ONCE - first.len()));
             sealed.clear();
             sealer.seal(first, second, sealed)?;
             self.write_raw(sealed, &[])?;
@@ -176,14 +175,14 @@ impl LinkWriter {
     fn write_raw(&mut self, head: &[u8], body: &[u8]) -> Result<(), LinkError> {
         let total = head.len() + body.len();
         let mut done = 0;
-        let mut moved = Instant::now();
+        let mut last_progress = Instant::now();
         while done < total {
             let pieces = [
                 io::IoSlice::new(&head[done.min(head.len())..]),
                 io::IoSlice::new(&body[done.saturating_sub(head.len())..]),
             ];
-            let written = if self.apart {
-                self.stream.write_apart(&pieces)
+            let written = if self.packets {
+                self.stream.write_packet(&pieces)
             } else {
                 (&*self.stream).write_vectored(&pieces)
             };
@@ -191,14 +190,17 @@ impl LinkWriter {
                 Ok(0) => return Err(LinkError::Closed),
                 Ok(n) => {
                     done += n;
-                    moved = Instant::now();
-                    self.torn = done < total;
+                    last_progress = Instant::now();
+                    self.partial = done < total;
                 }
                 Err(e) if is_timeout(&e) || e.kind() == io::ErrorKind::Interrupted => {
                     if self.stop.is_cancelled() {
                         return Err(LinkError::Stopped);
                     }
-                    if self.patience.is_some_and(|most| moved.elapsed() > most) {
+                    if self
+                        .progress_timeout
+                        .is_some_and(|most| last_progress.elapsed() > most)
+                    {
                         return Err(LinkError::TooSlow);
                     }
                 }
@@ -223,10 +225,10 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_takes_nothing_is_too_slow() {
+    fn a_peer_that_accepts_no_data_is_too_slow() {
         let (stream, _peer) = pair();
         let mut writer = LinkWriter::new(stream, Cancel::new()).unwrap();
-        writer.set_patience(Some(Duration::ZERO));
+        writer.set_progress_timeout(Some(Duration::ZERO));
         let range = PageRange::from_len(Page::new(0), 256);
         let content = vec![1; 1 << 20];
         let error = loop {
@@ -238,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blocked_write_ends_when_told_to_and_nothing_follows_it() {
+    fn a_blocked_write_ends_on_stop_and_nothing_follows_it() {
         let (stream, mut peer) = pair();
         let stop = Cancel::cancelled();
         let mut writer = LinkWriter::new(Arc::clone(&stream), stop).unwrap();
@@ -252,7 +254,7 @@ mod tests {
             }
         };
         assert!(matches!(error, LinkError::Stopped), "{error}");
-        // A message behind half of another would be taken for its content.
+        // A message after half of another one would be read as its content.
         writer.set_stop(Cancel::new());
         let commit = writer.control(&ToDestination::Commit);
         assert!(matches!(commit, Err(LinkError::Closed)), "{commit:?}");
@@ -261,7 +263,7 @@ mod tests {
         peer.read_to_end(&mut arrived).unwrap();
         let frame = HEADER_LEN + content.len();
         assert_eq!(arrived.len() / frame, whole);
-        assert!(!arrived.len().is_multiple_of(frame), "not torn");
+        assert!(!arrived.len().is_multiple_of(frame), "not partial");
         assert_eq!(writer.sent(), (whole * frame) as u64);
     }
 }

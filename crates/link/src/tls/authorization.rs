@@ -8,9 +8,9 @@ use super::invitation::{Fingerprint, Proof, Secret};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// The source is accepted.
-    Welcome,
+    Accepted,
     /// The source does not know the secret.
-    NotInvited,
+    WrongSecret,
     /// Another source has used the invitation.
     Used,
 }
@@ -18,14 +18,14 @@ pub(crate) enum Verdict {
 impl Verdict {
     pub(super) fn to_byte(self) -> u8 {
         match self {
-            Self::Welcome => 1,
-            Self::NotInvited => 2,
+            Self::Accepted => 1,
+            Self::WrongSecret => 2,
             Self::Used => 3,
         }
     }
 
     pub(super) fn from_byte(byte: u8) -> Option<Self> {
-        [Self::Welcome, Self::NotInvited, Self::Used]
+        [Self::Accepted, Self::WrongSecret, Self::Used]
             .into_iter()
             .find(|verdict| verdict.to_byte() == byte)
     }
@@ -54,17 +54,17 @@ impl Authorization {
     }
 
     /// Decides about a source that has proved that it has the key `source`.
-    pub(super) fn judge(&self, source: Fingerprint, proof: &Proof) -> Verdict {
+    pub(super) fn check(&self, source: Fingerprint, proof: &Proof) -> Verdict {
         match self.source() {
-            Some(known) if known == source => Verdict::Welcome,
-            _ if !self.secret.verify(source, self.destination, proof) => Verdict::NotInvited,
+            Some(known) if known == source => Verdict::Accepted,
+            _ if !self.secret.verify(source, self.destination, proof) => Verdict::WrongSecret,
             Some(_) => Verdict::Used,
-            None => Verdict::Welcome,
+            None => Verdict::Accepted,
         }
     }
 
     /// Accepts from now on only `source`; `None`: any invited source.
-    pub(super) fn bind(&self, source: Option<Fingerprint>) {
+    pub(super) fn accept_only(&self, source: Option<Fingerprint>) {
         *self.source.lock().unwrap_or_else(PoisonError::into_inner) = source;
     }
 
@@ -83,28 +83,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_source_after_another_never_two() {
+    fn one_source_at_a_time() {
         let [destination, first, second] = [b"d", b"1", b"2"].map(|key| Fingerprint::of(key));
         let secret = Secret::random().unwrap();
-        let admission = Authorization::new(secret.clone(), destination, None);
+        let authorization = Authorization::new(secret.clone(), destination, None);
         let [one, two] = [first, second].map(|source| secret.prove(source, destination));
         let wrong = Secret::random().unwrap().prove(first, destination);
-        assert_eq!(admission.judge(first, &wrong), Verdict::NotInvited);
-        assert_eq!(admission.judge(first, &one), Verdict::Welcome);
+        assert_eq!(authorization.check(first, &wrong), Verdict::WrongSecret);
+        assert_eq!(authorization.check(first, &one), Verdict::Accepted);
         // No migration has begun yet.
-        assert_eq!(admission.judge(second, &two), Verdict::Welcome);
-        admission.bind(Some(first));
-        assert_eq!(admission.judge(first, &one), Verdict::Welcome);
-        assert_eq!(admission.judge(second, &two), Verdict::Used);
+        assert_eq!(authorization.check(second, &two), Verdict::Accepted);
+        authorization.accept_only(Some(first));
+        assert_eq!(authorization.check(first, &one), Verdict::Accepted);
+        assert_eq!(authorization.check(second, &two), Verdict::Used);
         // A proof for the first source's key, with another key.
-        assert_eq!(admission.judge(second, &one), Verdict::NotInvited);
-        admission.bind(None);
-        assert_eq!(admission.judge(second, &two), Verdict::Welcome);
+        assert_eq!(authorization.check(second, &one), Verdict::WrongSecret);
+        authorization.accept_only(None);
+        assert_eq!(authorization.check(second, &two), Verdict::Accepted);
     }
 
     #[test]
-    fn verdicts_travel_as_bytes() {
-        for verdict in [Verdict::Welcome, Verdict::NotInvited, Verdict::Used] {
+    fn a_verdict_is_one_byte() {
+        for verdict in [Verdict::Accepted, Verdict::WrongSecret, Verdict::Used] {
             assert_eq!(Verdict::from_byte(verdict.to_byte()), Some(verdict));
         }
         assert_eq!(Verdict::from_byte(0), None);

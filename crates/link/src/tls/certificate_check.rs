@@ -162,7 +162,7 @@ pub(super) fn check(
     let path = &certificates.files.cert;
     match verify(certificates, provider, side) {
         Ok(()) => Ok(()),
-        Err(Error::InvalidCertificate(error)) => match unsuitable(&error, path, side) {
+        Err(Error::InvalidCertificate(error)) => match problem(&error, path, side) {
             Some(why) => Err(why.into()),
             None => Ok(()),
         },
@@ -170,7 +170,7 @@ pub(super) fn check(
     }
 }
 
-fn unsuitable(error: &CertificateError, path: &Path, side: Side) -> Option<CertificateProblem> {
+fn problem(error: &CertificateError, path: &Path, side: Side) -> Option<CertificateProblem> {
     let path = path.to_owned();
     if let Some(validity) = Validity::of(error) {
         let now = now();
@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_dates() {
+    fn times_are_displayed_as_dates() {
         for (seconds, date) in [
             (0, "1970-01-01 00:00:00 UTC"),
             (951_782_399, "2000-02-28 23:59:59 UTC"),

@@ -147,9 +147,9 @@ fn unreadable_key(path: &Path, source: pem::Error) -> CertificatesError {
 /// format (RFC 1421, section 4.6.1.1).
 fn is_encrypted(path: &Path) -> bool {
     /// Enough for the first lines of any key.
-    const LOOKED_AT: u64 = 64 << 10;
+    const MAX_SEARCHED: u64 = 64 << 10;
     let mut text = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(LOOKED_AT).read_to_end(&mut text));
+    let read = File::open(path).and_then(|file| file.take(MAX_SEARCHED).read_to_end(&mut text));
     let text = String::from_utf8_lossy(&text);
     let marks = [
         "-----BEGIN ENCRYPTED PRIVATE KEY-----",

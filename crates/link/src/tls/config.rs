@@ -18,28 +18,28 @@ use super::certificates::{Certificates, CertificatesError};
 use super::credentials::{Destination, DestinationCredentials, Files, Source, SourceCredentials};
 use super::identity::Identity;
 use super::invitation::{Fingerprint, Invitation, Proof, Secret};
-use super::verify::{AnyKey, Pinned};
+use super::verify::{AcceptAnyKey, PinnedKey};
 use crate::Address;
 
 /// The application protocol (ALPN): the handshake fails with other TLS programs.
 pub(super) const PROTOCOL: &[u8] = b"hikkoshi/1";
 
 /// The name in a self-signed certificate. It is not checked: only the key is.
-pub(super) const SELF: &str = "hikkoshi.invalid";
+pub(super) const SELF_SIGNED_NAME: &str = "hikkoshi.invalid";
 
 /// How a destination protects the connections that it accepts.
 #[derive(Clone)]
 pub struct TlsServer {
     pub(super) config: Arc<ServerConfig>,
-    known_by: ServerSide,
+    authentication: ServerAuthentication,
 }
 
 #[derive(Clone)]
-enum ServerSide {
+enum ServerAuthentication {
     /// Sources must prove that they were invited.
     Invitation {
         key: Arc<Identity>,
-        admission: Arc<Authorization>,
+        authorization: Arc<Authorization>,
     },
     Authority(Files),
 }
@@ -49,11 +49,11 @@ enum ServerSide {
 pub struct TlsClient {
     pub(super) config: Arc<ClientConfig>,
     pub(super) name: ServerName<'static>,
-    known_by: ClientSide,
+    authentication: ClientAuthentication,
 }
 
 #[derive(Clone)]
-enum ClientSide {
+enum ClientAuthentication {
     Invitation {
         key: Arc<Identity>,
         destination: Fingerprint,
@@ -123,15 +123,15 @@ impl TlsServer {
             .with_protocol_versions(&[&TLS13])
             .map_err(CertificatesError::unusable)?
             // Any key is accepted here: the authorization follows after the handshake.
-            .with_client_cert_verifier(Arc::new(AnyKey::new(provider)))
+            .with_client_cert_verifier(Arc::new(AcceptAnyKey::new(provider)))
             .with_single_cert(vec![certificate], private)
             .map_err(CertificatesError::unusable)?;
-        let admission = Authorization::new(secret, key.fingerprint(), source);
+        let authorization = Authorization::new(secret, key.fingerprint(), source);
         Ok(Self {
             config: finish_server(config),
-            known_by: ServerSide::Invitation {
+            authentication: ServerAuthentication::Invitation {
                 key: Arc::new(key),
-                admission: Arc::new(admission),
+                authorization: Arc::new(authorization),
             },
         })
     }
@@ -142,11 +142,11 @@ impl TlsServer {
     /// When the certificate cannot be used, for example because it has expired.
     pub fn certified(certificates: Certificates) -> Result<Self, CertificatesError> {
         certificate_check::check(&certificates, &provider(), Side::Destination)?;
-        Self::showing(certificates)
+        Self::unchecked(certificates)
     }
 
     /// As [`certified`](Self::certified), without checking the certificate first.
-    pub(super) fn showing(certificates: Certificates) -> Result<Self, CertificatesError> {
+    pub(super) fn unchecked(certificates: Certificates) -> Result<Self, CertificatesError> {
         let Certificates {
             roots,
             chain,
@@ -164,17 +164,17 @@ impl TlsServer {
             .map_err(|error| CertificatesError::pair(error, &files))?;
         Ok(Self {
             config: finish_server(config),
-            known_by: ServerSide::Authority(files),
+            authentication: ServerAuthentication::Authority(files),
         })
     }
 
     /// The invitation to show to the source's operator, if this destination uses invitations;
     /// `address` is where the source can reach it.
     pub fn invitation(&self, address: Address) -> Option<Invitation> {
-        let ServerSide::Invitation { key, admission } = &self.known_by else {
+        let ServerAuthentication::Invitation { key, authorization } = &self.authentication else {
             return None;
         };
-        let secret = admission.secret().clone();
+        let secret = authorization.secret().clone();
         Some(Invitation::new(key.fingerprint(), secret, address))
     }
 
@@ -184,13 +184,13 @@ impl TlsServer {
     /// # Errors
     /// When the key cannot be serialized; in practice never.
     pub fn credentials(&self) -> Result<DestinationCredentials, CertificatesError> {
-        Ok(DestinationCredentials(match &self.known_by {
-            ServerSide::Invitation { key, admission } => Destination::Inviting {
+        Ok(DestinationCredentials(match &self.authentication {
+            ServerAuthentication::Invitation { key, authorization } => Destination::Inviting {
                 key: Box::new(key.copy()?),
-                secret: admission.secret().clone(),
-                source: admission.source(),
+                secret: authorization.secret().clone(),
+                source: authorization.source(),
             },
-            ServerSide::Authority(files) => Destination::Certified {
+            ServerAuthentication::Authority(files) => Destination::Certified {
                 files: files.clone(),
             },
         }))
@@ -198,22 +198,24 @@ impl TlsServer {
 
     /// Accepts from now on only the source with this key; `None`: any invited source. Has no effect
     /// with certificates.
-    pub(crate) fn bind(&self, source: Option<Fingerprint>) {
-        if let ServerSide::Invitation { admission, .. } = &self.known_by {
-            admission.bind(source);
+    pub(crate) fn accept_only(&self, source: Option<Fingerprint>) {
+        if let ServerAuthentication::Invitation { authorization, .. } = &self.authentication {
+            authorization.accept_only(source);
         }
     }
 
     /// Whether sources must prove that they were invited.
     pub(super) fn invites(&self) -> bool {
-        matches!(self.known_by, ServerSide::Invitation { .. })
+        matches!(self.authentication, ServerAuthentication::Invitation { .. })
     }
 
     /// Decides about a source that has the key `source` and sent `proof`.
-    pub(super) fn judge(&self, source: Fingerprint, proof: &Proof) -> Verdict {
-        match &self.known_by {
-            ServerSide::Invitation { admission, .. } => admission.judge(source, proof),
-            ServerSide::Authority(_) => Verdict::Welcome,
+    pub(super) fn check(&self, source: Fingerprint, proof: &Proof) -> Verdict {
+        match &self.authentication {
+            ServerAuthentication::Invitation { authorization, .. } => {
+                authorization.check(source, proof)
+            }
+            ServerAuthentication::Authority(_) => Verdict::Accepted,
         }
     }
 }
@@ -243,17 +245,17 @@ impl TlsClient {
         let key = Identity::generate()?;
         let destination = invitation.fingerprint;
         let proof = invitation.secret.prove(key.fingerprint(), destination);
-        Self::known(key, destination, proof)
+        Self::with(key, destination, proof)
     }
 
     /// A client for the destination with this key; `proof` was made for this side's key.
-    pub(super) fn known(
+    pub(super) fn with(
         key: Identity,
         destination: Fingerprint,
         proof: Proof,
     ) -> Result<Self, CertificatesError> {
         let provider = provider();
-        let pinned = Pinned::new(destination, Arc::clone(&provider));
+        let pinned = PinnedKey::new(destination, Arc::clone(&provider));
         let (certificate, private) = key.certificate()?;
         let config = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
@@ -264,8 +266,8 @@ impl TlsClient {
             .map_err(CertificatesError::unusable)?;
         Ok(Self {
             config: finish_client(config),
-            name: ServerName::try_from(SELF).map_err(CertificatesError::unusable)?,
-            known_by: ClientSide::Invitation {
+            name: ServerName::try_from(SELF_SIGNED_NAME).map_err(CertificatesError::unusable)?,
+            authentication: ClientAuthentication::Invitation {
                 key: Arc::new(key),
                 destination,
                 proof,
@@ -280,11 +282,11 @@ impl TlsClient {
     /// host name or IP address.
     pub fn certified(certificates: Certificates, host: &str) -> Result<Self, CertificatesError> {
         certificate_check::check(&certificates, &provider(), Side::Source)?;
-        Self::showing(certificates, host)
+        Self::unchecked(certificates, host)
     }
 
     /// As [`certified`](Self::certified), without checking the certificate first.
-    pub(super) fn showing(
+    pub(super) fn unchecked(
         certificates: Certificates,
         host: &str,
     ) -> Result<Self, CertificatesError> {
@@ -305,7 +307,7 @@ impl TlsClient {
         Ok(Self {
             config: finish_client(config),
             name,
-            known_by: ClientSide::Authority {
+            authentication: ClientAuthentication::Authority {
                 files,
                 host: host.to_owned(),
             },
@@ -317,8 +319,8 @@ impl TlsClient {
     /// # Errors
     /// When the key cannot be serialized; in practice never.
     pub fn credentials(&self) -> Result<SourceCredentials, CertificatesError> {
-        Ok(SourceCredentials(match &self.known_by {
-            ClientSide::Invitation {
+        Ok(SourceCredentials(match &self.authentication {
+            ClientAuthentication::Invitation {
                 key,
                 destination,
                 proof,
@@ -327,7 +329,7 @@ impl TlsClient {
                 destination: *destination,
                 proof: proof.clone(),
             },
-            ClientSide::Authority { files, host } => Source::Certified {
+            ClientAuthentication::Authority { files, host } => Source::Certified {
                 files: files.clone(),
                 host: host.clone(),
             },
@@ -336,9 +338,9 @@ impl TlsClient {
 
     /// The proof to send to a destination that uses invitations.
     pub(super) fn proof(&self) -> Option<&Proof> {
-        match &self.known_by {
-            ClientSide::Invitation { proof, .. } => Some(proof),
-            ClientSide::Authority { .. } => None,
+        match &self.authentication {
+            ClientAuthentication::Invitation { proof, .. } => Some(proof),
+            ClientAuthentication::Authority { .. } => None,
         }
     }
 }

@@ -64,7 +64,7 @@ impl SourceCredentials {
                 key,
                 destination,
                 proof,
-            } => TlsClient::known(*key, destination, proof),
+            } => TlsClient::with(*key, destination, proof),
             Source::Certified { files, host } => {
                 let read = Certificates::read(&files.ca, &files.cert, &files.key)?;
                 TlsClient::certified(read, &host)

@@ -13,8 +13,8 @@ use rustls::crypto::cipher::{AeadKey, Iv};
 use rustls::pki_types::CertificateDer;
 
 use super::handshake::{accept, connect};
-use super::keys::{ALERT, Common, DATA, HANDSHAKE, Key, PLAIN, Renew, TAG};
-use super::open::{EMPTY, LONGEST};
+use super::keys::{ALERT, Common, DATA, HANDSHAKE, Key, MAX_PLAIN, Renew, TAG};
+use super::open::{MAX_EMPTY, MAX_RECORD};
 use super::verify::fingerprint;
 use super::{Invitation, InvitationError, Opener, SecureError, TimeLimits, TlsClient, TlsServer};
 use crate::Address;
@@ -72,16 +72,16 @@ pub fn tls_handshake(bytes: &[u8]) {
     let (&piece, bytes) = bytes.split_first().unwrap_or((&0, &[]));
     let (client, server) = &*SIDES;
     let stop = Cancel::new();
-    let patience = TimeLimits {
+    let limits = TimeLimits {
         deadline: Instant::now() + Duration::from_secs(60),
         stop: &stop,
     };
     // In complete records, too, so that their contents are parsed.
     for framed in [bytes.to_vec(), framed(bytes)] {
         let mut socket = Sent::new(&framed, piece);
-        refused(accept(server, &mut socket, patience));
+        refused(accept(server, &mut socket, limits));
         let mut socket = Sent::new(&framed, piece);
-        refused(connect(client, &mut socket, patience));
+        refused(connect(client, &mut socket, limits));
     }
 }
 
@@ -99,7 +99,7 @@ fn refused<T>(passed: Result<T, SecureError>) {
 /// Records of the handshake that hold `bytes`.
 fn framed(bytes: &[u8]) -> Vec<u8> {
     let mut records = Vec::new();
-    for piece in bytes.chunks(PLAIN) {
+    for piece in bytes.chunks(MAX_PLAIN) {
         let [.., high, low] = piece.len().to_be_bytes();
         records.extend([HANDSHAKE, 3, 3, high, low]);
         records.extend_from_slice(piece);
@@ -176,7 +176,7 @@ impl Peer {
             return Some(End::Malformed);
         };
         // The limits of a record and of its content.
-        if inner.len() + TAG > LONGEST || content.len() > PLAIN {
+        if inner.len() + TAG > MAX_RECORD || content.len() > MAX_PLAIN {
             return Some(End::Malformed);
         }
         match (kind, content) {
@@ -197,7 +197,7 @@ impl Peer {
             (ALERT, [_, _]) => return Some(End::Alert),
             _ => return Some(End::Malformed),
         }
-        (self.empty > EMPTY).then_some(End::Malformed)
+        (self.empty > MAX_EMPTY).then_some(End::Malformed)
     }
 }
 
@@ -223,8 +223,8 @@ pub fn tls_records(bytes: &[u8]) {
             2 => peer.record(&[content, &[DATA], &[0; 40]].concat()),
             // The longest content, and a little longer.
             3 => {
-                let mut inner = content.repeat(1 + (PLAIN + 8) / content.len().max(1));
-                inner.truncate(PLAIN - 8 + usize::from(*amount % 16));
+                let mut inner = content.repeat(1 + (MAX_PLAIN + 8) / content.len().max(1));
+                inner.truncate(MAX_PLAIN - 8 + usize::from(*amount % 16));
                 peer.record(&[&inner[..], &[DATA]].concat());
             }
             4 => peer.record(&[24, 0, 0, 1, *amount % 3, HANDSHAKE]),
@@ -371,25 +371,25 @@ mod tests {
             }
         }
         let stop = Cancel::new();
-        let patience = TimeLimits {
+        let limits = TimeLimits {
             deadline: Instant::now() + Duration::from_secs(60),
             stop: &stop,
         };
         let mut kept = Kept(Vec::new());
-        connect(&SIDES.0, &mut kept, patience).unwrap_err();
+        connect(&SIDES.0, &mut kept, limits).unwrap_err();
         kept.0
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_taken_without_harm(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        fn any_bytes_keep_the_properties(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             for (_, target) in TARGETS {
                 target(&bytes);
             }
         }
 
         #[test]
-        fn so_is_a_damaged_greeting(
+        fn a_damaged_greeting_keeps_the_properties(
             piece in any::<u8>(),
             damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
             cut in any::<prop::sample::Index>(),
@@ -405,7 +405,7 @@ mod tests {
         }
 
         #[test]
-        fn so_are_many_records(
+        fn many_records_keep_the_properties(
             piece in any::<u8>(),
             records in prop::collection::vec((0..8_u8, 0..9_u8), 0..60),
         ) {
@@ -418,7 +418,7 @@ mod tests {
         }
 
         #[test]
-        fn so_is_a_damaged_certificate(
+        fn a_damaged_certificate_keeps_the_properties(
             damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
             cut in any::<prop::sample::Index>(),
         ) {
@@ -432,7 +432,7 @@ mod tests {
         }
 
         #[test]
-        fn so_is_a_damaged_invitation(
+        fn a_damaged_invitation_keeps_the_properties(
             damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
         ) {
             let mut bytes = shown().into_bytes();

@@ -13,15 +13,15 @@ use thiserror::Error;
 use super::authorization::Verdict;
 use super::certificate_check::{Utc, now, readable};
 use super::config::{PROTOCOL, TlsClient, TlsServer};
-use super::invitation::{Fingerprint, PROOF, Proof};
+use super::invitation::{Fingerprint, PROOF_LEN, Proof};
 use super::keys::{Common, HEADER, Key, Renew};
-use super::open::{Alert, LONGEST, Opener};
+use super::open::{Alert, MAX_RECORD, Opener};
 use super::seal::Sealer;
 use super::verify::fingerprint;
 use hikkoshi_linux::Cancel;
 
 /// The number of bytes that a peer may send in a handshake.
-const MOST: usize = 128 << 10;
+const MAX_HANDSHAKE: usize = 128 << 10;
 
 /// The size of one read.
 const CHUNK: usize = 16 << 10;
@@ -50,7 +50,7 @@ pub enum SecureError {
     /// The peer's certificate is not accepted.
     #[error(
         "the peer's certificate is not accepted: {}; it must be signed by an authority in the \
-         file given with --tls-ca, be valid now, and, for a destination, name the host in its \
+         file passed with --tls-ca, be valid now, and, for a destination, name the host in its \
          address; if it has extended key usages, a source's needs clientAuth, a destination's \
          serverAuth",
         readable(.0)
@@ -79,7 +79,7 @@ pub enum SecureError {
         "the source has the invitation of another 'hikkoshi receive' (perhaps an earlier one): use \
          the invitation that is shown here"
     )]
-    InvitedElsewhere,
+    OtherInvitation,
     /// The source knows the secret, but another source has used the invitation.
     #[error(
         "another source has already used this invitation, which is valid for one migration: if it \
@@ -98,13 +98,13 @@ pub enum SecureError {
         "the invitation has been used already, by another 'hikkoshi migrate': it is valid for one \
          migration; start 'hikkoshi receive' again and use its new invitation"
     )]
-    UsedThere,
+    AlreadyUsed,
     /// The destination's answer to the proof is malformed.
     #[error("the destination's answer to this source's proof is malformed")]
-    NoVerdict,
+    MalformedVerdict,
     /// The time limit has passed, or this side was asked to stop.
     #[error("the peer did not finish the TLS handshake in time")]
-    Silent,
+    TimedOut,
 }
 
 impl From<rustls::Error> for SecureError {
@@ -157,7 +157,7 @@ impl TimeLimits<'_> {
 
     fn write_all(self, socket: &mut impl Write, mut bytes: &[u8]) -> Result<(), SecureError> {
         while !bytes.is_empty() {
-            match self.retry(|| socket.write(bytes)).map_err(silent)? {
+            match self.retry(|| socket.write(bytes)).map_err(or_timed_out)? {
                 0 => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
                 written => bytes = bytes.get(written..).unwrap_or_default(),
             }
@@ -166,9 +166,9 @@ impl TimeLimits<'_> {
     }
 }
 
-fn silent(error: io::Error) -> SecureError {
+fn or_timed_out(error: io::Error) -> SecureError {
     match error.kind() {
-        io::ErrorKind::TimedOut => SecureError::Silent,
+        io::ErrorKind::TimedOut => SecureError::TimedOut,
         _ => SecureError::Io(error),
     }
 }
@@ -182,21 +182,21 @@ fn silent(error: io::Error) -> SecureError {
 pub(crate) fn connect<S: Read + Write>(
     client: &TlsClient,
     socket: &mut S,
-    patience: TimeLimits<'_>,
+    limits: TimeLimits<'_>,
 ) -> Result<(Opener, Sealer), SecureError> {
     let connection = UnbufferedClientConnection::new(client.config.clone(), client.name.clone())?;
-    let (mut opener, mut sealer, _) = shake_hands(connection, socket, patience)?;
+    let (mut opener, mut sealer, _) = run_handshake(connection, socket, limits)?;
     let Some(proof) = client.proof() else {
         return Ok((opener, sealer));
     };
-    send(&mut sealer, &proof.0, socket, patience)?;
+    send(&mut sealer, &proof.0, socket, limits)?;
     let mut verdict = [0];
-    receive(&mut opener, &mut verdict, socket, patience)?;
+    receive(&mut opener, &mut verdict, socket, limits)?;
     match Verdict::from_byte(verdict[0]) {
-        Some(Verdict::Welcome) => Ok((opener, sealer)),
-        Some(Verdict::NotInvited) => Err(SecureError::WrongSecret),
-        Some(Verdict::Used) => Err(SecureError::UsedThere),
-        None => Err(SecureError::NoVerdict),
+        Some(Verdict::Accepted) => Ok((opener, sealer)),
+        Some(Verdict::WrongSecret) => Err(SecureError::WrongSecret),
+        Some(Verdict::Used) => Err(SecureError::AlreadyUsed),
+        None => Err(SecureError::MalformedVerdict),
     }
 }
 
@@ -209,14 +209,14 @@ pub(crate) fn connect<S: Read + Write>(
 pub(crate) fn accept<S: Read + Write>(
     server: &TlsServer,
     socket: &mut S,
-    patience: TimeLimits<'_>,
+    limits: TimeLimits<'_>,
 ) -> Result<(Opener, Sealer, Option<Fingerprint>), SecureError> {
     let connection = UnbufferedServerConnection::new(server.config.clone())?;
-    let shaken = shake_hands(connection, socket, patience);
-    let (mut opener, mut sealer, certificate) = shaken.map_err(|error| match error {
+    let keys = run_handshake(connection, socket, limits);
+    let (mut opener, mut sealer, certificate) = keys.map_err(|error| match error {
         // The source checks only the key (`verify.rs`).
         SecureError::Refused(AlertDescription::AccessDenied) if server.invites() => {
-            SecureError::InvitedElsewhere
+            SecureError::OtherInvitation
         }
         error => error,
     })?;
@@ -225,13 +225,13 @@ pub(crate) fn accept<S: Read + Write>(
     }
     let certificate = certificate.ok_or(rustls::Error::NoCertificatesPresented)?;
     let source = fingerprint(&certificate)?;
-    let mut proof = [0; PROOF];
-    receive(&mut opener, &mut proof, socket, patience)?;
-    let verdict = server.judge(source, &Proof(proof));
-    send(&mut sealer, &[verdict.to_byte()], socket, patience)?;
+    let mut proof = [0; PROOF_LEN];
+    receive(&mut opener, &mut proof, socket, limits)?;
+    let verdict = server.check(source, &Proof(proof));
+    send(&mut sealer, &[verdict.to_byte()], socket, limits)?;
     match verdict {
-        Verdict::Welcome => Ok((opener, sealer, Some(source))),
-        Verdict::NotInvited => Err(SecureError::NotInvited),
+        Verdict::Accepted => Ok((opener, sealer, Some(source))),
+        Verdict::WrongSecret => Err(SecureError::NotInvited),
         Verdict::Used => Err(SecureError::Used),
     }
 }
@@ -241,11 +241,11 @@ pub(crate) fn send<S: Write>(
     sealer: &mut Sealer,
     plain: &[u8],
     socket: &mut S,
-    patience: TimeLimits<'_>,
+    limits: TimeLimits<'_>,
 ) -> Result<(), SecureError> {
     let mut sealed = Vec::with_capacity(Sealer::sealed_len(plain.len()));
     sealer.seal(plain, &[], &mut sealed)?;
-    patience.write_all(socket, &sealed)
+    limits.write_all(socket, &sealed)
 }
 
 /// Reads plain bytes until `buffer` is full; later bytes stay in `opener`.
@@ -253,12 +253,12 @@ pub(crate) fn receive<S: Read>(
     opener: &mut Opener,
     buffer: &mut [u8],
     socket: &mut S,
-    patience: TimeLimits<'_>,
+    limits: TimeLimits<'_>,
 ) -> Result<(), SecureError> {
     let mut filled = 0;
     while filled < buffer.len() {
         let read = opener.read(&mut buffer[filled..], |raw| {
-            patience.retry(|| socket.read(raw))
+            limits.retry(|| socket.read(raw))
         });
         match read {
             Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
@@ -267,7 +267,7 @@ pub(crate) fn receive<S: Read>(
                 let alert = error.get_ref().and_then(|e| e.downcast_ref::<Alert>());
                 return Err(match alert {
                     Some(&Alert(why)) => SecureError::Refused(why),
-                    None => silent(error),
+                    None => or_timed_out(error),
                 });
             }
         }
@@ -285,7 +285,7 @@ trait HandshakeState: Sized {
     fn finish(self) -> Result<(ExtractedSecrets, Box<dyn Renew>), rustls::Error>;
 }
 
-macro_rules! shaking {
+macro_rules! impl_handshake_state {
     ($connection:ty, $data:ty) => {
         impl HandshakeState for $connection {
             type Data = $data;
@@ -313,28 +313,28 @@ macro_rules! shaking {
     };
 }
 
-shaking!(UnbufferedClientConnection, ClientConnectionData);
-shaking!(UnbufferedServerConnection, ServerConnectionData);
+impl_handshake_state!(UnbufferedClientConnection, ClientConnectionData);
+impl_handshake_state!(UnbufferedServerConnection, ServerConnectionData);
 
 type Ends = (Opener, Sealer, Option<CertificateDer<'static>>);
 
 /// Runs a handshake until it is complete.
-fn shake_hands<C: HandshakeState, S: Read + Write>(
+fn run_handshake<C: HandshakeState, S: Read + Write>(
     mut connection: C,
     socket: &mut S,
-    patience: TimeLimits<'_>,
+    limits: TimeLimits<'_>,
 ) -> Result<Ends, SecureError> {
     let mut incoming = Incoming::default();
     let mut outgoing = Vec::new();
     loop {
-        let UnbufferedStatus { discard, state, .. } = connection.process(incoming.given());
+        let UnbufferedStatus { discard, state, .. } = connection.process(incoming.passed());
         let more = match state {
             Ok(ConnectionState::EncodeTlsData(mut data)) => {
                 encode(&mut outgoing, |room| data.encode(room))?;
                 false
             }
             Ok(ConnectionState::TransmitTlsData(data)) => {
-                patience.write_all(socket, &outgoing)?;
+                limits.write_all(socket, &outgoing)?;
                 outgoing.clear();
                 data.done();
                 false
@@ -350,13 +350,13 @@ fn shake_hands<C: HandshakeState, S: Read + Write>(
             }
             Err(error) => {
                 // Sends the reason to the peer; an error here changes nothing.
-                let _ = last_word(&mut connection, &mut incoming, socket, patience);
+                let _ = send_alert(&mut connection, &mut incoming, socket, limits);
                 return Err(error.into());
             }
         };
         incoming.discard(discard);
         if more {
-            incoming.next(socket, patience)?;
+            incoming.next(socket, limits)?;
         }
     }
     // rustls accepts a peer that offers no application protocol at all.
@@ -376,18 +376,19 @@ fn shake_hands<C: HandshakeState, S: Read + Write>(
 
 /// Sends the alert of a failed handshake, which is the next state. A further call would make rustls
 /// parse the malformed bytes again.
-fn last_word<C: HandshakeState, S: Write>(
+fn send_alert<C: HandshakeState, S: Write>(
     connection: &mut C,
     incoming: &mut Incoming,
     socket: &mut S,
-    patience: TimeLimits<'_>,
+    limits: TimeLimits<'_>,
 ) -> Result<(), SecureError> {
     let mut outgoing = Vec::new();
-    if let Ok(ConnectionState::EncodeTlsData(mut data)) = connection.process(incoming.given()).state
+    if let Ok(ConnectionState::EncodeTlsData(mut data)) =
+        connection.process(incoming.passed()).state
     {
         encode(&mut outgoing, |room| data.encode(room))?;
     }
-    patience.write_all(socket, &outgoing)
+    limits.write_all(socket, &outgoing)
 }
 
 /// Appends the output of `encode` to `outgoing`.
@@ -419,37 +420,33 @@ fn encode(
 #[derive(Default)]
 struct Incoming {
     raw: Vec<u8>,
-    given: usize,
+    passed: usize,
 }
 
 impl Incoming {
-    fn given(&mut self) -> &mut [u8] {
-        &mut self.raw[..self.given]
+    fn passed(&mut self) -> &mut [u8] {
+        &mut self.raw[..self.passed]
     }
 
     fn discard(&mut self, bytes: usize) {
-        let bytes = bytes.min(self.given);
+        let bytes = bytes.min(self.passed);
         self.raw.drain(..bytes);
-        self.given -= bytes;
+        self.passed -= bytes;
     }
 
     /// The bytes that rustls has not got.
     fn rest(&self) -> &[u8] {
-        &self.raw[self.given..]
+        &self.raw[self.passed..]
     }
 
     /// Passes on one more record, and reads it from the socket if necessary.
-    fn next(
-        &mut self,
-        socket: &mut impl Read,
-        patience: TimeLimits<'_>,
-    ) -> Result<(), SecureError> {
+    fn next(&mut self, socket: &mut impl Read, limits: TimeLimits<'_>) -> Result<(), SecureError> {
         loop {
             let rest = self.rest();
             let whole = match rest {
                 [20..=23, 3, _, high, low, ..] => {
                     let len = usize::from(u16::from_be_bytes([*high, *low]));
-                    if len > LONGEST {
+                    if len > MAX_RECORD {
                         return Err(rustls::Error::from(InvalidMessage::MessageTooLarge).into());
                     }
                     HEADER + len
@@ -459,18 +456,18 @@ impl Incoming {
                 other => other.len().min(HEADER),
             };
             if rest.len() >= whole {
-                self.given += whole;
+                self.passed += whole;
                 return Ok(());
             }
-            if self.raw.len() >= MOST {
+            if self.raw.len() >= MAX_HANDSHAKE {
                 let text = "the peer sent too much data in the handshake";
                 return Err(io::Error::new(io::ErrorKind::InvalidData, text).into());
             }
             let filled = self.raw.len();
             self.raw.resize(filled + CHUNK, 0);
-            let read = patience.retry(|| socket.read(&mut self.raw[filled..]));
+            let read = limits.retry(|| socket.read(&mut self.raw[filled..]));
             self.raw.truncate(filled + *read.as_ref().unwrap_or(&0));
-            if read.map_err(silent)? == 0 {
+            if read.map_err(or_timed_out)? == 0 {
                 return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
             }
         }

@@ -8,7 +8,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::certificates::CertificatesError;
-use super::config::SELF;
+use super::config::SELF_SIGNED_NAME;
 use super::invitation::Fingerprint;
 
 /// A private key, for one migration.
@@ -39,7 +39,7 @@ impl Identity {
     pub(super) fn certificate(
         &self,
     ) -> Result<(CertificateDer<'static>, PrivateKeyDer<'static>), CertificatesError> {
-        let certificate = CertificateParams::new([SELF.to_owned()])
+        let certificate = CertificateParams::new([SELF_SIGNED_NAME.to_owned()])
             .and_then(|params| params.self_signed(&self.0))
             .map_err(CertificatesError::unusable)?;
         let key =

@@ -13,20 +13,20 @@ const SCHEME: &str = Invitation::SCHEME;
 
 /// Bytes of a key's SHA-256 in an invitation: finding another key with the same bytes takes 2¹²⁸
 /// tries.
-const FINGERPRINT: usize = 16;
+const FINGERPRINT_LEN: usize = 16;
 
 /// Bytes of the secret.
-const SECRET: usize = 16;
+const SECRET_LEN: usize = 16;
 
 /// Identifies a key: the first bytes of the SHA-256 of a public key (SubjectPublicKeyInfo, DER).
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Fingerprint([u8; FINGERPRINT]);
+pub struct Fingerprint([u8; FINGERPRINT_LEN]);
 
 impl Fingerprint {
     pub(super) fn of(public_key_der: &[u8]) -> Self {
         let digest = ring::digest::digest(&ring::digest::SHA256, public_key_der);
-        let mut first = [0; FINGERPRINT];
-        first.copy_from_slice(&digest.as_ref()[..FINGERPRINT]);
+        let mut first = [0; FINGERPRINT_LEN];
+        first.copy_from_slice(&digest.as_ref()[..FINGERPRINT_LEN]);
         Self(first)
     }
 }
@@ -39,7 +39,7 @@ impl fmt::Debug for Fingerprint {
 
 /// A secret that the destination and the source that it invited share.
 #[derive(Clone)]
-pub(super) struct Secret([u8; SECRET]);
+pub(super) struct Secret([u8; SECRET_LEN]);
 
 /// The secret must not be logged.
 impl fmt::Debug for Secret {
@@ -49,17 +49,17 @@ impl fmt::Debug for Secret {
 }
 
 /// Bytes of a [`Proof`].
-pub(super) const PROOF: usize = 32;
+pub(super) const PROOF_LEN: usize = 32;
 
 /// Proves that the holder of the source's key knows the secret. It is valid only together with that
 /// key.
 #[derive(Clone)]
-pub(super) struct Proof(pub(super) [u8; PROOF]);
+pub(super) struct Proof(pub(super) [u8; PROOF_LEN]);
 
 impl Secret {
     /// Generates a secret with the kernel's random number generator.
     pub(super) fn random() -> Result<Self, getrandom::Error> {
-        let mut bytes = [0; SECRET];
+        let mut bytes = [0; SECRET_LEN];
         getrandom::fill(&mut bytes)?;
         Ok(Self(bytes))
     }
@@ -68,7 +68,7 @@ impl Secret {
     /// `destination`.
     pub(super) fn prove(&self, source: Fingerprint, destination: Fingerprint) -> Proof {
         let tag = ring::hmac::sign(&self.key(), &statement(source, destination));
-        let mut proof = [0; PROOF];
+        let mut proof = [0; PROOF_LEN];
         proof.copy_from_slice(tag.as_ref());
         Proof(proof)
     }
@@ -154,7 +154,7 @@ pub enum InvitationError {
     Scheme,
     /// The rest of the text is incomplete or mistyped.
     #[error(
-        "the invitation is damaged: '{SCHEME}' must be followed by {FINGERPRINT} and {SECRET} \
+        "the invitation is damaged: '{SCHEME}' must be followed by {FINGERPRINT_LEN} and {SECRET_LEN} \
          bytes in base64 with a dot between them, then '@' and the address; copy the complete line \
          that 'hikkoshi receive' printed"
     )]
@@ -220,13 +220,13 @@ mod tests {
     fn invitation() -> Invitation {
         Invitation {
             fingerprint: Fingerprint::of(b"a key"),
-            secret: Secret([7; SECRET]),
+            secret: Secret([7; SECRET_LEN]),
             address: "host.example:7000".parse().unwrap(),
         }
     }
 
     #[test]
-    fn what_is_shown_can_be_read() {
+    fn a_displayed_invitation_parses() {
         let shown = invitation().to_string();
         let read: Invitation = format!("  {shown}\n").parse().unwrap();
         assert_eq!(read.to_string(), shown);
@@ -236,7 +236,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_cut_or_strange_is_refused(text in "\\PC*", cut in 0_usize..60) {
+        fn a_truncated_or_other_text_is_refused(text in "\\PC*", cut in 0_usize..60) {
             prop_assert!(text.parse::<Invitation>().is_err());
             let shown = invitation().to_string();
             let error = shown[..cut].parse::<Invitation>().unwrap_err();
@@ -245,14 +245,14 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_is_for_one_secret_and_two_keys() {
-        let secret = Secret([7; SECRET]);
+    fn a_proof_is_valid_for_one_secret_and_two_keys() {
+        let secret = Secret([7; SECRET_LEN]);
         let [source, destination, other] = [b"a", b"b", b"c"].map(|key| Fingerprint::of(key));
         let proof = secret.prove(source, destination);
         assert!(secret.verify(source, destination, &proof));
         assert!(!secret.verify(other, destination, &proof));
         assert!(!secret.verify(source, other, &proof));
         assert!(!secret.verify(destination, source, &proof));
-        assert!(!Secret([8; SECRET]).verify(source, destination, &proof));
+        assert!(!Secret([8; SECRET_LEN]).verify(source, destination, &proof));
     }
 }

@@ -9,7 +9,7 @@ use rustls::ConnectionTrafficSecrets;
 use rustls::kernel::KernelConnection;
 
 /// The largest content of a record (RFC 8446, section 5.1), in bytes.
-pub(super) const PLAIN: usize = 1 << 14;
+pub(super) const MAX_PLAIN: usize = 1 << 14;
 
 /// Bytes before a record's content: type, version, length.
 pub(super) const HEADER: usize = 5;
@@ -49,14 +49,14 @@ impl<D: Send> Renew for KernelConnection<D> {
 pub(super) struct Common {
     pub(super) renew: Mutex<Box<dyn Renew>>,
     /// The peer has requested a key update in the other direction.
-    pub(super) asked: AtomicBool,
+    pub(super) update_requested: AtomicBool,
 }
 
 impl Common {
     pub(super) fn new(renew: Box<dyn Renew>) -> Arc<Self> {
         Arc::new(Self {
             renew: Mutex::new(renew),
-            asked: AtomicBool::new(false),
+            update_requested: AtomicBool::new(false),
         })
     }
 

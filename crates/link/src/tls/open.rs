@@ -4,17 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::{fmt, io};
 
-use super::keys::{ALERT, Common, DATA, HANDSHAKE, HEADER, KEY_UPDATE, Key, PLAIN, TAG};
+use super::keys::{ALERT, Common, DATA, HANDSHAKE, HEADER, KEY_UPDATE, Key, MAX_PLAIN, TAG};
 
 /// The size of one read from a socket: several records of the largest size.
-const RAW: usize = 128 << 10;
+const READ_BUFFER: usize = 128 << 10;
 
 /// The longest record (RFC 8446, section 5.2).
-pub(super) const LONGEST: usize = PLAIN + 256;
+pub(super) const MAX_RECORD: usize = MAX_PLAIN + 256;
 
 /// The number of records without content that may follow each other. A peer that sends more only
 /// keeps this side busy.
-pub(super) const EMPTY: u32 = 32;
+pub(super) const MAX_EMPTY: u32 = 32;
 
 /// The peer ended the connection with this reason (RFC 8446, section 6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub(crate) struct Opener {
 impl Opener {
     /// An opener for a new connection; `rest` was received with the handshake.
     pub(super) fn new(key: Key, common: Arc<Common>, rest: &[u8]) -> Self {
-        let mut raw = vec![0; RAW.max(rest.len())].into_boxed_slice();
+        let mut raw = vec![0; READ_BUFFER.max(rest.len())].into_boxed_slice();
         raw[..rest.len()].copy_from_slice(rest);
         Self {
             key,
@@ -65,7 +65,7 @@ impl Opener {
 
     /// Whether something can be read without the socket.
     pub(crate) fn is_ready(&self) -> bool {
-        !self.plain.is_empty() || self.whole().is_ok_and(|whole| whole.is_some())
+        !self.plain.is_empty() || self.next_content_len().is_ok_and(|len| len.is_some())
     }
 
     /// Reads plain bytes into `buffer`, from `socket` if necessary. `Ok(0)` means that the stream
@@ -80,7 +80,7 @@ impl Opener {
         mut socket: impl FnMut(&mut [u8]) -> io::Result<usize>,
     ) -> io::Result<usize> {
         while self.plain.is_empty() {
-            if let Some(len) = self.whole()? {
+            if let Some(len) = self.next_content_len()? {
                 if !self.open(len)? {
                     return Ok(0);
                 }
@@ -104,19 +104,19 @@ impl Opener {
     }
 
     /// The length of the next record's content, if the record is complete.
-    fn whole(&self) -> io::Result<Option<usize>> {
+    fn next_content_len(&self) -> io::Result<Option<usize>> {
         let [DATA, 3, 3, high, low, content @ ..] = &self.raw[self.next..self.filled] else {
-            let begun = &self.raw[self.next..self.filled];
+            let start = &self.raw[self.next..self.filled];
             let known = [DATA, 3, 3];
-            let len = begun.len().min(known.len());
-            return if begun[..len] == known[..len] {
+            let len = start.len().min(known.len());
+            return if start[..len] == known[..len] {
                 Ok(None)
             } else {
                 Err(malformed("data that is not a TLS record"))
             };
         };
         let len = usize::from(u16::from_be_bytes([*high, *low]));
-        if !(1 + TAG..=LONGEST).contains(&len) {
+        if !(1 + TAG..=MAX_RECORD).contains(&len) {
             return Err(malformed("a TLS record of an invalid length"));
         }
         Ok((content.len() >= len).then_some(len))
@@ -134,10 +134,10 @@ impl Opener {
             return Err(malformed("a TLS record without a type"));
         };
         let (content, kind) = (&inner[..end], inner[end]);
-        if content.len() > PLAIN {
+        if content.len() > MAX_PLAIN {
             return Err(malformed("a TLS record that is too long"));
         }
-        let busy = match kind {
+        let is_empty = match kind {
             DATA => {
                 self.plain = from..from + content.len();
                 content.is_empty()
@@ -146,11 +146,11 @@ impl Opener {
                 self.renew(from..from + end)?;
                 true
             }
-            ALERT => return last(content),
+            ALERT => return read_alert(content),
             _ => return Err(malformed("a TLS record of an unknown type")),
         };
-        self.empty = if busy { self.empty + 1 } else { 0 };
-        if self.empty > EMPTY {
+        self.empty = if is_empty { self.empty + 1 } else { 0 };
+        if self.empty > MAX_EMPTY {
             return Err(malformed("too many TLS records without content"));
         }
         Ok(true)
@@ -158,22 +158,22 @@ impl Opener {
 
     /// Handles a key update: the peer uses new keys from here on.
     fn renew(&mut self, message: std::ops::Range<usize>) -> io::Result<()> {
-        let asked = match &self.raw[message] {
+        let update_requested = match &self.raw[message] {
             message if message == KEY_UPDATE => false,
             // A key update that requests one of this side.
             [24, 0, 0, 1, 1] => true,
             _ => return Err(malformed("a handshake message after the handshake")),
         };
         self.key = self.common.next(|renew| renew.next_rx())?;
-        if asked {
-            self.common.asked.store(true, Ordering::Relaxed);
+        if update_requested {
+            self.common.update_requested.store(true, Ordering::Relaxed);
         }
         Ok(())
     }
 }
 
 /// Handles an alert: the regular end, or an error with the peer's reason.
-fn last(alert: &[u8]) -> io::Result<bool> {
+fn read_alert(alert: &[u8]) -> io::Result<bool> {
     match alert {
         // close_notify
         [_, 0] => Ok(false),

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::keys::{Common, DATA, HANDSHAKE, HEADER, KEY_UPDATE, Key, PLAIN, TAG};
+use super::keys::{Common, DATA, HANDSHAKE, HEADER, KEY_UPDATE, Key, MAX_PLAIN, TAG};
 
 /// The number of records after which the key is renewed: half of what the weakest cipher suite
 /// allows (AES-GCM, 2^24: RFC 8446, section 5.5).
@@ -29,7 +29,7 @@ impl Sealer {
 
     /// The maximum number of bytes that [`seal`](Self::seal) makes of `plain` bytes.
     pub const fn sealed_len(plain: usize) -> usize {
-        let records = plain / PLAIN + 1;
+        let records = plain / MAX_PLAIN + 1;
         // One more record for a key update.
         plain + (records + 1) * (HEADER + 1 + TAG) + KEY_UPDATE.len()
     }
@@ -43,13 +43,13 @@ impl Sealer {
         let (mut head, mut body) = (head, body);
         while !head.is_empty() || !body.is_empty() {
             if self.key.records() >= self.renew_after
-                || self.common.asked.swap(false, Ordering::Relaxed)
+                || self.common.update_requested.swap(false, Ordering::Relaxed)
             {
                 self.record(&KEY_UPDATE, &[], HANDSHAKE, sealed)?;
                 self.key = self.common.next(|renew| renew.next_tx())?;
             }
-            let (first, head_rest) = head.split_at(head.len().min(PLAIN));
-            let (second, body_rest) = body.split_at(body.len().min(PLAIN - first.len()));
+            let (first, head_rest) = head.split_at(head.len().min(MAX_PLAIN));
+            let (second, body_rest) = body.split_at(body.len().min(MAX_PLAIN - first.len()));
             self.record(first, second, DATA, sealed)?;
             (head, body) = (head_rest, body_rest);
         }
@@ -79,7 +79,7 @@ impl Sealer {
 
     /// Updates the key and requests a key update of the peer.
     #[cfg(test)]
-    pub(super) fn ask_for_new_keys(&mut self, sealed: &mut Vec<u8>) {
+    pub(super) fn request_key_update(&mut self, sealed: &mut Vec<u8>) {
         self.record(&[24, 0, 0, 1, 1], &[], HANDSHAKE, sealed)
             .unwrap();
         self.key = self.common.next(|renew| renew.next_tx()).unwrap();

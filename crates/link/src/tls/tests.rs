@@ -1,4 +1,5 @@
-//! Two ends of a connection, and who gets through.
+//! TLS connections between two ends in one process: handshake, records, and which peers are
+//! accepted.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -12,14 +13,14 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
 };
 
-use super::keys::PLAIN;
+use super::keys::MAX_PLAIN;
 use super::*;
 use crate::Address;
 use hikkoshi_linux::Cancel;
 
 type Side = Result<(Opener, Sealer), SecureError>;
 
-fn patience(stop: &Cancel) -> TimeLimits<'_> {
+fn limits(stop: &Cancel) -> TimeLimits<'_> {
     TimeLimits {
         deadline: Instant::now() + Duration::from_secs(20),
         stop,
@@ -35,21 +36,21 @@ fn pair() -> (UnixStream, UnixStream) {
     (near, far)
 }
 
-/// Both ends' handshakes, until each knows whether it is let in; and the
-/// source's key.
-fn meet(client: &TlsClient, server: &TlsServer) -> (Side, Side, Option<Fingerprint>) {
+/// Runs both ends' handshakes until each knows whether it is accepted. Also returns the source's
+/// key.
+fn handshake(client: &TlsClient, server: &TlsServer) -> (Side, Side, Option<Fingerprint>) {
     let (mut near, mut far) = pair();
     let stop = Cancel::new();
     let (connected, accepted) = thread::scope(|scope| {
         let (stop, far) = (&stop, &mut far);
         let accepting = scope.spawn(move || {
-            let accepted = accept(server, far, patience(stop));
+            let accepted = accept(server, far, limits(stop));
             if accepted.is_err() {
                 far.shutdown(Shutdown::Both).unwrap();
             }
             accepted
         });
-        let connected = connect(client, &mut near, patience(stop));
+        let connected = connect(client, &mut near, limits(stop));
         if connected.is_err() {
             near.shutdown(Shutdown::Both).unwrap();
         }
@@ -57,9 +58,9 @@ fn meet(client: &TlsClient, server: &TlsServer) -> (Side, Side, Option<Fingerpri
     });
     let connected = connected.and_then(|(mut opener, sealer)| match &accepted {
         Ok(_) => Ok((opener, sealer)),
-        // With certificates the refusal comes with what is read first.
+        // With certificates, the first read returns the refusal.
         Err(_) => {
-            receive(&mut opener, &mut [0], &mut near, patience(&stop)).map(|()| (opener, sealer))
+            receive(&mut opener, &mut [0], &mut near, limits(&stop)).map(|()| (opener, sealer))
         }
     });
     match accepted {
@@ -69,7 +70,7 @@ fn meet(client: &TlsClient, server: &TlsServer) -> (Side, Side, Option<Fingerpri
 }
 
 fn refused(client: &TlsClient, server: &TlsServer) -> (SecureError, SecureError) {
-    let (near, far, _) = meet(client, server);
+    let (near, far, _) = handshake(client, server);
     (near.unwrap_err(), far.unwrap_err())
 }
 
@@ -79,11 +80,11 @@ fn invitation(server: &TlsServer) -> Invitation {
     shown.parse().unwrap()
 }
 
-/// Two sides that have met.
-fn friends() -> ((Opener, Sealer), (Opener, Sealer)) {
+/// Two sides after a successful handshake.
+fn connected_pair() -> ((Opener, Sealer), (Opener, Sealer)) {
     let server = TlsServer::inviting().unwrap();
     let client = TlsClient::invited(&invitation(&server)).unwrap();
-    let (near, far, _) = meet(&client, &server);
+    let (near, far, _) = handshake(&client, &server);
     (near.unwrap(), far.unwrap())
 }
 
@@ -94,7 +95,7 @@ fn seal(sealer: &mut Sealer, plain: &[u8]) -> Vec<u8> {
     sealed
 }
 
-/// Opens all of `sealed`, which comes in pieces of `piece` bytes.
+/// Opens all of `sealed`, which arrives in pieces of `piece` bytes.
 fn open(opener: &mut Opener, sealed: &[u8], piece: usize) -> io::Result<Vec<u8>> {
     let mut pieces = sealed.chunks(piece.max(1));
     let mut plain = Vec::new();
@@ -113,8 +114,8 @@ fn open(opener: &mut Opener, sealed: &[u8], piece: usize) -> io::Result<Vec<u8>>
 }
 
 #[test]
-fn the_invited_are_let_in_and_nobody_can_listen() {
-    let ((mut opener, mut sealer), (mut far_opener, mut far_sealer)) = friends();
+fn an_invited_source_is_accepted_and_the_data_is_encrypted() {
+    let ((mut opener, mut sealer), (mut far_opener, mut far_sealer)) = connected_pair();
     let message: Vec<u8> = (0..1_u32 << 20)
         .map(|n| n.to_le_bytes()[1] ^ 0x5a)
         .collect();
@@ -130,32 +131,32 @@ fn the_invited_are_let_in_and_nobody_can_listen() {
 }
 
 #[test]
-fn what_was_changed_left_out_or_repeated_is_noticed() {
-    let ((_, mut sealer), (mut opener, _)) = friends();
+fn changed_dropped_or_repeated_records_are_errors() {
+    let ((_, mut sealer), (mut opener, _)) = connected_pair();
     let first = seal(&mut sealer, b"page 1");
     let second = seal(&mut sealer, b"page 2");
-    // Each error ends a link; here a new link stands for each try.
+    // Each error ends a link, so each attempt uses a new link.
     let unread = |opener: &mut Opener, sealed: &[u8]| {
         let error = open(opener, sealed, 64).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
     };
     assert_eq!(open(&mut opener, &first, 7).unwrap(), b"page 1");
     unread(&mut opener, &first);
-    let ((_, mut sealer), (mut opener, _)) = friends();
+    let ((_, mut sealer), (mut opener, _)) = connected_pair();
     let mut changed = seal(&mut sealer, b"page 1");
     *changed.last_mut().unwrap() ^= 1;
     unread(&mut opener, &changed);
-    let ((_, mut sealer), (mut opener, _)) = friends();
+    let ((_, mut sealer), (mut opener, _)) = connected_pair();
     drop(seal(&mut sealer, b"page 1"));
     unread(&mut opener, &seal(&mut sealer, b"page 2"));
-    // Of another connection.
-    let (_, (mut opener, _)) = friends();
+    // A record of another connection.
+    let (_, (mut opener, _)) = connected_pair();
     unread(&mut opener, &second);
 }
 
 #[test]
-fn an_end_in_the_middle_of_a_record_gives_nothing_of_it() {
-    let ((_, mut sealer), (mut opener, _)) = friends();
+fn a_truncated_record_returns_no_data() {
+    let ((_, mut sealer), (mut opener, _)) = connected_pair();
     let mut sealed = seal(&mut sealer, b"whole");
     let cut = seal(&mut sealer, &[7; 4112]);
     sealed.extend_from_slice(&cut[..cut.len() - 1]);
@@ -164,15 +165,15 @@ fn an_end_in_the_middle_of_a_record_gives_nothing_of_it() {
 
 #[test]
 fn keys_are_renewed_in_both_directions() {
-    let ((mut opener, mut sealer), (mut far_opener, mut far_sealer)) = friends();
+    let ((mut opener, mut sealer), (mut far_opener, mut far_sealer)) = connected_pair();
     sealer.renew_after(3);
-    let plain = vec![9; 20 * PLAIN];
+    let plain = vec![9; 20 * MAX_PLAIN];
     let sealed = seal(&mut sealer, &plain);
     assert_eq!(open(&mut far_opener, &sealed, 4096).unwrap(), plain);
-    // The peer's request to do the same is met with the next record.
+    // The next record answers the peer's request for a key update.
     sealer.renew_after(u64::MAX);
     let mut sealed = Vec::new();
-    sealer.ask_for_new_keys(&mut sealed);
+    sealer.request_key_update(&mut sealed);
     sealed.extend(seal(&mut sealer, b"and you"));
     assert_eq!(open(&mut far_opener, &sealed, 4096).unwrap(), b"and you");
     let sealed = seal(&mut far_sealer, b"and I");
@@ -181,29 +182,29 @@ fn keys_are_renewed_in_both_directions() {
 }
 
 #[test]
-fn an_invitation_is_good_for_one_source() {
+fn an_invitation_is_valid_for_one_source() {
     let server = TlsServer::inviting().unwrap();
     let invitation = invitation(&server);
     let first = TlsClient::invited(&invitation).unwrap();
-    let (.., source) = meet(&first, &server);
-    server.bind(source);
+    let (.., source) = handshake(&first, &server);
+    server.accept_only(source);
     let second = TlsClient::invited(&invitation).unwrap();
     let (near, far) = refused(&second, &server);
-    assert!(matches!(near, SecureError::UsedThere), "{near}");
+    assert!(matches!(near, SecureError::AlreadyUsed), "{near}");
     assert!(matches!(far, SecureError::Used), "{far}");
-    // All links of the first one's migration come in, and later ones as well.
-    let (near, far, again) = meet(&first, &server);
+    // All links of the first source's migration are accepted, later ones as well.
+    let (near, far, again) = handshake(&first, &server);
     assert!(near.is_ok() && far.is_ok());
     assert_eq!(again, source);
 }
 
 #[test]
-fn both_come_back_after_a_restart() {
+fn both_sides_authenticate_again_after_a_restart() {
     let server = TlsServer::inviting().unwrap();
     let invitation = invitation(&server);
     let client = TlsClient::invited(&invitation).unwrap();
-    let (.., source) = meet(&client, &server);
-    server.bind(source);
+    let (.., source) = handshake(&client, &server);
+    server.accept_only(source);
     let written = serde_json::to_string(&client.credentials().unwrap()).unwrap();
     let client: SourceCredentials = serde_json::from_str(&written).unwrap();
     let shown = format!("{client:?}");
@@ -212,13 +213,13 @@ fn both_come_back_after_a_restart() {
     let server: DestinationCredentials = serde_json::from_str(&kept).unwrap();
     let shown = format!("{shown} {server:?}");
     let server = server.server().unwrap();
-    let (near, far, again) = meet(&client, &server);
+    let (near, far, again) = handshake(&client, &server);
     assert!(near.is_ok() && far.is_ok());
     assert_eq!(again, source);
-    // Still nobody else.
+    // Other sources are still refused.
     let other = TlsClient::invited(&invitation).unwrap();
     assert!(matches!(refused(&other, &server).1, SecureError::Used));
-    // What is shown tells no secret.
+    // The debug output contains no secret.
     for record in [&written, &kept] {
         for secret in ["key", "secret", "proof"] {
             let value: serde_json::Value = serde_json::from_str(record).unwrap();
@@ -228,7 +229,7 @@ fn both_come_back_after_a_restart() {
     }
 }
 
-/// A field's text, however deep.
+/// The text of a field at any depth.
 fn find<'a>(value: &'a serde_json::Value, name: &str) -> Option<&'a str> {
     let fields = value.as_object()?;
     fields.iter().find_map(|(key, value)| {
@@ -238,13 +239,13 @@ fn find<'a>(value: &'a serde_json::Value, name: &str) -> Option<&'a str> {
 }
 
 #[test]
-fn another_destination_and_another_secret_are_told_apart() {
+fn a_wrong_key_and_a_wrong_secret_have_errors_of_their_own() {
     let server = TlsServer::inviting().unwrap();
     let other = TlsServer::inviting().unwrap();
     let (near, far) = refused(&TlsClient::invited(&invitation(&other)).unwrap(), &server);
     assert!(matches!(near, SecureError::WrongKey), "{near}");
-    // It hears why.
-    assert!(matches!(far, SecureError::InvitedElsewhere), "{far}");
+    // The source gets the reason.
+    assert!(matches!(far, SecureError::OtherInvitation), "{far}");
     let mut mixed = invitation(&server);
     mixed.secret = invitation(&other).secret;
     let (near, far) = refused(&TlsClient::invited(&mixed).unwrap(), &server);
@@ -253,31 +254,31 @@ fn another_destination_and_another_secret_are_told_apart() {
 }
 
 #[test]
-fn whoever_says_nothing_or_something_else_is_not_waited_for() {
+fn silent_and_non_tls_peers_are_refused() {
     let server = TlsServer::inviting().unwrap();
     let (_near, mut far) = pair();
     let stop = Cancel::cancelled();
-    let error = accept(&server, &mut far, patience(&stop)).unwrap_err();
-    assert!(matches!(error, SecureError::Silent), "{error}");
+    let error = accept(&server, &mut far, limits(&stop)).unwrap_err();
+    assert!(matches!(error, SecureError::TimedOut), "{error}");
     let (mut near, mut far) = pair();
     near.write_all(b"GET / HTTP/1.1\r\nHost: there\r\n\r\n")
         .unwrap();
     let stop = Cancel::new();
-    let error = accept(&server, &mut far, patience(&stop)).unwrap_err();
+    let error = accept(&server, &mut far, limits(&stop)).unwrap_err();
     assert!(matches!(error, SecureError::NotTls), "{error}");
-    // It hears an alert.
+    // The peer receives an alert.
     let mut alert = [0; 2];
     near.read_exact(&mut alert).unwrap();
     assert_eq!(alert, [21, 3]);
-    // Without end.
+    // A peer that sends data without end.
     let (mut near, mut far) = pair();
     let flood = thread::spawn(move || while near.write_all(&[22, 3, 1, 255, 255]).is_ok() {});
-    accept(&server, &mut far, patience(&stop)).unwrap_err();
+    accept(&server, &mut far, limits(&stop)).unwrap_err();
     drop(far);
     flood.join().unwrap();
 }
 
-/// An authority, and certificates of it in PEM files.
+/// An authority, and its certificates in PEM files.
 struct Authority {
     folder: tempfile::TempDir,
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -328,67 +329,68 @@ fn certified(authority: &Authority, host: &str) -> TlsClient {
 }
 
 #[test]
-fn an_authority_vouches_for_both() {
+fn both_sides_authenticate_with_certificates() {
     let (ours, theirs) = (Authority::new(), Authority::new());
     let server = TlsServer::certified(ours.issue("dst.example")).unwrap();
     let client = certified(&ours, "dst.example");
-    let (near, far, source) = meet(&client, &server);
+    let (near, far, source) = handshake(&client, &server);
     let (mut sealer, mut opener) = (near.unwrap().1, far.unwrap().0);
     let sealed = seal(&mut sealer, b"a page of it");
     assert_eq!(open(&mut opener, &sealed, 9).unwrap(), b"a page of it");
     assert_eq!(source, None);
-    // Both come back, by the files.
+    // Both continue after a restart, with the files.
     let client = client.credentials().unwrap().client().unwrap();
     let server = server.credentials().unwrap().server().unwrap();
-    let (near, far, _) = meet(&client, &server);
+    let (near, far, _) = handshake(&client, &server);
     assert!(near.is_ok() && far.is_ok());
-    // Another host's certificate.
+    // A certificate for another host.
     let (near, _) = refused(&certified(&ours, "other.example"), &server);
     assert!(matches!(near, SecureError::Certificate(_)), "{near}");
-    // Another authority's.
+    // A certificate of another authority.
     let (near, _) = refused(&certified(&theirs, "dst.example"), &server);
     assert!(matches!(near, SecureError::Certificate(_)), "{near}");
-    // A client that trusts the server, but is not trusted itself.
+    // A client that trusts the server, but that the server does not trust.
     let mut mixed = theirs.issue("src.example");
     mixed.roots = ours.issue("x.example").roots;
-    let stranger = TlsClient::certified(mixed, "dst.example").unwrap();
-    let (near, far) = refused(&stranger, &server);
+    let untrusted = TlsClient::certified(mixed, "dst.example").unwrap();
+    let (near, far) = refused(&untrusted, &server);
     assert!(matches!(near, SecureError::Refused(_)), "{near}");
     assert!(matches!(far, SecureError::Certificate(_)), "{far}");
 }
 
 #[test]
-fn certificates_of_the_past_are_not_accepted() {
+fn expired_certificates_are_refused() {
     let ours = Authority::new();
-    let server = TlsServer::showing(ours.issue_until("dst.example", 2001)).unwrap();
+    let server = TlsServer::unchecked(ours.issue_until("dst.example", 2001)).unwrap();
     let (near, _) = refused(&certified(&ours, "dst.example"), &server);
     let expired = "it expired on 2001-01-01 00:00:00 UTC (this host's clock says 2";
     assert!(near.to_string().contains(expired), "{near}");
     let server = TlsServer::certified(ours.issue("dst.example")).unwrap();
     let old = ours.issue_until("src.example", 2001);
-    let (near, far) = refused(&TlsClient::showing(old, "dst.example").unwrap(), &server);
+    let (near, far) = refused(&TlsClient::unchecked(old, "dst.example").unwrap(), &server);
     let theirs = "CertificateExpired; this host's clock says 2";
     assert!(near.to_string().contains(theirs), "{near}");
     assert!(far.to_string().contains(expired), "{far}");
 }
 
 #[test]
-fn certificates_are_good_for_what_they_allow() {
+fn extended_key_usages_are_checked() {
     use ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
     let ours = Authority::new();
     let source = |uses: &[_]| {
         let certificates = ours.issue_for("src.example", uses);
-        TlsClient::showing(certificates, "dst.example").unwrap()
+        TlsClient::unchecked(certificates, "dst.example").unwrap()
     };
-    let destination = |uses: &[_]| TlsServer::showing(ours.issue_for("dst.example", uses)).unwrap();
+    let destination =
+        |uses: &[_]| TlsServer::unchecked(ours.issue_for("dst.example", uses)).unwrap();
     let both = [ClientAuth, ServerAuth];
     for (from, to) in [
         (&[ClientAuth][..], &[ServerAuth][..]),
         (&both, &both),
-        // They say nothing of it.
+        // Certificates without extended key usages.
         (&[], &[]),
     ] {
-        let (near, far, _) = meet(&source(from), &destination(to));
+        let (near, far, _) = handshake(&source(from), &destination(to));
         assert!(near.is_ok() && far.is_ok(), "{from:?} {to:?}");
     }
     let (near, far) = refused(&source(&[ServerAuth]), &destination(&both));
@@ -408,7 +410,7 @@ fn certificates_are_good_for_what_they_allow() {
 }
 
 #[test]
-fn one_with_certificates_and_one_that_invites_do_not_get_on() {
+fn certificates_and_invitations_do_not_match() {
     let ours = Authority::new();
     let inviting = TlsServer::inviting().unwrap();
     let (near, _) = refused(&certified(&ours, "dst.example"), &inviting);
@@ -419,9 +421,9 @@ fn one_with_certificates_and_one_that_invites_do_not_get_on() {
     assert!(matches!(near, SecureError::WrongKey), "{near}");
 }
 
-/// Before any connection: by either side.
+/// Each side checks its own certificate before any connection.
 #[test]
-fn unsuitable_certificates_are_not_used() {
+fn own_unsuitable_certificates_are_refused() {
     use ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
     let ours = Authority::new();
     let here = |certificates: Certificates| {
@@ -438,44 +440,47 @@ fn unsuitable_certificates_are_not_used() {
         let (_, said) = text.split_once("this host's clock says ").unwrap();
         said.get(..4).unwrap().parse::<u32>().unwrap() > 2020 && said.ends_with(" UTC)")
     };
-    for told in [
+    for message in [
         here(ours.issue_until("a.example", 2001)),
         there(ours.issue_until("a.example", 2001)),
     ] {
         let expired =
             format!("the certificate in {shown}: it expired on 2001-01-01 00:00:00 UTC (");
-        assert!(told.starts_with(&expired) && clock(&told), "{told}");
+        assert!(
+            message.starts_with(&expired) && clock(&message),
+            "{message}"
+        );
     }
     let early = |params: &mut CertificateParams| {
         params.not_before = rcgen::date_time_ymd(3000, 2, 3);
         params.not_after = rcgen::date_time_ymd(4000, 1, 1);
     };
-    let told = here(ours.issue_with("a.example", early));
+    let message = here(ours.issue_with("a.example", early));
     let wanted =
         format!("the certificate in {shown}: it is valid only from 3000-02-03 00:00:00 UTC (");
-    assert!(told.starts_with(&wanted) && clock(&told), "{told}");
-    // For something else.
-    let told = here(ours.issue_for("a.example", &[ServerAuth]));
+    assert!(message.starts_with(&wanted) && clock(&message), "{message}");
+    // A certificate for the other side.
+    let message = here(ours.issue_for("a.example", &[ServerAuth]));
     assert!(
-        told.contains("must contain clientAuth for a source"),
-        "{told}"
+        message.contains("must contain clientAuth for a source"),
+        "{message}"
     );
-    let told = there(ours.issue_for("a.example", &[ClientAuth]));
+    let message = there(ours.issue_for("a.example", &[ClientAuth]));
     assert!(
-        told.contains("must contain serverAuth for a destination"),
-        "{told}"
+        message.contains("must contain serverAuth for a destination"),
+        "{message}"
     );
-    // What 'openssl x509 -req' makes.
+    // A certificate as 'openssl x509 -req' creates it.
     std::fs::write(path("v1.crt"), VERSION_1).unwrap();
     let read = || Certificates::read(&path("ca"), &path("v1.crt"), &path("a.example.key"));
-    for told in [here(read().unwrap()), there(read().unwrap())] {
+    for message in [here(read().unwrap()), there(read().unwrap())] {
         assert!(
-            told.contains("v1.crt: this is an X.509 version 1 certificate"),
-            "{told}"
+            message.contains("v1.crt: this is an X.509 version 1 certificate"),
+            "{message}"
         );
-        assert!(told.contains("subjectAltName"), "{told}");
+        assert!(message.contains("subjectAltName"), "{message}");
     }
-    // Another authority's: the other side may have been given that one.
+    // Another authority's certificate: the other side may trust that authority.
     let theirs = Authority::new();
     std::fs::copy(theirs.path("ca"), path("theirs")).unwrap();
     ours.issue("a.example");
@@ -488,7 +493,7 @@ fn unsuitable_certificates_are_not_used() {
     };
     assert!(TlsClient::certified(read().unwrap(), "dst.example").is_ok());
     assert!(TlsServer::certified(read().unwrap()).is_ok());
-    // A passphrase would be needed.
+    // A key with a passphrase.
     for (name, lines) in [
         (
             "pkcs8",
@@ -502,10 +507,10 @@ fn unsuitable_certificates_are_not_used() {
     ] {
         std::fs::write(path(name), lines).unwrap();
         let read = Certificates::read(&path("ca"), &path("a.example.crt"), &path(name));
-        let told = read.unwrap_err().to_string();
+        let message = read.unwrap_err().to_string();
         assert!(
-            told.contains("is encrypted") && told.contains("openssl pkey -in"),
-            "{told}"
+            message.contains("is encrypted") && message.contains("openssl pkey -in"),
+            "{message}"
         );
     }
 }
@@ -522,7 +527,7 @@ DAuOTVTqoSDbAiEA6TRjloJt2RKIryrWeJ9fnNVEmNsChnWMaliO+e3yOo8=
 ";
 
 #[test]
-fn unreadable_certificates_are_named() {
+fn errors_name_the_unreadable_file() {
     let ours = Authority::new();
     ours.issue("src.example");
     let path = |name: &str| ours.path(name);
@@ -553,7 +558,7 @@ fn unreadable_certificates_are_named() {
     );
     let text = read("ca", crt, "empty");
     assert!(text.contains("private key"), "{text}");
-    // Somebody else's key.
+    // The key of another certificate.
     let other = Authority::new();
     other.issue("other.example");
     std::fs::copy(other.path("other.example.key"), path("other.key")).unwrap();
@@ -572,15 +577,15 @@ fn unreadable_certificates_are_named() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn any_bytes_are_an_error_or_wait(bytes in prop::collection::vec(any::<u8>(), 0..4000)) {
+    fn any_bytes_are_an_error_or_incomplete(bytes in prop::collection::vec(any::<u8>(), 0..4000)) {
         let server = TlsServer::inviting().unwrap();
         let (mut near, mut far) = pair();
         near.write_all(&bytes).unwrap();
         drop(near);
         let stop = Cancel::new();
-        prop_assert!(accept(&server, &mut far, patience(&stop)).is_err());
-        let (_, (mut opener, _)) = friends();
-        // Only the right key makes anything of it.
+        prop_assert!(accept(&server, &mut far, limits(&stop)).is_err());
+        let (_, (mut opener, _)) = connected_pair();
+        // The right key is needed to open a record.
         prop_assert!(open(&mut opener, &bytes, 100).is_ok_and(|plain| plain.is_empty())
             || open(&mut opener, &bytes, 100).is_err());
     }

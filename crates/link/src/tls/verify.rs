@@ -22,12 +22,12 @@ pub(super) fn fingerprint(certificate: &CertificateDer<'_>) -> Result<Fingerprin
 
 /// A source accepts one key, in any certificate.
 #[derive(Debug)]
-pub(super) struct Pinned {
+pub(super) struct PinnedKey {
     fingerprint: Fingerprint,
     provider: Arc<CryptoProvider>,
 }
 
-impl Pinned {
+impl PinnedKey {
     pub(super) fn new(fingerprint: Fingerprint, provider: Arc<CryptoProvider>) -> Self {
         Self {
             fingerprint,
@@ -44,9 +44,9 @@ impl Pinned {
 /// reason (unknown secret, or invitation used). Only a peer that has proved that it has a key gets
 /// the reason.
 #[derive(Debug)]
-pub(super) struct AnyKey(Arc<CryptoProvider>);
+pub(super) struct AcceptAnyKey(Arc<CryptoProvider>);
 
-impl AnyKey {
+impl AcceptAnyKey {
     pub(super) fn new(provider: Arc<CryptoProvider>) -> Self {
         Self(provider)
     }
@@ -68,7 +68,7 @@ fn not_tls12() -> Error {
     Error::PeerIncompatible(PeerIncompatible::Tls12NotOffered)
 }
 
-impl ServerCertVerifier for Pinned {
+impl ServerCertVerifier for PinnedKey {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -108,7 +108,7 @@ impl ServerCertVerifier for Pinned {
     }
 }
 
-impl ClientCertVerifier for AnyKey {
+impl ClientCertVerifier for AcceptAnyKey {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

@@ -46,7 +46,7 @@ impl HandoverDriver<'_> {
         let stream = Arc::new(link.stream);
         let (mut reader, mut writer) =
             split(&stream, self.limits(), &self.watch.cancel).map_err(io)?;
-        writer.set_patience(Some(self.options.stall_timeout));
+        writer.set_progress_timeout(Some(self.options.stall_timeout));
         reader.set_deadline(Some(Instant::now() + HERE_TIMEOUT));
         let said = reader.control().map_err(DestinationFailure::link(DOING))?;
         let ToDestination::ResumeRequest { stage } = said else {
@@ -99,7 +99,7 @@ impl HandoverDriver<'_> {
         let stop = Cancel::new();
         source.reader.set_deadline(None);
         source.reader.set_stop(stop.clone());
-        source.writer.set_patience(None);
+        source.writer.set_progress_timeout(None);
         source.writer.set_stop(stop.clone());
         // From now on, only the end of the migration interrupts these calls.
         let LinkState::Down(channel) = &mut self.links else {

@@ -85,7 +85,7 @@ impl Session {
         let (mut session, background) = Self::start(connected, shared)?;
         session.committed = true;
         session.control.set_stop(session.stop.clone());
-        session.control.set_patience(None);
+        session.control.set_progress_timeout(None);
         Ok((session, background, there))
     }
 
@@ -118,7 +118,7 @@ impl Session {
             .into_iter()
             .map(|(acks, pages)| {
                 let mut sender = BackgroundSender::new(acks, pages, pace.clone());
-                sender.set_patience(Some(shared.options.patience));
+                sender.set_progress_timeout(Some(shared.options.patience));
                 sender
             })
             .collect();
@@ -175,7 +175,7 @@ impl Session {
     pub(crate) fn commit(&mut self, doing: &'static str) -> Result<(), SourceFailure> {
         self.committed = true;
         self.control.set_stop(self.stop.clone());
-        self.control.set_patience(None);
+        self.control.set_progress_timeout(None);
         self.send(&ToDestination::Commit, doing)
     }
 

@@ -171,7 +171,7 @@ fn admitted_among_addresses(begun: bool) -> bool {
         let tested = catch_unwind(AssertUnwindSafe(|| {
             if begun {
                 open(&listener.address().clone().into(), &greeting).unwrap();
-                listener.admit(&incoming.recv().unwrap());
+                listener.accept_only_links_of(&incoming.recv().unwrap());
             }
             let mut source = TcpStream::connect(to).unwrap();
             let mut strangers: Vec<TcpStream> = (0..100)
@@ -220,7 +220,7 @@ fn timed_out(moved: &Result<Account, MigrateError>) -> bool {
     };
     match cause {
         HandshakeError::Connect(error) => error.kind() == io::ErrorKind::TimedOut,
-        HandshakeError::Silent | HandshakeError::Secure(SecureError::Silent) => true,
+        HandshakeError::TimedOut | HandshakeError::Secure(SecureError::TimedOut) => true,
         _ => false,
     }
 }
@@ -233,7 +233,7 @@ fn check_source_is_served(greeting: Vec<u8>, tls: Option<(TlsClient, TlsServer)>
     let mut listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).unwrap();
     let (client, server) = tls.unzip();
     let remote = Remote {
-        only_here: false,
+        loopback_only: false,
         address: listener.address().clone(),
         tls: client,
     };

@@ -48,7 +48,7 @@ impl Destination<'_> {
                 self.waiting.push(link);
             },
         };
-        self.listener.expect(Some(id));
+        self.listener.set_migration(Some(id));
         let stream = Arc::new(stream);
         self.streams.push(Arc::clone(&stream));
         split(&stream, self.limits, &Cancel::new()).unwrap()

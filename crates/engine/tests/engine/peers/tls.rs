@@ -35,7 +35,7 @@ pub(super) fn invited() -> (TlsClient, TlsServer) {
 pub(super) fn greeting(client: &TlsClient) -> Vec<u8> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let remote = Remote {
-        only_here: false,
+        loopback_only: false,
         address: Address::Tcp(listener.local_addr().unwrap().to_string()),
         tls: Some(client.clone()),
     };
@@ -82,7 +82,7 @@ fn peers_that_violate_tls_at_a_destination() {
     let (client, server) = invited();
     let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).unwrap();
     let remote = Remote {
-        only_here: false,
+        loopback_only: false,
         address: listener.address().clone(),
         tls: Some(client.clone()),
     };
@@ -158,7 +158,7 @@ fn a_destination_that_violates_tls() {
         let mut source = TestSource::new(&machine, true, 10);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let remote = Remote {
-            only_here: false,
+            loopback_only: false,
             address: Address::Tcp(listener.local_addr().unwrap().to_string()),
             tls: Some(client.clone()),
         };

@@ -66,7 +66,7 @@ fn start(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
     let listener = acceptor
         .bind(listen)?
         .with_priority(args.engine_options().priority)
-        .with_waiting(waiting);
+        .with_wait_limit(waiting);
     let journal = Arc::new(DestinationJournal::new(
         file,
         listener.address(),
