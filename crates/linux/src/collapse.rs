@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_may_pass_is_busy() {
+    fn only_eagain_is_busy() {
         assert_eq!(CollapseError::from(Errno::AGAIN), CollapseError::Busy);
         let limit = CollapseError::from(Errno::BUSY);
         assert_eq!(limit, CollapseError::OverLimit);

@@ -115,10 +115,10 @@ mod tests {
     }
 
     #[test]
-    fn background_stands_back() {
+    fn background_threads_use_batch_scheduling() {
         let (before, after) = schedules(Priority::ON, PriorityClass::Background);
         if before.policy != Policy::Other {
-            assert_eq!(after, before, "somebody's choice");
+            assert_eq!(after, before, "policy chosen by the user");
             return;
         }
         assert_eq!(after.policy, Policy::Batch);
@@ -126,10 +126,10 @@ mod tests {
     }
 
     #[test]
-    fn urgent_comes_first() {
+    fn urgent_threads_use_a_short_slice() {
         let (before, after) = schedules(Priority::ON, PriorityClass::Urgent);
         if before.policy != Policy::Other {
-            assert_eq!(after, before, "somebody's choice");
+            assert_eq!(after, before, "policy chosen by the user");
             return;
         }
         assert_eq!(after.policy, Policy::Other);

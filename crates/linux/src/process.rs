@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_process_numbers_are_no_process() {
+    fn invalid_process_ids_are_rejected() {
         for pid in [0, u32::MAX, 0x7fff_ffff] {
             let error = Process::open(pid).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::ESRCH), "{pid}");

@@ -218,7 +218,7 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn a_confined_thread_goes_on_with_what_is_open_and_gets_nothing_new() {
+    fn a_sandboxed_thread_uses_open_descriptors_and_opens_none() {
         let mut file = tempfile::tempfile().unwrap();
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let address = listener.local_addr().unwrap();
@@ -237,7 +237,7 @@ mod tests {
             for path in ["/etc/passwd", "/proc/self/status", "/dev/null"] {
                 assert!(File::open(path).is_err(), "{path}");
             }
-            assert!(File::create("/tmp/hikkoshi-confined").is_err());
+            assert!(File::create("/tmp/hikkoshi-sandboxed").is_err());
             assert!(TcpStream::connect(address).is_err());
             assert!(TcpListener::bind(("127.0.0.1", 0)).is_err());
             assert!(Command::new("true").status().is_err());
@@ -247,13 +247,13 @@ mod tests {
         })
         .join()
         .unwrap();
-        let mut heard = [0; 4];
-        peer.read_exact(&mut heard).unwrap();
-        assert_eq!(&heard, b"page");
+        let mut received = [0; 4];
+        peer.read_exact(&mut received).unwrap();
+        assert_eq!(&received, b"page");
         assert_eq!(
             WARNED.load(Ordering::Relaxed),
             0,
-            "this kernel can do it all"
+            "all restrictions are supported"
         );
         // Other threads are not restricted.
         File::open("/proc/self/status").unwrap();
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     #[cfg(target_arch = "x86_64")]
-    fn system_calls_are_judged_by_their_arguments() {
+    fn system_calls_are_filtered_by_their_arguments() {
         // <linux/seccomp.h>
         let (allowed, refused) = (0x7fff_0000, 0x0005_0000 | libc::EPERM.unsigned_abs());
         let own = u64::from(std::process::id());
@@ -326,40 +326,40 @@ mod tests {
     }
 
     #[test]
-    fn an_older_kernel_is_told_by_what_it_lacks() {
-        let told = |ruleset, effective_abi| {
+    fn the_error_lists_what_an_older_kernel_does_not_restrict() {
+        let check = |ruleset, effective_abi| {
             let landlock = LandlockStatus::Available {
                 effective_abi,
                 kernel_abi: None,
             };
             check_landlock(&ruleset, &landlock)
         };
-        assert_eq!(told(RulesetStatus::FullyEnforced, ABI::V6), Ok(()));
-        let partly = |abi| told(RulesetStatus::PartiallyEnforced, abi).unwrap_err();
+        assert_eq!(check(RulesetStatus::FullyEnforced, ABI::V6), Ok(()));
+        let partly = |abi| check(RulesetStatus::PartiallyEnforced, abi).unwrap_err();
         // Linux 6.10
         let lacks = partly(ABI::V5);
         assert!(lacks.contains("signals") && !lacks.contains("connecting"));
         // Linux 6.2
         let lacks = partly(ABI::V3);
         assert!(lacks.contains("signals") && lacks.contains("connecting"));
-        let none = told(RulesetStatus::NotEnforced, ABI::Unsupported).unwrap_err();
+        let none = check(RulesetStatus::NotEnforced, ABI::Unsupported).unwrap_err();
         assert!(none.contains("not support Landlock"), "{none}");
     }
 
-    const AGAIN: &str = "HIKKOSHI_TEST_AGAIN";
+    const CHILD: &str = "HIKKOSHI_TEST_CHILD";
 
     /// Runs test `name` of this program again in a child process, to check the effects from
     /// outside.
-    fn again(name: &str, backtrace: &str) -> std::process::Output {
+    fn run_in_child(name: &str, backtrace: &str) -> std::process::Output {
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", &format!("sandbox::tests::{name}"), "--nocapture"])
-            .env(AGAIN, "1")
+            .env(CHILD, "1")
             .env("RUST_BACKTRACE", backtrace)
             .output()
             .unwrap()
     }
 
-    fn confined(end: fn()) -> thread::Result<()> {
+    fn run_sandboxed(end: fn()) -> thread::Result<()> {
         let thread = thread::Builder::new().name("dst-test".into());
         let confined = thread.spawn(move || {
             sandbox_thread();
@@ -369,27 +369,27 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_in_a_confined_thread_is_told() {
-        if std::env::var_os(AGAIN).is_some() {
-            assert!(confined(|| panic!("on purpose")).is_err());
+    fn a_panic_in_a_sandboxed_thread_is_printed() {
+        if std::env::var_os(CHILD).is_some() {
+            assert!(run_sandboxed(|| panic!("on purpose")).is_err());
             return;
         }
         for backtrace in ["0", "1"] {
-            let output = again("a_panic_in_a_confined_thread_is_told", backtrace);
-            let told = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{told}");
-            let whole = told.contains("dst-test") && told.contains("on purpose");
-            assert!(whole, "{told}");
+            let output = run_in_child("a_panic_in_a_sandboxed_thread_is_printed", backtrace);
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{stderr}");
+            let whole = stderr.contains("dst-test") && stderr.contains("on purpose");
+            assert!(whole, "{stderr}");
         }
     }
 
     #[test]
-    fn a_confined_thread_can_end_the_process() {
-        if std::env::var_os(AGAIN).is_some() {
-            let _ = confined(|| std::process::abort());
+    fn a_sandboxed_thread_can_abort_the_process() {
+        if std::env::var_os(CHILD).is_some() {
+            let _ = run_sandboxed(|| std::process::abort());
             return;
         }
-        let output = again("a_confined_thread_can_end_the_process", "0");
+        let output = run_in_child("a_sandboxed_thread_can_abort_the_process", "0");
         assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{output:?}");
     }
 }

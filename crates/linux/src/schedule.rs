@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_by_the_kernel() {
+    fn invalid_priorities_are_refused_by_the_kernel() {
         let nonsense = Schedule {
             policy: Policy::RoundRobin(100),
             nice: 0,

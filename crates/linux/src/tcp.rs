@@ -92,7 +92,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn counts_what_the_peer_has_got() {
+    fn acked_counts_the_bytes_that_the_peer_received() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut peer, _) = listener.accept().unwrap();
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pace_is_taken_by_tcp_only() {
+    fn pacing_works_on_tcp_sockets_only() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         set_pace(&stream, 1 << 40).unwrap();

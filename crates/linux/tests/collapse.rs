@@ -1,4 +1,4 @@
-//! Huge pages are rebuilt under a real process's shared memory.
+//! Rebuilds huge pages in the shared memory of a real process.
 
 #![allow(missing_docs)]
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks, clippy::unwrap_used)]
@@ -13,12 +13,12 @@ use hikkoshi_linux::{COLLAPSE_BYTES, CollapseError, HostAddr, HostRange, Process
 const HUGE: u64 = COLLAPSE_BYTES;
 const BYTES: u64 = 8 * HUGE;
 
-/// Maps memory at an address that is aligned as the file is, writes every page, says where it is,
-/// and looks at all of it once more when it is told to. Exits with 0 if nothing has changed.
+/// Maps memory at an address aligned like the file, writes every page, reports the address, and
+/// checks the content again on request. Exits with 0 if nothing has changed.
 fn target() -> Target {
     let target = Target::spawn(|shared| {
         let file = memory_file(BYTES, false);
-        // A place that is surely free.
+        // An address that is free.
         let place = map_shared(usize::try_from(BYTES + HUGE).unwrap(), -1) as u64;
         let base = place.next_multiple_of(HUGE);
         let mapped = unsafe {
@@ -50,7 +50,7 @@ fn huge_page(target: &Target, number: u64) -> HostRange {
     HostRange::new(HostAddr(target.shared.get(0) + number * HUGE), HUGE)
 }
 
-/// Once nobody else is at work on the pages, which passes.
+/// Retries while other users of the pages make the kernel report busy.
 fn collapse(process: &Process, range: HostRange) -> Result<(), CollapseError> {
     let mut result = Err(CollapseError::Busy);
     common::eventually("the pages to be left alone", || {
@@ -71,7 +71,7 @@ fn huge_kib(pid: u32, address: u64) -> u64 {
 }
 
 #[test]
-fn huge_pages_are_rebuilt_and_the_content_stays() {
+fn huge_pages_are_rebuilt_with_the_same_content() {
     let target = target();
     let process = Process::open(target.pid).unwrap();
     let base = target.shared.get(0);
@@ -79,7 +79,7 @@ fn huge_pages_are_rebuilt_and_the_content_stays() {
     for number in 0..5 {
         assert_eq!(collapse(&process, huge_page(&target, number)), Ok(()));
     }
-    // Again: it is one already.
+    // Again: it is a huge page already.
     assert_eq!(collapse(&process, huge_page(&target, 0)), Ok(()));
     assert_eq!(huge_kib(target.pid, base), 5 * 2048);
     target.shared.set(1, 1);
@@ -87,7 +87,7 @@ fn huge_pages_are_rebuilt_and_the_content_stays() {
 }
 
 #[test]
-fn what_cannot_be_rebuilt_is_told() {
+fn a_range_that_cannot_be_rebuilt_is_an_error() {
     let target = target();
     let process = Process::open(target.pid).unwrap();
     let base = target.shared.get(0);

@@ -1,7 +1,7 @@
-//! What taking a userfaultfd, giving it back and installing pages cost on this machine:
-//! `cargo bench -p hikkoshi-userfault`. Needs root.
+//! Measures how long creating a userfaultfd in another process, closing it, and installing pages
+//! take on this machine: `cargo bench -p hikkoshi-userfault`. Requires root.
 
-// The unsafe blocks are accesses to a mapping of our own. Measuring is for people to read.
+// The unsafe blocks are accesses to our own mapping. The output is for people to read.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 

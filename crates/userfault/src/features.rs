@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_features_are_named_with_the_kernel_that_brought_them() {
+    fn unsupported_features_are_named_with_their_kernel_version() {
         let wanted = Features::FOR_DIRTY_LOG;
         let offered = Features::PAGEFAULT_FLAG_WP | Features::WP_HUGETLBFS_SHMEM;
         assert_eq!(

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fdinfo_is_understood() {
+    fn fdinfo_is_parsed() {
         let info = "pos:\t0\nflags:\t02004002\nmnt_id:\t15\nino:\t1059\npending:\t1\ntotal:\t3\nAPI:\taa:80009130:1ffff\n";
         let found = parse(7, info);
         assert_eq!(found.features, Features(0x9130));
@@ -84,7 +84,7 @@ mod tests {
 
     /// Invalid and too large numbers are ignored.
     #[test]
-    fn other_text_is_taken_without_harm() {
+    fn malformed_fdinfo_is_ignored() {
         let numbers = [
             "",
             "-1",

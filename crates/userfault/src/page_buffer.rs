@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn holds_what_is_written_where_it_is_written() {
+    fn written_words_are_stored_at_their_offset() {
         let buffer = PageBuffer::new(2 << 20).unwrap();
         assert_eq!(buffer.len(), 2 << 20);
         std::thread::scope(|scope| {
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_not_written() {
+    fn writes_that_do_not_fit_are_rejected() {
         let buffer = PageBuffer::new(4096).unwrap();
         for (at, len) in [(0, 4104), (4096, 8), (4, 8), (0, 4), (usize::MAX - 7, 16)] {
             assert!(!buffer.write(at, &vec![1; len]), "{at} {len}");

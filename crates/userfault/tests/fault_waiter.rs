@@ -1,4 +1,4 @@
-//! Several threads that wait for the faults of one process.
+//! Several threads that wait for page faults of one process.
 
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used)]
@@ -21,7 +21,7 @@ use hikkoshi_userfault::{EventBuffer, Features, Ready, RegisterMode, RemoteUserf
 const PAGE: usize = 4096;
 const PAGES: usize = 16;
 
-/// A process whose threads each read a page when told to: word 1 says how many.
+/// A process in which each thread reads a page on request: word 1 is the number of pages to read.
 fn guest() -> (Target, RemoteUserfault, HostRange) {
     let file = memory_file((PAGES * PAGE) as u64, false);
     let raw = file.as_raw_fd();
@@ -65,10 +65,9 @@ fn until_it_sleeps(thread: &AtomicU64) {
     }
 }
 
-/// Each fault wakes one of the threads that sleep, until the last of them is
-/// woken; and a stop wakes all.
+/// Each fault wakes one of the sleeping threads, until all are awake; a stop wakes all of them.
 #[test]
-fn a_fault_wakes_one() {
+fn a_fault_wakes_one_thread() {
     const THREADS: usize = 4;
     let (target, taken, range) = guest();
     let stop = Stop::new().unwrap();
@@ -86,8 +85,8 @@ fn a_fault_wakes_one() {
                 id.store(gettid().into(), Ordering::SeqCst);
                 assert_eq!(waiter.wait(None).unwrap(), Ready::Events);
                 woken.fetch_add(1, Ordering::SeqCst);
-                // Keeps the message where it is: whoever was woken for nothing
-                // would see it, too.
+                // Does not read the event, so a thread that was woken without need would see it,
+                // too.
                 while !stop.is_stopped() {
                     thread::sleep(Duration::from_millis(1));
                 }
@@ -101,7 +100,7 @@ fn a_fault_wakes_one() {
             while woken.load(Ordering::SeqCst) < fault {
                 thread::sleep(Duration::from_millis(1));
             }
-            // Time for those to come who should not.
+            // Time for other threads to wake, which must not happen.
             thread::sleep(Duration::from_millis(20));
             assert_eq!(woken.load(Ordering::SeqCst), fault, "threads woken");
         }
@@ -116,7 +115,7 @@ fn a_fault_wakes_one() {
 }
 
 #[test]
-fn what_else_is_waited_for() {
+fn other_descriptors_and_exit_are_reported() {
     let (target, taken, range) = guest();
     let stop = Stop::new().unwrap();
     let (news, mut teller) = UnixStream::pair().unwrap();
@@ -131,7 +130,7 @@ fn what_else_is_waited_for() {
         .unwrap();
     let now = Some(Duration::ZERO);
     assert_eq!(waiter.wait(now).unwrap(), Ready::TimedOut);
-    // There is room in the socket, but nobody asked for it.
+    // The socket is writable, but the waiter does not wait for it.
     waiter.set_writing(None).unwrap();
     assert_eq!(waiter.wait(now).unwrap(), Ready::TimedOut);
     for _ in 0..2 {
@@ -140,7 +139,7 @@ fn what_else_is_waited_for() {
         waiter.set_writing(None).unwrap();
         assert_eq!(waiter.wait(now).unwrap(), Ready::TimedOut);
     }
-    // Another socket takes the place of one that is closed everywhere else.
+    // Another socket replaces one that is closed everywhere else.
     waiter.set_writing(Some(socket)).unwrap();
     let (full, peer) = pair();
     full.set_nonblocking(true).unwrap();
@@ -153,13 +152,13 @@ fn what_else_is_waited_for() {
     waiter.set_writing(None).unwrap();
     teller.write_all(b"news").unwrap();
     assert_eq!(waiter.wait(None).unwrap(), Ready::Other);
-    // A message comes before anything else, and a stop before that.
+    // An event has priority over other descriptors, and a stop over events.
     target.shared.set(1, 1);
     while waiter.wait(None).unwrap() != Ready::Events {}
     stop.stop();
     assert_eq!(waiter.wait(None).unwrap(), Ready::Stopped);
 
-    // The process's end, after the messages.
+    // The exit of the process comes after the events.
     let stop = Stop::new().unwrap();
     let (news, _teller) = UnixStream::pair().unwrap();
     let waiter = taken
@@ -171,7 +170,7 @@ fn what_else_is_waited_for() {
     loop {
         match waiter.wait(None).unwrap() {
             Ready::ProcessGone => break,
-            // Its fault, until it is gone itself.
+            // Its fault event, until the process has exited.
             Ready::Events => {
                 taken.userfault().read(&mut buffer).unwrap();
                 buffer.pop();

@@ -1,7 +1,7 @@
-//! Taking a userfaultfd out of real processes that are doing something, and giving it back: they
-//! must not notice.
+//! Creates a userfaultfd in real processes during various operations, and closes it again. The
+//! processes must not be disturbed.
 
-// The unsafe blocks are system calls whose arguments are in sight; a wrong one fails a test.
+// The unsafe blocks are system calls with visible arguments; a wrong one fails a test.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(
     clippy::unwrap_used,
@@ -36,8 +36,8 @@ fn has_userfault(target: &Target) -> bool {
     !open_userfaults(&process).unwrap().is_empty()
 }
 
-/// A process in `number`, a call that lasts until `release`; it is interrupted ten times, released,
-/// and must report success.
+/// A process in system call `number`, which lasts until `release`. It is interrupted ten times,
+/// then released, and must report success.
 fn restarts(number: libc::c_long, body: impl FnOnce() -> bool, release: impl FnOnce(&Target)) {
     let target = Target::spawn(|_| i32::from(!body()));
     for _ in 0..10 {
@@ -45,16 +45,16 @@ fn restarts(number: libc::c_long, body: impl FnOnce() -> bool, release: impl FnO
         take_and_give_back(&target);
     }
     release(&target);
-    assert_eq!(target.join(), 0, "system call {number} went wrong");
+    assert_eq!(target.join(), 0, "system call {number} failed");
 }
 
-/// As [`restarts`], of a call that its own time limit ends. The ten interruptions must fit into that
-/// time, and how long they take depends on the machine: the limit is doubled until they do. `body` is
-/// right or wrong whatever the number of interruptions.
+/// Like [`restarts`], for a call that ends by its own timeout. The ten interruptions must happen
+/// within that timeout, and how long they take depends on the machine: the timeout is doubled until
+/// they do. The result of `body` does not depend on the number of interruptions.
 fn restarts_until(number: libc::c_long, body: impl Fn(Duration) -> bool) {
     for limit in (0..6).map(|doubled| Duration::from_millis(400 << doubled)) {
-        // Word 0: the call is over; word 1: and was right; word 2: the process may end. It is there
-        // until then, so that an interruption that comes too late fails no less than any other.
+        // Word 0: the call has returned; word 1: its result was right; word 2: the process may
+        // exit. The process lives until then, so that a late interruption does not fail.
         let target = Target::spawn(|shared| {
             shared.set(1, u64::from(body(limit)));
             shared.set(0, 1);
@@ -73,7 +73,7 @@ fn restarts_until(number: libc::c_long, body: impl Fn(Duration) -> bool) {
         }
         let all_in_time = !is_over();
         target.shared.wait(0, 1);
-        assert_eq!(target.shared.get(1), 1, "system call {number} went wrong");
+        assert_eq!(target.shared.get(1), 1, "system call {number} failed");
         target.shared.set(2, 1);
         assert_eq!(target.join(), 0);
         if all_in_time {
@@ -90,7 +90,7 @@ fn nanosleep_sleeps_its_time_and_succeeds() {
         let time = timespec(limit);
         let result =
             unsafe { libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &time, std::ptr::null_mut()) };
-        // What is left after the first interruption is slept in `restart_syscall`.
+        // The remaining time after the first interruption is slept in `restart_syscall`.
         result == 0 && start.elapsed() >= limit
     });
 }
@@ -143,8 +143,8 @@ fn poll_times_out_with_zero() {
     });
 }
 
-/// `ppoll` with a signal mask of its own: the mask must be in force again after the restart, and
-/// the old one afterwards. This is the call that QEMU's main loop lives in.
+/// `ppoll` with a signal mask: the mask must be set again after the restart, and the old mask
+/// afterwards. QEMU's main loop uses this call.
 #[test]
 fn ppoll_keeps_its_own_signal_mask() {
     extern "C" fn handler(_: i32) {}
@@ -202,7 +202,7 @@ fn calculation_is_not_disturbed() {
     assert_eq!(target.join(), 0, "a result differed");
 }
 
-/// Every queued signal arrives, exactly once, whatever moment it was sent at.
+/// Every queued signal arrives exactly once, at whatever time it was sent.
 #[test]
 fn no_signal_is_lost_or_doubled() {
     use std::sync::atomic::AtomicPtr;
@@ -211,7 +211,7 @@ fn no_signal_is_lost_or_doubled() {
         let shared = unsafe { &*SHARED.load(Ordering::SeqCst) };
         let value = unsafe { (*info).si_value().sival_ptr }.addr() as u64;
         shared.add(1, value);
-        // Last: the test looks at both numbers as soon as this one is right.
+        // Last: the test reads both numbers as soon as this one is right.
         shared.add(0, 1);
     }
     let target = Target::spawn(|shared| {
@@ -224,7 +224,7 @@ fn no_signal_is_lost_or_doubled() {
             libc::sigaction(libc::SIGRTMIN(), &action, std::ptr::null_mut());
         }
         shared.set(2, 1);
-        // Sometimes in a system call, sometimes not.
+        // Some interruptions are in a system call, some are not.
         while shared.get(3) == 0 {
             for _ in 0..5_000 {
                 std::hint::spin_loop();
@@ -284,7 +284,7 @@ fn a_signal_that_ends_the_process_still_does() {
 }
 
 #[test]
-fn a_stopped_process_stays_stopped_and_goes_on_later() {
+fn a_stopped_process_stays_stopped_and_continues_later() {
     let target = Target::spawn(|shared| {
         loop {
             shared.add(0, 1);
@@ -307,8 +307,8 @@ fn a_stopped_process_stays_stopped_and_goes_on_later() {
     target.shared.wait(0, before + 3);
 }
 
-/// SIGSTOP cannot be held back: sent at any moment of an injection it must stop the process
-/// afterwards, and SIGCONT must wake it.
+/// SIGSTOP cannot be blocked: sent at any time during an injection it must stop the process
+/// afterwards, and SIGCONT must continue it.
 #[test]
 fn a_stop_while_injecting_takes_effect() {
     let target = Target::spawn(|shared| {
@@ -333,8 +333,8 @@ fn a_stop_while_injecting_takes_effect() {
     }
 }
 
-/// A thread that is moved out of a restartable sequence must be sent to the sequence's abort handler
-/// when it is put back. The kernel forgets the sequence as soon as it sees the thread elsewhere.
+/// A thread that is interrupted in a restartable sequence must continue at the sequence's abort
+/// handler. The kernel clears the sequence as soon as it sees the thread at another address.
 #[test]
 fn a_restartable_sequence_is_not_forgotten() {
     #[repr(C, align(32))]
@@ -353,7 +353,7 @@ fn a_restartable_sequence_is_not_forgotten() {
             length: 0,
             abort: 0,
         };
-        // The C library has registered an area of the thread's; its place is `__rseq_offset`.
+        // The C library has registered an area for the thread, at `__rseq_offset`.
         unsafe extern "C" {
             static __rseq_offset: isize;
         }
@@ -371,7 +371,7 @@ fn a_restartable_sequence_is_not_forgotten() {
                     "sub {outcome}, [{sequence} + 8]",
                     "mov [{sequence} + 16], {outcome}",
                     "mov [{area} + 8], {sequence}",
-                    // In the sequence: it ends by being aborted only, or if it is forgotten.
+                    // In the sequence: this loop ends only if the sequence is aborted or forgotten.
                     "2:",
                     "mov {outcome}, 1",
                     "cmp [{area} + 8], {sequence}",
@@ -401,7 +401,7 @@ fn a_restartable_sequence_is_not_forgotten() {
         take_and_give_back(&target);
     }
     target.shared.set(1, 1);
-    // Out of the last one.
+    // Leave the last sequence.
     target.kill(libc::SIGSTOP);
     target.kill(libc::SIGCONT);
     assert_eq!(
@@ -450,7 +450,8 @@ fn many_threads_are_not_disturbed() {
     assert_eq!(target.join(), 0);
 }
 
-/// As `vfork`: the calling thread waits until the child has exited, which it does when a word is set.
+/// Like `vfork`: the calling thread waits until the child has exited, which it does when a word is
+/// set.
 fn vfork(shared: &'static common::Shared, word: usize) {
     extern "C" fn child(gate: *mut libc::c_void) -> i32 {
         let gate = gate.cast_const().cast::<std::sync::atomic::AtomicU64>();
@@ -469,9 +470,10 @@ fn vfork(shared: &'static common::Shared, word: usize) {
     }
 }
 
-/// `vfork` keeps the parent's thread in a wait that no stop request ends: another thread has to do.
+/// `vfork` blocks the parent's thread in a wait that a stop request does not end: another thread
+/// must be used.
 #[test]
-fn a_main_thread_that_cannot_stop_is_passed_over() {
+fn another_thread_is_used_if_the_main_thread_cannot_stop() {
     let target = Target::spawn(|shared| {
         std::thread::spawn(move || {
             loop {
@@ -492,10 +494,10 @@ fn a_main_thread_that_cannot_stop_is_passed_over() {
     assert_eq!(target.join(), 0);
 }
 
-/// The thread that made the userfaultfd may have ended when it is to be closed; here even the main
-/// thread has.
+/// The thread that created the userfaultfd may have exited when it is closed; here even the main
+/// thread has exited.
 #[test]
-fn giving_back_works_when_the_first_thread_has_gone() {
+fn closing_works_when_the_main_thread_has_exited() {
     let target = Target::spawn(|shared| {
         std::thread::spawn(move || {
             loop {
@@ -515,7 +517,7 @@ fn giving_back_works_when_the_first_thread_has_gone() {
     assert!(has_userfault(&target));
     taken.close_remote().unwrap();
     assert!(!has_userfault(&target));
-    // And taking a new one without a main thread.
+    // Create a new one without a main thread.
     let again = take(&target);
     assert!(has_userfault(&target));
     drop(again);
@@ -533,11 +535,12 @@ fn sleeper() -> Target {
     target
 }
 
-/// Killed at any moment: an error that says so or a success too early, never a hang.
+/// The process is killed at any time: the result is an error that says so or an early success,
+/// never a hang.
 #[test]
-fn a_process_that_dies_half_way_is_reported() {
+fn a_process_that_is_killed_during_injection_is_reported() {
     let mut died = 0;
-    // On a busy machine the kill may be late, time and again: then there are more rounds.
+    // On a busy machine the kill may be late repeatedly: then run more rounds.
     for round in 0.. {
         if round >= 150 && (died > 0 || round == 3000) {
             break;
@@ -550,7 +553,7 @@ fn a_process_that_dies_half_way_is_reported() {
                 target.kill(libc::SIGKILL);
             });
             let taken = RemoteUserfault::create(target.pid, Features::FOR_MISSING);
-            // To give back to a dead process is fine, at any moment of its dying.
+            // Closing succeeds for a process that is exiting, at any time.
             taken.map(|taken| taken.close_remote().unwrap())
         });
         match result {
@@ -605,7 +608,7 @@ fn another_tracer_is_named() {
 }
 
 #[test]
-fn we_cannot_trace_ourselves() {
+fn a_process_cannot_inject_into_itself() {
     let error = RemoteUserfault::create(std::process::id(), Features::FOR_MISSING).unwrap_err();
     assert!(
         error.to_string().contains("a process cannot trace itself"),
@@ -613,9 +616,10 @@ fn we_cannot_trace_ourselves() {
     );
 }
 
-/// All of it hangs: said after a while, and nothing is left behind when it goes on.
+/// No thread of the process can be stopped: an error is returned after a time limit, and nothing
+/// remains when the process continues.
 #[test]
-fn a_process_without_a_thread_that_stops_is_an_error() {
+fn no_thread_that_stops_is_an_error() {
     let target = Target::spawn(|shared| {
         vfork(shared, 1);
         shared.set(2, 1);
@@ -666,9 +670,9 @@ fn unprivileged() -> Target {
     target
 }
 
-/// A QEMU that runs as an ordinary user may make no userfaultfd, we hand it the device.
+/// A QEMU that runs as an ordinary user may not call userfaultfd(2); it gets the device from us.
 #[test]
-fn an_unprivileged_process_gets_one_by_the_device() {
+fn an_unprivileged_process_creates_one_from_the_device() {
     let target = unprivileged();
     let before = target.descriptors();
     for _ in 0..20 {
@@ -703,7 +707,7 @@ fn both_refusals_are_reported() {
     assert!(!has_userfault(&target));
 }
 
-/// In strict mode any call but read, write and exit is death.
+/// In strict mode every call except read, write and exit kills the process.
 fn sandboxed(user: fn()) -> Target {
     let target = Target::spawn(|shared| {
         user();

@@ -1,6 +1,6 @@
-//! Faults of a second process, read and answered from here.
+//! Page faults of a second process, read and resolved by the test.
 
-// The unsafe blocks are system calls and accesses to a mapping of the test's own.
+// The unsafe blocks are system calls and accesses to a mapping of this test.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(
     clippy::unwrap_used,
@@ -28,18 +28,18 @@ use hikkoshi_userfault::{
 const PAGE: usize = 4096;
 const PAGES: usize = 64;
 
-/// A process with a mapping of a tmpfs file, and a userfaultfd that watches it.
+/// A process with a mapping of a tmpfs file, and a userfaultfd registered for it.
 struct Guest {
     target: Target,
     taken: RemoteUserfault,
-    /// The mapping, there.
+    /// The mapping in the process.
     range: HostRange,
-    /// The same file, here.
+    /// The same file in this process.
     file: std::fs::File,
 }
 
-/// Word 0: the mapping's address. Word 1: the page to read next (plus one); word 2: how many were
-/// read; word 3: what the last one held; word 4: the reader's thread.
+/// Word 0: address of the mapping; word 1: the page to read next (plus one); word 2: number of
+/// pages read; word 3: content of the last one; word 4: thread ID of the reader.
 fn guest() -> Guest {
     let file = memory_file((PAGES * PAGE) as u64, false);
     let raw = file.as_raw_fd();
@@ -73,7 +73,7 @@ fn guest() -> Guest {
 }
 
 impl Guest {
-    /// Makes the process read a page; it reports back in word 2.
+    /// Makes the process read a page; it reports in word 2.
     fn touch(&self, page: usize) {
         self.target.shared.set(5, page as u64);
         self.target.shared.add(1, 1);
@@ -94,7 +94,7 @@ impl Guest {
 }
 
 #[test]
-fn a_fault_is_read_and_answered() {
+fn a_fault_is_read_and_resolved() {
     let guest = guest();
     let stop = Stop::new().unwrap();
     let mut buffer = EventBuffer::with_capacity(4);
@@ -123,13 +123,13 @@ fn a_fault_is_read_and_answered() {
 }
 
 #[test]
-fn a_page_that_is_there_is_kept_and_its_waiters_wake() {
+fn a_present_page_is_not_changed_and_its_waiters_wake() {
     use std::os::unix::fs::FileExt;
     let guest = guest();
     let stop = Stop::new().unwrap();
     guest.touch(3);
     assert!(matches!(guest.next(&stop), Event::Fault(_)));
-    // Someone fills it through the file, which wakes nobody.
+    // Fill it through the file, which wakes no thread.
     guest
         .file
         .write_all_at(&[7u8; PAGE], (3 * PAGE) as u64)
@@ -166,7 +166,7 @@ fn zeros_are_installed_as_pages() {
     assert_eq!((zeroed.installed, zeroed.present), (0, 4 * PAGE as u64));
 }
 
-/// Run by the test below, and by nobody else.
+/// Run only by the test below.
 #[test]
 #[ignore = "it says that it skips something, and nothing else"]
 fn skips_something() {
@@ -174,7 +174,7 @@ fn skips_something() {
 }
 
 #[test]
-fn what_is_skipped_is_said_although_the_test_passes() {
+fn a_skipped_test_prints_a_message() {
     let ended = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "skips_something"])
         .output()
@@ -187,7 +187,7 @@ fn what_is_skipped_is_said_although_the_test_passes() {
     );
 }
 
-/// Makes a hole.
+/// Punches a hole.
 fn punch(file: &File, offset: u64, bytes: u64) {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     let (offset, bytes) = (offset.try_into().unwrap(), bytes.try_into().unwrap());
@@ -195,7 +195,7 @@ fn punch(file: &File, offset: u64, bytes: u64) {
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// hugetlbfs takes whole huge pages only, and has no zero pages.
+/// hugetlbfs supports only whole huge pages, and no zero pages.
 #[test]
 fn huge_pages_are_installed_whole() {
     const HUGE: usize = 2 << 20;
@@ -221,11 +221,11 @@ fn huge_pages_are_installed_whole() {
     unsafe { libc::munmap(memory.cast(), 2 * HUGE) };
 }
 
-/// A file system mounted for one test; needs root.
+/// A file system mounted for one test; requires root.
 struct Mounted(tempfile::TempDir);
 
 impl Mounted {
-    /// Of this kind, with these options.
+    /// Mounts a file system of this type with these options.
     fn new(kind: &str, options: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mounted = Command::new("mount")
@@ -247,15 +247,15 @@ impl Drop for Mounted {
     }
 }
 
-/// The kernel says of a huge page that it exists when there is none to be had: it must not be
-/// believed, or the page is lost.
+/// The kernel reports that a huge page exists when none can be allocated. Treating it as present
+/// would lose the page.
 #[test]
-fn a_huge_page_that_there_is_no_room_for_does_not_count_as_present() {
+fn a_huge_page_that_cannot_be_allocated_is_not_present() {
     const HUGE: usize = 2 << 20;
     let Some(_pages) = HugePages::reserve(2) else {
         return;
     };
-    // Room for one of the two, whatever the pool has.
+    // Memory for only one of the two pages, whatever the size of the pool.
     let mounted = Mounted::new("hugetlbfs", "pagesize=2M,size=2M");
     let path = mounted.path().join("ram");
     let file = File::options()
@@ -302,7 +302,7 @@ fn a_huge_page_that_there_is_no_room_for_does_not_count_as_present() {
         copy(second),
         Err(CopyError::OutOfMemory { done: 0, .. })
     ));
-    // Room is made, and somebody else is faster, through another mapping.
+    // Free memory; the page is then installed first through another mapping.
     punch(&file, 0, HUGE as u64);
     unsafe { elsewhere.add(HUGE).write_volatile(9) };
     assert_eq!(copy(second), Ok(present));
@@ -319,9 +319,9 @@ fn a_huge_page_that_there_is_no_room_for_does_not_count_as_present() {
     }
 }
 
-/// A reader that dies takes the message with it: the next one gets it again after a wake.
+/// If a reader dies, the event that it read is lost: the next reader gets it again after a wake.
 #[test]
-fn a_successor_gets_the_faults_again() {
+fn a_new_reader_gets_the_faults_again() {
     let guest = guest();
     let stop = Stop::new().unwrap();
     guest.touch(9);
@@ -356,7 +356,7 @@ fn a_successor_gets_the_faults_again() {
 }
 
 #[test]
-fn a_stop_ends_the_wait_at_once_and_for_good() {
+fn a_stop_ends_the_wait_immediately_and_permanently() {
     let guest = guest();
     let stop = Stop::new().unwrap();
     let timeout = Some(Duration::from_millis(1));
@@ -384,7 +384,7 @@ fn a_stop_ends_the_wait_at_once_and_for_good() {
 }
 
 #[test]
-fn the_end_of_the_process_is_told_and_does_no_harm() {
+fn exit_of_the_process_is_reported() {
     let guest = guest();
     let stop = Stop::new().unwrap();
     std::thread::scope(|scope| {
@@ -415,9 +415,9 @@ fn the_end_of_the_process_is_told_and_does_no_harm() {
 }
 
 #[test]
-fn errors_say_what_and_how_far() {
+fn errors_contain_the_operation_and_the_progress() {
     let guest = guest();
-    // The last two pages, and two beyond.
+    // The last two pages of the range, and two beyond it.
     let error = guest
         .userfault()
         .copy(guest.address(PAGES - 2), &[1; 4 * PAGE])
@@ -468,8 +468,8 @@ fn a_handshake_is_made_once() {
     assert!(error.to_string().starts_with("negotiating"), "{error}");
 }
 
-/// Remove events block the caller until they are read, and make installing pages impossible until
-/// it has gone on: `copy` must wait for that, not fail.
+/// Remove events block the caller until they are read, and pages cannot be installed until the
+/// caller has continued: `copy` must wait for that, not fail.
 #[test]
 fn installing_waits_while_the_layout_changes() {
     let pages = 8 * PAGE;
@@ -488,12 +488,12 @@ fn installing_waits_while_the_layout_changes() {
             assert_eq!(libc::madvise(start, PAGE, libc::MADV_REMOVE), 0);
         });
         assert_eq!(own.wait(&stop, None).unwrap(), Ready::Events);
-        // Nobody reads the event for now: it waits 0.3 s.
+        // No thread reads the event yet: `copy` waits 0.3 s.
         let began = Instant::now();
-        let (in_vain, waited) = (copy(), began.elapsed());
+        let (timed_out, waited) = (copy(), began.elapsed());
         let copier = scope.spawn(|| {
             thread.store(gettid(), Ordering::SeqCst);
-            // Once more, if this machine lets the event lie for longer than that.
+            // Retry, if this machine takes longer than that to read the event.
             loop {
                 let result = copy();
                 if !gave_up(result) {
@@ -501,7 +501,7 @@ fn installing_waits_while_the_layout_changes() {
                 }
             }
         });
-        // It sleeps nowhere but there.
+        // It sleeps only there.
         common::eventually("the kernel to say EAGAIN", || {
             let thread = thread.load(Ordering::SeqCst);
             let sleeps = is_in_syscall(std::process::id(), thread, libc::SYS_clock_nanosleep);
@@ -517,7 +517,7 @@ fn installing_waits_while_the_layout_changes() {
             other => panic!("{other:?}"),
         }
         assert!(waits, "the kernel did not say EAGAIN");
-        assert!(gave_up(in_vain), "{in_vain:?}");
+        assert!(gave_up(timed_out), "{timed_out:?}");
         assert!(waited >= Duration::from_millis(300), "gave up early");
         let copied = copier.join().unwrap().unwrap();
         assert_eq!(copied.installed, PAGE as u64);

@@ -360,7 +360,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_vdso_is_taken_for_it() {
+    fn only_the_vdso_line_matches() {
         let line = "7ffd3d5f2000-7ffd3d5f4000 r-xp 00000000 00:00 0                [vdso]";
         assert_eq!(vdso_range(line), Some((0x7ffd_3d5f_2000, 0x7ffd_3d5f_4000)));
         for line in [

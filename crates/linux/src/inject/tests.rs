@@ -1,4 +1,4 @@
-//! The moments of an injection that tests from outside cannot hit at will.
+//! States of an injection that tests from outside cannot reach reliably.
 
 use std::io::{PipeWriter, Write, pipe};
 use std::os::fd::AsRawFd;
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::*;
 use crate::target::Target;
 
-/// A process that counts, and notices when its registers or its stack are not its own.
+/// A process that counts, and detects changes of its registers and its stack.
 fn counter() -> (Target, Arc<Process>) {
     let target = Target::spawn(|shared| {
         let canary = std::hint::black_box([0x5a5a_5a5a_5a5a_5a5au64; 64]);
@@ -113,7 +113,8 @@ fn death_while_its_memory_is_used() {
         move |remote| {
             let scratch = remote.scratch(64)?;
             kill(pid);
-            // The memory goes some time after the kill; the thread leaves its stop before that.
+            // The memory disappears some time after the kill; the thread leaves its stop before
+            // that.
             let process = Process::open(pid).unwrap();
             while process.is_alive() {
                 std::thread::yield_now();
@@ -129,7 +130,7 @@ fn death_while_its_memory_is_used() {
 }
 
 #[test]
-fn borrowed_stack_is_given_back() {
+fn the_scratch_memory_is_restored() {
     let (target, process) = counter();
     let (before, after) = inject(
         &process,
@@ -151,9 +152,9 @@ fn borrowed_stack_is_given_back() {
     runs_on(&target);
 }
 
-/// A bug of ours must not take the guest with it.
+/// A panic of this program must not crash the guest.
 #[test]
-fn a_panic_of_ours_leaves_the_process_as_it_was() {
+fn a_panic_leaves_the_process_unchanged() {
     let (target, process) = counter();
     let result: Result<(), _> = inject(
         &process,
@@ -170,8 +171,8 @@ fn a_panic_of_ours_leaves_the_process_as_it_was() {
     runs_on(&target);
 }
 
-/// A process that counts, as `counter`'s does, and has the reading end of the pipe open: a call
-/// injected into it that reads ends when somebody writes.
+/// A process that counts, like `counter`, and has the read end of the pipe open: an injected read
+/// returns when the test writes.
 fn reader() -> (Target, Arc<Process>, u64, PipeWriter) {
     let (end, writer) = pipe().unwrap();
     // The number is the same there: the process is a fork of this one.
@@ -180,7 +181,7 @@ fn reader() -> (Target, Arc<Process>, u64, PipeWriter) {
     (target, process, number, writer)
 }
 
-/// Reads a byte of the pipe `from`, in the process.
+/// Reads a byte from the pipe `from`, in the process.
 fn read_byte(remote: &mut Remote, from: u64) -> Result<Result<u64, Errno>, InjectError> {
     let scratch = remote.scratch(16)?;
     let arguments = [from, scratch.at, 1, 0, 0, 0];
@@ -189,10 +190,10 @@ fn read_byte(remote: &mut Remote, from: u64) -> Result<Result<u64, Errno>, Injec
     Ok(read)
 }
 
-/// A call that takes too long is not abandoned: the caller is told, and the process put right when
-/// the call ends.
+/// A call that takes too long is not abandoned: the caller gets an error, and the process is
+/// restored when the call returns.
 #[test]
-fn an_overdue_call_is_seen_through_and_undone() {
+fn a_late_call_is_completed_and_undone() {
     let (target, process, number, mut writer) = reader();
     loop {
         let (begin, begun) = channel();
@@ -209,7 +210,7 @@ fn an_overdue_call_is_seen_through_and_undone() {
         let begun = begun.recv().is_ok();
         match result {
             Err(InjectError::Overdue { millis: 20, .. }) if begun => {}
-            // On a busy machine a thread may not stop in the time it has for that: again.
+            // On a busy machine a thread may not stop within the time limit: retry.
             Err(InjectError::Overdue { .. } | InjectError::NoThreadStops { .. }) if !begun => {
                 continue;
             }
@@ -222,9 +223,10 @@ fn an_overdue_call_is_seen_through_and_undone() {
     runs_on(&target);
 }
 
-/// Whoever injects is killed while the registers are not the process's own: it does not notice.
+/// The injecting process is killed while the registers are changed: the traced process is not
+/// affected.
 #[test]
-fn killed_in_the_middle() {
+fn the_injecting_process_is_killed() {
     let (target, process, number, mut writer) = reader();
     let injector = Target::spawn({
         let process = Arc::clone(&process);

@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stops_are_told_apart() {
+    fn stops_are_classified() {
         let stopped = |signal: i32, event: i32| classify(libc::CLD_TRAPPED, (event << 8) | signal);
         assert_eq!(stopped(libc::SIGTRAP, 128), Halt::Trap);
         assert_eq!(stopped(libc::SIGSTOP, 128), Halt::Trap);

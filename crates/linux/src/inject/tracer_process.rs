@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_another_process_with_the_same_memory_and_files() {
+    fn the_process_shares_memory_and_files() {
         let text = "from here".to_owned();
         let (file, id, length) = run(|| {
             let file = tempfile::tempfile().unwrap();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_brought_back() {
+    fn a_panic_is_returned() {
         let result = run(|| panic!("meant to"));
         let Err(TracerProcessError::Panicked(panic)) = result else {
             panic!("{result:?}");
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn its_own_death_is_told() {
+    fn its_death_is_reported() {
         let result = run(|| {
             rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
                 .unwrap();

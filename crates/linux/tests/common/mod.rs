@@ -1,7 +1,8 @@
-//! Second processes for the tests: real ones, made by `fork`, that run a closure of the test.
+//! Second processes for the tests: real processes, created by `fork`, that run a closure of the
+//! test.
 
-// Each test program uses a part of this. The unsafe blocks are system calls whose arguments are in
-// sight; a wrong one, or a failed `unwrap`, fails a test.
+// Each test program uses a part of this. The unsafe blocks are system calls with visible arguments;
+// a wrong one, or a failed `unwrap`, fails a test.
 #![allow(dead_code, unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
@@ -12,7 +13,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Memory that both processes see.
+/// Memory shared by both processes.
 #[repr(C)]
 pub(crate) struct Shared {
     pub words: [AtomicU64; 512],
@@ -36,7 +37,7 @@ impl Shared {
     }
 }
 
-/// Waits (generously: it only bounds a hang) until something is so.
+/// Waits until a condition is true. The long time limit only prevents a hang.
 pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
@@ -55,10 +56,11 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Its main thread runs `body` and exits with what that returns, 101 after a panic.
+    /// Runs `body` on the main thread of the process, which exits with its result, or 101 after a
+    /// panic.
     pub(crate) fn spawn(body: impl FnOnce(&'static Shared) -> i32) -> Self {
         let shared: &'static Shared = unsafe {
-            // Never unmapped: the test and its helper threads may look at it at any time.
+            // Never unmapped: the test and its helper threads may read it at any time.
             let memory = map_shared(size_of::<Shared>(), -1);
             &*memory.cast::<Shared>()
         };
@@ -87,7 +89,7 @@ impl Target {
         i32::try_from(self.pid).unwrap()
     }
 
-    /// Waits for its end: the exit code, or minus the signal that killed it.
+    /// Waits until it exits. Returns the exit code, or the negated signal that killed it.
     pub(crate) fn join(&self) -> i32 {
         let mut status = 0;
         let mut code = None;
@@ -115,19 +117,19 @@ impl Target {
         });
     }
 
-    /// Whether thread `tid` is inside system call `number`, or inside the call that takes one with a
-    /// timeout up again.
+    /// Whether thread `tid` is in system call `number`, or in the call that restarts one with a
+    /// timeout.
     pub(crate) fn is_in_syscall(&self, tid: u32, number: libc::c_long) -> bool {
         is_in_syscall(self.pid, tid, number)
     }
 
-    /// The main thread's state, as `/proc/PID/stat` has it.
+    /// State of the main thread, from `/proc/PID/stat`.
     pub(crate) fn state(&self) -> char {
         let text = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap();
         text.rsplit_once(") ").unwrap().1.chars().next().unwrap()
     }
 
-    /// What its open descriptors are.
+    /// Targets of its open descriptors.
     pub(crate) fn descriptors(&self) -> Vec<String> {
         let mut found: Vec<String> = std::fs::read_dir(format!("/proc/{}/fd", self.pid))
             .unwrap()
@@ -148,15 +150,14 @@ impl Drop for Target {
     }
 }
 
-/// Whether a thread is inside system call `number`, or inside the call that takes one with a timeout
-/// up again.
+/// Whether a thread is in system call `number`, or in the call that restarts one with a timeout.
 pub(crate) fn is_in_syscall(pid: u32, tid: u32, number: libc::c_long) -> bool {
     let calls = [number, libc::SYS_restart_syscall].map(|call| format!("{call} "));
     std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall"))
         .is_ok_and(|text| calls.iter().any(|call| text.starts_with(call)))
 }
 
-/// A fork copies what other tests have open at the time, their userfaultfds too.
+/// A fork copies descriptors that other tests have open, including their userfaultfds.
 fn close_inherited() {
     for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
         let path = entry.unwrap().path();
@@ -171,7 +172,7 @@ pub(crate) fn gettid() -> u32 {
     unsafe { libc::gettid() }.unsigned_abs()
 }
 
-/// Maps `bytes` shared: of `fd`, or anonymous for -1.
+/// Creates a shared mapping of `bytes` bytes: of `fd`, or anonymous for -1.
 pub(crate) fn map_shared(bytes: usize, fd: i32) -> *mut u8 {
     let flags = libc::MAP_SHARED | if fd < 0 { libc::MAP_ANONYMOUS } else { 0 };
     let memory = unsafe {
@@ -189,19 +190,19 @@ pub(crate) fn map_shared(bytes: usize, fd: i32) -> *mut u8 {
     memory.cast()
 }
 
-/// Becomes an ordinary user whom processes of the same user may trace.
+/// Becomes an ordinary user that processes of the same user may trace.
 pub(crate) fn become_nobody() {
     unsafe {
         assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
         assert_eq!(libc::setresgid(65534, 65534, 65534), 0);
         assert_eq!(libc::setresuid(65534, 65534, 65534), 0);
         assert_eq!(libc::prctl(libc::PR_SET_DUMPABLE, 1), 0);
-        // Changing the user cleared it.
+        // Changing the user ID cleared it.
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
     }
 }
 
-/// Runs `body` in a process of its own, as an ordinary user; returns the text it made.
+/// Runs `body` in a separate process as an ordinary user; returns its text.
 pub(crate) fn as_nobody(body: impl FnOnce() -> String) -> String {
     let target = Target::spawn(|shared| {
         become_nobody();
@@ -232,15 +233,15 @@ pub(crate) fn memory_file(bytes: u64, huge: bool) -> File {
     file
 }
 
-/// Says something although the test passes: the test harness keeps what the printing macros print,
-/// and shows it only of a test that fails.
+/// Prints a message even if the test passes: the test harness captures the output of the printing
+/// macros, and shows it only for a failed test.
 pub(crate) fn aloud(text: &str) {
     let test = std::thread::current();
     let line = format!("{}: {text}\n", test.name().unwrap_or("a test"));
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Huge pages reserved for a test, given back afterwards.
+/// Huge pages reserved for a test, and released afterwards.
 pub(crate) struct HugePages(u64);
 
 static RESERVING: Mutex<()> = Mutex::new(());
@@ -252,7 +253,7 @@ impl HugePages {
         text.trim().parse().unwrap()
     }
 
-    /// `None`, said loudly, if this machine has none to spare.
+    /// `None`, with a printed message, if this machine cannot reserve any.
     pub(crate) fn reserve(pages: u64) -> Option<Self> {
         let _one = RESERVING.lock().unwrap();
         let before = Self::read("nr_hugepages");
