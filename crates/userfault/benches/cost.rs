@@ -38,17 +38,17 @@ fn injection(what: &str, user: fn()) {
         0
     });
     target.shared.wait(0, 1);
-    let (mut taking, mut giving) = (Vec::new(), Vec::new());
+    let (mut creating, mut closing) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         let start = Instant::now();
-        let taken = RemoteUserfault::create(target.pid, Features::FOR_MISSING).unwrap();
-        taking.push(start.elapsed());
+        let remote = RemoteUserfault::create(target.pid, Features::FOR_MISSING).unwrap();
+        creating.push(start.elapsed());
         let start = Instant::now();
-        taken.close_remote().unwrap();
-        giving.push(start.elapsed());
+        remote.close_remote().unwrap();
+        closing.push(start.elapsed());
     }
-    report(&format!("take from {what}"), taking);
-    report(&format!("give back to {what}"), giving);
+    report(&format!("create in {what}"), creating);
+    report(&format!("close in {what}"), closing);
 }
 
 fn copies(what: &str, huge: bool, bytes: usize) {

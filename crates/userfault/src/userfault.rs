@@ -159,7 +159,7 @@ pub enum RangeError {
     },
     /// The kernel registers the range but does not support an operation on it.
     #[error(
-        "{doing} {range}: the kernel cannot {unsupported} this type of memory; use a shared mapping of \
+        "{doing} {range}: the kernel cannot {operation} this type of memory; use a shared mapping of \
          tmpfs or hugetlbfs"
     )]
     Unsupported {
@@ -168,7 +168,7 @@ pub enum RangeError {
         /// The memory range.
         range: HostRange,
         /// The operation that it does not support.
-        unsupported: &'static str,
+        operation: &'static str,
     },
     /// Any other error.
     #[error(
@@ -326,7 +326,7 @@ impl Userfault {
         abi::ioctl(self.as_fd(), &mut register)
             .map_err(|source| RangeError::new(DOING, range, source))?;
         // The kernel lists only the operations that every mapping of the range supports.
-        let unsupported = if mode.missing && register.ioctls & abi::IOCTL_COPY == 0 {
+        let operation = if mode.missing && register.ioctls & abi::IOCTL_COPY == 0 {
             "install pages into"
         } else if mode.write_protect && register.ioctls & abi::IOCTL_WRITEPROTECT == 0 {
             "write-protect"
@@ -340,7 +340,7 @@ impl Userfault {
         Err(RangeError::Unsupported {
             doing: DOING,
             range,
-            unsupported,
+            operation,
         })
     }
 

@@ -41,13 +41,13 @@ fn guest() -> (Target, RemoteUserfault, HostRange) {
         0
     });
     target.shared.wait(0, 1);
-    let taken = RemoteUserfault::create(target.pid, Features::FOR_MISSING).unwrap();
+    let remote = RemoteUserfault::create(target.pid, Features::FOR_MISSING).unwrap();
     let range = HostRange::new(HostAddr(target.shared.get(0)), (PAGES * PAGE) as u64);
-    taken
+    remote
         .userfault()
         .register(range, RegisterMode::MISSING)
         .unwrap();
-    (target, taken, range)
+    (target, remote, range)
 }
 
 /// Waits until a thread of this process sleeps.
@@ -69,16 +69,16 @@ fn until_it_sleeps(thread: &AtomicU64) {
 #[test]
 fn a_fault_wakes_one_thread() {
     const THREADS: usize = 4;
-    let (target, taken, range) = guest();
+    let (target, remote, range) = guest();
     let stop = Stop::new().unwrap();
     let (quiet, _other) = UnixStream::pair().unwrap();
     let woken = AtomicU64::new(0);
     let ids = [const { AtomicU64::new(0) }; THREADS];
     thread::scope(|scope| {
         for id in &ids {
-            let (taken, stop, quiet, woken) = (&taken, &stop, &quiet, &woken);
+            let (remote, stop, quiet, woken) = (&remote, &stop, &quiet, &woken);
             scope.spawn(move || {
-                let waiter = taken
+                let waiter = remote
                     .userfault()
                     .waiter::<UnixStream>(stop, quiet.as_fd())
                     .unwrap();
@@ -107,16 +107,16 @@ fn a_fault_wakes_one_thread() {
         stop.stop();
     });
     let mut buffer = EventBuffer::with_capacity(PAGES);
-    assert_eq!(taken.userfault().read(&mut buffer).unwrap(), THREADS);
-    taken.userfault().unregister(range).unwrap();
+    assert_eq!(remote.userfault().read(&mut buffer).unwrap(), THREADS);
+    remote.userfault().unregister(range).unwrap();
     target.shared.set(1, PAGES as u64);
     target.join();
-    taken.close_remote().unwrap();
+    remote.close_remote().unwrap();
 }
 
 #[test]
 fn other_descriptors_and_exit_are_reported() {
-    let (target, taken, range) = guest();
+    let (target, remote, range) = guest();
     let stop = Stop::new().unwrap();
     let (news, mut teller) = UnixStream::pair().unwrap();
     let pair = || {
@@ -124,7 +124,7 @@ fn other_descriptors_and_exit_are_reported() {
         (Arc::new(socket), peer)
     };
     let (socket, _peer) = pair();
-    let mut waiter = taken
+    let mut waiter = remote
         .userfault()
         .waiter::<UnixStream>(&stop, news.as_fd())
         .unwrap();
@@ -161,7 +161,7 @@ fn other_descriptors_and_exit_are_reported() {
     // The exit of the process comes after the events.
     let stop = Stop::new().unwrap();
     let (news, _teller) = UnixStream::pair().unwrap();
-    let waiter = taken
+    let waiter = remote
         .userfault()
         .waiter::<UnixStream>(&stop, news.as_fd())
         .unwrap();
@@ -172,13 +172,13 @@ fn other_descriptors_and_exit_are_reported() {
             Ready::ProcessGone => break,
             // Its fault event, until the process has exited.
             Ready::Events => {
-                taken.userfault().read(&mut buffer).unwrap();
+                remote.userfault().read(&mut buffer).unwrap();
                 buffer.pop();
             }
             other => panic!("{other:?}"),
         }
     }
     target.join();
-    taken.userfault().unregister(range).unwrap();
-    taken.close_remote().unwrap();
+    remote.userfault().unregister(range).unwrap();
+    remote.close_remote().unwrap();
 }

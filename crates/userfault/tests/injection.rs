@@ -22,12 +22,12 @@ use hikkoshi_userfault::{
     Features, RemoteUserfault, RemoteUserfaultError, close_remote, open_userfaults,
 };
 
-fn take(target: &Target) -> RemoteUserfault {
+fn create(target: &Target) -> RemoteUserfault {
     RemoteUserfault::create(target.pid, Features::FOR_MISSING).unwrap()
 }
 
-fn take_and_give_back(target: &Target) {
-    take(target).close_remote().unwrap();
+fn create_and_close(target: &Target) {
+    create(target).close_remote().unwrap();
 }
 
 /// Whether the process has a userfaultfd open.
@@ -42,7 +42,7 @@ fn restarts(number: libc::c_long, body: impl FnOnce() -> bool, release: impl FnO
     let target = Target::spawn(|_| i32::from(!body()));
     for _ in 0..10 {
         target.wait_in_syscall(target.pid, number);
-        take_and_give_back(&target);
+        create_and_close(&target);
     }
     release(&target);
     assert_eq!(target.join(), 0, "system call {number} failed");
@@ -69,7 +69,7 @@ fn restarts_until(number: libc::c_long, body: impl Fn(Duration) -> bool) {
             if is_over() {
                 break;
             }
-            take_and_give_back(&target);
+            create_and_close(&target);
         }
         let all_in_time = !is_over();
         target.shared.wait(0, 1);
@@ -194,7 +194,7 @@ fn calculation_is_not_disturbed() {
     });
     target.shared.wait(0, 1);
     for _ in 0..200 {
-        take_and_give_back(&target);
+        create_and_close(&target);
     }
     let laps = target.shared.get(0);
     target.shared.wait(0, laps + 2);
@@ -254,7 +254,7 @@ fn no_signal_is_lost_or_doubled() {
         }
     });
     for _ in 0..300 {
-        take_and_give_back(&target);
+        create_and_close(&target);
     }
     done.store(true, Ordering::SeqCst);
     let (sent, sum) = sender.join().unwrap();
@@ -296,9 +296,9 @@ fn a_stopped_process_stays_stopped_and_continues_later() {
     common::eventually("the stop", || target.state() == 'T');
     let before = target.shared.get(0);
     for _ in 0..5 {
-        let taken = take(&target);
+        let remote = create(&target);
         assert!(has_userfault(&target));
-        taken.close_remote().unwrap();
+        remote.close_remote().unwrap();
         assert!(!has_userfault(&target));
         common::eventually("the stop to hold again", || target.state() == 'T');
     }
@@ -324,7 +324,7 @@ fn a_stop_while_injecting_takes_effect() {
                 std::thread::sleep(Duration::from_micros(round * 10));
                 target.kill(libc::SIGSTOP);
             });
-            take_and_give_back(&target);
+            create_and_close(&target);
         });
         common::eventually("the stop", || target.state() == 'T');
         let before = target.shared.get(0);
@@ -398,7 +398,7 @@ fn a_restartable_sequence_is_not_forgotten() {
     });
     target.shared.wait(0, 1);
     for _ in 0..100 {
-        take_and_give_back(&target);
+        create_and_close(&target);
     }
     target.shared.set(1, 1);
     // Leave the last sequence.
@@ -442,7 +442,7 @@ fn many_threads_are_not_disturbed() {
     });
     target.shared.wait(0, 8);
     for _ in 0..100 {
-        take_and_give_back(&target);
+        create_and_close(&target);
         let laps = target.shared.get(0);
         target.shared.wait(0, laps + 8);
     }
@@ -486,9 +486,9 @@ fn another_thread_is_used_if_the_main_thread_cannot_stop() {
         0
     });
     target.wait_in_syscall(target.pid, libc::SYS_clone);
-    let taken = take(&target);
+    let remote = create(&target);
     assert!(has_userfault(&target));
-    taken.close_remote().unwrap();
+    remote.close_remote().unwrap();
     assert!(!has_userfault(&target));
     target.shared.set(1, 1);
     assert_eq!(target.join(), 0);
@@ -511,14 +511,14 @@ fn closing_works_when_the_main_thread_has_exited() {
         unreachable!()
     });
     target.shared.wait(0, 1);
-    let taken = take(&target);
+    let remote = create(&target);
     target.shared.set(1, 1);
     common::eventually("the main thread to end", || target.state() == 'Z');
     assert!(has_userfault(&target));
-    taken.close_remote().unwrap();
+    remote.close_remote().unwrap();
     assert!(!has_userfault(&target));
     // Create a new one without a main thread.
-    let again = take(&target);
+    let again = create(&target);
     assert!(has_userfault(&target));
     drop(again);
     assert!(!has_userfault(&target));
@@ -552,9 +552,9 @@ fn a_process_that_is_killed_during_injection_is_reported() {
                 std::thread::sleep(Duration::from_micros(delay * 5));
                 target.kill(libc::SIGKILL);
             });
-            let taken = RemoteUserfault::create(target.pid, Features::FOR_MISSING);
+            let remote = RemoteUserfault::create(target.pid, Features::FOR_MISSING);
             // Closing succeeds for a process that is exiting, at any time.
-            taken.map(|taken| taken.close_remote().unwrap())
+            remote.map(|remote| remote.close_remote().unwrap())
         });
         match result {
             Ok(()) => {}
@@ -604,7 +604,7 @@ fn another_tracer_is_named() {
         other => panic!("{other:?}"),
     }
     drop(tracer);
-    take_and_give_back(&target);
+    create_and_close(&target);
 }
 
 #[test]
@@ -676,10 +676,10 @@ fn an_unprivileged_process_creates_one_from_the_device() {
     let target = unprivileged();
     let before = target.descriptors();
     for _ in 0..20 {
-        let taken = take(&target);
+        let remote = create(&target);
         let now = target.descriptors();
         assert_eq!(now.len(), before.len() + 1, "{now:?}");
-        taken.close_remote().unwrap();
+        remote.close_remote().unwrap();
         assert_eq!(target.descriptors(), before);
     }
     let laps = target.shared.get(1);
@@ -723,7 +723,7 @@ fn sandboxed(user: fn()) -> Target {
 #[test]
 fn seccomp_does_not_kill_for_our_calls() {
     let target = sandboxed(|| {});
-    take_and_give_back(&target);
+    create_and_close(&target);
     let laps = target.shared.get(0);
     target.shared.wait(0, laps + 1000);
 }
@@ -763,7 +763,7 @@ fn open_userfaults_are_found_adopted_and_closed() {
     let process = Arc::new(Process::open(target.pid).unwrap());
     assert_eq!(open_userfaults(&process).unwrap(), []);
 
-    let first = take(&target);
+    let first = create(&target);
     first.leave_open_on_drop();
     let number = first.remote();
     drop(first);

@@ -31,7 +31,7 @@ const PAGES: usize = 64;
 /// A process with a mapping of a tmpfs file, and a userfaultfd registered for it.
 struct Guest {
     target: Target,
-    taken: RemoteUserfault,
+    remote: RemoteUserfault,
     /// The mapping in the process.
     range: HostRange,
     /// The same file in this process.
@@ -57,16 +57,16 @@ fn guest() -> Guest {
         0
     });
     target.shared.wait(0, 1);
-    let taken = RemoteUserfault::create(target.pid, Features::FOR_MISSING).unwrap();
+    let remote = RemoteUserfault::create(target.pid, Features::FOR_MISSING).unwrap();
     let range = HostRange::new(HostAddr(target.shared.get(0)), (PAGES * PAGE) as u64);
-    let registered = taken
+    let registered = remote
         .userfault()
         .register(range, RegisterMode::MISSING)
         .unwrap();
     assert!(registered.zero);
     Guest {
         target,
-        taken,
+        remote,
         range,
         file,
     }
@@ -82,7 +82,7 @@ impl Guest {
         self.range.addr.checked_add((page * PAGE) as u64).unwrap()
     }
     fn userfault(&self) -> &Userfault {
-        self.taken.userfault()
+        self.remote.userfault()
     }
     fn next(&self, stop: &Stop) -> Event {
         let mut buffer = EventBuffer::with_capacity(4);
@@ -326,33 +326,33 @@ fn a_new_reader_gets_the_faults_again() {
     let stop = Stop::new().unwrap();
     guest.touch(9);
     assert!(matches!(guest.next(&stop), Event::Fault(_)));
-    guest.taken.leave_open_on_drop();
-    let number = guest.taken.remote();
+    guest.remote.leave_open_on_drop();
+    let number = guest.remote.remote();
     let Guest {
         target,
-        taken,
+        remote,
         range,
         file: _file,
     } = guest;
-    let process = std::sync::Arc::clone(taken.process());
-    drop(taken);
+    let process = std::sync::Arc::clone(remote.process());
+    drop(remote);
     let found = hikkoshi_userfault::open_userfaults(&process).unwrap();
     assert_eq!((found[0].unread, found[0].waiting), (0, 1));
 
-    let taken = RemoteUserfault::adopt(&process, number).unwrap();
-    taken.userfault().wake(range).unwrap();
-    assert_eq!(taken.userfault().wait(&stop, None).unwrap(), Ready::Events);
+    let remote = RemoteUserfault::adopt(&process, number).unwrap();
+    remote.userfault().wake(range).unwrap();
+    assert_eq!(remote.userfault().wait(&stop, None).unwrap(), Ready::Events);
     let mut buffer = EventBuffer::with_capacity(1);
-    assert_eq!(taken.userfault().read(&mut buffer).unwrap(), 1);
+    assert_eq!(remote.userfault().read(&mut buffer).unwrap(), 1);
     let Some(Event::Fault(fault)) = buffer.pop() else {
         panic!("a fault was expected");
     };
     assert_eq!(fault.addr.0, range.addr.0 + 9 * PAGE as u64 + 8);
     let page = HostAddr(fault.addr.0 - 8);
-    taken.userfault().copy(page, &[1; PAGE]).unwrap();
+    remote.userfault().copy(page, &[1; PAGE]).unwrap();
     target.shared.wait(2, 1);
-    taken.userfault().unregister(range).unwrap();
-    taken.close_remote().unwrap();
+    remote.userfault().unregister(range).unwrap();
+    remote.close_remote().unwrap();
 }
 
 #[test]
@@ -411,7 +411,7 @@ fn exit_of_the_process_is_reported() {
     for _ in 0..2 {
         guest.userfault().unregister(guest.range).unwrap();
     }
-    guest.taken.close_remote().unwrap();
+    guest.remote.close_remote().unwrap();
 }
 
 #[test]

@@ -205,7 +205,7 @@ impl Remote {
         if std::mem::replace(&mut self.released, true) {
             return Ok(());
         }
-        let back = if self.at_injected_syscall {
+        let registers = if self.at_injected_syscall {
             self.restore_registers()
         } else {
             Ok(())
@@ -213,12 +213,12 @@ impl Remote {
         // Restore the signal mask and detach even if restoring the registers failed.
         let tracee = &mut self.stopped.tracee;
         let mask = tracee.set_signal_mask(self.mask);
-        let left = tracee.detach();
+        let detached = tracee.detach();
         let pid = self.pid;
         let failed = |doing| move |source| ptrace_error(pid, doing, RESTORING, source);
-        back?;
+        registers?;
         mask.map_err(failed("restoring the signal mask of"))?;
-        left.map_err(failed("detaching from"))
+        detached.map_err(failed("detaching from"))
     }
 
     /// Returns a thread that is at the exit of our system call to the state in which it was found.

@@ -43,7 +43,7 @@ pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     while !is_so() {
         assert!(
             start.elapsed() < Duration::from_secs(30),
-            "waited in vain for {what}"
+            "timed out waiting for {what}"
         );
         std::thread::sleep(Duration::from_micros(200));
     }
