@@ -62,7 +62,7 @@ fn warn_if_failed(what: Restriction, given_up: Result<(), impl Display>) {
     let Err(why) = given_up else { return };
     let bit = what as u8;
     if WARNED.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-        tracing::warn!(?what, %why, "a thread that reads data from the network is not fully sandboxed");
+        tracing::warn!(?what, %why, "a thread that reads from the network is not fully sandboxed");
     }
 }
 

@@ -68,8 +68,8 @@ pub enum CopyError {
     },
     /// Any other error.
     #[error(
-        "installing pages at {at}: {errno} (EINVAL: address or length is not a multiple of the host \
-         page size, or this type of memory does not support it)"
+        "installing pages at {at}: {errno} (EINVAL: address or length is not a multiple of the \
+         host page size, or this type of memory does not support it)"
     )]
     Kernel {
         /// Address of the first page that was not installed.

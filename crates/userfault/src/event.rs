@@ -265,7 +265,8 @@ impl Userfault {
                 // The kernel reports POLLERR for a descriptor in blocking mode, and before
                 // UFFDIO_API.
                 return Err(failed(io::Error::other(
-                    "poll reports an error: the descriptor is in blocking mode or UFFDIO_API was not called",
+                    "poll reports an error: the descriptor is in blocking mode or UFFDIO_API was \
+                     not called",
                 )));
             }
             if !ended.is_empty() {

@@ -142,7 +142,8 @@ impl<S: AsFd> FaultWaiter<S> {
                 // See `Userfault::wait`.
                 Some(_) => {
                     return Err(failed(std::io::Error::other(
-                        "epoll reports an error: the descriptor is in blocking mode or UFFDIO_API was not called",
+                        "epoll reports an error: the descriptor is in blocking mode or UFFDIO_API \
+                         was not called",
                     )));
                 }
                 None => {}

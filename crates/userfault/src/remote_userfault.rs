@@ -51,9 +51,9 @@ pub enum RemoteUserfaultError {
     },
     /// The process may not create a userfaultfd, and creating one from the device failed too.
     #[error(
-        "creating a userfaultfd in process {pid}: userfaultfd(2) in the process failed ({call}) and \
-         the device failed ({device}); set sysctl vm.unprivileged_userfaultfd=1, or run this program \
-         as a user that may open /dev/userfaultfd (Linux 6.1 and later)"
+        "creating a userfaultfd in process {pid}: userfaultfd(2) in the process failed ({call}) \
+         and the device failed ({device}); set sysctl vm.unprivileged_userfaultfd=1, or run this \
+         program as a user that may open /dev/userfaultfd (Linux 6.1 and later)"
     )]
     Refused {
         /// Process ID.

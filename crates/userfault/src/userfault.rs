@@ -159,8 +159,8 @@ pub enum RangeError {
     },
     /// The kernel registers the range but does not support an operation on it.
     #[error(
-        "{doing} {range}: the kernel cannot {operation} this type of memory; use a shared mapping of \
-         tmpfs or hugetlbfs"
+        "{doing} {range}: the kernel cannot {operation} this type of memory; use a shared mapping \
+         of tmpfs or hugetlbfs"
     )]
     Unsupported {
         /// The operation that failed.

@@ -650,8 +650,8 @@ fn a_missing_privilege_is_named() {
     assert_eq!(
         text,
         format!(
-            "creating a userfaultfd: attaching to process {}: not permitted: this program does not have \
-             CAP_SYS_PTRACE; run it as root or with that capability",
+            "creating a userfaultfd: attaching to process {}: not permitted: this program does \
+             not have CAP_SYS_PTRACE; run it as root or with that capability",
             target.pid
         )
     );
@@ -697,10 +697,11 @@ fn both_refusals_are_reported() {
     assert_eq!(
         text,
         format!(
-            "creating a userfaultfd in process {}: userfaultfd(2) in the process failed (Operation not \
-             permitted (os error 1)) and the device failed (opening /dev/userfaultfd: Permission \
-             denied (os error 13)); set sysctl vm.unprivileged_userfaultfd=1, or run this program \
-             as a user that may open /dev/userfaultfd (Linux 6.1 and later)",
+            "creating a userfaultfd in process {}: userfaultfd(2) in the process failed \
+             (Operation not permitted (os error 1)) and the device failed (opening \
+             /dev/userfaultfd: Permission denied (os error 13)); set sysctl \
+             vm.unprivileged_userfaultfd=1, or run this program as a user that may open \
+             /dev/userfaultfd (Linux 6.1 and later)",
             target.pid
         )
     );

@@ -453,9 +453,9 @@ fn errors_contain_the_operation_and_the_progress() {
     assert_eq!(
         error.to_string(),
         format!(
-            "registering {} bytes at {}: another userfaultfd is already registered for this memory, \
-             possibly one left open by an earlier migration or QEMU's own postcopy-ram; close it \
-             first",
+            "registering {} bytes at {}: another userfaultfd is already registered for this \
+             memory, possibly one left open by an earlier migration or QEMU's own postcopy-ram; \
+             close it first",
             guest.range.len, guest.range.addr
         )
     );

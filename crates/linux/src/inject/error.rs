@@ -45,8 +45,8 @@ pub enum InjectError {
     },
     /// The process runs under seccomp, which could kill it for an injected call.
     #[error(
-        "attaching to process {pid}: it runs under seccomp (QEMU's -sandbox); the filter could kill the \
-         process for an injected system call and must be suspended first, which {reason}"
+        "attaching to process {pid}: it runs under seccomp (QEMU's -sandbox); the filter could \
+         kill the process for an injected system call and must be suspended first, which {reason}"
     )]
     Sandboxed {
         /// Process ID.
@@ -56,9 +56,9 @@ pub enum InjectError {
     },
     /// No thread stopped in time.
     #[error(
-        "attaching to process {pid}: none of the {threads} threads tried stopped within {millis} ms \
-         each plus one second in total (blocked in the kernel by storage, NFS or a page fault); retry \
-         when the process makes progress"
+        "attaching to process {pid}: none of the {threads} threads tried stopped within {millis} \
+         ms each plus one second in total (blocked in the kernel by storage, NFS or a page \
+         fault); retry when the process makes progress"
     )]
     NoThreadStops {
         /// Process ID.
@@ -87,8 +87,8 @@ pub enum InjectError {
     },
     /// The injected call has not returned in time.
     #[error(
-        "the system call injected into process {pid} has not returned within {millis} ms; the process \
-         is restored when it returns, so leave this program running until then"
+        "the system call injected into process {pid} has not returned within {millis} ms; the \
+         process is restored when it returns, so leave this program running until then"
     )]
     Overdue {
         /// Process ID.

@@ -188,9 +188,9 @@ fn seize_error(
 
 fn permission_advice() -> String {
     if have_capability(CAP_SYS_PTRACE) {
-        return "this program has CAP_SYS_PTRACE, but a security module denies the access, or the process \
-                is in a user namespace where that capability has no effect, or this program itself \
-                runs under seccomp"
+        return "this program has CAP_SYS_PTRACE, but a security module denies the access, or the \
+                process is in a user namespace where that capability has no effect, or this \
+                program itself runs under seccomp"
             .to_owned();
     }
     let mut advice =

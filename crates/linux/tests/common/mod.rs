@@ -264,8 +264,8 @@ impl HugePages {
         }
         let _ = std::fs::write(format!("{POOL}/nr_hugepages"), before.to_string());
         aloud(&format!(
-            "NOT TESTED: {pages} huge pages of 2 MiB cannot be reserved here ({written:?}, {before} \
-             before, {now} after)"
+            "NOT TESTED: {pages} huge pages of 2 MiB cannot be reserved here ({written:?}, \
+             {before} before, {now} after)"
         ));
         None
     }
