@@ -140,7 +140,7 @@ fn peers_that_violate_tls_at_a_destination() {
     machine.check(Side::Destination);
     let notices = notices.all();
     assert!(
-        notices.contains("the peer sent a record of an impossible length")
+        notices.contains("the peer sent a TLS record of an invalid length")
             && notices.contains("the peer takes too long to answer"),
         "{notices}"
     );
@@ -189,7 +189,7 @@ fn a_destination_that_violates_tls() {
     thread::scope(|scope| {
         let all = [&b""[..], &[22, 3, 3, 1, 0, 2]].map(|bytes| scope.spawn(move || says(bytes)));
         for text in all.map(|one| one.join().unwrap()) {
-            assert!(text.contains("does not finish the TLS handshake"), "{text}");
+            assert!(text.contains("did not finish the TLS handshake"), "{text}");
         }
     });
     let text = says(&OVERSIZED);
@@ -218,7 +218,7 @@ fn a_destination_that_violates_tls() {
             stop.cancel();
         });
     });
-    assert!(text.contains("a record of an impossible length"), "{text}");
+    assert!(text.contains("a TLS record of an invalid length"), "{text}");
 }
 
 /// Relays bytes between the two during `work`, and until one closes the connection.
