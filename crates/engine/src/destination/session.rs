@@ -169,7 +169,7 @@ impl Session {
                 // It was accepted before this migration began.
                 tracing::warn!(
                     peer = link.peer,
-                    "turned away: another migration is under way"
+                    "connection rejected: another migration is under way"
                 );
                 continue;
             }
@@ -184,11 +184,11 @@ impl Session {
                 _ => None,
             };
             let Some(slot) = slot else {
-                tracing::warn!(role = %link.role, peer = link.peer, "turned away: no such link here");
+                tracing::warn!(role = %link.role, peer = link.peer, "connection rejected: this migration has no such link");
                 continue;
             };
             if slot.is_some() {
-                tracing::warn!(role = %link.role, peer = link.peer, "turned away: a second one");
+                tracing::warn!(role = %link.role, peer = link.peer, "connection rejected: the migration already has this link");
                 continue;
             }
             link.stream

@@ -185,7 +185,7 @@ impl Capacity {
         };
         interval.samples += 1;
         interval.shortest = interval.shortest.min(round_trip);
-        // A slow thread sends too little to fill a queue, even if the round trip samples long:
+        // A slow thread sends too little to fill a queue, even if the round trip looks long:
         // acknowledgements also wait for processors.
         if all {
             interval.shortest = 0.0;

@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn sending_first_needs_no_wait() {
+    fn the_wait_is_before_the_next_bytes() {
         let now = Instant::now();
         let pace = Pace::new(1_000_000, now);
         assert_eq!(pace.wait(now), Duration::ZERO);

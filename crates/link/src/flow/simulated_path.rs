@@ -240,7 +240,7 @@ fn the_pace_follows_a_line_that_becomes_slower_and_faster() {
 }
 
 #[test]
-fn a_request_shortens_the_pieces() {
+fn a_request_shortens_the_queue() {
     let mut setting = Setting::new(Line::new(GBIT, BUCKET, 50e-6), 1, false);
     setting.every = 0.3e-3;
     setting.run(0.0, 1.0);
@@ -272,8 +272,8 @@ fn the_kernel_has_less_data_while_the_guest_waits() {
     let calm = with_kernel(&setting);
     setting.senders[0].window.set_guest_waits(true);
     setting.run(0.0, 0.1);
-    let guest_waits = with_kernel(&setting);
-    assert!(guest_waits * 2 < calm, "{calm} and {guest_waits} bytes");
+    let waiting = with_kernel(&setting);
+    assert!(waiting * 2 < calm, "{calm} and {waiting} bytes");
 }
 
 #[test]

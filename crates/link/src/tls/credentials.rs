@@ -18,7 +18,7 @@ pub(super) struct Files {
 }
 
 /// What a source saves, so that it and the same destination authenticate each other again: its key,
-/// or the paths of its certificate files. Whoever has the key can take the source's place in the
+/// or the paths of its certificate files. A person who has the key can take the source's place in the
 /// migration: write it with mode 0600, and remove it with the migration.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SourceCredentials(pub(super) Source);

@@ -127,7 +127,7 @@ impl HandoverDriver<'_> {
             // It was accepted before this migration began.
             tracing::warn!(
                 peer = link.peer,
-                "turned away: another migration is under way"
+                "connection rejected: another migration is under way"
             );
             return Observation::Nothing;
         }
@@ -150,7 +150,7 @@ impl HandoverDriver<'_> {
                 Observation::Event(DestinationEvent::Connected(stage), None)
             }
             Err(failure) => {
-                tracing::warn!(peer, %failure, "turned away");
+                tracing::warn!(peer, %failure, "connection rejected");
                 Observation::Nothing
             }
         }
