@@ -4,6 +4,8 @@
 //!   document below `docs/` is linked from another one ([`links`]).
 //! - A path in backticks, in a document or in a comment of a Rust file, names a file or folder of
 //!   the tree ([`paths`]).
+//! - A name of a test in backticks in `docs/hostile-peers.md` is a function of the tree
+//!   ([`test_names`]).
 //! - A line of a document has at most 100 characters ([`width`]).
 //!
 //! Links to other hosts are not followed.
@@ -11,6 +13,7 @@
 mod document;
 mod links;
 mod paths;
+mod test_names;
 mod tree;
 mod width;
 
@@ -47,9 +50,11 @@ fn check(root: &Path) -> Result<Vec<Finding>, TreeError> {
     for file in tree.files_with_extension("md") {
         documents.push(Document::parse(file, &tree.text(file)?));
     }
+    let names = test_names::collect(&tree)?;
     for document in &documents {
         findings.extend(links::check(document, &documents, &tree));
         findings.extend(paths::check_document(document, &tree));
+        findings.extend(test_names::check(document, &names));
         findings.extend(width::check(document));
     }
     findings.extend(links::check_reachable(&documents));
