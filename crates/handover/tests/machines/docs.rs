@@ -48,7 +48,7 @@ fn the_documented_tables_are_the_machines() {
         let actions = machine.on(event).to_vec();
         (machine.stage(), actions)
     });
-    assert_in_docs("The source's machine", &source);
+    assert_in_docs("The source's state machine", &source);
     let destination = table(
         &DestinationStage::ALL,
         &DestinationEvent::ALL,
@@ -58,5 +58,5 @@ fn the_documented_tables_are_the_machines() {
             (machine.stage(), actions)
         },
     );
-    assert_in_docs("The destination's machine", &destination);
+    assert_in_docs("The destination's state machine", &destination);
 }

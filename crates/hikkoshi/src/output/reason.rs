@@ -38,7 +38,7 @@ reasons! {
     ShutDown "shut_down" "The guest was handed over, and has shut down at the destination.",
     Usage "usage" "The command line or an environment variable is invalid.",
     Credentials "credentials" "An invitation, certificate or key cannot be used.",
-    EncryptionNeeded "encryption_needed" "The address is on another machine, and neither encryption nor `--plaintext` was requested.",
+    EncryptionNeeded "encryption_needed" "The address is on another host, and neither encryption nor `--plaintext` was requested.",
     CannotListen "cannot_listen" "hikkoshi cannot listen on the address given with `--listen`.",
     ConfirmationNeeded "confirmation_needed" "`--give-up` needs `--other-side-is-lost` here.",
     NoJournal "no_journal" "There is no journal of an unfinished migration to resume.",
