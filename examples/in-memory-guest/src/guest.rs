@@ -213,7 +213,7 @@ impl Machine {
         self.cpu = Some(cpu);
     }
 
-    /// Lets the guest run, if there is one and it is paused.
+    /// Resumes the guest, if there is one and it is paused.
     pub(crate) fn run(&mut self) -> io::Result<()> {
         let Some(mut cpu) = self.cpu.take() else {
             return Ok(());

@@ -87,7 +87,7 @@ pub struct QemuSource {
     stage: SwitchoverStage,
     reader: Option<DeviceStateReader>,
     log: Option<Arc<PagemapLog>>,
-    /// Whether disks write to memory without the dirty log's knowledge.
+    /// Whether disks write to memory, which the dirty log does not track.
     needs_drain: bool,
     userfault: Option<RemoteUserfault>,
     identity: QemuIdentity,

@@ -107,7 +107,7 @@ pub enum Refusal {
         /// The object that encrypts it.
         path: String,
     },
-    /// A device that writes memory without the dirty log's knowledge.
+    /// A device that writes memory; the dirty log does not track these writes.
     #[error(
         "the device {path} is a {kind}, and {why}: move the guest with --mode postcopy, which \
          copies its memory after the guest is paused, or unplug the device"
@@ -149,7 +149,7 @@ pub enum Refusal {
     /// Nested virtualization.
     #[error(
         "the guest can run nested guests (its processors have {feature}), and KVM writes to a nested \
-         hypervisor's memory without the dirty log's knowledge: move it with --mode \
+         hypervisor's memory, which the dirty log does not track: move it with --mode \
          postcopy, which copies its memory after the guest is paused"
     )]
     Nested {
