@@ -275,6 +275,11 @@ impl Client {
         self.events.clear();
     }
 
+    /// Events that have come since events were last dropped or waited for, oldest first.
+    pub(super) fn queued_events(&self) -> impl Iterator<Item = &QmpEvent> {
+        self.events.iter()
+    }
+
     /// Whether an event of this name has come since events were last dropped or
     /// waited for.
     pub(crate) fn has_event(&self, name: &str) -> bool {

@@ -164,6 +164,8 @@ pub(crate) fn wait_status(
         let text = answer.get("status").and_then(Value::as_str);
         let status = MigrationStatus::parse(text.unwrap_or("none"));
         if done(&status) {
+            // Events that came before the answer.
+            client.queued_events().for_each(&mut seen);
             return Ok(Some(status));
         }
     }

@@ -11,6 +11,7 @@ use hikkoshi_engine::Cancel;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use super::migration::{self, MigrationStatus};
 use super::{Client, ConnectError, MAX_LINE, QmpError, Version};
 
 const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "Debian 1:7.2+dfsg-7+deb12u18+b3"}, "capabilities": ["oob"]}}"#;
@@ -121,6 +122,34 @@ fn events_between_a_command_and_its_answer_are_kept() {
     assert_eq!(stop, Some(Value::Null));
     assert_eq!(names, ["MIGRATION", "MIGRATION_PASS", "STOP"]);
     client.execute_within("quit", json!({}), SHORT).unwrap_err();
+    drop(client);
+    server.end();
+}
+
+/// The status may be learned from a query. Events that came before its answer are seen all the same.
+#[test]
+fn events_before_a_final_status_are_seen() {
+    let server = server(|session| {
+        let mut session = session.open();
+        let (command, id) = session.receive();
+        assert_eq!(command, "query-migrate");
+        session.send(
+            r#"{"timestamp": {"seconds": 1, "microseconds": 2}, "event": "RESUME", "data": {}}"#,
+        );
+        session.answer(id, json!({"status": "completed"}));
+        session.wait_end();
+    });
+    let mut client = Client::connect(&server.path(), LONG).unwrap();
+    let mut seen = Vec::new();
+    let status = migration::wait_status(
+        &mut client,
+        "the device state to be loaded",
+        LONG,
+        MigrationStatus::is_over,
+        |event| seen.push(event.name.clone()),
+    );
+    assert_eq!(status.unwrap(), Some(MigrationStatus::Completed));
+    assert_eq!(seen, ["RESUME"]);
     drop(client);
     server.end();
 }
