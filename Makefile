@@ -87,7 +87,7 @@ test-bochs: setup ## second-stage tables under the real VMX instructions (part o
 .PHONY: test-loom
 test-loom: setup ## loom models: page bitmap, second-stage tables, state shared by the engine's threads
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-pages --package hikkoshi-ept --lib --tests
-	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-engine --lib model
+	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-engine --package hikkoshi-link --lib -- model
 
 .PHONY: test-guests
 test-guests: guest ## the laboratory's own tests, and real guests moved between real QEMUs

@@ -166,7 +166,7 @@ fn a_skipped_test_prints_a_message() {
 
 /// Huge pages of 2 MiB in the system's pool, removed at the end.
 #[derive(Debug)]
-pub(crate) struct HugePages(u64, #[allow(dead_code)] MutexGuard<'static, ()>);
+pub(crate) struct HugePages(u64, #[allow(dead_code)] (MutexGuard<'static, ()>, File));
 
 /// Only one test at a time uses the pool.
 static POOL_USE: Mutex<()> = Mutex::new(());
@@ -177,9 +177,13 @@ impl HugePages {
     /// Adds `pages` free huge pages to the pool; if that fails, the test prints so and is skipped.
     pub(crate) fn reserve(pages: u64) -> Option<Self> {
         let guard = POOL_USE.lock().unwrap_or_else(PoisonError::into_inner);
+        // Test programs that run at the same time use the pool, too. The path is hikkoshi-lab's.
+        let path = std::env::temp_dir().join("hikkoshi-huge-pages.lock");
+        let file = File::create(path).unwrap();
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
         let before = Self::total();
         let _ = std::fs::write(format!("{POOL}/nr_hugepages"), (before + pages).to_string());
-        let reserved = Self(Self::total().saturating_sub(before), guard);
+        let reserved = Self(Self::total().saturating_sub(before), (guard, file));
         if reserved.0 == pages {
             return Some(reserved);
         }

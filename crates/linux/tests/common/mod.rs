@@ -9,7 +9,6 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::FromRawFd;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -242,9 +241,8 @@ pub(crate) fn aloud(text: &str) {
 }
 
 /// Huge pages reserved for a test, and released afterwards.
-pub(crate) struct HugePages(u64);
+pub(crate) struct HugePages(u64, #[allow(dead_code)] File);
 
-static RESERVING: Mutex<()> = Mutex::new(());
 const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 
 impl HugePages {
@@ -255,12 +253,16 @@ impl HugePages {
 
     /// `None`, with a printed message, if this machine cannot reserve any.
     pub(crate) fn reserve(pages: u64) -> Option<Self> {
-        let _one = RESERVING.lock().unwrap();
+        // Held until the pages are released: test programs that run at the same time use the pool,
+        // too. The path is hikkoshi-lab's.
+        let path = std::env::temp_dir().join("hikkoshi-huge-pages.lock");
+        let lock = File::create(path).unwrap();
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
         let before = Self::read("nr_hugepages");
         let written = std::fs::write(format!("{POOL}/nr_hugepages"), (before + pages).to_string());
         let now = Self::read("nr_hugepages");
         if written.is_ok() && now >= before + pages {
-            return Some(Self(pages));
+            return Some(Self(pages, lock));
         }
         let _ = std::fs::write(format!("{POOL}/nr_hugepages"), before.to_string());
         aloud(&format!(
@@ -273,7 +275,6 @@ impl HugePages {
 
 impl Drop for HugePages {
     fn drop(&mut self) {
-        let _one = RESERVING.lock();
         let now = Self::read("nr_hugepages");
         let rest = now.saturating_sub(self.0).to_string();
         let _ = std::fs::write(format!("{POOL}/nr_hugepages"), rest);
