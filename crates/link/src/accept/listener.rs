@@ -13,9 +13,9 @@ use std::thread;
 use hikkoshi_wire::{Capabilities, MigrationId, Role};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::pending::PendingHandshakes;
-use super::wait_limit::{WaitEnded, WaitLimit};
 use crate::TICK;
+use crate::accept::pending::PendingHandshakes;
+use crate::accept::wait_limit::{WaitEnded, WaitLimit};
 use crate::connect::handshake;
 use crate::tls::{Fingerprint, TlsServer};
 use crate::{Address, Stream};

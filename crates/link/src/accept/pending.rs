@@ -20,9 +20,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use rustix::net::Shutdown;
 
-use super::log_limit::LogRateLimit;
 use crate::Stream;
 use crate::TICK;
+use crate::accept::log_limit::LogRateLimit;
 use hikkoshi_linux::Cancel;
 
 /// The number of pending handshakes.

@@ -11,8 +11,9 @@ use hikkoshi_wire::{
 };
 use thiserror::Error;
 
-use super::advice;
-use crate::tls::{self, Opener, Sealer, SecureError, TimeLimits, TlsClient, TlsServer};
+use crate::connect::advice;
+use crate::tls;
+use crate::tls::{Opener, Sealer, SecureError, TimeLimits, TlsClient, TlsServer};
 use crate::{Incoming, Remote, Stream, TrafficClass};
 use hikkoshi_linux::Cancel;
 use hikkoshi_linux::sandbox_thread;

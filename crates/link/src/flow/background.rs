@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
 use hikkoshi_wire::{Frame, HEADER_LEN};
 
-use super::window::{Wait, Window};
 use crate::TICK;
+use crate::flow::window::{Wait, Window};
 use crate::{LinkError, LinkReader, LinkWriter, Pace, UrgentActivity};
 use hikkoshi_linux::Cancel;
 

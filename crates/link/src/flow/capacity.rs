@@ -72,7 +72,7 @@ struct Interval {
 
 /// The estimate of one link's capacity.
 #[derive(Debug)]
-pub(super) struct Capacity {
+pub(crate) struct Capacity {
     /// A common point in time for all links of a migration.
     epoch: Instant,
     /// The empty path's round trip in seconds, from the last draining, and the shortest since.
@@ -102,7 +102,7 @@ pub(super) struct Capacity {
 
 impl Capacity {
     /// A new link without measurements. `epoch` is the same for all links of a migration.
-    pub(super) fn new(epoch: Instant, now: Instant) -> Self {
+    pub(crate) fn new(epoch: Instant, now: Instant) -> Self {
         let mut capacity = Self {
             epoch,
             empty: f64::INFINITY,
@@ -137,7 +137,7 @@ impl Capacity {
 
     /// The pace that keeps the line full and its queue empty, in bytes a second; `None` until there
     /// was a queue.
-    pub(super) fn pace(&self) -> Option<f64> {
+    pub(crate) fn pace(&self) -> Option<f64> {
         let pace = self.pace.filter(|_| self.had_queue)?;
         if self.draining || self.fast_draining {
             return Some(pace.min(self.last) / 2.0);
@@ -146,13 +146,13 @@ impl Capacity {
     }
 
     /// Whether the link drains its queue now.
-    pub(super) fn is_draining(&self) -> bool {
+    pub(crate) fn is_draining(&self) -> bool {
         self.draining
     }
 
     /// The estimated capacity of the line in bytes a second, and the round trip of the empty path
     /// in seconds.
-    pub(super) fn estimate(&self) -> Option<(f64, f64)> {
+    pub(crate) fn estimate(&self) -> Option<(f64, f64)> {
         Some((self.pace?.max(self.recent()), self.empty))
     }
 
@@ -162,13 +162,13 @@ impl Capacity {
     }
 
     /// Discards the interval: nothing was sent for some time, so it has no valid measurement.
-    pub(super) fn idle(&mut self) {
+    pub(crate) fn idle(&mut self) {
         self.interval = None;
     }
 
     /// Accounts for a TCP_INFO sample: the peer's kernel has acknowledged `acked` bytes in total,
     /// and the round trip now takes `round_trip` seconds. `all`: nothing is in flight.
-    pub(super) fn on_sample(&mut self, acked: u64, all: bool, round_trip: f64, now: Instant) {
+    pub(crate) fn on_sample(&mut self, acked: u64, all: bool, round_trip: f64, now: Instant) {
         if round_trip <= 0.0 {
             return;
         }

@@ -61,7 +61,7 @@ impl UrgentActivity {
     }
 
     /// Whether a request is being answered, or was shortly before `now`.
-    pub(super) fn is_recent(&self, now: Instant) -> bool {
+    pub(crate) fn is_recent(&self, now: Instant) -> bool {
         let last = self.0.last.load(Ordering::Relaxed);
         let recent = last > 0
             && now.saturating_duration_since(self.0.epoch + Duration::from_nanos(last)) < RECENT;

@@ -11,7 +11,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::capacity::Capacity;
+use crate::flow::capacity::Capacity;
 
 /// In pre-copy: how many bytes the peer may have received and not applied. It is the only limit,
 /// and above what the kernel keeps in flight by itself.
@@ -60,7 +60,7 @@ const IDLE: Duration = Duration::from_millis(1);
 
 /// What the next piece has to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wait {
+pub(crate) enum Wait {
     /// Nothing.
     None,
     /// The peer's next acknowledgement.
@@ -71,7 +71,7 @@ pub(super) enum Wait {
 
 /// The flow control of one background link.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(crate) struct Window {
     /// Bytes given to the kernel, received by the peer's kernel (never more than sent), and applied
     /// by the peer.
     sent: u64,
@@ -93,7 +93,7 @@ pub(super) struct Window {
 
 impl Window {
     /// The window of a new link, in pre-copy.
-    pub(super) fn new(now: Instant) -> Self {
+    pub(crate) fn new(now: Instant) -> Self {
         Self {
             sent: 0,
             received: 0,
@@ -109,35 +109,35 @@ impl Window {
 
     /// Starts post-copy: from now on the guest may wait for a page. The link is one of `links`;
     /// `epoch` is the same for all of them.
-    pub(super) fn start_postcopy(&mut self, epoch: Instant, links: u64, now: Instant) {
+    pub(crate) fn start_postcopy(&mut self, epoch: Instant, links: u64, now: Instant) {
         self.links = links.max(1);
         self.capacity = Some(Capacity::new(epoch, now));
     }
 
     /// Switches to a constant limit: the kernel provides no TCP_INFO (a unix socket).
-    pub(super) fn set_no_tcp_info(&mut self) {
+    pub(crate) fn set_no_tcp_info(&mut self) {
         self.capacity = None;
         self.no_tcp_info = true;
     }
 
     /// Sets whether the guest waits for pages.
-    pub(super) fn set_guest_waits(&mut self, guest_waits: bool) {
+    pub(crate) fn set_guest_waits(&mut self, guest_waits: bool) {
         self.guest_waits = guest_waits;
     }
 
     /// Bytes sent on the link so far, including headers.
-    pub(super) fn sent(&self) -> u64 {
+    pub(crate) fn sent(&self) -> u64 {
         self.sent
     }
 
     /// Bytes that the peer has not applied.
-    pub(super) fn in_flight(&self) -> u64 {
+    pub(crate) fn in_flight(&self) -> u64 {
         self.sent - self.applied
     }
 
     /// The pace for the kernel to keep, in bytes a second; `None`: no limit, while the guest waits
     /// for no pages.
-    pub(super) fn pace(&self) -> Option<f64> {
+    pub(crate) fn pace(&self) -> Option<f64> {
         let capacity = self.capacity.as_ref()?;
         capacity
             .pace()
@@ -147,7 +147,7 @@ impl Window {
     /// The size of the next piece, in bytes: a power of two of pages.
     // The value is positive, and `as` saturates.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    pub(super) fn piece(&self) -> u64 {
+    pub(crate) fn piece(&self) -> u64 {
         let (smallest, largest) = PIECES;
         let Some(capacity) = &self.capacity else {
             return largest;
@@ -160,7 +160,7 @@ impl Window {
 
     /// What the next piece of `bytes` has to wait for.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    pub(super) fn wait(&self, bytes: u64) -> Wait {
+    pub(crate) fn wait(&self, bytes: u64) -> Wait {
         if self.in_flight() == 0 {
             return Wait::None;
         }
@@ -197,7 +197,7 @@ impl Window {
     }
 
     /// Accounts for `bytes` that were sent.
-    pub(super) fn on_sent(&mut self, bytes: u64, now: Instant) {
+    pub(crate) fn on_sent(&mut self, bytes: u64, now: Instant) {
         if let Some(capacity) = &mut self.capacity
             && self.received == self.sent
             && now.saturating_duration_since(self.active) > IDLE
@@ -210,7 +210,7 @@ impl Window {
 
     /// Accounts for the kernel's TCP_INFO: `received` bytes in total have arrived in the peer's kernel,
     /// and the round trip now takes `round_trip` seconds.
-    pub(super) fn on_sample(&mut self, received: u64, round_trip: f64, now: Instant) {
+    pub(crate) fn on_sample(&mut self, received: u64, round_trip: f64, now: Instant) {
         let Some(capacity) = &mut self.capacity else {
             return;
         };
@@ -228,7 +228,7 @@ impl Window {
     /// The peer reports that it has applied `total` bytes in total. Returns `false` if that is
     /// impossible: more than was sent, or less than it reported before.
     #[must_use]
-    pub(super) fn on_ack(&mut self, total: u64) -> bool {
+    pub(crate) fn on_ack(&mut self, total: u64) -> bool {
         if total > self.sent || total < self.applied {
             return false;
         }

@@ -25,9 +25,8 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 
-use crate::tls::{
-    self, Fingerprint, Opener, Sealer, SecureError, TimeLimits, TlsClient, TlsServer,
-};
+use crate::tls;
+use crate::tls::{Fingerprint, Opener, Sealer, SecureError, TimeLimits, TlsClient, TlsServer};
 use crate::{Address, Remote};
 use hikkoshi_linux::Cancel;
 

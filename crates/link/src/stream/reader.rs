@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use hikkoshi_wire::{ControlMessage, Frame, HEADER_LEN, Limits, decode_control};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::busy_poll::BusyPoll;
-use super::framed::{TICK, is_timeout};
+use crate::stream::busy_poll::BusyPoll;
+use crate::stream::framed::{TICK, is_timeout};
 use crate::tls::Opener;
 use crate::{LinkError, Stream};
 use hikkoshi_linux::Cancel;

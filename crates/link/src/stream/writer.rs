@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use hikkoshi_pages::PageRange;
 use hikkoshi_wire::{ControlMessage, Frame, encode_control};
 
-use super::framed::{TICK, is_timeout};
+use crate::stream::framed::{TICK, is_timeout};
 use crate::tls::Sealer;
 use crate::{LinkError, Stream};
 use hikkoshi_linux::Cancel;

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::invitation::{Fingerprint, Proof, Secret};
+use crate::tls::invitation::{Fingerprint, Proof, Secret};
 
 /// A destination's answer to a proof, one byte on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
-    pub(super) fn to_byte(self) -> u8 {
+    pub(crate) fn to_byte(self) -> u8 {
         match self {
             Self::Accepted => 1,
             Self::WrongSecret => 2,
@@ -24,7 +24,7 @@ impl Verdict {
         }
     }
 
-    pub(super) fn from_byte(byte: u8) -> Option<Self> {
+    pub(crate) fn from_byte(byte: u8) -> Option<Self> {
         [Self::Accepted, Self::WrongSecret, Self::Used]
             .into_iter()
             .find(|verdict| verdict.to_byte() == byte)
@@ -34,14 +34,14 @@ impl Verdict {
 /// Decides which source is accepted: before a migration is under way, any invited source; from then
 /// on, only the migration's source.
 #[derive(Debug)]
-pub(super) struct Authorization {
+pub(crate) struct Authorization {
     secret: Secret,
     destination: Fingerprint,
     source: Mutex<Option<Fingerprint>>,
 }
 
 impl Authorization {
-    pub(super) fn new(
+    pub(crate) fn new(
         secret: Secret,
         destination: Fingerprint,
         source: Option<Fingerprint>,
@@ -54,7 +54,7 @@ impl Authorization {
     }
 
     /// Decides about a source that has proved that it has the key `source`.
-    pub(super) fn check(&self, source: Fingerprint, proof: &Proof) -> Verdict {
+    pub(crate) fn check(&self, source: Fingerprint, proof: &Proof) -> Verdict {
         match self.source() {
             Some(known) if known == source => Verdict::Accepted,
             _ if !self.secret.verify(source, self.destination, proof) => Verdict::WrongSecret,
@@ -64,16 +64,16 @@ impl Authorization {
     }
 
     /// Accepts from now on only `source`; `None`: any invited source.
-    pub(super) fn accept_only(&self, source: Option<Fingerprint>) {
+    pub(crate) fn accept_only(&self, source: Option<Fingerprint>) {
         *self.source.lock().unwrap_or_else(PoisonError::into_inner) = source;
     }
 
     /// The source of the migration under way.
-    pub(super) fn source(&self) -> Option<Fingerprint> {
+    pub(crate) fn source(&self) -> Option<Fingerprint> {
         *self.source.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn secret(&self) -> &Secret {
+    pub(crate) fn secret(&self) -> &Secret {
         &self.secret
     }
 }

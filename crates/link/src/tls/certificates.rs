@@ -2,106 +2,29 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustls::RootCertStore;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use thiserror::Error;
 
-use super::certificate_check::CertificateProblem;
-use super::credentials::Files;
+use crate::tls::certificate_files::Files;
+use crate::tls::error::CertificatesError;
 
 /// One side's certificate and key, and the authorities that it trusts.
 #[derive(Debug)]
 pub struct Certificates {
-    pub(super) roots: RootCertStore,
-    pub(super) chain: Vec<CertificateDer<'static>>,
-    pub(super) key: PrivateKeyDer<'static>,
-    pub(super) files: Files,
-}
-
-/// Why certificates cannot be used.
-#[derive(Debug, Error)]
-pub enum CertificatesError {
-    /// A file cannot be read, or is not a PEM file.
-    #[error("reading the {what} in {}: {source}; it must be a PEM file", path.display())]
-    Read {
-        /// The expected content.
-        what: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: pem::Error,
-    },
-    /// A PEM file without the expected content.
-    #[error("there is no {what} in {}; it must be a PEM file that contains one", path.display())]
-    Empty {
-        /// The expected content.
-        what: &'static str,
-        /// The file.
-        path: PathBuf,
-    },
-    /// The private key is encrypted with a passphrase.
-    #[error(
-        "the private key in {} is encrypted, and hikkoshi does not ask for passphrases: decrypt it \
-         into a file that only this user can read ('umask 077; openssl pkey -in {} -out KEY')",
-        path.display(), path.display()
-    )]
-    Encrypted {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The other side would not accept this side's certificate.
-    #[error("the certificate in {0}")]
-    CertificateProblem(#[from] CertificateProblem),
-    /// The certificate and the key do not belong together.
-    #[error(
-        "the private key in {} does not belong to the certificate in {}: the first certificate in \
-         that file must be this side's own, made for this key",
-        key.display(), cert.display()
-    )]
-    OtherKey {
-        /// The key's file.
-        key: PathBuf,
-        /// The certificate's file.
-        cert: PathBuf,
-    },
-    /// An authority's certificate that cannot be used.
-    #[error("the authority's certificate in {}: {source}", path.display())]
-    Authority {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: rustls::Error,
-    },
-    /// The certificate or the key cannot be used.
-    #[error("using the certificate and its key: {0}")]
-    Unusable(String),
-}
-
-impl CertificatesError {
-    pub(super) fn unusable(error: impl std::fmt::Display) -> Self {
-        Self::Unusable(error.to_string())
-    }
-
-    /// The error for a certificate and key of `files` that rustls refuses.
-    pub(super) fn pair(error: rustls::Error, files: &Files) -> Self {
-        match error {
-            rustls::Error::InconsistentKeys(_) => Self::OtherKey {
-                key: files.key.clone(),
-                cert: files.cert.clone(),
-            },
-            error => Self::unusable(error),
-        }
-    }
+    pub(crate) roots: RootCertStore,
+    pub(crate) chain: Vec<CertificateDer<'static>>,
+    pub(crate) key: PrivateKeyDer<'static>,
+    pub(crate) files: Files,
 }
 
 impl Certificates {
     /// Reads PEM files: the authorities' certificates, this side's certificate followed by any
     /// intermediate ones, and its private key.
     ///
-    /// [`CertificatesError`], with the file's name.
+    /// # Errors
     /// [`CertificatesError`], with the file's name.
     pub fn read(ca: &Path, cert: &Path, key: &Path) -> Result<Self, CertificatesError> {
         let mut roots = RootCertStore::empty();

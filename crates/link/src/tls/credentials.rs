@@ -1,30 +1,19 @@
 //! What each side saves to continue its migration after a restart.
 
-use std::path::PathBuf;
-
 use serde::{Deserialize, Serialize};
 
-use super::certificates::{Certificates, CertificatesError};
-use super::config::{TlsClient, TlsServer};
-use super::identity::Identity;
-use super::invitation::{Fingerprint, Proof, Secret};
-
-/// The files of the authorities' certificates and of this side's own.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Files {
-    pub(super) ca: PathBuf,
-    pub(super) cert: PathBuf,
-    pub(super) key: PathBuf,
-}
+use crate::tls::certificate_files::Files;
+use crate::tls::identity::Identity;
+use crate::tls::invitation::{Fingerprint, Proof, Secret};
 
 /// What a source saves, so that it and the same destination authenticate each other again: its key,
 /// or the paths of its certificate files. A person who has the key can take the source's place in the
 /// migration: write it with mode 0600, and remove it with the migration.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct SourceCredentials(pub(super) Source);
+pub struct SourceCredentials(pub(crate) Source);
 
 #[derive(Serialize, Deserialize)]
-pub(super) enum Source {
+pub(crate) enum Source {
     Invited {
         key: Box<Identity>,
         destination: Fingerprint,
@@ -38,10 +27,10 @@ pub(super) enum Source {
 
 /// What a destination saves, for the same purpose.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct DestinationCredentials(pub(super) Destination);
+pub struct DestinationCredentials(pub(crate) Destination);
 
 #[derive(Serialize, Deserialize)]
-pub(super) enum Destination {
+pub(crate) enum Destination {
     Inviting {
         key: Box<Identity>,
         secret: Secret,
@@ -51,46 +40,6 @@ pub(super) enum Destination {
     Certified {
         files: Files,
     },
-}
-
-impl SourceCredentials {
-    /// How the links of the migration are protected after a restart.
-    ///
-    /// # Errors
-    /// When a certificate's file is gone or cannot be used any more.
-    pub fn client(self) -> Result<TlsClient, CertificatesError> {
-        match self.0 {
-            Source::Invited {
-                key,
-                destination,
-                proof,
-            } => TlsClient::with(*key, destination, proof),
-            Source::Certified { files, host } => {
-                let read = Certificates::read(&files.ca, &files.cert, &files.key)?;
-                TlsClient::certified(read, &host)
-            }
-        }
-    }
-}
-
-impl DestinationCredentials {
-    /// How the links of the migration are protected after a restart.
-    ///
-    /// # Errors
-    /// When a certificate's file is gone or cannot be used any more.
-    pub fn server(self) -> Result<TlsServer, CertificatesError> {
-        match self.0 {
-            Destination::Inviting {
-                key,
-                secret,
-                source,
-            } => TlsServer::with(*key, secret, source),
-            Destination::Certified { files } => {
-                let read = Certificates::read(&files.ca, &files.cert, &files.key)?;
-                TlsServer::certified(read)
-            }
-        }
-    }
 }
 
 impl std::fmt::Debug for Source {

@@ -12,12 +12,14 @@ use rustls::ConnectionTrafficSecrets;
 use rustls::crypto::cipher::{AeadKey, Iv};
 use rustls::pki_types::CertificateDer;
 
-use super::handshake::{accept, connect};
-use super::keys::{ALERT, Common, DATA, HANDSHAKE, Key, MAX_PLAIN, Renew, TAG};
-use super::open::{MAX_EMPTY, MAX_RECORD};
-use super::verify::fingerprint;
-use super::{Invitation, InvitationError, Opener, SecureError, TimeLimits, TlsClient, TlsServer};
 use crate::Address;
+use crate::tls::handshake::{accept, connect};
+use crate::tls::keys::{ALERT, Common, DATA, HANDSHAKE, Key, MAX_PLAIN, Renew, TAG};
+use crate::tls::peer_key::fingerprint;
+use crate::tls::record_decrypt::{MAX_EMPTY, MAX_RECORD};
+use crate::tls::{
+    Invitation, InvitationError, Opener, SecureError, TimeLimits, TlsClient, TlsServer,
+};
 use hikkoshi_linux::Cancel;
 
 /// A socket that holds everything that the peer sends.

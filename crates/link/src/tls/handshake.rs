@@ -10,14 +10,15 @@ use rustls::unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, Un
 use rustls::{AlertDescription, CertificateError, ExtractedSecrets, InvalidMessage};
 use thiserror::Error;
 
-use super::authorization::Verdict;
-use super::certificate_check::{Utc, now, readable};
-use super::config::{PROTOCOL, TlsClient, TlsServer};
-use super::invitation::{Fingerprint, PROOF_LEN, Proof};
-use super::keys::{Common, HEADER, Key, Renew};
-use super::open::{Alert, MAX_RECORD, Opener};
-use super::seal::Sealer;
-use super::verify::fingerprint;
+use crate::tls::authorization::Verdict;
+use crate::tls::client_server::{PROTOCOL, TlsClient, TlsServer};
+use crate::tls::error::{Utc, now};
+use crate::tls::invitation::{Fingerprint, PROOF_LEN, Proof};
+use crate::tls::keys::{Common, HEADER, Key, Renew};
+use crate::tls::own_certificate::readable;
+use crate::tls::peer_key::fingerprint;
+use crate::tls::record_decrypt::{Alert, MAX_RECORD, Opener};
+use crate::tls::record_encrypt::Sealer;
 use hikkoshi_linux::Cancel;
 
 /// The number of bytes that a peer may send in a handshake.
@@ -214,7 +215,7 @@ pub(crate) fn accept<S: Read + Write>(
     let connection = UnbufferedServerConnection::new(server.config.clone())?;
     let keys = run_handshake(connection, socket, limits);
     let (mut opener, mut sealer, certificate) = keys.map_err(|error| match error {
-        // The source checks only the key (`verify.rs`).
+        // The source checks only the key (`peer_key.rs`).
         SecureError::Refused(AlertDescription::AccessDenied) if server.invites() => {
             SecureError::OtherInvitation
         }

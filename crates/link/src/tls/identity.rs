@@ -7,36 +7,38 @@ use rcgen::{CertificateParams, KeyPair, PublicKeyData};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use super::certificates::CertificatesError;
-use super::config::SELF_SIGNED_NAME;
-use super::invitation::Fingerprint;
+use crate::tls::error::CertificatesError;
+use crate::tls::invitation::Fingerprint;
+
+/// The name in a self-signed certificate. It is not checked: only the key is.
+pub(crate) const SELF_SIGNED_NAME: &str = "hikkoshi.invalid";
 
 /// A private key, for one migration.
-pub(super) struct Identity(KeyPair);
+pub(crate) struct Identity(KeyPair);
 
 impl Identity {
     /// Generates a key (ECDSA on P-256).
-    pub(super) fn generate() -> Result<Self, CertificatesError> {
+    pub(crate) fn generate() -> Result<Self, CertificatesError> {
         KeyPair::generate()
             .map(Self)
             .map_err(CertificatesError::unusable)
     }
 
     /// Copies the key.
-    pub(super) fn copy(&self) -> Result<Self, CertificatesError> {
+    pub(crate) fn copy(&self) -> Result<Self, CertificatesError> {
         KeyPair::try_from(self.0.serialized_der())
             .map(Self)
             .map_err(CertificatesError::unusable)
     }
 
     /// The fingerprint of the key.
-    pub(super) fn fingerprint(&self) -> Fingerprint {
+    pub(crate) fn fingerprint(&self) -> Fingerprint {
         Fingerprint::of(&self.0.subject_public_key_info())
     }
 
     /// The certificate that TLS requires, signed with the key itself. The peer checks only the key
     /// in it.
-    pub(super) fn certificate(
+    pub(crate) fn certificate(
         &self,
     ) -> Result<(CertificateDer<'static>, PrivateKeyDer<'static>), CertificatesError> {
         let certificate = CertificateParams::new([SELF_SIGNED_NAME.to_owned()])

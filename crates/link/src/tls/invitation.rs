@@ -23,7 +23,7 @@ const SECRET_LEN: usize = 16;
 pub struct Fingerprint([u8; FINGERPRINT_LEN]);
 
 impl Fingerprint {
-    pub(super) fn of(public_key_der: &[u8]) -> Self {
+    pub(crate) fn of(public_key_der: &[u8]) -> Self {
         let digest = ring::digest::digest(&ring::digest::SHA256, public_key_der);
         let mut first = [0; FINGERPRINT_LEN];
         first.copy_from_slice(&digest.as_ref()[..FINGERPRINT_LEN]);
@@ -39,7 +39,7 @@ impl fmt::Debug for Fingerprint {
 
 /// A secret that the destination and the source that it invited share.
 #[derive(Clone)]
-pub(super) struct Secret([u8; SECRET_LEN]);
+pub(crate) struct Secret([u8; SECRET_LEN]);
 
 /// The secret must not be logged.
 impl fmt::Debug for Secret {
@@ -49,16 +49,16 @@ impl fmt::Debug for Secret {
 }
 
 /// Bytes of a [`Proof`].
-pub(super) const PROOF_LEN: usize = 32;
+pub(crate) const PROOF_LEN: usize = 32;
 
 /// Proves that the holder of the source's key knows the secret. It is valid only together with that
 /// key.
 #[derive(Clone)]
-pub(super) struct Proof(pub(super) [u8; PROOF_LEN]);
+pub(crate) struct Proof(pub(crate) [u8; PROOF_LEN]);
 
 impl Secret {
     /// Generates a secret with the kernel's random number generator.
-    pub(super) fn random() -> Result<Self, getrandom::Error> {
+    pub(crate) fn random() -> Result<Self, getrandom::Error> {
         let mut bytes = [0; SECRET_LEN];
         getrandom::fill(&mut bytes)?;
         Ok(Self(bytes))
@@ -66,7 +66,7 @@ impl Secret {
 
     /// The proof of the source with the key `source` for the destination with the key
     /// `destination`.
-    pub(super) fn prove(&self, source: Fingerprint, destination: Fingerprint) -> Proof {
+    pub(crate) fn prove(&self, source: Fingerprint, destination: Fingerprint) -> Proof {
         let tag = ring::hmac::sign(&self.key(), &statement(source, destination));
         let mut proof = [0; PROOF_LEN];
         proof.copy_from_slice(tag.as_ref());
@@ -74,7 +74,7 @@ impl Secret {
     }
 
     /// Whether `proof` was made with this secret and for these two keys, in constant time.
-    pub(super) fn verify(
+    pub(crate) fn verify(
         &self,
         source: Fingerprint,
         destination: Fingerprint,
@@ -99,8 +99,8 @@ fn statement(source: Fingerprint, destination: Fingerprint) -> Vec<u8> {
 /// Show it to the source's operator only.
 #[derive(Clone)]
 pub struct Invitation {
-    pub(super) fingerprint: Fingerprint,
-    pub(super) secret: Secret,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) secret: Secret,
     address: Address,
 }
 
@@ -108,7 +108,7 @@ impl Invitation {
     /// The prefix of an invitation; the number is the version of the format.
     pub const SCHEME: &str = "hikkoshi1:";
 
-    pub(super) fn new(fingerprint: Fingerprint, secret: Secret, address: Address) -> Self {
+    pub(crate) fn new(fingerprint: Fingerprint, secret: Secret, address: Address) -> Self {
         Self {
             fingerprint,
             secret,

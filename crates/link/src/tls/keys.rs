@@ -9,26 +9,26 @@ use rustls::ConnectionTrafficSecrets;
 use rustls::kernel::KernelConnection;
 
 /// The largest content of a record (RFC 8446, section 5.1), in bytes.
-pub(super) const MAX_PLAIN: usize = 1 << 14;
+pub(crate) const MAX_PLAIN: usize = 1 << 14;
 
 /// Bytes before a record's content: type, version, length.
-pub(super) const HEADER: usize = 5;
+pub(crate) const HEADER: usize = 5;
 
 /// Bytes of the authentication tag; the same for all cipher suites of TLS 1.3.
-pub(super) const TAG: usize = 16;
+pub(crate) const TAG: usize = 16;
 
 /// Record type: application data.
-pub(super) const DATA: u8 = 23;
+pub(crate) const DATA: u8 = 23;
 /// Record type: handshake. After the handshake this is only a key update.
-pub(super) const HANDSHAKE: u8 = 22;
+pub(crate) const HANDSHAKE: u8 = 22;
 /// Record type: alert. The peer ends the connection, and may send a reason.
-pub(super) const ALERT: u8 = 21;
+pub(crate) const ALERT: u8 = 21;
 
 /// A key update that does not request one of the peer (RFC 8446, section 4.6.3).
-pub(super) const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
+pub(crate) const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
 
 /// Derives the next keys of a connection.
-pub(super) trait Renew: Send {
+pub(crate) trait Renew: Send {
     /// The next key for sending.
     fn next_tx(&mut self) -> Result<(u64, ConnectionTrafficSecrets), rustls::Error>;
     /// The next key for receiving.
@@ -46,14 +46,14 @@ impl<D: Send> Renew for KernelConnection<D> {
 }
 
 /// What the two directions share. It is needed once in millions of records.
-pub(super) struct Common {
-    pub(super) renew: Mutex<Box<dyn Renew>>,
+pub(crate) struct Common {
+    pub(crate) renew: Mutex<Box<dyn Renew>>,
     /// The peer has requested a key update in the other direction.
-    pub(super) update_requested: AtomicBool,
+    pub(crate) update_requested: AtomicBool,
 }
 
 impl Common {
-    pub(super) fn new(renew: Box<dyn Renew>) -> Arc<Self> {
+    pub(crate) fn new(renew: Box<dyn Renew>) -> Arc<Self> {
         Arc::new(Self {
             renew: Mutex::new(renew),
             update_requested: AtomicBool::new(false),
@@ -61,7 +61,7 @@ impl Common {
     }
 
     /// Derives the next key, by one of [`Renew`]'s methods.
-    pub(super) fn next(
+    pub(crate) fn next(
         &self,
         which: impl FnOnce(&mut dyn Renew) -> Result<(u64, ConnectionTrafficSecrets), rustls::Error>,
     ) -> io::Result<Key> {
@@ -80,7 +80,7 @@ impl fmt::Debug for Common {
 }
 
 /// One direction's key, and the number of the next record.
-pub(super) struct Key {
+pub(crate) struct Key {
     aead: LessSafeKey,
     iv: [u8; aead::NONCE_LEN],
     sequence: u64,
@@ -95,7 +95,7 @@ impl fmt::Debug for Key {
 }
 
 impl Key {
-    pub(super) fn new((sequence, secrets): (u64, ConnectionTrafficSecrets)) -> io::Result<Self> {
+    pub(crate) fn new((sequence, secrets): (u64, ConnectionTrafficSecrets)) -> io::Result<Self> {
         use ConnectionTrafficSecrets::{Aes128Gcm, Aes256Gcm, Chacha20Poly1305};
         let (algorithm, key, iv) = match &secrets {
             Aes128Gcm { key, iv } => (&aead::AES_128_GCM, key, iv),
@@ -117,7 +117,7 @@ impl Key {
     }
 
     /// How many records were sealed or opened with this key.
-    pub(super) fn records(&self) -> u64 {
+    pub(crate) fn records(&self) -> u64 {
         self.sequence
     }
 
@@ -135,7 +135,7 @@ impl Key {
     }
 
     /// Encrypts `content` in place; returns the tag that follows it.
-    pub(super) fn seal(&mut self, header: &[u8], content: &mut [u8]) -> io::Result<aead::Tag> {
+    pub(crate) fn seal(&mut self, header: &[u8], content: &mut [u8]) -> io::Result<aead::Tag> {
         let nonce = self.nonce()?;
         self.aead
             .seal_in_place_separate_tag(nonce, aead::Aad::from(header), content)
@@ -143,7 +143,7 @@ impl Key {
     }
 
     /// Decrypts `sealed` (with its tag) in place; returns the content.
-    pub(super) fn open<'a>(
+    pub(crate) fn open<'a>(
         &mut self,
         header: [u8; HEADER],
         sealed: &'a mut [u8],

@@ -15,15 +15,16 @@
 //! To continue a migration after its process has ended, each side saves a small record:
 //! [`SourceCredentials`] and [`DestinationCredentials`].
 //!
-//! rustls does the handshake (`handshake.rs`), with the configuration in `config.rs`. This crate
-//! seals and opens the records after it (`seal.rs`, `open.rs`), with the keys that rustls exports.
+//! rustls does the handshake (`handshake.rs`), with the configuration in `client_server.rs`. This crate
+//! seals and opens the records after it (`record_encrypt.rs`, `record_decrypt.rs`), with the keys that rustls exports.
 //! So the two directions of a link have separate state, and neither allocates memory.
 
 mod authorization;
-mod certificate_check;
+mod certificate_files;
 mod certificates;
-mod config;
+mod client_server;
 mod credentials;
+mod error;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -31,20 +32,21 @@ mod handshake;
 mod identity;
 mod invitation;
 mod keys;
-mod open;
-mod seal;
-mod verify;
+mod own_certificate;
+mod peer_key;
+mod record_decrypt;
+mod record_encrypt;
 
 #[cfg(test)]
 mod tests;
 
-pub use certificate_check::{CertificateProblem, Validity};
-pub use certificates::{Certificates, CertificatesError};
-pub use config::{TlsClient, TlsServer};
+pub use certificates::Certificates;
+pub use client_server::{TlsClient, TlsServer};
 pub use credentials::{DestinationCredentials, SourceCredentials};
+pub use error::{CertificateProblem, CertificatesError, Validity};
 pub use handshake::{SecureError, TimeLimits};
 pub use invitation::{Fingerprint, Invitation, InvitationError};
 
 pub(crate) use handshake::{accept, connect, receive, send};
-pub(crate) use open::Opener;
-pub use seal::Sealer;
+pub(crate) use record_decrypt::Opener;
+pub use record_encrypt::Sealer;

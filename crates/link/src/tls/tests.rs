@@ -13,9 +13,9 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
 };
 
-use super::keys::MAX_PLAIN;
 use super::*;
 use crate::Address;
+use crate::tls::keys::MAX_PLAIN;
 use hikkoshi_linux::Cancel;
 
 type Side = Result<(Opener, Sealer), SecureError>;

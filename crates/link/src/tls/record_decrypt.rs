@@ -4,21 +4,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::{fmt, io};
 
-use super::keys::{ALERT, Common, DATA, HANDSHAKE, HEADER, KEY_UPDATE, Key, MAX_PLAIN, TAG};
+use crate::tls::keys::{ALERT, Common, DATA, HANDSHAKE, HEADER, KEY_UPDATE, Key, MAX_PLAIN, TAG};
 
 /// The size of one read from a socket: several records of the largest size.
 const READ_BUFFER: usize = 128 << 10;
 
 /// The longest record (RFC 8446, section 5.2).
-pub(super) const MAX_RECORD: usize = MAX_PLAIN + 256;
+pub(crate) const MAX_RECORD: usize = MAX_PLAIN + 256;
 
 /// The number of records without content that may follow each other. A peer that sends more only
 /// keeps this side busy.
-pub(super) const MAX_EMPTY: u32 = 32;
+pub(crate) const MAX_EMPTY: u32 = 32;
 
 /// The peer ended the connection with this reason (RFC 8446, section 6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Alert(pub(super) rustls::AlertDescription);
+pub(crate) struct Alert(pub(crate) rustls::AlertDescription);
 
 impl fmt::Display for Alert {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -49,7 +49,7 @@ pub(crate) struct Opener {
 
 impl Opener {
     /// An opener for a new connection; `rest` was received with the handshake.
-    pub(super) fn new(key: Key, common: Arc<Common>, rest: &[u8]) -> Self {
+    pub(crate) fn new(key: Key, common: Arc<Common>, rest: &[u8]) -> Self {
         let mut raw = vec![0; READ_BUFFER.max(rest.len())].into_boxed_slice();
         raw[..rest.len()].copy_from_slice(rest);
         Self {

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::keys::{Common, DATA, HANDSHAKE, HEADER, KEY_UPDATE, Key, MAX_PLAIN, TAG};
+use crate::tls::keys::{Common, DATA, HANDSHAKE, HEADER, KEY_UPDATE, Key, MAX_PLAIN, TAG};
 
 /// The number of records after which the key is renewed: half of what the weakest cipher suite
 /// allows (AES-GCM, 2^24: RFC 8446, section 5.5).
@@ -19,7 +19,7 @@ pub struct Sealer {
 }
 
 impl Sealer {
-    pub(super) fn new(key: Key, common: Arc<Common>) -> Self {
+    pub(crate) fn new(key: Key, common: Arc<Common>) -> Self {
         Self {
             key,
             common,
@@ -79,7 +79,7 @@ impl Sealer {
 
     /// Updates the key and requests a key update of the peer.
     #[cfg(test)]
-    pub(super) fn request_key_update(&mut self, sealed: &mut Vec<u8>) {
+    pub(crate) fn request_key_update(&mut self, sealed: &mut Vec<u8>) {
         self.record(&[24, 0, 0, 1, 1], &[], HANDSHAKE, sealed)
             .unwrap();
         self.key = self.common.next(|renew| renew.next_tx()).unwrap();
@@ -87,7 +87,7 @@ impl Sealer {
 
     /// Sets the number of records after which the key is renewed.
     #[cfg(test)]
-    pub(super) fn renew_after(&mut self, records: u64) {
+    pub(crate) fn renew_after(&mut self, records: u64) {
         self.renew_after = records;
     }
 }

@@ -12,25 +12,25 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ServerConfig};
 
-use super::authorization::{Authorization, Verdict};
-use super::certificate_check::{self, Side};
-use super::certificates::{Certificates, CertificatesError};
-use super::credentials::{Destination, DestinationCredentials, Files, Source, SourceCredentials};
-use super::identity::Identity;
-use super::invitation::{Fingerprint, Invitation, Proof, Secret};
-use super::verify::{AcceptAnyKey, PinnedKey};
 use crate::Address;
+use crate::tls::authorization::{Authorization, Verdict};
+use crate::tls::certificate_files::Files;
+use crate::tls::certificates::Certificates;
+use crate::tls::credentials::{Destination, DestinationCredentials, Source, SourceCredentials};
+use crate::tls::error::CertificatesError;
+use crate::tls::identity::{Identity, SELF_SIGNED_NAME};
+use crate::tls::invitation::{Fingerprint, Invitation, Proof, Secret};
+use crate::tls::own_certificate;
+use crate::tls::own_certificate::Side;
+use crate::tls::peer_key::{AcceptAnyKey, PinnedKey};
 
 /// The application protocol (ALPN): the handshake fails with other TLS programs.
-pub(super) const PROTOCOL: &[u8] = b"hikkoshi/1";
-
-/// The name in a self-signed certificate. It is not checked: only the key is.
-pub(super) const SELF_SIGNED_NAME: &str = "hikkoshi.invalid";
+pub(crate) const PROTOCOL: &[u8] = b"hikkoshi/1";
 
 /// How a destination protects the connections that it accepts.
 #[derive(Clone)]
 pub struct TlsServer {
-    pub(super) config: Arc<ServerConfig>,
+    pub(crate) config: Arc<ServerConfig>,
     authentication: ServerAuthentication,
 }
 
@@ -47,8 +47,8 @@ enum ServerAuthentication {
 /// How a source protects the connections that it makes.
 #[derive(Clone)]
 pub struct TlsClient {
-    pub(super) config: Arc<ClientConfig>,
-    pub(super) name: ServerName<'static>,
+    pub(crate) config: Arc<ClientConfig>,
+    pub(crate) name: ServerName<'static>,
     authentication: ClientAuthentication,
 }
 
@@ -78,7 +78,7 @@ impl fmt::Debug for TlsClient {
 }
 
 /// ring's algorithms, with the cipher suites in the order of their speed on this processor.
-pub(super) fn provider() -> Arc<CryptoProvider> {
+pub(crate) fn provider() -> Arc<CryptoProvider> {
     let (aes, chacha) = (
         [TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384],
         [TLS13_CHACHA20_POLY1305_SHA256],
@@ -112,7 +112,7 @@ impl TlsServer {
     }
 
     /// A server with an existing key and secret; `source` is the source of the migration under way.
-    pub(super) fn with(
+    pub(crate) fn with(
         key: Identity,
         secret: Secret,
         source: Option<Fingerprint>,
@@ -141,12 +141,12 @@ impl TlsServer {
     /// # Errors
     /// When the certificate cannot be used, for example because it has expired.
     pub fn certified(certificates: Certificates) -> Result<Self, CertificatesError> {
-        certificate_check::check(&certificates, &provider(), Side::Destination)?;
+        own_certificate::check(&certificates, &provider(), Side::Destination)?;
         Self::unchecked(certificates)
     }
 
     /// As [`certified`](Self::certified), without checking the certificate first.
-    pub(super) fn unchecked(certificates: Certificates) -> Result<Self, CertificatesError> {
+    pub(crate) fn unchecked(certificates: Certificates) -> Result<Self, CertificatesError> {
         let Certificates {
             roots,
             chain,
@@ -205,12 +205,12 @@ impl TlsServer {
     }
 
     /// Whether sources must prove that they were invited.
-    pub(super) fn invites(&self) -> bool {
+    pub(crate) fn invites(&self) -> bool {
         matches!(self.authentication, ServerAuthentication::Invitation { .. })
     }
 
     /// Decides about a source that has the key `source` and sent `proof`.
-    pub(super) fn check(&self, source: Fingerprint, proof: &Proof) -> Verdict {
+    pub(crate) fn check(&self, source: Fingerprint, proof: &Proof) -> Verdict {
         match &self.authentication {
             ServerAuthentication::Invitation { authorization, .. } => {
                 authorization.check(source, proof)
@@ -249,7 +249,7 @@ impl TlsClient {
     }
 
     /// A client for the destination with this key; `proof` was made for this side's key.
-    pub(super) fn with(
+    pub(crate) fn with(
         key: Identity,
         destination: Fingerprint,
         proof: Proof,
@@ -281,12 +281,12 @@ impl TlsClient {
     /// When the certificate cannot be used (for example because it has expired), or `host` is not a
     /// host name or IP address.
     pub fn certified(certificates: Certificates, host: &str) -> Result<Self, CertificatesError> {
-        certificate_check::check(&certificates, &provider(), Side::Source)?;
+        own_certificate::check(&certificates, &provider(), Side::Source)?;
         Self::unchecked(certificates, host)
     }
 
     /// As [`certified`](Self::certified), without checking the certificate first.
-    pub(super) fn unchecked(
+    pub(crate) fn unchecked(
         certificates: Certificates,
         host: &str,
     ) -> Result<Self, CertificatesError> {
@@ -337,10 +337,50 @@ impl TlsClient {
     }
 
     /// The proof to send to a destination that uses invitations.
-    pub(super) fn proof(&self) -> Option<&Proof> {
+    pub(crate) fn proof(&self) -> Option<&Proof> {
         match &self.authentication {
             ClientAuthentication::Invitation { proof, .. } => Some(proof),
             ClientAuthentication::Authority { .. } => None,
+        }
+    }
+}
+
+impl SourceCredentials {
+    /// How the links of the migration are protected after a restart.
+    ///
+    /// # Errors
+    /// When a certificate's file is gone or cannot be used any more.
+    pub fn client(self) -> Result<TlsClient, CertificatesError> {
+        match self.0 {
+            Source::Invited {
+                key,
+                destination,
+                proof,
+            } => TlsClient::with(*key, destination, proof),
+            Source::Certified { files, host } => {
+                let read = Certificates::read(&files.ca, &files.cert, &files.key)?;
+                TlsClient::certified(read, &host)
+            }
+        }
+    }
+}
+
+impl DestinationCredentials {
+    /// How the links of the migration are protected after a restart.
+    ///
+    /// # Errors
+    /// When a certificate's file is gone or cannot be used any more.
+    pub fn server(self) -> Result<TlsServer, CertificatesError> {
+        match self.0 {
+            Destination::Inviting {
+                key,
+                secret,
+                source,
+            } => TlsServer::with(*key, secret, source),
+            Destination::Certified { files } => {
+                let read = Certificates::read(&files.ca, &files.cert, &files.key)?;
+                TlsServer::certified(read)
+            }
         }
     }
 }

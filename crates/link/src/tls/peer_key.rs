@@ -12,23 +12,23 @@ use rustls::{
     SignatureScheme,
 };
 
-use super::invitation::Fingerprint;
+use crate::tls::invitation::Fingerprint;
 
 /// The fingerprint of the key in a certificate.
-pub(super) fn fingerprint(certificate: &CertificateDer<'_>) -> Result<Fingerprint, Error> {
+pub(crate) fn fingerprint(certificate: &CertificateDer<'_>) -> Result<Fingerprint, Error> {
     let key = ParsedCertificate::try_from(certificate)?.subject_public_key_info();
     Ok(Fingerprint::of(&key))
 }
 
 /// A source accepts one key, in any certificate.
 #[derive(Debug)]
-pub(super) struct PinnedKey {
+pub(crate) struct PinnedKey {
     fingerprint: Fingerprint,
     provider: Arc<CryptoProvider>,
 }
 
 impl PinnedKey {
-    pub(super) fn new(fingerprint: Fingerprint, provider: Arc<CryptoProvider>) -> Self {
+    pub(crate) fn new(fingerprint: Fingerprint, provider: Arc<CryptoProvider>) -> Self {
         Self {
             fingerprint,
             provider,
@@ -37,17 +37,17 @@ impl PinnedKey {
 }
 
 /// A destination accepts every key in the handshake:
-/// [`Authorization`](super::authorization::Authorization) decides afterwards.
+/// [`Authorization`](crate::tls::authorization::Authorization) decides afterwards.
 ///
 /// This is also so once only one source's key is accepted. To refuse other keys here would save one
 /// signature verification of a whole handshake, and the peer would receive an alert instead of the
 /// reason (unknown secret, or invitation used). Only a peer that has proved that it has a key gets
 /// the reason.
 #[derive(Debug)]
-pub(super) struct AcceptAnyKey(Arc<CryptoProvider>);
+pub(crate) struct AcceptAnyKey(Arc<CryptoProvider>);
 
 impl AcceptAnyKey {
-    pub(super) fn new(provider: Arc<CryptoProvider>) -> Self {
+    pub(crate) fn new(provider: Arc<CryptoProvider>) -> Self {
         Self(provider)
     }
 }
