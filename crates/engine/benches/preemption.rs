@@ -174,13 +174,13 @@ fn connect(trial: &Trial, line: &HostPair) -> (Arc<Stream>, Arc<Stream>) {
     let invitation = server.invitation("127.0.0.1:1".parse().unwrap()).unwrap();
     let client = TlsClient::invited(&invitation).unwrap();
     let stop = Cancel::new();
-    let patience = TimeLimits {
+    let peer_timeout = TimeLimits {
         deadline: Instant::now() + Duration::from_secs(10),
         stop: &stop,
     };
     thread::scope(|scope| {
-        let accepting = scope.spawn(|| destination.secure_server(&server, patience).unwrap());
-        let source = source.secure_client(&client, patience).unwrap();
+        let accepting = scope.spawn(|| destination.secure_server(&server, peer_timeout).unwrap());
+        let source = source.secure_client(&client, peer_timeout).unwrap();
         (Arc::new(source), Arc::new(accepting.join().unwrap().0))
     })
 }

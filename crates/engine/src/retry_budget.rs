@@ -16,7 +16,7 @@ const AGAIN: Duration = Duration::from_millis(640);
 /// tolerated without a limit, and links that are lost again at once are not.
 #[derive(Debug)]
 pub(crate) struct RetryBudget {
-    patience: Duration,
+    limit: Duration,
     /// How much of the limit is used up.
     used: Duration,
     /// Since when the links have been up or down.
@@ -27,10 +27,10 @@ pub(crate) struct RetryBudget {
 }
 
 impl RetryBudget {
-    /// A budget of `patience`; links are up at `now`.
-    pub(crate) fn new(patience: Duration, now: Instant) -> Self {
+    /// A budget of `limit`; links are up at `now`.
+    pub(crate) fn new(limit: Duration, now: Instant) -> Self {
         Self {
-            patience,
+            limit,
             used: Duration::ZERO,
             since: now,
             up: true,
@@ -48,7 +48,7 @@ impl RetryBudget {
             }
             (self.since, self.up) = (now, false);
         }
-        let left = self.patience.saturating_sub(self.used);
+        let left = self.limit.saturating_sub(self.used);
         // Even links that are lost at once exist for a moment, so a little time is always left, too
         // little for an attempt.
         if left < self.pause {
@@ -61,7 +61,7 @@ impl RetryBudget {
     pub(crate) fn back(&mut self, now: Instant) {
         if !self.up {
             let missed = now.saturating_duration_since(self.since);
-            self.used = self.patience.min(self.used.saturating_add(missed));
+            self.used = self.limit.min(self.used.saturating_add(missed));
             (self.since, self.up) = (now, true);
         }
     }

@@ -88,11 +88,11 @@ impl Process {
             Err(error) => return Err(error.into()),
         }
         let mut set = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        let patience = Timespec {
+        let limit = Timespec {
             tv_sec: 20,
             tv_nsec: 0,
         };
-        match poll(&mut set, Some(&patience)) {
+        match poll(&mut set, Some(&limit)) {
             Ok(0) => Err(Errno::TIMEDOUT.into()),
             Ok(_) => Ok(()),
             Err(error) => Err(error.into()),

@@ -424,8 +424,8 @@ fn many_threads_are_not_disturbed() {
                     while shared.get(1) == 0 {
                         let mut turn = turn.lock().unwrap();
                         while *turn % 8 != me && shared.get(1) == 0 {
-                            let patience = Duration::from_secs(1);
-                            turn = changed.wait_timeout(turn, patience).unwrap().0;
+                            let limit = Duration::from_secs(1);
+                            turn = changed.wait_timeout(turn, limit).unwrap().0;
                         }
                         *turn += 1;
                         shared.set(0, *turn);

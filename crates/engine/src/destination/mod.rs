@@ -2,12 +2,12 @@
 //!
 //! One thread runs [`receive`]: it accepts a source, drops stale pages and goes through the
 //! switchover (`switchover/`). From *ready* on it performs what the handover machine decides
-//! (`handover/`). Beside it run:
+//! (`handover_driver/`). Beside it run:
 //!
 //! * One receiver for each link (`receiver.rs`). Before the switchover it writes pages into guest
 //!   memory (`hikkoshi_memory::RamWriter`), afterwards it installs them (`postcopy/installer/`).
 //! * The fault threads (`postcopy/fault_thread/`), which request what the guest touches
-//!   (`request_sender.rs`) and record when (`request_times.rs`) and for which thread
+//!   (`postcopy/request_sender.rs`) and record when (`request_times.rs`) and for which thread
 //!   (`fault_counters.rs`).
 //!
 //! Huge pages are assembled from 4 KiB pages and requested a bounded number at a time; huge pages

@@ -37,7 +37,7 @@ pub struct DestinationOptions {
     pub stall_timeout: Duration,
     /// How long the source may be silent, before the guest could run here. Then the migration is
     /// cancelled, and the guest keeps running at the source.
-    pub patience: Duration,
+    pub peer_timeout: Duration,
 }
 
 impl Default for DestinationOptions {
@@ -49,15 +49,15 @@ impl Default for DestinationOptions {
             collapse: None,
             retry_for: RetryFor::NEVER,
             stall_timeout: PEER_TIMEOUT,
-            patience: Self::PATIENCE,
+            peer_timeout: Self::DEFAULT_PEER_TIMEOUT,
         }
     }
 }
 
 impl DestinationOptions {
-    /// A [`patience`](Self::patience) that is enough for any honest source, also for one whose
+    /// A [`peer_timeout`](Self::peer_timeout) that is enough for any honest source, also for one whose
     /// guest takes minutes to pause.
-    pub const PATIENCE: Duration = Duration::from_secs(300);
+    pub const DEFAULT_PEER_TIMEOUT: Duration = Duration::from_secs(300);
 
     /// The number of fault threads for a guest of `vcpus` processors.
     pub(crate) fn fault_threads_for(&self, vcpus: u32) -> usize {

@@ -125,7 +125,7 @@ fn start(
         .name(name)
         .spawn(move || {
             let died = Event::Failed(DestinationFailure::ThreadDied);
-            let _last_word = PanicNotifier::new(&receiver.events, died);
+            let _notifier = PanicNotifier::new(&receiver.events, died);
             priority.apply(class);
             sandbox_thread();
             let failure = receiver.run();

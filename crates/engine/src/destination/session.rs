@@ -175,7 +175,7 @@ impl Session {
             }
             if link.role == Role::Control {
                 // The source closed these links before all of them were here.
-                tracing::warn!(peer = link.peer, "the source begins anew");
+                tracing::warn!(peer = link.peer, "the source connects again");
                 return Err(DestinationFailure::link(doing)(LinkError::Closed));
             }
             let slot = match link.role {

@@ -2,7 +2,7 @@
 //!
 //! One thread, the caller of [`migrate()`], leads. It connects (`session/`), leads
 //! the pre-copy rounds (`precopy/`), the switchover (`switchover/`), and what
-//! follows (`handover/`), where the machine in `hikkoshi-handover` decides who
+//! follows (`handover_driver/`), where the machine in `hikkoshi-handover` decides who
 //! may run the guest. In post-copy each link has a thread that sends pages
 //! (`postcopy/`): one answers page requests, the others push the rest.
 //!

@@ -92,7 +92,7 @@ pub struct SourceOptions {
     /// Before *Commit*: how long the destination may accept or acknowledge nothing,
     /// and how much longer than `max_downtime` it may take until it is ready while
     /// the guest is paused. Then the guest is resumed here.
-    pub patience: Duration,
+    pub peer_timeout: Duration,
 }
 
 impl Default for SourceOptions {
@@ -116,14 +116,14 @@ impl Default for SourceOptions {
             priority: Priority::ON,
             retry_for: RetryFor::NEVER,
             stall_timeout: PEER_TIMEOUT,
-            patience: Self::PATIENCE,
+            peer_timeout: Self::DEFAULT_PEER_TIMEOUT,
         }
     }
 }
 
 impl SourceOptions {
-    /// The default of `patience`.
-    pub const PATIENCE: Duration = Duration::from_secs(60);
+    /// The default of `peer_timeout`.
+    pub const DEFAULT_PEER_TIMEOUT: Duration = Duration::from_secs(60);
 
     /// The default number of background links: half of the processors (the other
     /// half applies the pages, or runs the guest), at least 1 and at most 8.

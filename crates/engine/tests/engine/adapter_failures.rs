@@ -81,7 +81,7 @@ fn a_stalled_save_is_cancelled_and_the_guest_stays_at_the_source() {
             script.at("save_device_state half-way", cancels);
         } else {
             setup.options.max_downtime = Duration::from_millis(20);
-            setup.options.patience = Duration::from_secs(1);
+            setup.options.peer_timeout = Duration::from_secs(1);
         }
         let done = setup.run();
         let (source, _) = done.at_source();

@@ -175,8 +175,8 @@ impl Machine {
     }
 
     /// Stops the machine at `side`, if it runs there; an instruction in progress may take up to
-    /// `patience` to end.
-    pub(crate) fn stop(&self, side: Side, patience: Duration) {
+    /// `peer_timeout` to end.
+    pub(crate) fn stop(&self, side: Side, peer_timeout: Duration) {
         let mut state = self.0.state.lock().unwrap();
         if state.runs == Some(side) {
             state.runs = None;
@@ -184,7 +184,7 @@ impl Machine {
         let _ = self
             .0
             .changed
-            .wait_timeout_while(state, patience, |state| state.busy > 0)
+            .wait_timeout_while(state, peer_timeout, |state| state.busy > 0)
             .unwrap();
     }
 

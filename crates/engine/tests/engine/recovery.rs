@@ -93,11 +93,11 @@ fn reconnecting_stops_when_new_links_break_at_once() {
 /// notices it, and does not wait for that call.
 #[test]
 fn links_that_break_while_the_guest_starts() {
-    for patience in [Duration::ZERO, LONG] {
+    for retry_for in [Duration::ZERO, LONG] {
         let mut setup = Setup::new(Mode::Postcopy);
         setup.destination.looks = true;
-        setup.options.retry_for = patience.into();
-        setup.receive_options.retry_for = patience.into();
+        setup.options.retry_for = retry_for.into();
+        setup.receive_options.retry_for = retry_for.into();
         let broken = AtomicU32::new(0);
         setup.relay(move |passing: &Passing| {
             let first = || broken.fetch_add(1, Ordering::Relaxed) == 0;
@@ -107,7 +107,7 @@ fn links_that_break_while_the_guest_starts() {
             Fate::Pass
         });
         let done = setup.run();
-        if patience == LONG {
+        if retry_for == LONG {
             done.moved(true);
             continue;
         }
@@ -158,10 +158,10 @@ fn a_migration_with_huge_pages_can_be_resumed() {
         (Mode::Postcopy, 200),
         (Mode::Hybrid, 40),
     ] {
-        for patience in [Duration::ZERO, LONG] {
+        for retry_for in [Duration::ZERO, LONG] {
             let mut setup = Setup::with(mode, &source, &destination, true);
-            setup.options.retry_for = patience.into();
-            setup.receive_options.retry_for = patience.into();
+            setup.options.retry_for = retry_for.into();
+            setup.receive_options.retry_for = retry_for.into();
             let pages = AtomicU32::new(0);
             setup.relay(move |passing: &Passing| {
                 if passing.name == "Commit" {
@@ -221,10 +221,10 @@ fn stages_that_cannot_be_recorded() {
 /// from the same engine, or from another one.
 #[test]
 fn a_declined_guest_stays_on_record_until_the_source_knows() {
-    for patience in [LONG, Duration::ZERO] {
+    for retry_for in [LONG, Duration::ZERO] {
         let mut setup = Setup::new(Mode::Postcopy);
-        setup.options.retry_for = patience.into();
-        setup.receive_options.retry_for = patience.into();
+        setup.options.retry_for = retry_for.into();
+        setup.receive_options.retry_for = retry_for.into();
         let ended = Arc::clone(&setup.destination.ended);
         let (declined, wheres) = (AtomicU32::new(0), AtomicU32::new(0));
         setup.relay(move |passing: &Passing| {
@@ -242,7 +242,7 @@ fn a_declined_guest_stays_on_record_until_the_source_knows() {
         let done = setup.run();
         let record = done.destination_journal.last().unwrap();
         assert_eq!(record.stage, DestinationStage::Declined);
-        if patience == LONG {
+        if retry_for == LONG {
             let (source, destination) = done.at_source();
             assert!(source.contains("never ran the guest"), "{source}");
             assert!(destination.contains("has ended"), "{destination}");
@@ -261,18 +261,18 @@ fn a_declined_guest_stays_on_record_until_the_source_knows() {
 /// on another connection, and ends without leaving anything behind.
 #[test]
 fn a_lost_ready_message_leaves_the_guest_at_the_source() {
-    let patience = [LONG.into(), RetryFor::BY_MODE];
+    let retry_for = [LONG.into(), RetryFor::BY_MODE];
     let fates = [Fate::CutBefore, Fate::Drop];
-    for (mode, patience, fate) in [
-        (Mode::Postcopy, patience[0], fates[0]),
-        (Mode::Precopy, patience[1], fates[0]),
-        (Mode::Hybrid, patience[0], fates[1]),
+    for (mode, retry_for, fate) in [
+        (Mode::Postcopy, retry_for[0], fates[0]),
+        (Mode::Precopy, retry_for[1], fates[0]),
+        (Mode::Hybrid, retry_for[0], fates[1]),
     ] {
         let mut setup = Setup::new(mode);
-        setup.receive_options.retry_for = patience;
+        setup.receive_options.retry_for = retry_for;
         if fate == Fate::Drop {
             // The links end by the deadline.
-            setup.options.patience = Duration::from_secs(1);
+            setup.options.peer_timeout = Duration::from_secs(1);
         }
         setup.relay(move |passing: &Passing| match passing.name.as_str() {
             "Ready" => fate,

@@ -237,7 +237,7 @@ impl Migrate {
             },
             retry_for: options.shared.retry_for(),
             stall_timeout: options.shared.stall_timeout(),
-            patience: SourceOptions::PATIENCE,
+            peer_timeout: SourceOptions::DEFAULT_PEER_TIMEOUT,
         }
     }
 }

@@ -130,7 +130,7 @@ impl Receive {
             collapse: options.collapse.and_then(NonZeroU64::new),
             retry_for: options.shared.retry_for(),
             stall_timeout: options.shared.stall_timeout(),
-            patience: DestinationOptions::PATIENCE,
+            peer_timeout: DestinationOptions::DEFAULT_PEER_TIMEOUT,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The destination's QEMU: [`QemuDestination`].
 //!
 //! The methods are grouped by phase: preparing QEMU and loading the device state
-//! (`load.rs`), the userfaultfd (`userfault.rs`), resuming the guest (`run.rs`),
+//! (`load.rs`), the userfaultfd (`userfault.rs`), resuming the guest (`resume_guest.rs`),
 //! releasing QEMU (`release.rs`). Two threads watch QEMU: `exit_watch.rs` before a
 //! guest arrives, `shutdown_listener.rs` while the guest runs and pages are missing.
 //! A destination whose QEMU has ended is an

@@ -1,4 +1,4 @@
-//! Drains the guest's block devices. `preflight/pinning.rs` decides whether this is
+//! Drains the guest's block devices. `attach/preflight/pinning.rs` decides whether this is
 //! necessary.
 //!
 //! A block node with `cache.direct` reads by DMA into guest pages that are pinned when

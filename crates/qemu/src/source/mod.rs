@@ -1,7 +1,7 @@
 //! The source's QEMU: [`QemuSource`].
 //!
 //! The methods are grouped by phase: pausing (`pause.rs`), saving the device state
-//! (`save.rs`), resuming after a failed migration (`resume.rs`), releasing QEMU
+//! (`save.rs`), resuming after a failed migration (`resume_guest.rs`), releasing QEMU
 //! (`release.rs`). A source whose QEMU has ended is a
 //! [`RamFileSource`](ram_files::RamFileSource). Another process can undo the changes
 //! of a killed engine (`undo.rs`).

@@ -22,7 +22,7 @@ const HERE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it may take to report what it owes: it searches its RAM files for data.
 const OWED_TIMEOUT: Duration = Duration::from_secs(120);
 
-const DOING: &str = "taking the migration up again";
+const DOING: &str = "resuming the migration";
 
 /// A control link on which the source has reported its stage.
 #[derive(Debug)]

@@ -1,5 +1,5 @@
 //! An incoming migration up to *ready*: memory and device state are received. From *ready* on
-//! `handover/` drives it.
+//! `handover_driver/` drives it.
 //!
 //! The sequence of messages is drawn in `source/switchover/`. If anything fails here, the source
 //! resumes its guest (`switchover/abort.rs`).
@@ -243,7 +243,7 @@ impl<'a> IncomingMigration<'a> {
             receivers,
             prepared,
             postcopy: None,
-            silence: SilenceTimer::new(options.patience),
+            silence: SilenceTimer::new(options.peer_timeout),
         })
     }
 
@@ -455,15 +455,15 @@ impl<'a> IncomingMigration<'a> {
 /// up after a time limit.
 #[derive(Debug)]
 struct SilenceTimer {
-    patience: Duration,
+    limit: Duration,
     at: Instant,
     received: u64,
 }
 
 impl SilenceTimer {
-    fn new(patience: Duration) -> Self {
+    fn new(limit: Duration) -> Self {
         Self {
-            patience,
+            limit,
             at: Instant::now(),
             received: 0,
         }
@@ -480,7 +480,7 @@ impl SilenceTimer {
             self.received = received;
             self.reset();
         }
-        if self.at.elapsed() > self.patience {
+        if self.at.elapsed() > self.limit {
             return Err(DestinationFailure::link(doing)(LinkError::TooSlow));
         }
         Ok(())

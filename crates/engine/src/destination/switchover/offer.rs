@@ -65,7 +65,7 @@ pub(crate) fn hear(
     reader.set_stop(watch.cancel.clone());
     writer.set_stop(watch.cancel.clone());
     reader.set_deadline(Some(Instant::now() + OFFER_TIMEOUT));
-    writer.set_progress_timeout(Some(options.patience));
+    writer.set_progress_timeout(Some(options.peer_timeout));
     let refuse = |reason: String| {
         // Before the source receives it: it may connect again at once.
         over();

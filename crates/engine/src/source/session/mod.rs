@@ -118,7 +118,7 @@ impl Session {
             .into_iter()
             .map(|(acks, pages)| {
                 let mut sender = BackgroundSender::new(acks, pages, pace.clone());
-                sender.set_progress_timeout(Some(shared.options.patience));
+                sender.set_progress_timeout(Some(shared.options.peer_timeout));
                 sender
             })
             .collect();

@@ -25,7 +25,7 @@ pub(crate) fn offer(
     if agreed.version < Versions::TO_BEGIN {
         return Err(SourceFailure::OlderDestination);
     }
-    control.set_progress_timeout(Some(options.patience));
+    control.set_progress_timeout(Some(options.peer_timeout));
     let of_machine = (agreed.capabilities.contains(Capabilities::MACHINE)
         && machine != Machine::default())
     .then_some(ToDestination::Machine { machine });

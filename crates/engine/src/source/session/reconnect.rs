@@ -28,7 +28,7 @@ pub(crate) fn resume(
     let here = ToDestination::ResumeRequest {
         stage: stage.into(),
     };
-    control.set_progress_timeout(Some(shared.options.patience));
+    control.set_progress_timeout(Some(shared.options.peer_timeout));
     control.control(&here).map_err(SourceFailure::link(doing))?;
     reader.set_deadline(Some(Instant::now() + DISCARD_TIMEOUT));
     let (there, host_pages, most_links) =

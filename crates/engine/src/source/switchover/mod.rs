@@ -17,7 +17,8 @@
 //!                           ◀───────────   GuestResumed
 //! ```
 //!
-//! A failure before `Commit` is sent resumes the source's guest. From *Ready* on `handover/` leads, by the rules of `docs/protocol.md`.
+//! A failure before `Commit` is sent resumes the source's guest. From *Ready* on `handover_driver/`
+//! leads, by the rules of `docs/protocol.md`.
 
 mod deadline;
 mod device_state;
@@ -64,7 +65,7 @@ pub(crate) fn switch(
     unsent: &Arc<UnsentPages>,
 ) -> Result<ReadySwitchover, SourceFailure> {
     shared.progress.begin(Phase::Switchover, 0, 0);
-    let limit = shared.options.max_downtime + shared.options.patience;
+    let limit = shared.options.max_downtime + shared.options.peer_timeout;
     let give_up = shared.cancel.child();
     let deadline = Deadline::start(&session.streams, give_up.clone(), limit);
     let deadline = deadline.map_err(SourceFailure::Thread)?;

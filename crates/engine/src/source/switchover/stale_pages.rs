@@ -60,7 +60,7 @@ fn wait_for_discards(
     session.send(&ToDestination::DiscardEnd, doing)?;
     let stage = CommitState::BeforeCommit(&shared.cancel);
     // Both sides work on this; the guest still runs.
-    let limit = DISCARD_TIMEOUT.min(2 * shared.options.patience);
+    let limit = DISCARD_TIMEOUT.min(2 * shared.options.peer_timeout);
     session.expect(doing, stage, limit, |m| matches!(m, ToSource::Discarded))
 }
 

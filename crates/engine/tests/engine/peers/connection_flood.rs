@@ -66,11 +66,14 @@ impl Strangers {
 
     /// `None` once the test is over: nothing listens any more.
     fn connect(&self) -> Option<TcpStream> {
-        let patience = Duration::from_millis(100);
+        let peer_timeout = Duration::from_millis(100);
         while !self.enough.load(Ordering::Relaxed) {
             let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
             socket.bind(&SocketAddr::new(STRANGER, 0).into()).unwrap();
-            if socket.connect_timeout(&self.to.into(), patience).is_ok() {
+            if socket
+                .connect_timeout(&self.to.into(), peer_timeout)
+                .is_ok()
+            {
                 socket.set_nonblocking(true).unwrap();
                 self.connections.fetch_add(1, Ordering::Relaxed);
                 return Some(socket.into());

@@ -138,18 +138,18 @@ fn endless_messages() {
 }
 
 /// A short timeout: every source here is expected to reach it.
-const PATIENCE: Duration = Duration::from_millis(800);
+const DEFAULT_PEER_TIMEOUT: Duration = Duration::from_millis(800);
 
 /// More than a correct source needs, on any machine.
-const MOST_PATIENCE: Duration = Duration::from_secs(60);
+const MAX_PEER_TIMEOUT: Duration = Duration::from_secs(60);
 
 const TOO_SLOW: &str = "the peer takes too long to answer";
 
-/// Runs a scripted source against a destination with the timeout `patience`; the migration must
+/// Runs a scripted source against a destination with the timeout `peer_timeout`; the migration must
 /// fail, and the guest stays at the source.
 fn waiting(
     may_postcopy: bool,
-    patience: Duration,
+    peer_timeout: Duration,
     script: impl FnOnce(&mut Source) + Send,
 ) -> (Outcome, String) {
     let _watchdog = watchdog();
@@ -174,7 +174,7 @@ fn waiting(
             source.last_message();
         });
         let options = DestinationOptions {
-            patience,
+            peer_timeout,
             ..DestinationOptions::default()
         };
         receive(&mut guest, &listener, &options, &watch)
@@ -189,7 +189,7 @@ fn waiting(
 /// The largest frame, one byte at a time: it uses the memory of one frame, and times out.
 #[test]
 fn one_byte_at_a_time() {
-    let (outcome, text) = waiting(true, PATIENCE, |source| {
+    let (outcome, text) = waiting(true, DEFAULT_PEER_TIMEOUT, |source| {
         let before = allocated_bytes();
         let range = PageRange::from_len(Page::new(0), 256);
         let mut header = Frame::Pages { range }.encode().to_vec();
@@ -213,10 +213,10 @@ fn one_byte_at_a_time() {
 /// timeout.
 #[test]
 fn requests_are_never_answered() {
-    let mut patience = PATIENCE;
+    let mut peer_timeout = DEFAULT_PEER_TIMEOUT;
     loop {
         let asked = AtomicBool::new(false);
-        let (outcome, text) = waiting(true, patience, |source| {
+        let (outcome, text) = waiting(true, peer_timeout, |source| {
             source.discard(0, 512);
             source.switch(512, true);
             let (requests, _) = source.urgent.as_mut().unwrap();
@@ -231,8 +231,8 @@ fn requests_are_never_answered() {
             return;
         }
         // On a busy machine a correct source may need longer than this before anything is loaded.
-        assert!(patience < MOST_PATIENCE, "no page was requested");
-        patience *= 6;
+        assert!(peer_timeout < MAX_PEER_TIMEOUT, "no page was requested");
+        peer_timeout *= 6;
     }
 }
 

@@ -22,11 +22,11 @@ use super::destinations::{Destination, Ends, Migrated, apply, migrated_with, rea
 const MAX_BYTES: usize = 16 << 20;
 
 /// Short timeouts: every destination here is expected to time out.
-const PATIENCE: Duration = Duration::from_millis(400);
+const DEFAULT_PEER_TIMEOUT: Duration = Duration::from_millis(400);
 
 fn with_short_timeouts(mode: Mode) -> SourceOptions {
     SourceOptions {
-        patience: PATIENCE,
+        peer_timeout: DEFAULT_PEER_TIMEOUT,
         ..with_default_timeouts(mode)
     }
 }
@@ -46,14 +46,14 @@ fn with_default_timeouts(mode: Mode) -> SourceOptions {
 fn once_paused(mode: Mode, script: impl Fn(&mut Destination<'_>, Duration) + Sync) -> Migrated {
     let mut options = with_short_timeouts(mode);
     loop {
-        let patience = options.patience;
+        let peer_timeout = options.peer_timeout;
         let migrated = migrated_with(&options, &Cancel::new(), |destination| {
-            script(destination, patience);
+            script(destination, peer_timeout);
         });
-        if migrated.2.contains(&"pause") || patience > SourceOptions::PATIENCE {
+        if migrated.2.contains(&"pause") || peer_timeout > SourceOptions::DEFAULT_PEER_TIMEOUT {
             return migrated;
         }
-        options.patience *= 6;
+        options.peer_timeout *= 6;
     }
 }
 
@@ -168,7 +168,7 @@ fn nothing_is_acknowledged_after_the_pause() {
 #[test]
 fn the_device_state_is_read_slowly() {
     for mode in [Mode::Precopy, Mode::Postcopy] {
-        let migrated = once_paused(mode, |destination, patience| {
+        let migrated = once_paused(mode, |destination, peer_timeout| {
             let (mut control, background) = accept_precopy(destination);
             apply(background);
             if mode == Mode::Postcopy {
@@ -182,7 +182,7 @@ fn the_device_state_is_read_slowly() {
                 match (&mut control.1.stream()).read(&mut little) {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                     // Only a small part of it within the timeout.
-                    Ok(1..) => thread::sleep(patience / 20),
+                    Ok(1..) => thread::sleep(peer_timeout / 20),
                     Ok(0) | Err(_) => return,
                 }
             }
@@ -195,7 +195,7 @@ fn the_device_state_is_read_slowly() {
 #[test]
 fn a_repeated_acknowledgement_is_none() {
     let options = SourceOptions {
-        patience: Duration::from_secs(3600),
+        peer_timeout: Duration::from_secs(3600),
         ..with_short_timeouts(Mode::Precopy)
     };
     let migrated = migrated_with(&options, &Cancel::new(), |destination| {

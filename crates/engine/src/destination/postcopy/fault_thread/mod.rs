@@ -72,7 +72,7 @@ pub(crate) fn start(
             .name(format!("dst-faults-{number}"))
             .spawn(move || {
                 let died = Event::Failed(DestinationFailure::ThreadDied);
-                let _last_word = PanicNotifier::new(&events, died);
+                let _notifier = PanicNotifier::new(&events, died);
                 priority.apply(PriorityClass::Urgent);
                 if let Err(failure) = fault_thread.run() {
                     // After the end of the migration nothing receives events any more.
