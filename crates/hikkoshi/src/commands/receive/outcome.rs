@@ -56,7 +56,7 @@ pub(super) fn report(
         Outcome::Declined => format!(
             "the guest has not run here and never will, but its source may not know that and may \
              keep the guest paused. Unless 'hikkoshi migrate' reports that the guest runs at the \
-             source: 1. resume here with: {again}; 2. at the source with: hikkoshi migrate --resume"
+             source, resume at the source with 'hikkoshi migrate --resume', and here with: {again}"
         ),
         Outcome::Lost => LOST.to_owned(),
         Outcome::Paused if qemu_has_ended => MAY_BE_LOST.to_owned(),
@@ -69,7 +69,7 @@ pub(super) fn report(
         Outcome::AtDestination => format!(
             "the guest runs here with the pages that have arrived, and waits when it needs others, \
              which are still at the source. No data is lost: never continue it there. To resume, \
-             run here: {again} and then 'hikkoshi migrate --resume' at the source"
+             run 'hikkoshi migrate --resume' at the source, and here: {again}"
         ),
     };
     let reason = match outcome {
