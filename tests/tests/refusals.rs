@@ -449,7 +449,7 @@ fn a_destination_that_cannot_catch_faults() {
             false => plan,
         };
         let parts = [
-            "userfaultfd(2) in the process said",
+            "userfaultfd(2) in the process failed",
             "opening /dev/userfaultfd",
             "sysctl vm.unprivileged_userfaultfd=1",
         ];

@@ -33,7 +33,7 @@ fn a_guest_that_powers_off_in_postcopy() {
     migration.destination.wait_exit(LONG).unwrap();
     let migrate = migration.migrate.wait();
     migrate.assert(0, &[]);
-    let ended = "the guest has shut itself down at the destination";
+    let ended = "the guest has shut down at the destination";
     assert!(migrate.stdout.contains(ended), "{migrate:?}");
     let receive = migration.receive.wait();
     receive.assert(0, &["the guest has shut itself down here"]);
