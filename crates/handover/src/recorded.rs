@@ -13,7 +13,7 @@ pub trait StateMachine: Copy + fmt::Debug {
     /// The machine's state.
     type Stage: Copy + fmt::Debug + 'static;
     /// What the machine handles.
-    type Event: fmt::Debug;
+    type Event: Copy + fmt::Debug;
     /// What the machine returns.
     type Action: fmt::Debug + 'static;
     /// What the journal stores.
@@ -83,9 +83,8 @@ impl<M: StateMachine> Recorded<M> {
     /// be performed.
     pub fn on(&mut self, event: M::Event) -> io::Result<&'static [M::Action]> {
         let before = self.machine;
-        let described = format!("{event:?}");
         let actions = self.machine.on(event);
-        tracing::debug!(event = described, from = ?before.stage(), to = ?self.stage(), ?actions, "handover");
+        tracing::debug!(?event, from = ?before.stage(), to = ?self.stage(), ?actions, "handover");
         let Some((first, rest)) = actions.split_first() else {
             return Ok(actions);
         };
