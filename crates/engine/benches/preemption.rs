@@ -38,7 +38,7 @@ struct Trial {
     links: usize,
     piece: usize,
     seconds: f64,
-    /// Mean time between a page and the next request, µs; none: nobody asks.
+    /// Mean time between a page and the next request, µs; none: no requests.
     think: Option<u64>,
     bound: bool,
     ack_every: u64,
@@ -268,7 +268,7 @@ fn ask(
     let (mut fault_in, mut fault_out) = pipe().unwrap();
     let (mut wake_in, mut wake_out) = pipe().unwrap();
 
-    // The source: whoever reads the request sends the page.
+    // The source: the thread that reads the request sends the page.
     let (mut requests, mut pages) = split(&source, LIMITS, stop).unwrap();
     let memory = Arc::clone(memory);
     let (t, urgency) = (trial.clone(), urgency.clone());

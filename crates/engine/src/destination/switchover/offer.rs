@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn memory_for_huge_pages_is_checked_before_anything_is_touched() {
         assert_eq!(room_for(0, Some(0)), Ok(()));
-        assert_eq!(room_for(5 << 30, None), Ok(()), "nobody knows");
+        assert_eq!(room_for(5 << 30, None), Ok(()), "unknown");
         assert_eq!(room_for(5 << 30, Some(5 << 30)), Ok(()));
         let refusal = room_for(5 << 30, Some(3 << 30)).unwrap_err();
         assert!(

@@ -54,7 +54,7 @@ fn blocks(map: &MmapRegion) -> u64 {
     file.metadata().unwrap().blocks()
 }
 
-/// A batch with a page that is owed and one that nobody owes: nothing is filled
+/// A batch with a page that is owed and one that is not: nothing is filled
 /// before the request has left, and a request leaves although filling fails.
 #[test]
 fn requests_leave_before_anything_is_filled() {
@@ -77,7 +77,7 @@ fn requests_leave_before_anything_is_filled() {
         let unowed = scope.spawn(|| read(&map, 3));
         let other = scope.spawn(|| read(&map, 6));
         sort(&mut faults, 2);
-        // Whoever waits goes on; nothing can be installed any more.
+        // Waiting threads continue; nothing can be installed any more.
         shared.installer.copier.unregister().unwrap();
         let error = faults.answer().unwrap_err();
         assert!(matches!(error, DestinationFailure::Install(_)), "{error}");

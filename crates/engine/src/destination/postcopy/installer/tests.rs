@@ -65,7 +65,11 @@ fn a_page_is_asked_for_once() {
     let ask = |page| installer.decide(addr(&map, page), 0);
     assert_eq!(ask(5), FaultAction::Request(range(5, 6)));
     assert_eq!(ask(5), FaultAction::Nothing, "asked for already");
-    assert_eq!(ask(2), FaultAction::Fill(range(2, 3)), "nobody owes it");
+    assert_eq!(
+        ask(2),
+        FaultAction::Fill(range(2, 3)),
+        "the source does not owe it"
+    );
     installer.copier.fill(range(2, 3)).unwrap();
     let byte: u8 = map.as_volatile_slice().read_obj(2 * PAGE_SIZE).unwrap();
     assert_eq!(byte, 0);
@@ -115,7 +119,7 @@ fn the_last_page_is_told_once_and_a_second_copy_is_left_alone() {
     assert_eq!(
         recorder.lock().unwrap().total().count,
         0,
-        "nobody had asked"
+        "it was not requested"
     );
     installer.copier.unregister().unwrap();
     installer.copier.unregister().unwrap();
@@ -160,7 +164,7 @@ fn a_turn_brings_the_time_of_its_fault() {
     assert_eq!(next_admitted(&installer), None);
 }
 
-/// What a page holds that somebody else has filled is kept. It is an error if
+/// The content of a page that another process has filled is kept. It is an error if
 /// that is not what was to come.
 #[test]
 fn an_owed_page_that_is_there_already_must_hold_what_is_to_come() {
@@ -205,7 +209,7 @@ fn an_owed_page_that_is_there_already_must_hold_what_is_to_come() {
     installer.copier.unregister().unwrap();
 }
 
-/// Whoever waits for a page that somebody else fills meanwhile does not go on
+/// A thread that waits for a page which another process fills meanwhile does not continue
 /// with that.
 #[test]
 fn who_waits_does_not_get_what_is_not_to_be_there() {

@@ -214,7 +214,7 @@ fn a_peer_cannot_fill_the_memory_with_pieces() {
         error.to_string(),
         "the source sends pieces of more than 6 huge pages at once"
     );
-    assert_eq!(begin(0), Ok(false), "one that was begun goes on");
+    assert_eq!(begin(0), Ok(false), "one that was begun continues");
 }
 
 #[test]
