@@ -18,7 +18,7 @@ pub(crate) enum BenchError {
     #[error(transparent)]
     Lab(#[from] LabError),
     /// hikkoshi could not be started or waited for.
-    #[error("running hikkoshi {side}: {source}")]
+    #[error("running hikkoshi {side}")]
     Program {
         /// `receive` or `migrate`.
         side: &'static str,
@@ -39,7 +39,7 @@ pub(crate) enum BenchError {
     #[error("the guest never ran at its destination and no error was reported")]
     NoSwitch,
     /// The clients could not connect to the guest.
-    #[error("requesting files from the guest's web server at {server}: {source}")]
+    #[error("requesting files from the guest's web server at {server}")]
     Clients {
         /// The server's address.
         server: std::net::SocketAddr,
@@ -66,7 +66,7 @@ pub(crate) enum BenchError {
         total: usize,
     },
     /// A file could not be read or written.
-    #[error("{doing} {path}: {source}")]
+    #[error("{doing} {path}")]
     File {
         /// The operation.
         doing: &'static str,

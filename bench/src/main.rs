@@ -34,6 +34,7 @@ mod testbed;
 use std::process::ExitCode;
 
 use clap::Parser;
+use error_reporter::Report;
 
 use crate::args::Args;
 use crate::error::BenchError;
@@ -44,7 +45,7 @@ fn main() -> ExitCode {
     match run_plan(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("bench: {error}");
+            eprintln!("bench: {}", Report::new(error));
             ExitCode::FAILURE
         }
     }

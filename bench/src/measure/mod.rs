@@ -21,7 +21,7 @@ pub(crate) fn measure(case: &Case, program: &Path, round: u32, args: &Args) -> R
         Kind::Web => web::measure(case, &testbed, program, args, &mut run),
     });
     if let Err(error) = measured {
-        run.failure = Some(error.to_string());
+        run.failure = Some(error_reporter::Report::new(&error).to_string());
     }
     run
 }

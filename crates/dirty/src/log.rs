@@ -112,7 +112,7 @@ pub enum DirtyError {
         range: HostRange,
     },
     /// The kernel returned an error.
-    #[error("reading the dirty log of {range} by PAGEMAP_SCAN: {source}")]
+    #[error("reading the dirty log of {range} by PAGEMAP_SCAN")]
     Scan {
         /// The range that was read.
         range: HostRange,
@@ -120,7 +120,7 @@ pub enum DirtyError {
         source: io::Error,
     },
     /// A block could not be unregistered.
-    #[error("stopping write tracking of RAM block {block}: {source}")]
+    #[error("stopping write tracking of RAM block {block}")]
     Stop {
         /// The name of the block.
         block: String,

@@ -17,6 +17,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use error_reporter::Report;
 use hikkoshi_linux::{HostAddr, HostRange, Process};
 use hikkoshi_pages::{Extent, PAGE_BYTES, PageBitmap, PageRange, RamLayout};
 use hikkoshi_userfault::{RangeError, RegisterMode, Userfault};
@@ -64,7 +65,7 @@ pub enum StartError {
         given: usize,
     },
     /// This kernel cannot track this kind of memory.
-    #[error("tracking writes to RAM block {block}: {source}")]
+    #[error("tracking writes to RAM block {block}")]
     Unsupported {
         /// The name of the block.
         block: String,
@@ -73,8 +74,8 @@ pub enum StartError {
     },
     /// The pagemap could not be opened.
     #[error(
-        "tracking writes: opening /proc/{pid}/pagemap: {source}; this requires the process's \
-         user or CAP_SYS_PTRACE"
+        "tracking writes: opening /proc/{pid}/pagemap (this requires the process's user or \
+         CAP_SYS_PTRACE)"
     )]
     Pagemap {
         /// The process ID.
@@ -83,7 +84,7 @@ pub enum StartError {
         source: io::Error,
     },
     /// A block could not be registered or protected.
-    #[error("tracking writes to RAM block {block}: {source}")]
+    #[error("tracking writes to RAM block {block}")]
     Block {
         /// The name of the block.
         block: String,
@@ -384,7 +385,7 @@ impl DirtyLog for PagemapLog {
 impl Drop for PagemapLog {
     fn drop(&mut self) {
         if let Err(error) = self.stop() {
-            tracing::warn!(%error, "cannot stop write tracking");
+            tracing::warn!(error = %Report::new(&error), "cannot stop write tracking");
         }
     }
 }

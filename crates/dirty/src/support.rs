@@ -20,11 +20,11 @@ use crate::pagemap::{PagemapLog, StartError};
 #[derive(Debug, Error)]
 pub enum UnsupportedKernel {
     /// There is no userfaultfd with asynchronous write protection.
-    #[error("no asynchronous write protection (Linux 6.7 and later have it): {0}")]
+    #[error("no asynchronous write protection (Linux 6.7 and later have it)")]
     Userfault(#[from] CreateError),
     /// The test on memory of this process failed.
-    #[error("write tracking does not work on this kernel (PAGEMAP_SCAN requires Linux 6.7): {0}")]
-    Tracking(Box<dyn std::error::Error + Send + Sync>),
+    #[error("write tracking does not work on this kernel (PAGEMAP_SCAN requires Linux 6.7)")]
+    Tracking(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The test on memory of this process had a wrong result.
     #[error(
         "this kernel's write tracking is wrong: pages {expected:?} of test memory were written, but \
@@ -37,7 +37,7 @@ pub enum UnsupportedKernel {
         found: Vec<u64>,
     },
     /// There is no memory for the test.
-    #[error("allocating memory to test write tracking: {0}")]
+    #[error("allocating memory to test write tracking")]
     Memory(#[from] io::Error),
     /// Huge pages on a kernel that hangs when it scans them.
     #[error(

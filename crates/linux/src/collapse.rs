@@ -52,8 +52,8 @@ pub enum CollapseError {
     #[error("the process has exited or unmapped the memory")]
     Gone,
     /// Any other error.
-    #[error("the kernel returned an error: {0}")]
-    Kernel(Errno),
+    #[error("the kernel returned an error")]
+    Kernel(#[source] Errno),
 }
 
 impl From<Errno> for CollapseError {

@@ -18,6 +18,7 @@
 
 use std::time::Duration;
 
+use error_reporter::Report;
 use rustix::io::Errno;
 
 use crate::schedule::{Policy, Schedule};
@@ -63,7 +64,9 @@ impl Priority {
         }
         match apply(class) {
             Ok(got) => tracing::debug!(?class, ?got, "thread priority set"),
-            Err(error) => tracing::debug!(?class, %error, "thread priority not set"),
+            Err(error) => {
+                tracing::debug!(?class, error = %Report::new(&error), "thread priority not set")
+            }
         }
     }
 }

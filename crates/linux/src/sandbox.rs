@@ -20,6 +20,7 @@ use std::fmt::Display;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use error_reporter::Report;
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, LandlockStatus, Ruleset,
     RulesetAttr, RulesetError, RulesetStatus, Scope,
@@ -78,7 +79,7 @@ fn restrict_with_landlock() -> Result<(), String> {
             .create()?
             .restrict_self()
     };
-    let status = restrict().map_err(|error| error.to_string())?;
+    let status = restrict().map_err(|error| Report::new(&error).to_string())?;
     check_landlock(&status.ruleset, &status.landlock)
 }
 
@@ -114,12 +115,12 @@ fn unsupported_by(abi: ABI) -> Vec<&'static str> {
 
 fn restrict_system_calls() -> Result<(), String> {
     let filter = FILTER.as_ref().map_err(Clone::clone)?;
-    seccompiler::apply_filter(filter).map_err(|error| error.to_string())
+    seccompiler::apply_filter(filter).map_err(|error| Report::new(&error).to_string())
 }
 
 /// The compiled filter, the same for all threads.
 static FILTER: LazyLock<Result<BpfProgram, String>> =
-    LazyLock::new(|| build_filter().map_err(|error| error.to_string()));
+    LazyLock::new(|| build_filter().map_err(|error| Report::new(&error).to_string()));
 
 /// System calls of the sandboxed threads, and of the allocator, the standard library's threads and
 /// the panic handler.

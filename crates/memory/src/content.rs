@@ -5,6 +5,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use error_reporter::Report;
 use hikkoshi_pages::{PAGE_SIZE, PageRange, is_zero};
 
 use crate::files::RamFiles;
@@ -25,7 +26,7 @@ pub trait Content {
             match ram.read(PageRange::one(number), &mut page) {
                 Ok(()) => self.is_in_page(nth, &page),
                 Err(error) => {
-                    tracing::warn!(%error, page = number.index(), "reading a page that is there");
+                    tracing::warn!(error = %Report::new(&error), page = number.index(), "reading a page that is there");
                     false
                 }
             }

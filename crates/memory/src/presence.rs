@@ -9,7 +9,7 @@ use crate::files::RamFiles;
 
 /// It could not be found out which pages are present.
 #[derive(Debug, Error)]
-#[error("looking which pages of the guest's memory are here: {0}")]
+#[error("looking which pages of the guest's memory are here")]
 pub enum PresenceError {
     /// The file system.
     File(#[from] std::io::Error),

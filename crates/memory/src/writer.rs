@@ -23,25 +23,27 @@ use crate::files::RamFiles;
 pub enum MemoryError {
     /// Guest memory could not be written.
     #[error(
-        "writing {range} of the guest's memory: {cause}; is the RAM file's file system (or the \
-         huge-page pool) full?"
+        "writing {range} of the guest's memory (is the RAM file's file system, or the huge-page \
+         pool, full?)"
     )]
     Write {
         /// Which pages.
         range: PageRange,
         /// What went wrong.
+        #[source]
         cause: io::Error,
     },
     /// Stale pages could not be dropped.
     #[error(
-        "dropping {range} of the guest's memory: {0}; post-copy needs a RAM file whose pages can \
-         be dropped one by one: tmpfs without huge pages (mount option huge=never), or hugetlbfs",
-        cause.as_ref().map_or("they are still there".to_owned(), ToString::to_string)
+        "dropping {range} of the guest's memory{0} (post-copy needs a RAM file whose pages can be \
+         dropped one by one: tmpfs without huge pages, mount option huge=never, or hugetlbfs)",
+        if cause.is_none() { ": they are still there" } else { "" }
     )]
     Drop {
         /// Which pages.
         range: PageRange,
         /// What went wrong; `None` if the system call succeeded and the pages are still present.
+        #[source]
         cause: Option<io::Error>,
     },
 }

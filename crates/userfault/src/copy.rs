@@ -68,7 +68,7 @@ pub enum CopyError {
     },
     /// Any other error.
     #[error(
-        "installing pages at {at}: {errno} (EINVAL: address or length is not a multiple of the \
+        "installing pages at {at} (EINVAL: address or length is not a multiple of the \
          host page size, or this type of memory does not support it)"
     )]
     Kernel {
@@ -77,6 +77,7 @@ pub enum CopyError {
         /// Bytes present before that address.
         done: u64,
         /// The error from the kernel.
+        #[source]
         errno: Errno,
     },
 }

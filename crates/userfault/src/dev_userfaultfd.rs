@@ -25,7 +25,7 @@ use crate::abi;
 #[derive(Debug, Error)]
 pub enum DeviceError {
     /// This process could not open the device.
-    #[error("opening {path}: {source}")]
+    #[error("opening {path}")]
     Open {
         /// Path of the device.
         path: String,
@@ -33,7 +33,7 @@ pub enum DeviceError {
         source: io::Error,
     },
     /// An injected system call failed.
-    #[error("{doing} in the process: {source}")]
+    #[error("{doing} in the process")]
     Remote {
         /// The operation that failed.
         doing: &'static str,
@@ -41,7 +41,7 @@ pub enum DeviceError {
         source: Errno,
     },
     /// An operation in this process failed.
-    #[error("{doing}: {source}")]
+    #[error("{doing}")]
     Local {
         /// The operation that failed.
         doing: &'static str,

@@ -162,7 +162,7 @@ pub enum Ready {
 /// Reading or waiting failed. Blocked threads stay blocked. Do **not** close the descriptor because
 /// of this error: missing pages would read as zero.
 #[derive(Debug, Error)]
-#[error("{doing} userfaults: {source}; the faulting threads stay blocked")]
+#[error("{doing} userfaults (the faulting threads stay blocked)")]
 pub struct ReadError {
     /// The operation that failed.
     pub doing: &'static str,

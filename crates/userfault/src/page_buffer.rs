@@ -4,6 +4,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use error_reporter::Report;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
@@ -101,7 +102,7 @@ impl PageBuffer {
         // zeros, which is a valid value for every word.
         let advised = unsafe { madvise(self.words.as_ptr().cast(), self.bytes, advice) };
         if let Err(error) = advised {
-            tracing::debug!(%error, ?advice, "madvise of a page buffer failed");
+            tracing::debug!(error = %Report::new(&error), ?advice, "madvise of a page buffer failed");
         }
     }
 

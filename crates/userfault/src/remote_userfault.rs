@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use error_reporter::Report;
 use hikkoshi_linux::Process;
 use hikkoshi_linux::inject::{InjectError, Remote, inject, int_arg};
 use rustix::io::Errno;
@@ -39,10 +40,10 @@ pub struct RemoteUserfault {
 #[derive(Debug, Error)]
 pub enum RemoteUserfaultError {
     /// The injection failed.
-    #[error("creating a userfaultfd: {0}")]
+    #[error("creating a userfaultfd")]
     Inject(#[from] InjectError),
     /// The kernel does not support the features.
-    #[error("creating a userfaultfd in process {pid}: {source}")]
+    #[error("creating a userfaultfd in process {pid}")]
     Api {
         /// Process ID.
         pid: u32,
@@ -52,8 +53,9 @@ pub enum RemoteUserfaultError {
     /// The process may not create a userfaultfd, and creating one from the device failed too.
     #[error(
         "creating a userfaultfd in process {pid}: userfaultfd(2) in the process failed ({call}) \
-         and the device failed ({device}); set sysctl vm.unprivileged_userfaultfd=1, or run this \
-         program as a user that may open /dev/userfaultfd (Linux 6.1 and later)"
+         and the device failed ({}); set sysctl vm.unprivileged_userfaultfd=1, or run this \
+         program as a user that may open /dev/userfaultfd (Linux 6.1 and later)",
+        Report::new(device)
     )]
     Refused {
         /// Process ID.
@@ -64,7 +66,7 @@ pub enum RemoteUserfaultError {
         device: DeviceError,
     },
     /// It was created but could not be copied into this process. It has been closed.
-    #[error("copying descriptor {number} from process {pid}: {source}")]
+    #[error("copying descriptor {number} from process {pid}")]
     Copy {
         /// Process ID.
         pid: u32,
@@ -87,7 +89,7 @@ pub enum RemoteUserfaultError {
 #[derive(Debug, Error)]
 pub enum CloseRemoteError {
     /// The injection failed.
-    #[error("closing the userfaultfd (descriptor {number}) in the process: {source}")]
+    #[error("closing the userfaultfd (descriptor {number}) in the process")]
     Inject {
         /// Descriptor number in that process.
         number: i32,
@@ -106,9 +108,7 @@ pub enum CloseRemoteError {
         number: i32,
     },
     /// `/proc` could not be read.
-    #[error(
-        "closing the userfaultfd in process {pid}: inspecting its descriptor {number}: {source}"
-    )]
+    #[error("closing the userfaultfd in process {pid}: inspecting its descriptor {number}")]
     Look {
         /// Process ID.
         pid: u32,
@@ -176,7 +176,7 @@ impl RemoteUserfault {
             move |late| {
                 late.closed.store(true, Ordering::Relaxed);
                 if let Err(error) = close_remote(&undoer, late.remote) {
-                    tracing::warn!(%error, "the userfaultfd in the process was not closed");
+                    tracing::warn!(error = %Report::new(&error), "the userfaultfd in the process was not closed");
                 }
             },
         )
@@ -305,7 +305,7 @@ impl Drop for RemoteUserfault {
             return;
         }
         if let Err(error) = self.close_remote() {
-            tracing::warn!(%error, "the userfaultfd in the process was not closed");
+            tracing::warn!(error = %Report::new(&error), "the userfaultfd in the process was not closed");
         }
     }
 }

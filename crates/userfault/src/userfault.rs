@@ -97,7 +97,7 @@ pub enum ApiError {
         missing: Features,
     },
     /// Any other error, for example a second handshake.
-    #[error("negotiating the userfaultfd features {wanted}: {source}")]
+    #[error("negotiating the userfaultfd features {wanted}")]
     Handshake {
         /// The requested features.
         wanted: Features,
@@ -172,7 +172,7 @@ pub enum RangeError {
     },
     /// Any other error.
     #[error(
-        "{doing} {range}: {source} (EINVAL: not a multiple of the page size, not mapped \
+        "{doing} {range} (EINVAL: not a multiple of the page size, not mapped \
          completely, or not tmpfs, hugetlbfs or anonymous memory; EPERM: the mapped file is not \
          open for writing)"
     )]

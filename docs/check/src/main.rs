@@ -24,6 +24,7 @@ use std::process::ExitCode;
 
 use crate::document::Document;
 use crate::tree::{Tree, TreeError};
+use error_reporter::Report;
 
 /// One thing to correct.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -72,7 +73,7 @@ fn main() -> ExitCode {
         Ok(findings) => findings
             .iter()
             .try_for_each(|finding| writeln!(out, "{finding}")),
-        Err(e) => writeln!(out, "hikkoshi-docs: {e}"),
+        Err(e) => writeln!(out, "hikkoshi-docs: {}", Report::new(e)),
     };
     match (written, result) {
         (Ok(()), Ok(findings)) if findings.is_empty() => ExitCode::SUCCESS,

@@ -19,7 +19,7 @@ pub(crate) struct Tree {
 
 /// A file or folder could not be read.
 #[derive(Debug, thiserror::Error)]
-#[error("reading {}: {source}", path.display())]
+#[error("reading {}", path.display())]
 pub(crate) struct TreeError {
     path: PathBuf,
     source: io::Error,

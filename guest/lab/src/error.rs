@@ -19,7 +19,7 @@ pub enum LabError {
         looked: String,
     },
     /// A file or socket operation failed.
-    #[error("{doing} {path}: {source}")]
+    #[error("{doing} {path}")]
     File {
         /// The operation, such as "creating".
         doing: &'static str,
@@ -29,7 +29,7 @@ pub enum LabError {
         source: io::Error,
     },
     /// A program could not be started.
-    #[error("starting {program}: {source}")]
+    #[error("starting {program}")]
     Start {
         /// The program.
         program: String,

@@ -1,5 +1,6 @@
 //! How receiving a guest can fail, and where the guest is then.
 
+use std::fmt;
 use std::io;
 
 use hikkoshi_userfault::{CopyError, RangeError, ReadError};
@@ -13,8 +14,7 @@ use hikkoshi_link::{LinkError, WaitEnded};
 use hikkoshi_memory::{MemoryError, PresenceError};
 
 /// Why a guest was not received.
-#[derive(Debug, Error)]
-#[error("{cause}")]
+#[derive(Debug)]
 pub struct ReceiveError {
     /// What went wrong.
     pub cause: DestinationFailure,
@@ -22,15 +22,28 @@ pub struct ReceiveError {
     pub outcome: Outcome,
 }
 
+impl fmt::Display for ReceiveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.cause.fmt(f)
+    }
+}
+
+impl std::error::Error for ReceiveError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.cause.source()
+    }
+}
+
 /// What can go wrong at the destination.
 #[derive(Debug, Error)]
 pub enum DestinationFailure {
     /// A link failed.
-    #[error("{doing}: {cause}")]
+    #[error("{doing}")]
     Link {
         /// What was being done.
         doing: &'static str,
         /// What went wrong.
+        #[source]
         cause: LinkError,
     },
     /// The guest's adapter failed.
@@ -41,14 +54,15 @@ pub enum DestinationFailure {
     Memory(#[from] MemoryError),
     /// No memory to assemble huge pages in.
     #[error(
-        "allocating {} MiB to assemble huge pages: {cause}; free this much memory here; a new \
-         migration needs less with fewer background links (--links at the source)",
+        "allocating {} MiB to assemble huge pages (free this much memory here; a new migration \
+         needs less with fewer background links, --links at the source)",
         bytes >> 20
     )]
     Staging {
         /// How much.
         bytes: u64,
         /// What went wrong.
+        #[source]
         cause: io::Error,
     },
     /// A page could not be installed.
@@ -83,17 +97,17 @@ pub enum DestinationFailure {
     #[error("the migration was interrupted before the destination was ready")]
     Interrupted,
     /// The record could not be written.
-    #[error("recording the migration's progress: {0}")]
-    Journal(io::Error),
+    #[error("recording the migration's progress")]
+    Journal(#[source] io::Error),
     /// No source connected within the time limit.
-    #[error("waiting for a guest: {0}")]
-    NoSource(WaitEnded),
+    #[error("waiting for a guest")]
+    NoSource(#[source] WaitEnded),
     /// The listener failed.
-    #[error("waiting for a connection: {0}")]
-    Listen(io::Error),
+    #[error("waiting for a connection")]
+    Listen(#[source] io::Error),
     /// The system could not start a thread.
-    #[error("starting a thread: {0}")]
-    Thread(io::Error),
+    #[error("starting a thread")]
+    Thread(#[source] io::Error),
     /// A thread panicked, and reported it itself.
     #[error(
         "a thread that receives pages or faults has failed; the reason is in the message above"

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use error_reporter::Report;
 use hikkoshi_wire::ToSource;
 
 use crate::destination::error::DestinationFailure;
@@ -17,7 +18,7 @@ pub(crate) fn last_message(cause: &DestinationFailure) -> ToSource {
             reason: "cancelled by the operator".into(),
         },
         cause => ToSource::Failed {
-            reason: cause.to_string(),
+            reason: Report::new(cause).to_string(),
         },
     }
 }

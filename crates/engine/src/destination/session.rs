@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use hikkoshi_wire::{Limits, MigrationId, Role, ToDestination, ToSource};
 
 use crate::control_link::{QUEUED_EVENTS, start_reader};
@@ -236,7 +237,7 @@ impl Session {
     pub(crate) fn send_last(&mut self, message: &ToSource) {
         self.control.set_stop(Cancel::cancelled());
         if let Err(error) = self.send(message, "sending the last message") {
-            tracing::debug!(%error, ?message, "the source does not hear why this side ends");
+            tracing::debug!(error = %Report::new(&error), ?message, "the source does not hear why this side ends");
         }
     }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
+use error_reporter::Report;
 use hikkoshi_dirty::DirtyError;
 use hikkoshi_handover::Outcome;
 use thiserror::Error;
@@ -56,29 +57,27 @@ impl MigrateError {
 
 impl fmt::Display for MigrateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.cause.fmt(f)?;
+        Report::new(&self.cause).fmt(f)?;
         for error in &self.aftermath {
-            write!(f, "; then: {error}")?;
+            write!(f, "; then: {}", Report::new(error))?;
         }
         Ok(())
     }
 }
 
-impl std::error::Error for MigrateError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.cause.source()
-    }
-}
+/// The message contains those of several errors with their sources, so it has no source.
+impl std::error::Error for MigrateError {}
 
 /// A failure at the source.
 #[derive(Debug, Error)]
 pub enum SourceFailure {
     /// A link could not be opened.
-    #[error("connecting to the destination at {address}: {cause}")]
+    #[error("connecting to the destination at {address}")]
     Connect {
         /// The address as given.
         address: String,
         /// What went wrong.
+        #[source]
         cause: HandshakeError,
     },
     /// The destination refused the guest.
@@ -91,19 +90,21 @@ pub enum SourceFailure {
     )]
     OlderDestination,
     /// A link failed.
-    #[error("{doing}: {cause}")]
+    #[error("{doing}")]
     Link {
         /// What was being done.
         doing: &'static str,
         /// What went wrong.
+        #[source]
         cause: LinkError,
     },
     /// The links failed, and reconnecting timed out.
-    #[error("{lost}; reconnecting failed: {since}")]
+    #[error("{}; reconnecting failed", Report::new(lost))]
     ReconnectTimedOut {
         /// Why the links failed.
         lost: Box<SourceFailure>,
         /// Why the last attempt to reconnect failed.
+        #[source]
         since: Box<SourceFailure>,
     },
     /// The guest's adapter failed.
@@ -112,17 +113,18 @@ pub enum SourceFailure {
     /// The guest was paused for the longest allowed time, and its device state was
     /// not saved.
     #[error(
-        "the guest was paused for {} s, and could not be handed over in that time: {why}",
+        "the guest was paused for {} s, and could not be handed over in that time",
         limit.as_secs_f64()
     )]
     PausedTooLong {
         /// How long it may be paused.
         limit: Duration,
         /// The operation that timed out.
+        #[source]
         why: GuestError,
     },
     /// Guest memory could not be read.
-    #[error("reading the guest's memory: {0}")]
+    #[error("reading the guest's memory")]
     Ram(#[from] io::Error),
     /// The dirty log failed.
     #[error(transparent)]
@@ -161,11 +163,11 @@ pub enum SourceFailure {
     #[error("the migration was interrupted before the guest was handed over")]
     Interrupted,
     /// The record could not be stored.
-    #[error("recording the migration's progress: {0}")]
-    Journal(io::Error),
+    #[error("recording the migration's progress")]
+    Journal(#[source] io::Error),
     /// A thread could not be started.
-    #[error("starting a thread: {0}")]
-    Thread(io::Error),
+    #[error("starting a thread")]
+    Thread(#[source] io::Error),
     /// A thread panicked; the panic hook has reported it.
     #[error("a thread that sends pages panicked; its message is above")]
     ThreadDied,
@@ -210,7 +212,7 @@ impl SourceFailure {
         match self {
             _ if ended => SOURCE_ENDED.to_owned(),
             Self::Cancelled => "cancelled at the source".to_owned(),
-            cause => format!("the source failed: {cause}"),
+            cause => format!("the source failed: {}", Report::new(cause)),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use error_reporter::Report;
 use hikkoshi_handover::{
     Outcome, RecordedSource, SourceAction, SourceEvent, SourceRecord, SourceStage,
 };
@@ -43,9 +44,10 @@ pub fn give_up_migrate(
     let released = guest.release();
     machine.close();
     if let Err(error) = released {
-        watch
-            .observer
-            .notice(&format!("the migration was given up, but: {error}"));
+        watch.observer.notice(&format!(
+            "the migration was given up, but: {}",
+            Report::new(&error)
+        ));
     }
     Ok(())
 }

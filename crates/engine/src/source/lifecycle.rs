@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use error_reporter::Report;
 use hikkoshi_handover::{Outcome, RecordedSource, SourceStage};
 use hikkoshi_link::UrgentActivity;
 
@@ -74,7 +75,10 @@ pub(crate) fn with_context(
             postcopy,
         }) => {
             if let Err(error) = released {
-                observer.notice(&format!("the guest has moved, but: {error}"));
+                observer.notice(&format!(
+                    "the guest has moved, but: {}",
+                    Report::new(&error)
+                ));
             }
             Ok(Account {
                 mode: options.mode,

@@ -8,6 +8,7 @@
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use hikkoshi_wire::{Capabilities, Limits, MigrationId, Role, ToDestination, ToSource};
 
 use crate::report::Observer;
@@ -50,9 +51,9 @@ pub(crate) fn send(remote: &Remote, id: MigrationId, observer: &dyn Observer) {
             Err(HandshakeError::Connect(error)) if connection_refused(&error) => return,
             Err(failure) => failure,
         };
-        tracing::debug!(%failure, DOING);
+        tracing::debug!(failure = %Report::new(&failure), DOING);
         if begun.elapsed() >= LIMIT {
-            return report_failure(observer, &failure);
+            return report_failure(observer, &Report::new(&failure));
         }
         std::thread::sleep(PAUSE);
     }
@@ -99,5 +100,5 @@ fn attempt(remote: &Remote, id: MigrationId, timed_out: &Cancel) -> Result<(), H
 }
 
 fn io_of(error: LinkError) -> HandshakeError {
-    io::Error::other(error.to_string()).into()
+    io::Error::other(error).into()
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use error_reporter::Report;
 use hikkoshi_engine::Mode;
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::SourceStage;
@@ -84,8 +85,14 @@ fn check_outcomes(done: &Done, what: &str, source: Verdict, destination: Verdict
         done.destination.as_ref().map(|_| ()).map_err(|e| e.outcome),
     );
     let texts = (
-        done.source.as_ref().err().map(ToString::to_string),
-        done.destination.as_ref().err().map(ToString::to_string),
+        done.source
+            .as_ref()
+            .err()
+            .map(|e| Report::new(e).to_string()),
+        done.destination
+            .as_ref()
+            .err()
+            .map(|e| Report::new(e).to_string()),
     );
     assert_eq!(verdicts, (source, destination), "{what}: {texts:?}");
     let runs = match verdicts {

@@ -30,9 +30,10 @@ enum DemoError {
     #[error(transparent)]
     Lab(#[from] LabError),
     /// This program as a child.
-    #[error("{doing} hikkoshi: {cause}")]
+    #[error("{doing} hikkoshi")]
     Program {
         doing: &'static str,
+        #[source]
         cause: std::io::Error,
     },
     /// `receive` did not come up.
@@ -59,7 +60,7 @@ pub(crate) fn run(args: &Demo) -> Result<Status, Exit> {
         Exit::new(
             Status::AtSource,
             Reason::Demo,
-            format!("the demo failed: {error}"),
+            format!("the demo failed: {}", error_reporter::Report::new(&error)),
         )
     })
 }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use error_reporter::Report;
 use hikkoshi_link::Address;
 use hikkoshi_qemu::{FindProcessError, QemuIdentity, QmpListener};
 
@@ -37,7 +38,7 @@ pub(super) fn find<E: Entry>(
     file: Option<&Path>,
 ) -> Result<(JournalFile, E), Exit> {
     let cannot = |error: std::io::Error| {
-        let what = format!("reading the journal: {error}");
+        let what = format!("reading the journal: {}", Report::new(&error));
         Exit::new(Status::Usage, Reason::Journal, what)
     };
     let path = match file {
@@ -62,7 +63,7 @@ pub(super) fn find<E: Entry>(
 fn search<E: Entry>(common: &Common) -> Result<PathBuf, Exit> {
     let folder = journal::folder(common.journal.as_deref());
     let found = journal::find::<E>(&folder, common.qmp.as_deref()).map_err(|error| {
-        let what = format!("looking for a migration to resume: {error}");
+        let what = format!("looking for a migration to resume: {}", Report::new(&error));
         Exit::new(Status::Usage, Reason::Journal, what)
     })?;
     let found = match &common.qmp {
@@ -108,7 +109,7 @@ pub(super) fn may_listen(qmp: &Path, identity: &QemuIdentity) -> bool {
     let listener = match QmpListener::at(qmp) {
         Ok(listener) => listener,
         Err(error) => {
-            tracing::debug!(%error, "looking for the process that listens at the QMP socket");
+            tracing::debug!(error = %Report::new(&error), "looking for the process that listens at the QMP socket");
             return true;
         }
     };

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use error_reporter::Report;
 use hikkoshi_engine::report::{Phase, Progress};
 use hikkoshi_engine::{Cancel, Observer};
 use hikkoshi_handover::{Journal, SourceRecord, SourceStage};
@@ -73,7 +74,7 @@ impl LateCancelNotice {
             });
         if let Err(error) = started {
             // The migration continues without the notice.
-            tracing::warn!(%error, "starting the thread that reports a late cancellation");
+            tracing::warn!(error = %Report::new(&error), "starting the thread that reports a late cancellation");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The result of a successful migration: printed, and written to the file of `--json`.
 
+use error_reporter::Report;
 use hikkoshi_engine::Account;
 
 use crate::args::Common;
@@ -23,7 +24,10 @@ pub(super) fn print_result(
         report::write_json(account, path).map_err(|error| {
             // The migration has succeeded, and the exit status says so.
             let path = path.display();
-            let what = format!("{what}, but writing the result to {path}: {error}");
+            let what = format!(
+                "{what}, but writing the result to {path}: {}",
+                Report::new(&error)
+            );
             Exit::new(Status::Moved, Reason::AccountNotWritten, what)
         })?;
     }

@@ -1,5 +1,6 @@
 //! SIGINT, SIGTERM and SIGHUP request cancellation. They do not kill the program.
 
+use error_reporter::Report;
 use hikkoshi_engine::Cancel;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -12,7 +13,7 @@ pub(super) fn cancel_on_signals() -> Result<Cancel, Exit> {
     let cancel = Cancel::new();
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, cancel.flag()).map_err(|error| {
-            let what = format!("installing a signal handler: {error}");
+            let what = format!("installing a signal handler: {}", Report::new(&error));
             Exit::new(Status::Usage, Reason::System, what)
         })?;
     }

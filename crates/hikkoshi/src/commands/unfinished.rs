@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 
+use error_reporter::Report;
 use hikkoshi_qemu::FindProcessError;
 
 use crate::commands::find_journal::{may_exist, may_listen};
@@ -37,7 +38,10 @@ pub(super) fn check_folder<E: Entry>(
 /// The folder with the journals cannot be searched. `subject`: what was to be migrated.
 pub(super) fn unreadable(subject: &str) -> impl Fn(io::Error) -> Exit {
     move |error| {
-        let what = format!("looking for an earlier migration {subject}: {error}");
+        let what = format!(
+            "looking for an earlier migration {subject}: {}",
+            Report::new(&error)
+        );
         Exit::new(Status::AtSource, Reason::Journal, what).with("nothing was changed")
     }
 }

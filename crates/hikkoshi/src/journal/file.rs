@@ -5,13 +5,13 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use error_reporter::Report;
 use hikkoshi_qemu::QemuIdentity;
 
 use super::entry::Entry;
 use super::lock::{JournalLock, LockHolder};
 use super::paths::absolute;
 use super::permissions;
-use crate::output::error_chain;
 
 /// More than any journal needs: it has a few hundred bytes for each RAM block.
 const MAX_BYTES: u64 = 16 << 20;
@@ -147,7 +147,7 @@ impl JournalFile {
         ] {
             match std::fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    tracing::warn!(%error, path = %path.display(), "removing the journal");
+                    tracing::warn!(error = %Report::new(&error), path = %path.display(), "removing the journal");
                 }
                 _ => {}
             }
@@ -182,7 +182,7 @@ pub(super) fn read<E: Entry>(path: &Path) -> io::Result<Option<E>> {
 
 /// Adds the path to an error.
 pub(super) fn about(path: &Path, error: &io::Error) -> io::Error {
-    let error_text = error_chain::text(error);
+    let error_text = Report::new(error);
     io::Error::new(error.kind(), format!("{}: {error_text}", path.display()))
 }
 
@@ -190,7 +190,10 @@ pub(super) fn about(path: &Path, error: &io::Error) -> io::Error {
 fn suggest_folder(error: &io::Error) -> io::Error {
     io::Error::new(
         error.kind(),
-        format!("{error} (--journal DIR selects another folder)"),
+        format!(
+            "{} (--journal DIR selects another folder)",
+            Report::new(error)
+        ),
     )
 }
 

@@ -7,6 +7,7 @@ use super::entry::{DestinationEntry, Entry, SourceEntry};
 use super::file::{self, JournalFile};
 use super::paths::absolute;
 use super::permissions;
+use error_reporter::Report;
 
 /// The folder: the given one, else `/run/hikkoshi`, or for users other than root
 /// `$XDG_RUNTIME_DIR/hikkoshi`.
@@ -55,7 +56,9 @@ pub(crate) fn find<E: Entry>(folder: &Path, qmp: Option<&Path>) -> io::Result<Ve
                 found.push((written.ok(), path, entry));
             }
             Ok(_) => {}
-            Err(error) => tracing::warn!(%error, "ignoring a journal that cannot be read"),
+            Err(error) => {
+                tracing::warn!(error = %Report::new(&error), "ignoring a journal that cannot be read")
+            }
         }
     }
     found.sort_by_key(|(written, ..)| std::cmp::Reverse(*written));

@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 
@@ -92,7 +93,7 @@ impl JournalLock {
         let written = self.file.set_len(0);
         if let Err(error) = written.and_then(|()| (&self.file).write_all(text.as_bytes())) {
             // Other processes wait for a shorter time then.
-            tracing::debug!(%error, "marking a lock");
+            tracing::debug!(error = %Report::new(&error), "marking a lock");
         }
     }
 

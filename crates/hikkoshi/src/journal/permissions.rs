@@ -6,6 +6,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use error_reporter::Report;
 use rustix::fs::OFlags;
 
 /// The group, or all users, may write.
@@ -75,7 +76,11 @@ fn check(metadata: &Metadata) -> io::Result<()> {
 }
 
 fn about(path: &Path, error: &io::Error) -> io::Error {
-    let what = format!("the journal folder {}: {error}", path.display());
+    let what = format!(
+        "the journal folder {}: {}",
+        path.display(),
+        Report::new(error)
+    );
     io::Error::new(error.kind(), what)
 }
 

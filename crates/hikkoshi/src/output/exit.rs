@@ -5,11 +5,11 @@ use std::error::Error;
 use std::fmt;
 use std::process::ExitCode;
 
+use error_reporter::Report;
 use hikkoshi_engine::report::GuestState;
 use hikkoshi_handover::Outcome;
 use serde::Serialize;
 
-use crate::output::error_chain;
 use crate::output::reason::{Holder, Reason};
 
 /// Where the guest is when the program ends.
@@ -108,7 +108,7 @@ impl Exit {
 
     /// The same because of an error, with the messages of its sources.
     pub(crate) fn caused(status: Status, reason: Reason, error: &dyn Error) -> Self {
-        Self::new(status, reason, error_chain::text(error))
+        Self::new(status, reason, Report::new(error))
     }
 
     /// Adds where the guest is and what to do.

@@ -1,6 +1,5 @@
 //! What the program writes, and how it ends.
 
-pub(crate) mod error_chain;
 pub(crate) mod exit;
 pub(crate) mod log;
 pub(crate) mod progress;

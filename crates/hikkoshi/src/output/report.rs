@@ -5,6 +5,7 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
+use error_reporter::Report;
 use hikkoshi_engine::Account;
 use hikkoshi_engine::report::{CollapseAccount, LatencySummary, Requests};
 use hikkoshi_wire::text;
@@ -196,8 +197,9 @@ pub(crate) fn write_failure(exit: &Exit, path: &Path) {
     let error = serde_json::json!({ "error": End::from(exit) });
     if let Err(error) = write_object(&error, path) {
         streams::notice(&format!(
-            "writing the result to {}: {error}",
-            path.display()
+            "writing the result to {}: {}",
+            path.display(),
+            Report::new(&error)
         ));
     }
 }

@@ -1,5 +1,6 @@
 //! The destination's side: which sources are accepted, and how the links are protected.
 
+use error_reporter::Report;
 use hikkoshi_engine::Observer;
 use hikkoshi_link::tls::{DestinationCredentials, Invitation, TlsServer};
 use hikkoshi_link::{Address, Listener};
@@ -37,16 +38,18 @@ impl Acceptor {
         if let Some(certificates) = certificates::read(security)? {
             return TlsServer::certified(certificates)
                 .map(Self::Authority)
-                .map_err(credentials);
+                .map_err(|error| credentials(Report::new(error)));
         }
         let allowed_beyond = security.plaintext;
         let invite = args.invite || args.advertise.is_some();
-        let local = listen.is_local().map_err(usage)?;
+        let local = listen
+            .is_local()
+            .map_err(|error| usage(Report::new(error)))?;
         if security.plaintext || (local && !invite) {
             return Ok(Self::Plaintext { allowed_beyond });
         }
         let address = InvitationAddress::new(args.advertise.as_ref(), listen)?;
-        let server = TlsServer::inviting().map_err(credentials)?;
+        let server = TlsServer::inviting().map_err(|error| credentials(Report::new(error)))?;
         Ok(Self::Invitation(server, address))
     }
 
@@ -68,7 +71,9 @@ impl Acceptor {
             Some(certificates) => TlsServer::certified(certificates),
             None => recorded.server(),
         };
-        server.map(Self::Known).map_err(credentials)
+        server
+            .map(Self::Known)
+            .map_err(|error| credentials(Report::new(error)))
     }
 
     /// What protects the links.
@@ -89,14 +94,17 @@ impl Acceptor {
     /// Starts to listen.
     pub(crate) fn bind(&self, listen: &Address) -> Result<Listener, Exit> {
         let listener = Listener::bind(listen).map_err(|error| {
-            let what = format!("listening at {listen}: {error}");
+            let what = format!("listening at {listen}: {}", Report::new(&error));
             Exit::new(Status::Usage, Reason::CannotListen, what)
         })?;
         if let Some(server) = self.tls() {
             return Ok(listener.with_tls(server.clone()));
         }
         // Checked again: a host name may have been resolved to another address.
-        let local = listener.address().is_local().map_err(usage)?;
+        let local = listener
+            .address()
+            .is_local()
+            .map_err(|error| usage(Report::new(error)))?;
         if local
             || matches!(
                 self,

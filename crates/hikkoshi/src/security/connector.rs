@@ -2,6 +2,7 @@
 
 use std::io::{self, BufRead, Read};
 
+use error_reporter::Report;
 use hikkoshi_link::tls::{Invitation, SourceCredentials, TlsClient};
 use hikkoshi_link::{Address, Remote};
 
@@ -24,7 +25,9 @@ pub(crate) fn remote(args: &Migrate) -> Result<Remote, Exit> {
     if let Some(argument) = &args.to {
         let invitation = invitation(argument)?;
         return Ok(Remote {
-            tls: Some(TlsClient::invited(&invitation).map_err(credentials)?),
+            tls: Some(
+                TlsClient::invited(&invitation).map_err(|error| credentials(Report::new(error)))?,
+            ),
             ..invitation.address().clone().into()
         });
     }
@@ -34,13 +37,20 @@ pub(crate) fn remote(args: &Migrate) -> Result<Remote, Exit> {
     let security = &args.common.security;
     if let Some(certificates) = certificates::read(security)? {
         let host = address.host().unwrap_or("localhost");
-        let tls = Some(TlsClient::certified(certificates, host).map_err(credentials)?);
+        let tls = Some(
+            TlsClient::certified(certificates, host)
+                .map_err(|error| credentials(Report::new(error)))?,
+        );
         return Ok(Remote {
             tls,
             ..address.into()
         });
     }
-    if security.plaintext || address.is_local().map_err(usage)? {
+    if security.plaintext
+        || address
+            .is_local()
+            .map_err(|error| usage(Report::new(error)))?
+    {
         return Ok(Remote {
             loopback_only: !security.plaintext,
             ..address.into()
@@ -74,7 +84,7 @@ pub(crate) fn resumed_remote(
                 Some(certificates) => TlsClient::certified(certificates, host),
                 None => recorded.client(),
             };
-            Some(client.map_err(credentials)?)
+            Some(client.map_err(|error| credentials(Report::new(error)))?)
         }
     };
     Ok(Remote {
@@ -87,16 +97,24 @@ pub(crate) fn resumed_remote(
 /// The invitation of `--to`.
 fn invitation(argument: &InvitationArg) -> Result<Invitation, Exit> {
     if let Some(text) = argument.text() {
-        return text.parse().map_err(credentials);
+        return text
+            .parse()
+            .map_err(|error| credentials(Report::new(error)));
     }
     let mut line = String::new();
     let read = io::stdin().lock().take(MAX_LINE).read_line(&mut line);
-    read.map_err(|e| credentials(format!("reading the invitation from standard input: {e}")))?;
+    read.map_err(|e| {
+        credentials(format!(
+            "reading the invitation from standard input: {}",
+            Report::new(&e)
+        ))
+    })?;
     if line.trim().is_empty() {
         return Err(credentials(NO_INVITATION).with(
             "standard input is for the line that 'hikkoshi receive' prints and that begins with \
              'hikkoshi1:'; it can come from a file ('--to - < FILE') or through a pipe",
         ));
     }
-    line.parse().map_err(credentials)
+    line.parse()
+        .map_err(|error| credentials(Report::new(error)))
 }

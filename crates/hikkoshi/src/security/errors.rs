@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use error_reporter::Report;
 use hikkoshi_link::Address;
 
 use crate::args::Security;
@@ -36,7 +37,11 @@ pub(super) fn check_still_plaintext(security: &Security, address: &Address) -> R
     if security.tls_ca.is_some() {
         return Err(usage("this migration began without encryption").with("leave --tls-ca out"));
     }
-    if security.plaintext || address.is_local().map_err(usage)? {
+    if security.plaintext
+        || address
+            .is_local()
+            .map_err(|error| usage(Report::new(error)))?
+    {
         return Ok(());
     }
     let what = format!(

@@ -1,7 +1,9 @@
 //! The address in an invitation: one at which the source can reach this host.
 
+use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
+use error_reporter::Report;
 use hikkoshi_link::Address;
 
 use crate::output::exit::{Exit, Status};
@@ -46,7 +48,7 @@ impl InvitationAddress {
         let refused = |why: String| Exit::new(Status::Usage, Reason::Usage, why);
         let found = listen
             .resolve()
-            .map_err(|error| refused(error.to_string()))?;
+            .map_err(|error| refused(Report::new(&error).to_string()))?;
         let Some(everywhere) = found.iter().find(|address| address.ip().is_unspecified()) else {
             return Ok(Self::Bound);
         };
@@ -77,7 +79,7 @@ impl InvitationAddress {
             Self::Bound => return Ok(bound.clone()),
             Self::Chosen(own) => *own,
         };
-        let usage = |error: &dyn std::fmt::Display| Exit::new(Status::Usage, Reason::Usage, error);
+        let usage = |error: &dyn Error| Exit::caused(Status::Usage, Reason::Usage, error);
         let found = bound.resolve().map_err(|error| usage(&error))?;
         let port = found.first().map_or(0, SocketAddr::port);
         let text = SocketAddr::new(own, port).to_string();

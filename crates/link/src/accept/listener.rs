@@ -10,6 +10,7 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
+use error_reporter::Report;
 use hikkoshi_wire::{Capabilities, MigrationId, Role};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -181,7 +182,7 @@ impl Listener {
             if let Err(error) = self.start_handshake(incoming, stop) {
                 // The connection was closed before it was accepted, or no file descriptors are
                 // left. Neither ends the listener.
-                tracing::warn!(%error, "accepting a connection");
+                tracing::warn!(error = %Report::new(&error), "accepting a connection");
                 thread::sleep(TICK);
             }
         }
@@ -207,7 +208,7 @@ impl Listener {
                 let new = match handshake::answer(stream, peer, tls.as_ref(), &current, &stop) {
                     Ok(new) => Incoming { from, ..new },
                     Err((peer, error)) => {
-                        pending.log_rejection(&peer, &error);
+                        pending.log_rejection(&peer, &Report::new(&error));
                         return;
                     }
                 };

@@ -29,17 +29,17 @@ struct State {
 
 impl LogRateLimit {
     /// Logs that a connection was rejected and why, if the rate limit allows it.
-    pub(crate) fn log_rejection(&self, peer: &dyn fmt::Display, error: &dyn fmt::Display) {
+    pub(crate) fn log_rejection(&self, peer: &dyn fmt::Display, reason: &dyn fmt::Display) {
         let state = self.0.lock();
         let allowed = state
             .unwrap_or_else(PoisonError::into_inner)
             .allow(Instant::now());
         match allowed {
-            Some(0) => tracing::warn!(%peer, %error, "connection rejected"),
+            Some(0) => tracing::warn!(%peer, error = %reason, "connection rejected"),
             Some(suppressed) => {
-                tracing::warn!(%peer, %error, suppressed, "connection rejected, after others");
+                tracing::warn!(%peer, error = %reason, suppressed, "connection rejected, after others");
             }
-            None => tracing::debug!(%peer, %error, "connection rejected"),
+            None => tracing::debug!(%peer, error = %reason, "connection rejected"),
         }
     }
 }

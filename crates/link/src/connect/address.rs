@@ -24,11 +24,12 @@ pub struct AddressError(String);
 /// A host name that cannot be resolved.
 #[derive(Debug, Error)]
 #[error(
-    "cannot look up the host '{host}': {cause}; is the name right, and does this machine's name \
-     service know it ('getent hosts {host}')?"
+    "cannot look up the host '{host}' (is the name right, and does this machine's name service \
+     know it? 'getent hosts {host}' asks it)"
 )]
 pub struct ResolveError {
     host: String,
+    #[source]
     cause: std::io::Error,
 }
 

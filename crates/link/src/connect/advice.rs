@@ -3,23 +3,23 @@
 use std::io::{self, ErrorKind};
 
 /// What the operator should check after a connection attempt failed with `error`: empty if the
-/// error is enough, or a text that begins with "; ".
+/// error is enough, or a text in parentheses after a space.
 pub(crate) fn advice(error: &io::Error) -> &'static str {
     match error.kind() {
         ErrorKind::ConnectionRefused => {
-            "; does 'hikkoshi receive' run there, and listen on this port? A firewall can refuse \
-             connections, too"
+            " (does 'hikkoshi receive' run there, and listen on this port? A firewall can refuse \
+             connections, too)"
         }
         ErrorKind::TimedOut => {
-            "; does 'hikkoshi receive' run there, or does a firewall drop packets to this port?"
+            " (does 'hikkoshi receive' run there, or does a firewall drop packets to this port?)"
         }
         ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => {
-            "; is the address right, is there a route to it, and does a firewall reject it?"
+            " (is the address right, is there a route to it, and does a firewall reject it?)"
         }
-        ErrorKind::NotFound => "; there is no such socket: does 'hikkoshi receive' run there?",
+        ErrorKind::NotFound => " (there is no such socket: does 'hikkoshi receive' run there?)",
         ErrorKind::PermissionDenied => {
-            "; this user is not allowed to connect: run as the user who runs 'hikkoshi receive', \
-             or as root; a firewall can also be the cause"
+            " (this user is not allowed to connect: run as the user who runs 'hikkoshi receive', \
+             or as root; a firewall can also be the cause)"
         }
         _ => "",
     }
@@ -39,6 +39,6 @@ mod tests {
         assert!(message(ErrorKind::NotFound).contains("no such socket"));
         let other = io::Error::other("another error");
         let other = HandshakeError::Connect(other).to_string();
-        assert_eq!(other, "another error");
+        assert_eq!(other, "the connection failed");
     }
 }

@@ -25,8 +25,8 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, Error)]
 pub enum HandshakeError {
     /// The connection could not be made.
-    #[error("{0}{advice}", advice = advice::advice(.0))]
-    Connect(io::Error),
+    #[error("the connection failed{advice}", advice = advice::advice(.0))]
+    Connect(#[source] io::Error),
     /// The connection failed later.
     #[error(transparent)]
     Io(#[from] io::Error),

@@ -20,13 +20,13 @@ pub enum LinkError {
     #[error("the peer closed the connection")]
     Closed,
     /// The connection failed.
-    #[error("the connection failed: {0}")]
+    #[error("the connection failed")]
     Io(#[from] io::Error),
     /// The peer sent a malformed frame, or one that is not allowed.
-    #[error("the peer sent a malformed message: {0}")]
+    #[error("the peer sent a malformed message")]
     Malformed(#[from] DecodeError),
     /// The peer sent a malformed control message.
-    #[error("the peer sent a malformed message: {0}")]
+    #[error("the peer sent a malformed message")]
     Control(#[from] ControlError),
     /// A well-formed frame that this link does not expect at this time.
     #[error("the peer broke the protocol: {0}")]

@@ -7,6 +7,7 @@ mod reader;
 mod traffic_class;
 mod writer;
 
+use error_reporter::Report;
 pub use framed::{LinkError, TICK, split};
 pub use reader::LinkReader;
 pub use traffic_class::TrafficClass;
@@ -252,7 +253,7 @@ impl Stream {
         if let Self::Tcp(s) = self.socket()
             && let Err(error) = set_pace(s, pace)
         {
-            tracing::debug!(%error, pace, "cannot set the pace");
+            tracing::debug!(error = %Report::new(&error), pace, "cannot set the pace");
         }
     }
 
@@ -290,7 +291,7 @@ impl Stream {
             // Last: setting the field also sets a priority.
             .and_then(|()| socket.set_priority(mark.priority()));
         if let Err(error) = marked {
-            tracing::debug!(%error, ?mark, "cannot set the traffic class");
+            tracing::debug!(error = %Report::new(&error), ?mark, "cannot set the traffic class");
         }
     }
 
@@ -300,7 +301,7 @@ impl Stream {
         if let Self::Tcp(stream) = self.socket()
             && let Err(error) = SockRef::from(stream).set_tcp_notsent_lowat(bytes)
         {
-            tracing::debug!(%error, "cannot limit the unsent bytes");
+            tracing::debug!(error = %Report::new(&error), "cannot limit the unsent bytes");
         }
     }
 }

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use hikkoshi_pages::PageRange;
 use hikkoshi_wire::{ControlMessage, Frame, encode_control};
 
@@ -126,8 +127,9 @@ impl LinkWriter {
     /// # Errors
     /// The link's failure, or a message that is too large to send.
     pub fn control<M: ControlMessage>(&mut self, message: &M) -> Result<(), LinkError> {
-        let body = encode_control(message)
-            .map_err(|error| LinkError::Protocol(format!("message not encoded: {error}")))?;
+        let body = encode_control(message).map_err(|error| {
+            LinkError::Protocol(format!("message not encoded: {}", Report::new(&error)))
+        })?;
         let len = u32::try_from(body.len())
             .map_err(|_| LinkError::Protocol("message too large".into()))?;
         self.write(&Frame::Control { len }.encode(), &body)

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use error_reporter::Report;
 use rustls::pki_types::{UnixTime, pem};
 use rustls::{CertificateError, Error};
 use thiserror::Error as ThisError;
@@ -13,7 +14,7 @@ use crate::tls::certificate_files::Files;
 #[derive(Debug, ThisError)]
 pub enum CertificatesError {
     /// A file cannot be read, or is not a PEM file.
-    #[error("reading the {what} in {}: {source}; it must be a PEM file", path.display())]
+    #[error("reading the {what} in {} (it must be a PEM file)", path.display())]
     Read {
         /// The expected content.
         what: &'static str,
@@ -41,7 +42,7 @@ pub enum CertificatesError {
         path: PathBuf,
     },
     /// The other side would not accept this side's certificate.
-    #[error("the certificate in {0}")]
+    #[error("this side's certificate")]
     CertificateProblem(#[from] CertificateProblem),
     /// The certificate and the key do not belong together.
     #[error(
@@ -56,7 +57,7 @@ pub enum CertificatesError {
         cert: PathBuf,
     },
     /// An authority's certificate that cannot be used.
-    #[error("the authority's certificate in {}: {source}", path.display())]
+    #[error("the authority's certificate in {}", path.display())]
     Authority {
         /// The file.
         path: PathBuf,
@@ -80,7 +81,7 @@ impl CertificatesError {
                 key: files.key.clone(),
                 cert: files.cert.clone(),
             },
-            error => Self::unusable(error),
+            error => Self::unusable(Report::new(error)),
         }
     }
 }
@@ -110,11 +111,12 @@ pub enum CertificateProblem {
         path: PathBuf,
     },
     /// It cannot be parsed.
-    #[error("{}: this certificate cannot be used: {error}", path.display())]
+    #[error("{}: this certificate cannot be used", path.display())]
     Form {
         /// The certificate's file.
         path: PathBuf,
         /// Why not.
+        #[source]
         error: Error,
     },
     /// Its extended key usages do not include the required one.

@@ -32,8 +32,8 @@ const CHUNK: usize = 16 << 10;
 pub enum SecureError {
     /// The connection failed or ended.
     #[error(
-        "the connection failed during the TLS handshake: {0}; check that 'hikkoshi receive' \
-         listens there, without --plaintext. Both sides must use TLS, or both --plaintext"
+        "the connection failed during the TLS handshake (check that 'hikkoshi receive' listens \
+         there, without --plaintext; both sides must use TLS, or both --plaintext)"
     )]
     Io(#[from] io::Error),
     /// The peer does not use TLS.
@@ -67,8 +67,8 @@ pub enum SecureError {
     )]
     Refused(rustls::AlertDescription),
     /// The handshake failed for another reason.
-    #[error("the TLS handshake failed: {0}")]
-    Tls(Box<rustls::Error>),
+    #[error("the TLS handshake failed")]
+    Tls(#[source] Box<rustls::Error>),
     /// The source does not know the secret.
     #[error(
         "the source does not know the secret of the invitation that is shown here: it has another \
@@ -411,7 +411,7 @@ fn encode(
             {
                 room = required_size;
             }
-            Err(error) => return Err(io::Error::other(error.to_string()).into()),
+            Err(error) => return Err(io::Error::other(error).into()),
         }
     }
 }

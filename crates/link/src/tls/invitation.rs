@@ -160,7 +160,7 @@ pub enum InvitationError {
     )]
     Damaged,
     /// The address in it is not an address.
-    #[error("the invitation's address: {0}")]
+    #[error("the invitation's address")]
     Address(#[from] AddressError),
 }
 

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use error_reporter::Report;
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::UnixTime;
@@ -30,7 +31,7 @@ pub(crate) fn readable(error: &Error) -> String {
     {
         return format!("{validity} (this host's clock says {})", Utc(now()));
     }
-    error.to_string()
+    Report::new(error).to_string()
 }
 
 /// Checks that `certificates` can be presented to the other side.
@@ -49,7 +50,7 @@ pub(crate) fn check(
             Some(why) => Err(why.into()),
             None => Ok(()),
         },
-        Err(error) => Err(CertificatesError::unusable(error)),
+        Err(error) => Err(CertificatesError::unusable(Report::new(error))),
     }
 }
 
@@ -101,7 +102,8 @@ fn verify(
             let roots = Arc::new(roots.clone());
             let verifier =
                 WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(provider)).build();
-            let verifier = verifier.map_err(|error| Error::General(error.to_string()))?;
+            let verifier =
+                verifier.map_err(|error| Error::General(Report::new(&error).to_string()))?;
             verifier.verify_client_cert(own, between, now).map(drop)
         }
         Side::Destination => verify_server_cert_signed_by_trust_anchor(

@@ -103,7 +103,7 @@ pub enum InjectError {
         pid: u32,
     },
     /// The tracing thread or process could not be started.
-    #[error("attaching to process {pid}: starting the tracing thread or process: {source}")]
+    #[error("attaching to process {pid}: starting the tracing thread or process")]
     NoThread {
         /// Process ID.
         pid: u32,
@@ -117,7 +117,7 @@ pub enum InjectError {
         pid: u32,
     },
     /// Reading `/proc` or the memory of the process failed.
-    #[error("{doing} of process {pid}: {source}")]
+    #[error("{doing} of process {pid}")]
     Proc {
         /// Process ID.
         pid: u32,
@@ -127,7 +127,7 @@ pub enum InjectError {
         source: io::Error,
     },
     /// Any other ptrace error.
-    #[error("{doing} process {pid} by ptrace: {source}")]
+    #[error("{doing} process {pid} by ptrace")]
     Ptrace {
         /// Process ID.
         pid: u32,

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 
+use error_reporter::Report;
 use rustix::io::Errno;
 
 use super::error::InjectError;
@@ -300,7 +301,9 @@ impl Drop for Remote {
     fn drop(&mut self) {
         match self.restore() {
             Ok(()) | Err(InjectError::Died { .. }) => {}
-            Err(error) => tracing::error!(%error, "restoring a traced thread failed"),
+            Err(error) => {
+                tracing::error!(error = %Report::new(&error), "restoring a traced thread failed")
+            }
         }
     }
 }

@@ -19,16 +19,16 @@ pub enum AttachError {
     #[error(transparent)]
     Process(#[from] ProcessError),
     /// The guest cannot be moved.
-    #[error("this guest cannot be moved: {0}")]
+    #[error("this guest cannot be moved")]
     Refused(#[from] Refusal),
     /// Its memory cannot be moved.
-    #[error("this guest cannot be moved: {0}")]
+    #[error("this guest cannot be moved")]
     Ram(#[from] RamError),
     /// Another hikkoshi process has this guest.
     #[error(transparent)]
     Occupied(#[from] ExclusiveAccessError),
     /// Querying the machine failed.
-    #[error("querying QEMU for its machine: {0}")]
+    #[error("querying QEMU for its machine")]
     Describe(#[from] QmpError),
     /// QEMU's process already has a userfaultfd.
     #[error(
@@ -47,7 +47,7 @@ pub enum AttachError {
         advice: &'static str,
     },
     /// The dirty log of a killed hikkoshi process was not closed.
-    #[error("closing the dirty log that a killed hikkoshi left in process {pid}: {source}")]
+    #[error("closing the dirty log that a killed hikkoshi left in process {pid}")]
     Leftover {
         /// QEMU's process.
         pid: u32,

@@ -15,6 +15,7 @@ use std::fs::File;
 use std::io;
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use hikkoshi_linux::Process;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -43,7 +44,7 @@ pub enum ExclusiveAccessError {
         pid: u32,
     },
     /// Locking failed.
-    #[error("locking the memory of QEMU's process {pid} for exclusive access: {source}")]
+    #[error("locking the memory of QEMU's process {pid} for exclusive access")]
     Lock {
         /// QEMU's process.
         pid: u32,
@@ -94,11 +95,14 @@ pub(crate) fn find_user(device: u64, inode: u64) -> io::Result<Option<(u32, Stri
             Ok(mappings) => mappings,
             Err(error) if has_ended(&error) => continue,
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                tracing::debug!(pid, %error, "skipping a process that may not be examined");
+                tracing::debug!(pid, error = %Report::new(&error), "skipping a process that may not be examined");
                 continue;
             }
             Err(error) => {
-                let what = format!("reading the memory map of process {pid}: {error}");
+                let what = format!(
+                    "reading the memory map of process {pid}: {}",
+                    Report::new(&error)
+                );
                 return Err(io::Error::new(error.kind(), what));
             }
         };

@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
 use crate::attach::process;
@@ -69,10 +70,11 @@ impl GuestState {
     ///
     /// Why the query failed, as text.
     pub fn query(qmp: &Path) -> Result<Self, String> {
-        let mut client = Client::connect(qmp, REPLY_TIMEOUT).map_err(|error| error.to_string())?;
-        let state = migration::run_state(&mut client).map_err(|error| error.to_string())?;
-        let process = process::find(&client).map_err(|error| error.to_string())?;
-        let left = process::userfaults(&process).map_err(|error| error.to_string())?;
+        let text = |error: &dyn std::error::Error| Report::new(error).to_string();
+        let mut client = Client::connect(qmp, REPLY_TIMEOUT).map_err(|error| text(&error))?;
+        let state = migration::run_state(&mut client).map_err(|error| text(&error))?;
+        let process = process::find(&client).map_err(|error| text(&error))?;
+        let left = process::userfaults(&process).map_err(|error| text(&error))?;
         Ok(Self {
             state: state.status,
             running: state.running,

@@ -30,8 +30,8 @@ pub enum ProcessError {
     },
     /// We may not access it.
     #[error(
-        "{doing} of QEMU's process {pid} ({name}): {source}; this requires the capability \
-         CAP_SYS_PTRACE (run hikkoshi as root, or give it that capability)"
+        "{doing} of QEMU's process {pid}, {name} (run hikkoshi as root, or give it the capability \
+         CAP_SYS_PTRACE)"
     )]
     NotPermitted {
         /// Its number.
@@ -44,7 +44,7 @@ pub enum ProcessError {
         source: io::Error,
     },
     /// Another system call failed.
-    #[error("{doing} of QEMU's process {pid}: {source}")]
+    #[error("{doing} of QEMU's process {pid}")]
     Proc {
         /// Its number.
         pid: u32,

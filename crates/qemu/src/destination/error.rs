@@ -18,7 +18,7 @@ pub(super) const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
 #[derive(Debug, Error)]
 pub(crate) enum PrepareError {
     /// A QMP command failed.
-    #[error("preparing QEMU for the incoming guest: {0}")]
+    #[error("preparing QEMU for the incoming guest")]
     Qmp(#[from] QmpError),
     /// QEMU's state has changed since we attached.
     #[error(
@@ -64,7 +64,7 @@ pub enum UserfaultError {
         cause: String,
     },
     /// Reading the mount options of the tmpfs failed.
-    #[error("reading the mount options of the tmpfs of the guest's memory \"{id}\": {source}")]
+    #[error("reading the mount options of the tmpfs of the guest's memory \"{id}\"")]
     MountOptions {
         /// The backend.
         id: String,
@@ -77,10 +77,10 @@ pub enum UserfaultError {
 #[derive(Debug, Error)]
 pub(crate) enum LoadError {
     /// A QMP command failed.
-    #[error("loading the device state: {0}")]
+    #[error("loading the device state")]
     Qmp(#[from] QmpError),
     /// The socket or the thread for it failed.
-    #[error("loading the device state: starting to write it to QEMU: {0}")]
+    #[error("loading the device state: starting to write it to QEMU")]
     Socket(#[from] io::Error),
     /// QEMU refused it.
     #[error(
@@ -113,15 +113,15 @@ pub(crate) enum LoadError {
 #[derive(Debug, Error)]
 pub(crate) enum RunError {
     /// A QMP command failed.
-    #[error("resuming the guest at the destination: {0}")]
+    #[error("resuming the guest at the destination")]
     Qmp(#[from] QmpError),
     /// The connection to the monitor failed.
-    #[error("resuming the guest at the destination: {0}")]
+    #[error("resuming the guest at the destination")]
     Connect(#[from] ConnectError),
     /// QEMU refused, and the guest has never run there.
     #[error(
-        "resuming the guest at the destination: {source}. Its QEMU (process {pid}) was ended: it may \
-         have locked some of the guest's images, and the source needs all of them"
+        "resuming the guest at the destination. Its QEMU (process {pid}) refused and was ended: it \
+         may have locked some of the guest's images, and the source needs all of them"
     )]
     Refused {
         /// QEMU's process.
@@ -131,9 +131,9 @@ pub(crate) enum RunError {
     },
     /// The same, but QEMU may still hold images.
     #[error(
-        "resuming the guest at the destination: {source}. Its QEMU (process {pid}) may have locked \
-         some of the guest's images, which the source needs, and could not be ended: {kill}. End \
-         that process by hand, then resume the migration"
+        "resuming the guest at the destination. Its QEMU (process {pid}) refused, may have locked \
+         some of the guest's images, which the source needs, and could not be ended ({kill}): \
+         end that process by hand, then resume the migration"
     )]
     NotEnded {
         /// QEMU's process.
@@ -159,7 +159,7 @@ pub(crate) enum RunError {
 
 /// QEMU's process could not be ended.
 #[derive(Debug, Error)]
-#[error("ending QEMU (process {pid}) of an abandoned migration: {source}; end it by hand")]
+#[error("ending QEMU (process {pid}) of an abandoned migration (end it by hand)")]
 pub(crate) struct KillError {
     pub(super) pid: u32,
     pub(super) source: io::Error,
@@ -172,7 +172,7 @@ pub(crate) enum ReleaseDestinationError {
     #[error(transparent)]
     Userfault(#[from] CloseRemoteError),
     /// Restoring the settings failed.
-    #[error("restoring QEMU's migration settings: {0}")]
+    #[error("restoring QEMU's migration settings")]
     Settings(#[from] MonitorError),
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use error_reporter::Report;
 use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, ThreadName};
 use hikkoshi_linux::Process;
 use hikkoshi_memory::RamFiles;
@@ -60,7 +61,7 @@ impl DestinationGuest for QemuDestination {
         match ShutdownListener::start(self.client.take(), qmp, process) {
             Ok(listener) => self.listener = Some(listener),
             Err(error) => tracing::warn!(
-                %error,
+                error = %Report::new(&error),
                 "listening to QEMU's events: a guest that shuts itself down will be reported as lost"
             ),
         }

@@ -1,5 +1,6 @@
 //! Restores everything that was changed in QEMU.
 
+use error_reporter::Report;
 use hikkoshi_engine::{Cancel, DestinationGuest};
 
 use super::{QemuDestination, ReleaseDestinationError};
@@ -39,7 +40,9 @@ impl QemuDestination {
                     self.settings = Settings::default();
                 }
                 Err(error) if first.is_ok() => first = Err(error.into()),
-                Err(error) => tracing::warn!(%error, "restoring QEMU's migration settings"),
+                Err(error) => {
+                    tracing::warn!(error = %Report::new(&error), "restoring QEMU's migration settings")
+                }
             }
         }
         if let Some(exit_watch) = &self.exit_watch {
@@ -57,7 +60,7 @@ impl Drop for QemuDestination {
             return self.abandon_userfault();
         }
         if let Err(error) = self.release_qemu() {
-            tracing::warn!(%error, "restoring what was changed in QEMU");
+            tracing::warn!(error = %Report::new(&error), "restoring what was changed in QEMU");
         }
     }
 }

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use hikkoshi_engine::Cancel;
 use hikkoshi_linux::Process;
 use serde_json::Value;
@@ -98,7 +99,7 @@ fn listen(
     match monitor::get_or_connect(&mut slot, qmp, process, timeouts, stop) {
         Ok(client) => client.set_cancel(Some(stop.clone())),
         Err(error) => {
-            tracing::debug!(%error, "not listening to QEMU's events");
+            tracing::debug!(error = %Report::new(&error), "not listening to QEMU's events");
             return None;
         }
     }
@@ -115,7 +116,7 @@ fn listen(
                 return Some(client);
             }
             Err(error) => {
-                tracing::debug!(%error, "no more events from QEMU");
+                tracing::debug!(error = %Report::new(&error), "no more events from QEMU");
                 return None;
             }
         }

@@ -15,13 +15,13 @@ use crate::attach::process::ProcessError;
 #[derive(Debug, Error)]
 pub enum ReattachError {
     /// QEMU's process cannot be used.
-    #[error("reattaching to QEMU's process: {0}")]
+    #[error("reattaching to QEMU's process")]
     Process(#[from] ProcessError),
     /// It is not known whether the process still exists.
     #[error(transparent)]
     Look(#[from] FindProcessError),
     /// The RAM file of a running QEMU cannot be opened.
-    #[error("opening the file of the guest's memory \"{id}\", {}: {source}", path.display())]
+    #[error("opening the file of the guest's memory \"{id}\", {}", path.display())]
     Open {
         /// The block.
         id: String,
@@ -33,7 +33,7 @@ pub enum ReattachError {
     /// The RAM file of a QEMU that has ended is gone, too.
     #[error(
         "QEMU's process {pid} has ended, and the file of its guest's memory \"{id}\", {}, cannot be \
-         opened from here ({source}). If that QEMU had its own mount namespace (a container), look \
+         opened from here. If that QEMU had its own mount namespace (a container), look \
          for the file there before you abandon anything; otherwise the guest is lost",
         path.display()
     )]
@@ -48,7 +48,7 @@ pub enum ReattachError {
         source: io::Error,
     },
     /// The recorded layout is invalid.
-    #[error("the record of the guest's memory is damaged: {0}")]
+    #[error("the record of the guest's memory is damaged")]
     Layout(#[from] LayoutError),
     /// The record has not one file for each block.
     #[error("the record of the guest's memory is damaged: {blocks} blocks, {files} files")]
@@ -59,7 +59,7 @@ pub enum ReattachError {
         files: usize,
     },
     /// Another hikkoshi process has this guest.
-    #[error("resuming a migration: {0}")]
+    #[error("resuming a migration")]
     Occupied(#[from] ExclusiveAccessError),
     /// Another process uses the RAM file of a QEMU that has ended.
     #[error(
@@ -84,7 +84,7 @@ pub enum ReattachError {
     /// Finding processes that use the RAM file failed.
     #[error(
         "QEMU's process {pid} has ended; checking whether another process uses the file of its \
-         guest's memory \"{id}\": {source}; try again"
+         guest's memory \"{id}\" (try again)"
     )]
     Users {
         /// QEMU's process.
@@ -95,7 +95,7 @@ pub enum ReattachError {
         source: io::Error,
     },
     /// The userfaultfd inside QEMU cannot be used.
-    #[error("taking over the userfaultfd of the interrupted migration in QEMU: {0}")]
+    #[error("taking over the userfaultfd of the interrupted migration in QEMU")]
     Userfault(#[from] RemoteUserfaultError),
 }
 

@@ -32,10 +32,10 @@ pub struct NamespaceIdentity {
 #[derive(Debug, Error)]
 pub enum FindProcessError {
     /// The process could not be examined.
-    #[error("looking for QEMU's process: {0}")]
+    #[error("looking for QEMU's process")]
     Process(#[from] ProcessError),
     /// Our own boot and namespaces could not be read.
-    #[error("looking for QEMU's process {pid}: reading our own boot and namespaces: {source}")]
+    #[error("looking for QEMU's process {pid}: reading our own boot and namespaces")]
     Here {
         /// Its number.
         pid: u32,

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use error_reporter::Report;
 use serde_json::{Map, Value, json};
 
 use crate::qmp::Client;
@@ -40,6 +41,6 @@ pub(crate) fn announce_with(client: &mut Client, owner: &Map<String, Value>) {
     if let Err(error) =
         client.execute_within("announce-self", Value::Object(arguments), REPLY_TIMEOUT)
     {
-        tracing::warn!(%error, "announcing the guest's network addresses");
+        tracing::warn!(error = %Report::new(&error), "announcing the guest's network addresses");
     }
 }

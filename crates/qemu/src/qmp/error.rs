@@ -10,7 +10,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum ConnectError {
     /// The socket does not exist, no process listens on it, or we may not use it.
-    #[error("connecting to the QMP socket {}: {source}{hint}", path.display(), hint = connect_hint(source))]
+    #[error("connecting to the QMP socket {}{hint}", path.display(), hint = connect_hint(source))]
     Connect {
         /// The socket.
         path: PathBuf,
@@ -54,7 +54,7 @@ pub enum ConnectError {
         found: u32,
     },
     /// The session was not established.
-    #[error("opening the QMP session on {}: {source}", path.display())]
+    #[error("opening the QMP session on {}", path.display())]
     Session {
         /// The socket.
         path: PathBuf,
@@ -77,9 +77,9 @@ impl ConnectError {
 fn connect_hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-            "; is QEMU running, with -qmp unix:PATH,server=on,wait=off?"
+            " (is QEMU running, with -qmp unix:PATH,server=on,wait=off?)"
         }
-        io::ErrorKind::PermissionDenied => "; run as QEMU's user or as root",
+        io::ErrorKind::PermissionDenied => " (run as QEMU's user or as root)",
         _ => "",
     }
 }
@@ -124,7 +124,7 @@ pub enum QmpError {
         doing: String,
     },
     /// The socket failed.
-    #[error("QMP socket, at {doing}: {source}")]
+    #[error("QMP socket, at {doing}")]
     Socket {
         /// The command, or what was waited for.
         doing: String,

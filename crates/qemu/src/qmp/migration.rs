@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use hikkoshi_wire::text::one_line;
 use serde_json::{Map, Value, json};
 
@@ -241,7 +242,7 @@ pub(crate) fn resume_after_migration(client: &mut Client) -> Result<RunState, Qm
             Ok(_) => {}
             // "Migration is not finalized yet": the status changes before the run state.
             Err(error) if error.is_refusal() && Instant::now() + POLL_INTERVAL < deadline => {
-                tracing::debug!(%error, "cont");
+                tracing::debug!(error = %Report::new(&error), "cont");
                 if state.status == "postmigrate" {
                     // Waiting does not help; the cause is usually storage.
                     return Err(error);

@@ -18,8 +18,8 @@ use crate::qmp::{Client, QmpError};
 pub(crate) enum DrainError {
     /// The QMP command failed.
     #[error(
-        "draining the guest's disks: {0}; check that their storage responds, or use \
-         --mode postcopy, which does not drain"
+        "draining the guest's disks (check that their storage responds, or use --mode postcopy, \
+         which does not drain)"
     )]
     Qmp(#[from] QmpError),
 }

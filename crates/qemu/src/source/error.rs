@@ -23,18 +23,16 @@ pub(super) const COMPLETION_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug, Error)]
 pub(crate) enum StartLogError {
     /// The kernel does not support it.
-    #[error(
-        "starting the dirty log: {0}; post-copy without pre-copy rounds does not need a dirty log"
-    )]
+    #[error("starting the dirty log (--mode postcopy does not need it)")]
     Kernel(#[from] UnsupportedKernel),
     /// Creating the userfaultfd failed.
-    #[error("starting the dirty log: {0}")]
+    #[error("starting the dirty log")]
     Take(#[from] RemoteUserfaultError),
     /// Starting the tracker failed.
-    #[error("starting the dirty log: {0}")]
+    #[error("starting the dirty log")]
     Start(#[from] StartError),
     /// Querying QEMU for its disks failed.
-    #[error("starting the dirty log: querying how the guest's disks are opened: {0}")]
+    #[error("starting the dirty log: querying how the guest's disks are opened")]
     Disks(#[from] QmpError),
     /// It is running already.
     #[error("starting the dirty log: it is running already")]
@@ -45,17 +43,17 @@ pub(crate) enum StartLogError {
 #[derive(Debug, Error)]
 pub(crate) enum PauseError {
     /// A QMP command failed.
-    #[error("pausing the guest for the switchover: {0}")]
+    #[error("pausing the guest for the switchover")]
     Qmp(#[from] QmpError),
     /// The guest's state has changed since we attached.
-    #[error("pausing the guest for the switchover: {0}")]
+    #[error("pausing the guest for the switchover")]
     Refused(#[from] Refusal),
     /// The socket for the device state failed.
-    #[error("pausing the guest for the switchover: opening the socket for the device state: {0}")]
+    #[error("pausing the guest for the switchover: opening the socket for the device state")]
     Socket(#[from] io::Error),
     /// The undo record could not be written.
-    #[error("pausing the guest for the switchover: writing the undo record: {0}")]
-    Record(io::Error),
+    #[error("pausing the guest for the switchover: writing the undo record")]
+    Record(#[source] io::Error),
     /// QEMU's migration ended instead.
     #[error(
         "pausing the guest for the switchover: QEMU's migration ended with the status {status}{}",
@@ -82,11 +80,11 @@ pub(crate) enum SaveError {
     #[error("saving the device state: the guest is not paused for the switchover")]
     NotPaused,
     /// A QMP command failed.
-    #[error("saving the device state: {0}")]
+    #[error("saving the device state")]
     Qmp(#[from] QmpError),
     /// Reading from QEMU failed.
-    #[error("saving the device state: reading it from QEMU: {0}")]
-    Read(io::Error),
+    #[error("saving the device state: reading it from QEMU")]
+    Read(#[source] io::Error),
     /// Cancelled before its end.
     #[error("saving the device state: cancelled after {bytes} bytes from QEMU")]
     GivenUp {
@@ -94,8 +92,8 @@ pub(crate) enum SaveError {
         bytes: u64,
     },
     /// Writing to the sink failed.
-    #[error("saving the device state: sending it: {0}")]
-    Sink(io::Error),
+    #[error("saving the device state: sending it")]
+    Sink(#[source] io::Error),
     /// QEMU reports a failure.
     #[error(
         "saving the device state: QEMU's migration ended with the status {status}{}",
@@ -120,12 +118,13 @@ pub(crate) enum SaveError {
 pub enum ResumeError {
     /// A QMP command failed.
     #[error(
-        "THE GUEST MAY BE PAUSED: resuming it at the source: {0}; resume it by hand (QMP command \
-         'cont')"
+        "THE GUEST MAY BE PAUSED: resuming it at the source (resume it by hand: QMP command 'cont')"
     )]
     Qmp(#[from] QmpError),
     /// The connection to the monitor failed.
-    #[error("THE GUEST MAY BE PAUSED: resuming it at the source: {0}")]
+    #[error(
+        "THE GUEST MAY BE PAUSED: resuming it at the source (resume it by hand: QMP command 'cont')"
+    )]
     Connect(#[from] ConnectError),
     /// The command succeeded, but the guest does not run.
     #[error(
@@ -142,17 +141,17 @@ pub enum ResumeError {
 #[derive(Debug, Error)]
 pub(crate) enum ReleaseSourceError {
     /// Stopping the dirty log failed.
-    #[error("stopping the dirty log: {0}")]
+    #[error("stopping the dirty log")]
     Log(#[from] DirtyError),
     /// Closing the userfaultfd inside QEMU failed.
     #[error(transparent)]
     Userfault(#[from] CloseRemoteError),
     /// Restoring the settings failed.
-    #[error("restoring QEMU's migration settings: {0}")]
+    #[error("restoring QEMU's migration settings")]
     Settings(#[from] MonitorError),
     /// QEMU did not complete its migration, of a guest that has moved.
-    #[error("waiting until QEMU completes its migration: {0}")]
-    Finish(QmpError),
+    #[error("waiting until QEMU completes its migration")]
+    Finish(#[source] QmpError),
     /// Resuming the guest failed.
     #[error(transparent)]
     Resume(#[from] ResumeError),

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
+use error_reporter::Report;
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_engine::{Cancel, GuestError, SourceGuest};
 use hikkoshi_memory::RamFiles;
@@ -102,6 +103,6 @@ impl SourceGuest for QemuSource {
 struct GuestRunsAtSource;
 
 fn log_query_failure(error: &dyn std::error::Error) -> Result<(), GuestError> {
-    tracing::warn!(%error, "querying whether the guest is paused at the source; it should be");
+    tracing::warn!(error = %Report::new(&error), "querying whether the guest is paused at the source; it should be");
     Ok(())
 }

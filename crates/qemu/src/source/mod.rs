@@ -21,6 +21,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use error_reporter::Report;
 use hikkoshi_dirty::{DirtyLog, PagemapLog};
 use hikkoshi_engine::{Cancel, Mode};
 use hikkoshi_linux::{HostAddr, Process};
@@ -197,7 +198,7 @@ impl QemuSource {
             if is_dirty_log(&leftover)
                 && let Err(error) = close_remote(&process, leftover.number)
             {
-                tracing::warn!(%error, "closing the dirty log of the previous engine");
+                tracing::warn!(error = %Report::new(&error), "closing the dirty log of the previous engine");
             }
         }
         Ok(Some(Self {
@@ -260,7 +261,7 @@ impl QemuSource {
     /// more, which is harmless.
     fn record_undone(&mut self) {
         if let Err(error) = self.undo_recorder.write(&self.undo) {
-            tracing::warn!(%error, "writing the undo record after everything was undone");
+            tracing::warn!(error = %Report::new(&error), "writing the undo record after everything was undone");
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use error_reporter::Report;
 use serde_json::json;
 
 use super::error::SETUP_TIMEOUT;
@@ -51,7 +52,7 @@ impl QemuSource {
         if outcome.is_err()
             && let Err(error) = self.resume_guest()
         {
-            tracing::error!(%error, "resuming the guest after pausing it failed");
+            tracing::error!(error = %Report::new(&error), "resuming the guest after pausing it failed");
         }
         outcome
     }

@@ -1,5 +1,6 @@
 //! Restores everything that was changed in QEMU.
 
+use error_reporter::Report;
 use hikkoshi_dirty::DirtyLog;
 
 use super::{QemuSource, ReleaseSourceError, SwitchoverStage};
@@ -13,7 +14,7 @@ impl QemuSource {
                 if first.is_ok() {
                     first = Err(error);
                 } else {
-                    tracing::warn!(%error, "restoring what was changed in QEMU");
+                    tracing::warn!(error = %Report::new(&error), "restoring what was changed in QEMU");
                 }
             }
         };
@@ -42,7 +43,7 @@ impl QemuSource {
             if restored.is_ok() {
                 // Keep `stopped` in the record: the guest may still resume here.
                 if let Err(error) = self.undo_recorder.write(&self.undo) {
-                    tracing::warn!(%error, "writing the undo record after the settings were restored");
+                    tracing::warn!(error = %Report::new(&error), "writing the undo record after the settings were restored");
                 }
             }
             note(restored.map_err(Into::into));
@@ -57,7 +58,7 @@ impl Drop for QemuSource {
             return;
         }
         if let Err(error) = self.release_qemu() {
-            tracing::error!(%error, "restoring what was changed in QEMU");
+            tracing::error!(error = %Report::new(&error), "restoring what was changed in QEMU");
         }
     }
 }

@@ -5,6 +5,7 @@ use crate::qmp::migration;
 use crate::qmp::monitor::MonitorError;
 use crate::settings::{self, Settings};
 use crate::stream::close_fd;
+use error_reporter::Report;
 
 impl QemuSource {
     /// Resumes the guest if we paused it.
@@ -23,7 +24,7 @@ impl QemuSource {
         self.undo.stopped = None;
         if let Err(error) = self.restore_settings() {
             // The guest itself is fine. Releasing tries again and reports the error.
-            tracing::warn!(%error, "restoring QEMU's migration settings");
+            tracing::warn!(error = %Report::new(&error), "restoring QEMU's migration settings");
         }
         self.record_undone();
         Ok(())

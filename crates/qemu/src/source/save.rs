@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
+use error_reporter::Report;
 use hikkoshi_engine::{Cancel, SourceGuest};
 use serde_json::json;
 use thiserror::Error;
@@ -107,7 +108,7 @@ impl QemuSource {
             if let Err(error) = self.end_paused_copy() {
                 let pid = self.pid();
                 tracing::warn!(
-                    %error,
+                    error = %Report::new(&error),
                     "the guest is at the destination, but the copy in QEMU (process {pid}) at the \
                      source is still in the state 'paused': end that QEMU before anyone resumes \
                      the copy (QMP command 'cont'), or two copies run"

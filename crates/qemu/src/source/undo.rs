@@ -13,6 +13,7 @@
 
 use std::sync::Arc;
 
+use error_reporter::Report;
 use hikkoshi_engine::Cancel;
 use hikkoshi_userfault::{CloseRemoteError, close_remote};
 use thiserror::Error;
@@ -47,13 +48,13 @@ pub enum UndoOutcome {
 #[derive(Debug, Error)]
 pub enum UndoError {
     /// The connection to the monitor failed.
-    #[error("undoing an interrupted migration: {0}")]
+    #[error("undoing an interrupted migration")]
     Connect(#[from] ConnectError),
     /// QEMU's process cannot be used.
-    #[error("undoing an interrupted migration: {0}")]
+    #[error("undoing an interrupted migration")]
     Process(#[from] ProcessError),
     /// It is not known whether the process still exists.
-    #[error("undoing an interrupted migration: {0}")]
+    #[error("undoing an interrupted migration")]
     FindProcess(#[from] FindProcessError),
     /// Another process listens on the QMP socket.
     #[error(
@@ -67,19 +68,19 @@ pub enum UndoError {
         found: u32,
     },
     /// Another hikkoshi process has the guest.
-    #[error("undoing an interrupted migration: {0}; nothing was changed")]
+    #[error("undoing an interrupted migration (nothing was changed)")]
     Occupied(#[from] ExclusiveAccessError),
     /// Resuming the guest failed.
-    #[error("undoing an interrupted migration: {0}")]
+    #[error("undoing an interrupted migration")]
     Resume(#[from] ResumeError),
     /// Closing the userfaultfd failed.
-    #[error("undoing an interrupted migration: {0}")]
+    #[error("undoing an interrupted migration")]
     Userfault(#[from] CloseRemoteError),
     /// Restoring the settings failed.
-    #[error("undoing an interrupted migration: restoring QEMU's migration settings: {0}")]
-    Settings(QmpError),
+    #[error("undoing an interrupted migration: restoring QEMU's migration settings")]
+    Settings(#[source] QmpError),
     /// A QMP command failed.
-    #[error("undoing an interrupted migration: {0}")]
+    #[error("undoing an interrupted migration")]
     Qmp(#[from] QmpError),
 }
 
@@ -105,7 +106,7 @@ pub fn undo(identity: &QemuIdentity, record: &UndoRecord) -> Result<UndoOutcome,
         }
         // Resuming the guest is more important.
         Err(error) => {
-            tracing::warn!(%error, "undoing a migration without exclusive access to the guest");
+            tracing::warn!(error = %Report::new(&error), "undoing a migration without exclusive access to the guest");
             None
         }
     };

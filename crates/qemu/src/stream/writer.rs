@@ -1,5 +1,6 @@
 //! Writes the device state that QEMU loads.
 
+use error_reporter::Report;
 use std::io::{self, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -21,7 +22,7 @@ impl DeviceStateWriter {
             .spawn(move || {
                 if let Err(error) = writer.write_all(&state) {
                     // QEMU reports itself what it rejected.
-                    tracing::debug!(%error, "writing the device state to QEMU");
+                    tracing::debug!(error = %Report::new(&error), "writing the device state to QEMU");
                 }
                 // A truncated state must fail and not wait for more bytes.
                 let _ = writer.shutdown(Shutdown::Write);

@@ -1,6 +1,7 @@
 //! How the destination's part ends: with a guest that is here, that never ran here, or that is left
 //! for another engine.
 
+use error_reporter::Report;
 use hikkoshi_handover::{DestinationEvent, DestinationStage, Outcome};
 use hikkoshi_wire::{Capabilities, ToSource};
 
@@ -102,6 +103,7 @@ impl HandoverDriver<'_> {
         let released = guest.release();
         self.guest.released = released.is_ok();
         if let Err(error) = released {
+            let error = Report::new(&error);
             let notice = match self.machine.stage() {
                 DestinationStage::Complete => format!("the guest runs here, but: {error}"),
                 _ => error.to_string(),
@@ -133,7 +135,7 @@ impl HandoverDriver<'_> {
             && self.capabilities.contains(Capabilities::RECOVERY);
         if let LinkState::Up(links) = &mut self.links {
             links.session.send_last(&if guest_lost {
-                let reason = cause.to_string();
+                let reason = Report::new(&cause).to_string();
                 ToSource::GuestLost { reason }
             } else {
                 last_message(&cause)
@@ -156,7 +158,10 @@ impl HandoverDriver<'_> {
                        does no harm to its disks"
                     .to_owned()
             }
-            Err(error) => format!("the guest's memory here is corrupted, but: {error}"),
+            Err(error) => format!(
+                "the guest's memory here is corrupted, but: {}",
+                Report::new(&error)
+            ),
         };
         self.watch.observer.notice(&notice);
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::destination::ReceiveWatch;
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::guest::DestinationGuest;
+use error_reporter::Report;
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::RecordedDestination;
 use hikkoshi_handover::{DestinationAction, DestinationEvent, DestinationRecord, DestinationStage};
@@ -47,7 +48,7 @@ pub fn give_up_receive(
                 // The guest was discarded, or every page is here: nothing needs to be held.
                 DestinationAction::DiscardGuest | DestinationAction::End => {
                     if let Err(error) = guest.release() {
-                        watch.observer.notice(&error.to_string());
+                        watch.observer.notice(&Report::new(&error).to_string());
                     }
                 }
                 _ => {}

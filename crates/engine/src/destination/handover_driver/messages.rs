@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use hikkoshi_link::LinkError;
 use hikkoshi_wire::{Capabilities, ToSource};
 
@@ -41,7 +42,7 @@ impl HandoverDriver<'_> {
     pub(crate) fn send_cancel(&mut self) {
         let reason = "cancelled at the destination".to_owned();
         if let Err(error) = self.send(&ToSource::Cancel { reason }, "cancelling") {
-            tracing::debug!(%error, "the source does not receive the cancellation");
+            tracing::debug!(error = %Report::new(&error), "the source does not receive the cancellation");
         }
     }
 
@@ -85,7 +86,7 @@ impl HandoverDriver<'_> {
     pub(crate) fn send_declined(&mut self, cause: Option<DestinationFailure>) {
         let cause = cause.unwrap_or(DestinationFailure::Cancelled);
         let message = if self.capabilities.contains(Capabilities::RECOVERY) {
-            let reason = cause.to_string();
+            let reason = Report::new(&cause).to_string();
             ToSource::Declined { reason }
         } else {
             last_message(&cause)

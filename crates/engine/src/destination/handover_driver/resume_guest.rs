@@ -3,6 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use hikkoshi_handover::{DestinationAction, DestinationEvent, DestinationStage};
 use hikkoshi_linux::Cancel;
 
@@ -85,7 +86,7 @@ impl HandoverDriver<'_> {
         }
         if let Err(error) = self.machine.set_started() {
             // A warning is enough: another engine would resume it once more.
-            tracing::warn!(%error, "recording that the guest runs");
+            tracing::warn!(error = %Report::new(&error), "recording that the guest runs");
         }
     }
 

@@ -25,6 +25,7 @@ use crate::destination::session::Event;
 use crate::destination::switchover::drop_present;
 use crate::guest::DestinationGuest;
 use crate::report::{Phase, Requests};
+use error_reporter::Report;
 use hikkoshi_link::{LinkReader, LinkWriter};
 
 /// What post-copy needs, until it begins.
@@ -141,7 +142,7 @@ impl ActivePostcopy {
     pub(crate) fn release_memory(&self) {
         self.stop();
         if let Err(error) = self.installer.copier.unregister() {
-            tracing::warn!(%error, "unregistering the guest's memory");
+            tracing::warn!(error = %Report::new(&error), "unregistering the guest's memory");
         }
     }
 

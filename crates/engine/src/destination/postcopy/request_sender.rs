@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use error_reporter::Report;
 use hikkoshi_linux::Stop;
 use hikkoshi_wire::HEADER_LEN;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -152,7 +153,7 @@ impl RequestLink {
     /// Closes a link that has failed. The thread that reads from it reports the failure.
     #[cold]
     fn lose(&mut self, error: &LinkError) {
-        tracing::debug!(%error, "asking for a page");
+        tracing::debug!(error = %Report::new(&error), "asking for a page");
         if let Some(link) = self.link.take() {
             link.stream.shutdown();
         }

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use error_reporter::Report;
 use hikkoshi_wire::ToDestination;
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
@@ -59,7 +60,7 @@ impl IncomingMigration<'_> {
             postcopy.join();
         }
         if let Err(error) = guest.release() {
-            self.watch.observer.notice(&error.to_string());
+            self.watch.observer.notice(&Report::new(&error).to_string());
         }
         ReceiveError {
             cause,

@@ -9,6 +9,7 @@ use std::sync::mpsc::Receiver;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use hikkoshi_wire::{Capabilities, DeviceStateDigest, ToDestination, ToSource};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
@@ -487,14 +488,14 @@ impl SilenceTimer {
     }
 }
 
-fn device_state(error: impl std::fmt::Display) -> DestinationFailure {
-    DestinationFailure::DeviceState(error.to_string())
+fn device_state(error: impl std::error::Error) -> DestinationFailure {
+    DestinationFailure::DeviceState(Report::new(error).to_string())
 }
 
 /// Ends a migration that could not begin.
 fn give_back(guest: &mut dyn DestinationGuest, cause: DestinationFailure) -> ReceiveError {
     if let Err(error) = guest.release() {
-        tracing::warn!(%error, "giving the machine back");
+        tracing::warn!(error = %Report::new(&error), "giving the machine back");
     }
     ReceiveError {
         cause,

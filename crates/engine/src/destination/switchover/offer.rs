@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::{Capabilities, Limits, MAX_LINKS, MigrationId, Mode, ToDestination, ToSource};
 
@@ -73,7 +74,7 @@ pub(crate) fn hear(
             reason: reason.clone(),
         };
         if let Err(error) = writer.control(&refusal) {
-            tracing::debug!(%error, "the source does not hear the refusal");
+            tracing::debug!(error = %Report::new(&error), "the source does not hear the refusal");
         }
         Err(reason)
     };
@@ -123,7 +124,7 @@ pub(crate) fn hear(
         })
         .map_err(|reason| {
             if guest.has_ended() {
-                return DestinationFailure::gone(guest).to_string();
+                return text(&DestinationFailure::gone(guest));
             }
             reason
         });
@@ -137,7 +138,7 @@ pub(crate) fn hear(
         ));
         let differs = ToSource::Differs { what };
         if let Err(error) = writer.control(&differs) {
-            return Err(give_back(guest, error.to_string()));
+            return Err(give_back(guest, text(&error)));
         }
     }
     let ram = guest.ram();
@@ -146,7 +147,7 @@ pub(crate) fn hear(
         host_pages: host_pages.collect(),
     };
     if let Err(error) = writer.control(&accept) {
-        return Err(give_back(guest, error.to_string()));
+        return Err(give_back(guest, text(&error)));
     }
     reader.set_stop(stop.clone());
     reader.set_deadline(None);
@@ -228,12 +229,12 @@ fn available_memory() -> Option<u64> {
 fn give_back(guest: &mut dyn DestinationGuest, reason: String) -> String {
     match guest.release() {
         Ok(()) => reason,
-        Err(error) => format!("{reason}; then: {error}"),
+        Err(error) => format!("{reason}; then: {}", Report::new(&error)),
     }
 }
 
-fn text(error: impl std::fmt::Display) -> String {
-    error.to_string()
+fn text(error: impl std::error::Error) -> String {
+    Report::new(error).to_string()
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! How the source's part in a handover ends.
 
+use error_reporter::Report;
 use hikkoshi_handover::{Outcome, SourceStage};
 use hikkoshi_wire::ToDestination;
 
@@ -25,7 +26,7 @@ impl HandoverDriver<'_> {
                 .session
                 .send(&ToDestination::Goodbye, "ending the migration");
             if let Err(error) = goodbye {
-                tracing::debug!(%error, "no goodbye");
+                tracing::debug!(error = %Report::new(&error), "no goodbye");
             }
             active.end();
         }

@@ -3,6 +3,7 @@
 use std::thread;
 use std::time::Instant;
 
+use error_reporter::Report;
 use hikkoshi_handover::SourceEvent;
 use hikkoshi_link::{LinkError, TICK};
 
@@ -66,7 +67,7 @@ impl HandoverDriver<'_> {
                 }));
             }
             // Reported at once: it may be something that the operator can fix.
-            let text = failure.to_string();
+            let text = Report::new(&failure).to_string();
             if text != last_notice {
                 self.shared
                     .observer

@@ -17,6 +17,7 @@ pub(crate) mod workers;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_wire::Mode;
 
@@ -104,9 +105,10 @@ impl Precopy {
                     WhenStalled::GoOn if !warned => {
                         warned = true;
                         let why = self.convergence.failure(round, dirty);
-                        self.shared
-                            .observer
-                            .notice(&format!("{why}; continuing (Ctrl-C cancels)"));
+                        self.shared.observer.notice(&format!(
+                            "{}; continuing (Ctrl-C cancels)",
+                            Report::new(&why)
+                        ));
                     }
                     WhenStalled::GoOn => {}
                 }

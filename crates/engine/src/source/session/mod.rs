@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Instant;
 
+use error_reporter::Report;
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_link::{BackgroundSender, LinkError, LinkReader, LinkWriter, Pace, Remote, Stream};
 use hikkoshi_linux::Cancel;
@@ -185,7 +186,7 @@ impl Session {
         // same effect at the destination, without the reason.
         self.control.set_stop(Cancel::cancelled());
         if let Err(error) = self.send(&ToDestination::Cancel { reason }, "cancelling") {
-            tracing::debug!(%error, "the cancellation was not sent");
+            tracing::debug!(error = %Report::new(&error), "the cancellation was not sent");
         }
         self.close();
     }

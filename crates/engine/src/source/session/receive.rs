@@ -3,6 +3,7 @@
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use hikkoshi_link::{LinkError, TICK};
 use hikkoshi_wire::ToSource;
 
@@ -37,7 +38,7 @@ impl Session {
             },
             Ok(Event::Message(message)) => Ok(Some(message)),
             Ok(Event::LinkEnded(link, cause)) => {
-                tracing::debug!(link, %cause, "a link ended");
+                tracing::debug!(link, cause = %Report::new(&cause), "a link ended");
                 self.control_ended |= link == CONTROL;
                 Err(SourceFailure::Link { doing, cause })
             }

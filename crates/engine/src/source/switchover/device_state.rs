@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use error_reporter::Report;
 use hikkoshi_linux::Cancel;
 use hikkoshi_wire::{DeviceStateDigest, MAX_DEVICE_CHUNK, ToDestination};
 
@@ -64,7 +65,7 @@ impl Write for StateSink<'_> {
                 "sending the device state",
             )
             .map_err(|failure| {
-                let text = io::Error::other(failure.to_string());
+                let text = io::Error::other(Report::new(&failure).to_string());
                 self.failure = Some(failure);
                 text
             })

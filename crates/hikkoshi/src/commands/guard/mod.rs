@@ -20,13 +20,13 @@ mod restore;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
+use error_reporter::Report;
 use hikkoshi_handover::SourceStage;
 use hikkoshi_qemu::UndoOutcome;
 
 use crate::args::Guard as Args;
 use crate::commands::resume_command::resume_command;
 use crate::journal::{JournalFile, LockHolder, SourceEntry};
-use crate::output::error_chain;
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::{Holder, Reason};
 
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<Status, Exit> {
 
 /// The guest could not be restored.
 fn failed(journal: &Path, doing: &str, error: &dyn std::error::Error) -> Exit {
-    let what = format!("guard: {doing}: {}", error_chain::text(error));
+    let what = format!("guard: {doing}: {}", Report::new(error));
     let again = resume_command::<SourceEntry>(journal);
     Exit::new(Status::Unfinished, Reason::Interrupted, what)
         .with(format!(

@@ -8,6 +8,7 @@ use std::error::Error;
 use std::io;
 use std::sync::Arc;
 
+use error_reporter::Report;
 use hikkoshi_engine::{Cancel, SourceGuest, Watch, migrate};
 use hikkoshi_handover::Outcome;
 use hikkoshi_link::Remote;
@@ -52,7 +53,7 @@ fn start(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
     // After attaching, which reports a missing right to trace. The check fails without it.
     require_dirty_log(args.mode())?;
     let keeping = |error: io::Error| {
-        let what = format!("creating the journal: {error}");
+        let what = format!("creating the journal: {}", Report::new(&error));
         Exit::new(Status::AtSource, Reason::Journal, what).with(UNCHANGED)
     };
     let identity = guest.notes().identity;
@@ -66,7 +67,7 @@ fn start(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
     }
     // Dropped last: on its end the guard locks the journal, which has to be free by then.
     let _guard = GuardProcess::start(file.path()).map_err(|error| {
-        let what = format!("starting the guard process: {error}");
+        let what = format!("starting the guard process: {}", Report::new(&error));
         Exit::new(Status::AtSource, Reason::System, what).with(UNCHANGED)
     })?;
     let mut guest = guest;

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use error_reporter::Report;
 use hikkoshi_engine::{Cancel, SourceGuest, Watch, resume_migrate};
 use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
 use hikkoshi_qemu::{QemuSource, RamFileSource};
@@ -13,7 +14,6 @@ use crate::commands::find_journal::{find, is_same_host};
 use crate::commands::guard::GuardProcess;
 use crate::commands::resume_command::cannot_resume;
 use crate::journal::{self, DestinationEntry, JournalFile, SourceEntry, SourceJournal};
-use crate::output::error_chain;
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::{Holder, Reason};
 use crate::output::{progress, streams};
@@ -36,7 +36,10 @@ pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
     // If the guest comes back and this engine is killed, the guest must not stay stopped.
     let guard = attached.is_some().then(|| GuardProcess::start(file.path()));
     let _guard = guard.transpose().map_err(|error| {
-        let error = std::io::Error::other(format!("starting the guard process: {error}"));
+        let error = std::io::Error::other(format!(
+            "starting the guard process: {}",
+            Report::new(&error)
+        ));
         cannot(Reason::System, &error)
     })?;
     let mut guest: Box<dyn SourceGuest> = match attached {
@@ -127,7 +130,7 @@ fn complete(args: &Migrate, file: &JournalFile, entry: &SourceEntry) -> Result<S
     if let Some(mut guest) = attached
         && let Err(error) = guest.release()
     {
-        let error = error_chain::text(&error);
+        let error = Report::new(&error);
         progress::observer(args.common.progress)
             .notice(&format!("the guest has moved, but: {error}"));
     }

@@ -7,6 +7,7 @@ mod unfinished;
 use std::io;
 use std::sync::Arc;
 
+use error_reporter::Report;
 use hikkoshi_engine::destination::DestinationFailure;
 use hikkoshi_engine::{Cancel, ReceiveWatch, receive};
 use hikkoshi_handover::Outcome;
@@ -46,11 +47,11 @@ fn start(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
         .map_err(|error| not_attached(&error))?;
     guest.cancel_load_with(cancel.clone());
     guest.cancel_on_exit(cancel.clone()).map_err(|error| {
-        let what = format!("watching QEMU: {error}");
+        let what = format!("watching QEMU: {}", Report::new(&error));
         Exit::new(Status::AtSource, Reason::System, what)
     })?;
     let keeping = |error: io::Error| {
-        let what = format!("creating the journal: {error}");
+        let what = format!("creating the journal: {}", Report::new(&error));
         Exit::new(Status::AtSource, Reason::Journal, what)
     };
     let identity = guest.noted().get().identity;

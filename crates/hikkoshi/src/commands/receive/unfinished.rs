@@ -3,13 +3,13 @@
 use std::io;
 use std::path::Path;
 
+use error_reporter::Report;
 use hikkoshi_handover::DestinationStage;
 use hikkoshi_qemu::FindProcessError;
 
 use crate::commands::resume_command::resume_command;
 use crate::commands::unfinished;
 use crate::journal::DestinationEntry;
-use crate::output::error_chain;
 use crate::output::exit::Exit;
 use crate::output::reason::Holder;
 
@@ -17,7 +17,7 @@ use crate::output::reason::Holder;
 pub(super) fn check_folder(folder: &Path, qmp: &Path) -> Result<(), Exit> {
     let unreadable = unfinished::unreadable("into this QEMU");
     let cannot_tell = |error: &FindProcessError, journal: &Path| {
-        let (error, journal) = (error_chain::text(error), journal.display());
+        let (error, journal) = (Report::new(error), journal.display());
         unreadable(io::Error::other(format!(
             "{error} (according to {journal}; remove it if it is not needed)"
         )))

@@ -7,6 +7,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use error_reporter::Report;
 use hikkoshi_engine::{Mode, ReadAhead};
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use serde_json::Value;
@@ -14,7 +15,6 @@ use serde_json::Value;
 use super::RecordError;
 use crate::args::{MigrateOptions, ReceiveOptions, SharedOptions, WhenStalled};
 use crate::journal::entry::{DestinationEntry, Entry, SourceEntry};
-use crate::output::error_chain;
 
 fn path(name: &str) -> PathBuf {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/journals");
@@ -26,12 +26,11 @@ fn kept(name: &str) -> Vec<u8> {
 }
 
 fn source(name: &str) -> SourceEntry {
-    SourceEntry::decode(&kept(name)).unwrap_or_else(|e| panic!("{name}: {}", error_chain::text(&e)))
+    SourceEntry::decode(&kept(name)).unwrap_or_else(|e| panic!("{name}: {}", Report::new(&e)))
 }
 
 fn destination(name: &str) -> DestinationEntry {
-    DestinationEntry::decode(&kept(name))
-        .unwrap_or_else(|e| panic!("{name}: {}", error_chain::text(&e)))
+    DestinationEntry::decode(&kept(name)).unwrap_or_else(|e| panic!("{name}: {}", Report::new(&e)))
 }
 
 /// A change of what is written fails here: see the documentation of `record`.
@@ -319,7 +318,7 @@ fn other_files_are_refused_with_the_reason() {
         let mut file: Value = serde_json::from_slice(&kept("v3-source-full")).unwrap();
         change(&mut file);
         let error = SourceEntry::decode(file.to_string().as_bytes()).unwrap_err();
-        error_chain::text(&error)
+        Report::new(&error).to_string()
     };
     let cases: [(Change, &str); 9] = [
         (

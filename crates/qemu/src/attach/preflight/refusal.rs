@@ -11,7 +11,7 @@ use crate::qmp::{QmpError, Version};
 #[derive(Debug, Error)]
 pub enum Refusal {
     /// A QMP command failed.
-    #[error("checking whether the guest can be moved: {0}")]
+    #[error("checking whether the guest can be moved")]
     Qmp(#[from] QmpError),
     /// Writes to its memory cannot be tracked, so pre-copy rounds are not possible.
     #[error("writes to RAM block {block:?} cannot be tracked in pre-copy rounds: {why}")]

@@ -13,10 +13,10 @@ use crate::qmp::QmpError;
 #[derive(Debug, Error)]
 pub enum RamError {
     /// A QMP command failed.
-    #[error("looking for the guest's memory: {0}")]
+    #[error("looking for the guest's memory")]
     Qmp(#[from] QmpError),
     /// QEMU's process cannot be used.
-    #[error("looking for the guest's memory: {0}")]
+    #[error("looking for the guest's memory")]
     Process(#[from] ProcessError),
     /// QEMU has no memory backends.
     #[error("looking for the guest's memory: this QEMU has no memory backends{ADVICE}")]
@@ -102,7 +102,8 @@ pub enum RamError {
     },
     /// The file cannot be opened.
     #[error(
-        "opening the file of the guest's memory \"{id}\", {path}: {source}; run hikkoshi as root, or as a user that may read and write it"
+        "opening the file of the guest's memory \"{id}\", {path} (run \
+         hikkoshi as root, or as a user that may read and write it)"
     )]
     Open {
         /// The backend.
@@ -169,7 +170,7 @@ pub enum RamError {
         backends: u64,
     },
     /// The layout is not supported.
-    #[error("the guest's memory cannot be moved: {0}")]
+    #[error("the guest's memory cannot be moved")]
     Layout(#[from] LayoutError),
     /// There is not enough free space for it.
     #[error(transparent)]

@@ -47,7 +47,7 @@ pub enum FreeSpaceError {
         needed: u64,
     },
     /// The free space could not be determined.
-    #[error("checking the free space for the guest's memory \"{id}\": {source}")]
+    #[error("checking the free space for the guest's memory \"{id}\"")]
     Query {
         /// The backend.
         id: String,

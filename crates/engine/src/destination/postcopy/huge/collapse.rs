@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
+use error_reporter::Report;
 use hikkoshi_linux::{COLLAPSE_BYTES, CollapseError, HostAddr, HostRange, Process};
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
 
@@ -62,7 +63,7 @@ pub(crate) fn run(
         match worker.map(thread::ScopedJoinHandle::join) {
             Ok(Ok(account)) => account,
             Ok(Err(_)) => stopped("the thread for it died"),
-            Err(error) => stopped(&format!("no thread for it: {error}")),
+            Err(error) => stopped(&format!("no thread for it: {}", Report::new(&error))),
         }
     });
     CollapseAccount {
@@ -159,7 +160,7 @@ impl Work<'_> {
         self.count(error, 1);
         let everywhere = matches!(error, CollapseError::NotPermitted | CollapseError::Gone);
         if everywhere {
-            self.account.stopped = Some(error.to_string());
+            self.account.stopped = Some(Report::new(&error).to_string());
         }
         !everywhere
     }
@@ -198,7 +199,7 @@ impl Work<'_> {
             .failures
             .into_iter()
             .map(|(reason, count)| CollapseFailures {
-                reason: reason.to_string(),
+                reason: Report::new(&reason).to_string(),
                 count,
             })
             .collect();
