@@ -29,6 +29,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use error_reporter::Report;
 use hikkoshi_engine::report::Silent;
 use hikkoshi_engine::{Cancel, DestinationOptions, ReceiveWatch, receive};
 use hikkoshi_handover::Unrecorded;
@@ -222,7 +223,7 @@ fn allocations(
             while control.0.control::<ToSource>().is_ok() {}
         });
         let result = receive(&mut guest, &listener, &options, &watch);
-        *cancelled.lock().unwrap() = Some(result.unwrap_err().to_string());
+        *cancelled.lock().unwrap() = Some(Report::new(&result.unwrap_err()).to_string());
     });
     let why = cancelled.into_inner().unwrap().unwrap();
     assert_eq!(why, "cancelled at the source: enough");

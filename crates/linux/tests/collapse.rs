@@ -8,6 +8,7 @@ mod common;
 use std::os::fd::AsRawFd;
 
 use common::{Target, as_nobody, map_shared, memory_file};
+use error_reporter::Report;
 use hikkoshi_linux::{COLLAPSE_BYTES, CollapseError, HostAddr, HostRange, Process};
 
 const HUGE: u64 = COLLAPSE_BYTES;
@@ -99,7 +100,7 @@ fn a_range_that_cannot_be_rebuilt_is_an_error() {
     let range = huge_page(&target, 0);
     let error = as_nobody(move || {
         let process = Process::open(pid).unwrap();
-        process.collapse(range).unwrap_err().to_string()
+        Report::new(process.collapse(range).unwrap_err()).to_string()
     });
     assert!(
         error.starts_with("not permitted: needs CAP_SYS_NICE"),

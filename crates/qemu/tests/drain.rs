@@ -8,6 +8,7 @@ mod support;
 use std::process::Command;
 use std::time::Duration;
 
+use error_reporter::Report;
 use hikkoshi_engine::{Cancel, SourceGuest};
 use hikkoshi_qemu::QemuSource;
 use serde_json::json;
@@ -83,7 +84,7 @@ fn a_drain_can_be_cancelled() {
             std::thread::sleep(Duration::from_millis(200));
             soon.cancel();
         });
-        let error = source.drain(&cancel).unwrap_err().to_string();
+        let error = Report::new(source.drain(&cancel).unwrap_err()).to_string();
         cancelling.join().unwrap();
         signal("CONT");
         assert!(

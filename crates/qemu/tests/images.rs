@@ -9,6 +9,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use error_reporter::Report;
 use hikkoshi_engine::{Cancel, DestinationGuest, SourceGuest};
 use hikkoshi_qemu::{QemuDestination, QemuSource};
 use serde_json::json;
@@ -55,7 +56,7 @@ fn images_of_a_refused_guest_are_released_for_its_source() {
         // No QEMU holds the images now, and another one locks the second.
         let other = Qemu::usual(program, &disk(NAMES[1], &images[1]));
         let error = destination.resume(true, &Cancel::new()).unwrap_err();
-        let said = error.to_string();
+        let said = Report::new(&error).to_string();
         assert!(
             said.contains("lock") && said.contains("was ended"),
             "{said}"

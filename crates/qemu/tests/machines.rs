@@ -5,6 +5,7 @@
 
 mod support;
 
+use error_reporter::Report;
 use hikkoshi_engine::{DestinationGuest, SourceGuest};
 use hikkoshi_qemu::{QemuDestination, QemuSource};
 use hikkoshi_wire::{Machine, MachineMismatch};
@@ -29,7 +30,7 @@ fn mismatch(program: &Program, source: &str, destination: &str) -> (MachineMisma
     let error = source
         .fits(&machine(program, true, destination))
         .unwrap_err();
-    let text = error.to_string();
+    let text = Report::new(&error).to_string();
     eprintln!("   {text}");
     (error, text)
 }

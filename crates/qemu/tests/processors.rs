@@ -6,6 +6,7 @@ mod support;
 
 use std::path::Path;
 
+use error_reporter::Report;
 use hikkoshi_engine::{DestinationGuest, SourceGuest};
 use hikkoshi_qemu::{QemuDestination, QemuSource};
 use hikkoshi_wire::Processors;
@@ -135,7 +136,9 @@ fn processors_that_were_plugged_in() {
         );
         let error = source.loadable_in(&with(program, two)).unwrap_err();
         assert!(
-            error.to_string().contains("list of virtual CPUs"),
+            Report::new(&error)
+                .to_string()
+                .contains("list of virtual CPUs"),
             "{error}"
         );
     });
@@ -182,7 +185,7 @@ fn the_hosts_own_processor_under_kvm() {
         );
         // Another accelerator is not a difference of features.
         let tcg = under("tcg", "-cpu qemu64 -smp 2");
-        let error = named.loadable_in(&tcg).unwrap_err().to_string();
+        let error = Report::new(named.loadable_in(&tcg).unwrap_err()).to_string();
         assert!(error.contains("the accelerator is \"kvm\""), "{error}");
     });
 }

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use error_reporter::Report;
 use hikkoshi_engine::{DestinationGuest, Mode, SourceGuest};
 use hikkoshi_qemu::qmp::Client;
 use hikkoshi_qemu::{AttachError, QemuDestination, QemuSource, RamError, Refusal};
@@ -25,7 +26,7 @@ use support::{
 fn refused(qemu: &Qemu, parts: &[&str]) -> AttachError {
     let before = (qemu.traces(), qemu.state());
     let error = QemuSource::attach(&qemu.qmp()).unwrap_err();
-    let text = error.to_string();
+    let text = Report::new(&error).to_string();
     eprintln!("   {text}");
     for part in parts {
         assert!(text.contains(part), "{part:?} is not in: {text}");
@@ -195,7 +196,7 @@ fn a_guest_that_returns_memory_to_the_host() {
             let qemu = Qemu::usual(program, &format!("-object iothread,id=io0 {balloon}"));
             let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
             let error = source.check_mode(Mode::Hybrid).unwrap_err();
-            let text = error.to_string();
+            let text = Report::new(&error).to_string();
             assert!(text.contains("/machine/peripheral/b"), "{text}");
             assert!(text.contains(property), "{text}");
             assert!(text.contains("--mode precopy"), "{text}");
@@ -325,7 +326,10 @@ fn the_wrong_side() {
         refused(&waits, &["inmigrate", "destination's socket"]);
         let runs = Qemu::usual(program, "");
         let error = QemuDestination::attach(&runs.qmp()).unwrap_err();
-        assert!(error.to_string().contains("-incoming defer"), "{error}");
+        assert!(
+            Report::new(&error).to_string().contains("-incoming defer"),
+            "{error}"
+        );
         assert_eq!(runs.state(), "running");
     });
 }
@@ -336,7 +340,10 @@ fn a_qmp_socket_with_another_client() {
         let qemu = Qemu::usual(program, "-S");
         let held = Client::connect(&qemu.qmp(), Duration::from_secs(20)).unwrap();
         let error = QemuSource::attach(&qemu.qmp()).unwrap_err();
-        assert!(error.to_string().contains("another program"), "{error}");
+        assert!(
+            Report::new(&error).to_string().contains("another program"),
+            "{error}"
+        );
         drop(held);
         QemuSource::attach(&qemu.qmp()).unwrap();
     });
@@ -350,7 +357,10 @@ fn the_human_monitor() {
         let line = format!("-monitor unix:{},server=on,wait=off", path.display());
         let _qemu = Qemu::usual(program, &line);
         let error = QemuSource::attach(&path).unwrap_err();
-        assert!(error.to_string().contains("human monitor"), "{error}");
+        assert!(
+            Report::new(&error).to_string().contains("human monitor"),
+            "{error}"
+        );
     });
 }
 
@@ -370,7 +380,7 @@ fn a_proxy_between_us_and_qemu() {
             io::copy(&mut from, &mut to)
         });
         let error = QemuSource::attach(&path).unwrap_err();
-        let text = error.to_string();
+        let text = Report::new(&error).to_string();
         let ours = format!("not mapped by process {}", std::process::id());
         assert!(text.contains(&ours), "{text}");
         assert!(
@@ -394,7 +404,7 @@ fn no_free_space_at_the_destination() {
         QemuDestination::attach(&first.qmp()).unwrap();
         std::fs::write(mount.path().join("other"), vec![1; 20 << 20]).unwrap();
         let error = QemuDestination::attach(&first.qmp()).unwrap_err();
-        let text = error.to_string();
+        let text = Report::new(&error).to_string();
         assert!(text.contains("33554432 more are needed"), "{text}");
         // Allocated parts of the file need no more space: 12 + 20 MiB are allocated,
         // 16 are free, 12 are needed.
@@ -419,7 +429,7 @@ fn no_huge_pages_at_the_destination() {
         let qemu = Qemu::start(program, ram, &options(&line));
         let error = QemuDestination::attach(&qemu.qmp()).unwrap_err();
         // More than this machine has; QEMU did not reserve them.
-        let text = error.to_string();
+        let text = Report::new(&error).to_string();
         assert!(text.contains("131072 more huge pages"), "{text}");
     });
 }
@@ -481,7 +491,9 @@ fn a_dirty_log_of_a_killed_run_is_closed_only_at_the_source() {
             if incoming {
                 let error = QemuDestination::attach(&qemu.qmp()).unwrap_err();
                 assert!(
-                    error.to_string().contains("restart the destination"),
+                    Report::new(&error)
+                        .to_string()
+                        .contains("restart the destination"),
                     "{error}"
                 );
                 assert_eq!(qemu.descriptors("userfaultfd"), 1);
@@ -507,6 +519,9 @@ fn a_destination_that_has_changed() {
             .prepare()
             .and_then(|()| destination.load_device_state(vec![0; 100]))
             .unwrap_err();
-        assert!(error.to_string().contains("QEMU refused"), "{error}");
+        assert!(
+            Report::new(&error).to_string().contains("QEMU refused"),
+            "{error}"
+        );
     });
 }

@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Instant;
 
+use error_reporter::Report;
 use hikkoshi_engine::{Cancel, DestinationGuest, SourceGuest};
 use hikkoshi_linux::{HostAddr, HostRange, Process, Stop};
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
@@ -212,7 +213,10 @@ fn the_source_resumes_after_every_step() {
             let error = guest
                 .save_device_state(&mut Failing(after), &Cancel::new())
                 .unwrap_err();
-            assert!(error.to_string().contains("the link broke"), "{error}");
+            assert!(
+                Report::new(&error).to_string().contains("the link broke"),
+                "{error}"
+            );
             guest.resume().unwrap();
         }
         // A QEMU that does not respond, and a cancelled save.
@@ -224,7 +228,10 @@ fn the_source_resumes_after_every_step() {
         let error = guest
             .save_device_state(&mut io::sink(), &give_up)
             .unwrap_err();
-        assert!(error.to_string().contains("cancelled"), "{error}");
+        assert!(
+            Report::new(&error).to_string().contains("cancelled"),
+            "{error}"
+        );
         signal(from.pid(), rustix::process::Signal::CONT);
         guest.resume().unwrap();
         drop(guest);
@@ -319,7 +326,7 @@ fn until_commit_the_images_belong_to_the_source() {
         assert_eq!(from.state(), "running");
         // QEMU's image locks are a second safeguard: now it cannot also run here.
         let error = destination.resume(true, &Cancel::new()).unwrap_err();
-        assert!(error.to_string().contains("lock"), "{error}");
+        assert!(Report::new(&error).to_string().contains("lock"), "{error}");
         drop(destination);
         // It may have locked another image: its process was ended.
         to.wait();
@@ -340,10 +347,13 @@ fn a_bad_device_state_is_refused_with_qemus_message() {
             let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
             destination.prepare().unwrap();
             let error = destination.load_device_state(bad).unwrap_err();
-            let text = error.to_string();
+            let text = Report::new(&error).to_string();
             assert!(text.contains("QEMU refused it"), "{text}");
             let error = destination.resume(true, &Cancel::new()).unwrap_err();
-            assert!(error.to_string().contains("not been loaded"), "{error}");
+            assert!(
+                Report::new(&error).to_string().contains("not been loaded"),
+                "{error}"
+            );
             // Also works with a QEMU that has exited.
             destination.release().unwrap();
             drop(destination);
@@ -354,7 +364,9 @@ fn a_bad_device_state_is_refused_with_qemus_message() {
                 assert!(to.is_running());
                 let error = QemuDestination::attach(&to.qmp()).unwrap_err();
                 assert!(
-                    error.to_string().contains("already has a migration"),
+                    Report::new(&error)
+                        .to_string()
+                        .contains("already has a migration"),
                     "{error}"
                 );
             }
@@ -372,7 +384,10 @@ fn another_machine_refuses_the_state() {
         let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
         destination.prepare().unwrap();
         let error = destination.load_device_state(state).unwrap_err();
-        assert!(error.to_string().contains("QEMU refused it"), "{error}");
+        assert!(
+            Report::new(&error).to_string().contains("QEMU refused it"),
+            "{error}"
+        );
         guest.resume().unwrap();
         drop(guest);
         assert_eq!(from.state(), "running");
@@ -572,10 +587,15 @@ fn an_unreleased_userfaultfd_stays_once_pages_may_be_missing() {
             drop(destination);
             assert_eq!(to.descriptors("userfaultfd"), 1);
             let error = QemuDestination::attach(&to.qmp()).unwrap_err();
-            assert!(error.to_string().contains("-incoming defer"), "{error}");
+            assert!(
+                Report::new(&error).to_string().contains("-incoming defer"),
+                "{error}"
+            );
             let error = QemuSource::attach(&to.qmp()).unwrap_err();
             assert!(
-                error.to_string().contains("pages may be missing"),
+                Report::new(&error)
+                    .to_string()
+                    .contains("pages may be missing"),
                 "{error}"
             );
         }
@@ -605,7 +625,7 @@ fn a_closed_userfaultfd_is_noticed() {
         let process = Arc::new(Process::open(to.pid()).unwrap());
         close_remote(&process, notes.userfault.unwrap()).unwrap();
         let mut again = QemuDestination::reattach(&notes).unwrap().unwrap();
-        let error = again.check_userfault().unwrap_err().to_string();
+        let error = Report::new(again.check_userfault().unwrap_err()).to_string();
         assert!(error.contains("cannot be trusted"), "{error}");
         assert!(again.take_userfault().is_err());
         assert_eq!(to.descriptors("userfaultfd"), 0, "it took no other one");
@@ -624,7 +644,10 @@ fn a_guest_that_another_program_starts_too_early_is_paused() {
         let state = save(&mut guest);
         copy_memory(&guest, &destination);
         let error = destination.load_device_state(state).unwrap_err();
-        assert!(error.to_string().contains("another program"), "{error}");
+        assert!(
+            Report::new(&error).to_string().contains("another program"),
+            "{error}"
+        );
         assert_eq!(to.state(), "paused");
         guest.resume().unwrap();
         drop(guest);
@@ -651,7 +674,10 @@ fn loading_can_be_cancelled() {
         });
         cancel.cancel();
         let error = destination.load_device_state(state).unwrap_err();
-        assert!(error.to_string().contains("cancelled"), "{error}");
+        assert!(
+            Report::new(&error).to_string().contains("cancelled"),
+            "{error}"
+        );
         signal(to.pid(), rustix::process::Signal::CONT);
         destination.release().unwrap();
     });
@@ -755,7 +781,7 @@ fn a_handed_over_guest_that_runs_is_noticed() {
         assert_eq!(qemu.state_at_rest(), "postmigrate");
         qemu.execute("cont", json!({}));
         let mut again = taken_up();
-        let error = again.check_paused().unwrap_err().to_string();
+        let error = Report::new(again.check_paused().unwrap_err()).to_string();
         assert!(
             error.contains("the guest runs at the source") && error.contains("--give-up"),
             "{error}"

@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
+use error_reporter::Report;
 use hikkoshi_engine::{Cancel, SourceGuest};
 use hikkoshi_qemu::{
     QemuIdentity, QemuSource, SourceNotes, UndoError, UndoOutcome, UndoRecord, undo,
@@ -188,7 +189,7 @@ fn another_user_has_locked_the_ram_file() {
         };
         let taken_up = QemuSource::reattach(&notes).unwrap();
         // Still only one at a time.
-        let error = QemuSource::attach(&qemu.qmp()).unwrap_err().to_string();
+        let error = Report::new(QemuSource::attach(&qemu.qmp()).unwrap_err()).to_string();
         assert!(
             error.contains("another hikkoshi process is migrating this guest"),
             "{error}"

@@ -6,6 +6,7 @@
 
 mod support;
 
+use error_reporter::Report;
 use hikkoshi_engine::{Mode, SourceGuest};
 use hikkoshi_qemu::qmp::Client;
 use hikkoshi_qemu::{AllowedTypes, AttachError, QemuSource};
@@ -20,7 +21,7 @@ fn refused_in_rounds(qemu: &Qemu, parts: &[&str]) {
     let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
     for mode in ROUNDS {
         let error = source.check_mode(mode).unwrap_err();
-        let text = error.to_string();
+        let text = Report::new(&error).to_string();
         eprintln!("   {text}");
         for part in parts.iter().chain(&["--mode postcopy"]) {
             assert!(text.contains(part), "{part:?} is not in: {text}");
@@ -127,7 +128,7 @@ fn under_way(qemu: &Qemu) -> QemuSource {
 /// and that the guest continues to run.
 fn not_paused(qemu: &Qemu, mut source: QemuSource, parts: &[&str]) {
     let error = source.pause().unwrap_err();
-    let text = error.to_string();
+    let text = Report::new(&error).to_string();
     eprintln!("   {text}");
     for part in parts {
         assert!(text.contains(part), "{part:?} is not in: {text}");
@@ -256,7 +257,7 @@ fn a_block_job() {
         not_paused(&qemu, source, &parts);
         let error = QemuSource::attach(&qemu.qmp()).unwrap_err();
         for part in parts {
-            assert!(error.to_string().contains(part), "{error}");
+            assert!(Report::new(&error).to_string().contains(part), "{error}");
         }
         assert!(matches!(error, AttachError::Refused(_)) && error.found_guest());
         qemu.execute("job-cancel", json!({ "id": "bk" }));
@@ -283,7 +284,10 @@ fn an_unsafe_device_cannot_be_allowed() {
         qemu.keep(window);
         let allowed = AllowedTypes::new(["ivshmem-plain".to_owned()]);
         let error = QemuSource::attach_allowing(&qemu.qmp(), &allowed).unwrap_err();
-        assert!(error.to_string().contains("ivshmem-plain"), "{error}");
+        assert!(
+            Report::new(&error).to_string().contains("ivshmem-plain"),
+            "{error}"
+        );
     });
 }
 

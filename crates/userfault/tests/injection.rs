@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Target, as_nobody, become_nobody};
+use error_reporter::Report;
 use hikkoshi_linux::{InjectError, Process};
 use hikkoshi_userfault::{
     Features, RemoteUserfault, RemoteUserfaultError, close_remote, open_userfaults,
@@ -575,7 +576,7 @@ fn no_such_process() {
     target.join();
     let error = RemoteUserfault::create(target.pid, Features::FOR_MISSING).unwrap_err();
     assert_eq!(
-        error.to_string(),
+        Report::new(&error).to_string(),
         format!(
             "creating a userfaultfd: attaching to process {}: the process does not exist",
             target.pid
@@ -611,7 +612,9 @@ fn another_tracer_is_named() {
 fn a_process_cannot_inject_into_itself() {
     let error = RemoteUserfault::create(std::process::id(), Features::FOR_MISSING).unwrap_err();
     assert!(
-        error.to_string().contains("a process cannot trace itself"),
+        Report::new(&error)
+            .to_string()
+            .contains("a process cannot trace itself"),
         "{error}"
     );
 }
@@ -643,8 +646,7 @@ fn no_thread_that_stops_is_an_error() {
 fn a_missing_privilege_is_named() {
     let target = sleeper();
     let text = as_nobody(|| {
-        RemoteUserfault::create(target.pid, Features::FOR_MISSING)
-            .unwrap_err()
+        Report::new(RemoteUserfault::create(target.pid, Features::FOR_MISSING).unwrap_err())
             .to_string()
     });
     assert_eq!(
@@ -690,8 +692,7 @@ fn an_unprivileged_process_creates_one_from_the_device() {
 fn both_refusals_are_reported() {
     let target = unprivileged();
     let text = as_nobody(|| {
-        RemoteUserfault::create(target.pid, Features::FOR_MISSING)
-            .unwrap_err()
+        Report::new(RemoteUserfault::create(target.pid, Features::FOR_MISSING).unwrap_err())
             .to_string()
     });
     assert_eq!(
@@ -733,8 +734,7 @@ fn seccomp_does_not_kill_for_our_calls() {
 fn seccomp_without_the_right_to_suspend_it_is_refused() {
     let target = sandboxed(become_nobody);
     let text = as_nobody(|| {
-        RemoteUserfault::create(target.pid, Features::FOR_MISSING)
-            .unwrap_err()
+        Report::new(RemoteUserfault::create(target.pid, Features::FOR_MISSING).unwrap_err())
             .to_string()
     });
     assert!(
@@ -750,7 +750,7 @@ fn missing_features_leave_the_process_untouched() {
     let target = sleeper();
     let error = RemoteUserfault::create(target.pid, Features(1 << 40)).unwrap_err();
     assert!(
-        error
+        Report::new(&error)
             .to_string()
             .contains("does not support feature bit 40"),
         "{error}"
@@ -788,7 +788,9 @@ fn open_userfaults_are_found_adopted_and_closed() {
     ));
     let error = close_remote(&process, 0).unwrap_err();
     assert!(
-        error.to_string().contains("now refers to a different file"),
+        Report::new(&error)
+            .to_string()
+            .contains("now refers to a different file"),
         "{error}"
     );
 }

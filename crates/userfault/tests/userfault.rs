@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{HugePages, Target, gettid, is_in_syscall, map_shared, memory_file};
+use error_reporter::Report;
 use hikkoshi_linux::{HostAddr, HostRange, Stop};
 use hikkoshi_userfault::{
     Copied, CopyError, Event, EventBuffer, Features, RangeError, Ready, RegisterMode,
@@ -210,7 +211,10 @@ fn huge_pages_are_installed_whole() {
     assert!(!registered.zero);
     let content: Vec<u8> = (0..HUGE).map(|at| (at >> 12) as u8).collect();
     let error = own.copy(range.addr, &content[..PAGE]).unwrap_err();
-    assert!(error.to_string().contains("EINVAL"), "{error}");
+    assert!(
+        Report::new(&error).to_string().contains("EINVAL"),
+        "{error}"
+    );
     for (installed, present) in [(HUGE as u64, 0), (0, HUGE as u64)] {
         let copied = own.copy_host_page(range.addr, &content).unwrap();
         assert_eq!(copied, Copied { installed, present });
@@ -433,7 +437,10 @@ fn errors_contain_the_operation_and_the_progress() {
         .userfault()
         .copy(HostAddr(guest.range.addr.0 + 1), &[1; PAGE])
         .unwrap_err();
-    assert!(error.to_string().contains("EINVAL"), "{error}");
+    assert!(
+        Report::new(&error).to_string().contains("EINVAL"),
+        "{error}"
+    );
     assert_eq!(error.done(), 0);
     let error = guest
         .userfault()
@@ -451,7 +458,7 @@ fn errors_contain_the_operation_and_the_progress() {
         .register(guest.range, RegisterMode::MISSING)
         .unwrap_err();
     assert_eq!(
-        error.to_string(),
+        Report::new(&error).to_string(),
         format!(
             "registering {} bytes at {}: another userfaultfd is already registered for this \
              memory, possibly one left open by an earlier migration or QEMU's own postcopy-ram; \
@@ -465,7 +472,10 @@ fn errors_contain_the_operation_and_the_progress() {
 fn a_handshake_is_made_once() {
     let own = Userfault::create_for_self(Features::FOR_DIRTY_LOG).unwrap();
     let error = own.api(Features::FOR_DIRTY_LOG).unwrap_err();
-    assert!(error.to_string().starts_with("negotiating"), "{error}");
+    assert!(
+        Report::new(&error).to_string().starts_with("negotiating"),
+        "{error}"
+    );
 }
 
 /// Remove events block the caller until they are read, and pages cannot be installed until the

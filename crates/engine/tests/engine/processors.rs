@@ -5,6 +5,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::thread;
 
+use error_reporter::Report;
 use hikkoshi_engine::{
     Cancel, DestinationOptions, Mode, ReceiveWatch, SourceOptions, Watch, migrate, receive,
 };
@@ -141,7 +142,9 @@ fn an_older_destination_is_refused() {
     });
     assert_eq!(error.outcome, Outcome::AtSource);
     assert!(
-        error.to_string().contains("hikkoshi there is too old"),
+        Report::new(&error)
+            .to_string()
+            .contains("hikkoshi there is too old"),
         "{error}"
     );
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use error_reporter::Report;
 use hikkoshi_engine::report::Phase;
 use hikkoshi_engine::{Mode, RetryFor};
 use hikkoshi_handover::Outcome;
@@ -412,7 +413,10 @@ fn a_source_guest_that_runs_after_the_handover_is_not_sent() {
         done.interrupted();
         let error = done.resume_is_refused_while_it_runs();
         assert_eq!(error.outcome, outcome);
-        assert_eq!(error.to_string(), "check_paused does not work");
+        assert_eq!(
+            Report::new(&error).to_string(),
+            "check_paused does not work"
+        );
         done.resumed("after the source paused its guest");
     }
 }

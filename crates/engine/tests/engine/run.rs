@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use error_reporter::Report;
 use hikkoshi_engine::{
     Account, Cancel, DestinationOptions, MigrateError, Mode, Observer, ReceiveError, ReceiveWatch,
     SourceOptions, Watch, give_up_migrate, give_up_receive, migrate, receive, resume_migrate,
@@ -315,7 +316,7 @@ impl Setup {
             let migrated = migrate(&mut source, &remote, &options, &watch);
             drop(ended);
             if let Err(error) = &migrated
-                && error.cause.to_string().contains("refuses")
+                && Report::new(&error.cause).to_string().contains("refuses")
             {
                 destination_cancel.cancel();
             }
@@ -597,8 +598,8 @@ impl Done {
             panic!("both sides should have failed: {:?}", self);
         };
         (
-            (source.outcome, source.to_string()),
-            (destination.outcome, destination.to_string()),
+            (source.outcome, Report::new(source).to_string()),
+            (destination.outcome, Report::new(destination).to_string()),
         )
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
+use error_reporter::Report;
 use hikkoshi_engine::{Cancel, Mode};
 use hikkoshi_handover::Outcome;
 use hikkoshi_link::tls::{
@@ -190,7 +191,7 @@ fn a_source_without_the_invitation_keeps_its_guest() {
     });
     let error = done.source.unwrap_err();
     assert_eq!(error.outcome, Outcome::AtSource);
-    let text = error.to_string();
+    let text = Report::new(&error).to_string();
     assert!(
         text.contains("does not have the key of the invitation"),
         "{text}"
@@ -246,7 +247,7 @@ fn tls_on_one_side_only_is_reported_with_advice() {
     let run = |client: Option<TlsClient>, server: Option<TlsServer>| {
         TestListener::with(server, |tested_listener| {
             let refused = tested_listener.connect(client.as_ref(), Role::Control);
-            refused.unwrap_err().to_string()
+            Report::new(refused.unwrap_err()).to_string()
         })
     };
     let (client, server) = invited();
@@ -256,7 +257,7 @@ fn tls_on_one_side_only_is_reported_with_advice() {
         "{text}"
     );
     let text = run(Some(client), None);
-    assert!(text.contains("Both sides must use TLS"), "{text}");
+    assert!(text.contains("both sides must use TLS"), "{text}");
 }
 
 /// One migration has many connections, some of them after a restart of either side; an invitation
@@ -266,7 +267,7 @@ fn an_invitation_is_valid_for_all_links_of_one_migration() {
     let (client, server) = invited();
     let other = TlsClient::invited(&invitation(&server)).unwrap();
     let used = |refused: Result<Incoming, HandshakeError>| {
-        let text = refused.unwrap_err().to_string();
+        let text = Report::new(refused.unwrap_err()).to_string();
         assert!(text.contains("has been used already"), "{text}");
     };
     TestListener::with(Some(server.clone()), |tested_listener| {

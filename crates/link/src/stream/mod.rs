@@ -416,7 +416,10 @@ mod tests {
         });
         let error = connect_to(address, &stop).unwrap_err();
         assert_ne!(error.kind(), io::ErrorKind::TimedOut, "{error}");
-        assert!(error.to_string().contains("stopped"), "{error}");
+        assert!(
+            Report::new(&error).to_string().contains("stopped"),
+            "{error}"
+        );
         stopping.join().unwrap();
     }
 
@@ -430,7 +433,7 @@ mod tests {
         // An attempt to connect would fail with the stop or a network error instead.
         let error = Stream::connect(&here("192.0.2.1:9"), &Cancel::cancelled()).unwrap_err();
         assert_eq!(
-            error.to_string(),
+            Report::new(&error).to_string(),
             "the name now resolves to 192.0.2.1:9, which is not on this machine, and the link is \
              not encrypted"
         );

@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use hikkoshi_wire::{ControlMessage, Frame, HEADER_LEN, Limits, decode_control};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -318,7 +319,7 @@ mod tests {
         peer.write_all(&Frame::Ack { bytes: 7 }.encode()).unwrap();
         let error = reader.control::<ToSource>().unwrap_err();
         assert_eq!(
-            error.to_string(),
+            Report::new(&error).to_string(),
             "the peer broke the protocol: Ack { bytes: 7 } on the control link"
         );
         // A length beyond the limit is refused.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use proptest::prelude::*;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
@@ -397,14 +398,14 @@ fn extended_key_usages_are_checked() {
     assert!(matches!(near, SecureError::Refused(_)), "{near}");
     assert!(matches!(far, SecureError::Certificate(_)), "{far}");
     for error in [near, far] {
-        let text = error.to_string();
+        let text = Report::new(&error).to_string();
         assert!(text.contains("a source's needs clientAuth"), "{text}");
     }
     let (near, far) = refused(&source(&both), &destination(&[ClientAuth]));
     assert!(matches!(near, SecureError::Certificate(_)), "{near}");
     assert!(matches!(far, SecureError::Refused(_)), "{far}");
     for error in [near, far] {
-        let text = error.to_string();
+        let text = Report::new(&error).to_string();
         assert!(text.contains("a destination's serverAuth"), "{text}");
     }
 }
@@ -428,11 +429,11 @@ fn own_unsuitable_certificates_are_refused() {
     let ours = Authority::new();
     let here = |certificates: Certificates| {
         let error = TlsClient::certified(certificates, "dst.example").unwrap_err();
-        error.to_string()
+        Report::new(&error).to_string()
     };
     let there = |certificates: Certificates| {
         let error = TlsServer::certified(certificates).unwrap_err();
-        error.to_string()
+        Report::new(&error).to_string()
     };
     let path = |name: &str| ours.path(name);
     let shown = path("a.example.crt").display().to_string();
@@ -445,7 +446,7 @@ fn own_unsuitable_certificates_are_refused() {
         there(ours.issue_until("a.example", 2001)),
     ] {
         let expired =
-            format!("the certificate in {shown}: it expired on 2001-01-01 00:00:00 UTC (");
+            format!("this side's certificate: {shown}: it expired on 2001-01-01 00:00:00 UTC (");
         assert!(
             message.starts_with(&expired) && clock(&message),
             "{message}"
@@ -456,8 +457,9 @@ fn own_unsuitable_certificates_are_refused() {
         params.not_after = rcgen::date_time_ymd(4000, 1, 1);
     };
     let message = here(ours.issue_with("a.example", early));
-    let wanted =
-        format!("the certificate in {shown}: it is valid only from 3000-02-03 00:00:00 UTC (");
+    let wanted = format!(
+        "this side's certificate: {shown}: it is valid only from 3000-02-03 00:00:00 UTC ("
+    );
     assert!(message.starts_with(&wanted) && clock(&message), "{message}");
     // A certificate for the other side.
     let message = here(ours.issue_for("a.example", &[ServerAuth]));
@@ -507,7 +509,7 @@ fn own_unsuitable_certificates_are_refused() {
     ] {
         std::fs::write(path(name), lines).unwrap();
         let read = Certificates::read(&path("ca"), &path("a.example.crt"), &path(name));
-        let message = read.unwrap_err().to_string();
+        let message = Report::new(read.unwrap_err()).to_string();
         assert!(
             message.contains("is encrypted") && message.contains("openssl pkey -in"),
             "{message}"
@@ -537,8 +539,8 @@ fn errors_name_the_unreadable_file() {
     let read = |ca: &str, cert: &str, key: &str| {
         let read = Certificates::read(&path(ca), &path(cert), &path(key));
         let text = match read {
-            Ok(read) => TlsServer::certified(read).unwrap_err().to_string(),
-            Err(error) => error.to_string(),
+            Ok(read) => Report::new(TlsServer::certified(read).unwrap_err()).to_string(),
+            Err(error) => Report::new(&error).to_string(),
         };
         assert!(text.len() < 400, "{text}");
         text

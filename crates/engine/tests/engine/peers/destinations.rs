@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use error_reporter::Report;
 use hikkoshi_engine::{Account, Cancel, MigrateError, Mode, SourceOptions, Watch, migrate};
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
@@ -236,7 +237,10 @@ fn migrated_from(
 fn rejected(mode: Mode, expected: &str, script: impl FnOnce(&mut Destination<'_>) + Send) {
     let (result, machine, _) = migrated(mode, &Cancel::new(), script);
     let error = result.unwrap_err();
-    assert!(error.to_string().contains(expected), "{error}");
+    assert!(
+        Report::new(&error).to_string().contains(expected),
+        "{error}"
+    );
     assert_eq!(error.outcome, Outcome::AtSource, "{error}");
     assert_eq!(machine.runs(), Some(Side::Source));
     machine.work(100);
@@ -354,7 +358,7 @@ fn requests_for_pages_not_owed_get_no_answer() {
         }
         enough.cancel();
     });
-    assert_eq!(result.unwrap_err().to_string(), "cancelled");
+    assert_eq!(Report::new(&result.unwrap_err()).to_string(), "cancelled");
     let mut pages = pages.lock().unwrap().clone();
     pages.sort();
     // Pages 0 to 63 were never touched, unless the guest has done so since.
@@ -405,7 +409,7 @@ fn large_requests_are_interleaved() {
             assert!(before <= 16 * number, "{before} pages arrived first");
             enough.cancel();
         });
-        assert_eq!(result.unwrap_err().to_string(), "cancelled");
+        assert_eq!(Report::new(&result.unwrap_err()).to_string(), "cancelled");
     }
 }
 
@@ -428,7 +432,7 @@ fn a_source_blocked_by_its_destination_can_be_cancelled() {
         thread::sleep(TIME_TO_BLOCK);
         asked.cancel();
     });
-    assert_eq!(result.unwrap_err().to_string(), "cancelled");
+    assert_eq!(Report::new(&result.unwrap_err()).to_string(), "cancelled");
     assert!(!calls.contains(&"pause"));
     assert_eq!(machine.runs(), Some(Side::Source));
 
@@ -457,7 +461,7 @@ fn a_source_blocked_by_its_destination_can_be_cancelled() {
     };
     let (result, machine, calls) = migrated_from(&options, &cancel, while_it_saves, accepts);
     let error = result.unwrap_err();
-    assert_eq!(error.to_string(), "cancelled");
+    assert_eq!(Report::new(&error).to_string(), "cancelled");
     assert_eq!(error.outcome, Outcome::AtSource);
     assert!(calls.contains(&"pause"));
     assert_eq!(machine.runs(), Some(Side::Source));
@@ -490,7 +494,7 @@ fn a_destination_that_reports_the_guest_lost() {
             control.1.control(&ToSource::GuestLost { reason }).unwrap();
         });
         let error = result.unwrap_err();
-        let text = error.to_string();
+        let text = Report::new(&error).to_string();
         if heard_to_run {
             assert_eq!(error.outcome, Outcome::Lost);
             assert_eq!(text, "the guest has ended at the destination: a power cut");
@@ -535,7 +539,7 @@ fn a_destination_that_declines_a_running_guest() {
     for (result, machine, calls) in [reported, answered] {
         let error = result.unwrap_err();
         assert_eq!(error.outcome, Outcome::AtDestination, "{error}");
-        let text = error.to_string();
+        let text = Report::new(&error).to_string();
         assert!(text.contains("after it reported that it runs it"), "{text}");
         assert!(!calls.contains(&"resume"));
         assert_eq!(machine.runs(), None);
@@ -562,7 +566,7 @@ fn a_destination_that_claims_to_have_every_page() {
     let error = result.unwrap_err();
     assert_eq!(error.outcome, Outcome::AtDestination);
     assert!(
-        error.to_string().starts_with(
+        Report::new(&error).to_string().starts_with(
             "sending pages to the running guest: the peer broke the protocol: the destination \
              reports that it has every page, but "
         ),
@@ -602,7 +606,7 @@ fn a_destination_that_claims_to_have_every_page_after_a_reconnect() {
         });
         let error = result.unwrap_err();
         assert_eq!(error.outcome, Outcome::AtDestination, "{error}");
-        let text = error.to_string();
+        let text = Report::new(&error).to_string();
         assert!(
             text.contains("the destination reports that it has every page, but "),
             "{text}"

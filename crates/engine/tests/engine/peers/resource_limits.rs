@@ -7,6 +7,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
+use error_reporter::Report;
 use hikkoshi_engine::{Cancel, DestinationOptions, ReceiveWatch, receive};
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
@@ -183,7 +184,7 @@ fn waiting(
     assert_eq!(guest.script.count("resume"), 0);
     assert_eq!(machine.runs(), Some(Side::Source));
     machine.undamaged();
-    (error.outcome, error.to_string())
+    (error.outcome, Report::new(&error).to_string())
 }
 
 /// The largest frame, one byte at a time: it uses the memory of one frame, and times out.

@@ -5,6 +5,7 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
+use error_reporter::Report;
 use hikkoshi_engine::{Cancel, DestinationOptions, ReceiveError, ReceiveWatch, receive};
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
@@ -192,7 +193,7 @@ fn received(
     assert_eq!(guest.script.count("resume"), 0);
     assert_eq!(machine.runs(), Some(Side::Source));
     machine.undamaged();
-    (outcome, cause.to_string(), guest)
+    (outcome, Report::new(&cause).to_string(), guest)
 }
 
 /// As [`received`], for errors that must be found before the guest is loaded.
@@ -333,7 +334,7 @@ fn the_number_of_background_links_is_limited() {
         receiving.join().unwrap()
     });
     assert_eq!(
-        result.unwrap_err().to_string(),
+        Report::new(&result.unwrap_err()).to_string(),
         "cancelled at the source: enough"
     );
     let memory = machine.memory(Side::Destination);
@@ -497,7 +498,7 @@ fn a_destination_blocked_by_its_source_can_be_cancelled() {
             &watch,
         )
     });
-    assert_eq!(result.unwrap_err().to_string(), "cancelled");
+    assert_eq!(Report::new(&result.unwrap_err()).to_string(), "cancelled");
     assert_eq!(guest.script.count("release"), 1);
 }
 
@@ -510,7 +511,7 @@ fn only_links_of_the_migration_are_accepted() {
         for role in [Role::Control, Role::Urgent, Role::Background { index: 0 }] {
             let error = open(&address.clone().into(), &hello(role, stranger)).unwrap_err();
             assert_eq!(
-                error.to_string(),
+                Report::new(&error).to_string(),
                 "the peer closed the connection without a greeting; it may be busy with another \
                  guest"
             );

@@ -5,6 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 
+use error_reporter::Report;
 use hikkoshi_engine::{
     Cancel, DestinationOptions, ReceiveWatch, SourceOptions, Watch, migrate, receive,
 };
@@ -174,7 +175,7 @@ fn a_destination_that_violates_tls() {
         assert_eq!(error.outcome, Outcome::AtSource);
         assert_eq!(machine.runs(), Some(Side::Source));
         assert_eq!(source.script.calls(), ["release"]);
-        error.to_string()
+        Report::new(&error).to_string()
     };
     let says = |bytes: &'static [u8]| {
         attempt(&move |mut peer: TcpStream| {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use error_reporter::Report;
 use hikkoshi_engine::{Cancel, Mode, SourceOptions};
 use hikkoshi_handover::Outcome;
 use hikkoshi_pages::{Page, PageRange};
@@ -61,7 +62,7 @@ fn once_paused(mode: Mode, script: impl Fn(&mut Destination<'_>, Duration) + Syn
 #[track_caller]
 fn check_runs_at_source((result, machine, calls): Migrated, error: &str, paused: bool) {
     let failed = result.unwrap_err();
-    assert!(failed.to_string().contains(error), "{failed}");
+    assert!(Report::new(&failed).to_string().contains(error), "{failed}");
     assert_eq!(failed.outcome, Outcome::AtSource, "{failed}");
     assert_eq!(calls.contains(&"pause"), paused, "{calls:?}");
     assert_eq!(machine.runs(), Some(Side::Source));
