@@ -37,7 +37,7 @@
 //! * 1 GiB hugetlb pages, and all hugetlb pages on older kernels, are not supported: the kernel
 //!   cannot track them safely.
 
-#![allow(unsafe_code)] // For an ioctl that no crate wraps.
+#![allow(unsafe_code)] // The test of write tracking maps memory of its own.
 
 #[doc(hidden)]
 pub mod contract_tests;

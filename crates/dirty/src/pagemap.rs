@@ -12,13 +12,12 @@
 //! long ranges, and runs the protecting scan only on the few MiB around it. A clean guest is not
 //! disturbed, and the number of calls is proportional to the number of dirty areas.
 
-use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use error_reporter::Report;
-use hikkoshi_linux::{HostAddr, HostRange, Process};
+use hikkoshi_linux::{HostAddr, HostRange, Pagemap, Process};
 use hikkoshi_pages::{Extent, PAGE_BYTES, PageBitmap, PageRange, RamLayout};
 use hikkoshi_userfault::{RangeError, RegisterMode, Userfault};
 use thiserror::Error;
@@ -41,7 +40,7 @@ pub struct PagemapLog {
     userfault: Arc<Userfault>,
     /// `None` if the memory belongs to this process.
     process: Option<Arc<Process>>,
-    pagemap: File,
+    pagemap: Pagemap,
     layout: RamLayout,
     /// The host address of each block in the process.
     hosts: Vec<HostAddr>,
@@ -133,11 +132,8 @@ impl PagemapLog {
         let pid = process
             .as_ref()
             .map_or_else(std::process::id, |process| process.pid());
-        let pagemap = match &process {
-            Some(process) => process.open_proc("pagemap"),
-            None => File::open("/proc/self/pagemap"),
-        }
-        .map_err(|source| StartError::Pagemap { pid, source })?;
+        let pagemap = Pagemap::open(process.as_deref())
+            .map_err(|source| StartError::Pagemap { pid, source })?;
         let huge = layout
             .blocks()
             .any(|(block, _)| block.host_page > PAGE_BYTES);

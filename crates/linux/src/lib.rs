@@ -7,7 +7,8 @@
 //!
 //! * Other processes: [`Process`] (a pidfd and the data in `/proc/PID`), [`inject`] (system calls
 //!   that another process executes for us), [`HostAddr`] and [`HostRange`] (addresses in another
-//!   process), [`Process::collapse`] (`MADV_COLLAPSE`).
+//!   process), [`Process::collapse`] (`MADV_COLLAPSE`), [`Pagemap`] (which pages it has, and which
+//!   were written).
 //! * Threads: [`Schedule`] (`sched_setattr`), [`Priority`] (urgent threads before background
 //!   threads), [`sandbox_thread`] (Landlock, seccomp and capabilities).
 //! * Requests to stop: [`Stop`] (an eventfd, for loops that wait in `poll`), [`Cancel`] (a flag,
@@ -36,6 +37,7 @@ mod cancel;
 mod collapse;
 mod errno;
 pub mod inject;
+mod pagemap;
 mod priority;
 mod process;
 mod sandbox;
@@ -52,6 +54,7 @@ pub use cancel::Cancel;
 pub use collapse::{COLLAPSE_BYTES, CollapseError};
 pub use errno::last_errno;
 pub use inject::InjectError;
+pub use pagemap::{MAX_REGIONS, PageCategories, PageQuery, Pagemap};
 pub use priority::{Priority, PriorityClass};
 pub use process::Process;
 pub use rustix::io::Errno;
