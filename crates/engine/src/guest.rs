@@ -17,7 +17,7 @@ use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 
 use hikkoshi_linux::Cancel;
-use hikkoshi_memory::RamFiles;
+use hikkoshi_memory::GuestRam;
 
 /// An error of a guest adapter.
 ///
@@ -73,7 +73,7 @@ impl Error for GuestError {
 ///
 /// use hikkoshi_dirty::DirtyLog;
 /// use hikkoshi_engine::{Cancel, GuestError, SourceGuest};
-/// use hikkoshi_memory::RamFiles;
+/// use hikkoshi_memory::GuestRam;
 /// use hikkoshi_wire::GuestDescription;
 ///
 /// /// What the monitor can do.
@@ -88,14 +88,14 @@ impl Error for GuestError {
 /// struct Adapter<M> {
 ///     monitor: M,
 ///     description: GuestDescription,
-///     ram: Arc<RamFiles>,
+///     ram: Arc<GuestRam>,
 /// }
 ///
 /// impl<M: Monitor> SourceGuest for Adapter<M> {
 ///     fn describe(&self) -> &GuestDescription {
 ///         &self.description
 ///     }
-///     fn ram(&self) -> Arc<RamFiles> {
+///     fn ram(&self) -> Arc<GuestRam> {
 ///         Arc::clone(&self.ram)
 ///     }
 ///     fn start_dirty_log(&mut self) -> Result<Arc<dyn DirtyLog>, GuestError> {
@@ -142,7 +142,7 @@ pub trait SourceGuest: Send {
     }
 
     /// The guest's memory, for reading.
-    fn ram(&self) -> Arc<RamFiles>;
+    fn ram(&self) -> Arc<GuestRam>;
 
     /// Starts to log writes to the guest's memory.
     ///
@@ -240,7 +240,7 @@ pub struct ThreadName {
 /// use std::time::Instant;
 ///
 /// use hikkoshi_engine::{Cancel, DestinationGuest, GuestError};
-/// use hikkoshi_memory::RamFiles;
+/// use hikkoshi_memory::GuestRam;
 /// use hikkoshi_userfault::{Features, Userfault};
 /// use hikkoshi_wire::GuestDescription;
 ///
@@ -254,7 +254,7 @@ pub struct ThreadName {
 /// struct Adapter<M> {
 ///     monitor: M,
 ///     description: GuestDescription,
-///     ram: Arc<RamFiles>,
+///     ram: Arc<GuestRam>,
 ///     /// Where each RAM block is mapped.
 ///     hosts: Vec<u64>,
 ///     userfault: Option<Arc<Userfault>>,
@@ -264,7 +264,7 @@ pub struct ThreadName {
 ///     fn describe(&self) -> &GuestDescription {
 ///         &self.description
 ///     }
-///     fn ram(&self) -> Arc<RamFiles> {
+///     fn ram(&self) -> Arc<GuestRam> {
 ///         Arc::clone(&self.ram)
 ///     }
 ///     fn prepare(&mut self) -> Result<(), GuestError> {
@@ -314,7 +314,7 @@ pub trait DestinationGuest: Send {
     }
 
     /// The machine's memory, for writing.
-    fn ram(&self) -> Arc<RamFiles>;
+    fn ram(&self) -> Arc<GuestRam>;
 
     /// Prepares the machine to be filled: from now on it runs only after [`resume`](Self::resume).
     fn prepare(&mut self) -> Result<(), GuestError>;

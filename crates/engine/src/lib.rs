@@ -7,7 +7,7 @@
 //! guest through a trait ([`SourceGuest`], [`DestinationGuest`]), and the two communicate over three
 //! kinds of links ([`hikkoshi_link`]): control, urgent, background. Memory is a flat space of 4 KiB
 //! pages (`hikkoshi-pages`), read and written through the RAM blocks' files
-//! ([`RamFiles`](hikkoshi_memory::RamFiles)).
+//! ([`GuestRam`](hikkoshi_memory::GuestRam)).
 //!
 //! There are three modes ([`Mode`]). **Pre-copy** sends rounds of dirty pages until the rest fits
 //! into the downtime. **Post-copy** moves the guest first; its pages follow. **Hybrid** does one

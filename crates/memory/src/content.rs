@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use error_reporter::Report;
 use hikkoshi_pages::{PAGE_SIZE, PageRange, is_zero};
 
-use crate::files::RamFiles;
+use crate::guest_ram::GuestRam;
 
 /// Bytes in a word.
 const WORD: usize = size_of::<u64>();
@@ -20,7 +20,7 @@ pub trait Content {
 
     /// Whether all of this content is in `pages` of the RAM files already. `false` also when they
     /// cannot be read.
-    fn is_in(&self, ram: &RamFiles, pages: PageRange) -> bool {
+    fn is_in(&self, ram: &GuestRam, pages: PageRange) -> bool {
         let mut page = [0; PAGE_SIZE];
         pages.iter().enumerate().all(|(nth, number)| {
             match ram.read(PageRange::one(number), &mut page) {

@@ -5,7 +5,7 @@
 //! Guest memory is a flat space of 4 KiB pages ([`RamLayout`](hikkoshi_pages::RamLayout)). Each RAM
 //! block is a file ([`RamFile`]) that QEMU maps as well.
 //!
-//! * The source reads pages with [`RamFiles`] and splits them into content and zero pages with
+//! * The source reads pages with [`GuestRam`] and splits them into content and zero pages with
 //!   [`PieceReader`].
 //! * The destination fills and drops pages with [`RamWriter`] before the guest runs there.
 //!   Afterwards pages are installed by userfaultfd only, and [`missing_pages`] reports which ones
@@ -16,13 +16,13 @@
 //! * Private memory of a process, which is not a file.
 
 mod content;
-mod files;
+mod guest_ram;
 mod pieces;
 mod presence;
 mod writer;
 
 pub use content::Content;
-pub use files::{RamFile, RamFiles};
+pub use guest_ram::{GuestRam, RamFile};
 pub use pieces::{Piece, PieceReader};
 pub use presence::{PresenceError, missing_pages};
 pub use writer::{MemoryError, RamWriter};

@@ -4,7 +4,7 @@ use std::io;
 
 use hikkoshi_pages::{PAGE_SIZE, PageRange, is_zero};
 
-use crate::files::RamFiles;
+use crate::guest_ram::GuestRam;
 
 /// Adjacent pages of one kind, at most as many as a reader's chunk.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl PieceReader {
     /// `E` is the caller's error; a failed read is converted into it.
     pub fn pieces<E: From<io::Error>>(
         &mut self,
-        ram: &RamFiles,
+        ram: &GuestRam,
         range: PageRange,
         mut each: impl FnMut(Piece<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
@@ -76,10 +76,10 @@ mod tests {
     use hikkoshi_pages::{PAGE_BYTES, Page, RamBlock, RamLayout};
     use std::os::unix::fs::FileExt;
 
-    use crate::files::RamFile;
+    use crate::guest_ram::RamFile;
 
     /// Two blocks of ten pages; those in `data` begin with their number.
-    fn files(data: &[u64]) -> RamFiles {
+    fn files(data: &[u64]) -> GuestRam {
         let block = |id: &str| RamBlock {
             id: id.to_owned(),
             bytes: 10 * PAGE_BYTES,
@@ -96,7 +96,7 @@ mod tests {
             }
             RamFile::new(file, 0)
         });
-        RamFiles::new(layout, files.collect()).unwrap()
+        GuestRam::new(layout, files.collect()).unwrap()
     }
 
     #[test]

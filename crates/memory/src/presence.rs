@@ -5,7 +5,7 @@ use hikkoshi_pages::{PAGE_BYTES, PageRange};
 use hikkoshi_userfault::{RangeError, Userfault};
 use thiserror::Error;
 
-use crate::files::RamFiles;
+use crate::guest_ram::GuestRam;
 
 /// It could not be found out which pages are present.
 #[derive(Debug, Error)]
@@ -24,7 +24,7 @@ pub enum PresenceError {
 /// # Errors
 /// When the file system or the userfaultfd cannot be asked.
 pub fn missing_pages(
-    ram: &RamFiles,
+    ram: &GuestRam,
     userfault: &Userfault,
     hosts: &[u64],
     mut each: impl FnMut(PageRange),

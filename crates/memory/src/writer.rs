@@ -16,7 +16,7 @@ use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 use thiserror::Error;
 
-use crate::files::RamFiles;
+use crate::guest_ram::GuestRam;
 
 /// Guest memory could not be written or dropped.
 #[derive(Debug, Error)]
@@ -51,7 +51,7 @@ pub enum MemoryError {
 /// The RAM files, for writing.
 #[derive(Debug)]
 pub struct RamWriter {
-    ram: Arc<RamFiles>,
+    ram: Arc<GuestRam>,
     /// For each block that cannot be written to as a file, the mapping that it is written through.
     mapped: Vec<Option<MmapRegion>>,
     /// Pages that may hold something other than zeros. In blocks that are not mapped: the pages
@@ -61,7 +61,7 @@ pub struct RamWriter {
 
 impl RamWriter {
     /// Opens the RAM files for writing; hugetlbfs is mapped.
-    pub fn open(ram: Arc<RamFiles>) -> Result<Self, MemoryError> {
+    pub fn open(ram: Arc<GuestRam>) -> Result<Self, MemoryError> {
         let mapped = ram
             .layout()
             .blocks()
@@ -89,7 +89,7 @@ impl RamWriter {
     }
 
     /// The RAM files.
-    pub fn ram(&self) -> &RamFiles {
+    pub fn ram(&self) -> &GuestRam {
         &self.ram
     }
 
@@ -219,7 +219,7 @@ mod tests {
     use super::*;
     use hikkoshi_pages::{Page, RamBlock, RamLayout};
 
-    use crate::files::RamFile;
+    use crate::guest_ram::RamFile;
 
     /// Two blocks of 16 pages; the second begins after the first, in the same file.
     fn memory() -> RamWriter {
@@ -236,7 +236,7 @@ mod tests {
             RamFile::new(file.try_clone().unwrap(), 0),
             RamFile::new(file, 16 * PAGE_BYTES),
         ];
-        RamWriter::open(Arc::new(RamFiles::new(layout, files).unwrap())).unwrap()
+        RamWriter::open(Arc::new(GuestRam::new(layout, files).unwrap())).unwrap()
     }
 
     fn range(from: u64, to: u64) -> PageRange {
@@ -322,7 +322,7 @@ mod tests {
             RamFile::new(sealed.try_clone().unwrap(), 0),
             RamFile::new(sealed, 16 * PAGE_BYTES),
         ];
-        let ram = RamFiles::new(memory.ram.layout().clone(), files).unwrap();
+        let ram = GuestRam::new(memory.ram.layout().clone(), files).unwrap();
         let error = RamWriter::open(Arc::new(ram))
             .unwrap()
             .drop_all()

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hikkoshi_engine::{Cancel, DestinationGuest, GuestError};
-use hikkoshi_memory::RamFiles;
+use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::{Features, Userfault};
 use hikkoshi_wire::GuestDescription;
 
@@ -37,7 +37,7 @@ impl DestinationGuest for Destination {
         &self.description
     }
 
-    fn ram(&self) -> Arc<RamFiles> {
+    fn ram(&self) -> Arc<GuestRam> {
         self.machine.memory().ram()
     }
 

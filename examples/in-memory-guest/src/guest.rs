@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use hikkoshi_memory::{RamFile, RamFiles};
+use hikkoshi_memory::{GuestRam, RamFile};
 use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, Page, PageRange, RamBlock, RamLayout, usize_from};
 use hikkoshi_wire::GuestDescription;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -21,7 +21,7 @@ const PAGES: u64 = 8192;
 #[derive(Debug)]
 pub(crate) struct Memory {
     map: MmapRegion,
-    ram: Arc<RamFiles>,
+    ram: Arc<GuestRam>,
 }
 
 impl Memory {
@@ -39,7 +39,7 @@ impl Memory {
             FileOffset::new(file.try_clone()?, 0),
             usize_from(layout.bytes()),
         )?;
-        let ram = RamFiles::new(layout, vec![RamFile::new(file, 0)]).ok_or("one file a block")?;
+        let ram = GuestRam::new(layout, vec![RamFile::new(file, 0)]).ok_or("one file a block")?;
         Ok(Self {
             map,
             ram: Arc::new(ram),
@@ -47,7 +47,7 @@ impl Memory {
     }
 
     /// The memory as the engine reads and fills it.
-    pub(crate) fn ram(&self) -> Arc<RamFiles> {
+    pub(crate) fn ram(&self) -> Arc<GuestRam> {
         Arc::clone(&self.ram)
     }
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 use hikkoshi_dirty::{DirtyLog, PagemapLog};
 use hikkoshi_engine::{Cancel, GuestError, SourceGuest};
 use hikkoshi_linux::HostAddr;
-use hikkoshi_memory::RamFiles;
+use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::{Features, Userfault};
 use hikkoshi_wire::GuestDescription;
 
@@ -36,7 +36,7 @@ impl SourceGuest for Source {
         &self.description
     }
 
-    fn ram(&self) -> Arc<RamFiles> {
+    fn ram(&self) -> Arc<GuestRam> {
         self.machine.memory().ram()
     }
 

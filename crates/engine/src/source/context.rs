@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hikkoshi_handover::{Journal, SourceRecord};
 use hikkoshi_link::UrgentActivity;
 use hikkoshi_linux::Cancel;
-use hikkoshi_memory::RamFiles;
+use hikkoshi_memory::GuestRam;
 
 use crate::report::{Counters, Observer, Tracker};
 use crate::source::error::SourceFailure;
@@ -36,7 +36,7 @@ impl fmt::Debug for Watch {
 /// What all parts of one migration share.
 #[derive(Debug, Clone)]
 pub(crate) struct MigrationContext {
-    pub(crate) ram: Arc<RamFiles>,
+    pub(crate) ram: Arc<GuestRam>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) progress: Arc<Tracker>,
     pub(crate) observer: Arc<dyn Observer>,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog};
 use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, SourceGuest, ThreadName};
 use hikkoshi_linux::{HostAddr, Process};
-use hikkoshi_memory::RamFiles;
+use hikkoshi_memory::GuestRam;
 use hikkoshi_pages::PageRange;
 use hikkoshi_userfault::{Features, Userfault};
 use hikkoshi_wire::{GuestDescription, Processors};
@@ -98,7 +98,7 @@ pub(crate) struct TestSource {
     pub processors: Processors,
     pub script: Arc<Script>,
     machine: Arc<Machine>,
-    ram: Arc<RamFiles>,
+    ram: Arc<GuestRam>,
     pub device_bytes: usize,
     pub ended: Arc<AtomicBool>,
     /// A device that writes to its memory without the dirty log seeing it.
@@ -135,7 +135,7 @@ impl SourceGuest for TestSource {
         self.processors.clone()
     }
 
-    fn ram(&self) -> Arc<RamFiles> {
+    fn ram(&self) -> Arc<GuestRam> {
         Arc::clone(&self.ram)
     }
 
@@ -263,7 +263,7 @@ pub(crate) struct TestDestination {
     pub processors: Processors,
     pub script: Arc<Script>,
     machine: Arc<Machine>,
-    ram: Arc<RamFiles>,
+    ram: Arc<GuestRam>,
     device_bytes: usize,
     /// The userfaultfd inside the process.
     pub userfault: Option<Arc<Userfault>>,
@@ -329,7 +329,7 @@ impl DestinationGuest for TestDestination {
         self.processors.clone()
     }
 
-    fn ram(&self) -> Arc<RamFiles> {
+    fn ram(&self) -> Arc<GuestRam> {
         Arc::clone(&self.ram)
     }
 

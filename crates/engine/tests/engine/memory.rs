@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hikkoshi_memory::{RamFile, RamFiles};
+use hikkoshi_memory::{GuestRam, RamFile};
 use hikkoshi_pages::{PAGE_SIZE, Page, RamBlock, RamLayout};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, memfd_create};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
@@ -69,12 +69,12 @@ impl Memory {
     }
 
     /// The files, in the form that the engine takes.
-    pub(crate) fn ram(&self) -> Arc<RamFiles> {
+    pub(crate) fn ram(&self) -> Arc<GuestRam> {
         let files = self
             .files
             .iter()
             .map(|(file, offset)| RamFile::new(file.try_clone().unwrap(), *offset));
-        Arc::new(RamFiles::new(self.layout.clone(), files.collect()).unwrap())
+        Arc::new(GuestRam::new(self.layout.clone(), files.collect()).unwrap())
     }
 
     /// The addresses at which the blocks are mapped.

@@ -1,6 +1,6 @@
 //! The description of the machine that both sides compare.
 
-use hikkoshi_memory::RamFiles;
+use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::GuestDescription;
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use crate::qmp::qom::property;
 use crate::qmp::{Client, QmpError};
 
 /// Describes the machine. The other side must have the same.
-pub(super) fn describe(client: &mut Client, ram: &RamFiles) -> Result<GuestDescription, QmpError> {
+pub(super) fn describe(client: &mut Client, ram: &GuestRam) -> Result<GuestDescription, QmpError> {
     let machine = property(client, "/machine", "type")?;
     let machine = machine
         .as_ref()

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hikkoshi_linux::Process;
-use hikkoshi_memory::RamFiles;
+use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::Features;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 
@@ -37,7 +37,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct Attached {
     pub(crate) client: Client,
     pub(crate) process: Arc<Process>,
-    pub(crate) ram: Arc<RamFiles>,
+    pub(crate) ram: Arc<GuestRam>,
     /// Where each block begins in the process's address space, in layout order.
     pub(crate) addresses: Vec<u64>,
     pub(crate) description: GuestDescription,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hikkoshi_engine::{Cancel, DestinationGuest, GuestError};
-use hikkoshi_memory::{RamFile, RamFiles};
+use hikkoshi_memory::{GuestRam, RamFile};
 use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::GuestDescription;
 
@@ -19,7 +19,7 @@ use crate::identity::ReattachError;
 pub struct ExitedDestination {
     pid: u32,
     description: GuestDescription,
-    ram: Arc<RamFiles>,
+    ram: Arc<GuestRam>,
 }
 
 impl ExitedDestination {
@@ -43,7 +43,7 @@ impl ExitedDestination {
                 source,
             })?;
         let files =
-            RamFiles::new(layout, files).ok_or(ReattachError::Files { blocks, files: 0 })?;
+            GuestRam::new(layout, files).ok_or(ReattachError::Files { blocks, files: 0 })?;
         Ok(Self {
             pid: identity.pid,
             description: identity.description.clone(),
@@ -62,7 +62,7 @@ impl DestinationGuest for ExitedDestination {
         &self.description
     }
 
-    fn ram(&self) -> Arc<RamFiles> {
+    fn ram(&self) -> Arc<GuestRam> {
         Arc::clone(&self.ram)
     }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use error_reporter::Report;
 use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, ThreadName};
 use hikkoshi_linux::Process;
-use hikkoshi_memory::RamFiles;
+use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 
@@ -28,7 +28,7 @@ impl DestinationGuest for QemuDestination {
         self.machine.clone()
     }
 
-    fn ram(&self) -> Arc<RamFiles> {
+    fn ram(&self) -> Arc<GuestRam> {
         Arc::clone(&self.ram)
     }
 

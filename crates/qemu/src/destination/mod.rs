@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use hikkoshi_engine::Cancel;
 use hikkoshi_linux::Process;
-use hikkoshi_memory::RamFiles;
+use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::RemoteUserfault;
 use hikkoshi_wire::{Machine, Processors};
 
@@ -56,7 +56,7 @@ pub struct QemuDestination {
     reattached: bool,
     process: Arc<Process>,
     machine: Machine,
-    ram: Arc<RamFiles>,
+    ram: Arc<GuestRam>,
     identity: QemuIdentity,
     /// The processors, read when attaching.
     processors: Processors,

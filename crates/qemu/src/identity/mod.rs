@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hikkoshi_linux::Process;
-use hikkoshi_memory::{RamFile, RamFiles};
+use hikkoshi_memory::{GuestRam, RamFile};
 use hikkoshi_wire::GuestDescription;
 use serde::{Deserialize, Serialize};
 
@@ -120,7 +120,7 @@ impl QemuIdentity {
         &self,
         process: Option<&Process>,
         access: FileAccess,
-    ) -> Result<RamFiles, ReattachError> {
+    ) -> Result<GuestRam, ReattachError> {
         let layout = self.description.layout()?;
         let files = self
             .description
@@ -149,7 +149,7 @@ impl QemuIdentity {
             blocks: self.description.blocks.len(),
             files: files.len(),
         };
-        RamFiles::new(layout, files).ok_or(counted)
+        GuestRam::new(layout, files).ok_or(counted)
     }
 
     /// Checks that no process has the files mapped. QEMU has ended, and a process

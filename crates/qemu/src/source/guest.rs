@@ -7,7 +7,7 @@ use std::time::Instant;
 use error_reporter::Report;
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_engine::{Cancel, GuestError, SourceGuest};
-use hikkoshi_memory::RamFiles;
+use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use thiserror::Error;
 
@@ -29,7 +29,7 @@ impl SourceGuest for QemuSource {
         self.machine.clone()
     }
 
-    fn ram(&self) -> Arc<RamFiles> {
+    fn ram(&self) -> Arc<GuestRam> {
         Arc::clone(&self.qemu.ram)
     }
 

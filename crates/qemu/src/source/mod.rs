@@ -25,7 +25,7 @@ use error_reporter::Report;
 use hikkoshi_dirty::{DirtyLog, PagemapLog};
 use hikkoshi_engine::{Cancel, Mode};
 use hikkoshi_linux::{HostAddr, Process};
-use hikkoshi_memory::RamFiles;
+use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::{Features, RemoteUserfault, close_remote};
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use serde::{Deserialize, Serialize};
@@ -70,7 +70,7 @@ pub struct SourceNotes {
 #[derive(Debug)]
 struct QemuResources {
     process: Arc<Process>,
-    ram: Arc<RamFiles>,
+    ram: Arc<GuestRam>,
     /// Where each block begins in the process's address space, in layout order.
     addresses: Vec<u64>,
     description: GuestDescription,

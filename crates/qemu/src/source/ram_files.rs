@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_engine::{Cancel, GuestError, SourceGuest};
-use hikkoshi_memory::RamFiles;
+use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::GuestDescription;
 
 use crate::attach::reopen::FileAccess;
@@ -20,7 +20,7 @@ use crate::source::SourceNotes;
 pub struct RamFileSource {
     pid: u32,
     description: GuestDescription,
-    ram: Arc<RamFiles>,
+    ram: Arc<GuestRam>,
 }
 
 impl RamFileSource {
@@ -50,7 +50,7 @@ impl SourceGuest for RamFileSource {
         &self.description
     }
 
-    fn ram(&self) -> Arc<RamFiles> {
+    fn ram(&self) -> Arc<GuestRam> {
         Arc::clone(&self.ram)
     }
 

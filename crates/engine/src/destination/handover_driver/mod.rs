@@ -22,7 +22,7 @@ use hikkoshi_handover::{
     DestinationAction, DestinationEvent, DestinationStage, RecordedDestination,
 };
 use hikkoshi_link::Incoming;
-use hikkoshi_memory::RamFiles;
+use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::{Capabilities, Limits};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
@@ -46,7 +46,7 @@ pub(crate) struct HandoverDriver<'a> {
     pub(crate) machine: RecordedDestination,
     /// What the source supports.
     pub(crate) capabilities: Capabilities,
-    pub(crate) ram: Arc<RamFiles>,
+    pub(crate) ram: Arc<GuestRam>,
     pub(crate) sink: Arc<PageSink>,
     pub(crate) postcopy: Option<ActivePostcopy>,
     pub(crate) links: LinkState,
@@ -106,7 +106,7 @@ pub(crate) struct HandoverResult {
 pub(crate) struct HandoverStart {
     pub(crate) machine: RecordedDestination,
     pub(crate) capabilities: Capabilities,
-    pub(crate) ram: Arc<RamFiles>,
+    pub(crate) ram: Arc<GuestRam>,
     pub(crate) sink: Arc<PageSink>,
     pub(crate) postcopy: Option<ActivePostcopy>,
     pub(crate) links: LinkState,

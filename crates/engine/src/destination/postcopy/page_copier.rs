@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use hikkoshi_linux::{HostAddr, HostRange, Stop};
-use hikkoshi_memory::{PresenceError, RamFiles};
+use hikkoshi_memory::{GuestRam, PresenceError};
 use hikkoshi_pages::{Extent, PAGE_BYTES, PAGE_SIZE, Page, PageRange, RamLayout};
 use hikkoshi_userfault::{CopyError, PageBuffer, RangeError, RegisterMode, Userfault};
 
@@ -16,7 +16,7 @@ use crate::destination::postcopy::memory_pressure::MemoryPressure;
 #[derive(Debug)]
 pub(crate) struct PageCopier {
     userfault: Arc<Userfault>,
-    ram: Arc<RamFiles>,
+    ram: Arc<GuestRam>,
     /// The address of each block in the process that has the userfaultfd.
     hosts: Vec<HostAddr>,
     memory_pressure: MemoryPressure,
@@ -28,7 +28,7 @@ impl PageCopier {
     /// with `stop`.
     pub(crate) fn new(
         userfault: Arc<Userfault>,
-        ram: Arc<RamFiles>,
+        ram: Arc<GuestRam>,
         hosts: &[u64],
         stop: Stop,
     ) -> Self {
@@ -45,7 +45,7 @@ impl PageCopier {
     }
 
     /// The guest's memory.
-    pub(crate) fn ram(&self) -> &RamFiles {
+    pub(crate) fn ram(&self) -> &GuestRam {
         &self.ram
     }
 

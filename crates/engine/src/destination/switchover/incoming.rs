@@ -30,7 +30,7 @@ use hikkoshi_handover::Outcome;
 use hikkoshi_handover::RecordedDestination;
 use hikkoshi_handover::{DestinationEvent, DestinationRecord, DestinationStage};
 use hikkoshi_link::{Incoming, LinkError};
-use hikkoshi_memory::RamFiles;
+use hikkoshi_memory::GuestRam;
 
 /// Receives the offered guest.
 pub(crate) fn run(
@@ -195,7 +195,7 @@ impl<'a> IncomingMigration<'a> {
         options: &DestinationOptions,
         fault_threads: usize,
         watch: &'a ReceiveWatch,
-        ram: &Arc<RamFiles>,
+        ram: &Arc<GuestRam>,
     ) -> Result<Self, DestinationFailure> {
         let mut session = Session::start(
             offered.stream,

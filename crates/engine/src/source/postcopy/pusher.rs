@@ -23,7 +23,7 @@ use hikkoshi_link::{BackgroundSender, LinkError, TICK};
 use hikkoshi_linux::Cancel;
 use hikkoshi_linux::PriorityClass;
 use hikkoshi_linux::sandbox_thread;
-use hikkoshi_memory::RamFiles;
+use hikkoshi_memory::GuestRam;
 use hikkoshi_memory::{Piece, PieceReader};
 
 /// The most pages in one piece, 32 KiB: an urgent page never waits for more than
@@ -126,7 +126,7 @@ struct Pusher {
     /// Until then only pages that are read ahead are pushed.
     background_from: Instant,
     policy: Arc<PushPolicy>,
-    ram: Arc<RamFiles>,
+    ram: Arc<GuestRam>,
     counters: Arc<Counters>,
     tracker: Arc<Tracker>,
     pieces: PieceReader,

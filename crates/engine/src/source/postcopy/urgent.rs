@@ -28,7 +28,7 @@ use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter, UrgentActivity};
 use hikkoshi_linux::PriorityClass;
 use hikkoshi_linux::sandbox_thread;
-use hikkoshi_memory::RamFiles;
+use hikkoshi_memory::GuestRam;
 use hikkoshi_memory::{Piece, PieceReader};
 
 /// The most pages in one frame: a request for a huge page is answered in
@@ -165,7 +165,7 @@ struct Answer {
     urgency: UrgentActivity,
     unsent: Arc<UnsentPages>,
     policy: Arc<PushPolicy>,
-    ram: Arc<RamFiles>,
+    ram: Arc<GuestRam>,
     /// The layout with the destination's host page sizes.
     destination: RamLayout,
     streams: AccessStreams,

@@ -10,7 +10,7 @@ use hikkoshi_pages::{PageBitmap, PageRange, RamLayout};
 
 use crate::source::error::SourceFailure;
 use bit_scan::first_run;
-use hikkoshi_memory::RamFiles;
+use hikkoshi_memory::GuestRam;
 pub(crate) use write_counts::HOTTEST;
 use write_counts::WriteCounts;
 
@@ -121,7 +121,7 @@ impl UnsentPages {
     /// were not in the set.
     pub(crate) fn add_data(
         &self,
-        ram: &RamFiles,
+        ram: &GuestRam,
         destination: &RamLayout,
         range: PageRange,
     ) -> io::Result<Vec<PageRange>> {
@@ -137,7 +137,7 @@ impl UnsentPages {
     /// Adds the pages between the unsent ones that the RAM files hold data for now.
     pub(crate) fn add_data_in_gaps(
         &self,
-        ram: &RamFiles,
+        ram: &GuestRam,
         destination: &RamLayout,
     ) -> io::Result<Vec<PageRange>> {
         let mut new = Vec::new();
@@ -155,10 +155,10 @@ impl UnsentPages {
     /// Adds the pages in `range`, which the destination reported as missing, that the
     /// RAM files hold data for, rounded to its host pages. `known` is the run of data
     /// that was found last: it may contain many ranges, and finding its end takes long
-    /// (see [`RamFiles::data_run`]).
+    /// (see [`GuestRam::data_run`]).
     pub(crate) fn add_missing(
         &self,
-        ram: &RamFiles,
+        ram: &GuestRam,
         destination: &RamLayout,
         range: PageRange,
         known: &mut PageRange,
@@ -295,7 +295,7 @@ mod tests {
         let opened = files
             .iter()
             .map(|file| RamFile::new(file.try_clone().unwrap(), 0));
-        let ram = RamFiles::new(layout.clone(), opened.collect()).unwrap();
+        let ram = GuestRam::new(layout.clone(), opened.collect()).unwrap();
         let unsent = UnsentPages::empty(1027, false);
         for page in [2, 3, 4, 100] {
             write(page);
@@ -342,7 +342,7 @@ mod tests {
                 files[block].write_all_at(&[1], offset).unwrap();
             }
             let opened = files.into_iter().map(|file| RamFile::new(file, 0));
-            let ram = RamFiles::new(layout.clone(), opened.collect()).unwrap();
+            let ram = GuestRam::new(layout.clone(), opened.collect()).unwrap();
             let unsent = UnsentPages::empty(1027, false);
             let mut known = PageRange::EMPTY;
             for (from, to) in [

@@ -19,7 +19,7 @@ pub(crate) mod free_space;
 pub(crate) mod mtree;
 
 use hikkoshi_linux::Process;
-use hikkoshi_memory::{RamFile, RamFiles};
+use hikkoshi_memory::{GuestRam, RamFile};
 use hikkoshi_pages::{GuestRange, RamBlock, RamLayout};
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ use crate::qmp::Client;
 #[derive(Debug)]
 pub(crate) struct Ram {
     /// Layout and files, ordered by guest address.
-    pub(crate) files: RamFiles,
+    pub(crate) files: GuestRam,
     /// Where each block begins in QEMU's address space, in layout order.
     pub(crate) addresses: Vec<u64>,
 }
@@ -84,7 +84,7 @@ pub(crate) fn find(
     }
     let layout = RamLayout::new(blocks)?;
     // There are as many files as blocks.
-    let files = RamFiles::new(layout, files).ok_or(RamError::None)?;
+    let files = GuestRam::new(layout, files).ok_or(RamError::None)?;
     Ok(Ram { files, addresses })
 }
 

@@ -18,7 +18,7 @@ use crate::guest::DestinationGuest;
 use crate::report::{CollapseAccount, CollapseFailures};
 use hikkoshi_link::{Pace, TICK};
 use hikkoshi_linux::{Priority, PriorityClass};
-use hikkoshi_memory::RamFiles;
+use hikkoshi_memory::GuestRam;
 
 /// Pages in a huge page.
 const PAGES: u64 = COLLAPSE_BYTES / PAGE_BYTES;
@@ -81,7 +81,7 @@ fn stopped(why: &str) -> CollapseAccount {
 
 struct Work<'a> {
     process: Arc<Process>,
-    ram: Arc<RamFiles>,
+    ram: Arc<GuestRam>,
     pace: Pace,
     watch: &'a ReceiveWatch,
     account: CollapseAccount,

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use hikkoshi_linux::{HostAddr, Stop};
-use hikkoshi_memory::{Content, RamFiles};
+use hikkoshi_memory::{Content, GuestRam};
 use hikkoshi_pages::{Extent, PAGE_BYTES, PageRange};
 use hikkoshi_userfault::{RangeError, Userfault};
 
@@ -50,7 +50,7 @@ impl Installer {
     /// `links` background links.
     pub(crate) fn new(
         userfault: Arc<Userfault>,
-        ram: Arc<RamFiles>,
+        ram: Arc<GuestRam>,
         hosts: &[u64],
         links: u16,
     ) -> Result<Self, DestinationFailure> {

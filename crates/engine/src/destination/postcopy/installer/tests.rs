@@ -12,7 +12,7 @@ use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 const PAGES: u64 = 16;
 
 /// These blocks, one after another in `file`.
-pub(crate) fn in_file(file: &File, blocks: Vec<RamBlock>) -> Arc<RamFiles> {
+pub(crate) fn in_file(file: &File, blocks: Vec<RamBlock>) -> Arc<GuestRam> {
     let layout = RamLayout::new(blocks).unwrap();
     let mut offset = 0;
     let files = layout.blocks().map(|(block, _)| {
@@ -21,7 +21,7 @@ pub(crate) fn in_file(file: &File, blocks: Vec<RamBlock>) -> Arc<RamFiles> {
         RamFile::new(file.try_clone().unwrap(), at)
     });
     let files = files.collect();
-    Arc::new(RamFiles::new(layout, files).unwrap())
+    Arc::new(GuestRam::new(layout, files).unwrap())
 }
 
 /// 16 pages, mapped and registered; pages 4 to 11 are owed.

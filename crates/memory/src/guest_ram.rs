@@ -51,7 +51,7 @@ impl RamFile {
 /// use std::fs::File;
 /// use std::os::unix::fs::FileExt;
 ///
-/// use hikkoshi_memory::{RamFile, RamFiles};
+/// use hikkoshi_memory::{RamFile, GuestRam};
 /// use hikkoshi_pages::{Page, PageRange, RamBlock, RamLayout};
 /// use rustix::fs::{MemfdFlags, memfd_create};
 ///
@@ -62,7 +62,7 @@ impl RamFile {
 /// file.set_len(layout.bytes())?;
 /// file.write_all_at(b"content", 5 << 12)?;
 ///
-/// let ram = RamFiles::new(layout, vec![RamFile::new(file, 0)]).ok_or("one file a block")?;
+/// let ram = GuestRam::new(layout, vec![RamFile::new(file, 0)]).ok_or("one file a block")?;
 /// // All but page 5 are holes.
 /// let data = ram.next_data(ram.layout().all())?;
 /// assert_eq!(data, Some(PageRange::one(Page::new(5))));
@@ -73,12 +73,12 @@ impl RamFile {
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct RamFiles {
+pub struct GuestRam {
     layout: RamLayout,
     files: Vec<RamFile>,
 }
 
-impl RamFiles {
+impl GuestRam {
     /// Combines a layout with its blocks' files, in layout order; `None` when their numbers differ.
     pub fn new(layout: RamLayout, files: Vec<RamFile>) -> Option<Self> {
         (layout.blocks().count() == files.len()).then_some(Self { layout, files })
@@ -199,7 +199,7 @@ mod tests {
     use hikkoshi_pages::{Page, RamBlock};
 
     /// Two blocks of 16 pages in a file each, with data at these pages.
-    fn files(data: &[u64]) -> RamFiles {
+    fn files(data: &[u64]) -> GuestRam {
         let block = |id: &str| RamBlock {
             id: id.to_owned(),
             bytes: 16 * PAGE_BYTES,
@@ -217,7 +217,7 @@ mod tests {
             }
             RamFile::new(file, 0)
         });
-        RamFiles::new(layout, files.collect()).unwrap()
+        GuestRam::new(layout, files.collect()).unwrap()
     }
 
     fn range(from: u64, to: u64) -> PageRange {
