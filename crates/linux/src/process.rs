@@ -109,8 +109,20 @@ impl Process {
         self.opened(File::open(format!("/proc/{}/{name}", self.pid)))
     }
 
+    /// Opens the memory of the process (`/proc/PID/mem`), for reading or also for writing. Reading
+    /// it populates absent pages as an access by the process does.
+    ///
+    /// # Errors
+    ///
+    /// `ESRCH` when the process has exited; `EACCES` without the right to trace it; others as
+    /// `open(2)`.
+    pub fn open_memory(&self, writable: bool) -> io::Result<File> {
+        let path = format!("/proc/{}/mem", self.pid);
+        self.opened(File::options().read(true).write(writable).open(path))
+    }
+
     /// Opens the memory of the process through thread `tid`.
-    pub(crate) fn open_memory(&self, tid: u32) -> io::Result<File> {
+    pub(crate) fn open_thread_memory(&self, tid: u32) -> io::Result<File> {
         self.opened(
             File::options()
                 .read(true)

@@ -1,49 +1,13 @@
-//! Guest memory as files.
-//!
-//! Pages are read with `pread`, not through a mapping: reading a hole through a mapping would
-//! allocate it, a full file system would kill the engine with `SIGBUS`, and a second mapping costs
-//! one page fault for each page (measured on tmpfs, 1 GiB: `pread` 0.47 s; filling through a
-//! mapping 0.9–1.7 s, with `pwrite` 0.43 s).
+//! Guest memory: the layout, and what holds each block.
 
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::FileExt;
+use std::ops::Range;
 
-use hikkoshi_pages::{PAGE_BYTES, PageRange, RamLayout};
-use rustix::fs::SeekFrom;
+use hikkoshi_pages::{Extent, PAGE_BYTES, PageRange, RamLayout};
 
-/// One RAM block's file.
-#[derive(Debug)]
-pub struct RamFile {
-    file: File,
-    offset: u64,
-}
+use crate::backing::Backing;
 
-impl RamFile {
-    /// The block begins at byte `offset` of `file`. The file must be open for reading at the
-    /// source, and for reading and writing at the destination.
-    pub fn new(file: File, offset: u64) -> Self {
-        Self { file, offset }
-    }
-
-    /// The file.
-    pub fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
-
-    /// The file, for mapping.
-    pub fn file(&self) -> &File {
-        &self.file
-    }
-
-    /// The offset of the block in the file, in bytes.
-    pub fn offset(&self) -> u64 {
-        self.offset
-    }
-}
-
-/// All of a guest's memory: the layout and one file for each block.
+/// All of a guest's memory: the layout and one [`Backing`] for each block.
 ///
 /// # Example
 ///
@@ -75,13 +39,15 @@ impl RamFile {
 #[derive(Debug)]
 pub struct GuestRam {
     layout: RamLayout,
-    files: Vec<RamFile>,
+    backings: Vec<Backing>,
 }
 
 impl GuestRam {
-    /// Combines a layout with its blocks' files, in layout order; `None` when their numbers differ.
-    pub fn new(layout: RamLayout, files: Vec<RamFile>) -> Option<Self> {
-        (layout.blocks().count() == files.len()).then_some(Self { layout, files })
+    /// Combines a layout with what holds its blocks, in layout order; `None` when their numbers
+    /// differ.
+    pub fn new<B: Into<Backing>>(layout: RamLayout, backings: Vec<B>) -> Option<Self> {
+        let backings: Vec<_> = backings.into_iter().map(Into::into).collect();
+        (layout.blocks().count() == backings.len()).then_some(Self { layout, backings })
     }
 
     /// Which page is where.
@@ -89,16 +55,16 @@ impl GuestRam {
         &self.layout
     }
 
-    /// The blocks' files, in layout order.
-    pub fn files(&self) -> &[RamFile] {
-        &self.files
+    /// What holds the blocks, in layout order.
+    pub fn backings(&self) -> &[Backing] {
+        &self.backings
     }
 
     /// Reads the pages of `range` into `buffer`, which must have exactly that size. Holes read as
-    /// zeros and stay holes.
+    /// zeros and stay holes. Allocates nothing.
     ///
     /// # Errors
-    /// As `pread`; [`io::ErrorKind::UnexpectedEof`] when the file was truncated;
+    /// As `pread`; [`io::ErrorKind::UnexpectedEof`] when the file was truncated or the process has ended;
     /// [`io::ErrorKind::InvalidInput`] when the size of `buffer` is not that of `range`.
     pub fn read(&self, range: PageRange, buffer: &mut [u8]) -> io::Result<()> {
         if buffer.len() as u64 != range.bytes() {
@@ -113,9 +79,7 @@ impl GuestRam {
                 .ok()
                 .and_then(|bytes| rest.split_at_mut_checked(bytes))
                 .ok_or(io::ErrorKind::InvalidInput)?;
-            let file = &self.files[extent.block];
-            file.file
-                .read_exact_at(piece, file.offset + extent.offset)?;
+            self.backings[extent.block].read(extent.offset, piece)?;
             rest = tail;
         }
         if rest.is_empty() {
@@ -128,38 +92,34 @@ impl GuestRam {
         }
     }
 
-    /// Whether the files hold data for any page of `range`; see
-    /// [`next_data`](Self::next_data).
+    /// Whether any page of `range` is not a hole; see [`next_data`](Self::next_data).
     ///
     /// # Errors
-    /// As `lseek`.
+    /// As [`next_data`](Self::next_data).
     pub fn has_data(&self, range: PageRange) -> io::Result<bool> {
         for extent in self.layout.locate_range(range) {
-            let file = &self.files[extent.block];
-            let begin = file.offset + extent.offset;
-            match rustix::fs::seek(&file.file, SeekFrom::Data(begin)) {
-                Ok(at) if at < begin + extent.pages.bytes() => return Ok(true),
-                // ENXIO: nothing but a hole up to the end of the file.
-                Ok(_) | Err(rustix::io::Errno::NXIO) => {}
-                Err(error) => return Err(error.into()),
+            if self.backings[extent.block].has_data(&bytes_of(&extent))? {
+                return Ok(true);
             }
         }
         Ok(false)
     }
 
-    /// The first run of pages in `range` that the files hold data for, or
-    /// `None` when all of it is holes. A hole reads as zeros.
+    /// The first run of pages in `range` that are not holes, or `None` when all of it is holes. A
+    /// hole reads as zeros. In private memory, pages that are present or swapped out are not holes,
+    /// and pages that a privately mapped file has data for.
     ///
     /// File systems that do not report holes (hugetlbfs) report everything as data.
     ///
     /// # Errors
-    /// As `lseek`.
+    /// As `lseek`; as reading a pagemap; [`io::ErrorKind::UnexpectedEof`] when the process has
+    /// ended.
     pub fn next_data(&self, range: PageRange) -> io::Result<Option<PageRange>> {
         Ok(self.data_run(range)?.map(|run| run.intersect(range)))
     }
 
-    /// As [`next_data`](Self::next_data), but up to the end of the run, even if that is after
-    /// `range`.
+    /// As [`next_data`](Self::next_data), but in a file up to the end of the run, even if that is
+    /// after `range`.
     ///
     /// The kernel walks over every page of the run to find its end (10 ms for 600 MiB): do not call
     /// it again for each part of a run.
@@ -168,35 +128,35 @@ impl GuestRam {
     /// As [`next_data`](Self::next_data).
     pub fn data_run(&self, range: PageRange) -> io::Result<Option<PageRange>> {
         for extent in self.layout.locate_range(range) {
-            let file = &self.files[extent.block];
-            let begin = file.offset + extent.offset;
-            let end = begin + extent.pages.bytes();
-            let data = match rustix::fs::seek(&file.file, SeekFrom::Data(begin)) {
-                Ok(at) if at < end => at,
-                // ENXIO: nothing but a hole up to the end of the file.
-                Ok(_) | Err(rustix::io::Errno::NXIO) => continue,
-                Err(error) => return Err(error.into()),
+            let bytes = bytes_of(&extent);
+            let Some(run) = self.backings[extent.block].data_run(&bytes)? else {
+                continue;
             };
-            // A page that was data a moment ago may be a hole now. It is reported as data and reads
-            // as zeros, so that the run is not empty.
-            let hole = rustix::fs::seek(&file.file, SeekFrom::Hole(data))?.max(data + 1);
             let page = |bytes| extent.pages.start().saturating_add(bytes);
             let run = PageRange::new(
-                page((data - begin) / PAGE_BYTES),
-                page((hole - begin).div_ceil(PAGE_BYTES)),
+                page((run.start - bytes.start) / PAGE_BYTES),
+                page((run.end - bytes.start).div_ceil(PAGE_BYTES)),
             );
             // The file may be longer than the block.
-            let block = self.layout.blocks().nth(extent.block);
+            let block = self.layout.block(extent.block);
             return Ok(block.map(|(_, pages)| run.intersect(pages)));
         }
         Ok(None)
     }
 }
 
+/// Where an extent is in its block.
+pub(crate) fn bytes_of(extent: &Extent) -> Range<u64> {
+    extent.offset..extent.offset + extent.pages.bytes()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use hikkoshi_pages::{Page, RamBlock};
+    use std::os::unix::fs::FileExt;
+
+    use crate::ram_file::RamFile;
 
     /// Two blocks of 16 pages in a file each, with data at these pages.
     fn files(data: &[u64]) -> GuestRam {
@@ -217,7 +177,7 @@ mod tests {
             }
             RamFile::new(file, 0)
         });
-        GuestRam::new(layout, files.collect()).unwrap()
+        GuestRam::new(layout, files.collect::<Vec<_>>()).unwrap()
     }
 
     fn range(from: u64, to: u64) -> PageRange {

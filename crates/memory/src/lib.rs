@@ -15,14 +15,20 @@
 //!
 //! * Private memory of a process, which is not a file.
 
+mod backing;
 mod content;
 mod guest_ram;
 mod pieces;
 mod presence;
+mod process_memory;
+mod ram_file;
 mod writer;
 
+pub use backing::Backing;
 pub use content::Content;
-pub use guest_ram::{GuestRam, RamFile};
+pub use guest_ram::GuestRam;
 pub use pieces::{Piece, PieceReader};
 pub use presence::{PresenceError, missing_pages};
+pub use process_memory::ProcessMemory;
+pub use ram_file::RamFile;
 pub use writer::{MemoryError, RamWriter};

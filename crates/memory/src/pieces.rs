@@ -76,7 +76,7 @@ mod tests {
     use hikkoshi_pages::{PAGE_BYTES, Page, RamBlock, RamLayout};
     use std::os::unix::fs::FileExt;
 
-    use crate::guest_ram::RamFile;
+    use crate::ram_file::RamFile;
 
     /// Two blocks of ten pages; those in `data` begin with their number.
     fn files(data: &[u64]) -> GuestRam {
@@ -96,7 +96,7 @@ mod tests {
             }
             RamFile::new(file, 0)
         });
-        GuestRam::new(layout, files.collect()).unwrap()
+        GuestRam::new(layout, files.collect::<Vec<_>>()).unwrap()
     }
 
     #[test]
@@ -147,7 +147,12 @@ mod tests {
         assert_eq!(stopped.unwrap_err().to_string(), "enough");
         assert_eq!(calls, 1);
         // The file was truncated.
-        ram.files()[1].file().set_len(PAGE_BYTES).unwrap();
+        ram.backings()[1]
+            .file()
+            .unwrap()
+            .file()
+            .set_len(PAGE_BYTES)
+            .unwrap();
         let cut = reader.pieces(&ram, all, |_| Ok::<_, io::Error>(()));
         assert_eq!(cut.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }

@@ -10,13 +10,13 @@ use std::io;
 use std::sync::Arc;
 
 use hikkoshi_pages::{Extent, PAGE_BYTES, PAGE_SIZE, PageBitmap, PageRange};
-use rustix::fs::{FallocateFlags, SeekFrom};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 use thiserror::Error;
 
-use crate::guest_ram::GuestRam;
+use crate::backing::Backing;
+use crate::guest_ram::{GuestRam, bytes_of};
 
 /// Guest memory could not be written or dropped.
 #[derive(Debug, Error)]
@@ -48,7 +48,7 @@ pub enum MemoryError {
     },
 }
 
-/// The RAM files, for writing.
+/// Guest memory, for writing.
 #[derive(Debug)]
 pub struct RamWriter {
     ram: Arc<GuestRam>,
@@ -60,16 +60,17 @@ pub struct RamWriter {
 }
 
 impl RamWriter {
-    /// Opens the RAM files for writing; hugetlbfs is mapped.
+    /// Opens guest memory for writing; hugetlbfs is mapped.
     pub fn open(ram: Arc<GuestRam>) -> Result<Self, MemoryError> {
         let mapped = ram
             .layout()
             .blocks()
-            .zip(ram.files())
-            .map(|((block, range), file)| {
-                if block.host_page == PAGE_BYTES {
-                    return Ok(None);
-                }
+            .zip(ram.backings())
+            .map(|((block, range), backing)| {
+                let file = match backing {
+                    Backing::File(file) if block.host_page > PAGE_BYTES => file,
+                    Backing::File(_) | Backing::Process(_) => return Ok(None),
+                };
                 let map = || {
                     let offset = FileOffset::new(file.file().try_clone()?, file.offset());
                     let bytes = usize::try_from(block.bytes).map_err(io::Error::other)?;
@@ -88,13 +89,13 @@ impl RamWriter {
         })
     }
 
-    /// The RAM files.
+    /// The guest memory.
     pub fn ram(&self) -> &GuestRam {
         &self.ram
     }
 
-    /// Whether the files may hold pages that were not written here. One call for each file, however
-    /// many pages it has: tmpfs counts its pages exactly.
+    /// Whether there may be pages that were not written here. One call for each file, however many
+    /// pages it has: tmpfs counts its pages exactly. Private memory may always hold more.
     ///
     /// `false` is certain, as long as no other program has dropped pages.
     pub fn may_hold_more(&self) -> Result<bool, MemoryError> {
@@ -102,7 +103,10 @@ impl RamWriter {
         let mut files = BTreeMap::new();
         for (number, (_, range)) in self.ram.layout().blocks().enumerate() {
             let fail = |cause| MemoryError::Write { range, cause };
-            let metadata = self.ram.files()[number].file().metadata().map_err(fail)?;
+            let Backing::File(file) = &self.ram.backings()[number] else {
+                return Ok(true);
+            };
+            let metadata = file.file().metadata().map_err(fail)?;
             // A huge page counts for more than what was written to it.
             let written = match self.mapped[number] {
                 None => self.written.count_range(range),
@@ -132,27 +136,25 @@ impl RamWriter {
     }
 
     fn write_extent(&self, extent: &Extent, content: &[u8]) -> io::Result<()> {
-        let file = &self.ram.files()[extent.block];
         self.written.set_range(extent.pages);
-        match &self.mapped[extent.block] {
-            None => file
-                .file()
-                .write_all_at(content, file.offset() + extent.offset),
-            Some(region) => {
+        match self.place(extent) {
+            (_, Some(region)) => {
                 let at = usize::try_from(extent.offset).map_err(io::Error::other)?;
                 region
                     .as_volatile_slice()
                     .write_slice(content, at)
                     .map_err(io::Error::other)
             }
+            (Backing::File(file), None) => file.write(extent.offset, content),
+            (Backing::Process(memory), None) => memory.write(extent.offset, content),
         }
     }
 
     /// Makes `range` read as zeros. Allocates nothing.
     pub fn zero(&self, range: PageRange) -> Result<(), MemoryError> {
         for extent in self.ram.layout().locate_range(range) {
-            if self.mapped[extent.block].is_none() {
-                self.punch(&extent)
+            if let (Backing::File(file), None) = self.place(&extent) {
+                file.punch(&bytes_of(&extent))
                     .map_err(|cause| MemoryError::Write { range, cause })?;
                 self.written.clear_range(extent.pages);
                 continue;
@@ -168,18 +170,23 @@ impl RamWriter {
         Ok(())
     }
 
-    /// Drops `range`, so that the next access faults, and checks that it is absent.
+    /// Drops `range`, so that the next access faults, and checks that it is absent: when a hole is
+    /// punched into a huge page of tmpfs, the kernel may fill it with zeros instead.
     ///
     /// `range` must consist of whole host pages.
     pub fn drop_stale(&self, range: PageRange) -> Result<(), MemoryError> {
         for extent in self.ram.layout().locate_range(range) {
             let range = extent.pages;
             let fail = |cause| MemoryError::Drop { range, cause };
-            self.punch(&extent).map_err(|e| fail(Some(e)))?;
+            let bytes = bytes_of(&extent);
+            let (backing, mapped) = self.place(&extent);
+            match backing {
+                Backing::File(file) => file.punch(&bytes),
+                Backing::Process(_) => Err(io::ErrorKind::Unsupported.into()),
+            }
+            .map_err(|e| fail(Some(e)))?;
             self.written.clear_range(range);
-            if self.mapped[extent.block].is_none()
-                && self.holds_data(&extent).map_err(|e| fail(Some(e)))?
-            {
+            if mapped.is_none() && backing.has_data(&bytes).map_err(|e| fail(Some(e)))? {
                 return Err(fail(None));
             }
         }
@@ -191,35 +198,21 @@ impl RamWriter {
         self.drop_stale(self.ram.layout().all())
     }
 
-    fn punch(&self, extent: &Extent) -> io::Result<()> {
-        let file = &self.ram.files()[extent.block];
-        Ok(rustix::fs::fallocate(
-            file.as_fd(),
-            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
-            file.offset() + extent.offset,
-            extent.pages.bytes(),
-        )?)
-    }
-
-    /// Whether the file has a page there. When a hole is punched into a huge page of tmpfs, the
-    /// kernel may fill it with zeros instead, and an access to it would not fault.
-    fn holds_data(&self, extent: &Extent) -> io::Result<bool> {
-        let file = &self.ram.files()[extent.block];
-        let begin = file.offset() + extent.offset;
-        match rustix::fs::seek(file.as_fd(), SeekFrom::Data(begin)) {
-            Ok(at) => Ok(at < begin + extent.pages.bytes()),
-            Err(rustix::io::Errno::NXIO) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+    /// What holds an extent, and the mapping that it is written through.
+    fn place(&self, extent: &Extent) -> (&Backing, Option<&MmapRegion>) {
+        let backing = &self.ram.backings()[extent.block];
+        (backing, self.mapped[extent.block].as_ref())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::FileExt;
+
     use hikkoshi_pages::{Page, RamBlock, RamLayout};
 
-    use crate::guest_ram::RamFile;
+    use crate::ram_file::RamFile;
 
     /// Two blocks of 16 pages; the second begins after the first, in the same file.
     fn memory() -> RamWriter {
@@ -286,7 +279,12 @@ mod tests {
         memory.drop_stale(range(17, 19)).unwrap();
         assert!(!memory.may_hold_more().unwrap());
         // Another program reads a hole through a mapping.
-        let file = memory.ram.files()[0].file().try_clone().unwrap();
+        let file = memory.ram.backings()[0]
+            .file()
+            .unwrap()
+            .file()
+            .try_clone()
+            .unwrap();
         let map = MmapRegion::<()>::from_file(FileOffset::new(file, 0), 32 * PAGE_SIZE).unwrap();
         let _: u8 = map.as_volatile_slice().read_obj(18 * PAGE_SIZE).unwrap();
         assert!(memory.may_hold_more().unwrap());

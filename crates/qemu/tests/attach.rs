@@ -144,7 +144,12 @@ fn a_backend_on_both_sides_of_the_hole_and_a_removed_file() {
                 blocks(&source)[0].guest,
                 [range(0, 0, 2 * GIB), range(4 * GIB, 2 * GIB, GIB)]
             );
-            let file = source.ram().files()[0].file().metadata().unwrap();
+            let file = source.ram().backings()[0]
+                .file()
+                .unwrap()
+                .file()
+                .metadata()
+                .unwrap();
             assert_eq!(file.len(), 3 * GIB);
         }
     });
@@ -172,9 +177,9 @@ fn a_part_of_a_file() {
         let source = QemuSource::attach(&qemu.qmp()).unwrap();
         let offsets: Vec<_> = source
             .ram()
-            .files()
+            .backings()
             .iter()
-            .map(hikkoshi_memory::RamFile::offset)
+            .map(|backing| backing.file().unwrap().offset())
             .collect();
         assert_eq!(offsets, [48 * MIB, 16 * MIB]);
     });

@@ -34,7 +34,7 @@ fn copy_memory(from: &QemuSource, to: &QemuDestination) {
     for (index, (_, pages)) in from.layout().blocks().enumerate() {
         let mut bytes = vec![0; usize::try_from(pages.bytes()).unwrap()];
         from.read(pages, &mut bytes).unwrap();
-        let file = &to.files()[index];
+        let file = to.backings()[index].file().unwrap();
         file.file().write_all_at(&bytes, file.offset()).unwrap();
     }
 }

@@ -74,7 +74,7 @@ impl Memory {
             .files
             .iter()
             .map(|(file, offset)| RamFile::new(file.try_clone().unwrap(), *offset));
-        Arc::new(GuestRam::new(self.layout.clone(), files.collect()).unwrap())
+        Arc::new(GuestRam::new(self.layout.clone(), files.collect::<Vec<_>>()).unwrap())
     }
 
     /// The addresses at which the blocks are mapped.

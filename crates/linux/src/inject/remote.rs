@@ -76,7 +76,7 @@ impl Remote {
             .open_proc(&format!("task/{tid}/maps"))
             .map_err(failed("reading the mappings"))?;
         let memory = process
-            .open_memory(tid)
+            .open_thread_memory(tid)
             .map_err(failed("opening the memory"))?;
         let syscall_at = find_syscall(maps, &memory)
             .map_err(failed("reading the vDSO"))?

@@ -40,7 +40,10 @@ impl QemuDestination {
     /// Checks that the kernel puts no huge pages into a tmpfs.
     fn check_tmpfs(&self) -> Result<(), UserfaultError> {
         let ram = &self.ram;
-        for ((block, _), file) in ram.layout().blocks().zip(ram.files()) {
+        for ((block, _), backing) in ram.layout().blocks().zip(ram.backings()) {
+            let Some(file) = backing.file() else {
+                continue; // Private memory: pages are dropped one by one.
+            };
             let id = || block.id.clone();
             if block.host_page != PAGE_BYTES {
                 continue; // hugetlbfs: pages of one size, all of them.

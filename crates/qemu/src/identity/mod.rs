@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hikkoshi_linux::Process;
-use hikkoshi_memory::{GuestRam, RamFile};
+use hikkoshi_memory::{Backing, GuestRam, RamFile};
 use hikkoshi_wire::GuestDescription;
 use serde::{Deserialize, Serialize};
 
@@ -67,8 +67,9 @@ impl QemuIdentity {
     pub(crate) fn of(qmp: &Path, qemu: &Attached) -> Result<Self, ProcessError> {
         let memory = qemu
             .ram
-            .files()
+            .backings()
             .iter()
+            .filter_map(Backing::file)
             .zip(&qemu.addresses)
             .map(|(file, &address)| RamFileIdentity::of(file, address))
             .collect::<io::Result<_>>()

@@ -295,7 +295,7 @@ mod tests {
         let opened = files
             .iter()
             .map(|file| RamFile::new(file.try_clone().unwrap(), 0));
-        let ram = GuestRam::new(layout.clone(), opened.collect()).unwrap();
+        let ram = GuestRam::new(layout.clone(), opened.collect::<Vec<_>>()).unwrap();
         let unsent = UnsentPages::empty(1027, false);
         for page in [2, 3, 4, 100] {
             write(page);
@@ -342,7 +342,7 @@ mod tests {
                 files[block].write_all_at(&[1], offset).unwrap();
             }
             let opened = files.into_iter().map(|file| RamFile::new(file, 0));
-            let ram = GuestRam::new(layout.clone(), opened.collect()).unwrap();
+            let ram = GuestRam::new(layout.clone(), opened.collect::<Vec<_>>()).unwrap();
             let unsent = UnsentPages::empty(1027, false);
             let mut known = PageRange::EMPTY;
             for (from, to) in [

@@ -94,8 +94,14 @@ impl Work<'_> {
     /// Tries every range; `false` when continuing makes no sense.
     fn all(&mut self, hosts: &[u64]) -> bool {
         let ram = Arc::clone(&self.ram);
-        for (((block, pages), &base), file) in ram.layout().blocks().zip(hosts).zip(ram.files()) {
-            let aligned = base % COLLAPSE_BYTES == file.offset() % COLLAPSE_BYTES;
+        for (((block, pages), &base), backing) in
+            ram.layout().blocks().zip(hosts).zip(ram.backings())
+        {
+            // Huge pages of a file are aligned in the file, and those of private memory in the
+            // process.
+            let aligned = backing
+                .file()
+                .is_none_or(|file| base % COLLAPSE_BYTES == file.offset() % COLLAPSE_BYTES);
             if block.host_page != PAGE_BYTES {
                 continue; // Huge already.
             }

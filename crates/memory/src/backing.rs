@@ -1,0 +1,70 @@
+//! What holds the memory of one RAM block.
+
+use std::io;
+use std::ops::Range;
+
+use crate::process_memory::ProcessMemory;
+use crate::ram_file::RamFile;
+
+/// What holds the memory of one RAM block.
+#[derive(Debug)]
+pub enum Backing {
+    /// A file that the guest's process has mapped shared: tmpfs, hugetlbfs, memfd.
+    File(RamFile),
+    /// Private memory of the guest's process.
+    Process(ProcessMemory),
+}
+
+impl Backing {
+    /// The file that holds the memory. `None` for private memory, also that of a private mapping of
+    /// a file.
+    pub fn file(&self) -> Option<&RamFile> {
+        match self {
+            Self::File(file) => Some(file),
+            Self::Process(_) => None,
+        }
+    }
+
+    /// The private memory.
+    pub fn process(&self) -> Option<&ProcessMemory> {
+        match self {
+            Self::File(_) => None,
+            Self::Process(memory) => Some(memory),
+        }
+    }
+
+    pub(crate) fn read(&self, at: u64, buffer: &mut [u8]) -> io::Result<()> {
+        match self {
+            Self::File(file) => file.read(at, buffer),
+            Self::Process(memory) => memory.read(at, buffer),
+        }
+    }
+
+    /// Whether any page in `within` is not a hole.
+    pub(crate) fn has_data(&self, within: &Range<u64>) -> io::Result<bool> {
+        match self {
+            Self::File(file) => Ok(file.first_data(within)?.is_some()),
+            Self::Process(memory) => Ok(memory.first_run(within)?.is_some()),
+        }
+    }
+
+    /// The first run in `within` that is not a hole; it may end after `within`, and after the block.
+    pub(crate) fn data_run(&self, within: &Range<u64>) -> io::Result<Option<Range<u64>>> {
+        match self {
+            Self::File(file) => file.data_run(within),
+            Self::Process(memory) => memory.first_run(within),
+        }
+    }
+}
+
+impl From<RamFile> for Backing {
+    fn from(file: RamFile) -> Self {
+        Self::File(file)
+    }
+}
+
+impl From<ProcessMemory> for Backing {
+    fn from(memory: ProcessMemory) -> Self {
+        Self::Process(memory)
+    }
+}

@@ -1,0 +1,181 @@
+//! A RAM block in the private memory of a process: anonymous, or a private mapping of a file.
+//!
+//! Read and written through `/proc/PID/mem`. Reading there populates what is absent, as an access
+//! by the process does: a hole would become a page, and a hugetlb hole would take a page from the
+//! pool. So the pagemap says first what is there, and only that is read. A page that is dropped
+//! between the two is populated by the read, with zeros; that is the one exception, and harmless.
+
+use std::fs::File;
+use std::io;
+use std::ops::{ControlFlow, Range};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use hikkoshi_linux::{HostAddr, HostRange, Pagemap, Process};
+
+use crate::ram_file::RamFile;
+
+/// Private memory of a process. Offsets are bytes from the beginning of the block.
+#[derive(Debug)]
+pub struct ProcessMemory {
+    process: Arc<Process>,
+    memory: File,
+    pagemap: Pagemap,
+    range: HostRange,
+    /// The file of a private mapping: what a page reads as that the process has not written.
+    file: Option<RamFile>,
+}
+
+impl ProcessMemory {
+    /// Opens `bytes` bytes of private anonymous memory at `address` of `process` (private hugetlb
+    /// memory included), for reading at the source, and `writable` at the destination.
+    ///
+    /// # Errors
+    ///
+    /// As `open(2)`: it requires the right to trace the process. `ESRCH` when the process has
+    /// exited, `EINVAL` when the range is not aligned to pages or exceeds the address space.
+    pub fn open(
+        process: Arc<Process>,
+        address: u64,
+        bytes: u64,
+        writable: bool,
+    ) -> io::Result<Self> {
+        let page = hikkoshi_pages::PAGE_BYTES;
+        let aligned = address.is_multiple_of(page) && bytes.is_multiple_of(page);
+        if !aligned || address.checked_add(bytes).is_none() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(Self {
+            memory: process.open_memory(writable)?,
+            pagemap: Pagemap::open(Some(&process))?,
+            range: HostRange::new(HostAddr(address), bytes),
+            process,
+            file: None,
+        })
+    }
+
+    /// The memory is a private mapping of `file`: pages that the process has not written are the
+    /// file's. The file must be open for reading.
+    #[must_use]
+    pub fn over_file(self, file: RamFile) -> Self {
+        Self {
+            file: Some(file),
+            ..self
+        }
+    }
+
+    /// The process.
+    pub fn process(&self) -> &Arc<Process> {
+        &self.process
+    }
+
+    /// Where the memory is in the process.
+    pub fn host_range(&self) -> HostRange {
+        self.range
+    }
+
+    /// The file of a private mapping.
+    pub fn file(&self) -> Option<&RamFile> {
+        self.file.as_ref()
+    }
+
+    /// The address of a part of the block.
+    pub(crate) fn host(&self, part: &Range<u64>) -> HostRange {
+        let start = self.range.addr.0.saturating_add(part.start);
+        HostRange::new(HostAddr(start), part.end.saturating_sub(part.start))
+    }
+
+    fn offset(&self, at: HostAddr) -> u64 {
+        at.0.saturating_sub(self.range.addr.0)
+    }
+
+    fn part(&self, run: HostRange) -> Range<u64> {
+        let start = self.offset(run.addr);
+        start..start.saturating_add(run.len)
+    }
+
+    /// Reads whole pages. Absent pages stay absent.
+    pub(crate) fn read(&self, at: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let whole = at..at.saturating_add(buffer.len() as u64);
+        // The rest of the buffer, and where it begins in the block.
+        let mut rest = (buffer, at);
+        self.pagemap.pages(self.host(&whole), |run| {
+            let run = self.part(run);
+            let buffer = std::mem::take(&mut rest.0);
+            let absent = split(buffer, run.start.saturating_sub(rest.1))?;
+            self.read_absent(rest.1, absent.0)?;
+            let present = split(absent.1, run.end.saturating_sub(run.start))?;
+            self.memory
+                .read_exact_at(present.0, self.host(&run).addr.0)
+                .map_err(|error| self.explain(error))?;
+            rest = (present.1, run.end);
+            Ok(ControlFlow::Continue(()))
+        })?;
+        self.read_absent(rest.1, rest.0)
+    }
+
+    /// Reads pages that the process does not have.
+    fn read_absent(&self, at: u64, buffer: &mut [u8]) -> io::Result<()> {
+        if buffer.is_empty() {
+            return Ok(());
+        }
+        // The memory of a process that has ended looks absent.
+        if !self.process.is_alive() {
+            return Err(ended());
+        }
+        match &self.file {
+            None => buffer.fill(0),
+            Some(file) => file.read(at, buffer)?,
+        }
+        Ok(())
+    }
+
+    /// Writes whole pages.
+    pub(crate) fn write(&self, at: u64, content: &[u8]) -> io::Result<()> {
+        let place = self.range.addr.0.saturating_add(at);
+        self.memory
+            .write_all_at(content, place)
+            .map_err(|error| self.explain(error))
+    }
+
+    /// Reading and writing the memory of a process that has ended transfers nothing.
+    fn explain(&self, error: io::Error) -> io::Error {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::WriteZero
+                if self.process.has_lost_memory() =>
+            {
+                ended()
+            }
+            _ => error,
+        }
+    }
+
+    /// The first run of pages in `within` that are not holes: the process has them, or the file has
+    /// data there. A hole reads as zeros, and an access to it faults.
+    pub(crate) fn first_run(&self, within: &Range<u64>) -> io::Result<Option<Range<u64>>> {
+        let own = self.pagemap.first_pages(self.host(within))?;
+        let own = own.map(|run| self.part(run));
+        if own.is_none() && !self.process.is_alive() {
+            return Err(ended());
+        }
+        let Some(file) = &self.file else {
+            return Ok(own);
+        };
+        let before = own.as_ref().map_or(within.end, |own| own.start);
+        Ok(file.data_run(&(within.start..before))?.or(own))
+    }
+}
+
+fn split(buffer: &mut [u8], at: u64) -> io::Result<(&mut [u8], &mut [u8])> {
+    usize::try_from(at)
+        .ok()
+        .and_then(|at| buffer.split_at_mut_checked(at))
+        .ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
+fn ended() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::UnexpectedEof,
+        "the process that holds the memory has ended",
+    )
+}

@@ -1,0 +1,93 @@
+//! A RAM block in a file.
+//!
+//! Pages are read with `pread`, not through a mapping: reading a hole through a mapping would
+//! allocate it, a full file system would kill the engine with `SIGBUS`, and a second mapping costs
+//! one page fault for each page (measured on tmpfs, 1 GiB: `pread` 0.47 s; filling through a
+//! mapping 0.9–1.7 s, with `pwrite` 0.43 s).
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use rustix::io::Errno;
+
+/// One RAM block's file. Offsets are bytes from the beginning of the block.
+#[derive(Debug)]
+pub struct RamFile {
+    file: File,
+    offset: u64,
+}
+
+impl RamFile {
+    /// The block begins at byte `offset` of `file`. The file must be open for reading at the
+    /// source, and for reading and writing at the destination.
+    pub fn new(file: File, offset: u64) -> Self {
+        Self { file, offset }
+    }
+
+    /// The file.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// The file, for mapping.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// The offset of the block in the file, in bytes.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Fails with [`io::ErrorKind::UnexpectedEof`] when the file was truncated.
+    pub(crate) fn read(&self, at: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(buffer, self.offset + at)
+    }
+
+    pub(crate) fn write(&self, at: u64, content: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(content, self.offset + at)
+    }
+
+    /// The first byte of data in `within`. A hole reads as zeros. File systems that do not report
+    /// holes (hugetlbfs) report everything as data.
+    pub(crate) fn first_data(&self, within: &Range<u64>) -> io::Result<Option<u64>> {
+        match seek(&self.file, SeekFrom::Data(self.offset + within.start)) {
+            Ok(at) => {
+                let at = at.saturating_sub(self.offset);
+                Ok((at < within.end).then_some(at))
+            }
+            // ENXIO: nothing but a hole up to the end of the file.
+            Err(Errno::NXIO) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The first run of data that begins in `within`. It may end after `within`, and after the
+    /// block.
+    ///
+    /// The kernel walks over every page of the run to find its end (10 ms for 600 MiB).
+    pub(crate) fn data_run(&self, within: &Range<u64>) -> io::Result<Option<Range<u64>>> {
+        let Some(data) = self.first_data(within)? else {
+            return Ok(None);
+        };
+        // A page that was data a moment ago may be a hole now. It is reported as data and reads as
+        // zeros, so that the run is not empty.
+        let hole = seek(&self.file, SeekFrom::Hole(self.offset + data))?;
+        let hole = hole.saturating_sub(self.offset).max(data + 1);
+        Ok(Some(data..hole))
+    }
+
+    /// Frees `range`, which then reads as zeros.
+    pub(crate) fn punch(&self, range: &Range<u64>) -> io::Result<()> {
+        Ok(fallocate(
+            &self.file,
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            self.offset + range.start,
+            range.end.saturating_sub(range.start),
+        )?)
+    }
+}
