@@ -124,7 +124,7 @@ pub(crate) fn hear(
         })
         .map_err(|reason| {
             if guest.has_ended() {
-                return text(&DestinationFailure::gone(guest));
+                return text(DestinationFailure::gone(guest));
             }
             reason
         });
