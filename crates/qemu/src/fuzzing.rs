@@ -4,7 +4,7 @@
 //!
 //! The property tests below run them on random and damaged input, and on the kept fuzz inputs.
 
-use crate::attach::ram::mtree;
+use crate::attach::ram::{blocks, mtree};
 use crate::attach::{maps, process};
 use crate::qmp::fuzzing::{Lines, MAX_LINE, Message};
 
@@ -84,6 +84,27 @@ pub fn mtree(bytes: &[u8]) {
     }
 }
 
+/// `info ramblock`: every block has a name, a length and a valid range of addresses.
+pub fn ramblock(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let found = match blocks::parse(&text) {
+        Ok(found) => found,
+        Err(what) => return assert!(!what.is_empty()),
+    };
+    for (index, block) in found.iter().enumerate() {
+        assert!(!block.name.is_empty() && text.contains(&block.name));
+        assert!(block.used <= block.total && block.total > 0, "{block:?}");
+        assert!(block.page_size.is_power_of_two(), "{block:?}");
+        assert_eq!(block.host.is_some(), block.read_only.is_some());
+        let end = block.host.unwrap_or(0).checked_add(block.total);
+        assert!(end.is_some(), "{block:?}");
+        assert!(
+            found[..index].iter().all(|other| other.name != block.name),
+            "{block:?} twice"
+        );
+    }
+}
+
 /// `/proc/PID/stat`.
 pub fn stat(bytes: &[u8]) {
     let _ = process::parse_start_time(&String::from_utf8_lossy(bytes));
@@ -94,10 +115,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const TARGETS: [hikkoshi_fuzz_replay::Target; 4] = [
+    const TARGETS: [hikkoshi_fuzz_replay::Target; 5] = [
         ("qmp", qmp),
         ("maps", maps),
         ("mtree", mtree),
+        ("ramblock", ramblock),
         ("stat", stat),
     ];
 
@@ -107,8 +129,8 @@ mod tests {
         }
     }
 
-    /// Captured: a QMP session, a memory map, a memory tree and a `stat` line.
-    const REAL: [&str; 4] = [
+    /// Captured: a QMP session, a memory map, a memory tree, RAM blocks and a `stat` line.
+    const REAL: [&str; 5] = [
         concat!(
             r#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}}}}"#,
             "\r\n",
@@ -126,6 +148,11 @@ mod tests {
          0000000000000000-00000000000c2fff (prio 0, ram): ram0 owner:{obj path=/objects/ram0}\n  \
          00000000000c3000-00000000000e7fff (prio 0, rom): ram0 @00000000000c3000 \
          owner:{obj path=/objects/ram0} KVM\n",
+        "              Block Name    PSize              Offset               Used              \
+         Total                HVA  RO\n                  pc.ram    4 KiB  \
+         0x0000000000000000 0x0000000010000000 0x0000000010000000 0x00007fd6e3e00000  rw\n    \
+         /rom@etc/acpi/tables    4 KiB  0x00000000119c0000 0x0000000000020000 \
+         0x0000000000200000 0x00007fd6e1600000  ro\n",
         "4711 (qemu) (x) S 1 4711 4711 0 -1 4194560 1 0 0 0 3 4 0 0 20 0 5 0 815 0 0\n",
     ];
 

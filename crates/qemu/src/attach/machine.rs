@@ -1,13 +1,14 @@
 //! Reads the machine's devices with their bus addresses, and the memory that is part
 //! of the device state.
 //!
-//! The sources are QEMU's `info qtree` and `info ramblock`, whose format is the same in
-//! all supported versions. QMP cannot report the address of a device behind a bridge
+//! The sources are QEMU's `info qtree`, whose format is the same in all supported
+//! versions, and the list of RAM blocks ([`blocks`]). QMP cannot report the address of a device behind a bridge
 //! before the guest has numbered the buses.
 
 use hikkoshi_wire::{AuxiliaryBlock, Device, Machine};
 use serde_json::json;
 
+use crate::attach::ram::blocks;
 use crate::qmp::qom;
 use crate::qmp::{Client, QmpError};
 
@@ -32,12 +33,21 @@ pub(crate) fn read(client: &mut Client) -> Result<Machine, QmpError> {
             });
         }
     }
-    let blocks = human(client, "info ramblock")?;
-    let auxiliary = blocks.lines().filter_map(block).collect();
-    Ok(Machine { devices, auxiliary })
+    let auxiliary = blocks::list(client)?
+        .into_iter()
+        .map(|block| AuxiliaryBlock {
+            name: block.name.into(),
+            bytes: block.used,
+            most: block.total,
+        });
+    Ok(Machine {
+        devices,
+        auxiliary: auxiliary.collect(),
+    })
 }
 
-fn human(client: &mut Client, command: &str) -> Result<String, QmpError> {
+/// The answer to a command of the human monitor.
+pub(crate) fn human(client: &mut Client, command: &str) -> Result<String, QmpError> {
     let answer = client.execute("human-monitor-command", json!({ "command-line": command }))?;
     match answer.as_str() {
         Some(text) if !text.starts_with("unknown command") => Ok(text.to_owned()),
@@ -228,22 +238,5 @@ fn listed(node: &Node) -> Option<Device> {
         kind: node.kind.as_str().into(),
         name: node.id.as_str().into(),
         pci: node.pci,
-    })
-}
-
-/// Parses a line of `info ramblock`: name, page size (two words), offset, used length,
-/// total length, and more in later versions. Memory without a name is not migrated.
-fn block(line: &str) -> Option<AuxiliaryBlock> {
-    let words: Vec<_> = line.split_whitespace().collect();
-    let offset = words.iter().position(|word| word.starts_with("0x"))?;
-    let name = words.get(..offset.checked_sub(2)?)?.join(" ");
-    if name.is_empty() {
-        return None;
-    }
-    let number = |at: usize| u64::from_str_radix(words.get(at)?.strip_prefix("0x")?, 16).ok();
-    Some(AuxiliaryBlock {
-        name: name.into(),
-        bytes: number(offset + 1)?,
-        most: number(offset + 2)?,
     })
 }

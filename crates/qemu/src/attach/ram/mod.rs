@@ -13,6 +13,7 @@
 //! together they must contain all of the machine's memory.
 
 pub(crate) mod backend;
+pub(crate) mod blocks;
 mod error;
 mod file;
 pub(crate) mod free_space;

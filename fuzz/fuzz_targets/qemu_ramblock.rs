@@ -1,0 +1,7 @@
+//! The answer to `info ramblock`.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| hikkoshi_fuzz::qemu::ramblock(bytes));
