@@ -1,10 +1,60 @@
-//! Parses `/proc/PID/maps`: the files that a process has mapped, and where.
+//! Parses `/proc/PID/maps`: what a process has mapped, and where.
 
 use std::io::{self, BufRead, BufReader, Read};
 
 /// The most lines that are read. By default a process has at most 65,530 mappings
 /// (`vm.max_map_count`).
 const MAX_LINES: usize = 4 << 20;
+
+/// One line: a range of a process's addresses with the same properties.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Area {
+    /// First address.
+    pub(crate) start: u64,
+    /// Address after the last.
+    pub(crate) end: u64,
+    /// Whether the process may read there.
+    pub(crate) readable: bool,
+    /// Whether the process may write there.
+    pub(crate) writable: bool,
+    /// Whether the process may execute code there.
+    pub(crate) executable: bool,
+    /// Whether writes go to the file.
+    pub(crate) shared: bool,
+    /// Where it begins in the file, in bytes.
+    pub(crate) offset: u64,
+    /// The file's device number, as in `stat`.
+    pub(crate) device: u64,
+    /// The file's inode number; 0 for anonymous memory.
+    pub(crate) inode: u64,
+    /// The file's path as the kernel reports it, without ` (deleted)`; or a mark such as
+    /// `[heap]`, or nothing.
+    pub(crate) path: String,
+    /// Whether the path has been removed.
+    pub(crate) deleted: bool,
+}
+
+impl Area {
+    /// Its length in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.end - self.start
+    }
+
+    /// Whether it maps a file, which can be a memfd or another file without a path.
+    pub(crate) fn is_file(&self) -> bool {
+        self.inode != 0
+    }
+
+    /// Whether `next` begins where this ends and maps the same memory with the same
+    /// rights.
+    pub(crate) fn is_continued_by(&self, next: &Self) -> bool {
+        self.end == next.start
+            && (self.readable, self.writable, self.shared)
+                == (next.readable, next.writable, next.shared)
+            && (self.device, self.inode) == (next.device, next.inode)
+            && (!self.is_file() || self.offset.checked_add(self.bytes()) == Some(next.offset))
+    }
+}
 
 /// A range of a process's addresses that maps a range of one file, both without gaps.
 /// It consists of one or more adjacent mappings.
@@ -56,19 +106,44 @@ const DELETED: &str = " (deleted)";
 /// Parses the mappings of files. Skips anonymous memory and the like.
 pub(crate) fn read(maps: impl Read) -> io::Result<Vec<Mapping>> {
     let mut found: Vec<Mapping> = Vec::new();
-    // The last line's address: mappings are adjacent only if there is nothing
-    // between them.
-    for line in BufReader::new(maps).split(b'\n').take(MAX_LINES) {
-        let line = line?;
-        let Some(next) = parse(&String::from_utf8_lossy(&line)) else {
+    for area in areas(maps)? {
+        if !area.is_file() || area.path.is_empty() {
             continue;
-        };
+        }
+        // Mappings are adjacent only if there is nothing between them.
+        let next = Mapping::from(area);
         match found.last_mut() {
             Some(last) if continues(last, &next) => last.end = next.end,
             _ => found.push(next),
         }
     }
     Ok(found)
+}
+
+/// Parses all lines, ascending. Skips those that are not as the kernel prints them.
+pub(crate) fn areas(maps: impl Read) -> io::Result<Vec<Area>> {
+    let mut found = Vec::new();
+    for line in BufReader::new(maps).split(b'\n').take(MAX_LINES) {
+        found.extend(parse(&String::from_utf8_lossy(&line?)));
+    }
+    Ok(found)
+}
+
+impl From<Area> for Mapping {
+    fn from(area: Area) -> Self {
+        Self {
+            start: area.start,
+            end: area.end,
+            first_end: area.end,
+            offset: area.offset,
+            device: area.device,
+            inode: area.inode,
+            shared: area.shared,
+            writable: area.writable,
+            path: area.path,
+            deleted: area.deleted,
+        }
+    }
 }
 
 fn continues(last: &Mapping, next: &Mapping) -> bool {
@@ -79,9 +154,8 @@ fn continues(last: &Mapping, next: &Mapping) -> bool {
         && last.path == next.path
 }
 
-/// Parses one line: `start-end perms offset major:minor inode   path`. `None` for
-/// memory without a file and for other lines.
-fn parse(line: &str) -> Option<Mapping> {
+/// Parses one line: `start-end perms offset major:minor inode   path`.
+fn parse(line: &str) -> Option<Area> {
     let hex = |text| u64::from_str_radix(text, 16).ok();
     let (range, rest) = line.split_once(' ')?;
     let (start, end) = range.split_once('-')?;
@@ -89,12 +163,8 @@ fn parse(line: &str) -> Option<Mapping> {
     let (offset, rest) = rest.split_once(' ')?;
     let (device, rest) = rest.split_once(' ')?;
     let (major, minor) = device.split_once(':')?;
-    let (inode, path) = rest.split_once(' ')?;
+    let (inode, path) = rest.split_once(' ').unwrap_or((rest, ""));
     let path = path.trim_start();
-    let inode: u64 = inode.parse().ok()?;
-    if inode == 0 || path.is_empty() {
-        return None;
-    }
     let device = rustix::fs::makedev(
         u32::from_str_radix(major, 16).ok()?,
         u32::from_str_radix(minor, 16).ok()?,
@@ -109,15 +179,17 @@ fn parse(line: &str) -> Option<Mapping> {
         Some(path) => (path, true),
         None => (path, false),
     };
-    Some(Mapping {
+    let may = |at: usize, right| permissions.as_bytes().get(at) == Some(&right);
+    Some(Area {
         start,
         end,
-        first_end: end,
+        readable: may(0, b'r'),
+        writable: may(1, b'w'),
+        executable: may(2, b'x'),
+        shared: may(3, b's'),
         offset: hex(offset)?,
         device,
-        inode,
-        shared: permissions.as_bytes().get(3) == Some(&b's'),
-        writable: permissions.as_bytes().get(1) == Some(&b'w'),
+        inode: inode.parse().ok()?,
         path: unescape(path),
         deleted,
     })
@@ -165,6 +237,19 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
         assert_eq!(shared[1].bytes(), 2 << 30);
         assert_eq!(shared[2].path, "/dev/shm/car ol-a");
         assert_eq!(shared[2].bytes(), 2 << 30, "two mappings are one stretch");
+    }
+
+    #[test]
+    fn anonymous_areas_of_a_real_process() {
+        let found = areas(CAPTURED.as_bytes()).unwrap();
+        assert_eq!(found.len(), 9);
+        let heap = &found[2];
+        assert_eq!((heap.path.as_str(), heap.is_file()), ("[heap]", false));
+        let guard = &found[4];
+        assert_eq!((guard.bytes(), guard.path.as_str()), (4096, ""));
+        assert!(!guard.readable && !guard.writable && !guard.shared);
+        assert!(found[6].is_continued_by(&found[7]));
+        assert!(!found[3].is_continued_by(guard));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use hikkoshi_userfault::OpenUserfault;
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::attach::maps::{self, Mapping};
+use crate::attach::maps::{self, Area};
 use crate::qmp::Client;
 
 /// The process behind the QMP socket cannot be used.
@@ -103,11 +103,11 @@ pub(crate) fn explain(process: &Process, doing: &'static str, source: io::Error)
     }
 }
 
-/// The files that the process has mapped.
-pub(crate) fn mappings(process: &Process) -> Result<Vec<Mapping>, ProcessError> {
+/// Everything that the process has mapped, ascending.
+pub(crate) fn areas(process: &Process) -> Result<Vec<Area>, ProcessError> {
     process
         .open_proc("maps")
-        .and_then(maps::read)
+        .and_then(maps::areas)
         .map_err(|source| explain(process, "reading the memory map", source))
 }
 

@@ -12,7 +12,8 @@
 //!    inode numbers, and is mapped **shared and writable** by the process. The kernel
 //!    allows such a mapping only to a process that opened the file for writing. The
 //!    mapping is checked while we hold the file, so that its numbers cannot belong to
-//!    another file.
+//!    another file. A file that is mapped privately is opened for reading only: the kernel
+//!    allows that mapping to a process that opened the file for reading (mmap(2)).
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -50,10 +51,10 @@ pub(crate) struct MappedFileRange {
 }
 
 impl MappedFileRange {
-    /// The mapping that contains it, if it is shared and writable.
-    fn mapping<'a>(&self, mappings: &'a [Mapping]) -> Option<&'a Mapping> {
+    /// The mapping that contains it, if it is writable and shared or not.
+    fn mapping<'a>(&self, mappings: &'a [Mapping], shared: bool) -> Option<&'a Mapping> {
         mappings.iter().find(|mapping| {
-            mapping.shared
+            mapping.shared == shared
                 && mapping.writable
                 && (mapping.device, mapping.inode) == (self.device, self.inode)
                 && mapping.address_of(self.offset, self.bytes) == Some(self.address)
@@ -76,7 +77,26 @@ pub(crate) fn mapped(
     range: &MappedFileRange,
     access: FileAccess,
 ) -> io::Result<File> {
-    let mapping = first_mapping(process, range)?;
+    open_mapped(process, range, access, true)
+}
+
+/// Opens the file of which `process` has mapped this range privately, for reading.
+///
+/// # Errors
+///
+/// `PermissionDenied` if the process has not mapped it there, privately and writable;
+/// others as for `open(2)`.
+pub(crate) fn mapped_privately(process: &Process, range: &MappedFileRange) -> io::Result<File> {
+    open_mapped(process, range, FileAccess::Read, false)
+}
+
+fn open_mapped(
+    process: &Process,
+    range: &MappedFileRange,
+    access: FileAccess,
+    shared: bool,
+) -> io::Result<File> {
+    let mapping = first_mapping(process, range, shared)?;
     let entry = format!(
         "/proc/{}/map_files/{:x}-{:x}",
         process.pid(),
@@ -87,7 +107,7 @@ pub(crate) fn mapped(
     let pinned = pin(Path::new(&entry), OFlags::empty(), range)
         .or_else(|error| open_by_descriptor(process, range)?.ok_or(error))?;
     // While we hold the file, no other file can have its numbers.
-    first_mapping(process, range)?;
+    first_mapping(process, range, shared)?;
     reopen(&pinned, access)
 }
 
@@ -105,10 +125,14 @@ pub(crate) fn at_path(
     reopen(&pin(path, OFlags::NOFOLLOW, range)?, access)
 }
 
-fn first_mapping(process: &Process, range: &MappedFileRange) -> io::Result<Mapping> {
+fn first_mapping(process: &Process, range: &MappedFileRange, shared: bool) -> io::Result<Mapping> {
     let mappings = process.open_proc("maps").and_then(maps::read)?;
-    range.mapping(&mappings).cloned().ok_or_else(|| {
-        let what = "QEMU does not map it there as shared and writable (any more)";
+    range.mapping(&mappings, shared).cloned().ok_or_else(|| {
+        let what = if shared {
+            "QEMU does not map it there as shared and writable (any more)"
+        } else {
+            "QEMU does not map it there as private and writable (any more)"
+        };
         io::Error::new(io::ErrorKind::PermissionDenied, what)
     })
 }

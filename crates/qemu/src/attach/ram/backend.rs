@@ -27,6 +27,12 @@ pub(crate) struct Backend {
 }
 
 impl Backend {
+    /// Whether the RAM block with this name is its memory. Old machine types name the block
+    /// after the object's whole path.
+    pub(crate) fn is(&self, block: &str) -> bool {
+        block == self.id || block == self.qom_path()
+    }
+
     /// Its path in QEMU's object tree.
     pub(crate) fn qom_path(&self) -> String {
         format!("/objects/{}", self.id)

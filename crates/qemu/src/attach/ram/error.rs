@@ -18,8 +18,8 @@ pub enum RamError {
     /// QEMU's process cannot be used.
     #[error("looking for the guest's memory")]
     Process(#[from] ProcessError),
-    /// QEMU has no memory backends.
-    #[error("looking for the guest's memory: this QEMU has no memory backends{ADVICE}")]
+    /// QEMU has no RAM blocks.
+    #[error("looking for the guest's memory: this QEMU has no RAM blocks")]
     None,
     /// The backend is not a file.
     #[error(
@@ -43,41 +43,110 @@ pub enum RamError {
         /// Its file.
         path: String,
     },
-    /// The backend is read-only.
-    #[error("the guest's memory \"{id}\" is read-only; read-only backends are not supported yet")]
+    /// QEMU may not write it.
+    #[error(
+        "the guest's memory \"{id}\" is a read-only mapping of a file (readonly=on): what a \
+         destination has there cannot be replaced (unplug it, or use a backend without readonly=on)"
+    )]
     ReadOnly {
-        /// The backend.
+        /// The block.
         id: String,
     },
-    /// The process does not map the file.
+    /// The process does not have memory at the block's address.
     #[error(
-        "the guest's memory \"{id}\" ({path}) is not mapped by process {pid} ({name}), which opened \
-         the QMP socket: if another program opened that socket for QEMU, give QEMU a -qmp socket \
-         that it opens itself"
+        "the guest's memory \"{id}\" is not mapped by process {pid} ({name}), which opened \
+         the QMP socket (if another program opened that socket for QEMU, give QEMU a -qmp socket \
+         that it opens itself)"
     )]
     NotMapped {
-        /// The backend.
+        /// The block.
         id: String,
-        /// Its file.
-        path: String,
         /// The process behind the QMP socket.
         pid: u32,
         /// Its name.
         name: String,
     },
-    /// The process maps the file read-only.
+    /// No address was found.
     #[error(
-        "the guest's memory \"{id}\" ({path}) is mapped read-only by process {pid}, although \
-         QMP reports it as writable: QEMU does not map a guest's memory like this, and \
-         hikkoshi does not open a file that the process itself may not write"
+        "where the RAM block \"{id}\" is in QEMU's memory is not known: no area of the process has \
+         its length and a guard page (QEMU prints the address from version 8.0 on)"
     )]
-    NotWritable {
-        /// The backend.
+    AddressUnknown {
+        /// The block.
+        id: String,
+    },
+    /// Several addresses are possible.
+    #[error(
+        "where the RAM block \"{id}\" is in QEMU's memory is not known: {areas} areas of the process \
+         can be it, and {blocks} RAM blocks have this length (QEMU prints the address from version \
+         8.0 on)"
+    )]
+    AddressAmbiguous {
+        /// The block.
+        id: String,
+        /// How many areas have its length and are not another block.
+        areas: usize,
+        /// How many blocks without an address have its length.
+        blocks: usize,
+    },
+    /// Two blocks have the same memory.
+    #[error(
+        "the RAM blocks \"{first}\" and \"{second}\" are at the same address of QEMU's process"
+    )]
+    Overlap {
+        /// One block.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// A block consists of different mappings.
+    #[error(
+        "the RAM block \"{id}\" consists of mappings of different kinds in QEMU's process, which \
+         QEMU does not make"
+    )]
+    Mixed {
+        /// The block.
+        id: String,
+    },
+    /// The page size is not that of the file.
+    #[error(
+        "QEMU reports pages of {block} bytes for the guest's memory \"{id}\", but its file {path} has \
+         pages of {file} bytes"
+    )]
+    PageSize {
+        /// The block.
         id: String,
         /// Its file.
         path: String,
-        /// The process behind the QMP socket.
+        /// Bytes of the file's pages.
+        file: u64,
+        /// Bytes of the block's pages.
+        block: u64,
+    },
+    /// The destination's memory is a private mapping of a file.
+    #[error(
+        "the guest's memory \"{id}\" is a private mapping (share=off) of the file {path}: a page that \
+         is dropped there becomes the file's page again, so page faults cannot be handled (use \
+         share=on, memory-backend-ram or an empty file on hugetlbfs at the destination)"
+    )]
+    PrivateFile {
+        /// The block.
+        id: String,
+        /// Its file.
+        path: String,
+    },
+    /// The process's memory cannot be opened.
+    #[error(
+        "opening the memory of QEMU's process {pid} for the RAM block \"{id}\" (run hikkoshi as root, \
+         or give it the capability CAP_SYS_PTRACE)"
+    )]
+    OpenMemory {
+        /// The block.
+        id: String,
+        /// QEMU's process.
         pid: u32,
+        /// The error of the system call.
+        source: io::Error,
     },
     /// The process maps the file more than once.
     #[error("the guest's memory \"{id}\" ({path}) is mapped {mappings} times by QEMU, not once")]
@@ -88,17 +157,6 @@ pub enum RamError {
         path: String,
         /// How many times.
         mappings: usize,
-    },
-    /// Two backends are the same bytes.
-    #[error(
-        "the guest's memory \"{first}\" and \"{second}\" is the same part of the same file; give \
-         each backend its own file"
-    )]
-    SharedFile {
-        /// One backend.
-        first: String,
-        /// The other.
-        second: String,
     },
     /// The file cannot be opened.
     #[error(
@@ -115,8 +173,9 @@ pub enum RamError {
     },
     /// The file system is neither tmpfs nor hugetlbfs.
     #[error(
-        "the guest's memory \"{id}\" ({path}) is neither on tmpfs nor on hugetlbfs. Page faults can \
-         be handled and writes tracked only there: put it in /dev/shm or on a hugetlbfs mount"
+        "the guest's memory \"{id}\" is the shared file {path}, which is neither on tmpfs nor on \
+         hugetlbfs. Page faults of shared files can be handled and writes tracked only there (put it \
+         in /dev/shm or on a hugetlbfs mount, or use share=off or another kind of memory)"
     )]
     FileSystem {
         /// The backend.
@@ -138,15 +197,6 @@ pub enum RamError {
         /// The length that is needed.
         needed: u64,
     },
-    /// The backend is not part of the guest's memory.
-    #[error(
-        "the memory backend \"{id}\" is not part of the guest's memory; remove it (QMP command \
-         'object-del') or plug it in first"
-    )]
-    NotInGuest {
-        /// The backend.
-        id: String,
-    },
     /// QEMU's memory tree could not be parsed.
     #[error(
         "the guest addresses of the memory \"{id}\" cannot be read from QEMU's \"info mtree\": \
@@ -160,14 +210,14 @@ pub enum RamError {
     },
     /// The guest has memory outside the backends.
     #[error(
-        "the guest has {guest} bytes of memory, but its backends have only {backends}; the rest \
-         cannot be moved{ADVICE}"
+        "the guest has {guest} bytes of memory, but its memory backends only {found}; report this as \
+         a bug, with the output of QEMU's \"info ramblock\" and \"info mtree -f -o\""
     )]
     Incomplete {
         /// Bytes of the machine.
         guest: u64,
-        /// Bytes of the backends.
-        backends: u64,
+        /// Bytes of the blocks that were found.
+        found: u64,
     },
     /// The layout is not supported.
     #[error("the guest's memory cannot be moved")]

@@ -1,29 +1,60 @@
-//! Finds and opens the file of a memory backend.
+//! Finds what holds the memory of a RAM block, and opens it.
+//!
+//! The mapping decides, not what QMP reports: a range of the process's addresses maps a
+//! file shared (tmpfs, hugetlbfs, a memfd), a file privately (pages that QEMU has written
+//! are the process's own), or no file.
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use hikkoshi_linux::Process;
+use hikkoshi_memory::{Backing, ProcessMemory, RamFile};
 
-use crate::attach::maps::Mapping;
+use crate::attach::maps::Area;
 use crate::attach::ram::RamError;
-use crate::attach::ram::backend::Backend;
+use crate::attach::ram::blocks::RamBlockInfo;
 use crate::attach::reopen::{self, FileAccess, MappedFileRange};
 
-/// The opened file of a backend.
+/// The opened memory of a block.
 #[derive(Debug)]
-pub(crate) struct BackendFile {
-    /// The file.
-    pub(crate) file: File,
+pub(crate) struct BlockMemory {
+    /// The memory.
+    pub(crate) backing: Backing,
+    /// What it is.
+    pub(crate) kind: Kind,
+}
+
+/// What holds the memory of a block.
+#[derive(Debug)]
+pub(crate) enum Kind {
+    /// A file that is mapped shared. With its metadata when it was opened.
+    Shared(FileKind),
+    /// A file that is mapped privately.
+    Private(FileKind),
+    /// No file.
+    Anonymous,
+}
+
+/// A file that holds memory.
+#[derive(Debug)]
+pub(crate) struct FileKind {
     /// Its metadata when it was opened.
     pub(crate) metadata: Metadata,
-    /// Where the backend begins in QEMU's address space.
-    pub(crate) address: u64,
-    /// The host page size, in bytes.
-    pub(crate) host_page: u64,
-    /// Whether it is on hugetlbfs (else on tmpfs).
-    pub(crate) huge: bool,
+    /// Its file system.
+    pub(crate) system: FileSystem,
+}
+
+/// A kind of file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FileSystem {
+    /// tmpfs, and the kernel's own one, on which memfds are.
+    Tmpfs,
+    /// hugetlbfs, also of a memfd.
+    Huge,
+    /// Another one.
+    Other,
 }
 
 /// Modes of files and folders, see inode(7).
@@ -33,108 +64,236 @@ const OTHERS_SEARCH: u32 = 0o001;
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 
-/// Finds the mapping of `backend` among `mappings`, and opens its file.
-pub(crate) fn find(
-    process: &Process,
-    mappings: &[Mapping],
-    backend: &Backend,
+/// Opens the memory of `block`, which begins at `address` of the process. `areas` are the
+/// process's.
+pub(crate) fn open(
+    process: &Arc<Process>,
+    areas: &[Area],
+    block: &RamBlockInfo,
+    address: u64,
     access: FileAccess,
-) -> Result<BackendFile, RamError> {
-    let given = backend.path.as_deref().unwrap_or_default();
-    // Only used to select one of QEMU's mappings.
-    let place = path_from_outside(process, given);
-    let metadata = std::fs::metadata(&place).ok();
-    let mut candidates: Vec<(&Mapping, u64)> = mappings
-        .iter()
-        .filter(|mapping| mapping.shared && is_of(mapping, backend, given, metadata.as_ref()))
-        .filter_map(|mapping| Some((mapping, mapping.address_of(backend.offset, backend.bytes)?)))
-        .collect();
-    if candidates.is_empty() {
-        return Err(RamError::NotMapped {
-            id: backend.id.clone(),
-            path: given.to_owned(),
-            pid: process.pid(),
-            name: crate::attach::process::name(process),
+) -> Result<BlockMemory, RamError> {
+    let area = single_mapping(process, areas, block, address)?;
+    if !area.is_file() {
+        return Ok(BlockMemory {
+            backing: Backing::Process(private_memory(process, block, address, access)?),
+            kind: Kind::Anonymous,
         });
     }
-    candidates.retain(|(mapping, _)| mapping.writable);
-    let Some((mapping, address)) = candidates.pop() else {
-        return Err(RamError::NotWritable {
-            id: backend.id.clone(),
-            path: given.to_owned(),
-            pid: process.pid(),
-        });
+    let range = MappedFileRange {
+        device: area.device,
+        inode: area.inode,
+        offset: area.offset.saturating_add(address - area.start),
+        bytes: block.total,
+        address,
     };
-    if !candidates.is_empty() {
-        return Err(RamError::Ambiguous {
-            id: backend.id.clone(),
-            path: given.to_owned(),
-            mappings: candidates.len() + 1,
-        });
-    }
     let cannot = |source| RamError::Open {
-        id: backend.id.clone(),
-        path: mapping.path.clone(),
+        id: block.name.clone(),
+        path: area.path.clone(),
         source,
     };
-    let range = MappedFileRange {
-        device: mapping.device,
-        inode: mapping.inode,
-        offset: backend.offset,
-        bytes: backend.bytes,
-        address,
+    let file = if area.shared {
+        check_mapped_once(areas, block, &area, &range)?;
+        reopen::mapped(process, &range, access)
+    } else {
+        reopen::mapped_privately(process, &range)
     };
-    let file = reopen::mapped(process, &range, access).map_err(cannot)?;
+    let file = file.map_err(cannot)?;
+    let kind = describe(&file, &area, block, &range)?;
+    if area.shared {
+        check_shared(process, &file, &area, &kind, access).map_err(|error| match error {
+            Unsuitable::FileSystem => RamError::FileSystem {
+                id: block.name.clone(),
+                path: area.path.clone(),
+            },
+            Unsuitable::Read(source) => cannot(source),
+        })?;
+        return Ok(BlockMemory {
+            backing: Backing::File(RamFile::new(file, range.offset)),
+            kind: Kind::Shared(kind),
+        });
+    }
+    if access == FileAccess::Write
+        && (kind.system != FileSystem::Huge || kind.metadata.blocks() > 0)
+    {
+        // Dropping a page of the process would uncover the file's page, so the guest's
+        // access to it would not be a page fault.
+        return Err(RamError::PrivateFile {
+            id: block.name.clone(),
+            path: area.path.clone(),
+        });
+    }
+    let memory = private_memory(process, block, address, access)?;
+    Ok(BlockMemory {
+        backing: Backing::Process(memory.over_file(RamFile::new(file, range.offset))),
+        kind: Kind::Private(kind),
+    })
+}
+
+/// The first area of the block, if all of the block is one readable and writable mapping.
+fn single_mapping(
+    process: &Process,
+    areas: &[Area],
+    block: &RamBlockInfo,
+    address: u64,
+) -> Result<Area, RamError> {
+    let id = || block.name.clone();
+    let not_mapped = || RamError::NotMapped {
+        id: id(),
+        pid: process.pid(),
+        name: crate::attach::process::name(process),
+    };
+    let end = address.checked_add(block.total).ok_or_else(not_mapped)?;
+    let first = areas.partition_point(|area| area.end <= address);
+    let mut rest = areas[first..].iter();
+    let area = rest.next().filter(|area| area.start <= address);
+    let area = area.ok_or_else(not_mapped)?;
+    let mut last = area;
+    while last.end < end {
+        match rest.next().filter(|next| next.start == last.end) {
+            Some(next) if last.is_continued_by(next) => last = next,
+            Some(_) => return Err(RamError::Mixed { id: id() }),
+            None => return Err(not_mapped()),
+        }
+    }
+    if !area.readable {
+        return Err(not_mapped());
+    }
+    if !area.writable {
+        return Err(RamError::ReadOnly { id: id() });
+    }
+    Ok(area.clone())
+}
+
+/// Checks that no other shared mapping of the process contains a part of the block: writes
+/// through it would not be recorded.
+fn check_mapped_once(
+    areas: &[Area],
+    block: &RamBlockInfo,
+    area: &Area,
+    range: &MappedFileRange,
+) -> Result<(), RamError> {
+    let own = range.address..range.address.saturating_add(range.bytes);
+    let end = range.offset.saturating_add(range.bytes);
+    let others = areas.iter().filter(|other| {
+        other.shared
+            && (other.device, other.inode) == (range.device, range.inode)
+            && !own.contains(&other.start)
+            && !(other.start < own.start && own.start < other.end)
+            && other.offset < end
+            && range.offset < other.offset.saturating_add(other.bytes())
+    });
+    match others.count() {
+        0 => Ok(()),
+        others => Err(RamError::Ambiguous {
+            id: block.name.clone(),
+            path: area.path.clone(),
+            mappings: others + 1,
+        }),
+    }
+}
+
+fn private_memory(
+    process: &Arc<Process>,
+    block: &RamBlockInfo,
+    address: u64,
+    access: FileAccess,
+) -> Result<ProcessMemory, RamError> {
+    let writable = access == FileAccess::Write;
+    ProcessMemory::open(Arc::clone(process), address, block.total, writable).map_err(|source| {
+        RamError::OpenMemory {
+            id: block.name.clone(),
+            pid: process.pid(),
+            source,
+        }
+    })
+}
+
+fn describe(
+    file: &File,
+    area: &Area,
+    block: &RamBlockInfo,
+    range: &MappedFileRange,
+) -> Result<FileKind, RamError> {
+    let cannot = |source| RamError::Open {
+        id: block.name.clone(),
+        path: area.path.clone(),
+        source,
+    };
     let metadata = file.metadata().map_err(cannot)?;
-    if others_can_read(&place, &metadata) {
+    let system = rustix::fs::fstatfs(file).map_err(|errno| cannot(errno.into()))?;
+    let magic: i64 = system.f_type;
+    let needed = range.offset.saturating_add(range.bytes);
+    // A page after the end of a file cannot be read.
+    if metadata.len() < needed {
+        return Err(RamError::Short {
+            id: block.name.clone(),
+            path: area.path.clone(),
+            bytes: metadata.len(),
+            needed,
+        });
+    }
+    let system_kind = match magic {
+        TMPFS_MAGIC => FileSystem::Tmpfs,
+        HUGETLBFS_MAGIC => FileSystem::Huge,
+        _ => FileSystem::Other,
+    };
+    let page = match system_kind {
+        FileSystem::Huge => u64::try_from(system.f_bsize).unwrap_or(0),
+        FileSystem::Tmpfs | FileSystem::Other => 4096,
+    };
+    if page != block.page_size {
+        return Err(RamError::PageSize {
+            id: block.name.clone(),
+            path: area.path.clone(),
+            file: page,
+            block: block.page_size,
+        });
+    }
+    Ok(FileKind {
+        metadata,
+        system: system_kind,
+    })
+}
+
+enum Unsuitable {
+    FileSystem,
+    Read(std::io::Error),
+}
+
+/// Checks that a shared file can be used, and warns if other users can read it.
+fn check_shared(
+    process: &Process,
+    file: &File,
+    area: &Area,
+    kind: &FileKind,
+    access: FileAccess,
+) -> Result<(), Unsuitable> {
+    let place = path_from_outside(process, &area.path);
+    if others_can_read(&place, &kind.metadata) {
         tracing::warn!(
-            "other users of this host can read the guest's memory: its file {given} has mode {:o}, \
+            "other users of this host can read the guest's memory: its file {} has mode {:o}, \
              as QEMU creates it; remove that permission (chmod o= FILE, possible at any time), or use \
              a folder that they cannot enter",
-            metadata.mode() & 0o7777
+            area.path,
+            kind.metadata.mode() & 0o7777
         );
     }
-    let system = rustix::fs::fstatfs(&file).map_err(|errno| cannot(errno.into()))?;
-    let kind: i64 = system.f_type;
-    let huge = kind == HUGETLBFS_MAGIC;
-    if !huge && kind != TMPFS_MAGIC {
-        return Err(RamError::FileSystem {
-            id: backend.id.clone(),
-            path: mapping.path.clone(),
-        });
+    if kind.system == FileSystem::Other {
+        return Err(Unsuitable::FileSystem);
     }
-    let host_page = u64::try_from(system.f_bsize).unwrap_or(0);
-    if metadata.len() < backend.offset.saturating_add(backend.bytes) {
-        return Err(RamError::Short {
-            id: backend.id.clone(),
-            path: mapping.path.clone(),
-            bytes: metadata.len(),
-            needed: backend.offset.saturating_add(backend.bytes),
-        });
-    }
-    if access == FileAccess::Read && !huge {
+    if access == FileAccess::Read && kind.system == FileSystem::Tmpfs {
         // hugetlbfs supports reads, too, but only of whole pages.
         let mut byte = [0];
-        file.read_exact_at(&mut byte, backend.offset)
-            .map_err(cannot)?;
+        file.read_exact_at(&mut byte, area.offset)
+            .map_err(Unsuitable::Read)?;
     }
-    Ok(BackendFile {
-        file,
-        metadata,
-        address,
-        host_page,
-        huge,
-    })
+    Ok(())
 }
 
 /// Converts QEMU's path to ours: QEMU may have another root.
 fn path_from_outside(process: &Process, given: &str) -> PathBuf {
-    let base = if given.starts_with('/') {
-        "root"
-    } else {
-        "cwd"
-    };
-    Path::new(&format!("/proc/{}/{base}", process.pid())).join(given.trim_start_matches('/'))
+    Path::new(&format!("/proc/{}/root", process.pid())).join(given.trim_start_matches('/'))
 }
 
 /// Whether all users of this host can read the file with this metadata at this path,
@@ -150,41 +309,6 @@ fn others_can_read(place: &Path, file: &Metadata) -> bool {
             folder.starts_with("/proc") && folder.components().count() <= 4
                 || there(folder).is_some_and(|folder| folder.mode() & OTHERS_SEARCH != 0)
         })
-}
-
-/// Whether a mapping is of the backend's file. `metadata` belongs to the file that is at
-/// the path now, which can be another one than when QEMU opened it.
-fn is_of(mapping: &Mapping, backend: &Backend, given: &str, metadata: Option<&Metadata>) -> bool {
-    match metadata {
-        // QEMU created a file in the folder and removed it at once.
-        Some(metadata) if metadata.is_dir() => {
-            mapping.deleted
-                && mapping.device == metadata.dev()
-                && Path::new(&mapping.path)
-                    .file_name()
-                    .and_then(|name| name.to_str())
-                    .is_some_and(|name| is_generated_by_qemu(name, &backend.id))
-        }
-        Some(metadata) if (mapping.device, mapping.inode) == (metadata.dev(), metadata.ino()) => {
-            true
-        }
-        // Removed or replaced in the meantime.
-        _ => mapping.deleted && mapping.path == given,
-    }
-}
-
-/// Whether QEMU generates this file name for a backend: `qemu_back_mem.`, the region's
-/// name (the id, or on old machine types the whole QOM path, with `_` for `/`), a dot,
-/// six characters.
-fn is_generated_by_qemu(name: &str, id: &str) -> bool {
-    let id = id.replace('/', "_");
-    let Some(rest) = name.strip_prefix("qemu_back_mem.") else {
-        return false;
-    };
-    let Some((region, random)) = rest.rsplit_once('.') else {
-        return false;
-    };
-    random.len() == 6 && (region == id || region == format!("_objects_{id}"))
 }
 
 #[cfg(test)]
@@ -219,19 +343,5 @@ mod tests {
         let gone = std::fs::metadata(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert!(!others_can_read(&place, &gone));
-    }
-
-    #[test]
-    fn file_names_that_qemu_generates() {
-        assert!(is_generated_by_qemu("qemu_back_mem.ram1.jk4S9C", "ram1"));
-        assert!(is_generated_by_qemu(
-            "qemu_back_mem._objects_ram1.jk4S9C",
-            "ram1"
-        ));
-        assert!(is_generated_by_qemu("qemu_back_mem.a.b.jk4S9C", "a.b"));
-        assert!(!is_generated_by_qemu("qemu_back_mem.a.b.jk4S9C", "a"));
-        assert!(!is_generated_by_qemu("qemu_back_mem.ram1.jk4S9", "ram1"));
-        assert!(!is_generated_by_qemu("qemu_back_mem.ram10.jk4S9C", "ram1"));
-        assert!(!is_generated_by_qemu("ram1", "ram1"));
     }
 }

@@ -12,8 +12,8 @@ use std::path::Path;
 
 use thiserror::Error;
 
-use crate::attach::ram::backend::Backend;
-use crate::attach::ram::file::BackendFile;
+use crate::attach::ram::blocks::RamBlockInfo;
+use crate::attach::ram::file::{BlockMemory, FileSystem, Kind};
 
 /// There is not enough free space for the guest's memory.
 #[derive(Debug, Error)]
@@ -64,42 +64,52 @@ struct Need {
     free: u64,
 }
 
-/// Checks all files together: several may be on one file system.
+/// Checks all blocks together: several may be on one file system. `reserved` says which of
+/// them have reserved their huge pages.
 pub(crate) fn check<'a>(
-    files: impl Iterator<Item = (&'a Backend, &'a BackendFile)>,
+    blocks: impl Iterator<Item = (&'a RamBlockInfo, &'a BlockMemory, bool)>,
 ) -> Result<(), FreeSpaceError> {
     let mut systems: BTreeMap<u64, Need> = BTreeMap::new();
     let mut pools: BTreeMap<u64, Need> = BTreeMap::new();
-    for (backend, found) in files {
+    for (block, memory, reserved) in blocks {
         let failed = |source| FreeSpaceError::Query {
-            id: backend.id.clone(),
+            id: block.name.clone(),
             source,
         };
+        let (file, shared) = match &memory.kind {
+            Kind::Shared(file) => (file, true),
+            Kind::Private(file) => (file, false),
+            Kind::Anonymous => continue,
+        };
         // In blocks of 512 bytes on every file system.
-        let allocated = found.metadata.blocks().saturating_mul(512);
-        let needed = backend.bytes.saturating_sub(allocated);
-        let need = if found.huge {
-            if backend.reserve {
+        let allocated = file.metadata.blocks().saturating_mul(512);
+        let needed = block.total.saturating_sub(allocated);
+        let need = if file.system == FileSystem::Huge {
+            if reserved {
                 // QEMU reserved them when it mapped the file; otherwise it would not have
                 // started.
                 continue;
             }
-            let need = pools.entry(found.host_page).or_default();
-            need.free = free_huge_pages(found.host_page)
+            let need = pools.entry(block.page_size).or_default();
+            need.free = free_huge_pages(block.page_size)
                 .map_err(failed)?
-                .saturating_mul(found.host_page);
+                .saturating_mul(block.page_size);
             need
         } else {
-            let system = rustix::fs::fstatvfs(&found.file).map_err(|errno| failed(errno.into()))?;
+            let Some(backing) = memory.backing.file().filter(|_| shared) else {
+                continue;
+            };
+            let system =
+                rustix::fs::fstatvfs(backing.file()).map_err(|errno| failed(errno.into()))?;
             if system.f_blocks == 0 {
                 // A tmpfs without a size limit.
                 continue;
             }
-            let need = systems.entry(found.metadata.dev()).or_default();
+            let need = systems.entry(file.metadata.dev()).or_default();
             need.free = system.f_bavail.saturating_mul(system.f_frsize);
             need
         };
-        need.ids.push(format!("\"{}\"", backend.id));
+        need.ids.push(format!("\"{}\"", block.name));
         need.bytes = need.bytes.saturating_add(needed);
     }
     for need in systems.into_values() {

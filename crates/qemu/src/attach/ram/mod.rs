@@ -1,43 +1,67 @@
-//! Finds the guest's memory: backends, guest addresses, host addresses, files.
+//! Finds the guest's memory: RAM blocks, guest addresses, host addresses, what holds them.
 //!
 //! | what | from |
 //! | --- | --- |
-//! | the backends, their sizes, sharing, paths | QMP: `qom-list /objects`, `qom-get` |
+//! | the blocks, their sizes | `info ramblock` by QMP (see `blocks.rs`) |
 //! | guest addresses | `info mtree -f -o` by QMP (see `mtree.rs`) |
-//! | host addresses | `/proc/PID/maps` |
-//! | the files | QEMU's mappings (see `reopen.rs`); QEMU's path only selects one |
+//! | host addresses | `info ramblock` from QEMU 8.0 on; see `addresses` |
+//! | files and private memory | QEMU's mappings (see `file.rs`, `reopen.rs`) |
 //!
-//! With `x-ignore-shared` QEMU omits every shared block from its stream, because
-//! hikkoshi transfers it. A shared block that hikkoshi cannot transfer, or does not
-//! know, would be lost silently. So every backend must be of a supported kind, and
-//! together they must contain all of the machine's memory.
+//! A block with a name is migrated: main memory and DIMMs, and the auxiliary blocks of
+//! devices and firmware (video memory, flash, ROMs, tables). Each must be found, and
+//! together they must contain all of the machine's memory: a block that is overlooked would
+//! be lost.
 
+mod addresses;
 pub(crate) mod backend;
 pub(crate) mod blocks;
 mod error;
 mod file;
 pub(crate) mod free_space;
+#[cfg(test)]
+mod installed_qemu_tests;
 pub(crate) mod mtree;
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use hikkoshi_linux::Process;
-use hikkoshi_memory::{GuestRam, RamFile};
+use hikkoshi_memory::GuestRam;
 use hikkoshi_pages::{GuestRange, RamBlock, RamLayout};
 use serde_json::{Value, json};
 
 use self::backend::Backend;
+use self::blocks::RamBlockInfo;
 pub use self::error::RamError;
-use self::file::BackendFile;
+use self::file::BlockMemory;
+use self::mtree::Piece;
+use crate::attach::machine::human;
 use crate::attach::process;
 use crate::attach::reopen::FileAccess;
 use crate::qmp::Client;
 
+/// Whether QEMU's own stream still has the auxiliary blocks, and the memory that is not in
+/// shared files: then hikkoshi moves only what QEMU leaves out with `x-ignore-shared`, and
+/// refuses memory that QEMU would send page by page while the guest is paused.
+const ONLY_SHARED_FILES: bool = true;
+
 /// The guest's memory.
 #[derive(Debug)]
 pub(crate) struct Ram {
-    /// Layout and files, ordered by guest address.
+    /// Layout and memory: main memory by guest address, then auxiliary blocks by name.
     pub(crate) files: GuestRam,
     /// Where each block begins in QEMU's address space, in layout order.
     pub(crate) addresses: Vec<u64>,
+}
+
+/// A block that was found.
+struct Found {
+    block: RamBlockInfo,
+    guest: Vec<GuestRange>,
+    address: u64,
+    memory: BlockMemory,
+    /// Whether its huge pages are reserved.
+    reserved: bool,
 }
 
 /// Finds all of the guest's memory.
@@ -45,54 +69,74 @@ pub(crate) struct Ram {
 /// At the destination ([`FileAccess::Write`]), also checks the free space for it.
 pub(crate) fn find(
     client: &mut Client,
-    process: &Process,
+    process: &Arc<Process>,
     access: FileAccess,
 ) -> Result<Ram, RamError> {
-    let backends = backend::list(client)?;
-    check_kinds(&backends)?;
-    let mtree = client.execute(
-        "human-monitor-command",
-        json!({ "command-line": "info mtree -f -o" }),
-    )?;
-    let guest = guest_ranges(&backends, mtree.as_str().unwrap_or_default())?;
-    check_complete(client, &backends)?;
-    let mappings = process::mappings(process)?;
-    let mut found = Vec::with_capacity(backends.len());
-    for (backend, guest) in backends.iter().zip(guest) {
-        let file = file::find(process, &mappings, backend, access)?;
-        found.push((backend, guest, file));
-    }
-    check_distinct(&found)?;
+    let mut found = find_blocks(client, process, access, ONLY_SHARED_FILES)?;
     if access == FileAccess::Write {
-        free_space::check(found.iter().map(|(backend, _, file)| (*backend, file)))?;
+        let all = found.iter();
+        free_space::check(all.map(|found| (&found.block, &found.memory, found.reserved)))?;
     }
-    // The same order on both sides, independent of the order of the options.
-    found.sort_by_key(|(backend, guest, _)| {
-        (guest.first().map(|range| range.gpa), backend.id.clone())
+    // The same order on both sides, independent of the order of the options. A device's
+    // memory has no guest address before the guest has configured it.
+    found.sort_by_key(|found| {
+        let gpa = found.guest.first().map(|range| range.gpa);
+        (gpa.is_none(), gpa, found.block.name.clone())
     });
     let mut blocks = Vec::with_capacity(found.len());
-    let mut files = Vec::with_capacity(found.len());
+    let mut backings = Vec::with_capacity(found.len());
     let mut addresses = Vec::with_capacity(found.len());
-    for (backend, guest, file) in found {
+    for found in found {
         blocks.push(RamBlock {
-            id: backend.id.clone(),
-            bytes: backend.bytes,
-            host_page: file.host_page,
-            guest,
+            id: found.block.name,
+            bytes: found.block.total,
+            host_page: found.block.page_size,
+            guest: found.guest,
         });
-        files.push(RamFile::new(file.file, backend.offset));
-        addresses.push(file.address);
+        backings.push(found.memory.backing);
+        addresses.push(found.address);
     }
     let layout = RamLayout::new(blocks)?;
-    // There are as many files as blocks.
-    let files = GuestRam::new(layout, files).ok_or(RamError::None)?;
+    // There are as many backings as blocks.
+    let files = GuestRam::new(layout, backings).ok_or(RamError::None)?;
     Ok(Ram { files, addresses })
 }
 
-fn check_kinds(backends: &[Backend]) -> Result<(), RamError> {
-    if backends.is_empty() {
+fn find_blocks(
+    client: &mut Client,
+    process: &Arc<Process>,
+    access: FileAccess,
+    only_shared_files: bool,
+) -> Result<Vec<Found>, RamError> {
+    let mut blocks = blocks::list(client)?;
+    let backends = backend::list(client)?;
+    if only_shared_files {
+        check_kinds(&backends)?;
+        blocks.retain(|block| backends.iter().any(|backend| backend.is(&block.name)));
+    }
+    if blocks.is_empty() {
         return Err(RamError::None);
     }
+    let mtree = human(client, "info mtree -f -o")?;
+    let areas = process::areas(process)?;
+    let addresses = addresses::find(client, process, &blocks, &areas, &mtree)?;
+    let pieces = mtree::parse(&mtree);
+    let mut found = Vec::with_capacity(blocks.len());
+    for (block, address) in blocks.into_iter().zip(addresses) {
+        let backend = backends.iter().find(|backend| backend.is(&block.name));
+        found.push(Found {
+            guest: guest_ranges(backend, &block, &pieces)?,
+            memory: file::open(process, &areas, &block, address, access)?,
+            address,
+            reserved: backend.is_none_or(|backend| backend.reserve),
+            block,
+        });
+    }
+    check_complete(client, &found)?;
+    Ok(found)
+}
+
+fn check_kinds(backends: &[Backend]) -> Result<(), RamError> {
     for backend in backends {
         let id = backend.id.clone();
         if backend.kind != "memory-backend-file" {
@@ -110,50 +154,33 @@ fn check_kinds(backends: &[Backend]) -> Result<(), RamError> {
     Ok(())
 }
 
-fn guest_ranges(backends: &[Backend], mtree: &str) -> Result<Vec<Vec<GuestRange>>, RamError> {
-    let pieces = mtree::parse(mtree);
-    let mut found = Vec::with_capacity(backends.len());
-    for backend in backends {
-        let id = backend.id.clone();
-        let Some(pieces) = pieces.get(&backend.qom_path()) else {
-            return Err(RamError::NotInGuest { id });
-        };
-        let ranges = mtree::ranges(pieces, backend.bytes).ok_or_else(|| RamError::Addresses {
-            id,
-            pieces: format!("{pieces:x?}"),
-        })?;
-        found.push(ranges);
-    }
-    Ok(found)
+/// Where a block is in the guest: that of a memory backend. A device's memory has no ranges:
+/// the guest maps it anywhere, or not at all.
+fn guest_ranges(
+    backend: Option<&Backend>,
+    block: &RamBlockInfo,
+    pieces: &BTreeMap<String, Vec<Piece>>,
+) -> Result<Vec<GuestRange>, RamError> {
+    let Some(pieces) = backend.and_then(|backend| pieces.get(&backend.qom_path())) else {
+        return Ok(Vec::new());
+    };
+    mtree::ranges(pieces, block.total).ok_or_else(|| RamError::Addresses {
+        id: block.name.clone(),
+        pieces: format!("{pieces:x?}"),
+    })
 }
 
-fn check_complete(client: &mut Client, backends: &[Backend]) -> Result<(), RamError> {
+/// Checks that the blocks contain all of the machine's memory.
+fn check_complete(client: &mut Client, blocks: &[Found]) -> Result<(), RamError> {
     let summary = client.execute("query-memory-size-summary", json!({}))?;
     let part = |key| summary.get(key).and_then(Value::as_u64).unwrap_or(0);
     let guest = part("base-memory").saturating_add(part("plugged-memory"));
-    let backends = backends
+    let found = blocks
         .iter()
-        .fold(0u64, |sum, backend| sum.saturating_add(backend.bytes));
-    if guest > backends {
-        return Err(RamError::Incomplete { guest, backends });
-    }
-    Ok(())
-}
-
-fn check_distinct(found: &[(&Backend, Vec<GuestRange>, BackendFile)]) -> Result<(), RamError> {
-    let mut seen: Vec<(u64, u64, &str)> = found
-        .iter()
-        .map(|(backend, _, file)| {
-            let end = file.address.saturating_add(backend.bytes);
-            (file.address, end, backend.id.as_str())
-        })
-        .collect();
-    seen.sort_unstable();
-    if let Some(pair) = seen.windows(2).find(|pair| pair[1].0 < pair[0].1) {
-        return Err(RamError::SharedFile {
-            first: pair[0].2.to_owned(),
-            second: pair[1].2.to_owned(),
-        });
+        .filter(|found| !found.guest.is_empty())
+        .fold(0u64, |sum, found| sum.saturating_add(found.block.total));
+    if guest > found {
+        return Err(RamError::Incomplete { guest, found });
     }
     Ok(())
 }
@@ -178,7 +205,6 @@ mod tests {
     #[test]
     fn only_shared_writable_files_are_supported() {
         check_kinds(&[backend("a")]).unwrap();
-        assert!(matches!(check_kinds(&[]), Err(RamError::None)));
         for kind in [
             "memory-backend-ram",
             "memory-backend-memfd",
@@ -207,11 +233,5 @@ mod tests {
             check_kinds(&[fixed]),
             Err(RamError::ReadOnly { .. })
         ));
-    }
-
-    #[test]
-    fn a_backend_outside_the_guests_memory_is_named() {
-        let error = guest_ranges(&[backend("spare")], "").unwrap_err();
-        assert!(error.to_string().contains("\"spare\""));
     }
 }

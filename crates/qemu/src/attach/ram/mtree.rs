@@ -47,26 +47,75 @@ pub(crate) struct Piece {
 /// (`/objects/ID`).
 pub(crate) fn parse(text: &str) -> BTreeMap<String, Vec<Piece>> {
     let mut found: BTreeMap<String, Vec<Piece>> = BTreeMap::new();
-    let mut in_memory = false;
-    for (count, line) in text.lines().enumerate() {
-        if count > MAX_PIECES {
-            break;
-        }
-        let line = line.trim();
-        if line.starts_with("FlatView") {
-            in_memory = false;
-        } else if line.starts_with("AS \"memory\",") {
-            in_memory = true;
-        } else if in_memory && let Some((owner, piece)) = piece(line) {
+    for line in system_memory(text) {
+        if let Some((owner, piece)) = piece(line) {
             found.entry(owner).or_default().push(piece);
         }
     }
     found
 }
 
+/// A piece of any memory region that is RAM or ROM, also of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NamedPiece {
+    /// The region's name, which several regions can have.
+    pub(crate) name: String,
+    /// The region's owner or parent, as QEMU prints it.
+    pub(crate) owner: String,
+    /// Guest address.
+    pub(crate) gpa: u64,
+    /// Offset in the region.
+    pub(crate) offset: u64,
+}
+
+/// The pieces of all RAM and ROM in the system's memory.
+pub(crate) fn named(text: &str) -> Vec<NamedPiece> {
+    system_memory(text).filter_map(named_piece).collect()
+}
+
+/// The lines of the system's memory.
+fn system_memory(text: &str) -> impl Iterator<Item = &str> {
+    let mut in_memory = false;
+    text.lines()
+        .take(MAX_PIECES)
+        .map(str::trim)
+        .filter(move |line| {
+            if line.starts_with("FlatView") {
+                in_memory = false;
+            } else if line.starts_with("AS \"memory\",") {
+                in_memory = true;
+            }
+            in_memory
+        })
+}
+
 /// `START-END (prio N, KIND): NAME[ @OFFSET][ owner:{obj path=PATH}]…`.
 fn piece(line: &str) -> Option<(String, Piece)> {
     const OWNER: &str = " owner:{obj path=";
+    let (gpa, bytes, rest) = head(line)?;
+    // From the right: a name can contain anything.
+    let (name, owner) = rest.rsplit_once(OWNER)?;
+    let (owner, _accelerator) = owner.split_once('}')?;
+    let (_, offset) = name_and_offset(name)?;
+    Some((owner.to_owned(), Piece { gpa, offset, bytes }))
+}
+
+/// The same with any owner.
+fn named_piece(line: &str) -> Option<NamedPiece> {
+    let (gpa, _, rest) = head(line)?;
+    let owner = [" owner:{", " parent:{"].map(|mark| rest.rfind(mark));
+    let (name, owner) = rest.split_at(owner.into_iter().flatten().max()?);
+    let (name, offset) = name_and_offset(name)?;
+    Some(NamedPiece {
+        name: name.to_owned(),
+        owner: owner.to_owned(),
+        gpa,
+        offset,
+    })
+}
+
+/// Guest address, length and the rest of a line with RAM or ROM.
+fn head(line: &str) -> Option<(u64, u64, &str)> {
     let (range, rest) = line.split_once(' ')?;
     let (start, end) = range.split_once('-')?;
     let start = u64::from_str_radix(start, 16).ok()?;
@@ -76,22 +125,17 @@ fn piece(line: &str) -> Option<(String, Piece)> {
     if !matches!(kind, "ram" | "rom" | "romd" | "nv-ram" | "nv-rom" | "ramd") {
         return None;
     }
-    // From the right: a name can contain anything.
-    let (name, owner) = rest.rsplit_once(OWNER)?;
-    let (owner, _accelerator) = owner.split_once('}')?;
-    let offset = match name.rsplit_once(" @") {
-        Some((_, offset)) if offset.len() == 16 => u64::from_str_radix(offset, 16).ok()?,
-        _ => 0,
-    };
-    Some((
-        owner.to_owned(),
-        Piece {
-            gpa: start,
-            offset,
-            // The end is the last byte, not the one after it.
-            bytes: end.checked_sub(start)?.checked_add(1)?,
-        },
-    ))
+    // The end is the last byte, not the one after it.
+    Some((start, end.checked_sub(start)?.checked_add(1)?, rest))
+}
+
+fn name_and_offset(text: &str) -> Option<(&str, u64)> {
+    match text.rsplit_once(" @") {
+        Some((name, offset)) if offset.len() == 16 => {
+            Some((name, u64::from_str_radix(offset, 16).ok()?))
+        }
+        _ => Some((text, 0)),
+    }
 }
 
 /// Converts the pieces of one block of `bytes` to ranges that do not depend on the

@@ -6,16 +6,16 @@ use std::io::{self, BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use hikkoshi_linux::Process;
 use rustix::fs::Mode;
 use vm_memory::{FileOffset, MmapRegion};
 
-use super::find;
+use super::{BlockMemory, Kind, open};
 use crate::attach::ram::RamError;
-use crate::attach::ram::backend::Backend;
+use crate::attach::ram::blocks::RamBlockInfo;
 use crate::attach::reopen::FileAccess;
 use crate::identity::RamFileIdentity;
 
@@ -55,7 +55,7 @@ mod libc_prot {
 /// The hostile process.
 struct HostileProcess {
     child: Child,
-    process: Process,
+    process: Arc<Process>,
 }
 
 impl HostileProcess {
@@ -76,24 +76,43 @@ impl HostileProcess {
         let mut child = command.spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.map(Result::unwrap).any(|line| line == "MAPPED"));
-        let process = Process::open(child.id()).unwrap();
+        let process = Arc::new(Process::open(child.id()).unwrap());
         Self { child, process }
     }
 
-    /// Finds the file, as if QEMU had reported this `path`.
-    fn find(&self, path: &Path, access: FileAccess) -> Result<super::BackendFile, RamError> {
-        let mappings = crate::attach::process::mappings(&self.process).unwrap();
-        let backend = Backend {
-            id: "ram".into(),
-            kind: "memory-backend-file".into(),
-            bytes: BYTES,
-            share: true,
-            reserve: true,
-            readonly: false,
-            path: Some(path.to_str().unwrap().into()),
+    /// The address at which it has mapped the file with this number.
+    fn address_of(&self, inode: u64) -> u64 {
+        let areas = crate::attach::process::areas(&self.process).unwrap();
+        areas.iter().find(|area| area.inode == inode).unwrap().start
+    }
+
+    /// Opens the file with this number, as if QEMU had reported it as a block.
+    fn open(&self, inode: u64, access: FileAccess) -> Result<BlockMemory, RamError> {
+        let areas = crate::attach::process::areas(&self.process).unwrap();
+        let block = RamBlockInfo {
+            name: "ram".into(),
+            page_size: 4096,
             offset: 0,
+            used: BYTES,
+            total: BYTES,
+            host: None,
+            read_only: None,
         };
-        find(&self.process, &mappings, &backend, access)
+        open(
+            &self.process,
+            &areas,
+            &block,
+            self.address_of(inode),
+            access,
+        )
+    }
+}
+
+/// The metadata of a shared file that was opened.
+fn opened(memory: Result<BlockMemory, RamError>) -> Metadata {
+    match memory.unwrap().kind {
+        Kind::Shared(file) => file.metadata,
+        other => panic!("{other:?}"),
     }
 }
 
@@ -139,9 +158,10 @@ fn within_a_minute<T: Send>(what: &str, does: impl FnOnce() -> T + Send) -> T {
 fn a_file_that_is_mapped_read_only_is_not_opened() {
     let (_folder, path) = folder();
     let other = HostileProcess::mapping(&path, true);
+    let inode = std::fs::metadata(&path).unwrap().ino();
     for access in [FileAccess::Write, FileAccess::Read] {
-        let error = other.find(&path, access).unwrap_err();
-        assert!(matches!(error, RamError::NotWritable { .. }), "{error}");
+        let error = other.open(inode, access).unwrap_err();
+        assert!(matches!(error, RamError::ReadOnly { .. }), "{error}");
     }
 }
 
@@ -154,42 +174,40 @@ fn a_replaced_path_is_not_opened() {
     let other = HostileProcess::mapping(&path, false);
     let fifo = folder.path().join("fifo");
     put_fifo(&fifo);
+    let check = || {
+        for access in [FileAccess::Read, FileAccess::Write] {
+            let found = within_a_minute("opening what is mapped", || other.open(mapped.1, access));
+            assert_eq!(numbers(&opened(found)), mapped);
+        }
+    };
     for target in [&victim, &fifo] {
         std::fs::remove_file(&path).unwrap();
         symlink(target, &path).unwrap();
-        for access in [FileAccess::Read, FileAccess::Write] {
-            let found = within_a_minute("finding what is mapped", || other.find(&path, access));
-            assert_eq!(numbers(&found.unwrap().metadata), mapped);
-        }
+        check();
     }
     std::fs::remove_file(&path).unwrap();
     put_fifo(&path);
-    for access in [FileAccess::Read, FileAccess::Write] {
-        let found = within_a_minute("finding what is mapped", || other.find(&path, access));
-        assert_eq!(numbers(&found.unwrap().metadata), mapped);
-    }
+    check();
 }
 
 #[test]
 fn a_recorded_file_is_opened_only_while_it_is_mapped_writable() {
     let (_folder, path) = folder();
+    let metadata = std::fs::metadata(&path).unwrap();
     let other = HostileProcess::mapping(&path, false);
-    let found = other.find(&path, FileAccess::Write).unwrap();
     let open = |other: &HostileProcess| {
         // As in a journal, at the address of this process.
-        let mappings = crate::attach::process::mappings(&other.process).unwrap();
-        let is_it = |m: &&crate::attach::maps::Mapping| m.inode == found.metadata.ino();
         let place = RamFileIdentity {
             path: path.clone(),
-            device: found.metadata.dev(),
-            inode: found.metadata.ino(),
+            device: metadata.dev(),
+            inode: metadata.ino(),
             offset: 0,
-            address: mappings.iter().find(is_it).unwrap().start,
+            address: other.address_of(metadata.ino()),
         };
         place.open(BYTES, Some(&other.process), FileAccess::Write)
     };
     let opened = open(&other).unwrap().metadata().unwrap();
-    assert_eq!(numbers(&opened), numbers(&found.metadata));
+    assert_eq!(numbers(&opened), numbers(&metadata));
     let error = open(&HostileProcess::mapping(&path, true)).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
 }
