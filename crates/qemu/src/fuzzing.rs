@@ -7,6 +7,7 @@
 use crate::attach::ram::{blocks, mtree};
 use crate::attach::{maps, process};
 use crate::qmp::fuzzing::{Lines, MAX_LINE, Message};
+use crate::stream::{SavedDevices, StreamBlock, head, tail, whole};
 
 /// QMP: splits bytes into lines, independent of how they arrive, and parses the lines.
 pub fn qmp(bytes: &[u8]) {
@@ -110,12 +111,46 @@ pub fn stat(bytes: &[u8]) {
     let _ = process::parse_start_time(&String::from_utf8_lossy(bytes));
 }
 
+/// What `xen-save-devices-state` writes: what is accepted is passed on unchanged, and its sections
+/// make up all of it.
+pub fn stream(bytes: &[u8]) {
+    let Ok(devices) = SavedDevices::parse(bytes) else {
+        return;
+    };
+    assert_eq!(bytes[8..bytes.len() - 1], *devices.as_bytes());
+    let blocks = [("pc.ram", 1 << 27), ("", 0)].map(|(name, used)| StreamBlock {
+        name: name.to_owned(),
+        used,
+    });
+    let written = whole("pc-i440fx-7.2", &blocks, &devices);
+    let head = head("pc-i440fx-7.2", &blocks);
+    let expected = head.map(|head| [&head[..], devices.as_bytes(), &tail()].concat());
+    assert_eq!(written, expected);
+    if let Ok(sections) = devices.sections() {
+        let mut all = Vec::new();
+        for section in sections {
+            assert!(!section.name.contains(char::is_control));
+            all.push(4);
+            all.extend(section.id.to_be_bytes());
+            all.push(u8::try_from(section.name.len()).unwrap_or_default());
+            all.extend(section.name.as_bytes());
+            all.extend(section.instance.to_be_bytes());
+            all.extend(section.version.to_be_bytes());
+            all.extend(section.payload);
+            all.push(0x7e);
+            all.extend(section.id.to_be_bytes());
+        }
+        assert_eq!(all, devices.as_bytes());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const TARGETS: [hikkoshi_fuzz_replay::Target; 5] = [
+    const TARGETS: [hikkoshi_fuzz_replay::Target; 6] = [
+        ("stream", stream),
         ("qmp", qmp),
         ("maps", maps),
         ("mtree", mtree),

@@ -24,7 +24,7 @@
 //! | --- | --- |
 //! | `attach` | process, RAM blocks, preflight checks, exclusive access |
 //! | [`qmp`] | the QMP client, and command sequences that both sides use |
-//! | `stream` | the socket of QEMU's migration stream |
+//! | [`stream`] | QEMU's migration stream: its bytes, and its socket |
 //! | `settings` | QEMU's settings during a move |
 //! | `identity` | what proves that a process is still the same QEMU |
 //! | `source`, `destination` | the two sides of a move |
@@ -98,7 +98,7 @@ mod identity;
 pub mod qmp;
 mod settings;
 mod source;
-mod stream;
+pub mod stream;
 
 pub use attach::AttachError;
 pub use attach::exclusive_access::ExclusiveAccessError;

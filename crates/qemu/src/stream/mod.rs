@@ -1,4 +1,14 @@
-//! Transfers the device state from and to QEMU through a socket. QEMU has one end.
+//! QEMU's migration stream: its bytes, and the socket through which QEMU reads or writes it.
+//!
+//! # The bytes
+//!
+//! [`SavedDevices`] reads what `xen-save-devices-state` writes: the devices' sections, without
+//! memory. [`whole`] writes the stream that an incoming QEMU loads: a frame around these sections,
+//! in which no page travels. It asks for no migration blockers: with a device that cannot be
+//! migrated, QEMU (7.2 and 10.0) ends with a segmentation fault when it saves it. So
+//! `query-migrate` must be asked before.
+//!
+//! # The socket
 //!
 //! QEMU reads and writes with its own threads at any time. At our end, a separate
 //! thread always serves the socket, so QEMU never waits for the engine.
@@ -16,7 +26,12 @@
 //!
 //! QEMU 7.2 sets *postmigrate* even then; QEMU 10.0 does not (both tested).
 
+mod format;
+mod incoming;
 mod reader;
+mod saved;
+#[cfg(test)]
+mod tests;
 mod writer;
 
 use std::io;
@@ -25,7 +40,10 @@ use std::os::unix::net::UnixStream;
 
 use serde_json::json;
 
+pub use self::format::StreamError;
+pub use self::incoming::{StreamBlock, head, tail, whole};
 pub(crate) use self::reader::DeviceStateReader;
+pub use self::saved::{SavedDevices, Section};
 pub(crate) use self::writer::DeviceStateWriter;
 use crate::qmp::{Client, QmpError};
 

@@ -150,7 +150,13 @@ impl Qemu {
         Self::start_under(program, &accelerator(), ram, options)
     }
 
-    fn start_under(program: &Program, accelerator: &str, ram: RamPath, options: &[String]) -> Self {
+    /// The same under this accelerator.
+    pub(crate) fn start_under(
+        program: &Program,
+        accelerator: &str,
+        ram: RamPath,
+        options: &[String],
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let errors = File::create(folder.path().join("stderr")).unwrap();
         let child = Command::new(&program.run)
