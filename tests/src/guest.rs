@@ -116,7 +116,7 @@ impl<'a> Guest<'a> {
             finished.number - 1,
             finished.number
         ));
-        assert_eq!(self.vm.status().unwrap(), "postmigrate");
+        assert_eq!(self.vm.status().unwrap(), "paused");
         assert_eq!(finished.destination.status().unwrap(), state);
         for vm in [&self.vm, &finished.destination] {
             eventually("no userfaultfd", || {

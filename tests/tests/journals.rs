@@ -165,7 +165,10 @@ fn nothing_to_resume() {
     source.cont().unwrap();
     guest.migrate(&MigrationPlan::new("hybrid"));
     let resumed = run(&["migrate", "--resume"], source.qmp_path(), &journal);
-    resumed.assert(3, &["postmigrate", "Never continue it here"]);
+    resumed.assert(
+        3,
+        &["paused by hikkoshi for a move", "Never continue it here"],
+    );
     let resumed = run(&["receive", "--resume"], guest.vm().qmp_path(), &journal);
     resumed.assert(0, &["the guest runs here, with all of its pages"]);
     // A QEMU that has a guest does not accept a second one.

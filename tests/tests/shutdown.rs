@@ -42,7 +42,7 @@ fn a_guest_that_powers_off_in_postcopy() {
     }
     let journals = migration.journals();
     assert!(journals.is_empty(), "{journals:?}");
-    assert_eq!(guest.vm().status().unwrap(), "postmigrate");
+    assert_eq!(guest.vm().status().unwrap(), "paused");
 }
 
 /// The same, but the source is not notified: an engine that is started after QEMU has ended
@@ -66,5 +66,5 @@ fn a_guest_that_powers_off_while_its_source_is_disconnected() {
     migration.receive.wait().assert(0, &[]);
     let journals = migration.journals();
     assert!(journals.is_empty(), "{journals:?}");
-    assert_eq!(guest.vm().status().unwrap(), "postmigrate");
+    assert_eq!(guest.vm().status().unwrap(), "paused");
 }

@@ -10,10 +10,10 @@
 //! - the engine reads and writes the **pages** in the files;
 //! - the **dirty log** and the **missing pages** use a userfaultfd that is created
 //!   inside QEMU's process by an injected system call (`hikkoshi-userfault`);
-//! - the **device state** is QEMU's own migration stream. With the capability
-//!   `x-ignore-shared` QEMU omits the memory in shared files, so the stream is small. It
-//!   goes through a socket whose other end is passed to QEMU (`getfd`), so it works with
-//!   any user that QEMU runs as.
+//! - the **device state** is what `xen-save-devices-state` writes: the devices' sections of
+//!   QEMU's migration stream, without memory. [`stream`] writes a frame around them, which the
+//!   destination's QEMU loads as a migration. Files and sockets are passed to QEMU as descriptors,
+//!   so it works with any user that QEMU runs as.
 //!
 //! [`QemuSource`] and [`QemuDestination`] implement the engine's `SourceGuest` and
 //! `DestinationGuest`.
@@ -44,21 +44,24 @@
 //!
 //! ```text
 //! source                                     destination (-incoming defer)
-//!   migrate fd:…    guest runs                 stop   (so that QEMU does not
-//!     set-up, video memory, …                          start the guest itself)
-//!   STOP            guest paused   ─┐
-//!   pre-switchover                  │ pause()
-//!   migrate-continue                │
-//!     device state ─────────────────┼──────▶   migrate-incoming fd:…
-//!   completed, postmigrate          │          completed, paused
+//!   checks, undo record, add-fd                stop   (so that QEMU does not
+//!                   guest runs                         start the guest itself)
+//!                                              migrate-incoming fd:…
+//!   stop                           ─┐
+//!   STOP            guest paused    │ pause()
+//!   xen-save-devices-state          │
+//!     device state ─────────────────┼──────▶   the stream is written to QEMU
+//!   paused, images released         │          completed, paused
 //!                          (commit) │          cont
 //!                                   └─         RESUME
 //! ```
 //!
-//! With `pause-before-switchover` QEMU waits in `pre-switchover`, so that its set-up is not
-//! part of the downtime. Until commit, `migrate_cancel` or `cont` resumes the guest at the
-//! source. With `late-block-activate` at the destination the images still belong to the
-//! source until then.
+//! Until commit, `cont` resumes the guest at the source and takes the images back. With
+//! `late-block-activate` at the destination they still belong to the source until then. The images
+//! of a guest that its owner had paused are released when it was handed over.
+//!
+//! Before the pause the guest is marked (`attach/preflight/pause_mark.rs`): the state of a guest
+//! that has moved is `paused`, and it must not be moved a second time.
 //!
 //! # Restoring
 //!

@@ -50,7 +50,7 @@ fn save(source: &mut QemuSource) -> Vec<u8> {
         .save_device_state(&mut state, &Cancel::new())
         .unwrap();
     eprintln!(
-        "   migrate to stop {:?}, stop to pre-switchover {:?}, save {:?}, {} bytes",
+        "   to STOP {:?}, to its answer {:?}, saved {:?}, {} bytes",
         stopped - asked,
         paused - stopped,
         paused.elapsed(),
@@ -93,11 +93,8 @@ fn a_running_guest_moves_and_leaves_nothing_changed() {
             source.release().unwrap();
             drop((source, destination));
             assert_eq!(to.state(), "running");
-            assert_eq!(
-                from.state_at_rest(),
-                "postmigrate",
-                "never runs again by itself"
-            );
+            assert_eq!(from.state(), "paused", "never runs again by itself");
+            assert!(from.is_marked());
             assert_eq!(from.traces(), before_from);
             assert_eq!(to.traces(), before_to);
         }
@@ -114,12 +111,7 @@ fn a_guest_that_its_owner_paused_stays_paused_at_both_ends() {
         from.execute("stop", json!({}));
         let mut source = QemuSource::attach(&from.qmp()).unwrap();
         assert!(!source.describe().running);
-        // It is restored after the pause and after the save. With an old QEMU its state is then
-        // `postmigrate`.
-        let restored = match program.is_old() {
-            true => "postmigrate",
-            false => "paused",
-        };
+        // It is restored after the pause and after the save.
         for saves in [false, true] {
             source.pause().unwrap();
             if saves {
@@ -128,12 +120,8 @@ fn a_guest_that_its_owner_paused_stays_paused_at_both_ends() {
                     .unwrap();
             }
             source.resume().unwrap();
-            assert_eq!(from.state_at_rest(), restored);
-            assert_eq!(source.is_stuck_in_postmigrate(), program.is_old());
-            if program.is_old() {
-                from.execute("cont", json!({}));
-                from.execute("stop", json!({}));
-            }
+            assert_eq!(from.state(), "paused");
+            assert!(!from.is_marked());
         }
         drop(source);
         // Dropped without a decision when saved: it may run elsewhere.
@@ -143,9 +131,10 @@ fn a_guest_that_its_owner_paused_stays_paused_at_both_ends() {
             .save_device_state(&mut io::sink(), &Cancel::new())
             .unwrap();
         drop(source);
-        assert_eq!(from.state_at_rest(), "postmigrate");
-        from.execute("cont", json!({}));
-        from.execute("stop", json!({}));
+        assert_eq!(from.state(), "paused");
+        let error = QemuSource::attach(&from.qmp()).unwrap_err();
+        assert!(error.may_be_handed_over(), "{error}");
+        from.execute("object-del", json!({ "id": "hikkoshi-paused" }));
         let mut source = QemuSource::attach(&from.qmp()).unwrap();
         let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
         destination.prepare().unwrap();
@@ -158,7 +147,8 @@ fn a_guest_that_its_owner_paused_stays_paused_at_both_ends() {
         destination.release().unwrap();
         source.release().unwrap();
         drop((source, destination));
-        assert_eq!(from.state_at_rest(), "postmigrate", "it has moved");
+        assert_eq!(from.state(), "paused");
+        assert!(from.is_marked(), "it has moved");
         assert_eq!(to.state(), "paused");
         to.execute("cont", json!({}));
         assert_eq!(to.state(), "running");
@@ -219,21 +209,6 @@ fn the_source_resumes_after_every_step() {
             );
             guest.resume().unwrap();
         }
-        // A QEMU that does not respond, and a cancelled save.
-        guest.pause().unwrap();
-        signal(from.pid(), rustix::process::Signal::STOP);
-        let give_up = Cancel::new();
-        let flag = give_up.clone();
-        std::thread::spawn(move || flag.cancel());
-        let error = guest
-            .save_device_state(&mut io::sink(), &give_up)
-            .unwrap_err();
-        assert!(
-            Report::new(&error).to_string().contains("cancelled"),
-            "{error}"
-        );
-        signal(from.pid(), rustix::process::Signal::CONT);
-        guest.resume().unwrap();
         drop(guest);
         assert_eq!(from.state(), "running");
         assert_eq!(from.traces(), before);
@@ -249,12 +224,13 @@ fn the_source_resumes_after_every_step() {
             .save_device_state(&mut io::sink(), &Cancel::new())
             .unwrap();
         drop(guest);
-        assert_eq!(from.state_at_rest(), "postmigrate");
+        assert_eq!(from.state(), "paused");
+        assert!(from.is_marked());
         assert_eq!(from.traces(), before);
     });
 }
 
-/// Accepts this many writes.
+/// Accepts this many writes of a few bytes.
 struct Failing(usize);
 
 impl Write for Failing {
@@ -263,7 +239,7 @@ impl Write for Failing {
             return Err(io::Error::other("the link broke"));
         }
         self.0 -= 1;
-        Ok(bytes.len())
+        Ok(bytes.len().min(100))
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -410,7 +386,8 @@ fn qemu_dies_at_every_step_of_the_source() {
                 pid();
             }
             let saved = guest.save_device_state(&mut io::sink(), &Cancel::new());
-            assert_eq!(saved.is_err(), step < 2, "{saved:?}");
+            // In step 1 QEMU may have written all before it ended.
+            assert!(step == 1 || saved.is_err() == (step == 0), "{saved:?}");
             if step == 2 {
                 pid();
             }
@@ -778,7 +755,7 @@ fn a_handed_over_guest_that_runs_is_noticed() {
         again.check_paused().unwrap();
         again.leave();
         drop(again);
-        assert_eq!(qemu.state_at_rest(), "postmigrate");
+        assert_eq!(qemu.state(), "paused");
         qemu.execute("cont", json!({}));
         let mut again = taken_up();
         let error = Report::new(again.check_paused().unwrap_err()).to_string();
@@ -792,32 +769,53 @@ fn a_handed_over_guest_that_runs_is_noticed() {
     });
 }
 
-/// If the engine is killed before it completes the save of a guest that its owner had paused, QEMU
-/// returns it to `paused`. The next engine, which completes the move, corrects that.
+/// QEMU releases the disks of a guest that its owner had paused when it was handed over, also by
+/// another engine.
 #[test]
-fn a_paused_copy_at_the_source_ends_in_postmigrate() {
+fn the_disks_of_a_paused_guest_are_released_after_the_handover() {
     with_each(|program| {
-        let qemu = source(program, "");
-        qemu.execute("stop", json!({}));
-        let before = qemu.traces();
-        let mut engine = QemuSource::attach(&qemu.qmp()).unwrap();
-        engine.pause().unwrap();
-        engine
-            .save_device_state(&mut io::sink(), &Cancel::new())
-            .unwrap();
-        let notes = engine.notes();
-        engine.leave();
-        drop(engine);
-        let left = match program.is_old() {
-            true => "postmigrate",
-            false => "paused",
-        };
-        assert_eq!(qemu.state_at_rest(), left);
-        let mut again = QemuSource::reattach(&notes).unwrap().unwrap();
-        again.check_paused().unwrap();
-        again.release().unwrap();
-        drop(again);
-        assert_eq!(qemu.state_at_rest(), "postmigrate");
-        assert_eq!(qemu.traces(), before);
+        for killed in [false, true] {
+            let image = RamPath::new();
+            let file = std::fs::File::create(&image.0).unwrap();
+            file.set_len(1 << 20).unwrap();
+            let drive = format!(
+                "-drive file={},format=raw,if=none,id=d -device virtio-blk-pci,drive=d",
+                image.as_str()
+            );
+            let qemu = source(program, &drive);
+            qemu.execute("stop", json!({}));
+            let before = qemu.traces();
+            let mut engine = QemuSource::attach(&qemu.qmp()).unwrap();
+            engine.pause().unwrap();
+            engine
+                .save_device_state(&mut io::sink(), &Cancel::new())
+                .unwrap();
+            assert!(is_locked(&image), "until the handover");
+            if killed {
+                let notes = engine.notes();
+                engine.leave();
+                drop(engine);
+                engine = QemuSource::reattach(&notes).unwrap().unwrap();
+                engine.check_paused().unwrap();
+            }
+            engine.release().unwrap();
+            drop(engine);
+            assert!(!is_locked(&image), "released");
+            assert_eq!(qemu.state(), "paused");
+            assert!(qemu.is_marked());
+            assert_eq!(qemu.traces(), before);
+        }
     });
+}
+
+/// Whether a QEMU holds its lock on the image: it locks bytes from 100 on for itself
+/// (`RAW_LOCK_PERM_BASE`).
+fn is_locked(image: &RamPath) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let inode = std::fs::metadata(&image.0).unwrap().ino();
+    let locks = std::fs::read_to_string("/proc/locks").unwrap();
+    let suffix = format!(":{inode}");
+    locks
+        .lines()
+        .any(|line| line.split_whitespace().any(|word| word.ends_with(&suffix)))
 }

@@ -4,7 +4,7 @@ use hikkoshi_userfault::CloseRemoteError;
 use thiserror::Error;
 
 use super::exclusive_access::ExclusiveAccessError;
-use super::preflight::Refusal;
+use super::preflight::{Refusal, pause_mark};
 use super::process::ProcessError;
 use super::ram::RamError;
 use crate::qmp::{ConnectError, QmpError};
@@ -75,6 +75,6 @@ impl AttachError {
 
     /// Whether an earlier migration may have handed the guest over.
     pub fn may_be_handed_over(&self) -> bool {
-        matches!(self, Self::Refused(Refusal::State { state, .. }) if state == "postmigrate")
+        matches!(self, Self::Refused(Refusal::State { state, .. }) if state == "postmigrate" || state == pause_mark::STATE)
     }
 }

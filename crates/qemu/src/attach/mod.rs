@@ -44,6 +44,8 @@ pub(crate) struct Attached {
     pub(crate) processors: Processors,
     pub(crate) lock: ExclusiveAccess,
     pub(crate) machine: Machine,
+    /// At the source: the blocks that travel with the device state.
+    pub(crate) auxiliary: Option<GuestRam>,
 }
 
 /// Attaches to the QEMU whose QMP socket is at `path`, and checks everything that can be
@@ -64,6 +66,10 @@ pub(crate) fn attach(
     // instead of denied, which would lead to misleading errors.
     process::check_right_to_trace(&process)?;
     let ram = ram::find(&mut client, &process, access)?;
+    let auxiliary = match side {
+        Side::Source => ram::others(&mut client, &process, ram.files.layout())?,
+        Side::Destination => None,
+    };
     let lock = exclusive_access::acquire(&process)?;
     match side {
         Side::Source => leftovers::remove(&process)?,
@@ -93,6 +99,7 @@ pub(crate) fn attach(
         processors,
         lock,
         machine,
+        auxiliary,
     })
 }
 

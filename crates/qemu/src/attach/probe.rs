@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use error_reporter::Report;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
+use crate::attach::preflight::pause_mark;
 use crate::attach::process;
 use crate::qmp::migration;
 use crate::qmp::{Client, connect};
@@ -55,7 +56,8 @@ impl QmpListener {
 /// The state of a QEMU's guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestState {
-    /// QEMU's name for the state, such as `running` or `inmigrate`.
+    /// QEMU's name for the state, such as `running` or `inmigrate`. For a guest that hikkoshi has
+    /// paused for a move, these words.
     pub state: String,
     /// Whether its virtual processors run.
     pub running: bool,
@@ -73,11 +75,13 @@ impl GuestState {
         let text = |error: &dyn std::error::Error| Report::new(error).to_string();
         let mut client = Client::connect(qmp, REPLY_TIMEOUT).map_err(|error| text(&error))?;
         let state = migration::run_state(&mut client).map_err(|error| text(&error))?;
+        let running = state.running;
+        let state = pause_mark::describe(&mut client, state).map_err(|error| text(&error))?;
         let process = process::find(&client).map_err(|error| text(&error))?;
         let left = process::userfaults(&process).map_err(|error| text(&error))?;
         Ok(Self {
-            state: state.status,
-            running: state.running,
+            state,
+            running,
             misses_pages: left
                 .iter()
                 .any(|leftover| !crate::attach::leftovers::is_dirty_log(leftover)),

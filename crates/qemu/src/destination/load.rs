@@ -12,7 +12,7 @@ use crate::qmp::migration::{self, MigrationStatus};
 use crate::qmp::monitor::connected;
 use crate::qmp::{COMMAND_TIMEOUT, Version};
 use crate::settings::{self, Settings};
-use crate::stream::{self, DeviceStateWriter, ReadUntil};
+use crate::stream::{self, DeviceStateWriter};
 
 /// From this version on, `exit-on-error` can be turned off: QEMU then survives a bad
 /// stream and reports what is wrong with it.
@@ -41,8 +41,14 @@ impl QemuDestination {
             settings::apply(client, &after)?;
         }
         if self.socket.is_none() {
-            // Now, and not during the downtime.
-            self.socket = Some(stream::open(client, ReadUntil::End)?);
+            // Now, and not during the downtime: QEMU waits for the first byte.
+            self.socket = Some(stream::open(client)?);
+            let uri = format!("fd:{}", stream::FD_NAME);
+            let mut arguments = json!({ "uri": uri });
+            if client.version() >= EXIT_ON_ERROR_SINCE {
+                arguments["exit-on-error"] = false.into();
+            }
+            client.execute("migrate-incoming", arguments)?;
         }
         // Now, because later QEMU may wait for a page and not answer.
         self.vcpus = vcpus::query(client)?;
@@ -74,16 +80,10 @@ impl QemuDestination {
         let bytes = state.len();
         let socket = self.socket.take().ok_or(LoadError::NotPrepared)?;
         let client = connected(&mut self.client)?;
+        client.forget_events();
         // Dropped at the end, which aborts a load that is still in progress.
         let _writer = DeviceStateWriter::start(socket, state)?;
-        client.forget_events();
         let mut ran = false;
-        let uri = format!("fd:{}", stream::FD_NAME);
-        let mut arguments = json!({ "uri": uri });
-        if client.version() >= EXIT_ON_ERROR_SINCE {
-            arguments["exit-on-error"] = false.into();
-        }
-        client.execute("migrate-incoming", arguments)?;
         let status = migration::wait_status(
             client,
             "the device state to be loaded",

@@ -30,6 +30,28 @@ pub struct Client {
     timeout: Duration,
 }
 
+/// A command that was sent, and whose answer was not received yet.
+#[derive(Debug)]
+pub(crate) struct Submitted {
+    command: &'static str,
+    id: u64,
+}
+
+/// A command as a line.
+fn encode(command: &str, arguments: Value, id: u64) -> String {
+    // Short: QEMU reads QMP byte by byte, about 7 µs each (measured), and
+    // some commands are sent while the guest is paused.
+    let mut line = if arguments.as_object().is_some_and(Map::is_empty) {
+        json!({ "execute": command, "id": id })
+    } else {
+        json!({ "execute": command, "arguments": arguments, "id": id })
+    }
+    .to_string();
+    line.push('\n');
+    tracing::trace!(command, id, "QMP");
+    line
+}
+
 impl Client {
     /// Connects to QEMU's QMP socket and opens the session, within `timeout` in
     /// total.
@@ -140,22 +162,55 @@ impl Client {
         self.run(command, arguments, None, Instant::now() + timeout, timeout)
     }
 
-    /// Sends QEMU a copy of `fd`, which later commands call `name`.
+    /// Like [`Self::execute`], and sends QEMU a copy of `fd` along.
     ///
     /// # Errors
     ///
     /// See [`QmpError`].
-    pub(crate) fn send_fd(&mut self, name: &str, fd: BorrowedFd<'_>) -> Result<(), QmpError> {
+    pub(crate) fn execute_with_fd(
+        &mut self,
+        command: &str,
+        arguments: Value,
+        fd: BorrowedFd<'_>,
+    ) -> Result<Value, QmpError> {
         let timeout = self.timeout;
         let deadline = Instant::now() + timeout;
-        self.run(
-            "getfd",
-            json!({ "fdname": name }),
-            Some(fd),
-            deadline,
-            timeout,
-        )
-        .map(drop)
+        self.run(command, arguments, Some(fd), deadline, timeout)
+    }
+
+    /// Sends several commands at once. QEMU executes them one after the other, and reads the later
+    /// ones while it executes the first. Take the answers in the same order
+    /// ([`Self::answer`]), with no other command in between.
+    ///
+    /// # Errors
+    ///
+    /// See [`QmpError`].
+    pub(crate) fn submit<const N: usize>(
+        &mut self,
+        commands: [(&'static str, Value); N],
+    ) -> Result<[Submitted; N], QmpError> {
+        let mut lines = String::new();
+        let submitted = commands.map(|(command, arguments)| {
+            let id = self.take_id();
+            lines.push_str(&encode(command, arguments, id));
+            Submitted { command, id }
+        });
+        let (timeout, doing) = (self.timeout, submitted.first().map_or("", |s| s.command));
+        let deadline = Instant::now() + timeout;
+        self.connection
+            .send(doing, lines.as_bytes(), None, deadline, timeout)?;
+        Ok(submitted)
+    }
+
+    /// Waits for the answer to a submitted command.
+    ///
+    /// # Errors
+    ///
+    /// See [`QmpError`].
+    pub(crate) fn answer(&mut self, submitted: &Submitted) -> Result<Value, QmpError> {
+        let timeout = self.timeout;
+        let deadline = Instant::now() + timeout;
+        self.receive_answer(submitted.command, submitted.id, deadline, timeout)
     }
 
     /// Receives QEMU's greeting. An event can precede it: until it greets, QEMU
@@ -192,20 +247,26 @@ impl Client {
         deadline: Instant,
         timeout: Duration,
     ) -> Result<Value, QmpError> {
-        let id = self.next_id;
-        self.next_id += 1;
-        // Short: QEMU reads QMP byte by byte, about 7 µs each (measured), and
-        // some commands are sent while the guest is paused.
-        let mut line = if arguments.as_object().is_some_and(Map::is_empty) {
-            json!({ "execute": command, "id": id })
-        } else {
-            json!({ "execute": command, "arguments": arguments, "id": id })
-        }
-        .to_string();
-        line.push('\n');
-        tracing::trace!(command, id, "QMP");
+        let id = self.take_id();
+        let line = encode(command, arguments, id);
         self.connection
             .send(command, line.as_bytes(), fd, deadline, timeout)?;
+        self.receive_answer(command, id, deadline, timeout)
+    }
+
+    fn take_id(&mut self) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        id
+    }
+
+    fn receive_answer(
+        &mut self,
+        command: &str,
+        id: u64,
+        deadline: Instant,
+        timeout: Duration,
+    ) -> Result<Value, QmpError> {
         loop {
             match self.connection.receive(command, deadline, timeout)? {
                 Message::Event(event) => self.keep(event),
@@ -268,6 +329,12 @@ impl Client {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// The first event of this name among those that have come so far.
+    pub(crate) fn take_event(&mut self, name: &str) -> Option<QmpEvent> {
+        let at = self.events.iter().position(|event| event.name == name)?;
+        self.events.remove(at)
     }
 
     /// Drops the events that have come so far, so that a wait sees only later ones.

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use error_reporter::Report;
 use hikkoshi_wire::text::one_line;
 use serde_json::{Map, Value, json};
 
@@ -169,88 +168,6 @@ pub(crate) fn wait_status(
             client.queued_events().for_each(&mut seen);
             return Ok(Some(status));
         }
-    }
-}
-
-/// The longest time that a cancelled migration takes to end.
-const CANCEL_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// How often to query the status.
-const POLL_INTERVAL: Duration = Duration::from_millis(5);
-
-/// Cancels an outgoing migration that is in progress, and waits until it ends.
-///
-/// After a cancelled or failed migration QEMU resumes the guest if it ran when the
-/// migration began. After a completed one the guest stays paused.
-pub(crate) fn cancel_and_wait(client: &mut Client) -> Result<MigrationInfo, QmpError> {
-    let deadline = Instant::now() + CANCEL_TIMEOUT;
-    let mut cancelled = false;
-    loop {
-        let info = query(client)?;
-        if info.status.is_over() {
-            return Ok(info);
-        }
-        if !cancelled {
-            tracing::info!(status = %info.status, "cancelling QEMU's migration");
-            client.execute("migrate_cancel", json!({}))?;
-            cancelled = true;
-        }
-        if Instant::now() > deadline {
-            return Err(QmpError::TimedOut {
-                doing: format!(
-                    "migrate_cancel (the migration's status is still {})",
-                    info.status
-                ),
-                after: CANCEL_TIMEOUT,
-            });
-        }
-        std::thread::sleep(POLL_INTERVAL);
-    }
-}
-
-/// The longest time until the guest runs after `cont`, or until QEMU leaves
-/// `finish-migrate`.
-const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The run state after a migration has ended. QEMU reports the end shortly before it
-/// leaves `finish-migrate`, and refuses `cont` until then.
-pub(crate) fn run_state_after_migration(client: &mut Client) -> Result<RunState, QmpError> {
-    let deadline = Instant::now() + RESUME_TIMEOUT;
-    loop {
-        let state = run_state(client)?;
-        if state.status != "finish-migrate" || Instant::now() > deadline {
-            return Ok(state);
-        }
-        std::thread::sleep(POLL_INTERVAL);
-    }
-}
-
-/// Resumes a guest that our migration paused. Returns the final run state.
-///
-/// `cont` is used only in states that a migration causes: a guest that its owner
-/// paused (state `paused`) stays paused.
-pub(crate) fn resume_after_migration(client: &mut Client) -> Result<RunState, QmpError> {
-    let deadline = Instant::now() + RESUME_TIMEOUT;
-    loop {
-        let state = run_state(client)?;
-        let stopped_by_migration =
-            matches!(state.status.as_str(), "finish-migrate" | "postmigrate");
-        if state.running || !stopped_by_migration || Instant::now() > deadline {
-            return Ok(state);
-        }
-        match client.execute("cont", json!({})) {
-            Ok(_) => {}
-            // "Migration is not finalized yet": the status changes before the run state.
-            Err(error) if error.is_refusal() && Instant::now() + POLL_INTERVAL < deadline => {
-                tracing::debug!(error = %Report::new(&error), "cont");
-                if state.status == "postmigrate" {
-                    // Waiting does not help; the cause is usually storage.
-                    return Err(error);
-                }
-            }
-            Err(error) => return Err(error),
-        }
-        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

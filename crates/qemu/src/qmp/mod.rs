@@ -34,6 +34,7 @@ pub(crate) mod fuzzing {
 
 pub(crate) use client::COMMAND_TIMEOUT;
 pub use client::Client;
+pub(crate) use client::Submitted;
 pub(crate) use connection::connect;
 pub use error::{ConnectError, QmpError};
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! The errors of a source.
 
 use std::io;
-use std::time::Duration;
 
 use hikkoshi_dirty::{DirtyError, StartError, UnsupportedKernel};
 use hikkoshi_userfault::{CloseRemoteError, RemoteUserfaultError};
@@ -10,14 +9,7 @@ use thiserror::Error;
 use crate::attach::preflight::Refusal;
 use crate::qmp::monitor::MonitorError;
 use crate::qmp::{ConnectError, QmpError};
-
-/// Longest time from `migrate` until the guest is paused. QEMU sends video
-/// memory and the like in this time, while the guest still runs.
-pub(super) const SETUP_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Longest time from the last byte of the device state until QEMU reports that
-/// the migration completed.
-pub(super) const COMPLETION_TIMEOUT: Duration = Duration::from_secs(30);
+use crate::stream::StreamError;
 
 /// The dirty log was not started. The guest is unchanged.
 #[derive(Debug, Error)]
@@ -48,29 +40,9 @@ pub(crate) enum PauseError {
     /// The guest's state has changed since we attached.
     #[error("pausing the guest for the switchover")]
     Refused(#[from] Refusal),
-    /// The socket for the device state failed.
-    #[error("pausing the guest for the switchover: opening the socket for the device state")]
-    Socket(#[from] io::Error),
     /// The undo record could not be written.
     #[error("pausing the guest for the switchover: writing the undo record")]
     Record(#[source] io::Error),
-    /// QEMU's migration ended instead.
-    #[error(
-        "pausing the guest for the switchover: QEMU's migration ended with the status {status}{}",
-        after_colon(error)
-    )]
-    Ended {
-        /// Its status.
-        status: String,
-        /// QEMU's error message.
-        error: Option<String>,
-    },
-    /// The guest was not paused in time.
-    #[error(
-        "pausing the guest for the switchover: QEMU did not pause it within {} s",
-        SETUP_TIMEOUT.as_secs()
-    )]
-    TimedOut,
 }
 
 /// The device state was not saved completely.
@@ -85,32 +57,21 @@ pub(crate) enum SaveError {
     /// Reading from QEMU failed.
     #[error("saving the device state: reading it from QEMU")]
     Read(#[source] io::Error),
-    /// Cancelled before its end.
-    #[error("saving the device state: cancelled after {bytes} bytes from QEMU")]
-    GivenUp {
-        /// Bytes read.
-        bytes: u64,
-    },
+    /// Reading the memory of a device failed.
+    #[error("saving the device state: reading the memory of devices and firmware")]
+    Auxiliary(#[source] io::Error),
+    /// QEMU did not write what it should.
+    #[error("saving the device state")]
+    Stream(#[from] StreamError),
+    /// A RAM block has another length than before the pause.
+    #[error(
+        "saving the device state: the guest has resized a part of its memory (its firmware tables, \
+         usually) right before it was paused; try again"
+    )]
+    Resized,
     /// Writing to the sink failed.
     #[error("saving the device state: sending it")]
     Sink(#[source] io::Error),
-    /// QEMU reports a failure.
-    #[error(
-        "saving the device state: QEMU's migration ended with the status {status}{}",
-        after_colon(error)
-    )]
-    Failed {
-        /// The migration's status.
-        status: String,
-        /// QEMU's error message.
-        error: Option<String>,
-    },
-    /// QEMU does not report completion.
-    #[error(
-        "saving the device state: QEMU wrote all of it but did not report completion within {} s",
-        COMPLETION_TIMEOUT.as_secs()
-    )]
-    TimedOut,
 }
 
 /// The guest was not resumed.
@@ -149,17 +110,7 @@ pub(crate) enum ReleaseSourceError {
     /// Restoring the settings failed.
     #[error("restoring QEMU's migration settings")]
     Settings(#[from] MonitorError),
-    /// QEMU did not complete its migration, of a guest that has moved.
-    #[error("waiting until QEMU completes its migration")]
-    Finish(#[source] QmpError),
     /// Resuming the guest failed.
     #[error(transparent)]
     Resume(#[from] ResumeError),
-}
-
-/// A colon and QEMU's error message, if there is one.
-fn after_colon(error: &Option<String>) -> String {
-    error
-        .as_ref()
-        .map_or_else(String::new, |error| format!(": {error}"))
 }

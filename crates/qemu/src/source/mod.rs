@@ -32,6 +32,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::error::ResumeError;
 use self::error::{PauseError, ReleaseSourceError, SaveError, StartLogError};
+use self::pause::Saving;
 use self::undo_record::{UndoRecord, UndoRecorder};
 use crate::attach::exclusive_access::{self, ExclusiveAccess};
 use crate::attach::leftovers::is_dirty_log;
@@ -42,18 +43,19 @@ use crate::attach::{AttachError, Attached, attach};
 use crate::identity::{QemuIdentity, ReattachError};
 use crate::qmp::monitor::{self, connected};
 use crate::qmp::{Client, ConnectError};
-use crate::stream::DeviceStateReader;
 
 /// The progress of the switchover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SwitchoverStage {
     /// We have not paused the guest.
     NotStarted,
-    /// QEMU's migration has been started.
+    /// The guest is being paused, or is paused.
     Pausing,
     /// The whole device state has been passed to the engine. From here on the guest
     /// may run elsewhere, unless [`resume`](hikkoshi_engine::SourceGuest::resume) is called.
     Saved,
+    /// It does, and everything here was released.
+    HandedOver,
 }
 
 /// What another program needs to know to reattach to a source.
@@ -86,7 +88,10 @@ pub struct QemuSource {
     client: Option<Client>,
     qemu: QemuResources,
     stage: SwitchoverStage,
-    reader: Option<DeviceStateReader>,
+    /// Blocks that are sent with the device state.
+    auxiliary: Option<GuestRam>,
+    /// The save in progress.
+    saving: Option<Saving>,
     log: Option<Arc<PagemapLog>>,
     /// Whether disks write to memory, which the dirty log does not track.
     needs_drain: bool,
@@ -94,7 +99,6 @@ pub struct QemuSource {
     identity: QemuIdentity,
     undo: UndoRecord,
     undo_recorder: UndoRecorder,
-    stuck_in_postmigrate: bool,
     /// The machine's devices, read when attaching.
     machine: Machine,
     /// The mode of the move, once it is known.
@@ -133,6 +137,7 @@ impl QemuSource {
             processors,
             lock,
             machine,
+            auxiliary,
         } = qemu;
         Ok(Self {
             client: Some(client),
@@ -144,14 +149,14 @@ impl QemuSource {
                 processors,
             },
             stage: SwitchoverStage::NotStarted,
-            reader: None,
+            saving: None,
             log: None,
             needs_drain: false,
             userfault: None,
             identity,
+            auxiliary,
             undo: UndoRecord::default(),
             undo_recorder: UndoRecorder::default(),
-            stuck_in_postmigrate: false,
             machine,
             mode: None,
             allowed: allowed.clone(),
@@ -212,14 +217,15 @@ impl QemuSource {
                 processors: Processors::default(),
             },
             stage: SwitchoverStage::Saved,
-            reader: None,
+            saving: None,
             log: None,
             needs_drain: false,
             userfault: None,
             identity: identity.clone(),
+            // They have been sent.
+            auxiliary: None,
             undo: notes.undo.clone(),
             undo_recorder: UndoRecorder::default(),
-            stuck_in_postmigrate: false,
             machine: Machine::default(),
             mode: None,
             allowed: AllowedTypes::default(),
@@ -268,13 +274,6 @@ impl QemuSource {
     /// The number of QEMU's process.
     pub fn pid(&self) -> u32 {
         self.qemu.process.pid()
-    }
-
-    /// Whether a guest that its owner had paused is now in the state `postmigrate`:
-    /// it is paused and intact, but QEMU leaves this state only by running the
-    /// guest (`cont`). This happens with QEMU 7.2, not with 10.0.
-    pub fn is_stuck_in_postmigrate(&self) -> bool {
-        self.stuck_in_postmigrate
     }
 
     fn start_log(&mut self) -> Result<Arc<dyn DirtyLog>, StartLogError> {

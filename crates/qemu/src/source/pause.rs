@@ -1,23 +1,42 @@
 //! Pausing the guest for the switchover.
+//!
+//! Everything that can be done before is done while the guest runs: the checks, the settings, the
+//! undo record, the file for the device state. Then three commands are sent at once: `stop`,
+//! `xen-save-devices-state` and `info ramblock`. QEMU reads commands byte by byte, so it reads the
+//! second while it executes the first.
 
 use std::time::Instant;
 
 use error_reporter::Report;
+use hikkoshi_engine::SourceGuest;
 use serde_json::json;
 
-use super::error::SETUP_TIMEOUT;
 use super::undo_record::UndoRecord;
 use super::{PauseError, QemuSource, SwitchoverStage};
 use crate::attach::machine;
-use crate::attach::preflight::{self, MoveInProgress, Refusal, Side};
-use crate::qmp::migration::{self, MigrationStatus};
+use crate::attach::preflight::{self, MoveInProgress, Refusal, Side, pause_mark};
+use crate::attach::ram::blocks::{self, RamBlockInfo};
+use crate::qmp::Submitted;
+use crate::qmp::migration;
 use crate::qmp::monitor::connected;
-use crate::settings::{self, Settings};
-use crate::stream::{self, DeviceStateReader, ReadUntil};
+use crate::settings;
+use crate::stream::SaveFile;
+
+/// A save that QEMU executes now, or has executed.
+#[derive(Debug)]
+pub(super) struct Saving {
+    pub(super) file: SaveFile,
+    /// The answer to `xen-save-devices-state` is still to come.
+    pub(super) save: Submitted,
+    /// The answer to `info ramblock`, executed after it.
+    pub(super) list: Submitted,
+    /// The RAM blocks before the pause.
+    pub(super) blocks: Vec<RamBlockInfo>,
+}
 
 impl QemuSource {
-    /// Pauses the guest, with QEMU waiting in `pre-switchover`. Returns the instant at
-    /// which it stopped.
+    /// Pauses the guest and lets QEMU save the device state. Returns the instant at which the
+    /// guest stopped.
     pub(super) fn stop_guest(&mut self) -> Result<Instant, PauseError> {
         let client = connected(&mut self.client)?;
         let state = migration::run_state(client)?;
@@ -48,63 +67,62 @@ impl QemuSource {
             .write(&undo)
             .map_err(PauseError::Record)?;
         self.undo = undo;
-        let outcome = self.stop_with(&after, state.running);
+        self.stage = SwitchoverStage::Pausing;
+        let client = connected(&mut self.client)?;
+        let prepared = settings::apply(client, &after).and_then(|()| {
+            pause_mark::set(client)?;
+            Ok((SaveFile::pass(client)?, blocks::list(client)?))
+        });
+        let outcome = prepared
+            .map_err(PauseError::Qmp)
+            .and_then(|(file, blocks)| self.stop_and_save(file, blocks, state.running));
         if outcome.is_err()
-            && let Err(error) = self.resume_guest()
+            && let Err(error) = self.resume()
         {
             tracing::error!(error = %Report::new(&error), "resuming the guest after pausing it failed");
         }
         outcome
     }
 
-    /// Pauses the guest with these settings. `running`: whether it runs now.
-    pub(super) fn stop_with(
+    fn stop_and_save(
         &mut self,
-        settings: &Settings,
+        file: SaveFile,
+        blocks: Vec<RamBlockInfo>,
         running: bool,
     ) -> Result<Instant, PauseError> {
         let client = connected(&mut self.client)?;
-        settings::apply(client, settings)?;
-        let until = if running {
-            ReadUntil::End
-        } else {
-            // At this point QEMU can still return the guest to `paused`.
-            ReadUntil::Description
-        };
-        let socket = stream::open(client, until)?;
-        self.stage = SwitchoverStage::Pausing;
-        self.reader = Some(DeviceStateReader::start(socket, until)?);
+        // With `live` QEMU releases the guest's images afterwards, and `cont` takes them back. Those
+        // of a guest that its owner had paused are released when it was handed over: nobody runs
+        // it until then.
+        let save = (
+            "xen-save-devices-state",
+            json!({ "filename": file.path(), "live": running }),
+        );
+        let list = (
+            "human-monitor-command",
+            json!({ "command-line": "info ramblock" }),
+        );
         client.forget_events();
         let asked = Instant::now();
-        client.execute(
-            "migrate",
-            json!({ "uri": format!("fd:{}", stream::FD_NAME) }),
-        )?;
-        let mut stopped = None;
-        let status = migration::wait_status(
-            client,
-            "the guest to be paused for the switchover",
-            SETUP_TIMEOUT,
-            |status| *status == MigrationStatus::PreSwitchover || status.is_over(),
-            |event| {
-                if event.name == "STOP" {
-                    stopped = Some(event.at);
-                }
-            },
-        )?;
-        match status {
-            Some(MigrationStatus::PreSwitchover) => {
-                let now = Instant::now();
-                // A guest that did not run counts as paused now.
-                let at = stopped.filter(|_| running).map_or(now, |at| at.max(asked));
-                tracing::debug!(set_up = ?at - asked, quiet = ?now - at, "the guest is paused");
-                Ok(at)
-            }
-            Some(status) => Err(PauseError::Ended {
-                status: status.to_string(),
-                error: migration::query(client)?.error,
-            }),
-            None => Err(PauseError::TimedOut),
-        }
+        let (paused, save, list) = if running {
+            let [stop, save, list] = client.submit([("stop", json!({})), save, list])?;
+            client.answer(&stop)?;
+            let event = client.take_event("STOP");
+            // Without an event its owner has just paused it.
+            let paused = event.map_or_else(Instant::now, |event| event.at.max(asked));
+            (paused, save, list)
+        } else {
+            let [save, list] = client.submit([save, list])?;
+            // It counts as paused now.
+            (asked, save, list)
+        };
+        self.saving = Some(Saving {
+            file,
+            save,
+            list,
+            blocks,
+        });
+        tracing::debug!(stop = ?paused - asked, answer = ?paused.elapsed(), "the guest is paused");
+        Ok(paused)
     }
 }

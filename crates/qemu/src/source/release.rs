@@ -24,7 +24,8 @@ impl QemuSource {
             note(self.resume_guest().map_err(Into::into));
         }
         if self.stage == SwitchoverStage::Saved {
-            note(self.finish_save().map_err(ReleaseSourceError::Finish));
+            self.finish_save();
+            self.stage = SwitchoverStage::HandedOver;
         }
         if let Some(log) = &self.log {
             match log.stop() {

@@ -1,10 +1,14 @@
 //! Resuming the guest at the source.
 
+use serde_json::json;
+
 use super::{QemuSource, ResumeError, SwitchoverStage};
+use crate::attach::preflight::pause_mark;
+use crate::qmp::Client;
 use crate::qmp::migration;
 use crate::qmp::monitor::MonitorError;
 use crate::settings::{self, Settings};
-use crate::stream::close_fd;
+use crate::stream::remove_save_files;
 use error_reporter::Report;
 
 impl QemuSource {
@@ -13,14 +17,15 @@ impl QemuSource {
         if self.undo.stopped.is_none() {
             return Ok(());
         }
-        // QEMU may be blocked while writing to us. Dropping the reader ends that.
-        self.reader = None;
+        self.saving = None;
         let ran = self.undo.stopped == Some(true);
-        let saved = self.stage == SwitchoverStage::Saved;
+        let saved = matches!(
+            self.stage,
+            SwitchoverStage::Saved | SwitchoverStage::HandedOver
+        );
         let state = resume(self.monitor()?, ran, saved)?;
         self.stage = SwitchoverStage::NotStarted;
         tracing::info!(state, "the guest is restored at the source");
-        self.stuck_in_postmigrate = state == "postmigrate";
         self.undo.stopped = None;
         if let Err(error) = self.restore_settings() {
             // The guest itself is fine. Releasing tries again and reports the error.
@@ -30,37 +35,36 @@ impl QemuSource {
         Ok(())
     }
 
-    /// Restores the settings, and closes the descriptor in case `migrate` has not used
-    /// it.
+    /// Restores the settings, and removes the files for the device state.
     pub(super) fn restore_settings(&mut self) -> Result<(), MonitorError> {
         let settings = self.undo.settings.clone();
         settings::apply(self.monitor()?, &settings)?;
         self.undo.settings = Settings::default();
-        Ok(close_fd(self.monitor()?)?)
+        Ok(remove_save_files(self.monitor()?)?)
     }
 }
 
-/// Undoes a failed switchover: cancels QEMU's migration and, if the guest `ran`,
-/// resumes it. Returns its state.
+/// Undoes a failed switchover: resumes the guest if it `ran`. Returns its state.
 ///
 /// `announce`: whether its network addresses may have been announced elsewhere.
 pub(super) fn resume(
-    client: &mut crate::qmp::Client,
+    client: &mut Client,
     ran: bool,
     announce: bool,
 ) -> Result<String, ResumeError> {
-    migration::cancel_and_wait(client)?;
-    if !ran {
-        return Ok(migration::run_state_after_migration(client)?.status);
+    let mut state = migration::run_state(client)?;
+    if ran && !state.running {
+        // Takes the images back, too.
+        client.execute("cont", json!({}))?;
+        state = migration::run_state(client)?;
+        if !state.running {
+            return Err(ResumeError::Stopped {
+                state: state.status,
+            });
+        }
     }
-    let state = migration::resume_after_migration(client)?;
-    // In the state "paused" its owner paused it, not we.
-    if !state.running && state.status != "paused" {
-        return Err(ResumeError::Stopped {
-            state: state.status,
-        });
-    }
-    if announce {
+    pause_mark::remove(client)?;
+    if ran && announce {
         crate::qmp::announce::announce(client);
     }
     Ok(state.status)

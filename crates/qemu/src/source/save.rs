@@ -1,154 +1,137 @@
 //! Saving the device state.
 
 use std::io::{self, Write};
-use std::time::Duration;
+use std::time::Instant;
 
 use error_reporter::Report;
 use hikkoshi_engine::{Cancel, SourceGuest};
+use hikkoshi_pages::{PAGE_BYTES, PageRange};
+use hikkoshi_wire::MAX_DEVICE_STATE;
 use serde_json::json;
 use thiserror::Error;
 
-use super::error::COMPLETION_TIMEOUT;
-use super::{PauseError, QemuSource, SaveError, SwitchoverStage};
-use crate::qmp::migration::{self, MigrationStatus};
+use super::pause::Saving;
+use super::{QemuSource, SaveError, SwitchoverStage};
+use crate::attach::ram::blocks::{self, RamBlockInfo};
 use crate::qmp::monitor::connected;
 use crate::qmp::{ConnectError, QmpError};
-use crate::settings::Settings;
+use crate::stream::{SaveFile, SavedDevices, StreamBlock, remove_save_files, whole};
 
-/// How long to wait for an answer that may not come.
-const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// The paused copy of a moved guest could not be put into `postmigrate`.
+/// The images of a moved guest could not be released.
 #[derive(Debug, Error)]
 #[error(transparent)]
-enum EndPausedCopyError {
+enum ReleaseImagesError {
     Connect(#[from] ConnectError),
     Qmp(#[from] QmpError),
-    Pause(#[from] PauseError),
-    Save(#[from] SaveError),
 }
 
 impl QemuSource {
-    /// Saves the device state into `sink`. Fails once `give_up` is set. QEMU's save is
-    /// then still in progress: [`resume_guest`](Self::resume_guest) ends it.
+    /// Saves the device state into `sink`, as the stream that the destination's QEMU loads. Fails
+    /// once `give_up` is set. QEMU may still be saving then: it executes the next command
+    /// afterwards.
     pub(super) fn save(&mut self, sink: &mut dyn Write, give_up: &Cancel) -> Result<(), SaveError> {
         connected(&mut self.client)?.set_cancel(Some(give_up.clone()));
-        let saved = self.save_with_cancel(sink, give_up);
+        let saved = self.save_with_cancel(sink);
         connected(&mut self.client)?.set_cancel(None);
         saved
     }
 
-    fn save_with_cancel(
-        &mut self,
-        sink: &mut dyn Write,
-        give_up: &Cancel,
-    ) -> Result<(), SaveError> {
-        if self.stage != SwitchoverStage::Pausing {
-            return Err(SaveError::NotPaused);
-        }
-        let client = connected(&mut self.client)?;
-        client.forget_events();
-        let arguments = json!({ "state": "pre-switchover" });
-        if self.undo.stopped == Some(true) {
-            client.execute("migrate-continue", arguments)?;
-        } else {
-            // QEMU may already be writing to the socket, where it waits for us, and so
-            // cannot answer.
-            match client.execute_within("migrate-continue", arguments, CONTINUE_TIMEOUT) {
-                Ok(_) | Err(QmpError::TimedOut { .. }) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        // The socket cannot be used again: dropping the reader aborts a save that is
-        // still in progress.
-        let reader = self.reader.take().ok_or(SaveError::NotPaused)?;
-        let mut bytes = 0u64;
-        while let Some(piece) = reader
-            .next_chunk(give_up)
-            .ok_or(SaveError::GivenUp { bytes })?
-        {
-            let piece = piece.map_err(SaveError::Read)?;
-            sink.write_all(&piece).map_err(SaveError::Sink)?;
-            bytes += piece.len() as u64;
+    fn save_with_cancel(&mut self, sink: &mut dyn Write) -> Result<(), SaveError> {
+        let began = Instant::now();
+        let saving = self.saving.take().ok_or(SaveError::NotPaused)?;
+        connected(&mut self.client)?.answer(&saving.save)?;
+        let answered = began.elapsed();
+        let Saving {
+            file, list, blocks, ..
+        } = saving;
+        let state = file.read().map_err(SaveError::Read)?;
+        let devices = SavedDevices::parse(&state)?;
+        let stream = whole(
+            &self.qemu.description.machine,
+            &self.stream_blocks(&blocks).map_err(SaveError::Auxiliary)?,
+            &devices,
+        )?;
+        sink.write_all(&stream).map_err(SaveError::Sink)?;
+        // The guest can have resized a block right before it was paused.
+        let answer = connected(&mut self.client)?.answer(&list)?;
+        let now = blocks::parse(answer.as_str().unwrap_or_default())
+            .map_err(|what| QmpError::unexpected("info ramblock", what))?;
+        if now != blocks {
+            return Err(SaveError::Resized);
         }
         sink.flush().map_err(SaveError::Sink)?;
-        if reader.is_writer_waiting() {
-            tracing::debug!(bytes, "the device state is saved; QEMU waits");
-            self.reader = Some(reader);
-            self.stage = SwitchoverStage::Saved;
-            return Ok(());
+        tracing::debug!(bytes = stream.len(), ?answered, took = ?began.elapsed(), "the device state is saved");
+        self.stage = SwitchoverStage::Saved;
+        Ok(())
+    }
+
+    /// The guest was handed over. Releases the images, if its owner had paused it. A failure is only
+    /// logged: the guest is at the destination.
+    pub(super) fn finish_save(&mut self) {
+        if self.has_ended() {
+            return;
         }
-        // The end of the stream alone is not enough: it also ends if QEMU fails
-        // half-way.
-        let status = migration::wait_status(
-            client,
-            "the end of the device state",
-            COMPLETION_TIMEOUT,
-            MigrationStatus::is_over,
-            |_| {},
-        )?;
-        match status {
-            Some(MigrationStatus::Completed) => {
-                tracing::debug!(bytes, "the device state is saved");
-                self.stage = SwitchoverStage::Saved;
-                Ok(())
-            }
-            Some(status) => Err(SaveError::Failed {
-                status: status.to_string(),
-                error: migration::query(client)?.error,
-            }),
-            None => Err(SaveError::TimedOut),
+        if self.undo.stopped == Some(false)
+            && let Err(error) = self.release_images()
+        {
+            tracing::warn!(
+                error = %Report::new(&error),
+                "the guest is at the destination, but QEMU (process {}) at the source may still \
+                 hold its disks: end that QEMU",
+                self.pid()
+            );
+        }
+        let removed = self
+            .monitor()
+            .map_err(ReleaseImagesError::from)
+            .and_then(|client| Ok(remove_save_files(client)?));
+        if let Err(error) = removed {
+            tracing::warn!(error = %Report::new(&error), "closing the file for the device state in QEMU");
         }
     }
 
-    /// Lets QEMU complete a save that was paused before its end, because the guest
-    /// does not resume here.
-    pub(super) fn finish_save(&mut self) -> Result<(), QmpError> {
-        let Some(reader) = self.reader.take() else {
-            if let Err(error) = self.end_paused_copy() {
-                let pid = self.pid();
-                tracing::warn!(
-                    error = %Report::new(&error),
-                    "the guest is at the destination, but the copy in QEMU (process {pid}) at the \
-                     source is still in the state 'paused': end that QEMU before anyone resumes \
-                     the copy (QMP command 'cont'), or two copies run"
-                );
-            }
-            return Ok(());
+    /// The blocks, with the content of those that the engine does not move.
+    fn stream_blocks(&self, blocks: &[RamBlockInfo]) -> io::Result<Vec<StreamBlock>> {
+        let found = |block: &RamBlockInfo| {
+            Ok(StreamBlock {
+                name: block.name.clone(),
+                used: block.used,
+                content: self.content(block)?,
+            })
         };
-        reader.finish();
-        let client = connected(&mut self.client)?;
-        let doing = "the end of the migration";
-        let status = migration::wait_status(
-            client,
-            doing,
-            COMPLETION_TIMEOUT,
-            MigrationStatus::is_over,
-            |_| {},
-        )?;
-        if status.is_none() {
-            return Err(QmpError::TimedOut {
-                doing: doing.to_owned(),
-                after: COMPLETION_TIMEOUT,
-            });
-        }
-        // The caller may use QEMU after this.
-        migration::run_state_after_migration(client).map(drop)
+        blocks.iter().map(found).collect()
     }
 
-    /// If an engine is killed while it saves a guest that its owner had paused, QEMU
-    /// returns the guest to `paused` and opens its disks again. When the guest is at
-    /// the destination, this saves it once more, completely, and discards the result.
-    fn end_paused_copy(&mut self) -> Result<(), EndPausedCopyError> {
-        if self.undo.stopped != Some(false) || self.has_ended() {
-            return Ok(());
+    fn content(&self, block: &RamBlockInfo) -> io::Result<Option<Vec<u8>>> {
+        let Some(ram) = &self.auxiliary else {
+            return Ok(None);
+        };
+        let mut all = ram.layout().blocks();
+        let Some((_, pages)) = all.find(|(other, _)| other.id == block.name) else {
+            return Ok(None);
+        };
+        let used = block.used.min(pages.bytes());
+        if used > MAX_DEVICE_STATE {
+            return Err(io::Error::new(
+                io::ErrorKind::FileTooLarge,
+                format!(
+                    "{:?} has {used} bytes, more than {MAX_DEVICE_STATE}",
+                    block.name
+                ),
+            ));
         }
+        let mut content = vec![0; usize::try_from(used).map_err(io::Error::other)?];
+        let pages = PageRange::from_len(pages.start(), used / PAGE_BYTES);
+        ram.read(pages, &mut content)?;
+        Ok(Some(content))
+    }
+
+    /// Saves once more, into nothing: with `live` QEMU releases the images afterwards.
+    fn release_images(&mut self) -> Result<(), ReleaseImagesError> {
         let client = self.monitor()?;
-        if migration::run_state_after_migration(client)?.status != "paused" {
-            return Ok(());
-        }
-        // The settings are still those of the previous engine.
-        self.stop_with(&Settings::default(), true)?;
-        Ok(self.save(&mut io::sink(), &Cancel::new())?)
+        let file = SaveFile::pass(client)?;
+        let arguments = json!({ "filename": file.path(), "live": true });
+        client.execute("xen-save-devices-state", arguments)?;
+        Ok(())
     }
 }

@@ -5,11 +5,9 @@
 //! engine dies before commit. **Never after commit**: then the guest may run
 //! elsewhere.
 //!
-//! The kernel closes the engine's own resources: its QMP connection, its end of the
-//! device state's socket (QEMU's save then fails, and QEMU resumes the guest), and its
-//! copy of the userfaultfd. This module undoes the rest: a guest that is paused in
-//! `pre-switchover` (QEMU does not use the socket there and notices nothing) or after
-//! a complete save, the userfaultfd's copy inside QEMU, and the migration settings.
+//! The kernel closes the engine's own resources: its QMP connection and its copy of the
+//! userfaultfd. This module undoes the rest: the pause, with its mark, the userfaultfd's copy inside
+//! QEMU, the settings, and the file for the device state.
 
 use std::sync::Arc;
 
@@ -23,13 +21,14 @@ use super::resume_guest::resume;
 use super::undo_record::UndoRecord;
 use crate::attach::exclusive_access::{self, ExclusiveAccessError};
 use crate::attach::leftovers::is_dirty_log;
+use crate::attach::preflight::pause_mark;
 use crate::attach::process::{self, ProcessError};
 use crate::identity::QemuIdentity;
 use crate::identity::namespaces::FindProcessError;
 use crate::qmp::monitor;
 use crate::qmp::{Client, ConnectError, QmpError};
-use crate::settings::{self, Settings};
-use crate::stream::close_fd;
+use crate::settings;
+use crate::stream::remove_save_files;
 
 /// The result of [`undo()`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -139,10 +138,9 @@ fn undo_stop(client: &mut Client, record: &UndoRecord) -> Result<String, UndoErr
     let Some(ran) = record.stopped else {
         return Ok(crate::qmp::migration::run_state(client)?.status);
     };
-    // We set our settings before we pause the guest, and restore them after it
-    // is resumed. If they are not set, a migration or a paused guest belongs to
-    // another program.
-    if !settings::are_ours(client)? {
+    // We mark the guest before we pause it, and remove the mark after it is resumed. Without the
+    // mark, a paused guest or a migration belongs to another program.
+    if !pause_mark::is_set(client)? {
         return Ok(crate::qmp::migration::run_state(client)?.status);
     }
     Ok(resume(client, ran, true)?)
@@ -158,10 +156,6 @@ fn close_dirty_logs(process: &Arc<hikkoshi_linux::Process>) -> Result<(), UndoEr
 }
 
 fn undo_settings(client: &mut Client, record: &UndoRecord) -> Result<(), UndoError> {
-    if record.settings == Settings::default() {
-        return Ok(());
-    }
-    // While another migration is in progress QEMU refuses this, which is correct.
     settings::apply(client, &record.settings).map_err(UndoError::Settings)?;
-    close_fd(client).map_err(UndoError::Settings)
+    remove_save_files(client).map_err(UndoError::Settings)
 }

@@ -264,9 +264,21 @@ impl Qemu {
                 .execute("query-migrate-parameters", json!({}))
                 .unwrap(),
             userfaults: self.descriptors("userfaultfd"),
+            descriptor_sets: match client.execute("query-status", json!({})).unwrap()["running"] {
+                Value::Bool(true) => client.execute("query-fdsets", json!({})).unwrap(),
+                // QEMU 7.2 removes a set only while the guest runs.
+                _ => Value::Null,
+            },
             sockets: 0,
         }
         .with_sockets(self.descriptors("socket:"))
+    }
+
+    /// Whether QEMU is marked as paused for a move.
+    pub(crate) fn is_marked(&self) -> bool {
+        let objects = self.execute("qom-list", json!({ "path": "/objects" }));
+        let mut objects = objects.as_array().unwrap().iter();
+        objects.any(|object| object["name"] == "hikkoshi-paused")
     }
 
     /// The number of QEMU's descriptors whose target's name contains this.
@@ -302,6 +314,7 @@ pub(crate) struct Traces {
     capabilities: Value,
     parameters: Value,
     userfaults: usize,
+    descriptor_sets: Value,
     sockets: usize,
 }
 

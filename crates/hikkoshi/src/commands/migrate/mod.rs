@@ -106,12 +106,6 @@ fn start(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
             Outcome::AtSource | Outcome::Stopped if guest.has_ended() => {
                 Some((Holder::Nobody, outcome::QEMU_ENDED))
             }
-            Outcome::AtSource if guest.is_stuck_in_postmigrate() => Some((
-                Holder::Source,
-                "the guest is at the source, paused as before. This old QEMU now reports the state \
-                 'postmigrate' and refuses another migration until the guest has run (QMP command \
-                 'cont')",
-            )),
             Outcome::AtSource if !guest.describe().running => Some((
                 Holder::Source,
                 "the guest is at the source, paused as before",

@@ -101,6 +101,6 @@ fn next_step(error: &MigrateError, again: &str) -> String {
 fn end_qemu(pid: u32) -> String {
     format!(
         "next: end the source's QEMU (process {pid}), for example with the QMP command 'quit'. It \
-         is paused ('postmigrate') and is not needed any more; never continue it ('cont')"
+         is paused and is not needed any more; never continue it ('cont')"
     )
 }

@@ -8,6 +8,7 @@ mod jobs;
 mod known_types;
 mod nested;
 mod network;
+pub(crate) mod pause_mark;
 mod pinning;
 mod qom_tree;
 mod refusal;
@@ -51,12 +52,8 @@ pub(crate) fn check(
     // Before QEMU's own migration blockers: our messages say what to do.
     survey::survey(client, allowed)?;
     check_confidential(client)?;
-    if side == Side::Source && !blocked.is_empty() {
-        return Err(Refusal::Blocked {
-            reasons: blocked.join("; "),
-        });
-    }
     if side == Side::Source {
+        check_blocked(&blocked)?;
         jobs::check(client)?;
     }
     Ok(())
@@ -68,7 +65,7 @@ const EXCLUDED: [&str; 3] = ["postcopy-ram", "background-snapshot", "x-colo"];
 
 fn check_capabilities(client: &mut Client) -> Result<(), Refusal> {
     let capabilities = migration::capabilities(client)?;
-    for name in ["x-ignore-shared", "pause-before-switchover", "events"] {
+    for name in ["late-block-activate", "events"] {
         if !capabilities.contains_key(name) {
             return Err(Refusal::NoCapability { name });
         }
@@ -90,6 +87,10 @@ fn check_state(client: &mut Client, side: Side) -> Result<(), Refusal> {
         Side::Destination if state == "inmigrate" => Ok(()),
         Side::Destination => Err(Refusal::NotWaiting { state }),
         Side::Source => match advice(&state) {
+            None if !run.running && pause_mark::is_set(client)? => Err(Refusal::State {
+                state: pause_mark::STATE.to_owned(),
+                advice: pause_mark::ADVICE,
+            }),
             None => Ok(()),
             Some(advice) => Err(Refusal::State { state, advice }),
         },
@@ -128,6 +129,15 @@ fn check_migration(client: &mut Client, side: Side) -> Result<Vec<String>, Refus
         });
     }
     Ok(info.blocked)
+}
+
+fn check_blocked(reasons: &[String]) -> Result<(), Refusal> {
+    if reasons.is_empty() {
+        return Ok(());
+    }
+    Err(Refusal::Blocked {
+        reasons: reasons.join("; "),
+    })
 }
 
 /// The QOM folders of users' devices: those with an id, and those without.
@@ -194,6 +204,9 @@ pub(crate) fn check_again(
     move_: MoveInProgress,
     allowed: &AllowedTypes,
 ) -> Result<(), Refusal> {
+    // With a device that cannot be migrated, QEMU ends with a segmentation fault when it saves the
+    // device state (`nvme`, QEMU 7.2 and 10.0).
+    check_blocked(&check_migration(client, Side::Source)?)?;
     let survey = survey::survey(client, allowed)?;
     if move_.rounds {
         if let Some(refusal) = survey.rounds {

@@ -29,7 +29,8 @@ pub enum Refusal {
     },
     /// QEMU does not have a migration capability.
     #[error(
-        "this QEMU does not have the migration capability {name}, without which it would send the guest's memory itself"
+        "this QEMU does not have the migration capability {name}, without which the guest's disks could \
+         be locked at both sides"
     )]
     NoCapability {
         /// The capability.

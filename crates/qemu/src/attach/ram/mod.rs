@@ -40,9 +40,8 @@ use crate::attach::process;
 use crate::attach::reopen::FileAccess;
 use crate::qmp::Client;
 
-/// Whether QEMU's own stream still has the auxiliary blocks, and the memory that is not in
-/// shared files: then hikkoshi moves only what QEMU leaves out with `x-ignore-shared`, and
-/// refuses memory that QEMU would send page by page while the guest is paused.
+/// Whether the engine moves shared files only. The auxiliary blocks are then read while the guest
+/// is paused, and travel with the device state; other memory is refused.
 const ONLY_SHARED_FILES: bool = true;
 
 /// The guest's memory.
@@ -72,11 +71,15 @@ pub(crate) fn find(
     process: &Arc<Process>,
     access: FileAccess,
 ) -> Result<Ram, RamError> {
-    let mut found = find_blocks(client, process, access, ONLY_SHARED_FILES)?;
+    let found = find_blocks(client, process, access, ONLY_SHARED_FILES)?;
     if access == FileAccess::Write {
         let all = found.iter();
         free_space::check(all.map(|found| (&found.block, &found.memory, found.reserved)))?;
     }
+    arrange(found)
+}
+
+fn arrange(mut found: Vec<Found>) -> Result<Ram, RamError> {
     // The same order on both sides, independent of the order of the options. A device's
     // memory has no guest address before the guest has configured it.
     found.sort_by_key(|found| {
@@ -100,6 +103,25 @@ pub(crate) fn find(
     // There are as many backings as blocks.
     let files = GuestRam::new(layout, backings).ok_or(RamError::None)?;
     Ok(Ram { files, addresses })
+}
+
+/// The memory of the source's blocks that are not in `moved`: those of devices and firmware. `None`
+/// if there are none.
+pub(crate) fn others(
+    client: &mut Client,
+    process: &Arc<Process>,
+    moved: &RamLayout,
+) -> Result<Option<GuestRam>, RamError> {
+    let mut found = find_blocks(client, process, FileAccess::Read, false)?;
+    found.retain(|found| {
+        moved
+            .blocks()
+            .all(|(block, _)| block.id != found.block.name)
+    });
+    if found.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(arrange(found)?.files))
 }
 
 fn find_blocks(

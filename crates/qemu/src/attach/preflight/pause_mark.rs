@@ -1,0 +1,56 @@
+//! The mark of a guest that hikkoshi has paused for a move: an object in QEMU.
+//!
+//! QEMU's own migration leaves the source's guest in the state `postmigrate`. hikkoshi pauses it
+//! with `stop`, so its state is `paused`, like that of a guest that its owner has paused. The mark
+//! tells the two apart: such a guest may run elsewhere, and a second move would start a second copy.
+//! It is set before the pause and removed when the guest is restored.
+
+use serde_json::json;
+
+use crate::qmp::migration::RunState;
+use crate::qmp::qom;
+use crate::qmp::{Client, QmpError};
+
+/// The object's name.
+const NAME: &str = "hikkoshi-paused";
+
+/// What is shown as the state of a marked guest that does not run.
+pub(crate) const STATE: &str = "paused by hikkoshi for a move";
+
+/// Advice for a marked guest that does not run.
+pub(crate) const ADVICE: &str = "it may run elsewhere: then never resume it here, but continue with the program that moved it. \
+     Resume it (QMP command 'cont') only if you know that it was not handed over. If it has run \
+     here since, and its owner has paused it again, remove the mark (QMP command 'object-del', id \
+     hikkoshi-paused)";
+
+/// Marks the guest. Marking it twice is harmless.
+pub(crate) fn set(client: &mut Client) -> Result<(), QmpError> {
+    if is_set(client)? {
+        return Ok(());
+    }
+    // The smallest object that every QEMU has.
+    let arguments = json!({ "qom-type": "secret", "id": NAME, "data": "paused" });
+    client.execute("object-add", arguments).map(drop)
+}
+
+/// Whether the guest is marked.
+pub(crate) fn is_set(client: &mut Client) -> Result<bool, QmpError> {
+    let objects = qom::children(client, "/objects")?;
+    Ok(objects.iter().any(|(name, _)| name == NAME))
+}
+
+/// Removes the mark, if there is one.
+pub(crate) fn remove(client: &mut Client) -> Result<(), QmpError> {
+    if is_set(client)? {
+        client.execute("object-del", json!({ "id": NAME }))?;
+    }
+    Ok(())
+}
+
+/// QEMU's name for the state, or [`STATE`].
+pub(crate) fn describe(client: &mut Client, state: RunState) -> Result<String, QmpError> {
+    if !state.running && is_set(client)? {
+        return Ok(STATE.to_owned());
+    }
+    Ok(state.status)
+}
