@@ -7,8 +7,8 @@
 //!
 //! * Other processes: [`Process`] (a pidfd and the data in `/proc/PID`), [`inject`] (system calls
 //!   that another process executes for us), [`HostAddr`] and [`HostRange`] (addresses in another
-//!   process), [`Process::collapse`] (`MADV_COLLAPSE`), [`Pagemap`] (which pages it has, and which
-//!   were written).
+//!   process), [`drop_pages`], [`Process::collapse`] (`MADV_COLLAPSE`), [`Pagemap`] (which pages it
+//!   has, and which were written).
 //! * Threads: [`Schedule`] (`sched_setattr`), [`Priority`] (urgent threads before background
 //!   threads), [`sandbox_thread`] (Landlock, seccomp and capabilities).
 //! * Requests to stop: [`Stop`] (an eventfd, for loops that wait in `poll`), [`Cancel`] (a flag,
@@ -35,6 +35,7 @@ compile_error!("hikkoshi-linux injects system calls with x86-64 Linux registers;
 mod address;
 mod cancel;
 mod collapse;
+mod drop_pages;
 mod errno;
 pub mod inject;
 mod pagemap;
@@ -52,6 +53,7 @@ mod target;
 pub use address::{HostAddr, HostRange};
 pub use cancel::Cancel;
 pub use collapse::{COLLAPSE_BYTES, CollapseError};
+pub use drop_pages::{DropPagesError, drop_pages};
 pub use errno::last_errno;
 pub use inject::InjectError;
 pub use pagemap::{MAX_REGIONS, PageCategories, PageQuery, Pagemap};
