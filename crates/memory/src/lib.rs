@@ -3,20 +3,30 @@
 //! # Model
 //!
 //! Guest memory is a flat space of 4 KiB pages ([`RamLayout`](hikkoshi_pages::RamLayout)). Each RAM
-//! block is a file ([`RamFile`]) that QEMU maps as well.
+//! block has a [`Backing`]: a file that QEMU maps shared ([`RamFile`]), or private memory of QEMU's
+//! process ([`ProcessMemory`]), anonymous or a private mapping of a file.
 //!
 //! * The source reads pages with [`GuestRam`] and splits them into content and zero pages with
-//!   [`PieceReader`].
+//!   [`PieceReader`]. Reading fills no holes.
 //! * The destination fills and drops pages with [`RamWriter`] before the guest runs there.
 //!   Afterwards pages are installed by userfaultfd only, and [`missing_pages`] reports which ones
 //!   are absent.
 //!
+//! # Vocabulary
+//!
+//! * *hole*: what reads as zeros and takes no memory: a hole of a file, or private memory that its
+//!   process has never touched. A page that is swapped out is not a hole.
+//!
 //! # What is missing
 //!
-//! * Private memory of a process, which is not a file.
+//! * A hugetlb page that the kernel is moving at that moment looks like a hole of private memory
+//!   that is write-protected (the pagemap does not tell them apart). The kernel moves hugetlb pages
+//!   when memory is taken offline, not by itself.
 
 mod backing;
 mod content;
+mod dropping;
+mod error;
 mod guest_ram;
 mod pieces;
 mod presence;
@@ -26,9 +36,10 @@ mod writer;
 
 pub use backing::Backing;
 pub use content::Content;
+pub use error::MemoryError;
 pub use guest_ram::GuestRam;
 pub use pieces::{Piece, PieceReader};
 pub use presence::{PresenceError, missing_pages};
 pub use process_memory::ProcessMemory;
 pub use ram_file::RamFile;
-pub use writer::{MemoryError, RamWriter};
+pub use writer::RamWriter;

@@ -1,4 +1,5 @@
-//! Which pages are present: holes of a file and pages that hugetlbfs does not have are absent.
+//! Which pages are present: holes of a file, pages that hugetlbfs does not have, and pages that a
+//! process has never had or has dropped are absent.
 
 use hikkoshi_linux::{HostAddr, HostRange};
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
@@ -11,26 +12,27 @@ use crate::guest_ram::GuestRam;
 #[derive(Debug, Error)]
 #[error("looking which pages of the guest's memory are here")]
 pub enum PresenceError {
-    /// The file system.
+    /// The file system, or the process.
     File(#[from] std::io::Error),
     /// The userfaultfd.
     Userfault(#[from] RangeError),
 }
 
-/// Calls `each` with every range of absent pages: holes of tmpfs, and huge pages that hugetlbfs
-/// does not have. `hosts` is the address of each block in the process that `userfault` belongs to;
+/// Calls `each` with every range of absent pages: holes of tmpfs, huge pages that hugetlbfs does not
+/// have, and private memory that its process does not have. A page that is swapped out is present. `hosts` is the address of each block in the process that `userfault` belongs to;
 /// all blocks must be registered there.
 ///
 /// # Errors
-/// When the file system or the userfaultfd cannot be asked.
+/// When the file system, the process or the userfaultfd cannot be asked.
 pub fn missing_pages(
     ram: &GuestRam,
     userfault: &Userfault,
     hosts: &[u64],
     mut each: impl FnMut(PageRange),
 ) -> Result<(), PresenceError> {
-    for ((block, pages), &host) in ram.layout().blocks().zip(hosts) {
-        if block.host_page == PAGE_BYTES {
+    let blocks = ram.layout().blocks().zip(ram.backings());
+    for (((block, pages), backing), &host) in blocks.zip(hosts) {
+        if block.host_page == PAGE_BYTES || backing.process().is_some() {
             let mut rest = pages;
             while let Some(data) = ram.next_data(rest)? {
                 each(PageRange::new(rest.start(), data.start()));

@@ -11,7 +11,8 @@ use std::ops::{ControlFlow, Range};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use hikkoshi_linux::{HostAddr, HostRange, Pagemap, Process};
+use hikkoshi_linux::{Errno, HostAddr, HostRange, Pagemap, Process};
+use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, is_zero};
 
 use crate::ram_file::RamFile;
 
@@ -40,8 +41,7 @@ impl ProcessMemory {
         bytes: u64,
         writable: bool,
     ) -> io::Result<Self> {
-        let page = hikkoshi_pages::PAGE_BYTES;
-        let aligned = address.is_multiple_of(page) && bytes.is_multiple_of(page);
+        let aligned = address.is_multiple_of(PAGE_BYTES) && bytes.is_multiple_of(PAGE_BYTES);
         if !aligned || address.checked_add(bytes).is_none() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -55,7 +55,8 @@ impl ProcessMemory {
     }
 
     /// The memory is a private mapping of `file`: pages that the process has not written are the
-    /// file's. The file must be open for reading.
+    /// file's. The file must be open for reading; at the destination of a post-copy migration
+    /// also for writing: what is zero in it becomes a hole.
     #[must_use]
     pub fn over_file(self, file: RamFile) -> Self {
         Self {
@@ -99,18 +100,19 @@ impl ProcessMemory {
         let whole = at..at.saturating_add(buffer.len() as u64);
         // The rest of the buffer, and where it begins in the block.
         let mut rest = (buffer, at);
-        self.pagemap.pages(self.host(&whole), |run| {
-            let run = self.part(run);
-            let buffer = std::mem::take(&mut rest.0);
-            let absent = split(buffer, run.start.saturating_sub(rest.1))?;
-            self.read_absent(rest.1, absent.0)?;
-            let present = split(absent.1, run.end.saturating_sub(run.start))?;
-            self.memory
-                .read_exact_at(present.0, self.host(&run).addr.0)
-                .map_err(|error| self.explain(error))?;
-            rest = (present.1, run.end);
-            Ok(ControlFlow::Continue(()))
-        })?;
+        self.pagemap
+            .pages(self.host(&whole), |run| {
+                let run = self.part(run);
+                let buffer = std::mem::take(&mut rest.0);
+                let absent = split(buffer, run.start.saturating_sub(rest.1))?;
+                self.read_absent(rest.1, absent.0)?;
+                let present = split(absent.1, run.end.saturating_sub(run.start))?;
+                self.memory
+                    .read_exact_at(present.0, self.host(&run).addr.0)?;
+                rest = (present.1, run.end);
+                Ok(ControlFlow::Continue(()))
+            })
+            .map_err(|error| self.explain(error))?;
         self.read_absent(rest.1, rest.0)
     }
 
@@ -138,8 +140,12 @@ impl ProcessMemory {
             .map_err(|error| self.explain(error))
     }
 
-    /// Reading and writing the memory of a process that has ended transfers nothing.
+    /// Reading and writing the memory of a process that has ended transfers nothing, and its
+    /// pagemap reports `ESRCH`.
     fn explain(&self, error: io::Error) -> io::Error {
+        if Errno::from_io_error(&error) == Some(Errno::SRCH) {
+            return ended();
+        }
         match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::WriteZero
                 if self.process.has_lost_memory() =>
@@ -150,19 +156,67 @@ impl ProcessMemory {
         }
     }
 
+    /// The first run in `within` that the file of a private mapping has data for.
+    fn file_run(&self, within: &Range<u64>) -> io::Result<Option<Range<u64>>> {
+        let Some(file) = &self.file else {
+            return Ok(None);
+        };
+        if within.is_empty() || file.is_empty()? {
+            return Ok(None);
+        }
+        let run = file.data_run(within)?;
+        Ok(run.map(|run| run.start..run.end.min(within.end)))
+    }
+
+    /// Whether the file of a private mapping holds nothing but zeros in `within`.
+    pub(crate) fn file_is_zero(&self, within: &Range<u64>) -> io::Result<bool> {
+        let Some(file) = &self.file else {
+            return Ok(true);
+        };
+        let mut page = [0; PAGE_SIZE];
+        let mut from = within.start;
+        while let Some(run) = self.file_run(&(from..within.end))? {
+            let mut at = run.start;
+            while at < run.end {
+                file.read(at, &mut page)?;
+                if !is_zero(&page) {
+                    return Ok(false);
+                }
+                at += PAGE_BYTES;
+            }
+            from = at;
+        }
+        Ok(true)
+    }
+
+    /// Makes a hole of what the file has in `within`. A process that writes a page of a private
+    /// tmpfs mapping allocates a page of zeros in the file as well, and that one would be read
+    /// instead of faulting when the process's own page was dropped.
+    pub(crate) fn punch_file(&self, within: &Range<u64>) -> io::Result<()> {
+        let Some(file) = &self.file else {
+            return Ok(());
+        };
+        let mut from = within.start;
+        while let Some(run) = self.file_run(&(from..within.end))? {
+            file.punch(&run)?;
+            from = run.end;
+        }
+        Ok(())
+    }
+
     /// The first run of pages in `within` that are not holes: the process has them, or the file has
     /// data there. A hole reads as zeros, and an access to it faults.
     pub(crate) fn first_run(&self, within: &Range<u64>) -> io::Result<Option<Range<u64>>> {
-        let own = self.pagemap.first_pages(self.host(within))?;
-        let own = own.map(|run| self.part(run));
+        let own = self
+            .pagemap
+            .first_pages(self.host(within))
+            .map_err(|error| self.explain(error))?
+            .map(|run| self.part(run));
         if own.is_none() && !self.process.is_alive() {
             return Err(ended());
         }
-        let Some(file) = &self.file else {
-            return Ok(own);
-        };
         let before = own.as_ref().map_or(within.end, |own| own.start);
-        Ok(file.data_run(&(within.start..before))?.or(own))
+        Ok(self.file_run(&(within.start..before))?.or(own))
     }
 }
 

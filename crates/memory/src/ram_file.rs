@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 
-use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fstat, seek};
 use rustix::io::Errno;
 
 /// One RAM block's file. Offsets are bytes from the beginning of the block.
@@ -79,6 +79,11 @@ impl RamFile {
         let hole = seek(&self.file, SeekFrom::Hole(self.offset + data))?;
         let hole = hole.saturating_sub(self.offset).max(data + 1);
         Ok(Some(data..hole))
+    }
+
+    /// Whether the file has no data at all, also where the file system does not report holes.
+    pub(crate) fn is_empty(&self) -> io::Result<bool> {
+        Ok(fstat(&self.file)?.st_blocks == 0)
     }
 
     /// Frees `range`, which then reads as zeros.

@@ -13,40 +13,9 @@ use hikkoshi_pages::{Extent, PAGE_BYTES, PAGE_SIZE, PageBitmap, PageRange};
 use std::os::unix::fs::MetadataExt;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
-use thiserror::Error;
-
 use crate::backing::Backing;
+use crate::error::MemoryError;
 use crate::guest_ram::{GuestRam, bytes_of};
-
-/// Guest memory could not be written or dropped.
-#[derive(Debug, Error)]
-pub enum MemoryError {
-    /// Guest memory could not be written.
-    #[error(
-        "writing {range} of the guest's memory (is the RAM file's file system, or the huge-page \
-         pool, full?)"
-    )]
-    Write {
-        /// Which pages.
-        range: PageRange,
-        /// What went wrong.
-        #[source]
-        cause: io::Error,
-    },
-    /// Stale pages could not be dropped.
-    #[error(
-        "dropping {range} of the guest's memory{0} (post-copy needs a RAM file whose pages can be \
-         dropped one by one: tmpfs without huge pages, mount option huge=never, or hugetlbfs)",
-        if cause.is_none() { ": they are still there" } else { "" }
-    )]
-    Drop {
-        /// Which pages.
-        range: PageRange,
-        /// What went wrong; `None` if the system call succeeded and the pages are still present.
-        #[source]
-        cause: Option<io::Error>,
-    },
-}
 
 /// Guest memory, for writing.
 #[derive(Debug)]
@@ -150,7 +119,7 @@ impl RamWriter {
         }
     }
 
-    /// Makes `range` read as zeros. Allocates nothing.
+    /// Makes `range` read as zeros. Takes no memory: pages that hold zeros already are left alone.
     pub fn zero(&self, range: PageRange) -> Result<(), MemoryError> {
         for extent in self.ram.layout().locate_range(range) {
             if let (Backing::File(file), None) = self.place(&extent) {
@@ -160,46 +129,30 @@ impl RamWriter {
                 continue;
             }
             let written: Vec<_> = self.written.runs(extent.pages).collect();
-            for run in written.into_iter().flat_map(|run| run.chunks(64)) {
-                let zeros = [0; 64 * PAGE_SIZE];
-                let bytes = usize::try_from(run.bytes()).unwrap_or(0);
-                self.write(run, &zeros[..bytes])?;
-                self.written.clear_range(run);
+            for run in written {
+                self.write_zeros(run)?;
             }
         }
         Ok(())
     }
 
-    /// Drops `range`, so that the next access faults, and checks that it is absent: when a hole is
-    /// punched into a huge page of tmpfs, the kernel may fill it with zeros instead.
-    ///
-    /// `range` must consist of whole host pages.
-    pub fn drop_stale(&self, range: PageRange) -> Result<(), MemoryError> {
-        for extent in self.ram.layout().locate_range(range) {
-            let range = extent.pages;
-            let fail = |cause| MemoryError::Drop { range, cause };
-            let bytes = bytes_of(&extent);
-            let (backing, mapped) = self.place(&extent);
-            match backing {
-                Backing::File(file) => file.punch(&bytes),
-                Backing::Process(_) => Err(io::ErrorKind::Unsupported.into()),
-            }
-            .map_err(|e| fail(Some(e)))?;
-            self.written.clear_range(range);
-            if mapped.is_none() && backing.has_data(&bytes).map_err(|e| fail(Some(e)))? {
-                return Err(fail(None));
-            }
+    pub(crate) fn write_zeros(&self, range: PageRange) -> Result<(), MemoryError> {
+        let zeros = [0; 64 * PAGE_SIZE];
+        for part in range.chunks(64) {
+            let bytes = usize::try_from(part.bytes()).unwrap_or(0);
+            self.write(part, &zeros[..bytes])?;
+            self.written.clear_range(part);
         }
         Ok(())
     }
 
-    /// Drops everything.
-    pub fn drop_all(&self) -> Result<(), MemoryError> {
-        self.drop_stale(self.ram.layout().all())
+    /// Pages that may hold something other than zeros.
+    pub(crate) fn written(&self) -> &PageBitmap {
+        &self.written
     }
 
     /// What holds an extent, and the mapping that it is written through.
-    fn place(&self, extent: &Extent) -> (&Backing, Option<&MmapRegion>) {
+    pub(crate) fn place(&self, extent: &Extent) -> (&Backing, Option<&MmapRegion>) {
         let backing = &self.ram.backings()[extent.block];
         (backing, self.mapped[extent.block].as_ref())
     }
@@ -208,6 +161,7 @@ impl RamWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use error_reporter::Report;
     use std::os::unix::fs::FileExt;
 
     use hikkoshi_pages::{Page, RamBlock, RamLayout};
@@ -261,7 +215,7 @@ mod tests {
         assert!(read == content, "written over the edge of a block");
         assert_eq!(present(&memory), [13, 14, 15, 16, 17, 18]);
 
-        memory.drop_stale(range(14, 17)).unwrap();
+        memory.drop_stale(&[range(14, 17)]).unwrap();
         assert_eq!(present(&memory), [13, 17, 18]);
         memory.zero(range(17, 18)).unwrap();
         assert_eq!(present(&memory), [13, 18], "zeros take no memory");
@@ -276,7 +230,7 @@ mod tests {
         memory.write(range(13, 19), &[1; 6 * PAGE_SIZE]).unwrap();
         assert!(!memory.may_hold_more().unwrap());
         memory.zero(range(13, 14)).unwrap();
-        memory.drop_stale(range(17, 19)).unwrap();
+        memory.drop_stale(&[range(17, 19)]).unwrap();
         assert!(!memory.may_hold_more().unwrap());
         // Another program reads a hole through a mapping.
         let file = memory.ram.backings()[0]
@@ -288,7 +242,7 @@ mod tests {
         let map = MmapRegion::<()>::from_file(FileOffset::new(file, 0), 32 * PAGE_SIZE).unwrap();
         let _: u8 = map.as_volatile_slice().read_obj(18 * PAGE_SIZE).unwrap();
         assert!(memory.may_hold_more().unwrap());
-        memory.drop_stale(range(18, 19)).unwrap();
+        memory.drop_stale(&[range(18, 19)]).unwrap();
         assert!(!memory.may_hold_more().unwrap());
     }
 
@@ -296,10 +250,11 @@ mod tests {
     fn content_of_another_size_is_an_error() {
         let memory = memory();
         let error = memory.write(range(0, 2), &[0; PAGE_SIZE]).unwrap_err();
-        let text = error.to_string();
         assert!(
-            text.starts_with("writing pages 0..2 of the guest's memory: "),
-            "{text}"
+            error
+                .to_string()
+                .starts_with("writing pages 0..2 of the guest's memory ("),
+            "{error}"
         );
     }
 
@@ -326,10 +281,10 @@ mod tests {
             .drop_all()
             .unwrap_err();
         assert!(matches!(error, MemoryError::Drop { .. }));
+        let text = Report::new(&error).to_string();
         assert!(
-            error.to_string().contains("Operation not permitted")
-                && error.to_string().contains("huge=never"),
-            "{error}"
+            text.contains("Operation not permitted") && text.contains("huge=never"),
+            "{text}"
         );
     }
 }

@@ -95,7 +95,14 @@ impl PageCopier {
     /// Whether any page of `range` is present: pages of 4 KiB, or one huge page, all of it
     /// registered.
     pub(crate) fn holds(&self, range: PageRange) -> Result<bool, PresenceError> {
-        if self.layout().host_page_range(range.start()).len() == 1 {
+        let private = self
+            .layout()
+            .locate(range.start())
+            .is_some_and(|(block, _)| {
+                let backing = self.ram.backings().get(block);
+                backing.is_some_and(|backing| backing.process().is_some())
+            });
+        if private || self.layout().host_page_range(range.start()).len() == 1 {
             return Ok(self.ram.has_data(range)?);
         }
         let Some(at) = self.address(range.start()) else {

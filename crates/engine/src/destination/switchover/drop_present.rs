@@ -22,7 +22,7 @@ pub(crate) fn drop_owed(
     if !memory.may_hold_more()? {
         return Ok(());
     }
-    let mut pages = 0;
+    let mut present = Vec::new();
     for range in installer.missing.ranges() {
         for extent in memory.ram().layout().locate_range(range) {
             // One check for many small pages, and one for each huge page.
@@ -36,15 +36,18 @@ pub(crate) fn drop_owed(
             };
             for range in extent.pages.chunks(step) {
                 if installer.copier.holds(range)? {
-                    memory.drop_stale(range)?;
-                    pages += range.len();
-                    if installer.copier.holds(range)? {
-                        return Err(MemoryError::Drop { range, cause: None }.into());
-                    }
+                    present.push(range);
                 }
             }
         }
     }
+    memory.drop_stale(&present)?;
+    for &range in &present {
+        if installer.copier.holds(range)? {
+            return Err(MemoryError::Drop { range, cause: None }.into());
+        }
+    }
+    let pages: u64 = present.iter().map(|range| range.len()).sum();
     if pages > 0 {
         tracing::warn!(
             pages,

@@ -382,9 +382,11 @@ impl<'a> IncomingMigration<'a> {
             if ram.layout().round_out(range) != range {
                 return Err(DestinationFailure::unexpected(doing, &range));
             }
-            if let Some(memory) = &self.sink.memory {
-                memory.drop_stale(range)?;
-            }
+        }
+        if let Some(memory) = &self.sink.memory {
+            memory.drop_stale(ranges)?;
+        }
+        for &range in ranges {
             prepared.installer.missing.add(range);
         }
         Ok(())

@@ -195,8 +195,12 @@ fn make_ready(
     };
     let memory = RamWriter::open(guest.ram()).map_err(text)?;
     // The first pre-copy round sends no holes, and pages not owed in post-copy hold zeros: the
-    // memory must be empty.
-    memory.drop_all().map_err(text)?;
+    // memory must be empty. A machine that has started holds firmware, for instance.
+    if may_postcopy {
+        memory.drop_all().map_err(text)?;
+    } else {
+        memory.clear_all().map_err(text)?;
+    }
     Ok((memory, userfault))
 }
 

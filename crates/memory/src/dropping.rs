@@ -1,0 +1,158 @@
+//! Dropping pages at the destination, so that an access to them faults.
+//!
+//! A hole is punched into a file for each range. Private memory is dropped by its process: all
+//! ranges at once, because each stop of the process costs more than a thousand ranges.
+
+use std::io;
+use std::sync::Arc;
+
+use hikkoshi_linux::{HostRange, Process, drop_pages};
+use hikkoshi_pages::{Extent, PageRange};
+
+use crate::backing::Backing;
+use crate::error::MemoryError;
+use crate::guest_ram::bytes_of;
+use crate::process_memory::ProcessMemory;
+use crate::writer::RamWriter;
+
+/// Ranges of one process, and the extents that they belong to.
+struct ProcessRanges<'a> {
+    process: &'a Arc<Process>,
+    hosts: Vec<HostRange>,
+    extents: Vec<PageRange>,
+}
+
+impl RamWriter {
+    /// Drops `ranges`, so that the next access faults, and checks that they are absent: when a hole
+    /// is punched into a huge page of tmpfs, the kernel may fill it with zeros instead.
+    ///
+    /// `ranges` must consist of whole host pages. Private memory is dropped with few system calls,
+    /// however many ranges there are.
+    ///
+    /// # Errors
+    /// [`MemoryError::FileContent`], before anything is dropped, and [`MemoryError::Drop`].
+    pub fn drop_stale(&self, ranges: &[PageRange]) -> Result<(), MemoryError> {
+        for extent in self.extents(ranges) {
+            if let Backing::Process(memory) = self.place(&extent).0 {
+                check_file(memory, &extent)?;
+            }
+        }
+        self.drop_extents(ranges)?;
+        for extent in self.extents(ranges) {
+            let range = extent.pages;
+            if let Backing::Process(memory) = self.place(&extent).0 {
+                memory
+                    .punch_file(&bytes_of(&extent))
+                    .map_err(|cause| failed(range, cause))?;
+            }
+            let (backing, mapped) = self.place(&extent);
+            let holds = || match mapped {
+                // hugetlbfs does not report holes.
+                Some(_) => Ok(false),
+                None => backing.has_data(&bytes_of(&extent)),
+            };
+            match holds() {
+                Ok(false) => {}
+                Ok(true) => return Err(MemoryError::Drop { range, cause: None }),
+                Err(cause) => return Err(failed(range, cause)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops everything, and checks that it is absent.
+    ///
+    /// # Errors
+    /// As [`drop_stale`](Self::drop_stale).
+    pub fn drop_all(&self) -> Result<(), MemoryError> {
+        self.drop_stale(&[self.ram().layout().all()])
+    }
+
+    /// Makes all memory read as zeros: drops everything, and writes zeros where a privately mapped
+    /// file would be read instead. For a migration without post-copy, which needs no absent pages.
+    ///
+    /// # Errors
+    /// [`MemoryError::Drop`] and [`MemoryError::Write`].
+    pub fn clear_all(&self) -> Result<(), MemoryError> {
+        let all = self.ram().layout().all();
+        self.drop_extents(&[all])?;
+        for extent in self.extents(&[all]) {
+            let Backing::Process(memory) = self.place(&extent).0 else {
+                continue;
+            };
+            if memory.file().is_none() {
+                continue;
+            }
+            let mut rest = extent.pages;
+            while let Some(data) = self
+                .ram()
+                .next_data(rest)
+                .map_err(|cause| failed(rest, cause))?
+            {
+                self.write_zeros(data)?;
+                rest = PageRange::new(data.end(), rest.end());
+            }
+        }
+        Ok(())
+    }
+
+    fn extents<'a>(&'a self, ranges: &'a [PageRange]) -> impl Iterator<Item = Extent> + 'a {
+        let layout = self.ram().layout();
+        ranges.iter().flat_map(|&range| layout.locate_range(range))
+    }
+
+    fn drop_extents(&self, ranges: &[PageRange]) -> Result<(), MemoryError> {
+        let mut by_process: Vec<ProcessRanges<'_>> = Vec::new();
+        for extent in self.extents(ranges) {
+            let range = extent.pages;
+            match self.place(&extent).0 {
+                Backing::File(file) => {
+                    file.punch(&bytes_of(&extent))
+                        .map_err(|cause| failed(range, cause))?;
+                    self.written().clear_range(range);
+                }
+                Backing::Process(memory) => {
+                    let (process, host) = (memory.process(), memory.host(&bytes_of(&extent)));
+                    let same =
+                        |known: &&mut ProcessRanges<'_>| known.process.pid() == process.pid();
+                    match by_process.iter_mut().find(same) {
+                        Some(known) => {
+                            known.hosts.push(host);
+                            known.extents.push(range);
+                        }
+                        None => by_process.push(ProcessRanges {
+                            process,
+                            hosts: vec![host],
+                            extents: vec![range],
+                        }),
+                    }
+                }
+            }
+        }
+        for of_process in by_process {
+            let [first, ..] = of_process.extents[..] else {
+                continue;
+            };
+            drop_pages(of_process.process, &of_process.hosts)
+                .map_err(|error| failed(first, io::Error::other(error)))?;
+            for range in of_process.extents {
+                self.written().clear_range(range);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_file(memory: &ProcessMemory, extent: &Extent) -> Result<(), MemoryError> {
+    let range = extent.pages;
+    match memory.file_is_zero(&bytes_of(extent)) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(MemoryError::FileContent { range }),
+        Err(cause) => Err(failed(range, cause)),
+    }
+}
+
+fn failed(range: PageRange, cause: io::Error) -> MemoryError {
+    let cause = Some(cause);
+    MemoryError::Drop { range, cause }
+}

@@ -1,0 +1,346 @@
+//! The same tests for each kind of memory that a RAM block can have.
+
+#![allow(missing_docs)]
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
+#![allow(clippy::unwrap_used, clippy::print_stderr)]
+
+#[path = "../../linux/tests/common/mod.rs"]
+mod common;
+#[path = "common/guest_process.rs"]
+mod guest_process;
+#[path = "common/swap.rs"]
+mod swap;
+
+use common::{HugePages, aloud};
+use guest_process::{GuestProcess, Kind, PAGES, in_file};
+use hikkoshi_linux::{HostAddr, HostRange};
+use hikkoshi_memory::{GuestRam, MemoryError, RamWriter, missing_pages};
+use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, Page, PageRange};
+use hikkoshi_userfault::{Features, RegisterMode, RemoteUserfault};
+use swap::Swap;
+
+fn range(from: u64, to: u64) -> PageRange {
+    PageRange::new(Page::new(from), Page::new(to))
+}
+
+/// Runs a test for each kind; hugetlb needs a pool.
+fn for_each(kinds: &[Kind], test: impl Fn(Kind)) {
+    for &kind in kinds {
+        let _pool = match kind {
+            Kind::Hugetlb => match HugePages::reserve(PAGES / 512 + 2) {
+                Some(pool) => Some(pool),
+                None => continue,
+            },
+            _ => None,
+        };
+        eprintln!("{kind:?}");
+        test(kind);
+    }
+}
+
+/// The runs of pages that are not holes.
+fn data(ram: &GuestRam) -> Vec<PageRange> {
+    let mut found: Vec<PageRange> = Vec::new();
+    let mut rest = ram.layout().all();
+    while let Some(run) = ram.next_data(rest).unwrap() {
+        assert!(!run.is_empty() && ram.has_data(run).unwrap());
+        match found.last_mut() {
+            Some(last) if last.end() == run.start() => {
+                *last = range(last.start().index(), run.end().index())
+            }
+            _ => found.push(run),
+        }
+        rest = PageRange::new(run.end(), rest.end());
+    }
+    found
+}
+
+/// The first word of a page.
+fn word(ram: &GuestRam, page: u64) -> u64 {
+    let mut content = [0xff; PAGE_SIZE];
+    ram.read(range(page, page + 1), &mut content).unwrap();
+    u64::from_le_bytes(content[..8].try_into().unwrap())
+}
+
+#[test]
+fn reading_fills_no_holes() {
+    for_each(&Kind::WITH_HOLES, |kind| {
+        let guest = GuestProcess::new(kind);
+        for (from, to) in [(0, 1), (5, 8), (2000, 2100), (4095, 4096)] {
+            guest.write(range(from, to), 7);
+        }
+        let ram = guest.ram();
+        let (before, used) = (data(&ram), guest.memory_used());
+        match kind {
+            Kind::Locked => assert_eq!(before, [range(0, PAGES)]),
+            Kind::Transparent | Kind::Hugetlb => {
+                assert!(before.contains(&range(1536, 2560)) || kind == Kind::Transparent);
+            }
+            _ => assert_eq!(
+                before,
+                [
+                    range(0, 1),
+                    range(5, 8),
+                    range(2000, 2100),
+                    range(4095, 4096)
+                ]
+            ),
+        }
+        // In parts that end in the middle of data and holes, and that begin there.
+        for part in [1, 7, 512, 4096] {
+            for pages in ram.layout().all().chunks(part) {
+                let mut content = vec![0xff; usize::try_from(pages.bytes()).unwrap()];
+                ram.read(pages, &mut content).unwrap();
+                for (page, content) in pages.iter().zip(content.chunks(PAGE_SIZE)) {
+                    let number = page.index();
+                    let written = matches!(number, 0 | 5..8 | 2000..2100 | 4095);
+                    let expected = if written { number ^ 7 } else { 0 };
+                    assert_eq!(content[..8], expected.to_le_bytes(), "{kind:?} {number}");
+                    assert!(content[8..].iter().all(|byte| *byte == 0));
+                }
+            }
+        }
+        assert_eq!(data(&ram), before, "{kind:?}");
+        assert_eq!(guest.memory_used(), used, "{kind:?}");
+        guest.finish();
+    });
+}
+
+#[test]
+fn pages_are_written_zeroed_and_dropped() {
+    for_each(&Kind::WITH_HOLES, |kind| {
+        let guest = GuestProcess::new(kind);
+        // What a machine has loaded before the guest arrives: firmware.
+        guest.write(range(100, 600), 3);
+        let ram = guest.ram();
+        let memory = RamWriter::open(ram.clone()).unwrap();
+        assert!(memory.may_hold_more().unwrap());
+        memory.drop_all().unwrap();
+        if kind != Kind::Hugetlb {
+            assert_eq!(data(&ram), [], "{kind:?}");
+        }
+        assert_eq!((word(&ram, 100), guest.read(300)), (0, 0), "{kind:?}");
+        let content: Vec<u8> = (1..=u8::MAX).cycle().take(600 * PAGE_SIZE).collect();
+        memory.write(range(1000, 1600), &content).unwrap();
+        let mut read = vec![0; content.len()];
+        ram.read(range(1000, 1600), &mut read).unwrap();
+        assert!(read == content, "{kind:?}");
+        let first = u64::from_le_bytes(content[PAGE_SIZE..][..8].try_into().unwrap());
+        assert_eq!(guest.read(1001), first, "{kind:?}: the process sees it");
+        memory.zero(range(900, 1100)).unwrap();
+        assert_eq!((guest.read(1050), word(&ram, 1099)), (0, 0), "{kind:?}");
+        assert_ne!(guest.read(1100), 0, "{kind:?}");
+        // Whole huge pages.
+        memory.drop_stale(&[range(1024, 1536)]).unwrap();
+        assert_eq!((word(&ram, 1100), guest.read(1535)), (0, 0), "{kind:?}");
+        assert_ne!(guest.read(1536), 0, "{kind:?}");
+        guest.finish();
+    });
+}
+
+#[test]
+fn a_thousand_ranges_are_dropped_together() {
+    let kinds = [Kind::Anonymous, Kind::Locked, Kind::EmptyFile, Kind::Shared];
+    for_each(&kinds, |kind| {
+        let guest = GuestProcess::new(kind);
+        let ram = guest.ram();
+        let memory = RamWriter::open(ram.clone()).unwrap();
+        memory.drop_all().unwrap();
+        guest.write(range(0, PAGES), 1);
+        let ranges: Vec<_> = (0..PAGES / 3).map(|n| range(n * 3, n * 3 + 2)).collect();
+        let begun = std::time::Instant::now();
+        memory.drop_stale(&ranges).unwrap();
+        aloud(&format!(
+            "{kind:?}: {} ranges in {:?}",
+            ranges.len(),
+            begun.elapsed()
+        ));
+        let left: Vec<_> = (0..PAGES / 3)
+            .map(|n| range(n * 3 + 2, n * 3 + 3))
+            .collect();
+        let rest = data(&ram);
+        assert_eq!(rest[..left.len() - 1], left[..left.len() - 1], "{kind:?}");
+        assert_eq!(guest.read(2), 3);
+        guest.finish();
+    });
+}
+
+/// Pages that the process has not written are the file's, and are data.
+#[test]
+fn a_private_mapping_of_a_file_reads_as_the_process_does() {
+    let guest = GuestProcess::new(Kind::FullFile);
+    guest.write(range(10, 20), 5);
+    let ram = guest.ram();
+    let used = guest.memory_used();
+    let expected = |page: u64| match page {
+        10..20 => page ^ 5,
+        page if page.is_multiple_of(3) => u64::from_le_bytes(in_file(page)),
+        _ => 0,
+    };
+    let mut content = vec![0xff; 100 * PAGE_SIZE];
+    ram.read(range(0, 100), &mut content).unwrap();
+    for (page, content) in (0..100).zip(content.chunks(PAGE_SIZE)) {
+        assert_eq!(content[..8], expected(page).to_le_bytes(), "page {page}");
+    }
+    assert_eq!(guest.memory_used(), used, "nothing was copied");
+    let found = data(&ram);
+    let begin = [(0, 1), (3, 4), (6, 7), (9, 20), (21, 22)].map(|(from, to)| range(from, to));
+    assert_eq!(found[..5], begin);
+    for page in [0, 1, 9, 10, 19, 20, 21] {
+        assert_eq!(guest.read(page), expected(page), "page {page}");
+    }
+    guest.finish();
+}
+
+#[test]
+fn content_of_a_private_file_is_overwritten_or_refused() {
+    let guest = GuestProcess::new(Kind::FullFile);
+    guest.write(range(1, 3), 5);
+    let memory = RamWriter::open(guest.ram()).unwrap();
+    let refused = memory.drop_all().unwrap_err();
+    assert!(
+        matches!(refused, MemoryError::FileContent { .. }),
+        "{refused}"
+    );
+    assert!(refused.to_string().contains("--mode precopy"), "{refused}");
+    assert_eq!(guest.read(1), 1 ^ 5, "nothing was dropped");
+    // Only where the file has data.
+    memory.drop_stale(&[range(1, 2)]).unwrap();
+    memory.clear_all().unwrap();
+    for page in [0, 1, 2, 3, 9, PAGES - 1] {
+        assert_eq!(guest.read(page), 0, "page {page}");
+    }
+    memory.write(range(3, 4), &[7; PAGE_SIZE]).unwrap();
+    memory.zero(range(0, 6)).unwrap();
+    assert_eq!(guest.read(3), 0);
+    guest.finish();
+}
+
+/// Pages come through a userfaultfd only, and are present from then on.
+#[test]
+fn missing_pages_are_those_that_were_not_installed() {
+    for_each(&Kind::WITH_HOLES, |kind| {
+        let guest = GuestProcess::new(kind);
+        guest.write(range(0, PAGES), 3);
+        let ram = guest.ram();
+        let memory = RamWriter::open(ram.clone()).unwrap();
+        memory.drop_all().unwrap();
+        let remote = RemoteUserfault::create_in(&guest.process, Features::FOR_MISSING).unwrap();
+        let userfault = remote.userfault();
+        let host = HostRange::new(HostAddr(guest.address()), PAGES * PAGE_BYTES);
+        userfault.register(host, RegisterMode::MISSING).unwrap();
+        let hosts = [guest.address()];
+        let missing = || {
+            let mut found: Vec<PageRange> = Vec::new();
+            missing_pages(&ram, userfault, &hosts, |run| match found.last_mut() {
+                Some(last) if last.end() == run.start() => {
+                    *last = PageRange::new(last.start(), run.end());
+                }
+                _ if run.is_empty() => {}
+                _ => found.push(run),
+            })
+            .unwrap();
+            found
+        };
+        assert_eq!(missing(), [range(0, PAGES)], "{kind:?}");
+        let (from, to) = match kind.host_page() {
+            PAGE_BYTES => (700, 701),
+            _ => (512, 1024),
+        };
+        let content = vec![9; usize::try_from(range(from, to).bytes()).unwrap()];
+        let at = HostAddr(guest.address() + from * PAGE_BYTES);
+        userfault.copy(at, &content).unwrap();
+        let expected = [range(0, from), range(to, PAGES)];
+        assert_eq!(missing(), expected, "{kind:?}");
+        assert_eq!(guest.read(700), u64::from_le_bytes([9; 8]), "{kind:?}");
+        // A page that is installed and dropped is missing again: a stale one, for instance.
+        assert_eq!(word(&ram, 700), u64::from_le_bytes([9; 8]), "{kind:?}");
+        memory.drop_stale(&[range(from, to)]).unwrap();
+        assert_eq!(missing(), [range(0, PAGES)], "{kind:?}");
+        userfault.unregister(host).unwrap();
+        assert_eq!(guest.read(700), 0, "{kind:?}");
+        remote.close_remote().unwrap();
+        guest.finish();
+    });
+}
+
+/// Pages that a dirty log has protected before they exist are holes.
+#[test]
+fn write_protected_holes_are_holes() {
+    for_each(&Kind::WITH_HOLES, |kind| {
+        let guest = GuestProcess::new(kind);
+        guest.write(range(5, 8), 7);
+        let ram = guest.ram();
+        let (before, used) = (data(&ram), guest.memory_used());
+        let remote = RemoteUserfault::create_in(&guest.process, Features::FOR_DIRTY_LOG).unwrap();
+        let host = HostRange::new(HostAddr(guest.address()), PAGES * PAGE_BYTES);
+        let userfault = remote.userfault();
+        userfault
+            .register(host, RegisterMode::WRITE_PROTECT)
+            .unwrap();
+        userfault.write_protect(host, true).unwrap();
+        assert_eq!(data(&ram), before, "{kind:?}");
+        assert_eq!((word(&ram, 6), word(&ram, 3000)), (6 ^ 7, 0), "{kind:?}");
+        assert_eq!(
+            (data(&ram), guest.memory_used()),
+            (before, used),
+            "{kind:?}"
+        );
+        guest.write(range(3000, 3001), 7);
+        assert_eq!(word(&ram, 3000), 3000 ^ 7, "{kind:?}");
+        userfault.unregister(host).unwrap();
+        remote.close_remote().unwrap();
+        guest.finish();
+    });
+}
+
+#[test]
+fn swapped_pages_are_present_and_read() {
+    let Some(swap) = Swap::on() else { return };
+    for_each(&[Kind::Anonymous, Kind::EmptyFile], |kind| {
+        let guest = GuestProcess::new(kind);
+        guest.write(range(100, 1000), 7);
+        let ram = guest.ram();
+        guest.advise(range(0, PAGES), libc::MADV_PAGEOUT);
+        let status = format!("/proc/{}/status", guest.target.pid);
+        let status = std::fs::read_to_string(status).unwrap();
+        let swapped = status.lines().find_map(|line| line.strip_prefix("VmSwap:"));
+        assert_ne!(
+            swapped.unwrap().trim(),
+            "0 kB",
+            "{kind:?}: nothing was swapped"
+        );
+        assert_eq!(data(&ram), [range(100, 1000)], "{kind:?}");
+        assert_eq!((word(&ram, 99), word(&ram, 500)), (0, 500 ^ 7), "{kind:?}");
+        guest.advise(range(0, PAGES), libc::MADV_PAGEOUT);
+        let memory = RamWriter::open(ram.clone()).unwrap();
+        memory.drop_stale(&[range(0, 200)]).unwrap();
+        assert_eq!(data(&ram), [range(200, 1000)], "{kind:?}");
+        guest.finish();
+    });
+    drop(swap);
+}
+
+#[test]
+fn memory_of_a_process_that_has_ended_is_an_error() {
+    let guest = GuestProcess::new(Kind::Anonymous);
+    guest.write(range(0, 10), 7);
+    let ram = guest.ram();
+    guest.finish();
+    let mut content = [0; PAGE_SIZE];
+    let all = ram.layout().all();
+    let errors = [
+        ram.read(range(3, 4), &mut content).unwrap_err(),
+        ram.has_data(all).unwrap_err(),
+        ram.next_data(all).unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(
+            error.to_string(),
+            "the process that holds the memory has ended"
+        );
+    }
+    let memory = RamWriter::open(ram).unwrap();
+    assert!(memory.write(range(0, 1), &content).is_err());
+    assert!(memory.drop_all().is_err());
+}
