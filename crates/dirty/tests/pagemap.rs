@@ -49,6 +49,7 @@ const LAND: u64 = 4;
 #[derive(Debug)]
 struct Process {
     layout: RamLayout,
+    /// None if the memory is private.
     files: Vec<File>,
     target: TargetBox,
 }
@@ -64,6 +65,15 @@ impl std::fmt::Debug for TargetBox {
 impl Process {
     /// Starts a process with blocks; each is given by its size and its host page size, in bytes.
     fn new(blocks: &[(u64, u64)]) -> Self {
+        Self::with(blocks, false)
+    }
+
+    /// The same with private anonymous memory.
+    fn private(blocks: &[(u64, u64)]) -> Self {
+        Self::with(blocks, true)
+    }
+
+    fn with(blocks: &[(u64, u64)], private: bool) -> Self {
         let layout = RamLayout::new(
             blocks
                 .iter()
@@ -77,14 +87,15 @@ impl Process {
                 .collect(),
         )
         .unwrap();
-        let files: Vec<File> = blocks
-            .iter()
+        let shared = blocks.iter().filter(|_| !private);
+        let files: Vec<File> = shared
             .map(|(bytes, host_page)| memory_file(*bytes, *host_page != SMALL))
             .collect();
-        let raw: Vec<(i32, usize)> = files
+        let descriptor = |block| files.get(block).map_or(-1, AsRawFd::as_raw_fd);
+        let raw: Vec<(i32, usize)> = blocks
             .iter()
-            .zip(blocks)
-            .map(|(file, (bytes, _))| (file.as_raw_fd(), usize::try_from(*bytes).unwrap()))
+            .enumerate()
+            .map(|(block, (bytes, _))| (descriptor(block), usize::try_from(*bytes).unwrap()))
             .collect();
         let inside = layout.clone();
         let target = Target::spawn(move |shared| guest(shared, &raw, &inside));
@@ -97,7 +108,7 @@ impl Process {
     }
 
     fn hosts(&self) -> Vec<HostAddr> {
-        (0..self.files.len())
+        (0..self.layout.blocks().len())
             .map(|block| HostAddr(self.target.0.shared.get(ADDRESSES + block)))
             .collect()
     }
@@ -150,9 +161,28 @@ impl contract_tests::Guest for Process {
     fn read(&self, page: Page) -> u64 {
         let (block, offset) = self.layout.locate(page).unwrap();
         let mut bytes = [0; 8];
-        self.files[block].read_exact_at(&mut bytes, offset).unwrap();
+        match self.files.get(block) {
+            Some(file) => file.read_exact_at(&mut bytes, offset).unwrap(),
+            None => File::open(format!("/proc/{}/mem", self.target.0.pid))
+                .unwrap()
+                .read_exact_at(&mut bytes, self.hosts()[block].0 + offset)
+                .unwrap(),
+        }
         u64::from_ne_bytes(bytes)
     }
+}
+
+/// Maps private anonymous memory.
+fn map_private(bytes: usize, host_page: u64) -> *mut u8 {
+    let huge = match host_page {
+        SMALL => 0,
+        _ => libc::MAP_HUGETLB | libc::MAP_HUGE_2MB,
+    };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | huge;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let memory = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
+    assert_ne!(memory, libc::MAP_FAILED);
+    memory.cast()
 }
 
 /// The program of the second process.
@@ -161,8 +191,12 @@ fn guest(shared: &'static Shared, blocks: &[(i32, usize)], layout: &RamLayout) -
         .iter()
         .enumerate()
         .map(|(number, (fd, bytes))| {
-            let start = map_shared(*bytes, *fd);
-            if layout.block(number).unwrap().0.host_page == SMALL && *bytes > 8 * PAGE_SIZE {
+            let host_page = layout.block(number).unwrap().0.host_page;
+            let start = match fd {
+                -1 => map_private(*bytes, host_page),
+                fd => map_shared(*bytes, *fd),
+            };
+            if host_page == SMALL && *bytes > 8 * PAGE_SIZE {
                 // An madvise of a part splits the mapping into several.
                 let part = unsafe { start.add(4 * PAGE_SIZE) };
                 let result = unsafe { libc::madvise(part.cast(), PAGE_SIZE, libc::MADV_DONTDUMP) };
@@ -240,6 +274,31 @@ fn hugetlb_passes_the_contract_tests() {
         return;
     };
     let process = Process::new(&[(4 * HUGE, HUGE), (3 * MIB, SMALL), (4 * HUGE, HUGE)]);
+    let taken = process.take_userfault();
+    let log = process.start(&taken);
+    contract_tests::check(&process, &log);
+    taken.close_remote().unwrap();
+}
+
+#[test]
+fn private_memory_passes_the_contract_tests() {
+    let process = Process::private(&[
+        (5 * MIB + 3 * SMALL, SMALL),
+        (16 * SMALL, SMALL),
+        (9 * MIB, SMALL),
+    ]);
+    let taken = process.take_userfault();
+    let log = process.start(&taken);
+    contract_tests::check(&process, &log);
+    taken.close_remote().unwrap();
+}
+
+#[test]
+fn private_hugetlb_memory_passes_the_contract_tests() {
+    let Some(_pages) = HugePages::reserve(8) else {
+        return;
+    };
+    let process = Process::private(&[(4 * HUGE, HUGE), (3 * MIB, SMALL), (4 * HUGE, HUGE)]);
     let taken = process.take_userfault();
     let log = process.start(&taken);
     contract_tests::check(&process, &log);
