@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::address::HostRange;
+use crate::errno::check;
 use crate::inject::{InjectError, Remote, inject};
 use crate::process::Process;
 
@@ -55,12 +56,15 @@ pub enum DropPagesError {
 /// Drops the pages in `ranges` of `process`, locked ones included: private anonymous memory is
 /// absent afterwards, and a private mapping of a file has the file's pages again. Takes less than a
 /// millisecond for some thousand small ranges. `ranges` must consist of whole pages, of the size
-/// that the memory is mapped with.
+/// that the memory is mapped with. In this process they must be a guest's memory.
 ///
 /// # Errors
 ///
 /// See [`DropPagesError`].
 pub fn drop_pages(process: &Arc<Process>, ranges: &[HostRange]) -> Result<(), DropPagesError> {
+    if process.pid() == std::process::id() {
+        return ranges.iter().try_for_each(|&range| drop_own(range));
+    }
     let mut batch = Vec::new();
     let mut bytes = 0;
     for &range in ranges {
@@ -190,6 +194,26 @@ fn drop_vector(
         done
     });
     Ok(whole.count())
+}
+
+/// Drops pages of this process, which a virtual machine monitor that is this program itself has
+/// mapped for its guest.
+fn drop_own(range: HostRange) -> Result<(), DropPagesError> {
+    let refused = |source| DropPagesError::Refused { range, source };
+    let at = usize::try_from(range.addr.0).map_err(|_| refused(Errno::INVAL))?;
+    let bytes = usize::try_from(range.len).map_err(|_| refused(Errno::INVAL))?;
+    let advise = |advice: u64| {
+        let advice = i32::try_from(advice).unwrap_or(-1);
+        let at = std::ptr::with_exposed_provenance_mut(at);
+        // SAFETY: by the contract of `drop_pages`, this is a guest's memory: no Rust object is in
+        // it, and its users expect that it changes at any time.
+        check(unsafe { libc::madvise(at, bytes, advice) })
+    };
+    match advise(MADV_DONTNEED_LOCKED) {
+        Err(Errno::INVAL) => advise(MADV_DONTNEED),
+        advised => advised,
+    }
+    .map_err(refused)
 }
 
 fn drop_range(remote: &mut Remote, range: HostRange) -> Result<(), DropPagesError> {

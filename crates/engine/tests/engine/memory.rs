@@ -5,7 +5,8 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hikkoshi_memory::{GuestRam, RamFile};
+use hikkoshi_linux::Process;
+use hikkoshi_memory::{GuestRam, ProcessMemory, RamFile};
 use hikkoshi_pages::{PAGE_SIZE, Page, RamBlock, RamLayout};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, memfd_create};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
@@ -31,10 +32,11 @@ pub(crate) fn layout(blocks: &[(u64, u64)]) -> RamLayout {
     RamLayout::new(blocks.collect()).unwrap()
 }
 
-/// Files and a mapping of each, as in the guest's process.
+/// Files and a mapping of each, as in the guest's process; or private memory of this process.
 #[derive(Debug)]
 pub(crate) struct Memory {
     layout: RamLayout,
+    /// None if the memory is private.
     files: Vec<(File, u64)>,
     maps: Vec<MmapRegion>,
 }
@@ -64,12 +66,39 @@ impl Memory {
         }
     }
 
+    /// New private memory, of which a third holds something: a machine has loaded firmware before
+    /// a guest arrives.
+    pub(crate) fn private(layout: &RamLayout) -> Self {
+        let map = |bytes| MmapRegion::new(usize::try_from(bytes).unwrap()).unwrap();
+        let memory = Self {
+            layout: layout.clone(),
+            files: Vec::new(),
+            maps: layout.blocks().map(|(block, _)| map(block.bytes)).collect(),
+        };
+        for page in (0..layout.pages()).step_by(3) {
+            memory.store(page, &[0x5a; PAGE_SIZE]);
+        }
+        memory
+    }
+
     pub(crate) fn layout(&self) -> &RamLayout {
         &self.layout
     }
 
-    /// The files, in the form that the engine takes.
+    /// The memory, in the form that the engine takes.
     pub(crate) fn ram(&self) -> Arc<GuestRam> {
+        if self.files.is_empty() {
+            let process = Arc::new(Process::open(std::process::id()).unwrap());
+            let private: Vec<_> = self
+                .layout
+                .blocks()
+                .zip(self.hosts())
+                .map(|((block, _), host)| {
+                    ProcessMemory::open(Arc::clone(&process), host, block.bytes, true).unwrap()
+                })
+                .collect();
+            return Arc::new(GuestRam::new(self.layout.clone(), private).unwrap());
+        }
         let files = self
             .files
             .iter()

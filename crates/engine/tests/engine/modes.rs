@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use hikkoshi_engine::{Mode, WhenStalled};
-use hikkoshi_pages::RamLayout;
+use hikkoshi_pages::{PAGE_SIZE, RamLayout};
 
-use crate::memory::{HUGE, HugePages, MIB, SMALL, layout};
+use crate::memory::{HUGE, HugePages, MIB, Memory, SMALL, layout};
 use crate::run::Setup;
 
 const MODES: [Mode; 3] = [Mode::Precopy, Mode::Postcopy, Mode::Hybrid];
@@ -47,6 +47,29 @@ fn a_busy_guest_in_several_blocks() {
             destination.requests.request_latency_us.count
         );
         assert!(source.downtime_ms > 0.0 && source.total_ms >= source.downtime_ms);
+    }
+}
+
+/// Private memory at either side or both. The destination's holds something before the guest
+/// arrives.
+#[test]
+fn a_busy_guest_in_private_memory() {
+    let layout = several_blocks();
+    let kinds: [fn(&RamLayout) -> Memory; 2] = [Memory::private, Memory::new];
+    for mode in MODES {
+        for (from, to) in [(0, 0), (0, 1), (1, 0)] {
+            let (source, destination) = (kinds[from](&layout), kinds[to](&layout));
+            if from == 0 {
+                // What a guest has not written holds zeros.
+                for page in 0..layout.pages() {
+                    source.store(page, &[0; PAGE_SIZE]);
+                }
+            }
+            let setup = Setup::in_memory(mode, source, destination);
+            let (source, destination) = setup.run().moved(true);
+            assert_eq!(source.postcopy, mode != Mode::Precopy);
+            assert_eq!(source.pages.precopy, destination.pages.precopy);
+        }
     }
 }
 

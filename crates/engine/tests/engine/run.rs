@@ -207,8 +207,22 @@ impl Setup {
         setup
     }
 
+    /// A running guest in this memory.
+    pub(crate) fn in_memory(mode: Mode, source: Memory, destination: Memory) -> Self {
+        Self::with_memory(mode, [source, destination].map(Arc::new), true, 0)
+    }
+
     fn with_device(mode: Mode, layouts: [&RamLayout; 2], running: bool, device_pages: u64) -> Self {
-        let [source, destination] = layouts.map(|layout| Arc::new(Memory::new(layout)));
+        let memory = layouts.map(|layout| Arc::new(Memory::new(layout)));
+        Self::with_memory(mode, memory, running, device_pages)
+    }
+
+    fn with_memory(
+        mode: Mode,
+        [source, destination]: [Arc<Memory>; 2],
+        running: bool,
+        device_pages: u64,
+    ) -> Self {
         let machine = Machine::with_device_pages(&source, &destination, device_pages);
         let machine = Arc::new(machine);
         if running {
