@@ -13,6 +13,13 @@
 #   build/apache                      the distribution's Apache, with every library, for a guest
 #   build/bpftrace                    the distribution's bpftrace
 #
+# or only tests of whole guests and of many devices (`setup.sh ovmf debian devices-kernel swtpm`):
+#
+#   build/ovmf                        the distribution's UEFI firmware
+#   build/debian                      an image of a whole Debian guest, made by mmdebstrap (as root)
+#   build/kernel-devices              the distribution's kernel with the drivers of all devices
+#   build/swtpm                       the distribution's TPM emulator
+#
 # None of this is installed: apt downloads the packages, with its signatures checked, into a private
 # state directory, and they are unpacked into build/. Only small tools that are
 # missing (a linker, iproute2, cpio) are installed in the system, and only then is root needed.
@@ -45,6 +52,12 @@ source "$here/lib/shellcheck.sh"
 source "$here/lib/apache.sh"
 # shellcheck source=lib/bpftrace.sh
 source "$here/lib/bpftrace.sh"
+# shellcheck source=lib/ovmf.sh
+source "$here/lib/ovmf.sh"
+# shellcheck source=lib/swtpm.sh
+source "$here/lib/swtpm.sh"
+# shellcheck source=lib/debian.sh
+source "$here/lib/debian.sh"
 
 check_machine
 install_missing_tools
@@ -66,7 +79,12 @@ for more in "$@"; do
     case $more in
     apache) setup_apache ;;
     bpftrace) setup_bpftrace ;;
-    *) fail "unknown component: $more" "Known components: apache, bpftrace." ;;
+    ovmf) setup_ovmf ;;
+    debian) setup_debian ;;
+    devices-kernel) setup_devices_kernel ;;
+    swtpm) setup_swtpm ;;
+    *) fail "unknown component: $more" \
+        "Known components: apache, bpftrace, ovmf, debian, devices-kernel, swtpm." ;;
     esac
 done
 

@@ -1,17 +1,25 @@
-# The guest's kernel and its busybox, unpacked and not installed.
+# The guest's kernels and its busybox, unpacked and not installed.
 
 # The cloud flavour: the same kernel with fewer drivers, a quarter of the size, quicker to boot.
 readonly kernel_package=linux-image-cloud-amd64
 
-setup_kernel() {
-    local folder=$build/kernel
+# The full flavour, for devices that no cloud has: AHCI, USB, graphics, e1000e.
+readonly devices_kernel_package=linux-image-amd64
+
+setup_kernel() { unpack_kernel "$build/kernel" "$kernel_package"; }
+
+setup_devices_kernel() { unpack_kernel "$build/kernel-devices" "$devices_kernel_package"; }
+
+# Unpacks kernel package $2 into folder $1.
+unpack_kernel() {
+    local folder=$1 package=$2
     [[ ! -e $folder/.done ]] || return 0
     prepare_private_apt
     # The named package is empty and depends on the versioned one.
     local real
-    real=$(apt_cache show --no-all-versions "$kernel_package" |
+    real=$(apt_cache show --no-all-versions "$package" |
         sed -nE 's/^Depends:.*(linux-image-[0-9][^ ]*) \(= ([^)]+)\).*/\1=\2/p')
-    [[ -n $real ]] || fail "$kernel_package names no kernel image in $codename" "Does \`apt-cache show $kernel_package\` know it?"
+    [[ -n $real ]] || fail "$package names no kernel image in $codename" "Does \`apt-cache show $package\` know it?"
     say "kernel ${real%%=*}"
     rm -rf "$folder"
     fetch_and_unpack "$folder/root" "$real"

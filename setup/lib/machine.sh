@@ -47,8 +47,12 @@ install_missing_tools() {
     local missing
     missing=$(missing_tools | tr '\n' ' ')
     missing=${missing% }
-    [[ -n $missing ]] || return 0
-    local as_root=()
+    [[ -z $missing ]] || install_tools "$missing"
+}
+
+# Installs packages in the system; $1: their names, separated by blanks.
+install_tools() {
+    local missing=$1 as_root=()
     if [[ $(id -u) != 0 ]]; then
         command -v sudo >/dev/null || fail \
             "missing on this machine: $missing; installing them needs root, and there is no sudo" \
