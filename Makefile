@@ -6,6 +6,7 @@ STATIC_TARGET := x86_64-unknown-linux-gnu
 WORKLOAD := $(BUILD)/workload/$(STATIC_TARGET)/release/hikkoshi-workload
 INITRAMFS := $(BUILD)/initramfs.cpio
 WEB_INITRAMFS := $(BUILD)/initramfs-web.cpio
+DEVICES_INITRAMFS := $(BUILD)/initramfs-devices.cpio
 WORKLOAD_SOURCES := $(wildcard guest/workload/src/*.rs guest/workload/src/*/*.rs) guest/workload/Cargo.toml Cargo.toml Cargo.lock
 FUZZ_SECONDS ?= 60
 # How many targets run at once.
@@ -25,6 +26,16 @@ setup: ## download QEMU 7.2, QEMU 10.0, a Debian kernel and busybox into build/
 guest: setup ## build the test guest's initramfs
 	@$(MAKE) --no-print-directory $(INITRAMFS)
 
+.PHONY: guest-debian
+guest-debian: guest ## make a whole Debian guest
+	@setup/setup.sh debian
+
+# Only the matrix and the laboratory's own tests of devices need these.
+.PHONY: guest-devices
+guest-devices: guest ## fetch UEFI firmware, a TPM emulator, a kernel with the drivers of all devices
+	@setup/setup.sh ovmf swtpm devices-kernel
+	@$(MAKE) --no-print-directory $(DEVICES_INITRAMFS)
+
 # Linked statically with the host's C library, because the guest has none.
 $(WORKLOAD): $(WORKLOAD_SOURCES)
 	CARGO_TARGET_DIR=$(BUILD)/workload RUSTFLAGS="-C target-feature=+crt-static -C strip=symbols" \
@@ -32,7 +43,11 @@ $(WORKLOAD): $(WORKLOAD_SOURCES)
 	@touch $@
 
 $(INITRAMFS): $(WORKLOAD) $(wildcard guest/initramfs/*) $(BUILD)/kernel/.done $(BUILD)/busybox/.done
-	guest/initramfs/pack.sh $(BUILD)/busybox/busybox $(BUILD)/kernel/modules $(WORKLOAD) $@
+	guest/initramfs/pack.sh $(BUILD)/busybox/busybox $(BUILD)/kernel/modules guest/initramfs/modules $(WORKLOAD) $@
+
+# The same guest with the drivers of devices that the cloud kernel does not support.
+$(DEVICES_INITRAMFS): $(WORKLOAD) $(wildcard guest/initramfs/*) $(BUILD)/kernel-devices/.done $(BUILD)/busybox/.done
+	guest/initramfs/pack.sh $(BUILD)/busybox/busybox $(BUILD)/kernel-devices/modules guest/initramfs/modules-devices $(WORKLOAD) $@
 
 .PHONY: build
 build: setup ## build the programs

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Packs the guest's initramfs: busybox, the modules listed in `modules`, the workload, and init.
+# Packs the guest's initramfs: busybox, the modules of a list, the workload, and init.
 # The output is reproducible: names are sorted, owners and times are fixed.
 #
-# usage: pack.sh BUSYBOX MODULES_FOLDER WORKLOAD OUTPUT
+# usage: pack.sh BUSYBOX MODULES_FOLDER LIST WORKLOAD OUTPUT
 set -eu
 
-busybox=$1 modules=$2 workload=$3 output=$4
+busybox=$1 modules=$2 list=$3 workload=$4 output=$5
 here=$(CDPATH="" cd -- "$(dirname -- "$0")" && pwd)
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
@@ -14,8 +14,8 @@ mkdir -p "$root/bin" "$root/modules"
 cp "$busybox" "$root/bin/busybox"
 while read -r module; do
     cp "$modules/$module" "$root/modules/"
-done <"$here/modules"
-cp "$here/modules" "$root/modules/list"
+done <"$list"
+cp "$list" "$root/modules/list"
 cp "$workload" "$root/workload"
 cp "$here/init" "$root/init"
 chmod 755 "$root/init" "$root/workload" "$root/bin/busybox"

@@ -272,7 +272,7 @@ fn engines_killed_with_huge_pages() {
     let plan = |number| {
         let plan = MigrationPlan::new("postcopy")
             .between_namespaces(link.source(), link.destination())
-            .destination_config(faulting_guest().ram(Ram::Huge2M { mib: 256 }))
+            .destination_config(faulting_guest().ram(Ram::huge_2m(256)))
             .migrate_args(&LONG_RETRY)
             .receive_args(&LONG_RETRY);
         let address = Transport::Address(format!("{}:7100", HostPair::DESTINATION));

@@ -39,28 +39,23 @@ fn large() -> Workload {
 
 #[test]
 fn numa_nodes() {
-    let nodes = vec![128, 192];
-    migrate_by_all_modes(Ram::Numa { nodes }, large());
+    migrate_by_all_modes(Ram::shared(0).numa(&[128, 192]), large());
 }
 
 #[test]
 fn a_dimm() {
-    let ram = Ram::Dimm {
-        mib: 192,
-        dimm_mib: 128,
-    };
-    migrate_by_all_modes(ram, large());
+    migrate_by_all_modes(Ram::shared(192).dimm(128), large());
 }
 
 #[test]
 fn huge_pages() {
     migrate_by_all_modes(
-        Ram::Huge2M { mib: 256 },
+        Ram::huge_2m(256),
         Workload::verify(32).threads(2).rate(20_000).grow(4, 64),
     );
 }
 
 #[test]
 fn huge_pages_written_as_fast_as_possible() {
-    migrate_by_all_modes(Ram::Huge2M { mib: 256 }, Workload::verify(32).threads(2));
+    migrate_by_all_modes(Ram::huge_2m(256), Workload::verify(32).threads(2));
 }

@@ -2,7 +2,7 @@
 //! guest.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{Mount, Ram, VmConfig, Workload};
+use hikkoshi_lab::{Mount, Ram, RamBackend, VmConfig, Workload};
 use hikkoshi_tests::{
     Breakpoint, Guest, KernelFeature, MessageKind, MigrationPlan, Program, QemuState, TestEnv,
     assert_command_refused, assert_refused, hikkoshi, log,
@@ -46,14 +46,17 @@ fn source_refused(guest: &Guest<'_>, code: i32, parts: &[&str]) {
 fn memory_that_is_not_in_a_shared_named_file() {
     for (ram, parts) in [
         (
-            Ram::Anonymous { mib: 128 },
+            Ram::new(RamBackend::Anonymous, 128),
             ["memory-backend-ram", "share=on"],
         ),
         (
-            Ram::Memfd { mib: 128 },
+            Ram::new(RamBackend::MEMFD, 128),
             ["memory-backend-memfd", "named file"],
         ),
-        (Ram::PrivateFile { mib: 128 }, ["share=off", "not shared"]),
+        (
+            Ram::new(RamBackend::File { share: false }, 128),
+            ["share=off", "not shared"],
+        ),
     ] {
         let env = TestEnv::new();
         let guest = start_guest(&env, light_guest().ram(ram));
@@ -227,9 +230,7 @@ fn destinations_that_do_not_fit() {
         ),
         (
             "layout",
-            light_guest().ram(Ram::Numa {
-                nodes: vec![128, 128],
-            }),
+            light_guest().ram(Ram::shared(0).numa(&[128, 128])),
             &["\"ram\""],
         ),
         (

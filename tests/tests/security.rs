@@ -391,7 +391,7 @@ fn moved_by_confined_threads(guest: &mut Guest<'_>, plan: MigrationPlan) -> [Jso
 #[test]
 fn confined_threads_assemble_huge_pages() {
     let env = TestEnv::new();
-    let mut guest = Guest::boot(&env, busy_guest().ram(Ram::Huge2M { mib: 256 }));
+    let mut guest = Guest::boot(&env, busy_guest().ram(Ram::huge_2m(256)));
     let plan = MigrationPlan::new("postcopy").migrate_args(&["--links", "2"]);
     let [source, _] = moved_by_confined_threads(&mut guest, plan);
     assert!(source.pages.urgent > 0 && source.pages.background > 0);

@@ -217,7 +217,7 @@ fn faults_while_the_network_is_full() {
 #[test]
 fn huge_pages_on_several_links() {
     let env = TestEnv::new();
-    let mut guest = Guest::boot(&env, four(64).ram(Ram::Huge2M { mib: 256 }));
+    let mut guest = Guest::boot(&env, four(64).ram(Ram::huge_2m(256)));
     for (mode, links) in [("postcopy", "3"), ("hybrid", "2")] {
         let plan = MigrationPlan::new(mode).migrate_args(&["--links", links]);
         let json_report = guest.migrate(&plan.receive_args(&["--fault-threads", "2"]));
@@ -235,7 +235,7 @@ fn pages_of_a_gigabyte() {
         Ok(pages) => drop(pages),
         Err(error) => return log(format!("NOT TESTED: {error}")),
     }
-    let mut guest = Guest::boot(&env, four(64).ram(Ram::Huge1G { gib: GIB }));
+    let mut guest = Guest::boot(&env, four(64).ram(Ram::huge_1g(GIB)));
     for mode in ["precopy", "hybrid"] {
         let mut migration = guest.start_migration(&MigrationPlan::new(mode));
         let parts = [

@@ -141,7 +141,7 @@ impl Workload {
     /// The guest's memory.
     pub(crate) fn ram(self) -> Ram {
         match self {
-            Self::Huge => Ram::Huge2M { mib: RAM_MIB },
+            Self::Huge => Ram::huge_2m(RAM_MIB),
             Self::Web => Ram::shared(WEB_RAM_MIB),
             _ => Ram::shared(RAM_MIB),
         }

@@ -1,4 +1,4 @@
-//! Paths of the files that `make guest` provides.
+//! Paths of the files that `make guest` and `make guest-devices` provide.
 //!
 //! They are searched at run time, because the program may have been built elsewhere.
 
@@ -64,6 +64,38 @@ pub fn initramfs() -> Result<PathBuf, LabError> {
 /// When it has not been built (by `make guest-web`).
 pub fn web_initramfs() -> Result<PathBuf, LabError> {
     present("the web guest's initramfs", "initramfs-web.cpio")
+}
+
+/// A kernel with the drivers of devices that the test guest's own kernel does not support: AHCI,
+/// USB, graphics, e1000e.
+///
+/// # Errors
+/// When it has not been set up (by `make guest-devices`).
+pub fn devices_kernel() -> Result<PathBuf, LabError> {
+    present("the kernel with all drivers", "kernel-devices/vmlinuz")
+}
+
+/// The initramfs for [`devices_kernel`].
+///
+/// # Errors
+/// When it has not been built (by `make guest-devices`).
+pub fn devices_initramfs() -> Result<PathBuf, LabError> {
+    present("the initramfs with all drivers", "initramfs-devices.cpio")
+}
+
+/// The UEFI firmware's file of that name.
+pub(crate) fn ovmf(name: &str) -> Result<PathBuf, LabError> {
+    present("the UEFI firmware", Path::new("ovmf").join(name))
+}
+
+/// The TPM emulator.
+pub(crate) fn swtpm() -> Result<PathBuf, LabError> {
+    present("the TPM emulator", "swtpm/run")
+}
+
+/// The disk image of the Debian guest.
+pub(crate) fn debian_disk() -> Result<PathBuf, LabError> {
+    present("the Debian guest", "debian/disk.qcow2")
 }
 
 /// The program that creates and checks disk images.

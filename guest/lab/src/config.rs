@@ -1,6 +1,10 @@
 //! The configuration of a machine.
 
-use crate::{Console, Disk, Namespace, QemuVersion, Ram, Throttle, Workload};
+use crate::LabError;
+use crate::{
+    Console, Device, Disk, Firmware, Namespace, QemuVersion, Ram, Throttle, Workload,
+    devices_initramfs, devices_kernel,
+};
 use std::path::PathBuf;
 
 /// A machine type that both QEMU versions support, so that a guest can move between them.
@@ -24,13 +28,17 @@ pub struct VmConfig {
     pub(crate) version: QemuVersion,
     pub(crate) machine: String,
     pub(crate) cpus: u32,
+    pub(crate) hot_cpus: u32,
+    pub(crate) firmware: Firmware,
     pub(crate) ram: Ram,
     pub(crate) ram_directory: Option<PathBuf>,
     pub(crate) workload: Workload,
     pub(crate) incoming: bool,
+    pub(crate) kernel: Option<PathBuf>,
     pub(crate) initramfs: Option<PathBuf>,
     pub(crate) nic: Option<Nic>,
     pub(crate) disks: Vec<Disk>,
+    pub(crate) devices: Vec<Device>,
     pub(crate) throttle: Option<Throttle>,
     pub(crate) namespace: Option<Namespace>,
     pub(crate) console: Option<Console>,
@@ -43,13 +51,17 @@ impl Default for VmConfig {
             version: QemuVersion::V10_0,
             machine: DEFAULT_MACHINE.to_owned(),
             cpus: 1,
+            hot_cpus: 0,
+            firmware: Firmware::Default,
             ram: Ram::shared(256),
             ram_directory: None,
             workload: Workload::verify(32),
             incoming: false,
+            kernel: None,
             initramfs: None,
             nic: None,
             disks: Vec::new(),
+            devices: Vec::new(),
             throttle: None,
             namespace: None,
             console: None,
@@ -85,6 +97,40 @@ impl VmConfig {
         self
     }
 
+    /// Adds room for so many more processors, of which the guest uses each once it is plugged:
+    /// in a machine that boots by [`Vm::plug_processors`](crate::Vm::plug_processors). A
+    /// destination has them from the start.
+    #[must_use]
+    pub fn hot_cpus(mut self, cpus: u32) -> Self {
+        self.hot_cpus = cpus;
+        self.workload = self.workload.option("online", 1);
+        self
+    }
+
+    /// Sets the firmware.
+    #[must_use]
+    pub fn firmware(mut self, firmware: Firmware) -> Self {
+        self.firmware = firmware;
+        self
+    }
+
+    /// Adds a device.
+    #[must_use]
+    pub fn device(mut self, device: Device) -> Self {
+        self.devices.push(device);
+        self
+    }
+
+    /// Boots the kernel with the drivers of all devices. It takes longer to boot.
+    ///
+    /// # Errors
+    /// When it has not been set up.
+    pub fn all_drivers(mut self) -> Result<Self, LabError> {
+        self.kernel = Some(devices_kernel()?);
+        self.initramfs = Some(devices_initramfs()?);
+        Ok(self)
+    }
+
     /// Sets the memory.
     #[must_use]
     pub fn ram(mut self, ram: Ram) -> Self {
@@ -114,6 +160,21 @@ impl VmConfig {
         self
     }
 
+    /// The QEMU version.
+    pub fn qemu_version(&self) -> QemuVersion {
+        self.version
+    }
+
+    /// The machine type.
+    pub fn machine_type(&self) -> &str {
+        &self.machine
+    }
+
+    /// The memory.
+    pub fn memory(&self) -> &Ram {
+        &self.ram
+    }
+
     /// Sets another initramfs than the test guest's.
     #[must_use]
     pub fn initramfs(mut self, path: impl Into<PathBuf>) -> Self {
@@ -138,7 +199,7 @@ impl VmConfig {
     /// Adds a first disk with a file system, which the guest uses ([`Workload::with_file_system`]).
     #[must_use]
     pub fn file_system(mut self, disk: Disk) -> Self {
-        self.workload = self.workload.with_file_system();
+        self.workload = self.workload.with_file_system(disk.device());
         self.disk(disk)
     }
 

@@ -38,7 +38,33 @@ impl Aio {
     }
 }
 
-/// A virtio disk. The QEMU that uses its image locks it (`locking=on`). Source and destination use
+/// How the guest sees a disk.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum DiskBus {
+    /// `virtio-blk-pci`.
+    VirtioBlk,
+    /// `scsi-hd` at a `virtio-scsi-pci` of its own.
+    VirtioScsi,
+    /// `nvme`, emulated.
+    Nvme,
+    /// `ide-hd` at an `ich9-ahci` of its own; the guest needs the kernel for devices.
+    Ahci,
+    /// `usb-storage` at a `qemu-xhci` of its own; the guest needs the kernel for devices.
+    Usb,
+}
+
+impl DiskBus {
+    /// The first such disk in the guest.
+    pub fn first_disk(self) -> &'static str {
+        match self {
+            Self::VirtioBlk => "/dev/vda",
+            Self::Nvme => "/dev/nvme0n1",
+            Self::VirtioScsi | Self::Ahci | Self::Usb => "/dev/sda",
+        }
+    }
+}
+
+/// A disk. The QEMU that uses its image locks it (`locking=on`). Source and destination use
 /// the same image, and QEMU hands over the lock with the guest.
 #[derive(Clone, Debug)]
 pub struct Disk {
@@ -46,16 +72,18 @@ pub struct Disk {
     cache: Cache,
     aio: Aio,
     iothread: bool,
+    bus: DiskBus,
 }
 
 impl Disk {
-    /// A disk with `cache=none` and `aio=native`, the common setting with libvirt.
+    /// A virtio-blk disk with `cache=none` and `aio=native`, the common setting with libvirt.
     pub fn new(image: DiskImage) -> Self {
         Self {
             image: Arc::new(image),
             cache: Cache::None,
             aio: Aio::Native,
             iothread: false,
+            bus: DiskBus::VirtioBlk,
         }
     }
 
@@ -80,6 +108,18 @@ impl Disk {
         self
     }
 
+    /// Sets how the guest sees it.
+    #[must_use]
+    pub fn bus(mut self, bus: DiskBus) -> Self {
+        self.bus = bus;
+        self
+    }
+
+    /// The first disk of this kind in the guest.
+    pub fn device(&self) -> &'static str {
+        self.bus.first_disk()
+    }
+
     /// The disk's image.
     pub fn image(&self) -> &DiskImage {
         &self.image
@@ -101,15 +141,31 @@ impl Disk {
                 "cache": cache,
             },
         });
-        let mut device = format!("virtio-blk-pci,drive={name},id={name}-device");
-        let mut arguments = Vec::new();
-        if self.iothread {
-            let thread = format!("{name}-thread");
-            arguments.extend(["-object".to_owned(), format!("iothread,id={thread}")]);
-            device.push_str(",iothread=");
-            device.push_str(&thread);
+        let mut arguments = vec!["-blockdev".to_owned(), node.to_string()];
+        let bus = format!("{name}-bus");
+        let (controller, mut device) = match self.bus {
+            DiskBus::VirtioBlk => (None, "virtio-blk-pci".to_owned()),
+            DiskBus::VirtioScsi => (Some("virtio-scsi-pci"), format!("scsi-hd,bus={bus}.0")),
+            DiskBus::Nvme => (None, format!("nvme,serial={name}")),
+            DiskBus::Ahci => (Some("ich9-ahci"), format!("ide-hd,bus={bus}.0")),
+            DiskBus::Usb => (Some("qemu-xhci"), format!("usb-storage,bus={bus}.0")),
+        };
+        // The device that the thread submits the disk's requests for.
+        let threaded = match self.iothread {
+            true => {
+                let thread = format!("{name}-thread");
+                arguments.extend(["-object".to_owned(), format!("iothread,id={thread}")]);
+                format!(",iothread={thread}")
+            }
+            false => String::new(),
+        };
+        if let Some(controller) = controller {
+            let controller = format!("{controller},id={bus}{threaded}");
+            arguments.extend(["-device".to_owned(), controller]);
+        } else {
+            device.push_str(&threaded);
         }
-        arguments.extend(["-blockdev".to_owned(), node.to_string()]);
+        device.push_str(&format!(",drive={name},id={name}-device"));
         arguments.extend(["-device".to_owned(), device]);
         arguments
     }

@@ -1,6 +1,6 @@
 //! Disk images: created for a test, and checked at its end.
 
-use crate::artifacts::qemu_img;
+use crate::artifacts::{debian_disk, qemu_img};
 use crate::{Lab, LabError, spawn};
 use hikkoshi_workload::page::{self, PAGE_SIZE, PageKind, WORDS, Words};
 use std::fs::{self, File};
@@ -43,12 +43,15 @@ pub enum DiskContent {
         /// The file's size; well below the disk's.
         blocks_mib: u64,
     },
+    /// The file system of the Debian guest, qcow2: what changes is stored in an image of its own,
+    /// above the one that `make guest-devices` provides.
+    Debian,
 }
 
 /// The state of a valid image.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct DiskState {
-    /// Number of numbered pages.
+    /// Number of numbered pages; none in [`DiskContent::Debian`].
     pub pages: u64,
     /// The pages among them that the guest has written.
     pub written: u64,
@@ -89,6 +92,13 @@ impl DiskImage {
         match content {
             DiskContent::Blocks { mib } => write_blocks(&raw, mib)?,
             DiskContent::FileSystem { mib, blocks_mib } => make_file_system(&raw, mib, blocks_mib)?,
+            DiskContent::Debian => {
+                let mut create = Command::new(qemu_img()?);
+                create.args(["create", "-q", "-f", DiskFormat::Qcow2.option()]);
+                create.args(["-F", DiskFormat::Qcow2.option(), "-b"]);
+                spawn::run(create.arg(debian_disk()?).arg(&image.path))?;
+                return Ok(image);
+            }
         }
         if format == DiskFormat::Qcow2 {
             let mut convert = Command::new(qemu_img()?);
@@ -150,13 +160,22 @@ impl DiskImage {
                 remove(&copy)?;
                 blocks
             }
+            DiskContent::Debian => {
+                check_file_system(&copy)?;
+                remove(&copy)?;
+                return Ok(DiskState {
+                    pages: 0,
+                    written: 0,
+                });
+            }
         };
         let state = check_blocks(&blocks)?;
         remove(&blocks)?;
-        let (DiskContent::Blocks { mib }
-        | DiskContent::FileSystem {
-            blocks_mib: mib, ..
-        }) = self.content;
+        let mib = match self.content {
+            DiskContent::Blocks { mib } => mib,
+            DiskContent::FileSystem { blocks_mib, .. } => blocks_mib,
+            DiskContent::Debian => 0,
+        };
         if state.pages != mib * 256 {
             return Err(self.damaged(format!(
                 "it has {} pages instead of {}",

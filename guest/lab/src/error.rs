@@ -9,8 +9,8 @@ use std::time::Duration;
 pub enum LabError {
     /// A file that `make guest` provides is missing.
     #[error(
-        "{what} is missing: no {looked}; run `make guest` in the project's folder first, and start \
-         from there or set HIKKOSHI_BUILD to its folder `build`"
+        "{what} is missing: no {looked}; run `make guest guest-devices` in the project's folder first, \
+         and start from there or set HIKKOSHI_BUILD to its folder `build`"
     )]
     Missing {
         /// The missing artifact.

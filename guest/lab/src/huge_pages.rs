@@ -1,6 +1,7 @@
 //! Huge pages reserved during a test.
 
 use crate::LabError;
+use std::fmt;
 use std::fs::{self, File};
 use std::path::Path;
 
@@ -22,7 +23,7 @@ impl HugePageSize {
         }
     }
 
-    /// The size in the syntax of QEMU and of hugetlbfs mount options.
+    /// The size in the syntax of hugetlbfs mount options.
     pub(crate) fn option(self) -> &'static str {
         match self {
             Self::Mib2 => "2M",
@@ -34,6 +35,15 @@ impl HugePageSize {
         Path::new(match self {
             Self::Mib2 => "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
             Self::Gib1 => "/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages",
+        })
+    }
+}
+
+impl fmt::Display for HugePageSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Mib2 => "2 MiB",
+            Self::Gib1 => "1 GiB",
         })
     }
 }

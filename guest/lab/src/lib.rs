@@ -43,9 +43,11 @@
 mod artifacts;
 mod config;
 mod console;
+mod device;
 mod disk;
 mod disk_image;
 mod error;
+mod firmware;
 mod huge_pages;
 mod lab;
 mod mount;
@@ -59,19 +61,23 @@ mod throttle;
 mod vm;
 mod workload;
 
-pub use artifacts::{QemuVersion, initramfs, kernel, web_initramfs};
+pub use artifacts::{
+    QemuVersion, devices_initramfs, devices_kernel, initramfs, kernel, web_initramfs,
+};
 pub use config::{DEFAULT_MACHINE, Nic, VmConfig};
 pub use console::{Console, ConsoleLine};
-pub use disk::{Aio, Cache, Disk};
+pub use device::Device;
+pub use disk::{Aio, Cache, Disk, DiskBus};
 pub use disk_image::{DiskContent, DiskFormat, DiskImage, DiskState};
 pub use error::LabError;
+pub use firmware::Firmware;
 pub use huge_pages::{HugePageSize, HugePages};
 pub use lab::Lab;
 pub use mount::Mount;
 pub use net::{GuestNetwork, HostPair, Namespace, Shape};
 pub use qemu_migration::{QemuMigration, QemuMigrationMode, QemuMigrationReport};
 pub use qmp::{Event, Qmp};
-pub use ram::Ram;
+pub use ram::{Ram, RamBackend};
 pub use report::{
     Dirty, DiskWork, FineHistogram, Histogram, Idle, Latency, Ready, Report, Scan, Scanned, Serve,
     Slow, Verdict, Verify,

@@ -109,12 +109,12 @@ impl Workload {
         self.option("grow", mib_per_second).option("grow_max", max)
     }
 
-    /// Mounts the first disk's file system (`DiskContent::FileSystem`), creates and reads files
+    /// Mounts the file system of `device` (`DiskContent::FileSystem`), creates and reads files
     /// there, and sometimes reads or writes pages of its file `blocks` by direct I/O: so rarely
     /// that the rest of the workload is hardly slower.
     #[must_use]
-    pub fn with_file_system(self) -> Self {
-        self.option("mount", "/dev/vda")
+    pub fn with_file_system(self, device: &str) -> Self {
+        self.option("mount", device)
             .option("tree", "/disk/tree")
             .option("disk", "/disk/blocks")
             .option("disk_threads", 2)
@@ -122,6 +122,21 @@ impl Workload {
             .option("disk_mib", 2)
             .option("disk_write", 50)
             .option("disk_rate", 40)
+    }
+
+    /// Boots the whole Debian of the first disk ([`DiskContent::Debian`](crate::DiskContent)), which
+    /// then starts this workload, and creates and reads files in Debian's file system. A second disk
+    /// ([`DiskContent::Blocks`](crate::DiskContent)) is read and written by direct I/O, `rate` times
+    /// a second.
+    #[must_use]
+    pub fn in_debian(self, rate: u64) -> Self {
+        self.option("root", "/dev/vda")
+            .option("tree", "/var/tmp")
+            .option("disk", "/dev/vdb")
+            .option("disk_threads", 2)
+            .option("disk_mib", 16)
+            .option("disk_write", 50)
+            .option("disk_rate", rate)
     }
 
     /// Six threads read random chunks of 128 KiB of the first disk (`DiskContent::Blocks`) by

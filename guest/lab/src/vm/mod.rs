@@ -1,7 +1,9 @@
 //! A running machine.
 
+mod plug;
 mod start;
 
+use crate::device::PreparedDevice;
 use crate::ram::PreparedRam;
 use crate::{Console, Disk, Lab, LabError, Namespace, Qmp, Ready, Report, Slow, Throttle, Verdict};
 use serde_json::json;
@@ -30,6 +32,7 @@ pub struct Vm {
     input: Mutex<UnixStream>,
     // Dropped after the process has ended: removes its memory.
     ram: PreparedRam,
+    _devices: Vec<PreparedDevice>,
     _disks: Vec<Disk>,
     _throttle: Option<Throttle>,
     _namespace: Option<Namespace>,

@@ -20,13 +20,21 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet loglevel=1 panic=-1 nowatchdog no_timer_check \
      rcupdate.rcu_cpu_stall_suppress=1 memhp_default_state=online_movable";
 
+/// The type of a processor of the default model.
+const HOT_CPU: &str = "qemu64-x86_64-cpu";
+
 impl VmConfig {
     /// Starts the machine; `name` is for messages and must be unique in its lab.
     ///
     /// # Errors
     /// When something is not set up, or QEMU ends; then with its standard error.
     pub fn start(&self, lab: &Lab, name: &str) -> Result<Vm, LabError> {
-        let ram = PreparedRam::new(&self.ram, lab, name, self.ram_directory.as_deref())?;
+        let ram = PreparedRam::new(self, lab, name)?;
+        let (firmware, flash) = self.firmware.prepare(lab, name)?;
+        let devices = self.devices.iter().enumerate();
+        let devices = devices
+            .map(|(number, device)| device.prepare(lab, name, number))
+            .collect::<Result<Vec<_>, _>>()?;
         let at = |what: &str| lab.folder().join(format!("{name}.{what}"));
         let (qmp_path, stderr_path) = (at("qmp"), at("stderr"));
         // QEMU connects to these sockets, so that no line and no event is lost.
@@ -38,16 +46,20 @@ impl VmConfig {
         let mut command = Command::new(self.version.runner()?);
         command
             .args(["-nodefaults", "-no-user-config", "-no-reboot"])
-            .args(["-display", "none", "-accel", "tcg,thread=multi"])
+            .args(["-display", "none", "-accel", &self.accelerator()])
             .args(["-name", name])
             .args([
                 "-machine",
-                &format!("{}{}", self.machine, ram.machine_suffix),
+                &format!("{}{flash}{}", self.machine, ram.machine_suffix),
             ])
-            .args(["-smp", &self.cpus.to_string()])
+            .args(self.processors())
+            .args(&firmware)
             .args(&ram.arguments)
             .arg("-kernel")
-            .arg(kernel()?)
+            .arg(match &self.kernel {
+                Some(path) => path.clone(),
+                None => kernel()?,
+            })
             .arg("-initrd")
             .arg(match &self.initramfs {
                 Some(path) => path.clone(),
@@ -77,6 +89,9 @@ impl VmConfig {
         }
         for (number, disk) in self.disks.iter().enumerate() {
             command.args(disk.arguments(number));
+        }
+        for device in &devices {
+            command.args(&device.arguments);
         }
         if self.incoming {
             command.args(["-incoming", "defer"]);
@@ -128,11 +143,43 @@ impl VmConfig {
             console,
             input: Mutex::new(input),
             ram,
+            _devices: devices,
             _disks: self.disks.clone(),
             _throttle: self.throttle.clone(),
             _namespace: self.namespace.clone(),
             _lab: lab.clone(),
         })
+    }
+
+    /// The accelerator. Locked memory includes the translated code, of which QEMU reserves 1 GiB.
+    fn accelerator(&self) -> String {
+        let locked = if self.ram.is_locked() {
+            ",tb-size=64"
+        } else {
+            ""
+        };
+        format!("tcg,thread=multi{locked}")
+    }
+
+    /// The arguments for the processors. All are of one socket, so that their numbers are known.
+    fn processors(&self) -> Vec<String> {
+        let (now, most) = (self.cpus, self.cpus + self.hot_cpus);
+        if self.hot_cpus == 0 {
+            return vec!["-smp".to_owned(), now.to_string()];
+        }
+        let mut arguments = vec![
+            "-smp".to_owned(),
+            format!("{now},maxcpus={most},sockets=1,cores={most},threads=1"),
+        ];
+        if self.incoming {
+            for core in now..most {
+                arguments.push("-device".to_owned());
+                arguments.push(format!(
+                    "{HOT_CPU},id=cpu{core},socket-id=0,die-id=0,core-id={core},thread-id=0"
+                ));
+            }
+        }
+        arguments
     }
 
     fn kernel_command_line(&self) -> String {

@@ -1,0 +1,158 @@
+//! Devices beside disks and the network card, and QEMU's arguments for them.
+
+use crate::artifacts::swtpm;
+use crate::{Lab, LabError, spawn};
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A device. Source and destination have the same devices in the same order.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Device {
+    /// `VGA`, with 16 MiB of video memory.
+    Vga,
+    /// `virtio-vga`.
+    VirtioVga,
+    /// `virtio-gpu-pci`.
+    VirtioGpu,
+    /// `qemu-xhci` with a `usb-tablet`.
+    UsbTablet,
+    /// `e1000e` on a user-mode network.
+    E1000e,
+    /// `virtio-net-pci` with so many queue pairs, on a tap device that QEMU creates.
+    VirtioNet {
+        /// Number of queue pairs.
+        queues: u32,
+    },
+    /// `virtio-rng-pci`.
+    VirtioRng,
+    /// `virtio-balloon-pci`.
+    VirtioBalloon,
+    /// `virtio-serial-pci` with a port.
+    VirtioSerial,
+    /// `vhost-vsock-pci`.
+    VhostVsock,
+    /// `tpm-crb`, with a TPM emulator (swtpm) for each machine.
+    Tpm,
+}
+
+/// How long the TPM emulator may take to listen, which it does at once or never.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// QEMU's arguments for a device, and the process that it needs.
+#[derive(Debug, Default)]
+pub(crate) struct PreparedDevice {
+    pub(crate) arguments: Vec<String>,
+    process: Option<Child>,
+}
+
+impl Drop for PreparedDevice {
+    fn drop(&mut self) {
+        if let Some(process) = &mut self.process {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+impl Device {
+    /// Prepares the device; `number` is unique in machine `vm`.
+    pub(crate) fn prepare(
+        self,
+        lab: &Lab,
+        vm: &str,
+        number: usize,
+    ) -> Result<PreparedDevice, LabError> {
+        let id = format!("extra{number}");
+        let mut prepared = PreparedDevice::default();
+        let mut add = |name: &str, value: String| {
+            prepared.arguments.extend([name.to_owned(), value]);
+        };
+        match self {
+            Self::Vga => add("-device", format!("VGA,id={id}")),
+            Self::VirtioVga => add("-device", format!("virtio-vga,id={id}")),
+            Self::VirtioGpu => add("-device", format!("virtio-gpu-pci,id={id}")),
+            Self::UsbTablet => {
+                add("-device", format!("qemu-xhci,id={id}"));
+                add("-device", format!("usb-tablet,bus={id}.0"));
+            }
+            Self::E1000e => {
+                add("-netdev", format!("user,id={id}-net,restrict=on"));
+                add(
+                    "-device",
+                    format!("e1000e,id={id},netdev={id}-net,romfile="),
+                );
+            }
+            Self::VirtioNet { queues } => {
+                let tap = "tap,ifname=hk%d,script=no,downscript=no";
+                add("-netdev", format!("{tap},id={id}-net,queues={queues}"));
+                let mq = "virtio-net-pci,mq=on,romfile=";
+                add("-device", format!("{mq},id={id},netdev={id}-net"));
+            }
+            Self::VirtioRng => add("-device", format!("virtio-rng-pci,id={id}")),
+            Self::VirtioBalloon => add("-device", format!("virtio-balloon-pci,id={id}")),
+            Self::VirtioSerial => {
+                add("-device", format!("virtio-serial-pci,id={id}"));
+                add("-chardev", format!("null,id={id}-chardev"));
+                let port = format!("virtserialport,bus={id}.0,chardev={id}-chardev,name=hk");
+                add("-device", port);
+            }
+            Self::VhostVsock => {
+                // Unique on the host, and not one of the numbers below 3 that are reserved.
+                let cid = 1000 + u64::from(std::process::id()) * 16 + number as u64;
+                add(
+                    "-device",
+                    format!("vhost-vsock-pci,id={id},guest-cid={cid}"),
+                );
+            }
+            Self::Tpm => return start_tpm(lab, vm, &id),
+        }
+        Ok(prepared)
+    }
+}
+
+/// Starts a TPM emulator with a new state.
+fn start_tpm(lab: &Lab, vm: &str, id: &str) -> Result<PreparedDevice, LabError> {
+    let state = lab.folder().join(format!("{vm}.{id}"));
+    fs::create_dir_all(&state).map_err(LabError::file("creating the folder", &state))?;
+    let socket = state.join("control");
+    let mut emulator = Command::new(swtpm()?);
+    emulator
+        .args(["socket", "--tpm2", "--tpmstate"])
+        .arg(format!("dir={}", state.display()))
+        .arg("--ctrl")
+        .arg(format!("type=unixio,path={}", socket.display()))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let prepared = PreparedDevice {
+        arguments: [
+            [
+                "-chardev".to_owned(),
+                format!("socket,id={id}-chardev,path={}", socket.display()),
+            ],
+            [
+                "-tpmdev".to_owned(),
+                format!("emulator,id={id}-tpm,chardev={id}-chardev"),
+            ],
+            [
+                "-device".to_owned(),
+                format!("tpm-crb,id={id},tpmdev={id}-tpm"),
+            ],
+        ]
+        .concat(),
+        process: Some(spawn::spawn(emulator)?),
+    };
+    let deadline = Instant::now() + START_TIMEOUT;
+    while !socket.exists() {
+        if Instant::now() >= deadline {
+            return Err(LabError::TimedOut {
+                what: "the TPM emulator to listen".to_owned(),
+                after: START_TIMEOUT,
+                seen: String::new(),
+            });
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(prepared)
+}

@@ -1,0 +1,48 @@
+//! A machine's firmware.
+
+use crate::artifacts::ovmf;
+use crate::{Lab, LabError};
+use serde_json::json;
+use std::fs;
+
+/// A machine's firmware.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Firmware {
+    /// The machine's default: SeaBIOS, or qboot's for `microvm`.
+    #[default]
+    Default,
+    /// UEFI, with the variable store in flash: each machine has its own copy.
+    Ovmf,
+}
+
+impl Firmware {
+    /// QEMU's arguments for machine `vm`, and what is appended to `-machine TYPE`.
+    pub(crate) fn prepare(
+        self,
+        lab: &Lab,
+        vm: &str,
+    ) -> Result<(Vec<String>, &'static str), LabError> {
+        if self == Self::Default {
+            return Ok((Vec::new(), ""));
+        }
+        let code = ovmf("code.fd")?;
+        let template = ovmf("vars.fd")?;
+        let variables = lab.folder().join(format!("{vm}.variables"));
+        fs::copy(&template, &variables).map_err(LabError::file("creating", &variables))?;
+        let node = |name: &str, path: &std::path::Path, read_only: bool| {
+            json!({
+                "node-name": name,
+                "driver": "raw",
+                "read-only": read_only,
+                "file": { "driver": "file", "filename": path, "read-only": read_only },
+            })
+            .to_string()
+        };
+        let arguments = [
+            ["-blockdev".to_owned(), node("firmware", &code, true)],
+            ["-blockdev".to_owned(), node("variables", &variables, false)],
+        ]
+        .concat();
+        Ok((arguments, ",pflash0=firmware,pflash1=variables"))
+    }
+}
