@@ -105,15 +105,16 @@ test-loom: setup ## loom models: page bitmap, second-stage tables, state shared 
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-engine --package hikkoshi-link --lib -- model
 
 .PHONY: test-guests
-test-guests: guest ## the laboratory's own tests, and real guests moved between real QEMUs
+test-guests: guest-debian ## the laboratory's own tests, and real guests moved between real QEMUs
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-lab --package hikkoshi-tests
 
 # These are part of test-guests as well. This target runs only them, and prints their table.
 .PHONY: drills
-drills: guest ## fault injection: the table of docs/reliability.md
+drills: guest-debian ## fault injection: the table of docs/reliability.md
 	cargo build --locked --release --package hikkoshi
 	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test fault_drills --test out_of_space --test completion
+	cargo test --locked --package hikkoshi-tests --test debian -- --include-ignored
 	@cat $(BUILD)/drills.md
 
 # A selection is part of test-guests.

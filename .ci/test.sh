@@ -50,7 +50,7 @@ stop_if_failed() {
 program() {
     renice --priority 19 --pid "$BASHPID" >/dev/null
     cargo build --locked --release --package hikkoshi
-    make --no-print-directory guest
+    make --no-print-directory guest-debian
 }
 
 loom() {
