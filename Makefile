@@ -117,6 +117,14 @@ drills: guest-debian ## fault injection: the table of docs/reliability.md
 	cargo test --locked --package hikkoshi-tests --test debian -- --include-ignored
 	@cat $(BUILD)/drills.md
 
+# A sample of the rows is part of test-guests.
+.PHONY: matrix
+matrix: guest-devices ## move every kind of guest in every mode: the table of docs/matrix.md
+	cargo build --locked --release --package hikkoshi
+	cargo test --locked --package hikkoshi-lab --test guests -- --ignored
+	HIKKOSHI_MATRIX=$(abspath $(BUILD))/matrix.md cargo test --locked --package hikkoshi-tests --test matrix -- --include-ignored the_whole
+	@cat $(BUILD)/matrix.md
+
 # A selection is part of test-guests.
 .PHONY: direct-io
 direct-io: guest ## move guests that read their disk by direct I/O, in every mode and with every I/O method

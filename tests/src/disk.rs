@@ -3,7 +3,7 @@
 //! QEMU has to hand it over with the guest, and back.
 
 use crate::TestEnv;
-use hikkoshi_lab::{Disk, DiskContent, DiskFormat, DiskImage, Vm, VmConfig};
+use hikkoshi_lab::{Disk, DiskBus, DiskContent, DiskFormat, DiskImage, Vm, VmConfig};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
@@ -20,13 +20,18 @@ const END: Duration = Duration::from_secs(20);
 
 /// Adds a disk, and a guest that works with it, unless the machine has a disk already.
 pub(crate) fn with_disk(env: &TestEnv, config: VmConfig) -> VmConfig {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
     if !config.disks().is_empty() {
         return config;
     }
+    config.file_system(disk_on(env, DiskBus::VirtioBlk))
+}
+
+/// Makes a disk that the guest sees at that bus.
+pub(crate) fn disk_on(env: &TestEnv, bus: DiskBus) -> Disk {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
     let name = format!("guest{}", NEXT.fetch_add(1, Ordering::Relaxed));
     let image = DiskImage::new(env.lab(), &name, DiskFormat::Qcow2, CONTENT).unwrap();
-    config.file_system(Disk::new(image))
+    Disk::new(image).bus(bus)
 }
 
 /// Configures a destination for a guest of `source`, with the same disk.

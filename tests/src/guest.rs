@@ -108,7 +108,7 @@ impl<'a> Guest<'a> {
             panic!("a JSON report is missing: {exits:?}");
         };
         for json_report in [json_report, there] {
-            json_report.check(mode, self.ram_mib());
+            json_report.check(mode, self.config.memory().mib());
         }
         assert_eq!(json_report.postcopy, there.postcopy);
         log(format!(
@@ -257,17 +257,6 @@ impl<'a> Guest<'a> {
                 .wait_report("work on the disk", first, LONG, work)
                 .unwrap();
         }
-    }
-
-    /// The size of its memory, MiB, from its RAM files.
-    fn ram_mib(&self) -> u64 {
-        let bytes: u64 = self
-            .vm
-            .ram_files()
-            .iter()
-            .map(|file| file.metadata().unwrap().len())
-            .sum();
-        bytes >> 20
     }
 
     /// Continues on a machine to which the test has moved the guest.

@@ -159,7 +159,8 @@ impl JsonReport {
     pub fn check(&self, mode: &str, mib: u64) {
         let (pages, bytes, latency) = (&self.pages, &self.bytes, &self.request_latency_us);
         assert_eq!(self.mode, mode);
-        assert_eq!(pages.guest, mib * 256, "{self:?}");
+        // Video memory and firmware may be counted as well.
+        assert!(pages.guest >= mib * 256, "{self:?}");
         assert!(
             self.total_ms > 0.0 && (0.0..=self.total_ms).contains(&self.downtime_ms),
             "{self:?}"

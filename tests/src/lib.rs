@@ -53,6 +53,7 @@ mod json_report;
 mod json_schema;
 mod kernel_feature;
 mod log;
+pub mod matrix;
 mod migration;
 mod migration_plan;
 mod packet_capture;

@@ -10,6 +10,11 @@ const MOST_AT_ONCE: usize = 4;
 static BUSY: Mutex<usize> = Mutex::new(0);
 static FREED: Condvar = Condvar::new();
 
+/// Number of slots on this host.
+pub(crate) fn slots() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get().min(MOST_AT_ONCE))
+}
+
 /// A test's slot on the host, and its lab folder.
 #[derive(Debug)]
 pub struct TestEnv {
@@ -34,7 +39,7 @@ impl TestEnv {
     /// When the lab folder cannot be created.
     #[allow(clippy::new_without_default)] // it waits
     pub fn new() -> Self {
-        let most = std::thread::available_parallelism().map_or(1, |n| n.get().min(MOST_AT_ONCE));
+        let most = slots();
         let mut busy = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
         while *busy >= most {
             busy = FREED.wait(busy).unwrap_or_else(PoisonError::into_inner);

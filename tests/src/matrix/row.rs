@@ -1,0 +1,194 @@
+//! A row: a guest, its two machines, and what is expected of it.
+
+use super::outcome::{Outcome, Trip};
+use crate::disk::disk_on;
+use crate::{Guest, MigrationPlan, Side, TestEnv, assert_refused};
+use hikkoshi_lab::{DiskBus, VmConfig, Workload};
+use std::fmt;
+use std::path::Path;
+
+/// The modes, in the table's order.
+pub(super) const MODES: [&str; 3] = ["precopy", "hybrid", "postcopy"];
+
+/// What is expected of a row.
+#[derive(Clone, Copy, Debug)]
+enum Expectation {
+    /// Each trip succeeds.
+    Moves,
+    /// That side refuses the guest, with this part of the reason.
+    Refused(Side, &'static str),
+}
+
+/// A guest, its two machines, and what is expected of it.
+#[derive(Clone, Debug)]
+pub struct Row {
+    name: String,
+    source: VmConfig,
+    destination: VmConfig,
+    /// How the guest sees its disk, if it has one.
+    bus: Option<DiskBus>,
+    all_drivers: bool,
+    expectation: Expectation,
+    /// A file without which this host cannot run the row, and what that means.
+    requires: Option<(&'static str, &'static str)>,
+    sample: bool,
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [source, destination] = self.sides();
+        write!(f, "{}: {source} → {destination}", self.name)
+    }
+}
+
+impl Row {
+    /// A guest with a virtio disk that moves between two machines of this configuration.
+    pub(super) fn new(name: impl Into<String>, config: VmConfig) -> Self {
+        let workload = Workload::verify(32).rate(20_000).option("every_ms", 200);
+        let config = config.workload(workload);
+        Self {
+            name: name.into(),
+            destination: config.clone(),
+            source: config,
+            bus: Some(DiskBus::VirtioBlk),
+            all_drivers: false,
+            expectation: Expectation::Moves,
+            requires: None,
+            sample: false,
+        }
+    }
+
+    /// Changes the destination.
+    pub(super) fn to(mut self, change: impl FnOnce(VmConfig) -> VmConfig) -> Self {
+        self.destination = change(self.destination);
+        self
+    }
+
+    /// Changes the workload, on both sides.
+    pub(super) fn workload(mut self, workload: Workload) -> Self {
+        let workload = workload.option("every_ms", 200);
+        self.source = self.source.workload(workload.clone());
+        self.destination = self.destination.workload(workload);
+        self
+    }
+
+    /// Adds processors that are plugged once the guest runs.
+    pub(super) fn hot_cpus(mut self, cpus: u32) -> Self {
+        self.source = self.source.hot_cpus(cpus);
+        self.destination = self.destination.hot_cpus(cpus);
+        self
+    }
+
+    /// Changes how the guest sees its disk.
+    pub(super) fn bus(mut self, bus: DiskBus) -> Self {
+        self.bus = Some(bus);
+        self
+    }
+
+    /// Removes the disk.
+    pub(super) fn without_disk(mut self) -> Self {
+        self.bus = None;
+        self
+    }
+
+    /// Boots the kernel with the drivers of all devices.
+    pub(super) fn all_drivers(mut self) -> Self {
+        self.all_drivers = true;
+        self
+    }
+
+    /// Expects that side to refuse the guest, with `part` in the reason.
+    pub(super) fn refused(mut self, side: Side, part: &'static str) -> Self {
+        self.expectation = Expectation::Refused(side, part);
+        self
+    }
+
+    /// Runs the row only where this file exists; `without` is what the host does not have.
+    pub(super) fn requires(mut self, file: &'static str, without: &'static str) -> Self {
+        self.requires = Some((file, without));
+        self
+    }
+
+    /// Makes `make test` run this row, too.
+    pub(super) fn sample(mut self) -> Self {
+        self.sample = true;
+        self
+    }
+
+    /// Whether `make test` runs this row.
+    pub fn is_sample(&self) -> bool {
+        self.sample
+    }
+
+    /// What is special about the guest.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Both machines, for the table.
+    pub(super) fn sides(&self) -> [String; 2] {
+        [&self.source, &self.destination].map(|config| {
+            let (version, memory) = (config.qemu_version(), config.memory());
+            format!("{version}, {}, {memory}", config.machine_type())
+        })
+    }
+
+    /// Runs the row.
+    ///
+    /// # Panics
+    /// When a check fails.
+    pub(super) fn run(&self) -> Outcome {
+        if let Some((file, without)) = self.requires {
+            if !Path::new(file).exists() {
+                return Outcome::NotTested(without);
+            }
+        }
+        let drivers = |config: &VmConfig| match self.all_drivers {
+            true => config.clone().all_drivers().unwrap(),
+            false => config.clone(),
+        };
+        let (source, destination) = (drivers(&self.source), drivers(&self.destination));
+        let env = TestEnv::new();
+        match self.expectation {
+            Expectation::Moves => self.moves(&env, source, &destination),
+            Expectation::Refused(side, part) => {
+                let config = match side {
+                    Side::Source => source,
+                    Side::Destination => destination.incoming(),
+                };
+                refuses(&env, config, side, part);
+                Outcome::Refused
+            }
+        }
+    }
+
+    fn moves(&self, env: &TestEnv, source: VmConfig, destination: &VmConfig) -> Outcome {
+        let source = match self.bus {
+            Some(bus) => source.file_system(disk_on(env, bus)),
+            None => source,
+        };
+        let back = source.clone();
+        let mut guest = Guest::boot_without_extra_disk(env, source);
+        guest.vm().plug_dimm().unwrap();
+        guest.vm().plug_processors().unwrap();
+        let mut trips = Vec::new();
+        for (number, mode) in MODES.into_iter().enumerate() {
+            let there = if number % 2 == 0 { destination } else { &back };
+            let plan = MigrationPlan::new(mode).destination_config(there.clone());
+            trips.push(Trip::new(mode, &guest.migrate(&plan)));
+        }
+        Outcome::Moved(trips)
+    }
+}
+
+/// Asserts that one side refuses the guest.
+fn refuses(env: &TestEnv, config: VmConfig, side: Side, part: &str) {
+    let vm = config.start(env.lab(), "refused").unwrap();
+    let qmp = vm.qmp_path().to_str().unwrap();
+    let listen = env.unused_socket();
+    let arguments = match side {
+        Side::Source => vec!["migrate", "unix:/nowhere", "--qmp", qmp],
+        Side::Destination => vec!["receive", "--listen", &listen, "--qmp", qmp],
+    };
+    assert_refused(&arguments, 1, &[part]);
+}

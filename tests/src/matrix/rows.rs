@@ -1,0 +1,188 @@
+//! The rows of the matrix.
+
+use super::Row;
+use crate::Side;
+use hikkoshi_lab::QemuVersion::{V7_2, V10_0};
+use hikkoshi_lab::{
+    Device, DiskBus, Firmware, HugePageSize, QemuVersion, Ram, RamBackend, VmConfig, Workload,
+};
+
+/// The memory of each guest, MiB.
+const MIB: u64 = 256;
+
+const FILE: RamBackend = RamBackend::File { share: true };
+const MEMFD: RamBackend = RamBackend::MEMFD;
+const PRIVATE_FILE: RamBackend = RamBackend::File { share: false };
+const PRIVATE_MEMFD: RamBackend = memfd(false, true, None);
+
+const fn memfd(share: bool, seal: bool, huge: Option<HugePageSize>) -> RamBackend {
+    RamBackend::Memfd { share, seal, huge }
+}
+
+/// All rows.
+pub fn rows() -> Vec<Row> {
+    [memory(), machines(), processors(), disks(), devices()].concat()
+}
+
+/// What this version refuses, to be removed when it is supported: memory that is not in a shared,
+/// named file on tmpfs or hugetlbfs.
+fn expected(row: Row, source: RamBackend, destination: RamBackend) -> Row {
+    let why = |backend| match backend {
+        RamBackend::Default | RamBackend::Anonymous => Some("memory-backend-ram"),
+        RamBackend::SharedAnonymous => Some("memory-backend-ram"),
+        RamBackend::Memfd { .. } => Some("memory-backend-memfd"),
+        RamBackend::DiskFile { share: true } => Some("neither on tmpfs nor on hugetlbfs"),
+        RamBackend::File { share: false }
+        | RamBackend::DiskFile { share: false }
+        | RamBackend::Hugetlbfs { share: false, .. } => Some("share=off"),
+        RamBackend::File { share: true } | RamBackend::Hugetlbfs { share: true, .. } => None,
+    };
+    match (why(source), why(destination)) {
+        (Some(part), _) => row.refused(Side::Source, part),
+        (None, Some(part)) => row.refused(Side::Destination, part),
+        (None, None) => row,
+    }
+}
+
+/// A guest that moves between these kinds of memory.
+fn between(name: &str, source: Ram, destination: Ram) -> Row {
+    let (from, to) = (source.backend(), destination.backend());
+    let row = Row::new(name, VmConfig::new().ram(source)).to(|config| config.ram(destination));
+    expected(row, from, to)
+}
+
+/// The same kind of memory on both sides.
+fn both(name: &str, ram: Ram) -> Row {
+    between(name, ram.clone(), ram)
+}
+
+fn memory() -> Vec<Row> {
+    use RamBackend::{Anonymous, Default, DiskFile, SharedAnonymous};
+    let huge = |share| RamBackend::Hugetlbfs {
+        size: HugePageSize::Mib2,
+        share,
+    };
+    let one = |backend| Ram::new(backend, MIB);
+    let mut rows: Vec<_> = [
+        FILE,
+        Default,
+        Anonymous,
+        SharedAnonymous,
+        MEMFD,
+        PRIVATE_MEMFD,
+        memfd(true, false, None),
+        memfd(true, true, Some(HugePageSize::Mib2)),
+        memfd(false, true, Some(HugePageSize::Mib2)),
+        PRIVATE_FILE,
+        DiskFile { share: true },
+        DiskFile { share: false },
+        huge(true),
+        huge(false),
+    ]
+    .into_iter()
+    .map(|backend| both("memory", one(backend)))
+    .collect();
+    let named = |backend| one(backend).default_name();
+    rows.extend([
+        between("mixed memory", one(Default), named(FILE)).sample(),
+        between("mixed memory", named(FILE), one(Default)),
+        between("mixed memory", one(Default), named(PRIVATE_MEMFD)),
+        between("mixed memory", one(Anonymous), one(MEMFD)),
+        between("mixed memory", one(FILE), one(Anonymous)),
+        between("mixed memory", one(huge(true)), one(Anonymous)),
+        between("mixed memory", one(PRIVATE_FILE), one(huge(true))),
+        both("memory filled at start", one(Anonymous).prealloc()),
+        both("memory filled at start", one(FILE).prealloc()),
+        both("locked memory", one(Anonymous).locked()),
+        both("locked memory", one(FILE).locked()),
+    ]);
+    let numa = |backend| Ram::new(backend, 0).numa(&[128, 192]);
+    let dimm = |backend| Ram::new(backend, 192).dimm(128);
+    // More memory than the machine boots with.
+    let hot = |backend| Ram::new(backend, 160).hot_dimm(128);
+    let growing = || Workload::verify(32).rate(20_000).grow(4, 144);
+    // More than one node has.
+    let large = || Workload::verify(136).rate(20_000);
+    rows.extend([
+        both("NUMA nodes", numa(Anonymous)).workload(large()),
+        between("NUMA nodes", numa(MEMFD), numa(Anonymous)).workload(large()),
+        both("DIMM", dimm(Anonymous)).workload(large()),
+        both("hot-plugged DIMM", hot(FILE)).workload(growing()),
+        both("hot-plugged DIMM", hot(Anonymous)).workload(growing()),
+        between("hot-plugged DIMM", hot(MEMFD), hot(Anonymous)).workload(growing()),
+    ]);
+    rows
+}
+
+fn machines() -> Vec<Row> {
+    let of = |machine| VmConfig::new().machine(machine);
+    let mut rows = vec![
+        Row::new("SeaBIOS, VGA", of("pc-i440fx-7.2").device(Device::Vga)).sample(),
+        Row::new("SeaBIOS, VGA", of("pc-q35-7.2").device(Device::Vga)),
+        Row::new("UEFI", of("pc-q35-7.2").firmware(Firmware::Ovmf)),
+        Row::new(
+            "UEFI, VGA",
+            of("pc-i440fx-7.2")
+                .firmware(Firmware::Ovmf)
+                .device(Device::Vga),
+        ),
+        Row::new("no disk", of("microvm,acpi=off")).without_disk(),
+    ];
+    let versions: [[QemuVersion; 2]; 3] = [[V7_2, V7_2], [V7_2, V10_0], [V10_0, V7_2]];
+    for backend in [FILE, RamBackend::Anonymous] {
+        for machine in ["pc-i440fx-7.2", "pc-q35-7.2"] {
+            for [from, to] in versions {
+                let config = of(machine).version(from).ram(Ram::new(backend, MIB));
+                let row = Row::new("QEMU versions", config).to(|config| config.version(to));
+                rows.push(expected(row, backend, backend));
+            }
+        }
+    }
+    rows
+}
+
+fn processors() -> Vec<Row> {
+    let mut rows: Vec<_> = [1, 2, 4]
+        .into_iter()
+        .map(|cpus| {
+            let workload = Workload::verify(32).threads(cpus).rate(20_000);
+            let config = VmConfig::new().cpus(cpus);
+            Row::new(format!("processors: {cpus}"), config).workload(workload)
+        })
+        .collect();
+    rows.push(Row::new("hot-plugged processors: 3", VmConfig::new()).hot_cpus(3));
+    rows.push(Row::new("KVM", VmConfig::new()).requires(
+        "not there yet",
+        "no guest for KVM without nested virtualisation yet",
+    ));
+    rows
+}
+
+fn disks() -> Vec<Row> {
+    let row = |name| Row::new(name, VmConfig::new());
+    vec![
+        row("virtio-scsi").bus(DiskBus::VirtioScsi).all_drivers(),
+        row("NVMe").bus(DiskBus::Nvme),
+        row("AHCI").bus(DiskBus::Ahci).all_drivers(),
+        row("USB storage").bus(DiskBus::Usb).all_drivers(),
+    ]
+}
+
+fn devices() -> Vec<Row> {
+    let with = |name, device| Row::new(name, VmConfig::new().device(device)).all_drivers();
+    vec![
+        with("VGA", Device::Vga),
+        with("virtio-vga", Device::VirtioVga),
+        with("virtio-gpu", Device::VirtioGpu),
+        with("USB tablet", Device::UsbTablet),
+        with("e1000e", Device::E1000e),
+        with("virtio-net, 4 queues", Device::VirtioNet { queues: 4 }),
+        with("virtio-rng", Device::VirtioRng),
+        with("virtio-balloon", Device::VirtioBalloon),
+        with("virtio-serial", Device::VirtioSerial),
+        with("TPM emulator", Device::Tpm),
+        with("vhost-vsock", Device::VhostVsock)
+            .refused(Side::Source, "vsock")
+            .requires("/dev/vhost-vsock", "the host's kernel has no vhost-vsock"),
+    ]
+}

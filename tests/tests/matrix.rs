@@ -1,0 +1,36 @@
+//! The matrix of guests that are moved (docs/matrix.md).
+
+use hikkoshi_tests::matrix::{Row, rows, run};
+
+/// The part of its name by which rows are selected.
+const ROWS: &str = "HIKKOSHI_MATRIX_ROWS";
+/// The file that the table is written to.
+const TABLE: &str = "HIKKOSHI_MATRIX";
+
+fn run_all(rows: Vec<Row>) {
+    assert!(!rows.is_empty(), "no such row");
+    let (table, failed) = match run(rows) {
+        Ok(table) => (table, false),
+        Err(table) => (table, true),
+    };
+    if let Some(path) = std::env::var_os(TABLE) {
+        std::fs::write(path, &table).expect("writing the table");
+    }
+    assert!(!failed, "a row has failed:\n{table}");
+}
+
+#[test]
+fn a_sample_of_the_matrix() {
+    run_all(rows().into_iter().filter(Row::is_sample).collect());
+}
+
+#[test]
+#[ignore = "every row: `make matrix`"]
+fn the_whole_matrix() {
+    let selected = std::env::var(ROWS).unwrap_or_default();
+    let rows = rows().into_iter();
+    run_all(
+        rows.filter(|row| row.to_string().contains(&selected))
+            .collect(),
+    );
+}
