@@ -23,6 +23,7 @@ setup_debian() {
     done
     local log=$folder/mmdebstrap.log
     # No documentation and no package lists in the guest.
+    # shellcheck disable=SC2016 # mmdebstrap's shell expands it.
     if ! mmdebstrap --quiet --mode=root --variant=minbase --include="$debian_packages" \
         --dpkgopt=path-exclude='/usr/share/doc/*' --dpkgopt=path-exclude='/usr/share/man/*' \
         --dpkgopt=path-exclude='/usr/share/locale/*' \

@@ -354,9 +354,10 @@ fn every_device_with_its_driver() {
 #[test]
 fn plugged_memory_and_processors() {
     let lab = Lab::new().unwrap();
-    // The workload grows beyond the memory that the machine boots with.
+    // The workload grows beyond the memory that the machine boots with, of which the kernel uses
+    // some 100 MiB, because memory can be plugged beyond 4 GiB (swiotlb).
     let config = VmConfig::new()
-        .ram(Ram::new(RamBackend::Anonymous, 160).hot_dimm(128))
+        .ram(Ram::new(RamBackend::Anonymous, 224).hot_dimm(128))
         .hot_cpus(1)
         .workload(Workload::verify(16).rate(1000).grow(20, 160));
     let vm = config.start(&lab, "guest").unwrap();
