@@ -2,7 +2,7 @@
 
 use crate::LabError;
 use crate::{
-    Console, Device, Disk, Firmware, Namespace, QemuVersion, Ram, Throttle, Workload,
+    Console, Device, Disk, Firmware, MemoryLimit, Namespace, QemuVersion, Ram, Throttle, Workload,
     devices_initramfs, devices_kernel,
 };
 use std::path::PathBuf;
@@ -40,6 +40,7 @@ pub struct VmConfig {
     pub(crate) disks: Vec<Disk>,
     pub(crate) devices: Vec<Device>,
     pub(crate) throttle: Option<Throttle>,
+    pub(crate) memory_limit: Option<MemoryLimit>,
     pub(crate) namespace: Option<Namespace>,
     pub(crate) console: Option<Console>,
     pub(crate) extra: Vec<String>,
@@ -63,6 +64,7 @@ impl Default for VmConfig {
             disks: Vec::new(),
             devices: Vec::new(),
             throttle: None,
+            memory_limit: None,
             namespace: None,
             console: None,
             extra: Vec::new(),
@@ -212,6 +214,14 @@ impl VmConfig {
     #[must_use]
     pub fn throttle(mut self, throttle: &Throttle) -> Self {
         self.throttle = Some(throttle.clone());
+        self
+    }
+
+    /// Limits the memory that QEMU may use; the rest is swapped. Each machine needs a limit of its
+    /// own.
+    #[must_use]
+    pub fn memory_limit(mut self, limit: &MemoryLimit) -> Self {
+        self.memory_limit = Some(limit.clone());
         self
     }
 

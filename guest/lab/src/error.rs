@@ -106,6 +106,12 @@ pub enum LabError {
         /// How to make it possible.
         remedy: String,
     },
+    /// This host cannot swap a machine's memory.
+    #[error("the guest's memory cannot be swapped here: {reason}")]
+    NoSwap {
+        /// Why not.
+        reason: String,
+    },
     /// The kernel did not reserve that many huge pages.
     #[error(
         "{wanted} huge pages of {mib} MiB were requested and {got} were available; free some memory or use a smaller guest"

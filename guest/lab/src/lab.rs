@@ -98,7 +98,7 @@ fn clean_disks(disks: &Path) {
     }
 }
 
-/// Removes folders, mounts, RAM files and namespaces of processes that have ended: a killed test
+/// Removes folders, mounts, RAM files, memory limits and namespaces of processes that have ended: a killed test
 /// cannot clean up.
 fn clean() {
     let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
@@ -113,6 +113,11 @@ fn clean() {
                 true => fs::remove_dir_all(&path),
                 false => fs::remove_file(&path),
             };
+        }
+    }
+    if let Ok((groups, _)) = crate::memory_limit::memory_controller() {
+        for group in left_behind(&groups, PREFIX) {
+            let _ = fs::remove_dir(group);
         }
     }
     for path in left_behind(

@@ -5,7 +5,10 @@ mod start;
 
 use crate::device::PreparedDevice;
 use crate::ram::PreparedRam;
-use crate::{Console, Disk, Lab, LabError, Namespace, Qmp, Ready, Report, Slow, Throttle, Verdict};
+use crate::{
+    Console, Disk, Lab, LabError, MemoryLimit, Namespace, Qmp, Ready, Report, Slow, Throttle,
+    Verdict,
+};
 use serde_json::json;
 use std::fs;
 use std::io::Write;
@@ -15,8 +18,8 @@ use std::process::{Child, ExitStatus};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Boot time limit: tens of times what an emulated guest needs, for a busy host.
-const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
+/// Boot time limit: ten times what the slowest guest needs, an emulated Debian, for a busy host.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(300);
 const POLL: Duration = Duration::from_millis(2);
 
 /// A QEMU process with the test guest, or waiting for one. Killed on drop.
@@ -35,6 +38,7 @@ pub struct Vm {
     _devices: Vec<PreparedDevice>,
     _disks: Vec<Disk>,
     _throttle: Option<Throttle>,
+    _memory_limit: Option<MemoryLimit>,
     _namespace: Option<Namespace>,
     _lab: Lab,
 }

@@ -115,6 +115,9 @@ impl VmConfig {
         if let Some(throttle) = &self.throttle {
             throttle.add_process(pid)?;
         }
+        if let Some(limit) = &self.memory_limit {
+            limit.add_process(pid)?;
+        }
         let output = starting.accept(&console_listener, "its console")?;
         let monitor = starting.accept(&harness_listener, "its monitor")?;
         let input = output
@@ -146,6 +149,7 @@ impl VmConfig {
             _devices: devices,
             _disks: self.disks.clone(),
             _throttle: self.throttle.clone(),
+            _memory_limit: self.memory_limit.clone(),
             _namespace: self.namespace.clone(),
             _lab: lab.clone(),
         })
