@@ -138,10 +138,10 @@ impl Row {
     /// # Panics
     /// When a check fails.
     pub(super) fn run(&self) -> Outcome {
-        if let Some((file, without)) = self.requires {
-            if !Path::new(file).exists() {
-                return Outcome::NotTested(without);
-            }
+        if let Some((file, without)) = self.requires
+            && !Path::new(file).exists()
+        {
+            return Outcome::NotTested(without);
         }
         let drivers = |config: &VmConfig| match self.all_drivers {
             true => config.clone().all_drivers().unwrap(),

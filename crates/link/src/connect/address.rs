@@ -5,7 +5,6 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use error_reporter::Report;
 use thiserror::Error;
 
 /// The address of a destination.
@@ -104,6 +103,7 @@ impl Address {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use error_reporter::Report;
 
     #[test]
     fn displayed_addresses_parse() {

@@ -5,7 +5,6 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use error_reporter::Report;
 use hikkoshi_wire::{ControlMessage, Frame, HEADER_LEN, Limits, decode_control};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -207,6 +206,7 @@ impl LinkReader {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use error_reporter::Report;
     use hikkoshi_pages::{Page, PageRange};
     use hikkoshi_wire::{MAX_CONTROL, ToSource};
     use std::io::Write;
