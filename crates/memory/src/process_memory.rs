@@ -156,52 +156,53 @@ impl ProcessMemory {
         }
     }
 
-    /// The first run in `within` that the file of a private mapping has data for.
-    fn file_run(&self, within: &Range<u64>) -> io::Result<Option<Range<u64>>> {
+    /// The first page in `within` that the file of a private mapping has data for.
+    fn first_in_file(&self, within: &Range<u64>) -> io::Result<Option<u64>> {
         let Some(file) = &self.file else {
             return Ok(None);
         };
         if within.is_empty() || file.is_empty()? {
             return Ok(None);
         }
-        let run = file.data_run(within)?;
-        Ok(run.map(|run| run.start..run.end.min(within.end)))
+        let data = file.first_data(within)?;
+        Ok(data.map(|at| at - at % PAGE_BYTES))
+    }
+
+    /// The first run in `within` that the file of a private mapping has data for. Page by page: to
+    /// ask for the next hole takes as long as the run is, also if only a part of it is in `within`.
+    fn file_run(&self, within: &Range<u64>) -> io::Result<Option<Range<u64>>> {
+        let Some(start) = self.first_in_file(within)? else {
+            return Ok(None);
+        };
+        let mut end = start + PAGE_BYTES;
+        while self.first_in_file(&(end..within.end))? == Some(end) {
+            end += PAGE_BYTES;
+        }
+        Ok(Some(start..end))
     }
 
     /// Whether the file of a private mapping holds nothing but zeros in `within`.
     pub(crate) fn file_is_zero(&self, within: &Range<u64>) -> io::Result<bool> {
-        let Some(file) = &self.file else {
-            return Ok(true);
-        };
         let mut page = [0; PAGE_SIZE];
         let mut from = within.start;
-        while let Some(run) = self.file_run(&(from..within.end))? {
-            let mut at = run.start;
-            while at < run.end {
-                file.read(at, &mut page)?;
-                if !is_zero(&page) {
-                    return Ok(false);
-                }
-                at += PAGE_BYTES;
+        while let (Some(file), Some(at)) = (&self.file, self.first_in_file(&(from..within.end))?) {
+            file.read(at, &mut page)?;
+            if !is_zero(&page) {
+                return Ok(false);
             }
-            from = at;
+            from = at + PAGE_BYTES;
         }
         Ok(true)
     }
 
-    /// Makes a hole of what the file has in `within`. A process that writes a page of a private
-    /// tmpfs mapping allocates a page of zeros in the file as well, and that one would be read
-    /// instead of faulting when the process's own page was dropped.
+    /// Makes `within` a hole of the file, in which it [is zero](Self::file_is_zero). A process that
+    /// writes a page of a private tmpfs mapping allocates a page of zeros in the file as well, and
+    /// that one would be read instead of faulting when the process's own page was dropped.
     pub(crate) fn punch_file(&self, within: &Range<u64>) -> io::Result<()> {
-        let Some(file) = &self.file else {
-            return Ok(());
-        };
-        let mut from = within.start;
-        while let Some(run) = self.file_run(&(from..within.end))? {
-            file.punch(&run)?;
-            from = run.end;
+        match (&self.file, self.first_in_file(within)?) {
+            (Some(file), Some(_)) => file.punch(within),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// The first run of pages in `within` that are not holes: the process has them, or the file has
