@@ -149,8 +149,13 @@ impl Row {
         };
         let (source, destination) = (drivers(&self.source), drivers(&self.destination));
         let env = TestEnv::new();
+        let disk = self.bus.map(|bus| disk_on(&env, bus));
+        let [source, destination] = [source, destination].map(|config| match &disk {
+            Some(disk) => config.file_system(disk.clone()),
+            None => config,
+        });
         match self.expectation {
-            Expectation::Moves => self.moves(&env, source, &destination),
+            Expectation::Moves => Self::moves(&env, source, &destination),
             Expectation::Refused(side, part) => {
                 let config = match side {
                     Side::Source => source,
@@ -162,11 +167,7 @@ impl Row {
         }
     }
 
-    fn moves(&self, env: &TestEnv, source: VmConfig, destination: &VmConfig) -> Outcome {
-        let source = match self.bus {
-            Some(bus) => source.file_system(disk_on(env, bus)),
-            None => source,
-        };
+    fn moves(env: &TestEnv, source: VmConfig, destination: &VmConfig) -> Outcome {
         let back = source.clone();
         let mut guest = Guest::boot_without_extra_disk(env, source);
         guest.vm().plug_dimm().unwrap();
@@ -175,7 +176,10 @@ impl Row {
         for (number, mode) in MODES.into_iter().enumerate() {
             let there = if number % 2 == 0 { destination } else { &back };
             let plan = MigrationPlan::new(mode).destination_config(there.clone());
-            trips.push(Trip::new(mode, &guest.migrate(&plan)));
+            // A source that refuses the guest leaves the destination waiting.
+            let (exits, finished) = guest.start_migration(&plan).wait_for_source_first();
+            let report = guest.complete_migration(&exits, finished, "running");
+            trips.push(Trip::new(mode, &report));
         }
         Outcome::Moved(trips)
     }
