@@ -38,16 +38,25 @@ fn migrate_by_all_modes(backend: RamBackend) {
     let env = TestEnv::new();
     // Slow enough to make progress while its pages are read from swap.
     let workload = Workload::verify(160).rate(1000).option("every_ms", 200);
-    let limited = || {
-        let limit = MemoryLimit::new(env.lab(), LIMIT_MIB).unwrap();
+    let limited = |limit: &MemoryLimit| {
         let ram = Ram::new(backend, RAM_MIB);
         let config = VmConfig::new().ram(ram).workload(workload.clone());
-        config.memory_limit(&limit)
+        config.memory_limit(limit)
     };
-    let mut guest = Guest::boot(&env, limited());
+    let limit = || MemoryLimit::new(env.lab(), LIMIT_MIB).unwrap();
+    let mut guest = Guest::boot(&env, limited(&limit()));
     for mode in ["hybrid", "precopy", "postcopy"] {
         let before = swapped_mib(guest.vm());
-        guest.migrate(&MigrationPlan::new(mode).destination_config(limited()));
+        // Pages of a file belong to the process that writes them first, the engine.
+        let there = limit();
+        let enter = format!(
+            "echo $$ >{} && exec \"$0\" \"$@\"",
+            there.processes().display()
+        );
+        let plan = MigrationPlan::new(mode)
+            .destination_config(limited(&there))
+            .receive_launcher(&["sh", "-c", &enter]);
+        guest.migrate(&plan);
         let after = swapped_mib(guest.vm());
         log(format!(
             "{mode}: {before} MiB swapped before, {after} MiB after"

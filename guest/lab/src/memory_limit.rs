@@ -38,6 +38,11 @@ impl MemoryLimit {
         Ok(group)
     }
 
+    /// The file to which a process writes its number to apply the limit to itself.
+    pub fn processes(&self) -> PathBuf {
+        self.0.0.join("cgroup.procs")
+    }
+
     /// Applies the limit to a process with all of its threads.
     pub(crate) fn add_process(&self, pid: u32) -> Result<(), LabError> {
         self.write("cgroup.procs", &pid.to_string())

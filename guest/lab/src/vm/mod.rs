@@ -35,6 +35,7 @@ pub struct Vm {
     input: Mutex<UnixStream>,
     // Dropped after the process has ended: removes its memory.
     ram: PreparedRam,
+    hot_cpus: u32,
     _devices: Vec<PreparedDevice>,
     _disks: Vec<Disk>,
     _throttle: Option<Throttle>,

@@ -146,6 +146,7 @@ impl VmConfig {
             console,
             input: Mutex::new(input),
             ram,
+            hot_cpus: self.hot_cpus,
             _devices: devices,
             _disks: self.disks.clone(),
             _throttle: self.throttle.clone(),
