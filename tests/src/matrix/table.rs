@@ -37,7 +37,7 @@ mod tests {
     fn a_row_has_its_downtimes_or_its_failure() {
         let row = Row::new("all", VmConfig::new());
         let trip = |mode, downtime_ms| Trip { mode, downtime_ms };
-        let moved = Outcome::Moved(vec![trip("postcopy", 3.14), trip("precopy", 1.0)]);
+        let moved = Outcome::Moved(vec![trip("postcopy", 3.06), trip("precopy", 1.0)]);
         let failed = Outcome::failed(&"a | b\nc");
         let table = render([(&row, &moved), (&row, &failed)].into_iter());
         let lines: Vec<_> = table.lines().skip(2).collect();
