@@ -116,7 +116,7 @@ pub use destination::{DestinationNotes, QemuDestination, SharedNotes, UserfaultE
 /// Whether this machine's kernel has the dirty log that pre-copy needs.
 pub use hikkoshi_dirty::support as dirty_log_support;
 pub use identity::namespaces::{FindProcessError, NamespaceIdentity};
-pub use identity::{QemuIdentity, RamFileIdentity, ReattachError};
+pub use identity::{QemuIdentity, RamFileIdentity, RamIdentity, ReattachError};
 pub use settings::Settings;
 pub use source::ram_files::RamFileSource;
 pub use source::undo::{UndoError, UndoOutcome, undo};

@@ -141,7 +141,7 @@ impl QemuDestination {
         };
         process::check_right_to_trace(&process)?;
         let lock = exclusive_access::acquire(&process)?;
-        let ram = identity.open_ram_files(Some(&process), FileAccess::Write)?;
+        let ram = identity.open_ram(Some(&process), FileAccess::Write)?;
         let userfault = match notes.userfault {
             None => None,
             Some(number) => {

@@ -14,8 +14,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hikkoshi_linux::Process;
-use hikkoshi_memory::{Backing, GuestRam, RamFile};
+use hikkoshi_memory::{Backing, GuestRam, ProcessMemory, RamFile};
 use hikkoshi_wire::GuestDescription;
+use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::error::QemuExitedError;
@@ -42,8 +43,22 @@ pub struct QemuIdentity {
     pub namespaces: NamespaceIdentity,
     /// The machine.
     pub description: GuestDescription,
-    /// The RAM blocks' files, in the order of the description's blocks.
-    pub memory: Vec<RamFileIdentity>,
+    /// What holds the RAM blocks, in the order of the description's blocks.
+    pub memory: Vec<RamIdentity>,
+}
+
+/// What identifies the memory of a RAM block.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RamIdentity {
+    /// A file that QEMU has mapped shared. It remains when QEMU ends.
+    File(RamFileIdentity),
+    /// Private memory of QEMU's process. It is lost when QEMU ends.
+    Private {
+        /// Where the block begins in QEMU's address space.
+        address: u64,
+        /// The file of a private mapping, which has the pages that QEMU has not written.
+        file: Option<RamFileIdentity>,
+    },
 }
 
 /// What identifies the file of a RAM block.
@@ -69,9 +84,8 @@ impl QemuIdentity {
             .ram
             .backings()
             .iter()
-            .filter_map(Backing::file)
             .zip(&qemu.addresses)
-            .map(|(file, &address)| RamFileIdentity::of(file, address))
+            .map(|(backing, &address)| RamIdentity::of(backing, address))
             .collect::<io::Result<_>>()
             .map_err(|source| {
                 process::explain(
@@ -113,50 +127,75 @@ impl QemuIdentity {
     }
 
     pub(crate) fn addresses(&self) -> Vec<u64> {
-        self.memory.iter().map(|memory| memory.address).collect()
+        self.memory.iter().map(RamIdentity::address).collect()
     }
 
-    /// Opens the same files again.
-    pub(crate) fn open_ram_files(
+    /// Opens the same memory again. `None` for a process that has ended: then only the
+    /// shared files remain, and reading another block is an error.
+    pub(crate) fn open_ram(
         &self,
-        process: Option<&Process>,
+        process: Option<&Arc<Process>>,
         access: FileAccess,
     ) -> Result<GuestRam, ReattachError> {
         let layout = self.description.layout()?;
-        let files = self
-            .description
-            .blocks
-            .iter()
-            .zip(&self.memory)
-            .map(|(block, memory)| {
-                let file = memory
-                    .open(block.bytes, process, access)
-                    .map_err(|source| {
-                        let (id, path) = (block.id.clone(), memory.path.clone());
-                        match process {
-                            Some(_) => ReattachError::Open { id, path, source },
-                            None => ReattachError::NothingLeft {
-                                pid: self.pid,
-                                id,
-                                path,
-                                source,
-                            },
-                        }
-                    })?;
-                Ok(RamFile::new(file, memory.offset))
-            })
-            .collect::<Result<Vec<_>, ReattachError>>()?;
+        let mut lost = Vec::new();
+        let mut backings = Vec::with_capacity(self.memory.len());
+        for (block, memory) in self.description.blocks.iter().zip(&self.memory) {
+            let id = block.id.clone();
+            let backing = memory.open(block.bytes, process, access);
+            let backing = backing.map_err(|source| match (process, memory) {
+                (None, RamIdentity::File(file)) => ReattachError::NothingLeft {
+                    pid: self.pid,
+                    id,
+                    path: file.path.clone(),
+                    source,
+                },
+                (_, RamIdentity::File(file))
+                | (
+                    _,
+                    RamIdentity::Private {
+                        file: Some(file), ..
+                    },
+                ) => ReattachError::Open {
+                    id,
+                    path: file.path.clone(),
+                    source,
+                },
+                (_, RamIdentity::Private { .. }) => ReattachError::OpenPrivate {
+                    pid: self.pid,
+                    id,
+                    source,
+                },
+            })?;
+            if process.is_none() && matches!(memory, RamIdentity::Private { .. }) {
+                lost.push(block.id.clone());
+            }
+            backings.push(backing);
+        }
+        if !lost.is_empty() {
+            if lost.len() == self.memory.len() {
+                return Err(ReattachError::PrivateLost { pid: self.pid });
+            }
+            tracing::warn!(
+                blocks = lost.join(", "),
+                "QEMU has ended, and its private memory with it: pages of these RAM blocks that the \
+                 destination does not have are lost"
+            );
+        }
         let counted = ReattachError::Files {
             blocks: self.description.blocks.len(),
-            files: files.len(),
+            files: backings.len(),
         };
-        GuestRam::new(layout, files).ok_or(counted)
+        GuestRam::new(layout, backings).ok_or(counted)
     }
 
     /// Checks that no process has the files mapped. QEMU has ended, and a process
     /// that maps them now may have overwritten them.
     pub(crate) fn check_unused(&self) -> Result<(), ReattachError> {
         for (block, memory) in self.description.blocks.iter().zip(&self.memory) {
+            let RamIdentity::File(memory) = memory else {
+                continue;
+            };
             let (pid, id) = (self.pid, block.id.clone());
             match exclusive_access::find_user(memory.device, memory.inode) {
                 Ok(None) => {}
@@ -176,7 +215,77 @@ impl QemuIdentity {
     }
 }
 
+impl RamIdentity {
+    fn of(backing: &Backing, address: u64) -> io::Result<Self> {
+        Ok(match backing {
+            Backing::File(file) => Self::File(RamFileIdentity::of(file, address)?),
+            Backing::Process(memory) => Self::Private {
+                address,
+                file: match memory.file() {
+                    Some(file) => Some(RamFileIdentity::of(file, address)?),
+                    None => None,
+                },
+            },
+        })
+    }
+
+    /// Where the block begins in QEMU's address space.
+    pub fn address(&self) -> u64 {
+        match self {
+            Self::File(file) => file.address,
+            Self::Private { address, .. } => *address,
+        }
+    }
+
+    /// Opens `bytes` bytes of memory.
+    fn open(
+        &self,
+        bytes: u64,
+        process: Option<&Arc<Process>>,
+        access: FileAccess,
+    ) -> io::Result<Backing> {
+        let (address, file) = match (self, process) {
+            (Self::File(file), _) => {
+                let opened = file.open(bytes, process.map(Arc::as_ref), access)?;
+                return Ok(RamFile::new(opened, file.offset).into());
+            }
+            (Self::Private { .. }, None) => return lost(),
+            (Self::Private { address, file }, Some(_)) => (*address, file),
+        };
+        let Some(process) = process else {
+            return lost();
+        };
+        let writable = access == FileAccess::Write;
+        let memory = ProcessMemory::open(Arc::clone(process), address, bytes, writable)?;
+        Ok(match file {
+            None => memory.into(),
+            Some(file) => {
+                let opened = reopen::mapped_privately(process, &file.range(bytes))?;
+                memory.over_file(RamFile::new(opened, file.offset)).into()
+            }
+        })
+    }
+}
+
+/// Memory that is gone: every read and every query for holes fails (`EBADF`), so that no page
+/// of it is sent as zeros.
+fn lost() -> io::Result<Backing> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let nothing = rustix::fs::open("/", flags, Mode::empty())?;
+    Ok(RamFile::new(nothing.into(), 0).into())
+}
+
 impl RamFileIdentity {
+    fn range(&self, bytes: u64) -> MappedFileRange {
+        MappedFileRange {
+            device: self.device,
+            inode: self.inode,
+            offset: self.offset,
+            bytes,
+            address: self.address,
+        }
+    }
+
     fn of(file: &RamFile, address: u64) -> io::Result<Self> {
         let metadata = file.file().metadata()?;
         let number = file.file().as_raw_fd();
@@ -197,16 +306,46 @@ impl RamFileIdentity {
         process: Option<&Process>,
         access: FileAccess,
     ) -> io::Result<File> {
-        let range = MappedFileRange {
-            device: self.device,
-            inode: self.inode,
-            offset: self.offset,
-            bytes,
-            address: self.address,
-        };
+        let range = self.range(bytes);
         match process {
             Some(process) => reopen::mapped(process, &range, access),
             None => reopen::at_path(&self.path, &range, access),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hikkoshi_pages::{PAGE_SIZE, PageRange, RamBlock, RamLayout};
+
+    fn ram(memory: Backing) -> GuestRam {
+        let block = RamBlock {
+            id: "ram".into(),
+            bytes: 4096,
+            host_page: 4096,
+            guest: Vec::new(),
+        };
+        GuestRam::new(RamLayout::new(vec![block]).unwrap(), vec![memory]).unwrap()
+    }
+
+    #[test]
+    fn private_memory_is_opened_again_in_its_process_and_is_lost_with_it() {
+        let content = vec![7u8; 2 * PAGE_SIZE];
+        let address = (content.as_ptr() as u64).next_multiple_of(4096);
+        let identity = RamIdentity::Private {
+            address,
+            file: None,
+        };
+        let own = Arc::new(Process::open(std::process::id()).unwrap());
+        let mut page = [0; PAGE_SIZE];
+        let opened = ram(identity.open(4096, Some(&own), FileAccess::Read).unwrap());
+        let first = PageRange::new(hikkoshi_pages::Page::new(0), hikkoshi_pages::Page::new(1));
+        opened.read(first, &mut page).unwrap();
+        assert!(page == [7; PAGE_SIZE]);
+        let gone = ram(identity.open(4096, None, FileAccess::Read).unwrap());
+        gone.read(first, &mut page).unwrap_err();
+        gone.has_data(first).unwrap_err();
+        drop(content);
     }
 }

@@ -197,7 +197,7 @@ impl QemuSource {
         };
         process::check_right_to_trace(&process)?;
         let lock = exclusive_access::acquire(&process)?;
-        let ram = identity.open_ram_files(Some(&process), FileAccess::Read)?;
+        let ram = identity.open_ram(Some(&process), FileAccess::Read)?;
         for leftover in process::userfaults(&process)? {
             // It blocks no thread. If this fails, the next attempt closes it.
             if is_dirty_log(&leftover)

@@ -30,7 +30,7 @@ impl RamFileSource {
     ///
     /// See [`ReattachError`]: the files are gone, too, or another process uses them.
     pub fn open(notes: &SourceNotes) -> Result<Self, ReattachError> {
-        let ram = notes.identity.open_ram_files(None, FileAccess::Read)?;
+        let ram = notes.identity.open_ram(None, FileAccess::Read)?;
         notes.identity.check_unused()?;
         Ok(Self {
             pid: notes.identity.pid,

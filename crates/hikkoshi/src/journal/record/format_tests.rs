@@ -108,7 +108,10 @@ fn version_2_is_read() {
     assert_eq!(entry.qemu.undo.stopped, Some(true));
     assert_eq!(entry.qemu.undo.settings.capabilities.len(), 3);
     assert_eq!(entry.qemu.identity.pid, 8815);
-    assert_eq!(entry.qemu.identity.memory[0].inode, 5036);
+    let hikkoshi_qemu::RamIdentity::File(file) = &entry.qemu.identity.memory[0] else {
+        panic!("{:?}", entry.qemu.identity.memory);
+    };
+    assert_eq!(file.inode, 5036);
     assert!(source("v2-source-certified").security.is_some());
 
     let entry = destination("v2-destination-inviting");

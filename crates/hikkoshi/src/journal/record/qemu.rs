@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use hikkoshi_qemu::{
-    DestinationNotes, NamespaceIdentity, QemuIdentity, RamFileIdentity, Settings, SourceNotes,
-    UndoRecord,
+    DestinationNotes, NamespaceIdentity, QemuIdentity, RamFileIdentity, RamIdentity, Settings,
+    SourceNotes, UndoRecord,
 };
 use hikkoshi_wire::{BlockDescription, GuestDescription, GuestRangeDescription};
 use serde::{Deserialize, Serialize};
@@ -51,10 +51,27 @@ struct ViewRecord {
     times: Option<u64>,
 }
 
+/// [`RamIdentity`]: a record of a file has the fields of [`FileRecord`] itself.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+enum MemoryRecord {
+    File(FileRecord),
+    Private(PrivateRecord),
+}
+
+/// Private memory of QEMU's process.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PrivateRecord {
+    private: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    file: Option<FileRecord>,
+}
+
 /// [`RamFileIdentity`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct MemoryRecord {
+struct FileRecord {
     path: String,
     device: u64,
     inode: u64,
@@ -197,7 +214,33 @@ impl From<PlaceRecord> for QemuIdentity {
     }
 }
 
-impl TryFrom<&RamFileIdentity> for MemoryRecord {
+impl TryFrom<&RamIdentity> for MemoryRecord {
+    type Error = RecordError;
+
+    fn try_from(memory: &RamIdentity) -> Result<Self, RecordError> {
+        Ok(match memory {
+            RamIdentity::File(file) => Self::File(file.try_into()?),
+            RamIdentity::Private { address, file } => Self::Private(PrivateRecord {
+                private: *address,
+                file: file.as_ref().map(TryInto::try_into).transpose()?,
+            }),
+        })
+    }
+}
+
+impl From<MemoryRecord> for RamIdentity {
+    fn from(record: MemoryRecord) -> Self {
+        match record {
+            MemoryRecord::File(file) => Self::File(file.into()),
+            MemoryRecord::Private(memory) => Self::Private {
+                address: memory.private,
+                file: memory.file.map(Into::into),
+            },
+        }
+    }
+}
+
+impl TryFrom<&RamFileIdentity> for FileRecord {
     type Error = RecordError;
 
     fn try_from(memory: &RamFileIdentity) -> Result<Self, RecordError> {
@@ -211,8 +254,8 @@ impl TryFrom<&RamFileIdentity> for MemoryRecord {
     }
 }
 
-impl From<MemoryRecord> for RamFileIdentity {
-    fn from(record: MemoryRecord) -> Self {
+impl From<FileRecord> for RamFileIdentity {
+    fn from(record: FileRecord) -> Self {
         Self {
             path: PathBuf::from(record.path),
             device: record.device,
@@ -314,6 +357,40 @@ mod tests {
     use super::*;
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn memory_of_each_kind_is_kept() {
+        let file = RamFileIdentity {
+            path: "/memfd:ram".into(),
+            device: 1,
+            inode: 2,
+            offset: 4096,
+            address: 0x7f00_0000_0000,
+        };
+        let private = |file| RamIdentity::Private {
+            address: 0x7f00_0000_0000,
+            file,
+        };
+        for (memory, text) in [
+            (
+                RamIdentity::File(file.clone()),
+                r#"{"path":"/memfd:ram","device":1,"inode":2,"offset":4096,"address":139637976727552}"#,
+            ),
+            (private(None), r#"{"private":139637976727552}"#),
+            (
+                private(Some(file)),
+                r#"{"private":139637976727552,"file":{"path":"/memfd:ram","device":1,"inode":2,"offset":4096,"address":139637976727552}}"#,
+            ),
+        ] {
+            let record = MemoryRecord::try_from(&memory).unwrap();
+            assert_eq!(serde_json::to_string(&record).unwrap(), text);
+            let read: MemoryRecord = serde_json::from_str(text).unwrap();
+            assert_eq!(RamIdentity::from(read), memory);
+        }
+        for bad in ["{}", r#"{"private":1,"path":"/x"}"#, r#"{"private":-1}"#] {
+            assert!(serde_json::from_str::<MemoryRecord>(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn a_path_that_is_not_text_is_refused() {
