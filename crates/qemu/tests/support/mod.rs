@@ -264,10 +264,13 @@ impl Qemu {
                 .execute("query-migrate-parameters", json!({}))
                 .unwrap(),
             userfaults: self.descriptors("userfaultfd"),
+            // QEMU 7.2 removes a set only while the guest runs.
             descriptor_sets: match client.execute("query-status", json!({})).unwrap()["running"] {
-                Value::Bool(true) => client.execute("query-fdsets", json!({})).unwrap(),
-                // QEMU 7.2 removes a set only while the guest runs.
-                _ => Value::Null,
+                Value::Bool(true) => {
+                    let sets = client.execute("query-fdsets", json!({})).unwrap();
+                    sets.as_array().unwrap().len()
+                }
+                _ => 0,
             },
             sockets: 0,
         }
@@ -314,7 +317,7 @@ pub(crate) struct Traces {
     capabilities: Value,
     parameters: Value,
     userfaults: usize,
-    descriptor_sets: Value,
+    descriptor_sets: usize,
     sockets: usize,
 }
 
