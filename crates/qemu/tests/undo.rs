@@ -204,10 +204,10 @@ fn another_engine_has_the_guest() {
         let another = QemuSource::attach(&qemu.qmp()).unwrap();
         let error = undo(&identity, &record).unwrap_err();
         assert!(matches!(error, UndoError::Occupied(_)), "{error}");
+        let error = Report::new(error).to_string();
         assert!(
-            error
-                .to_string()
-                .contains("another hikkoshi process is migrating this guest")
+            error.contains("another hikkoshi process is migrating this guest"),
+            "{error}"
         );
         drop(another);
         assert_eq!(undo(&identity, &record).unwrap(), state("running"));
