@@ -101,7 +101,8 @@ fn a_paused_guest_whose_move_fails_late_can_be_moved_again() {
     exits.assert_source(1, &["at the source, paused as before"]);
     assert_eq!(guest.vm().status().unwrap(), "paused");
     finished.destination.kill();
-    guest.migrate(&MigrationPlan::new("hybrid"));
+    let (exits, finished) = guest.start_migration(&MigrationPlan::new("hybrid")).wait();
+    guest.complete_migration(&exits, finished, "paused");
     guest.vm().cont().unwrap();
     guest.assert_healthy();
 }

@@ -63,6 +63,16 @@ pub(crate) fn find_unprinted(
             *found = found.or(record);
         }
     }
+    if let Some(first) = blocks.first()
+        && found.iter().all(Option::is_none)
+    {
+        // It is another program that has QEMU's monitor.
+        return Err(RamError::NotMapped {
+            id: first.name.clone(),
+            pid: process.pid(),
+            name: crate::attach::process::name(process),
+        });
+    }
     let mut addresses = Vec::with_capacity(blocks.len());
     for (index, block) in blocks.iter().enumerate() {
         let address = match found[index] {
