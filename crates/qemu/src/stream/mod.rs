@@ -11,7 +11,7 @@
 //! # Files and sockets
 //!
 //! At the source QEMU writes into a file in memory (`save_file.rs`). At the destination it reads
-//! from a socket ([`open`]): a thread of ours writes at our end (`writer.rs`), so the engine never
+//! from a socket (`open`): a thread of ours writes at our end (`writer.rs`), so the engine never
 //! waits for QEMU.
 
 mod format;
