@@ -12,7 +12,7 @@
 //!   left out by a filter in the kernel.
 //! * A [`TunQueue`] is QEMU's own descriptor of the device. What can be read from it
 //!   has not been taken by the guest's network card.
-//! * [`unread`] combines both: it finds the first frame that the guest did not get.
+//! * [`unread()`] combines both: it finds the first frame that the guest did not get.
 //! * At the destination another [`PacketSocket`] transmits the frames on the tap
 //!   device there.
 //!

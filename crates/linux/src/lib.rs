@@ -7,7 +7,7 @@
 //!
 //! * Other processes: [`Process`] (a pidfd and the data in `/proc/PID`), [`inject`] (system calls
 //!   that another process executes for us), [`HostAddr`] and [`HostRange`] (addresses in another
-//!   process), [`drop_pages`], [`Process::collapse`] (`MADV_COLLAPSE`), [`Pagemap`] (which pages it
+//!   process), [`drop_pages()`], [`Process::collapse`] (`MADV_COLLAPSE`), [`Pagemap`] (which pages it
 //!   has, and which were written).
 //! * Threads: [`Schedule`] (`sched_setattr`), [`Priority`] (urgent threads before background
 //!   threads), [`sandbox_thread`] (Landlock, seccomp and capabilities).
