@@ -284,7 +284,7 @@ fn tls_on_one_side_only_is_reported() {
     let mut with = vec![plain.address.clone()];
     with.extend(source.iter().cloned());
     let with: Vec<&str> = with.iter().map(String::as_str).collect();
-    plain.assert_refuses(&with, 1, &["Both sides must use TLS, or both --plaintext"]);
+    plain.assert_refuses(&with, 1, &["both sides must use TLS, or both --plaintext"]);
     guest.assert_healthy();
 }
 
