@@ -69,7 +69,7 @@ fn no_memory_left_in_precopy() {
         let filler = Filler::of(small.path());
         migration.relay().release();
         let (exits, finished) = migration.wait();
-        let full = "file system (or the huge-page pool) full?";
+        let full = "file system, or the huge-page pool, full?";
         exits.assert_source(1, &[full, "runs at the source"]);
         exits.assert_destination(1, &[full, "the guest stays at the source"]);
         guest.assert_stayed(finished, &format!("{mode}, no memory left {at}"));
