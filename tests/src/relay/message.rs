@@ -87,6 +87,12 @@ pub enum MessageKind {
     FramesEnd,
     /// Sent by the destination.
     FramesDelivered,
+    /// Sent by the source.
+    Compare,
+    /// Sent by the destination.
+    Obstacle,
+    /// Sent by the destination.
+    Compared,
 }
 
 pub(super) fn from_source(payload: &[u8]) -> MessageKind {
@@ -107,6 +113,7 @@ pub(super) fn from_source(payload: &[u8]) -> MessageKind {
         ToDestination::KeepsFrames => MessageKind::KeepsFrames,
         ToDestination::Frames { .. } => MessageKind::Frames,
         ToDestination::FramesEnd => MessageKind::FramesEnd,
+        ToDestination::Compare { .. } => MessageKind::Compare,
     }
 }
 
@@ -129,5 +136,7 @@ pub(super) fn from_destination(payload: &[u8]) -> MessageKind {
         ToSource::Differs { .. } => MessageKind::Differs,
         ToSource::ShutDown => MessageKind::ShutDown,
         ToSource::FramesDelivered { .. } => MessageKind::FramesDelivered,
+        ToSource::Obstacle { .. } => MessageKind::Obstacle,
+        ToSource::Compared { .. } => MessageKind::Compared,
     }
 }

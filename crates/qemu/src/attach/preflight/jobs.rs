@@ -6,31 +6,28 @@ use serde_json::{Value, json};
 use super::Refusal;
 use crate::qmp::{Client, QmpError};
 
-/// Refuses a guest with a job that has not ended.
-pub(crate) fn check(client: &mut Client) -> Result<(), Refusal> {
+/// The jobs that have not ended: the guest cannot be moved before they have.
+pub(crate) fn check(client: &mut Client) -> Result<Vec<Refusal>, QmpError> {
     let jobs = client.execute("query-jobs", json!({}))?;
-    match running(&jobs) {
-        None => Err(QmpError::unexpected("query-jobs", jobs.to_string()).into()),
-        Some(None) => Ok(()),
-        Some(Some(job)) => Err(job),
-    }
+    running(&jobs).ok_or_else(|| QmpError::unexpected("query-jobs", jobs.to_string()))
 }
 
-/// The first job that has not ended. `None` if this is not a list of jobs.
-fn running(jobs: &Value) -> Option<Option<Refusal>> {
+/// The jobs that have not ended. `None` if this is not a list of jobs.
+fn running(jobs: &Value) -> Option<Vec<Refusal>> {
+    let mut found = Vec::new();
     for job in jobs.as_array()? {
         let text = |key| job.get(key).and_then(Value::as_str);
         let (id, kind, status) = (text("id")?, text("type")?, text("status")?);
         // A job that has ended and waits to be dismissed holds no image.
         if !matches!(status, "concluded" | "null") {
-            return Some(Some(Refusal::Job {
+            found.push(Refusal::Job {
                 id: id.to_owned(),
                 kind: kind.to_owned(),
                 status: status.to_owned(),
-            }));
+            });
         }
     }
-    Some(None)
+    Some(found)
 }
 
 #[cfg(test)]
@@ -40,16 +37,19 @@ mod tests {
     #[test]
     fn jobs_that_have_ended_do_not_matter() {
         let job = |status| json!({"id": "bk", "type": "backup", "status": status});
-        assert!(matches!(running(&json!([])), Some(None)));
-        assert!(matches!(
-            running(&json!([job("concluded"), job("null")])),
-            Some(None)
-        ));
+        assert!(running(&json!([])).unwrap().is_empty());
+        assert!(
+            running(&json!([job("concluded"), job("null")]))
+                .unwrap()
+                .is_empty()
+        );
+        let two = running(&json!([job("running"), job("ready")]));
+        assert_eq!(two.unwrap().len(), 2, "each job is reported");
         for status in [
             "created", "running", "paused", "ready", "standby", "pending", "new",
         ] {
             let found = running(&json!([job("concluded"), job(status)]));
-            let text = found.unwrap().unwrap().to_string();
+            let text = found.unwrap()[0].to_string();
             assert!(
                 text.contains("'bk' (backup)") && text.contains(status),
                 "{text}"
