@@ -212,7 +212,7 @@ fn obstacles(
 ) -> Vec<String> {
     let mut found = Vec::new();
     if guest.has_ended() {
-        found.push(text(&DestinationFailure::gone(guest)));
+        found.push(text(DestinationFailure::gone(guest)));
     }
     let compatible = description.compatible_with(guest.describe());
     found.extend(compatible.err().map(text));
