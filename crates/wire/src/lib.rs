@@ -9,6 +9,7 @@
 //! | control (one) | [`ToDestination`] | [`ToSource`] |
 //! | urgent (one) | urgent pages | page requests |
 //! | background (one or more) | background pages, zero pages | acknowledgements |
+//! | frames (at most one) | network frames that arrived in the switchover | what became of them |
 //!
 //! On every link, each side first sends a [`Hello`] of fixed size: protocol
 //! versions, capabilities, the link's role, and the migration's secret
@@ -55,6 +56,8 @@
 //!     source                                      destination
 //!       | Machine: the guest's devices, if both sides   |
 //!       |          have the capability                  |
+//!       | KeepsFrames: the source opens a link for      |
+//!       |          frames, if both have the capability  |
 //!       | Processors: what the guest was given          |
 //!       | Begin: the guest's description, the mode      |
 //!       |---------------------------------------------->|  compatible_with()
@@ -149,7 +152,8 @@
 //! | 2 | [`Processors`](ToDestination::Processors) before `Begin`, [`Differs`](ToSource::Differs) |
 //!
 //! A source sends [`Machine`](ToDestination::Machine) only to a destination
-//! with [`Capabilities::MACHINE`].
+//! with [`Capabilities::MACHINE`], and [`KeepsFrames`](ToDestination::KeepsFrames) and
+//! what follows from it only with [`Capabilities::FRAMES`].
 //!
 //! Version 1 is still understood, so that an unfinished migration can be
 //! resumed after one side was updated. A new migration needs
@@ -178,10 +182,10 @@ pub use framing::{
 pub use messages::{
     AuxiliaryBlock, BlockDescription, CpuidRegister, CpuidWord, DestinationStage, Device,
     DeviceStateDigest, DeviceStateError, FaultMeasures, GuestDescription, GuestRangeDescription,
-    MAX_DEVICE_CHUNK, MAX_DEVICE_STATE, MAX_FAULTING, MAX_LINKS, MAX_RANGES, MAX_TEXT, Machine,
-    Mode, OutsideLayout, PageRanges, Processor, ProcessorKind, ProcessorPlace, ProcessorSetting,
-    Processors, RequestSummary, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource,
-    Topology,
+    MAX_DEVICE_CHUNK, MAX_DEVICE_STATE, MAX_FAULTING, MAX_FRAME, MAX_FRAMES, MAX_LINKS, MAX_RANGES,
+    MAX_TEXT, Machine, Mode, NetworkFrame, OFFLOAD_LEN, OutsideLayout, PageRanges, Processor,
+    ProcessorKind, ProcessorPlace, ProcessorSetting, Processors, RequestSummary, SourceStage,
+    StageSummary, ThreadFaults, ToDestination, ToSource, Topology,
 };
 pub use negotiation::{
     Agreed, CHALLENGE_LEN, Capabilities, HELLO_LEN, Hello, HelloError, MigrationId,

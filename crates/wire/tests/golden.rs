@@ -19,7 +19,7 @@ use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
     AuxiliaryBlock, BlockDescription, Capabilities, ControlMessage, CpuidRegister, CpuidWord,
     DestinationStage, Device, FaultMeasures, Frame, GuestDescription, GuestRangeDescription, Hello,
-    Machine, MigrationId, Mode, PageRanges, Processor, ProcessorKind, ProcessorPlace,
+    Machine, MigrationId, Mode, NetworkFrame, PageRanges, Processor, ProcessorKind, ProcessorPlace,
     ProcessorSetting, Processors, RequestSummary, Role, SourceStage, StageSummary, ThreadFaults,
     ToDestination, ToSource, Topology, Versions, control_frame,
 };
@@ -98,6 +98,15 @@ fn to_destination() -> Vec<ToDestination> {
             allow_mismatch: true,
         },
         ToDestination::Machine { machine: machine() },
+        ToDestination::KeepsFrames,
+        ToDestination::Frames {
+            card: [0x52, 0x54, 0, 0x12, 0x34, 0x56],
+            frames: vec![NetworkFrame {
+                offload: [1, 0, 0, 0, 0, 0, 34, 0, 6, 0],
+                bytes: b"RT\0\x124VRU\n\0\x02\x02\x08\0".to_vec(),
+            }],
+        },
+        ToDestination::FramesEnd,
     ]
 }
 
@@ -232,6 +241,10 @@ fn to_source() -> Vec<ToSource> {
             what: "the destination's processors lack sse4.2, avx2".into(),
         },
         ToSource::ShutDown,
+        ToSource::FramesDelivered {
+            delivered: 17,
+            dropped: 2,
+        },
     ]
 }
 
@@ -252,6 +265,9 @@ fn destination_name(message: &ToDestination) -> &'static str {
         ToDestination::OwedEnd { .. } => "to-destination-owed-end",
         ToDestination::Processors { .. } => "to-destination-processors",
         ToDestination::Machine { .. } => "to-destination-machine",
+        ToDestination::KeepsFrames => "to-destination-keeps-frames",
+        ToDestination::Frames { .. } => "to-destination-frames",
+        ToDestination::FramesEnd => "to-destination-frames-end",
     }
 }
 
@@ -273,6 +289,7 @@ fn source_name(message: &ToSource) -> &'static str {
         ToSource::GuestLost { .. } => "to-source-guest-lost",
         ToSource::Differs { .. } => "to-source-differs",
         ToSource::ShutDown => "to-source-shut-down",
+        ToSource::FramesDelivered { .. } => "to-source-frames-delivered",
     }
 }
 
@@ -308,6 +325,7 @@ fn streams() -> BTreeMap<&'static str, Vec<u8>> {
         ("hello-control", Role::Control),
         ("hello-urgent", Role::Urgent),
         ("hello-background", Role::Background { index: 1 }),
+        ("hello-frames", Role::Frames),
     ] {
         let hello = Hello {
             versions: Versions::new(1, 1).unwrap(),
@@ -356,6 +374,6 @@ fn each_message_has_its_number_and_is_in_the_list() {
             .map(|message| hikkoshi_wire::encode_control(message).unwrap());
         payloads.map(|payload| payload[0]).collect()
     }
-    assert_eq!(numbers(&to_destination()), (0..13).collect::<Vec<u8>>());
-    assert_eq!(numbers(&to_source()), (0..16).collect::<Vec<u8>>());
+    assert_eq!(numbers(&to_destination()), (0..16).collect::<Vec<u8>>());
+    assert_eq!(numbers(&to_source()), (0..17).collect::<Vec<u8>>());
 }

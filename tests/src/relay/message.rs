@@ -11,10 +11,14 @@ pub enum MessageKind {
     HelloUrgent,
     /// Source: opens a background link.
     HelloBackground,
+    /// Source: opens the link for network frames.
+    HelloFrames,
     /// Destination: its greeting on any link.
     Greeting,
     /// Sent by the source.
     Machine,
+    /// Sent by the source.
+    KeepsFrames,
     /// Sent by the source.
     Processors,
     /// Sent by the source.
@@ -77,6 +81,12 @@ pub enum MessageKind {
     GuestLost,
     /// Sent by the destination.
     ShutDown,
+    /// Source: network frames.
+    Frames,
+    /// Sent by the source.
+    FramesEnd,
+    /// Sent by the destination.
+    FramesDelivered,
 }
 
 pub(super) fn from_source(payload: &[u8]) -> MessageKind {
@@ -94,6 +104,9 @@ pub(super) fn from_source(payload: &[u8]) -> MessageKind {
         ToDestination::OwedEnd { .. } => MessageKind::OwedEnd,
         ToDestination::Processors { .. } => MessageKind::Processors,
         ToDestination::Machine { .. } => MessageKind::Machine,
+        ToDestination::KeepsFrames => MessageKind::KeepsFrames,
+        ToDestination::Frames { .. } => MessageKind::Frames,
+        ToDestination::FramesEnd => MessageKind::FramesEnd,
     }
 }
 
@@ -115,5 +128,6 @@ pub(super) fn from_destination(payload: &[u8]) -> MessageKind {
         ToSource::GuestLost { .. } => MessageKind::GuestLost,
         ToSource::Differs { .. } => MessageKind::Differs,
         ToSource::ShutDown => MessageKind::ShutDown,
+        ToSource::FramesDelivered { .. } => MessageKind::FramesDelivered,
     }
 }

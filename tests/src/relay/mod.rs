@@ -290,6 +290,7 @@ impl Shared {
             (true, Role::Control) => MessageKind::HelloControl,
             (true, Role::Urgent) => MessageKind::HelloUrgent,
             (true, Role::Background { .. }) => MessageKind::HelloBackground,
+            (true, Role::Frames) => MessageKind::HelloFrames,
             (false, _) => MessageKind::Greeting,
         };
         let mut challenge = [0; CHALLENGE_LEN];

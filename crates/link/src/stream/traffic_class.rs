@@ -7,7 +7,7 @@ use hikkoshi_wire::Role;
 pub enum TrafficClass {
     /// The urgent and the control link: the guest or the other side waits for the data.
     Urgent,
-    /// Background links.
+    /// Background links, and the link for network frames.
     Bulk,
 }
 
@@ -15,7 +15,7 @@ impl TrafficClass {
     /// The traffic class of a link.
     pub fn of(role: Role) -> Self {
         match role {
-            Role::Background { .. } => Self::Bulk,
+            Role::Background { .. } | Role::Frames => Self::Bulk,
             _ => Self::Urgent,
         }
     }
@@ -75,12 +75,13 @@ mod tests {
     }
 
     #[test]
-    fn only_background_links_are_bulk() {
+    fn links_that_nothing_waits_for_are_bulk() {
         assert_eq!(TrafficClass::of(Role::Control), TrafficClass::Urgent);
         assert_eq!(TrafficClass::of(Role::Urgent), TrafficClass::Urgent);
         assert_eq!(
             TrafficClass::of(Role::Background { index: 3 }),
             TrafficClass::Bulk
         );
+        assert_eq!(TrafficClass::of(Role::Frames), TrafficClass::Bulk);
     }
 }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 mod bounded;
 mod device_state;
+mod frames;
 mod guest;
 mod machine;
 mod measurements;
@@ -20,6 +21,7 @@ use bounded::{Bytes, List, Reason};
 
 pub use bounded::MAX_TEXT;
 pub use device_state::{DeviceStateDigest, DeviceStateError, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE};
+pub use frames::{MAX_FRAME, MAX_FRAMES, NetworkFrame, OFFLOAD_LEN};
 pub use guest::{BlockDescription, GuestDescription, GuestRangeDescription};
 pub use machine::{AuxiliaryBlock, Device, Machine};
 pub use measurements::{FaultMeasures, MAX_FAULTING, RequestSummary, StageSummary, ThreadFaults};
@@ -139,6 +141,23 @@ pub enum ToDestination {
         /// The devices and the memory.
         machine: Machine,
     },
+    /// The source keeps the frames that arrive for the guest during the
+    /// switchover, and opens a link with [`Role::Frames`](crate::Role::Frames).
+    /// Sent before [`Processors`](Self::Processors), and only to a destination
+    /// with [`Capabilities::FRAMES`](crate::Capabilities::FRAMES).
+    KeepsFrames,
+    /// Frames that the guest did not get at the source, in the order of their
+    /// arrival. Only on the link for frames, from *Commit* on.
+    Frames {
+        /// The address of the network card that they are for.
+        card: [u8; 6],
+        /// The frames; at most [`MAX_FRAMES`].
+        #[serde(with = "List::<MAX_FRAMES>")]
+        frames: Vec<NetworkFrame>,
+    },
+    /// No more frames follow. The last message of the source on the link for
+    /// frames.
+    FramesEnd,
 }
 
 /// Messages from the destination to the source.
@@ -242,4 +261,12 @@ pub enum ToSource {
     /// missing pages are no longer needed, and neither is the source. Only to a
     /// source with [`Capabilities::SHUT_DOWN`](crate::Capabilities::SHUT_DOWN).
     ShutDown,
+    /// The answer to [`FramesEnd`](ToDestination::FramesEnd), once the guest
+    /// runs: what became of the frames. The only message on the link for frames.
+    FramesDelivered {
+        /// Frames that were delivered to the guest's network cards.
+        delivered: u64,
+        /// Frames that were not.
+        dropped: u64,
+    },
 }

@@ -5,7 +5,7 @@
 //!      0      8  magic "hikkoshi"
 //!      8      2  lowest protocol version
 //!     10      2  highest protocol version
-//!     12      2  role: 0 control, 1 urgent, 2 background
+//!     12      2  role: 0 control, 1 urgent, 2 background, 3 frames
 //!     14      2  number of the background link, otherwise 0
 //!     16      8  capabilities
 //!     24     16  the migration's id
@@ -47,6 +47,8 @@ pub enum Role {
         /// Its index among the background links, from 0 on.
         index: u16,
     },
+    /// Network frames that arrived for the guest during the switchover.
+    Frames,
 }
 
 impl fmt::Display for Role {
@@ -55,6 +57,7 @@ impl fmt::Display for Role {
             Self::Control => f.write_str("control"),
             Self::Urgent => f.write_str("urgent"),
             Self::Background { index } => write!(f, "background {index}"),
+            Self::Frames => f.write_str("frames"),
         }
     }
 }
@@ -81,6 +84,7 @@ impl Hello {
             Role::Control => (0u16, 0),
             Role::Urgent => (1, 0),
             Role::Background { index } => (2, index),
+            Role::Frames => (3, 0),
         };
         let mut hello = [0; HELLO_LEN];
         put::<0, 8, HELLO_LEN>(&mut hello, MAGIC);
@@ -117,6 +121,7 @@ impl Hello {
             (0, 0) => Role::Control,
             (1, 0) => Role::Urgent,
             (2, index) => Role::Background { index },
+            (3, 0) => Role::Frames,
             _ => return Err(HelloError::Role { role, index }),
         };
         Ok(Self {

@@ -83,13 +83,18 @@ impl Capabilities {
     /// The destination supports [`Machine`](crate::ToDestination::Machine).
     pub const MACHINE: Self = Self(1 << 4);
 
+    /// The destination supports [`KeepsFrames`](crate::ToDestination::KeepsFrames)
+    /// and the link for frames.
+    pub const FRAMES: Self = Self(1 << 5);
+
     /// All capabilities of this build.
     pub const KNOWN: Self = Self(
         Self::POSTCOPY.0
             | Self::MEASURES.0
             | Self::RECOVERY.0
             | Self::SHUT_DOWN.0
-            | Self::MACHINE.0,
+            | Self::MACHINE.0
+            | Self::FRAMES.0,
     );
 
     /// Returns the capabilities with these bits, known or not.

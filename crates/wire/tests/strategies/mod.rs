@@ -5,9 +5,9 @@ use hikkoshi_wire::{
     AuxiliaryBlock, BlockDescription, Capabilities, CpuidRegister, CpuidWord, DestinationStage,
     Device, FaultMeasures, Frame, GuestDescription, GuestRangeDescription, Hello,
     MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Machine, Message, MigrationId,
-    Mode, PageRanges, Processor, ProcessorKind, ProcessorPlace, ProcessorSetting, Processors,
-    RequestSummary, Role, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource,
-    Topology, Versions,
+    Mode, NetworkFrame, OFFLOAD_LEN, PageRanges, Processor, ProcessorKind, ProcessorPlace,
+    ProcessorSetting, Processors, RequestSummary, Role, SourceStage, StageSummary, ThreadFaults,
+    ToDestination, ToSource, Topology, Versions,
 };
 use proptest::prelude::*;
 
@@ -17,6 +17,7 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
     let role = prop_oneof![
         Just(Role::Control),
         Just(Role::Urgent),
+        Just(Role::Frames),
         any::<u16>().prop_map(|index| Role::Background { index }),
     ];
     (
@@ -265,6 +266,13 @@ pub(crate) fn to_destination() -> impl Strategy<Value = ToDestination> {
             }
         }),
         machine().prop_map(|machine| ToDestination::Machine { machine }),
+        Just(ToDestination::KeepsFrames),
+        (
+            any::<[u8; 6]>(),
+            prop::collection::vec(network_frame(), 0..20)
+        )
+            .prop_map(|(card, frames)| ToDestination::Frames { card, frames }),
+        Just(ToDestination::FramesEnd),
         (processors(), any::<bool>()).prop_map(|(processors, allow_mismatch)| {
             ToDestination::Processors {
                 processors,
@@ -272,6 +280,14 @@ pub(crate) fn to_destination() -> impl Strategy<Value = ToDestination> {
             }
         }),
     ]
+}
+
+fn network_frame() -> impl Strategy<Value = NetworkFrame> {
+    (
+        any::<[u8; OFFLOAD_LEN]>(),
+        prop::collection::vec(any::<u8>(), 0..100),
+    )
+        .prop_map(|(offload, bytes)| NetworkFrame { offload, bytes })
 }
 
 fn summary() -> impl Strategy<Value = RequestSummary> {
@@ -352,6 +368,8 @@ pub(crate) fn to_source() -> impl Strategy<Value = ToSource> {
         text().prop_map(|reason| ToSource::GuestLost { reason }),
         text().prop_map(|what| ToSource::Differs { what }),
         Just(ToSource::ShutDown),
+        (any::<u64>(), any::<u64>())
+            .prop_map(|(delivered, dropped)| ToSource::FramesDelivered { delivered, dropped }),
     ]
 }
 
