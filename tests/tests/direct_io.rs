@@ -31,7 +31,10 @@ fn slow_disk(env: &TestEnv) -> Option<Throttle> {
                 std::env::var_os("CI").is_none_or(|ci| ci != "true"),
                 "{error}"
             );
-            log(format!("NOT TESTED: {}", error_reporter::Report::new(&error)));
+            log(format!(
+                "NOT TESTED: {}",
+                error_reporter::Report::new(&error)
+            ));
             None
         }
         Err(error) => panic!("{}", error_reporter::Report::new(error)),

@@ -16,6 +16,7 @@ use hikkoshi_linux::Process;
 use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 
+use crate::frames::{FrameCapture, FrameDelivery};
 use hikkoshi_linux::Cancel;
 use hikkoshi_memory::RamFiles;
 
@@ -143,6 +144,13 @@ pub trait SourceGuest: Send {
 
     /// The guest's memory, for reading.
     fn ram(&self) -> Arc<RamFiles>;
+
+    /// The networks of the guest, to keep frames that arrive for it while it is paused. Called once,
+    /// before the guest is offered to the destination. `None` if there are none. An error does not
+    /// affect the migration.
+    fn capture_frames(&mut self) -> Result<Option<Box<dyn FrameCapture>>, GuestError> {
+        Ok(None)
+    }
 
     /// Starts to log writes to the guest's memory.
     ///
@@ -315,6 +323,13 @@ pub trait DestinationGuest: Send {
 
     /// The machine's memory, for writing.
     fn ram(&self) -> Arc<RamFiles>;
+
+    /// The networks of the machine, to deliver frames that arrived for the guest at the source.
+    /// Called once, when a source has announced such frames. An error does not affect the
+    /// migration.
+    fn deliver_frames(&mut self) -> Result<Option<Box<dyn FrameDelivery>>, GuestError> {
+        Ok(None)
+    }
 
     /// Prepares the machine to be filled: from now on it runs only after [`resume`](Self::resume).
     fn prepare(&mut self) -> Result<(), GuestError>;

@@ -4,8 +4,9 @@
 //! # Model
 //!
 //! A migration has a **source** ([`migrate`]) and a **destination** ([`receive`]). Each accesses its
-//! guest through a trait ([`SourceGuest`], [`DestinationGuest`]), and the two communicate over three
-//! kinds of links ([`hikkoshi_link`]): control, urgent, background. Memory is a flat space of 4 KiB
+//! guest through a trait ([`SourceGuest`], [`DestinationGuest`]), and the two communicate over
+//! links of several kinds ([`hikkoshi_link`]): control, urgent, background, and frames, which
+//! carries what arrives at the guest's network cards during the switchover (`frames.rs`). Memory is a flat space of 4 KiB
 //! pages (`hikkoshi-pages`), read and written through the RAM blocks' files
 //! ([`RamFiles`](hikkoshi_memory::RamFiles)).
 //!
@@ -66,6 +67,7 @@
 
 mod control_link;
 pub mod destination;
+mod frames;
 mod guest;
 mod panic_notifier;
 pub mod report;
@@ -77,6 +79,7 @@ mod sync;
 pub use destination::{
     DestinationOptions, ReceiveError, ReceiveWatch, give_up_receive, receive, resume_receive,
 };
+pub use frames::{FrameCapture, FrameDelivery, FramesAccount, KeptFrame};
 pub use guest::{DestinationGuest, GuestError, SourceGuest, ThreadName};
 pub use hikkoshi_linux::{Cancel, Priority, PriorityClass};
 pub use report::{Account, Observer};

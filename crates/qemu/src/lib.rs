@@ -95,6 +95,7 @@ mod destination;
 #[doc(hidden)]
 pub mod fuzzing;
 mod identity;
+mod network;
 pub mod qmp;
 mod settings;
 mod source;

@@ -14,6 +14,7 @@
 //! of tmpfs are rebuilt at the end (`postcopy/huge/`).
 
 mod error;
+pub(crate) mod frames;
 pub(crate) mod handover_driver;
 mod install_error;
 mod last_message;

@@ -123,22 +123,27 @@ impl Session {
         })
     }
 
-    /// Waits for the source's other links: `background_links` for background pages, and one for
-    /// urgent pages if `urgent`.
+    /// Waits for the source's other links: `background_links` for background pages, one for urgent
+    /// pages if `urgent`, and one for frames if `frames`.
+    #[allow(clippy::too_many_arguments, reason = "each is needed once, here")]
     pub(crate) fn await_links(
         &mut self,
         incoming: &Receiver<Incoming>,
         id: MigrationId,
         background_links: u16,
         urgent: bool,
+        frames: bool,
         stall_timeout: Duration,
         cancel: &Cancel,
     ) -> Result<Links, DestinationFailure> {
         let doing = "waiting for the source's links";
         let deadline = Instant::now() + LINKS_TIMEOUT;
-        let mut urgent_link = None;
+        let (mut urgent_link, mut frames_link) = (None, None);
         let mut background: Vec<Option<_>> = (0..background_links).map(|_| None).collect();
-        while background.iter().any(Option::is_none) || (urgent && urgent_link.is_none()) {
+        while background.iter().any(Option::is_none)
+            || (urgent && urgent_link.is_none())
+            || (frames && frames_link.is_none())
+        {
             if cancel.is_cancelled() {
                 return Err(DestinationFailure::Cancelled);
             }
@@ -182,6 +187,7 @@ impl Session {
             let slot = match link.role {
                 Role::Background { index } => background.get_mut(usize::from(index)),
                 Role::Urgent if urgent => Some(&mut urgent_link),
+                Role::Frames if frames => Some(&mut frames_link),
                 _ => None,
             };
             let Some(slot) = slot else {
@@ -208,6 +214,7 @@ impl Session {
                 .map(|(_, ends)| ends)
                 .collect(),
             urgent: urgent_link.map(|(_, ends)| ends),
+            frames: frames_link.map(|(_, ends)| ends),
         })
     }
 
@@ -310,4 +317,6 @@ pub(crate) struct Links {
     pub(crate) background: Vec<Ends>,
     /// Pages arrive on it, and requests are sent on it.
     pub(crate) urgent: Option<(LinkReader, LinkWriter)>,
+    /// Frames that arrived for the guest at the source.
+    pub(crate) frames: Option<Ends>,
 }

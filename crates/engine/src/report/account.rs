@@ -3,6 +3,7 @@
 use hikkoshi_wire::Mode;
 use serde::Serialize;
 
+use crate::frames::FramesAccount;
 use crate::report::{CollapseAccount, Requests};
 
 /// Pages by the way they were sent.
@@ -93,6 +94,9 @@ pub struct Account {
     /// Drains of the guest's devices, where it needed them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drains: Option<Drains>,
+    /// Frames that arrived for the guest during the switchover, where they were kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub frames: Option<FramesAccount>,
     /// Measurements of the guest's faults.
     #[serde(flatten)]
     pub requests: Requests,

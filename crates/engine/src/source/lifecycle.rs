@@ -94,6 +94,7 @@ pub(crate) fn with_context(
                     requests_under_way: postcopy.then(|| shared.counters.requests_under_way()),
                     ..handover.requests
                 },
+                frames: handover.frames,
                 collapse: None,
             })
         }

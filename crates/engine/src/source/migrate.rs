@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
+use error_reporter::Report;
 use hikkoshi_handover::{Outcome, RecordedSource, SourceEvent, SourceRecord, SourceStage};
 use hikkoshi_link::{BackgroundSender, HandshakeError, Remote};
 use hikkoshi_wire::{MigrationId, Mode};
@@ -69,6 +70,18 @@ fn run(
         .write()
         .map_err(|error| at_source(SourceFailure::Journal(error)))?;
     shared.progress.begin(Phase::Connecting, 0, 0);
+    let capture = if shared.options.keep_frames {
+        guest.capture_frames()
+    } else {
+        Ok(None)
+    };
+    let capture = capture.unwrap_or_else(|error| {
+        shared.observer.notice(&format!(
+            "frames that arrive for the guest while it is paused are lost: {}",
+            Report::new(&error)
+        ));
+        None
+    });
     let (mut session, links) = Session::open(
         shared,
         remote,
@@ -76,6 +89,7 @@ fn run(
         guest.describe(),
         guest.processors(),
         guest.machine(),
+        capture,
     )
     .map_err(at_source)?;
     let options = &shared.options;

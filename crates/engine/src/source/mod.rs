@@ -12,6 +12,7 @@
 
 mod context;
 mod error;
+mod frames;
 mod give_up;
 mod handover_driver;
 mod lifecycle;

@@ -64,6 +64,9 @@ pub struct SourceOptions {
     /// a guest that needs it. Off only for tests and for measuring what it costs:
     /// without it, memory that disks write is lost.
     pub drain: bool,
+    /// Whether frames that arrive for the guest while it is paused are sent to the
+    /// destination.
+    pub keep_frames: bool,
     /// In post-copy, how long after the switchover background pages are held back,
     /// except those that are read ahead. For measurements.
     pub background_delay: Duration,
@@ -107,6 +110,7 @@ impl Default for SourceOptions {
             allow_cpu_mismatch: false,
             links: Self::default_links(),
             drain: true,
+            keep_frames: true,
             background_delay: Duration::ZERO,
             read_ahead: ReadAhead::Adaptive,
             hot_first: true,

@@ -48,7 +48,7 @@ fn options_stand_under_their_headings() {
         "-: address --help\n\
          Connection: --to --stall-timeout --qmp\n\
          Migration: --mode --max-downtime --bandwidth --when-stalled --allow-cpu-mismatch \
-         --allow-device\n\
+         --no-keep-frames --allow-device\n\
          Recovery: --retry-for --resume --give-up --other-side-is-lost --journal\n\
          Tuning: --links --rounds --max-rounds --read-ahead\n\
          Security: --plaintext --tls-ca --tls-cert --tls-key\n\

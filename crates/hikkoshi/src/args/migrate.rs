@@ -98,6 +98,13 @@ pub(crate) struct MigrateOptions {
     #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
     pub allow_cpu_mismatch: bool,
 
+    /// Do not deliver frames that arrive for the guest while it is paused
+    ///
+    /// By default frames that arrive at the guest's tap devices during the switchover are sent to
+    /// the destination and delivered there.
+    #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
+    pub no_keep_frames: bool,
+
     #[command(flatten)]
     pub shared: SharedOptions,
 
@@ -224,6 +231,7 @@ impl Migrate {
             allow_cpu_mismatch: options.allow_cpu_mismatch,
             links: options.links.unwrap_or(default.links),
             drain: !options.no_drain,
+            keep_frames: !options.no_keep_frames,
             background_delay: Duration::from_millis(options.background_delay.unwrap_or(0)),
             read_ahead: options.read_ahead.unwrap_or(default.read_ahead),
             hot_first: !options.no_hot_first,
@@ -252,6 +260,7 @@ impl MigrateOptions {
             bandwidth: self.bandwidth.or(earlier.bandwidth),
             when_stalled: self.when_stalled.or(earlier.when_stalled),
             allow_cpu_mismatch: self.allow_cpu_mismatch || earlier.allow_cpu_mismatch,
+            no_keep_frames: self.no_keep_frames || earlier.no_keep_frames,
             shared: self.shared.or(earlier.shared),
             links: self.links.or(earlier.links),
             rounds: self.rounds.or(earlier.rounds),
@@ -371,7 +380,7 @@ mod tests {
         assert_eq!(options.links, SourceOptions::default_links());
         assert_eq!(options.read_ahead, ReadAhead::Adaptive);
         assert!(options.hot_first && options.follow && options.bound && !options.poll);
-        assert!(options.drain && !options.allow_cpu_mismatch);
+        assert!(options.drain && options.keep_frames && !options.allow_cpu_mismatch);
         assert_eq!(options.priority, Priority::ON);
         assert_eq!(options.retry_for, RetryFor::BY_MODE);
         assert!(migrate.common.security.plaintext);

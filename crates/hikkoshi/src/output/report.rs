@@ -44,6 +44,13 @@ pub(crate) fn readable(account: &Account, verbose: bool) -> String {
     row(&mut text, "urgent", pages.urgent, Some(bytes.urgent));
     row(&mut text, "zero", pages.zero, None);
     let _ = writeln!(text, "  device state {:>27}", mib(bytes.device_state));
+    if let Some(frames) = &account.frames {
+        let _ = writeln!(
+            text,
+            "  frames       {} arrived during the switchover, {} delivered, {} lost",
+            frames.kept, frames.delivered, frames.dropped
+        );
+    }
     text.push_str(&latencies(&account.requests.request_latency_us, verbose));
     text.push_str(&stages(&account.requests));
     if let Some(collapse) = &account.collapse {

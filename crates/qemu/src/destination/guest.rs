@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, ThreadName};
+use hikkoshi_engine::{Cancel, DestinationGuest, FrameDelivery, GuestError, ThreadName};
 use hikkoshi_linux::Process;
 use hikkoshi_memory::RamFiles;
 use hikkoshi_userfault::Userfault;
@@ -13,6 +13,8 @@ use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use super::shutdown_listener::ShutdownListener;
 use super::vcpus;
 use super::{KillError, QemuDestination};
+use crate::network;
+use crate::qmp::monitor::connected;
 use crate::settings::Settings;
 
 impl DestinationGuest for QemuDestination {
@@ -30,6 +32,11 @@ impl DestinationGuest for QemuDestination {
 
     fn ram(&self) -> Arc<RamFiles> {
         Arc::clone(&self.ram)
+    }
+
+    fn deliver_frames(&mut self) -> Result<Option<Box<dyn FrameDelivery>>, GuestError> {
+        let client = connected(&mut self.client).map_err(GuestError::new)?;
+        network::deliver(client, &self.process).map_err(GuestError::new)
     }
 
     fn prepare(&mut self) -> Result<(), GuestError> {

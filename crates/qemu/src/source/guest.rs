@@ -6,12 +6,13 @@ use std::time::Instant;
 
 use error_reporter::Report;
 use hikkoshi_dirty::DirtyLog;
-use hikkoshi_engine::{Cancel, GuestError, SourceGuest};
+use hikkoshi_engine::{Cancel, FrameCapture, GuestError, SourceGuest};
 use hikkoshi_memory::RamFiles;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use thiserror::Error;
 
 use super::QemuSource;
+use crate::network;
 use crate::qmp::migration;
 use crate::qmp::monitor::connected;
 use crate::source::drain;
@@ -31,6 +32,11 @@ impl SourceGuest for QemuSource {
 
     fn ram(&self) -> Arc<RamFiles> {
         Arc::clone(&self.qemu.ram)
+    }
+
+    fn capture_frames(&mut self) -> Result<Option<Box<dyn FrameCapture>>, GuestError> {
+        let client = connected(&mut self.client).map_err(GuestError::new)?;
+        network::capture(client, &self.qemu.process).map_err(GuestError::new)
     }
 
     fn start_dirty_log(&mut self) -> Result<Arc<dyn DirtyLog>, GuestError> {

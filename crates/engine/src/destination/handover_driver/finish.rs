@@ -6,6 +6,7 @@ use hikkoshi_handover::{DestinationEvent, DestinationStage, Outcome};
 use hikkoshi_wire::{Capabilities, ToSource};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
+use crate::destination::frames::FrameReceiver;
 use crate::destination::handover_driver::links::LinkState;
 use crate::destination::handover_driver::{HandoverDriver, HandoverResult};
 use crate::destination::last_message::last_message;
@@ -79,7 +80,10 @@ impl HandoverDriver<'_> {
         let reported = self.guest.requests.take();
         let requests = reported.unwrap_or_else(|| self.requests());
         self.release_guest(guest);
+        // The links have ended, and so do the threads of this one.
+        let frames = self.frames.take().and_then(FrameReceiver::finish);
         HandoverResult {
+            frames,
             downtime: self.guest.downtime,
             requests,
             shut_down: self.guest.shut_down,

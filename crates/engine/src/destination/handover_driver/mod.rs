@@ -26,6 +26,7 @@ use hikkoshi_memory::RamFiles;
 use hikkoshi_wire::{Capabilities, Limits};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
+use crate::destination::frames::FrameReceiver;
 use crate::destination::handover_driver::links::{LinkState, LostLinks};
 use crate::destination::handover_driver::reconnect::ReconnectedSource;
 use crate::destination::handover_driver::resume_guest::NotResumed;
@@ -33,6 +34,7 @@ use crate::destination::postcopy::ActivePostcopy;
 use crate::destination::receiver::PageSink;
 use crate::destination::session::Event;
 use crate::destination::{DestinationOptions, ReceiveWatch};
+use crate::frames::FramesAccount;
 use crate::guest::DestinationGuest;
 use crate::report::Requests;
 use crate::retry_budget::RetryBudget;
@@ -53,6 +55,8 @@ pub(crate) struct HandoverDriver<'a> {
     pub(crate) retry_budget: RetryBudget,
     /// When the source reported that its guest is paused.
     pub(crate) source_paused: Option<Instant>,
+    /// What delivers frames that arrived for the guest at the source.
+    pub(crate) frames: Option<FrameReceiver>,
     connection: Connection,
     guest: GuestProgress,
 }
@@ -100,6 +104,8 @@ pub(crate) struct HandoverResult {
     pub(crate) requests: Requests,
     /// The guest has shut itself down here.
     pub(crate) shut_down: bool,
+    /// What became of the frames that arrived for it, if they were kept.
+    pub(crate) frames: Option<FramesAccount>,
 }
 
 /// What a driver starts with.
@@ -111,6 +117,7 @@ pub(crate) struct HandoverStart {
     pub(crate) postcopy: Option<ActivePostcopy>,
     pub(crate) links: LinkState,
     pub(crate) source_paused: Option<Instant>,
+    pub(crate) frames: Option<FrameReceiver>,
 }
 
 impl<'a> HandoverDriver<'a> {
@@ -134,6 +141,7 @@ impl<'a> HandoverDriver<'a> {
             links: start.links,
             retry_budget: RetryBudget::new(retry_for, Instant::now()),
             source_paused: start.source_paused,
+            frames: start.frames,
             connection: Connection::default(),
             guest: GuestProgress::default(),
         }

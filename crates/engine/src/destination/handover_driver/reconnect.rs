@@ -118,6 +118,7 @@ impl HandoverDriver<'_> {
             self.machine.record().id,
             links,
             links > 0,
+            false,
             self.options.stall_timeout,
             &self.watch.cancel,
         );

@@ -76,6 +76,9 @@ impl HandoverDriver<'_> {
 
     fn set_resumed(&mut self, running: bool, resumed: Instant) {
         self.guest.resumed = true;
+        if running && let Some(frames) = &self.frames {
+            frames.guest_runs();
+        }
         self.watch.observer.notice(if running {
             "the guest runs here now"
         } else {

@@ -13,6 +13,7 @@ use error_reporter::Report;
 use hikkoshi_wire::{Capabilities, DeviceStateDigest, ToDestination, ToSource};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
+use crate::destination::frames::FrameReceiver;
 use crate::destination::handover_driver::links::{ActiveLinks, LinkState};
 use crate::destination::handover_driver::{HandoverDriver, HandoverStart};
 use crate::destination::last_message::last_message;
@@ -24,6 +25,7 @@ use crate::destination::receiver::PageSink;
 use crate::destination::session::{Channel, Event, Session};
 use crate::destination::switchover::offer::AcceptedOffer;
 use crate::destination::{DestinationOptions, ReceiveWatch};
+use crate::frames::FrameDelivery;
 use crate::guest::DestinationGuest;
 use crate::report::{Account, Counters, GuestState, Phase};
 use hikkoshi_handover::Outcome;
@@ -52,7 +54,20 @@ pub(crate) fn run(
         started: false,
         links: offered.background_links,
     };
-    let opened = IncomingMigration::open(offered, incoming, options, threads, watch, &ram);
+    let delivery = if offered.keeps_frames {
+        guest.deliver_frames()
+    } else {
+        Ok(None)
+    };
+    let delivery = delivery.unwrap_or_else(|error| {
+        watch.observer.notice(&format!(
+            "frames that arrive for the guest while it is paused are lost: {}",
+            Report::new(&error)
+        ));
+        None
+    });
+    let opened =
+        IncomingMigration::open(offered, incoming, options, threads, watch, &ram, delivery);
     let mut migration = match opened {
         Ok(migration) => migration,
         Err(cause) => return Err(give_back(guest, cause)),
@@ -77,6 +92,7 @@ pub(crate) fn run(
             migration.receivers,
         ))),
         source_paused: Some(switch.at),
+        frames: migration.frames,
     };
     let driver = HandoverDriver::new(start, watch, options, incoming);
     finish_handover(driver, guest, begun, DestinationEvent::DeviceStateLoaded)
@@ -111,6 +127,7 @@ pub(crate) fn resume(
         postcopy: None,
         links: LinkState::Down(Channel::new()),
         source_paused: None,
+        frames: None,
     };
     let mut driver = HandoverDriver::new(start, watch, options, incoming);
     let lives = matches!(stage, DestinationStage::Ready | DestinationStage::Running);
@@ -158,6 +175,7 @@ fn finish_handover(
         pages: sink.counters.pages(pages),
         bytes: sink.counters.bytes(),
         drains: None,
+        frames: result.frames,
         requests: result.requests,
         collapse,
     })
@@ -185,6 +203,8 @@ pub(crate) struct IncomingMigration<'a> {
     prepared: Option<PreparedPostcopy>,
     /// What runs during post-copy.
     pub(crate) postcopy: Option<ActivePostcopy>,
+    /// What delivers frames that arrived for the guest at the source.
+    frames: Option<FrameReceiver>,
     silence: SilenceTimer,
 }
 
@@ -196,6 +216,7 @@ impl<'a> IncomingMigration<'a> {
         fault_threads: usize,
         watch: &'a ReceiveWatch,
         ram: &Arc<RamFiles>,
+        delivery: Option<Box<dyn FrameDelivery>>,
     ) -> Result<Self, DestinationFailure> {
         let mut session = Session::start(
             offered.stream,
@@ -213,6 +234,7 @@ impl<'a> IncomingMigration<'a> {
                 offered.id,
                 background,
                 urgent,
+                offered.keeps_frames,
                 options.stall_timeout,
                 &watch.cancel,
             )
@@ -226,6 +248,10 @@ impl<'a> IncomingMigration<'a> {
                 fault_threads,
             }),
         };
+        let frames = links
+            .frames
+            .map(|ends| FrameReceiver::start(ends, delivery));
+        let frames = frames.transpose().map_err(DestinationFailure::Thread)?;
         let sink = PageSink::new(Some(offered.memory));
         sink.tracker.begin(Phase::Precopy, 1, ram.layout().pages());
         let receivers = links.background.into_iter().enumerate();
@@ -244,6 +270,7 @@ impl<'a> IncomingMigration<'a> {
             receivers,
             prepared,
             postcopy: None,
+            frames,
             silence: SilenceTimer::new(options.peer_timeout),
         })
     }

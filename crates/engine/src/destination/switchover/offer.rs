@@ -36,6 +36,8 @@ pub(crate) struct AcceptedOffer {
     /// How many background links the source will open.
     pub(crate) background_links: u16,
     pub(crate) memory: RamWriter,
+    /// The source opens a link for frames.
+    pub(crate) keeps_frames: bool,
     /// What post-copy needs, if it is possible.
     pub(crate) userfault: Option<(Arc<Userfault>, Vec<u64>)>,
 }
@@ -82,6 +84,10 @@ pub(crate) fn hear(
     let mut machine = None;
     if let ToDestination::Machine { machine: theirs } = first {
         machine = Some(theirs);
+        first = reader.control().map_err(text)?;
+    }
+    let keeps_frames = first == ToDestination::KeepsFrames;
+    if keeps_frames {
         first = reader.control().map_err(text)?;
     }
     let mut processors = None;
@@ -162,6 +168,7 @@ pub(crate) fn hear(
         mode,
         background_links,
         memory,
+        keeps_frames,
         userfault,
     })
 }

@@ -5,6 +5,7 @@ use hikkoshi_handover::{Outcome, SourceStage};
 use hikkoshi_wire::ToDestination;
 
 use crate::source::error::{MigrateError, SourceFailure};
+use crate::source::frames::FrameForwarder;
 use crate::source::handover_driver::{HandoverDriver, HandoverResult};
 use crate::source::notify_guest_kept;
 
@@ -19,6 +20,8 @@ impl HandoverDriver<'_> {
             return Err(self.resume_at_source(cause));
         }
         if let Some(mut active) = self.active.take() {
+            let frames = active.session.frames.take();
+            result.frames = frames.and_then(FrameForwarder::finish);
             // Both sides send a last message before either closes: a reset of a
             // closed socket can overtake the last message on it. The destination is
             // known to have every page, so a failure here has no effect.

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use hikkoshi_handover::{DestinationStage, RecordedSource, SourceAction, SourceEvent};
 use hikkoshi_link::{LinkError, Remote};
 
+use crate::frames::FramesAccount;
 use crate::guest::SourceGuest;
 use crate::report::{Phase, Requests};
 use crate::retry_budget::RetryBudget;
@@ -48,6 +49,8 @@ pub(crate) struct HandoverResult {
     pub(crate) requests: Requests,
     /// The guest shut itself down there.
     pub(crate) shut_down: bool,
+    /// What became of the frames that arrived for the guest, if they were kept.
+    pub(crate) frames: Option<FramesAccount>,
 }
 
 /// What follows from an action.
@@ -72,6 +75,10 @@ impl HandoverDriver<'_> {
             };
             if event.event == SourceEvent::GuestResumed {
                 result.downtime = self.downtime();
+                let session = self.active.as_ref().map(|active| &active.session);
+                if let Some(frames) = session.and_then(|session| session.frames.as_ref()) {
+                    frames.guest_resumed();
+                }
             }
             let mut step = None;
             for action in actions {
@@ -101,6 +108,12 @@ impl HandoverDriver<'_> {
             SourceAction::SendCommit => {
                 let active = self.active.as_mut()?;
                 let sent = active.session.commit("handing the guest over");
+                if sent.is_ok()
+                    && self.guest.describe().running
+                    && let (Some(frames), Some(paused)) = (&mut active.session.frames, self.paused)
+                {
+                    frames.handed_over(paused);
+                }
                 let lost = sent.err()?;
                 Some(Step::Next(EventWithCause::with_cause(
                     SourceEvent::LinkLost,

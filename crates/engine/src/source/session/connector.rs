@@ -39,6 +39,8 @@ pub(crate) struct Connected {
 pub(crate) struct PageLinks {
     pub(crate) background: Vec<Ends>,
     pub(crate) urgent: Option<Ends>,
+    /// For the frames that arrive for the guest.
+    pub(crate) frames: Option<Ends>,
 }
 
 impl Connector<'_> {
@@ -76,15 +78,21 @@ impl Connector<'_> {
         Ok(((stream, reader, writer), agreed))
     }
 
-    /// Opens the other links: so many background links, and the urgent link if
-    /// `urgent`.
-    pub(crate) fn others(&self, links: u16, urgent: bool) -> Result<PageLinks, SourceFailure> {
+    /// Opens the other links: so many background links, the urgent link if
+    /// `urgent`, and the link for frames if `frames`.
+    pub(crate) fn others(
+        &self,
+        links: u16,
+        urgent: bool,
+        frames: bool,
+    ) -> Result<PageLinks, SourceFailure> {
         let open_link = |role| self.open_link(role).map(|(ends, _)| ends);
         Ok(PageLinks {
             background: (0..links)
                 .map(|index| open_link(Role::Background { index }))
                 .collect::<Result<_, _>>()?,
             urgent: urgent.then(|| open_link(Role::Urgent)).transpose()?,
+            frames: frames.then(|| open_link(Role::Frames)).transpose()?,
         })
     }
 }

@@ -18,8 +18,10 @@ use hikkoshi_pages::RamLayout;
 use hikkoshi_wire::{GuestDescription, Machine, MigrationId, Processors, ToDestination};
 
 use crate::control_link::{QUEUED_EVENTS, start_reader};
+use crate::frames::FrameCapture;
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
+use crate::source::frames::FrameForwarder;
 use crate::source::unsent::UnsentPages;
 pub(crate) use connector::DISCARD_TIMEOUT;
 use connector::{Connected, Connector};
@@ -49,6 +51,8 @@ pub(crate) struct Session {
     pub(crate) urgent: Option<(LinkReader, LinkWriter)>,
     /// The guest's layout with the destination's host page sizes.
     pub(crate) destination: RamLayout,
+    /// Frames that arrive for the guest, if they are kept.
+    pub(crate) frames: Option<FrameForwarder>,
 }
 
 impl Session {
@@ -62,10 +66,21 @@ impl Session {
         description: &GuestDescription,
         processors: Processors,
         machine: Machine,
+        capture: Option<Box<dyn FrameCapture>>,
     ) -> Result<(Self, Vec<BackgroundSender>), SourceFailure> {
         let connector = Connector { shared, remote, id };
-        let connected = offer::offer(&connector, description, processors, machine)?;
-        Self::start(connected, shared)
+        let keeps_frames = capture.is_some();
+        let mut connected =
+            offer::offer(&connector, description, processors, machine, keeps_frames)?;
+        let frames = connected.links.frames.take();
+        let (mut session, background) = Self::start(connected, shared)?;
+        if let Some((capture, (stream, (mut reader, mut writer)))) = capture.zip(frames) {
+            reader.set_stop(session.stop.clone());
+            writer.set_stop(session.stop.clone());
+            session.streams.push(Arc::clone(&stream));
+            session.frames = Some(FrameForwarder::new(capture, stream, (reader, writer)));
+        }
+        Ok((session, background))
     }
 
     /// Connects again to the destination of the migration `id`, which is at
@@ -137,6 +152,7 @@ impl Session {
             background: background.into(),
             urgent,
             destination,
+            frames: None,
         };
         session.listen(reader)?;
         Ok((session, ends))

@@ -16,6 +16,7 @@ pub(crate) fn offer(
     description: &GuestDescription,
     processors: Processors,
     machine: Machine,
+    keeps_frames: bool,
 ) -> Result<Connected, SourceFailure> {
     let shared = connector.shared;
     let options = &shared.options;
@@ -29,6 +30,14 @@ pub(crate) fn offer(
     let of_machine = (agreed.capabilities.contains(Capabilities::MACHINE)
         && machine != Machine::default())
     .then_some(ToDestination::Machine { machine });
+    let frames = keeps_frames && agreed.capabilities.contains(Capabilities::FRAMES);
+    if keeps_frames && !frames {
+        shared.observer.notice(
+            "the destination is an older version: frames that arrive for the guest while it is \
+             paused are lost",
+        );
+    }
+    let of_frames = frames.then_some(ToDestination::KeepsFrames);
     let offer = [
         ToDestination::Processors {
             processors,
@@ -41,7 +50,7 @@ pub(crate) fn offer(
             background_links: links,
         },
     ];
-    for message in of_machine.iter().chain(&offer) {
+    for message in of_machine.iter().chain(&of_frames).chain(&offer) {
         control
             .control(message)
             .map_err(SourceFailure::link(doing))?;
@@ -64,7 +73,7 @@ pub(crate) fn offer(
     let destination = with_host_pages(shared.ram.layout(), &host_pages)
         .ok_or_else(|| SourceFailure::unexpected(doing, &host_pages))?;
 
-    let links = connector.others(links, options.may_postcopy())?;
+    let links = connector.others(links, options.may_postcopy(), frames)?;
     Ok(Connected {
         control: (stream, reader, control),
         links,

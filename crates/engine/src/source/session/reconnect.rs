@@ -65,7 +65,7 @@ pub(crate) fn resume(
         };
         control.control(&end).map_err(SourceFailure::link(doing))?;
     }
-    let links = connector.others(links, links > 0)?;
+    let links = connector.others(links, links > 0, false)?;
     let connected = Connected {
         control: (stream, reader, control),
         links,

@@ -102,6 +102,9 @@ fn prepare(
 ) -> Result<ReadySwitchover, SourceFailure> {
     shared.check()?;
     let postcopy = rest.is_postcopy();
+    if let Some(frames) = &mut session.frames {
+        frames.start();
+    }
     let paused = guest.pause()?;
     let since_pause = |step| tracing::debug!(step, at = ?paused.elapsed(), "switchover");
     since_pause("paused");

@@ -59,6 +59,7 @@ fn all_migrate_options() -> MigrateOptions {
         bandwidth: Some(50_000_000),
         when_stalled: Some(WhenStalled::Switch),
         allow_cpu_mismatch: true,
+        no_keep_frames: false,
         links: Some(3),
         rounds: Some(2),
         max_rounds: Some(9),

@@ -115,6 +115,8 @@ impl TryFrom<MigrateOptionsRecord> for MigrateOptions {
             bandwidth: within("bandwidth", record.bandwidth_bytes_per_s, 1..=u64::MAX)?,
             when_stalled: record.when_stalled.map(Into::into),
             allow_cpu_mismatch: record.allow_cpu_mismatch,
+            // Not stored: frames are kept only in the switchover, which comes before a resumption.
+            no_keep_frames: false,
             links: within("links", record.links, 1..=MAX_LINKS)?,
             rounds: within("rounds", record.rounds, 1..=u32::MAX)?,
             max_rounds: within("max-rounds", record.max_rounds, 1..=u32::MAX)?,

@@ -1,0 +1,124 @@
+//! The source's networks.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant, SystemTime};
+
+use hikkoshi_engine::{FrameCapture, GuestError, KeptFrame};
+use hikkoshi_frames::{Captured, MacAddress, PacketSocket, unread};
+use hikkoshi_wire::NetworkFrame;
+
+use super::TapCard;
+
+/// The most frames that are read from one card at a time.
+const MOST_AT_ONCE: usize = 16 << 10;
+
+/// Captures the frames that arrive at the guest's tap devices.
+#[derive(Debug)]
+pub(super) struct TapCapture {
+    cards: Vec<TapCard>,
+    /// Frames that were read, in order.
+    ready: VecDeque<KeptFrame>,
+    dropped: u64,
+}
+
+impl TapCapture {
+    pub(super) fn new(cards: Vec<TapCard>) -> Self {
+        Self {
+            cards,
+            ready: VecDeque::new(),
+            dropped: 0,
+        }
+    }
+
+    /// Reads what has arrived.
+    fn read(&mut self) -> Result<(), GuestError> {
+        for card in &mut self.cards {
+            let frames = receive_all(&mut card.socket)?;
+            self.ready
+                .extend(frames.into_iter().map(|frame| kept(card.address, frame)));
+        }
+        Ok(())
+    }
+}
+
+impl FrameCapture for TapCapture {
+    fn start(&mut self) -> Result<(), GuestError> {
+        for card in &self.cards {
+            card.socket.start().map_err(GuestError::new)?;
+        }
+        Ok(())
+    }
+
+    fn handed_over(&mut self, paused: Instant) -> Result<(), GuestError> {
+        let paused = on_wall_clock(paused);
+        for card in &mut self.cards {
+            // First the queues: then everything that was in them has been captured.
+            let queues = card.queues.iter().map(hikkoshi_frames::TunQueue::take);
+            let queues: Vec<_> = queues.collect::<Result<_, _>>().map_err(GuestError::new)?;
+            let captured = receive_all(&mut card.socket)?;
+            let missed = unread(&captured, &queues, paused);
+            tracing::debug!(
+                captured = captured.len(),
+                queued = ?queues.iter().map(Vec::len).collect::<Vec<_>>(),
+                missed = missed.iter().filter(|missed| **missed).count(),
+                before_pause = captured.iter().filter(|frame| frame.at < paused).count(),
+                "frames since the capture began"
+            );
+            let missed = captured
+                .into_iter()
+                .zip(missed)
+                .filter(|(_, missed)| *missed);
+            self.ready
+                .extend(missed.map(|(frame, _)| kept(card.address, frame)));
+        }
+        Ok(())
+    }
+
+    fn next(&mut self, wait: Duration) -> Result<Option<KeptFrame>, GuestError> {
+        if self.ready.is_empty() {
+            self.read()?;
+        }
+        if self.ready.is_empty() && !wait.is_zero() {
+            let sockets: Vec<_> = self.cards.iter().map(|card| &card.socket).collect();
+            PacketSocket::wait(&sockets, wait).map_err(GuestError::new)?;
+            self.read()?;
+        }
+        Ok(self.ready.pop_front())
+    }
+
+    fn dropped(&mut self) -> u64 {
+        let drops: u64 = self.cards.iter().map(|card| card.socket.take_drops()).sum();
+        self.dropped += drops;
+        self.dropped
+    }
+}
+
+fn receive_all(socket: &mut PacketSocket) -> Result<Vec<Captured>, GuestError> {
+    let mut frames = Vec::new();
+    while frames.len() < MOST_AT_ONCE
+        && let Some(frame) = socket.receive().map_err(GuestError::new)?
+    {
+        frames.push(frame);
+    }
+    Ok(frames)
+}
+
+fn kept(card: MacAddress, Captured { frame, .. }: Captured) -> KeptFrame {
+    KeptFrame {
+        card,
+        frame: NetworkFrame {
+            offload: frame.offload,
+            bytes: frame.bytes,
+        },
+    }
+}
+
+/// An instant in nanoseconds since 1970, as the kernel stamps frames.
+fn on_wall_clock(instant: Instant) -> u64 {
+    let (now, wall) = (Instant::now(), SystemTime::now());
+    let wall = wall
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    let ago = now.saturating_duration_since(instant);
+    u64::try_from(wall.saturating_sub(ago).as_nanos()).unwrap_or(u64::MAX)
+}

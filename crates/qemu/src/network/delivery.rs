@@ -1,0 +1,115 @@
+//! The destination's networks.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use hikkoshi_engine::{FrameDelivery, GuestError, KeptFrame};
+use hikkoshi_frames::{Frame, MacAddress};
+use thiserror::Error;
+
+use super::TapCard;
+
+/// How long a frame that the network delivered is remembered: longer than a guest is paused.
+const REMEMBERED_FOR: Duration = Duration::from_secs(10);
+
+/// The most frames that are remembered for each card.
+const MOST_REMEMBERED: usize = 4096;
+
+/// No such card.
+#[derive(Debug, Error)]
+#[error("no network card with the address {0:02x?} is on a tap device here")]
+struct NoCard(MacAddress);
+
+/// Delivers frames at the tap devices of the machine.
+#[derive(Debug)]
+pub(super) struct TapDelivery {
+    cards: Vec<DeliveryCard>,
+}
+
+#[derive(Debug)]
+struct DeliveryCard {
+    tap: TapCard,
+    /// Whether the socket sees what the network delivers.
+    observing: bool,
+    /// Frames for several stations that the network has delivered here, and when they were read.
+    seen: VecDeque<(Instant, Vec<u8>)>,
+}
+
+impl TapDelivery {
+    pub(super) fn new(cards: Vec<TapCard>) -> Self {
+        let cards = cards.into_iter().map(|tap| DeliveryCard {
+            observing: tap.socket.start().is_ok(),
+            tap,
+            seen: VecDeque::new(),
+        });
+        Self {
+            cards: cards.collect(),
+        }
+    }
+}
+
+impl DeliveryCard {
+    fn observe(&mut self) {
+        if !self.observing {
+            return;
+        }
+        let now = Instant::now();
+        loop {
+            match self.tap.socket.receive() {
+                Ok(Some(captured)) if captured.frame.is_group() => {
+                    self.seen.push_back((now, captured.frame.bytes));
+                }
+                Ok(Some(_)) => continue,
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::debug!(%error, "reading what the network delivers at the destination");
+                    break;
+                }
+            }
+            if self.seen.len() > MOST_REMEMBERED {
+                self.seen.pop_front();
+            }
+        }
+        while let Some((at, _)) = self.seen.front()
+            && at.elapsed() > REMEMBERED_FOR
+        {
+            self.seen.pop_front();
+        }
+    }
+
+    /// Whether the network has delivered this frame here as well; each frame that it delivered
+    /// counts once.
+    fn has_seen(&mut self, frame: &Frame) -> bool {
+        if !frame.is_group() {
+            return false;
+        }
+        self.observe();
+        let seen = self
+            .seen
+            .iter()
+            .position(|(_, bytes)| *bytes == frame.bytes);
+        seen.and_then(|index| self.seen.remove(index)).is_some()
+    }
+}
+
+impl FrameDelivery for TapDelivery {
+    fn observe(&mut self) {
+        self.cards.iter_mut().for_each(DeliveryCard::observe);
+    }
+
+    fn deliver(&mut self, kept: &KeptFrame) -> Result<(), GuestError> {
+        let card = self
+            .cards
+            .iter_mut()
+            .find(|card| card.tap.address == kept.card);
+        let card = card.ok_or_else(|| GuestError::new(NoCard(kept.card)))?;
+        let frame = Frame {
+            offload: kept.frame.offload,
+            bytes: kept.frame.bytes.clone(),
+        };
+        if card.has_seen(&frame) {
+            return Ok(());
+        }
+        card.tap.socket.transmit(&frame).map_err(GuestError::new)
+    }
+}
