@@ -130,7 +130,7 @@ pub(crate) fn hear(
         })
         .map_err(|reason| {
             if guest.has_ended() {
-                return text(&DestinationFailure::gone(guest));
+                return text(DestinationFailure::gone(guest));
             }
             reason
         });
