@@ -33,6 +33,11 @@ impl Frame {
         self.bytes.first().is_none_or(|first| first & 1 == 1)
     }
 
+    /// The address of the station that sent it; `None` for a frame without addresses.
+    pub fn source(&self) -> Option<MacAddress> {
+        self.bytes.get(6..12)?.try_into().ok()
+    }
+
     /// Inserts a VLAN tag (IEEE 802.1Q, section 9.6) that the kernel stores beside the
     /// frame. Nothing is inserted into a frame without addresses.
     pub(crate) fn insert_tag(&mut self, protocol: u16, control: u16) {
@@ -102,6 +107,16 @@ mod tests {
         let mut short = Frame::default();
         short.insert_tag(0x8100, 7);
         assert_eq!(short, Frame::default());
+    }
+
+    #[test]
+    fn the_source_is_behind_the_destination() {
+        let frame = Frame {
+            bytes: (0..14).collect(),
+            ..Frame::default()
+        };
+        assert_eq!(frame.source(), Some([6, 7, 8, 9, 10, 11]));
+        assert_eq!(Frame::default().source(), None);
     }
 
     #[test]

@@ -34,8 +34,9 @@ impl TapCapture {
     fn read(&mut self) -> Result<(), GuestError> {
         for card in &mut self.cards {
             let frames = receive_all(&mut card.socket)?;
+            let frames = frames.into_iter();
             self.ready
-                .extend(frames.into_iter().map(|frame| kept(card.address, frame)));
+                .extend(frames.filter_map(|frame| kept(card.address, frame)));
         }
         Ok(())
     }
@@ -69,7 +70,7 @@ impl FrameCapture for TapCapture {
                 .zip(missed)
                 .filter(|(_, missed)| *missed);
             self.ready
-                .extend(missed.map(|(frame, _)| kept(card.address, frame)));
+                .extend(missed.filter_map(|(frame, _)| kept(card.address, frame)));
         }
         Ok(())
     }
@@ -103,22 +104,41 @@ fn receive_all(socket: &mut PacketSocket) -> Result<Vec<Captured>, GuestError> {
     Ok(frames)
 }
 
-fn kept(card: MacAddress, Captured { frame, .. }: Captured) -> KeptFrame {
-    KeptFrame {
+/// The frame for the destination; `None` if the guest has sent it itself: its announcement there
+/// reaches this host as well.
+fn kept(card: MacAddress, Captured { frame, .. }: Captured) -> Option<KeptFrame> {
+    (frame.source() != Some(card)).then_some(KeptFrame {
         card,
         frame: NetworkFrame {
             offload: frame.offload,
             bytes: frame.bytes,
         },
-    }
+    })
 }
 
 /// An instant in nanoseconds since 1970, as the kernel stamps frames.
 fn on_wall_clock(instant: Instant) -> u64 {
-    let (now, wall) = (Instant::now(), SystemTime::now());
+    let (now, wall) = both_clocks();
     let wall = wall
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default();
     let ago = now.saturating_duration_since(instant);
     u64::try_from(wall.saturating_sub(ago).as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Both clocks at the same time: this thread may be interrupted between reading one and the other,
+/// so the closest of a few readings counts.
+fn both_clocks() -> (Instant, SystemTime) {
+    let read = || {
+        let (before, wall, after) = (Instant::now(), SystemTime::now(), Instant::now());
+        (after - before, before, wall)
+    };
+    let mut best = read();
+    for _ in 0..4 {
+        let next = read();
+        if next.0 < best.0 {
+            best = next;
+        }
+    }
+    (best.1, best.2)
 }
