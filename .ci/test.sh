@@ -2,9 +2,12 @@
 # Runs all tests; `make test` runs lint first.
 #
 # Most tests of the crates wait for a peer or a timeout. Four groups of them run at once
-# (.ci/test-group.sh). At the same time, with low priority, the program and the guest for the last
-# group are built, and then the loom models are checked. The tests that move real guests are the last
-# group, because each guest keeps a processor busy.
+# (.ci/test-group.sh). At the same time, with low priority, the guests for the last group are made,
+# and then the loom models are checked. The tests that move real guests are the last group, because
+# each guest keeps a processor busy.
+#
+# They run the program that was built with the tests: optimized enough, with checked arithmetic, and
+# a second build of everything would take minutes.
 #
 # The output of each part is written to build/tests, and printed when the part has ended.
 set -euo pipefail
@@ -47,15 +50,14 @@ stop_if_failed() {
 }
 
 # What the tests with guests need.
-program() {
+guest_images() {
     renice --priority 19 --pid "$BASHPID" >/dev/null
-    cargo build --locked --release --package hikkoshi
     make --no-print-directory guest-debian
 }
 
 loom() {
     chrt --idle --pid 0 "$BASHPID"
-    tail --pid "${parts[program]}" -f /dev/null
+    tail --pid "${parts[guest_images]}" -f /dev/null
     make --no-print-directory test-loom
 }
 
@@ -66,7 +68,7 @@ group() {
         cargo test --locked --workspace --tests -- "${@:2}"
 }
 
-start program program
+start guest_images guest_images
 start loom loom
 cargo test --locked --workspace --no-run
 
@@ -76,11 +78,12 @@ start waiting group waiting --test-threads=4
 start qemu group qemu --test-threads=1
 start others group others --test-threads=1
 start documentation cargo test --locked --workspace --doc
-for part in engine waiting qemu others documentation program; do
+for part in engine waiting qemu others documentation guest_images; do
     finish $part
 done
 stop_if_failed
 
+export HIKKOSHI_BIN=$PWD/target/debug/hikkoshi
 group guests
 finish loom
 stop_if_failed

@@ -170,7 +170,17 @@ fn a_guest_answers_through_the_switch() {
 /// the console follows the guest.
 fn qemu_moves_it(from: QemuVersion, to: QemuVersion, mode: QemuMigrationMode) {
     let lab = Lab::new().unwrap();
-    let link = HostPair::new(Some(Shape::gbit(1))).unwrap();
+    // By post-copy the guest writes faster than the network sends, so that QEMU is still sending when
+    // it is told to switch over.
+    let rate_bits = match mode {
+        QemuMigrationMode::PostcopyPreempt => 200_000_000,
+        _ => 1_000_000_000,
+    };
+    let shape = Shape {
+        rate_bits,
+        ..Shape::gbit(1)
+    };
+    let link = HostPair::new(Some(shape)).unwrap();
     let config = VmConfig::new()
         .version(from)
         .ram(Ram::shared(256))

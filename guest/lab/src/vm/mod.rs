@@ -102,6 +102,35 @@ impl Vm {
         })
     }
 
+    /// Waits until the guest has printed a line on this machine.
+    ///
+    /// # Errors
+    /// When it has printed none within `timeout`; with the instruction pointer of each processor.
+    pub fn wait_output_since_boot(&self, timeout: Duration) -> Result<(), LabError> {
+        let waited = self.wait_report("the guest's first line", 0, timeout, |_| Some(()));
+        match waited {
+            Err(LabError::TimedOut { what, after, seen }) => Err(LabError::TimedOut {
+                what,
+                after,
+                seen: format!("{seen}\n{}", self.instruction_pointers()),
+            }),
+            other => other,
+        }
+    }
+
+    /// The lines of `info registers -a` with a processor's number, instruction pointer and flags.
+    fn instruction_pointers(&self) -> String {
+        let arguments = json!({ "command-line": "info registers -a" });
+        match self.qmp.execute("human-monitor-command", arguments) {
+            Ok(registers) => {
+                let lines = registers.as_str().unwrap_or_default().lines();
+                let wanted = lines.filter(|line| line.contains("CPU#") || line.contains("IP="));
+                wanted.collect::<Vec<_>>().join("\n")
+            }
+            Err(error) => format!("its registers: {error}"),
+        }
+    }
+
     /// Waits for a report from this machine, from console line `first` on.
     ///
     /// # Errors

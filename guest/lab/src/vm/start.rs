@@ -262,6 +262,8 @@ impl Drop for StartingVm<'_> {
 }
 
 fn listen(path: &Path) -> Result<UnixListener, LabError> {
+    // A machine of the same name may have ended.
+    let _ = std::fs::remove_file(path);
     let listener = UnixListener::bind(path).map_err(LabError::file("listening at", path))?;
     listener
         .set_nonblocking(true)
