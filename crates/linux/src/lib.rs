@@ -8,7 +8,7 @@
 //! * Other processes: [`Process`] (a pidfd and the data in `/proc/PID`), [`inject`] (system calls
 //!   that another process executes for us), [`HostAddr`] and [`HostRange`] (addresses in another
 //!   process), [`drop_pages()`], [`Process::collapse`] (`MADV_COLLAPSE`), [`Pagemap`] (which pages it
-//!   has, and which were written).
+//!   has, and which were written), [`memory_available`] (how many more it can have).
 //! * Threads: [`Schedule`] (`sched_setattr`), [`Priority`] (urgent threads before background
 //!   threads), [`sandbox_thread`] (Landlock, seccomp and capabilities).
 //! * Requests to stop: [`Stop`] (an eventfd, for loops that wait in `poll`), [`Cancel`] (a flag,
@@ -33,6 +33,7 @@
 compile_error!("hikkoshi-linux injects system calls with x86-64 Linux registers; port src/inject");
 
 mod address;
+mod available_memory;
 mod cancel;
 mod collapse;
 mod drop_pages;
@@ -51,6 +52,7 @@ mod tcp;
 mod target;
 
 pub use address::{HostAddr, HostRange};
+pub use available_memory::{AvailableMemory, host_memory_available, memory_available};
 pub use cancel::Cancel;
 pub use collapse::{COLLAPSE_BYTES, CollapseError};
 pub use drop_pages::{DropPagesError, drop_pages};
