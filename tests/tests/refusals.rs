@@ -2,7 +2,7 @@
 //! guest.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{Mount, Ram, RamBackend, VmConfig, Workload};
+use hikkoshi_lab::{Mount, Ram, VmConfig, Workload};
 use hikkoshi_tests::{
     Breakpoint, Guest, KernelFeature, MessageKind, MigrationPlan, Program, QemuState, TestEnv,
     assert_command_refused, assert_refused, hikkoshi, log,
@@ -40,28 +40,6 @@ fn source_refused(guest: &Guest<'_>, code: i32, parts: &[&str]) {
     assert_refused(&["migrate", "unix:/nowhere", "--qmp", qmp], code, &parts);
     before.assert_unchanged(guest.vm());
     assert_eq!(guest.vm().status().unwrap(), "running");
-}
-
-#[test]
-fn memory_that_is_not_in_a_shared_named_file() {
-    for (ram, parts) in [
-        (
-            Ram::new(RamBackend::Anonymous, 128),
-            ["memory-backend-ram", "share=on"],
-        ),
-        (
-            Ram::new(RamBackend::MEMFD, 128),
-            ["memory-backend-memfd", "named file"],
-        ),
-        (
-            Ram::new(RamBackend::File { share: false }, 128),
-            ["share=off", "not shared"],
-        ),
-    ] {
-        let env = TestEnv::new();
-        let guest = start_guest(&env, light_guest().ram(ram));
-        source_refused(&guest, 1, &parts);
-    }
 }
 
 #[test]

@@ -71,7 +71,6 @@ fn a_swapped_file() {
 }
 
 #[test]
-#[ignore = "private memory is not supported yet"]
 fn swapped_private_memory() {
     migrate_by_all_modes(RamBackend::Anonymous);
 }

@@ -10,6 +10,7 @@ use std::io;
 use std::ops::{ControlFlow, Range};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use hikkoshi_linux::{Errno, HostAddr, HostRange, Pagemap, Process};
 use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, is_zero};
@@ -25,6 +26,8 @@ pub struct ProcessMemory {
     range: HostRange,
     /// The file of a private mapping: what a page reads as that the process has not written.
     file: Option<RamFile>,
+    /// Whether the destination has all of it.
+    sent: AtomicBool,
 }
 
 impl ProcessMemory {
@@ -51,6 +54,7 @@ impl ProcessMemory {
             range: HostRange::new(HostAddr(address), bytes),
             process,
             file: None,
+            sent: AtomicBool::new(false),
         })
     }
 
@@ -78,6 +82,33 @@ impl ProcessMemory {
     /// The file of a private mapping.
     pub fn file(&self) -> Option<&RamFile> {
         self.file.as_ref()
+    }
+
+    /// At the source of a paused guest: the destination has received every page that is not a hole.
+    /// From now on all of it counts as holes, also after the process has ended.
+    pub fn set_sent(&self) {
+        self.sent.store(true, Ordering::Release);
+    }
+
+    /// Whether [`set_sent`](Self::set_sent) was called.
+    pub fn is_sent(&self) -> bool {
+        self.sent.load(Ordering::Acquire)
+    }
+
+    /// Bytes that the process has in memory or in swap space.
+    ///
+    /// # Errors
+    ///
+    /// As reading a pagemap.
+    pub fn held_bytes(&self) -> io::Result<u64> {
+        let mut held = 0;
+        self.pagemap
+            .pages(self.range, |run| {
+                held += run.len;
+                Ok(ControlFlow::Continue(()))
+            })
+            .map_err(|error| self.explain(error))?;
+        Ok(held)
     }
 
     /// The address of a part of the block.
@@ -208,6 +239,9 @@ impl ProcessMemory {
     /// The first run of pages in `within` that are not holes: the process has them, or the file has
     /// data there. A hole reads as zeros, and an access to it faults.
     pub(crate) fn first_run(&self, within: &Range<u64>) -> io::Result<Option<Range<u64>>> {
+        if self.is_sent() {
+            return Ok(None);
+        }
         let own = self
             .pagemap
             .first_pages(self.host(within))

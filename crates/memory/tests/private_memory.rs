@@ -13,7 +13,7 @@ mod swap;
 
 use common::{HugePages, aloud};
 use guest_process::{GuestProcess, Kind, PAGES, in_file};
-use hikkoshi_linux::{HostAddr, HostRange};
+use hikkoshi_linux::{COLLAPSE_BYTES, HostAddr, HostRange};
 use hikkoshi_memory::{GuestRam, MemoryError, RamWriter, missing_pages};
 use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, Page, PageRange};
 use hikkoshi_userfault::{Features, RegisterMode, RemoteUserfault};
@@ -264,6 +264,44 @@ fn missing_pages_are_those_that_were_not_installed() {
     });
 }
 
+/// A huge page over missing pages would be present, with zeros. Neither the kernel's own thread nor
+/// `--collapse` puts one there while the memory is registered.
+#[test]
+fn no_huge_page_covers_missing_pages() {
+    let guest = GuestProcess::new(Kind::Transparent);
+    let ram = guest.ram();
+    let memory = RamWriter::open(ram.clone()).unwrap();
+    let host = HostRange::new(HostAddr(guest.address()), PAGES * PAGE_BYTES);
+    let start = guest.address().next_multiple_of(COLLAPSE_BYTES);
+    let huge = HostRange::new(HostAddr(start), COLLAPSE_BYTES);
+    let first = (start - guest.address()) / PAGE_BYTES;
+    for registered in [true, false] {
+        memory.drop_all().unwrap();
+        let remote = RemoteUserfault::create_in(&guest.process, Features::FOR_MISSING).unwrap();
+        let userfault = remote.userfault();
+        userfault.register(host, RegisterMode::MISSING).unwrap();
+        let page = vec![9; PAGE_SIZE];
+        userfault
+            .copy(HostAddr(start + 5 * PAGE_BYTES), &page)
+            .unwrap();
+        if !registered {
+            userfault.unregister(host).unwrap();
+        }
+        let collapsed = guest.process.collapse(huge);
+        assert_eq!(collapsed.is_err(), registered, "{collapsed:?}");
+        let expected = match registered {
+            true => range(first + 5, first + 6),
+            false => range(first, first + 512),
+        };
+        assert_eq!(data(&ram), [expected]);
+        if registered {
+            userfault.unregister(host).unwrap();
+        }
+        remote.close_remote().unwrap();
+    }
+    guest.finish();
+}
+
 /// Pages that a dirty log has protected before they exist are holes.
 #[test]
 fn write_protected_holes_are_holes() {
@@ -325,8 +363,11 @@ fn swapped_pages_are_present_and_read() {
 fn memory_of_a_process_that_has_ended_is_an_error() {
     let guest = GuestProcess::new(Kind::Anonymous);
     guest.write(range(0, 10), 7);
-    let ram = guest.ram();
+    let (ram, sent) = (guest.ram(), guest.ram());
+    sent.backings()[0].process().unwrap().set_sent();
     guest.finish();
+    // What the destination has is not needed any more.
+    assert_eq!(data(&sent), []);
     let mut content = [0; PAGE_SIZE];
     let all = ram.layout().all();
     let errors = [

@@ -121,7 +121,6 @@ pub fn stream(bytes: &[u8]) {
     let blocks = [("pc.ram", 1 << 27), ("", 0)].map(|(name, used)| StreamBlock {
         name: name.to_owned(),
         used,
-        content: None,
     });
     let written = whole("pc-i440fx-7.2", &blocks, &devices);
     let head = head("pc-i440fx-7.2", &blocks);

@@ -115,6 +115,7 @@ pub use destination::exited::ExitedDestination;
 pub use destination::{DestinationNotes, QemuDestination, SharedNotes, UserfaultError};
 /// Whether this machine's kernel has the dirty log that pre-copy needs.
 pub use hikkoshi_dirty::support as dirty_log_support;
+pub use hikkoshi_memory::GuestRam;
 pub use identity::namespaces::{FindProcessError, NamespaceIdentity};
 pub use identity::{QemuIdentity, RamFileIdentity, RamIdentity, ReattachError};
 pub use settings::Settings;

@@ -15,7 +15,7 @@ use std::time::Duration;
 use error_reporter::Report;
 use hikkoshi_engine::{DestinationGuest, Mode, SourceGuest};
 use hikkoshi_qemu::qmp::Client;
-use hikkoshi_qemu::{AttachError, QemuDestination, QemuSource, RamError, Refusal};
+use hikkoshi_qemu::{AttachError, QemuDestination, QemuSource, Refusal};
 use serde_json::json;
 use support::{
     Mounted, Program, Qemu, RamPath, eventually, options, print_always, usual, with_each,
@@ -42,32 +42,6 @@ fn start(program: &Program, line: &str) -> Qemu {
 }
 
 #[test]
-fn memory_that_is_not_in_a_shared_named_file() {
-    with_each(|program| {
-        let qemu = start(program, "-m 32 -machine q35");
-        refused(&qemu, &["memory-backend-ram", "share=on", "pc.ram"]);
-        for backend in ["memory-backend-memfd", "memory-backend-ram"] {
-            let qemu = start(
-                program,
-                &format!(
-                    "-m 32 -machine q35,memory-backend=ram -object {backend},id=ram,size=32M,share=on"
-                ),
-            );
-            let error = refused(&qemu, &[backend, "named file", "share=on"]);
-            assert!(matches!(error, AttachError::Ram(RamError::NotAFile { .. })));
-        }
-        let ram = RamPath::new();
-        let line = format!(
-            "-m 32 -machine q35,memory-backend=ram \
-             -object memory-backend-file,id=ram,size=32M,mem-path={},share=off",
-            ram.as_str()
-        );
-        let qemu = Qemu::start(program, ram, &options(&line));
-        refused(&qemu, &["not shared", "share=off", "share=on"]);
-    });
-}
-
-#[test]
 fn memory_on_a_disk() {
     with_each(|program| {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -78,6 +52,84 @@ fn memory_on_a_disk() {
         );
         let qemu = start(program, &line);
         refused(&qemu, &["neither on tmpfs nor on hugetlbfs", "/dev/shm"]);
+    });
+}
+
+/// A page that is dropped there becomes the file's page, without a fault that could be handled.
+#[test]
+fn post_copy_into_a_private_mapping_of_a_file_on_a_disk() {
+    with_each(|program| {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let line = format!(
+            "-m 32 -machine q35,memory-backend=ram -incoming defer \
+             -object memory-backend-file,id=ram,size=32M,mem-path={}/ram,share=off",
+            folder.path().display()
+        );
+        let qemu = start(program, &line);
+        let before = qemu.traces();
+        let mut destination = QemuDestination::attach(&qemu.qmp()).unwrap();
+        let error = destination.take_userfault().unwrap_err();
+        let text = Report::new(&error).to_string();
+        for part in [
+            "\"ram\"",
+            "neither on tmpfs nor on hugetlbfs",
+            "--mode precopy",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in: {text}");
+        }
+        drop(destination);
+        assert_eq!(qemu.traces(), before);
+    });
+}
+
+#[test]
+fn too_little_memory_at_the_destination() {
+    with_each(|program| {
+        // More than this host has. QEMU does not reserve it.
+        let line = "-m 262144 -machine q35,memory-backend=ram -incoming defer \
+             -object memory-backend-ram,id=ram,size=256G,reserve=off";
+        let qemu = start(program, line);
+        let error = QemuDestination::attach(&qemu.qmp()).unwrap_err();
+        let text = Report::new(&error).to_string();
+        for part in [
+            "\"ram\" needs 262",
+            "MiB are available on this host",
+            "add swap",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in: {text}");
+        }
+    });
+}
+
+/// The destination has no place for it, and the source would lose it.
+#[test]
+fn memory_that_is_plugged_during_the_move() {
+    with_each(|program| {
+        let plug = |qemu: &Qemu, id: &str| {
+            let backend = json!({ "qom-type": "memory-backend-ram", "id": id, "size": 128 << 20 });
+            qemu.execute("object-add", backend);
+            let dimm = json!({ "driver": "pc-dimm", "id": format!("d{id}"), "memdev": id });
+            qemu.execute("device_add", dimm);
+        };
+        let line = "-m 64M,slots=2,maxmem=1G -machine q35";
+        let qemu = start(program, line);
+        let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+        plug(&qemu, "plugged");
+        let error = source.pause().unwrap_err();
+        let text = Report::new(&error).to_string();
+        assert!(
+            text.contains("there were 0 of the type pc-dimm, and are 1"),
+            "{text}"
+        );
+        drop(source);
+        assert_eq!(qemu.state(), "running");
+
+        let qemu = start(program, &format!("{line} -incoming defer"));
+        let mut destination = QemuDestination::attach(&qemu.qmp()).unwrap();
+        plug(&qemu, "plugged");
+        let error = destination.prepare().unwrap_err();
+        let text = Report::new(&error).to_string();
+        assert!(text.contains("\"plugged\" has been added"), "{text}");
     });
 }
 
@@ -94,9 +146,10 @@ fn memory_outside_the_guest_or_mapped_twice() {
         qemu.keep(spare);
         let source = QemuSource::attach(&qemu.qmp()).unwrap();
         let ram = source.ram();
-        let blocks: Vec<_> = ram.layout().blocks().collect();
-        assert_eq!(blocks.len(), 1, "what is not plugged in is not the guest's");
-        assert_eq!(blocks[0].0.id, "ram");
+        let all = ram.layout().blocks();
+        let main: Vec<_> = all.filter(|(block, _)| !block.guest.is_empty()).collect();
+        assert_eq!(main.len(), 1, "what is not plugged in is not the guest's");
+        assert_eq!(main[0].0.id, "ram");
 
         let ram = RamPath::new();
         let line = format!(

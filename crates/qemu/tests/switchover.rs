@@ -6,16 +6,16 @@
 mod support;
 
 use std::io::{self, Write};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Instant;
 
 use error_reporter::Report;
 use hikkoshi_engine::{Cancel, DestinationGuest, SourceGuest};
 use hikkoshi_linux::{HostAddr, HostRange, Process, Stop};
-use hikkoshi_pages::{PAGE_BYTES, PageRange};
+use hikkoshi_memory::{GuestRam, RamWriter};
+use hikkoshi_pages::{PAGE_BYTES, Page, PageRange};
 use hikkoshi_qemu::{QemuDestination, QemuSource};
-use hikkoshi_userfault::{Event, EventBuffer, Ready, RegisterMode, close_remote};
+use hikkoshi_userfault::{Event, EventBuffer, Ready, RegisterMode, Userfault, close_remote};
 use serde_json::json;
 use support::{Program, Qemu, RamPath, with_each};
 
@@ -31,11 +31,11 @@ fn destination(program: &Program, more: &str) -> Qemu {
 fn copy_memory(from: &QemuSource, to: &QemuDestination) {
     let (from, to) = (from.ram(), to.ram());
     assert_eq!(from.layout(), to.layout());
-    for (index, (_, pages)) in from.layout().blocks().enumerate() {
+    let writer = RamWriter::open(Arc::clone(&to)).unwrap();
+    for pages in from.layout().all().chunks(1024) {
         let mut bytes = vec![0; usize::try_from(pages.bytes()).unwrap()];
         from.read(pages, &mut bytes).unwrap();
-        let file = to.backings()[index].file().unwrap();
-        file.file().write_all_at(&bytes, file.offset()).unwrap();
+        writer.write(pages, &bytes).unwrap();
     }
 }
 
@@ -469,6 +469,24 @@ fn the_dirty_log_sees_the_guests_writes() {
     });
 }
 
+/// The first page and the place of each block.
+fn places(ram: &GuestRam, addresses: &[u64]) -> Vec<(Page, HostRange)> {
+    let blocks = ram.layout().blocks().zip(addresses);
+    blocks
+        .map(|((_, pages), &at)| (pages.start(), HostRange::new(HostAddr(at), pages.bytes())))
+        .collect()
+}
+
+/// Installs a page with the source's content.
+fn copy_page(ram: &GuestRam, page: Page, userfault: &Userfault, places: &[(Page, HostRange)]) {
+    let mut content = vec![0; 4096];
+    ram.read(PageRange::one(page), &mut content).unwrap();
+    let (first, block) = places.iter().rfind(|(first, _)| *first <= page).unwrap();
+    let offset = PageRange::new(*first, page).bytes();
+    let at = HostAddr(block.addr.0 + offset);
+    userfault.copy(at, &content).unwrap();
+}
+
 #[test]
 fn missing_pages_fault_during_and_after_loading() {
     with_each(|program| {
@@ -478,13 +496,17 @@ fn missing_pages_fault_during_and_after_loading() {
         destination.prepare().unwrap();
         let state = save(&mut source);
         let (userfault, addresses) = destination.take_userfault().unwrap();
-        let bytes = source.ram().layout().bytes();
-        let whole = HostRange::new(HostAddr(addresses[0]), bytes);
-        userfault.register(whole, RegisterMode::MISSING).unwrap();
+        // What is here already would not fault.
+        let writer = RamWriter::open(destination.ram()).unwrap();
+        writer.drop_all().unwrap();
+        let ram = source.ram();
+        let places = places(&ram, &addresses);
+        for place in &places {
+            userfault.register(place.1, RegisterMode::MISSING).unwrap();
+        }
         let stop = Stop::new().unwrap();
         let served = std::thread::scope(|scope| {
-            let ram = source.ram();
-            let (userfault, addresses, stop) = (&userfault, &addresses, &stop);
+            let (userfault, places, ram, stop) = (&userfault, &places, &ram, &stop);
             let server = scope.spawn(move || {
                 let mut served = 0;
                 let mut buffer = EventBuffer::with_capacity(16);
@@ -492,13 +514,14 @@ fn missing_pages_fault_during_and_after_loading() {
                     userfault.read(&mut buffer).unwrap();
                     while let Some(event) = buffer.pop() {
                         let Event::Fault(fault) = event else { continue };
-                        let offset = (fault.addr.0 - addresses[0]) / PAGE_BYTES * PAGE_BYTES;
-                        let page = ram.layout().page_at(0, offset).unwrap();
-                        let mut content = vec![0; 4096];
-                        ram.read(PageRange::from_len(page, 1), &mut content)
+                        let (first, block) = places
+                            .iter()
+                            .find(|(_, block)| {
+                                (block.addr.0..block.addr.0 + block.len).contains(&fault.addr.0)
+                            })
                             .unwrap();
-                        let at = HostAddr(addresses[0] + offset);
-                        userfault.copy(at, &content).unwrap();
+                        let offset = (fault.addr.0 - block.addr.0) / PAGE_BYTES;
+                        copy_page(ram, first.saturating_add(offset), userfault, places);
                         served += 1;
                     }
                 }
@@ -510,19 +533,16 @@ fn missing_pages_fault_during_and_after_loading() {
                 to.descriptors("userfaultfd") == 1 && userfault_count(&to) > 0
             });
             // The rest.
-            let ram = source.ram();
-            for (index, page) in ram.layout().all().iter().enumerate() {
-                let mut content = vec![0; 4096];
-                ram.read(PageRange::from_len(page, 1), &mut content)
-                    .unwrap();
-                let at = HostAddr(addresses[0] + index as u64 * PAGE_BYTES);
-                userfault.copy(at, &content).unwrap();
+            for page in ram.layout().all().iter() {
+                copy_page(ram, page, userfault, places);
             }
             stop.stop();
             server.join().unwrap()
         });
         assert!(served > 0);
-        userfault.unregister(whole).unwrap();
+        for (_, place) in places {
+            userfault.unregister(place).unwrap();
+        }
         drop(userfault);
         destination.release().unwrap();
         drop(destination);

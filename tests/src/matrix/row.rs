@@ -32,6 +32,8 @@ pub struct Row {
     /// A file without which this host cannot run the row, and what that means.
     requires: Option<(&'static str, &'static str)>,
     sample: bool,
+    /// The modes by which it moves.
+    modes: &'static [&'static str],
 }
 
 impl fmt::Display for Row {
@@ -55,6 +57,7 @@ impl Row {
             expectation: Expectation::Moves,
             requires: None,
             sample: false,
+            modes: &MODES,
         }
     }
 
@@ -100,6 +103,12 @@ impl Row {
     /// Expects that side to refuse the guest, with `part` in the reason.
     pub(super) fn refused(mut self, side: Side, part: &'static str) -> Self {
         self.expectation = Expectation::Refused(side, part);
+        self
+    }
+
+    /// Moves it by pre-copy only.
+    pub(super) fn only_precopy(mut self) -> Self {
+        self.modes = &["precopy"];
         self
     }
 
@@ -155,7 +164,7 @@ impl Row {
             None => config,
         });
         match self.expectation {
-            Expectation::Moves => Self::moves(&env, source, &destination),
+            Expectation::Moves => self.moves(&env, source, &destination),
             Expectation::Refused(side, part) => {
                 let config = match side {
                     Side::Source => source,
@@ -167,13 +176,13 @@ impl Row {
         }
     }
 
-    fn moves(env: &TestEnv, source: VmConfig, destination: &VmConfig) -> Outcome {
+    fn moves(&self, env: &TestEnv, source: VmConfig, destination: &VmConfig) -> Outcome {
         let back = source.clone();
         let mut guest = Guest::boot_without_extra_disk(env, source);
         guest.vm().plug_dimm().unwrap();
         guest.vm().plug_processors().unwrap();
         let mut trips = Vec::new();
-        for (number, mode) in MODES.into_iter().enumerate() {
+        for (number, &mode) in self.modes.iter().enumerate() {
             let there = if number % 2 == 0 { destination } else { &back };
             let plan = MigrationPlan::new(mode).destination_config(there.clone());
             // A source that refuses the guest leaves the destination waiting.

@@ -2,12 +2,13 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hikkoshi_handover::{Journal, SourceRecord};
 use hikkoshi_link::Remote;
 use hikkoshi_link::tls::TlsClient;
-use hikkoshi_qemu::{SourceNotes, UndoRecord};
+
+use hikkoshi_qemu::{GuestRam, SourceNotes, UndoRecord};
 
 use super::entry::SourceEntry;
 use super::file::JournalFile;
@@ -21,6 +22,8 @@ pub(crate) struct SourceJournal {
     remote: Remote,
     plaintext: bool,
     options: MigrateOptions,
+    /// The guest's memory, which knows what the destination has.
+    ram: Option<Arc<GuestRam>>,
     state: Mutex<SourceState>,
 }
 
@@ -47,11 +50,20 @@ impl SourceJournal {
             remote,
             plaintext,
             options,
+            ram: None,
             state: Mutex::new(SourceState {
                 engine,
                 qemu,
                 closed: false,
             }),
+        }
+    }
+
+    /// Notes with each record which private memory the destination has.
+    pub(crate) fn noting(self, ram: Arc<GuestRam>) -> Self {
+        Self {
+            ram: Some(ram),
+            ..self
         }
     }
 
@@ -97,6 +109,9 @@ impl SourceJournal {
 impl Journal<SourceRecord> for SourceJournal {
     fn record(&self, record: &SourceRecord) -> io::Result<()> {
         let mut state = self.state();
+        if let Some(ram) = &self.ram {
+            state.qemu.identity.note_sent(ram);
+        }
         let before = state.engine.replace(record.clone());
         let written = self.write(&state);
         if written.is_err() {

@@ -44,8 +44,6 @@ pub(crate) struct Attached {
     pub(crate) processors: Processors,
     pub(crate) lock: ExclusiveAccess,
     pub(crate) machine: Machine,
-    /// At the source: the blocks that travel with the device state.
-    pub(crate) auxiliary: Option<GuestRam>,
 }
 
 /// Attaches to the QEMU whose QMP socket is at `path`, and checks everything that can be
@@ -66,10 +64,6 @@ pub(crate) fn attach(
     // instead of denied, which would lead to misleading errors.
     process::check_right_to_trace(&process)?;
     let ram = ram::find(&mut client, &process, access)?;
-    let auxiliary = match side {
-        Side::Source => ram::others(&mut client, &process, ram.files.layout())?,
-        Side::Destination => None,
-    };
     let lock = exclusive_access::acquire(&process)?;
     match side {
         Side::Source => leftovers::remove(&process)?,
@@ -78,7 +72,7 @@ pub(crate) fn attach(
             check_kernel()?;
         }
     }
-    let description = description::describe(&mut client, &ram.files)?;
+    let description = description::describe(&mut client, &ram.memory)?;
     let processors = processors::read(&mut client)?;
     let machine = machine::read(&mut client)?;
     tracing::info!(
@@ -87,19 +81,18 @@ pub(crate) fn attach(
         machine = description.machine,
         blocks = description.blocks.len(),
         parts = %machine,
-        bytes = ram.files.layout().bytes(),
+        bytes = ram.memory.layout().bytes(),
         "attached to QEMU"
     );
     Ok(Attached {
         client,
         process,
-        ram: Arc::new(ram.files),
+        ram: Arc::new(ram.memory),
         addresses: ram.addresses,
         description,
         processors,
         lock,
         machine,
-        auxiliary,
     })
 }
 

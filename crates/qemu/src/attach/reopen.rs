@@ -12,8 +12,9 @@
 //!    inode numbers, and is mapped **shared and writable** by the process. The kernel
 //!    allows such a mapping only to a process that opened the file for writing. The
 //!    mapping is checked while we hold the file, so that its numbers cannot belong to
-//!    another file. A file that is mapped privately is opened for reading only: the kernel
-//!    allows that mapping to a process that opened the file for reading (mmap(2)).
+//!    another file. The kernel allows a private mapping also to a process that opened the
+//!    file for reading only (mmap(2)), so a file that is mapped privately is opened for
+//!    writing only if the process has a descriptor that it can write with.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -80,14 +81,56 @@ pub(crate) fn mapped(
     open_mapped(process, range, access, true)
 }
 
-/// Opens the file of which `process` has mapped this range privately, for reading.
+/// Opens the file of which `process` has mapped this range privately. For reading only, if the
+/// process itself cannot write it.
 ///
 /// # Errors
 ///
 /// `PermissionDenied` if the process has not mapped it there, privately and writable;
 /// others as for `open(2)`.
-pub(crate) fn mapped_privately(process: &Process, range: &MappedFileRange) -> io::Result<File> {
-    open_mapped(process, range, FileAccess::Read, false)
+pub(crate) fn mapped_privately(
+    process: &Process,
+    range: &MappedFileRange,
+    access: FileAccess,
+) -> io::Result<File> {
+    let may_write = access == FileAccess::Write && has_writable(process, range)?;
+    let access = match may_write {
+        true => FileAccess::Write,
+        false => FileAccess::Read,
+    };
+    open_mapped(process, range, access, false)
+}
+
+/// Whether one of the process's descriptors is the file, and open for writing.
+fn has_writable(process: &Process, range: &MappedFileRange) -> io::Result<bool> {
+    for number in process.descriptors()? {
+        let path = format!("/proc/{}/fd/{number}", process.pid());
+        // Most belong to other files, and some are closed by now.
+        let Ok(pinned) = pin(Path::new(&path), OFlags::empty(), range) else {
+            continue;
+        };
+        // The number can be another file's since: then it is pinned no more.
+        let writable = process
+            .describe_descriptor(number)
+            .is_ok_and(|(_, info)| is_writable(&info));
+        let same = pin(Path::new(&path), OFlags::empty(), range).is_ok();
+        drop(pinned);
+        if writable && same {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether a descriptor with this `fdinfo` can be written to (proc_pid_fdinfo(5): `flags` is
+/// octal).
+fn is_writable(info: &str) -> bool {
+    let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+    let flags = flags.map(OFlags::from_bits_retain);
+    flags.is_some_and(|flags| {
+        !flags.contains(OFlags::PATH) && flags.intersects(OFlags::WRONLY | OFlags::RDWR)
+    })
 }
 
 fn open_mapped(

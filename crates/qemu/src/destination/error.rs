@@ -20,6 +20,15 @@ pub(crate) enum PrepareError {
     /// A QMP command failed.
     #[error("preparing QEMU for the incoming guest")]
     Qmp(#[from] QmpError),
+    /// Memory was plugged or unplugged since we attached.
+    #[error(
+        "preparing QEMU for the incoming guest: its memory has changed since 'hikkoshi receive' was \
+         started ({difference}); start 'hikkoshi receive' again"
+    )]
+    MemoryChanged {
+        /// What has changed.
+        difference: String,
+    },
     /// QEMU's state has changed since we attached.
     #[error(
         "preparing QEMU for the incoming guest: its state is {state}, no longer inmigrate; restart \
@@ -62,6 +71,25 @@ pub enum UserfaultError {
         id: String,
         /// The setting that causes it.
         cause: String,
+    },
+    /// The memory is a private mapping of a file on another file system.
+    #[error(
+        "post-copy needs memory at the destination that faults where it is empty, but the guest's \
+         memory \"{id}\" is a private mapping (share=off) of a file that is neither on tmpfs nor on \
+         hugetlbfs (use other memory there, such as -m alone or memory-backend-ram, or move the \
+         guest with --mode precopy --when-stalled go-on)"
+    )]
+    PrivateFile {
+        /// The RAM block.
+        id: String,
+    },
+    /// The file system of the memory is not known.
+    #[error("looking for the file system of the guest's memory \"{id}\"")]
+    FileSystem {
+        /// The RAM block.
+        id: String,
+        /// The error of the system call.
+        source: io::Error,
     },
     /// Reading the mount options of the tmpfs failed.
     #[error("reading the mount options of the tmpfs of the guest's memory \"{id}\"")]

@@ -8,6 +8,7 @@ use super::error::LOAD_TIMEOUT;
 use super::vcpus;
 use super::{LoadError, PrepareError, QemuDestination};
 use crate::attach::preflight::Side;
+use crate::attach::ram::blocks;
 use crate::qmp::migration::{self, MigrationStatus};
 use crate::qmp::monitor::connected;
 use crate::qmp::{COMMAND_TIMEOUT, Version};
@@ -29,6 +30,9 @@ impl QemuDestination {
         let state = migration::run_state(client)?.status;
         if state != "inmigrate" {
             return Err(PrepareError::State { state });
+        }
+        if let Some(difference) = blocks::difference(self.ram.layout(), &blocks::list(client)?) {
+            return Err(PrepareError::MemoryChanged { difference });
         }
         // In this state `stop` pauses nothing. It prevents QEMU from starting the
         // guest at the end of the load, whether QEMU was started with -S or not

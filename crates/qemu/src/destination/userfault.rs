@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use hikkoshi_memory::ProcessMemory;
 use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_userfault::{Features, RemoteUserfault, Userfault};
 
 use super::huge_tmpfs;
 use super::{QemuDestination, UserfaultError};
+use crate::attach::ram::file::FileSystem;
 
 impl QemuDestination {
     /// After reattaching in post-copy: checks that the userfaultfd of the previous engine
@@ -26,7 +28,7 @@ impl QemuDestination {
     }
 
     pub(super) fn userfault(&mut self) -> Result<Arc<Userfault>, UserfaultError> {
-        self.check_tmpfs()?;
+        self.check_files()?;
         self.check_userfault()?;
         let taken = match self.userfault.take() {
             Some(taken) => taken,
@@ -37,16 +39,23 @@ impl QemuDestination {
         Ok(Arc::clone(self.userfault.insert(taken).userfault()))
     }
 
-    /// Checks that the kernel puts no huge pages into a tmpfs.
-    fn check_tmpfs(&self) -> Result<(), UserfaultError> {
+    /// Checks that pages of the files can be dropped one by one, and fault then.
+    fn check_files(&self) -> Result<(), UserfaultError> {
         let ram = &self.ram;
         for ((block, _), backing) in ram.layout().blocks().zip(ram.backings()) {
-            let Some(file) = backing.file() else {
-                continue; // Private memory: pages are dropped one by one.
+            // A page that is absent from a private mapping is the file's.
+            let private = backing.process().and_then(ProcessMemory::file);
+            let Some(file) = backing.file().or(private) else {
+                continue; // Anonymous: the process drops pages one by one.
             };
             let id = || block.id.clone();
             if block.host_page != PAGE_BYTES {
                 continue; // hugetlbfs: pages of one size, all of them.
+            }
+            let (system, _) = FileSystem::of(file.as_fd())
+                .map_err(|source| UserfaultError::FileSystem { id: id(), source })?;
+            if system == FileSystem::Other {
+                return Err(UserfaultError::PrivateFile { id: id() });
             }
             let cause = huge_tmpfs::cause(&self.process, file.as_fd())
                 .map_err(|source| UserfaultError::MountOptions { id: id(), source })?;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use hikkoshi_linux::Process;
 use hikkoshi_memory::{Backing, GuestRam, ProcessMemory, RamFile};
 use hikkoshi_wire::GuestDescription;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::error::QemuExitedError;
@@ -58,6 +58,8 @@ pub enum RamIdentity {
         address: u64,
         /// The file of a private mapping, which has the pages that QEMU has not written.
         file: Option<RamFileIdentity>,
+        /// At the source: whether the destination has all of it.
+        sent: bool,
     },
 }
 
@@ -126,6 +128,16 @@ impl QemuIdentity {
         Ok((start_time == self.start_time && process.is_alive()).then_some(process))
     }
 
+    /// Notes which private memory the destination has; `ram` is the source's.
+    pub fn note_sent(&mut self, ram: &GuestRam) {
+        for (memory, backing) in self.memory.iter_mut().zip(ram.backings()) {
+            if let (RamIdentity::Private { sent, .. }, Backing::Process(memory)) = (memory, backing)
+            {
+                *sent = memory.is_sent();
+            }
+        }
+    }
+
     pub(crate) fn addresses(&self) -> Vec<u64> {
         self.memory.iter().map(RamIdentity::address).collect()
     }
@@ -167,7 +179,7 @@ impl QemuIdentity {
                     source,
                 },
             })?;
-            if process.is_none() && matches!(memory, RamIdentity::Private { .. }) {
+            if process.is_none() && matches!(memory, RamIdentity::Private { sent: false, .. }) {
                 lost.push(block.id.clone());
             }
             backings.push(backing);
@@ -225,6 +237,7 @@ impl RamIdentity {
                     Some(file) => Some(RamFileIdentity::of(file, address)?),
                     None => None,
                 },
+                sent: memory.is_sent(),
             },
         })
     }
@@ -244,27 +257,45 @@ impl RamIdentity {
         process: Option<&Arc<Process>>,
         access: FileAccess,
     ) -> io::Result<Backing> {
-        let (address, file) = match (self, process) {
+        let (address, file, sent) = match (self, process) {
             (Self::File(file), _) => {
                 let opened = file.open(bytes, process.map(Arc::as_ref), access)?;
                 return Ok(RamFile::new(opened, file.offset).into());
             }
+            (Self::Private { sent: true, .. }, None) => return sent_before(bytes),
             (Self::Private { .. }, None) => return lost(),
-            (Self::Private { address, file }, Some(_)) => (*address, file),
+            (
+                Self::Private {
+                    address,
+                    file,
+                    sent,
+                },
+                Some(_),
+            ) => (*address, file, *sent),
         };
         let Some(process) = process else {
             return lost();
         };
         let writable = access == FileAccess::Write;
         let memory = ProcessMemory::open(Arc::clone(process), address, bytes, writable)?;
+        if sent {
+            memory.set_sent();
+        }
         Ok(match file {
             None => memory.into(),
             Some(file) => {
-                let opened = reopen::mapped_privately(process, &file.range(bytes))?;
+                let opened = reopen::mapped_privately(process, &file.range(bytes), access)?;
                 memory.over_file(RamFile::new(opened, file.offset)).into()
             }
         })
     }
+}
+
+/// Memory that is gone, and that the destination has: no page of it is sent again.
+fn sent_before(bytes: u64) -> io::Result<Backing> {
+    let empty = rustix::fs::memfd_create("sent", MemfdFlags::CLOEXEC)?;
+    rustix::fs::ftruncate(&empty, bytes)?;
+    Ok(RamFile::new(empty.into(), 0).into())
 }
 
 /// Memory that is gone: every read and every query for holes fails (`EBADF`), so that no page
@@ -336,6 +367,7 @@ mod tests {
         let identity = RamIdentity::Private {
             address,
             file: None,
+            sent: false,
         };
         let own = Arc::new(Process::open(std::process::id()).unwrap());
         let mut page = [0; PAGE_SIZE];
@@ -346,6 +378,16 @@ mod tests {
         let gone = ram(identity.open(4096, None, FileAccess::Read).unwrap());
         gone.read(first, &mut page).unwrap_err();
         gone.has_data(first).unwrap_err();
+        // Nothing is missed if the destination has it.
+        let sent = RamIdentity::Private {
+            address,
+            file: None,
+            sent: true,
+        };
+        for process in [Some(&own), None] {
+            let opened = ram(sent.open(4096, process, FileAccess::Read).unwrap());
+            assert!(!opened.has_data(first).unwrap());
+        }
         drop(content);
     }
 }

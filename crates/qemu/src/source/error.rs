@@ -57,9 +57,6 @@ pub(crate) enum SaveError {
     /// Reading from QEMU failed.
     #[error("saving the device state: reading it from QEMU")]
     Read(#[source] io::Error),
-    /// Reading the memory of a device failed.
-    #[error("saving the device state: reading the memory of devices and firmware")]
-    Auxiliary(#[source] io::Error),
     /// QEMU did not write what it should.
     #[error("saving the device state")]
     Stream(#[from] StreamError),

@@ -88,8 +88,6 @@ pub struct QemuSource {
     client: Option<Client>,
     qemu: QemuResources,
     stage: SwitchoverStage,
-    /// Blocks that are sent with the device state.
-    auxiliary: Option<GuestRam>,
     /// The save in progress.
     saving: Option<Saving>,
     log: Option<Arc<PagemapLog>>,
@@ -137,7 +135,6 @@ impl QemuSource {
             processors,
             lock,
             machine,
-            auxiliary,
         } = qemu;
         Ok(Self {
             client: Some(client),
@@ -154,7 +151,6 @@ impl QemuSource {
             needs_drain: false,
             userfault: None,
             identity,
-            auxiliary,
             undo: UndoRecord::default(),
             undo_recorder: UndoRecorder::default(),
             machine,
@@ -222,8 +218,6 @@ impl QemuSource {
             needs_drain: false,
             userfault: None,
             identity: identity.clone(),
-            // They have been sent.
-            auxiliary: None,
             undo: notes.undo.clone(),
             undo_recorder: UndoRecorder::default(),
             machine: Machine::default(),

@@ -73,8 +73,14 @@ impl QemuSource {
             pause_mark::set(client)?;
             Ok((SaveFile::pass(client)?, blocks::list(client)?))
         });
+        let layout = self.qemu.ram.layout();
         let outcome = prepared
             .map_err(PauseError::Qmp)
+            .and_then(|(file, blocks)| match blocks::difference(layout, &blocks) {
+                // After the devices were compared. What changes from here on is seen after the save.
+                Some(difference) => Err(Refusal::MemoryChanged { difference }.into()),
+                None => Ok((file, blocks)),
+            })
             .and_then(|(file, blocks)| self.stop_and_save(file, blocks, state.running));
         if outcome.is_err()
             && let Err(error) = self.resume()

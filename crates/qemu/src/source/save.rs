@@ -1,12 +1,10 @@
 //! Saving the device state.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::time::Instant;
 
 use error_reporter::Report;
 use hikkoshi_engine::{Cancel, SourceGuest};
-use hikkoshi_pages::{PAGE_BYTES, PageRange};
-use hikkoshi_wire::MAX_DEVICE_STATE;
 use serde_json::json;
 use thiserror::Error;
 
@@ -16,6 +14,15 @@ use crate::attach::ram::blocks::{self, RamBlockInfo};
 use crate::qmp::monitor::connected;
 use crate::qmp::{ConnectError, QmpError};
 use crate::stream::{SaveFile, SavedDevices, StreamBlock, remove_save_files, whole};
+
+impl From<&RamBlockInfo> for StreamBlock {
+    fn from(block: &RamBlockInfo) -> Self {
+        Self {
+            name: block.name.clone(),
+            used: block.used,
+        }
+    }
+}
 
 /// The images of a moved guest could not be released.
 #[derive(Debug, Error)]
@@ -48,7 +55,7 @@ impl QemuSource {
         let devices = SavedDevices::parse(&state)?;
         let stream = whole(
             &self.qemu.description.machine,
-            &self.stream_blocks(&blocks).map_err(SaveError::Auxiliary)?,
+            &blocks.iter().map(StreamBlock::from).collect::<Vec<_>>(),
             &devices,
         )?;
         sink.write_all(&stream).map_err(SaveError::Sink)?;
@@ -88,42 +95,6 @@ impl QemuSource {
         if let Err(error) = removed {
             tracing::warn!(error = %Report::new(&error), "closing the file for the device state in QEMU");
         }
-    }
-
-    /// The blocks, with the content of those that the engine does not move.
-    fn stream_blocks(&self, blocks: &[RamBlockInfo]) -> io::Result<Vec<StreamBlock>> {
-        let found = |block: &RamBlockInfo| {
-            Ok(StreamBlock {
-                name: block.name.clone(),
-                used: block.used,
-                content: self.content(block)?,
-            })
-        };
-        blocks.iter().map(found).collect()
-    }
-
-    fn content(&self, block: &RamBlockInfo) -> io::Result<Option<Vec<u8>>> {
-        let Some(ram) = &self.auxiliary else {
-            return Ok(None);
-        };
-        let mut all = ram.layout().blocks();
-        let Some((_, pages)) = all.find(|(other, _)| other.id == block.name) else {
-            return Ok(None);
-        };
-        let used = block.used.min(pages.bytes());
-        if used > MAX_DEVICE_STATE {
-            return Err(io::Error::new(
-                io::ErrorKind::FileTooLarge,
-                format!(
-                    "{:?} has {used} bytes, more than {MAX_DEVICE_STATE}",
-                    block.name
-                ),
-            ));
-        }
-        let mut content = vec![0; usize::try_from(used).map_err(io::Error::other)?];
-        let pages = PageRange::from_len(pages.start(), used / PAGE_BYTES);
-        ram.read(pages, &mut content)?;
-        Ok(Some(content))
     }
 
     /// Saves once more, into nothing: with `live` QEMU releases the images afterwards.

@@ -3,7 +3,7 @@
 //! ```text
 //! header          magic, version
 //! configuration   07, length (4 bytes), name of the machine type
-//! section "ram"   the names and used lengths of all RAM blocks; pages only of given ones
+//! section "ram"   the names and used lengths of all RAM blocks, no page
 //! sections        of the devices, as the source's QEMU wrote them
 //! end mark        00
 //! description     06, length (4 bytes), JSON; QEMU skips it
@@ -13,7 +13,7 @@
 //! from its own. From `ram` it takes the used lengths: blocks that can be resized (ACPI tables,
 //! ROMs) get the source's length before the devices are loaded, which check them.
 
-use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, is_zero};
+use hikkoshi_pages::PAGE_BYTES;
 
 use super::format::{
     CONFIGURATION, DESCRIPTION, END, MAGIC, SectionHeader, StreamError, VERSION, write_footer,
@@ -41,15 +41,6 @@ const TAIL: [u8; 8] = [END, DESCRIPTION, 0, 0, 0, 2, b'{', b'}'];
 /// The longest name of a machine type that is accepted; QEMU has no limit.
 const MAX_MACHINE: usize = 255;
 
-/// `RAM_SAVE_FLAG_ZERO`: a page that holds one byte's value only; the byte follows.
-const ZERO_PAGE: u64 = 0x02;
-
-/// `RAM_SAVE_FLAG_PAGE`: a page follows.
-const FULL_PAGE: u64 = 0x08;
-
-/// `RAM_SAVE_FLAG_CONTINUE`: of the same block as the page before, so no name follows.
-const SAME_BLOCK: u64 = 0x20;
-
 /// A RAM block as QEMU's stream names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamBlock {
@@ -57,8 +48,6 @@ pub struct StreamBlock {
     pub name: String,
     /// The length in bytes that the guest uses now. A resizable block can grow beyond it.
     pub used: u64,
-    /// Its content, `used` bytes, if it does not travel in another way.
-    pub content: Option<Vec<u8>>,
 }
 
 /// The part of the stream before the devices' sections. It depends only on the machine, not on
@@ -109,32 +98,8 @@ fn write_ram(stream: &mut Vec<u8>, blocks: &[StreamBlock]) -> Result<(), StreamE
         write_name(stream, "RAM block", &block.name)?;
         stream.extend(block.used.to_be_bytes());
     }
-    for block in blocks {
-        write_pages(stream, block)?;
-    }
     stream.extend(END_OF_RAM.to_be_bytes());
     write_footer(stream, RAM_ID);
-    Ok(())
-}
-
-fn write_pages(stream: &mut Vec<u8>, block: &StreamBlock) -> Result<(), StreamError> {
-    let pages = block.content.as_deref().unwrap_or_default();
-    let mut offset = 0u64;
-    for page in pages.chunks_exact(PAGE_SIZE) {
-        let zero = is_zero(page);
-        let kind = if zero { ZERO_PAGE } else { FULL_PAGE };
-        let again = if offset == 0 { 0 } else { SAME_BLOCK };
-        stream.extend((offset | kind | again).to_be_bytes());
-        if offset == 0 {
-            write_name(stream, "RAM block", &block.name)?;
-        }
-        if zero {
-            stream.push(0);
-        } else {
-            stream.extend(page);
-        }
-        offset += PAGE_BYTES;
-    }
     Ok(())
 }
 

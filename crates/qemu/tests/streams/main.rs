@@ -78,7 +78,6 @@ fn blocks(client: &mut Client) -> Vec<StreamBlock> {
         Some(StreamBlock {
             name: name.to_owned(),
             used: u64::from_str_radix(used, 16).ok()?,
-            content: None,
         })
     };
     table.lines().filter_map(row).collect()

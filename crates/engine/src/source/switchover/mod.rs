@@ -12,6 +12,9 @@
 //!   Switch                  ───────────▶     registers userfaultfd,
 //!                                            loads device state
 //!                           ◀───────────   Ready
+//!   pages that would be lost
+//!   with QEMU, if others
+//!   would not           ─────────────▶     installs them
 //!   records that            ───────────
 //!   Commit                  ───────────▶     records that, resumes the guest
 //!                           ◀───────────   GuestResumed
@@ -23,6 +26,7 @@
 mod deadline;
 mod device_state;
 mod last_pages;
+mod process_memory;
 mod stale_pages;
 
 use std::sync::Arc;
@@ -42,6 +46,7 @@ use crate::source::unsent::UnsentPages;
 pub(crate) use deadline::Deadline;
 use device_state::send_device_state;
 pub(crate) use last_pages::LastPages;
+use process_memory::ProcessPages;
 use stale_pages::discard_newly_dirty;
 pub(crate) use stale_pages::discard_stale_pages;
 
@@ -123,7 +128,8 @@ fn prepare(
     since_pause("dirty log taken");
     // Loading the device state touches memory, so requests are answered before it
     // begins.
-    let answering = match (rest, session.urgent.take()) {
+    let process_pages = ProcessPages::find(&shared.ram, unsent);
+    let mut answering = match (rest, session.urgent.take()) {
         (LastPages::Hybrid(_, links) | LastPages::Postcopy(links), Some(ends)) => Some(
             PreparedPostcopy::start(shared, session, ends, links, unsent)?,
         ),
@@ -149,6 +155,13 @@ fn prepare(
         |m| matches!(m, ToSource::Ready),
     )?;
     since_pause("destination ready");
+    if let Some(link) = answering
+        .as_mut()
+        .and_then(|postcopy: &mut PreparedPostcopy| postcopy.links.first_mut())
+    {
+        process_pages.send(shared, unsent, link)?;
+        since_pause("pages of firmware and devices sent");
+    }
     Ok(ReadySwitchover {
         paused,
         postcopy: answering,

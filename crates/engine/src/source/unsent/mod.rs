@@ -92,6 +92,11 @@ impl UnsentPages {
         self.pages.runs(self.pages.all())
     }
 
+    /// The unsent pages in `range`, in order.
+    pub(crate) fn runs_in(&self, range: PageRange) -> impl Iterator<Item = PageRange> + '_ {
+        self.pages.runs(range)
+    }
+
     /// Claims up to `max` adjacent unsent pages, the first ones in `within`.
     pub(crate) fn claim(&self, within: PageRange, max: u64) -> Option<PageRange> {
         self.pages.claim_run(within, max)

@@ -71,14 +71,15 @@ fn start(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
         Exit::new(Status::AtSource, Reason::System, what).with(UNCHANGED)
     })?;
     let mut guest = guest;
-    let journal = Arc::new(SourceJournal::new(
+    let journal = SourceJournal::new(
         file,
         remote.clone(),
         args.common.security.plaintext,
         args.options.clone(),
         guest.notes(),
         None,
-    ));
+    );
+    let journal = Arc::new(journal.noting(guest.ram()));
     let undo_journal = Arc::clone(&journal);
     guest
         .on_undo_record(move |record| undo_journal.set_undo(record))

@@ -66,6 +66,8 @@ struct PrivateRecord {
     private: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     file: Option<FileRecord>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    sent: bool,
 }
 
 /// [`RamFileIdentity`].
@@ -220,9 +222,14 @@ impl TryFrom<&RamIdentity> for MemoryRecord {
     fn try_from(memory: &RamIdentity) -> Result<Self, RecordError> {
         Ok(match memory {
             RamIdentity::File(file) => Self::File(file.try_into()?),
-            RamIdentity::Private { address, file } => Self::Private(PrivateRecord {
+            RamIdentity::Private {
+                address,
+                file,
+                sent,
+            } => Self::Private(PrivateRecord {
                 private: *address,
                 file: file.as_ref().map(TryInto::try_into).transpose()?,
+                sent: *sent,
             }),
         })
     }
@@ -235,6 +242,7 @@ impl From<MemoryRecord> for RamIdentity {
             MemoryRecord::Private(memory) => Self::Private {
                 address: memory.private,
                 file: memory.file.map(Into::into),
+                sent: memory.sent,
             },
         }
     }
@@ -367,18 +375,23 @@ mod tests {
             offset: 4096,
             address: 0x7f00_0000_0000,
         };
-        let private = |file| RamIdentity::Private {
+        let private = |file, sent| RamIdentity::Private {
             address: 0x7f00_0000_0000,
             file,
+            sent,
         };
         for (memory, text) in [
             (
                 RamIdentity::File(file.clone()),
                 r#"{"path":"/memfd:ram","device":1,"inode":2,"offset":4096,"address":139637976727552}"#,
             ),
-            (private(None), r#"{"private":139637976727552}"#),
+            (private(None, false), r#"{"private":139637976727552}"#),
             (
-                private(Some(file)),
+                private(None, true),
+                r#"{"private":139637976727552,"sent":true}"#,
+            ),
+            (
+                private(Some(file), false),
                 r#"{"private":139637976727552,"file":{"path":"/memfd:ram","device":1,"inode":2,"offset":4096,"address":139637976727552}}"#,
             ),
         ] {

@@ -184,6 +184,15 @@ pub enum Refusal {
         changed(.0)
     )]
     Changed(MachineMismatch),
+    /// Memory was plugged or unplugged during the move.
+    #[error(
+        "the guest's memory has changed since the move began ({difference}); start the \
+         destination's QEMU with the memory that the guest has now, and start the move again"
+    )]
+    MemoryChanged {
+        /// What has changed.
+        difference: String,
+    },
     /// A block job is running.
     #[error(
         "the block job '{id}' ({kind}) is {status}, and QEMU cannot hand over its images before the \

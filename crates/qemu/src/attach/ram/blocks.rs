@@ -17,6 +17,8 @@
 
 use std::collections::BTreeSet;
 
+use hikkoshi_pages::RamLayout;
+
 use crate::qmp::{Client, QmpError};
 
 /// The most blocks, as in [`hikkoshi_pages::RamLayout`]'s description on the wire; a
@@ -44,6 +46,22 @@ pub(crate) struct RamBlockInfo {
     pub(crate) host: Option<u64>,
     /// Whether the guest cannot write it (QEMU 8.0 and later).
     pub(crate) read_only: Option<bool>,
+}
+
+/// The first difference between the guest's memory and the blocks that QEMU has now; `None` if they
+/// are the same. A block is added and removed with its device.
+pub(crate) fn difference(layout: &RamLayout, now: &[RamBlockInfo]) -> Option<String> {
+    let of = |name: &str| now.iter().find(|block| block.name == name);
+    let gone = layout.blocks().find_map(|(block, _)| match of(&block.id) {
+        None => Some(format!("{:?} has been removed", block.id)),
+        Some(now) if now.total != block.bytes => Some(format!(
+            "{:?} had {} bytes, and has {}",
+            block.id, block.bytes, now.total
+        )),
+        Some(_) => None,
+    });
+    let new = |block: &&RamBlockInfo| layout.blocks().all(|(known, _)| known.id != block.name);
+    gone.or_else(|| Some(format!("{:?} has been added", now.iter().find(new)?.name)))
 }
 
 /// All RAM blocks with a name, in QEMU's order.
@@ -160,6 +178,7 @@ fn page_size(count: &str, unit: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hikkoshi_pages::RamBlock;
     use proptest::prelude::*;
 
     const V7: &str = include_str!("../../../tests/captured/ramblock-7.2-q35.txt");
@@ -188,6 +207,33 @@ mod tests {
         assert_eq!(tables.read_only, Some(true));
         // It is longer than its column.
         assert_eq!(v7[1].name, "0000:00:09.0/bochs-display-vram");
+    }
+
+    #[test]
+    fn every_difference_of_the_memory_is_found() {
+        let blocks = parse(V10).unwrap();
+        let layout = |blocks: &[RamBlockInfo]| {
+            let known = blocks.iter().map(|block| RamBlock {
+                id: block.name.clone(),
+                bytes: block.total,
+                host_page: block.page_size,
+                guest: Vec::new(),
+            });
+            RamLayout::new(known.collect()).unwrap()
+        };
+        let all = layout(&blocks);
+        assert_eq!(difference(&all, &blocks), None);
+        let mut now = blocks.clone();
+        now.reverse();
+        // Only a part of it is in use.
+        now[0].used = 4096;
+        assert_eq!(difference(&all, &now), None);
+        let text = |now: &[RamBlockInfo]| difference(&all, now).unwrap();
+        assert_eq!(text(&blocks[1..]), "\"pc.ram\" has been removed");
+        now[0].total *= 2;
+        assert!(text(&now).contains(" bytes, and has "), "{}", text(&now));
+        let fewer = difference(&layout(&blocks[1..]), &blocks);
+        assert_eq!(fewer.unwrap(), "\"pc.ram\" has been added");
     }
 
     #[test]

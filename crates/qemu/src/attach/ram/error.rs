@@ -21,28 +21,6 @@ pub enum RamError {
     /// QEMU has no RAM blocks.
     #[error("looking for the guest's memory: this QEMU has no RAM blocks")]
     None,
-    /// The backend is not a file.
-    #[error(
-        "the guest's memory \"{id}\" is a {kind}, not a named file, so no other process can access \
-         it{ADVICE}"
-    )]
-    NotAFile {
-        /// The backend.
-        id: String,
-        /// Its type.
-        kind: String,
-    },
-    /// The backend is not shared.
-    #[error(
-        "the guest's memory \"{id}\" is not shared (share=off): the guest's writes do not \
-         reach its file {path}{ADVICE}"
-    )]
-    NotShared {
-        /// The backend.
-        id: String,
-        /// Its file.
-        path: String,
-    },
     /// QEMU may not write it.
     #[error(
         "the guest's memory \"{id}\" is a read-only mapping of a file (readonly=on): what a \
@@ -122,18 +100,6 @@ pub enum RamError {
         file: u64,
         /// Bytes of the block's pages.
         block: u64,
-    },
-    /// The destination's memory is a private mapping of a file.
-    #[error(
-        "the guest's memory \"{id}\" is a private mapping (share=off) of the file {path}: a page that \
-         is dropped there becomes the file's page again, so page faults cannot be handled (use \
-         share=on, memory-backend-ram or an empty file on hugetlbfs at the destination)"
-    )]
-    PrivateFile {
-        /// The block.
-        id: String,
-        /// Its file.
-        path: String,
     },
     /// The process's memory cannot be opened.
     #[error(
@@ -226,7 +192,3 @@ pub enum RamError {
     #[error(transparent)]
     FreeSpace(#[from] FreeSpaceError),
 }
-
-/// How to start QEMU.
-const ADVICE: &str = "; start QEMU with -object memory-backend-file,id=ram,size=SIZE,\
-    mem-path=/dev/shm/NAME,share=on -machine …,memory-backend=ram";

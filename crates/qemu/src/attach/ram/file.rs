@@ -5,6 +5,8 @@
 //! are the process's own), or no file.
 
 use std::fs::{File, Metadata};
+use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -64,6 +66,23 @@ const OTHERS_SEARCH: u32 = 0o001;
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 
+impl FileSystem {
+    /// The file system of `file`, and the bytes of its pages.
+    ///
+    /// # Errors
+    ///
+    /// As `fstatfs(2)`.
+    pub(crate) fn of(file: impl AsFd) -> io::Result<(Self, u64)> {
+        let system = rustix::fs::fstatfs(file)?;
+        let magic: i64 = system.f_type;
+        Ok(match magic {
+            TMPFS_MAGIC => (Self::Tmpfs, 4096),
+            HUGETLBFS_MAGIC => (Self::Huge, u64::try_from(system.f_bsize).unwrap_or(0)),
+            _ => (Self::Other, 4096),
+        })
+    }
+}
+
 /// Opens the memory of `block`, which begins at `address` of the process. `areas` are the
 /// process's.
 pub(crate) fn open(
@@ -96,7 +115,7 @@ pub(crate) fn open(
         check_mapped_once(areas, block, &area, &range)?;
         reopen::mapped(process, &range, access)
     } else {
-        reopen::mapped_privately(process, &range)
+        reopen::mapped_privately(process, &range, access)
     };
     let file = file.map_err(cannot)?;
     let kind = describe(&file, &area, block, &range)?;
@@ -111,16 +130,6 @@ pub(crate) fn open(
         return Ok(BlockMemory {
             backing: Backing::File(RamFile::new(file, range.offset)),
             kind: Kind::Shared(kind),
-        });
-    }
-    if access == FileAccess::Write
-        && (kind.system != FileSystem::Huge || kind.metadata.blocks() > 0)
-    {
-        // Dropping a page of the process would uncover the file's page, so the guest's
-        // access to it would not be a page fault.
-        return Err(RamError::PrivateFile {
-            id: block.name.clone(),
-            path: area.path.clone(),
         });
     }
     let memory = private_memory(process, block, address, access)?;
@@ -221,8 +230,7 @@ fn describe(
         source,
     };
     let metadata = file.metadata().map_err(cannot)?;
-    let system = rustix::fs::fstatfs(file).map_err(|errno| cannot(errno.into()))?;
-    let magic: i64 = system.f_type;
+    let (system, page) = FileSystem::of(file).map_err(cannot)?;
     let needed = range.offset.saturating_add(range.bytes);
     // A page after the end of a file cannot be read.
     if metadata.len() < needed {
@@ -233,15 +241,6 @@ fn describe(
             needed,
         });
     }
-    let system_kind = match magic {
-        TMPFS_MAGIC => FileSystem::Tmpfs,
-        HUGETLBFS_MAGIC => FileSystem::Huge,
-        _ => FileSystem::Other,
-    };
-    let page = match system_kind {
-        FileSystem::Huge => u64::try_from(system.f_bsize).unwrap_or(0),
-        FileSystem::Tmpfs | FileSystem::Other => 4096,
-    };
     if page != block.page_size {
         return Err(RamError::PageSize {
             id: block.name.clone(),
@@ -250,15 +249,12 @@ fn describe(
             block: block.page_size,
         });
     }
-    Ok(FileKind {
-        metadata,
-        system: system_kind,
-    })
+    Ok(FileKind { metadata, system })
 }
 
 enum Unsuitable {
     FileSystem,
-    Read(std::io::Error),
+    Read(io::Error),
 }
 
 /// Checks that a shared file can be used, and warns if other users can read it.

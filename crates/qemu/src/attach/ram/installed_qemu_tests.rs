@@ -65,7 +65,7 @@ impl Qemu {
     }
 
     fn find(&mut self, access: FileAccess) -> Result<BTreeMap<String, Found>, RamError> {
-        let found = find_blocks(&mut self.client, &self.process, access, false)?;
+        let found = find_blocks(&mut self.client, &self.process, access)?;
         let named = found.into_iter();
         Ok(named
             .map(|found| (found.block.name.clone(), found))

@@ -16,7 +16,7 @@ mod addresses;
 pub(crate) mod backend;
 pub(crate) mod blocks;
 mod error;
-mod file;
+pub(crate) mod file;
 pub(crate) mod free_space;
 #[cfg(test)]
 mod installed_qemu_tests;
@@ -40,15 +40,11 @@ use crate::attach::process;
 use crate::attach::reopen::FileAccess;
 use crate::qmp::Client;
 
-/// Whether the engine moves shared files only. The auxiliary blocks are then read while the guest
-/// is paused, and travel with the device state; other memory is refused.
-const ONLY_SHARED_FILES: bool = true;
-
 /// The guest's memory.
 #[derive(Debug)]
 pub(crate) struct Ram {
     /// Layout and memory: main memory by guest address, then auxiliary blocks by name.
-    pub(crate) files: GuestRam,
+    pub(crate) memory: GuestRam,
     /// Where each block begins in QEMU's address space, in layout order.
     pub(crate) addresses: Vec<u64>,
 }
@@ -71,10 +67,13 @@ pub(crate) fn find(
     process: &Arc<Process>,
     access: FileAccess,
 ) -> Result<Ram, RamError> {
-    let found = find_blocks(client, process, access, ONLY_SHARED_FILES)?;
+    let found = find_blocks(client, process, access)?;
     if access == FileAccess::Write {
         let all = found.iter();
-        free_space::check(all.map(|found| (&found.block, &found.memory, found.reserved)))?;
+        free_space::check(
+            process,
+            all.map(|found| (&found.block, &found.memory, found.reserved)),
+        )?;
     }
     arrange(found)
 }
@@ -101,41 +100,17 @@ fn arrange(mut found: Vec<Found>) -> Result<Ram, RamError> {
     }
     let layout = RamLayout::new(blocks)?;
     // There are as many backings as blocks.
-    let files = GuestRam::new(layout, backings).ok_or(RamError::None)?;
-    Ok(Ram { files, addresses })
-}
-
-/// The memory of the source's blocks that are not in `moved`: those of devices and firmware. `None`
-/// if there are none.
-pub(crate) fn others(
-    client: &mut Client,
-    process: &Arc<Process>,
-    moved: &RamLayout,
-) -> Result<Option<GuestRam>, RamError> {
-    let mut found = find_blocks(client, process, FileAccess::Read, false)?;
-    found.retain(|found| {
-        moved
-            .blocks()
-            .all(|(block, _)| block.id != found.block.name)
-    });
-    if found.is_empty() {
-        return Ok(None);
-    }
-    Ok(Some(arrange(found)?.files))
+    let memory = GuestRam::new(layout, backings).ok_or(RamError::None)?;
+    Ok(Ram { memory, addresses })
 }
 
 fn find_blocks(
     client: &mut Client,
     process: &Arc<Process>,
     access: FileAccess,
-    only_shared_files: bool,
 ) -> Result<Vec<Found>, RamError> {
-    let mut blocks = blocks::list(client)?;
+    let blocks = blocks::list(client)?;
     let backends = backend::list(client)?;
-    if only_shared_files {
-        check_kinds(&backends)?;
-        blocks.retain(|block| backends.iter().any(|backend| backend.is(&block.name)));
-    }
     if blocks.is_empty() {
         return Err(RamError::None);
     }
@@ -156,24 +131,6 @@ fn find_blocks(
     }
     check_complete(client, &found)?;
     Ok(found)
-}
-
-fn check_kinds(backends: &[Backend]) -> Result<(), RamError> {
-    for backend in backends {
-        let id = backend.id.clone();
-        if backend.kind != "memory-backend-file" {
-            let kind = backend.kind.clone();
-            return Err(RamError::NotAFile { id, kind });
-        }
-        if !backend.share {
-            let path = backend.path.clone().unwrap_or_default();
-            return Err(RamError::NotShared { id, path });
-        }
-        if backend.readonly {
-            return Err(RamError::ReadOnly { id });
-        }
-    }
-    Ok(())
 }
 
 /// Where a block is in the guest: that of a memory backend. A device's memory has no ranges:
@@ -205,55 +162,4 @@ fn check_complete(client: &mut Client, blocks: &[Found]) -> Result<(), RamError>
         return Err(RamError::Incomplete { guest, found });
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn backend(id: &str) -> Backend {
-        Backend {
-            id: id.to_owned(),
-            kind: "memory-backend-file".to_owned(),
-            bytes: 1 << 20,
-            share: true,
-            reserve: true,
-            readonly: false,
-            path: Some("/dev/shm/x".to_owned()),
-            offset: 0,
-        }
-    }
-
-    #[test]
-    fn only_shared_writable_files_are_supported() {
-        check_kinds(&[backend("a")]).unwrap();
-        for kind in [
-            "memory-backend-ram",
-            "memory-backend-memfd",
-            "memory-backend-shm",
-        ] {
-            let other = Backend {
-                kind: kind.to_owned(),
-                ..backend("b")
-            };
-            let error = check_kinds(&[backend("a"), other]).unwrap_err();
-            let text = error.to_string();
-            assert!(text.contains(kind) && text.contains("\"b\""), "{text}");
-            assert!(text.contains("share=on"), "{text}");
-        }
-        let private = Backend {
-            share: false,
-            ..backend("a")
-        };
-        let text = check_kinds(&[private]).unwrap_err().to_string();
-        assert!(text.contains("share=off"), "{text}");
-        let fixed = Backend {
-            readonly: true,
-            ..backend("a")
-        };
-        assert!(matches!(
-            check_kinds(&[fixed]),
-            Err(RamError::ReadOnly { .. })
-        ));
-    }
 }
