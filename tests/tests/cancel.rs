@@ -122,8 +122,9 @@ fn not_cancelled_after_commit() {
     let (exits, finished) = migration.wait();
     guest.complete_migration(&exits, finished, "running");
 
-    let migration = guest
-        .start_migration(&MigrationPlan::new("postcopy").hold_at(Breakpoint::after(Pages).nth(50)));
+    let migration = guest.start_migration(
+        &MigrationPlan::new("postcopy").hold_at(Breakpoint::after(Pages).nth(400)),
+    );
     migration.wait_held();
     migration.migrate.interrupt();
     migration.receive.interrupt();

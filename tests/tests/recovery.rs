@@ -147,11 +147,11 @@ fn source_qemu_quits_after_both_engines() {
     let mut guest = Guest::boot(&env, busy_guest());
     let discard = json!({ "path": "/objects/ram", "property": "discard-data", "value": true });
     guest.vm().qmp().execute("qom-set", discard).unwrap();
-    // The source sends background pages when it knows that the guest runs there, and slowly.
+    // Background pages are sent slowly.
     let plan = MigrationPlan::new("postcopy")
         .transport(Transport::Tcp)
         .migrate_args(&["--bandwidth", "16M"])
-        .hold_at(Breakpoint::before(Ack));
+        .hold_at(Breakpoint::after(Pages).nth(400));
     let mut migration = guest.start_migration(&plan);
     migration.wait_held();
     migration.relay().cut();
