@@ -114,7 +114,7 @@ test-guests: guest-debian ## the laboratory's own tests, and real guests moved b
 drills: guest-debian ## fault injection: the table of docs/reliability.md
 	cargo build --locked --release --package hikkoshi
 	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test fault_drills --test out_of_space --test completion
-	cargo test --locked --package hikkoshi-tests --test debian -- --include-ignored
+	cargo test --locked --package hikkoshi-tests --test debian --test private_memory_recovery -- --include-ignored
 	@cat $(BUILD)/drills.md
 
 # A sample of the rows is part of test-guests.

@@ -175,13 +175,20 @@ impl PagemapLog {
             .map(|((block, _), host)| (block, HostRange::new(*host, block.bytes)))
     }
 
-    /// Returns an error if the log cannot be read any more.
-    fn check(&self) -> Result<(), DirtyError> {
+    /// Returns an error if the log was stopped.
+    fn check_started(&self) -> Result<(), DirtyError> {
         if self.stopped.load(Ordering::Acquire) {
             return Err(DirtyError::Stopped);
         }
+        Ok(())
+    }
+
+    /// Returns an error if what was read from the log may be wrong.
+    fn check(&self) -> Result<(), DirtyError> {
+        self.check_started()?;
         match &self.process {
-            Some(process) if !process.is_alive() => {
+            // It loses its memory some time before it ends.
+            Some(process) if matches!(self.pagemap.has_memory(), Ok(false)) => {
                 Err(DirtyError::ProcessGone { pid: process.pid() })
             }
             _ => Ok(()),
@@ -333,7 +340,7 @@ impl PagemapLog {
 
 impl DirtyLog for PagemapLog {
     fn take(&self, range: PageRange, dirty: &mut dyn FnMut(PageRange)) -> Result<(), DirtyError> {
-        self.check()?;
+        self.check_started()?;
         let mut runs = RunCoalescer::new(dirty);
         let mut result = Ok(());
         for extent in self.layout.locate_range(range) {
@@ -351,7 +358,7 @@ impl DirtyLog for PagemapLog {
     }
 
     fn count(&self, range: PageRange) -> Result<u64, DirtyError> {
-        self.check()?;
+        self.check_started()?;
         let counts = self
             .layout
             .locate_range(range)

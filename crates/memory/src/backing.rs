@@ -3,6 +3,7 @@
 use std::io;
 use std::ops::Range;
 
+use crate::error::MemoryLost;
 use crate::process_memory::ProcessMemory;
 use crate::ram_file::RamFile;
 
@@ -13,6 +14,8 @@ pub enum Backing {
     File(RamFile),
     /// Private memory of the guest's process.
     Process(ProcessMemory),
+    /// Private memory of a process that has ended. Every access fails by [`MemoryLost`].
+    Lost,
 }
 
 impl Backing {
@@ -21,15 +24,24 @@ impl Backing {
     pub fn file(&self) -> Option<&RamFile> {
         match self {
             Self::File(file) => Some(file),
-            Self::Process(_) => None,
+            Self::Process(_) | Self::Lost => None,
         }
     }
 
     /// The private memory.
     pub fn process(&self) -> Option<&ProcessMemory> {
         match self {
-            Self::File(_) => None,
+            Self::File(_) | Self::Lost => None,
             Self::Process(memory) => Some(memory),
+        }
+    }
+
+    /// Whether the memory was private to a process that has ended.
+    pub fn is_lost(&self) -> bool {
+        match self {
+            Self::File(_) => false,
+            Self::Process(memory) => memory.is_lost(),
+            Self::Lost => true,
         }
     }
 
@@ -37,6 +49,7 @@ impl Backing {
         match self {
             Self::File(file) => file.read(at, buffer),
             Self::Process(memory) => memory.read(at, buffer),
+            Self::Lost => Err(MemoryLost.into()),
         }
     }
 
@@ -45,6 +58,7 @@ impl Backing {
         match self {
             Self::File(file) => Ok(file.first_data(within)?.is_some()),
             Self::Process(memory) => Ok(memory.first_run(within)?.is_some()),
+            Self::Lost => Err(MemoryLost.into()),
         }
     }
 
@@ -53,6 +67,7 @@ impl Backing {
         match self {
             Self::File(file) => file.data_run(within),
             Self::Process(memory) => memory.first_run(within),
+            Self::Lost => Err(MemoryLost.into()),
         }
     }
 }

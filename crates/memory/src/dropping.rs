@@ -10,7 +10,7 @@ use hikkoshi_linux::{HostRange, Process, drop_pages};
 use hikkoshi_pages::{Extent, PageRange};
 
 use crate::backing::Backing;
-use crate::error::MemoryError;
+use crate::error::{MemoryError, MemoryLost};
 use crate::guest_ram::bytes_of;
 use crate::process_memory::ProcessMemory;
 use crate::writer::RamWriter;
@@ -111,6 +111,7 @@ impl RamWriter {
                         .map_err(|cause| failed(range, cause))?;
                     self.written().clear_range(range);
                 }
+                Backing::Lost => return Err(failed(range, MemoryLost.into())),
                 Backing::Process(memory) => {
                     let (process, host) = (memory.process(), memory.host(&bytes_of(&extent)));
                     let same =

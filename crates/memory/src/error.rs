@@ -5,6 +5,26 @@ use std::io;
 use hikkoshi_pages::PageRange;
 use thiserror::Error;
 
+/// Private memory cannot be read or written: its process has ended, and the memory with it.
+///
+/// An [`io::Error`] of this crate that contains it says that the pages are lost for good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("the process that holds the memory has ended")]
+pub struct MemoryLost;
+
+impl MemoryLost {
+    /// Whether `error` contains it.
+    pub fn is_in(error: &io::Error) -> bool {
+        error.get_ref().is_some_and(|inner| inner.is::<Self>())
+    }
+}
+
+impl From<MemoryLost> for io::Error {
+    fn from(lost: MemoryLost) -> Self {
+        Self::new(io::ErrorKind::UnexpectedEof, lost)
+    }
+}
+
 /// Guest memory could not be written or dropped.
 #[derive(Debug, Error)]
 pub enum MemoryError {

@@ -60,11 +60,21 @@ impl GuestRam {
         &self.backings
     }
 
+    /// The names of the blocks that were private to a process that has ended.
+    pub fn lost_blocks(&self) -> Vec<String> {
+        let blocks = self.layout.blocks().zip(&self.backings);
+        blocks
+            .filter(|(_, backing)| backing.is_lost())
+            .map(|((block, _), _)| block.id.clone())
+            .collect()
+    }
+
     /// Reads the pages of `range` into `buffer`, which must have exactly that size. Holes read as
     /// zeros and stay holes. Allocates nothing.
     ///
     /// # Errors
-    /// As `pread`; [`io::ErrorKind::UnexpectedEof`] when the file was truncated or the process has ended;
+    /// As `pread`; [`io::ErrorKind::UnexpectedEof`] when the file was truncated;
+    /// [`MemoryLost`](crate::MemoryLost) when the process has ended;
     /// [`io::ErrorKind::InvalidInput`] when the size of `buffer` is not that of `range`.
     pub fn read(&self, range: PageRange, buffer: &mut [u8]) -> io::Result<()> {
         if buffer.len() as u64 != range.bytes() {
@@ -112,7 +122,7 @@ impl GuestRam {
     /// File systems that do not report holes (hugetlbfs) report everything as data.
     ///
     /// # Errors
-    /// As `lseek`; as reading a pagemap; [`io::ErrorKind::UnexpectedEof`] when the process has
+    /// As `lseek`; as reading a pagemap; [`MemoryLost`](crate::MemoryLost) when the process has
     /// ended.
     pub fn next_data(&self, range: PageRange) -> io::Result<Option<PageRange>> {
         Ok(self.data_run(range)?.map(|run| run.intersect(range)))

@@ -6,6 +6,10 @@
 //! block has a [`Backing`]: a file that QEMU maps shared ([`RamFile`]), or private memory of QEMU's
 //! process ([`ProcessMemory`]), anonymous or a private mapping of a file.
 //!
+//! Private memory ends with its process. A process that exits gives its memory up some time before
+//! it counts as ended. So whatever the pagemap reports as absent is believed only if the process has
+//! its memory afterwards; otherwise the result is [`MemoryLost`], never a page of zeros.
+//!
 //! * The source reads pages with [`GuestRam`] and splits them into content and zero pages with
 //!   [`PieceReader`]. Reading fills no holes.
 //! * The destination fills and drops pages with [`RamWriter`] before the guest runs there.
@@ -36,7 +40,7 @@ mod writer;
 
 pub use backing::Backing;
 pub use content::Content;
-pub use error::MemoryError;
+pub use error::{MemoryError, MemoryLost};
 pub use guest_ram::GuestRam;
 pub use pieces::{Piece, PieceReader};
 pub use presence::{PresenceError, missing_pages};

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hikkoshi_linux::{Errno, HostAddr, HostRange, Pagemap, Process};
 use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, is_zero};
 
+use crate::error::MemoryLost;
 use crate::ram_file::RamFile;
 
 /// Private memory of a process. Offsets are bytes from the beginning of the block.
@@ -152,10 +153,7 @@ impl ProcessMemory {
         if buffer.is_empty() {
             return Ok(());
         }
-        // The memory of a process that has ended looks absent.
-        if !self.process.is_alive() {
-            return Err(ended());
-        }
+        self.check_not_ended()?;
         match &self.file {
             None => buffer.fill(0),
             Some(file) => file.read(at, buffer)?,
@@ -171,17 +169,34 @@ impl ProcessMemory {
             .map_err(|error| self.explain(error))
     }
 
+    /// Fails if the process has lost its memory, which looks absent then. To be called after the
+    /// pagemap was asked.
+    fn check_not_ended(&self) -> io::Result<()> {
+        if self.pagemap.has_memory()? {
+            Ok(())
+        } else {
+            Err(MemoryLost.into())
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        matches!(self.pagemap.has_memory(), Ok(false))
+    }
+
+    /// Whether the process has ended, and with it memory that the destination may need.
+    pub fn is_lost(&self) -> bool {
+        !self.is_sent() && self.has_ended()
+    }
+
     /// Reading and writing the memory of a process that has ended transfers nothing, and its
     /// pagemap reports `ESRCH`.
     fn explain(&self, error: io::Error) -> io::Error {
         if Errno::from_io_error(&error) == Some(Errno::SRCH) {
-            return ended();
+            return MemoryLost.into();
         }
         match error.kind() {
-            io::ErrorKind::UnexpectedEof | io::ErrorKind::WriteZero
-                if self.process.has_lost_memory() =>
-            {
-                ended()
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::WriteZero if self.has_ended() => {
+                MemoryLost.into()
             }
             _ => error,
         }
@@ -247,8 +262,8 @@ impl ProcessMemory {
             .first_pages(self.host(within))
             .map_err(|error| self.explain(error))?
             .map(|run| self.part(run));
-        if own.is_none() && !self.process.is_alive() {
-            return Err(ended());
+        if own.as_ref().is_none_or(|own| own.start > within.start) {
+            self.check_not_ended()?;
         }
         let before = own.as_ref().map_or(within.end, |own| own.start);
         Ok(self.file_run(&(within.start..before))?.or(own))
@@ -260,11 +275,4 @@ fn split(buffer: &mut [u8], at: u64) -> io::Result<(&mut [u8], &mut [u8])> {
         .ok()
         .and_then(|at| buffer.split_at_mut_checked(at))
         .ok_or_else(|| io::ErrorKind::InvalidInput.into())
-}
-
-fn ended() -> io::Error {
-    io::Error::new(
-        io::ErrorKind::UnexpectedEof,
-        "the process that holds the memory has ended",
-    )
 }

@@ -14,7 +14,7 @@ use std::os::unix::fs::MetadataExt;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 use crate::backing::Backing;
-use crate::error::MemoryError;
+use crate::error::{MemoryError, MemoryLost};
 use crate::guest_ram::{GuestRam, bytes_of};
 
 /// Guest memory, for writing.
@@ -38,7 +38,7 @@ impl RamWriter {
             .map(|((block, range), backing)| {
                 let file = match backing {
                     Backing::File(file) if block.host_page > PAGE_BYTES => file,
-                    Backing::File(_) | Backing::Process(_) => return Ok(None),
+                    Backing::File(_) | Backing::Process(_) | Backing::Lost => return Ok(None),
                 };
                 let map = || {
                     let offset = FileOffset::new(file.file().try_clone()?, file.offset());
@@ -116,6 +116,7 @@ impl RamWriter {
             }
             (Backing::File(file), None) => file.write(extent.offset, content),
             (Backing::Process(memory), None) => memory.write(extent.offset, content),
+            (Backing::Lost, None) => Err(MemoryLost.into()),
         }
     }
 

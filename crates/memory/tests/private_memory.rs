@@ -14,7 +14,7 @@ mod swap;
 use common::{HugePages, aloud};
 use guest_process::{GuestProcess, Kind, PAGES, in_file};
 use hikkoshi_linux::{COLLAPSE_BYTES, HostAddr, HostRange};
-use hikkoshi_memory::{GuestRam, MemoryError, RamWriter, missing_pages};
+use hikkoshi_memory::{GuestRam, MemoryError, MemoryLost, RamWriter, missing_pages};
 use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, Page, PageRange};
 use hikkoshi_userfault::{Features, RegisterMode, RemoteUserfault};
 use swap::Swap;
@@ -384,4 +384,40 @@ fn memory_of_a_process_that_has_ended_is_an_error() {
     let memory = RamWriter::open(ram).unwrap();
     assert!(memory.write(range(0, 1), &content).is_err());
     assert!(memory.drop_all().is_err());
+}
+
+/// An exiting process gives its memory up some time before it counts as ended. Its pages must not
+/// be taken for holes then.
+#[test]
+fn no_page_of_a_process_that_is_killed_reads_as_zeros() {
+    for kind in [Kind::Anonymous, Kind::EmptyFile] {
+        eprintln!("{kind:?}");
+        for _ in 0..20 {
+            let guest = GuestProcess::new(kind);
+            let all = range(0, PAGES);
+            guest.write(all, 1 << 50);
+            let ram = guest.ram();
+            let pid = rustix::process::Pid::from_raw(guest.target.pid.cast_signed()).unwrap();
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+            let mut content = [0; PAGE_SIZE];
+            let mut page = 0;
+            let lost = loop {
+                page = (page + 997) % PAGES;
+                let one = PageRange::one(Page::new(page));
+                match ram.read(one, &mut content) {
+                    Ok(()) => assert_eq!(
+                        u64::from_le_bytes(content[..8].try_into().unwrap()),
+                        page ^ 1 << 50
+                    ),
+                    Err(error) => break error,
+                }
+                match ram.next_data(range(page, PAGES)) {
+                    Ok(run) => assert_eq!(run.map(PageRange::start), Some(Page::new(page))),
+                    Err(error) => break error,
+                }
+            };
+            assert!(MemoryLost::is_in(&lost), "{lost}");
+            assert_eq!(ram.lost_blocks(), ["ram"]);
+        }
+    }
 }

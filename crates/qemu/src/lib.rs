@@ -117,7 +117,7 @@ pub use destination::{DestinationNotes, QemuDestination, SharedNotes, UserfaultE
 pub use hikkoshi_dirty::support as dirty_log_support;
 pub use hikkoshi_memory::GuestRam;
 pub use identity::namespaces::{FindProcessError, NamespaceIdentity};
-pub use identity::{QemuIdentity, RamFileIdentity, RamIdentity, ReattachError};
+pub use identity::{HOLD, QemuIdentity, RamFileIdentity, RamIdentity, ReattachError};
 pub use settings::Settings;
 pub use source::ram_files::RamFileSource;
 pub use source::undo::{UndoError, UndoOutcome, undo};

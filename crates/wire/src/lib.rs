@@ -119,6 +119,9 @@
 //!       |  and continues with Commit, or with pages
 //! ```
 //!
+//! A source that cannot send a missing page any more answers `MemoryLost` in
+//! place of `Owed`, and ends.
+//!
 //! `docs/protocol.md` defines the stages and what each side does in them.
 //!
 //! # How a migration ends
@@ -153,7 +156,8 @@
 //!
 //! A source sends [`Machine`](ToDestination::Machine) only to a destination
 //! with [`Capabilities::MACHINE`], and [`KeepsFrames`](ToDestination::KeepsFrames) and
-//! what follows from it only with [`Capabilities::FRAMES`].
+//! what follows from it only with [`Capabilities::FRAMES`]; and
+//! [`MemoryLost`](ToDestination::MemoryLost) only with [`Capabilities::MEMORY_LOST`].
 //!
 //! Version 1 is still understood, so that an unfinished migration can be
 //! resumed after one side was updated. A new migration needs

@@ -107,6 +107,9 @@ fn to_destination() -> Vec<ToDestination> {
             }],
         },
         ToDestination::FramesEnd,
+        ToDestination::MemoryLost {
+            reason: "private memory is lost".into(),
+        },
     ]
 }
 
@@ -268,6 +271,7 @@ fn destination_name(message: &ToDestination) -> &'static str {
         ToDestination::KeepsFrames => "to-destination-keeps-frames",
         ToDestination::Frames { .. } => "to-destination-frames",
         ToDestination::FramesEnd => "to-destination-frames-end",
+        ToDestination::MemoryLost { .. } => "to-destination-memory-lost",
     }
 }
 
@@ -374,6 +378,6 @@ fn each_message_has_its_number_and_is_in_the_list() {
             .map(|message| hikkoshi_wire::encode_control(message).unwrap());
         payloads.map(|payload| payload[0]).collect()
     }
-    assert_eq!(numbers(&to_destination()), (0..16).collect::<Vec<u8>>());
+    assert_eq!(numbers(&to_destination()), (0..17).collect::<Vec<u8>>());
     assert_eq!(numbers(&to_source()), (0..17).collect::<Vec<u8>>());
 }

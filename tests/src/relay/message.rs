@@ -87,6 +87,8 @@ pub enum MessageKind {
     FramesEnd,
     /// Sent by the destination.
     FramesDelivered,
+    /// Sent by the source.
+    MemoryLost,
 }
 
 pub(super) fn from_source(payload: &[u8]) -> MessageKind {
@@ -107,6 +109,7 @@ pub(super) fn from_source(payload: &[u8]) -> MessageKind {
         ToDestination::KeepsFrames => MessageKind::KeepsFrames,
         ToDestination::Frames { .. } => MessageKind::Frames,
         ToDestination::FramesEnd => MessageKind::FramesEnd,
+        ToDestination::MemoryLost { .. } => MessageKind::MemoryLost,
     }
 }
 

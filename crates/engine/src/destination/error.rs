@@ -93,6 +93,9 @@ pub enum DestinationFailure {
     /// Cancelled at the source.
     #[error("cancelled at the source: {0}")]
     CancelledBySource(String),
+    /// Missing pages were lost at the source.
+    #[error("pages of the guest are missing here that no longer exist: {0}")]
+    SourceMemoryLost(String),
     /// Another engine was killed before it was *ready*.
     #[error("the migration was interrupted before the destination was ready")]
     Interrupted,

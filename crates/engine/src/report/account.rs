@@ -103,4 +103,8 @@ pub struct Account {
     /// The result of rebuilding huge pages, if that was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub collapse: Option<CollapseAccount>,
+    /// At the source, where post-copy was possible: the bytes of guest memory, if any, that were
+    /// private to the guest's process. In post-copy they would have been lost with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source_private_bytes: Option<u64>,
 }

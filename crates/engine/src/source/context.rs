@@ -9,7 +9,7 @@ use hikkoshi_linux::Cancel;
 use hikkoshi_memory::GuestRam;
 
 use crate::report::{Counters, Observer, Tracker};
-use crate::source::error::SourceFailure;
+use crate::source::error::{SourceFailure, list_blocks};
 use crate::source::options::SourceOptions;
 
 /// How the caller controls and observes a migration.
@@ -46,7 +46,55 @@ pub(crate) struct MigrationContext {
     pub(crate) urgency: UrgentActivity,
 }
 
+/// Bytes of private memory that are sent before *Commit*: the limit of
+/// `switchover/process_memory.rs`.
+const MOST_SENT_BEFORE: u64 = 4 << 20;
+
+/// Guest memory that is private to the guest's process at the source, where post-copy may need it.
+#[derive(Debug)]
+pub(crate) struct PrivateMemory {
+    pub(crate) bytes: u64,
+    blocks: Vec<String>,
+}
+
+impl fmt::Display for PrivateMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} MiB of the guest's memory are private to its process here ({}): do not end that \
+             process before the migration has. If it ends in post-copy, the pages that have not \
+             arrived at the destination are lost, and the guest with them",
+            self.bytes.div_ceil(1 << 20),
+            list_blocks(&self.blocks),
+        )
+    }
+}
+
 impl MigrationContext {
+    /// The memory that must stay here until the end, if post-copy is possible. What is in a file
+    /// is held open, whatever the guest's process does.
+    pub(crate) fn private_memory(&self) -> Option<PrivateMemory> {
+        if !self.options.may_postcopy() {
+            return None;
+        }
+        let blocks = self.ram.layout().blocks().zip(self.ram.backings());
+        // Beside files, small blocks are sent before *Commit*.
+        let any_file = self.ram.backings().iter().any(|it| it.file().is_some());
+        let sent_before = if any_file { MOST_SENT_BEFORE } else { 0 };
+        let private = blocks.filter(|((block, _), backing)| {
+            backing.process().is_some() && block.bytes > sent_before
+        });
+        let (mut bytes, mut names) = (0, Vec::new());
+        for ((block, _), _) in private {
+            bytes += block.bytes;
+            names.push(block.id.clone());
+        }
+        (bytes > 0).then_some(PrivateMemory {
+            bytes,
+            blocks: names,
+        })
+    }
+
     /// Fails after the migration was cancelled.
     pub(crate) fn check(&self) -> Result<(), SourceFailure> {
         if self.cancel.is_cancelled() {

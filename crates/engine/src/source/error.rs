@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use crate::guest::GuestError;
 use hikkoshi_link::{HandshakeError, LinkError};
+use hikkoshi_memory::GuestRam;
 
 /// A failed migration: its cause, and where the guest is.
 #[derive(Debug)]
@@ -159,6 +160,19 @@ pub enum SourceFailure {
     /// there.
     #[error("the guest has ended at the destination: {0}")]
     GuestLost(String),
+    /// The guest's process has ended here after *Commit*, and pages that the destination needs were
+    /// private to it.
+    #[error(
+        "the source's virtual machine has ended in post-copy, and its private memory ({}) with it: \
+         pages that the destination does not have are lost",
+        list_blocks(blocks)
+    )]
+    MemoryLost {
+        /// The RAM blocks that were private memory.
+        blocks: Vec<String>,
+        /// Whether the destination has been notified.
+        notified: bool,
+    },
     /// Another engine was killed before it handed the guest over.
     #[error("the migration was interrupted before the guest was handed over")]
     Interrupted,
@@ -206,6 +220,15 @@ impl SourceFailure {
         })
     }
 
+    /// Memory of `ram` was private to a process that has ended, and is needed at the destination,
+    /// which was not notified yet.
+    pub(crate) fn memory_lost(ram: &GuestRam) -> Self {
+        Self::MemoryLost {
+            blocks: ram.lost_blocks(),
+            notified: false,
+        }
+    }
+
     /// The reason that the destination is sent with *Cancel*. If the guest's
     /// process has `ended` here, that is the only reason that matters.
     pub(crate) fn cancel_reason(&self, ended: bool) -> String {
@@ -214,6 +237,16 @@ impl SourceFailure {
             Self::Cancelled => "cancelled at the source".to_owned(),
             cause => format!("the source failed: {}", Report::new(cause)),
         }
+    }
+}
+
+/// RAM blocks, for a message.
+pub(crate) fn list_blocks(blocks: &[String]) -> String {
+    let names: Vec<_> = blocks.iter().map(|block| format!("\"{block}\"")).collect();
+    match &names[..] {
+        [] => "RAM blocks".to_owned(),
+        [name] => format!("RAM block {name}"),
+        names => format!("RAM blocks {}", names.join(", ")),
     }
 }
 

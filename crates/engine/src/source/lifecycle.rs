@@ -11,7 +11,7 @@ use hikkoshi_link::UrgentActivity;
 use crate::guest::SourceGuest;
 use crate::report::{Account, GuestState, Requests};
 use crate::source::context::{MigrationContext, Watch};
-use crate::source::error::MigrateError;
+use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover_driver::HandoverResult;
 use crate::source::options::SourceOptions;
 
@@ -49,7 +49,8 @@ pub(crate) fn with_context(
             SourceStage::Committed | SourceStage::HandedOver
         ),
     };
-    let released = if keep_attached {
+    let lost_here = outcome == Some(Outcome::Lost) && guest.has_ended();
+    let released = if keep_attached || lost_here {
         // The guest may be resumed here later, or its pages are still needed: its
         // process must not change them.
         guest.leave();
@@ -61,7 +62,18 @@ pub(crate) fn with_context(
     // does not run may still be resumed with the record, and changes in its process
     // may still be undone with it.
     let over = match outcome {
-        None | Some(Outcome::Lost) => true,
+        None => true,
+        // Another engine has to notify the destination.
+        Some(Outcome::Lost) => !matches!(
+            &result,
+            Err(MigrateError {
+                cause: SourceFailure::MemoryLost {
+                    notified: false,
+                    ..
+                },
+                ..
+            })
+        ),
         Some(Outcome::AtSource) => released.is_ok() || guest.has_ended(),
         Some(_) => false,
     };
@@ -96,6 +108,7 @@ pub(crate) fn with_context(
                 },
                 frames: handover.frames,
                 collapse: None,
+                source_private_bytes: shared.private_memory().map(|private| private.bytes),
             })
         }
         Err(mut error) => {

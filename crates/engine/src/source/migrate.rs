@@ -70,6 +70,9 @@ fn run(
         .write()
         .map_err(|error| at_source(SourceFailure::Journal(error)))?;
     shared.progress.begin(Phase::Connecting, 0, 0);
+    if let Some(private) = shared.private_memory() {
+        shared.observer.notice(&private.to_string());
+    }
     let capture = if shared.options.keep_frames {
         guest.capture_frames()
     } else {

@@ -10,6 +10,10 @@ pub(crate) struct Guard {
     #[arg(long, value_name = "FILE")]
     pub journal: PathBuf,
 
+    /// A file to hold open until there is no journal any more
+    #[arg(long, value_name = "FILE")]
+    pub hold: Vec<PathBuf>,
+
     /// Write JSON to standard error
     #[arg(long)]
     pub json: bool,

@@ -26,8 +26,8 @@ pub enum Status {
     /// 3: it was handed over, or may have been, and the migration is not finished. The guest is
     /// paused, or runs at the destination with pages missing. No data is lost.
     Unfinished,
-    /// 4: it is lost: it ran at the destination, and its QEMU there ended before every page had
-    /// arrived.
+    /// 4: it is lost: it ran at the destination, and before every page had arrived its QEMU there
+    /// ended, or the source's QEMU with pages in private memory.
     Lost,
 }
 

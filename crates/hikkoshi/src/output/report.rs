@@ -44,6 +44,13 @@ pub(crate) fn readable(account: &Account, verbose: bool) -> String {
     row(&mut text, "urgent", pages.urgent, Some(bytes.urgent));
     row(&mut text, "zero", pages.zero, None);
     let _ = writeln!(text, "  device state {:>27}", mib(bytes.device_state));
+    if let Some(private) = account.source_private_bytes {
+        let _ = writeln!(
+            text,
+            "  private      {:>26} of the guest's memory, in the source's QEMU only",
+            mib(private)
+        );
+    }
     if let Some(frames) = &account.frames {
         let _ = writeln!(
             text,

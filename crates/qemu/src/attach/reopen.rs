@@ -146,9 +146,10 @@ fn open_mapped(
         mapping.start,
         mapping.first_end
     );
+    let folder = PathBuf::from(format!("/proc/{}", process.pid()));
     // Needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN (proc_pid_map_files(5)).
     let pinned = pin(Path::new(&entry), OFlags::empty(), range)
-        .or_else(|error| open_by_descriptor(process, range)?.ok_or(error))?;
+        .or_else(|error| pin_by_descriptor(&folder, range)?.ok_or(error))?;
     // While we hold the file, no other file can have its numbers.
     first_mapping(process, range, shared)?;
     reopen(&pinned, access)
@@ -180,8 +181,25 @@ fn first_mapping(process: &Process, range: &MappedFileRange, shared: bool) -> io
     })
 }
 
-fn open_by_descriptor(process: &Process, range: &MappedFileRange) -> io::Result<Option<File>> {
-    for entry in std::fs::read_dir(format!("/proc/{}/fd", process.pid()))? {
+/// Opens a file that the process with this folder in `/proc` has open; `None` if it has not.
+///
+/// # Errors
+///
+/// As for `open(2)`.
+pub(crate) fn by_descriptor(
+    folder: &Path,
+    range: &MappedFileRange,
+    access: FileAccess,
+) -> io::Result<Option<File>> {
+    match pin_by_descriptor(folder, range) {
+        Ok(Some(pinned)) => reopen(&pinned, access).map(Some),
+        // It may not be examined, or has ended.
+        Ok(None) | Err(_) => Ok(None),
+    }
+}
+
+fn pin_by_descriptor(folder: &Path, range: &MappedFileRange) -> io::Result<Option<File>> {
+    for entry in std::fs::read_dir(folder.join("fd"))? {
         // Most belong to other files, and some are closed by now.
         if let Ok(pinned) = pin(&entry?.path(), OFlags::empty(), range) {
             return Ok(Some(pinned));

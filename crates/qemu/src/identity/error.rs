@@ -40,15 +40,6 @@ pub enum ReattachError {
         /// The error of the system call.
         source: io::Error,
     },
-    /// All of the guest's memory was private to a QEMU that has ended.
-    #[error(
-        "QEMU's process {pid} has ended, and with it the guest's memory, which was private to it: the \
-         pages that the destination does not have are lost"
-    )]
-    PrivateLost {
-        /// QEMU's process.
-        pid: u32,
-    },
     /// The RAM file of a QEMU that has ended is gone, too.
     #[error(
         "QEMU's process {pid} has ended, and the file of its guest's memory \"{id}\", {}, cannot be \

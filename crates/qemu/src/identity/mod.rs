@@ -4,23 +4,25 @@
 //! QEMU may be unable to answer (its main loop waits for a page), or have ended.
 
 mod error;
+mod held;
 pub(crate) mod namespaces;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hikkoshi_linux::Process;
-use hikkoshi_memory::{Backing, GuestRam, ProcessMemory, RamFile};
+use hikkoshi_memory::{Backing, GuestRam, MemoryLost, ProcessMemory, RamFile};
 use hikkoshi_wire::GuestDescription;
-use rustix::fs::{MemfdFlags, Mode, OFlags};
+use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::error::QemuExitedError;
 pub use self::error::ReattachError;
+pub use self::held::HOLD;
 use self::namespaces::{FindProcessError, NamespaceIdentity};
 use crate::attach::Attached;
 use crate::attach::exclusive_access;
@@ -82,20 +84,13 @@ pub struct RamFileIdentity {
 impl QemuIdentity {
     /// The identity of a QEMU that we are attached to.
     pub(crate) fn of(qmp: &Path, qemu: &Attached) -> Result<Self, ProcessError> {
-        let memory = qemu
-            .ram
-            .backings()
-            .iter()
-            .zip(&qemu.addresses)
-            .map(|(backing, &address)| RamIdentity::of(backing, address))
-            .collect::<io::Result<_>>()
-            .map_err(|source| {
-                process::explain(
-                    &qemu.process,
-                    "reading the metadata of the RAM files",
-                    source,
-                )
-            })?;
+        let memory = identify(&qemu.ram, &qemu.addresses).map_err(|source| {
+            process::explain(
+                &qemu.process,
+                "reading the metadata of the RAM files",
+                source,
+            )
+        })?;
         Ok(Self {
             qmp: std::path::absolute(qmp).unwrap_or_else(|_| qmp.to_owned()),
             pid: qemu.process.pid(),
@@ -143,14 +138,13 @@ impl QemuIdentity {
     }
 
     /// Opens the same memory again. `None` for a process that has ended: then only the
-    /// shared files remain, and reading another block is an error.
+    /// shared files remain, and other blocks are [lost](Backing::Lost).
     pub(crate) fn open_ram(
         &self,
         process: Option<&Arc<Process>>,
         access: FileAccess,
     ) -> Result<GuestRam, ReattachError> {
         let layout = self.description.layout()?;
-        let mut lost = Vec::new();
         let mut backings = Vec::with_capacity(self.memory.len());
         for (block, memory) in self.description.blocks.iter().zip(&self.memory) {
             let id = block.id.clone();
@@ -179,26 +173,30 @@ impl QemuIdentity {
                     source,
                 },
             })?;
-            if process.is_none() && matches!(memory, RamIdentity::Private { sent: false, .. }) {
-                lost.push(block.id.clone());
-            }
             backings.push(backing);
-        }
-        if !lost.is_empty() {
-            if lost.len() == self.memory.len() {
-                return Err(ReattachError::PrivateLost { pid: self.pid });
-            }
-            tracing::warn!(
-                blocks = lost.join(", "),
-                "QEMU has ended, and its private memory with it: pages of these RAM blocks that the \
-                 destination does not have are lost"
-            );
         }
         let counted = ReattachError::Files {
             blocks: self.description.blocks.len(),
             files: backings.len(),
         };
         GuestRam::new(layout, backings).ok_or(counted)
+    }
+
+    /// The numbers of those files among the backings of `ram`, as they are open here, that cannot
+    /// be opened by a path from here: they exist as long as a process has them open.
+    pub fn nameless_files(&self, ram: &GuestRam) -> Vec<RawFd> {
+        let blocks = self.description.blocks.iter();
+        let memory = blocks.zip(&self.memory).zip(ram.backings());
+        memory
+            .filter_map(|((block, memory), backing)| {
+                let (RamIdentity::File(file), Backing::File(open)) = (memory, backing) else {
+                    return None;
+                };
+                let range = file.range(block.bytes);
+                let named = reopen::at_path(&file.path, &range, FileAccess::Read).is_ok();
+                (!named).then(|| open.file().as_raw_fd())
+            })
+            .collect()
     }
 
     /// Checks that no process has the files mapped. QEMU has ended, and a process
@@ -227,9 +225,17 @@ impl QemuIdentity {
     }
 }
 
+fn identify(ram: &GuestRam, addresses: &[u64]) -> io::Result<Vec<RamIdentity>> {
+    let memory = ram.backings().iter().zip(addresses);
+    memory
+        .map(|(backing, &address)| RamIdentity::of(backing, address))
+        .collect()
+}
+
 impl RamIdentity {
     fn of(backing: &Backing, address: u64) -> io::Result<Self> {
         Ok(match backing {
+            Backing::Lost => return Err(MemoryLost.into()),
             Backing::File(file) => Self::File(RamFileIdentity::of(file, address)?),
             Backing::Process(memory) => Self::Private {
                 address,
@@ -263,7 +269,7 @@ impl RamIdentity {
                 return Ok(RamFile::new(opened, file.offset).into());
             }
             (Self::Private { sent: true, .. }, None) => return sent_before(bytes),
-            (Self::Private { .. }, None) => return lost(),
+            (Self::Private { .. }, None) => return Ok(Backing::Lost),
             (
                 Self::Private {
                     address,
@@ -274,7 +280,7 @@ impl RamIdentity {
             ) => (*address, file, *sent),
         };
         let Some(process) = process else {
-            return lost();
+            return Ok(Backing::Lost);
         };
         let writable = access == FileAccess::Write;
         let memory = ProcessMemory::open(Arc::clone(process), address, bytes, writable)?;
@@ -296,14 +302,6 @@ fn sent_before(bytes: u64) -> io::Result<Backing> {
     let empty = rustix::fs::memfd_create("sent", MemfdFlags::CLOEXEC)?;
     rustix::fs::ftruncate(&empty, bytes)?;
     Ok(RamFile::new(empty.into(), 0).into())
-}
-
-/// Memory that is gone: every read and every query for holes fails (`EBADF`), so that no page
-/// of it is sent as zeros.
-fn lost() -> io::Result<Backing> {
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let nothing = rustix::fs::open("/", flags, Mode::empty())?;
-    Ok(RamFile::new(nothing.into(), 0).into())
 }
 
 impl RamFileIdentity {
@@ -329,8 +327,8 @@ impl RamFileIdentity {
         })
     }
 
-    /// Opens the file, for `bytes` bytes of it: through the process's mapping, or by
-    /// its path if the process has ended.
+    /// Opens the file, for `bytes` bytes of it: through the process's mapping, or if the
+    /// process has ended by its path, or from a guard that holds it.
     pub(crate) fn open(
         &self,
         bytes: u64,
@@ -340,7 +338,10 @@ impl RamFileIdentity {
         let range = self.range(bytes);
         match process {
             Some(process) => reopen::mapped(process, &range, access),
-            None => reopen::at_path(&self.path, &range, access),
+            None => reopen::at_path(&self.path, &range, access).or_else(|error| {
+                // A file without a name, which a guard holds.
+                held::open(&range, access)?.ok_or(error)
+            }),
         }
     }
 }
@@ -376,8 +377,9 @@ mod tests {
         opened.read(first, &mut page).unwrap();
         assert!(page == [7; PAGE_SIZE]);
         let gone = ram(identity.open(4096, None, FileAccess::Read).unwrap());
-        gone.read(first, &mut page).unwrap_err();
-        gone.has_data(first).unwrap_err();
+        assert!(MemoryLost::is_in(&gone.read(first, &mut page).unwrap_err()));
+        assert!(MemoryLost::is_in(&gone.has_data(first).unwrap_err()));
+        assert_eq!(gone.lost_blocks(), ["ram"]);
         // Nothing is missed if the destination has it.
         let sent = RamIdentity::Private {
             address,

@@ -27,7 +27,7 @@ pub trait ControlMessage: Serialize + DeserializeOwned + sealed::Sealed {
 }
 
 impl ControlMessage for ToDestination {
-    const COUNT: u32 = 16;
+    const COUNT: u32 = 17;
 
     fn subject(&self) -> Subject {
         match self {

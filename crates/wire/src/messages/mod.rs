@@ -158,6 +158,16 @@ pub enum ToDestination {
     /// No more frames follow. The last message of the source on the link for
     /// frames.
     FramesEnd,
+    /// The source's process has ended after [`Commit`](Self::Commit), and pages
+    /// that the destination needs were private to it: they will never come.
+    /// After the list of missing pages it is sent in place of
+    /// [`Owed`](Self::Owed). The last message. Only to a destination with
+    /// [`Capabilities::MEMORY_LOST`](crate::Capabilities::MEMORY_LOST).
+    MemoryLost {
+        /// What was lost, for people; cut at [`MAX_TEXT`] bytes.
+        #[serde(with = "Reason")]
+        reason: String,
+    },
 }
 
 /// Messages from the destination to the source.

@@ -87,6 +87,9 @@ impl Capabilities {
     /// and the link for frames.
     pub const FRAMES: Self = Self(1 << 5);
 
+    /// The destination supports [`MemoryLost`](crate::ToDestination::MemoryLost).
+    pub const MEMORY_LOST: Self = Self(1 << 7);
+
     /// All capabilities of this build.
     pub const KNOWN: Self = Self(
         Self::POSTCOPY.0
@@ -94,7 +97,8 @@ impl Capabilities {
             | Self::RECOVERY.0
             | Self::SHUT_DOWN.0
             | Self::MACHINE.0
-            | Self::FRAMES.0,
+            | Self::FRAMES.0
+            | Self::MEMORY_LOST.0,
     );
 
     /// Returns the capabilities with these bits, known or not.

@@ -273,6 +273,7 @@ pub(crate) fn to_destination() -> impl Strategy<Value = ToDestination> {
         )
             .prop_map(|(card, frames)| ToDestination::Frames { card, frames }),
         Just(ToDestination::FramesEnd),
+        text().prop_map(|reason| ToDestination::MemoryLost { reason }),
         (processors(), any::<bool>()).prop_map(|(processors, allow_mismatch)| {
             ToDestination::Processors {
                 processors,

@@ -14,6 +14,7 @@ use crate::destination::last_message::REASON_TIMEOUT;
 use crate::destination::listener_failed;
 use crate::destination::session::{Event, LISTENING};
 use crate::guest::DestinationGuest;
+use crate::source::SOURCE_ENDED;
 
 /// What one look for events returns.
 pub(crate) enum Observation {
@@ -174,6 +175,7 @@ impl HandoverDriver<'_> {
             Event::Message(ToDestination::Goodbye) => {
                 Observation::Event(DestinationEvent::Goodbye, None)
             }
+            Event::Message(ToDestination::MemoryLost { reason }) => self.source_memory_lost(reason),
             Event::Message(other) => {
                 let unexpected = DestinationFailure::unexpected("waiting for the source", &other);
                 Observation::Event(DestinationEvent::LinkLost, Some(unexpected))
@@ -183,6 +185,21 @@ impl HandoverDriver<'_> {
             }
             Event::Failed(failure) if failure.is_about_links() => self.handle_link_failure(failure),
             Event::Failed(failure) => Observation::Stop(failure),
+        }
+    }
+
+    /// Pages that may be missing here were lost at the source.
+    pub(crate) fn source_memory_lost(&self, reason: String) -> Observation {
+        match self.machine.stage() {
+            DestinationStage::Running if self.missing_pages() > 0 => {
+                Observation::Stop(DestinationFailure::SourceMemoryLost(reason))
+            }
+            // It never ran here, and must not with pages missing.
+            DestinationStage::Ready => {
+                let cause = DestinationFailure::CancelledBySource(SOURCE_ENDED.to_owned());
+                Observation::Event(DestinationEvent::CancelledBySource, Some(cause))
+            }
+            _ => Observation::Nothing,
         }
     }
 

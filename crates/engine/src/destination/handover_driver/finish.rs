@@ -124,6 +124,7 @@ impl HandoverDriver<'_> {
     ) -> ReceiveError {
         let cause = cause.explained_by(guest);
         let outcome = match self.machine.stage() {
+            _ if matches!(cause, DestinationFailure::SourceMemoryLost(_)) => Outcome::Lost,
             DestinationStage::Ready => Outcome::Paused,
             DestinationStage::Running if !self.machine.record().started => Outcome::Paused,
             _ => Outcome::AtDestination,

@@ -27,6 +27,7 @@ use hikkoshi_wire::{Capabilities, Limits};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::destination::frames::FrameReceiver;
+use crate::destination::handover_driver::events::Observation;
 use crate::destination::handover_driver::links::{LinkState, LostLinks};
 use crate::destination::handover_driver::reconnect::ReconnectedSource;
 use crate::destination::handover_driver::resume_guest::NotResumed;
@@ -186,11 +187,19 @@ impl<'a> HandoverDriver<'a> {
                     // No source was connected, and one that connected while the guest was being
                     // resumed has been answered.
                     DestinationAction::Wait if event == DestinationEvent::Restarted => {}
-                    action => {
-                        if let Err(failure) = self.perform(*action, &mut cause) {
+                    action => match self.perform(*action, &mut cause) {
+                        Ok(()) => {}
+                        Err(DestinationFailure::SourceMemoryLost(reason)) => {
+                            match self.source_memory_lost(reason) {
+                                Observation::Event(event, cause) => next = Some((event, cause)),
+                                Observation::Stop(failure) => return self.stop(guest, failure),
+                                Observation::Nothing => {}
+                            }
+                        }
+                        Err(failure) => {
                             next = Some((DestinationEvent::LinkLost, Some(failure)));
                         }
-                    }
+                    },
                 }
                 if next.is_some() {
                     break;

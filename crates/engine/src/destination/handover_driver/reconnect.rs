@@ -196,6 +196,9 @@ impl HandoverDriver<'_> {
                     }
                     return Ok(background_links);
                 }
+                ToDestination::MemoryLost { reason } => {
+                    return Err(DestinationFailure::SourceMemoryLost(reason));
+                }
                 other => return Err(DestinationFailure::unexpected(DOING, &other)),
             }
         }

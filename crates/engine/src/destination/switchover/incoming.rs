@@ -178,6 +178,7 @@ fn finish_handover(
         frames: result.frames,
         requests: result.requests,
         collapse,
+        source_private_bytes: None,
     })
 }
 

@@ -41,6 +41,9 @@ impl HandoverDriver<'_> {
         if self.machine.stage() == SourceStage::Owned {
             return self.resume_at_source(cause);
         }
+        if self.is_memory_lost(&cause) {
+            return self.memory_lost(cause);
+        }
         if let Some(active) = self.active.take() {
             active.end();
         }

@@ -8,6 +8,7 @@
 mod active_links;
 mod end;
 mod event_with_cause;
+mod memory_lost;
 mod next_event;
 mod reconnect;
 

@@ -54,6 +54,10 @@ impl HandoverDriver<'_> {
                         .notice("reconnected to the destination; the migration continues");
                     return Ok(event);
                 }
+                // Trying again would not bring it back.
+                Err(failure) if self.is_memory_lost(&failure) => {
+                    return Err(self.memory_lost(failure));
+                }
                 Err(failure) => failure,
             };
             if self.shared.cancel.is_cancelled() || Instant::now() >= deadline {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hikkoshi_link::{HandshakeError, LinkReader, LinkWriter, Remote, Stream, hello, open, split};
 use hikkoshi_pages::RamLayout;
-use hikkoshi_wire::{Agreed, Limits, MigrationId, Role};
+use hikkoshi_wire::{Agreed, Capabilities, Limits, MigrationId, Role};
 
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
@@ -33,6 +33,8 @@ pub(crate) struct Connected {
     pub(crate) links: PageLinks,
     /// The guest's layout with the destination's host page sizes.
     pub(crate) destination: RamLayout,
+    /// What both sides support.
+    pub(crate) capabilities: Capabilities,
 }
 
 /// The links other than the control link.

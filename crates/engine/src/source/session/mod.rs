@@ -2,6 +2,7 @@
 
 mod connector;
 mod event;
+mod memory_lost;
 mod offer;
 mod receive;
 mod reconnect;
@@ -15,7 +16,9 @@ use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_link::{BackgroundSender, LinkError, LinkReader, LinkWriter, Pace, Remote, Stream};
 use hikkoshi_linux::Cancel;
 use hikkoshi_pages::RamLayout;
-use hikkoshi_wire::{GuestDescription, Machine, MigrationId, Processors, ToDestination};
+use hikkoshi_wire::{
+    Capabilities, GuestDescription, Machine, MigrationId, Processors, ToDestination,
+};
 
 use crate::control_link::{QUEUED_EVENTS, start_reader};
 use crate::frames::FrameCapture;
@@ -53,6 +56,8 @@ pub(crate) struct Session {
     pub(crate) destination: RamLayout,
     /// Frames that arrive for the guest, if they are kept.
     pub(crate) frames: Option<FrameForwarder>,
+    /// What both sides support.
+    capabilities: Capabilities,
 }
 
 impl Session {
@@ -114,6 +119,7 @@ impl Session {
             control: (stream, reader, control),
             links: more,
             destination,
+            capabilities,
         } = connected;
         let stop = Cancel::new();
         let mut streams = vec![stream];
@@ -153,6 +159,7 @@ impl Session {
             urgent,
             destination,
             frames: None,
+            capabilities,
         };
         session.listen(reader)?;
         Ok((session, ends))

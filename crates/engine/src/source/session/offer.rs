@@ -78,5 +78,6 @@ pub(crate) fn offer(
         control: (stream, reader, control),
         links,
         destination,
+        capabilities: agreed.capabilities,
     })
 }

@@ -4,12 +4,14 @@ use std::time::Instant;
 
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_link::LinkReader;
+use hikkoshi_memory::MemoryLost;
 use hikkoshi_pages::{PageBitmap, PageRange, RamLayout};
 use hikkoshi_wire::{Limits, PageRanges, ToDestination, ToSource};
 
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::session::connector::{Connected, Connector, DISCARD_TIMEOUT, with_host_pages};
+use crate::source::session::memory_lost;
 use crate::source::unsent::UnsentPages;
 
 /// Connects, sends the source's stage, and returns the destination's.
@@ -24,7 +26,7 @@ pub(crate) fn resume(
 ) -> Result<(Connected, DestinationStage), SourceFailure> {
     let doing = "resuming the migration";
     let shared = connector.shared;
-    let ((stream, mut reader, mut control), _) = connector.control()?;
+    let ((stream, mut reader, mut control), agreed) = connector.control()?;
     let here = ToDestination::ResumeRequest {
         stage: stage.into(),
     };
@@ -48,7 +50,13 @@ pub(crate) fn resume(
         SourceFailure::check_all_sent(doing, unsent.count())?;
     }
     if matches!(there, DestinationStage::Ready | DestinationStage::Running) {
-        take_missing(shared, &mut reader, &destination, unsent)?;
+        match take_missing(shared, &mut reader, &destination, unsent) {
+            Err(SourceFailure::Ram(error)) if MemoryLost::is_in(&error) => {
+                let control = (&mut reader, &mut control);
+                return Err(memory_lost::notify(shared, control, agreed.capabilities));
+            }
+            taken => taken?,
+        }
         for ranges in PageRanges::batches(unsent.runs()) {
             let message = ToDestination::Owed { ranges };
             control
@@ -70,6 +78,7 @@ pub(crate) fn resume(
         control: (stream, reader, control),
         links,
         destination,
+        capabilities: agreed.capabilities,
     };
     Ok((connected, there))
 }
@@ -107,6 +116,7 @@ fn receive_missing(
     };
     let mut known = PageRange::EMPTY;
     let mut missing = 0u64;
+    let mut lost = None;
     loop {
         match reader.control().map_err(SourceFailure::link(MISSING))? {
             ToSource::Missing { ranges } => {
@@ -119,10 +129,16 @@ fn receive_missing(
                     }
                     missing = missing.saturating_add(range.len());
                     earlier.clear_range(range);
-                    unsent.add_missing(&shared.ram, destination, range, &mut known)?;
+                    match unsent.add_missing(&shared.ram, destination, range, &mut known) {
+                        // Continue to the end of the list, where the destination expects an answer.
+                        Err(error) if MemoryLost::is_in(&error) => lost = Some(error),
+                        added => added?,
+                    }
                 }
             }
-            ToSource::MissingEnd { pages } if pages == missing => return Ok(()),
+            ToSource::MissingEnd { pages } if pages == missing => {
+                return lost.map_or(Ok(()), |error| Err(error.into()));
+            }
             other => return Err(SourceFailure::unexpected(MISSING, &other)),
         }
     }

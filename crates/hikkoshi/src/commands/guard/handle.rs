@@ -1,6 +1,7 @@
 //! The guard process as `migrate` sees it.
 
 use std::io::{self, Read, Write};
+use std::os::fd::RawFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -9,6 +10,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::messages::{MAX_MESSAGE, OVER, READY};
+use hikkoshi_qemu::HOLD;
+
 use crate::commands::own_executable;
 use crate::output::streams;
 
@@ -32,13 +35,18 @@ pub(crate) struct GuardProcess {
 }
 
 impl GuardProcess {
-    /// Starts a guard that undoes the migration in `journal` if this process is killed.
+    /// Starts a guard that undoes the migration in `journal` if this process is killed. It holds
+    /// the files that are open here as `files` for as long as there is a journal.
     ///
     /// # Errors
     /// When it cannot be started or does not answer.
-    pub(crate) fn start(journal: &Path) -> io::Result<Self> {
+    pub(crate) fn start(journal: &Path, files: &[RawFd]) -> io::Result<Self> {
         let mut command = own_executable::command();
         command.arg("guard").arg("--journal").arg(journal);
+        for file in files {
+            command.arg(HOLD);
+            command.arg(format!("/proc/{}/fd/{file}", std::process::id()));
+        }
         if streams::is_json() {
             command.arg("--json");
         }
@@ -67,6 +75,14 @@ impl GuardProcess {
             return Err(error);
         }
         Ok(guard)
+    }
+
+    /// Whether it has closed its end: it is ending, or goes on to hold files.
+    fn has_detached(&mut self) -> bool {
+        let mut poll = [PollFd::new(&self.answers, PollFlags::IN)];
+        let now = Timespec::default();
+        matches!(rustix::event::poll(&mut poll, Some(&now)), Ok(1..))
+            && matches!(self.answers.read(&mut [0]), Ok(0))
     }
 
     fn expect(&mut self, answer: &str) -> io::Result<()> {
@@ -127,6 +143,9 @@ impl Drop for GuardProcess {
         }
         let deadline = Instant::now() + self.timeout;
         while matches!(self.child.try_wait(), Ok(None)) {
+            if self.has_detached() {
+                return;
+            }
             if Instant::now() > deadline {
                 tracing::warn!("the guard process does not end: killing it");
                 let _ = self.child.kill();

@@ -7,6 +7,10 @@
 //! have been sent, which is recorded before, the guard leaves the guest alone and reports how to
 //! resume. After the end of a migration there is no journal.
 //!
+//! RAM that is a file without a name (a memfd) exists as long as a process has it open. So the
+//! guard opens such files when it starts, and holds them as long as there is a journal: the source's
+//! QEMU may end while no engine runs. The engine that resumes the migration finds them there.
+//!
 //! ```text
 //! migrate ◀── "ready" ── guard
 //!         ── ("over") ─▶         written by a `migrate` that ends normally
@@ -14,6 +18,7 @@
 //! ```
 
 mod handle;
+mod held_files;
 mod messages;
 mod restore;
 
@@ -29,10 +34,12 @@ use crate::commands::resume_command::resume_command;
 use crate::journal::{JournalFile, LockHolder, SourceEntry};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::{Holder, Reason};
+use crate::output::streams;
 
 use messages::{MAX_MESSAGE, OVER, READY};
 
 pub(crate) use handle::GuardProcess;
+use held_files::HeldFiles;
 pub(crate) use restore::{is_complete, restore};
 
 const INTERRUPTED: &str = "'hikkoshi migrate' was interrupted";
@@ -41,6 +48,7 @@ const QEMU_ENDED: &str = "the source's QEMU has ended, and the guest with it";
 
 /// The guard process.
 pub(crate) fn run(args: &Args) -> Result<Status, Exit> {
+    let held = HeldFiles::open(&args.hold);
     // If the parent does not read this it has ended, and the next read shows that.
     let _ = writeln!(io::stdout(), "{READY}");
     let journal = &args.journal;
@@ -63,8 +71,15 @@ pub(crate) fn run(args: &Args) -> Result<Status, Exit> {
     };
     if entry.engine.stage != SourceStage::Owned {
         if killed {
-            return Err(handed_over(journal));
+            let exit = handed_over(journal);
+            if held.is_empty() {
+                return Err(exit);
+            }
+            streams::failure(&exit);
         }
+        // The lock is for the engine that resumes the migration.
+        drop(file);
+        held.hold(journal);
         return Ok(Status::Unfinished);
     }
     file.mark(LockHolder::Guard);

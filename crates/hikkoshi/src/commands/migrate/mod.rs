@@ -66,7 +66,8 @@ fn start(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
         return Err(unfinished::refuse(&entry, file.path()));
     }
     // Dropped last: on its end the guard locks the journal, which has to be free by then.
-    let _guard = GuardProcess::start(file.path()).map_err(|error| {
+    let nameless = identity.nameless_files(&guest.ram());
+    let _guard = GuardProcess::start(file.path(), &nameless).map_err(|error| {
         let what = format!("starting the guard process: {}", Report::new(&error));
         Exit::new(Status::AtSource, Reason::System, what).with(UNCHANGED)
     })?;

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use hikkoshi_engine::report::GuestState;
+use hikkoshi_engine::source::SourceFailure;
 use hikkoshi_engine::{Account, MigrateError};
 use hikkoshi_handover::Outcome;
 
@@ -21,6 +22,10 @@ const LOST: &str = "the guest is lost: it ran at the destination, and its QEMU t
                     handover are lost. This QEMU holds a stale snapshot, which must not be \
                     continued on its disks, which are newer: end this QEMU, and reboot the guest \
                     from its disks";
+
+const MEMORY_LOST: &str = "the guest is lost: at the destination it waits for pages that no longer \
+                           exist. End its QEMU there ('hikkoshi receive --resume --give-up' does), \
+                           and reboot the guest from its disks";
 
 /// Reports the outcome. `qemu_pid` is the source's QEMU, if it still exists. `special` knows in
 /// some cases who has the guest and what to report.
@@ -52,6 +57,10 @@ pub(super) fn report(
         Some((holder, next)) => (holder, next.to_owned()),
         None => (error.outcome.into(), next_step(&error, &again)),
     };
+    let holder = match error.cause {
+        SourceFailure::MemoryLost { .. } => Holder::Destination,
+        _ => holder,
+    };
     let reason = match (holder, error.outcome) {
         (Holder::Nobody, Outcome::AtSource | Outcome::Stopped) => Reason::QemuEnded,
         _ => Reason::from(&error.cause),
@@ -61,6 +70,7 @@ pub(super) fn report(
         .held_by(holder);
     // There is something to resume if a journal is left.
     Err(match error.outcome {
+        Outcome::Lost if needs_notice(&error) => exit.resumed_by(again),
         Outcome::Lost => exit,
         Outcome::AtSource if error.aftermath.is_empty() => exit,
         _ => exit.resumed_by(again),
@@ -86,6 +96,13 @@ fn next_step(error: &MigrateError, again: &str) -> String {
              by hand. No data is lost. {GIVE_UP_HINT} To resume, start 'hikkoshi receive --resume' \
              at the destination unless it is running there, and here: {again}"
         ),
+        Outcome::Lost if needs_notice(error) => format!(
+            "{MEMORY_LOST}. The destination could not be notified. To notify it, start 'hikkoshi \
+             receive --resume' there unless it is running, and here: {again}"
+        ),
+        Outcome::Lost if matches!(error.cause, SourceFailure::MemoryLost { .. }) => {
+            MEMORY_LOST.to_owned()
+        }
         Outcome::Lost => LOST.to_owned(),
         Outcome::AtDestination => format!(
             "the guest runs at the destination: never continue it here. Pages that are missing \
@@ -95,6 +112,17 @@ fn next_step(error: &MigrateError, again: &str) -> String {
              reports that to this side); and here: {again}"
         ),
     }
+}
+
+/// Whether the destination does not know that pages were lost here.
+fn needs_notice(error: &MigrateError) -> bool {
+    matches!(
+        error.cause,
+        SourceFailure::MemoryLost {
+            notified: false,
+            ..
+        }
+    )
 }
 
 /// What to do with the source's QEMU after the migration.

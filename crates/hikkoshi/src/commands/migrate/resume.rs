@@ -33,15 +33,10 @@ pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
     };
     let attached =
         QemuSource::reattach(&entry.qemu).map_err(|error| cannot(Reason::NotAttached, &error))?;
-    // If the guest comes back and this engine is killed, the guest must not stay stopped.
-    let guard = attached.is_some().then(|| GuardProcess::start(file.path()));
-    let _guard = guard.transpose().map_err(|error| {
-        let error = std::io::Error::other(format!(
-            "starting the guard process: {}",
-            Report::new(&error)
-        ));
-        cannot(Reason::System, &error)
-    })?;
+    let has_ended = attached.is_none();
+    let notes = attached
+        .as_ref()
+        .map_or_else(|| entry.qemu.clone(), QemuSource::notes);
     let mut guest: Box<dyn SourceGuest> = match attached {
         Some(guest) => Box::new(guest),
         None if entry.engine.stage == SourceStage::Owned => {
@@ -55,6 +50,17 @@ pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
             RamFileSource::open(&entry.qemu).map_err(|error| cannot(Reason::Memory, &error))?,
         ),
     };
+    // If the guest comes back and this engine is killed, the guest must not stay stopped.
+    let nameless = notes.identity.nameless_files(&guest.ram());
+    let guard =
+        (!has_ended || !nameless.is_empty()).then(|| GuardProcess::start(file.path(), &nameless));
+    let _guard = guard.transpose().map_err(|error| {
+        let error = std::io::Error::other(format!(
+            "starting the guard process: {}",
+            Report::new(&error)
+        ));
+        cannot(Reason::System, &error)
+    })?;
     let pid = entry.qemu.identity.pid;
     let engine = entry.engine;
     let journal = Arc::new(SourceJournal::new(
@@ -62,7 +68,7 @@ pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
         remote.clone(),
         args.common.security.plaintext,
         args.options.clone(),
-        entry.qemu,
+        notes,
         Some(engine.clone()),
     ));
     let observer = progress::observer(args.common.progress);

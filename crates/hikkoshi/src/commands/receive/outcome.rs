@@ -45,6 +45,12 @@ pub(super) fn report(
         Ok(account) => return success(args, &account, journal),
         Err(error) => error,
     };
+    if let DestinationFailure::SourceMemoryLost(_) = error.cause
+        && error.outcome == Outcome::Lost
+        && !qemu_has_ended
+    {
+        return Err(source_memory_lost(&error, journal));
+    }
     let outcome = match error.outcome {
         Outcome::AtDestination if qemu_has_ended => Outcome::Lost,
         outcome => outcome,
@@ -84,6 +90,23 @@ pub(super) fn report(
         Outcome::AtSource | Outcome::Stopped | Outcome::Lost => exit,
         Outcome::Paused | Outcome::AtDestination | Outcome::Declined => exit.resumed_by(again),
     })
+}
+
+/// The guest waits here for pages that were lost at the source.
+fn source_memory_lost(error: &ReceiveError, journal: &Path) -> Exit {
+    let give_up = format!(
+        "{} --give-up --other-side-is-lost",
+        resume_command::<DestinationEntry>(journal)
+    );
+    let next = format!(
+        "the guest is lost: it waits here for those pages, as soon as it accesses one. End this \
+         QEMU and reboot the guest from its disks. This command ends it, and removes the journal: \
+         {give_up}"
+    );
+    Exit::caused(Status::Lost, Reason::MemoryLost, error)
+        .with(next)
+        .held_by(Holder::Destination)
+        .resumed_by(give_up)
 }
 
 fn success(args: &Receive, account: &Account, journal: &Path) -> Result<Status, Exit> {
