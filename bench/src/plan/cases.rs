@@ -47,6 +47,13 @@ pub(super) fn all() -> Vec<Case> {
             &paced.map(|system| (system, Plain)),
         );
     }
+    // Beside the same cases with shared memory.
+    for network in [TEN, ONE] {
+        let busy = [HikkoshiHybrid, HikkoshiPostcopy].map(|system| (system, Plain));
+        add(network, Workload::Private, 5, &busy);
+        let fill = [HikkoshiPostcopy, HikkoshiPrecopy].map(|system| (system, Plain));
+        add(network, Workload::PrivateFill, 5, &fill);
+    }
     let endless = [HikkoshiPrecopy, QemuPrecopy, QemuMultifd];
     add(
         ONE,

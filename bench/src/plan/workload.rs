@@ -1,6 +1,6 @@
 //! What the guest does, and what its memory is made of.
 
-use hikkoshi_lab::{Pattern, Ram, Workload as GuestWorkload};
+use hikkoshi_lab::{Pattern, Ram, RamBackend, Workload as GuestWorkload};
 use serde::Serialize;
 use std::fmt;
 
@@ -47,6 +47,10 @@ pub(crate) enum Workload {
     Busy,
     /// The same, with 90 % of the accesses to 10 % of the pages.
     Hotspot,
+    /// As [`Workload::Busy`], with private memory (`-m` alone) at both sides.
+    Private,
+    /// As [`Workload::Fill`], with private memory at both sides.
+    PrivateFill,
     /// As [`Workload::Busy`], with huge host pages of 2 MiB.
     Huge,
     /// Writes this many pages a second: pre-copy converges after several rounds.
@@ -101,10 +105,10 @@ impl Workload {
     pub(crate) fn guest_workload(self) -> GuestWorkload {
         let dirty = GuestWorkload::dirty(WORKING_SET_MIB);
         let workload = match self {
-            Self::Busy | Self::Endless | Self::Huge => dirty,
+            Self::Busy | Self::Private | Self::Endless | Self::Huge => dirty,
             Self::Hotspot => dirty.pattern(Pattern::Hotspot),
             Self::Paced(rate) => dirty.rate(rate),
-            Self::Fill => dirty.rate(1),
+            Self::Fill | Self::PrivateFill => dirty.rate(1),
             Self::Sequential => GuestWorkload::scan(SEQUENTIAL_MIB),
             Self::Scan => {
                 GuestWorkload::scan(SCAN_PART_MIB * u64::from(SCAN_THREADS)).threads(SCAN_THREADS)
@@ -143,6 +147,7 @@ impl Workload {
         match self {
             Self::Huge => Ram::huge_2m(RAM_MIB),
             Self::Web => Ram::shared(WEB_RAM_MIB),
+            Self::Private | Self::PrivateFill => Ram::new(RamBackend::Default, RAM_MIB),
             _ => Ram::shared(RAM_MIB),
         }
     }
@@ -152,6 +157,8 @@ impl Workload {
         match self {
             Self::Busy => "busy",
             Self::Hotspot => "hotspot",
+            Self::Private => "private",
+            Self::PrivateFill => "private-fill",
             Self::Huge => "huge",
             Self::Paced(_) => "paced",
             Self::Endless => "endless",
@@ -169,6 +176,8 @@ impl Workload {
         match self {
             Self::Busy => "busy: random writes at full speed".to_owned(),
             Self::Hotspot => "hotspot: as busy, 90 % of the writes to 10 % of the pages".to_owned(),
+            Self::Private => "private: as busy, private memory".to_owned(),
+            Self::PrivateFill => "private-fill: as fill, private memory".to_owned(),
             Self::Huge => "huge: as busy, host pages of 2 MiB".to_owned(),
             Self::Paced(rate) => format!("paced: {rate} pages a second"),
             Self::Endless => "endless: full speed, pre-copy with a time limit".to_owned(),
