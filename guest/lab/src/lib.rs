@@ -76,7 +76,7 @@ pub use huge_pages::{HugePageSize, HugePages};
 pub use lab::Lab;
 pub use memory_limit::{MemoryLimit, ZramSwap};
 pub use mount::Mount;
-pub use net::{GuestNetwork, HostPair, Namespace, Shape};
+pub use net::{DatagramClient, Datagrams, GuestNetwork, HostPair, Namespace, Pace, Shape};
 pub use qemu_migration::{QemuMigration, QemuMigrationMode, QemuMigrationReport};
 pub use qmp::{Event, Qmp};
 pub use ram::{Ram, RamBackend};

@@ -14,7 +14,7 @@ use crate::workloads::create_workloads;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
@@ -305,10 +305,15 @@ impl Coordinator {
             print_line(&format!("disk: {state} {time} bad={} {done}", self.bad));
         }
         if let Some(served) = served {
+            let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+            let datagrams = &served.datagrams;
             print_line(&format!(
-                "serve: ok {time} open={} lines={}",
-                served.open.load(Ordering::Relaxed),
-                served.lines.load(Ordering::Relaxed)
+                "serve: ok {time} open={} lines={} datagrams={} missing={} repeated={}",
+                load(&served.open),
+                load(&served.lines),
+                load(&datagrams.arrived),
+                load(&datagrams.missing),
+                load(&datagrams.repeated),
             ));
         }
         self.before = now;

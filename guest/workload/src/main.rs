@@ -30,6 +30,7 @@ mod clock;
 mod console;
 mod coordinator;
 mod counters;
+mod datagrams;
 mod dirty;
 mod disk;
 mod fine_histogram;

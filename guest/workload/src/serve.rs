@@ -1,4 +1,5 @@
-//! The `serve` workload: answers lines over TCP with the guest's time.
+//! The `serve` workload: answers lines over TCP with the guest's time, and datagrams over UDP
+//! ([`datagrams`]).
 //!
 //! A client sends a line, and the guest answers `NANOSECONDS LINE`, where the number is the guest's
 //! monotonic clock. A client that sends numbered lines at a steady rate measures its connection's
@@ -10,6 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use crate::datagrams::{self, DatagramCounts};
+
 /// Maximum length of a line; a longer one closes its connection.
 const LINE_LIMIT: u64 = 4096;
 /// Maximum number of connections; further ones are closed at once.
@@ -20,9 +23,10 @@ const CONNECTIONS: u64 = 64;
 pub(crate) struct Served {
     pub(crate) open: AtomicU64,
     pub(crate) lines: AtomicU64,
+    pub(crate) datagrams: DatagramCounts,
 }
 
-/// Listens on every address.
+/// Listens on every address, at this port of TCP and of UDP.
 pub(crate) fn start(port: u16, started: Instant) -> io::Result<Arc<Served>> {
     let listener = TcpListener::bind(("0.0.0.0", port))?;
     let served = Arc::new(Served::default());
@@ -30,6 +34,11 @@ pub(crate) fn start(port: u16, started: Instant) -> io::Result<Arc<Served>> {
     std::thread::Builder::new()
         .name("serve".to_owned())
         .spawn(move || accept(&listener, &counts, started))?;
+    let socket = datagrams::bind(port)?;
+    let counts = Arc::clone(&served);
+    std::thread::Builder::new()
+        .name("datagrams".to_owned())
+        .spawn(move || datagrams::answer(&socket, &counts.datagrams))?;
     Ok(served)
 }
 

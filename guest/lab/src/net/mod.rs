@@ -2,11 +2,13 @@
 //!
 //! The addresses are always the same; namespaces separate them. Everything here needs root.
 
+mod datagram_client;
 mod guest_network;
 mod host_pair;
 mod ip;
 mod namespace;
 
+pub use datagram_client::{DatagramClient, Datagrams, Pace};
 pub use guest_network::GuestNetwork;
 pub use host_pair::{HostPair, Shape};
 pub(crate) use ip::ip;

@@ -103,6 +103,12 @@ pub struct Serve {
     pub open: u64,
     /// Lines answered so far.
     pub lines: u64,
+    /// Different datagrams that have arrived so far.
+    pub datagrams: u64,
+    /// Datagrams that have not arrived although later ones of the same client have.
+    pub missing: u64,
+    /// Datagrams that have arrived once more.
+    pub repeated: u64,
 }
 
 /// An interval of the disk workload.

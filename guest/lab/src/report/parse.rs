@@ -75,6 +75,9 @@ impl Report {
                 t: fields.get("t")?,
                 open: fields.get("open")?,
                 lines: fields.get("lines")?,
+                datagrams: fields.get("datagrams")?,
+                missing: fields.get("missing")?,
+                repeated: fields.get("repeated")?,
             }),
             "disk" => Self::Disk(DiskWork {
                 ok: ok?,
