@@ -13,6 +13,7 @@
 //! * A [`TunQueue`] is QEMU's own descriptor of the device. What can be read from it
 //!   has not been taken by the guest's network card.
 //! * [`unread()`] combines both: it finds the first frame that the guest did not get.
+//! * An [`announcement()`] tells switches that a station of the guest has moved.
 //! * At the destination another [`PacketSocket`] transmits the frames on the tap
 //!   device there.
 //!
@@ -31,12 +32,14 @@
 
 #![allow(unsafe_code)] // Options, addresses and control messages of packet sockets; ioctls of tun.
 
+mod announcement;
 mod frame;
 mod packet_socket;
 mod system_calls;
 mod tun_queue;
 mod unread;
 
+pub use announcement::announcement;
 pub use frame::{Frame, MAX_FRAME, MacAddress, OFFLOAD_LEN};
 pub use packet_socket::{OpenError, PacketSocket};
 pub use tun_queue::TunQueue;

@@ -54,13 +54,18 @@ pub enum OpenError {
 
 impl PacketSocket {
     /// Opens a socket for the interface `name` in the network namespace `namespace` (a file of
-    /// `/proc/PID/ns/net`); `None`: the caller's. No frame arrives before [`start`](Self::start).
+    /// `/proc/PID/ns/net`); `None`: the caller's. It sees the frames for one queue of the device,
+    /// or those for all. No frame arrives before [`start`](Self::start).
     ///
     /// # Errors
     /// See [`OpenError`].
-    pub fn open(namespace: Option<BorrowedFd<'_>>, name: &str) -> Result<Self, OpenError> {
+    pub fn open(
+        namespace: Option<BorrowedFd<'_>>,
+        name: &str,
+        queue: Option<u16>,
+    ) -> Result<Self, OpenError> {
         let Some(namespace) = namespace else {
-            return Self::open_here(name);
+            return Self::open_here(name, queue);
         };
         // Another thread enters, so that this one stays where it is.
         thread::scope(|scope| {
@@ -69,7 +74,7 @@ impl PacketSocket {
                 .spawn_scoped(scope, || {
                     move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))
                         .map_err(|error| OpenError::Namespace(error.into()))?;
-                    Self::open_here(name)
+                    Self::open_here(name, queue)
                 })
                 .map_err(OpenError::Thread)?
                 .join()
@@ -77,7 +82,7 @@ impl PacketSocket {
         })
     }
 
-    fn open_here(name: &str) -> Result<Self, OpenError> {
+    fn open_here(name: &str, queue: Option<u16>) -> Result<Self, OpenError> {
         // Protocol 0: the socket receives nothing until it is bound.
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)
@@ -90,7 +95,7 @@ impl PacketSocket {
         let fd = socket.as_fd();
         let set_options = || {
             let (packet, any) = (libc::SOL_PACKET, libc::SOL_SOCKET);
-            system_calls::attach_transmit_filter(fd)?;
+            system_calls::attach_transmit_filter(fd, queue)?;
             system_calls::set_option(fd, packet, libc::PACKET_VNET_HDR, &1i32)?;
             system_calls::set_option(fd, packet, libc::PACKET_AUXDATA, &1i32)?;
             system_calls::set_option(fd, any, libc::SO_TIMESTAMPNS, &1i32)?;

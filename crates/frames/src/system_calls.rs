@@ -44,21 +44,33 @@ pub(crate) fn set_option<T>(
     check(result)
 }
 
-/// Lets only frames into a socket that this host transmits, not those that it receives.
-pub(crate) fn attach_transmit_filter(socket: BorrowedFd<'_>) -> io::Result<()> {
+/// Lets only frames into a socket that this host transmits, not those that it receives; of these
+/// only those for one queue of the device, if `queue` is given.
+pub(crate) fn attach_transmit_filter(socket: BorrowedFd<'_>, queue: Option<u16>) -> io::Result<()> {
     let step = |code: u32, jf, k| libc::sock_filter {
         code: u16::try_from(code).unwrap_or_default(),
         jt: 0,
         jf,
         k,
     };
-    let load_type = SKF_AD_OFF + SKF_AD_PKTTYPE;
-    let mut steps = [
-        step(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, 0, load_type),
-        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, OUTGOING),
-        step(libc::BPF_RET | libc::BPF_K, 0, u32::MAX),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0),
-    ];
+    let load =
+        |size: u32, what: u32| step(libc::BPF_LD | size | libc::BPF_ABS, 0, SKF_AD_OFF + what);
+    // The last step drops the frame.
+    let unless = |value, others| step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, others, value);
+    let result = |len| step(libc::BPF_RET | libc::BPF_K, 0, len);
+    let (whole, nothing) = (result(u32::MAX), result(0));
+    let pkttype = load(libc::BPF_B, SKF_AD_PKTTYPE);
+    let mut steps = match queue {
+        None => vec![pkttype, unless(OUTGOING, 1), whole, nothing],
+        Some(queue) => vec![
+            pkttype,
+            unless(OUTGOING, 3),
+            load(libc::BPF_W, SKF_AD_QUEUE),
+            unless(queue.into(), 1),
+            whole,
+            nothing,
+        ],
+    };
     let program = libc::sock_fprog {
         len: u16::try_from(steps.len()).map_err(io::Error::other)?,
         filter: steps.as_mut_ptr(),
@@ -67,10 +79,11 @@ pub(crate) fn attach_transmit_filter(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
 }
 
-/// `SKF_AD_OFF`, -0x1000, and `SKF_AD_PKTTYPE` in `linux/filter.h`: a filter reads the type of a
-/// packet there.
+/// `SKF_AD_OFF`, -0x1000, `SKF_AD_PKTTYPE` and `SKF_AD_QUEUE` in `linux/filter.h`: a filter reads the
+/// type of a packet there, and the queue of the device that the host has chosen for it.
 const SKF_AD_OFF: u32 = 0xffff_f000;
 const SKF_AD_PKTTYPE: u32 = 4;
+const SKF_AD_QUEUE: u32 = 24;
 /// `PACKET_OUTGOING` in `linux/if_packet.h`
 const OUTGOING: u32 = 4;
 

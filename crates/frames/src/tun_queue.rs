@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::frame::{MAX_FRAME, OFFLOAD_LEN};
+use crate::frame::{Frame, MAX_FRAME, OFFLOAD_LEN};
 
 /// The most frames that are read from a queue. A tap device has room for 1,000 by default
 /// (`txqueuelen`).
@@ -28,11 +28,11 @@ impl TunQueue {
     ///
     /// # Errors
     /// As `read(2)` and the ioctls of a tun device.
-    pub fn take(&self) -> io::Result<Vec<Vec<u8>>> {
+    pub fn take(&self) -> io::Result<Vec<Frame>> {
         let header = crate::system_calls::tun_header_len(self.device.as_fd())?;
         let mut buffer = vec![0; MAX_FRAME + header.max(OFFLOAD_LEN)];
         let mut frames = Vec::new();
-        while frames.len() < MOST && self.is_ready()? {
+        while frames.len() < MOST && !self.is_empty()? {
             let len = match rustix::io::read(&self.device, buffer.as_mut_slice()) {
                 Ok(len) => len,
                 // QEMU's descriptor does not block.
@@ -40,17 +40,42 @@ impl TunQueue {
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
             };
-            frames.extend(buffer.get(header..len).map(<[u8]>::to_vec));
+            let bytes = buffer.get(header..len).map(<[u8]>::to_vec);
+            // Without a header the kernel has completed the frame.
+            let offload = buffer.first_chunk().filter(|_| header > 0);
+            frames.extend(bytes.map(|bytes| Frame {
+                offload: offload.copied().unwrap_or_default(),
+                bytes,
+            }));
         }
         Ok(frames)
     }
 
-    fn is_ready(&self) -> io::Result<bool> {
+    /// Sends a frame to the network as if the guest had sent it.
+    ///
+    /// # Errors
+    /// As `write(2)` on a tun device: `EBADFD` for a queue that is not used, `EIO` for a device
+    /// that is down.
+    pub fn send_as_guest(&self, frame: &[u8]) -> io::Result<()> {
+        let header = crate::system_calls::tun_header_len(self.device.as_fd())?;
+        // A header of zeros: nothing is left to do.
+        let mut bytes = vec![0; header];
+        bytes.extend_from_slice(frame);
+        rustix::io::write(&self.device, &bytes)?;
+        Ok(())
+    }
+
+    /// Whether everything in the queue has been read.
+    ///
+    /// # Errors
+    /// As `poll(2)`.
+    pub fn is_empty(&self) -> io::Result<bool> {
         let mut polled = [PollFd::new(&self.device, PollFlags::IN)];
         let now = Timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        Ok(poll(&mut polled, Some(&now))? > 0 && polled[0].revents().contains(PollFlags::IN))
+        poll(&mut polled, Some(&now))?;
+        Ok(!polled[0].revents().contains(PollFlags::IN))
     }
 }

@@ -30,8 +30,9 @@ const QUIET: Duration = Duration::from_millis(20);
 /// How often the thread checks whether forwarding is over.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How long the end of the migration waits for the destination's answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the end of the migration waits for the destination's answer. A guest that waits for
+/// pages reads its frames slowly.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the main thread tells the thread that forwards.
 #[derive(Debug)]

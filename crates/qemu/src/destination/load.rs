@@ -5,6 +5,7 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::error::LOAD_TIMEOUT;
+use super::resume_guest::open_announcer;
 use super::vcpus;
 use super::{LoadError, PrepareError, QemuDestination};
 use crate::attach::preflight::Side;
@@ -56,6 +57,7 @@ impl QemuDestination {
         }
         // Now, because later QEMU may wait for a page and not answer.
         self.vcpus = vcpus::query(client)?;
+        self.announcer = open_announcer(client, &self.process);
         Ok(())
     }
 

@@ -43,6 +43,7 @@ use crate::attach::process;
 use crate::attach::reopen::FileAccess;
 use crate::attach::{AttachError, attach};
 use crate::identity::{QemuIdentity, ReattachError};
+use crate::network::Announcer;
 use crate::qmp::Client;
 use crate::settings::Settings;
 
@@ -75,6 +76,8 @@ pub struct QemuDestination {
     /// The thread of each virtual processor.
     vcpus: Vec<Vcpu>,
     exit_watch: Option<ExitWatch>,
+    /// Announces what QEMU does not, when the guest runs.
+    announcer: Option<Announcer>,
     /// Used while the guest runs here and pages may be missing.
     listener: Option<ShutdownListener>,
     _lock: ExclusiveAccess,
@@ -122,6 +125,7 @@ impl QemuDestination {
             cancel: None,
             vcpus: Vec::new(),
             exit_watch: None,
+            announcer: None,
             listener: None,
             _lock: qemu.lock,
         })
@@ -177,6 +181,7 @@ impl QemuDestination {
             cancel: None,
             vcpus: Vec::new(),
             exit_watch: None,
+            announcer: None,
             listener: None,
             _lock: lock,
         }))

@@ -2,10 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use hikkoshi_engine::Cancel;
+use hikkoshi_linux::Process;
 use serde_json::json;
 
 use super::{QemuDestination, RunError};
+use crate::network::Announcer;
 use crate::qmp::announce;
 use crate::qmp::migration;
 use crate::qmp::monitor::{self, ConnectTimeouts, NO_TIMEOUT, connected};
@@ -49,6 +52,12 @@ impl QemuDestination {
         let at = outcome?;
         let client = connected(&mut self.client)?;
         announce::announce_with(client, &self.settings.parameters);
+        if self.announcer.is_none() {
+            self.announcer = open_announcer(client, &self.process);
+        }
+        if let Some(announcer) = &self.announcer {
+            announcer.announce(client);
+        }
         Ok(at)
     }
 
@@ -73,6 +82,16 @@ impl QemuDestination {
             Err(kill) => RunError::NotEnded { pid, source, kill },
         }
     }
+}
+
+/// Opens what announces the addresses that QEMU does not announce. A failure is only logged, because
+/// the guest's own packets have the same effect.
+pub(super) fn open_announcer(client: &mut Client, process: &Process) -> Option<Announcer> {
+    Announcer::open(client, process)
+        .inspect_err(|error| {
+            tracing::debug!(error = %Report::new(error), "opening the tap devices for announcements");
+        })
+        .ok()
 }
 
 /// Resumes the guest. `reattached`: it may run already. The client's timeout applies:

@@ -30,13 +30,18 @@ impl TapCapture {
         }
     }
 
+    fn sockets(&self) -> impl Iterator<Item = &PacketSocket> {
+        self.cards.iter().flat_map(|card| &card.sockets)
+    }
+
     /// Reads what has arrived.
     fn read(&mut self) -> Result<(), GuestError> {
         for card in &mut self.cards {
-            let frames = receive_all(&mut card.socket)?;
-            let frames = frames.into_iter();
-            self.ready
-                .extend(frames.filter_map(|frame| kept(card.address, frame)));
+            for socket in &mut card.sockets {
+                let frames = receive_all(socket)?.into_iter();
+                self.ready
+                    .extend(frames.filter_map(|frame| kept(card.address, frame)));
+            }
         }
         Ok(())
     }
@@ -44,10 +49,8 @@ impl TapCapture {
 
 impl FrameCapture for TapCapture {
     fn start(&mut self) -> Result<(), GuestError> {
-        for card in &self.cards {
-            card.socket.start().map_err(GuestError::new)?;
-        }
-        Ok(())
+        let mut sockets = self.sockets();
+        sockets.try_for_each(|socket| socket.start().map_err(GuestError::new))
     }
 
     fn handed_over(&mut self, paused: Instant) -> Result<(), GuestError> {
@@ -56,21 +59,19 @@ impl FrameCapture for TapCapture {
             // First the queues: then everything that was in them has been captured.
             let queues = card.queues.iter().map(hikkoshi_frames::TunQueue::take);
             let queues: Vec<_> = queues.collect::<Result<_, _>>().map_err(GuestError::new)?;
-            let captured = receive_all(&mut card.socket)?;
-            let missed = unread(&captured, &queues, paused);
+            let sockets = card.sockets.iter_mut().map(receive_all);
+            let captured: Vec<_> = sockets.collect::<Result<_, _>>()?;
+            let count = |frames: &[Vec<_>]| frames.iter().map(Vec::len).collect::<Vec<_>>();
+            let all = captured.iter().flatten();
             tracing::debug!(
-                captured = captured.len(),
+                captured = ?count(&captured),
+                before_pause = all.filter(|frame| frame.at < paused).count(),
                 queued = ?queues.iter().map(Vec::len).collect::<Vec<_>>(),
-                missed = missed.iter().filter(|missed| **missed).count(),
-                before_pause = captured.iter().filter(|frame| frame.at < paused).count(),
                 "frames since the capture began"
             );
-            let missed = captured
-                .into_iter()
-                .zip(missed)
-                .filter(|(_, missed)| *missed);
+            let unread = unread(captured, queues, paused, true).into_iter();
             self.ready
-                .extend(missed.filter_map(|(frame, _)| kept(card.address, frame)));
+                .extend(unread.filter_map(|frame| kept(card.address, frame)));
         }
         Ok(())
     }
@@ -80,7 +81,7 @@ impl FrameCapture for TapCapture {
             self.read()?;
         }
         if self.ready.is_empty() && !wait.is_zero() {
-            let sockets: Vec<_> = self.cards.iter().map(|card| &card.socket).collect();
+            let sockets: Vec<_> = self.sockets().collect();
             PacketSocket::wait(&sockets, wait).map_err(GuestError::new)?;
             self.read()?;
         }
@@ -88,7 +89,7 @@ impl FrameCapture for TapCapture {
     }
 
     fn dropped(&mut self) -> u64 {
-        let drops: u64 = self.cards.iter().map(|card| card.socket.take_drops()).sum();
+        let drops: u64 = self.sockets().map(PacketSocket::take_drops).sum();
         self.dropped += drops;
         self.dropped
     }

@@ -68,7 +68,7 @@ fn parse(text: &str) -> Vec<Card> {
     cards
 }
 
-fn parse_address(text: &str) -> Option<MacAddress> {
+pub(super) fn parse_address(text: &str) -> Option<MacAddress> {
     let mut address = MacAddress::default();
     let mut bytes = text.split(':');
     for byte in &mut address {

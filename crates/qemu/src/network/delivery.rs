@@ -1,10 +1,11 @@
 //! The destination's networks.
 
 use std::collections::VecDeque;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use hikkoshi_engine::{FrameDelivery, GuestError, KeptFrame};
-use hikkoshi_frames::{Frame, MacAddress};
+use hikkoshi_frames::{Frame, MacAddress, PacketSocket, TunQueue};
 use thiserror::Error;
 
 use super::TapCard;
@@ -14,6 +15,14 @@ const REMEMBERED_FOR: Duration = Duration::from_secs(10);
 
 /// The most frames that are remembered for each card.
 const MOST_REMEMBERED: usize = 4096;
+
+/// Frames that are transmitted before QEMU has read the earlier ones. A tap device has room for 1,000
+/// by default (`txqueuelen`), and drops what is over without an error.
+const BURST: usize = 128;
+
+/// How long to wait until QEMU has read them, and how often to check.
+const READ_TIMEOUT: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_micros(200);
 
 /// No such card.
 #[derive(Debug, Error)]
@@ -28,7 +37,11 @@ pub(super) struct TapDelivery {
 
 #[derive(Debug)]
 struct DeliveryCard {
-    tap: TapCard,
+    address: MacAddress,
+    socket: PacketSocket,
+    queues: Vec<TunQueue>,
+    /// Frames that may still be transmitted before QEMU has read all.
+    room: usize,
     /// Whether the socket sees what the network delivers.
     observing: bool,
     /// Frames for several stations that the network has delivered here, and when they were read.
@@ -37,10 +50,16 @@ struct DeliveryCard {
 
 impl TapDelivery {
     pub(super) fn new(cards: Vec<TapCard>) -> Self {
-        let cards = cards.into_iter().map(|tap| DeliveryCard {
-            observing: tap.socket.start().is_ok(),
-            tap,
-            seen: VecDeque::new(),
+        let cards = cards.into_iter().filter_map(|mut tap| {
+            let socket = tap.sockets.pop()?;
+            Some(DeliveryCard {
+                address: tap.address,
+                observing: socket.start().is_ok(),
+                socket,
+                queues: tap.queues,
+                room: 0,
+                seen: VecDeque::new(),
+            })
         });
         Self {
             cards: cards.collect(),
@@ -55,7 +74,7 @@ impl DeliveryCard {
         }
         let now = Instant::now();
         loop {
-            match self.tap.socket.receive() {
+            match self.socket.receive() {
                 Ok(Some(captured)) if captured.frame.is_group() => {
                     self.seen.push_back((now, captured.frame.bytes));
                 }
@@ -75,6 +94,20 @@ impl DeliveryCard {
         {
             self.seen.pop_front();
         }
+    }
+
+    /// Waits until the device's queue has room for another frame.
+    fn wait_for_room(&mut self) {
+        if self.room == 0 {
+            let deadline = Instant::now() + READ_TIMEOUT;
+            // A queue that cannot be asked does not delay the others.
+            let is_empty = |queue: &TunQueue| queue.is_empty().unwrap_or(true);
+            while !self.queues.iter().all(is_empty) && Instant::now() < deadline {
+                thread::sleep(CHECK_INTERVAL);
+            }
+            self.room = BURST;
+        }
+        self.room -= 1;
     }
 
     /// Whether the network has delivered this frame here as well; each frame that it delivered
@@ -98,10 +131,7 @@ impl FrameDelivery for TapDelivery {
     }
 
     fn deliver(&mut self, kept: &KeptFrame) -> Result<(), GuestError> {
-        let card = self
-            .cards
-            .iter_mut()
-            .find(|card| card.tap.address == kept.card);
+        let card = self.cards.iter_mut().find(|card| card.address == kept.card);
         let card = card.ok_or_else(|| GuestError::new(NoCard(kept.card)))?;
         let frame = Frame {
             offload: kept.frame.offload,
@@ -110,6 +140,7 @@ impl FrameDelivery for TapDelivery {
         if card.has_seen(&frame) {
             return Ok(());
         }
-        card.tap.socket.transmit(&frame).map_err(GuestError::new)
+        card.wait_for_room();
+        card.socket.transmit(&frame).map_err(GuestError::new)
     }
 }

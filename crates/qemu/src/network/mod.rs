@@ -5,10 +5,12 @@
 //! ([`deliver`]). Other backends (user networking, sockets) have no place where frames could be
 //! captured or delivered.
 
+mod announcer;
 mod capture;
 mod cards;
 mod delivery;
 mod interfaces;
+mod rx_filter;
 
 use std::io;
 use std::os::fd::AsFd;
@@ -19,7 +21,9 @@ use hikkoshi_frames::{MacAddress, OpenError, PacketSocket, TunQueue};
 use hikkoshi_linux::Process;
 use thiserror::Error;
 
+pub(crate) use self::announcer::Announcer;
 use self::capture::TapCapture;
+use self::cards::Card;
 use self::delivery::TapDelivery;
 use self::interfaces::TapInterface;
 use crate::qmp::{Client, QmpError};
@@ -63,7 +67,8 @@ pub(crate) enum NetworkError {
 #[derive(Debug)]
 struct TapCard {
     address: MacAddress,
-    socket: PacketSocket,
+    /// One for each queue at the source, one for all at the destination.
+    sockets: Vec<PacketSocket>,
     queues: Vec<TunQueue>,
 }
 
@@ -72,7 +77,7 @@ pub(crate) fn capture(
     client: &mut Client,
     process: &Arc<Process>,
 ) -> Result<Option<Box<dyn FrameCapture>>, NetworkError> {
-    let cards = open(client, process)?;
+    let cards = open(client, process, Sockets::ForEachQueue)?;
     Ok(cards.map(|cards| Box::new(TapCapture::new(cards)) as Box<dyn FrameCapture>))
 }
 
@@ -81,53 +86,107 @@ pub(crate) fn deliver(
     client: &mut Client,
     process: &Arc<Process>,
 ) -> Result<Option<Box<dyn FrameDelivery>>, NetworkError> {
-    let cards = open(client, process)?;
+    let cards = open(client, process, Sockets::ForAll)?;
     Ok(cards.map(|cards| Box::new(TapDelivery::new(cards)) as Box<dyn FrameDelivery>))
 }
 
-fn open(client: &mut Client, process: &Process) -> Result<Option<Vec<TapCard>>, NetworkError> {
+/// A network card and its tap device.
+#[derive(Debug)]
+struct Tap {
+    card: Card,
+    /// The device's name in QEMU's network namespace.
+    interface: String,
+    /// The device's queues.
+    queues: Vec<TunQueue>,
+}
+
+/// The guest's network cards, and those of them that are on a tap device.
+fn taps(client: &mut Client, process: &Process) -> Result<(Vec<Card>, Vec<Tap>), NetworkError> {
     let cards = cards::read(client)?;
-    if cards.is_empty() {
-        return Ok(None);
-    }
     let failed = |source| NetworkError::Process {
         pid: process.pid(),
         source,
     };
+    let mut taps = Vec::new();
+    if cards.is_empty() {
+        return Ok((cards, taps));
+    }
     let interfaces = interfaces::read(process).map_err(failed)?;
-    let namespace = interfaces::namespace(process).map_err(failed)?;
-    let mut open = Vec::new();
     for (card, interface) in interfaces::assign(&cards, &interfaces) {
         let Some(TapInterface { name, descriptors }) = interface else {
-            tracing::info!(
-                card = card.name,
-                backend = card.backend,
-                "frames that arrive for this network card while the guest is paused are lost: it has \
-                 no tap device that is known"
-            );
             continue;
         };
-        let socket = PacketSocket::open(namespace.as_ref().map(AsFd::as_fd), name);
-        let socket = socket.map_err(|source| NetworkError::Open {
-            interface: name.clone(),
-            card: card.name.clone(),
-            source,
-        })?;
         let queues = descriptors.iter().map(|&number| process.descriptor(number));
-        open.push(TapCard {
-            address: card.address,
-            socket,
+        taps.push(Tap {
+            card: card.clone(),
+            interface: name.clone(),
             queues: queues
                 .map(|queue| queue.map(TunQueue::new))
                 .collect::<Result<_, _>>()
                 .map_err(failed)?,
         });
     }
-    if open.is_empty() {
+    Ok((cards, taps))
+}
+
+/// Which packet sockets a tap device gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sockets {
+    ForAll,
+    ForEachQueue,
+}
+
+fn open(
+    client: &mut Client,
+    process: &Process,
+    sockets: Sockets,
+) -> Result<Option<Vec<TapCard>>, NetworkError> {
+    let (cards, taps) = taps(client, process)?;
+    if cards.is_empty() {
+        return Ok(None);
+    }
+    for card in &cards {
+        if !taps.iter().any(|tap| tap.card == *card) {
+            tracing::info!(
+                card = card.name,
+                backend = card.backend,
+                "frames that arrive for this network card while the guest is paused are lost: it has \
+                 no tap device that is known"
+            );
+        }
+    }
+    if taps.is_empty() {
         let backends: Vec<_> = cards.iter().map(|card| card.backend.as_str()).collect();
         return Err(NetworkError::NoTap {
             backends: backends.join(", "),
         });
     }
-    Ok(Some(open))
+    let namespace = interfaces::namespace(process).map_err(|source| NetworkError::Process {
+        pid: process.pid(),
+        source,
+    })?;
+    let namespace = namespace.as_ref().map(AsFd::as_fd);
+    let open = taps.into_iter().map(|tap| {
+        let queues = match u16::try_from(tap.queues.len()) {
+            Ok(several @ 2..) if sockets == Sockets::ForEachQueue => {
+                (0..several).map(Some).collect()
+            }
+            _ => vec![None],
+        };
+        let sockets = queues
+            .into_iter()
+            .map(|queue| PacketSocket::open(namespace, &tap.interface, queue));
+        Ok(TapCard {
+            address: tap.card.address,
+            sockets: sockets
+                .collect::<Result<_, _>>()
+                .map_err(|source| NetworkError::Open {
+                    interface: tap.interface.clone(),
+                    card: tap.card.name,
+                    source,
+                })?,
+            queues: tap.queues,
+        })
+    });
+    open.collect::<Result<_, _>>().map(Some)
 }
