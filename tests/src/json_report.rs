@@ -29,6 +29,8 @@ pub struct JsonReport {
     pub unmeasured_requests: u64,
     /// Faults by thread.
     pub faults: Vec<ThreadFaults>,
+    /// Frames that arrived for the guest during the switchover, if they were kept.
+    pub frames: Option<Frames>,
     /// Results of rebuilding huge pages, if requested.
     pub collapse: Option<Collapse>,
     /// Requests for pages that were already in flight; in the source's report of post-copy.
@@ -57,6 +59,17 @@ pub struct ThreadFaults {
     pub vcpu: Option<u32>,
     /// Number of faults.
     pub count: u64,
+}
+
+/// Frames that arrived for the guest during the switchover.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq)]
+pub struct Frames {
+    /// Sent to the destination.
+    pub kept: u64,
+    /// Delivered there.
+    pub delivered: u64,
+    /// Lost.
+    pub dropped: u64,
 }
 
 /// Transparent huge pages to rebuild.

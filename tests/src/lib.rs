@@ -74,7 +74,7 @@ pub use fault_drill::{FaultDrill, Random};
 pub use fault_injection::{InjectedFault, busy_guest, inject_at_each};
 pub use free_huge_pages::free_huge_pages;
 pub use guest::{Guest, assert_not_running};
-pub use json_report::{Bucket, Bytes, JsonReport, Latency, Pages, ThreadFaults};
+pub use json_report::{Bucket, Bytes, Frames, JsonReport, Latency, Pages, ThreadFaults};
 pub use json_schema::JsonSchema;
 pub use kernel_feature::KernelFeature;
 pub use log::log;
