@@ -1,5 +1,6 @@
 //! Measures one case: boots the guest, moves it, and has it check its memory.
 
+mod clients;
 mod migration;
 mod scan;
 mod threads;
@@ -18,6 +19,7 @@ pub(crate) fn measure(case: &Case, program: &Path, round: u32, args: &Args) -> R
     let measured = Testbed::boot(case, args).and_then(|testbed| match case.workload.kind() {
         Kind::Move => migration::measure(case, &testbed, program, args, &mut run),
         Kind::Scan => scan::measure(case, &testbed, program, args, &mut run),
+        Kind::Clients => clients::measure(case, &testbed, program, args, &mut run),
         Kind::Web => web::measure(case, &testbed, program, args, &mut run),
     });
     if let Err(error) = measured {

@@ -133,6 +133,19 @@ pub(super) fn all() -> Vec<Case> {
         ];
         add(TEN, workload, 3, &precopy);
     }
+    let both = [
+        HikkoshiPrecopy,
+        QemuPrecopy,
+        HikkoshiHybrid,
+        HikkoshiPostcopy,
+        QemuPostcopy,
+    ];
+    add(
+        TEN,
+        Workload::Clients,
+        5,
+        &both.map(|system| (system, Plain)),
+    );
     let servers = [HikkoshiHybrid, QemuPreempt, HikkoshiPostcopy, QemuPrecopy];
     add(
         ONE,

@@ -12,8 +12,8 @@ pub(crate) use network::NetworkKind;
 pub(crate) use system::System;
 pub(crate) use variant::Variant;
 pub(crate) use workload::{
-    DISK_ARENA_MIB, Kind, RAM_MIB, REPORT_MS, SLOW_US, WEB_FILE_BYTES, WEB_FILES, WORKING_SET_MIB,
-    Workload,
+    CLIENTS_PORT, DISK_ARENA_MIB, Kind, RAM_MIB, REPORT_MS, SLOW_US, WEB_FILE_BYTES, WEB_FILES,
+    WORKING_SET_MIB, Workload,
 };
 
 use cases::{all, is_quick};

@@ -33,6 +33,12 @@ const DISK_WRITTEN_MIB: u64 = 64;
 /// Pages that it writes a second.
 const DISK_WRITES: u64 = 2000;
 
+/// Pages that the guest with two clients writes to, MiB, and how many a second: pre-copy converges.
+const CLIENTS_WRITTEN_MIB: u64 = 64;
+const CLIENTS_WRITES: u64 = 2000;
+/// The port that it serves.
+pub(crate) const CLIENTS_PORT: u16 = 7000;
+
 /// Files on the web server.
 pub(crate) const WEB_FILES: u64 = 5_000;
 /// Bytes in each file.
@@ -67,6 +73,8 @@ pub(crate) enum Workload {
     Disk20,
     /// The same with 100 MB/s.
     Disk100,
+    /// Answers two clients, each a thousand times a second.
+    Clients,
     /// Serves files over the network.
     Web,
 }
@@ -78,6 +86,8 @@ pub(crate) enum Kind {
     Move,
     /// The guest is switched over and scans its memory.
     Scan,
+    /// The guest is moved while two clients wait for its answers.
+    Clients,
     /// The guest is moved while clients request files from it.
     Web,
 }
@@ -96,6 +106,7 @@ impl Workload {
     pub(crate) fn kind(self) -> Kind {
         match self {
             Self::Sequential | Self::Scan => Kind::Scan,
+            Self::Clients => Kind::Clients,
             Self::Web => Kind::Web,
             _ => Kind::Move,
         }
@@ -116,6 +127,9 @@ impl Workload {
             Self::Disk20 | Self::Disk100 => GuestWorkload::dirty(DISK_WRITTEN_MIB)
                 .rate(DISK_WRITES)
                 .with_direct_reads(DISK_ARENA_MIB),
+            Self::Clients => GuestWorkload::dirty(CLIENTS_WRITTEN_MIB)
+                .rate(CLIENTS_WRITES)
+                .with_server(CLIENTS_PORT),
             Self::Web => GuestWorkload::idle()
                 .option("files", WEB_FILES)
                 .option("file_bytes", WEB_FILE_BYTES),
@@ -167,6 +181,7 @@ impl Workload {
             Self::Scan => "scan",
             Self::Disk20 => "disk20",
             Self::Disk100 => "disk100",
+            Self::Clients => "clients",
             Self::Web => "web",
         }
     }
@@ -191,6 +206,10 @@ impl Workload {
             Self::Disk20 | Self::Disk100 => format!(
                 "a disk of {} MB/s, cache=none, direct reads by six threads into {DISK_ARENA_MIB} MiB",
                 self.disk_bytes_per_second().unwrap_or(0) / 1_000_000
+            ),
+            Self::Clients => format!(
+                "clients: requests over TCP and datagrams, 1,000 a second each; {CLIENTS_WRITES} \
+                 pages written a second"
             ),
             Self::Web => format!("web: {WEB_FILES} files of {WEB_FILE_BYTES} bytes"),
         }

@@ -62,6 +62,18 @@ impl fmt::Display for Run {
                 disk.bad_pages
             )?;
         }
+        if let Some(clients) = &self.clients {
+            write!(
+                f,
+                ", longest gap {:.1} ms (requests), {:.1} ms (datagrams), {} of {} datagrams lost, \
+                 {} repeated",
+                clients.request_gap_ms,
+                clients.datagram_gap_ms,
+                clients.lost,
+                clients.datagrams,
+                clients.repeated
+            )?;
+        }
         if let Some(web) = &self.web {
             for (phase, span) in [
                 ("before", web.before),

@@ -6,7 +6,7 @@ mod run;
 #[cfg(test)]
 mod test_run;
 
-pub(crate) use outcomes::{ScanOutcome, WebOutcome};
+pub(crate) use outcomes::{ClientsOutcome, ScanOutcome, WebOutcome};
 #[cfg(test)]
 pub(crate) use run::SlowAccesses;
 pub(crate) use run::{Run, Series};

@@ -1,4 +1,4 @@
-//! What is measured of a scan, and of the web server's clients.
+//! What is measured of a scan, and of a guest's clients.
 
 use serde::Serialize;
 
@@ -46,4 +46,21 @@ pub(crate) struct WebOutcome {
     pub answers: Vec<(f64, f64)>,
     /// Requests without an answer at the end.
     pub unanswered: usize,
+}
+
+/// What two clients noticed of a migration.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct ClientsOutcome {
+    /// Requests over TCP, all answered.
+    pub requests: usize,
+    /// The longest time between two answers to them, ms.
+    pub request_gap_ms: f64,
+    /// Datagrams sent at fixed times.
+    pub datagrams: u32,
+    /// Those without an answer.
+    pub lost: usize,
+    /// Those with more than one.
+    pub repeated: usize,
+    /// The longest time between two answers to them, ms.
+    pub datagram_gap_ms: f64,
 }

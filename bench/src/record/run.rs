@@ -4,7 +4,7 @@ use hikkoshi_lab::Slow;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::outcomes::{ScanOutcome, WebOutcome};
+use super::outcomes::{ClientsOutcome, ScanOutcome, WebOutcome};
 use crate::meter::{Accesses, DiskOutcome};
 use crate::mover::MoveOutcome;
 use crate::plan::Case;
@@ -49,6 +49,8 @@ pub(crate) struct Run {
     pub scan: Option<ScanOutcome>,
     /// The results of the disk.
     pub disk: Option<DiskOutcome>,
+    /// What two clients noticed.
+    pub clients: Option<ClientsOutcome>,
     /// The results of the web server's clients.
     pub web: Option<WebOutcome>,
     /// Accesses and traffic over time.
@@ -119,6 +121,7 @@ impl Run {
             throughput: None,
             scan: None,
             disk: None,
+            clients: None,
             web: None,
             series: Series::default(),
             report: Value::Null,

@@ -27,7 +27,7 @@ pub(crate) struct Testbed {
     pub network: Network,
     pub source: Vm,
     pub destination: Vm,
-    /// The guest's own network, for the web server.
+    /// The guest's own network, if it has clients.
     pub guest_network: Option<GuestNetwork>,
 }
 
@@ -46,14 +46,19 @@ impl Testbed {
             None => (config, None),
         };
         let congestion = args.congestion.as_deref();
-        let (guest_network, network, config) = if case.workload.kind() == Kind::Web {
+        let kind = case.workload.kind();
+        let (guest_network, network, config) = if matches!(kind, Kind::Web | Kind::Clients) {
             let guest_network = GuestNetwork::new()?;
             let hosts = (
                 guest_network.source().clone(),
                 guest_network.destination().clone(),
             );
             let network = Network::between(hosts, case.network, congestion)?;
-            let config = config.nic(guest_network.nic()).initramfs(web_initramfs()?);
+            let config = config.nic(guest_network.nic());
+            let config = match kind {
+                Kind::Web => config.initramfs(web_initramfs()?),
+                _ => config,
+            };
             (Some(guest_network), network, config)
         } else {
             (None, Network::new(case.network, congestion)?, config)

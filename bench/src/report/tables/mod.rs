@@ -6,7 +6,7 @@ mod others;
 mod policies;
 
 use self::moves::moves;
-use self::others::{disks, fills, scans, web};
+use self::others::{clients, disks, fills, scans, web};
 use self::policies::policies;
 use super::medians::{Row, rows};
 use super::table::Table;
@@ -34,6 +34,7 @@ pub(crate) fn tables(runs: &[Run]) -> Vec<Table> {
             Workload::Fill => {}
             load if load.kind() == Kind::Scan => tables.push(scans(group)),
             load if load.disk_bytes_per_second().is_some() => tables.push(disks(group)),
+            load if load.kind() == Kind::Clients => tables.push(clients(group, runs)),
             load if load.kind() == Kind::Web => tables.push(web(group, runs)),
             _ => tables.extend(moves(group)),
         }

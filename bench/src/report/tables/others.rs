@@ -1,10 +1,10 @@
-//! Scans, throttled disks, background throughput and the web server.
+//! Scans, throttled disks, background throughput and a guest's clients.
 
 use super::labels::{name, title};
 use crate::meter::Span;
 use crate::plan::{System, Variant, Workload};
-use crate::record::Run;
-use crate::report::medians::{Row, network_part};
+use crate::record::{ClientsOutcome, Run};
+use crate::report::medians::{Row, median, network_part};
 use crate::report::table::{Table, number, ratio};
 
 /// Reading memory that has not been received yet.
@@ -111,6 +111,50 @@ pub(super) fn fills(rows: &[Row]) -> Option<Table> {
         ],
         lines,
     })
+}
+
+/// What two clients noticed: medians, and the worst run.
+pub(super) fn clients(group: &[&Row], runs: &[Run]) -> Table {
+    let mut lines = Vec::new();
+    for row in group {
+        let of_row = |run: &&Run| run.case == row.case && run.failure.is_none();
+        let outcomes: Vec<_> = runs
+            .iter()
+            .filter(of_row)
+            .filter_map(|run| run.clients)
+            .collect();
+        let both = |value: fn(&ClientsOutcome) -> f64| {
+            let values = || outcomes.iter().map(value);
+            match median(values()) {
+                Some(middle) => format!("{middle:.1} / {:.1}", values().fold(0.0, f64::max)),
+                None => "-".to_owned(),
+            }
+        };
+        #[allow(clippy::cast_precision_loss)] // far below 2^52
+        lines.push(vec![
+            name(row),
+            number(row.downtime_ms, 1),
+            both(|clients| clients.request_gap_ms),
+            both(|clients| clients.datagram_gap_ms),
+            both(|clients| clients.lost as f64),
+            both(|clients| clients.repeated as f64),
+            number(row.others_cores, 2),
+        ]);
+    }
+    Table {
+        title: format!("{}; median / worst", title(group)),
+        words: false,
+        head: vec![
+            "system",
+            "downtime ms",
+            "longest gap, requests, ms",
+            "longest gap, datagrams, ms",
+            "lost",
+            "repeated",
+            "others",
+        ],
+        lines,
+    }
 }
 
 /// Response times of the web server's clients, from the first run of each case.

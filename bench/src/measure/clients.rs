@@ -1,0 +1,84 @@
+//! Measures what clients notice when a guest is moved: one sends a request after the other over
+//! TCP, one sends numbered datagrams at fixed times.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use hikkoshi_lab::{DatagramClient, GuestNetwork, Pace};
+
+use super::threads::join;
+use crate::args::Args;
+use crate::error::BenchError;
+use crate::meter::{CpuMeter, run_requests};
+use crate::mover::migrate;
+use crate::plan::{CLIENTS_PORT, Case};
+use crate::record::{ClientsOutcome, Run};
+use crate::testbed::{LONG, Testbed};
+
+/// How long the clients are served before the migration, and after it.
+const BEFORE: Duration = Duration::from_millis(1500);
+const AFTER: Duration = Duration::from_secs(2);
+
+/// The time between two requests, and between two datagrams.
+const INTERVAL: Duration = Duration::from_millis(1);
+
+/// Moves the guest while it serves the clients.
+pub(super) fn measure(
+    case: &Case,
+    testbed: &Testbed,
+    program: &Path,
+    args: &Args,
+    run: &mut Run,
+) -> Result<(), BenchError> {
+    let Some(network) = &testbed.guest_network else {
+        unreachable!("this workload has a guest network");
+    };
+    let guest: Ipv4Addr = GuestNetwork::GUEST.parse().unwrap_or(Ipv4Addr::LOCALHOST);
+    let server = SocketAddr::from((guest, CLIENTS_PORT));
+    let failed = |source| BenchError::Clients { server, source };
+    let stream = network.client().run(|| TcpStream::connect(server))?;
+    let stream = stream.map_err(failed)?;
+    let stop = AtomicBool::new(false);
+    let pids = testbed.pids();
+    let (moved, requests, datagrams) = std::thread::scope(|scope| {
+        let requests = scope.spawn(|| run_requests(stream, INTERVAL, &stop));
+        let pace = Pace::FixedTimes(INTERVAL);
+        let datagrams = DatagramClient::start(network.client(), server, 1, pace);
+        std::thread::sleep(BEFORE);
+        let bytes = testbed.network.bytes();
+        let meter = CpuMeter::start(&pids);
+        let moved = migrate(testbed, case, program, args);
+        run.others_cores = meter.others_cores(&pids);
+        run.cpu_seconds = meter.own_seconds(&pids);
+        if let (Ok(before), Ok(after)) = (bytes, testbed.network.bytes()) {
+            run.bytes = Some(after.saturating_sub(before));
+        }
+        if moved.is_ok() {
+            std::thread::sleep(AFTER);
+        }
+        stop.store(true, Ordering::Relaxed);
+        let datagrams = datagrams.map(DatagramClient::finish);
+        (moved, join(requests), datagrams)
+    });
+    let moved = moved?;
+    run.take(&moved);
+    let (left, resumed) = testbed.switch()?;
+    run.downtime_ms = Some(resumed.happened.saturating_sub(left.happened).as_secs_f64() * 1e3);
+    let (requests, datagrams) = (requests.map_err(failed)?, datagrams?.map_err(failed)?);
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    run.clients = Some(ClientsOutcome {
+        requests: requests.count(),
+        request_gap_ms: ms(requests.longest_gap()),
+        datagrams: datagrams.sent,
+        lost: datagrams.lost.len(),
+        repeated: datagrams.repeated.len(),
+        datagram_gap_ms: ms(datagrams.longest_gap),
+    });
+    let verdict = testbed.destination.sweep(LONG)?;
+    match verdict.ok {
+        true => Ok(()),
+        false => Err(BenchError::BadPages(verdict.bad)),
+    }
+}
