@@ -65,7 +65,7 @@ loom() {
 # the dependencies have other features, and cargo builds them again.
 group() {
     TEST_GROUP=$1 CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=$PWD/.ci/test-group.sh \
-        cargo test --locked --workspace --tests -- "${@:2}"
+        cargo test --locked --workspace --tests --no-fail-fast -- "${@:2}"
 }
 
 start guest_images guest_images
