@@ -109,7 +109,7 @@ test-guests: guest-debian ## the laboratory's own tests, and real guests moved b
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-lab --package hikkoshi-tests
 
-# These are part of test-guests as well. This target runs only them, and prints their table.
+# Half as many interruptions are part of test-guests. This target prints the table.
 .PHONY: drills
 drills: guest-debian ## fault injection: the table of docs/reliability.md
 	cargo build --locked --release --package hikkoshi

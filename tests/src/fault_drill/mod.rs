@@ -3,7 +3,8 @@
 //!
 //! A time is a fraction of the pages that post-copy has to send: 0.4 is the time when 40 % of the
 //! pages that the guest has at the source are at the destination. The times come from a seed that
-//! is printed, and that can be set by `HIKKOSHI_SEED`. `HIKKOSHI_DRILLS` is a file for the table.
+//! is printed, and that can be set by `HIKKOSHI_SEED`. `HIKKOSHI_DRILLS` is a file for the table;
+//! without it, half of the interruptions are enough.
 
 mod random;
 mod table;
@@ -13,6 +14,7 @@ pub use random::Random;
 use crate::{Guest, LONG, Migration, MigrationPlan, log};
 use hikkoshi_lab::{Report, Vm};
 use random::seed;
+use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -57,10 +59,10 @@ impl FaultDrill {
     }
 
     /// Migrates the guest until it was interrupted `times` times in all, up to `at_once` times per
-    /// migration. `each` injects the interruption and resumes the migration. It returns a
-    /// description when both engines work together again, or `None` when the migration ended before
-    /// it could be interrupted; then another interruption replaces it. The guest must be healthy
-    /// after each migration.
+    /// migration; half as often outside `make drills`. `each` injects the interruption and resumes
+    /// the migration. It returns a description when both engines work together again, or `None`
+    /// when the migration ended before it could be interrupted; then another interruption replaces
+    /// it. The guest must be healthy after each migration.
     ///
     /// # Panics
     /// When a check fails.
@@ -71,6 +73,10 @@ impl FaultDrill {
         mut plan: impl FnMut(u32) -> MigrationPlan,
         mut each: impl FnMut(&mut Migration, &mut Random) -> Option<String>,
     ) {
+        let (times, at_once) = match table_path() {
+            Some(_) => (times, at_once),
+            None => (times.div_ceil(2), at_once.div_ceil(2)),
+        };
         let wanted = self.done.len() + times;
         for number in 0..MAX_MIGRATIONS {
             let left = wanted - self.done.len();
@@ -154,10 +160,15 @@ impl FaultDrill {
             all.insert(self.what, self.done);
             render(&all)
         };
-        if let Some(path) = std::env::var_os("HIKKOSHI_DRILLS") {
+        if let Some(path) = table_path() {
             std::fs::write(path, table).unwrap();
         }
     }
+}
+
+/// The file for the table, in `make drills`.
+fn table_path() -> Option<OsString> {
+    std::env::var_os("HIKKOSHI_DRILLS")
 }
 
 impl Migration {
