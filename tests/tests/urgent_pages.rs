@@ -296,9 +296,8 @@ fn urgent_threads_have_priority_over_background_threads() {
             .migrate_args(options)
             .receive_args(options)
             .receive_args(&["--fault-threads", "2"])
-            // Without an acknowledgement the window stays full, so the background stops in the
-            // middle.
-            .hold_at(Breakpoint::before(MessageKind::Ack));
+            // After commit: only the pages of firmware are sent before it.
+            .hold_at(Breakpoint::after(MessageKind::Pages).nth(400));
         let migration = guest.start_migration(&plan);
         migration.wait_held();
         eventually("ranked", || {
