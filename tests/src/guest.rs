@@ -10,9 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a guest may boot without a word on its console; a busy host needs some 20 s. An emulated
-/// guest with four processors was seen to hang in the kernel's start, once in some hundred runs of
-/// these tests and before hikkoshi was connected. It is booted once more, and its registers are
-/// logged.
+/// guest with four processors printed nothing for 300 s in one run of CI, before hikkoshi was
+/// connected; the cause is not known. It is booted once more, and its registers are logged.
 const SILENT_BOOT: Duration = Duration::from_secs(100);
 
 /// A guest, on whichever machine it runs. On drop, the machine ends and its disks are checked.
