@@ -6,6 +6,9 @@ use serde_json::{Value, json};
 use super::cards::parse_address;
 use crate::qmp::{Client, QmpError};
 
+/// The number of VLANs with a tag.
+const ALL_VLANS: usize = 4094;
+
 /// What a network card receives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RxFilter {
@@ -34,18 +37,20 @@ fn parse(answer: &Value) -> Vec<RxFilter> {
             let texts = |key: &str| filter[key].as_array().into_iter().flatten();
             let main = filter["main-mac"].as_str().and_then(parse_address)?;
             let further = texts("unicast-table").filter_map(|text| parse_address(text.as_str()?));
-            // In state `all` the card passes every VLAN, and its table says nothing.
-            let tells = filter["vlan"].as_str() == Some("normal");
-            let vlans = texts("vlan-table").filter_map(|vlan| u16::try_from(vlan.as_u64()?).ok());
+            // 0 marks priorities, not a VLAN.
+            let vlans: Vec<u16> = texts("vlan-table")
+                .filter_map(|vlan| u16::try_from(vlan.as_u64()?).ok())
+                .filter(|vlan| (1..4095).contains(vlan))
+                .collect();
+            // In state `all` the card passes every VLAN, and its table says nothing. QEMU 10.0 also
+            // reports `normal` and all VLANs, for a guest that has set none.
+            let tells = filter["vlan"].as_str() == Some("normal") && vlans.len() < ALL_VLANS;
             let mut addresses = vec![main];
             addresses.extend(further.filter(|address| *address != main));
             Some(RxFilter {
                 name: filter["name"].as_str()?.to_owned(),
                 addresses,
-                // 0 marks priorities, not a VLAN.
-                vlans: vlans
-                    .filter(|vlan| tells && (1..4095).contains(vlan))
-                    .collect(),
+                vlans: if tells { vlans } else { Vec::new() },
             })
         })
         .collect()
@@ -69,6 +74,10 @@ mod tests {
                 "name": "net1", "vlan": "all", "main-mac": "52:54:00:12:34:57",
                 "vlan-table": [1, 2], "unicast-table": []
             },
+            {
+                "name": "net2", "vlan": "normal", "main-mac": "52:54:00:12:34:58",
+                "vlan-table": (0..4096).collect::<Vec<u16>>(), "unicast-table": []
+            },
             { "name": "odd", "main-mac": "x" },
         ]);
         let card = |name: &str, addresses: &[MacAddress], vlans: &[u16]| RxFilter {
@@ -85,6 +94,7 @@ mod tests {
                     &[7, 4094]
                 ),
                 card("net1", &[[0x52, 0x54, 0, 0x12, 0x34, 0x57]], &[]),
+                card("net2", &[[0x52, 0x54, 0, 0x12, 0x34, 0x58]], &[]),
             ]
         );
         assert_eq!(parse(&Value::Null), []);
