@@ -11,7 +11,7 @@ use hikkoshi_lab::{DatagramClient, GuestNetwork, Pace};
 use super::threads::join;
 use crate::args::Args;
 use crate::error::BenchError;
-use crate::meter::{CpuMeter, run_requests};
+use crate::meter::{CpuMeter, Gaps, Moments, run_requests};
 use crate::mover::migrate;
 use crate::plan::{CLIENTS_PORT, Case};
 use crate::record::{ClientsOutcome, Run};
@@ -66,15 +66,20 @@ pub(super) fn measure(
     run.take(&moved);
     let (left, resumed) = testbed.switch()?;
     run.downtime_ms = Some(resumed.happened.saturating_sub(left.happened).as_secs_f64() * 1e3);
+    let moments = Moments {
+        started: moved.started,
+        stop: left.instant(),
+        resume: resumed.instant(),
+        ended: moved.ended,
+    };
     let (requests, datagrams) = (requests.map_err(failed)?, datagrams?.map_err(failed)?);
-    let ms = |time: Duration| time.as_secs_f64() * 1e3;
     run.clients = Some(ClientsOutcome {
         requests: requests.count(),
-        request_gap_ms: ms(requests.longest_gap()),
+        request_gaps_ms: Gaps::find(&requests.answered, moments),
         datagrams: datagrams.sent,
         lost: datagrams.lost.len(),
         repeated: datagrams.repeated.len(),
-        datagram_gap_ms: ms(datagrams.longest_gap),
+        datagram_gaps_ms: Gaps::find(&datagrams.answered, moments),
     });
     let verdict = testbed.destination.sweep(LONG)?;
     match verdict.ok {

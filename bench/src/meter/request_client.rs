@@ -11,19 +11,13 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// When each request was answered.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Requests {
-    answered: Vec<Instant>,
+    pub(crate) answered: Vec<Instant>,
 }
 
 impl Requests {
     /// The number of answers.
     pub(crate) fn count(&self) -> usize {
         self.answered.len()
-    }
-
-    /// The longest time between two answers.
-    pub(crate) fn longest_gap(&self) -> Duration {
-        let gaps = self.answered.windows(2).map(|pair| pair[1] - pair[0]);
-        gaps.max().unwrap_or_default()
     }
 }
 
@@ -64,18 +58,6 @@ pub(crate) fn run_requests(
 mod tests {
     use super::*;
     use std::net::TcpListener;
-
-    #[test]
-    fn the_longest_gap_is_between_two_answers() {
-        let zero = Instant::now();
-        let at = |ms| zero + Duration::from_millis(ms);
-        let requests = Requests {
-            answered: [1, 2, 9, 11].map(at).to_vec(),
-        };
-        assert_eq!(requests.count(), 4);
-        assert_eq!(requests.longest_gap(), Duration::from_millis(7));
-        assert_eq!(Requests::default().longest_gap(), Duration::ZERO);
-    }
 
     #[test]
     fn a_wrong_answer_is_an_error() {

@@ -65,10 +65,9 @@ impl fmt::Display for Run {
         if let Some(clients) = &self.clients {
             write!(
                 f,
-                ", longest gap {:.1} ms (requests), {:.1} ms (datagrams), {} of {} datagrams lost, \
-                 {} repeated",
-                clients.request_gap_ms,
-                clients.datagram_gap_ms,
+                ", longest gap: requests {}, datagrams {}; {} of {} datagrams lost, {} repeated",
+                clients.request_gaps_ms,
+                clients.datagram_gaps_ms,
                 clients.lost,
                 clients.datagrams,
                 clients.repeated

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::meter::Span;
+use crate::meter::{Gaps, Span};
 
 /// The result of a scan.
 #[derive(Clone, Debug, Serialize)]
@@ -53,14 +53,14 @@ pub(crate) struct WebOutcome {
 pub(crate) struct ClientsOutcome {
     /// Requests over TCP, all answered.
     pub requests: usize,
-    /// The longest time between two answers to them, ms.
-    pub request_gap_ms: f64,
+    /// The longest times between two answers to them.
+    pub request_gaps_ms: Gaps,
     /// Datagrams sent at fixed times.
     pub datagrams: u32,
     /// Those without an answer.
     pub lost: usize,
     /// Those with more than one.
     pub repeated: usize,
-    /// The longest time between two answers to them, ms.
-    pub datagram_gap_ms: f64,
+    /// The longest times between two answers to them.
+    pub datagram_gaps_ms: Gaps,
 }

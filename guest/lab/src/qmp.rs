@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// QEMU may be busy with its big lock held; after this time it is considered hung.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -22,6 +22,15 @@ pub struct Event {
     pub at: Instant,
     /// When it happened, by the host's wall clock as read by QEMU: since the Unix epoch.
     pub happened: Duration,
+}
+
+impl Event {
+    /// When it happened. (It may have arrived later: another thread had the processor.)
+    pub fn instant(&self) -> Instant {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let ago = now.unwrap_or_default().saturating_sub(self.happened);
+        Instant::now().checked_sub(ago).unwrap_or(self.at)
+    }
 }
 
 /// A connection to a machine's second QMP socket.

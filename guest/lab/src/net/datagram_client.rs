@@ -62,8 +62,8 @@ pub struct Datagrams {
     pub lost: Vec<u32>,
     /// Those with more than one.
     pub repeated: Vec<u32>,
-    /// The longest time between two answers.
-    pub longest_gap: Duration,
+    /// When each answer arrived, in order.
+    pub answered: Vec<Instant>,
 }
 
 impl DatagramClient {
@@ -248,12 +248,11 @@ fn summary(sent: u32, answers: &[Answer]) -> Datagrams {
         let found = numbers.filter(|(_, count)| wanted(**count));
         found.map(|(number, _)| number).collect()
     };
-    let gaps = answers.windows(2).map(|pair| pair[1].at - pair[0].at);
     Datagrams {
         sent,
         lost: with(|count| count == 0),
         repeated: with(|count| count > 1),
-        longest_gap: gaps.max().unwrap_or_default(),
+        answered: answers.iter().map(|answer| answer.at).collect(),
     }
 }
 
@@ -271,7 +270,8 @@ mod tests {
         let datagrams = summary(5, &answers);
         assert_eq!(datagrams.lost, [1, 4]);
         assert_eq!(datagrams.repeated, [2]);
-        assert_eq!(datagrams.longest_gap, Duration::from_millis(4));
+        let last = datagrams.answered.last().copied();
+        assert_eq!(last, Some(zero + Duration::from_millis(7)));
         assert_eq!(summary(0, &[]), Datagrams::default());
     }
 }
