@@ -15,17 +15,21 @@ pub enum KernelFeature {
     UserfaultFeatures,
     /// `PAGEMAP_SCAN` (`ENOTTY`, as before Linux 6.7).
     PagemapScan,
+    /// The right to trace processes: `ptrace` fails (`EPERM`), so no system call is injected.
+    Tracing,
 }
 
 // Numbers for x86-64, the only architecture of the lab; asm-generic/unistd.h has others.
 const SYS_USERFAULTFD: i64 = 323;
 const SYS_IOCTL: i64 = 16;
+const SYS_PTRACE: i64 = 101;
 
 // linux/userfaultfd.h and linux/fs.h.
 const USERFAULTFD_IOC_NEW: u64 = 0xaa00;
 const UFFDIO_API: u64 = 0xc018_aa3f;
 const PAGEMAP_SCAN: u64 = 0xc060_6610;
 
+const EPERM: u32 = 1;
 const EINVAL: u32 = 22;
 const ENOTTY: u32 = 25;
 const ENOSYS: u32 = 38;
@@ -47,6 +51,7 @@ impl KernelFeature {
                     }
                     Self::UserfaultFeatures => refuse(SYS_IOCTL, Some(UFFDIO_API), EINVAL),
                     Self::PagemapScan => refuse(SYS_IOCTL, Some(PAGEMAP_SCAN), ENOTTY),
+                    Self::Tracing => refuse(SYS_PTRACE, None, EPERM),
                 }
                 work()
             });

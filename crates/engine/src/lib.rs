@@ -85,8 +85,8 @@ pub use hikkoshi_linux::{Cancel, Priority, PriorityClass};
 pub use report::{Account, Observer};
 pub use retry_for::RetryFor;
 pub use source::{
-    MigrateError, ReadAhead, SourceOptions, Watch, WhenStalled, give_up_migrate, migrate,
-    resume_migrate,
+    Comparison, MigrateError, ReadAhead, SourceOptions, Watch, WhenStalled, compare,
+    give_up_migrate, migrate, resume_migrate,
 };
 
 pub use hikkoshi_wire::{MAX_LINKS, Mode};

@@ -23,7 +23,7 @@ mod security;
 use args::requested_output::RequestedOutput;
 use args::{Args, Command};
 use clap::Parser;
-use commands::{demo, guard, migrate, receive};
+use commands::{check, demo, guard, migrate, receive};
 use output::exit::{End, Exit, Status};
 use output::reason::Reason;
 use output::{log, report, streams};
@@ -39,6 +39,7 @@ fn main() -> std::process::ExitCode {
     let ended = log::start().and_then(|()| match &args.command {
         Command::Receive(args) => receive::run(args),
         Command::Migrate(args) => migrate::run(args),
+        Command::Check(args) => check::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Guard(args) => guard::run(args),
     });

@@ -22,6 +22,8 @@
 //!
 //! | module | holds |
 //! | --- | --- |
+//! | `check` | whether and how a guest can be moved; changes nothing |
+//! | `command_line` | the command line that a destination needs |
 //! | `attach` | process, RAM blocks, preflight checks, exclusive access |
 //! | [`qmp`] | the QMP client, and command sequences that both sides use |
 //! | [`stream`] | QEMU's migration stream: its bytes, and its socket |
@@ -93,6 +95,8 @@
 //!   with QEMU's own commands.
 
 mod attach;
+mod check;
+mod command_line;
 mod destination;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
@@ -106,11 +110,16 @@ pub mod stream;
 
 pub use attach::AttachError;
 pub use attach::exclusive_access::ExclusiveAccessError;
-pub use attach::preflight::{AllowedTypes, Refusal};
+pub use attach::preflight::jobs::Job;
+pub use attach::preflight::{AllowedTypes, Excludes, Refusal};
 pub use attach::probe::{GuestState, QmpListener};
 pub use attach::process::ProcessError;
 pub use attach::ram::RamError;
 pub use attach::ram::free_space::FreeSpaceError;
+pub use check::{
+    Checked, CheckedGuest, Held, Kernel, MemoryPart, Offer, Part, Privileges, Verdict, check,
+};
+pub use command_line::DestinationLine;
 pub use destination::exited::ExitedDestination;
 pub use destination::{DestinationNotes, QemuDestination, SharedNotes, UserfaultError};
 /// Whether this machine's kernel has the dirty log that pre-copy needs.
@@ -118,7 +127,9 @@ pub use hikkoshi_dirty::support as dirty_log_support;
 pub use hikkoshi_memory::GuestRam;
 pub use identity::namespaces::{FindProcessError, NamespaceIdentity};
 pub use identity::{HOLD, QemuIdentity, RamFileIdentity, RamIdentity, ReattachError};
+pub use network::overview::CardPart;
 pub use settings::Settings;
+pub use source::quit::{QuitError, quit_source};
 pub use source::ram_files::RamFileSource;
 pub use source::undo::{UndoError, UndoOutcome, undo};
 pub use source::undo_record::UndoRecord;

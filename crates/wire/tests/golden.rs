@@ -110,6 +110,9 @@ fn to_destination() -> Vec<ToDestination> {
         ToDestination::MemoryLost {
             reason: "private memory is lost".into(),
         },
+        ToDestination::Compare {
+            description: description(),
+        },
     ]
 }
 
@@ -248,6 +251,10 @@ fn to_source() -> Vec<ToSource> {
             delivered: 17,
             dropped: 2,
         },
+        ToSource::Obstacle { reason: reason() },
+        ToSource::Compared {
+            host_pages: vec![4096, 2 << 20],
+        },
     ]
 }
 
@@ -272,6 +279,7 @@ fn destination_name(message: &ToDestination) -> &'static str {
         ToDestination::Frames { .. } => "to-destination-frames",
         ToDestination::FramesEnd => "to-destination-frames-end",
         ToDestination::MemoryLost { .. } => "to-destination-memory-lost",
+        ToDestination::Compare { .. } => "to-destination-compare",
     }
 }
 
@@ -294,6 +302,8 @@ fn source_name(message: &ToSource) -> &'static str {
         ToSource::Differs { .. } => "to-source-differs",
         ToSource::ShutDown => "to-source-shut-down",
         ToSource::FramesDelivered { .. } => "to-source-frames-delivered",
+        ToSource::Obstacle { .. } => "to-source-obstacle",
+        ToSource::Compared { .. } => "to-source-compared",
     }
 }
 
@@ -378,6 +388,6 @@ fn each_message_has_its_number_and_is_in_the_list() {
             .map(|message| hikkoshi_wire::encode_control(message).unwrap());
         payloads.map(|payload| payload[0]).collect()
     }
-    assert_eq!(numbers(&to_destination()), (0..17).collect::<Vec<u8>>());
-    assert_eq!(numbers(&to_source()), (0..17).collect::<Vec<u8>>());
+    assert_eq!(numbers(&to_destination()), (0..18).collect::<Vec<u8>>());
+    assert_eq!(numbers(&to_source()), (0..19).collect::<Vec<u8>>());
 }

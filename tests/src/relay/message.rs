@@ -89,6 +89,12 @@ pub enum MessageKind {
     FramesDelivered,
     /// Sent by the source.
     MemoryLost,
+    /// Sent by the source.
+    Compare,
+    /// Sent by the destination.
+    Obstacle,
+    /// Sent by the destination.
+    Compared,
 }
 
 pub(super) fn from_source(payload: &[u8]) -> MessageKind {
@@ -110,6 +116,7 @@ pub(super) fn from_source(payload: &[u8]) -> MessageKind {
         ToDestination::Frames { .. } => MessageKind::Frames,
         ToDestination::FramesEnd => MessageKind::FramesEnd,
         ToDestination::MemoryLost { .. } => MessageKind::MemoryLost,
+        ToDestination::Compare { .. } => MessageKind::Compare,
     }
 }
 
@@ -132,5 +139,7 @@ pub(super) fn from_destination(payload: &[u8]) -> MessageKind {
         ToSource::Differs { .. } => MessageKind::Differs,
         ToSource::ShutDown => MessageKind::ShutDown,
         ToSource::FramesDelivered { .. } => MessageKind::FramesDelivered,
+        ToSource::Obstacle { .. } => MessageKind::Obstacle,
+        ToSource::Compared { .. } => MessageKind::Compared,
     }
 }

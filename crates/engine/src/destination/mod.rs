@@ -36,6 +36,7 @@ pub use handover_driver::give_up::give_up_receive;
 pub use install_error::{InstallError, TooManyPartial};
 pub use options::{DestinationOptions, MAX_FAULT_THREADS};
 
+use crate::destination::switchover::offer::NoGuest;
 use crate::guest::DestinationGuest;
 use crate::report::{Account, Observer};
 use hikkoshi_handover::Outcome;
@@ -184,7 +185,15 @@ fn accept(
                     .notice(&format!("a guest arrives from {peer}"));
                 return switchover::incoming::run(guest, offered, door.incoming, options, watch);
             }
-            Err(why) => {
+            Err(NoGuest::Compared(obstacles)) => {
+                watch.observer.notice(&match obstacles {
+                    0 => format!("{peer} asked about its guest, which can be moved here"),
+                    1 => format!("{peer} asked about its guest, which cannot be moved here: there is 1 obstacle"),
+                    n => format!("{peer} asked about its guest, which cannot be moved here: there are {n} obstacles"),
+                });
+                door.listener.set_migration(None);
+            }
+            Err(NoGuest::Refused(why)) => {
                 watch
                     .observer
                     .notice(&format!("refused a guest from {peer}: {why}"));

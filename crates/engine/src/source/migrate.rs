@@ -179,7 +179,7 @@ fn cancel(
     MigrateError::after_resume(cause, resumed, guest.has_ended())
 }
 
-fn random() -> io::Result<[u8; 16]> {
+pub(crate) fn random() -> io::Result<[u8; 16]> {
     let mut id = [0; 16];
     getrandom::fill(&mut id).map_err(io::Error::other)?;
     Ok(id)

@@ -10,6 +10,7 @@
 //! (`unsent/`). What is sent first depends on hints that no thread waits for
 //! (`postcopy/push_policy/`).
 
+mod compare;
 mod context;
 mod error;
 mod frames;
@@ -26,6 +27,7 @@ mod session;
 mod switchover;
 mod unsent;
 
+pub use compare::{Comparison, compare};
 pub use context::Watch;
 pub use error::{MigrateError, SOURCE_ENDED, SourceFailure};
 pub use give_up::give_up_migrate;

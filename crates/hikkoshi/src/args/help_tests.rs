@@ -48,7 +48,7 @@ fn options_stand_under_their_headings() {
         "-: address --help\n\
          Connection: --to --stall-timeout --qmp\n\
          Migration: --mode --max-downtime --bandwidth --when-stalled --allow-cpu-mismatch \
-         --no-keep-frames --allow-device\n\
+         --no-keep-frames --quit-source --allow-device\n\
          Recovery: --retry-for --resume --give-up --other-side-is-lost --journal\n\
          Tuning: --links --rounds --max-rounds --read-ahead\n\
          Security: --plaintext --tls-ca --tls-cert --tls-key\n\
@@ -62,6 +62,13 @@ fn options_stand_under_their_headings() {
          Tuning: --fault-threads --collapse\n\
          Security: --invite --plaintext --tls-ca --tls-cert --tls-key\n\
          Output: --progress --json --verbose\n\
+         -: --help\n"
+    );
+    assert_eq!(
+        visible("check"),
+        "Connection: --qmp --to\n\
+         Migration: --allow-device --allow-cpu-mismatch\n\
+         Output: --print-destination --json\n\
          -: --help\n"
     );
 }
@@ -98,7 +105,7 @@ fn options_for_benchmarks_and_tests_are_hidden() {
 #[test]
 fn short_help_is_one_line_an_option() {
     let command = command();
-    for name in ["migrate", "receive", "demo"] {
+    for name in ["migrate", "receive", "check", "demo"] {
         let command = command.find_subcommand(name).unwrap();
         for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
             let help = arg.get_help().unwrap().to_string();

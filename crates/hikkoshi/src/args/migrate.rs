@@ -105,6 +105,12 @@ pub(crate) struct MigrateOptions {
     #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
     pub no_keep_frames: bool,
 
+    /// End the source's QEMU when the guest is at the destination with all of its pages
+    ///
+    /// Then nobody can continue it there by mistake. It is ended only with exit status 0.
+    #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
+    pub quit_source: bool,
+
     #[command(flatten)]
     pub shared: SharedOptions,
 
@@ -261,6 +267,7 @@ impl MigrateOptions {
             when_stalled: self.when_stalled.or(earlier.when_stalled),
             allow_cpu_mismatch: self.allow_cpu_mismatch || earlier.allow_cpu_mismatch,
             no_keep_frames: self.no_keep_frames || earlier.no_keep_frames,
+            quit_source: self.quit_source || earlier.quit_source,
             shared: self.shared.or(earlier.shared),
             links: self.links.or(earlier.links),
             rounds: self.rounds.or(earlier.rounds),

@@ -7,6 +7,7 @@
 //! benchmarks and tests need are hidden.
 
 mod bytes;
+mod check;
 mod common;
 mod demo;
 mod durations;
@@ -25,6 +26,7 @@ use std::path::Path;
 
 use clap::{Parser, Subcommand};
 
+pub(crate) use check::Check;
 pub(crate) use common::{Common, ProgressFormat};
 pub(crate) use demo::Demo;
 pub(crate) use guard::Guard;
@@ -43,6 +45,7 @@ Exit status:
      No data is lost: --resume continues it
   4  The guest is lost: the destination's QEMU ended during post-copy, or the source's
      with pages in private memory
+   Of check: 0 the guest can be moved, 1 it cannot
 
 Environment:
   HIKKOSHI_LOG  What to log: off, error, warn (the default), info, debug or trace, for
@@ -62,6 +65,8 @@ pub(crate) enum Command {
     Receive(Box<Receive>),
     /// Move a running guest to a destination
     Migrate(Box<Migrate>),
+    /// Check whether a guest can be moved, and how; changes nothing
+    Check(Check),
     /// Move a test guest between two QEMU processes on this host
     Demo(Demo),
     /// Restore the guest if `migrate` is killed (started by `migrate`)
@@ -74,7 +79,7 @@ impl Command {
         match self {
             Self::Receive(receive) => Some(&receive.common),
             Self::Migrate(migrate) => Some(&migrate.common),
-            Self::Demo(_) | Self::Guard(_) => None,
+            Self::Check(_) | Self::Demo(_) | Self::Guard(_) => None,
         }
     }
 
@@ -95,6 +100,9 @@ impl Command {
 
     /// The file given with `--json`.
     pub(crate) fn json_file(&self) -> Option<&Path> {
-        self.common()?.json.as_deref()
+        match self {
+            Self::Check(check) => check.json.as_deref(),
+            _ => self.common()?.json.as_deref(),
+        }
     }
 }

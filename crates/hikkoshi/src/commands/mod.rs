@@ -1,5 +1,6 @@
 //! The commands: a file or folder each, and what several of them need.
 
+pub(crate) mod check;
 pub(crate) mod demo;
 mod find_journal;
 mod give_up;

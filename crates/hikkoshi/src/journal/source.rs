@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hikkoshi_handover::{Journal, SourceRecord};
+use hikkoshi_handover::{Journal, SourceRecord, SourceStage};
 use hikkoshi_link::Remote;
 use hikkoshi_link::tls::TlsClient;
 
@@ -85,6 +85,11 @@ impl SourceJournal {
         written
     }
 
+    /// Removes the journal of a migration that has succeeded, when QEMU was ended.
+    pub(crate) fn remove(&self) {
+        self.file.remove();
+    }
+
     fn state(&self) -> MutexGuard<'_, SourceState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -121,8 +126,16 @@ impl Journal<SourceRecord> for SourceJournal {
     }
 
     fn close(&self) {
-        self.state().closed = true;
-        self.file.remove();
+        let mut state = self.state();
+        state.closed = true;
+        let done = state
+            .engine
+            .as_ref()
+            .is_some_and(|engine| engine.stage == SourceStage::Done);
+        // Until QEMU has ended, too: if this engine is killed before, resuming ends it.
+        if !(done && self.options.quit_source) {
+            self.file.remove();
+        }
     }
 }
 
@@ -132,7 +145,6 @@ mod tests {
     use crate::journal::entry::{DestinationEntry, Entry};
     use crate::journal::folder::find;
     use hikkoshi_engine::Mode;
-    use hikkoshi_handover::SourceStage;
     use hikkoshi_link::Address;
     use hikkoshi_qemu::QemuIdentity;
     use std::os::unix::fs::PermissionsExt;

@@ -219,7 +219,7 @@ pub(crate) fn write_failure(exit: &Exit, path: &Path) {
 }
 
 /// Writes one JSON object on one line; "-" is standard output.
-fn write_object(object: &impl Serialize, path: &Path) -> io::Result<()> {
+pub(crate) fn write_object(object: &impl Serialize, path: &Path) -> io::Result<()> {
     let mut json = serde_json::to_vec(object).map_err(io::Error::other)?;
     json.push(b'\n');
     if path == Path::new("-") {

@@ -23,13 +23,7 @@ const NO_INVITATION: &str = "--to -: there is no invitation on standard input: i
 /// The destination of a new migration.
 pub(crate) fn remote(args: &Migrate) -> Result<Remote, Exit> {
     if let Some(argument) = &args.to {
-        let invitation = invitation(argument)?;
-        return Ok(Remote {
-            tls: Some(
-                TlsClient::invited(&invitation).map_err(|error| credentials(Report::new(error)))?,
-            ),
-            ..invitation.address().clone().into()
-        });
+        return invited(argument);
     }
     let Some(address) = args.address.clone() else {
         return Err(usage("neither an address nor an invitation is given"));
@@ -61,6 +55,16 @@ pub(crate) fn remote(args: &Migrate) -> Result<Remote, Exit> {
          or certificates (--tls-ca, --tls-cert, --tls-key); on a network that you trust, give \
          --plaintext on both sides",
     ))
+}
+
+/// The destination that an invitation names.
+pub(crate) fn invited(argument: &InvitationArg) -> Result<Remote, Exit> {
+    let invitation = invitation(argument)?;
+    let tls = TlsClient::invited(&invitation).map_err(|error| credentials(Report::new(error)))?;
+    Ok(Remote {
+        tls: Some(tls),
+        ..invitation.address().clone().into()
+    })
 }
 
 /// The destination of a migration that is resumed. `address` and `recorded`, the protection of its

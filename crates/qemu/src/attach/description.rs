@@ -9,7 +9,7 @@ use crate::qmp::qom::property;
 use crate::qmp::{Client, QmpError};
 
 /// Describes the machine. The other side must have the same.
-pub(super) fn describe(client: &mut Client, ram: &GuestRam) -> Result<GuestDescription, QmpError> {
+pub(crate) fn describe(client: &mut Client, ram: &GuestRam) -> Result<GuestDescription, QmpError> {
     let machine = property(client, "/machine", "type")?;
     let machine = machine
         .as_ref()

@@ -1,10 +1,13 @@
 //! The error of attaching.
 
+use error_reporter::Report;
+use hikkoshi_dirty::UnsupportedKernel;
+use hikkoshi_engine::Mode;
 use hikkoshi_userfault::CloseRemoteError;
 use thiserror::Error;
 
 use super::exclusive_access::ExclusiveAccessError;
-use super::preflight::{Refusal, pause_mark};
+use super::preflight::{Excludes, Refusal, pause_mark};
 use super::process::ProcessError;
 use super::ram::RamError;
 use crate::qmp::{ConnectError, QmpError};
@@ -60,21 +63,95 @@ pub enum AttachError {
         /// The features, with the kernel releases that introduced them.
         missing: String,
     },
+    /// The kernel does not have a dirty log.
+    #[error(
+        "this host's kernel cannot track writes to the guest's memory, as pre-copy rounds need (use --mode postcopy)"
+    )]
+    DirtyLog(#[source] UnsupportedKernel),
+    /// There are several obstacles, at least two.
+    #[error("this guest cannot be moved, for {} reasons: {}", .0.len(), numbered(.0))]
+    Several(Vec<AttachError>),
+}
+
+/// The texts of several obstacles, numbered.
+fn numbered(obstacles: &[AttachError]) -> String {
+    let texts = obstacles.iter().enumerate();
+    let texts = texts.map(|(index, obstacle)| format!("({}) {}", index + 1, obstacle.reason()));
+    texts.collect::<Vec<_>>().join("; ")
 }
 
 impl AttachError {
     /// Whether a guest was found, which is unchanged.
     pub fn found_guest(&self) -> bool {
-        !matches!(
-            self,
-            Self::Connect(_)
-                | Self::Occupied(_)
-                | Self::Refused(Refusal::Qmp(_) | Refusal::TooOld { .. } | Refusal::State { .. })
-        )
+        self.all().iter().all(|obstacle| {
+            !matches!(
+                obstacle,
+                Self::Connect(_)
+                    | Self::Occupied(_)
+                    | Self::Refused(
+                        Refusal::Qmp(_) | Refusal::TooOld { .. } | Refusal::State { .. }
+                    )
+            )
+        })
     }
 
     /// Whether an earlier migration may have handed the guest over.
     pub fn may_be_handed_over(&self) -> bool {
-        matches!(self, Self::Refused(Refusal::State { state, .. }) if state == "postmigrate" || state == pause_mark::STATE)
+        self.all().iter().any(|obstacle| {
+            matches!(obstacle, Self::Refused(Refusal::State { state, .. }) if state == "postmigrate" || state == pause_mark::STATE)
+        })
+    }
+
+    /// Every obstacle: this error, or those that it unites.
+    pub fn all(&self) -> &[Self] {
+        match self {
+            Self::Several(obstacles) => obstacles,
+            one => std::slice::from_ref(one),
+        }
+    }
+
+    /// Which modes it excludes: with several obstacles, what they exclude together.
+    pub fn excludes(&self) -> Excludes {
+        let mut all = self.all().iter().map(|obstacle| match obstacle {
+            Self::Refused(refusal) => refusal.excludes(),
+            Self::DirtyLog(_) => Excludes::Rounds,
+            _ => Excludes::AllModes,
+        });
+        let first = all.next().unwrap_or(Excludes::AllModes);
+        if all.all(|other| other == first) {
+            first
+        } else {
+            Excludes::AllModes
+        }
+    }
+
+    /// What is wrong, without saying that the guest cannot be moved.
+    pub fn reason(&self) -> String {
+        match self {
+            Self::Refused(refusal) => Report::new(refusal).to_string(),
+            Self::Ram(error) => Report::new(error).to_string(),
+            other => Report::new(other).to_string(),
+        }
+    }
+
+    /// The error of these obstacles.
+    pub(crate) fn of(mut obstacles: Vec<Self>) -> Self {
+        match obstacles.pop() {
+            Some(only) if obstacles.is_empty() => only,
+            Some(last) => {
+                obstacles.push(last);
+                Self::Several(obstacles)
+            }
+            // There is an obstacle wherever something is missing.
+            None => Self::Ram(RamError::None),
+        }
+    }
+
+    /// Whether it stands against a move by `mode`; `None`: by any.
+    pub(super) fn matters(&self, mode: Option<Mode>) -> bool {
+        match mode {
+            Some(mode) => self.excludes().includes(mode),
+            None => self.excludes() == Excludes::AllModes,
+        }
     }
 }

@@ -77,6 +77,19 @@ pub(crate) fn acquire(process: &Process) -> Result<ExclusiveAccess, ExclusiveAcc
     }
 }
 
+/// Checks that no other process has exclusive access now. The shared lock that this takes
+/// is released at once; an engine that attaches meanwhile tries again.
+pub(crate) fn check(process: &Process) -> Result<(), ExclusiveAccessError> {
+    let pid = process.pid();
+    let cannot = |source| ExclusiveAccessError::Lock { pid, source };
+    let memory = process.open_proc("mem").map_err(cannot)?;
+    match flock(&memory, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => Ok(()),
+        Err(Errno::WOULDBLOCK) => Err(ExclusiveAccessError::Busy { pid }),
+        Err(error) => Err(cannot(error.into())),
+    }
+}
+
 /// Finds another process that has this file mapped: its number and its name.
 ///
 /// Processes that we may not examine are skipped. The same user was able to

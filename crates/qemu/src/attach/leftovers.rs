@@ -14,18 +14,42 @@ pub(crate) fn is_dirty_log(leftover: &OpenUserfault) -> bool {
     leftover.features.contains(Features::WP_ASYNC)
 }
 
+/// Refuses a source with a userfaultfd that is not a dirty log of a killed run.
+pub(super) fn check(process: &Arc<Process>) -> Result<(), AttachError> {
+    let left = process::userfaults(process)?;
+    match left.iter().find(|leftover| !is_dirty_log(leftover)) {
+        None => Ok(()),
+        Some(leftover) => Err(refuse(
+            process.pid(),
+            leftover,
+            "wait until it ends; if none is in progress, the guest may have lost pages: do not \
+             move it, but examine it",
+        )),
+    }
+}
+
+/// What would be removed from a source, if anything, for people.
+pub(crate) fn note(process: &Arc<Process>) -> Option<String> {
+    let left = process::userfaults(process).ok()?;
+    let dirty_logs = left
+        .iter()
+        .filter(|leftover| is_dirty_log(leftover))
+        .count();
+    (dirty_logs > 0).then(|| {
+        format!(
+            "QEMU has {dirty_logs} dirty log(s) of a killed hikkoshi; the next migration closes them"
+        )
+    })
+}
+
 /// Closes dirty logs of killed runs. This is safe: no thread waits for a dirty log. Other
 /// userfaultfds are an error.
 pub(super) fn remove(process: &Arc<Process>) -> Result<(), AttachError> {
+    check(process)?;
     let pid = process.pid();
     for leftover in process::userfaults(process)? {
         if !is_dirty_log(&leftover) {
-            return Err(refuse(
-                pid,
-                &leftover,
-                "wait until it ends; if none is in progress, the guest may have lost pages: do not \
-                 move it, but examine it",
-            ));
+            continue;
         }
         tracing::warn!(
             pid,

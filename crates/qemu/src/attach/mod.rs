@@ -1,9 +1,10 @@
 //! Attaching to a QEMU, given only the path of its QMP socket: finds its process and
 //! its guest's memory, checks that the guest can be moved, and obtains exclusive access.
 
-mod description;
+pub(crate) mod description;
 mod error;
 pub(crate) mod exclusive_access;
+pub(crate) mod inspect;
 pub(crate) mod leftovers;
 pub(crate) mod machine;
 pub(crate) mod maps;
@@ -16,21 +17,17 @@ pub(crate) mod reopen;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
+use hikkoshi_engine::Mode;
 use hikkoshi_linux::Process;
 use hikkoshi_memory::GuestRam;
-use hikkoshi_userfault::Features;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 
 pub use self::error::AttachError;
 use self::exclusive_access::ExclusiveAccess;
-use self::preflight::{AllowedTypes, Side};
-use self::reopen::FileAccess;
+use self::inspect::{Inspection, inspect};
+use self::preflight::{AllowedTypes, Excludes, Side};
 use crate::qmp::Client;
-
-/// The timeout of the connection, up to QEMU's greeting.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A QEMU that can take part in a migration.
 #[derive(Debug)]
@@ -47,30 +44,34 @@ pub(crate) struct Attached {
 }
 
 /// Attaches to the QEMU whose QMP socket is at `path`, and checks everything that can be
-/// checked without changes.
+/// checked without changes. The error names every obstacle, with those of `mode`.
 pub(crate) fn attach(
     path: &Path,
     side: Side,
     allowed: &AllowedTypes,
+    mode: Option<Mode>,
 ) -> Result<Attached, AttachError> {
-    let mut client = Client::connect(path, CONNECT_TIMEOUT)?;
-    preflight::check(&mut client, side, allowed)?;
-    let process = process::find(&client)?;
-    let access = match side {
-        Side::Source => FileAccess::Read,
-        Side::Destination => FileAccess::Write,
-    };
-    // First: without this right, some of the following information is hidden
-    // instead of denied, which would lead to misleading errors.
-    process::check_right_to_trace(&process)?;
-    let ram = ram::find(&mut client, &process, access)?;
-    let lock = exclusive_access::acquire(&process)?;
-    match side {
-        Side::Source => leftovers::remove(&process)?,
-        Side::Destination => {
-            leftovers::refuse_all(&process)?;
-            check_kernel()?;
+    let Inspection {
+        mut client,
+        process,
+        ram,
+        mut obstacles,
+    } = inspect(path, side, allowed)?;
+    obstacles.retain(|obstacle| obstacle.matters(mode));
+    let (Some(process), Some(ram), true) = (&process, ram, obstacles.is_empty()) else {
+        // What is checked later otherwise. Without waiting for the lock: this attempt fails anyway.
+        if let Some(process) = &process {
+            obstacles.extend(exclusive_access::check(process).err().map(Into::into));
         }
+        if mode.is_some_and(|mode| Excludes::Rounds.includes(mode)) {
+            obstacles.extend(hikkoshi_dirty::support().err().map(AttachError::DirtyLog));
+        }
+        return Err(AttachError::of(obstacles));
+    };
+    let process = Arc::clone(process);
+    let lock = exclusive_access::acquire(&process)?;
+    if side == Side::Source {
+        leftovers::remove(&process)?;
     }
     let description = description::describe(&mut client, &ram.memory)?;
     let processors = processors::read(&mut client)?;
@@ -94,19 +95,4 @@ pub(crate) fn attach(
         lock,
         machine,
     })
-}
-
-fn check_kernel() -> Result<(), AttachError> {
-    // If we may not query this, QEMU's process may still be allowed to use it.
-    let Ok(supported) = Features::supported() else {
-        return Ok(());
-    };
-    let missing = Features::FOR_MISSING.without(supported);
-    if missing.is_empty() {
-        Ok(())
-    } else {
-        Err(AttachError::Kernel {
-            missing: missing.to_string(),
-        })
-    }
 }

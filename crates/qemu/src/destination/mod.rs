@@ -100,7 +100,7 @@ impl QemuDestination {
     ///
     /// See [`AttachError`]; QEMU is unchanged.
     pub fn attach_allowing(qmp: &Path, allowed: &AllowedTypes) -> Result<Self, AttachError> {
-        let qemu = attach(qmp, Side::Destination, allowed)?;
+        let qemu = attach(qmp, Side::Destination, allowed, None)?;
         let identity = QemuIdentity::of(qmp, &qemu)?;
         Ok(Self {
             client: Some(qemu.client),

@@ -10,6 +10,7 @@ mod capture;
 mod cards;
 mod delivery;
 mod interfaces;
+pub(crate) mod overview;
 mod rx_filter;
 
 use std::io;

@@ -10,6 +10,7 @@ pub(crate) mod drain;
 mod error;
 mod guest;
 mod pause;
+pub(crate) mod quit;
 pub(crate) mod ram_files;
 mod release;
 mod resume_guest;
@@ -36,7 +37,7 @@ use self::pause::Saving;
 use self::undo_record::{UndoRecord, UndoRecorder};
 use crate::attach::exclusive_access::{self, ExclusiveAccess};
 use crate::attach::leftovers::is_dirty_log;
-use crate::attach::preflight::{self, AllowedTypes, Side};
+use crate::attach::preflight::{self, AllowedTypes, Refusal, Side};
 use crate::attach::process;
 use crate::attach::reopen::FileAccess;
 use crate::attach::{AttachError, Attached, attach};
@@ -124,7 +125,25 @@ impl QemuSource {
     ///
     /// See [`AttachError`]; the guest is unchanged.
     pub fn attach_allowing(qmp: &Path, allowed: &AllowedTypes) -> Result<Self, AttachError> {
-        let qemu = attach(qmp, Side::Source, allowed)?;
+        Self::attach_by(qmp, allowed, None)
+    }
+
+    /// Like [`attach_allowing`](Self::attach_allowing), for a move by this mode. The error
+    /// names every obstacle, with those of the mode.
+    ///
+    /// # Errors
+    ///
+    /// See [`AttachError`]; the guest is unchanged.
+    pub fn attach_for(qmp: &Path, allowed: &AllowedTypes, mode: Mode) -> Result<Self, AttachError> {
+        Self::attach_by(qmp, allowed, Some(mode))
+    }
+
+    fn attach_by(
+        qmp: &Path,
+        allowed: &AllowedTypes,
+        mode: Option<Mode>,
+    ) -> Result<Self, AttachError> {
+        let qemu = attach(qmp, Side::Source, allowed, mode)?;
         let identity = QemuIdentity::of(qmp, &qemu)?;
         let Attached {
             client,
@@ -154,7 +173,7 @@ impl QemuSource {
             undo: UndoRecord::default(),
             undo_recorder: UndoRecorder::default(),
             machine,
-            mode: None,
+            mode,
             allowed: allowed.clone(),
             detached: false,
             _lock: lock,
@@ -170,13 +189,16 @@ impl QemuSource {
     /// See [`AttachError`]; the guest is unchanged.
     pub fn check_mode(&mut self, mode: Mode) -> Result<(), AttachError> {
         self.mode = Some(mode);
-        if mode != Mode::Postcopy {
-            preflight::check_tracking(self.qemu.ram.layout())?;
+        let mut found = preflight::check_tracking(self.qemu.ram.layout());
+        found.retain(|refusal| refusal.excludes().includes(mode));
+        if let Some(client) = &mut self.client {
+            let more = preflight::check_mode(client, mode, &self.allowed);
+            found.extend(more.map_err(Refusal::Qmp)?);
         }
-        match &mut self.client {
-            Some(client) => Ok(preflight::check_mode(client, mode, &self.allowed)?),
-            None => Ok(()),
+        if found.is_empty() {
+            return Ok(());
         }
+        Err(AttachError::of(found.into_iter().map(Into::into).collect()))
     }
 
     /// Reattaches to a guest that another program handed over, or was about to hand

@@ -27,7 +27,7 @@ pub trait ControlMessage: Serialize + DeserializeOwned + sealed::Sealed {
 }
 
 impl ControlMessage for ToDestination {
-    const COUNT: u32 = 17;
+    const COUNT: u32 = 18;
 
     fn subject(&self) -> Subject {
         match self {
@@ -40,7 +40,7 @@ impl ControlMessage for ToDestination {
 }
 
 impl ControlMessage for ToSource {
-    const COUNT: u32 = 17;
+    const COUNT: u32 = 19;
 }
 
 /// What a control message describes. Each message whose length depends on the

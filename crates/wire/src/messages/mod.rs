@@ -37,6 +37,9 @@ pub use stage::{DestinationStage, SourceStage};
 /// to feed more, and each takes a thread and a buffer.
 pub const MAX_LINKS: u16 = 16;
 
+/// The most [`Obstacle`](ToSource::Obstacle) messages in one answer.
+pub const MAX_OBSTACLES: usize = 64;
+
 /// Messages from the source to the destination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToDestination {
@@ -168,6 +171,16 @@ pub enum ToDestination {
         #[serde(with = "Reason")]
         reason: String,
     },
+    /// Instead of [`Begin`](Self::Begin): the source only asks whether the guest
+    /// could move. The destination compares everything as for a migration,
+    /// changes nothing, answers with [`Obstacle`](ToSource::Obstacle) messages
+    /// and [`Compared`](ToSource::Compared), and waits for the next source.
+    /// Sent only to a destination with
+    /// [`Capabilities::COMPARE`](crate::Capabilities::COMPARE).
+    Compare {
+        /// The guest.
+        description: GuestDescription,
+    },
 }
 
 /// Messages from the destination to the source.
@@ -278,5 +291,19 @@ pub enum ToSource {
         delivered: u64,
         /// Frames that were not.
         dropped: u64,
+    },
+    /// A reason why the destination would refuse the guest of
+    /// [`Compare`](ToDestination::Compare). At most [`MAX_OBSTACLES`] of them.
+    Obstacle {
+        /// The reason, for people; cut at [`MAX_TEXT`] bytes.
+        #[serde(with = "Reason")]
+        reason: String,
+    },
+    /// The answer to [`Compare`](ToDestination::Compare) is complete. The
+    /// destination closes the link.
+    Compared {
+        /// The destination's host page size of each RAM block, in bytes.
+        #[serde(with = "List::<MAX_BLOCKS>")]
+        host_pages: Vec<u64>,
     },
 }

@@ -87,6 +87,9 @@ impl Capabilities {
     /// and the link for frames.
     pub const FRAMES: Self = Self(1 << 5);
 
+    /// The destination supports [`Compare`](crate::ToDestination::Compare).
+    pub const COMPARE: Self = Self(1 << 6);
+
     /// The destination supports [`MemoryLost`](crate::ToDestination::MemoryLost).
     pub const MEMORY_LOST: Self = Self(1 << 7);
 
@@ -98,6 +101,7 @@ impl Capabilities {
             | Self::SHUT_DOWN.0
             | Self::MACHINE.0
             | Self::FRAMES.0
+            | Self::COMPARE.0
             | Self::MEMORY_LOST.0,
     );
 

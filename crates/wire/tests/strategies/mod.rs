@@ -274,6 +274,7 @@ pub(crate) fn to_destination() -> impl Strategy<Value = ToDestination> {
             .prop_map(|(card, frames)| ToDestination::Frames { card, frames }),
         Just(ToDestination::FramesEnd),
         text().prop_map(|reason| ToDestination::MemoryLost { reason }),
+        description().prop_map(|description| ToDestination::Compare { description }),
         (processors(), any::<bool>()).prop_map(|(processors, allow_mismatch)| {
             ToDestination::Processors {
                 processors,
@@ -371,6 +372,9 @@ pub(crate) fn to_source() -> impl Strategy<Value = ToSource> {
         Just(ToSource::ShutDown),
         (any::<u64>(), any::<u64>())
             .prop_map(|(delivered, dropped)| ToSource::FramesDelivered { delivered, dropped }),
+        text().prop_map(|reason| ToSource::Obstacle { reason }),
+        prop::collection::vec(any::<u64>(), 0..=8)
+            .prop_map(|host_pages| ToSource::Compared { host_pages }),
     ]
 }
 

@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use hikkoshi_userfault::Userfault;
-use hikkoshi_wire::{Capabilities, Limits, MAX_LINKS, MigrationId, Mode, ToDestination, ToSource};
+use hikkoshi_wire::{
+    Capabilities, GuestDescription, Limits, MAX_LINKS, MAX_OBSTACLES, Machine, MigrationId, Mode,
+    Processors, ToDestination, ToSource,
+};
 
 use crate::destination::ReceiveWatch;
 use crate::destination::error::DestinationFailure;
@@ -13,7 +16,7 @@ use crate::destination::options::DestinationOptions;
 use crate::destination::postcopy::huge::staging::Size;
 use crate::destination::switchover::processors;
 use crate::guest::DestinationGuest;
-use hikkoshi_link::{Incoming, LinkReader, LinkWriter, Stream, split};
+use hikkoshi_link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, split};
 use hikkoshi_linux::{Cancel, host_memory_available};
 use hikkoshi_memory::RamWriter;
 
@@ -42,6 +45,21 @@ pub(crate) struct AcceptedOffer {
     pub(crate) userfault: Option<(Arc<Userfault>, Vec<u64>)>,
 }
 
+/// Why no guest arrives from a source that has connected.
+#[derive(Debug)]
+pub(crate) enum NoGuest {
+    /// Its guest was refused, or its link failed, for this reason.
+    Refused(String),
+    /// It only asked whether its guest could move here. The number of obstacles.
+    Compared(usize),
+}
+
+impl From<String> for NoGuest {
+    fn from(reason: String) -> Self {
+        Self::Refused(reason)
+    }
+}
+
 /// Receives the source's offer and prepares the machine for it. A reason to refuse it is sent to
 /// the source, and returned here.
 ///
@@ -51,8 +69,8 @@ pub(crate) fn hear(
     link: Incoming,
     options: &DestinationOptions,
     watch: &ReceiveWatch,
-    over: impl FnOnce(),
-) -> Result<AcceptedOffer, String> {
+    over: impl Fn(),
+) -> Result<AcceptedOffer, NoGuest> {
     let limits = Limits {
         pages: guest.ram().layout().pages(),
     };
@@ -69,7 +87,7 @@ pub(crate) fn hear(
     writer.set_stop(watch.cancel.clone());
     reader.set_deadline(Some(Instant::now() + OFFER_TIMEOUT));
     writer.set_progress_timeout(Some(options.peer_timeout));
-    let refuse = |reason: String| {
+    let mut refuse = |reason: String| {
         // Before the source receives it: it may connect again at once.
         over();
         let refusal = ToSource::Refuse {
@@ -78,7 +96,7 @@ pub(crate) fn hear(
         if let Err(error) = writer.control(&refusal) {
             tracing::debug!(error = %Report::new(&error), "the source does not hear the refusal");
         }
-        Err(reason)
+        Err(NoGuest::Refused(reason))
     };
     let mut first = reader.control().map_err(text)?;
     let mut machine = None;
@@ -113,7 +131,19 @@ pub(crate) fn hear(
                     .into(),
             );
         }
-        _ => return Err("it does not begin with an offer of a guest".into()),
+        ToDestination::Compare { description } => {
+            let obstacles = obstacles(guest, &description, machine.as_ref(), processors);
+            over();
+            answer(&mut writer, guest, &obstacles).map_err(text)?;
+            // The answer arrives before the link ends.
+            let _ = reader.control::<ToDestination>();
+            return Err(NoGuest::Compared(obstacles.len()));
+        }
+        _ => {
+            return Err("it does not begin with an offer of a guest"
+                .to_owned()
+                .into());
+        }
     };
     let ready = description
         .compatible_with(guest.describe())
@@ -144,7 +174,7 @@ pub(crate) fn hear(
         ));
         let differs = ToSource::Differs { what };
         if let Err(error) = writer.control(&differs) {
-            return Err(give_back(guest, text(&error)));
+            return Err(give_back(guest, text(&error)).into());
         }
     }
     let ram = guest.ram();
@@ -153,7 +183,7 @@ pub(crate) fn hear(
         host_pages: host_pages.collect(),
     };
     if let Err(error) = writer.control(&accept) {
-        return Err(give_back(guest, text(&error)));
+        return Err(give_back(guest, text(&error)).into());
     }
     reader.set_stop(stop.clone());
     reader.set_deadline(None);
@@ -170,6 +200,48 @@ pub(crate) fn hear(
         memory,
         keeps_frames,
         userfault,
+    })
+}
+
+/// Every reason to refuse this guest that can be found without changing anything.
+fn obstacles(
+    guest: &dyn DestinationGuest,
+    description: &GuestDescription,
+    machine: Option<&Machine>,
+    processors: Option<(Processors, bool)>,
+) -> Vec<String> {
+    let mut found = Vec::new();
+    if guest.has_ended() {
+        found.push(text(DestinationFailure::gone(guest)));
+    }
+    let compatible = description.compatible_with(guest.describe());
+    found.extend(compatible.err().map(text));
+    if let Some(machine) = machine {
+        found.extend(machine.fits(&guest.machine()).err().map(text));
+    }
+    found.extend(processors::compare(processors, &guest.processors()).err());
+    let sizes = Size::all(guest.ram().layout(), 1);
+    let staging = sizes.iter().map(Size::bytes).sum();
+    found.extend(room_for(staging, host_memory_available().ok()).err());
+    found.truncate(MAX_OBSTACLES);
+    found
+}
+
+/// Answers a source that only asks.
+fn answer(
+    writer: &mut LinkWriter,
+    guest: &dyn DestinationGuest,
+    obstacles: &[String],
+) -> Result<(), LinkError> {
+    for reason in obstacles {
+        writer.control(&ToSource::Obstacle {
+            reason: reason.clone(),
+        })?;
+    }
+    let ram = guest.ram();
+    let host_pages = ram.layout().blocks().map(|(block, _)| block.host_page);
+    writer.control(&ToSource::Compared {
+        host_pages: host_pages.collect(),
     })
 }
 

@@ -4,7 +4,6 @@ mod outcome;
 mod resume;
 mod unfinished;
 
-use std::error::Error;
 use std::io;
 use std::sync::Arc;
 
@@ -12,7 +11,7 @@ use error_reporter::Report;
 use hikkoshi_engine::{Cancel, SourceGuest, Watch, migrate};
 use hikkoshi_handover::Outcome;
 use hikkoshi_link::Remote;
-use hikkoshi_qemu::{AttachError, QemuSource};
+use hikkoshi_qemu::{AttachError, Excludes, QemuSource};
 
 use crate::args::Migrate;
 use crate::commands::find_journal::{may_exist, qmp};
@@ -43,13 +42,8 @@ fn start(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
     let folder = journal::folder(args.common.journal.as_deref());
     let observer = progress::observer(args.common.progress);
     unfinished::check_folder(&folder, qmp, &*observer)?;
-    let unchanged =
-        |reason, error: &dyn Error| Exit::caused(Status::AtSource, reason, error).with(UNCHANGED);
-    let mut guest = QemuSource::attach_allowing(qmp, &args.options.shared.allowed())
+    let guest = QemuSource::attach_for(qmp, &args.options.shared.allowed(), args.mode())
         .map_err(|error| not_attached(&error))?;
-    guest
-        .check_mode(args.mode())
-        .map_err(|error| unchanged(Reason::Unsupported, &error))?;
     // After attaching, which reports a missing right to trace. The check fails without it.
     require_dirty_log(args.mode())?;
     let keeping = |error: io::Error| {
@@ -98,6 +92,10 @@ fn start(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
     };
     let result = migrate(&mut guest, remote, &args.engine_options(), &watch);
     late_cancel.end();
+    if result.is_ok() && args.options.quit_source {
+        outcome::quit_source(|| guest.quit());
+        journal.remove();
+    }
     let qemu_pid = (!guest.has_ended()).then(|| guest.pid());
     let status = outcome::report(
         args,
@@ -132,5 +130,11 @@ fn not_attached(error: &AttachError) -> Exit {
     } else {
         "nothing was changed"
     };
-    Exit::caused(status, Reason::NotAttached, error).with(next)
+    let of_mode = |obstacle: &AttachError| obstacle.excludes() != Excludes::AllModes;
+    let reason = if error.all().iter().all(of_mode) {
+        Reason::Unsupported
+    } else {
+        Reason::NotAttached
+    };
+    Exit::caused(status, reason, error).with(next)
 }

@@ -2,10 +2,12 @@
 
 use std::path::Path;
 
+use error_reporter::Report;
 use hikkoshi_engine::report::GuestState;
 use hikkoshi_engine::source::SourceFailure;
 use hikkoshi_engine::{Account, MigrateError};
 use hikkoshi_handover::Outcome;
+use hikkoshi_qemu::QuitError;
 
 use crate::args::Migrate;
 use crate::commands::print_result::print_result;
@@ -13,6 +15,7 @@ use crate::commands::resume_command::{GIVE_UP_HINT, resume_command};
 use crate::journal::SourceEntry;
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::{Holder, Reason};
+use crate::output::streams;
 
 /// What to report about a guest that ended with its QEMU.
 pub(super) const QEMU_ENDED: &str = "the source's QEMU has ended, and the guest with it";
@@ -75,6 +78,16 @@ pub(super) fn report(
         Outcome::AtSource if error.aftermath.is_empty() => exit,
         _ => exit.resumed_by(again),
     })
+}
+
+/// Ends the source's QEMU (`--quit-source`). If that fails, the result says what to do.
+pub(super) fn quit_source(quit: impl FnOnce() -> Result<(), QuitError>) {
+    if let Err(error) = quit() {
+        streams::notice(&format!(
+            "the source's QEMU was not ended: {}",
+            Report::new(&error)
+        ));
+    }
 }
 
 /// Where the guest is after an error, and what to do.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use error_reporter::Report;
 use hikkoshi_engine::{Cancel, SourceGuest, Watch, resume_migrate};
 use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
-use hikkoshi_qemu::{QemuSource, RamFileSource};
+use hikkoshi_qemu::{QemuSource, RamFileSource, quit_source};
 
 use super::outcome;
 use crate::args::Migrate;
@@ -61,7 +61,8 @@ pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
         ));
         cannot(Reason::System, &error)
     })?;
-    let pid = entry.qemu.identity.pid;
+    let identity = entry.qemu.identity.clone();
+    let pid = identity.pid;
     let engine = entry.engine;
     let journal = Arc::new(SourceJournal::new(
         file,
@@ -80,6 +81,13 @@ pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
     };
     let result = resume_migrate(&mut *guest, engine, &remote, &args.engine_options(), &watch);
     let has_ended = guest.has_ended();
+    // It is released; without it, its monitor is free.
+    drop(guest);
+    if result.is_ok() && args.options.quit_source {
+        outcome::quit_source(|| quit_source(&identity));
+        journal.remove();
+    }
+    let has_ended = has_ended || matches!(identity.process(), Ok(None));
     let qemu_pid = (!has_ended).then_some(pid);
     let status = outcome::report(
         args,
@@ -94,7 +102,7 @@ pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
         },
     );
     // Before the guard, which reads the journal.
-    drop((watch, guest, journal));
+    drop((watch, journal));
     status
 }
 
@@ -133,12 +141,16 @@ fn destination_is_complete(file: &JournalFile, entry: &SourceEntry) -> bool {
 fn complete(args: &Migrate, file: &JournalFile, entry: &SourceEntry) -> Result<Status, Exit> {
     let attached = QemuSource::reattach(&entry.qemu)
         .map_err(|error| cannot_resume::<SourceEntry>(Reason::NotAttached, &error, file.path()))?;
+    // Dropped before its QEMU is ended by another connection.
     if let Some(mut guest) = attached
         && let Err(error) = guest.release()
     {
         let error = Report::new(&error);
         progress::observer(args.common.progress)
             .notice(&format!("the guest has moved, but: {error}"));
+    }
+    if args.options.quit_source || entry.options.quit_source {
+        outcome::quit_source(|| quit_source(&entry.qemu.identity));
     }
     file.remove();
     streams::to_stdout("the guest is at the destination, with all of its pages\n");

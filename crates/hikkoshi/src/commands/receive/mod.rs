@@ -107,11 +107,15 @@ fn start(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
 
 /// A QEMU that cannot receive a guest. The source was not contacted.
 fn not_attached(error: &AttachError) -> Exit {
-    match error {
-        AttachError::Refused(refusal @ Refusal::NotWaiting { .. }) => {
-            Exit::caused(Status::Usage, Reason::NotAttached, refusal)
-                .with("nothing was changed, here or at the source")
-        }
-        error => Exit::caused(Status::AtSource, Reason::NotAttached, error),
+    let mut all = error.all().iter();
+    // Other obstacles do not matter then.
+    let not_waiting = all.find_map(|obstacle| match obstacle {
+        AttachError::Refused(refusal @ Refusal::NotWaiting { .. }) => Some(refusal),
+        _ => None,
+    });
+    match not_waiting {
+        Some(refusal) => Exit::caused(Status::Usage, Reason::NotAttached, refusal)
+            .with("nothing was changed, here or at the source"),
+        None => Exit::caused(Status::AtSource, Reason::NotAttached, error),
     }
 }

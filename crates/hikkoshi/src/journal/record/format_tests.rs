@@ -60,6 +60,8 @@ fn all_migrate_options() -> MigrateOptions {
         when_stalled: Some(WhenStalled::Switch),
         allow_cpu_mismatch: true,
         no_keep_frames: false,
+        // Added later: see the test below.
+        quit_source: false,
         links: Some(3),
         rounds: Some(2),
         max_rounds: Some(9),
@@ -72,6 +74,18 @@ fn all_migrate_options() -> MigrateOptions {
         poll: true,
         no_priority: true,
     }
+}
+
+/// An option that is left out unless it is set, so that older journals are read and written as
+/// they are.
+#[test]
+fn a_journal_holds_that_the_source_is_to_be_ended() {
+    let mut entry = source("v3-source-full");
+    assert!(!entry.options.quit_source);
+    entry.options.quit_source = true;
+    let written = entry.encode().unwrap();
+    assert!(String::from_utf8_lossy(&written).contains("\"quit_source\""));
+    assert!(SourceEntry::decode(&written).unwrap().options.quit_source);
 }
 
 fn all_receive_options() -> ReceiveOptions {

@@ -23,6 +23,9 @@ pub(crate) struct MigrateOptionsRecord {
     bandwidth_bytes_per_s: Option<u64>,
     when_stalled: Option<WhenStalledTag>,
     allow_cpu_mismatch: bool,
+    /// Left out if it is not set, as in journals that were written before it existed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    quit_source: bool,
     links: Option<u16>,
     rounds: Option<u32>,
     max_rounds: Option<u32>,
@@ -88,6 +91,7 @@ impl From<&MigrateOptions> for MigrateOptionsRecord {
             bandwidth_bytes_per_s: options.bandwidth,
             when_stalled: options.when_stalled.map(Into::into),
             allow_cpu_mismatch: options.allow_cpu_mismatch,
+            quit_source: options.quit_source,
             links: options.links,
             rounds: options.rounds,
             max_rounds: options.max_rounds,
@@ -117,6 +121,7 @@ impl TryFrom<MigrateOptionsRecord> for MigrateOptions {
             allow_cpu_mismatch: record.allow_cpu_mismatch,
             // Not stored: frames are kept only in the switchover, which comes before a resumption.
             no_keep_frames: false,
+            quit_source: record.quit_source,
             links: within("links", record.links, 1..=MAX_LINKS)?,
             rounds: within("rounds", record.rounds, 1..=u32::MAX)?,
             max_rounds: within("max-rounds", record.max_rounds, 1..=u32::MAX)?,

@@ -146,31 +146,39 @@ fn of_iscsi(file: &str) -> MemoryWrites {
     }
 }
 
-/// Checks all nodes.
-pub(crate) fn check(nodes: &[Node], is_allowed: impl Fn(&str) -> bool) -> Result<(), Refusal> {
-    for node in nodes {
-        let writes = match of_driver(&node.driver) {
-            MemoryWrites::Tracked if node.driver == "iscsi" => of_iscsi(&node.file),
-            writes => writes,
-        };
-        match writes {
-            MemoryWrites::Tracked => {}
-            // No block driver is `UntilPause`.
-            MemoryWrites::Refused(why) | MemoryWrites::UntilPause(why) => {
-                return Err(Refusal::Disk {
-                    node: node.name.clone(),
-                    driver: node.driver.clone(),
-                    why,
-                });
-            }
-            MemoryWrites::Unknown if is_allowed(&node.driver) => {}
-            MemoryWrites::Unknown => {
-                return Err(Refusal::Unknown {
-                    path: format!("the disk with the block node {}", node.name),
-                    kind: node.driver.clone(),
-                });
-            }
-        }
+/// How a node writes memory.
+pub(super) fn of_node(node: &Node) -> MemoryWrites {
+    match of_driver(&node.driver) {
+        MemoryWrites::Tracked if node.driver == "iscsi" => of_iscsi(&node.file),
+        writes => writes,
     }
-    Ok(())
+}
+
+/// Whether this driver reads through other nodes: an image format or a filter.
+pub(super) fn is_layer(driver: &str) -> bool {
+    let [_, _, formats, filters] = DRIVERS;
+    // These two are no filters: they have no node below them.
+    let is_end = driver.starts_with("null-") || driver == "vvfat";
+    !is_end && (formats.contains(&driver) || filters.contains(&driver))
+}
+
+/// Checks all nodes: those that cannot be moved.
+pub(crate) fn check(nodes: &[Node], is_allowed: impl Fn(&str) -> bool) -> Vec<Refusal> {
+    let refusal = |node: &Node| {
+        match of_node(node) {
+            MemoryWrites::Tracked => None,
+            // No block driver is `UntilPause`.
+            MemoryWrites::Refused(why) | MemoryWrites::UntilPause(why) => Some(Refusal::Disk {
+                node: node.name.clone(),
+                driver: node.driver.clone(),
+                why,
+            }),
+            MemoryWrites::Unknown if is_allowed(&node.driver) => None,
+            MemoryWrites::Unknown => Some(Refusal::Unknown {
+                path: format!("the disk with the block node {}", node.name),
+                kind: node.driver.clone(),
+            }),
+        }
+    };
+    nodes.iter().filter_map(refusal).collect()
 }

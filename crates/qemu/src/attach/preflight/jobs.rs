@@ -6,31 +6,48 @@ use serde_json::{Value, json};
 use super::Refusal;
 use crate::qmp::{Client, QmpError};
 
-/// Refuses a guest with a job that has not ended.
-pub(crate) fn check(client: &mut Client) -> Result<(), Refusal> {
-    let jobs = client.execute("query-jobs", json!({}))?;
-    match running(&jobs) {
-        None => Err(QmpError::unexpected("query-jobs", jobs.to_string()).into()),
-        Some(None) => Ok(()),
-        Some(Some(job)) => Err(job),
+/// A job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Job {
+    /// Its id.
+    pub id: String,
+    /// Its type, such as `backup`.
+    pub kind: String,
+    /// QEMU's name for its status.
+    pub status: String,
+}
+
+impl Job {
+    /// Whether it has not ended. One that has ended and waits to be dismissed holds no image.
+    fn holds_images(&self) -> bool {
+        !matches!(self.status.as_str(), "concluded" | "null")
     }
 }
 
-/// The first job that has not ended. `None` if this is not a list of jobs.
-fn running(jobs: &Value) -> Option<Option<Refusal>> {
-    for job in jobs.as_array()? {
-        let text = |key| job.get(key).and_then(Value::as_str);
-        let (id, kind, status) = (text("id")?, text("type")?, text("status")?);
-        // A job that has ended and waits to be dismissed holds no image.
-        if !matches!(status, "concluded" | "null") {
-            return Some(Some(Refusal::Job {
-                id: id.to_owned(),
-                kind: kind.to_owned(),
-                status: status.to_owned(),
-            }));
-        }
-    }
-    Some(None)
+/// All jobs.
+pub(crate) fn list(client: &mut Client) -> Result<Vec<Job>, QmpError> {
+    let jobs = client.execute("query-jobs", json!({}))?;
+    parse(&jobs).ok_or_else(|| QmpError::unexpected("query-jobs", jobs.to_string()))
+}
+
+/// The jobs that have not ended: the guest cannot be moved before they have.
+pub(crate) fn check(client: &mut Client) -> Result<Vec<Refusal>, QmpError> {
+    let running = list(client)?.into_iter().filter(Job::holds_images);
+    let refusal = |Job { id, kind, status }| Refusal::Job { id, kind, status };
+    Ok(running.map(refusal).collect())
+}
+
+/// `None` if this is not a list of jobs.
+fn parse(jobs: &Value) -> Option<Vec<Job>> {
+    let job = |job: &Value| {
+        let text = |key| Some(job.get(key)?.as_str()?.to_owned());
+        Some(Job {
+            id: text("id")?,
+            kind: text("type")?,
+            status: text("status")?,
+        })
+    };
+    jobs.as_array()?.iter().map(job).collect()
 }
 
 #[cfg(test)]
@@ -39,24 +56,22 @@ mod tests {
 
     #[test]
     fn jobs_that_have_ended_do_not_matter() {
-        let job = |status| json!({"id": "bk", "type": "backup", "status": status});
-        assert!(matches!(running(&json!([])), Some(None)));
-        assert!(matches!(
-            running(&json!([job("concluded"), job("null")])),
-            Some(None)
-        ));
+        let jobs = |statuses: &[&str]| {
+            let job = |status| json!({"id": "bk", "type": "backup", "status": status});
+            let jobs: Vec<_> = statuses.iter().map(job).collect();
+            parse(&json!(jobs)).unwrap()
+        };
+        assert_eq!(jobs(&[]), []);
+        let ended = jobs(&["concluded", "null"]);
+        assert_eq!(ended.len(), 2);
+        assert!(!ended.iter().any(Job::holds_images));
         for status in [
             "created", "running", "paused", "ready", "standby", "pending", "new",
         ] {
-            let found = running(&json!([job("concluded"), job(status)]));
-            let text = found.unwrap().unwrap().to_string();
-            assert!(
-                text.contains("'bk' (backup)") && text.contains(status),
-                "{text}"
-            );
+            assert!(jobs(&[status])[0].holds_images(), "{status}");
         }
         for odd in [json!({}), json!([1]), json!([{"id": "bk"}])] {
-            assert!(running(&odd).is_none(), "{odd}");
+            assert!(parse(&odd).is_none(), "{odd}");
         }
     }
 }

@@ -2,21 +2,24 @@
 
 mod block;
 mod devices;
+mod excludes;
 #[cfg(test)]
 mod installed_qemu_tests;
-mod jobs;
+pub(crate) mod jobs;
 mod known_types;
-mod nested;
+pub(crate) mod nested;
 mod network;
+pub(crate) mod parts;
 pub(crate) mod pause_mark;
 mod pinning;
 mod qom_tree;
 mod refusal;
 mod survey;
 
+pub use excludes::Excludes;
 use hikkoshi_dirty::hugetlb_support;
 use hikkoshi_engine::Mode;
-use hikkoshi_pages::RamLayout;
+use hikkoshi_pages::{RamBlock, RamLayout};
 pub use refusal::Refusal;
 use serde_json::Value;
 pub use survey::AllowedTypes;
@@ -35,66 +38,72 @@ pub(crate) enum Side {
     Destination,
 }
 
-/// All checks that need only QMP.
+/// All checks that need only QMP. They all run: a user corrects everything at once.
 pub(crate) fn check(
     client: &mut Client,
     side: Side,
     allowed: &AllowedTypes,
-) -> Result<(), Refusal> {
+) -> Result<Vec<Refusal>, QmpError> {
+    let mut found = Vec::new();
     let version = client.version();
     if version < OLDEST_QEMU {
-        return Err(Refusal::TooOld { version });
+        // It may not have the commands of the other checks.
+        found.push(Refusal::TooOld { version });
+        return Ok(found);
     }
-    // First: a later refusal implies that the guest's state is known.
-    check_state(client, side)?;
-    check_capabilities(client)?;
-    let blocked = check_migration(client, side)?;
+    found.extend(check_state(client, side)?);
+    found.extend(check_capabilities(client)?);
+    let (migrating, blocked) = check_migration(client, side)?;
+    found.extend(migrating);
     // Before QEMU's own migration blockers: our messages say what to do.
-    survey::survey(client, allowed)?;
-    check_confidential(client)?;
+    let survey = survey::survey(client, allowed)?;
+    found.extend(survey.found);
+    found.extend(check_confidential(client)?);
     if side == Side::Source {
-        check_blocked(&blocked)?;
-        jobs::check(client)?;
+        found.extend(check_blocked(&blocked));
+        found.extend(jobs::check(client)?);
+        found.extend(check_postcopy(client)?);
     }
-    Ok(())
+    Ok(found)
 }
 
 /// Capabilities whose features conflict with moving the guest's memory from outside.
 /// Others are turned off during the move, see `settings.rs`.
 const EXCLUDED: [&str; 3] = ["postcopy-ram", "background-snapshot", "x-colo"];
 
-fn check_capabilities(client: &mut Client) -> Result<(), Refusal> {
+fn check_capabilities(client: &mut Client) -> Result<Vec<Refusal>, QmpError> {
+    let mut found = Vec::new();
     let capabilities = migration::capabilities(client)?;
     for name in ["late-block-activate", "events"] {
         if !capabilities.contains_key(name) {
-            return Err(Refusal::NoCapability { name });
+            found.push(Refusal::NoCapability { name });
         }
     }
     for name in EXCLUDED {
         if capabilities.get(name) == Some(&true) {
-            return Err(Refusal::Capability {
+            found.push(Refusal::Capability {
                 name: name.to_owned(),
             });
         }
     }
-    Ok(())
+    Ok(found)
 }
 
-fn check_state(client: &mut Client, side: Side) -> Result<(), Refusal> {
+fn check_state(client: &mut Client, side: Side) -> Result<Option<Refusal>, QmpError> {
     let run = migration::run_state(client)?;
     let state = run.status;
-    match side {
-        Side::Destination if state == "inmigrate" => Ok(()),
-        Side::Destination => Err(Refusal::NotWaiting { state }),
+    Ok(match side {
+        Side::Destination if state == "inmigrate" => None,
+        Side::Destination => Some(Refusal::NotWaiting { state }),
         Side::Source => match advice(&state) {
-            None if !run.running && pause_mark::is_set(client)? => Err(Refusal::State {
+            None if !run.running && pause_mark::is_set(client)? => Some(Refusal::State {
                 state: pause_mark::STATE.to_owned(),
                 advice: pause_mark::ADVICE,
             }),
-            None => Ok(()),
-            Some(advice) => Err(Refusal::State { state, advice }),
+            None => None,
+            Some(advice) => Some(Refusal::State { state, advice }),
         },
-    }
+    })
 }
 
 /// Advice for a state in which the guest cannot be moved; `None` for the others.
@@ -119,23 +128,21 @@ fn advice(state: &str) -> Option<&'static str> {
     })
 }
 
-/// QEMU's own migration blockers.
-fn check_migration(client: &mut Client, side: Side) -> Result<Vec<String>, Refusal> {
+/// A migration under way, and QEMU's own migration blockers.
+fn check_migration(
+    client: &mut Client,
+    side: Side,
+) -> Result<(Option<Refusal>, Vec<String>), QmpError> {
     let info = migration::query(client)?;
     let used_up = side == Side::Destination && info.status != MigrationStatus::None;
-    if used_up || !info.status.is_over() {
-        return Err(Refusal::Migrating {
-            status: info.status.to_string(),
-        });
-    }
-    Ok(info.blocked)
+    let migrating = (used_up || !info.status.is_over()).then(|| Refusal::Migrating {
+        status: info.status.to_string(),
+    });
+    Ok((migrating, info.blocked))
 }
 
-fn check_blocked(reasons: &[String]) -> Result<(), Refusal> {
-    if reasons.is_empty() {
-        return Ok(());
-    }
-    Err(Refusal::Blocked {
+fn check_blocked(reasons: &[String]) -> Option<Refusal> {
+    (!reasons.is_empty()).then(|| Refusal::Blocked {
         reasons: reasons.join("; "),
     })
 }
@@ -143,47 +150,43 @@ fn check_blocked(reasons: &[String]) -> Result<(), Refusal> {
 /// The QOM folders of users' devices: those with an id, and those without.
 const DEVICE_FOLDERS: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
 
-fn check_confidential(client: &mut Client) -> Result<(), Refusal> {
+fn check_confidential(client: &mut Client) -> Result<Option<Refusal>, QmpError> {
     let confidential = qom::property(client, "/machine", "confidential-guest-support")?;
-    if let Some(path) = confidential
+    let path = confidential
         .as_ref()
         .and_then(Value::as_str)
-        .filter(|path| !path.is_empty())
-    {
-        return Err(Refusal::Confidential {
-            path: path.to_owned(),
-        });
-    }
-    Ok(())
+        .filter(|path| !path.is_empty());
+    Ok(path.map(|path| Refusal::Confidential {
+        path: path.to_owned(),
+    }))
 }
 
-/// Refuses a source whose guest cannot be moved by this mode.
+/// What stands against moving a source's guest by this mode.
 pub(crate) fn check_mode(
     client: &mut Client,
     mode: Mode,
     allowed: &AllowedTypes,
-) -> Result<(), Refusal> {
-    if mode != Mode::Postcopy
-        && let Some(refusal) = survey::survey(client, allowed)?.rounds
-    {
-        return Err(refusal);
-    }
-    if mode != Mode::Precopy {
-        check_postcopy(client)?;
-    }
-    Ok(())
+) -> Result<Vec<Refusal>, QmpError> {
+    let mut found = survey::survey(client, allowed)?.found;
+    found.extend(check_postcopy(client)?);
+    found.retain(|refusal| refusal.excludes().some(mode));
+    Ok(found)
 }
 
-/// Refuses memory whose writes cannot be tracked by any kernel, or by this one. The
-/// check comes here, before the destination empties its memory for the guest.
-pub(crate) fn check_tracking(layout: &RamLayout) -> Result<(), Refusal> {
-    for (block, _) in layout.blocks() {
-        hugetlb_support(block.host_page).map_err(|why| Refusal::Untracked {
+/// Memory whose writes cannot be tracked by any kernel, or by this one. The check comes
+/// here, before the destination empties its memory for the guest.
+pub(crate) fn check_tracking(layout: &RamLayout) -> Vec<Refusal> {
+    let refusal = |block: &RamBlock| {
+        let why = hugetlb_support(block.host_page).err()?;
+        Some(Refusal::Untracked {
             block: block.id.clone(),
             why,
-        })?;
-    }
-    Ok(())
+        })
+    };
+    layout
+        .blocks()
+        .filter_map(|(block, _)| refusal(block))
+        .collect()
 }
 
 /// The state of a move that is about to pause its guest.
@@ -204,25 +207,26 @@ pub(crate) fn check_again(
     move_: MoveInProgress,
     allowed: &AllowedTypes,
 ) -> Result<(), Refusal> {
+    let (migrating, blocked) = check_migration(client, Side::Source)?;
+    let mut found: Vec<Refusal> = migrating.into_iter().collect();
+    let survey = survey::survey(client, allowed)?;
+    found.extend(survey.found);
+    if let Some(node) = survey.pinning.filter(|_| !move_.drained) {
+        found.push(Refusal::PinningSince {
+            node: node.name,
+            file: node.file,
+        });
+    }
+    if move_.mode.is_some_and(|mode| Excludes::Postcopy.some(mode)) {
+        found.extend(check_postcopy(client)?);
+    }
     // With a device that cannot be migrated, QEMU ends with a segmentation fault when it saves the
     // device state (`nvme`, QEMU 7.2 and 10.0).
-    check_blocked(&check_migration(client, Side::Source)?)?;
-    let survey = survey::survey(client, allowed)?;
-    if move_.rounds {
-        if let Some(refusal) = survey.rounds {
-            return Err(refusal);
-        }
-        if let Some(node) = survey.pinning.filter(|_| !move_.drained) {
-            return Err(Refusal::PinningSince {
-                node: node.name,
-                file: node.file,
-            });
-        }
-    }
-    if move_.mode.is_some_and(|mode| mode != Mode::Precopy) {
-        check_postcopy(client)?;
-    }
-    jobs::check(client)
+    found.extend(check_blocked(&blocked));
+    found.extend(jobs::check(client)?);
+    let matters = |refusal: &Refusal| refusal.excludes() != Excludes::Rounds || move_.rounds;
+    // The guest is about to be paused: the first obstacle is enough.
+    found.into_iter().find(matters).map_or(Ok(()), Err)
 }
 
 /// Whether disks write into pinned pages, so that pre-copy rounds have to drain them.
@@ -235,7 +239,8 @@ pub(crate) fn needs_drain(client: &mut Client) -> Result<bool, QmpError> {
 const RETURNS_MEMORY: [&str; 2] = ["free-page-reporting", "free-page-hint"];
 
 /// The checks for post-copy only.
-fn check_postcopy(client: &mut Client) -> Result<(), Refusal> {
+fn check_postcopy(client: &mut Client) -> Result<Vec<Refusal>, QmpError> {
+    let mut found = Vec::new();
     for folder in DEVICE_FOLDERS {
         for (name, kind) in qom::children(client, folder)? {
             if !kind.starts_with("virtio-balloon") {
@@ -244,12 +249,13 @@ fn check_postcopy(client: &mut Client) -> Result<(), Refusal> {
             let path = format!("{folder}/{name}");
             for property in RETURNS_MEMORY {
                 if qom::property(client, &path, property)? == Some(Value::Bool(true)) {
-                    return Err(Refusal::ReturnsMemory { path, property });
+                    let path = path.clone();
+                    found.push(Refusal::ReturnsMemory { path, property });
                 }
             }
         }
     }
-    Ok(())
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -271,8 +277,8 @@ mod tests {
             }])
             .unwrap()
         };
-        check_tracking(&layout(4096)).unwrap();
-        let text = check_tracking(&layout(1 << 30)).unwrap_err().to_string();
+        assert!(check_tracking(&layout(4096)).is_empty());
+        let text = check_tracking(&layout(1 << 30))[0].to_string();
         for part in ["RAM block \"ram\"", "1073741824 bytes", "--mode postcopy"] {
             assert!(text.contains(part), "{part:?} is not in: {text}");
         }

@@ -20,7 +20,7 @@ impl AllowedTypes {
         Self(types.into_iter().collect())
     }
 
-    fn contains(&self, kind: &str) -> bool {
+    pub(super) fn contains(&self, kind: &str) -> bool {
         self.0.iter().any(|allowed| allowed == kind)
     }
 }
@@ -29,21 +29,20 @@ impl AllowedTypes {
 /// I/O. QEMU does not document this; it was tested with 7.2 and 10.0.
 const DRAIN_UNTESTED_SINCE: Version = Version::new(11, 0, 0);
 
-/// The result. (A guest that cannot be moved in any mode is an error.)
-#[derive(Debug)]
+/// The result: everything that was found, not only the first obstacle.
+#[derive(Debug, Default)]
 pub(crate) struct Survey {
-    /// Why pre-copy rounds would lose pages, even with drained disks.
-    pub(crate) rounds: Option<Refusal>,
+    /// Why the guest cannot be moved, in any mode or in some.
+    pub(crate) found: Vec<Refusal>,
     /// The first disk that writes into pinned pages: rounds have to drain.
     pub(crate) pinning: Option<block::Node>,
 }
 
 /// Checks all devices, objects, network backends and disks.
-pub(crate) fn survey(client: &mut Client, allowed: &AllowedTypes) -> Result<Survey, Refusal> {
-    let mut rounds = None;
+pub(crate) fn survey(client: &mut Client, allowed: &AllowedTypes) -> Result<Survey, QmpError> {
+    let mut survey = Survey::default();
     for object in objects(client)? {
-        let found = check_object(client, &object, allowed)?;
-        rounds = rounds.or(found);
+        check_object(client, object, allowed, &mut survey)?;
     }
     for peer in network::peers(client)? {
         let object = Object {
@@ -53,30 +52,34 @@ pub(crate) fn survey(client: &mut Client, allowed: &AllowedTypes) -> Result<Surv
         match devices::of_network(&object.kind) {
             MemoryWrites::Tracked => {}
             MemoryWrites::Refused(why) | MemoryWrites::UntilPause(why) => {
-                return Err(Refusal::Device {
+                survey.found.push(Refusal::Device {
                     path: object.path,
                     kind: format!("{} network backend", object.kind),
                     why,
                 });
             }
-            MemoryWrites::Unknown => unknown(object, allowed)?,
+            MemoryWrites::Unknown => survey.found.extend(unknown(object, allowed)),
         }
     }
     let nodes = block::nodes(client)?;
-    block::check(&nodes, |driver| allowed.contains(driver))?;
-    let pinning = pinning::first(&nodes, client.peer()).cloned();
-    if rounds.is_none() {
-        rounds = nested::feature(client)?.map(|feature| Refusal::Nested { feature });
-    }
-    if rounds.is_none() && pinning.is_some() && client.version() >= DRAIN_UNTESTED_SINCE {
+    let disks = block::check(&nodes, |driver| allowed.contains(driver));
+    // A refused driver is no matter of drains.
+    let drainable = disks.is_empty();
+    survey.found.extend(disks);
+    survey.pinning = pinning::first(&nodes, client.peer()).cloned();
+    let nested = nested::feature(client)?;
+    survey
+        .found
+        .extend(nested.map(|feature| Refusal::Nested { feature }));
+    if drainable && survey.pinning.is_some() && client.version() >= DRAIN_UNTESTED_SINCE {
         let version = client.version();
-        rounds = Some(Refusal::DrainNotTested { version });
+        survey.found.push(Refusal::DrainNotTested { version });
     }
-    Ok(Survey { rounds, pinning })
+    Ok(survey)
 }
 
 /// The machine's devices, and the objects of `-object`.
-fn objects(client: &mut Client) -> Result<Vec<Object>, QmpError> {
+pub(super) fn objects(client: &mut Client) -> Result<Vec<Object>, QmpError> {
     let mut objects = qom_tree::objects(client)?;
     objects.retain(|object| !devices::is_not_a_device(&object.kind));
     if objects
@@ -104,50 +107,45 @@ fn objects(client: &mut Client) -> Result<Vec<Object>, QmpError> {
     Ok(objects)
 }
 
-/// Checks one object: the error if it cannot be moved at all, `Some` if pre-copy
-/// rounds are not possible with it.
+/// Adds what one object means to `survey`.
 fn check_object(
     client: &mut Client,
-    object: &Object,
+    object: Object,
     allowed: &AllowedTypes,
-) -> Result<Option<Refusal>, Refusal> {
-    let Object { path, kind } = object;
-    let for_rounds = |why| Refusal::Rounds {
-        path: path.clone(),
-        kind: kind.clone(),
-        why,
-    };
-    match devices::of_type(kind) {
-        MemoryWrites::Tracked if has_scsi_passthrough(client, object)? => {
-            Ok(Some(for_rounds(devices::SG_IO)))
+    survey: &mut Survey,
+) -> Result<(), QmpError> {
+    let for_rounds = |Object { path, kind }, why| Refusal::Rounds { path, kind, why };
+    match devices::of_type(&object.kind) {
+        MemoryWrites::Tracked if has_scsi_passthrough(client, &object)? => {
+            survey.found.push(for_rounds(object, devices::SG_IO));
         }
-        MemoryWrites::Tracked => Ok(None),
-        MemoryWrites::UntilPause(why) => Ok(Some(for_rounds(why))),
-        MemoryWrites::Refused(why) => Err(Refusal::Device {
-            path: path.clone(),
-            kind: kind.clone(),
-            why,
-        }),
-        MemoryWrites::Unknown => unknown(object.clone(), allowed).map(|()| None),
+        MemoryWrites::Tracked => {}
+        MemoryWrites::UntilPause(why) => survey.found.push(for_rounds(object, why)),
+        MemoryWrites::Refused(why) => {
+            let Object { path, kind } = object;
+            survey.found.push(Refusal::Device { path, kind, why });
+        }
+        MemoryWrites::Unknown => survey.found.extend(unknown(object, allowed)),
     }
+    Ok(())
 }
 
 /// Whether this is a virtio disk that lets the guest send SCSI commands to the
 /// host's device (`scsi=on`; before QEMU 9.1).
-fn has_scsi_passthrough(client: &mut Client, object: &Object) -> Result<bool, QmpError> {
+pub(super) fn has_scsi_passthrough(client: &mut Client, object: &Object) -> Result<bool, QmpError> {
     if !object.kind.starts_with("virtio-blk") {
         return Ok(false);
     }
     Ok(qom::property(client, &object.path, "scsi")? == Some(Value::Bool(true)))
 }
 
-fn unknown(object: Object, allowed: &AllowedTypes) -> Result<(), Refusal> {
+fn unknown(object: Object, allowed: &AllowedTypes) -> Option<Refusal> {
     let Object { path, kind } = object;
     if !allowed.contains(&kind) {
-        return Err(Refusal::Unknown { path, kind });
+        return Some(Refusal::Unknown { path, kind });
     }
     tracing::debug!(path, kind, "an unknown type, allowed on the command line");
-    Ok(())
+    None
 }
 
 #[cfg(test)]
@@ -157,10 +155,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::attach::preflight::Excludes;
 
     /// Surveys a scripted QEMU: it gives `answers` to these commands, and to others
     /// the answers of a small machine.
-    fn survey_of(answers: &[(&str, Value)], allowed: &[&str]) -> Result<Survey, Refusal> {
+    fn survey_of(answers: &[(&str, Value)], allowed: &[&str]) -> Result<Survey, QmpError> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qmp");
         let listener = UnixListener::bind(&path).unwrap();
@@ -191,6 +190,20 @@ mod tests {
         found
     }
 
+    /// The only obstacle.
+    fn refusal(answers: &[(&str, Value)], allowed: &[&str]) -> String {
+        let found = survey_of(answers, allowed).unwrap().found;
+        assert_eq!(found.len(), 1, "{found:?}");
+        found[0].to_string()
+    }
+
+    /// Checks that there is a mode without an obstacle.
+    fn movable(answers: &[(&str, Value)], allowed: &[&str]) {
+        let found = survey_of(answers, allowed).unwrap().found;
+        let all_modes = |refusal: &Refusal| refusal.excludes() == Excludes::AllModes;
+        assert!(!found.iter().any(all_modes), "{found:?}");
+    }
+
     fn usual(command: &str) -> Value {
         match command {
             "info qom-tree" => tree("VGA"),
@@ -215,7 +228,7 @@ mod tests {
     #[test]
     fn an_unknown_device_is_refused_unless_it_is_allowed() {
         let future = [("info qom-tree", tree("vga-of-the-future"))];
-        let text = survey_of(&future, &[]).unwrap_err().to_string();
+        let text = refusal(&future, &[]);
         for part in [
             "/machine/peripheral/d",
             "vga-of-the-future",
@@ -224,26 +237,26 @@ mod tests {
         ] {
             assert!(text.contains(part), "{text}");
         }
-        survey_of(&future, &["another"]).unwrap_err();
-        survey_of(&future, &["vga-of-the-future"]).unwrap();
+        refusal(&future, &["another"]);
+        movable(&future, &["vga-of-the-future"]);
         // An object that is not a device writes nothing.
         let part = [("info qom-tree", tree("timer-of-the-future"))];
-        survey_of(&part, &[]).unwrap();
+        movable(&part, &[]);
         let object = json!([{ "name": "o", "type": "child<object-of-the-future>" }]);
-        let text = survey_of(&[("qom-list", object)], &[]).unwrap_err();
-        assert!(text.to_string().contains("/objects/o"), "{text}");
+        let text = refusal(&[("qom-list", object)], &[]);
+        assert!(text.contains("/objects/o"), "{text}");
     }
 
     #[test]
     fn unknown_network_backends_and_block_drivers() {
         let network = [("info network", json!("n0: index=0,type=passt,x=y\r\n"))];
-        let text = survey_of(&network, &[]).unwrap_err().to_string();
+        let text = refusal(&network, &[]);
         assert!(text.contains("n0 is of the type passt"), "{text}");
-        survey_of(&network, &["passt"]).unwrap();
+        movable(&network, &["passt"]);
         let disk = [("query-named-block-nodes", node("zfs", "/dev/x", false))];
-        let text = survey_of(&disk, &[]).unwrap_err().to_string();
+        let text = refusal(&disk, &[]);
         assert!(text.contains("node n is of the type zfs"), "{text}");
-        survey_of(&disk, &["zfs"]).unwrap();
+        movable(&disk, &["zfs"]);
     }
 
     #[test]
@@ -262,7 +275,7 @@ mod tests {
             ("iscsi", "iser://192.0.2.1/iqn.2025-01.example:disk/0"),
         ] {
             let disk = [("query-named-block-nodes", node(driver, file, false))];
-            let text = survey_of(&disk, &[driver]).unwrap_err().to_string();
+            let text = refusal(&disk, &[driver]);
             assert!(
                 text.contains("in any mode") && text.contains(driver),
                 "{text}"
@@ -278,14 +291,14 @@ mod tests {
             r#"json:{"transport": "tcp", "driver": "iscsi", "target": "iqn.2025-01.example:iser"}"#,
         ] {
             let disk = [("query-named-block-nodes", node("iscsi", file, false))];
-            survey_of(&disk, &[]).unwrap();
+            movable(&disk, &[]);
         }
         // A truncated description does not show the transport.
         let cut = r#"json:{"target": "iqn.2025-01.exa..."#;
         let disk = [("query-named-block-nodes", node("iscsi", cut, false))];
-        let text = survey_of(&disk, &[]).unwrap_err().to_string();
+        let text = refusal(&disk, &[]);
         assert!(text.contains("node n is of the type iscsi"), "{text}");
-        survey_of(&disk, &["iscsi"]).unwrap();
+        movable(&disk, &["iscsi"]);
     }
 
     #[test]
@@ -298,9 +311,9 @@ mod tests {
             let survey = survey_of(&disk, &[]).unwrap();
             assert_eq!(survey.pinning.is_some(), direct);
             // The scripted QEMU reports version 99.
-            let rounds = survey.rounds.map(|refusal| refusal.to_string());
+            let rounds: Vec<_> = survey.found.iter().map(ToString::to_string).collect();
             let expected = "draining has not been tested with QEMU 99.0.0";
-            assert_eq!(rounds.is_some_and(|text| text.contains(expected)), direct);
+            assert_eq!(rounds.iter().any(|text| text.contains(expected)), direct);
         }
         // A node without this field is an error.
         let odd = json!([{ "node-name": "n", "drv": "file" }]);
@@ -310,16 +323,32 @@ mod tests {
     #[test]
     fn devices_that_need_postcopy() {
         for kind in ["scsi-block", "scsi-generic", "vhost-scsi-pci"] {
-            let rounds = survey_of(&[("info qom-tree", tree(kind))], &[])
-                .unwrap()
-                .rounds;
-            let text = rounds.unwrap().to_string();
+            let text = refusal(&[("info qom-tree", tree(kind))], &[]);
             assert!(
                 text.contains(kind) && text.contains("--mode postcopy"),
                 "{text}"
             );
         }
-        let nested = survey_of(&[("qom-get", json!(true))], &[]).unwrap().rounds;
-        assert!(matches!(nested, Some(Refusal::Nested { feature: "vmx" })));
+        let nested = survey_of(&[("qom-get", json!(true))], &[]).unwrap().found;
+        assert!(matches!(nested[..], [Refusal::Nested { feature: "vmx" }]));
+    }
+
+    #[test]
+    fn every_obstacle_is_reported_not_only_the_first() {
+        let survey = survey_of(
+            &[
+                ("info qom-tree", tree("vfio-pci")),
+                ("info network", json!("n0: index=0,type=vhost-user\r\n")),
+                ("query-named-block-nodes", node("nvme", "nvme://0/1", true)),
+                ("qom-get", json!(true)),
+            ],
+            &[],
+        );
+        let found = survey.unwrap().found;
+        let texts: Vec<_> = found.iter().map(ToString::to_string).collect();
+        for (text, part) in texts.iter().zip(["vfio-pci", "n0", "nvme", "vmx"]) {
+            assert!(text.contains(part), "{part:?} is not in: {text}");
+        }
+        assert_eq!(texts.len(), 4, "{texts:?}");
     }
 }

@@ -192,3 +192,13 @@ pub enum RamError {
     #[error(transparent)]
     FreeSpace(#[from] FreeSpaceError),
 }
+
+/// Several reasons, at least one.
+#[derive(Debug)]
+pub(crate) struct RamErrors(pub(crate) Vec<RamError>);
+
+impl<E: Into<RamError>> From<E> for RamErrors {
+    fn from(error: E) -> Self {
+        Self(vec![error.into()])
+    }
+}

@@ -13,7 +13,7 @@ use hikkoshi_linux::Process;
 use hikkoshi_pages::PageRange;
 
 use super::file::{FileSystem, Kind};
-use super::{Found, RamError, addresses, blocks, find_blocks};
+use super::{Found, RamErrors, addresses, blocks, find_blocks};
 use crate::attach::machine::human;
 use crate::attach::process;
 use crate::attach::reopen::FileAccess;
@@ -64,7 +64,7 @@ impl Qemu {
         }
     }
 
-    fn find(&mut self, access: FileAccess) -> Result<BTreeMap<String, Found>, RamError> {
+    fn find(&mut self, access: FileAccess) -> Result<BTreeMap<String, Found>, RamErrors> {
         let found = find_blocks(&mut self.client, &self.process, access)?;
         let named = found.into_iter();
         Ok(named

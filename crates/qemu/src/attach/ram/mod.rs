@@ -21,6 +21,7 @@ pub(crate) mod free_space;
 #[cfg(test)]
 mod installed_qemu_tests;
 pub(crate) mod mtree;
+pub(crate) mod overview;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,6 +34,7 @@ use serde_json::{Value, json};
 use self::backend::Backend;
 use self::blocks::RamBlockInfo;
 pub use self::error::RamError;
+pub(crate) use self::error::RamErrors;
 use self::file::BlockMemory;
 use self::mtree::Piece;
 use crate::attach::machine::human;
@@ -66,16 +68,17 @@ pub(crate) fn find(
     client: &mut Client,
     process: &Arc<Process>,
     access: FileAccess,
-) -> Result<Ram, RamError> {
+) -> Result<Ram, RamErrors> {
     let found = find_blocks(client, process, access)?;
     if access == FileAccess::Write {
         let all = found.iter();
         free_space::check(
             process,
             all.map(|found| (&found.block, &found.memory, found.reserved)),
-        )?;
+        )
+        .map_err(RamError::from)?;
     }
-    arrange(found)
+    Ok(arrange(found)?)
 }
 
 fn arrange(mut found: Vec<Found>) -> Result<Ram, RamError> {
@@ -108,26 +111,35 @@ fn find_blocks(
     client: &mut Client,
     process: &Arc<Process>,
     access: FileAccess,
-) -> Result<Vec<Found>, RamError> {
+) -> Result<Vec<Found>, RamErrors> {
     let blocks = blocks::list(client)?;
     let backends = backend::list(client)?;
     if blocks.is_empty() {
-        return Err(RamError::None);
+        return Err(RamError::None.into());
     }
     let mtree = human(client, "info mtree -f -o")?;
     let areas = process::areas(process)?;
     let addresses = addresses::find(client, process, &blocks, &areas, &mtree)?;
     let pieces = mtree::parse(&mtree);
     let mut found = Vec::with_capacity(blocks.len());
+    let mut errors = Vec::new();
     for (block, address) in blocks.into_iter().zip(addresses) {
         let backend = backends.iter().find(|backend| backend.is(&block.name));
-        found.push(Found {
-            guest: guest_ranges(backend, &block, &pieces)?,
-            memory: file::open(process, &areas, &block, address, access)?,
-            address,
-            reserved: backend.is_none_or(|backend| backend.reserve),
-            block,
-        });
+        let guest = guest_ranges(backend, &block, &pieces);
+        let memory = file::open(process, &areas, &block, address, access);
+        match (guest, memory) {
+            (Ok(guest), Ok(memory)) => found.push(Found {
+                guest,
+                memory,
+                address,
+                reserved: backend.is_none_or(|backend| backend.reserve),
+                block,
+            }),
+            (guest, memory) => errors.extend(guest.err().into_iter().chain(memory.err())),
+        }
+    }
+    if !errors.is_empty() {
+        return Err(RamErrors(errors));
     }
     check_complete(client, &found)?;
     Ok(found)

@@ -1,0 +1,99 @@
+//! Asks a destination whether a guest could move there. Nothing moves, and the destination waits
+//! for a source afterwards as before.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hikkoshi_link::{HandshakeError, LinkError, Remote, hello, open, split};
+use hikkoshi_linux::Cancel;
+use hikkoshi_wire::{
+    Capabilities, GuestDescription, Limits, MAX_OBSTACLES, Machine, MigrationId, Processors, Role,
+    ToDestination, ToSource, Versions,
+};
+
+use crate::source::error::SourceFailure;
+use crate::source::migrate::random;
+
+/// How long the destination may take to answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+const DOING: &str = "asking the destination whether the guest could move there";
+
+/// What the destination answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Comparison {
+    /// The protocol version that both sides support.
+    pub version: u16,
+    /// Why the destination would refuse the guest. `None`: hikkoshi there is older and cannot be
+    /// asked; only the connection, the authentication and the versions were checked.
+    pub obstacles: Option<Vec<String>>,
+}
+
+/// Asks the destination at `remote` whether it would accept this guest.
+///
+/// # Errors
+/// If it cannot be reached, is not authentic, has no common protocol version, or does not answer.
+pub fn compare(
+    remote: &Remote,
+    description: &GuestDescription,
+    processors: Processors,
+    allow_cpu_mismatch: bool,
+    machine: Machine,
+    cancel: &Cancel,
+) -> Result<Comparison, SourceFailure> {
+    let connect = |cause| SourceFailure::Connect {
+        address: remote.address.to_string(),
+        cause,
+    };
+    let id = random().map_err(|error| connect(HandshakeError::Io(error)))?;
+    let hello = hello(Role::Control, MigrationId::from_bytes(id));
+    let (stream, agreed) = open(remote, &hello, cancel).map_err(connect)?;
+    if agreed.version < Versions::TO_BEGIN {
+        return Err(SourceFailure::OlderDestination);
+    }
+    if !agreed.capabilities.contains(Capabilities::COMPARE) {
+        return Ok(Comparison {
+            version: agreed.version,
+            obstacles: None,
+        });
+    }
+    let stream = Arc::new(stream);
+    // No page travels.
+    let limits = Limits { pages: 0 };
+    let (mut reader, mut control) = split(&stream, limits, cancel)
+        .map_err(|error| SourceFailure::link(DOING)(LinkError::Io(error)))?;
+    control.set_progress_timeout(Some(ANSWER_TIMEOUT));
+    reader.set_deadline(Some(Instant::now() + ANSWER_TIMEOUT));
+    let of_machine = agreed
+        .capabilities
+        .contains(Capabilities::MACHINE)
+        .then_some(ToDestination::Machine { machine });
+    let question = [
+        ToDestination::Processors {
+            processors,
+            allow_mismatch: allow_cpu_mismatch,
+        },
+        ToDestination::Compare {
+            description: description.clone(),
+        },
+    ];
+    for message in of_machine.iter().chain(&question) {
+        control
+            .control(message)
+            .map_err(SourceFailure::link(DOING))?;
+    }
+    let mut obstacles = Vec::new();
+    loop {
+        match reader.control().map_err(SourceFailure::link(DOING))? {
+            ToSource::Obstacle { reason } if obstacles.len() < MAX_OBSTACLES => {
+                obstacles.push(reason);
+            }
+            ToSource::Compared { .. } => break,
+            other => return Err(SourceFailure::unexpected(DOING, &other)),
+        }
+    }
+    Ok(Comparison {
+        version: agreed.version,
+        obstacles: Some(obstacles),
+    })
+}

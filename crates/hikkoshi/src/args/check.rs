@@ -1,0 +1,58 @@
+//! `hikkoshi check`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use hikkoshi_qemu::AllowedTypes;
+
+use super::headings::{CONNECTION, MIGRATION, OUTPUT};
+use super::security::InvitationArg;
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Check {
+    /// QMP socket of the QEMU process
+    #[arg(long, value_name = "PATH", help_heading = CONNECTION)]
+    pub qmp: PathBuf,
+
+    /// Also ask this destination: its invitation, or "-" to read it from standard input
+    ///
+    /// The invitation is not used up: the destination compares the two machines, changes nothing,
+    /// and waits for a guest as before.
+    #[arg(verbatim_doc_comment, long, value_name = "INVITATION", help_heading = CONNECTION)]
+    pub to: Option<InvitationArg>,
+
+    /// Allow a device, network backend or block driver that hikkoshi does not know
+    ///
+    /// As for `hikkoshi migrate`. Can be given several times.
+    #[arg(verbatim_doc_comment, long, value_name = "TYPE", help_heading = MIGRATION)]
+    pub allow_device: Vec<String>,
+
+    /// Accept a destination whose virtual processors differ
+    ///
+    /// As for `hikkoshi migrate`.
+    #[arg(verbatim_doc_comment, long, requires = "to", help_heading = MIGRATION)]
+    pub allow_cpu_mismatch: bool,
+
+    /// Print the QEMU command line that a destination needs, and check nothing else
+    ///
+    /// It is made from the running QEMU's command line; comments say what has to be adapted.
+    #[arg(verbatim_doc_comment,
+        long,
+        conflicts_with_all = ["to", "json", "allow_device"],
+        help_heading = OUTPUT
+    )]
+    pub print_destination: bool,
+
+    /// Write the result to FILE as one JSON object
+    ///
+    /// With "-" it is written to standard output, instead of the text.
+    #[arg(verbatim_doc_comment, long, value_name = "FILE", help_heading = OUTPUT)]
+    pub json: Option<PathBuf>,
+}
+
+impl Check {
+    /// The types of devices that the user allows.
+    pub(crate) fn allowed(&self) -> AllowedTypes {
+        AllowedTypes::new(self.allow_device.iter().cloned())
+    }
+}

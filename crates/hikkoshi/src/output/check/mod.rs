@@ -1,0 +1,256 @@
+//! The result of `hikkoshi check`, for people and for programs (`docs/json.md`).
+
+mod text;
+
+use hikkoshi_engine::{Comparison, Mode};
+use hikkoshi_qemu::{AttachError, CardPart, Checked, Held, Job, MemoryPart, Part, Verdict};
+use serde::Serialize;
+
+pub(crate) use self::text::readable;
+
+const MODES: [Mode; 3] = [Mode::Precopy, Mode::Postcopy, Mode::Hybrid];
+
+/// The result.
+#[derive(Debug, Serialize)]
+pub(crate) struct CheckReport<'a> {
+    /// Whether at least one mode is possible, and the destination accepts the guest if it was asked.
+    can_be_moved: bool,
+    /// The modes that are possible from here.
+    modes: Vec<String>,
+    guest: GuestReport<'a>,
+    obstacles: Vec<ObstacleReport>,
+    memory: Vec<MemoryReport<'a>>,
+    devices: Vec<PartReport<'a>>,
+    networks: Vec<PartReport<'a>>,
+    cards: Vec<CardReport<'a>>,
+    disks: Vec<PartReport<'a>>,
+    jobs: Vec<JobReport<'a>>,
+    kernel: KernelReport<'a>,
+    privileges: PrivilegesReport,
+    notes: &'a [String],
+    /// `null`: no destination was asked.
+    destination: Option<DestinationReport<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct GuestReport<'a> {
+    pid: Option<u32>,
+    qemu: &'a str,
+    state: &'a str,
+    machine: &'a str,
+    cpus: usize,
+    accelerator: &'a str,
+    processor: &'a str,
+    nested: Option<&'a str>,
+}
+
+#[derive(Debug, Serialize)]
+struct ObstacleReport {
+    /// The modes in which the guest cannot be moved because of it.
+    modes: Vec<String>,
+    text: String,
+}
+
+#[derive(Debug, Serialize)]
+struct MemoryReport<'a> {
+    id: &'a str,
+    /// `null`: memory of a device or the firmware.
+    backend: Option<&'a str>,
+    bytes: u64,
+    share: Option<bool>,
+    path: Option<&'a str>,
+    host_page_bytes: Option<u64>,
+    held: Option<&'static str>,
+}
+
+#[derive(Debug, Serialize)]
+struct CardReport<'a> {
+    name: &'a str,
+    backend: &'a str,
+    interface: Option<&'a str>,
+}
+
+#[derive(Debug, Serialize)]
+struct JobReport<'a> {
+    id: &'a str,
+    kind: &'a str,
+    status: &'a str,
+}
+
+#[derive(Debug, Serialize)]
+struct KernelReport<'a> {
+    release: &'a str,
+    dirty_log: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct PartReport<'a> {
+    name: &'a str,
+    kind: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    file: &'a str,
+    verdict: &'static str,
+    why: Option<&'static str>,
+}
+
+#[derive(Debug, Serialize)]
+struct PrivilegesReport {
+    trace: bool,
+    userfaultfd: bool,
+    network_capture: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct DestinationReport<'a> {
+    /// `null`: it could not be asked.
+    protocol_version: Option<u16>,
+    /// Whether the machines were compared. An older destination cannot be asked.
+    compared: bool,
+    obstacles: &'a [String],
+    error: Option<&'a str>,
+}
+
+impl<'a> CheckReport<'a> {
+    pub(crate) fn new(
+        checked: &'a Checked,
+        destination: Option<&'a Result<Comparison, String>>,
+    ) -> Self {
+        let modes: Vec<_> = modes(|mode| checked.allows(mode));
+        let destination = destination.map(DestinationReport::new);
+        let accepted = destination
+            .as_ref()
+            .is_none_or(|there| there.error.is_none() && there.obstacles.is_empty());
+        let guest = &checked.guest;
+        let privileges = &checked.privileges;
+        Self {
+            can_be_moved: !modes.is_empty() && accepted,
+            modes,
+            guest: GuestReport {
+                pid: guest.pid,
+                qemu: &guest.version,
+                state: &guest.state,
+                machine: &guest.machine,
+                cpus: guest.cpus,
+                accelerator: &guest.accelerator,
+                processor: &guest.processor,
+                nested: guest.nested,
+            },
+            obstacles: checked.obstacles.iter().map(ObstacleReport::new).collect(),
+            memory: checked.memory.iter().map(MemoryReport::new).collect(),
+            devices: checked.devices.iter().map(PartReport::new).collect(),
+            networks: checked.networks.iter().map(PartReport::new).collect(),
+            cards: checked.cards.iter().map(CardReport::new).collect(),
+            disks: checked.disks.iter().map(PartReport::new).collect(),
+            jobs: checked.jobs.iter().map(JobReport::new).collect(),
+            kernel: KernelReport {
+                release: &checked.kernel.release,
+                dirty_log: checked.kernel.dirty_log,
+            },
+            privileges: PrivilegesReport {
+                trace: privileges.trace,
+                userfaultfd: privileges.userfaultfd,
+                network_capture: privileges.network_capture,
+            },
+            notes: &checked.notes,
+            destination,
+        }
+    }
+
+    /// Whether the guest can be moved, perhaps not in all modes.
+    pub(crate) fn can_be_moved(&self) -> bool {
+        self.can_be_moved
+    }
+}
+
+fn modes(is_one: impl Fn(Mode) -> bool) -> Vec<String> {
+    let found = MODES.into_iter().filter(|mode| is_one(*mode));
+    found.map(|mode| mode.to_string()).collect()
+}
+
+impl ObstacleReport {
+    fn new(obstacle: &AttachError) -> Self {
+        Self {
+            modes: modes(|mode| obstacle.excludes().includes(mode)),
+            text: obstacle.reason(),
+        }
+    }
+}
+
+impl<'a> MemoryReport<'a> {
+    fn new(part: &'a MemoryPart) -> Self {
+        let held = part.held.map(|held| match held {
+            Held::SharedFile => "shared_file",
+            Held::UnnamedFile => "unnamed_file",
+            Held::PrivateFile => "private_file",
+            Held::Private => "private",
+        });
+        Self {
+            id: &part.id,
+            backend: part.backend.as_deref(),
+            bytes: part.bytes,
+            share: part.share,
+            path: part.path.as_deref(),
+            host_page_bytes: part.host_page,
+            held,
+        }
+    }
+}
+
+impl<'a> CardReport<'a> {
+    fn new(card: &'a CardPart) -> Self {
+        Self {
+            name: &card.name,
+            backend: &card.backend,
+            interface: card.interface.as_deref(),
+        }
+    }
+}
+
+impl<'a> JobReport<'a> {
+    fn new(job: &'a Job) -> Self {
+        Self {
+            id: &job.id,
+            kind: &job.kind,
+            status: &job.status,
+        }
+    }
+}
+
+impl<'a> PartReport<'a> {
+    fn new(part: &'a Part) -> Self {
+        let (verdict, why) = match part.verdict {
+            Verdict::Moves => ("moves", None),
+            Verdict::Drained => ("drained", None),
+            Verdict::PostcopyOnly(why) => ("postcopy_only", Some(why)),
+            Verdict::Refused(why) => ("refused", Some(why)),
+            Verdict::Unknown => ("unknown", None),
+            Verdict::Allowed => ("allowed", None),
+        };
+        Self {
+            name: &part.name,
+            kind: &part.kind,
+            file: &part.detail,
+            verdict,
+            why,
+        }
+    }
+}
+
+impl<'a> DestinationReport<'a> {
+    fn new(answer: &'a Result<Comparison, String>) -> Self {
+        match answer {
+            Ok(comparison) => Self {
+                protocol_version: Some(comparison.version),
+                compared: comparison.obstacles.is_some(),
+                obstacles: comparison.obstacles.as_deref().unwrap_or_default(),
+                error: None,
+            },
+            Err(error) => Self {
+                protocol_version: None,
+                compared: false,
+                obstacles: &[],
+                error: Some(error),
+            },
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! The result of `hikkoshi check` as text.
+
+use std::fmt::Write as _;
+
+use super::{CheckReport, DestinationReport, GuestReport, MODES, MemoryReport, PartReport};
+
+/// The result as text: a line for the guest, one for the verdict, and one for each thing that was
+/// found.
+pub(crate) fn readable(report: &CheckReport<'_>) -> String {
+    let mut lines = vec![guest(&report.guest), verdict(report)];
+    for obstacle in &report.obstacles {
+        let modes = if obstacle.modes.len() == MODES.len() {
+            "obstacle".to_owned()
+        } else {
+            format!("obstacle to {}", obstacle.modes.join(" and "))
+        };
+        lines.push(format!("  {modes}: {}", obstacle.text));
+    }
+    lines.extend(report.destination.iter().flat_map(destination));
+    lines.extend(report.memory.iter().filter_map(memory));
+    lines.extend(device_memory(&report.memory));
+    for (what, parts) in [
+        ("device", &report.devices),
+        ("network", &report.networks),
+        ("disk", &report.disks),
+    ] {
+        lines.extend(
+            parts
+                .iter()
+                .map(|found| format!("  {what} {}", part(found))),
+        );
+    }
+    for card in &report.cards {
+        let means = match card.interface {
+            Some(interface) => format!(
+                "tap device {interface}: frames that arrive during the switchover are delivered at \
+                 the destination"
+            ),
+            None => format!(
+                "{}, no tap device that is known: frames that arrive during the switchover are lost",
+                card.backend
+            ),
+        };
+        lines.push(format!("  network card {}: {means}", card.name));
+    }
+    for job in &report.jobs {
+        lines.push(format!(
+            "  block job {} ({}): {}",
+            job.id, job.kind, job.status
+        ));
+    }
+    lines.push(rights(report));
+    lines.extend(report.notes.iter().map(|note| format!("  note: {note}")));
+    // Names from QEMU can contain anything: each stays in its line.
+    let mut text = String::new();
+    for line in lines {
+        text.extend(line.chars().filter(|c| !c.is_control()));
+        text.push('\n');
+    }
+    text
+}
+
+fn guest(guest: &GuestReport<'_>) -> String {
+    let mut text = format!("QEMU {}", guest.qemu);
+    // Writing to a String cannot fail.
+    if let Some(pid) = guest.pid {
+        let _ = write!(text, " (process {pid})");
+    }
+    let _ = write!(
+        text,
+        ": {}, {} x {}, {}",
+        guest.machine, guest.cpus, guest.processor, guest.accelerator
+    );
+    if let Some(feature) = guest.nested {
+        let _ = write!(text, ", nested guests ({feature})");
+    }
+    let _ = write!(text, ", state {}", guest.state);
+    text
+}
+
+fn verdict(report: &CheckReport<'_>) -> String {
+    match (report.can_be_moved, report.modes.is_empty()) {
+        (true, _) => format!("the guest can be moved: {}", report.modes.join(", ")),
+        (false, true) => "the guest cannot be moved".to_owned(),
+        (false, false) => "the guest cannot be moved to this destination".to_owned(),
+    }
+}
+
+fn destination(there: &DestinationReport<'_>) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(error) = there.error {
+        lines.push(format!("  destination: {error}"));
+    } else if !there.compared {
+        lines.push(
+            "  destination: it is authentic and supports this protocol; the machines were not \
+             compared, because hikkoshi there is older (it compares them when a migration begins)"
+                .to_owned(),
+        );
+    } else if there.obstacles.is_empty() {
+        lines.push(
+            "  destination: it would accept the guest (compared: machine type, memory, devices, \
+             processors)"
+                .to_owned(),
+        );
+    }
+    let obstacles = there.obstacles.iter();
+    lines.extend(obstacles.map(|text| format!("  obstacle at the destination: {text}")));
+    lines
+}
+
+/// A memory backend; `None` for the memory of a device.
+fn memory(memory: &MemoryReport<'_>) -> Option<String> {
+    let backend = memory.backend?;
+    let path = memory.path.unwrap_or_default();
+    let held = match memory.held {
+        Some("shared_file") => format!("shared file {path}; it stays when QEMU ends"),
+        Some("unnamed_file") => format!(
+            "shared file without a name ({path}); it exists as long as a process has it open"
+        ),
+        Some("private_file") => {
+            format!("private mapping of {path}; what was written ends with QEMU")
+        }
+        Some("private") => "private memory; it ends with QEMU".to_owned(),
+        _ => {
+            let share = if memory.share == Some(true) {
+                "on"
+            } else {
+                "off"
+            };
+            format!("share={share} {path}").trim_end().to_owned()
+        }
+    };
+    let pages = memory
+        .host_page_bytes
+        .map_or_else(String::new, |bytes| format!(", pages of {}", size(bytes)));
+    let bytes = size(memory.bytes);
+    Some(format!(
+        "  memory {}: {bytes}{pages}, {backend}: {held}",
+        memory.id
+    ))
+}
+
+/// The sum of the memory of devices and firmware.
+fn device_memory(all: &[MemoryReport<'_>]) -> Option<String> {
+    let blocks = all.iter().filter(|memory| memory.backend.is_none());
+    let (count, bytes) = blocks.fold((0u32, 0), |(count, bytes), memory| {
+        (count + 1, bytes + memory.bytes)
+    });
+    #[allow(clippy::cast_precision_loss)] // It is rounded anyway.
+    let mib = bytes as f64 / f64::from(1 << 20);
+    (count > 0)
+        .then(|| format!("  memory of devices and firmware: {mib:.1} MiB in {count} block(s)"))
+}
+
+/// Bytes in the largest unit that loses nothing.
+fn size(bytes: u64) -> String {
+    for (shift, unit) in [(30, "GiB"), (20, "MiB"), (10, "KiB")] {
+        if bytes > 0 && bytes.trailing_zeros() >= shift {
+            return format!("{} {unit}", bytes >> shift);
+        }
+    }
+    format!("{bytes} bytes")
+}
+
+fn part(part: &PartReport<'_>) -> String {
+    let PartReport { name, kind, .. } = part;
+    let file = if part.file.is_empty() {
+        String::new()
+    } else {
+        format!(", {}", part.file)
+    };
+    let means = match part.verdict {
+        "moves" => "every mode",
+        "drained" => "every mode; direct I/O, so pre-copy rounds drain it",
+        "postcopy_only" => "post-copy only",
+        "allowed" => "of an unknown type, allowed",
+        "unknown" => "of an unknown type",
+        _ => "cannot be moved",
+    };
+    format!("{name} ({kind}{file}): {means}")
+}
+
+fn rights(report: &CheckReport<'_>) -> String {
+    let can = |can, what| format!("{} {what}", if can { "can" } else { "cannot" });
+    let (kernel, privileges) = (&report.kernel, &report.privileges);
+    format!(
+        "  this host: Linux {}; hikkoshi {}, {}, {}, and {}",
+        kernel.release,
+        can(kernel.dirty_log, "track writes to memory"),
+        can(privileges.trace, "trace QEMU"),
+        can(privileges.userfaultfd, "create a userfaultfd in it"),
+        can(privileges.network_capture, "capture frames")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::size;
+
+    #[test]
+    fn sizes_lose_nothing() {
+        assert_eq!(size(4 << 30), "4 GiB");
+        assert_eq!(size(1536 << 20), "1536 MiB");
+        assert_eq!(size(4096), "4 KiB");
+        assert_eq!(size(131_072 + 1), "131073 bytes");
+        assert_eq!(size(0), "0 bytes");
+    }
+}

@@ -1,0 +1,101 @@
+//! Looks at a QEMU without changing anything, and collects every obstacle to a move.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hikkoshi_linux::Process;
+use hikkoshi_userfault::Features;
+
+use super::preflight::{self, AllowedTypes, Refusal, Side};
+use super::ram::{self, Ram, RamErrors};
+use super::reopen::FileAccess;
+use super::{AttachError, leftovers, process};
+use crate::qmp::Client;
+
+/// The timeout of the connection, up to QEMU's greeting.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What was found.
+#[derive(Debug)]
+pub(crate) struct Inspection {
+    pub(crate) client: Client,
+    /// `None`: it cannot be accessed, and an obstacle says why.
+    pub(crate) process: Option<Arc<Process>>,
+    /// `None`: it cannot be moved, and an obstacle says why.
+    pub(crate) ram: Option<Ram>,
+    /// What stands against a move, in the modes that
+    /// [`excludes`](AttachError::excludes) names.
+    pub(crate) obstacles: Vec<AttachError>,
+}
+
+/// Inspects the QEMU whose QMP socket is at `path`. An error: nothing is known of it.
+pub(crate) fn inspect(
+    path: &Path,
+    side: Side,
+    allowed: &AllowedTypes,
+) -> Result<Inspection, AttachError> {
+    let mut client = Client::connect(path, CONNECT_TIMEOUT)?;
+    let refusals = preflight::check(&mut client, side, allowed).map_err(Refusal::Qmp)?;
+    let mut found = Inspection {
+        client,
+        process: None,
+        ram: None,
+        obstacles: refusals.into_iter().map(Into::into).collect(),
+    };
+    let failed = found.inspect_process(side);
+    found.obstacles.extend(failed.err());
+    Ok(found)
+}
+
+impl Inspection {
+    /// The process and its memory. Each step needs those before it.
+    fn inspect_process(&mut self, side: Side) -> Result<(), AttachError> {
+        let process = process::find(&self.client)?;
+        // First: without this right, some of the following information is hidden
+        // instead of denied, which would lead to misleading errors.
+        process::check_right_to_trace(&process)?;
+        self.process = Some(Arc::clone(&process));
+        let access = match side {
+            Side::Source => FileAccess::Read,
+            Side::Destination => FileAccess::Write,
+        };
+        match ram::find(&mut self.client, &process, access) {
+            Ok(ram) => {
+                if side == Side::Source {
+                    let refusals = preflight::check_tracking(ram.memory.layout());
+                    self.obstacles.extend(refusals.into_iter().map(Into::into));
+                }
+                self.ram = Some(ram);
+            }
+            Err(errors) => self.add(errors),
+        }
+        match side {
+            Side::Source => leftovers::check(&process)?,
+            Side::Destination => {
+                leftovers::refuse_all(&process)?;
+                check_kernel()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, errors: RamErrors) {
+        self.obstacles.extend(errors.0.into_iter().map(Into::into));
+    }
+}
+
+fn check_kernel() -> Result<(), AttachError> {
+    // If we may not query this, QEMU's process may still be allowed to use it.
+    let Ok(supported) = Features::supported() else {
+        return Ok(());
+    };
+    let missing = Features::FOR_MISSING.without(supported);
+    if missing.is_empty() {
+        Ok(())
+    } else {
+        Err(AttachError::Kernel {
+            missing: missing.to_string(),
+        })
+    }
+}

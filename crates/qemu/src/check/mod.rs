@@ -1,0 +1,275 @@
+//! Whether a guest can be moved from here, and how: [`check()`]. Changes nothing: no system call is
+//! injected, no setting of QEMU is changed, no lock is kept.
+
+mod parts;
+mod privileges;
+
+use std::path::Path;
+
+use hikkoshi_engine::Mode;
+use hikkoshi_linux::Process;
+use hikkoshi_wire::{GuestDescription, Machine, Processors};
+use serde_json::{Value, json};
+
+pub use self::parts::{Held, MemoryPart, Part, Verdict};
+pub use self::privileges::Privileges;
+use crate::attach::inspect::{Inspection, inspect};
+use crate::attach::preflight::jobs::{self, Job};
+use crate::attach::preflight::{self, AllowedTypes, OLDEST_QEMU, Side, nested};
+use crate::attach::ram::overview;
+use crate::attach::{AttachError, description, exclusive_access, leftovers, machine, processors};
+use crate::command_line::Exact;
+use crate::network::overview::{CardPart, cards};
+use crate::qmp::{Client, QmpError, migration};
+
+/// What was found.
+#[derive(Debug)]
+pub struct Checked {
+    /// The guest and its QEMU.
+    pub guest: CheckedGuest,
+    /// Everything that stands against a move;
+    /// [`excludes`](AttachError::excludes) says in which modes.
+    pub obstacles: Vec<AttachError>,
+    /// The guest's RAM blocks.
+    pub memory: Vec<MemoryPart>,
+    /// The devices that were added to the machine, and those that are an obstacle.
+    pub devices: Vec<Part>,
+    /// Network cards' backends.
+    pub networks: Vec<Part>,
+    /// The network cards, if QEMU's process can be accessed.
+    pub cards: Vec<CardPart>,
+    /// What the guest's disks are read by.
+    pub disks: Vec<Part>,
+    /// Block jobs.
+    pub jobs: Vec<Job>,
+    /// This host's kernel.
+    pub kernel: Kernel,
+    /// What this process may do.
+    pub privileges: Privileges,
+    /// What is no obstacle, but good to know.
+    pub notes: Vec<String>,
+    /// What a destination compares; `None` if the memory cannot be described.
+    pub offer: Option<Offer>,
+}
+
+/// The guest and its QEMU.
+#[derive(Debug, Clone)]
+pub struct CheckedGuest {
+    /// QEMU's process, if it is visible from here.
+    pub pid: Option<u32>,
+    /// QEMU's version.
+    pub version: String,
+    /// QEMU's name for the guest's state.
+    pub state: String,
+    /// The machine type, with its version.
+    pub machine: String,
+    /// The number of processors.
+    pub cpus: usize,
+    /// `kvm` or `tcg`.
+    pub accelerator: String,
+    /// The processors' model, such as `qemu64`.
+    pub processor: String,
+    /// The feature by which the guest can run nested guests under KVM: `vmx` or `svm`.
+    pub nested: Option<&'static str>,
+}
+
+/// This host's kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kernel {
+    /// Its release, such as `6.18.44`.
+    pub release: String,
+    /// Whether it can track writes to memory, as pre-copy rounds need.
+    pub dirty_log: bool,
+}
+
+/// What is offered to a destination.
+#[derive(Debug, Clone)]
+pub struct Offer {
+    /// The machine and its memory.
+    pub description: GuestDescription,
+    /// The processors.
+    pub processors: Processors,
+    /// The devices.
+    pub machine: Machine,
+}
+
+impl Checked {
+    /// Whether the guest can be moved by this mode.
+    pub fn allows(&self, mode: Mode) -> bool {
+        let excludes = |obstacle: &AttachError| obstacle.excludes().includes(mode);
+        !self.obstacles.iter().any(excludes)
+    }
+}
+
+/// Checks the guest whose QMP socket is at `qmp`.
+///
+/// # Errors
+///
+/// See [`AttachError`]: nothing can be found out about the guest.
+pub fn check(qmp: &Path, allowed: &AllowedTypes) -> Result<Checked, AttachError> {
+    let Inspection {
+        mut client,
+        process,
+        ram,
+        mut obstacles,
+        ..
+    } = inspect(qmp, Side::Source, allowed)?;
+    let client = &mut client;
+    let mut notes = Vec::new();
+    if let Some(process) = &process {
+        match exclusive_access::check(process) {
+            Ok(()) => notes.extend(leftovers::note(process)),
+            // The dirty log is that of the other process.
+            Err(error) => obstacles.push(error.into()),
+        }
+    }
+    let dirty_log = hikkoshi_dirty::support();
+    let kernel = Kernel {
+        release: release(),
+        dirty_log: dirty_log.is_ok(),
+    };
+    obstacles.extend(dirty_log.err().map(AttachError::DirtyLog));
+    let mut found = Checked {
+        guest: guest(client)?,
+        privileges: Privileges::of(process.as_deref()),
+        obstacles,
+        memory: Vec::new(),
+        devices: Vec::new(),
+        networks: Vec::new(),
+        cards: Vec::new(),
+        disks: Vec::new(),
+        jobs: Vec::new(),
+        kernel,
+        notes,
+        offer: None,
+    };
+    if client.version() < OLDEST_QEMU {
+        return Ok(found);
+    }
+    found.memory = match &process {
+        // An error is an obstacle, which was found before.
+        Some(process) => overview::of_process(client, process).unwrap_or_default(),
+        None => Vec::new(),
+    };
+    if found.memory.is_empty() {
+        found.memory = overview::of_backends(client)?;
+    }
+    found.devices = preflight::parts::devices(client, allowed)?;
+    found.networks = preflight::parts::networks(client, allowed)?;
+    found.disks = preflight::parts::disks(client, allowed)?;
+    found.jobs = jobs::list(client)?;
+    found.mark_unmigratable(&migration::query(client)?.blocked);
+    found.add_cards(client, process.as_deref())?;
+    found.add_notes();
+    if let Some(ram) = &ram {
+        found.offer = Some(Offer {
+            description: description::describe(client, &ram.memory)?,
+            processors: processors::read(client)?,
+            machine: machine::read(client)?,
+        });
+    }
+    Ok(found)
+}
+
+impl Checked {
+    /// Devices that QEMU itself cannot migrate, by its blockers:
+    /// `non-migratable device: 0000:00:05.0/nvme`. They are an obstacle already.
+    fn mark_unmigratable(&mut self, blocked: &[String]) {
+        for device in &mut self.devices {
+            let names = |reason: &String| {
+                let place = reason.strip_prefix("non-migratable device: ");
+                place.is_some_and(|place| place.rsplit('/').next() == Some(&device.kind))
+            };
+            if blocked.iter().any(names) {
+                device.verdict = Verdict::Refused("QEMU cannot migrate it");
+            }
+        }
+    }
+
+    fn add_cards(
+        &mut self,
+        client: &mut Client,
+        process: Option<&Process>,
+    ) -> Result<(), QmpError> {
+        let Some(process) = process else {
+            return Ok(());
+        };
+        self.cards = cards(client, process)?;
+        if self.privileges.network_capture {
+            return Ok(());
+        }
+        if self.cards.iter().any(|card| card.interface.is_some()) {
+            self.notes.push(
+                "frames that arrive at the guest's tap devices during the switchover are lost: \
+                 capturing them needs the capability CAP_NET_RAW"
+                    .to_owned(),
+            );
+        }
+        Ok(())
+    }
+
+    fn add_notes(&mut self) {
+        let files = self
+            .disks
+            .iter()
+            .filter(|disk| !disk.detail.is_empty() && !disk.kind.starts_with("null-"));
+        let files: Vec<_> = files.map(|disk| disk.detail.clone()).collect();
+        if !files.is_empty() {
+            self.notes.push(format!(
+                "the destination has to reach the same disks under the names in its command line: {}",
+                files.join(", ")
+            ));
+        }
+        if self.networks.iter().any(|network| network.kind == "user") {
+            let text = "connections through a network backend of the type user end: they belong \
+                        to this QEMU process";
+            self.notes.push(text.to_owned());
+        }
+        let ends_with_qemu = |memory: &&MemoryPart| {
+            memory.backend.is_some()
+                && matches!(memory.held, Some(Held::Private | Held::PrivateFile))
+        };
+        let private: Vec<_> = self.memory.iter().filter(ends_with_qemu).collect();
+        if let [first, ..] = private.as_slice() {
+            self.notes.push(format!(
+                "the memory {} ends with QEMU's process: from the handover of a post-copy or hybrid \
+                 migration on, the source's QEMU must not end before every page has been sent, or \
+                 the guest is lost",
+                first.id
+            ));
+        }
+        if matches!(self.guest.processor.as_str(), "host" | "max") {
+            self.notes.push(format!(
+                "the processor model {} has other features on other hosts and in other versions of \
+                 QEMU; --to INVITATION compares them with the destination's",
+                self.guest.processor
+            ));
+        }
+        if self.guest.state != "running" {
+            let text = "the guest does not run, and arrives paused";
+            self.notes.push(text.to_owned());
+        }
+    }
+}
+
+fn guest(client: &mut Client) -> Result<CheckedGuest, QmpError> {
+    let exact = Exact::of(client)?;
+    let kvm = client.execute("query-kvm", json!({}))?;
+    let kvm = kvm.get("enabled").and_then(Value::as_bool) == Some(true);
+    let cpus = client.execute("query-cpus-fast", json!({}))?;
+    Ok(CheckedGuest {
+        pid: client.peer(),
+        version: client.version().to_string(),
+        state: migration::run_state(client)?.status,
+        machine: exact.machine,
+        cpus: cpus.as_array().map_or(0, Vec::len),
+        accelerator: if kvm { "kvm" } else { "tcg" }.to_owned(),
+        processor: exact.cpu,
+        nested: nested::feature(client)?,
+    })
+}
+
+fn release() -> String {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease");
+    release.map_or_else(|_| "?".to_owned(), |release| release.trim().to_owned())
+}

@@ -1,0 +1,149 @@
+//! The command line that a destination's QEMU needs: [`DestinationLine`], made from that of the
+//! running QEMU and from what has changed in it since it was started.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `options.rs` | the words of a command line as options |
+//! | `adapt.rs` | which options are replaced, left out, or pointed out |
+//! | `plugged.rs` | devices, processors and memory that were plugged in later |
+//! | `backends.rs` | their network backends and block nodes |
+//! | `quote.rs` | words for a shell |
+
+mod adapt;
+mod backends;
+mod options;
+mod plugged;
+mod quote;
+
+use std::io::{self, Read};
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use self::options::Opt;
+use crate::attach::{AttachError, process};
+use crate::qmp::qom::property;
+use crate::qmp::{Client, QmpError};
+
+/// The timeout of the connection, up to QEMU's greeting.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The longest command line that is read, in bytes (`ARG_MAX` is 2 MiB by default).
+const MAX_COMMAND_LINE: u64 = 8 << 20;
+
+/// A command line for a destination.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DestinationLine {
+    program: String,
+    options: Vec<Opt>,
+    /// What has to be adapted or is not known, for people.
+    pub notes: Vec<String>,
+}
+
+/// What the running QEMU says about itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Exact {
+    /// The machine type with its version, such as `pc-i440fx-7.2`.
+    pub(crate) machine: String,
+    /// The processor model, such as `qemu64` or `Skylake-Client-v1`.
+    pub(crate) cpu: String,
+}
+
+impl DestinationLine {
+    /// For a destination of the guest whose QMP socket is at `qmp`. Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// If QEMU does not answer or its process cannot be read.
+    pub fn of(qmp: &Path) -> Result<Self, AttachError> {
+        let mut client = Client::connect(qmp, CONNECT_TIMEOUT)?;
+        let process = process::find(&client)?;
+        let mut text = Vec::new();
+        let read = process.open_proc("cmdline").and_then(|file| {
+            file.take(MAX_COMMAND_LINE).read_to_end(&mut text)?;
+            if text.is_empty() {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            Ok(())
+        });
+        read.map_err(|source| process::explain(&process, "reading the command line", source))?;
+        let mut line = Self::adapted(&text, &Exact::of(&mut client)?);
+        plugged::add(&mut client, &mut line)?;
+        let folder = std::fs::read_link(format!("/proc/{}/cwd", process.pid()));
+        if let Ok(folder) = folder {
+            line.notes.push(format!(
+                "relative paths are relative to the folder {}",
+                folder.display()
+            ));
+        }
+        Ok(line)
+    }
+
+    /// From the words of `/proc/PID/cmdline`, each of which ends with a zero byte.
+    fn adapted(text: &[u8], exact: &Exact) -> Self {
+        let mut notes = Vec::new();
+        let text = text.strip_suffix(b"\0").unwrap_or(text);
+        let mut words = text.split(|byte| *byte == 0).map(|word| {
+            if std::str::from_utf8(word).is_err() {
+                notes.push("a word of the command line is not UTF-8; it was changed".to_owned());
+            }
+            String::from_utf8_lossy(word).into_owned()
+        });
+        let program = words.next().unwrap_or_default();
+        let options = options::parse(words);
+        let mut line = Self {
+            program,
+            options: Vec::new(),
+            notes,
+        };
+        line.adapt(options, exact);
+        line
+    }
+
+    /// For a shell: comments, then the command, an option a line.
+    pub fn for_shell(&self) -> String {
+        let mut text = String::new();
+        for note in &self.notes {
+            // A line break would end the comment.
+            let note: String = note.chars().filter(|c| !c.is_control()).collect();
+            text.push_str(&format!("# {note}\n"));
+        }
+        text.push_str(&quote::word(&self.program));
+        for option in &self.options {
+            text.push_str(" \\\n ");
+            for word in option.words() {
+                text.push(' ');
+                text.push_str(&quote::word(word));
+            }
+        }
+        text.push('\n');
+        text
+    }
+
+    fn note(&mut self, text: impl Into<String>) {
+        self.notes.push(text.into());
+    }
+}
+
+impl Exact {
+    pub(crate) fn of(client: &mut Client) -> Result<Self, QmpError> {
+        let text = |value: Option<Value>| {
+            let text = value.as_ref().and_then(Value::as_str).map(str::to_owned);
+            text.ok_or_else(|| QmpError::unexpected("qom-get", "no type"))
+        };
+        let machine = text(property(client, "/machine", "type")?)?;
+        let cpus = client.execute("query-cpus-fast", json!({}))?;
+        let path = cpus
+            .get(0)
+            .and_then(|cpu| cpu.get("qom-path"))
+            .and_then(Value::as_str)
+            .ok_or_else(|| QmpError::unexpected("query-cpus-fast", "no processors"))?;
+        let cpu = text(property(client, path, "type")?)?;
+        let strip = |text: &str, end: &str| text.strip_suffix(end).unwrap_or(text).to_owned();
+        Ok(Self {
+            machine: strip(&machine, "-machine"),
+            cpu: strip(&strip(&cpu, "-x86_64-cpu"), "-cpu"),
+        })
+    }
+}

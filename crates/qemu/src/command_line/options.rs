@@ -1,0 +1,171 @@
+//! The words of QEMU's command line as options.
+
+/// Options without a value (`qemu-options.hx` of QEMU 7.2 and 10.0, x86-64).
+const WITHOUT_VALUE: &str = "S alt-grab ctrl-grab curses daemonize enable-fips enable-kvm \
+    enable-sync-profile full-screen h help jitdump mem-prealloc nodefaults no-acpi no-fd-bootchk \
+    no-hpet no-kvm no-kvm-irqchip no-kvm-pit no-kvm-pit-reinjection no-quit no-reboot no-shutdown \
+    no-user-config nographic old-param only-migratable perfmap portrait preconfig s sdl semihosting \
+    show-cursor singlestep snapshot usb version win2k-hack xen-attach xen-domid-restrict";
+
+/// An option, or a disk image that is given without one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Opt {
+    /// With its hyphens; empty for a disk image.
+    pub(super) name: String,
+    pub(super) value: Option<String>,
+}
+
+impl Opt {
+    pub(super) fn new(name: &str, value: impl Into<String>) -> Self {
+        Self {
+            name: name.to_owned(),
+            value: Some(value.into()),
+        }
+    }
+
+    pub(super) fn flag(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            value: None,
+        }
+    }
+
+    pub(super) fn value(&self) -> &str {
+        self.value.as_deref().unwrap_or_default()
+    }
+
+    /// The words of a command line.
+    pub(super) fn words(&self) -> impl Iterator<Item = &str> {
+        let name = (!self.name.is_empty()).then_some(self.name.as_str());
+        name.into_iter().chain(self.value.as_deref())
+    }
+
+    /// The name without its hyphens.
+    pub(super) fn is(&self, name: &str) -> bool {
+        bare(&self.name) == name
+    }
+
+    /// The value of a key in `a,key=value,b`. Commas in values are doubled. In `first` the key of
+    /// the first part may be left out. JSON values (`{…}`) are read as well.
+    pub(super) fn get(&self, key: &str, first: bool) -> Option<String> {
+        let value = self.value();
+        if value.trim_start().starts_with('{') {
+            let json: serde_json::Value = serde_json::from_str(value).ok()?;
+            return match json.get(key)? {
+                serde_json::Value::String(text) => Some(text.clone()),
+                serde_json::Value::Bool(flag) => Some(if *flag { "on" } else { "off" }.to_owned()),
+                serde_json::Value::Number(number) => Some(number.to_string()),
+                _ => None,
+            };
+        }
+        for (index, part) in parts(value).into_iter().enumerate() {
+            match part.split_once('=') {
+                Some((name, value)) if name == key => return Some(value.to_owned()),
+                None if index == 0 && first => return Some(part),
+                _ => {}
+            }
+        }
+        None
+    }
+}
+
+fn bare(word: &str) -> &str {
+    word.strip_prefix("--")
+        .or(word.strip_prefix('-'))
+        .unwrap_or(word)
+}
+
+/// The parts between single commas, with doubled commas made single.
+pub(super) fn parts(value: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut chars = value.chars().peekable();
+    while let Some(char) = chars.next() {
+        if char == ',' {
+            if chars.peek() == Some(&',') {
+                chars.next();
+            } else {
+                parts.push(String::new());
+                continue;
+            }
+        }
+        if let Some(last) = parts.last_mut() {
+            last.push(char);
+        }
+    }
+    parts
+}
+
+/// The opposite of [`parts`].
+pub(super) fn join(parts: &[String]) -> String {
+    let doubled: Vec<_> = parts.iter().map(|part| part.replace(',', ",,")).collect();
+    doubled.join(",")
+}
+
+/// Parses the words behind the program. Names keep their hyphens.
+pub(super) fn parse(words: impl Iterator<Item = String>) -> Vec<Opt> {
+    let mut found = Vec::new();
+    let mut words = words;
+    while let Some(word) = words.next() {
+        let is_option = word.len() > 1 && word.starts_with('-');
+        let has_value = is_option
+            && !WITHOUT_VALUE
+                .split_whitespace()
+                .any(|known| known == bare(&word));
+        found.push(match (is_option, has_value) {
+            (false, _) => Opt {
+                name: String::new(),
+                value: Some(word),
+            },
+            (true, false) => Opt::flag(&word),
+            (true, true) => Opt {
+                name: word,
+                value: words.next(),
+            },
+        });
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opts(line: &str) -> Vec<Opt> {
+        parse(line.split(' ').map(str::to_owned))
+    }
+
+    #[test]
+    fn options_with_and_without_values_and_images() {
+        let found = opts("-S --enable-kvm -m 64 disk.img -incoming defer -usb -name -S");
+        let names: Vec<_> = found.iter().map(|opt| opt.name.as_str()).collect();
+        assert_eq!(
+            names,
+            ["-S", "--enable-kvm", "-m", "", "-incoming", "-usb", "-name"]
+        );
+        assert_eq!(found[6].value(), "-S", "a value may look like an option");
+        let words: Vec<_> = found.iter().flat_map(Opt::words).collect();
+        assert_eq!(
+            words.join(" "),
+            "-S --enable-kvm -m 64 disk.img -incoming defer -usb -name -S"
+        );
+        assert!(found[1].is("enable-kvm"));
+    }
+
+    #[test]
+    fn values_by_key() {
+        let device = Opt::new("-device", "virtio-net-pci,id=n0,netdev=u,,1");
+        assert_eq!(
+            device.get("driver", true).as_deref(),
+            Some("virtio-net-pci")
+        );
+        assert_eq!(device.get("id", false).as_deref(), Some("n0"));
+        assert_eq!(device.get("netdev", false).as_deref(), Some("u,1"));
+        assert_eq!(device.get("driver", false), None);
+        let json = Opt::new("-device", r#"{"driver":"e1000","id":"n1"}"#);
+        assert_eq!(json.get("id", false).as_deref(), Some("n1"));
+        let json = Opt::new("-netdev", r#"{"type":"tap","vhost":true,"vhostfd":29}"#);
+        assert_eq!(json.get("vhost", false).as_deref(), Some("on"));
+        assert_eq!(json.get("vhostfd", false).as_deref(), Some("29"));
+        assert_eq!(join(&parts("a,b=c,,d")), "a,b=c,,d");
+    }
+}

@@ -1,0 +1,317 @@
+//! Devices, processors and memory that were plugged in or unplugged since QEMU was started.
+
+use serde_json::{Value, json};
+
+use super::options::{Opt, join};
+use super::{DestinationLine, backends};
+use crate::attach::ram::backend::{self, Backend};
+use crate::qmp::qom::{children, property};
+use crate::qmp::{Client, QmpError};
+
+/// Properties of a device that say where it is and what is behind it.
+const PROPERTIES: [&str; 10] = [
+    "addr", "port", "scsi-id", "lun", "unit", "nsid", "drive", "netdev", "chardev", "mac",
+];
+
+/// Adds what is not on the source's command line, and leaves out what does not exist any more.
+pub(super) fn add(client: &mut Client, line: &mut DestinationLine) -> Result<(), QmpError> {
+    leave_out_unplugged(client, line)?;
+    add_objects(client, line)?;
+    add_memory(client, line)?;
+    add_processors(client, line)?;
+    add_devices(client, line)?;
+    Ok(())
+}
+
+impl DestinationLine {
+    fn has_id(&self, option: &str, id: &str) -> bool {
+        self.options
+            .iter()
+            .any(|known| known.is(option) && known.get("id", false).as_deref() == Some(id))
+    }
+
+    /// Before `-incoming`, which is last.
+    fn add_option(&mut self, name: &str, value: String) {
+        let at = self.options.len().saturating_sub(1);
+        self.options.insert(at, Opt::new(name, value));
+    }
+}
+
+fn leave_out_unplugged(client: &mut Client, line: &mut DestinationLine) -> Result<(), QmpError> {
+    let existing = children(client, "/machine/peripheral")?;
+    let mut gone = Vec::new();
+    line.options.retain(|option| {
+        let id = option
+            .is("device")
+            .then(|| option.get("id", false))
+            .flatten();
+        let keep = id.is_none_or(|id| existing.iter().any(|(name, _)| *name == id));
+        if !keep {
+            gone.push(option.value().to_owned());
+        }
+        keep
+    });
+    for value in gone {
+        line.note(format!(
+            "left out, because it was unplugged: -device {value}"
+        ));
+    }
+    Ok(())
+}
+
+fn add_objects(client: &mut Client, line: &mut DestinationLine) -> Result<(), QmpError> {
+    let backends = backend::list(client)?;
+    for (id, kind) in children(client, "/objects")? {
+        // QEMU makes the main memory's backend itself, with `-m` or `-mem-path` only.
+        let own = matches!(id.as_str(), "pc.ram" | "microvm.ram");
+        if own || line.has_id("object", &id) {
+            continue;
+        }
+        match backends.iter().find(|backend| backend.id == id) {
+            Some(backend) => line.add_option("-object", backend_option(backend)),
+            None => line.note(format!(
+                "the object {id} ({kind}) was added later: add an -object option for it; its \
+                 properties are not known here"
+            )),
+        }
+    }
+    Ok(())
+}
+
+fn backend_option(backend: &Backend) -> String {
+    let on = |flag| if flag { "on" } else { "off" };
+    let mut parts = vec![
+        backend.kind.clone(),
+        format!("id={}", backend.id),
+        format!("size={}", backend.bytes),
+        format!("share={}", on(backend.share)),
+    ];
+    parts.extend(backend.path.iter().map(|path| format!("mem-path={path}")));
+    join(&parts)
+}
+
+fn add_memory(client: &mut Client, line: &mut DestinationLine) -> Result<(), QmpError> {
+    let answer = client.execute("query-memory-devices", json!({}))?;
+    for row in answer.as_array().into_iter().flatten() {
+        let data = row.get("data");
+        let text = |key| data?.get(key)?.as_str();
+        let number = |key| data?.get(key)?.as_u64();
+        let Some(id) = text("id") else {
+            let kind = row.get("type").and_then(Value::as_str).unwrap_or("?");
+            line.note(format!(
+                "a memory device ({kind}) has no id: add it by hand"
+            ));
+            continue;
+        };
+        if line.has_id("device", id) {
+            continue;
+        }
+        let memdev = text("memdev").unwrap_or_default().rsplit('/').next();
+        let mut parts = vec!["pc-dimm".to_owned(), format!("id={id}")];
+        parts.extend(memdev.map(|memdev| format!("memdev={memdev}")));
+        for (key, name) in [("addr", "addr"), ("slot", "slot"), ("node", "node")] {
+            parts.extend(number(key).map(|value| format!("{name}={value}")));
+        }
+        line.add_option("-device", join(&parts));
+    }
+    Ok(())
+}
+
+fn add_processors(client: &mut Client, line: &mut DestinationLine) -> Result<(), QmpError> {
+    let answer = match client.execute("query-hotpluggable-cpus", json!({})) {
+        Ok(answer) => answer,
+        // A machine without them (`microvm`).
+        Err(error) if error.is_refusal() => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    // The highest first in QEMU's answer.
+    for row in answer.as_array().into_iter().flatten().rev() {
+        let text = |key| row.get(key).and_then(Value::as_str);
+        let (Some(kind), Some(path)) = (text("type"), text("qom-path")) else {
+            continue; // Not plugged in.
+        };
+        let Some(place) = path.strip_prefix("/machine/peripheral") else {
+            continue; // Of -smp.
+        };
+        let id = place.strip_prefix('/').filter(|id| !id.contains('/'));
+        if id.is_some_and(|id| line.has_id("device", id)) {
+            continue;
+        }
+        let mut parts = vec![kind.to_owned()];
+        parts.extend(id.map(|id| format!("id={id}")));
+        let props = row.get("props").and_then(Value::as_object);
+        for (key, value) in props.into_iter().flatten() {
+            parts.push(format!("{key}={value}"));
+        }
+        line.add_option("-device", join(&parts));
+    }
+    Ok(())
+}
+
+fn add_devices(client: &mut Client, line: &mut DestinationLine) -> Result<(), QmpError> {
+    // Buses before the devices on them.
+    let mut later = children(client, "/machine/peripheral")?;
+    later.retain(|(id, _)| !line.has_id("device", id) && !line.has_id("netdev", id));
+    later.sort_by_key(|(_, kind)| !is_bus(kind));
+    for (id, kind) in later {
+        add_device(client, line, &id, kind)?;
+    }
+    let anonymous = children(client, "/machine/peripheral-anon")?.len();
+    let without_id = line
+        .options
+        .iter()
+        .filter(|option| option.is("device") && option.get("id", false).is_none());
+    let without_id = without_id.count();
+    if anonymous > without_id {
+        line.note(format!(
+            "{anonymous} devices have no id, and {without_id} of the command line: the others came \
+             from other options (-drive, -nic, -vga, ...) or were plugged in later; 'hikkoshi check \
+             --to INVITATION' compares the devices"
+        ));
+    }
+    Ok(())
+}
+
+/// Whether devices of this type have buses for others.
+fn is_bus(kind: &str) -> bool {
+    let parts = [
+        "root-port",
+        "bridge",
+        "switch",
+        "hub",
+        "scsi",
+        "xhci",
+        "ehci",
+        "serial-pci",
+    ];
+    parts.iter().any(|part| kind.contains(part)) && !kind.starts_with("scsi-")
+}
+
+fn add_device(
+    client: &mut Client,
+    line: &mut DestinationLine,
+    id: &str,
+    kind: String,
+) -> Result<(), QmpError> {
+    let path = format!("/machine/peripheral/{id}");
+    let mut parts = vec![kind, format!("id={id}")];
+    let mut missing = Vec::new();
+    if let Some(bus) = text(property(client, &path, "parent_bus")?) {
+        let bus = bus.rsplit('/').next().unwrap_or_default();
+        parts.push(format!("bus={bus}"));
+    }
+    for name in PROPERTIES {
+        let value = property(client, &path, name)?;
+        let value = if name == "addr" {
+            value.as_ref().and_then(pci_address)
+        } else {
+            text(value)
+        };
+        let Some(value) = value else {
+            continue;
+        };
+        if !add_backend(client, line, name, &value)? {
+            missing.push(format!("-{name} {value}"));
+        }
+        parts.push(format!("{name}={value}"));
+    }
+    let option = join(&parts);
+    if missing.is_empty() {
+        line.note(format!(
+            "-device {option}: was plugged in later; other properties than these are not known \
+             here, add those that it was given"
+        ));
+        line.add_option("-device", option);
+    } else {
+        line.note(format!(
+            "to be added, because it was plugged in later: {} (its options are not known here) \
+             and -device {option}",
+            missing.join(", ")
+        ));
+    }
+    Ok(())
+}
+
+/// Adds the backend that the property `name` of a device refers to, unless it is there. `false` if
+/// it is not known.
+fn add_backend(
+    client: &mut Client,
+    line: &mut DestinationLine,
+    name: &str,
+    value: &str,
+) -> Result<bool, QmpError> {
+    let options: &[&str] = match name {
+        "drive" => &["blockdev", "drive"],
+        "netdev" => &["netdev"],
+        "chardev" => &["chardev"],
+        _ => return Ok(true),
+    };
+    if has_backend(line, options, value) {
+        return Ok(true);
+    }
+    match name {
+        "netdev" => {
+            let Some(option) = backends::netdev(client, value)? else {
+                return Ok(false);
+            };
+            line.note(format!(
+                "-netdev {option}: was added later; its other options are not known here"
+            ));
+            line.add_option("-netdev", option);
+        }
+        "drive" => {
+            let Some(options) = backends::blockdevs(client, value)? else {
+                return Ok(false);
+            };
+            for option in options {
+                let known = Opt::new("-blockdev", &*option).get("node-name", false);
+                if known.is_none_or(|node| !has_backend(line, &["blockdev"], &node)) {
+                    line.note(format!(
+                        "-blockdev {option}: was added later; its other options (aio, discard, \
+                         ...) are not known here"
+                    ));
+                    line.add_option("-blockdev", option);
+                }
+            }
+        }
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+fn has_backend(line: &DestinationLine, options: &[&str], name: &str) -> bool {
+    line.options.iter().any(|option| {
+        let id = option.get("id", false).or(option.get("node-name", false));
+        options.iter().any(|kind| option.is(kind)) && id.as_deref() == Some(name)
+    })
+}
+
+/// A PCI address as on the command line, `SLOT.FUNCTION` in hexadecimal. QEMU reports it as a
+/// number: eight functions a slot.
+fn pci_address(value: &Value) -> Option<String> {
+    let number = value.as_u64().filter(|number| *number < 256)?;
+    Some(format!("{:x}.{:x}", number >> 3, number & 7))
+}
+
+/// A property as on the command line; `None` if it is not set.
+fn text(value: Option<Value>) -> Option<String> {
+    match value? {
+        Value::String(text) if !text.is_empty() => Some(text),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Bool(flag) => Some(if flag { "on" } else { "off" }.to_owned()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pci_addresses_are_slot_and_function() {
+        assert_eq!(pci_address(&json!(0)).as_deref(), Some("0.0"));
+        assert_eq!(pci_address(&json!(0xfb)).as_deref(), Some("1f.3"));
+        assert_eq!(pci_address(&json!(-1)), None);
+        assert_eq!(pci_address(&json!("05.0")), None);
+    }
+}

@@ -1,0 +1,195 @@
+//! Ends the source's QEMU after its guest has moved (`--quit-source`).
+
+use std::time::{Duration, Instant};
+
+use hikkoshi_engine::Cancel;
+use hikkoshi_linux::Process;
+use serde_json::json;
+use thiserror::Error;
+
+use super::QemuSource;
+use crate::identity::QemuIdentity;
+use crate::identity::namespaces::FindProcessError;
+use crate::qmp::monitor;
+use crate::qmp::{Client, ConnectError, QmpError, migration};
+
+/// How long QEMU may take to end: it flushes its disks first.
+const QUIT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How often to look.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// The source's QEMU was not ended.
+#[derive(Debug, Error)]
+pub enum QuitError {
+    /// It is not known whether its process still exists.
+    #[error(transparent)]
+    Find(#[from] FindProcessError),
+    /// Its monitor could not be used.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// A command failed.
+    #[error("ending the source's QEMU")]
+    Qmp(#[from] QmpError),
+    /// Its guest runs.
+    #[error("ending the source's QEMU: its guest runs (state {state}), so it was left alone")]
+    Runs {
+        /// QEMU's name for the state.
+        state: String,
+    },
+    /// It does not end.
+    #[error(
+        "process {pid} of the source's QEMU has not ended {} s after the QMP command 'quit'",
+        .timeout.as_secs()
+    )]
+    Remains {
+        /// Its number.
+        pid: u32,
+        /// How long it was waited for.
+        timeout: Duration,
+    },
+}
+
+impl QemuSource {
+    /// Ends QEMU, whose guest has moved away with every page. Succeeds if it has ended already.
+    ///
+    /// # Errors
+    ///
+    /// See [`QuitError`]. A QEMU whose guest runs is left alone.
+    pub fn quit(&mut self) -> Result<(), QuitError> {
+        if !self.qemu.process.is_alive() {
+            return Ok(());
+        }
+        let process = std::sync::Arc::clone(&self.qemu.process);
+        quit(self.monitor()?, &process, QUIT_TIMEOUT)?;
+        // Nothing is left to be restored.
+        self.detached = true;
+        Ok(())
+    }
+}
+
+/// Ends this QEMU, whose guest has moved away with every page. Succeeds if it has ended already.
+///
+/// # Errors
+///
+/// See [`QuitError`]. A QEMU whose guest runs is left alone.
+pub fn quit_source(identity: &QemuIdentity) -> Result<(), QuitError> {
+    let Some(process) = identity.process()? else {
+        return Ok(());
+    };
+    let mut client = None;
+    let client = monitor::get_or_connect(
+        &mut client,
+        &identity.qmp,
+        &process,
+        monitor::RECONNECT_TIMEOUTS,
+        &Cancel::new(),
+    );
+    match client {
+        Ok(client) => quit(client, &process, QUIT_TIMEOUT),
+        Err(_) if !process.is_alive() => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn quit(client: &mut Client, process: &Process, timeout: Duration) -> Result<(), QuitError> {
+    let state = migration::run_state(client)?;
+    if state.running {
+        return Err(QuitError::Runs {
+            state: state.status,
+        });
+    }
+    let said = client.execute("quit", json!({}));
+    let deadline = Instant::now() + timeout;
+    while process.is_alive() {
+        if Instant::now() > deadline {
+            // QEMU may close the connection before it answers.
+            said?;
+            return Err(QuitError::Remains {
+                pid: process.pid(),
+                timeout,
+            });
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+    use std::process::Command;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    /// Quits a scripted QEMU in this state; `obeys`: `quit` ends its process. Also returns the
+    /// commands that it got, and whether its process still exists.
+    fn quit_scripted(status: &str, obeys: bool) -> (Result<(), QuitError>, Vec<String>, bool) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let process = Process::open(child.id()).unwrap();
+        let running = status == "running";
+        let status = status.to_owned();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let greeting = json!({ "QMP": { "version": { "qemu":
+                { "major": 10, "minor": 0, "micro": 0 } }, "capabilities": [] } });
+            writeln!(stream, "{greeting}").unwrap();
+            let mut got = Vec::new();
+            for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+                let request: Value = serde_json::from_str(&line.unwrap()).unwrap();
+                let command = request["execute"].as_str().unwrap().to_owned();
+                let answer = if command == "query-status" {
+                    json!({ "status": status, "running": running })
+                } else {
+                    json!({})
+                };
+                let answer = json!({ "return": answer, "id": request["id"] });
+                writeln!(stream, "{answer}").unwrap();
+                if command == "quit" && obeys {
+                    child.kill().unwrap();
+                    child.wait().unwrap();
+                }
+                got.push(command);
+            }
+            let _ = child.kill();
+            let _ = child.wait();
+            got
+        });
+        let mut client = Client::connect(&path, Duration::from_secs(20)).unwrap();
+        let timeout = if obeys { QUIT_TIMEOUT } else { Duration::ZERO };
+        let result = quit(&mut client, &process, timeout);
+        let alive = process.is_alive();
+        drop(client);
+        let got = server.join().unwrap();
+        (result, got, alive)
+    }
+
+    #[test]
+    fn a_paused_qemu_is_ended() {
+        let (result, got, alive) = quit_scripted("paused", true);
+        result.unwrap();
+        assert!(got.contains(&"quit".to_owned()) && !alive);
+    }
+
+    #[test]
+    fn a_qemu_whose_guest_runs_is_left_alone() {
+        let (result, got, alive) = quit_scripted("running", true);
+        let text = result.unwrap_err().to_string();
+        assert!(text.contains("its guest runs (state running)"), "{text}");
+        assert!(!got.contains(&"quit".to_owned()) && alive, "{got:?}");
+    }
+
+    #[test]
+    fn a_qemu_that_does_not_end_is_reported() {
+        let (result, _, alive) = quit_scripted("paused", false);
+        let text = result.unwrap_err().to_string();
+        assert!(text.contains("has not ended 0 s after"), "{text}");
+        assert!(alive);
+    }
+}

@@ -1,0 +1,332 @@
+//! `hikkoshi check`: whether a guest can be moved, without changing anything.
+#![allow(clippy::unwrap_used)] // a test's failure is the message
+
+use hikkoshi_lab::{Ram, RamBackend, Vm, VmConfig, Workload};
+use hikkoshi_tests::{
+    Breakpoint, Guest, JsonSchema, KernelFeature, MessageKind, MigrationPlan, Program, QemuState,
+    TestEnv, assert_refused, hikkoshi, unique_address,
+};
+use serde_json::{Value, json};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+fn light_guest() -> VmConfig {
+    VmConfig::new().workload(Workload::verify(16).rate(5000).option("every_ms", 200))
+}
+
+/// What `check` could change in QEMU, and must not.
+#[derive(Debug, PartialEq)]
+struct Unchanged {
+    state: QemuState,
+    objects: Value,
+    descriptors: Value,
+    run_state: String,
+    /// Mappings of files and shared memory; others come and go with QEMU's heap.
+    mappings: Vec<String>,
+}
+
+impl Unchanged {
+    fn of(vm: &Vm) -> Self {
+        let query = |command, arguments| vm.qmp().execute(command, arguments).unwrap();
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", vm.pid())).unwrap();
+        let of_files = |line: &&str| line.contains('/') || line.contains("rw-s");
+        Self {
+            state: QemuState::of(vm),
+            objects: query("qom-list", json!({ "path": "/objects" })),
+            descriptors: query("query-fdsets", json!({})),
+            run_state: vm.status().unwrap(),
+            mappings: maps.lines().filter(of_files).map(str::to_owned).collect(),
+        }
+    }
+
+    fn assert(&self, vm: &Vm) {
+        self.state.assert_unchanged(vm);
+        assert_eq!(*self, Self::of(vm));
+    }
+}
+
+/// Runs `hikkoshi check` on this QMP socket: its standard output. It must exit with `code`.
+fn run(qmp: &Path, code: i32, more: &[&str]) -> String {
+    let mut command = Command::new(hikkoshi());
+    command.args(["check", "--qmp"]).arg(qmp).args(more);
+    let exit = Program::start("check", command).wait();
+    assert_eq!(exit.code, Some(code), "{exit:?}");
+    exit.stdout
+}
+
+/// Its JSON, which must be as published.
+fn json(qmp: &Path, code: i32) -> Value {
+    let object = run(qmp, code, &["--json", "-"]);
+    JsonSchema::published().assert("check", object.trim())
+}
+
+/// Checks a guest that must stay unchanged: the JSON, and the text.
+fn check(vm: &Vm, code: i32) -> (Value, String) {
+    let before = Unchanged::of(vm);
+    // Nothing can be injected into QEMU.
+    let found = KernelFeature::Tracing.run_without(|| {
+        let qmp = vm.qmp_path();
+        (json(qmp, code), run(qmp, code, &[]))
+    });
+    before.assert(vm);
+    found
+}
+
+/// The texts of all obstacles.
+fn obstacles(found: &Value) -> String {
+    let obstacles = found["obstacles"].as_array().unwrap().iter();
+    let texts = obstacles.map(|obstacle| obstacle["text"].as_str().unwrap());
+    texts.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn a_guest_that_can_be_moved_and_a_destination_that_is_asked() {
+    let env = TestEnv::new();
+    let devices = "-device pcie-root-port,id=port1,chassis=1 -device virtio-rng-pci,bus=port1,id=rng \
+                   -device virtio-balloon-pci -device qemu-xhci -device usb-tablet \
+                   -netdev user,id=n -device e1000e,netdev=n,id=nic -device virtio-vga";
+    let config = light_guest().arguments(devices.split_whitespace());
+    let mut guest = Guest::boot(&env, config);
+    let vm = guest.vm().clone();
+    let (found, text) = check(&vm, 0);
+    assert_eq!(found["modes"], json!(["precopy", "postcopy", "hybrid"]));
+    assert_eq!(found["obstacles"], json!([]));
+    assert_eq!(found["destination"], Value::Null);
+    assert!(!found["disks"].as_array().unwrap().is_empty(), "{found}");
+    let devices = found["devices"].as_array().unwrap();
+    let rng = json!({ "name": "/machine/peripheral/rng", "kind": "virtio-rng-pci",
+                      "verdict": "moves", "why": null });
+    assert!(devices.contains(&rng), "{found}");
+    assert_eq!(devices.len(), 8, "{found}");
+    assert_eq!(
+        found["cards"],
+        json!([{ "name": "nic", "backend": "user", "interface": null }])
+    );
+    assert_eq!(found["guest"]["processor"], "qemu64");
+    assert_eq!(found["privileges"]["trace"], true);
+    let memory = found["memory"].as_array().unwrap();
+    let main = &memory[0];
+    assert_eq!(main["held"], "shared_file", "{found}");
+    assert_eq!(main["path"], vm.ram_files()[0].to_str().unwrap());
+    let video = memory
+        .iter()
+        .find(|block| block["id"].as_str().unwrap().contains("vga.vram"));
+    assert_eq!(video.unwrap()["held"], "private", "{found}");
+    for part in [
+        "the guest can be moved: precopy, postcopy, hybrid",
+        "memory ram: 256 MiB, pages of 4 KiB, memory-backend-file: shared file",
+        "device /machine/peripheral/rng (virtio-rng-pci): every mode",
+        "connections through a network backend of the type user end",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+
+    let there = guest
+        .config()
+        .clone()
+        .console(guest.vm().console().clone())
+        .incoming()
+        .start(env.lab(), "asked")
+        .unwrap();
+    let mut receive = Command::new(hikkoshi());
+    receive.args(["receive", "--listen", &unique_address(), "--invite"]);
+    receive.arg("--journal").arg(env.folder().join("journal"));
+    receive.arg("--qmp").arg(there.qmp_path());
+    let receive = Program::start("receive", receive);
+    let invitation = receive.wait_stdout("hikkoshi1:");
+    // It is not used up, however often it is asked.
+    let text = run(vm.qmp_path(), 0, &["--to", &invitation]);
+    assert!(
+        text.contains("destination: it would accept the guest"),
+        "{text}"
+    );
+    let object = run(vm.qmp_path(), 0, &["--to", &invitation, "--json", "-"]);
+    let found = JsonSchema::published().assert("check", object.trim());
+    assert_eq!(found["destination"]["compared"], true);
+    assert_eq!(found["destination"]["obstacles"], json!([]));
+    receive.wait_stderr("which can be moved here");
+    let mut migrate = Command::new(hikkoshi());
+    migrate.args(["migrate", "--to", &invitation, "--qmp"]);
+    migrate.arg(guest.vm().qmp_path());
+    migrate.arg("--journal").arg(env.folder().join("journal"));
+    Program::start("migrate", migrate).wait().assert(0, &[]);
+    guest.set_vm(std::sync::Arc::new(there));
+    guest.assert_healthy();
+    // The guest that is left at the source must not be moved again.
+    let text = run(vm.qmp_path(), 1, &[]);
+    assert!(text.contains("it may run elsewhere"), "{text}");
+}
+
+#[test]
+fn every_obstacle_is_named_by_check_and_by_migrate() {
+    let env = TestEnv::new();
+    let socket = env.folder().join("crypto");
+    let chardev = format!("socket,id=c,path={},server=on,wait=off", socket.display());
+    let devices = [
+        "-chardev",
+        &chardev,
+        "-object",
+        "cryptodev-vhost-user,id=v,chardev=c",
+        "-device",
+        "virtio-balloon-pci,id=balloon,free-page-reporting=on",
+        "-device",
+        "nvme,serial=n",
+    ];
+    let ram = Ram::shared(0).numa(&[128, 128]);
+    let guest = Guest::start(
+        &env,
+        light_guest()
+            .ram(ram)
+            .ram_directory(env!("CARGO_TARGET_TMPDIR"))
+            .arguments(devices),
+    );
+    let qmp = guest.vm().qmp();
+    for node in ["from", "to"] {
+        let disk = json!({ "driver": "null-co", "node-name": node, "size": 1 << 30 });
+        qmp.execute("blockdev-add", disk).unwrap();
+    }
+    let backup = json!({ "job-id": "bk", "device": "from", "target": "to", "sync": "full",
+                         "speed": 1 });
+    qmp.execute("blockdev-backup", backup).unwrap();
+    let parts = [
+        "cryptodev-vhost-user",
+        "block job 'bk'",
+        "neither on tmpfs",
+        "non-migratable device",
+    ];
+    let (found, _) = check(guest.vm(), 1);
+    assert_eq!(found["can_be_moved"], false);
+    assert_eq!(found["jobs"][0]["id"], "bk");
+    let verdict = |kind: &str| {
+        let mut devices = found["devices"].as_array().unwrap().iter();
+        devices.find(|device| device["kind"] == kind).unwrap()["verdict"].clone()
+    };
+    assert_eq!(verdict("nvme"), "refused");
+    assert_eq!(verdict("cryptodev-vhost-user"), "refused");
+    assert_eq!(verdict("virtio-balloon-pci"), "moves");
+    let texts = obstacles(&found);
+    for part in parts.iter().chain(&["balloon has free-page-reporting=on"]) {
+        assert!(texts.contains(part), "{part:?} is not in {texts}");
+    }
+    // Both of the memory's files.
+    assert_eq!(texts.matches("neither on tmpfs").count(), 2, "{texts}");
+    let of_balloon = found["obstacles"].as_array().unwrap().iter();
+    let of_balloon = of_balloon
+        .filter(|obstacle| obstacle["text"].as_str().unwrap().contains("balloon"))
+        .map(|obstacle| &obstacle["modes"]);
+    assert_eq!(
+        of_balloon.collect::<Vec<_>>(),
+        [&json!(["postcopy", "hybrid"])]
+    );
+    let path = guest.vm().qmp_path().to_str().unwrap();
+    let migrate = ["migrate", "unix:/nowhere", "--qmp", path];
+    let refused = assert_refused(&migrate, 1, &parts);
+    assert!(
+        refused.stderr.contains("free-page-reporting"),
+        "{refused:?}"
+    );
+    // Pre-copy does not mind the balloon.
+    let precopy = [&migrate[..], &["--mode", "precopy"]].concat();
+    let refused = assert_refused(&precopy, 1, &parts);
+    assert!(
+        !refused.stderr.contains("free-page-reporting"),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn what_holds_the_memory() {
+    for (backend, held, part) in [
+        (RamBackend::Anonymous, "private", "it ends with QEMU"),
+        (
+            RamBackend::MEMFD,
+            "unnamed_file",
+            "as long as a process has it open",
+        ),
+        (
+            RamBackend::File { share: false },
+            "private_file",
+            "ends with QEMU",
+        ),
+    ] {
+        let env = TestEnv::new();
+        let guest = Guest::start(&env, light_guest().ram(Ram::new(backend, 128)));
+        let qmp = guest.vm().qmp_path();
+        // Whether it can be moved is not the question.
+        let mut command = Command::new(hikkoshi());
+        command.args(["check", "--json", "-", "--qmp"]).arg(qmp);
+        let exit = Program::start("check", command).wait();
+        let found = JsonSchema::published().assert("check", exit.stdout.trim());
+        assert_eq!(found["memory"][0]["held"], held, "{found}");
+        let text = run(qmp, exit.code.unwrap(), &[]);
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+}
+
+/// Without the right to trace QEMU, check reports what QMP tells.
+#[test]
+fn another_user() {
+    let env = TestEnv::new();
+    let config = light_guest().arguments(["-device", "virtio-rng-pci"]);
+    let guest = Guest::start(&env, config);
+    let qmp = guest.vm().qmp_path();
+    std::fs::set_permissions(qmp, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let program = env.folder().join("hikkoshi");
+    std::fs::copy(hikkoshi(), &program).unwrap();
+    let before = Unchanged::of(guest.vm());
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    command
+        .arg(program)
+        .args(["check", "--json", "-", "--qmp"])
+        .arg(qmp);
+    let exit = Program::start("check", command).wait();
+    assert_eq!(exit.code, Some(1), "{exit:?}");
+    before.assert(guest.vm());
+    let found = JsonSchema::published().assert("check", exit.stdout.trim());
+    assert_eq!(found["privileges"]["trace"], false);
+    assert!(obstacles(&found).contains("CAP_SYS_PTRACE"), "{found}");
+    let main = &found["memory"][0];
+    assert_eq!((&main["id"], &main["held"]), (&json!("ram"), &Value::Null));
+    assert!(!found["devices"].as_array().unwrap().is_empty(), "{found}");
+}
+
+/// Another monitor of the same QEMU, while a migration is in progress, and while QEMU itself
+/// migrates.
+#[test]
+fn a_migration_in_progress() {
+    let env = TestEnv::new();
+    let second = env.folder().join("second");
+    let monitor = format!("unix:{},server=on,wait=off", second.display());
+    let mut guest = Guest::boot(&env, light_guest().arguments(["-qmp", &monitor]));
+    let there = light_guest().disk(guest.config().disks()[0].clone());
+    let plan = MigrationPlan::new("precopy").destination_config(there);
+    let migration =
+        guest.start_migration(&plan.hold_at(Breakpoint::after(MessageKind::Pages).nth(10)));
+    migration.wait_held();
+    let found = json(&second, 1);
+    let texts = obstacles(&found);
+    assert!(
+        texts.contains("another hikkoshi process is migrating this guest"),
+        "{texts}"
+    );
+    assert!(!found["notes"].to_string().contains("killed"), "{found}");
+    // Its own monitor is in use.
+    let path = guest.vm().qmp_path().to_str().unwrap();
+    assert_refused(&["check", "--qmp", path], 1, &["one client at a time"]);
+    migration.relay().release();
+    let (exits, finished) = migration.wait();
+    guest.complete_migration(&exits, finished, "running");
+
+    let qmp = guest.vm().qmp();
+    let slow = json!({ "max-bandwidth": 1 });
+    qmp.execute("migrate-set-parameters", slow).unwrap();
+    qmp.execute("migrate", json!({ "uri": "exec:cat >/dev/null" }))
+        .unwrap();
+    let found = json(guest.vm().qmp_path(), 1);
+    assert!(
+        obstacles(&found).contains("QEMU already has a migration"),
+        "{found}"
+    );
+}
