@@ -19,8 +19,14 @@ fn verdict(writes: MemoryWrites, kind: &str, allowed: &AllowedTypes) -> Verdict 
 
 /// The devices that users added, and all others that are an obstacle.
 pub(crate) fn devices(client: &mut Client, allowed: &AllowedTypes) -> Result<Vec<Part>, QmpError> {
-    let mut found = Vec::new();
+    let mut found: Vec<Part> = Vec::new();
     for object in survey::objects(client)? {
+        let is_part = |whole: &Part| {
+            matches!(whole.verdict, Verdict::Refused(_)) && object.is_below(&whole.name)
+        };
+        if found.iter().any(is_part) {
+            continue;
+        }
         let writes = match devices::of_type(&object.kind) {
             MemoryWrites::Tracked if survey::has_scsi_passthrough(client, &object)? => {
                 MemoryWrites::UntilPause(devices::SG_IO)

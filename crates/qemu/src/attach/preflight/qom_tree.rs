@@ -16,6 +16,14 @@ pub(crate) struct Object {
     pub(crate) kind: String,
 }
 
+impl Object {
+    /// Whether it is a part of the object at `path`, at any depth.
+    pub(crate) fn is_below(&self, path: &str) -> bool {
+        let rest = self.path.strip_prefix(path);
+        rest.is_some_and(|rest| rest.starts_with('/'))
+    }
+}
+
 /// All objects below `/machine`, in QEMU's order.
 pub(crate) fn objects(client: &mut Client) -> Result<Vec<Object>, QmpError> {
     let command = "info qom-tree";

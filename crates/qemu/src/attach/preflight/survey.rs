@@ -42,7 +42,11 @@ pub(crate) struct Survey {
 pub(crate) fn survey(client: &mut Client, allowed: &AllowedTypes) -> Result<Survey, QmpError> {
     let mut survey = Survey::default();
     for object in objects(client)? {
-        check_object(client, object, allowed, &mut survey)?;
+        // Its parts are not further obstacles.
+        let is_part = |refusal: &Refusal| matches!(refusal, Refusal::Device { path, .. } if object.is_below(path));
+        if !survey.found.iter().any(is_part) {
+            check_object(client, object, allowed, &mut survey)?;
+        }
     }
     for peer in network::peers(client)? {
         let object = Object {
@@ -245,6 +249,26 @@ mod tests {
         let object = json!([{ "name": "o", "type": "child<object-of-the-future>" }]);
         let text = refusal(&[("qom-list", object)], &[]);
         assert!(text.contains("/objects/o"), "{text}");
+    }
+
+    #[test]
+    fn parts_of_a_refused_device_are_not_obstacles_of_their_own() {
+        let with_part = |kind: &str| {
+            let part = "      /virtio-backend (vhost-user-rng)\r\n";
+            let whole = tree(kind);
+            json!(format!("{}{part}", whole.as_str().unwrap()))
+        };
+        let text = refusal(
+            &[("info qom-tree", with_part("vhost-user-rng-pci"))],
+            &["vhost-user-rng-pci"],
+        );
+        assert!(text.contains("is a vhost-user-rng-pci"), "{text}");
+        // It is refused for its part.
+        let text = refusal(&[("info qom-tree", with_part("VGA"))], &[]);
+        assert!(
+            text.contains("virtio-backend is a vhost-user-rng,"),
+            "{text}"
+        );
     }
 
     #[test]
