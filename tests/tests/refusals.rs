@@ -204,7 +204,7 @@ fn destinations_that_do_not_fit() {
         (
             "smaller",
             light_guest().ram(Ram::shared(192)),
-            &["268435456", "201326592"],
+            &["256 MiB", "192 MiB"],
         ),
         (
             "layout",

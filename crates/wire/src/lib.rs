@@ -177,7 +177,9 @@ mod messages;
 mod negotiation;
 pub mod text;
 
-pub use compatibility::{BlockNames, MachineMismatch, Mismatch, ProcessorDifferences};
+pub use compatibility::{
+    BlockDifferences, BlockNames, MachineMismatch, Mismatch, ProcessorDifferences,
+};
 pub use framing::{
     ControlError, ControlMessage, DecodeError, Decoder, EncodeError, Frame, HEADER_LEN, Limits,
     MAX_CONTROL, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Message,

@@ -4,6 +4,7 @@ use std::fmt;
 
 use thiserror::Error;
 
+use super::blocks::BlockDifferences;
 use crate::messages::{BlockDescription, GuestDescription, GuestRangeDescription};
 
 impl GuestDescription {
@@ -66,20 +67,8 @@ fn same_blocks(
     destination: &[BlockDescription],
 ) -> Result<(), Mismatch> {
     let names = |blocks: &[BlockDescription]| BlockNames::of(blocks);
-    let has = |blocks: &[BlockDescription], id: &str| blocks.iter().any(|block| block.id == id);
-    if let Some(missing) = source.iter().find(|block| !has(destination, &block.id)) {
-        return Err(Mismatch::BlockMissing {
-            id: missing.id.clone(),
-            bytes: missing.bytes,
-            destination_has: names(destination),
-        });
-    }
-    if let Some(surplus) = destination.iter().find(|block| !has(source, &block.id)) {
-        return Err(Mismatch::BlockUnexpected {
-            id: surplus.id.clone(),
-            bytes: surplus.bytes,
-            source_has: names(source),
-        });
+    if let Some(differences) = BlockDifferences::between(source, destination) {
+        return Err(Mismatch::Blocks(differences));
     }
     let order = |blocks: &[BlockDescription]| -> Vec<String> {
         blocks.iter().map(|block| block.id.clone()).collect()
@@ -97,13 +86,6 @@ fn same_blocks(
 }
 
 fn same_block(source: &BlockDescription, destination: &BlockDescription) -> Result<(), Mismatch> {
-    if source.bytes != destination.bytes {
-        return Err(Mismatch::BlockSize {
-            id: source.id.clone(),
-            source_has: source.bytes,
-            destination_has: destination.bytes,
-        });
-    }
     let (ours, theirs) = (pieces(&source.guest), pieces(&destination.guest));
     if ours == theirs {
         return Ok(());
@@ -205,30 +187,9 @@ pub enum Mismatch {
         /// The program and version at the destination.
         destination_has: String,
     },
-    /// The destination does not have a RAM block.
-    #[error(
-        "comparing the two guests: the source's RAM block {id:?} of {bytes} bytes is missing at the destination, which has: {destination_has}; start the destination with the same memory backends"
-    )]
-    BlockMissing {
-        /// The block.
-        id: String,
-        /// Its size in bytes.
-        bytes: u64,
-        /// The destination's blocks.
-        destination_has: BlockNames,
-    },
-    /// The destination has another RAM block.
-    #[error(
-        "comparing the two guests: the destination's RAM block {id:?} of {bytes} bytes does not exist at the source, which has: {source_has}; start the destination with the same memory backends"
-    )]
-    BlockUnexpected {
-        /// The block.
-        id: String,
-        /// Its size in bytes.
-        bytes: u64,
-        /// The source's blocks.
-        source_has: BlockNames,
-    },
+    /// RAM blocks of other names or sizes.
+    #[error("comparing the two guests: their RAM blocks differ: {0}")]
+    Blocks(BlockDifferences),
     /// The same blocks in another order.
     #[error(
         "comparing the two guests: the RAM blocks come in the order {source_has} at the source but {destination_has} at the destination; give the memory backends in the same order"
@@ -238,18 +199,6 @@ pub enum Mismatch {
         source_has: BlockNames,
         /// The destination's order.
         destination_has: BlockNames,
-    },
-    /// A block of another size.
-    #[error(
-        "comparing the two guests: RAM block {id:?} is {source_has} bytes long at the source but {destination_has} at the destination; start the destination with the source's size"
-    )]
-    BlockSize {
-        /// The block.
-        id: String,
-        /// Its size at the source, in bytes.
-        source_has: u64,
-        /// Its size at the destination, in bytes.
-        destination_has: u64,
     },
     /// A block at another guest address.
     #[error(
@@ -349,23 +298,14 @@ mod tests {
         );
         assert_eq!(
             text(|guest| drop(guest.blocks.pop())),
-            "the source's RAM block \"dimm0\" of 1048576 bytes is missing at the destination, \
-             which has: ram; start the destination with the same memory backends"
-        );
-        assert_eq!(
-            text(|guest| guest.blocks.push(block("dimm1", 4096))),
-            "the destination's RAM block \"dimm1\" of 4096 bytes does not exist at the source, \
-             which has: ram, dimm0; start the destination with the same memory backends"
+            "their RAM blocks differ: the source's block \"dimm0\" of 1 MiB is missing at the \
+             destination (start the destination with the source's -m, and with -object \
+             memory-backend-…,id=dimm0 of 1 MiB)"
         );
         assert_eq!(
             text(|guest| guest.blocks.reverse()),
             "the RAM blocks come in the order ram, dimm0 at the source but dimm0, ram at the \
              destination; give the memory backends in the same order"
-        );
-        assert_eq!(
-            text(|guest| guest.blocks[1].bytes *= 2),
-            "RAM block \"dimm0\" is 1048576 bytes long at the source but 2097152 at the \
-             destination; start the destination with the source's size"
         );
         assert_eq!(
             text(|guest| guest.blocks[0].guest = vec![piece(1 << 32, 0, 1 << 30)]),

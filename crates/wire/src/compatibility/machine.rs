@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
+use super::blocks::advice;
 use crate::messages::{AuxiliaryBlock, Device, Machine};
 
 /// QEMU gives blocks with this prefix the source's length when it loads them, up
@@ -159,7 +160,8 @@ pub enum MachineMismatch {
     /// The destination does not have a block of memory.
     #[error(
         "comparing the two guests: the source's memory {name:?} of {bytes} bytes is missing at the \
-         destination; start the destination with the source's devices, firmware and option ROMs"
+         destination ({})",
+        advice(name, *bytes)
     )]
     NoMemory {
         /// Its name.
@@ -170,8 +172,8 @@ pub enum MachineMismatch {
     /// A block of memory has another length.
     #[error(
         "comparing the two guests: the memory {name:?} is {source_has} bytes long at the source \
-         and {destination_has} at the destination; start the destination with the same firmware \
-         and option ROM files, or files of the same length"
+         and {destination_has} at the destination ({})",
+        advice(name, *source_has)
     )]
     Memory {
         /// Its name.
@@ -247,7 +249,8 @@ mod tests {
         let text = |change: fn(&mut Machine)| {
             let text = machine().fits(&changed(change)).unwrap_err().to_string();
             let text = text.strip_prefix("comparing the two guests: ").unwrap();
-            text.split_once(';').unwrap().0.to_owned()
+            let end = text.find(';').or_else(|| text.find(" (give"));
+            text[..end.unwrap()].to_owned()
         };
         assert_eq!(
             text(|machine| machine.devices[0] = device("pcie.0/02.0", "e1000", 0x8086_100e)),
