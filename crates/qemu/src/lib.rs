@@ -109,6 +109,7 @@ mod source;
 pub mod stream;
 
 pub use attach::AttachError;
+pub use attach::Overcommit;
 pub use attach::exclusive_access::ExclusiveAccessError;
 pub use attach::preflight::jobs::Job;
 pub use attach::preflight::{AllowedTypes, Excludes, Refusal};

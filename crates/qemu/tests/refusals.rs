@@ -15,7 +15,7 @@ use std::time::Duration;
 use error_reporter::Report;
 use hikkoshi_engine::{DestinationGuest, Mode, SourceGuest};
 use hikkoshi_qemu::qmp::Client;
-use hikkoshi_qemu::{AttachError, QemuDestination, QemuSource, Refusal};
+use hikkoshi_qemu::{AllowedTypes, AttachError, Overcommit, QemuDestination, QemuSource, Refusal};
 use serde_json::json;
 use support::{
     Mounted, Program, Qemu, RamPath, eventually, options, print_always, usual, with_each,
@@ -95,9 +95,12 @@ fn too_little_memory_at_the_destination() {
             "\"ram\" needs 262",
             "MiB are available on this host",
             "add swap",
+            "--allow-overcommit",
         ] {
             assert!(text.contains(part), "{part:?} is not in: {text}");
         }
+        let none = AllowedTypes::default();
+        QemuDestination::attach_allowing(&qemu.qmp(), &none, Overcommit::Allow).unwrap();
     });
 }
 

@@ -57,7 +57,7 @@ fn options_stand_under_their_headings() {
     assert_eq!(
         visible("receive"),
         "Connection: --listen --advertise --wait-for --stall-timeout --qmp\n\
-         Migration: --allow-device\n\
+         Migration: --allow-overcommit --allow-device\n\
          Recovery: --retry-for --resume --give-up --other-side-is-lost --journal\n\
          Tuning: --fault-threads --collapse\n\
          Security: --invite --plaintext --tls-ca --tls-cert --tls-key\n\

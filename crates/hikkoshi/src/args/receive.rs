@@ -7,9 +7,10 @@ use clap::Args;
 use hikkoshi_engine::destination::MAX_FAULT_THREADS;
 use hikkoshi_engine::{DestinationOptions, Priority};
 use hikkoshi_link::Address;
+use hikkoshi_qemu::Overcommit;
 
 use super::common::Common;
-use super::headings::{CONNECTION, SECURITY, TUNING};
+use super::headings::{CONNECTION, MIGRATION, SECURITY, TUNING};
 use super::shared::SharedOptions;
 use super::{bytes, durations};
 
@@ -47,6 +48,18 @@ pub(crate) struct Receive {
         help_heading = CONNECTION
     )]
     pub wait_for: Option<Duration>,
+
+    /// Receive the guest although this host's free memory is less than the guest's
+    ///
+    /// With swap space, and within the limits of QEMU's memory cgroup. If memory runs out before
+    /// the handover, the guest stays at the source; after it, the guest waits for memory, or the
+    /// kernel ends its QEMU, and the guest is lost.
+    #[arg(verbatim_doc_comment,
+        long,
+        conflicts_with = "resume",
+        help_heading = MIGRATION
+    )]
+    pub allow_overcommit: bool,
 
     #[command(flatten)]
     pub options: ReceiveOptions,
@@ -114,6 +127,14 @@ impl Receive {
         self.options = self.options.or(earlier);
         self.common.security.plaintext |= plaintext;
         self
+    }
+
+    /// Whether the host may have too little free memory.
+    pub(crate) fn overcommit(&self) -> Overcommit {
+        match self.allow_overcommit {
+            true => Overcommit::Allow,
+            false => Overcommit::Refuse,
+        }
     }
 
     /// The engine's options.

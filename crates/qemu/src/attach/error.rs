@@ -147,6 +147,11 @@ impl AttachError {
         }
     }
 
+    /// Whether the user can allow it by [`Overcommit::Allow`](super::Overcommit).
+    pub(super) fn is_overcommit(&self) -> bool {
+        matches!(self, Self::Ram(RamError::FreeSpace(error)) if error.is_overcommit())
+    }
+
     /// Whether it stands against a move by `mode`; `None`: by any.
     pub(super) fn matters(&self, mode: Option<Mode>) -> bool {
         match mode {

@@ -8,7 +8,7 @@ use hikkoshi_linux::Process;
 use hikkoshi_userfault::Features;
 
 use super::preflight::{self, AllowedTypes, Refusal, Side};
-use super::ram::{self, Ram, RamErrors};
+use super::ram::{self, Ram, RamError, RamErrors};
 use super::reopen::FileAccess;
 use super::{AttachError, leftovers, process};
 use crate::qmp::Client;
@@ -61,7 +61,9 @@ impl Inspection {
             Side::Destination => FileAccess::Write,
         };
         match ram::find(&mut self.client, &process, access) {
-            Ok(ram) => {
+            Ok(mut ram) => {
+                let shortage = ram.shortage.take().map(RamError::FreeSpace);
+                self.obstacles.extend(shortage.map(Into::into));
                 if side == Side::Source {
                     let refusals = preflight::check_tracking(ram.memory.layout());
                     self.obstacles.extend(refusals.into_iter().map(Into::into));

@@ -27,6 +27,7 @@ pub use self::error::AttachError;
 use self::exclusive_access::ExclusiveAccess;
 use self::inspect::{Inspection, inspect};
 use self::preflight::{AllowedTypes, Excludes, Side};
+pub use self::ram::free_space::Overcommit;
 use crate::qmp::Client;
 
 /// A QEMU that can take part in a migration.
@@ -50,6 +51,7 @@ pub(crate) fn attach(
     side: Side,
     allowed: &AllowedTypes,
     mode: Option<Mode>,
+    overcommit: Overcommit,
 ) -> Result<Attached, AttachError> {
     let Inspection {
         mut client,
@@ -58,6 +60,9 @@ pub(crate) fn attach(
         mut obstacles,
     } = inspect(path, side, allowed)?;
     obstacles.retain(|obstacle| obstacle.matters(mode));
+    if overcommit == Overcommit::Allow {
+        obstacles.retain(|obstacle| !obstacle.is_overcommit());
+    }
     let (Some(process), Some(ram), true) = (&process, ram, obstacles.is_empty()) else {
         // What is checked later otherwise. Without waiting for the lock: this attempt fails anyway.
         if let Some(process) = &process {

@@ -37,6 +37,7 @@ use self::exit_watch::ExitWatch;
 pub use self::notes::{DestinationNotes, SharedNotes};
 use self::shutdown_listener::ShutdownListener;
 use self::vcpus::Vcpu;
+use crate::attach::Overcommit;
 use crate::attach::exclusive_access::{self, ExclusiveAccess};
 use crate::attach::preflight::{AllowedTypes, Side};
 use crate::attach::process;
@@ -91,16 +92,21 @@ impl QemuDestination {
     ///
     /// See [`AttachError`]; QEMU is unchanged.
     pub fn attach(qmp: &Path) -> Result<Self, AttachError> {
-        Self::attach_allowing(qmp, &AllowedTypes::default())
+        Self::attach_allowing(qmp, &AllowedTypes::default(), Overcommit::default())
     }
 
-    /// Like [`attach`](Self::attach), and also allows these unknown types.
+    /// Like [`attach`](Self::attach), and also allows these unknown types, and perhaps too little
+    /// free memory.
     ///
     /// # Errors
     ///
     /// See [`AttachError`]; QEMU is unchanged.
-    pub fn attach_allowing(qmp: &Path, allowed: &AllowedTypes) -> Result<Self, AttachError> {
-        let qemu = attach(qmp, Side::Destination, allowed, None)?;
+    pub fn attach_allowing(
+        qmp: &Path,
+        allowed: &AllowedTypes,
+        overcommit: Overcommit,
+    ) -> Result<Self, AttachError> {
+        let qemu = attach(qmp, Side::Destination, allowed, None, overcommit)?;
         let identity = QemuIdentity::of(qmp, &qemu)?;
         Ok(Self {
             client: Some(qemu.client),

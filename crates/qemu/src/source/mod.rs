@@ -35,6 +35,7 @@ pub use self::error::ResumeError;
 use self::error::{PauseError, ReleaseSourceError, SaveError, StartLogError};
 use self::pause::Saving;
 use self::undo_record::{UndoRecord, UndoRecorder};
+use crate::attach::Overcommit;
 use crate::attach::exclusive_access::{self, ExclusiveAccess};
 use crate::attach::leftovers::is_dirty_log;
 use crate::attach::preflight::{self, AllowedTypes, Refusal, Side};
@@ -143,7 +144,7 @@ impl QemuSource {
         allowed: &AllowedTypes,
         mode: Option<Mode>,
     ) -> Result<Self, AttachError> {
-        let qemu = attach(qmp, Side::Source, allowed, mode)?;
+        let qemu = attach(qmp, Side::Source, allowed, mode, Overcommit::Refuse)?;
         let identity = QemuIdentity::of(qmp, &qemu)?;
         let Attached {
             client,

@@ -43,7 +43,8 @@ fn start(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
     let qmp = qmp(&args.common)?;
     let folder = journal::folder(args.common.journal.as_deref());
     unfinished::check_folder(&folder, qmp)?;
-    let mut guest = QemuDestination::attach_allowing(qmp, &args.options.shared.allowed())
+    let allowed = args.options.shared.allowed();
+    let mut guest = QemuDestination::attach_allowing(qmp, &allowed, args.overcommit())
         .map_err(|error| not_attached(&error))?;
     guest.cancel_load_with(cancel.clone());
     guest.cancel_on_exit(cancel.clone()).map_err(|error| {

@@ -56,7 +56,8 @@ pub enum FreeSpaceError {
     /// Too little memory.
     #[error(
         "the guest's memory {ids} needs {} MiB more, but {} MiB are available on this host, with \
-         swap space: free some, add swap space, or use another destination",
+         swap space: free some, add swap space, use another destination, or say --allow-overcommit if \
+         the guest will not use all of its memory, or other programs will free theirs",
         needed.div_ceil(MIB),
         available / MIB
     )]
@@ -71,7 +72,8 @@ pub enum FreeSpaceError {
     /// Too little memory within a limit.
     #[error(
         "the guest's memory {ids} needs {} MiB more, but QEMU's cgroup {} can have {} MiB, with swap \
-         space: raise its limit",
+         space: raise its limit, or say --allow-overcommit if the guest will not use all of its \
+         memory",
         needed.div_ceil(MIB),
         cgroup.display(),
         available / MIB
@@ -97,6 +99,24 @@ pub enum FreeSpaceError {
         /// The error of the system call.
         source: io::Error,
     },
+}
+
+/// What to do about a destination whose free memory is less than the guest's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Overcommit {
+    /// It does not receive the guest.
+    #[default]
+    Refuse,
+    /// It receives it: the user expects that the memory will suffice. Limits of file systems and
+    /// pools of huge pages hold nevertheless.
+    Allow,
+}
+
+impl FreeSpaceError {
+    /// Whether [`Overcommit::Allow`] allows it: memory may become free.
+    pub(crate) fn is_overcommit(&self) -> bool {
+        matches!(self, Self::Memory { .. } | Self::MemoryLimit { .. })
+    }
 }
 
 /// What several blocks need together.
@@ -308,12 +328,15 @@ mod tests {
         assert_eq!(
             text(available(149, None)),
             "the guest's memory \"pc.ram\" needs 150 MiB more, but 149 MiB are available on this \
-             host, with swap space: free some, add swap space, or use another destination"
+             host, with swap space: free some, add swap space, use another destination, or say \
+             --allow-overcommit if the guest will not use all of its memory, or other programs \
+             will free theirs"
         );
         assert_eq!(
             text(available(200, Some(99))),
             "the guest's memory \"pc.ram\" needs 100 MiB more, but QEMU's cgroup /cgroup/qemu can \
-             have 99 MiB, with swap space: raise its limit"
+             have 99 MiB, with swap space: raise its limit, or say --allow-overcommit if the guest \
+             will not use all of its memory"
         );
     }
 }

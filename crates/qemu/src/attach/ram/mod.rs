@@ -36,6 +36,7 @@ use self::blocks::RamBlockInfo;
 pub use self::error::RamError;
 pub(crate) use self::error::RamErrors;
 use self::file::BlockMemory;
+use self::free_space::FreeSpaceError;
 use self::mtree::Piece;
 use crate::attach::machine::human;
 use crate::attach::process;
@@ -49,6 +50,8 @@ pub(crate) struct Ram {
     pub(crate) memory: GuestRam,
     /// Where each block begins in QEMU's address space, in layout order.
     pub(crate) addresses: Vec<u64>,
+    /// At the destination: there is too little free memory for it.
+    pub(crate) shortage: Option<FreeSpaceError>,
 }
 
 /// A block that was found.
@@ -63,25 +66,24 @@ struct Found {
 
 /// Finds all of the guest's memory.
 ///
-/// At the destination ([`FileAccess::Write`]), also checks the free space for it.
+/// At the destination ([`FileAccess::Write`]), also checks the free space for it:
+/// [`Ram::shortage`].
 pub(crate) fn find(
     client: &mut Client,
     process: &Arc<Process>,
     access: FileAccess,
 ) -> Result<Ram, RamErrors> {
     let found = find_blocks(client, process, access)?;
+    let mut shortage = None;
     if access == FileAccess::Write {
         let all = found.iter();
-        free_space::check(
-            process,
-            all.map(|found| (&found.block, &found.memory, found.reserved)),
-        )
-        .map_err(RamError::from)?;
+        let blocks = all.map(|found| (&found.block, &found.memory, found.reserved));
+        shortage = free_space::check(process, blocks).err();
     }
-    Ok(arrange(found)?)
+    Ok(arrange(found, shortage)?)
 }
 
-fn arrange(mut found: Vec<Found>) -> Result<Ram, RamError> {
+fn arrange(mut found: Vec<Found>, shortage: Option<FreeSpaceError>) -> Result<Ram, RamError> {
     // The same order on both sides, independent of the order of the options. A device's
     // memory has no guest address before the guest has configured it.
     found.sort_by_key(|found| {
@@ -104,7 +106,11 @@ fn arrange(mut found: Vec<Found>) -> Result<Ram, RamError> {
     let layout = RamLayout::new(blocks)?;
     // There are as many backings as blocks.
     let memory = GuestRam::new(layout, backings).ok_or(RamError::None)?;
-    Ok(Ram { memory, addresses })
+    Ok(Ram {
+        memory,
+        addresses,
+        shortage,
+    })
 }
 
 fn find_blocks(
