@@ -158,6 +158,62 @@ fn a_guest_that_can_be_moved_and_a_destination_that_is_asked() {
     assert!(text.contains("it may run elsewhere"), "{text}");
 }
 
+/// The destination lists everything that differs, and in which modes it matters; `migrate` gives the
+/// same reasons.
+#[test]
+fn a_destination_that_would_refuse() {
+    let env = TestEnv::new();
+    let guest = Guest::start(&env, light_guest());
+    // A page that is absent from a private mapping of a file on a disk is the file's.
+    let ram = Ram::new(RamBackend::File { share: false }, 128);
+    let config = guest.config().clone().cpus(2).ram(ram);
+    let there = config
+        .console(guest.vm().console().clone())
+        .ram_directory(env!("CARGO_TARGET_TMPDIR"))
+        .incoming()
+        .start(env.lab(), "asked")
+        .unwrap();
+    let mut receive = Command::new(hikkoshi());
+    receive.args(["receive", "--listen", &unique_address(), "--invite"]);
+    receive.arg("--journal").arg(env.folder().join("journal"));
+    receive.arg("--qmp").arg(there.qmp_path());
+    let receive = Program::start("receive", receive);
+    let invitation = receive.wait_stdout("hikkoshi1:");
+    let qmp = guest.vm().qmp_path();
+    let text = run(qmp, 1, &["--to", &invitation]);
+    assert!(text.contains("the guest cannot be moved"), "{text}");
+    let object = run(qmp, 1, &["--to", &invitation, "--json", "-"]);
+    let found = JsonSchema::published().assert("check", object.trim());
+    assert_eq!(found["obstacles"], json!([]), "nothing here");
+    assert_eq!(found["modes"], json!([]));
+    let obstacles = found["destination"]["obstacles"].as_array().unwrap();
+    let with = |part: &str| {
+        let mut all = obstacles.iter();
+        let found = all.find(|obstacle| obstacle["text"].as_str().unwrap().contains(part));
+        found.unwrap_or_else(|| panic!("{part:?} is not in {obstacles:?}"))
+    };
+    let all_modes = json!(["precopy", "postcopy", "hybrid"]);
+    let cpus = with("the number of virtual CPUs is \"1\" at the source but \"2\"");
+    assert_eq!(cpus["modes"], all_modes);
+    let memory = with("the block \"ram\" has 256 MiB at the source but 128 MiB");
+    assert_eq!(memory["modes"], all_modes);
+    let private = with("is a private mapping (share=off)");
+    assert_eq!(private["modes"], json!(["postcopy", "hybrid"]));
+    receive.wait_stderr("which cannot be moved here");
+    let path = qmp.to_str().unwrap();
+    let migrate = ["migrate", "--to", &invitation, "--qmp", path];
+    let parts = ["reasons: (1)", "number of virtual CPUs", "256 MiB"];
+    let refused = assert_refused(&migrate, 1, &parts);
+    assert!(refused.stderr.contains("share=off"), "{refused:?}");
+    let precopy = [
+        &migrate[..],
+        &["--mode", "precopy", "--when-stalled", "go-on"],
+    ]
+    .concat();
+    let refused = assert_refused(&precopy, 1, &parts);
+    assert!(!refused.stderr.contains("share=off"), "{refused:?}");
+}
+
 #[test]
 fn every_obstacle_is_named_by_check_and_by_migrate() {
     let env = TestEnv::new();
@@ -204,7 +260,7 @@ fn every_obstacle_is_named_by_check_and_by_migrate() {
     };
     assert_eq!(verdict("nvme"), "refused");
     assert_eq!(verdict("cryptodev-vhost-user"), "refused");
-    assert_eq!(verdict("virtio-balloon-pci"), "moves");
+    assert_eq!(verdict("virtio-balloon-pci"), "precopy_only");
     let texts = obstacles(&found);
     for part in parts.iter().chain(&["balloon has free-page-reporting=on"]) {
         assert!(texts.contains(part), "{part:?} is not in {texts}");

@@ -1,7 +1,7 @@
 //! `hikkoshi check --print-destination`, and `migrate --quit-source`.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{QemuVersion, Ram, Vm, VmConfig, Workload};
+use hikkoshi_lab::{QemuVersion, Ram, RamBackend, Vm, VmConfig, Workload};
 use hikkoshi_tests::{
     Breakpoint, Guest, LONG, MessageKind, MigrationPlan, Program, TestEnv, Transport, address_in,
     busy_guest, eventually, hikkoshi,
@@ -214,7 +214,9 @@ fn a_machine_by_short_options() {
 #[test]
 fn the_source_is_ended_only_after_success() {
     let env = TestEnv::new();
-    let mut guest = Guest::boot(&env, busy_guest());
+    // Private memory ends with QEMU: not before every page has arrived.
+    let private = Ram::new(RamBackend::Default, 256);
+    let mut guest = Guest::boot(&env, busy_guest().ram(private));
     let refusing = VmConfig::new().cpus(2);
     let plan = MigrationPlan::new("hybrid").migrate_args(&["--quit-source"]);
     let mut migration = guest.start_migration(&plan.clone().destination_config(refusing));

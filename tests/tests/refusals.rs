@@ -428,7 +428,7 @@ fn a_destination_that_cannot_catch_faults() {
             false => plan,
         };
         let parts = [
-            "userfaultfd(2) in the process failed",
+            "lacks the capability CAP_SYS_PTRACE",
             "opening /dev/userfaultfd",
             "sysctl vm.unprivileged_userfaultfd=1",
         ];

@@ -331,6 +331,12 @@ pub trait DestinationGuest: Send {
         Ok(None)
     }
 
+    /// Why the guest cannot be moved here by post-copy or hybrid, as far as can be found out without
+    /// changing anything.
+    fn postcopy_obstacles(&self) -> Vec<GuestError> {
+        Vec::new()
+    }
+
     /// Prepares the machine to be filled: from now on it runs only after [`resume`](Self::resume).
     fn prepare(&mut self) -> Result<(), GuestError>;
 

@@ -69,6 +69,7 @@ mod control_link;
 pub mod destination;
 mod frames;
 mod guest;
+mod obstacle;
 mod panic_notifier;
 pub mod report;
 mod retry_budget;
@@ -82,6 +83,7 @@ pub use destination::{
 pub use frames::{FrameCapture, FrameDelivery, FramesAccount, KeptFrame};
 pub use guest::{DestinationGuest, GuestError, SourceGuest, ThreadName};
 pub use hikkoshi_linux::{Cancel, Priority, PriorityClass};
+pub use obstacle::DestinationObstacle;
 pub use report::{Account, Observer};
 pub use retry_for::RetryFor;
 pub use source::{

@@ -251,7 +251,10 @@ fn to_source() -> Vec<ToSource> {
             delivered: 17,
             dropped: 2,
         },
-        ToSource::Obstacle { reason: reason() },
+        ToSource::Obstacle {
+            reason: reason(),
+            postcopy_only: true,
+        },
         ToSource::Compared {
             host_pages: vec![4096, 2 << 20],
         },

@@ -11,6 +11,7 @@ use hikkoshi_wire::{
     ToDestination, ToSource, Versions,
 };
 
+use crate::obstacle::DestinationObstacle;
 use crate::source::error::SourceFailure;
 use crate::source::migrate::random;
 
@@ -26,7 +27,7 @@ pub struct Comparison {
     pub version: u16,
     /// Why the destination would refuse the guest. `None`: hikkoshi there is older and cannot be
     /// asked; only the connection, the authentication and the versions were checked.
-    pub obstacles: Option<Vec<String>>,
+    pub obstacles: Option<Vec<DestinationObstacle>>,
 }
 
 /// Asks the destination at `remote` whether it would accept this guest.
@@ -85,9 +86,13 @@ pub fn compare(
     let mut obstacles = Vec::new();
     loop {
         match reader.control().map_err(SourceFailure::link(DOING))? {
-            ToSource::Obstacle { reason } if obstacles.len() < MAX_OBSTACLES => {
-                obstacles.push(reason);
-            }
+            ToSource::Obstacle {
+                reason,
+                postcopy_only,
+            } if obstacles.len() < MAX_OBSTACLES => obstacles.push(DestinationObstacle {
+                reason,
+                postcopy_only,
+            }),
             ToSource::Compared { .. } => break,
             other => return Err(SourceFailure::unexpected(DOING, &other)),
         }

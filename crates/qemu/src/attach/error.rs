@@ -10,6 +10,7 @@ use super::exclusive_access::ExclusiveAccessError;
 use super::preflight::{Excludes, Refusal, pause_mark};
 use super::process::ProcessError;
 use super::ram::RamError;
+use crate::check::NoUserfaultfd;
 use crate::qmp::{ConnectError, QmpError};
 
 /// This QEMU, or its guest, cannot take part in a migration. It is unchanged.
@@ -68,6 +69,11 @@ pub enum AttachError {
         "this host's kernel cannot track writes to the guest's memory, as pre-copy rounds need (use --mode postcopy)"
     )]
     DirtyLog(#[source] UnsupportedKernel),
+    /// No way to a userfaultfd in QEMU's process is open, which the dirty log is.
+    #[error(
+        "writes to the guest's memory cannot be tracked, as pre-copy rounds need (use --mode postcopy)"
+    )]
+    Untrackable(#[from] NoUserfaultfd),
     /// There are several obstacles, at least two.
     #[error("this guest cannot be moved, for {} reasons: {}", .0.len(), numbered(.0))]
     Several(Vec<AttachError>),
@@ -114,7 +120,7 @@ impl AttachError {
     pub fn excludes(&self) -> Excludes {
         let mut all = self.all().iter().map(|obstacle| match obstacle {
             Self::Refused(refusal) => refusal.excludes(),
-            Self::DirtyLog(_) => Excludes::Rounds,
+            Self::DirtyLog(_) | Self::Untrackable(_) => Excludes::Rounds,
             _ => Excludes::AllModes,
         });
         let first = all.next().unwrap_or(Excludes::AllModes);

@@ -11,6 +11,7 @@ use super::preflight::{self, AllowedTypes, Refusal, Side};
 use super::ram::{self, Ram, RamError, RamErrors};
 use super::reopen::FileAccess;
 use super::{AttachError, leftovers, process};
+use crate::check::privileges;
 use crate::qmp::Client;
 
 /// The timeout of the connection, up to QEMU's greeting.
@@ -73,7 +74,11 @@ impl Inspection {
             Err(errors) => self.add(errors),
         }
         match side {
-            Side::Source => leftovers::check(&process)?,
+            Side::Source => {
+                let userfaultfd = privileges::check_userfaultfd(&process);
+                self.obstacles.extend(userfaultfd.err().map(Into::into));
+                leftovers::check(&process)?;
+            }
             Side::Destination => {
                 leftovers::refuse_all(&process)?;
                 check_kernel()?;

@@ -2,7 +2,7 @@
 //! injected, no setting of QEMU is changed, no lock is kept.
 
 mod parts;
-mod privileges;
+pub(crate) mod privileges;
 
 use std::path::Path;
 
@@ -12,10 +12,10 @@ use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use serde_json::{Value, json};
 
 pub use self::parts::{Held, MemoryPart, Part, Verdict};
-pub use self::privileges::Privileges;
+pub use self::privileges::{NoUserfaultfd, Privileges};
 use crate::attach::inspect::{Inspection, inspect};
 use crate::attach::preflight::jobs::{self, Job};
-use crate::attach::preflight::{self, AllowedTypes, OLDEST_QEMU, Side, nested};
+use crate::attach::preflight::{self, AllowedTypes, OLDEST_QEMU, Refusal, Side, nested};
 use crate::attach::ram::overview;
 use crate::attach::{AttachError, description, exclusive_access, leftovers, machine, processors};
 use crate::command_line::Exact;
@@ -159,6 +159,7 @@ pub fn check(qmp: &Path, allowed: &AllowedTypes) -> Result<Checked, AttachError>
     found.disks = preflight::parts::disks(client, allowed)?;
     found.jobs = jobs::list(client)?;
     found.mark_unmigratable(&migration::query(client)?.blocked);
+    found.mark_balloons();
     found.add_cards(client, process.as_deref())?;
     found.add_notes();
     if let Some(ram) = &ram {
@@ -182,6 +183,17 @@ impl Checked {
             };
             if blocked.iter().any(names) {
                 device.verdict = Verdict::Refused("QEMU cannot migrate it");
+            }
+        }
+    }
+
+    /// Balloons that return memory to the host. They are an obstacle already.
+    fn mark_balloons(&mut self) {
+        for obstacle in &self.obstacles {
+            if let AttachError::Refused(Refusal::ReturnsMemory { path, .. }) = obstacle
+                && let Some(device) = self.devices.iter_mut().find(|device| device.name == *path)
+            {
+                device.verdict = Verdict::PrecopyOnly("the guest returns memory to the host");
             }
         }
     }

@@ -56,6 +56,8 @@ pub enum Verdict {
     Drained,
     /// It can be moved in post-copy only, for this reason.
     PostcopyOnly(&'static str),
+    /// It can be moved in pre-copy only, for this reason.
+    PrecopyOnly(&'static str),
     /// It cannot be moved, for this reason.
     Refused(&'static str),
     /// Its type is not known, and the guest is refused.

@@ -1,8 +1,9 @@
 //! What this process may do.
 
-use std::fs;
+use std::{fs, io};
 
 use hikkoshi_linux::Process;
+use thiserror::Error;
 
 /// `CAP_NET_RAW`, `linux/capability.h`.
 const CAP_NET_RAW: u32 = 13;
@@ -21,16 +22,45 @@ pub struct Privileges {
     pub network_capture: bool,
 }
 
+/// No way to a userfaultfd in QEMU's process is open.
+#[derive(Debug, Error)]
+#[error(
+    "a userfaultfd cannot be created in QEMU's process {pid}, which lacks the capability \
+     CAP_SYS_PTRACE (set sysctl vm.unprivileged_userfaultfd=1, or run hikkoshi as a user that may \
+     open /dev/userfaultfd, Linux 6.1 and later): opening /dev/userfaultfd"
+)]
+pub struct NoUserfaultfd {
+    /// The process.
+    pub pid: u32,
+    /// The error of the device.
+    pub source: io::Error,
+}
+
+/// Checks that one of the ways to a userfaultfd in `process` is open
+/// (`Documentation/admin-guide/mm/userfaultfd.rst`, "Creating a userfaultfd").
+pub(crate) fn check_userfaultfd(process: &Process) -> Result<(), NoUserfaultfd> {
+    let pid = process.pid();
+    let theirs = capabilities(&pid.to_string());
+    if has(theirs, CAP_SYS_PTRACE) || unprivileged_allowed() {
+        return Ok(());
+    }
+    let device = fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/userfaultfd");
+    match device {
+        Ok(_) => Ok(()),
+        Err(source) => Err(NoUserfaultfd { pid, source }),
+    }
+}
+
 impl Privileges {
     /// Those for this process; `None`: it cannot be traced.
     pub(super) fn of(process: Option<&Process>) -> Self {
         let own = capabilities("self");
         Self {
             trace: process.is_some(),
-            userfaultfd: process.is_some_and(|process| {
-                let theirs = capabilities(&process.pid().to_string());
-                has(theirs, CAP_SYS_PTRACE) || unprivileged_allowed() || device_opens()
-            }),
+            userfaultfd: process.is_some_and(|process| check_userfaultfd(process).is_ok()),
             network_capture: has(own, CAP_NET_RAW),
         }
     }
@@ -55,14 +85,6 @@ fn parse(status: &str) -> Option<u64> {
 fn unprivileged_allowed() -> bool {
     let value = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd");
     value.is_ok_and(|value| value.trim() == "1")
-}
-
-fn device_opens() -> bool {
-    fs::File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/userfaultfd")
-        .is_ok()
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use super::shutdown_listener::ShutdownListener;
 use super::vcpus;
 use super::{KillError, QemuDestination};
+use crate::check::privileges;
 use crate::network;
 use crate::qmp::monitor::connected;
 use crate::settings::Settings;
@@ -37,6 +38,15 @@ impl DestinationGuest for QemuDestination {
     fn deliver_frames(&mut self) -> Result<Option<Box<dyn FrameDelivery>>, GuestError> {
         let client = connected(&mut self.client).map_err(GuestError::new)?;
         network::deliver(client, &self.process).map_err(GuestError::new)
+    }
+
+    fn postcopy_obstacles(&self) -> Vec<GuestError> {
+        let files = self.check_files().err().map(GuestError::new);
+        let userfault = privileges::check_userfaultfd(&self.process);
+        files
+            .into_iter()
+            .chain(userfault.err().map(GuestError::new))
+            .collect()
     }
 
     fn prepare(&mut self) -> Result<(), GuestError> {

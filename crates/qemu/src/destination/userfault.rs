@@ -40,7 +40,7 @@ impl QemuDestination {
     }
 
     /// Checks that pages of the files can be dropped one by one, and fault then.
-    fn check_files(&self) -> Result<(), UserfaultError> {
+    pub(super) fn check_files(&self) -> Result<(), UserfaultError> {
         let ram = &self.ram;
         for ((block, _), backing) in ram.layout().blocks().zip(ram.backings()) {
             // A page that is absent from a private mapping is the file's.

@@ -20,29 +20,40 @@ impl GuestDescription {
     ///
     /// # Errors
     ///
-    /// The first difference found.
+    /// The first of the [`differences`](Self::differences).
     pub fn compatible_with(&self, destination: &Self) -> Result<(), Mismatch> {
-        same(
+        let first = self.differences(destination).into_iter().next();
+        first.map_or(Ok(()), Err)
+    }
+
+    /// Everything for which the source's guest, this one, cannot continue in `destination`; see
+    /// [`compatible_with`](Self::compatible_with).
+    pub fn differences(&self, destination: &Self) -> Vec<Mismatch> {
+        let (ours, theirs) = (program(&self.hypervisor), program(&destination.hypervisor));
+        let hypervisor = (ours != theirs).then(|| Mismatch::Hypervisor {
+            source_has: self.hypervisor.clone(),
+            destination_has: destination.hypervisor.clone(),
+        });
+        let architecture = same(
             "architecture",
             &self.architecture,
             &destination.architecture,
-        )?;
-        let (ours, theirs) = (program(&self.hypervisor), program(&destination.hypervisor));
-        if ours != theirs {
-            return Err(Mismatch::Hypervisor {
-                source_has: self.hypervisor.clone(),
-                destination_has: destination.hypervisor.clone(),
-            });
-        }
-        same("machine type", &self.machine, &destination.machine)?;
-        if self.cpus != destination.cpus {
-            return Err(Mismatch::Setting {
-                what: "number of virtual CPUs",
-                source_has: self.cpus.to_string(),
-                destination_has: destination.cpus.to_string(),
-            });
-        }
-        same_blocks(&self.blocks, &destination.blocks)
+        );
+        let cpus = same(
+            "number of virtual CPUs",
+            &self.cpus.to_string(),
+            &destination.cpus.to_string(),
+        );
+        [
+            architecture.err(),
+            hypervisor,
+            same("machine type", &self.machine, &destination.machine).err(),
+            cpus.err(),
+            same_blocks(&self.blocks, &destination.blocks).err(),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
     }
 }
 
@@ -314,6 +325,25 @@ mod tests {
              0x100000000 at the destination; start the destination with the same machine and \
              memory options"
         );
+    }
+
+    #[test]
+    fn all_differences_are_found() {
+        let other = changed(|guest| {
+            guest.cpus = 4;
+            guest.blocks[0].id = "pc.ram".into();
+            guest.machine = "pc-q35-10.0".into();
+        });
+        let found = guest().differences(&other);
+        let texts: Vec<_> = found.iter().map(ToString::to_string).collect();
+        for (text, part) in texts
+            .iter()
+            .zip(["machine type", "CPUs", "named \"pc.ram\""])
+        {
+            assert!(text.contains(part), "{part:?} is not in: {text}");
+        }
+        assert_eq!(texts.len(), 3, "{texts:?}");
+        assert_eq!(guest().compatible_with(&other), Err(found[0].clone()));
     }
 
     #[test]

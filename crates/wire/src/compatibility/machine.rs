@@ -40,14 +40,30 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// The first difference found.
+    /// The first of the [`differences`](Self::differences).
     pub fn fits(&self, destination: &Self) -> Result<(), MachineMismatch> {
+        let first = self.differences(destination).into_iter().next();
+        first.map_or(Ok(()), Err)
+    }
+
+    /// Why the device state of the source's machine, this one, cannot be loaded into `destination`:
+    /// the first difference of each kind.
+    pub fn differences(&self, destination: &Self) -> Vec<MachineMismatch> {
         let empty = Self::default();
         if *self == empty || *destination == empty {
-            return Ok(());
+            return Vec::new();
         }
-        same_places(&self.devices, &destination.devices)?;
-        same_numbers(&self.devices, &destination.devices)?;
+        [
+            same_places(&self.devices, &destination.devices),
+            same_numbers(&self.devices, &destination.devices),
+            self.same_memory(destination),
+        ]
+        .into_iter()
+        .filter_map(Result::err)
+        .collect()
+    }
+
+    fn same_memory(&self, destination: &Self) -> Result<(), MachineMismatch> {
         let here: BTreeMap<_, _> = destination
             .auxiliary
             .iter()

@@ -298,6 +298,8 @@ pub enum ToSource {
         /// The reason, for people; cut at [`MAX_TEXT`] bytes.
         #[serde(with = "Reason")]
         reason: String,
+        /// Whether the guest can still be moved by pre-copy alone.
+        postcopy_only: bool,
     },
     /// The answer to [`Compare`](ToDestination::Compare) is complete. The
     /// destination closes the link.

@@ -372,7 +372,10 @@ pub(crate) fn to_source() -> impl Strategy<Value = ToSource> {
         Just(ToSource::ShutDown),
         (any::<u64>(), any::<u64>())
             .prop_map(|(delivered, dropped)| ToSource::FramesDelivered { delivered, dropped }),
-        text().prop_map(|reason| ToSource::Obstacle { reason }),
+        (text(), any::<bool>()).prop_map(|(reason, postcopy_only)| ToSource::Obstacle {
+            reason,
+            postcopy_only,
+        }),
         prop::collection::vec(any::<u64>(), 0..=8)
             .prop_map(|host_pages| ToSource::Compared { host_pages }),
     ]

@@ -16,6 +16,7 @@ use crate::destination::options::DestinationOptions;
 use crate::destination::postcopy::huge::staging::Size;
 use crate::destination::switchover::processors;
 use crate::guest::DestinationGuest;
+use crate::obstacle::DestinationObstacle;
 use hikkoshi_link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, split};
 use hikkoshi_linux::{Cancel, host_memory_available};
 use hikkoshi_memory::RamWriter;
@@ -132,12 +133,13 @@ pub(crate) fn hear(
             );
         }
         ToDestination::Compare { description } => {
-            let obstacles = obstacles(guest, &description, machine.as_ref(), processors);
+            let found = Found::of(guest, &description, machine.as_ref(), processors, 1);
             over();
-            answer(&mut writer, guest, &obstacles).map_err(text)?;
+            let obstacles = found.obstacles.len();
+            answer(&mut writer, guest, found.obstacles).map_err(text)?;
             // The answer arrives before the link ends.
             let _ = reader.control::<ToDestination>();
-            return Err(NoGuest::Compared(obstacles.len()));
+            return Err(NoGuest::Compared(obstacles));
         }
         _ => {
             return Err("it does not begin with an offer of a guest"
@@ -145,19 +147,13 @@ pub(crate) fn hear(
                 .into());
         }
     };
-    let ready = description
-        .compatible_with(guest.describe())
-        .map_err(text)
-        .and_then(|()| match &machine {
-            Some(machine) => machine.fits(&guest.machine()).map_err(text),
-            None => Ok(()),
+    let ready = check_links(background_links)
+        .and_then(|()| {
+            let (machine, links) = (machine.as_ref(), background_links);
+            let found = Found::of(guest, &description, machine, processors, links);
+            found.refuse(may_postcopy)
         })
-        .and_then(|()| processors::compare(processors, &guest.processors()))
-        .and_then(|differences| {
-            check_links(background_links)?;
-            let ready = make_ready(guest, may_postcopy, background_links)?;
-            Ok((ready, differences))
-        })
+        .and_then(|differences| Ok((make_ready(guest, may_postcopy)?, differences)))
         .map_err(|reason| {
             if guest.has_ended() {
                 return text(DestinationFailure::gone(guest));
@@ -203,39 +199,95 @@ pub(crate) fn hear(
     })
 }
 
-/// Every reason to refuse this guest that can be found without changing anything.
-fn obstacles(
-    guest: &dyn DestinationGuest,
-    description: &GuestDescription,
-    machine: Option<&Machine>,
-    processors: Option<(Processors, bool)>,
-) -> Vec<String> {
-    let mut found = Vec::new();
-    if guest.has_ended() {
-        found.push(text(DestinationFailure::gone(guest)));
+/// What was found without changing anything.
+#[derive(Debug, Default)]
+struct Found {
+    /// Every reason to refuse the guest.
+    obstacles: Vec<DestinationObstacle>,
+    /// How the processors differ, if the source allows it.
+    differences: Option<String>,
+}
+
+impl Found {
+    /// Compares the source's guest with the machine here. `links`: how many background links the
+    /// source will open.
+    fn of(
+        guest: &dyn DestinationGuest,
+        description: &GuestDescription,
+        machine: Option<&Machine>,
+        processors: Option<(Processors, bool)>,
+        links: u16,
+    ) -> Self {
+        let mut found = Self::default();
+        if guest.has_ended() {
+            found.add(text(DestinationFailure::gone(guest)));
+            return found;
+        }
+        // First: another device has other memory.
+        let devices = machine.map(|machine| machine.differences(&guest.machine()));
+        for error in devices.into_iter().flatten() {
+            found.add(text(error));
+        }
+        for error in description.differences(guest.describe()) {
+            found.add(text(error));
+        }
+        match processors::compare(processors, &guest.processors()) {
+            Ok(differences) => found.differences = differences,
+            Err(reason) => found.add(reason),
+        }
+        let sizes = Size::all(guest.ram().layout(), links);
+        let staging = sizes.iter().map(Size::bytes).sum();
+        let postcopy = room_for(staging, host_memory_available().ok()).err();
+        let postcopy = postcopy
+            .into_iter()
+            .chain(guest.postcopy_obstacles().into_iter().map(text));
+        found
+            .obstacles
+            .extend(postcopy.map(|reason| DestinationObstacle {
+                reason,
+                postcopy_only: true,
+            }));
+        found.obstacles.truncate(MAX_OBSTACLES);
+        found
     }
-    let compatible = description.compatible_with(guest.describe());
-    found.extend(compatible.err().map(text));
-    if let Some(machine) = machine {
-        found.extend(machine.fits(&guest.machine()).err().map(text));
+
+    fn add(&mut self, reason: String) {
+        self.obstacles.push(DestinationObstacle {
+            reason,
+            postcopy_only: false,
+        });
     }
-    found.extend(processors::compare(processors, &guest.processors()).err());
-    let sizes = Size::all(guest.ram().layout(), 1);
-    let staging = sizes.iter().map(Size::bytes).sum();
-    found.extend(room_for(staging, host_memory_available().ok()).err());
-    found.truncate(MAX_OBSTACLES);
-    found
+
+    /// The differences, or all reasons to refuse this migration.
+    fn refuse(self, may_postcopy: bool) -> Result<Option<String>, String> {
+        let obstacles = self.obstacles.into_iter();
+        let mut reasons: Vec<_> = obstacles
+            .filter(|obstacle| may_postcopy || !obstacle.postcopy_only)
+            .map(|obstacle| obstacle.reason)
+            .collect();
+        match reasons.len() {
+            0 => Ok(self.differences),
+            1 => Err(reasons.remove(0)),
+            n => {
+                let numbered = reasons.iter().enumerate();
+                let numbered = numbered.map(|(index, reason)| format!("({}) {reason}", index + 1));
+                let all = numbered.collect::<Vec<_>>().join("; ");
+                Err(format!("for {n} reasons: {all}"))
+            }
+        }
+    }
 }
 
 /// Answers a source that only asks.
 fn answer(
     writer: &mut LinkWriter,
     guest: &dyn DestinationGuest,
-    obstacles: &[String],
+    obstacles: Vec<DestinationObstacle>,
 ) -> Result<(), LinkError> {
-    for reason in obstacles {
+    for obstacle in obstacles {
         writer.control(&ToSource::Obstacle {
-            reason: reason.clone(),
+            reason: obstacle.reason,
+            postcopy_only: obstacle.postcopy_only,
         })?;
     }
     let ram = guest.ram();
@@ -257,18 +309,7 @@ fn check_links(links: u16) -> Result<(), String> {
 
 type Ready = (RamWriter, Option<(Arc<Userfault>, Vec<u64>)>);
 
-fn make_ready(
-    guest: &mut dyn DestinationGuest,
-    may_postcopy: bool,
-    links: u16,
-) -> Result<Ready, String> {
-    if may_postcopy {
-        let sizes = Size::all(guest.ram().layout(), links);
-        room_for(
-            sizes.iter().map(Size::bytes).sum(),
-            host_memory_available().ok(),
-        )?;
-    }
+fn make_ready(guest: &mut dyn DestinationGuest, may_postcopy: bool) -> Result<Ready, String> {
     guest.prepare().map_err(text)?;
     let userfault = if may_postcopy {
         Some(guest.take_userfault().map_err(text)?)
@@ -317,6 +358,29 @@ fn text(error: impl std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refusal_names_every_reason_that_matters() {
+        let found = |reasons: &[(&str, bool)]| {
+            let obstacle = |(reason, postcopy_only): &(&str, bool)| DestinationObstacle {
+                reason: (*reason).to_owned(),
+                postcopy_only: *postcopy_only,
+            };
+            Found {
+                obstacles: reasons.iter().map(obstacle).collect(),
+                differences: Some("d".to_owned()),
+            }
+        };
+        let accepted = Ok(Some("d".to_owned()));
+        assert_eq!(found(&[]).refuse(true), accepted);
+        assert_eq!(found(&[("a", true)]).refuse(false), accepted);
+        let refused = |reasons: &[_]| found(reasons).refuse(true).unwrap_err();
+        assert_eq!(refused(&[("a", true)]), "a");
+        assert_eq!(
+            refused(&[("a", false), ("b", true)]),
+            "for 2 reasons: (1) a; (2) b"
+        );
+    }
 
     #[test]
     fn memory_for_huge_pages_is_checked_before_anything_is_touched() {

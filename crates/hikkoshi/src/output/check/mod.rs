@@ -2,7 +2,7 @@
 
 mod text;
 
-use hikkoshi_engine::{Comparison, Mode};
+use hikkoshi_engine::{Comparison, DestinationObstacle, Mode};
 use hikkoshi_qemu::{AttachError, CardPart, Checked, Held, Job, MemoryPart, Part, Verdict};
 use serde::Serialize;
 
@@ -13,9 +13,9 @@ const MODES: [Mode; 3] = [Mode::Precopy, Mode::Postcopy, Mode::Hybrid];
 /// The result.
 #[derive(Debug, Serialize)]
 pub(crate) struct CheckReport<'a> {
-    /// Whether at least one mode is possible, and the destination accepts the guest if it was asked.
+    /// Whether at least one mode is possible.
     can_be_moved: bool,
-    /// The modes that are possible from here.
+    /// The modes that are possible from here, and to the destination if it was asked.
     modes: Vec<String>,
     guest: GuestReport<'a>,
     obstacles: Vec<ObstacleReport>,
@@ -106,7 +106,7 @@ struct DestinationReport<'a> {
     protocol_version: Option<u16>,
     /// Whether the machines were compared. An older destination cannot be asked.
     compared: bool,
-    obstacles: &'a [String],
+    obstacles: Vec<ObstacleReport>,
     error: Option<&'a str>,
 }
 
@@ -115,15 +115,13 @@ impl<'a> CheckReport<'a> {
         checked: &'a Checked,
         destination: Option<&'a Result<Comparison, String>>,
     ) -> Self {
-        let modes: Vec<_> = modes(|mode| checked.allows(mode));
+        let accepts = |mode| destination.is_none_or(|answer| accepts(answer, mode));
+        let modes: Vec<_> = modes(|mode| checked.allows(mode) && accepts(mode));
         let destination = destination.map(DestinationReport::new);
-        let accepted = destination
-            .as_ref()
-            .is_none_or(|there| there.error.is_none() && there.obstacles.is_empty());
         let guest = &checked.guest;
         let privileges = &checked.privileges;
         Self {
-            can_be_moved: !modes.is_empty() && accepted,
+            can_be_moved: !modes.is_empty(),
             modes,
             guest: GuestReport {
                 pid: guest.pid,
@@ -162,6 +160,15 @@ impl<'a> CheckReport<'a> {
     }
 }
 
+/// Whether the destination accepts a guest that is moved by this mode.
+fn accepts(answer: &Result<Comparison, String>, mode: Mode) -> bool {
+    let Ok(comparison) = answer else {
+        return false;
+    };
+    let mut obstacles = comparison.obstacles.iter().flatten();
+    !obstacles.any(|obstacle| obstacle.excludes(mode))
+}
+
 fn modes(is_one: impl Fn(Mode) -> bool) -> Vec<String> {
     let found = MODES.into_iter().filter(|mode| is_one(*mode));
     found.map(|mode| mode.to_string()).collect()
@@ -172,6 +179,13 @@ impl ObstacleReport {
         Self {
             modes: modes(|mode| obstacle.excludes().includes(mode)),
             text: obstacle.reason(),
+        }
+    }
+
+    fn there(obstacle: &DestinationObstacle) -> Self {
+        Self {
+            modes: modes(|mode| obstacle.excludes(mode)),
+            text: obstacle.reason.clone(),
         }
     }
 }
@@ -222,6 +236,7 @@ impl<'a> PartReport<'a> {
             Verdict::Moves => ("moves", None),
             Verdict::Drained => ("drained", None),
             Verdict::PostcopyOnly(why) => ("postcopy_only", Some(why)),
+            Verdict::PrecopyOnly(why) => ("precopy_only", Some(why)),
             Verdict::Refused(why) => ("refused", Some(why)),
             Verdict::Unknown => ("unknown", None),
             Verdict::Allowed => ("allowed", None),
@@ -242,13 +257,18 @@ impl<'a> DestinationReport<'a> {
             Ok(comparison) => Self {
                 protocol_version: Some(comparison.version),
                 compared: comparison.obstacles.is_some(),
-                obstacles: comparison.obstacles.as_deref().unwrap_or_default(),
+                obstacles: comparison
+                    .obstacles
+                    .iter()
+                    .flatten()
+                    .map(ObstacleReport::there)
+                    .collect(),
                 error: None,
             },
             Err(error) => Self {
                 protocol_version: None,
                 compared: false,
-                obstacles: &[],
+                obstacles: Vec::new(),
                 error: Some(error),
             },
         }

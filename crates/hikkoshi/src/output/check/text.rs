@@ -2,19 +2,16 @@
 
 use std::fmt::Write as _;
 
-use super::{CheckReport, DestinationReport, GuestReport, MODES, MemoryReport, PartReport};
+use super::{
+    CheckReport, DestinationReport, GuestReport, MODES, MemoryReport, ObstacleReport, PartReport,
+};
 
 /// The result as text: a line for the guest, one for the verdict, and one for each thing that was
 /// found.
 pub(crate) fn readable(report: &CheckReport<'_>) -> String {
     let mut lines = vec![guest(&report.guest), verdict(report)];
     for obstacle in &report.obstacles {
-        let modes = if obstacle.modes.len() == MODES.len() {
-            "obstacle".to_owned()
-        } else {
-            format!("obstacle to {}", obstacle.modes.join(" and "))
-        };
-        lines.push(format!("  {modes}: {}", obstacle.text));
+        lines.push(format!("  {}: {}", excluded(obstacle, ""), obstacle.text));
     }
     lines.extend(report.destination.iter().flat_map(destination));
     lines.extend(report.memory.iter().filter_map(memory));
@@ -79,10 +76,19 @@ fn guest(guest: &GuestReport<'_>) -> String {
 }
 
 fn verdict(report: &CheckReport<'_>) -> String {
-    match (report.can_be_moved, report.modes.is_empty()) {
-        (true, _) => format!("the guest can be moved: {}", report.modes.join(", ")),
-        (false, true) => "the guest cannot be moved".to_owned(),
-        (false, false) => "the guest cannot be moved to this destination".to_owned(),
+    if report.can_be_moved {
+        format!("the guest can be moved: {}", report.modes.join(", "))
+    } else {
+        "the guest cannot be moved".to_owned()
+    }
+}
+
+/// What an obstacle stands against. `place`: where it is.
+fn excluded(obstacle: &ObstacleReport, place: &str) -> String {
+    if obstacle.modes.len() == MODES.len() {
+        format!("obstacle{place}")
+    } else {
+        format!("obstacle{place} to {}", obstacle.modes.join(" and "))
     }
 }
 
@@ -104,7 +110,10 @@ fn destination(there: &DestinationReport<'_>) -> Vec<String> {
         );
     }
     let obstacles = there.obstacles.iter();
-    lines.extend(obstacles.map(|text| format!("  obstacle at the destination: {text}")));
+    lines.extend(obstacles.map(|obstacle| {
+        let what = excluded(obstacle, " at the destination");
+        format!("  {what}: {}", obstacle.text)
+    }));
     lines
 }
 
@@ -173,6 +182,7 @@ fn part(part: &PartReport<'_>) -> String {
         "moves" => "every mode",
         "drained" => "every mode; direct I/O, so pre-copy rounds drain it",
         "postcopy_only" => "post-copy only",
+        "precopy_only" => "pre-copy only",
         "allowed" => "of an unknown type, allowed",
         "unknown" => "of an unknown type",
         _ => "cannot be moved",
