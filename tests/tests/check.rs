@@ -199,6 +199,10 @@ fn a_destination_that_would_refuse() {
     assert_eq!(memory["modes"], all_modes);
     let private = with("is a private mapping (share=off)");
     assert_eq!(private["modes"], json!(["postcopy", "hybrid"]));
+    let of_ram = obstacles
+        .iter()
+        .filter(|obstacle| obstacle["text"].as_str().unwrap().contains("\"ram\""));
+    assert_eq!(of_ram.count(), 2, "{obstacles:?}");
     receive.wait_stderr("which cannot be moved here");
     let path = qmp.to_str().unwrap();
     let migrate = ["migrate", "--to", &invitation, "--qmp", path];

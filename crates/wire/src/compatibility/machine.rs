@@ -201,6 +201,13 @@ pub enum MachineMismatch {
     },
 }
 
+impl MachineMismatch {
+    /// Whether a block of memory differs, and not a device.
+    pub fn is_memory(&self) -> bool {
+        matches!(self, Self::NoMemory { .. } | Self::Memory { .. })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

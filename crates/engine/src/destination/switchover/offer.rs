@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use error_reporter::Report;
 use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::{
-    Capabilities, GuestDescription, Limits, MAX_LINKS, MAX_OBSTACLES, Machine, MigrationId, Mode,
-    Processors, ToDestination, ToSource,
+    Capabilities, GuestDescription, Limits, MAX_LINKS, MAX_OBSTACLES, Machine, MigrationId,
+    Mismatch, Mode, Processors, ToDestination, ToSource,
 };
 
 use crate::destination::ReceiveWatch;
@@ -224,11 +224,18 @@ impl Found {
             return found;
         }
         // First: another device has other memory.
+        let others = description.differences(guest.describe());
+        let has_other_blocks = others
+            .iter()
+            .any(|other| matches!(other, Mismatch::Blocks(_)));
         let devices = machine.map(|machine| machine.differences(&guest.machine()));
         for error in devices.into_iter().flatten() {
-            found.add(text(error));
+            // The RAM blocks are listed with the auxiliary memory again.
+            if !(has_other_blocks && error.is_memory()) {
+                found.add(text(error));
+            }
         }
-        for error in description.differences(guest.describe()) {
+        for error in others {
             found.add(text(error));
         }
         match processors::compare(processors, &guest.processors()) {
