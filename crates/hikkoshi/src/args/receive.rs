@@ -204,6 +204,14 @@ mod tests {
     }
 
     #[test]
+    fn too_little_memory_is_allowed_only_by_its_option() {
+        let overcommit =
+            |more: &str| receive(&format!("--listen unix:/s --qmp /q {more}")).overcommit();
+        assert_eq!(overcommit(""), Overcommit::Refuse);
+        assert_eq!(overcommit("--allow-overcommit"), Overcommit::Allow);
+    }
+
+    #[test]
     fn earlier_options_hold_after_resume() {
         let first = receive("--listen unix:/s --qmp /q --collapse --poll --stall-timeout 7");
         let resumed = receive("--resume --fault-threads=2").resumed(first.options, false);
