@@ -165,8 +165,8 @@ fn a_device_that_is_plugged_in_during_the_move() {
         not_paused(
             &qemu,
             source,
-            // QEMU itself names it: it is a migration blocker.
-            &["cannot be migrated now", "ivshmem"],
+            // It is a migration blocker of QEMU, too, which would not say what to do.
+            &["peripheral/late is a ivshmem-plain", "unplug it"],
         );
     });
 }
