@@ -345,6 +345,13 @@ pub trait DestinationGuest: Send {
     /// migration it is the one that was left in the process.
     fn take_userfault(&mut self) -> Result<(Arc<Userfault>, Vec<u64>), GuestError>;
 
+    /// Another userfaultfd of that process, for filling its private memory before the guest runs
+    /// here. Only this process may have it open, so that memory which is registered with it is
+    /// unregistered if this process is killed. `None`: pages are written instead, which takes longer.
+    fn filling_userfault(&mut self) -> Result<Option<Arc<Userfault>>, GuestError> {
+        Ok(None)
+    }
+
     /// Loads the device state. This accesses guest memory: with post-copy, faults are handled
     /// meanwhile.
     fn load_device_state(&mut self, state: Vec<u8>) -> Result<(), GuestError>;

@@ -12,7 +12,9 @@
 //!
 //! * The source reads pages with [`GuestRam`] and splits them into content and zero pages with
 //!   [`PieceReader`]. Reading fills no holes.
-//! * The destination fills and drops pages with [`RamWriter`] before the guest runs there.
+//! * The destination fills and drops pages with [`RamWriter`] before the guest runs there; absent
+//!   pages of private memory by userfaultfd, if it has one
+//!   ([`install_absent`](RamWriter::install_absent)).
 //!   Afterwards pages are installed by userfaultfd only, and [`missing_pages`] reports which ones
 //!   are absent.
 //!
@@ -32,6 +34,7 @@ mod content;
 mod dropping;
 mod error;
 mod guest_ram;
+mod page_installer;
 mod pieces;
 mod presence;
 mod process_memory;
@@ -42,6 +45,7 @@ pub use backing::Backing;
 pub use content::Content;
 pub use error::{MemoryError, MemoryLost};
 pub use guest_ram::GuestRam;
+pub use page_installer::PageInstallerError;
 pub use pieces::{Piece, PieceReader};
 pub use presence::{PresenceError, missing_pages};
 pub use process_memory::ProcessMemory;

@@ -190,7 +190,7 @@ impl ProcessMemory {
 
     /// Reading and writing the memory of a process that has ended transfers nothing, and its
     /// pagemap reports `ESRCH`.
-    fn explain(&self, error: io::Error) -> io::Error {
+    pub(crate) fn explain(&self, error: io::Error) -> io::Error {
         if Errno::from_io_error(&error) == Some(Errno::SRCH) {
             return MemoryLost.into();
         }

@@ -46,6 +46,9 @@ pub enum UserfaultError {
     /// Creating the userfaultfd failed.
     #[error(transparent)]
     Take(#[from] RemoteUserfaultError),
+    /// The copy in QEMU of a userfaultfd for filling memory could not be closed.
+    #[error(transparent)]
+    Close(#[from] CloseRemoteError),
     /// The userfaultfd of the interrupted migration is gone.
     #[error(
         "taking over the userfaultfd of the interrupted migration in QEMU (process {pid}{}): it has \

@@ -58,6 +58,11 @@ impl DestinationGuest for QemuDestination {
         Ok((userfault, self.identity.addresses()))
     }
 
+    fn filling_userfault(&mut self) -> Result<Option<Arc<Userfault>>, GuestError> {
+        let created = self.own_userfault().map_err(GuestError::new)?;
+        Ok(Some(created))
+    }
+
     fn load_device_state(&mut self, state: Vec<u8>) -> Result<(), GuestError> {
         self.load(state).map_err(GuestError::new)
     }

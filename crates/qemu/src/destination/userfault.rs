@@ -39,6 +39,13 @@ impl QemuDestination {
         Ok(Arc::clone(self.userfault.insert(taken).userfault()))
     }
 
+    /// A userfaultfd that only this process has open, for filling private memory.
+    pub(super) fn own_userfault(&self) -> Result<Arc<Userfault>, UserfaultError> {
+        let created = RemoteUserfault::create_in(&self.process, Features::NONE)?;
+        created.close_remote()?;
+        Ok(Arc::clone(created.userfault()))
+    }
+
     /// Checks that pages of the files can be dropped one by one, and fault then.
     pub(super) fn check_files(&self) -> Result<(), UserfaultError> {
         let ram = &self.ram;

@@ -41,6 +41,7 @@ impl IncomingMigration<'_> {
     /// Unregisters the guest's memory, so that threads that wait for a page continue: the guest
     /// will never run here.
     pub(crate) fn release_memory(&self) {
+        self.end_installing();
         if let Some(postcopy) = &self.postcopy {
             postcopy.release_memory();
         }

@@ -282,6 +282,7 @@ impl<'a> IncomingMigration<'a> {
         guest: &mut dyn DestinationGuest,
     ) -> Result<SwitchRequest, DestinationFailure> {
         let (switch, state) = self.fill(guest)?;
+        self.end_installing();
         if switch.postcopy
             && let Some(prepared) = self.prepared.take()
         {
@@ -312,6 +313,13 @@ impl<'a> IncomingMigration<'a> {
                 .wait_for_memory();
         }
         Ok(switch)
+    }
+
+    /// Every pre-copied page is here.
+    pub(crate) fn end_installing(&self) {
+        if let Some(memory) = &self.sink.memory {
+            memory.end_installing();
+        }
     }
 
     /// Receives memory and device state while the guest runs at the source, until the source

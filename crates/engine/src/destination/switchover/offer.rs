@@ -323,7 +323,7 @@ fn make_ready(guest: &mut dyn DestinationGuest, may_postcopy: bool) -> Result<Re
     } else {
         None
     };
-    let memory = RamWriter::open(guest.ram()).map_err(text)?;
+    let mut memory = RamWriter::open(guest.ram()).map_err(text)?;
     // The first pre-copy round sends no holes, and pages not owed in post-copy hold zeros: the
     // memory must be empty. A machine that has started holds firmware, for instance.
     if may_postcopy {
@@ -331,7 +331,23 @@ fn make_ready(guest: &mut dyn DestinationGuest, may_postcopy: bool) -> Result<Re
     } else {
         memory.clear_all().map_err(text)?;
     }
+    install_absent(guest, &mut memory);
     Ok((memory, userfault))
+}
+
+/// Private memory is filled by userfaultfd if possible, and otherwise written.
+fn install_absent(guest: &mut dyn DestinationGuest, memory: &mut RamWriter) {
+    if !memory.can_install_absent() {
+        return;
+    }
+    let installed = match guest.filling_userfault() {
+        Ok(None) => return,
+        Ok(Some(userfault)) => memory.install_absent(userfault).map_err(text),
+        Err(error) => Err(text(error)),
+    };
+    if let Err(reason) = installed {
+        tracing::warn!(%reason, "private memory is filled more slowly, without a userfaultfd");
+    }
 }
 
 /// Whether there is memory to assemble huge pages. They are assembled in ordinary memory, not in

@@ -1,0 +1,222 @@
+//! Absent pages of private memory, installed by a userfaultfd before the guest runs.
+//!
+//! To write an absent page through `/proc/PID/mem` is to fault it in: the kernel allocates a page,
+//! a huge one where the process asked for huge pages, fills all of it with zeros, and copies each
+//! 4 KiB twice. `UFFDIO_COPY` allocates 4 KiB pages, copies once and zeroes nothing. Filling 1 GiB
+//! took a third of the time (docs/benchmarks.md).
+//!
+//! While the memory is registered, an access to an absent page blocks. The guest does not run yet,
+//! but its process may access its memory: a monitor command that dumps it, for instance. A thread
+//! answers such a fault with zeros, as the kernel would without the registration. Only this process
+//! may hold the userfaultfd: if it is killed, the kernel unregisters the memory, and nothing stays
+//! blocked.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use error_reporter::Report;
+use hikkoshi_linux::{Errno, HostRange, Stop};
+use hikkoshi_pages::PAGE_BYTES;
+use hikkoshi_userfault::{
+    CopyError, Event, EventBuffer, RangeError, ReadError, Ready, RegisterMode, Userfault,
+};
+use thiserror::Error;
+
+use crate::backing::Backing;
+use crate::guest_ram::GuestRam;
+use crate::process_memory::ProcessMemory;
+
+/// Blocks from this size on are registered, 2 MiB. Smaller ones have no huge pages to avoid.
+const MIN_BYTES: u64 = 2 << 20;
+
+/// Faults that are read at once.
+const FAULTS: usize = 16;
+
+/// How long a fault waits that could not be answered, until it is reported again.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Pages of private memory cannot be installed by userfaultfd. They can still be written.
+#[derive(Debug, Error)]
+pub enum PageInstallerError {
+    /// The memory could not be registered.
+    #[error(transparent)]
+    Register(#[from] RangeError),
+    /// The thread that answers faults could not be started.
+    #[error("starting the thread that answers faults while memory is filled")]
+    Thread(#[source] io::Error),
+}
+
+/// Installs absent pages of private memory. Unregisters the memory when it is dropped.
+#[derive(Debug)]
+pub(crate) struct PageInstaller {
+    userfault: Arc<Userfault>,
+    /// For each block, whether it is registered.
+    blocks: Vec<bool>,
+    ranges: Vec<HostRange>,
+    stop: Stop,
+    faults: Option<JoinHandle<()>>,
+}
+
+/// Whether pages of the block are installed: private anonymous memory with pages of 4 KiB. hugetlb
+/// memory takes whole huge pages only, and a file may be on a file system without userfaultfd.
+fn is_installable(host_page: u64, backing: &Backing) -> bool {
+    backing.process().is_some_and(|memory| {
+        host_page == PAGE_BYTES && memory.file().is_none() && memory.host_range().len >= MIN_BYTES
+    })
+}
+
+/// Whether any block would be registered.
+pub(crate) fn is_useful(ram: &GuestRam) -> bool {
+    let mut blocks = ram.layout().blocks().zip(ram.backings());
+    blocks.any(|((block, _), backing)| is_installable(block.host_page, backing))
+}
+
+impl PageInstaller {
+    /// Registers the private memory of `ram` with `userfault`, which belongs to its process.
+    pub(crate) fn start(
+        ram: &GuestRam,
+        userfault: Arc<Userfault>,
+    ) -> Result<Self, PageInstallerError> {
+        let stop = Stop::new().map_err(PageInstallerError::Thread)?;
+        let mut installer = Self {
+            userfault,
+            blocks: Vec::new(),
+            ranges: Vec::new(),
+            stop,
+            faults: None,
+        };
+        for ((block, _), backing) in ram.layout().blocks().zip(ram.backings()) {
+            let memory = backing.process();
+            let memory = memory.filter(|_| is_installable(block.host_page, backing));
+            if let Some(memory) = memory {
+                let range = memory.host_range();
+                installer.userfault.register(range, RegisterMode::MISSING)?;
+                installer.ranges.push(range);
+            }
+            installer.blocks.push(memory.is_some());
+        }
+        let answering = FaultThread {
+            userfault: Arc::clone(&installer.userfault),
+            ranges: installer.ranges.clone(),
+            stop: installer.stop.clone(),
+        };
+        let thread = thread::Builder::new().name("dst-fill-faults".into());
+        let thread = thread.spawn(move || answering.run());
+        installer.faults = Some(thread.map_err(PageInstallerError::Thread)?);
+        Ok(installer)
+    }
+
+    /// Whether pages of block number `block` are installed.
+    pub(crate) fn has(&self, block: usize) -> bool {
+        self.blocks.get(block).copied().unwrap_or(false)
+    }
+
+    /// Unregisters the memory. Pages are written from now on.
+    pub(crate) fn end(&self) {
+        unregister(&self.userfault, &self.ranges);
+        self.stop.stop();
+    }
+
+    /// Installs pages of `memory` from byte `at` on. A page that is present after all is written.
+    pub(crate) fn install(
+        &self,
+        memory: &ProcessMemory,
+        at: u64,
+        content: &[u8],
+    ) -> io::Result<()> {
+        let place = memory.host(&(at..at)).addr;
+        let mut written = Ok(());
+        let copied = self
+            .userfault
+            .copy_unless(place, content, PAGE_BYTES, &mut |page| {
+                if written.is_ok() {
+                    let offset = page.addr.0.saturating_sub(place.0);
+                    let page = part(content, offset, page.len);
+                    written = page.and_then(|page| memory.write(at + offset, page));
+                }
+                true
+            });
+        written?;
+        match copied {
+            Ok(_) => Ok(()),
+            // `end` was called, or the process has replaced the memory, which writing finds out.
+            Err(error @ CopyError::NotRegistered { .. }) => {
+                let done = error.done();
+                let rest = content.len() as u64 - done;
+                memory.write(at + done, part(content, done, rest)?)
+            }
+            Err(CopyError::ProcessGone { .. }) => Err(memory.explain(Errno::SRCH.into())),
+            Err(error) => Err(io::Error::other(error)),
+        }
+    }
+}
+
+impl Drop for PageInstaller {
+    fn drop(&mut self) {
+        self.end();
+        if let Some(faults) = self.faults.take() {
+            // It returns nothing, and a panic has been reported.
+            let _ = faults.join();
+        }
+    }
+}
+
+fn part(content: &[u8], from: u64, bytes: u64) -> io::Result<&[u8]> {
+    let range = usize::try_from(from)
+        .ok()
+        .zip(usize::try_from(from.saturating_add(bytes)).ok());
+    range
+        .and_then(|(from, to)| content.get(from..to))
+        .ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
+fn unregister(userfault: &Userfault, ranges: &[HostRange]) {
+    for &range in ranges {
+        if let Err(error) = userfault.unregister(range) {
+            tracing::warn!(error = %Report::new(&error), "memory that was filled stays registered");
+        }
+    }
+}
+
+/// Answers faults with zeros.
+struct FaultThread {
+    userfault: Arc<Userfault>,
+    ranges: Vec<HostRange>,
+    stop: Stop,
+}
+
+impl FaultThread {
+    fn run(self) {
+        if let Err(error) = self.answer_all() {
+            tracing::warn!(error = %Report::new(&error), "pages are written instead of installed");
+            unregister(&self.userfault, &self.ranges);
+        }
+    }
+
+    fn answer_all(&self) -> Result<(), ReadError> {
+        let mut events = EventBuffer::with_capacity(FAULTS);
+        loop {
+            match self.userfault.wait(&self.stop, None)? {
+                Ready::Stopped | Ready::ProcessGone => return Ok(()),
+                Ready::TimedOut | Ready::Other => continue,
+                Ready::Events => self.userfault.read(&mut events)?,
+            };
+            while let Some(event) = events.pop() {
+                let Event::Fault(fault) = event else { continue };
+                let page = HostRange::new(fault.addr, PAGE_BYTES);
+                // Pages that were unregistered meanwhile, or have arrived, are not errors: their
+                // threads were woken.
+                match self.userfault.zero(page) {
+                    Ok(_) | Err(CopyError::NotRegistered { .. }) => {}
+                    Err(error) => {
+                        tracing::debug!(error = %Report::new(&error), "answering a fault");
+                        thread::sleep(PAUSE);
+                        let _ = self.userfault.wake(page);
+                    }
+                }
+            }
+        }
+    }
+}
