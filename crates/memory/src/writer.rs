@@ -96,17 +96,31 @@ impl RamWriter {
         &self.ram
     }
 
-    /// Whether there may be pages that were not written here. One call for each file, however many
-    /// pages it has: tmpfs counts its pages exactly. Private memory may always hold more.
+    /// Whether there may be pages that were not written here: of any block.
+    ///
+    /// # Errors
+    /// As [`blocks_that_may_hold_more`](Self::blocks_that_may_hold_more).
+    pub fn may_hold_more(&self) -> Result<bool, MemoryError> {
+        Ok(self.blocks_that_may_hold_more()?.contains(&true))
+    }
+
+    /// For each block, whether there may be pages that were not written here. One call for each
+    /// file, however many pages it has: tmpfs counts its pages exactly. Private memory may always
+    /// hold more.
     ///
     /// `false` is certain, as long as no other program has dropped pages.
-    pub fn may_hold_more(&self) -> Result<bool, MemoryError> {
+    ///
+    /// # Errors
+    /// When a file's size cannot be queried.
+    pub fn blocks_that_may_hold_more(&self) -> Result<Vec<bool>, MemoryError> {
         // Blocks may be parts of one file.
         let mut files = BTreeMap::new();
+        let mut file_of = Vec::new();
         for (number, (_, range)) in self.ram.layout().blocks().enumerate() {
             let fail = |cause| MemoryError::Write { range, cause };
             let Backing::File(file) = &self.ram.backings()[number] else {
-                return Ok(true);
+                file_of.push(None);
+                continue;
             };
             let metadata = file.file().metadata().map_err(fail)?;
             // A huge page counts for more than what was written to it.
@@ -118,8 +132,17 @@ impl RamWriter {
             let held = metadata.blocks().div_ceil(PAGE_BYTES / 512);
             let file = (metadata.dev(), metadata.ino());
             files.entry(file).or_insert((held, 0)).1 += written;
+            file_of.push(Some(file));
         }
-        Ok(files.values().any(|(held, written)| held > written))
+        let more = |file| {
+            files
+                .get(&file)
+                .is_none_or(|(held, written)| held > written)
+        };
+        Ok(file_of
+            .into_iter()
+            .map(|file| file.is_none_or(more))
+            .collect())
     }
 
     /// Writes the content of `range`.
@@ -317,8 +340,10 @@ mod tests {
         let map = MmapRegion::<()>::from_file(FileOffset::new(file, 0), 32 * PAGE_SIZE).unwrap();
         let _: u8 = map.as_volatile_slice().read_obj(18 * PAGE_SIZE).unwrap();
         assert!(memory.may_hold_more().unwrap());
+        assert_eq!(memory.blocks_that_may_hold_more().unwrap(), [true, true]);
         memory.drop_stale(&[range(18, 19)]).unwrap();
         assert!(!memory.may_hold_more().unwrap());
+        assert_eq!(memory.blocks_that_may_hold_more().unwrap(), [false, false]);
     }
 
     #[test]
