@@ -3,14 +3,16 @@
 //!
 //! A client sends a line, and the guest answers `NANOSECONDS LINE`, where the number is the guest's
 //! monotonic clock. A client that sends numbered lines at a steady rate measures its connection's
-//! outage as the longest time between two answers.
+//! outage as the longest time between two answers. The line `clocks` is answered with the readings
+//! of all clocks instead.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use crate::clock;
 use crate::datagrams::{self, DatagramCounts};
 
 /// Maximum length of a line; a longer one closes its connection.
@@ -77,11 +79,27 @@ fn answer(stream: TcpStream, counts: &Served, started: Instant) -> io::Result<()
         if line.last() != Some(&b'\n') {
             return Ok(());
         }
-        let mut reply = format!("{} ", started.elapsed().as_nanos()).into_bytes();
-        reply.extend_from_slice(&line);
+        let reply = if line == b"clocks\n" {
+            clocks(started).into_bytes()
+        } else {
+            let mut reply = format!("{} ", started.elapsed().as_nanos()).into_bytes();
+            reply.extend_from_slice(&line);
+            reply
+        };
         answers.write_all(&reply)?;
         counts.lines.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+/// The monotonic clock, the real-time clock, the monotonic clock once more, in nanoseconds, and the
+/// time-stamp counter: the first and the last reading bound the time of the others.
+fn clocks(started: Instant) -> String {
+    let before = started.elapsed().as_nanos();
+    let real = SystemTime::now().duration_since(UNIX_EPOCH);
+    let ticks = clock::ticks();
+    let after = started.elapsed().as_nanos();
+    let real = real.unwrap_or_default().as_nanos();
+    format!("{before} {real} {after} {ticks}\n")
 }
 
 #[cfg(test)]
@@ -108,10 +126,19 @@ mod tests {
             assert!(time > last);
             last = time;
         }
+        client.write_all(b"clocks\n").unwrap();
+        let mut answer = String::new();
+        answers.read_line(&mut answer).unwrap();
+        let numbers: Vec<u64> = answer
+            .split_whitespace()
+            .map(|n| n.parse().unwrap())
+            .collect();
+        assert_eq!(numbers.len(), 4);
+        assert!(last < numbers[0] && numbers[0] <= numbers[2] && numbers[2] < numbers[1]);
         client.write_all(&[b'x'; 4096]).unwrap();
         let mut rest = String::new();
         // Closed, either in order or by a reset.
         assert!(!matches!(answers.read_line(&mut rest), Ok(n) if n > 0));
-        assert_eq!(served.lines.load(Ordering::Relaxed), 3);
+        assert_eq!(served.lines.load(Ordering::Relaxed), 4);
     }
 }

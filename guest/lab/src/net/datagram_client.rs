@@ -2,6 +2,7 @@
 
 use super::namespace::Namespace;
 use crate::LabError;
+use std::fmt;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,7 +55,7 @@ struct Answer {
 }
 
 /// What became of a client's datagrams.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Default, Eq, PartialEq)]
 pub struct Datagrams {
     /// Datagrams sent.
     pub sent: u32,
@@ -64,6 +65,18 @@ pub struct Datagrams {
     pub repeated: Vec<u32>,
     /// When each answer arrived, in order.
     pub answered: Vec<Instant>,
+}
+
+impl fmt::Debug for Datagrams {
+    /// Without the time of each of a thousand answers.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Datagrams")
+            .field("sent", &self.sent)
+            .field("lost", &self.lost)
+            .field("repeated", &self.repeated)
+            .field("answers", &self.answered.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl DatagramClient {
