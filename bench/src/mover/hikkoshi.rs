@@ -22,6 +22,8 @@ use crate::testbed::Testbed;
 const SOON: Duration = Duration::from_secs(30);
 /// How long a migration may take that is expected to finish.
 const LONG: Duration = Duration::from_secs(300);
+/// The folder for the journals.
+const JOURNAL: &str = "/dev/shm/hikkoshi-bench";
 const POLL: Duration = Duration::from_millis(1);
 
 /// A running migration; killed on drop.
@@ -31,6 +33,8 @@ pub(crate) struct HikkoshiMigration {
     migrate: Side,
     started: Instant,
     report: PathBuf,
+    /// The destination's.
+    received: PathBuf,
 }
 
 impl HikkoshiMigration {
@@ -89,6 +93,7 @@ impl HikkoshiMigration {
             migrate,
             started,
             report: report("migrate"),
+            received: report("receive"),
         })
     }
 
@@ -129,6 +134,8 @@ impl HikkoshiMigration {
             return Err(receive.ended(received));
         }
         moved.report = read(&self.report)?;
+        // The destination's steps of the switchover, beside the source's.
+        moved.report["switchover_at_destination"] = read(&self.received)?["switchover"].take();
         moved.own_downtime_ms = moved.report["downtime_ms"].as_f64();
         moved.rounds = moved.report["rounds"].as_u64();
         Ok(moved)
@@ -178,6 +185,8 @@ impl Side {
             .command(program)
             .args(arguments)
             .args(["--progress", "json"])
+            // On a tmpfs, as /run is on a host with systemd.
+            .args(["--journal", JOURNAL])
             .arg("--qmp")
             .arg(vm.qmp_path())
             .arg("--json")

@@ -191,6 +191,13 @@ pub trait SourceGuest: Send {
         give_up: &Cancel,
     ) -> Result<(), GuestError>;
 
+    /// Checks that the saved state belongs to the memory that was sent. Called once after
+    /// [`save_device_state`](Self::save_device_state), while the destination loads the state. After
+    /// an error the guest is resumed here.
+    fn check_device_state(&mut self) -> Result<(), GuestError> {
+        Ok(())
+    }
+
     /// Resumes a paused guest, as if nothing had happened.
     ///
     /// Must work at any point: when [`pause`](Self::pause) was never called, and when `pause` or

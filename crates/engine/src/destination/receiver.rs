@@ -13,7 +13,7 @@ use crate::destination::options::DestinationOptions;
 use crate::destination::postcopy::installer::{Installer, Recorder};
 use crate::destination::session::{Ends, Event};
 use crate::panic_notifier::PanicNotifier;
-use crate::report::{Counters, Observer, RequestLatencies, Tracker};
+use crate::report::{Counters, Observer, RequestLatencies, SwitchoverSteps, Tracker};
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter};
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_linux::{Priority, PriorityClass};
@@ -37,6 +37,8 @@ pub(crate) struct PageSink {
     pub(crate) tracker: Arc<Tracker>,
     /// One for each receiver.
     pub(crate) recorders: Mutex<Vec<Arc<Recorder>>>,
+    /// The steps of the switchover so far.
+    pub(crate) steps: SwitchoverSteps,
 }
 
 impl PageSink {
@@ -48,6 +50,7 @@ impl PageSink {
             counters: Arc::default(),
             tracker: Arc::default(),
             recorders: Mutex::default(),
+            steps: SwitchoverSteps::default(),
         })
     }
 

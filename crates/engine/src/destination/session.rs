@@ -29,6 +29,8 @@ pub(crate) enum Event {
     Failed(DestinationFailure),
     /// No page is missing any more.
     AllReceived,
+    /// A call to the guest has returned, for which the main thread waits.
+    GuestCallReturned,
 }
 
 impl Event {
@@ -36,7 +38,7 @@ impl Event {
     fn is_serious(&self) -> bool {
         match self {
             Self::Failed(failure) => !failure.is_about_links(),
-            Self::Message(_) | Self::AllReceived => false,
+            Self::Message(_) | Self::AllReceived | Self::GuestCallReturned => false,
         }
     }
 }

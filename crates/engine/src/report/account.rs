@@ -4,7 +4,7 @@ use hikkoshi_wire::Mode;
 use serde::Serialize;
 
 use crate::frames::FramesAccount;
-use crate::report::{CollapseAccount, Requests};
+use crate::report::{CollapseAccount, Requests, SwitchoverStep};
 
 /// Pages by the way they were sent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -83,6 +83,9 @@ pub struct Account {
     /// destination, in milliseconds; 0 for a guest that was paused by its owner. At the
     /// destination: from the message that the guest is paused at the source.
     pub downtime_ms: f64,
+    /// The steps of the switchover on this side, with the time of each; empty if another engine
+    /// performed it, and with a guest that was paused by its owner.
+    pub switchover: Vec<SwitchoverStep>,
     /// Pre-copy rounds, including the last one with the guest paused.
     pub rounds: u32,
     /// Whether the switchover came before all of the guest's memory had arrived.

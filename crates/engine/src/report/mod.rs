@@ -7,6 +7,7 @@ mod faults;
 mod latency;
 mod progress;
 mod stages;
+mod switchover;
 mod tracker;
 
 pub use account::{Account, Bytes, Drains, GuestState, Pages};
@@ -15,4 +16,6 @@ pub use faults::{CollapseAccount, CollapseFailures, Requests, ThreadFaults};
 pub use latency::{Bucket, Latency, LatencySummary};
 pub use progress::{Observer, Phase, Progress, Silent};
 pub use stages::{Moments, RequestLatencies, Stages};
+pub use switchover::SwitchoverStep;
+pub(crate) use switchover::SwitchoverSteps;
 pub use tracker::Tracker;

@@ -8,7 +8,7 @@ use hikkoshi_link::UrgentActivity;
 use hikkoshi_linux::Cancel;
 use hikkoshi_memory::GuestRam;
 
-use crate::report::{Counters, Observer, Tracker};
+use crate::report::{Counters, Observer, SwitchoverSteps, Tracker};
 use crate::source::error::{SourceFailure, list_blocks};
 use crate::source::options::SourceOptions;
 
@@ -44,6 +44,8 @@ pub(crate) struct MigrationContext {
     pub(crate) options: SourceOptions,
     /// Set by the thread that answers requests. The background links yield to it.
     pub(crate) urgency: UrgentActivity,
+    /// The steps of the switchover so far.
+    pub(crate) steps: Arc<SwitchoverSteps>,
 }
 
 /// Bytes of private memory that are sent before *Commit*: the limit of

@@ -37,6 +37,7 @@ pub(crate) fn with_context(
         cancel: watch.cancel.clone(),
         options: options.clone(),
         urgency: UrgentActivity::new(),
+        steps: Arc::default(),
     };
     let begun = Instant::now();
     let result = body(&shared, guest, &mut machine);
@@ -97,6 +98,7 @@ pub(crate) fn with_context(
                 guest_state: GuestState::new(guest.describe().running, handover.shut_down),
                 total_ms: begun.elapsed().as_secs_f64() * 1e3,
                 downtime_ms: handover.downtime.as_secs_f64() * 1e3,
+                switchover: shared.steps.all(),
                 rounds,
                 postcopy,
                 pages: shared.counters.pages(shared.ram.layout().pages()),

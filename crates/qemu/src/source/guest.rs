@@ -64,6 +64,10 @@ impl SourceGuest for QemuSource {
         self.save(sink, give_up).map_err(GuestError::new)
     }
 
+    fn check_device_state(&mut self) -> Result<(), GuestError> {
+        self.check_saved().map_err(GuestError::new)
+    }
+
     fn resume(&mut self) -> Result<(), GuestError> {
         self.resume_guest().map_err(GuestError::new)
     }

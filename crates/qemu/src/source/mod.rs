@@ -40,11 +40,12 @@ use crate::attach::exclusive_access::{self, ExclusiveAccess};
 use crate::attach::leftovers::is_dirty_log;
 use crate::attach::preflight::{self, AllowedTypes, Refusal, Side};
 use crate::attach::process;
+use crate::attach::ram::blocks::RamBlockInfo;
 use crate::attach::reopen::FileAccess;
 use crate::attach::{AttachError, Attached, attach};
 use crate::identity::{QemuIdentity, ReattachError};
 use crate::qmp::monitor::{self, connected};
-use crate::qmp::{Client, ConnectError};
+use crate::qmp::{Client, ConnectError, Submitted};
 
 /// The progress of the switchover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,6 +93,8 @@ pub struct QemuSource {
     stage: SwitchoverStage,
     /// The save in progress.
     saving: Option<Saving>,
+    /// The RAM blocks before the pause, and the list after the save whose answer was not read yet.
+    unchecked: Option<(Submitted, Vec<RamBlockInfo>)>,
     log: Option<Arc<PagemapLog>>,
     /// Whether disks write to memory, which the dirty log does not track.
     needs_drain: bool,
@@ -167,6 +170,7 @@ impl QemuSource {
             },
             stage: SwitchoverStage::NotStarted,
             saving: None,
+            unchecked: None,
             log: None,
             needs_drain: false,
             userfault: None,
@@ -237,6 +241,7 @@ impl QemuSource {
             },
             stage: SwitchoverStage::Saved,
             saving: None,
+            unchecked: None,
             log: None,
             needs_drain: false,
             userfault: None,

@@ -51,6 +51,7 @@ impl QemuSource {
         let Saving {
             file, list, blocks, ..
         } = saving;
+        self.unchecked = Some((list, blocks.clone()));
         let state = file.read().map_err(SaveError::Read)?;
         let devices = SavedDevices::parse(&state)?;
         let stream = whole(
@@ -59,16 +60,22 @@ impl QemuSource {
             &devices,
         )?;
         sink.write_all(&stream).map_err(SaveError::Sink)?;
-        // The guest can have resized a block right before it was paused.
+        sink.flush().map_err(SaveError::Sink)?;
+        tracing::debug!(bytes = stream.len(), ?answered, took = ?began.elapsed(), "the device state is saved");
+        self.stage = SwitchoverStage::Saved;
+        Ok(())
+    }
+
+    /// Checks that the guest did not resize a block right before it was paused. QEMU has executed
+    /// the command after the save.
+    pub(super) fn check_saved(&mut self) -> Result<(), SaveError> {
+        let (list, blocks) = self.unchecked.take().ok_or(SaveError::NotPaused)?;
         let answer = connected(&mut self.client)?.answer(&list)?;
         let now = blocks::parse(answer.as_str().unwrap_or_default())
             .map_err(|what| QmpError::unexpected("info ramblock", what))?;
         if now != blocks {
             return Err(SaveError::Resized);
         }
-        sink.flush().map_err(SaveError::Sink)?;
-        tracing::debug!(bytes = stream.len(), ?answered, took = ?began.elapsed(), "the device state is saved");
-        self.stage = SwitchoverStage::Saved;
         Ok(())
     }
 

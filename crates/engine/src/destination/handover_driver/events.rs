@@ -160,7 +160,7 @@ impl HandoverDriver<'_> {
     /// Handles an event of the links' threads.
     fn handle_event(&mut self, event: Event) -> Observation {
         match event {
-            Event::AllReceived => Observation::Nothing,
+            Event::AllReceived | Event::GuestCallReturned => Observation::Nothing,
             Event::Message(ToDestination::Commit) => {
                 if let LinkState::Up(links) = &mut self.links {
                     links.session.set_committed();

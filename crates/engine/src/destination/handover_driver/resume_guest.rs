@@ -10,6 +10,8 @@ use hikkoshi_linux::Cancel;
 use crate::destination::error::DestinationFailure;
 use crate::destination::handover_driver::HandoverDriver;
 use crate::destination::handover_driver::events::Observation;
+use crate::destination::handover_driver::links::LinkState;
+use crate::destination::session::Event;
 use crate::guest::DestinationGuest;
 
 /// How often to check whether the guest runs.
@@ -39,10 +41,20 @@ impl HandoverDriver<'_> {
         let running = self.machine.record().running;
         let give_up = Cancel::new();
         let mut failed = None;
+        let returned = match &self.links {
+            LinkState::Up(links) => links.session.events(),
+            LinkState::Down(channel) => channel.sender(),
+        };
+        self.sink.steps.done("commit received");
         let resumed = thread::scope(|scope| {
             let resumer = thread::Builder::new()
                 .name("dst-run".into())
-                .spawn_scoped(scope, || guest.resume(running, &give_up))
+                .spawn_scoped(scope, || {
+                    let resumed = guest.resume(running, &give_up);
+                    // If the queue is full, the main thread is awake.
+                    let _ = returned.try_send(Event::GuestCallReturned);
+                    resumed
+                })
                 .map_err(DestinationFailure::Thread)?;
             while !resumer.is_finished() {
                 if failed.is_some() {
@@ -76,6 +88,10 @@ impl HandoverDriver<'_> {
 
     fn set_resumed(&mut self, running: bool, resumed: Instant) {
         self.guest.resumed = true;
+        if running {
+            self.sink.steps.done_at("guest runs", resumed);
+            self.sink.steps.done("guest announced");
+        }
         if running && let Some(frames) = &self.frames {
             frames.guest_runs();
         }

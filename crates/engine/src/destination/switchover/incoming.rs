@@ -170,6 +170,7 @@ fn finish_handover(
         guest_state: GuestState::new(running, result.shut_down),
         total_ms: total.as_secs_f64() * 1e3,
         downtime_ms: result.downtime.as_secs_f64() * 1e3,
+        switchover: sink.steps.all(),
         rounds: 0,
         postcopy,
         pages: sink.counters.pages(pages),
@@ -300,9 +301,10 @@ impl<'a> IncomingMigration<'a> {
             self.receivers
                 .push(receiver::start_urgent(sink, reader, events, &self.options)?);
         }
-        tracing::debug!(at = ?switch.at.elapsed(), "faults are answered");
+        self.sink.steps.begin(switch.at);
+        self.sink.steps.done("faults are answered");
         self.load(guest, state)?;
-        tracing::debug!(at = ?switch.at.elapsed(), "device state loaded");
+        self.sink.steps.done("device state loaded");
         self.check()?;
         if let Some(postcopy) = &mut self.postcopy {
             postcopy.set_device_state_loaded();
@@ -435,10 +437,16 @@ impl<'a> IncomingMigration<'a> {
         guest: &mut dyn DestinationGuest,
         state: Vec<u8>,
     ) -> Result<(), DestinationFailure> {
+        let returned = self.session.events();
         thread::scope(|scope| {
             let loader = thread::Builder::new()
                 .name("dst-load".into())
-                .spawn_scoped(scope, || guest.load_device_state(state))
+                .spawn_scoped(scope, || {
+                    let loaded = guest.load_device_state(state);
+                    // If the queue is full, the main thread is awake.
+                    let _ = returned.try_send(Event::GuestCallReturned);
+                    loaded
+                })
                 .map_err(DestinationFailure::Thread)?;
             let mut failure = None;
             while !loader.is_finished() {
@@ -467,7 +475,7 @@ impl<'a> IncomingMigration<'a> {
     fn watch_load(&mut self) -> Result<(), DestinationFailure> {
         self.check()?;
         match self.session.next_within(Duration::from_millis(1)) {
-            None | Some(Event::AllReceived) => {
+            None | Some(Event::AllReceived | Event::GuestCallReturned) => {
                 self.silence.check(&self.sink, "loading the device state")
             }
             Some(Event::Failed(failure)) => Err(failure),

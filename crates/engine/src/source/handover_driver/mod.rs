@@ -75,6 +75,7 @@ impl HandoverDriver<'_> {
                 Err(error) => return Err(self.give_up(SourceFailure::Journal(error))),
             };
             if event.event == SourceEvent::GuestResumed {
+                self.shared.steps.done("guest resumed");
                 result.downtime = self.downtime();
                 let session = self.active.as_ref().map(|active| &active.session);
                 if let Some(frames) = session.and_then(|session| session.frames.as_ref()) {
@@ -109,6 +110,7 @@ impl HandoverDriver<'_> {
             SourceAction::SendCommit => {
                 let active = self.active.as_mut()?;
                 let sent = active.session.commit("handing the guest over");
+                self.shared.steps.done("committed");
                 if sent.is_ok()
                     && self.guest.describe().running
                     && let (Some(frames), Some(paused)) = (&mut active.session.frames, self.paused)

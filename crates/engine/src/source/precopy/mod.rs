@@ -148,6 +148,20 @@ impl Precopy {
         self.round(false)
     }
 
+    /// Begins to send the pages in the log, while the paused guest's device state is saved.
+    /// [`finish_round`](Self::finish_round) must follow, and then [`last_round`](Self::last_round)
+    /// with the pages that the save has dirtied.
+    pub(crate) fn begin_round(&self) -> Result<Arc<Batch>, SourceFailure> {
+        let batch = Arc::new(Batch::round(Arc::clone(&self.log), false));
+        self.workers.begin(&batch)?;
+        Ok(batch)
+    }
+
+    /// Waits until the pages of a begun round have arrived.
+    pub(crate) fn finish_round(&self, batch: Arc<Batch>) -> Result<(), SourceFailure> {
+        self.workers.finish(batch)
+    }
+
     /// Ends pre-copy and returns the links. They are empty: every pre-copied page has
     /// been written at the destination.
     pub(crate) fn into_links(self) -> Result<Vec<BackgroundSender>, SourceFailure> {

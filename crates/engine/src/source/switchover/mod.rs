@@ -7,10 +7,11 @@
 //!                           ◀───────────   Discarded
 //!   pauses the guest
 //!   saves device state      ── chunks ──▶    collects it
-//!   last take of the log
+//!   meanwhile takes the log:
 //!   last pages, or Discard  ───────────▶     drops stale pages
+//!   takes the log once more ───────────▶     the same
 //!   Switch                  ───────────▶     registers userfaultfd,
-//!                                            loads device state
+//!   checks what was saved                    loads device state
 //!                           ◀───────────   Ready
 //!   pages that would be lost
 //!   with QEMU, if others
@@ -111,13 +112,30 @@ fn prepare(
         frames.start();
     }
     let paused = guest.pause()?;
-    let since_pause = |step| tracing::debug!(step, at = ?paused.elapsed(), "switchover");
-    since_pause("paused");
-    // Stale pages are dropped while the device state is saved. Pages that the save
-    // dirties are sent or dropped after it.
-    discard_newly_dirty(shared, session, &rest, unsent)?;
-    let digest = send_device_state(guest, session, give_up)?;
-    since_pause("device state sent");
+    let steps = &shared.steps;
+    if guest.describe().running {
+        steps.begin(paused);
+    }
+    steps.done("paused");
+    // The last pages are sent, or dropped if post-copy follows, while the device state is saved.
+    // Those that the save dirties are sent or dropped after it.
+    let digest = match &rest {
+        LastPages::Precopy(precopy) => {
+            let round = precopy.begin_round()?;
+            let saved = send_device_state(guest, session, give_up);
+            // Also after a failure: then the dirty log has no other owner any more.
+            let sent = precopy.finish_round(round);
+            let digest = saved?;
+            sent?;
+            digest
+        }
+        _ => {
+            discard_newly_dirty(shared, session, &rest, unsent)?;
+            steps.done("stale pages known");
+            send_device_state(guest, session, give_up)?
+        }
+    };
+    steps.done("device state sent");
     shared.check()?;
     Counters::add(&shared.counters.device_state_bytes, digest.bytes());
     if let LastPages::Precopy(precopy) = &rest {
@@ -125,7 +143,7 @@ fn prepare(
     } else {
         discard_newly_dirty(shared, session, &rest, unsent)?;
     }
-    since_pause("dirty log taken");
+    steps.done("dirty log taken");
     // Loading the device state touches memory, so requests are answered before it
     // begins.
     let process_pages = ProcessPages::find(&shared.ram, unsent);
@@ -147,6 +165,8 @@ fn prepare(
         },
         doing,
     )?;
+    // While the destination loads the state.
+    guest.check_device_state()?;
     session.expect(
         "waiting for the destination to get ready",
         CommitState::BeforeCommit(&shared.cancel),
@@ -154,13 +174,13 @@ fn prepare(
         Duration::MAX,
         |m| matches!(m, ToSource::Ready),
     )?;
-    since_pause("destination ready");
+    steps.done("destination ready");
     if let Some(link) = answering
         .as_mut()
         .and_then(|postcopy: &mut PreparedPostcopy| postcopy.links.first_mut())
     {
         process_pages.send(shared, unsent, link)?;
-        since_pause("pages of firmware and devices sent");
+        steps.done("pages of firmware and devices sent");
     }
     Ok(ReadySwitchover {
         paused,
