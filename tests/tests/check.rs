@@ -286,8 +286,16 @@ fn every_obstacle_is_named_by_check_and_by_migrate() {
         refused.stderr.contains("free-page-reporting"),
         "{refused:?}"
     );
-    // Pre-copy does not mind the balloon.
-    let precopy = [&migrate[..], &["--mode", "precopy"]].concat();
+    // A pre-copy that may switch to post-copy is refused as well.
+    let mut precopy = [&migrate[..], &["--mode", "precopy"]].concat();
+    let switching = [&precopy[..], &["--when-stalled", "switch"]].concat();
+    let refused = assert_refused(&switching, 1, &parts);
+    assert!(
+        refused.stderr.contains("free-page-reporting"),
+        "{refused:?}"
+    );
+    // Pre-copy alone does not mind the balloon.
+    precopy.extend(["--when-stalled", "abort"]);
     let refused = assert_refused(&precopy, 1, &parts);
     assert!(
         !refused.stderr.contains("free-page-reporting"),

@@ -91,6 +91,11 @@ impl ProcessMemory {
         self.sent.store(true, Ordering::Release);
     }
 
+    /// Undoes [`set_sent`](Self::set_sent): a new migration of the guest starts.
+    pub fn clear_sent(&self) {
+        self.sent.store(false, Ordering::Release);
+    }
+
     /// Whether [`set_sent`](Self::set_sent) was called.
     pub fn is_sent(&self) -> bool {
         self.sent.load(Ordering::Acquire)

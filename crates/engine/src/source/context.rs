@@ -11,6 +11,7 @@ use hikkoshi_memory::GuestRam;
 use crate::report::{Counters, Observer, SwitchoverSteps, Tracker};
 use crate::source::error::{SourceFailure, list_blocks};
 use crate::source::options::SourceOptions;
+use crate::source::switchover::may_be_lost;
 
 /// How the caller controls and observes a migration.
 #[derive(Clone)]
@@ -48,10 +49,6 @@ pub(crate) struct MigrationContext {
     pub(crate) steps: Arc<SwitchoverSteps>,
 }
 
-/// Bytes of private memory that are sent before *Commit*: the limit of
-/// `switchover/process_memory.rs`.
-const MOST_SENT_BEFORE: u64 = 4 << 20;
-
 /// Guest memory that is private to the guest's process at the source, where post-copy may need it.
 #[derive(Debug)]
 pub(crate) struct PrivateMemory {
@@ -79,15 +76,12 @@ impl MigrationContext {
         if !self.options.may_postcopy() {
             return None;
         }
-        let blocks = self.ram.layout().blocks().zip(self.ram.backings());
-        // Beside files, small blocks are sent before *Commit*.
-        let any_file = self.ram.backings().iter().any(|it| it.file().is_some());
-        let sent_before = if any_file { MOST_SENT_BEFORE } else { 0 };
-        let private = blocks.filter(|((block, _), backing)| {
-            backing.process().is_some() && block.bytes > sent_before
-        });
+        let blocks: Vec<_> = self.ram.layout().blocks().collect();
         let (mut bytes, mut names) = (0, Vec::new());
-        for ((block, _), _) in private {
+        for (block, _) in may_be_lost(&self.ram)
+            .into_iter()
+            .filter_map(|number| blocks.get(number))
+        {
             bytes += block.bytes;
             names.push(block.id.clone());
         }

@@ -7,6 +7,7 @@ use std::time::Instant;
 use error_reporter::Report;
 use hikkoshi_handover::{Outcome, RecordedSource, SourceEvent, SourceRecord, SourceStage};
 use hikkoshi_link::{BackgroundSender, HandshakeError, Remote};
+use hikkoshi_memory::Backing;
 use hikkoshi_wire::{MigrationId, Mode};
 
 use crate::guest::SourceGuest;
@@ -51,6 +52,10 @@ pub fn migrate(
         stage: SourceStage::Owned,
         mode: options.mode,
     });
+    // A migration before this one may have been cancelled after it had sent private blocks.
+    for memory in guest.ram().backings().iter().filter_map(Backing::process) {
+        memory.clear_sent();
+    }
     record.and_then(|record| {
         let machine = RecordedSource::new(record, Arc::clone(&watch.journal));
         with_context(guest, options, watch, machine, |shared, guest, machine| {

@@ -140,4 +140,34 @@ impl SourceOptions {
     pub fn may_postcopy(&self) -> bool {
         self.mode != Mode::Precopy || self.when_stalled == WhenStalled::Switch
     }
+
+    /// The mode with all phases that this migration may have: hybrid for a pre-copy that may
+    /// switch to post-copy. The guest must be movable by it.
+    pub fn phases(&self) -> Mode {
+        match self.mode {
+            Mode::Precopy if self.may_postcopy() => Mode::Hybrid,
+            mode => mode,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_precopy_that_may_switch_has_the_phases_of_hybrid() {
+        let options = |mode, when_stalled| SourceOptions {
+            mode,
+            when_stalled,
+            ..SourceOptions::default()
+        };
+        let switching = options(Mode::Precopy, WhenStalled::Switch);
+        assert_eq!(switching.phases(), Mode::Hybrid);
+        let plain = options(Mode::Precopy, SourceOptions::default().when_stalled);
+        assert!(!plain.may_postcopy());
+        assert_eq!(plain.phases(), Mode::Precopy);
+        let postcopy = options(Mode::Postcopy, WhenStalled::Switch);
+        assert_eq!(postcopy.phases(), Mode::Postcopy);
+    }
 }

@@ -215,7 +215,7 @@ impl Migrate {
     }
 
     /// How the guest is moved.
-    pub(crate) fn mode(&self) -> Mode {
+    fn mode(&self) -> Mode {
         self.options.mode.unwrap_or(SourceOptions::default().mode)
     }
 

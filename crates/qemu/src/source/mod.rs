@@ -132,8 +132,9 @@ impl QemuSource {
         Self::attach_by(qmp, allowed, None)
     }
 
-    /// Like [`attach_allowing`](Self::attach_allowing), for a move by this mode. The error
-    /// names every obstacle, with those of the mode.
+    /// Like [`attach_allowing`](Self::attach_allowing), for a move by this mode
+    /// ([`SourceOptions::phases`](hikkoshi_engine::SourceOptions::phases)). The error names
+    /// every obstacle, with those of the mode.
     ///
     /// # Errors
     ///

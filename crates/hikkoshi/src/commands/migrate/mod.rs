@@ -42,10 +42,11 @@ fn start(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
     let folder = journal::folder(args.common.journal.as_deref());
     let observer = progress::observer(args.common.progress);
     unfinished::check_folder(&folder, qmp, &*observer)?;
-    let guest = QemuSource::attach_for(qmp, &args.options.shared.allowed(), args.mode())
+    let phases = args.engine_options().phases();
+    let guest = QemuSource::attach_for(qmp, &args.options.shared.allowed(), phases)
         .map_err(|error| not_attached(&error))?;
     // After attaching, which reports a missing right to trace. The check fails without it.
-    require_dirty_log(args.mode())?;
+    require_dirty_log(phases)?;
     let keeping = |error: io::Error| {
         let what = format!("creating the journal: {}", Report::new(&error));
         Exit::new(Status::AtSource, Reason::Journal, what).with(UNCHANGED)
