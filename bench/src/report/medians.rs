@@ -67,6 +67,10 @@ pub(super) struct Row {
     pub drains: [Option<f64>; 3],
     /// Pages lost.
     pub bad_pages: Option<f64>,
+    /// The longest time between two answers to a client: requests over TCP, and datagrams; ms.
+    pub client_gaps_ms: [Option<f64>; 2],
+    /// Datagrams lost, in the worst run.
+    pub datagrams_lost: Option<f64>,
     /// Processor time, s.
     pub cpu_seconds: Option<f64>,
     /// Processors that other processes used.
@@ -147,6 +151,14 @@ fn row(runs: Vec<&Run>) -> Option<Row> {
             of(&|run| run.disk.as_ref()?.longest_drain_ms),
         ],
         bad_pages: of(&|run| Some(run.disk.as_ref()?.bad_pages as f64)),
+        client_gaps_ms: [
+            of(&|run| Some(run.clients?.request_gaps_ms.longest)),
+            of(&|run| Some(run.clients?.datagram_gaps_ms.longest)),
+        ],
+        datagrams_lost: good
+            .iter()
+            .filter_map(|run| Some(run.clients?.lost as f64))
+            .max_by(f64::total_cmp),
         cpu_seconds: of(&|run| Some(run.cpu_seconds)),
         others_cores: of(&|run| Some(run.others_cores)),
     })

@@ -1,6 +1,7 @@
 //! The project's goals: whether they are reached, and what limits those that are missed.
 
 mod goal;
+mod guests;
 mod rules;
 
 use self::goal::{Goal, Limit};
@@ -53,9 +54,9 @@ pub(crate) fn goals_table(runs: &[Run]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::meter::Accesses;
+    use crate::meter::{Accesses, Gaps};
     use crate::plan::{System, Variant, Workload};
-    use crate::record::{ScanOutcome, test_run as run};
+    use crate::record::{ClientsOutcome, ScanOutcome, test_run as run};
     use serde_json::json;
 
     fn reached(runs: &[Run]) -> Vec<(String, bool)> {
@@ -86,10 +87,46 @@ mod tests {
             run(System::QemuPrecopy, Workload::Paced(7), 200.0, 6000.0),
         ];
         let goals = reached(&runs).into_iter();
-        let of_time = goals.filter(|goal| goal.0.contains("time,"));
+        let of_time = goals.filter(|goal| goal.0.contains("qemu-precopy"));
         let reached: Vec<_> = of_time.map(|goal| goal.1).collect();
         assert_eq!(reached, [false, true, true]);
         assert!(goals_table(&runs).text().contains("MISSED"));
+    }
+
+    #[test]
+    fn private_memory_is_compared_with_shared_files() {
+        let runs = [
+            busy(System::HikkoshiHybrid, Workload::Busy, 40.0, 1.0, 1000.0),
+            busy(System::HikkoshiHybrid, Workload::Private, 50.0, 1.0, 1050.0),
+        ];
+        let goals = reached(&runs);
+        let of = |what: &str| goals.iter().find(|goal| goal.0.contains(what)).unwrap().1;
+        assert!(of("total time, hikkoshi-hybrid, private to busy"));
+        assert!(!of("mean fault, hikkoshi-hybrid, private to busy"));
+    }
+
+    #[test]
+    fn a_datagram_lost_in_one_run_misses_the_goal() {
+        let clients = |gap, lost| {
+            let mut run = run(System::HikkoshiPrecopy, Workload::Clients, 4.0, 1.0);
+            let gaps = Gaps {
+                longest: gap,
+                ..Gaps::default()
+            };
+            run.clients = Some(ClientsOutcome {
+                requests: 1,
+                request_gaps_ms: gaps,
+                datagrams: 1,
+                lost,
+                repeated: 0,
+                datagram_gaps_ms: gaps,
+            });
+            run
+        };
+        let goals = reached(&[clients(50.0, 0), clients(59.0, 0), clients(200.0, 1)]);
+        let of = |what: &str| goals.iter().find(|goal| goal.0.contains(what)).unwrap().1;
+        assert!(of("longest gap between answers to requests"));
+        assert!(!of("datagrams lost"));
     }
 
     #[test]

@@ -66,16 +66,24 @@ impl<'a> Rules<'a> {
         self.reading();
         self.filling();
         self.downtimes();
+        self.private_memory();
+        self.switchovers();
+        self.clients();
         self.goals
     }
 
-    fn find(&self, network: NetworkKind, workload: &str, system: &str) -> Option<&'a Row> {
+    pub(super) fn find(
+        &self,
+        network: NetworkKind,
+        workload: &str,
+        system: &str,
+    ) -> Option<&'a Row> {
         self.rows.iter().find(|row| {
             row.case.network == network && row.workload == workload && row.system == system
         })
     }
 
-    fn networks(&self) -> Vec<NetworkKind> {
+    pub(super) fn networks(&self) -> Vec<NetworkKind> {
         let mut networks = Vec::new();
         for row in self.rows {
             if !networks.contains(&row.case.network) {
@@ -85,7 +93,7 @@ impl<'a> Rules<'a> {
         networks
     }
 
-    fn add(
+    pub(super) fn add(
         &mut self,
         what: String,
         value: Option<f64>,
@@ -104,7 +112,7 @@ impl<'a> Rules<'a> {
     }
 
     /// Adds a goal about a ratio, with its two numbers.
-    fn ratio(
+    pub(super) fn ratio(
         &mut self,
         what: String,
         (ours, theirs): (Option<f64>, Option<f64>),
