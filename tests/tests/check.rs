@@ -295,7 +295,7 @@ fn every_obstacle_is_named_by_check_and_by_migrate() {
         "{refused:?}"
     );
     // Pre-copy alone does not mind the balloon.
-    precopy.extend(["--when-stalled", "abort"]);
+    precopy.extend(["--when-stalled", "stop"]);
     let refused = assert_refused(&precopy, 1, &parts);
     assert!(
         !refused.stderr.contains("free-page-reporting"),
