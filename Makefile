@@ -109,7 +109,7 @@ test-guests: guest-debian ## the laboratory's own tests, and real guests moved b
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-lab --package hikkoshi-tests
 
-# A third of the interruptions is part of test-guests. This target prints the table.
+# A sixth of the interruptions is part of test-guests. This target prints the table.
 .PHONY: drills
 drills: guest-debian ## fault injection: the table of docs/reliability.md
 	cargo build --locked --release --package hikkoshi

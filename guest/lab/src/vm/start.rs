@@ -15,10 +15,12 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Kernel arguments for every workload: reports on the serial line and nothing else, a reboot
 /// instead of a hang after a panic, no watchdogs while a page takes long to arrive, memory of a
-/// DIMM put online, and no timer check: on a busy host an emulated timer may not tick within the
+/// DIMM put online, no mitigations and no tests of cryptography, which make an emulated guest boot
+/// more slowly, and no timer check: on a busy host an emulated timer may not tick within the
 /// few milliseconds of that check, and the kernel would panic.
 const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet loglevel=1 panic=-1 nowatchdog no_timer_check \
-     rcupdate.rcu_cpu_stall_suppress=1 memhp_default_state=online_movable";
+     rcupdate.rcu_cpu_stall_suppress=1 memhp_default_state=online_movable mitigations=off \
+     cryptomgr.notests";
 
 /// The type of a processor of the default model.
 const HOT_CPU: &str = "qemu64-x86_64-cpu";
