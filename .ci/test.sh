@@ -6,8 +6,8 @@
 # and then the loom models are checked. The tests that move real guests are the last group, because
 # each guest keeps a processor busy.
 #
-# They run the program that was built with the tests: optimized enough, with checked arithmetic, and
-# a second build of everything would take minutes.
+# They run the program that was built with the tests: what does something for each page is
+# optimized, arithmetic is checked, and a second build of everything would take minutes.
 #
 # The output of each part is written to build/tests, and printed when the part has ended.
 set -euo pipefail
