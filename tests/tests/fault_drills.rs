@@ -1,11 +1,12 @@
 //! Fault drills: at random times of post-copy, links are cut, and one engine, both engines or the
 //! source's QEMU are killed. Each time the migration is resumed, and in the end the guest has all
-//! of its pages. Half of the drills use plain-text links, half TLS.
+//! of its pages. Half of the drills use plain-text links, half TLS. Where engines are killed, every
+//! other migration goes from shared files into private memory, and the next one back.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{HostPair, Ram, Shape, VmConfig, Workload};
+use hikkoshi_lab::{HostPair, Ram, RamBackend, Shape, VmConfig, Workload};
 use hikkoshi_tests::{
-    FaultDrill, Guest, LONG, Migration, MigrationPlan, Random, Side, TestEnv, Transport,
+    FaultDrill, Guest, LONG, Migration, MigrationPlan, RAM_MIB, Random, Side, TestEnv, Transport,
     unique_address,
 };
 use std::time::Duration;
@@ -26,7 +27,16 @@ const AGAIN: &str = "reconnected to the destination";
 /// A guest that continues to fault on missing pages, and reports often.
 fn faulting_guest() -> VmConfig {
     let workload = Workload::verify(96).rate(500).option("every_ms", 50);
-    VmConfig::new().workload(workload)
+    VmConfig::new().ram(Ram::shared(RAM_MIB)).workload(workload)
+}
+
+/// Into private memory in every other migration.
+fn alternate_ram(plan: MigrationPlan, number: u32) -> MigrationPlan {
+    if !number.is_multiple_of(2) {
+        return plan;
+    }
+    let private = Ram::new(RamBackend::Default, RAM_MIB);
+    plan.destination_config(faulting_guest().ram(private))
 }
 
 /// Every other migration uses TLS, as is the default between hosts; the others use this transport.
@@ -139,17 +149,14 @@ fn killed(what: &'static str, victim: Victim) {
     let patient = |number| {
         let plan = MigrationPlan::new("postcopy").migrate_args(&SLOW_BACKGROUND);
         let plan = plan.migrate_args(&LONG_RETRY).receive_args(&LONG_RETRY);
-        alternate_tls(plan, number, Transport::Unix)
+        alternate_ram(alternate_tls(plan, number, Transport::Unix), number)
     };
     drill.run(&mut guest, (10, 5), patient, |migration, random| {
         victim.replaced(migration, random)
     });
     let impatient = |number| {
-        alternate_tls(
-            MigrationPlan::new("postcopy").migrate_args(&SLOW_BACKGROUND),
-            number,
-            Transport::Tcp,
-        )
+        let plan = MigrationPlan::new("postcopy").migrate_args(&SLOW_BACKGROUND);
+        alternate_ram(alternate_tls(plan, number, Transport::Tcp), number)
     };
     drill.run(&mut guest, (10, 5), impatient, |migration, random| {
         victim.elsewhere(migration, random)
