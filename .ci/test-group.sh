@@ -6,14 +6,7 @@ set -euo pipefail
 case $CARGO_PKG_NAME in
 hikkoshi-engine) group=engine ;;
 hikkoshi-qemu) group=qemu ;;
-hikkoshi-lab | hikkoshi-tests)
-    # Programs with few or long tests, one test at a time, and the others.
-    case $(basename "$1") in
-    guests-* | completion-* | cpu_compatibility-* | debian-* | direct_io-* | fault_drills-* | \
-        guest_clocks-* | matrix-* | memory_layouts-* | limits-*) group=guests-in-turn ;;
-    *) group=guests ;;
-    esac
-    ;;
+hikkoshi-lab | hikkoshi-tests) group=guests ;;
 *) group=others ;;
 esac
 

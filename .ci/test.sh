@@ -3,8 +3,8 @@
 #
 # Most tests of the crates wait for a peer or a timeout. Four groups of them run at once
 # (.ci/test-group.sh). At the same time, with low priority, the guests for the last group are made,
-# and then the loom models are checked. The tests that move real guests come last, in two groups,
-# because each guest keeps a processor busy.
+# and then the loom models are checked. The tests that move real guests are the last group, because
+# each guest keeps a processor busy.
 #
 # They run the program that was built with the tests: what does something for each page is
 # optimized, arithmetic is checked, and a second build of everything would take minutes.
@@ -84,10 +84,7 @@ done
 stop_if_failed
 
 export HIKKOSHI_BIN=$PWD/target/debug/hikkoshi
-# A test with guests computes for half of its time, and waits otherwise: one more than processors.
-start guests group guests --test-threads="$(nproc)"
-start guests-in-turn group guests-in-turn --test-threads=1
-finish guests
-finish guests-in-turn
+# A test with guests computes for half of its time, and waits for its network otherwise.
+group guests --test-threads="$(($(nproc) * 3 / 2))"
 finish loom
 stop_if_failed
