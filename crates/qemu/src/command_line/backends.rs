@@ -147,7 +147,8 @@ impl Children {
         let edges = graph.get("edges")?.as_array()?.iter();
         let mut edges =
             edges.filter(|edge| edge.get("parent").and_then(Value::as_u64) == Some(parent));
-        let named = |edge: &Value, name| edge.get("name").and_then(Value::as_str) == Some(name);
+        let named =
+            |edge: &Value, name: &str| edge.get("name").and_then(Value::as_str) == Some(name);
         let child = |name: &str| {
             let edge = edges.clone().find(|edge| named(edge, name))?;
             let child = edge.get("child")?.as_u64()?;
