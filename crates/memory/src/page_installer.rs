@@ -113,10 +113,12 @@ impl PageInstaller {
         self.blocks.get(block).copied().unwrap_or(false)
     }
 
-    /// Unregisters the memory. Pages are written from now on.
+    /// Unregisters the memory. Pages are written from now on. What cannot be unregistered stays
+    /// answered: an access there would block for ever otherwise.
     pub(crate) fn end(&self) {
-        unregister(&self.userfault, &self.ranges);
-        self.stop.stop();
+        if unregister(&self.userfault, &self.ranges) {
+            self.stop.stop();
+        }
     }
 
     /// Installs pages of `memory` from byte `at` on. A page that is present after all is written.
@@ -156,6 +158,7 @@ impl PageInstaller {
 impl Drop for PageInstaller {
     fn drop(&mut self) {
         self.end();
+        self.stop.stop();
         if let Some(faults) = self.faults.take() {
             // It returns nothing, and a panic has been reported.
             let _ = faults.join();
@@ -172,12 +175,16 @@ fn part(content: &[u8], from: u64, bytes: u64) -> io::Result<&[u8]> {
         .ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
-fn unregister(userfault: &Userfault, ranges: &[HostRange]) {
+/// Whether all of it is unregistered.
+fn unregister(userfault: &Userfault, ranges: &[HostRange]) -> bool {
+    let mut all = true;
     for &range in ranges {
         if let Err(error) = userfault.unregister(range) {
             tracing::warn!(error = %Report::new(&error), "memory that was filled stays registered");
+            all = false;
         }
     }
+    all
 }
 
 /// Answers faults with zeros.
