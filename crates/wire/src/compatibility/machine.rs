@@ -12,6 +12,10 @@ use crate::messages::{AuxiliaryBlock, Device, Machine};
 /// to a limit.
 const RESIZEABLE: &str = "/rom@";
 
+/// How many differences of one kind are reported: all of them together are fewer than
+/// [`MAX_OBSTACLES`](crate::MAX_OBSTACLES), and leave room for others.
+const MAX_OF_A_KIND: usize = 16;
+
 impl AuxiliaryBlock {
     /// Whether this block, of the destination, can load the source's.
     fn can_load(&self, source: &Self) -> bool {
@@ -47,51 +51,43 @@ impl Machine {
     }
 
     /// Why the device state of the source's machine, this one, cannot be loaded into `destination`:
-    /// the first difference of each kind.
+    /// everything that differs, at most 16 differences of each kind: devices at other addresses,
+    /// numbers of other devices, memory.
     pub fn differences(&self, destination: &Self) -> Vec<MachineMismatch> {
         let empty = Self::default();
         if *self == empty || *destination == empty {
             return Vec::new();
         }
-        [
-            same_places(&self.devices, &destination.devices),
-            same_numbers(&self.devices, &destination.devices),
-            self.same_memory(destination),
-        ]
-        .into_iter()
-        .filter_map(Result::err)
-        .collect()
+        let mut found = other_places(&self.devices, &destination.devices);
+        found.extend(other_numbers(&self.devices, &destination.devices));
+        found.extend(self.other_memory(destination));
+        found
     }
 
-    fn same_memory(&self, destination: &Self) -> Result<(), MachineMismatch> {
+    fn other_memory(&self, destination: &Self) -> Vec<MachineMismatch> {
         let here: BTreeMap<_, _> = destination
             .auxiliary
             .iter()
             .map(|piece| (&piece.name, piece))
             .collect();
-        for piece in &self.auxiliary {
-            match here.get(&piece.name) {
-                None => {
-                    return Err(MachineMismatch::NoMemory {
-                        name: piece.name.clone(),
-                        bytes: piece.bytes,
-                    });
-                }
-                Some(there) if !there.can_load(piece) => {
-                    return Err(MachineMismatch::Memory {
-                        name: piece.name.clone(),
-                        source_has: piece.bytes,
-                        destination_has: there.bytes,
-                    });
-                }
-                Some(_) => {}
-            }
-        }
-        Ok(())
+        let mismatch = |piece: &AuxiliaryBlock| match here.get(&piece.name) {
+            None => Some(MachineMismatch::NoMemory {
+                name: piece.name.clone(),
+                bytes: piece.bytes,
+            }),
+            Some(there) if !there.can_load(piece) => Some(MachineMismatch::Memory {
+                name: piece.name.clone(),
+                source_has: piece.bytes,
+                destination_has: there.bytes,
+            }),
+            Some(_) => None,
+        };
+        let found = self.auxiliary.iter().filter_map(mismatch);
+        found.take(MAX_OF_A_KIND).collect()
     }
 }
 
-fn same_places(source: &[Device], destination: &[Device]) -> Result<(), MachineMismatch> {
+fn other_places(source: &[Device], destination: &[Device]) -> Vec<MachineMismatch> {
     let by_place = |devices: &'_ [Device]| -> BTreeMap<Box<str>, Device> {
         let placed = devices.iter().filter(|device| !device.place.is_empty());
         placed
@@ -107,21 +103,19 @@ fn same_places(source: &[Device], destination: &[Device]) -> Result<(), MachineM
             destination_has: what(destination),
         }
     };
-    for (place, device) in &source {
+    let of_source = source.iter().filter_map(|(place, device)| {
         let there = destination.get(place);
-        if !there.is_some_and(|there| device.is_like(there)) {
-            return Err(mismatch(place, Some(device), there));
-        }
-    }
-    for (place, device) in &destination {
-        if !source.contains_key(place) {
-            return Err(mismatch(place, None, Some(device)));
-        }
-    }
-    Ok(())
+        let is_like = there.is_some_and(|there| device.is_like(there));
+        (!is_like).then(|| mismatch(place, Some(device), there))
+    });
+    let only_there = destination
+        .iter()
+        .filter(|(place, _)| !source.contains_key(*place))
+        .map(|(place, device)| mismatch(place, None, Some(device)));
+    of_source.chain(only_there).take(MAX_OF_A_KIND).collect()
 }
 
-fn same_numbers(source: &[Device], destination: &[Device]) -> Result<(), MachineMismatch> {
+fn other_numbers(source: &[Device], destination: &[Device]) -> Vec<MachineMismatch> {
     let mut kinds: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     let unplaced = |device: &&Device| device.place.is_empty();
     for device in source.iter().filter(unplaced) {
@@ -130,15 +124,15 @@ fn same_numbers(source: &[Device], destination: &[Device]) -> Result<(), Machine
     for device in destination.iter().filter(unplaced) {
         kinds.entry(&device.kind).or_default().1 += 1;
     }
-    let differs = kinds.into_iter().find(|(_, (ours, theirs))| ours != theirs);
-    match differs {
-        None => Ok(()),
-        Some((kind, (source_has, destination_has))) => Err(MachineMismatch::Number {
-            kind: kind.into(),
-            source_has,
-            destination_has,
-        }),
-    }
+    let differ = kinds
+        .into_iter()
+        .filter(|(_, (ours, theirs))| ours != theirs);
+    let mismatch = |(kind, (source_has, destination_has)): (&str, _)| MachineMismatch::Number {
+        kind: kind.into(),
+        source_has,
+        destination_has,
+    };
+    differ.take(MAX_OF_A_KIND).map(mismatch).collect()
 }
 
 /// A difference between the two machines.
@@ -302,5 +296,33 @@ mod tests {
         );
         let long = changed(|machine| machine.auxiliary[1].bytes = 0x40_0000);
         assert!(long.fits(&machine()).is_err());
+    }
+
+    #[test]
+    fn all_differences_are_reported_up_to_a_bound() {
+        let other = changed(|machine| {
+            machine.devices[0] = device("pcie.0/02.0", "e1000", 0x8086_100e);
+            machine.devices[1].place = "pcie.0/1e.0".into();
+            machine.devices[2].kind = "pvpanic".into();
+            machine.auxiliary.clear();
+        });
+        let all = machine().differences(&other);
+        let count = |is: fn(&MachineMismatch) -> bool| all.iter().filter(|one| is(one)).count();
+        // Slot 1e.0 has nothing at the source, 1f.0 nothing at the destination.
+        assert_eq!(
+            count(|one| matches!(one, MachineMismatch::Device { .. })),
+            3
+        );
+        assert_eq!(
+            count(|one| matches!(one, MachineMismatch::Number { .. })),
+            2
+        );
+        assert_eq!(count(MachineMismatch::is_memory), 2);
+        assert_eq!(all.len(), 7);
+        let many = changed(|machine| {
+            let more = (0..100).map(|slot| device(&format!("more/{slot}"), "e1000", 0));
+            machine.devices.extend(more);
+        });
+        assert_eq!(machine().differences(&many).len(), MAX_OF_A_KIND);
     }
 }

@@ -17,6 +17,7 @@ use crate::destination::postcopy::huge::staging::Size;
 use crate::destination::switchover::processors;
 use crate::guest::DestinationGuest;
 use crate::obstacle::DestinationObstacle;
+use crate::source::SourceOptions;
 use hikkoshi_link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, split};
 use hikkoshi_linux::{Cancel, host_memory_available};
 use hikkoshi_memory::RamWriter;
@@ -133,7 +134,9 @@ pub(crate) fn hear(
             );
         }
         ToDestination::Compare { description } => {
-            let found = Found::of(guest, &description, machine.as_ref(), processors, 1);
+            // How many links it would open is not part of the question: as many as by default.
+            let links = SourceOptions::default_links();
+            let found = Found::of(guest, &description, machine.as_ref(), processors, links);
             over();
             let obstacles = found.obstacles.len();
             answer(&mut writer, guest, found.obstacles).map_err(text)?;
