@@ -46,6 +46,14 @@ impl DestinationLine {
             if option.is("incoming") || option.is("S") || option.is("loadvm") {
                 continue;
             }
+            if option.is("preconfig") {
+                // QEMU would wait for `x-exit-preconfig` and not for a guest.
+                self.note(
+                    "-preconfig: left out; what was configured by QMP before the machine was made \
+                     (set-numa-node) has to be given by options (-numa)",
+                );
+                continue;
+            }
             if option.is("machine") || option.is("M") {
                 has_machine |= set_first(&mut option, "type", &exact.machine);
             }
@@ -77,7 +85,7 @@ impl DestinationLine {
     }
 
     /// What has to be adapted.
-    fn point_out(&mut self, option: &Opt) {
+    pub(super) fn point_out(&mut self, option: &Opt) {
         let value = option.value();
         let words = format!("{} {value}", option.name);
         if value.contains("/dev/fdset/") || has_descriptor(option) {
@@ -102,6 +110,19 @@ impl DestinationLine {
             self.note(format!(
                 "{words}: never the same file on the same host: it holds the running guest's \
                  memory, and the destination empties it. Give the destination a file of its own"
+            ));
+        }
+        if option.is("snapshot") {
+            self.note(
+                "-snapshot: what the guest has written to its disks is in temporary files of this \
+                 process, which no destination can open: the guest cannot be moved",
+            );
+        }
+        if option.is("readconfig") {
+            self.note(format!(
+                "{words}: devices and backends in that file are not known here: leave out those \
+                 that were unplugged, and add those below that were plugged in later and that the \
+                 file does not have"
             ));
         }
         let passes = ["accel=kvm:tcg", "kvm:tcg", "accel=kvm:"];
@@ -175,7 +196,7 @@ mod tests {
 
     #[test]
     fn an_earlier_incoming_migration_and_a_paused_start_are_left_out() {
-        let line = adapted("qemu -incoming tcp:0:4444 -S -machine q35 -cpu max");
+        let line = adapted("qemu -incoming tcp:0:4444 -S -preconfig -machine q35 -cpu max");
         assert_eq!(
             words(&line),
             "-machine pc-q35-7.2 -cpu qemu64 -incoming defer"
@@ -196,6 +217,9 @@ mod tests {
                 "never the same file",
             ),
             ("-machine q35,accel=kvm:tcg", "same accelerator"),
+            ("-snapshot", "cannot be moved"),
+            ("-readconfig /etc/guest.cfg", "not known here"),
+            ("-preconfig", "left out"),
         ] {
             let notes = adapted(&format!("qemu {option}")).notes;
             assert!(

@@ -44,9 +44,21 @@ fn parse_netdev(text: &str, id: &str) -> Option<String> {
     Some(join(&parts))
 }
 
+/// The name of a block node on a command line: QEMU's own names (`#block123`) are not allowed there.
+pub(super) fn node_name(name: &str) -> String {
+    match name.strip_prefix('#') {
+        Some(rest) => format!("node-{rest}"),
+        None => name.to_owned(),
+    }
+}
+
 /// The values of `-blockdev` for the node `name` and those below it, which come first; `None` if
-/// QEMU does not report enough.
-pub(super) fn blockdevs(client: &mut Client, name: &str) -> Result<Option<Vec<String>>, QmpError> {
+/// QEMU does not report enough. `is_known`: whether there is an option for a node already.
+pub(super) fn blockdevs(
+    client: &mut Client,
+    name: &str,
+    is_known: impl Fn(&str) -> bool,
+) -> Result<Option<Vec<String>>, QmpError> {
     let nodes = client.execute("query-named-block-nodes", json!({ "flat": true }))?;
     let graph = match client.execute("x-debug-query-block-graph", json!({})) {
         Ok(graph) => graph,
@@ -54,10 +66,15 @@ pub(super) fn blockdevs(client: &mut Client, name: &str) -> Result<Option<Vec<St
         Err(error) if error.is_refusal() => return Ok(None),
         Err(error) => return Err(error),
     };
-    Ok(chain(&nodes, &graph, name))
+    Ok(chain(&nodes, &graph, name, is_known))
 }
 
-fn chain(nodes: &Value, graph: &Value, name: &str) -> Option<Vec<String>> {
+fn chain(
+    nodes: &Value,
+    graph: &Value,
+    name: &str,
+    is_known: impl Fn(&str) -> bool,
+) -> Option<Vec<String>> {
     let mut found = Vec::new();
     let mut next = name.to_owned();
     loop {
@@ -66,7 +83,10 @@ fn chain(nodes: &Value, graph: &Value, name: &str) -> Option<Vec<String>> {
             .iter()
             .find(|node| node.get("node-name").and_then(Value::as_str) == Some(&next))?;
         let driver = node.get("drv")?.as_str()?;
-        let mut parts = vec![format!("driver={driver}"), format!("node-name={next}")];
+        let mut parts = vec![
+            format!("driver={driver}"),
+            format!("node-name={}", node_name(&next)),
+        ];
         let child = match driver {
             "file" | "host_device" | "host_cdrom" => {
                 let file = node.get("file")?.as_str()?;
@@ -77,10 +97,12 @@ fn chain(nodes: &Value, graph: &Value, name: &str) -> Option<Vec<String>> {
                 None
             }
             "raw" | "qcow2" => {
-                // A backing file is opened as the image names it.
-                let child = child(graph, &next)?;
-                parts.push(format!("file={child}"));
-                Some(child)
+                let Children { file, backing } = Children::of(graph, &next)?;
+                parts.push(format!("file={}", node_name(&file)));
+                // Others are opened as the image names them.
+                let backing = backing.filter(|backing| is_known(backing));
+                parts.extend(backing.map(|backing| format!("backing={backing}")));
+                Some(file)
             }
             _ => return None,
         };
@@ -103,30 +125,43 @@ fn chain(nodes: &Value, graph: &Value, name: &str) -> Option<Vec<String>> {
     }
 }
 
-/// The name of the node that `parent` reads its image from. `None` if it also uses others, except
-/// a backing file.
-fn child(graph: &Value, parent: &str) -> Option<String> {
-    let nodes = graph.get("nodes")?.as_array()?;
-    let number = |name: &str| {
-        let is = |node: &&Value| {
-            node.get("type").and_then(Value::as_str) == Some("block-driver")
-                && node.get("name").and_then(Value::as_str) == Some(name)
+/// The nodes that a format reads from.
+struct Children {
+    /// Its image.
+    file: String,
+    backing: Option<String>,
+}
+
+impl Children {
+    /// Those of `parent`. `None` if it also uses others.
+    fn of(graph: &Value, parent: &str) -> Option<Self> {
+        let nodes = graph.get("nodes")?.as_array()?;
+        let number = |name: &str| {
+            let is = |node: &&Value| {
+                node.get("type").and_then(Value::as_str) == Some("block-driver")
+                    && node.get("name").and_then(Value::as_str) == Some(name)
+            };
+            nodes.iter().find(is)?.get("id")?.as_u64()
         };
-        nodes.iter().find(is)?.get("id")?.as_u64()
-    };
-    let parent = number(parent)?;
-    let edges = graph.get("edges")?.as_array()?.iter();
-    let mut edges = edges.filter(|edge| edge.get("parent").and_then(Value::as_u64) == Some(parent));
-    let named = |edge: &Value, name| edge.get("name").and_then(Value::as_str) == Some(name);
-    let file = edges.clone().find(|edge| named(edge, "file"))?;
-    if edges.any(|edge| !named(edge, "file") && !named(edge, "backing")) {
-        return None;
+        let parent = number(parent)?;
+        let edges = graph.get("edges")?.as_array()?.iter();
+        let mut edges =
+            edges.filter(|edge| edge.get("parent").and_then(Value::as_u64) == Some(parent));
+        let named =
+            |edge: &Value, name: &str| edge.get("name").and_then(Value::as_str) == Some(name);
+        let child = |name: &str| {
+            let edge = edges.clone().find(|edge| named(edge, name))?;
+            let child = edge.get("child")?.as_u64()?;
+            let mut nodes = nodes.iter();
+            let node = nodes.find(|node| node.get("id").and_then(Value::as_u64) == Some(child))?;
+            Some(node.get("name")?.as_str()?.to_owned())
+        };
+        let (file, backing) = (child("file")?, child("backing"));
+        if edges.any(|edge| !named(edge, "file") && !named(edge, "backing")) {
+            return None;
+        }
+        Some(Self { file, backing })
     }
-    let child = file.get("child")?.as_u64()?;
-    let node = nodes
-        .iter()
-        .find(|node| node.get("id").and_then(Value::as_u64) == Some(child))?;
-    Some(node.get("name")?.as_str()?.to_owned())
 }
 
 #[cfg(test)]
@@ -176,14 +211,20 @@ mod tests {
             edge(1, "backing", 3), edge(1, "file", 2), edge(4, "file", 2), edge(4, "data-file", 5),
         ]});
         assert_eq!(
-            chain(&nodes, &graph, "image").unwrap(),
+            chain(&nodes, &graph, "image", |_| false).unwrap(),
             [
                 "driver=file,node-name=proto,filename=/a,,b.qcow2,cache.direct=on",
                 "driver=qcow2,node-name=image,file=proto,cache.direct=on"
             ]
         );
+        let over_base = chain(&nodes, &graph, "image", |node| node == "base").unwrap();
+        assert_eq!(
+            over_base[1],
+            "driver=qcow2,node-name=image,file=proto,backing=base,cache.direct=on"
+        );
+        assert_eq!(node_name("#block123"), "node-block123");
         for name in ["odd", "split", "none"] {
-            assert_eq!(chain(&nodes, &graph, name), None, "{name}");
+            assert_eq!(chain(&nodes, &graph, name, |_| true), None, "{name}");
         }
     }
 }

@@ -5,12 +5,16 @@
 //! | --- | --- |
 //! | `options.rs` | the words of a command line as options |
 //! | `adapt.rs` | which options are replaced, left out, or pointed out |
-//! | `plugged.rs` | devices, processors and memory that were plugged in later |
-//! | `backends.rs` | their network backends and block nodes |
+//! | `plugged.rs` | devices and processors that were plugged in later, or unplugged |
+//! | `memory.rs` | memory that was plugged in later |
+//! | `backends.rs` | network backends and block nodes that were added later |
+//! | `disks.rs` | disks whose image was changed |
 //! | `quote.rs` | words for a shell |
 
 mod adapt;
 mod backends;
+mod disks;
+mod memory;
 mod options;
 mod plugged;
 mod quote;
@@ -70,6 +74,7 @@ impl DestinationLine {
         read.map_err(|source| process::explain(&process, "reading the command line", source))?;
         let mut line = Self::adapted(&text, &Exact::of(&mut client)?);
         plugged::add(&mut client, &mut line)?;
+        disks::update(&mut client, &mut line)?;
         let folder = std::fs::read_link(format!("/proc/{}/cwd", process.pid()));
         if let Ok(folder) = folder {
             line.notes.push(format!(

@@ -69,6 +69,36 @@ impl Opt {
     }
 }
 
+impl Opt {
+    /// Whether the value is JSON.
+    fn is_json(&self) -> bool {
+        self.value().trim_start().starts_with('{')
+    }
+
+    /// Replaces the value of `key`, or adds it; `None` removes it.
+    pub(super) fn set(&mut self, key: &str, to: Option<&str>) {
+        if self.is_json() {
+            let Ok(serde_json::Value::Object(mut json)) = serde_json::from_str(self.value()) else {
+                return;
+            };
+            match to {
+                Some(to) => json.insert(key.to_owned(), to.into()),
+                None => json.remove(key),
+            };
+            self.value = Some(serde_json::Value::Object(json).to_string());
+            return;
+        }
+        let is_key = |part: &String| part.split_once('=').is_some_and(|(name, _)| name == key);
+        let mut all = parts(self.value());
+        match (to, all.iter_mut().find(|part| is_key(part))) {
+            (Some(to), Some(part)) => *part = format!("{key}={to}"),
+            (Some(to), None) => all.push(format!("{key}={to}")),
+            (None, _) => all.retain(|part| !is_key(part)),
+        }
+        self.value = Some(join(&all));
+    }
+}
+
 fn bare(word: &str) -> &str {
     word.strip_prefix("--")
         .or(word.strip_prefix('-'))
@@ -167,5 +197,24 @@ mod tests {
         assert_eq!(json.get("vhost", false).as_deref(), Some("on"));
         assert_eq!(json.get("vhostfd", false).as_deref(), Some("29"));
         assert_eq!(join(&parts("a,b=c,,d")), "a,b=c,,d");
+    }
+
+    #[test]
+    fn values_are_replaced_added_and_removed() {
+        let set = |value: &str, key, to| {
+            let mut option = Opt::new("-drive", value);
+            option.set(key, to);
+            option.value().to_owned()
+        };
+        assert_eq!(
+            set("file=/a,,b,if=none", "file", Some("/c,d")),
+            "file=/c,,d,if=none"
+        );
+        assert_eq!(set("if=none", "file", Some("/c")), "if=none,file=/c");
+        assert_eq!(set("file=/a,if=none", "file", None), "if=none");
+        assert_eq!(
+            set(r#"{"driver":"e1000"}"#, "addr", Some("5.0")),
+            r#"{"addr":"5.0","driver":"e1000"}"#
+        );
     }
 }

@@ -3,8 +3,7 @@
 use serde_json::{Value, json};
 
 use super::options::{Opt, join};
-use super::{DestinationLine, backends};
-use crate::attach::ram::backend::{self, Backend};
+use super::{DestinationLine, backends, memory};
 use crate::qmp::qom::{children, property};
 use crate::qmp::{Client, QmpError};
 
@@ -13,27 +12,51 @@ const PROPERTIES: [&str; 10] = [
     "addr", "port", "scsi-id", "lun", "unit", "nsid", "drive", "netdev", "chardev", "mac",
 ];
 
+/// What else devices of some types need, so that the guest finds the same device.
+fn more_properties(kind: &str) -> &'static [&'static str] {
+    let is = |start| kind.starts_with(start);
+    if is("virtio-net") {
+        &["mq", "vectors"]
+    } else if is("virtserialport") || is("virtconsole") {
+        &["nr", "name"]
+    } else if is("virtio-blk") {
+        &["num-queues"]
+    } else if is("virtio-scsi") {
+        &["num_queues"]
+    } else {
+        &[]
+    }
+}
+
 /// Adds what is not on the source's command line, and leaves out what does not exist any more.
 pub(super) fn add(client: &mut Client, line: &mut DestinationLine) -> Result<(), QmpError> {
     leave_out_unplugged(client, line)?;
-    add_objects(client, line)?;
-    add_memory(client, line)?;
+    memory::add_objects(client, line)?;
+    memory::add_dimms(client, line)?;
     add_processors(client, line)?;
     add_devices(client, line)?;
     Ok(())
 }
 
 impl DestinationLine {
-    fn has_id(&self, option: &str, id: &str) -> bool {
+    pub(super) fn has_id(&self, option: &str, id: &str) -> bool {
         self.options
             .iter()
             .any(|known| known.is(option) && known.get("id", false).as_deref() == Some(id))
     }
 
-    /// Before `-incoming`, which is last.
-    fn add_option(&mut self, name: &str, value: String) {
+    /// Before `-incoming`, which is last. With `-readconfig` it may be in that file.
+    pub(super) fn add_option(&mut self, name: &str, value: String) {
+        if self.options.iter().any(|option| option.is("readconfig")) {
+            self.note(format!(
+                "unless the file of -readconfig has it, add: {name} {value}"
+            ));
+            return;
+        }
+        let option = Opt::new(name, value);
+        self.point_out(&option);
         let at = self.options.len().saturating_sub(1);
-        self.options.insert(at, Opt::new(name, value));
+        self.options.insert(at, option);
     }
 }
 
@@ -51,70 +74,67 @@ fn leave_out_unplugged(client: &mut Client, line: &mut DestinationLine) -> Resul
         }
         keep
     });
+    if gone.is_empty() {
+        return Ok(());
+    }
     for value in gone {
         line.note(format!(
             "left out, because it was unplugged: -device {value}"
         ));
     }
-    Ok(())
+    pin(client, line)
 }
 
-fn add_objects(client: &mut Client, line: &mut DestinationLine) -> Result<(), QmpError> {
-    let backends = backend::list(client)?;
-    for (id, kind) in children(client, "/objects")? {
-        // QEMU makes the main memory's backend itself, with `-m` or `-mem-path` only.
-        let own = matches!(id.as_str(), "pc.ram" | "microvm.ram");
-        if own || line.has_id("object", &id) {
-            continue;
-        }
-        match backends.iter().find(|backend| backend.id == id) {
-            Some(backend) => line.add_option("-object", backend_option(backend)),
-            None => line.note(format!(
-                "the object {id} ({kind}) was added later: add an -object option for it; its \
-                 properties are not known here"
-            )),
-        }
-    }
-    Ok(())
-}
+/// Places that QEMU gives to devices in their order: a device that is left out would move those
+/// after it.
+const PLACES: [&str; 7] = ["addr", "port", "scsi-id", "lun", "unit", "nr", "mac"];
 
-fn backend_option(backend: &Backend) -> String {
-    let on = |flag| if flag { "on" } else { "off" };
-    let mut parts = vec![
-        backend.kind.clone(),
-        format!("id={}", backend.id),
-        format!("size={}", backend.bytes),
-        format!("share={}", on(backend.share)),
-    ];
-    parts.extend(backend.path.iter().map(|path| format!("mem-path={path}")));
-    join(&parts)
-}
-
-fn add_memory(client: &mut Client, line: &mut DestinationLine) -> Result<(), QmpError> {
-    let answer = client.execute("query-memory-devices", json!({}))?;
-    for row in answer.as_array().into_iter().flatten() {
-        let data = row.get("data");
-        let text = |key| data?.get(key)?.as_str();
-        let number = |key| data?.get(key)?.as_u64();
-        let Some(id) = text("id") else {
-            let kind = row.get("type").and_then(Value::as_str).unwrap_or("?");
-            line.note(format!(
-                "a memory device ({kind}) has no id: add it by hand"
-            ));
+/// Gives each device of the command line the place that it has.
+fn pin(client: &mut Client, line: &mut DestinationLine) -> Result<(), QmpError> {
+    let mut unknown = Vec::new();
+    for option in line.options.iter_mut().filter(|option| option.is("device")) {
+        let Some(id) = option.get("id", false) else {
+            if option.get("addr", false).is_none() {
+                unknown.push(format!("-device {}", option.value()));
+            }
             continue;
         };
-        if line.has_id("device", id) {
-            continue;
+        for name in PLACES {
+            if option.get(name, false).is_some() {
+                continue;
+            }
+            let value = property(client, &format!("/machine/peripheral/{id}"), name)?;
+            if let Some(value) = place(name, value) {
+                option.set(name, Some(&value));
+            }
         }
-        let memdev = text("memdev").unwrap_or_default().rsplit('/').next();
-        let mut parts = vec!["pc-dimm".to_owned(), format!("id={id}")];
-        parts.extend(memdev.map(|memdev| format!("memdev={memdev}")));
-        for (key, name) in [("addr", "addr"), ("slot", "slot"), ("node", "node")] {
-            parts.extend(number(key).map(|value| format!("{name}={value}")));
-        }
-        line.add_option("-device", join(&parts));
+    }
+    let others = line.options.iter().filter(|option| {
+        let is_card = option.is("nic") || option.is("net");
+        is_card
+            && option
+                .get("macaddr", false)
+                .or(option.get("mac", false))
+                .is_none()
+    });
+    let others = others.map(|option| format!("{} {}", option.name, option.value()));
+    unknown.extend(others.filter(|option| !option.ends_with(" none")));
+    if !unknown.is_empty() {
+        line.note(format!(
+            "a device was unplugged, so QEMU would give other PCI slots and MAC addresses to those \
+             after it: give these their addr= and mac=: {}",
+            unknown.join(", ")
+        ));
     }
     Ok(())
+}
+
+/// A place as on the command line; `None` if the device has none of this kind.
+fn place(name: &str, value: Option<Value>) -> Option<String> {
+    if name == "addr" {
+        return pci_address(&value?);
+    }
+    text(value).filter(|value| !value.starts_with('-'))
 }
 
 fn add_processors(client: &mut Client, line: &mut DestinationLine) -> Result<(), QmpError> {
@@ -194,13 +214,14 @@ fn add_device(
     kind: String,
 ) -> Result<(), QmpError> {
     let path = format!("/machine/peripheral/{id}");
+    let names = PROPERTIES.iter().chain(more_properties(&kind));
     let mut parts = vec![kind, format!("id={id}")];
     let mut missing = Vec::new();
     if let Some(bus) = text(property(client, &path, "parent_bus")?) {
         let bus = bus.rsplit('/').next().unwrap_or_default();
         parts.push(format!("bus={bus}"));
     }
-    for name in PROPERTIES {
+    for &name in names {
         let value = property(client, &path, name)?;
         let value = if name == "addr" {
             value.as_ref().and_then(pci_address)
@@ -213,6 +234,10 @@ fn add_device(
         if !add_backend(client, line, name, &value)? {
             missing.push(format!("-{name} {value}"));
         }
+        let value = match name {
+            "drive" => backends::node_name(&value),
+            _ => value,
+        };
         parts.push(format!("{name}={value}"));
     }
     let option = join(&parts);
@@ -259,22 +284,32 @@ fn add_backend(
             ));
             line.add_option("-netdev", option);
         }
-        "drive" => {
-            let Some(options) = backends::blockdevs(client, value)? else {
-                return Ok(false);
-            };
-            for option in options {
-                let known = Opt::new("-blockdev", &*option).get("node-name", false);
-                if known.is_none_or(|node| !has_backend(line, &["blockdev"], &node)) {
-                    line.note(format!(
-                        "-blockdev {option}: was added later; its other options (aio, discard, \
-                         ...) are not known here"
-                    ));
-                    line.add_option("-blockdev", option);
-                }
-            }
-        }
+        "drive" => return add_blockdevs(client, line, value),
         _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// Adds the block node `name` and those below it, unless they are there. `false` if they are not
+/// known.
+pub(super) fn add_blockdevs(
+    client: &mut Client,
+    line: &mut DestinationLine,
+    name: &str,
+) -> Result<bool, QmpError> {
+    let is_known = |node: &str| has_backend(line, &["blockdev"], node);
+    let Some(options) = backends::blockdevs(client, name, is_known)? else {
+        return Ok(false);
+    };
+    for option in options {
+        let known = Opt::new("-blockdev", &*option).get("node-name", false);
+        if known.is_none_or(|node| !has_backend(line, &["blockdev"], &node)) {
+            line.note(format!(
+                "-blockdev {option}: was added later; its other options (aio, discard, ...) are \
+                 not known here"
+            ));
+            line.add_option("-blockdev", option);
+        }
     }
     Ok(true)
 }
@@ -294,7 +329,7 @@ fn pci_address(value: &Value) -> Option<String> {
 }
 
 /// A property as on the command line; `None` if it is not set.
-fn text(value: Option<Value>) -> Option<String> {
+pub(super) fn text(value: Option<Value>) -> Option<String> {
     match value? {
         Value::String(text) if !text.is_empty() => Some(text),
         Value::Number(number) => Some(number.to_string()),
@@ -313,5 +348,13 @@ mod tests {
         assert_eq!(pci_address(&json!(0xfb)).as_deref(), Some("1f.3"));
         assert_eq!(pci_address(&json!(-1)), None);
         assert_eq!(pci_address(&json!("05.0")), None);
+    }
+
+    #[test]
+    fn a_place_that_is_not_set_is_not_pinned() {
+        assert_eq!(place("addr", Some(json!(0x28))).as_deref(), Some("5.0"));
+        assert_eq!(place("scsi-id", Some(json!(3))).as_deref(), Some("3"));
+        assert_eq!(place("scsi-id", Some(json!(-1))), None);
+        assert_eq!(place("mac", None), None);
     }
 }
