@@ -325,10 +325,49 @@ fn a_device_that_qemu_cannot_migrate() {
             ),
         );
         let error = refused(&qemu, &["QEMU reports", "vvfat"]);
-        assert!(matches!(
-            error,
-            AttachError::Refused(Refusal::Blocked { .. })
-        ));
+        let is_blocked =
+            |error: &AttachError| matches!(error, AttachError::Refused(Refusal::Blocked { .. }));
+        assert!(error.all().iter().any(is_blocked), "{error:?}");
+    });
+}
+
+/// Each disk is a temporary file of that process: a destination would open another one.
+#[test]
+fn a_disk_whose_writes_are_temporary() {
+    with_each(|program| {
+        let image = RamPath::new();
+        std::fs::File::create(&image.0)
+            .unwrap()
+            .set_len(1 << 20)
+            .unwrap();
+        let disk = format!("file={},format=raw,if=none,id=d", image.as_str());
+        let device = "-device virtio-blk-pci,drive=d";
+        for line in [
+            format!("-snapshot -drive {disk} {device}"),
+            format!("-drive {disk},snapshot=on {device}"),
+        ] {
+            let qemu = Qemu::usual(program, &line);
+            refused(&qemu, &["vl.", "is a deleted file", "snapshot=on"]);
+        }
+        let qemu = Qemu::usual(program, &format!("-drive {disk} {device}"));
+        QemuSource::attach(&qemu.qmp()).unwrap();
+    });
+}
+
+/// A destination that was started with the source's file would destroy the guest's memory.
+#[test]
+fn a_destination_with_the_memory_of_a_running_guest() {
+    with_each(|program| {
+        let running = Qemu::usual(program, "");
+        let there = running.with_the_same_memory(program, "-incoming defer");
+        let before = (there.traces(), there.state());
+        let error = QemuDestination::attach(&there.qmp()).unwrap_err();
+        let text = Report::new(&error).to_string();
+        for part in ["\"ram\"", running.ram.as_str(), "is also mapped by process"] {
+            assert!(text.contains(part), "{part:?} is not in: {text}");
+        }
+        assert_eq!((there.traces(), there.state()), before);
+        QemuSource::attach(&running.qmp()).unwrap();
     });
 }
 

@@ -90,18 +90,23 @@ pub(crate) fn check(process: &Process) -> Result<(), ExclusiveAccessError> {
     }
 }
 
-/// Finds another process that has this file mapped: its number and its name.
+/// Finds another process that has this file mapped, and is not the process `except`: its number and
+/// its name.
 ///
 /// Processes that we may not examine are skipped. The same user was able to
 /// examine the QEMU that has ended, and so can examine another one that was
 /// started in the same way.
-pub(crate) fn find_user(device: u64, inode: u64) -> io::Result<Option<(u32, String)>> {
+pub(crate) fn find_user(
+    device: u64,
+    inode: u64,
+    except: Option<u32>,
+) -> io::Result<Option<(u32, String)>> {
     for entry in std::fs::read_dir("/proc")? {
         let name = entry?.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
-        if pid == std::process::id() {
+        if pid == std::process::id() || Some(pid) == except {
             continue;
         }
         let mappings = match File::open(format!("/proc/{pid}/maps")).and_then(maps::read) {
@@ -209,7 +214,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
         file.as_file().set_len(4096).unwrap();
         let stat = file.as_file().metadata().unwrap();
-        let find_user = || find_user(stat.dev(), stat.ino()).unwrap();
+        let find_user = || find_user(stat.dev(), stat.ino(), None).unwrap();
         assert_eq!(find_user(), None);
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([
@@ -226,6 +231,8 @@ mod tests {
         assert!(lines.map(Result::unwrap).any(|line| line == "MAPPED"));
         let found = find_user().map(|(pid, _)| pid);
         assert_eq!(found, Some(child.id()));
+        let except = super::find_user(stat.dev(), stat.ino(), found);
+        assert_eq!(except.unwrap(), None);
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(find_user(), None);

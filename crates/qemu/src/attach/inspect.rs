@@ -65,6 +65,10 @@ impl Inspection {
             Ok(mut ram) => {
                 let shortage = ram.shortage.take().map(RamError::FreeSpace);
                 self.obstacles.extend(shortage.map(Into::into));
+                if side == Side::Destination {
+                    let in_use = ram::sharing::check(&process, &ram.memory);
+                    self.obstacles.extend(in_use.into_iter().map(Into::into));
+                }
                 if side == Side::Source {
                     let refusals = preflight::check_tracking(ram.memory.layout());
                     self.obstacles.extend(refusals.into_iter().map(Into::into));

@@ -99,6 +99,12 @@ impl Checked {
         let excludes = |obstacle: &AttachError| obstacle.excludes().includes(mode);
         !self.obstacles.iter().any(excludes)
     }
+
+    /// Whether frames that arrive for this card during the switchover are delivered at the
+    /// destination.
+    pub fn keeps_frames(&self, card: &CardPart) -> bool {
+        card.interface.is_some() && self.privileges.network_capture
+    }
 }
 
 /// Checks the guest whose QMP socket is at `qmp`.
@@ -160,6 +166,7 @@ pub fn check(qmp: &Path, allowed: &AllowedTypes) -> Result<Checked, AttachError>
     found.jobs = jobs::list(client)?;
     found.mark_unmigratable(&migration::query(client)?.blocked);
     found.mark_balloons();
+    found.mark_deleted();
     found.add_cards(client, process.as_deref())?;
     found.add_notes();
     if let Some(ram) = &ram {
@@ -198,6 +205,17 @@ impl Checked {
         }
     }
 
+    /// Disks whose image was deleted. They are an obstacle already.
+    fn mark_deleted(&mut self) {
+        for obstacle in &self.obstacles {
+            if let AttachError::Refused(Refusal::Deleted { node, .. }) = obstacle
+                && let Some(disk) = self.disks.iter_mut().find(|disk| disk.name == *node)
+            {
+                disk.verdict = Verdict::Refused("its image was deleted");
+            }
+        }
+    }
+
     fn add_cards(
         &mut self,
         client: &mut Client,
@@ -207,10 +225,8 @@ impl Checked {
             return Ok(());
         };
         self.cards = cards(client, process)?;
-        if self.privileges.network_capture {
-            return Ok(());
-        }
-        if self.cards.iter().any(|card| card.interface.is_some()) {
+        let is_lost = |card: &CardPart| card.interface.is_some() && !self.keeps_frames(card);
+        if self.cards.iter().any(is_lost) {
             self.notes.push(
                 "frames that arrive at the guest's tap devices during the switchover are lost: \
                  capturing them needs the capability CAP_NET_RAW"

@@ -207,7 +207,7 @@ impl QemuIdentity {
                 continue;
             };
             let (pid, id) = (self.pid, block.id.clone());
-            match exclusive_access::find_user(memory.device, memory.inode) {
+            match exclusive_access::find_user(memory.device, memory.inode, None) {
                 Ok(None) => {}
                 Ok(Some((user, name))) => {
                     return Err(ReattachError::Reused {

@@ -134,6 +134,14 @@ impl Qemu {
         Self::start(program, ram, &all)
     }
 
+    /// Another one with the same memory, and more options.
+    pub(crate) fn with_the_same_memory(&self, program: &Program, more: &str) -> Self {
+        let ram = RamPath(self.ram.0.clone());
+        let mut all = usual(32, &ram);
+        all.extend(options(more));
+        Self::start(program, ram, &all)
+    }
+
     /// The same with this accelerator. `None` if this machine does not have it.
     pub(crate) fn usual_under(program: &Program, accelerator: &str, more: &str) -> Option<Self> {
         if accelerator == "kvm" && File::options().write(true).open("/dev/kvm").is_err() {

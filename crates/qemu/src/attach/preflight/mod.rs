@@ -15,6 +15,7 @@ mod pinning;
 mod qom_tree;
 mod refusal;
 mod survey;
+mod temporary;
 
 pub use excludes::Excludes;
 use hikkoshi_dirty::hugetlb_support;

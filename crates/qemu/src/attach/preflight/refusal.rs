@@ -147,6 +147,18 @@ pub enum Refusal {
         /// Its type.
         kind: String,
     },
+    /// A disk whose image was deleted.
+    #[error(
+        "the disk {file} (block node {node}) is a deleted file, such as the temporary image of \
+         -snapshot or snapshot=on: a destination cannot open it; copy it to an image with a name \
+         (QMP command 'blockdev-mirror'), or start the guest without -snapshot"
+    )]
+    Deleted {
+        /// The block node.
+        node: String,
+        /// The name that it had.
+        file: String,
+    },
     /// Nested virtualization.
     #[error(
         "the guest can run nested guests (its processors have {feature}), and KVM writes to a nested \

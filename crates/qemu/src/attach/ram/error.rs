@@ -185,6 +185,22 @@ pub enum RamError {
         /// Bytes of the blocks that were found.
         found: u64,
     },
+    /// Another process has the destination's memory mapped.
+    #[error(
+        "the file of the guest's memory \"{id}\", {path}, is also mapped by process {user} ({name}): \
+         a destination empties its memory, which would destroy that of the other process (give \
+         the destination a file of its own)"
+    )]
+    InUse {
+        /// The block.
+        id: String,
+        /// Its file.
+        path: String,
+        /// The other process.
+        user: u32,
+        /// Its name.
+        name: String,
+    },
     /// The layout is not supported.
     #[error("the guest's memory cannot be moved")]
     Layout(#[from] LayoutError),

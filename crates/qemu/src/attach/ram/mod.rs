@@ -22,6 +22,7 @@ pub(crate) mod free_space;
 mod installed_qemu_tests;
 pub(crate) mod mtree;
 pub(crate) mod overview;
+pub(crate) mod sharing;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
