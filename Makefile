@@ -124,6 +124,7 @@ matrix: guest-devices ## move every kind of guest in every mode: the table of do
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-lab --test guests -- --ignored
 	HIKKOSHI_MATRIX=$(abspath $(BUILD))/matrix.md cargo test --locked --package hikkoshi-tests --test matrix -- --include-ignored the_whole
+	cargo test --locked --package hikkoshi-tests --test destination_line -- --ignored
 	@cat $(BUILD)/matrix.md
 
 # A selection is part of test-guests.

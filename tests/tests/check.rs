@@ -3,16 +3,22 @@
 
 use hikkoshi_lab::{Ram, RamBackend, Vm, VmConfig, Workload};
 use hikkoshi_tests::{
-    Breakpoint, Guest, JsonSchema, KernelFeature, MessageKind, MigrationPlan, Program, QemuState,
-    TestEnv, assert_refused, hikkoshi, unique_address,
+    Breakpoint, Guest, JsonSchema, KernelFeature, LONG, MessageKind, MigrationPlan, Program,
+    QemuState, TestEnv, assert_refused, hikkoshi, unique_address,
 };
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 fn light_guest() -> VmConfig {
     VmConfig::new().workload(Workload::verify(16).rate(5000).option("every_ms", 200))
+}
+
+/// One whose processors do not run: nothing has to be booted.
+fn idle_guest() -> VmConfig {
+    light_guest().arguments(["-S"])
 }
 
 /// What `check` could change in QEMU, and must not.
@@ -151,7 +157,7 @@ fn a_guest_that_can_be_moved_and_a_destination_that_is_asked() {
     migrate.arg(guest.vm().qmp_path());
     migrate.arg("--journal").arg(env.folder().join("journal"));
     Program::start("migrate", migrate).wait().assert(0, &[]);
-    guest.set_vm(std::sync::Arc::new(there));
+    guest.set_vm(Arc::new(there));
     guest.assert_healthy();
     // The guest that is left at the source must not be moved again.
     let text = run(vm.qmp_path(), 1, &[]);
@@ -163,7 +169,7 @@ fn a_guest_that_can_be_moved_and_a_destination_that_is_asked() {
 #[test]
 fn a_destination_that_would_refuse() {
     let env = TestEnv::new();
-    let guest = Guest::start(&env, light_guest());
+    let guest = Guest::start(&env, idle_guest());
     // A page that is absent from a private mapping of a file on a disk is the file's.
     let ram = Ram::new(RamBackend::File { share: false }, 128);
     let config = guest.config().clone().cpus(2).ram(ram);
@@ -319,7 +325,7 @@ fn what_holds_the_memory() {
         ),
     ] {
         let env = TestEnv::new();
-        let guest = Guest::start(&env, light_guest().ram(Ram::new(backend, 128)));
+        let guest = Guest::start(&env, idle_guest().ram(Ram::new(backend, 128)));
         let qmp = guest.vm().qmp_path();
         // Whether it can be moved is not the question.
         let mut command = Command::new(hikkoshi());
@@ -336,7 +342,7 @@ fn what_holds_the_memory() {
 #[test]
 fn another_user() {
     let env = TestEnv::new();
-    let config = light_guest().arguments(["-device", "virtio-rng-pci"]);
+    let config = idle_guest().arguments(["-device", "virtio-rng-pci"]);
     let guest = Guest::start(&env, config);
     let qmp = guest.vm().qmp_path();
     std::fs::set_permissions(qmp, std::fs::Permissions::from_mode(0o777)).unwrap();
@@ -380,12 +386,25 @@ fn a_migration_in_progress() {
         "{texts}"
     );
     assert!(!found["notes"].to_string().contains("killed"), "{found}");
+    let journals = &migration.journal_folders()[0];
+    let unfinished = |folder: &Path| {
+        let more = ["--json", "-", "--journal", folder.to_str().unwrap()];
+        let found = serde_json::from_str::<Value>(&run(&second, 1, &more)).unwrap();
+        obstacles(&found).contains("handed over by an earlier migration, which is not finished")
+    };
+    assert!(!unfinished(journals), "it was not handed over");
+    // Copies of its journal, as if it had been.
+    let handed_over = copied_journal(journals, &env.folder().join("handed-over"), "handed_over");
+    assert!(unfinished(handed_over.parent().unwrap()));
+    let done = copied_journal(journals, &env.folder().join("done"), "done");
     // Its own monitor is in use.
     let path = guest.vm().qmp_path().to_str().unwrap();
     assert_refused(&["check", "--qmp", path], 1, &["one client at a time"]);
     migration.relay().release();
+    let source = Arc::clone(guest.vm());
     let (exits, finished) = migration.wait();
     guest.complete_migration(&exits, finished, "running");
+    only_the_source_is_left(&source, &done);
 
     let qmp = guest.vm().qmp();
     let slow = json!({ "max-bandwidth": 1 });
@@ -397,4 +416,41 @@ fn a_migration_in_progress() {
         obstacles(&found).contains("QEMU already has a migration"),
         "{found}"
     );
+}
+
+/// A copy of the source's journal in `folder` that says that the migration is at this stage.
+fn copied_journal(folder: &Path, to: &Path, stage: &str) -> PathBuf {
+    let mut files = std::fs::read_dir(folder).unwrap().map(Result::unwrap);
+    let is_journal = |name: &str| name.starts_with("source-") && name.ends_with(".json");
+    let found = files.find(|file| is_journal(file.file_name().to_str().unwrap()));
+    let found = found.unwrap();
+    let mut journal: Value = serde_json::from_slice(&std::fs::read(found.path()).unwrap()).unwrap();
+    journal["engine"]["stage"] = stage.into();
+    std::fs::create_dir(to).unwrap();
+    std::fs::set_permissions(to, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let path = to.join(found.file_name());
+    std::fs::write(&path, journal.to_string()).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    path
+}
+
+/// An engine with `--quit-source` that was killed when every page had arrived: its guard says that
+/// only the source's QEMU is left, and resuming ends that.
+fn only_the_source_is_left(source: &Vm, journal: &Path) {
+    let mut guard = Command::new(hikkoshi());
+    guard.args(["guard", "--journal"]).arg(journal);
+    // The end of its input is that of the engine.
+    let exit = Program::start_with_input("guard", guard, "").wait();
+    exit.assert(0, &["with all of its pages", "hikkoshi migrate --resume="]);
+    assert!(!exit.stderr.contains("receive"), "{exit:?}");
+    assert!(source.exit_status().is_none());
+    let mut resume = Command::new(hikkoshi());
+    resume
+        .arg("migrate")
+        .arg(format!("--resume={}", journal.display()));
+    resume.arg("--quit-source");
+    let exit = Program::start("migrate --resume", resume).wait();
+    exit.assert(0, &[]);
+    source.wait_exit(LONG).unwrap();
+    assert!(!journal.exists());
 }

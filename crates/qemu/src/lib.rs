@@ -131,7 +131,7 @@ pub use identity::namespaces::{FindProcessError, NamespaceIdentity};
 pub use identity::{HOLD, QemuIdentity, RamFileIdentity, RamIdentity, ReattachError};
 pub use network::overview::CardPart;
 pub use settings::Settings;
-pub use source::quit::{QuitError, quit_source};
+pub use source::quit::QuitError;
 pub use source::ram_files::RamFileSource;
 pub use source::undo::{UndoError, UndoOutcome, undo};
 pub use source::undo_record::UndoRecord;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use hikkoshi_qemu::AllowedTypes;
 
-use super::headings::{CONNECTION, MIGRATION, OUTPUT};
+use super::headings::{CONNECTION, MIGRATION, OUTPUT, RECOVERY};
 use super::security::InvitationArg;
 
 #[derive(Debug, Clone, Args)]
@@ -33,12 +33,19 @@ pub(crate) struct Check {
     #[arg(verbatim_doc_comment, long, requires = "to", help_heading = MIGRATION)]
     pub allow_cpu_mismatch: bool,
 
+    /// Directory for the journals of unfinished migrations
+    ///
+    /// A guest that was handed over must not be moved again. As for 'hikkoshi migrate'.
+    /// [default: /run/hikkoshi; for users other than root, $XDG_RUNTIME_DIR/hikkoshi]
+    #[arg(verbatim_doc_comment, long, value_name = "DIR", help_heading = RECOVERY)]
+    pub journal: Option<PathBuf>,
+
     /// Print the QEMU command line that a destination needs, and check nothing else
     ///
     /// It is made from the running QEMU's command line; comments say what has to be adapted.
     #[arg(verbatim_doc_comment,
         long,
-        conflicts_with_all = ["to", "json", "allow_device"],
+        conflicts_with_all = ["to", "json", "allow_device", "journal"],
         help_heading = OUTPUT
     )]
     pub print_destination: bool,

@@ -68,6 +68,7 @@ fn options_stand_under_their_headings() {
         visible("check"),
         "Connection: --qmp --to\n\
          Migration: --allow-device --allow-cpu-mismatch\n\
+         Recovery: --journal\n\
          Output: --print-destination --json\n\
          -: --help\n"
     );

@@ -6,14 +6,17 @@ use hikkoshi_engine::Account;
 use crate::args::Common;
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
-use crate::output::{report, streams};
+use crate::output::report::{self, SourceQuit};
+use crate::output::streams;
 
-/// Prints and writes the statistics; `what` says where the guest is, and `next` what is to be done.
+/// Prints and writes the statistics; `what` says where the guest is, and `next` what is to be done;
+/// `quit`: whether the source's QEMU was ended.
 pub(super) fn print_result(
     account: &Account,
     common: &Common,
     what: &str,
     next: Option<&str>,
+    quit: Option<&SourceQuit>,
 ) -> Result<(), Exit> {
     if common.json.as_deref() != Some("-".as_ref()) {
         let readable = report::readable(account, common.verbose);
@@ -21,7 +24,7 @@ pub(super) fn print_result(
         streams::to_stdout(&format!("{what}\n{readable}{next}"));
     }
     if let Some(path) = &common.json {
-        report::write_json(account, path).map_err(|error| {
+        report::write_json(account, quit, path).map_err(|error| {
             // The migration has succeeded, and the exit status says so.
             let path = path.display();
             let what = format!(

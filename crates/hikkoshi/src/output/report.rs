@@ -197,9 +197,31 @@ pub(crate) fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
+/// Whether the source's QEMU was ended (`--quit-source`).
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct SourceQuit {
+    pub(crate) source_quit: bool,
+    /// Why not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) source_quit_error: Option<String>,
+}
+
+/// The result of a successful migration, for programs.
+#[derive(Debug, Serialize)]
+struct Written<'a> {
+    #[serde(flatten)]
+    account: &'a Account,
+    #[serde(flatten)]
+    quit: Option<&'a SourceQuit>,
+}
+
 /// Writes the result of a successful migration to `path`.
-pub(crate) fn write_json(account: &Account, path: &Path) -> io::Result<()> {
-    write_object(account, path)
+pub(crate) fn write_json(
+    account: &Account,
+    quit: Option<&SourceQuit>,
+    path: &Path,
+) -> io::Result<()> {
+    write_object(&Written { account, quit }, path)
 }
 
 /// Writes `{"error":{…}}` to `path`, so that there is an object after every run.

@@ -107,6 +107,8 @@ pub struct QemuSource {
     /// The mode of the move, once it is known.
     mode: Option<Mode>,
     allowed: AllowedTypes,
+    /// The guest was handed over, but QEMU may still hold its images.
+    holds_images: bool,
     /// Nothing is restored: another engine continues.
     detached: bool,
     _lock: ExclusiveAccess,
@@ -181,6 +183,7 @@ impl QemuSource {
             machine,
             mode,
             allowed: allowed.clone(),
+            holds_images: false,
             detached: false,
             _lock: lock,
         })
@@ -252,6 +255,7 @@ impl QemuSource {
             machine: Machine::default(),
             mode: None,
             allowed: AllowedTypes::default(),
+            holds_images: false,
             detached: false,
             _lock: lock,
         }))

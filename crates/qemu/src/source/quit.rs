@@ -2,15 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use hikkoshi_engine::Cancel;
 use hikkoshi_linux::Process;
 use serde_json::json;
 use thiserror::Error;
 
 use super::QemuSource;
-use crate::identity::QemuIdentity;
-use crate::identity::namespaces::FindProcessError;
-use crate::qmp::monitor;
 use crate::qmp::{Client, ConnectError, QmpError, migration};
 
 /// How long QEMU may take to end: it flushes its disks first.
@@ -22,9 +18,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The source's QEMU was not ended.
 #[derive(Debug, Error)]
 pub enum QuitError {
-    /// It is not known whether its process still exists.
-    #[error(transparent)]
-    Find(#[from] FindProcessError),
     /// Its monitor could not be used.
     #[error(transparent)]
     Connect(#[from] ConnectError),
@@ -36,6 +29,15 @@ pub enum QuitError {
     Runs {
         /// QEMU's name for the state.
         state: String,
+    },
+    /// It may still hold the guest's images.
+    #[error(
+        "ending the source's QEMU: it could not release the guest's disks, which the destination \
+         uses now, and 'quit' may write to them (end process {pid} by the signal SIGKILL)"
+    )]
+    HoldsImages {
+        /// Its process.
+        pid: u32,
     },
     /// It does not end.
     #[error(
@@ -60,35 +62,18 @@ impl QemuSource {
         if !self.qemu.process.is_alive() {
             return Ok(());
         }
+        if self.holds_images {
+            return Err(QuitError::HoldsImages { pid: self.pid() });
+        }
         let process = std::sync::Arc::clone(&self.qemu.process);
-        quit(self.monitor()?, &process, QUIT_TIMEOUT)?;
+        match self.monitor() {
+            Ok(client) => quit(client, &process, QUIT_TIMEOUT)?,
+            Err(_) if !process.is_alive() => {}
+            Err(error) => return Err(error.into()),
+        }
         // Nothing is left to be restored.
         self.detached = true;
         Ok(())
-    }
-}
-
-/// Ends this QEMU, whose guest has moved away with every page. Succeeds if it has ended already.
-///
-/// # Errors
-///
-/// See [`QuitError`]. A QEMU whose guest runs is left alone.
-pub fn quit_source(identity: &QemuIdentity) -> Result<(), QuitError> {
-    let Some(process) = identity.process()? else {
-        return Ok(());
-    };
-    let mut client = None;
-    let client = monitor::get_or_connect(
-        &mut client,
-        &identity.qmp,
-        &process,
-        monitor::RECONNECT_TIMEOUTS,
-        &Cancel::new(),
-    );
-    match client {
-        Ok(client) => quit(client, &process, QUIT_TIMEOUT),
-        Err(_) if !process.is_alive() => Ok(()),
-        Err(error) => Err(error.into()),
     }
 }
 

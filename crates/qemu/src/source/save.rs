@@ -79,8 +79,8 @@ impl QemuSource {
         Ok(())
     }
 
-    /// The guest was handed over. Releases the images, if its owner had paused it. A failure is only
-    /// logged: the guest is at the destination.
+    /// The guest was handed over. Releases the images, if its owner had paused it. A failure is
+    /// logged, and keeps [`quit`](Self::quit) from ending QEMU: the guest is at the destination.
     pub(super) fn finish_save(&mut self) {
         if self.has_ended() {
             return;
@@ -88,10 +88,12 @@ impl QemuSource {
         if self.undo.stopped == Some(false)
             && let Err(error) = self.release_images()
         {
+            self.holds_images = true;
             tracing::warn!(
                 error = %Report::new(&error),
                 "the guest is at the destination, but QEMU (process {}) at the source may still \
-                 hold its disks: end that QEMU",
+                 hold its disks: end that process by the signal SIGKILL, not by the QMP command \
+                 'quit', which may write to the disks",
                 self.pid()
             );
         }

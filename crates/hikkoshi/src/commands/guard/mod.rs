@@ -69,6 +69,14 @@ pub(crate) fn run(args: &Args) -> Result<Status, Exit> {
     let Some(entry) = entry.map_err(|error| failed(journal, doing, &error))? else {
         return Ok(Status::Moved);
     };
+    if entry.engine.stage == SourceStage::Done {
+        // No page is needed any more.
+        return if killed {
+            Err(only_qemu_is_left(journal))
+        } else {
+            Ok(Status::Moved)
+        };
+    }
     if entry.engine.stage != SourceStage::Owned {
         if killed {
             let exit = handed_over(journal);
@@ -128,6 +136,16 @@ fn restored(journal: &Path, entry: &SourceEntry, outcome: &UndoOutcome) -> Exit 
     }
 }
 
+/// The destination has every page. The journal exists for `--quit-source`.
+fn only_qemu_is_left(journal: &Path) -> Exit {
+    let again = resume_command::<SourceEntry>(journal);
+    let what = format!(
+        "{INTERRUPTED} after the guest had been moved: it is at the destination, with all of its \
+         pages. Only the source's QEMU was perhaps not ended; this command ends it: {again}"
+    );
+    Exit::new(Status::Moved, Reason::Interrupted, what).resumed_by(again)
+}
+
 fn handed_over(journal: &Path) -> Exit {
     let again = resume_command::<SourceEntry>(journal);
     let what = format!(
@@ -150,6 +168,17 @@ fn was_killed(pipe: &mut impl Read) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Nothing has to be resumed at the destination then.
+    #[test]
+    fn an_engine_that_was_killed_when_all_was_there_leaves_its_qemu_only() {
+        let exit = only_qemu_is_left(Path::new("/j/source-1.json"));
+        assert_eq!(exit.status(), Status::Moved);
+        let text = format!("{exit:?}");
+        assert!(text.contains("with all of its pages"), "{text}");
+        assert!(text.contains("hikkoshi migrate --resume="), "{text}");
+        assert!(!text.contains("receive"), "{text}");
+    }
 
     #[test]
     fn only_the_message_of_a_normal_end_counts() {

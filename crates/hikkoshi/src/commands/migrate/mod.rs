@@ -93,8 +93,9 @@ fn start(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
     };
     let result = migrate(&mut guest, remote, &args.engine_options(), &watch);
     late_cancel.end();
-    if result.is_ok() && args.options.quit_source {
-        outcome::quit_source(|| guest.quit());
+    let quit =
+        (result.is_ok() && args.options.quit_source).then(|| outcome::quit_source(|| guest.quit()));
+    if quit.as_ref().is_some_and(|quit| quit.source_quit) {
         journal.remove();
     }
     let qemu_pid = (!guest.has_ended()).then(|| guest.pid());
@@ -103,6 +104,7 @@ fn start(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
         result,
         journal.path(),
         qemu_pid,
+        quit.as_ref(),
         |outcome| match outcome {
             Outcome::AtSource | Outcome::Stopped if guest.has_ended() => {
                 Some((Holder::Nobody, outcome::QEMU_ENDED))

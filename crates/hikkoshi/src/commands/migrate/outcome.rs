@@ -15,6 +15,7 @@ use crate::commands::resume_command::{GIVE_UP_HINT, resume_command};
 use crate::journal::SourceEntry;
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::{Holder, Reason};
+use crate::output::report::SourceQuit;
 use crate::output::streams;
 
 /// What to report about a guest that ended with its QEMU.
@@ -31,12 +32,14 @@ const MEMORY_LOST: &str = "the guest is lost: at the destination it waits for pa
                            and reboot the guest from its disks";
 
 /// Reports the outcome. `qemu_pid` is the source's QEMU, if it still exists. `special` knows in
-/// some cases who has the guest and what to report.
+/// some cases who has the guest and what to report. `quit`: whether the source's QEMU was ended, if
+/// it was to be.
 pub(super) fn report(
     args: &Migrate,
     result: Result<Account, MigrateError>,
     journal: &Path,
     qemu_pid: Option<u32>,
+    quit: Option<&SourceQuit>,
     special: impl Fn(Outcome) -> Option<(Holder, &'static str)>,
 ) -> Result<Status, Exit> {
     let error = match result {
@@ -49,8 +52,18 @@ pub(super) fn report(
                      and must not be continued here"
                 }
             };
-            let next = qemu_pid.map(end_qemu);
-            print_result(&account, &args.common, what, next.as_deref())?;
+            let next = match quit {
+                Some(SourceQuit {
+                    source_quit_error: Some(error),
+                    ..
+                }) => Some(format!(
+                    "next: the source's QEMU was not ended: {error}. Never continue it ('cont'). To \
+                     try again: {}",
+                    resume_command::<SourceEntry>(journal)
+                )),
+                _ => qemu_pid.map(end_qemu),
+            };
+            print_result(&account, &args.common, what, next.as_deref(), quit)?;
             return Ok(Status::of(account.guest_state));
         }
         Err(error) => error,
@@ -80,13 +93,16 @@ pub(super) fn report(
     })
 }
 
-/// Ends the source's QEMU (`--quit-source`). If that fails, the result says what to do.
-pub(super) fn quit_source(quit: impl FnOnce() -> Result<(), QuitError>) {
-    if let Err(error) = quit() {
-        streams::notice(&format!(
-            "the source's QEMU was not ended: {}",
-            Report::new(&error)
-        ));
+/// Ends the source's QEMU (`--quit-source`). If that fails, the result says what to do, and the
+/// journal stays.
+pub(super) fn quit_source(quit: impl FnOnce() -> Result<(), QuitError>) -> SourceQuit {
+    let error = quit().err().map(|error| Report::new(&error).to_string());
+    if let Some(error) = &error {
+        streams::notice(&format!("the source's QEMU was not ended: {error}"));
+    }
+    SourceQuit {
+        source_quit: error.is_none(),
+        source_quit_error: error,
     }
 }
 
@@ -144,4 +160,21 @@ fn end_qemu(pid: u32) -> String {
         "next: end the source's QEMU (process {pid}), for example with the QMP command 'quit'. It \
          is paused and is not needed any more; never continue it ('cont')"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_qemu_that_was_not_ended_is_reported_to_programs() {
+        let state = "running".to_owned();
+        let quit = quit_source(|| Err(QuitError::Runs { state }));
+        let written = serde_json::to_value(&quit).unwrap();
+        assert_eq!(written["source_quit"], false);
+        let error = written["source_quit_error"].as_str().unwrap();
+        assert!(error.contains("its guest runs"), "{error}");
+        let quit = serde_json::to_value(quit_source(|| Ok(()))).unwrap();
+        assert_eq!(quit, serde_json::json!({ "source_quit": true }));
+    }
 }

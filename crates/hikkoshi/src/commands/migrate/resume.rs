@@ -6,7 +6,7 @@ use std::sync::Arc;
 use error_reporter::Report;
 use hikkoshi_engine::{Cancel, SourceGuest, Watch, resume_migrate};
 use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
-use hikkoshi_qemu::{QemuSource, RamFileSource, quit_source};
+use hikkoshi_qemu::{QemuSource, QuitError, RamFileSource};
 
 use super::outcome;
 use crate::args::Migrate;
@@ -31,14 +31,15 @@ pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
     let cannot = |reason, error: &dyn std::error::Error| {
         cannot_resume::<SourceEntry>(reason, error, file.path())
     };
-    let attached =
+    let mut attached =
         QemuSource::reattach(&entry.qemu).map_err(|error| cannot(Reason::NotAttached, &error))?;
     let has_ended = attached.is_none();
     let notes = attached
         .as_ref()
         .map_or_else(|| entry.qemu.clone(), QemuSource::notes);
-    let mut guest: Box<dyn SourceGuest> = match attached {
-        Some(guest) => Box::new(guest),
+    let mut files;
+    let guest: &mut dyn SourceGuest = match &mut attached {
+        Some(guest) => guest,
         None if entry.engine.stage == SourceStage::Owned => {
             file.remove();
             let what = "the source's QEMU has ended, and the guest with it: it was never handed \
@@ -46,9 +47,11 @@ pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
             let exit = Exit::new(Status::AtSource, Reason::QemuEnded, what);
             return Err(exit.held_by(Holder::Nobody));
         }
-        None => Box::new(
-            RamFileSource::open(&entry.qemu).map_err(|error| cannot(Reason::Memory, &error))?,
-        ),
+        None => {
+            files =
+                RamFileSource::open(&entry.qemu).map_err(|error| cannot(Reason::Memory, &error))?;
+            &mut files
+        }
     };
     // If the guest comes back and this engine is killed, the guest must not stay stopped.
     let nameless = notes.identity.nameless_files(&guest.ram());
@@ -79,12 +82,12 @@ pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
         observer,
         journal: Arc::<SourceJournal>::clone(&journal),
     };
-    let result = resume_migrate(&mut *guest, engine, &remote, &args.engine_options(), &watch);
+    let result = resume_migrate(guest, engine, &remote, &args.engine_options(), &watch);
     let has_ended = guest.has_ended();
-    // It is released; without it, its monitor is free.
-    drop(guest);
-    if result.is_ok() && args.options.quit_source {
-        outcome::quit_source(|| quit_source(&identity));
+    let quits = result.is_ok() && args.options.quit_source;
+    let quit = quits.then(|| outcome::quit_source(|| quit_attached(attached.as_mut())));
+    drop(attached);
+    if quit.as_ref().is_some_and(|quit| quit.source_quit) {
         journal.remove();
     }
     let has_ended = has_ended || matches!(identity.process(), Ok(None));
@@ -94,6 +97,7 @@ pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
         result,
         journal.path(),
         qemu_pid,
+        quit.as_ref(),
         |outcome| match outcome {
             Outcome::AtSource | Outcome::Stopped if has_ended => {
                 Some((Holder::Nobody, outcome::QEMU_ENDED))
@@ -104,6 +108,11 @@ pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
     // Before the guard, which reads the journal.
     drop((watch, journal));
     status
+}
+
+/// Ends QEMU; `None`: it has ended.
+fn quit_attached(guest: Option<&mut QemuSource>) -> Result<(), QuitError> {
+    guest.map_or(Ok(()), QemuSource::quit)
 }
 
 /// Whether the destination's journal is in the same folder and says that the destination has all
@@ -139,20 +148,21 @@ fn destination_is_complete(file: &JournalFile, entry: &SourceEntry) -> bool {
 
 /// The destination has all pages: restores what was changed in the source's QEMU.
 fn complete(args: &Migrate, file: &JournalFile, entry: &SourceEntry) -> Result<Status, Exit> {
-    let attached = QemuSource::reattach(&entry.qemu)
+    let mut attached = QemuSource::reattach(&entry.qemu)
         .map_err(|error| cannot_resume::<SourceEntry>(Reason::NotAttached, &error, file.path()))?;
-    // Dropped before its QEMU is ended by another connection.
-    if let Some(mut guest) = attached
+    if let Some(guest) = &mut attached
         && let Err(error) = guest.release()
     {
         let error = Report::new(&error);
         progress::observer(args.common.progress)
             .notice(&format!("the guest has moved, but: {error}"));
     }
-    if args.options.quit_source || entry.options.quit_source {
-        outcome::quit_source(|| quit_source(&entry.qemu.identity));
+    let quits = args.options.quit_source || entry.options.quit_source;
+    let quit = quits.then(|| outcome::quit_source(|| quit_attached(attached.as_mut())));
+    // Otherwise this command can be repeated: nothing else is left to do.
+    if quit.is_none_or(|quit| quit.source_quit) || entry.engine.stage != SourceStage::Done {
+        file.remove();
     }
-    file.remove();
     streams::to_stdout("the guest is at the destination, with all of its pages\n");
     Ok(Status::Moved)
 }

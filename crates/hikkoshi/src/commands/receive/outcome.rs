@@ -115,7 +115,7 @@ fn success(args: &Receive, account: &Account, journal: &Path) -> Result<Status, 
         GuestState::Paused => "the guest is here, paused as before",
         GuestState::ShutDown => "the guest has run here and has shut down",
     };
-    print_result(account, &args.common, what, None)?;
+    print_result(account, &args.common, what, None, None)?;
     if journal.exists() {
         progress::observer(args.common.progress).notice(&format!(
             "the source may not know that: do not continue the guest there. If 'hikkoshi migrate' \

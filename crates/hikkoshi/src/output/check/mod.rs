@@ -68,6 +68,9 @@ struct CardReport<'a> {
     name: &'a str,
     backend: &'a str,
     interface: Option<&'a str>,
+    /// Whether frames that arrive during the switchover are delivered.
+    #[serde(skip)]
+    keeps_frames: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -111,12 +114,15 @@ struct DestinationReport<'a> {
 }
 
 impl<'a> CheckReport<'a> {
+    /// `unfinished`: earlier migrations of the guest that stand against another one.
     pub(crate) fn new(
         checked: &'a Checked,
+        unfinished: Vec<String>,
         destination: Option<&'a Result<Comparison, String>>,
     ) -> Self {
         let accepts = |mode| destination.is_none_or(|answer| accepts(answer, mode));
-        let modes: Vec<_> = modes(|mode| checked.allows(mode) && accepts(mode));
+        let is_free = unfinished.is_empty();
+        let modes: Vec<_> = modes(|mode| is_free && checked.allows(mode) && accepts(mode));
         let destination = destination.map(DestinationReport::new);
         let guest = &checked.guest;
         let privileges = &checked.privileges;
@@ -133,11 +139,19 @@ impl<'a> CheckReport<'a> {
                 processor: &guest.processor,
                 nested: guest.nested,
             },
-            obstacles: checked.obstacles.iter().map(ObstacleReport::new).collect(),
+            obstacles: unfinished
+                .into_iter()
+                .map(ObstacleReport::to_every_mode)
+                .chain(checked.obstacles.iter().map(ObstacleReport::new))
+                .collect(),
             memory: checked.memory.iter().map(MemoryReport::new).collect(),
             devices: checked.devices.iter().map(PartReport::new).collect(),
             networks: checked.networks.iter().map(PartReport::new).collect(),
-            cards: checked.cards.iter().map(CardReport::new).collect(),
+            cards: checked
+                .cards
+                .iter()
+                .map(|card| CardReport::new(card, checked.keeps_frames(card)))
+                .collect(),
             disks: checked.disks.iter().map(PartReport::new).collect(),
             jobs: checked.jobs.iter().map(JobReport::new).collect(),
             kernel: KernelReport {
@@ -182,6 +196,13 @@ impl ObstacleReport {
         }
     }
 
+    fn to_every_mode(text: String) -> Self {
+        Self {
+            modes: modes(|_| true),
+            text,
+        }
+    }
+
     fn there(obstacle: &DestinationObstacle) -> Self {
         Self {
             modes: modes(|mode| obstacle.excludes(mode)),
@@ -211,8 +232,9 @@ impl<'a> MemoryReport<'a> {
 }
 
 impl<'a> CardReport<'a> {
-    fn new(card: &'a CardPart) -> Self {
+    fn new(card: &'a CardPart, keeps_frames: bool) -> Self {
         Self {
+            keeps_frames,
             name: &card.name,
             backend: &card.backend,
             interface: card.interface.as_deref(),

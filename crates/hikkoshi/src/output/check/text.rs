@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 
 use super::{
-    CheckReport, DestinationReport, GuestReport, MODES, MemoryReport, ObstacleReport, PartReport,
+    CardReport, CheckReport, DestinationReport, GuestReport, MODES, MemoryReport, ObstacleReport,
+    PartReport,
 };
 
 /// The result as text: a line for the guest, one for the verdict, and one for each thing that was
@@ -27,19 +28,7 @@ pub(crate) fn readable(report: &CheckReport<'_>) -> String {
                 .map(|found| format!("  {what} {}", part(found))),
         );
     }
-    for card in &report.cards {
-        let means = match card.interface {
-            Some(interface) => format!(
-                "tap device {interface}: frames that arrive during the switchover are delivered at \
-                 the destination"
-            ),
-            None => format!(
-                "{}, no tap device that is known: frames that arrive during the switchover are lost",
-                card.backend
-            ),
-        };
-        lines.push(format!("  network card {}: {means}", card.name));
-    }
+    lines.extend(report.cards.iter().map(network_card));
     for job in &report.jobs {
         lines.push(format!(
             "  block job {} ({}): {}",
@@ -55,6 +44,22 @@ pub(crate) fn readable(report: &CheckReport<'_>) -> String {
         text.push('\n');
     }
     text
+}
+
+fn network_card(card: &CardReport<'_>) -> String {
+    let backend = match card.interface {
+        Some(interface) => format!("tap device {interface}"),
+        None => format!("{}, no tap device that is known", card.backend),
+    };
+    let fate = if card.keeps_frames {
+        "delivered at the destination"
+    } else {
+        "lost"
+    };
+    format!(
+        "  network card {}: {backend}: frames that arrive during the switchover are {fate}",
+        card.name
+    )
 }
 
 fn guest(guest: &GuestReport<'_>) -> String {
@@ -205,7 +210,7 @@ fn rights(report: &CheckReport<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::size;
+    use super::{CardReport, network_card, size};
 
     #[test]
     fn sizes_lose_nothing() {
@@ -214,5 +219,23 @@ mod tests {
         assert_eq!(size(4096), "4 KiB");
         assert_eq!(size(131_072 + 1), "131073 bytes");
         assert_eq!(size(0), "0 bytes");
+    }
+
+    #[test]
+    fn frames_are_lost_without_a_tap_device_or_the_right_to_capture() {
+        let card = |interface, keeps_frames| {
+            let card = CardReport {
+                name: "nic",
+                backend: "tap",
+                interface,
+                keeps_frames,
+            };
+            network_card(&card)
+        };
+        assert!(card(Some("tap0"), true).ends_with("switchover are delivered at the destination"));
+        assert!(card(Some("tap0"), false).contains("tap device tap0: frames"));
+        for lost in [card(Some("tap0"), false), card(None, false)] {
+            assert!(lost.ends_with("switchover are lost"), "{lost}");
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! `hikkoshi check`: whether a guest can be moved, and how. Changes nothing.
 
+mod unfinished;
+
 use std::path::Path;
 
 use error_reporter::Report;
@@ -31,7 +33,8 @@ pub(crate) fn run(args: &Check) -> Result<Status, Exit> {
             "the destination was not asked: the guest's memory cannot be described".to_owned(),
         )),
     };
-    let written = CheckReport::new(&checked, destination.as_ref());
+    let unfinished = unfinished::obstacles(args, checked.guest.pid);
+    let written = CheckReport::new(&checked, unfinished, destination.as_ref());
     if args.json.as_deref() != Some("-".as_ref()) {
         streams::to_stdout(&readable(&written));
     }
