@@ -234,7 +234,8 @@ impl Session {
                 text(&row["inserted"]["image"]["filename"]),
             )
         };
-        rows.map(row).collect()
+        let images = rows.map(row).filter(|(_, file)| !file.is_empty());
+        images.collect()
     }
 }
 

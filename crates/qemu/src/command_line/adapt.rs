@@ -1,7 +1,7 @@
 //! Which options of the source are replaced, left out, or pointed out at the destination.
 
 use super::options::{Opt, join, parts};
-use super::{DestinationLine, Exact};
+use super::{DestinationLine, Exact, disks};
 
 /// Options whose value names something of the host that two QEMUs cannot share.
 const OWN: [&str; 13] = [
@@ -112,11 +112,12 @@ impl DestinationLine {
                  memory, and the destination empties it. Give the destination a file of its own"
             ));
         }
-        if option.is("snapshot") {
-            self.note(
-                "-snapshot: what the guest has written to its disks is in temporary files of this \
-                 process, which no destination can open: the guest cannot be moved",
-            );
+        if disks::is_temporary(option) {
+            self.note(format!(
+                "{}: what the guest has written to its disks is in temporary files of this process, \
+                 which no destination can open: the guest cannot be moved",
+                words.trim_end()
+            ));
         }
         if option.is("readconfig") {
             self.note(format!(
@@ -217,7 +218,8 @@ mod tests {
                 "never the same file",
             ),
             ("-machine q35,accel=kvm:tcg", "same accelerator"),
-            ("-snapshot", "cannot be moved"),
+            ("-snapshot", "-snapshot: what the guest has written"),
+            ("-drive file=/a,snapshot=on", "cannot be moved"),
             ("-readconfig /etc/guest.cfg", "not known here"),
             ("-preconfig", "left out"),
         ] {

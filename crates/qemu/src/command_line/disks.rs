@@ -95,8 +95,8 @@ fn is_same(on_line: &str, now: &str) -> bool {
     same || (!is_file(on_line) && !is_file(now)) || now.starts_with("json:")
 }
 
-/// Whether the line is for a disk whose writes go to a temporary file (`snapshot=on`).
-fn is_temporary(option: &Opt) -> bool {
+/// Whether the option lets writes to a disk go to a temporary file (`snapshot=on`).
+pub(super) fn is_temporary(option: &Opt) -> bool {
     option.is("snapshot") || (option.is("drive") && is_on(option, "snapshot"))
 }
 
