@@ -84,8 +84,8 @@ done
 stop_if_failed
 
 export HIKKOSHI_BIN=$PWD/target/debug/hikkoshi
-# Half as many again as there are processors: some wait for a timeout. More do not gain anything, because
-# the emulated guests keep all processors busy.
+# Half as many again as there are processors: some wait for a timeout. More do not gain anything,
+# because the emulated guests keep all processors busy.
 group guests --test-threads="$(($(nproc) * 3 / 2))"
 finish loom
 stop_if_failed

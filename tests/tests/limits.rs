@@ -8,8 +8,8 @@ use hikkoshi_tests::{Guest, MigrationPlan, TestEnv};
 #[test]
 fn bandwidth_limits_only_the_background() {
     let env = TestEnv::new();
-    // The guest accesses all of its 32 MiB, continuously.
-    let workload = Workload::verify(32).option("every_ms", 200);
+    // The guest accesses all of its 32 MiB in a fraction of the migration.
+    let workload = Workload::verify(32).rate(20_000).option("every_ms", 200);
     let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
     // A rate that a slow and busy machine reaches, too, so the background is at the limit all the
     // time.
@@ -42,7 +42,10 @@ fn bandwidth_limits_only_the_background() {
 #[test]
 fn precopy_that_does_not_converge_follows_when_stalled() {
     let env = TestEnv::new();
-    let workload = Workload::verify(48).threads(2).option("every_ms", 200);
+    let workload = Workload::verify(48)
+        .threads(2)
+        .rate(20_000)
+        .option("every_ms", 200);
     let config = VmConfig::new().cpus(2).workload(workload);
     let mut guest = Guest::boot(&env, config);
     let stalling = |choice: &'static str| {

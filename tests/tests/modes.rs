@@ -28,11 +28,6 @@ fn one_processor_writing_as_fast_as_possible() {
 }
 
 #[test]
-fn two_processors_writing_as_fast_as_possible() {
-    all_modes(2, Workload::verify(48).threads(2));
-}
-
-#[test]
 fn four_processors_writing_as_fast_as_possible() {
     all_modes(4, Workload::verify(64).threads(4));
 }

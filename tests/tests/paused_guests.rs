@@ -8,7 +8,7 @@ use hikkoshi_tests::{Breakpoint, Guest, MessageKind, MigrationPlan, TestEnv, log
 #[test]
 fn a_paused_guest_stays_paused() {
     let env = TestEnv::new();
-    let workload = Workload::verify(32).option("every_ms", 200);
+    let workload = Workload::verify(32).rate(5000).option("every_ms", 200);
     let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
     for mode in ["precopy", "hybrid", "postcopy"] {
         guest.vm().stop().unwrap();
@@ -26,7 +26,7 @@ fn a_paused_guest_stays_paused() {
 #[test]
 fn a_paused_guest_stays_paused_after_a_failed_migration() {
     let env = TestEnv::new();
-    let workload = Workload::verify(32).option("every_ms", 200);
+    let workload = Workload::verify(32).rate(5000).option("every_ms", 200);
     let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
     guest.vm().stop().unwrap();
     let stays = ["the guest is at the source, paused as before"];
@@ -66,7 +66,7 @@ fn a_paused_guest_stays_paused_after_a_failed_migration() {
 #[test]
 fn a_paused_guest_whose_engine_is_killed_stays_paused() {
     let env = TestEnv::new();
-    let workload = Workload::verify(32).option("every_ms", 200);
+    let workload = Workload::verify(32).rate(5000).option("every_ms", 200);
     let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
     guest.vm().stop().unwrap();
     for breakpoint in [

@@ -8,7 +8,10 @@ use hikkoshi_tests::{Guest, MigrationPlan, TestEnv, Transport};
 #[test]
 fn older_qemu_in_every_mode() {
     let env = TestEnv::new();
-    let workload = Workload::verify(48).threads(2).option("every_ms", 200);
+    let workload = Workload::verify(48)
+        .threads(2)
+        .rate(20_000)
+        .option("every_ms", 200);
     let config = VmConfig::new().version(V7_2).cpus(2).workload(workload);
     let mut guest = Guest::boot(&env, config);
     for mode in ["precopy", "hybrid", "postcopy"] {

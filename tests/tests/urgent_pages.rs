@@ -11,9 +11,12 @@ use hikkoshi_tests::{
 };
 use std::time::Duration;
 
-/// Four processors, each with a thread that writes and checks as fast as possible.
+/// Four processors, each with a thread that writes and checks.
 fn four(mib: u64) -> VmConfig {
-    let workload = Workload::verify(mib).threads(4).option("every_ms", 200);
+    let workload = Workload::verify(mib)
+        .threads(4)
+        .rate(40_000)
+        .option("every_ms", 200);
     VmConfig::new().cpus(4).workload(workload)
 }
 
@@ -158,7 +161,7 @@ fn devices_fault_while_they_are_loaded() {
     let env = TestEnv::new();
     let network = GuestNetwork::new().unwrap();
     let config = VmConfig::new()
-        .workload(Workload::verify(32).option("every_ms", 200))
+        .workload(Workload::verify(32).rate(5000).option("every_ms", 200))
         .nic(network.nic())
         .namespace(network.source());
     let mut guest = Guest::boot(&env, config);
@@ -182,7 +185,7 @@ fn devices_fault_while_they_are_loaded() {
 #[test]
 fn polling_threads() {
     let env = TestEnv::new();
-    let workload = Workload::verify(32).option("every_ms", 200);
+    let workload = Workload::verify(32).rate(20_000).option("every_ms", 200);
     let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
     for mode in ["postcopy", "hybrid"] {
         guest.migrate(
@@ -323,7 +326,10 @@ fn urgent_threads_have_priority_over_background_threads() {
 #[test]
 fn huge_pages_rebuilt_afterwards() {
     let env = TestEnv::new();
-    let workload = Workload::verify(64).threads(2).option("every_ms", 200);
+    let workload = Workload::verify(64)
+        .threads(2)
+        .rate(20_000)
+        .option("every_ms", 200);
     let mut guest = Guest::boot(&env, VmConfig::new().cpus(2).workload(workload));
     let plan = MigrationPlan::new("postcopy").receive_args(&["--collapse=2G"]);
     let before = free_huge_pages();
