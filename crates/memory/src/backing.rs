@@ -70,6 +70,26 @@ impl Backing {
             Self::Lost => Err(MemoryLost.into()),
         }
     }
+
+    /// Calls `each` with all runs in `within` that are not holes, in ascending order.
+    pub(crate) fn data_runs(
+        &self,
+        within: &Range<u64>,
+        each: &mut dyn FnMut(Range<u64>),
+    ) -> io::Result<()> {
+        match self {
+            Self::File(file) => {
+                let mut rest = within.clone();
+                while let Some(run) = file.data_run(&rest)? {
+                    rest.start = run.end.min(rest.end);
+                    each(run.start..rest.start);
+                }
+                Ok(())
+            }
+            Self::Process(memory) => memory.runs(within, each),
+            Self::Lost => Err(MemoryLost.into()),
+        }
+    }
 }
 
 impl From<RamFile> for Backing {

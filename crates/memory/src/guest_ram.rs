@@ -153,6 +153,25 @@ impl GuestRam {
         }
         Ok(None)
     }
+
+    /// Calls `each` with all runs of pages in `range` that are not holes (see
+    /// [`next_data`](Self::next_data)), in ascending order. Adjacent runs may be reported
+    /// separately. In private memory that is one walk, however many runs there are.
+    ///
+    /// # Errors
+    /// As [`next_data`](Self::next_data).
+    pub fn data_runs(&self, range: PageRange, mut each: impl FnMut(PageRange)) -> io::Result<()> {
+        for extent in self.layout.locate_range(range) {
+            let bytes = bytes_of(&extent);
+            let page = |at: u64| extent.pages.start().saturating_add(at);
+            self.backings[extent.block].data_runs(&bytes, &mut |run| {
+                let start = page(run.start.saturating_sub(bytes.start) / PAGE_BYTES);
+                let end = page(run.end.saturating_sub(bytes.start).div_ceil(PAGE_BYTES));
+                each(PageRange::new(start, end).intersect(extent.pages));
+            })?;
+        }
+        Ok(())
+    }
 }
 
 /// Where an extent is in its block.
@@ -195,6 +214,20 @@ mod tests {
     }
 
     #[test]
+    fn all_runs_of_data() {
+        let ram = files(&[2, 3, 4, 14, 15, 16, 17, 30]);
+        let runs = |range| {
+            let mut runs = Vec::new();
+            ram.data_runs(range, |run| runs.push(run)).unwrap();
+            runs
+        };
+        let all = [range(2, 5), range(14, 16), range(16, 18), range(30, 31)];
+        assert_eq!(runs(range(0, 32)), all);
+        assert_eq!(runs(range(3, 15)), [range(3, 5), range(14, 15)]);
+        assert_eq!(runs(range(5, 14)), []);
+    }
+
+    #[test]
     fn a_run_of_data_ends_at_a_hole_or_with_its_block() {
         let ram = files(&[2, 3, 4, 14, 15, 16, 17, 30]);
         for (within, whole, part) in [
@@ -209,6 +242,9 @@ mod tests {
             assert_eq!(ram.data_run(within).unwrap(), whole, "{within:?}");
             assert_eq!(ram.next_data(within).unwrap(), part, "{within:?}");
             assert_eq!(ram.has_data(within).unwrap(), part.is_some());
+            let mut runs = Vec::new();
+            ram.data_runs(within, |run| runs.push(run)).unwrap();
+            assert_eq!(runs.first().copied(), part, "{within:?}");
         }
     }
 }

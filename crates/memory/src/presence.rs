@@ -19,8 +19,9 @@ pub enum PresenceError {
 }
 
 /// Calls `each` with every range of absent pages: holes of tmpfs, huge pages that hugetlbfs does not
-/// have, and private memory that its process does not have. A page that is swapped out is present. `hosts` is the address of each block in the process that `userfault` belongs to;
-/// all blocks must be registered there.
+/// have, and private memory that its process does not have. Some of the ranges may be empty. A page
+/// that is swapped out is present. `hosts` is the address of each block in the process that
+/// `userfault` belongs to; all blocks must be registered there.
 ///
 /// # Errors
 /// When the file system, the process or the userfaultfd cannot be asked.
@@ -34,10 +35,10 @@ pub fn missing_pages(
     for (((block, pages), backing), &host) in blocks.zip(hosts) {
         if block.host_page == PAGE_BYTES || backing.process().is_some() {
             let mut rest = pages;
-            while let Some(data) = ram.next_data(rest)? {
+            ram.data_runs(pages, |data| {
                 each(PageRange::new(rest.start(), data.start()));
                 rest = PageRange::new(data.end(), rest.end());
-            }
+            })?;
             each(rest);
             continue;
         }

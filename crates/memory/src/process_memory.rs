@@ -273,6 +273,33 @@ impl ProcessMemory {
         let before = own.as_ref().map_or(within.end, |own| own.start);
         Ok(self.file_run(&(within.start..before))?.or(own))
     }
+
+    /// Calls `each` with all runs in `within` that are not holes, in ascending order. Adjacent runs
+    /// may be reported separately. One walk over the page tables, however many runs there are.
+    pub(crate) fn runs(
+        &self,
+        within: &Range<u64>,
+        each: &mut dyn FnMut(Range<u64>),
+    ) -> io::Result<()> {
+        if self.file.is_some() {
+            let mut rest = within.clone();
+            while let Some(run) = self.first_run(&rest)? {
+                rest.start = run.end;
+                each(run);
+            }
+            return Ok(());
+        }
+        if self.is_sent() {
+            return Ok(());
+        }
+        self.pagemap
+            .pages(self.host(within), |run| {
+                each(self.part(run));
+                Ok(ControlFlow::Continue(()))
+            })
+            .map_err(|error| self.explain(error))?;
+        self.check_not_ended()
+    }
 }
 
 fn split(buffer: &mut [u8], at: u64) -> io::Result<(&mut [u8], &mut [u8])> {

@@ -45,6 +45,11 @@ impl MissingPages {
         self.pages.runs(self.pages.all())
     }
 
+    /// The missing ranges in `within`, ascending.
+    pub(crate) fn ranges_in(&self, within: PageRange) -> impl Iterator<Item = PageRange> + '_ {
+        self.pages.runs(within)
+    }
+
     /// The set as a bitmap.
     pub(crate) fn bitmap(&self) -> &PageBitmap {
         &self.pages

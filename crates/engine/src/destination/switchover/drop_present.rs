@@ -5,7 +5,7 @@
 //! fills holes with zeros. So before the guest may run here, every page that the source owes must
 //! be absent.
 
-use hikkoshi_memory::{MemoryError, RamWriter};
+use hikkoshi_memory::{MemoryError, PresenceError, RamWriter};
 
 use crate::destination::error::DestinationFailure;
 use crate::destination::postcopy::installer::Installer;
@@ -26,21 +26,19 @@ pub(crate) fn drop_owed(
         return Ok(());
     }
     let mut present = Vec::new();
-    for range in installer.missing.ranges() {
-        for extent in memory.ram().layout().locate_range(range) {
-            if blocks.get(extent.block) == Some(&false) {
-                continue;
-            }
-            // One check for many small pages, and one for each huge page.
-            let host_page = installer
-                .copier
-                .layout()
-                .host_page_range(extent.pages.start());
-            let step = match host_page.len() {
-                1 => extent.pages.len(),
-                huge => huge,
-            };
-            for range in extent.pages.chunks(step) {
+    let layout = memory.ram().layout();
+    for ((_, pages), _) in layout.blocks().zip(&blocks).filter(|(_, may)| **may) {
+        let host_page = installer.copier.layout().host_page_range(pages.start());
+        if host_page.len() == 1 {
+            // The pages that are here are looked up once, not each missing range by itself: there
+            // are many of those, and the guest is paused.
+            let here = |data| present.extend(installer.missing.ranges_in(data));
+            let looked = memory.ram().data_runs(pages, here);
+            looked.map_err(PresenceError::from)?;
+            continue;
+        }
+        for range in installer.missing.ranges_in(pages) {
+            for range in range.chunks(host_page.len()) {
                 if installer.copier.holds(range)? {
                     present.push(range);
                 }

@@ -3,7 +3,9 @@
 mod bit_scan;
 mod write_counts;
 
-use std::io;
+use std::num::NonZero;
+use std::panic::resume_unwind;
+use std::{io, iter, thread};
 
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::{PageBitmap, PageRange, RamLayout};
@@ -17,6 +19,12 @@ use write_counts::WriteCounts;
 /// Pages whose log is taken at a time, 2 MiB: what one page-table page maps, and
 /// small enough that a scan takes little time.
 pub(crate) const CHUNK: u64 = 512;
+
+/// Threads that take the log at the same time, at most. Each of them is started for it.
+const MOST_TAKERS: usize = 4;
+
+/// The fewest pages that are worth a thread, 128 MiB: they are scanned in some 100 µs.
+const SMALLEST_PART: u64 = 32768;
 
 /// The set of unsent pages. A thread claims a page before it sends it, so each page is
 /// sent once. Shared by all threads that send pages in post-copy, without a lock.
@@ -107,19 +115,49 @@ impl UnsentPages {
     ///
     /// `destination` is the layout with the destination's host page sizes. The
     /// destination can only drop a whole host page, and needs all of it again.
+    ///
+    /// The guest is paused during one of these calls, so several threads take parts of the log.
     pub(crate) fn add_dirty(
         &self,
         log: &dyn DirtyLog,
         destination: &RamLayout,
     ) -> Result<Vec<PageRange>, SourceFailure> {
-        let mut new = Vec::new();
-        for chunk in destination.all().chunks(CHUNK) {
-            log.take(chunk, &mut |run| {
+        let take = |part: PageRange| {
+            let mut new = Vec::new();
+            log.take(part, &mut |run| {
                 self.count_write(run);
                 self.add(destination.round_out(run), &mut new);
-            })?;
+            })
+            .map(|()| new)
+        };
+        let all = destination.all();
+        let threads = thread::available_parallelism().map_or(1, NonZero::get);
+        let part = all.len().div_ceil(threads.min(MOST_TAKERS) as u64);
+        let mut parts = all.chunks(part.max(SMALLEST_PART));
+        let Some(first) = parts.next() else {
+            return Ok(Vec::new());
+        };
+        let taken: Vec<_> = thread::scope(|scope| {
+            let others: Vec<_> = parts
+                .map(|part| {
+                    let thread = thread::Builder::new().name("src-take".to_owned());
+                    thread.spawn_scoped(scope, move || take(part))
+                })
+                .collect();
+            let first = take(first).map_err(SourceFailure::from);
+            let others = others.into_iter().map(|thread| {
+                let taken = thread.map_err(SourceFailure::Thread)?.join();
+                taken
+                    .unwrap_or_else(|panic| resume_unwind(panic))
+                    .map_err(SourceFailure::from)
+            });
+            iter::once(first).chain(others).collect::<Result<_, _>>()
+        })?;
+        let mut all = Vec::new();
+        for run in taken.into_iter().flatten() {
+            join(&mut all, run);
         }
-        Ok(new)
+        Ok(all)
     }
 
     /// Adds the pages in `range` that the RAM files hold data for. Returns the runs that
@@ -131,11 +169,9 @@ impl UnsentPages {
         range: PageRange,
     ) -> io::Result<Vec<PageRange>> {
         let mut new = Vec::new();
-        let mut rest = range;
-        while let Some(data) = ram.next_data(rest)? {
-            self.add(destination.round_out(data), &mut new);
-            rest = PageRange::new(data.end(), rest.end());
-        }
+        ram.data_runs(range, |data| {
+            self.add(destination.round_out(data), &mut new)
+        })?;
         Ok(new)
     }
 
@@ -193,15 +229,19 @@ impl UnsentPages {
     /// Adds `run`. Appends it to `new`, joined to the last run if they touch, unless all
     /// of it was in the set.
     fn add(&self, run: PageRange, new: &mut Vec<PageRange>) {
-        if self.pages.set_range(run) == 0 {
-            return;
+        if self.pages.set_range(run) > 0 {
+            join(new, run);
         }
-        match new.last_mut() {
-            Some(last) if last.end() >= run.start() => {
-                *last = PageRange::new(last.start(), last.end().max(run.end()));
-            }
-            _ => new.push(run),
+    }
+}
+
+/// Appends `run` to `runs`, joined to the last one if they touch.
+fn join(runs: &mut Vec<PageRange>, run: PageRange) {
+    match runs.last_mut() {
+        Some(last) if last.end() >= run.start() => {
+            *last = PageRange::new(last.start(), last.end().max(run.end()));
         }
+        _ => runs.push(run),
     }
 }
 
