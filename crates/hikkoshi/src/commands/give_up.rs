@@ -16,11 +16,12 @@ use hikkoshi_qemu::{ExitedDestination, QemuDestination, QemuSource};
 
 use crate::args::{Common, Migrate, Receive};
 use crate::commands::find_journal::find;
+use crate::commands::print_result::print_moved;
 use crate::commands::resume_command::resume_command;
 use crate::journal::{DestinationEntry, OfflineJournal, SourceEntry};
 use crate::output::exit::{Exit, Status};
+use crate::output::progress;
 use crate::output::reason::Reason;
-use crate::output::{progress, streams};
 
 const ABANDONED: &str = "the migration was abandoned";
 
@@ -62,8 +63,8 @@ pub(super) fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
         return Err(cannot(reason, &error).with(next));
     }
     if stage == SourceStage::Done {
-        streams::to_stdout("the guest runs at the destination, with all of its pages\n");
-        return Ok(Status::Moved);
+        let what = "the guest runs at the destination, with all of its pages";
+        return print_moved(&args.common, what, None);
     }
     Err(Exit::new(Status::AtSource, Reason::GivenUp, ABANDONED)
         .with("the guest runs at the source"))
@@ -121,10 +122,8 @@ pub(super) fn destination(
     let abandoned = |status| Exit::new(status, Reason::GivenUp, ABANDONED);
     Err(match stage {
         DestinationStage::Complete => {
-            streams::to_stdout(
-                "the guest runs here with all of its pages; its source was not informed\n",
-            );
-            return Ok(Status::Moved);
+            let what = "the guest runs here with all of its pages; its source was not informed";
+            return print_moved(&args.common, what, None);
         }
         DestinationStage::Ready => abandoned(Status::AtSource)
             .with(format!(

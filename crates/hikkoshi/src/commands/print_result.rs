@@ -1,5 +1,8 @@
 //! The result of a successful migration: printed, and written to the file of `--json`.
 
+use std::io;
+use std::path::Path;
+
 use error_reporter::Report;
 use hikkoshi_engine::Account;
 
@@ -8,6 +11,21 @@ use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
 use crate::output::report::{self, SourceQuit};
 use crate::output::streams;
+
+/// As [`print_result`], of a guest that had moved before this run: there are no statistics.
+pub(super) fn print_moved(
+    common: &Common,
+    what: &str,
+    quit: Option<&SourceQuit>,
+) -> Result<Status, Exit> {
+    if common.json.as_deref() != Some("-".as_ref()) {
+        streams::to_stdout(&format!("{what}\n"));
+    }
+    if let Some(path) = &common.json {
+        written(report::write_moved(what, quit, path), what, path)?;
+    }
+    Ok(Status::Moved)
+}
 
 /// Prints and writes the statistics; `what` says where the guest is, and `next` what is to be done;
 /// `quit`: whether the source's QEMU was ended.
@@ -24,15 +42,17 @@ pub(super) fn print_result(
         streams::to_stdout(&format!("{what}\n{readable}{next}"));
     }
     if let Some(path) = &common.json {
-        report::write_json(account, quit, path).map_err(|error| {
-            // The migration has succeeded, and the exit status says so.
-            let path = path.display();
-            let what = format!(
-                "{what}, but writing the result to {path}: {}",
-                Report::new(&error)
-            );
-            Exit::new(Status::Moved, Reason::AccountNotWritten, what)
-        })?;
+        written(report::write_json(account, quit, path), what, path)?;
     }
     Ok(())
+}
+
+/// The migration has succeeded, and the exit status says so.
+fn written(result: io::Result<()>, what: &str, path: &Path) -> Result<(), Exit> {
+    result.map_err(|error| {
+        let path = path.display();
+        let error = Report::new(&error);
+        let what = format!("{what}, but writing the result to {path}: {error}");
+        Exit::new(Status::Moved, Reason::AccountNotWritten, what)
+    })
 }

@@ -224,6 +224,19 @@ pub(crate) fn write_json(
     write_object(&Written { account, quit }, path)
 }
 
+/// A guest that had moved before this run.
+#[derive(Debug, Serialize)]
+struct Moved<'a> {
+    moved: &'a str,
+    #[serde(flatten)]
+    quit: Option<&'a SourceQuit>,
+}
+
+/// Writes `{"moved":WHAT}` to `path`: the guest had moved before this run.
+pub(crate) fn write_moved(what: &str, quit: Option<&SourceQuit>, path: &Path) -> io::Result<()> {
+    write_object(&Moved { moved: what, quit }, path)
+}
+
 /// Writes `{"error":{…}}` to `path`, so that there is an object after every run.
 pub(crate) fn write_failure(exit: &Exit, path: &Path) {
     // That file could not be written.

@@ -12,11 +12,12 @@ use super::outcome;
 use crate::args::Migrate;
 use crate::commands::find_journal::{find, is_same_host};
 use crate::commands::guard::GuardProcess;
+use crate::commands::print_result::print_moved;
 use crate::commands::resume_command::cannot_resume;
 use crate::journal::{self, DestinationEntry, JournalFile, SourceEntry, SourceJournal};
 use crate::output::exit::{Exit, Status};
+use crate::output::progress;
 use crate::output::reason::{Holder, Reason};
-use crate::output::{progress, streams};
 use crate::security;
 
 /// Continues the migration in the journal `file`, or the one that the options lead to.
@@ -160,9 +161,10 @@ fn complete(args: &Migrate, file: &JournalFile, entry: &SourceEntry) -> Result<S
     let quits = args.options.quit_source || entry.options.quit_source;
     let quit = quits.then(|| outcome::quit_source(|| quit_attached(attached.as_mut())));
     // Otherwise this command can be repeated: nothing else is left to do.
-    if quit.is_none_or(|quit| quit.source_quit) || entry.engine.stage != SourceStage::Done {
+    if quit.as_ref().is_none_or(|quit| quit.source_quit) || entry.engine.stage != SourceStage::Done
+    {
         file.remove();
     }
-    streams::to_stdout("the guest is at the destination, with all of its pages\n");
-    Ok(Status::Moved)
+    let what = "the guest is at the destination, with all of its pages";
+    print_moved(&args.common, what, quit.as_ref())
 }

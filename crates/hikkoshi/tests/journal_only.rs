@@ -1,4 +1,5 @@
-//! Giving up a migration needs nothing but its journal.
+//! Giving up a migration needs nothing but its journal, and neither does resuming one that is
+//! complete.
 
 // Helpers outside the test function: their failure is the message too.
 #![allow(clippy::unwrap_used)]
@@ -47,6 +48,41 @@ fn give_up(command: &str, journal: &Path) -> (Option<i32>, String) {
         .unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     (output.status.code(), said)
+}
+
+/// There are no statistics, but programs get an object nevertheless, and nothing else.
+#[test]
+fn a_guest_that_has_moved_is_reported_to_programs() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |side, command, engine: Value, arguments: &[&str]| {
+        let fields = json!({ "engine": engine });
+        let path = journal(folder.path(), side, &fields);
+        let output = Command::new(env!("CARGO_BIN_EXE_hikkoshi"))
+            .args([command, "--json", "-"])
+            .arg(format!("--resume={}", path.display()))
+            .args(arguments)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        assert!(!path.exists(), "nothing is left to resume");
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    let id = "0".repeat(32);
+    let done = json!({ "id": id, "stage": "done", "mode": "hybrid" });
+    let what = "the guest is at the destination, with all of its pages";
+    let moved = json!({ "moved": what });
+    assert_eq!(run("source", "migrate", done.clone(), &[]), moved);
+    let quit = json!({ "moved": what, "source_quit": true });
+    assert_eq!(run("source", "migrate", done, &["--quit-source"]), quit);
+    let complete = json!({
+        "id": id, "stage": "complete", "mode": "hybrid", "postcopy": true,
+        "running": true, "started": true, "links": 1,
+    });
+    let given_up = ["--give-up", "--other-side-is-lost"];
+    let what = "the guest runs here with all of its pages; its source was not informed";
+    let moved = json!({ "moved": what });
+    assert_eq!(run("destination", "receive", complete, &given_up), moved);
 }
 
 /// No connection is made, so certificates that are gone do not matter.
