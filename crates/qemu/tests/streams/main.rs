@@ -30,7 +30,35 @@ const DEVICES: &str = "-device VGA,vgamem_mb=1 \
     -device ahci,id=sata \
     -blockdev null-co,read-zeroes=on,node-name=n2 -device ide-hd,bus=sata.0,drive=n2 \
     -device qemu-xhci,id=usb -device usb-tablet,bus=usb.0 \
+    -blockdev null-co,read-zeroes=on,node-name=n3 -device usb-storage,bus=usb.0,drive=n3 \
     -serial null -rtc clock=vm -smp 2";
+
+/// Sections that these devices save.
+const SAVED: [&str; 14] = [
+    "virtio-blk",
+    "virtio-scsi",
+    "virtio-net",
+    "virtio-rng",
+    "virtio-balloon",
+    "virtio-console",
+    "virtio-gpu",
+    "ahci",
+    "xhci",
+    "usb-ptr",
+    "usb-storage",
+    "e1000e",
+    "vga",
+    "cpu",
+];
+
+/// Flash, and devices that exclude one of the others.
+const FLASH: &str = "pflash0=flash0,pflash1=flash1";
+const MORE_DEVICES: &str = "-blockdev null-co,size=262144,read-zeroes=on,read-only=on,node-name=flash0 \
+    -blockdev null-co,size=131072,read-zeroes=on,node-name=flash1 \
+    -device virtio-vga -device vmgenid";
+
+/// Sections that these save.
+const MORE_SAVED: [&str; 3] = ["virtio-gpu", "pflash_cfi01", "vmgenid"];
 
 /// Sections whose payloads may differ between the two ways, and why. `ram` and `dirty-bitmap` are
 /// saved in parts, and `xen-save-devices-state` leaves them out.
@@ -41,7 +69,11 @@ const MAY_DIFFER: [(&str, &str); 1] = [(
 )];
 
 fn start(program: &Program, accelerator: &str, machine: &str, more: &str) -> Qemu {
-    let line = format!("-m 16 -machine {machine} {DEVICES} {more}");
+    start_with(program, accelerator, machine, &format!("{DEVICES} {more}"))
+}
+
+fn start_with(program: &Program, accelerator: &str, machine: &str, devices: &str) -> Qemu {
+    let line = format!("-m 16 -machine {machine} {devices}");
     Qemu::start_under(program, accelerator, RamPath::new(), &options(&line))
 }
 
@@ -141,8 +173,7 @@ fn difference(stream: &walk::Stream, saved: &Section<'_>, own: &[u8]) -> Option<
     ))
 }
 
-fn compare(program: &Program, accelerator: &str, machine: &str) {
-    let qemu = start(program, accelerator, machine, "");
+fn compare(program: &Program, qemu: &Qemu, machine: &str, expected: &[&str]) {
     // The firmware has run for a while.
     std::thread::sleep(Duration::from_millis(700));
     let mut client = qemu.client();
@@ -199,24 +230,11 @@ fn compare(program: &Program, accelerator: &str, machine: &str) {
         }
     }
     print_always(&format!(
-        "{machine}, {accelerator}: {} sections, {described} of them described",
+        "{machine}, {}: {} sections, {described} of them described",
+        program.label,
         sections.len()
     ));
-    for device in [
-        "virtio-blk",
-        "virtio-scsi",
-        "virtio-net",
-        "virtio-rng",
-        "virtio-balloon",
-        "virtio-console",
-        "virtio-gpu",
-        "ahci",
-        "xhci",
-        "usb-ptr",
-        "e1000e",
-        "vga",
-        "cpu",
-    ] {
+    for device in expected {
         assert!(
             sections
                 .iter()
@@ -231,8 +249,12 @@ fn the_device_state_is_the_one_of_qemus_own_migration() {
     with_each(|program| {
         for accelerator in accelerators() {
             for machine in ["pc", "q35"] {
-                compare(program, accelerator, machine);
+                let qemu = start(program, accelerator, machine, "");
+                compare(program, &qemu, machine, &SAVED);
             }
+            let machine = format!("q35,{FLASH}");
+            let qemu = start_with(program, accelerator, &machine, MORE_DEVICES);
+            compare(program, &qemu, &machine, &MORE_SAVED);
         }
     });
 }
