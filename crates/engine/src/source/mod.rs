@@ -25,6 +25,7 @@ mod precopy;
 mod resume_migration;
 mod session;
 mod switchover;
+mod take_log;
 mod unsent;
 
 pub use compare::{Comparison, compare};

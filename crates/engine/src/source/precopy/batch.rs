@@ -31,9 +31,9 @@ pub(crate) enum Work {
         /// files: the destination began with nothing but holes.
         first: bool,
     },
-    /// Pages of some chunks. Their log was taken, and then all device writes in
-    /// progress have landed.
-    Drained(Vec<Vec<PageRange>>),
+    /// Pages whose log was taken, after which all device writes in progress have
+    /// landed. A worker sends one list at a time.
+    Taken(Vec<Vec<PageRange>>),
 }
 
 impl Batch {
@@ -43,8 +43,8 @@ impl Batch {
     }
 
     /// A part of a round; `last` if no other part follows.
-    pub(crate) fn drained(chunks: Vec<Vec<PageRange>>, last: bool) -> Self {
-        Self::new(Work::Drained(chunks), last)
+    pub(crate) fn taken(chunks: Vec<Vec<PageRange>>, last: bool) -> Self {
+        Self::new(Work::Taken(chunks), last)
     }
 
     fn new(work: Work, last: bool) -> Self {

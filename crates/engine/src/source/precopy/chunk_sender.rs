@@ -70,7 +70,7 @@ impl ChunkSender {
                     self.runs = runs;
                     sent?;
                 }
-                Work::Drained(chunks) => {
+                Work::Taken(chunks) => {
                     let runs = usize::try_from(number).ok().and_then(|n| chunks.get(n));
                     let Some(runs) = runs else { break };
                     self.send(runs, batch)?;

@@ -107,7 +107,7 @@ impl DrainedRounds {
                 let took = self.drain(guest)?;
                 self.size.drained(took);
             }
-            let batch = Arc::new(Batch::drained(chunks, last));
+            let batch = Arc::new(Batch::taken(chunks, last));
             workers.begin(&batch)?;
             let started = Sending {
                 batch,

@@ -38,7 +38,7 @@ pub(crate) fn discard_stale_pages(
             // its hole was punched, and would count as received.
             for _ in 0..DISCARD_PASSES {
                 shared.check()?;
-                let new = unsent.add_dirty(&**log, &destination)?;
+                let new = unsent.add_dirty(&**log, shared.ram.layout(), &destination)?;
                 discard(session, &new)?;
                 wait_for_discards(shared, session)?;
                 if new.len() < FEW_DISCARDS {
@@ -73,7 +73,9 @@ pub(crate) fn discard_newly_dirty(
 ) -> Result<(), SourceFailure> {
     let new = match rest {
         LastPages::Precopy(_) => return Ok(()),
-        LastPages::Hybrid(log, _) => unsent.add_dirty(&**log, &session.destination)?,
+        LastPages::Hybrid(log, _) => {
+            unsent.add_dirty(&**log, shared.ram.layout(), &session.destination)?
+        }
         LastPages::Postcopy(_) => unsent.add_data_in_gaps(&shared.ram, &session.destination)?,
     };
     discard(session, &new)

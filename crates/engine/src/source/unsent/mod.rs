@@ -3,14 +3,13 @@
 mod bit_scan;
 mod write_counts;
 
-use std::num::NonZero;
-use std::panic::resume_unwind;
-use std::{io, iter, thread};
+use std::io;
 
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::{PageBitmap, PageRange, RamLayout};
 
 use crate::source::error::SourceFailure;
+use crate::source::take_log::{join, take_log};
 use bit_scan::first_run;
 use hikkoshi_memory::GuestRam;
 pub(crate) use write_counts::HOTTEST;
@@ -19,12 +18,6 @@ use write_counts::WriteCounts;
 /// Pages whose log is taken at a time, 2 MiB: what one page-table page maps, and
 /// small enough that a scan takes little time.
 pub(crate) const CHUNK: u64 = 512;
-
-/// Threads that take the log at the same time, at most. Each of them is started for it.
-const MOST_TAKERS: usize = 4;
-
-/// The fewest pages that are worth a thread, 128 MiB: they are scanned in some 100 µs.
-const SMALLEST_PART: u64 = 32768;
 
 /// The set of unsent pages. A thread claims a page before it sends it, so each page is
 /// sent once. Shared by all threads that send pages in post-copy, without a lock.
@@ -110,54 +103,21 @@ impl UnsentPages {
         self.pages.claim_run(within, max)
     }
 
-    /// Takes the whole dirty log and adds its pages, rounded to the destination's host
-    /// pages. Returns the runs that were not in the set.
+    /// Takes the whole dirty log of memory in the layout `source` and adds its pages, rounded to
+    /// the destination's host pages. Returns the runs that were not in the set.
     ///
     /// `destination` is the layout with the destination's host page sizes. The
     /// destination can only drop a whole host page, and needs all of it again.
-    ///
-    /// The guest is paused during one of these calls, so several threads take parts of the log.
     pub(crate) fn add_dirty(
         &self,
         log: &dyn DirtyLog,
+        source: &RamLayout,
         destination: &RamLayout,
     ) -> Result<Vec<PageRange>, SourceFailure> {
-        let take = |part: PageRange| {
-            let mut new = Vec::new();
-            log.take(part, &mut |run| {
-                self.count_write(run);
-                self.add(destination.round_out(run), &mut new);
-            })
-            .map(|()| new)
-        };
-        let all = destination.all();
-        let threads = thread::available_parallelism().map_or(1, NonZero::get);
-        let part = all.len().div_ceil(threads.min(MOST_TAKERS) as u64);
-        let mut parts = all.chunks(part.max(SMALLEST_PART));
-        let Some(first) = parts.next() else {
-            return Ok(Vec::new());
-        };
-        let taken: Vec<_> = thread::scope(|scope| {
-            let others: Vec<_> = parts
-                .map(|part| {
-                    let thread = thread::Builder::new().name("src-take".to_owned());
-                    thread.spawn_scoped(scope, move || take(part))
-                })
-                .collect();
-            let first = take(first).map_err(SourceFailure::from);
-            let others = others.into_iter().map(|thread| {
-                let taken = thread.map_err(SourceFailure::Thread)?.join();
-                taken
-                    .unwrap_or_else(|panic| resume_unwind(panic))
-                    .map_err(SourceFailure::from)
-            });
-            iter::once(first).chain(others).collect::<Result<_, _>>()
-        })?;
-        let mut all = Vec::new();
-        for run in taken.into_iter().flatten() {
-            join(&mut all, run);
-        }
-        Ok(all)
+        take_log(log, source, |run, new| {
+            self.count_write(run);
+            self.add(destination.round_out(run), new);
+        })
     }
 
     /// Adds the pages in `range` that the RAM files hold data for. Returns the runs that
@@ -235,16 +195,6 @@ impl UnsentPages {
     }
 }
 
-/// Appends `run` to `runs`, joined to the last one if they touch.
-fn join(runs: &mut Vec<PageRange>, run: PageRange) {
-    match runs.last_mut() {
-        Some(last) if last.end() >= run.start() => {
-            *last = PageRange::new(last.start(), last.end().max(run.end()));
-        }
-        _ => runs.push(run),
-    }
-}
-
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
@@ -310,14 +260,14 @@ mod tests {
             range(100, 101),
             range(300, 310),
         ]));
-        let new = unsent.add_dirty(&log, &layout).unwrap();
+        let new = unsent.add_dirty(&log, &layout, &layout).unwrap();
         // Joined where rounding makes them touch; the last huge page is clean.
         assert_eq!(new, [range(1, 2), range(3, 515)]);
         assert_eq!(unsent.count(), 513);
         // Pages that are in the set are not returned again, even if only a part is dirty.
-        assert_eq!(unsent.add_dirty(&log, &layout).unwrap(), []);
+        assert_eq!(unsent.add_dirty(&log, &layout, &layout).unwrap(), []);
         *log.0.lock().unwrap() = vec![range(0, 3), range(514, 516)];
-        let new = unsent.add_dirty(&log, &layout).unwrap();
+        let new = unsent.add_dirty(&log, &layout, &layout).unwrap();
         assert_eq!(new.iter().map(|run| run.end()).max(), Some(Page::new(1027)));
         assert_eq!(unsent.count(), 1027);
     }

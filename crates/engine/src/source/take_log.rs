@@ -1,0 +1,123 @@
+//! Takes the whole dirty log at once, by several threads: the guest is paused, or will be soon.
+
+use std::num::NonZero;
+use std::panic::resume_unwind;
+use std::{iter, thread};
+
+use hikkoshi_dirty::DirtyLog;
+use hikkoshi_pages::{PageRange, RamLayout};
+
+use crate::source::error::SourceFailure;
+
+/// Threads that take the log at the same time, at most.
+const MOST_THREADS: u64 = 4;
+
+/// The fewest pages that are worth a thread, 128 MiB: they are scanned in some 100 µs.
+const SMALLEST_PART: u64 = 32768;
+
+/// Takes the log of all of the guest's memory, in the layout with the source's host pages. `dirty`
+/// gets each dirty run, on any thread, and adds what it makes of it to a list, by [`join`]. Returns
+/// these runs, in ascending order.
+pub(crate) fn take_log(
+    log: &dyn DirtyLog,
+    layout: &RamLayout,
+    dirty: impl Fn(PageRange, &mut Vec<PageRange>) + Sync,
+) -> Result<Vec<PageRange>, SourceFailure> {
+    let take = |part: PageRange| {
+        let mut runs = Vec::new();
+        log.take(part, &mut |run| dirty(run, &mut runs))?;
+        Ok(runs)
+    };
+    let take = &take;
+    let threads = thread::available_parallelism().map_or(1, NonZero::get);
+    let mut parts = parts(layout, (threads as u64).min(MOST_THREADS)).into_iter();
+    let Some(first) = parts.next() else {
+        return Ok(Vec::new());
+    };
+    let taken: Vec<Vec<PageRange>> = thread::scope(|scope| {
+        let start = |part| {
+            let thread = thread::Builder::new().name("src-take".to_owned());
+            thread.spawn_scoped(scope, move || take(part))
+        };
+        let others: Vec<_> = parts.map(start).collect();
+        let first = take(first);
+        let others = others.into_iter().map(|thread| {
+            let taken = thread.map_err(SourceFailure::Thread)?.join();
+            taken.unwrap_or_else(|panic| resume_unwind(panic))
+        });
+        iter::once(first)
+            .chain(others)
+            .collect::<Result<_, SourceFailure>>()
+    })?;
+    let mut runs = Vec::new();
+    for run in taken.into_iter().flatten() {
+        join(&mut runs, run);
+    }
+    Ok(runs)
+}
+
+/// Appends `run` to `runs`, joined to the last one if they touch.
+pub(crate) fn join(runs: &mut Vec<PageRange>, run: PageRange) {
+    match runs.last_mut() {
+        Some(last) if last.end() >= run.start() => {
+            *last = PageRange::new(last.start(), last.end().max(run.end()));
+        }
+        _ => runs.push(run),
+    }
+}
+
+/// At most `threads` parts. They cut no host page: the log of a huge page is cleared as a whole, so
+/// two threads that each took a part of it could hide it from each other.
+fn parts(layout: &RamLayout, threads: u64) -> Vec<PageRange> {
+    let all = layout.all();
+    let size = all.len().div_ceil(threads).max(SMALLEST_PART);
+    let cut = |part: PageRange| layout.host_page_range(part.start()).start();
+    let starts: Vec<_> = all.chunks(size).map(cut).collect();
+    let ends = starts.iter().copied().skip(1).chain([all.end()]);
+    iter::zip(starts.iter().copied(), ends)
+        .map(|(start, end)| PageRange::new(start, end))
+        .filter(|part| !part.is_empty())
+        .collect()
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use hikkoshi_pages::{PAGE_BYTES, RamBlock};
+
+    const MIB: u64 = 1 << 20;
+
+    fn layout(blocks: &[(u64, u64)]) -> RamLayout {
+        let blocks = blocks.iter().enumerate();
+        let blocks = blocks.map(|(nth, &(bytes, host_page))| RamBlock {
+            id: nth.to_string(),
+            bytes,
+            host_page,
+            guest: Vec::new(),
+        });
+        RamLayout::new(blocks.collect()).unwrap()
+    }
+
+    #[test]
+    fn parts_cover_everything_once_and_cut_no_host_page() {
+        for (blocks, expected) in [
+            (&[(PAGE_BYTES, PAGE_BYTES)][..], 1),
+            (&[(128 * MIB + PAGE_BYTES, PAGE_BYTES)], 2),
+            (&[(4096 * MIB, PAGE_BYTES)], 4),
+            (&[(3 * PAGE_BYTES, PAGE_BYTES), (1024 * MIB, 2 * MIB)], 4),
+            (&[(2048 * MIB, 1024 * MIB), (PAGE_BYTES, PAGE_BYTES)], 2),
+        ] {
+            let layout = layout(blocks);
+            let parts = parts(&layout, 4);
+            assert_eq!(parts.len(), expected, "{parts:?}");
+            let mut end = layout.all().start();
+            for part in parts {
+                assert_eq!(part.start(), end);
+                assert_eq!(layout.round_out(part), part);
+                end = part.end();
+            }
+            assert_eq!(end, layout.all().end());
+        }
+    }
+}
