@@ -70,7 +70,7 @@ mod unique_address;
 pub use certificate_authority::CertificateAuthority;
 pub use eventually::eventually;
 pub use exits::Exits;
-pub use fault_drill::{FaultDrill, Random};
+pub use fault_drill::{FaultDrill, RAM_MIB, Random};
 pub use fault_injection::{InjectedFault, busy_guest, inject_at_each};
 pub use free_huge_pages::free_huge_pages;
 pub use guest::{Guest, assert_not_running};

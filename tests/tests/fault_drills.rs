@@ -1,13 +1,15 @@
 //! Fault drills: at random times of post-copy, links are cut, and one engine, both engines or the
 //! source's QEMU are killed. Each time the migration is resumed, and in the end the guest has all
-//! of its pages. Half of the drills use plain-text links, half TLS.
+//! of its pages. Half of the drills use plain-text links, half TLS. Where engines are killed, every
+//! other migration goes from shared files into private memory, and the next one back.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{HostPair, Ram, Shape, VmConfig, Workload};
+use hikkoshi_lab::{HostPair, Ram, RamBackend, Shape, VmConfig, Workload};
 use hikkoshi_tests::{
-    FaultDrill, Guest, LONG, Migration, MigrationPlan, Random, Side, TestEnv, Transport,
+    FaultDrill, Guest, LONG, Migration, MigrationPlan, RAM_MIB, Random, Side, TestEnv, Transport,
     unique_address,
 };
+use std::cell::Cell;
 use std::time::Duration;
 
 /// Slow background, so that post-copy lasts for all interruptions of a migration, and no pages near
@@ -26,7 +28,18 @@ const AGAIN: &str = "reconnected to the destination";
 /// A guest that continues to fault on missing pages, and reports often.
 fn faulting_guest() -> VmConfig {
     let workload = Workload::verify(96).rate(500).option("every_ms", 50);
-    VmConfig::new().workload(workload)
+    VmConfig::new().ram(Ram::shared(RAM_MIB)).workload(workload)
+}
+
+/// Into private memory in every other migration of a drill, and back. `private`: whether the last one
+/// was.
+fn alternate_ram(plan: MigrationPlan, private: &Cell<bool>) -> MigrationPlan {
+    private.set(!private.get());
+    if !private.get() {
+        return plan;
+    }
+    let memory = Ram::new(RamBackend::Anonymous, RAM_MIB);
+    plan.destination_config(faulting_guest().ram(memory))
 }
 
 /// Every other migration uses TLS, as is the default between hosts; the others use this transport.
@@ -136,20 +149,18 @@ fn killed(what: &'static str, victim: Victim) {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, faulting_guest());
     let mut drill = FaultDrill::new(what);
+    let private = Cell::new(false);
     let patient = |number| {
         let plan = MigrationPlan::new("postcopy").migrate_args(&SLOW_BACKGROUND);
         let plan = plan.migrate_args(&LONG_RETRY).receive_args(&LONG_RETRY);
-        alternate_tls(plan, number, Transport::Unix)
+        alternate_ram(alternate_tls(plan, number, Transport::Unix), &private)
     };
     drill.run(&mut guest, (10, 5), patient, |migration, random| {
         victim.replaced(migration, random)
     });
     let impatient = |number| {
-        alternate_tls(
-            MigrationPlan::new("postcopy").migrate_args(&SLOW_BACKGROUND),
-            number,
-            Transport::Tcp,
-        )
+        let plan = MigrationPlan::new("postcopy").migrate_args(&SLOW_BACKGROUND);
+        alternate_ram(alternate_tls(plan, number, Transport::Tcp), &private)
     };
     drill.run(&mut guest, (10, 5), impatient, |migration, random| {
         victim.elsewhere(migration, random)

@@ -44,6 +44,11 @@ pub struct KeptFrame {
 /// [`handed_over`]: FrameCapture::handed_over
 /// [`next`]: FrameCapture::next
 pub trait FrameCapture: Send {
+    /// The guest's network cards whose frames cannot be kept, each with the reason; for people.
+    fn without(&self) -> &[String] {
+        &[]
+    }
+
     /// Starts to keep frames. Called shortly before the guest is paused, so it must be quick.
     fn start(&mut self) -> Result<(), GuestError>;
 

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 /// A machine type that both QEMU versions support, so that a guest can move between them.
 pub const DEFAULT_MACHINE: &str = "pc-q35-7.2";
 
-/// A network card on a tap device.
+/// A virtio-net card on a tap device.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Nic {
     /// The tap device, in the machine's namespace.
@@ -19,6 +19,8 @@ pub struct Nic {
     pub mac: String,
     /// The guest's address with its prefix, such as `10.88.0.2/24`.
     pub address: String,
+    /// Number of queue pairs. The guest uses as many as it has processors.
+    pub queues: u32,
 }
 
 /// The configuration of a machine. A destination uses a clone of its source's, with
@@ -36,7 +38,7 @@ pub struct VmConfig {
     pub(crate) incoming: bool,
     pub(crate) kernel: Option<PathBuf>,
     pub(crate) initramfs: Option<PathBuf>,
-    pub(crate) nic: Option<Nic>,
+    pub(crate) nics: Vec<Nic>,
     pub(crate) disks: Vec<Disk>,
     pub(crate) devices: Vec<Device>,
     pub(crate) throttle: Option<Throttle>,
@@ -60,7 +62,7 @@ impl Default for VmConfig {
             incoming: false,
             kernel: None,
             initramfs: None,
-            nic: None,
+            nics: Vec::new(),
             disks: Vec::new(),
             devices: Vec::new(),
             throttle: None,
@@ -184,10 +186,10 @@ impl VmConfig {
         self
     }
 
-    /// Adds a network card on a tap device.
+    /// Adds a network card on a tap device: `eth0`, `eth1` and so on in the guest.
     #[must_use]
     pub fn nic(mut self, nic: Nic) -> Self {
-        self.nic = Some(nic);
+        self.nics.push(nic);
         self
     }
 

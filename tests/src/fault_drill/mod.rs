@@ -6,16 +6,18 @@
 //! is printed, and that can be set by `HIKKOSHI_SEED`. `HIKKOSHI_DRILLS` is a file for the table;
 //! without it, a sixth of the interruptions is enough.
 
+mod ram_held;
 mod random;
 mod table;
 
+pub use ram_held::RAM_MIB;
 pub use random::Random;
 
 use crate::{Guest, LONG, Migration, MigrationPlan, log};
 use hikkoshi_lab::{Report, Vm};
+use ram_held::ram_held;
 use random::seed;
 use std::ffi::OsString;
-use std::os::unix::fs::MetadataExt;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 use table::{DONE, Interruption, LINKS, ms, render};
@@ -23,8 +25,9 @@ use table::{DONE, Interruption, LINKS, ms, render};
 /// The latest time: some pages must still be missing when the engines are killed.
 const LATEST: f64 = 0.9;
 
-/// Time between two checks.
-const POLL: Duration = Duration::from_millis(1);
+/// Time between two checks. To look at private memory takes QEMU's lock of its mappings for a
+/// millisecond.
+const POLL: Duration = Duration::from_millis(5);
 
 /// Maximum number of migrations of a drill: on a slow machine a migration may end before all of its
 /// interruptions, or between the chosen time and the interruption.
@@ -101,8 +104,9 @@ impl FaultDrill {
         let mut migration = guest.start_migration(plan);
         migration.receive.wait_stderr("the guest runs here now");
         // Pages that were there before are not counted.
-        let before = ram_blocks(&migration.destination);
-        let to_come = ram_blocks(guest.vm()) - before;
+        let before = ram_held(&migration.destination);
+        let to_come = ram_held(guest.vm()) - before;
+        assert!(to_come > 0.0, "{before} KiB were there before");
         let mut missed = false;
         for breakpoint in breakpoints {
             let Some(at) = migration.wait_arrived((before, to_come), breakpoint) else {
@@ -172,15 +176,15 @@ fn table_path() -> Option<OsString> {
 }
 
 impl Migration {
-    /// Waits until this fraction of the pages has arrived, according to the destination's RAM
-    /// files, and returns the fraction found; `None` when an engine has exited first.
+    /// Waits until this fraction of the pages has arrived, according to the destination's RAM, and
+    /// returns the fraction found; `None` when an engine has exited first.
     fn wait_arrived(&mut self, (before, to_come): (f64, f64), part: f64) -> Option<f64> {
         let deadline = Instant::now() + LONG;
         loop {
             if self.migrate.has_exited() || self.receive.has_exited() {
                 return None;
             }
-            let now = (ram_blocks(&self.destination) - before) / to_come;
+            let now = (ram_held(&self.destination) - before) / to_come;
             if now >= part {
                 return Some(now);
             }
@@ -193,13 +197,6 @@ impl Migration {
             std::thread::sleep(POLL);
         }
     }
-}
-
-/// Size of the RAM files in blocks: holes in tmpfs are missing pages.
-#[allow(clippy::cast_precision_loss)]
-fn ram_blocks(vm: &Vm) -> f64 {
-    let blocks = |path| std::fs::metadata(path).unwrap().blocks();
-    vm.ram_files().iter().map(blocks).sum::<u64>() as f64
 }
 
 /// Waits for two more reports of the guest. Returns the longest time since console line `first` in

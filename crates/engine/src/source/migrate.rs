@@ -90,6 +90,11 @@ fn run(
         ));
         None
     });
+    for card in capture.iter().flat_map(|capture| capture.without()) {
+        shared.observer.notice(&format!(
+            "frames that arrive while the guest is paused are lost for its network card {card}"
+        ));
+    }
     let (mut session, links) = Session::open(
         shared,
         remote,

@@ -7,7 +7,7 @@ use hikkoshi_engine::{FrameCapture, GuestError, KeptFrame};
 use hikkoshi_frames::{Captured, MacAddress, PacketSocket, unread};
 use hikkoshi_wire::NetworkFrame;
 
-use super::TapCard;
+use super::{OpenedNetworks, TapCard};
 
 /// The most frames that are read from one card at a time.
 const MOST_AT_ONCE: usize = 16 << 10;
@@ -19,14 +19,17 @@ pub(super) struct TapCapture {
     /// Frames that were read, in order.
     ready: VecDeque<KeptFrame>,
     dropped: u64,
+    /// Cards whose frames are not kept, for people.
+    without: Vec<String>,
 }
 
 impl TapCapture {
-    pub(super) fn new(cards: Vec<TapCard>) -> Self {
+    pub(super) fn new(OpenedNetworks { cards, without }: OpenedNetworks) -> Self {
         Self {
             cards,
             ready: VecDeque::new(),
             dropped: 0,
+            without,
         }
     }
 
@@ -48,6 +51,10 @@ impl TapCapture {
 }
 
 impl FrameCapture for TapCapture {
+    fn without(&self) -> &[String] {
+        &self.without
+    }
+
     fn start(&mut self) -> Result<(), GuestError> {
         let mut sockets = self.sockets();
         sockets.try_for_each(|socket| socket.start().map_err(GuestError::new))
@@ -64,6 +71,7 @@ impl FrameCapture for TapCapture {
             let count = |frames: &[Vec<_>]| frames.iter().map(Vec::len).collect::<Vec<_>>();
             let all = captured.iter().flatten();
             tracing::debug!(
+                interface = card.interface,
                 captured = ?count(&captured),
                 before_pause = all.filter(|frame| frame.at < paused).count(),
                 queued = ?queues.iter().map(Vec::len).collect::<Vec<_>>(),

@@ -28,8 +28,9 @@ pub(super) fn read(client: &mut Client) -> Result<Vec<Card>, QmpError> {
 
 /// `virtio-net-pci.0: index=0,type=nic,model=virtio-net-pci,macaddr=52:…`, and in the next line the
 /// backend: ` \ n0: index=0,type=tap,ifname=tap0,script=no,downscript=no`. A card with several
-/// queues has such a pair of lines for each, with the same address. Lines of another form are
-/// skipped: frames of a card that is not understood are not kept.
+/// queues has such a pair of lines for each, of which the first has the address; without `id=` each
+/// line has another name. Lines of another form are skipped: frames of a card that is not understood
+/// are not kept.
 fn parse(text: &str) -> Vec<Card> {
     let mut cards: Vec<Card> = Vec::new();
     let mut last: Option<(String, MacAddress)> = None;
@@ -47,16 +48,13 @@ fn parse(text: &str) -> Vec<Card> {
         if backend.is_none() {
             let address = field("macaddr").and_then(parse_address);
             last = address
-                .filter(|_| field("type") == Some("nic"))
+                .filter(|_| field("type") == Some("nic") && fields.starts_with("0,"))
                 .map(|address| (name.to_owned(), address));
             continue;
         }
         let Some((name, address)) = last.take() else {
             continue;
         };
-        if cards.iter().any(|card| card.address == address) {
-            continue;
-        }
         cards.push(Card {
             name,
             address,
@@ -91,6 +89,10 @@ mod tests {
             \\ n0: index=1,type=tap,ifname=tap0,script=no,downscript=no\r\n\
             e1000.0: index=0,type=nic,model=e1000,macaddr=52:54:00:ff:34:57\r\n \
             \\ n1: index=0,type=tap,fd=31\r\n\
+            virtio-net-pci.0: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:12:34:60\r\n \
+            \\ n3: index=0,type=tap,fd=33\r\n\
+            virtio-net-pci.1: index=1,type=nic,\r\n \
+            \\ n3: index=1,type=tap,fd=34\r\n\
             e1000.1: index=0,type=nic,model=e1000,macaddr=52:54:00:12:34:58\r\n \
             \\ n2: index=0,type=user,net=10.0.2.0,restrict=off\r\n\
             e1000.2: index=0,type=nic,model=e1000,macaddr=52:54:00:12:34:59\r\n";
@@ -113,6 +115,7 @@ mod tests {
             [
                 card("net0", 0x56, "tap", Some("tap0"), None),
                 card("e1000.0", 0x57, "tap", None, Some(31)),
+                card("virtio-net-pci.0", 0x60, "tap", None, Some(33)),
                 card("e1000.1", 0x58, "user", None, None),
             ]
         );

@@ -14,7 +14,8 @@ use super::cards::Card;
 pub(super) struct TapInterface {
     /// Its name in QEMU's network namespace.
     pub(super) name: String,
-    /// QEMU's descriptors of it, one for each queue.
+    /// QEMU's descriptors of it, one for each queue. The guest need not use all of them: QEMU
+    /// detaches the others (`TUNSETQUEUE`), and the kernel delivers nothing to them.
     pub(super) descriptors: Vec<i32>,
 }
 
@@ -54,9 +55,9 @@ pub(super) fn namespace(process: &Process) -> io::Result<Option<File>> {
 
 /// The tap device of each card. A card whose device is not known for certain has none.
 ///
-/// QEMU names the device that it opened itself, or the descriptor that it was given. It does not
-/// where a helper opened the device or several descriptors were given. Then the device is known if
-/// exactly one card and one device are left.
+/// QEMU names the device that it opened itself, or the descriptor that it was given (of several, that
+/// of each queue). It does not where a helper opened the device. Then the device is known if exactly
+/// one card and one device are left.
 pub(super) fn assign<'a>(
     cards: &'a [Card],
     interfaces: &'a [TapInterface],

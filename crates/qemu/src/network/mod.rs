@@ -68,6 +68,8 @@ pub(crate) enum NetworkError {
 #[derive(Debug)]
 struct TapCard {
     address: MacAddress,
+    /// The device's name in QEMU's network namespace.
+    interface: String,
     /// One for each queue at the source, one for all at the destination.
     sockets: Vec<PacketSocket>,
     queues: Vec<TunQueue>,
@@ -78,8 +80,8 @@ pub(crate) fn capture(
     client: &mut Client,
     process: &Arc<Process>,
 ) -> Result<Option<Box<dyn FrameCapture>>, NetworkError> {
-    let cards = open(client, process, Sockets::ForEachQueue)?;
-    Ok(cards.map(|cards| Box::new(TapCapture::new(cards)) as Box<dyn FrameCapture>))
+    let opened = open(client, process, Sockets::ForEachQueue)?;
+    Ok(opened.map(|opened| Box::new(TapCapture::new(opened)) as Box<dyn FrameCapture>))
 }
 
 /// Opens the networks of the destination's machine; `None` if it has no network card.
@@ -87,8 +89,11 @@ pub(crate) fn deliver(
     client: &mut Client,
     process: &Arc<Process>,
 ) -> Result<Option<Box<dyn FrameDelivery>>, NetworkError> {
-    let cards = open(client, process, Sockets::ForAll)?;
-    Ok(cards.map(|cards| Box::new(TapDelivery::new(cards)) as Box<dyn FrameDelivery>))
+    let opened = open(client, process, Sockets::ForAll)?;
+    for card in opened.iter().flat_map(|opened| &opened.without) {
+        tracing::info!(card, "frames are not delivered to this network card");
+    }
+    Ok(opened.map(|opened| Box::new(TapDelivery::new(opened.cards)) as Box<dyn FrameDelivery>))
 }
 
 /// A network card and its tap device.
@@ -137,24 +142,40 @@ enum Sockets {
     ForEachQueue,
 }
 
+/// The guest's networks.
+#[derive(Debug)]
+struct OpenedNetworks {
+    cards: Vec<TapCard>,
+    /// The other network cards, and why they do not take part; for people.
+    without: Vec<String>,
+}
+
 fn open(
     client: &mut Client,
     process: &Process,
     sockets: Sockets,
-) -> Result<Option<Vec<TapCard>>, NetworkError> {
-    let (cards, taps) = taps(client, process)?;
+) -> Result<Option<OpenedNetworks>, NetworkError> {
+    let (cards, mut taps) = taps(client, process)?;
     if cards.is_empty() {
         return Ok(None);
     }
+    let is_shared = |card: &Card| {
+        let mut others = cards.iter().filter(|other| other.name != card.name);
+        others.any(|other| other.address == card.address)
+    };
+    // The destination finds a card by its address.
+    taps.retain(|tap| !is_shared(&tap.card));
+    let mut without = Vec::new();
     for card in &cards {
-        if !taps.iter().any(|tap| tap.card == *card) {
-            tracing::info!(
-                card = card.name,
-                backend = card.backend,
-                "frames that arrive for this network card while the guest is paused are lost: it has \
-                 no tap device that is known"
-            );
-        }
+        let why = if is_shared(card) {
+            "another card has the same address"
+        } else if taps.iter().any(|tap| tap.card == *card) {
+            continue;
+        } else {
+            "it has no tap device that is known"
+        };
+        let Card { name, backend, .. } = card;
+        without.push(format!("{name} (connected to: {backend}): {why}"));
     }
     if taps.is_empty() {
         let backends: Vec<_> = cards.iter().map(|card| card.backend.as_str()).collect();
@@ -168,13 +189,13 @@ fn open(
     })?;
     let namespace = namespace.as_ref().map(AsFd::as_fd);
     let open = taps.into_iter().map(|tap| {
-        let queues = match u16::try_from(tap.queues.len()) {
+        let filters = match u16::try_from(tap.queues.len()) {
             Ok(several @ 2..) if sockets == Sockets::ForEachQueue => {
                 (0..several).map(Some).collect()
             }
             _ => vec![None],
         };
-        let sockets = queues
+        let sockets = filters
             .into_iter()
             .map(|queue| PacketSocket::open(namespace, &tap.interface, queue));
         Ok(TapCard {
@@ -187,7 +208,9 @@ fn open(
                     source,
                 })?,
             queues: tap.queues,
+            interface: tap.interface,
         })
     });
-    open.collect::<Result<_, _>>().map(Some)
+    let cards = open.collect::<Result<_, NetworkError>>()?;
+    Ok(Some(OpenedNetworks { cards, without }))
 }

@@ -68,11 +68,12 @@ pub struct Datagrams {
 }
 
 impl fmt::Debug for Datagrams {
-    /// Without the time of each of a thousand answers.
+    /// Without the time of each of a thousand answers, and with a few datagrams of thousands.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Datagrams")
             .field("sent", &self.sent)
-            .field("lost", &self.lost)
+            .field("lost", &self.lost.len())
+            .field("first_lost", &self.lost.iter().take(10).collect::<Vec<_>>())
             .field("repeated", &self.repeated)
             .field("answers", &self.answered.len())
             .finish_non_exhaustive()

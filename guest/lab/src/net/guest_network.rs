@@ -1,29 +1,55 @@
-//! A network with a guest, and a client that connects to the guest.
+//! Networks with a guest, and a client in each that connects to the guest.
 
 use super::namespace::Namespace;
 use crate::{LabError, Nic};
 
-const BRIDGE: &str = "br0";
-const TAP: &str = "tap0";
-const UPLINK: &str = "up0";
+/// A switch with a client, and the devices of each host that connect to it.
+#[derive(Debug)]
+struct Segment {
+    bridge: &'static str,
+    tap: &'static str,
+    uplink: &'static str,
+    /// The first three bytes of each address.
+    subnet: &'static str,
+    mac: &'static str,
+}
 
-/// A client with a switch, and two hosts connected to it, each with a bridge and a tap device.
+const SEGMENTS: [Segment; 2] = [
+    Segment {
+        bridge: "br0",
+        tap: "tap0",
+        uplink: "up0",
+        subnet: "10.88.0",
+        mac: "52:54:00:12:34:56",
+    },
+    Segment {
+        bridge: "br1",
+        tap: "storage",
+        uplink: "up1",
+        subnet: "10.89.0",
+        mac: "52:54:00:12:34:57",
+    },
+];
+
+/// A client with a switch, and two hosts connected to it, each with a bridge and a tap device; or two
+/// such clients with separate switches, and both hosts connected to each.
 ///
 /// The guest's card is on its host's tap. When the guest moves, its address moves to the other
 /// host's tap, and the switch learns that from the guest's announcement, as in a real rack. The
 /// hosts reach each other through the switch as well.
 #[derive(Debug)]
 pub struct GuestNetwork {
-    client: Namespace,
+    clients: Vec<Namespace>,
     source: Namespace,
     destination: Namespace,
+    queues: u32,
 }
 
 impl GuestNetwork {
-    /// The client's address.
-    const CLIENT: &str = "10.88.0.1";
     /// The guest's address, on either host.
     pub const GUEST: &str = "10.88.0.2";
+    /// The address of the guest's second card.
+    pub const SECOND_GUEST: &str = "10.89.0.2";
     /// The source host's address.
     pub const SOURCE: &str = "10.88.0.11";
     /// The destination host's address.
@@ -34,30 +60,59 @@ impl GuestNetwork {
     /// # Errors
     /// When the kernel does not allow or support it.
     pub fn new() -> Result<Self, LabError> {
+        Self::with(1, 1)
+    }
+
+    /// As [`new`](Self::new), with so many queues for the guest's card.
+    ///
+    /// # Errors
+    /// When the kernel does not allow or support it.
+    pub fn with_queues(queues: u32) -> Result<Self, LabError> {
+        Self::with(1, queues)
+    }
+
+    /// Creates two clients, each with its own switch, and both hosts. The guest has two cards.
+    ///
+    /// # Errors
+    /// When the kernel does not allow or support it.
+    pub fn two() -> Result<Self, LabError> {
+        Self::with(2, 1)
+    }
+
+    fn with(segments: usize, queues: u32) -> Result<Self, LabError> {
+        let client = |number: usize| Namespace::new(&format!("client{number}"));
         let network = Self {
-            client: Namespace::new("client")?,
+            clients: (0..segments).map(client).collect::<Result<_, _>>()?,
             source: Namespace::new("source")?,
             destination: Namespace::new("destination")?,
+            queues,
         };
-        network
-            .client
-            .bridge(BRIDGE, &format!("{}/24", Self::CLIENT))?;
-        for (host, address, port) in [
-            (&network.source, Self::SOURCE, "port-source"),
-            (&network.destination, Self::DESTINATION, "port-dest"),
-        ] {
-            host.bridge(BRIDGE, &format!("{address}/24"))?;
-            network.client.join(port, host, UPLINK)?;
-            network.client.plug(port, BRIDGE)?;
-            host.plug(UPLINK, BRIDGE)?;
-            host.tap(TAP, BRIDGE)?;
+        let hosts = [
+            (&network.source, 11, "port-source"),
+            (&network.destination, 12, "port-dest"),
+        ];
+        for (segment, client) in SEGMENTS.iter().zip(&network.clients) {
+            let address = |last: u8| format!("{}.{last}/24", segment.subnet);
+            client.bridge(segment.bridge, &address(1))?;
+            for (host, last, port) in hosts {
+                host.bridge(segment.bridge, &address(last))?;
+                client.join(port, host, segment.uplink)?;
+                client.plug(port, segment.bridge)?;
+                host.plug(segment.uplink, segment.bridge)?;
+                host.tap(segment.tap, segment.bridge, queues > 1)?;
+            }
         }
         Ok(network)
     }
 
-    /// The client's namespace.
+    /// The client's namespace; the first one's.
     pub fn client(&self) -> &Namespace {
-        &self.client
+        &self.clients[0]
+    }
+
+    /// The clients' namespaces.
+    pub fn clients(&self) -> &[Namespace] {
+        &self.clients
     }
 
     /// The host that the guest starts on.
@@ -70,12 +125,23 @@ impl GuestNetwork {
         &self.destination
     }
 
-    /// The guest's network card; the same on both hosts.
+    /// The guest's network card, the first one; the same on both hosts.
     pub fn nic(&self) -> Nic {
+        self.nic_on(&SEGMENTS[0])
+    }
+
+    /// The guest's network cards; the same on both hosts.
+    pub fn nics(&self) -> impl Iterator<Item = Nic> {
+        let segments = SEGMENTS.iter().take(self.clients.len());
+        segments.map(|segment| self.nic_on(segment))
+    }
+
+    fn nic_on(&self, segment: &Segment) -> Nic {
         Nic {
-            tap: TAP.to_owned(),
-            mac: "52:54:00:12:34:56".to_owned(),
-            address: format!("{}/24", Self::GUEST),
+            tap: segment.tap.to_owned(),
+            mac: segment.mac.to_owned(),
+            address: format!("{}.2/24", segment.subnet),
+            queues: self.queues,
         }
     }
 }

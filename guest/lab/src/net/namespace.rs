@@ -15,6 +15,9 @@ pub(crate) const NAMESPACES: &str = "/run/netns";
 /// Prefix of the names, before the process id of the creator.
 pub(crate) const NAMESPACE_PREFIX: &str = "hk-";
 
+/// Frames in each queue of a tap device; the default is 1,000.
+const TAP_QUEUE: &str = "10000";
+
 /// A network namespace with its loopback device up. Cheap to clone; removed with the last clone.
 #[derive(Clone, Debug)]
 pub struct Namespace(Arc<Named>);
@@ -152,9 +155,20 @@ impl Namespace {
             .map(drop)
     }
 
-    /// Adds a tap device, up, on a bridge.
-    pub(crate) fn tap(&self, device: &str, bridge: &str) -> Result<(), LabError> {
-        self.ip(&["tuntap", "add", "dev", device, "mode", "tap"])?;
+    /// Adds a tap device, up, on a bridge. QEMU opens it with one queue, or with several. Each has
+    /// room for many frames, because a guest on a busy host may stop reading for seconds.
+    pub(crate) fn tap(
+        &self,
+        device: &str,
+        bridge: &str,
+        several_queues: bool,
+    ) -> Result<(), LabError> {
+        let mut add = vec!["tuntap", "add", "dev", device, "mode", "tap"];
+        if several_queues {
+            add.push("multi_queue");
+        }
+        self.ip(&add)?;
+        self.ip(&["link", "set", "dev", device, "txqueuelen", TAP_QUEUE])?;
         self.plug(device, bridge)?;
         self.ip(&["link", "set", device, "up"]).map(drop)
     }

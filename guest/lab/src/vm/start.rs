@@ -2,7 +2,7 @@
 
 use super::{POLL, Vm, stderr_tail};
 use crate::ram::PreparedRam;
-use crate::{Lab, LabError, Qmp, VmConfig, initramfs, kernel, spawn};
+use crate::{Lab, LabError, Nic, Qmp, VmConfig, initramfs, kernel, spawn};
 use std::fs::File;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -78,16 +78,8 @@ impl VmConfig {
                 &format!("socket,id=console,path={}", at("console").display()),
             ])
             .args(["-serial", "chardev:console"]);
-        if let Some(nic) = &self.nic {
-            command
-                .args([
-                    "-netdev",
-                    &format!("tap,id=net0,ifname={},script=no,downscript=no", nic.tap),
-                ])
-                .args([
-                    "-device",
-                    &format!("virtio-net-pci,netdev=net0,mac={},romfile=", nic.mac),
-                ]);
+        for (number, nic) in self.nics.iter().enumerate() {
+            command.args(nic.arguments(number));
         }
         for (number, disk) in self.disks.iter().enumerate() {
             command.args(disk.arguments(number));
@@ -191,11 +183,33 @@ impl VmConfig {
 
     fn kernel_command_line(&self) -> String {
         let mut line = format!("{KERNEL_ARGUMENTS} {}", self.workload.command_line());
-        if let Some(nic) = &self.nic {
+        let addresses: Vec<_> = self.nics.iter().map(|nic| nic.address.as_str()).collect();
+        if !addresses.is_empty() {
             line.push_str(" hk.net=");
-            line.push_str(&nic.address);
+            line.push_str(&addresses.join(","));
         }
         line
+    }
+}
+
+impl Nic {
+    /// QEMU's arguments for the card with this number.
+    fn arguments(&self, number: usize) -> Vec<String> {
+        let mut backend = format!(
+            "tap,id=net{number},ifname={},script=no,downscript=no",
+            self.tap
+        );
+        let mut card = format!(
+            "virtio-net-pci,netdev=net{number},mac={},romfile=",
+            self.mac
+        );
+        if self.queues > 1 {
+            backend.push_str(&format!(",queues={}", self.queues));
+            card.push_str(",mq=on");
+        }
+        ["-netdev", &backend, "-device", &card]
+            .map(str::to_owned)
+            .to_vec()
     }
 }
 
