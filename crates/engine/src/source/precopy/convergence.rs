@@ -12,10 +12,10 @@ const SWITCHOVER_COST: Duration = Duration::from_millis(20);
 /// they are at most this fraction of those of the round before, …
 const SHRINKING: f64 = 0.5;
 
-/// … and sending them takes longer than this. So the guest is paused for a small
-/// part of the allowed downtime, and the additional rounds take at most twice that
-/// downtime in total.
-const NEGLIGIBLE_DOWNTIME: Duration = Duration::from_millis(10);
+/// … and sending them takes longer than this, which is less than QEMU's share of the
+/// downtime. So the guest is paused for a small part of the allowed downtime, and
+/// the additional rounds take at most twice that downtime in total.
+const NEGLIGIBLE_DOWNTIME: Duration = Duration::from_millis(2);
 
 /// How pre-copy ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
