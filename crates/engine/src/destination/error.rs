@@ -40,6 +40,16 @@ pub struct ReceiveError {
     pub outcome: Outcome,
 }
 
+impl ReceiveError {
+    /// The guest is at the source.
+    pub(crate) fn at_source(cause: DestinationFailure) -> Self {
+        Self {
+            cause,
+            outcome: Outcome::AtSource,
+        }
+    }
+}
+
 impl fmt::Display for ReceiveError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.cause.fmt(f)
@@ -137,6 +147,11 @@ pub enum DestinationFailure {
 }
 
 impl DestinationFailure {
+    /// The listener has failed.
+    pub(crate) fn listener_failed() -> Self {
+        Self::Listen(io::Error::other("the listening socket failed"))
+    }
+
     /// Adds to a link's failure what was being done; a stopped link is a cancellation.
     pub(crate) fn link(doing: &'static str) -> impl FnOnce(LinkError) -> Self {
         move |cause| match cause {

@@ -1,7 +1,7 @@
 //! The threads that receive pages, one for each link.
 
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use hikkoshi_wire::{Frame, MAX_PAGES_PER_FRAME};
 
 use crate::destination::error::DestinationFailure;
 use crate::destination::options::DestinationOptions;
-use crate::destination::postcopy::installer::{Installer, Recorder};
+use crate::destination::page_sink::PageSink;
+use crate::destination::postcopy::installer::Recorder;
 use crate::destination::session::{Ends, Event};
 use crate::panic_notifier::PanicNotifier;
-use crate::report::{Counters, Observer, RequestLatencies, SwitchoverSteps, Tracker};
+use crate::report::Counters;
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter};
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_linux::{Priority, PriorityClass};
-use hikkoshi_memory::RamWriter;
 
 /// The source receives an acknowledgement at least this often, so that a window of twice as many
 /// bytes keeps the link busy.
@@ -26,62 +26,6 @@ const ACK_EVERY: u64 = 32 << 10;
 /// The largest frame's content. A small constant: no truncation.
 #[allow(clippy::cast_possible_truncation)]
 const FRAME_BYTES: usize = MAX_PAGES_PER_FRAME as usize * PAGE_SIZE;
-
-/// Where received pages go: into guest memory, and from the switchover on through the installer.
-#[derive(Debug)]
-pub(crate) struct PageSink {
-    /// `None` when all pages go through the installer.
-    pub(crate) memory: Option<RamWriter>,
-    pub(crate) installer: OnceLock<Arc<Installer>>,
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) tracker: Arc<Tracker>,
-    /// One for each receiver.
-    pub(crate) recorders: Mutex<Vec<Arc<Recorder>>>,
-    /// The steps of the switchover so far.
-    pub(crate) steps: SwitchoverSteps,
-}
-
-impl PageSink {
-    /// Pages go to `memory` until there is an installer.
-    pub(crate) fn new(memory: Option<RamWriter>) -> Arc<Self> {
-        Arc::new(Self {
-            memory,
-            installer: OnceLock::new(),
-            counters: Arc::default(),
-            tracker: Arc::default(),
-            recorders: Mutex::default(),
-            steps: SwitchoverSteps::default(),
-        })
-    }
-
-    /// All receivers' records, merged.
-    pub(crate) fn latencies(&self) -> RequestLatencies {
-        let mut all = RequestLatencies::default();
-        if let Ok(recorders) = self.recorders.lock() {
-            for recorder in recorders.iter() {
-                if let Ok(latencies) = recorder.lock() {
-                    all.merge(&latencies);
-                }
-            }
-        }
-        all
-    }
-
-    /// Reports to `observer` how many bytes have arrived.
-    pub(crate) fn report_progress(&self, observer: &dyn Observer) {
-        let bytes = self.counters.bytes();
-        let sum = bytes.precopy + bytes.urgent + bytes.background;
-        self.tracker.report(observer, sum);
-    }
-
-    fn recorder(&self) -> Arc<Recorder> {
-        let recorder = Arc::<Recorder>::default();
-        if let Ok(mut recorders) = self.recorders.lock() {
-            recorders.push(Arc::clone(&recorder));
-        }
-        recorder
-    }
-}
 
 /// Which link a receiver serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

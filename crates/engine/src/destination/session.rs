@@ -10,7 +10,6 @@ use hikkoshi_wire::{Limits, MigrationId, Role, ToDestination, ToSource};
 
 use crate::control_link::{QUEUED_EVENTS, start_reader};
 use crate::destination::error::DestinationFailure;
-use crate::destination::listener_failed;
 use hikkoshi_link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, TICK, split};
 use hikkoshi_linux::Cancel;
 
@@ -171,7 +170,9 @@ impl Session {
             let link = match incoming.recv_timeout(TICK) {
                 Ok(link) => link,
                 Err(RecvTimeoutError::Timeout) => continue,
-                Err(RecvTimeoutError::Disconnected) => return Err(listener_failed()),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(DestinationFailure::listener_failed());
+                }
             };
             if link.id != id {
                 // It was accepted before this migration began.

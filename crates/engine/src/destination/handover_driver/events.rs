@@ -11,7 +11,6 @@ use crate::destination::error::DestinationFailure;
 use crate::destination::handover_driver::HandoverDriver;
 use crate::destination::handover_driver::links::LinkState;
 use crate::destination::last_message::REASON_TIMEOUT;
-use crate::destination::listener_failed;
 use crate::destination::session::{Event, LISTENING};
 use crate::guest::DestinationGuest;
 use crate::source::SOURCE_ENDED;
@@ -95,7 +94,9 @@ impl HandoverDriver<'_> {
                 match self.incoming.recv_timeout(wait) {
                     Ok(link) => self.accept_connection(link),
                     Err(RecvTimeoutError::Timeout) => Observation::Nothing,
-                    Err(RecvTimeoutError::Disconnected) => Observation::Stop(listener_failed()),
+                    Err(RecvTimeoutError::Disconnected) => {
+                        Observation::Stop(DestinationFailure::listener_failed())
+                    }
                 }
             }
         }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::destination::ReceiveWatch;
 use crate::destination::error::{DestinationFailure, ReceiveError};
+use crate::destination::watch::ReceiveWatch;
 use crate::guest::DestinationGuest;
 use error_reporter::Report;
 use hikkoshi_handover::Outcome;

@@ -5,6 +5,7 @@
 //! guest is left alone: it runs with the pages that are here, and threads that need another page
 //! wait. The source's next connection (`reconnect.rs`) starts with what is missing.
 
+pub(crate) mod account;
 mod adopt;
 mod events;
 mod finish;
@@ -31,10 +32,11 @@ use crate::destination::handover_driver::events::Observation;
 use crate::destination::handover_driver::links::{LinkState, LostLinks};
 use crate::destination::handover_driver::reconnect::ReconnectedSource;
 use crate::destination::handover_driver::resume_guest::NotResumed;
+use crate::destination::options::DestinationOptions;
+use crate::destination::page_sink::PageSink;
 use crate::destination::postcopy::ActivePostcopy;
-use crate::destination::receiver::PageSink;
 use crate::destination::session::Event;
-use crate::destination::{DestinationOptions, ReceiveWatch};
+use crate::destination::watch::ReceiveWatch;
 use crate::frames::FramesAccount;
 use crate::guest::DestinationGuest;
 use crate::report::Requests;

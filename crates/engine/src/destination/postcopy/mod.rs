@@ -1,5 +1,6 @@
 //! Post-copy at the destination: faults are handled as long as pages are missing.
 
+mod drop_unexpected;
 pub(crate) mod fault_counters;
 pub(crate) mod fault_requests;
 pub(crate) mod fault_thread;
@@ -17,12 +18,11 @@ use std::thread::JoinHandle;
 
 use crate::destination::error::DestinationFailure;
 use crate::destination::options::DestinationOptions;
+use crate::destination::page_sink::PageSink;
 use crate::destination::postcopy::fault_counters::{FaultCounters, FaultCounts, ThreadNames};
 use crate::destination::postcopy::installer::Installer;
 use crate::destination::postcopy::request_sender::RequestSender;
-use crate::destination::receiver::PageSink;
 use crate::destination::session::Event;
-use crate::destination::switchover::drop_present;
 use crate::guest::DestinationGuest;
 use crate::report::{Phase, Requests};
 use error_reporter::Report;
@@ -80,7 +80,7 @@ impl ActivePostcopy {
         if let Some(memory) = &sink.memory {
             // From now on no thread of the guest's process can fill a page unnoticed. Pages that
             // were filled before are dropped.
-            drop_present::drop_owed(memory, &installer)?;
+            drop_unexpected::drop_unexpected(memory, &installer)?;
         }
         let threads = &mut postcopy.threads;
         for thread in fault_thread::start(

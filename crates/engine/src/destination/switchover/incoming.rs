@@ -6,32 +6,33 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::thread::JoinHandle;
+use std::time::Instant;
 
 use error_reporter::Report;
 use hikkoshi_wire::{Capabilities, DeviceStateDigest, ToDestination, ToSource};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::destination::frames::FrameReceiver;
+use crate::destination::handover_driver::account::finish_handover;
 use crate::destination::handover_driver::links::{ActiveLinks, LinkState};
 use crate::destination::handover_driver::{HandoverDriver, HandoverStart};
 use crate::destination::last_message::last_message;
-use crate::destination::postcopy::huge::collapse;
+use crate::destination::options::DestinationOptions;
+use crate::destination::page_sink::PageSink;
 use crate::destination::postcopy::installer::Installer;
 use crate::destination::postcopy::{ActivePostcopy, PreparedPostcopy};
 use crate::destination::receiver;
-use crate::destination::receiver::PageSink;
 use crate::destination::session::{Channel, Event, Session};
 use crate::destination::switchover::offer::AcceptedOffer;
-use crate::destination::{DestinationOptions, ReceiveWatch};
+use crate::destination::switchover::silence_timer::SilenceTimer;
+use crate::destination::watch::ReceiveWatch;
 use crate::frames::FrameDelivery;
 use crate::guest::DestinationGuest;
-use crate::report::{Account, Counters, GuestState, Phase};
-use hikkoshi_handover::Outcome;
+use crate::report::{Account, Counters, Phase};
 use hikkoshi_handover::RecordedDestination;
 use hikkoshi_handover::{DestinationEvent, DestinationRecord, DestinationStage};
-use hikkoshi_link::{Incoming, LinkError};
+use hikkoshi_link::Incoming;
 use hikkoshi_memory::GuestRam;
 
 /// Receives the offered guest.
@@ -98,91 +99,6 @@ pub(crate) fn run(
     finish_handover(driver, guest, begun, DestinationEvent::DeviceStateLoaded)
 }
 
-/// Resumes a migration that another engine began.
-pub(crate) fn resume(
-    guest: &mut dyn DestinationGuest,
-    record: DestinationRecord,
-    incoming: &Receiver<Incoming>,
-    options: &DestinationOptions,
-    watch: &ReceiveWatch,
-) -> Result<Account, ReceiveError> {
-    let begun = Instant::now();
-    let stage = record.stage;
-    let fail = |cause| ReceiveError {
-        cause,
-        outcome: match stage {
-            DestinationStage::Ready => Outcome::Paused,
-            DestinationStage::Running | DestinationStage::Complete => Outcome::AtDestination,
-            DestinationStage::Receiving | DestinationStage::Declined => Outcome::AtSource,
-        },
-    };
-    let ram = guest.ram();
-    let postcopy = record.postcopy;
-    let start = HandoverStart {
-        machine: RecordedDestination::new(record, Arc::clone(&watch.journal)),
-        // Its next connection says what it supports.
-        capabilities: Capabilities::NONE,
-        ram,
-        sink: PageSink::new(None),
-        postcopy: None,
-        links: LinkState::Down(Channel::new()),
-        source_paused: None,
-        frames: None,
-    };
-    let mut driver = HandoverDriver::new(start, watch, options, incoming);
-    let lives = matches!(stage, DestinationStage::Ready | DestinationStage::Running);
-    if lives && guest.has_ended() {
-        return finish_handover(driver, guest, begun, DestinationEvent::GuestFailed);
-    }
-    if lives && postcopy {
-        driver.adopt_userfault(guest).map_err(fail)?;
-    }
-    if stage == DestinationStage::Complete {
-        // No fault needs an answer any more: pages that are absent hold zeros. The source may
-        // connect much later, or never.
-        driver.release_guest(guest);
-    }
-    finish_handover(driver, guest, begun, DestinationEvent::Restarted)
-}
-
-/// From *ready* on, or from where another engine was.
-fn finish_handover(
-    driver: HandoverDriver<'_>,
-    guest: &mut dyn DestinationGuest,
-    begun: Instant,
-    first: DestinationEvent,
-) -> Result<Account, ReceiveError> {
-    let (watch, options, sink) = (driver.watch, driver.options, Arc::clone(&driver.sink));
-    let (mode, postcopy) = (
-        driver.machine.record().mode,
-        driver.machine.record().postcopy,
-    );
-    let running = driver.machine.record().running;
-    let pages = driver.ram.layout().pages();
-    let result = driver.run(guest, first)?;
-    let total = begun.elapsed();
-    let collapse = options
-        .collapse
-        .filter(|_| !result.shut_down)
-        .map(|rate| collapse::run(guest, rate, options.priority, watch));
-    Ok(Account {
-        mode,
-        guest_state: GuestState::new(running, result.shut_down),
-        total_ms: total.as_secs_f64() * 1e3,
-        downtime_ms: result.downtime.as_secs_f64() * 1e3,
-        switchover: sink.steps.all(),
-        rounds: 0,
-        postcopy,
-        pages: sink.counters.pages(pages),
-        bytes: sink.counters.bytes(),
-        drains: None,
-        frames: result.frames,
-        requests: result.requests,
-        collapse,
-        source_private_bytes: None,
-    })
-}
-
 /// What the source sends when its guest is paused and everything but the *commit* has been sent.
 #[derive(Debug)]
 pub(crate) struct SwitchRequest {
@@ -202,12 +118,12 @@ pub(crate) struct IncomingMigration<'a> {
     /// The background links' receivers.
     pub(crate) receivers: Vec<JoinHandle<()>>,
     /// What post-copy needs, until it begins.
-    prepared: Option<PreparedPostcopy>,
+    pub(super) prepared: Option<PreparedPostcopy>,
     /// What runs during post-copy.
     pub(crate) postcopy: Option<ActivePostcopy>,
     /// What delivers frames that arrived for the guest at the source.
     frames: Option<FrameReceiver>,
-    silence: SilenceTimer,
+    pub(super) silence: SilenceTimer,
 }
 
 impl<'a> IncomingMigration<'a> {
@@ -399,138 +315,12 @@ impl<'a> IncomingMigration<'a> {
         }
     }
 
-    /// Drops pages that the guest has overwritten at the source since they were sent; they are sent
-    /// again after the switchover.
-    fn discard(
-        &mut self,
-        guest: &dyn DestinationGuest,
-        ranges: &hikkoshi_wire::PageRanges,
-    ) -> Result<(), DestinationFailure> {
-        let doing = "dropping stale pages";
-        let Some(prepared) = &self.prepared else {
-            return Err(DestinationFailure::unexpected(doing, ranges));
-        };
-        let ram = guest.ram();
-        let limits = self.session.limits();
-        let ranges = ranges
-            .within(&limits)
-            .map_err(|error| DestinationFailure::unexpected(doing, &error.to_string()))?;
-        for &range in ranges {
-            // The source knows the host page sizes; a hole in half a huge page would drop nothing.
-            if ram.layout().round_out(range) != range {
-                return Err(DestinationFailure::unexpected(doing, &range));
-            }
-        }
-        if let Some(memory) = &self.sink.memory {
-            memory.drop_stale(ranges)?;
-        }
-        for &range in ranges {
-            prepared.installer.missing.add(range);
-        }
-        Ok(())
-    }
-
-    /// Loads the device state. Loading touches memory, and so waits for pages that never arrive if
-    /// a link fails meanwhile: this thread watches the links.
-    fn load(
-        &mut self,
-        guest: &mut dyn DestinationGuest,
-        state: Vec<u8>,
-    ) -> Result<(), DestinationFailure> {
-        let returned = self.session.events();
-        thread::scope(|scope| {
-            let loader = thread::Builder::new()
-                .name("dst-load".into())
-                .spawn_scoped(scope, || {
-                    let loaded = guest.load_device_state(state);
-                    // If the queue is full, the main thread is awake.
-                    let _ = returned.try_send(Event::GuestCallReturned);
-                    loaded
-                })
-                .map_err(DestinationFailure::Thread)?;
-            let mut failure = None;
-            while !loader.is_finished() {
-                if failure.is_none() {
-                    failure = self.watch_load().err();
-                    if failure.is_some() {
-                        // The guest will not run here. Releasing its memory lets every waiting
-                        // thread continue, the loading thread included.
-                        self.release_memory();
-                    }
-                } else {
-                    thread::sleep(hikkoshi_link::TICK);
-                }
-            }
-            let loaded = loader.join().map_err(|_| {
-                DestinationFailure::DeviceState("the loading thread panicked".into())
-            })?;
-            match failure {
-                Some(failure) => Err(failure),
-                None => Ok(loaded?),
-            }
-        })
-    }
-
-    /// Handles one event while the device state is loaded.
-    fn watch_load(&mut self) -> Result<(), DestinationFailure> {
-        self.check()?;
-        match self.session.next_within(Duration::from_millis(1)) {
-            None | Some(Event::AllReceived | Event::GuestCallReturned) => {
-                self.silence.check(&self.sink, "loading the device state")
-            }
-            Some(Event::Failed(failure)) => Err(failure),
-            Some(Event::Message(ToDestination::Cancel { reason })) => {
-                Err(DestinationFailure::CancelledBySource(reason))
-            }
-            Some(other) => Err(DestinationFailure::unexpected(
-                "loading the device state",
-                &other,
-            )),
-        }
-    }
-
     pub(crate) fn check(&self) -> Result<(), DestinationFailure> {
         if self.watch.cancel.is_cancelled() {
             Err(DestinationFailure::Cancelled)
         } else {
             Ok(())
         }
-    }
-}
-
-/// How long the source has been silent. Before *ready* the destination owes it nothing, and gives
-/// up after a time limit.
-#[derive(Debug)]
-struct SilenceTimer {
-    limit: Duration,
-    at: Instant,
-    received: u64,
-}
-
-impl SilenceTimer {
-    fn new(limit: Duration) -> Self {
-        Self {
-            limit,
-            at: Instant::now(),
-            received: 0,
-        }
-    }
-
-    fn reset(&mut self) {
-        self.at = Instant::now();
-    }
-
-    /// Also counts what has arrived on the other links.
-    fn check(&mut self, sink: &PageSink, doing: &'static str) -> Result<(), DestinationFailure> {
-        let received = sink.counters.received();
-        if received != self.received {
-            self.received = received;
-            self.reset();
-        }
-        if self.at.elapsed() > self.limit {
-            return Err(DestinationFailure::link(doing)(LinkError::TooSlow));
-        }
-        Ok(())
     }
 }
 
@@ -543,8 +333,5 @@ fn give_back(guest: &mut dyn DestinationGuest, cause: DestinationFailure) -> Rec
     if let Err(error) = guest.release() {
         tracing::warn!(error = %Report::new(&error), "giving the machine back");
     }
-    ReceiveError {
-        cause,
-        outcome: Outcome::AtSource,
-    }
+    ReceiveError::at_source(cause)
 }

@@ -1,7 +1,9 @@
 //! An incoming migration up to the switchover: the offer, pre-copied pages, stale pages dropped.
 
 mod abort;
-pub(crate) mod drop_present;
 pub(crate) mod incoming;
+mod load;
 pub(crate) mod offer;
 pub(crate) mod processors;
+mod silence_timer;
+mod stale_pages;

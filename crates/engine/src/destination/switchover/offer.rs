@@ -10,11 +10,11 @@ use hikkoshi_wire::{
     Mismatch, Mode, Processors, ToDestination, ToSource,
 };
 
-use crate::destination::ReceiveWatch;
 use crate::destination::error::DestinationFailure;
 use crate::destination::options::DestinationOptions;
 use crate::destination::postcopy::huge::staging::Size;
 use crate::destination::switchover::processors;
+use crate::destination::watch::ReceiveWatch;
 use crate::guest::DestinationGuest;
 use crate::obstacle::DestinationObstacle;
 use crate::source::SourceOptions;

@@ -13,7 +13,7 @@ use error_reporter::Report;
 use hikkoshi_linux::{COLLAPSE_BYTES, CollapseError, HostAddr, HostRange, Process};
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
 
-use crate::destination::ReceiveWatch;
+use crate::destination::watch::ReceiveWatch;
 use crate::guest::DestinationGuest;
 use crate::report::{CollapseAccount, CollapseFailures};
 use hikkoshi_link::{Pace, TICK};

@@ -1,0 +1,64 @@
+//! Where received pages go.
+
+use std::sync::{Arc, Mutex, OnceLock};
+
+use crate::destination::postcopy::installer::{Installer, Recorder};
+use crate::report::{Counters, Observer, RequestLatencies, SwitchoverSteps, Tracker};
+use hikkoshi_memory::RamWriter;
+
+/// Where received pages go: into guest memory, and from the switchover on through the installer.
+#[derive(Debug)]
+pub(crate) struct PageSink {
+    /// `None` when all pages go through the installer.
+    pub(crate) memory: Option<RamWriter>,
+    pub(crate) installer: OnceLock<Arc<Installer>>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) tracker: Arc<Tracker>,
+    /// One for each receiver.
+    pub(crate) recorders: Mutex<Vec<Arc<Recorder>>>,
+    /// The steps of the switchover so far.
+    pub(crate) steps: SwitchoverSteps,
+}
+
+impl PageSink {
+    /// Pages go to `memory` until there is an installer.
+    pub(crate) fn new(memory: Option<RamWriter>) -> Arc<Self> {
+        Arc::new(Self {
+            memory,
+            installer: OnceLock::new(),
+            counters: Arc::default(),
+            tracker: Arc::default(),
+            recorders: Mutex::default(),
+            steps: SwitchoverSteps::default(),
+        })
+    }
+
+    /// All receivers' records, merged.
+    pub(crate) fn latencies(&self) -> RequestLatencies {
+        let mut all = RequestLatencies::default();
+        if let Ok(recorders) = self.recorders.lock() {
+            for recorder in recorders.iter() {
+                if let Ok(latencies) = recorder.lock() {
+                    all.merge(&latencies);
+                }
+            }
+        }
+        all
+    }
+
+    /// Reports to `observer` how many bytes have arrived.
+    pub(crate) fn report_progress(&self, observer: &dyn Observer) {
+        let bytes = self.counters.bytes();
+        let sum = bytes.precopy + bytes.urgent + bytes.background;
+        self.tracker.report(observer, sum);
+    }
+
+    /// A record for one more receiver.
+    pub(crate) fn recorder(&self) -> Arc<Recorder> {
+        let recorder = Arc::<Recorder>::default();
+        if let Ok(mut recorders) = self.recorders.lock() {
+            recorders.push(Arc::clone(&recorder));
+        }
+        recorder
+    }
+}

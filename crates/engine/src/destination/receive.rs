@@ -1,0 +1,165 @@
+//! The entries of the destination: accepts connections, and waits for a source.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::thread;
+
+use hikkoshi_wire::{MAX_LINKS, Role};
+
+use crate::destination::error::{DestinationFailure, ReceiveError};
+use crate::destination::options::DestinationOptions;
+use crate::destination::switchover::offer::NoGuest;
+use crate::destination::watch::ReceiveWatch;
+use crate::destination::{resume_migration, switchover};
+use crate::guest::DestinationGuest;
+use crate::report::Account;
+use hikkoshi_handover::DestinationRecord;
+use hikkoshi_link::{Incoming, Listener, TICK};
+use hikkoshi_linux::Cancel;
+
+/// Accepted links that may wait in the queue: all links of one migration (background, urgent) can
+/// arrive before the first is handled, and the control link of the next migration.
+const LINKS: usize = MAX_LINKS as usize + 2;
+
+/// Waits at `listener` for a source and takes its guest into `guest`.
+///
+/// A source whose guest does not fit is refused, and the wait continues. Returns when the guest
+/// runs here and every page is here.
+///
+/// # Errors
+/// [`ReceiveError`] says what went wrong and where the guest is now, as far as this side knows.
+pub fn receive(
+    guest: &mut dyn DestinationGuest,
+    listener: &Listener,
+    options: &DestinationOptions,
+    watch: &ReceiveWatch,
+) -> Result<Account, ReceiveError> {
+    listener.set_migration(None);
+    listening(listener, |acceptor| accept(guest, acceptor, options, watch))
+}
+
+/// Resumes a migration that another engine has begun and recorded, when its source connects at
+/// `listener`.
+///
+/// If the guest was handed over, it runs meanwhile; its faults are answered when the source has
+/// connected.
+///
+/// # Errors
+/// As [`receive`].
+pub fn resume_receive(
+    guest: &mut dyn DestinationGuest,
+    record: DestinationRecord,
+    listener: &Listener,
+    options: &DestinationOptions,
+    watch: &ReceiveWatch,
+) -> Result<Account, ReceiveError> {
+    listener.set_migration(Some(record.id));
+    listening(listener, |acceptor| {
+        resume_migration::resume(guest, record, acceptor.incoming, options, watch)
+    })
+}
+
+/// Accepts connections while `lead` runs.
+fn listening(
+    listener: &Listener,
+    lead: impl FnOnce(&mut Acceptor<'_>) -> Result<Account, ReceiveError>,
+) -> Result<Account, ReceiveError> {
+    let stop = Cancel::new();
+    let (sender, incoming) = sync_channel(LINKS);
+    thread::scope(|scope| {
+        // Also when this thread panics: the scope waits for the other thread.
+        let _stop = CancelOnDrop(&stop);
+        let spawned = thread::Builder::new()
+            .name("dst-accept".into())
+            // The sender moves into the thread, so that its end is noticed.
+            .spawn_scoped(scope, {
+                let stop = &stop;
+                move || listener.serve(&sender, stop)
+            });
+        match spawned {
+            Ok(_) => {
+                let mut acceptor = Acceptor {
+                    listener,
+                    incoming: &incoming,
+                };
+                lead(&mut acceptor)
+            }
+            Err(error) => Err(ReceiveError::at_source(DestinationFailure::Thread(error))),
+        }
+    })
+}
+
+/// Sets the flag when it is dropped.
+struct CancelOnDrop<'a>(&'a Cancel);
+
+impl Drop for CancelOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+/// Where connections are accepted.
+struct Acceptor<'a> {
+    listener: &'a Listener,
+    incoming: &'a Receiver<Incoming>,
+}
+
+/// Waits for sources until a guest was received, or its migration failed.
+fn accept(
+    guest: &mut dyn DestinationGuest,
+    acceptor: &mut Acceptor<'_>,
+    options: &DestinationOptions,
+    watch: &ReceiveWatch,
+) -> Result<Account, ReceiveError> {
+    loop {
+        if watch.cancel.is_cancelled() {
+            return Err(ReceiveError::at_source(DestinationFailure::Cancelled));
+        }
+        if let Some(over) = acceptor.listener.wait_ended() {
+            return Err(ReceiveError::at_source(DestinationFailure::NoSource(over)));
+        }
+        let link = match acceptor.incoming.recv_timeout(TICK) {
+            Ok(link) => link,
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(ReceiveError::at_source(
+                    DestinationFailure::listener_failed(),
+                ));
+            }
+        };
+        if link.role != Role::Control {
+            continue; // Left over from a source that was refused.
+        }
+        acceptor.listener.accept_only_links_of(&link);
+        let peer = link.peer.clone();
+        let over = || acceptor.listener.set_migration(None);
+        match switchover::offer::hear(guest, link, options, watch, over) {
+            Ok(offered) => {
+                watch
+                    .observer
+                    .notice(&format!("a guest arrives from {peer}"));
+                return switchover::incoming::run(
+                    guest,
+                    offered,
+                    acceptor.incoming,
+                    options,
+                    watch,
+                );
+            }
+            Err(NoGuest::Compared(obstacles)) => {
+                watch.observer.notice(&match obstacles {
+                    0 => format!("{peer} asked about its guest, which can be moved here"),
+                    1 => format!("{peer} asked about its guest, which cannot be moved here: there is 1 obstacle"),
+                    n => format!("{peer} asked about its guest, which cannot be moved here: there are {n} obstacles"),
+                });
+                acceptor.listener.set_migration(None);
+            }
+            Err(NoGuest::Refused(why)) => {
+                watch
+                    .observer
+                    .notice(&format!("refused a guest from {peer}: {why}"));
+                // Also when the source was not notified.
+                acceptor.listener.set_migration(None);
+            }
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Resumes a migration that another engine began and recorded.
+
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::Instant;
+
+use hikkoshi_wire::Capabilities;
+
+use crate::destination::error::ReceiveError;
+use crate::destination::handover_driver::account::finish_handover;
+use crate::destination::handover_driver::links::LinkState;
+use crate::destination::handover_driver::{HandoverDriver, HandoverStart};
+use crate::destination::options::DestinationOptions;
+use crate::destination::page_sink::PageSink;
+use crate::destination::session::Channel;
+use crate::destination::watch::ReceiveWatch;
+use crate::guest::DestinationGuest;
+use crate::report::Account;
+use hikkoshi_handover::{
+    DestinationEvent, DestinationRecord, DestinationStage, Outcome, RecordedDestination,
+};
+use hikkoshi_link::Incoming;
+
+/// Resumes a migration that another engine began.
+pub(crate) fn resume(
+    guest: &mut dyn DestinationGuest,
+    record: DestinationRecord,
+    incoming: &Receiver<Incoming>,
+    options: &DestinationOptions,
+    watch: &ReceiveWatch,
+) -> Result<Account, ReceiveError> {
+    let begun = Instant::now();
+    let stage = record.stage;
+    let fail = |cause| ReceiveError {
+        cause,
+        outcome: match stage {
+            DestinationStage::Ready => Outcome::Paused,
+            DestinationStage::Running | DestinationStage::Complete => Outcome::AtDestination,
+            DestinationStage::Receiving | DestinationStage::Declined => Outcome::AtSource,
+        },
+    };
+    let ram = guest.ram();
+    let postcopy = record.postcopy;
+    let start = HandoverStart {
+        machine: RecordedDestination::new(record, Arc::clone(&watch.journal)),
+        // Its next connection says what it supports.
+        capabilities: Capabilities::NONE,
+        ram,
+        sink: PageSink::new(None),
+        postcopy: None,
+        links: LinkState::Down(Channel::new()),
+        source_paused: None,
+        frames: None,
+    };
+    let mut driver = HandoverDriver::new(start, watch, options, incoming);
+    let lives = matches!(stage, DestinationStage::Ready | DestinationStage::Running);
+    if lives && guest.has_ended() {
+        return finish_handover(driver, guest, begun, DestinationEvent::GuestFailed);
+    }
+    if lives && postcopy {
+        driver.adopt_userfault(guest).map_err(fail)?;
+    }
+    if stage == DestinationStage::Complete {
+        // No fault needs an answer any more: pages that are absent hold zeros. The source may
+        // connect much later, or never.
+        driver.release_guest(guest);
+    }
+    finish_handover(driver, guest, begun, DestinationEvent::Restarted)
+}

@@ -1,0 +1,40 @@
+//! Drops stale pages: those that the guest has overwritten at the source since they were sent.
+
+use hikkoshi_wire::PageRanges;
+
+use crate::destination::error::DestinationFailure;
+use crate::destination::switchover::incoming::IncomingMigration;
+use crate::guest::DestinationGuest;
+
+impl IncomingMigration<'_> {
+    /// Drops pages that the guest has overwritten at the source since they were sent; they are sent
+    /// again after the switchover.
+    pub(super) fn discard(
+        &mut self,
+        guest: &dyn DestinationGuest,
+        ranges: &PageRanges,
+    ) -> Result<(), DestinationFailure> {
+        let doing = "dropping stale pages";
+        let Some(prepared) = &self.prepared else {
+            return Err(DestinationFailure::unexpected(doing, ranges));
+        };
+        let ram = guest.ram();
+        let limits = self.session.limits();
+        let ranges = ranges
+            .within(&limits)
+            .map_err(|error| DestinationFailure::unexpected(doing, &error.to_string()))?;
+        for &range in ranges {
+            // The source knows the host page sizes; a hole in half a huge page would drop nothing.
+            if ram.layout().round_out(range) != range {
+                return Err(DestinationFailure::unexpected(doing, &range));
+            }
+        }
+        if let Some(memory) = &self.sink.memory {
+            memory.drop_stale(ranges)?;
+        }
+        for &range in ranges {
+            prepared.installer.missing.add(range);
+        }
+        Ok(())
+    }
+}
