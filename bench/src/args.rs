@@ -88,7 +88,7 @@ impl Args {
     }
 
     /// The value of `--patience`.
-    pub(crate) fn patience(&self) -> Duration {
+    pub(crate) fn idle_limit(&self) -> Duration {
         Duration::from_secs(self.patience)
     }
 

@@ -99,7 +99,7 @@ fn run_plan(args: &Args) -> Result<(), BenchError> {
 fn attempt(args: &Args, program: &std::path::Path, round: u32, case: &plan::Case) -> Run {
     let mut best: Option<Run> = None;
     for _ in 0..=args.retries {
-        meter::wait_until_idle(args.patience());
+        meter::wait_until_idle(args.idle_limit());
         let run = measure::measure(case, program, round, args);
         let failed = run.failure.is_some();
         let quieter = best.as_ref().is_none_or(|best| {

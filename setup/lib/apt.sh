@@ -30,7 +30,7 @@ APT::Install-Recommends "false";
 APT::Default-Release "";
 APT::Get::List-Cleanup "false";
 Acquire::Languages "none";
-// Whoever may run this may write here: no need to become another user for the download.
+// The user that runs this may write here: no need to become another user for the download.
 APT::Sandbox::User "";
 // Hooks of the machine are meant for the machine's state.
 #clear APT::Update::Pre-Invoke;

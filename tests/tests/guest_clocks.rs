@@ -1,6 +1,6 @@
 //! A guest's clocks continue where they were: read inside the guest before and after its moves.
 //!
-//! While a guest is paused its clocks stand still, in QEMU's own migration too (of the clocks
+//! While a guest is paused its clocks stop, in QEMU's own migration too (of the clocks
 //! tested here; an emulated guest reads no clock of the host). So between two readings a clock runs
 //! on by the time that has passed outside, at least without the downtime and at most with it.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
@@ -143,7 +143,7 @@ fn clocks_continue_after_a_move() {
         .between_namespaces(network.source(), network.destination());
     let report = guest.migrate(&plan);
     let after = Clocks::read(&mut stream);
-    // The source's figure: from the pause until it is told that the guest runs.
+    // The source's figure: from the pause until it knows that the guest runs.
     let downtime = report.downtime_ms * 1e-3;
     let paused = Duration::from_secs_f64(downtime);
     before.assert_ran_on(&after, paused, mode);

@@ -10,13 +10,13 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Clock ticks a second in `/proc` (`USER_HZ`, 100 on every architecture that hikkoshi supports).
 const TICKS: f64 = 100.0;
 
-/// Waits until other processes leave the host idle, at most `patience`.
-pub(crate) fn wait_until_idle(patience: Duration) {
+/// Waits until other processes leave the host idle, at most `limit`.
+pub(crate) fn wait_until_idle(limit: Duration) {
     let begun = Instant::now();
     loop {
         let before = busy_seconds();
         std::thread::sleep(LOOK);
-        if (busy_seconds() - before) / LOOK.as_secs_f64() < QUIET || begun.elapsed() > patience {
+        if (busy_seconds() - before) / LOOK.as_secs_f64() < QUIET || begun.elapsed() > limit {
             return;
         }
     }

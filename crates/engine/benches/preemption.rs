@@ -3,7 +3,7 @@
 //! `cargo bench -p hikkoshi-engine --bench preemption -- [LINE] [--seconds N] …`: two network
 //! namespaces and the engine's own links, but no guest: a thread in the vCPU's place spins for a
 //! while, then waits for a page, as long as the background lasts. So an idea can be tried in
-//! seconds. What came out is told in `docs/preemption.md`.
+//! seconds. The results are in `docs/preemption.md`.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // A measurement: it may stop where it stands.
 

@@ -1,9 +1,8 @@
-//! What the engine asks of a guest, on either side.
+//! The two traits that a virtual-machine monitor implements to take part in a migration:
+//! [`SourceGuest`] and [`DestinationGuest`].
 //!
-//! A virtual-machine monitor takes part in a migration by implementing one of
-//! the two traits here. The engine never knows what stands behind them: the
-//! QEMU adapter does, from outside the process; a monitor of one's own may,
-//! from inside.
+//! The QEMU adapter implements them from outside QEMU's process. Your own monitor can implement
+//! them inside it.
 
 use std::error::Error;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What stands against a move at the destination.
+//! What prevents a move at the destination.
 
 use hikkoshi_wire::Mode;
 
@@ -12,7 +12,7 @@ pub struct DestinationObstacle {
 }
 
 impl DestinationObstacle {
-    /// Whether it stands against a move by this mode.
+    /// Whether it prevents a move by this mode.
     pub fn excludes(&self, mode: Mode) -> bool {
         !self.postcopy_only || mode != Mode::Precopy
     }

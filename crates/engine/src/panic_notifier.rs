@@ -38,7 +38,7 @@ mod tests {
 
     #[test]
     fn only_a_panic_is_told() {
-        let (events, heard) = sync_channel(4);
+        let (events, received) = sync_channel(4);
         for panics in [false, true] {
             let events = events.clone();
             let ended = thread::spawn(move || {
@@ -49,6 +49,6 @@ mod tests {
             assert_eq!(ended.is_err(), panics);
         }
         drop(events);
-        assert_eq!(heard.iter().collect::<Vec<_>>(), ["died"]);
+        assert_eq!(received.iter().collect::<Vec<_>>(), ["died"]);
     }
 }

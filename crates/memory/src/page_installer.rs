@@ -20,7 +20,7 @@ use error_reporter::Report;
 use hikkoshi_linux::{Errno, HostRange, Stop};
 use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_userfault::{
-    CopyError, Event, EventBuffer, RangeError, ReadError, Ready, RegisterMode, Userfault,
+    CopyError, EventBuffer, RangeError, ReadError, Ready, RegisterMode, Userfault, UserfaultEvent,
 };
 use thiserror::Error;
 
@@ -211,7 +211,9 @@ impl FaultThread {
                 Ready::Events => self.userfault.read(&mut events)?,
             };
             while let Some(event) = events.pop() {
-                let Event::Fault(fault) = event else { continue };
+                let UserfaultEvent::Fault(fault) = event else {
+                    continue;
+                };
                 let page = HostRange::new(fault.addr, PAGE_BYTES);
                 // Pages that were unregistered meanwhile, or have arrived, are not errors: their
                 // threads were woken.

@@ -15,7 +15,9 @@ use hikkoshi_linux::{HostAddr, HostRange, Process, Stop};
 use hikkoshi_memory::{GuestRam, RamWriter};
 use hikkoshi_pages::{PAGE_BYTES, Page, PageRange};
 use hikkoshi_qemu::{QemuDestination, QemuSource};
-use hikkoshi_userfault::{Event, EventBuffer, Ready, RegisterMode, Userfault, close_remote};
+use hikkoshi_userfault::{
+    EventBuffer, Ready, RegisterMode, Userfault, UserfaultEvent, close_remote,
+};
 use serde_json::json;
 use support::{Program, Qemu, RamPath, with_each};
 
@@ -513,7 +515,9 @@ fn missing_pages_fault_during_and_after_loading() {
                 while let Ready::Events = userfault.wait(stop, None).unwrap() {
                     userfault.read(&mut buffer).unwrap();
                     while let Some(event) = buffer.pop() {
-                        let Event::Fault(fault) = event else { continue };
+                        let UserfaultEvent::Fault(fault) = event else {
+                            continue;
+                        };
                         let (first, block) = places
                             .iter()
                             .find(|(_, block)| {

@@ -14,7 +14,7 @@ use hikkoshi_linux::{HostAddr, HostRange, last_errno};
 
 /// One event (`struct uffd_msg`) of a userfaultfd.
 #[derive(Debug)]
-pub enum Event {
+pub enum UserfaultEvent {
     /// A thread is blocked on a page fault.
     Fault(Fault),
     /// Pages were removed (`MADV_DONTNEED`, `MADV_REMOVE`): they are missing now.
@@ -86,7 +86,7 @@ impl EventBuffer {
     }
 
     /// Removes and returns the oldest event.
-    pub fn pop(&mut self) -> Option<Event> {
+    pub fn pop(&mut self) -> Option<UserfaultEvent> {
         if self.next == self.filled {
             return None;
         }
@@ -103,14 +103,14 @@ impl Drop for EventBuffer {
     }
 }
 
-fn decode(message: abi::Message) -> Event {
+fn decode(message: abi::Message) -> UserfaultEvent {
     let [first, second, third] = message.words;
     match message.event {
         abi::EVENT_PAGEFAULT => {
             // The thread is a 32-bit field, zero when the feature is off.
             let [a, b, c, d, ..] = third.to_ne_bytes();
             let thread = u32::from_ne_bytes([a, b, c, d]);
-            Event::Fault(Fault {
+            UserfaultEvent::Fault(Fault {
                 addr: HostAddr(second),
                 thread: (thread != 0).then_some(thread),
                 write: first & abi::PAGEFAULT_WRITE != 0,
@@ -120,12 +120,12 @@ fn decode(message: abi::Message) -> Event {
         abi::EVENT_REMOVE | abi::EVENT_UNMAP => {
             let range = HostRange::new(HostAddr(first), second.saturating_sub(first));
             if message.event == abi::EVENT_REMOVE {
-                Event::Remove(range)
+                UserfaultEvent::Remove(range)
             } else {
-                Event::Unmap(range)
+                UserfaultEvent::Unmap(range)
             }
         }
-        abi::EVENT_REMAP => Event::Remap {
+        abi::EVENT_REMAP => UserfaultEvent::Remap {
             from: HostAddr(first),
             to: HostAddr(second),
             len: third,
@@ -134,13 +134,13 @@ fn decode(message: abi::Message) -> Event {
             let [a, b, c, d, ..] = first.to_ne_bytes();
             let number = i32::from_ne_bytes([a, b, c, d]);
             if number < 0 {
-                return Event::Unknown(message.event);
+                return UserfaultEvent::Unknown(message.event);
             }
             // SAFETY: reading the message put this descriptor into our table, and no other code
             // knows it; a message is decoded once.
-            Event::Fork(unsafe { OwnedFd::from_raw_fd(number) })
+            UserfaultEvent::Fork(unsafe { OwnedFd::from_raw_fd(number) })
         }
-        other => Event::Unknown(other),
+        other => UserfaultEvent::Unknown(other),
     }
 }
 

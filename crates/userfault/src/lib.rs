@@ -66,7 +66,7 @@ mod userfault;
 
 pub use copy::{Copied, CopyError};
 pub use dev_userfaultfd::DeviceError;
-pub use event::{Event, EventBuffer, Fault, ReadError, Ready};
+pub use event::{EventBuffer, Fault, ReadError, Ready, UserfaultEvent};
 pub use fault_waiter::FaultWaiter;
 pub use features::Features;
 pub use open_userfaults::{OpenUserfault, open_userfaults};

@@ -31,7 +31,7 @@ use hikkoshi_linux::{HostRange, last_errno};
 /// use std::thread;
 ///
 /// use hikkoshi_linux::{HostAddr, HostRange, Stop};
-/// use hikkoshi_userfault::{Event, EventBuffer, Features, RegisterMode, Userfault};
+/// use hikkoshi_userfault::{UserfaultEvent, EventBuffer, Features, RegisterMode, Userfault};
 /// use vm_memory::{Bytes, MmapRegion, VolatileMemory};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -47,7 +47,7 @@ use hikkoshi_linux::{HostRange, last_errno};
 ///     let mut events = EventBuffer::with_capacity(8);
 ///     userfault.wait(&Stop::new()?, None)?;
 ///     userfault.read(&mut events)?;
-///     let Some(Event::Fault(fault)) = events.pop() else {
+///     let Some(UserfaultEvent::Fault(fault)) = events.pop() else {
 ///         return Err("a fault was expected".into());
 ///     };
 ///     assert_eq!(fault.addr.0, range.addr.0 + (5 << 12));

@@ -22,8 +22,8 @@ use common::{HugePages, Target, gettid, is_in_syscall, map_shared, memory_file};
 use error_reporter::Report;
 use hikkoshi_linux::{HostAddr, HostRange, Stop};
 use hikkoshi_userfault::{
-    Copied, CopyError, Event, EventBuffer, Features, RangeError, Ready, RegisterMode,
-    RemoteUserfault, Userfault,
+    Copied, CopyError, EventBuffer, Features, RangeError, Ready, RegisterMode, RemoteUserfault,
+    Userfault, UserfaultEvent,
 };
 
 const PAGE: usize = 4096;
@@ -85,7 +85,7 @@ impl Guest {
     fn userfault(&self) -> &Userfault {
         self.remote.userfault()
     }
-    fn next(&self, stop: &Stop) -> Event {
+    fn next(&self, stop: &Stop) -> UserfaultEvent {
         let mut buffer = EventBuffer::with_capacity(4);
         let ready = self.userfault().wait(stop, None).unwrap();
         assert_eq!(ready, Ready::Events);
@@ -102,7 +102,7 @@ fn a_fault_is_read_and_resolved() {
     assert_eq!(guest.userfault().read(&mut buffer).unwrap(), 0);
     for page in [5usize, 0, PAGES - 1] {
         guest.touch(page);
-        let Event::Fault(fault) = guest.next(&stop) else {
+        let UserfaultEvent::Fault(fault) = guest.next(&stop) else {
             panic!("a fault was expected");
         };
         assert_eq!(fault.addr.0, guest.address(page).0 + 8);
@@ -129,7 +129,7 @@ fn a_present_page_is_not_changed_and_its_waiters_wake() {
     let guest = guest();
     let stop = Stop::new().unwrap();
     guest.touch(3);
-    assert!(matches!(guest.next(&stop), Event::Fault(_)));
+    assert!(matches!(guest.next(&stop), UserfaultEvent::Fault(_)));
     // Fill it through the file, which wakes no thread.
     guest
         .file
@@ -329,7 +329,7 @@ fn a_new_reader_gets_the_faults_again() {
     let guest = guest();
     let stop = Stop::new().unwrap();
     guest.touch(9);
-    assert!(matches!(guest.next(&stop), Event::Fault(_)));
+    assert!(matches!(guest.next(&stop), UserfaultEvent::Fault(_)));
     guest.remote.leave_open_on_drop();
     let number = guest.remote.remote();
     let Guest {
@@ -348,7 +348,7 @@ fn a_new_reader_gets_the_faults_again() {
     assert_eq!(remote.userfault().wait(&stop, None).unwrap(), Ready::Events);
     let mut buffer = EventBuffer::with_capacity(1);
     assert_eq!(remote.userfault().read(&mut buffer).unwrap(), 1);
-    let Some(Event::Fault(fault)) = buffer.pop() else {
+    let Some(UserfaultEvent::Fault(fault)) = buffer.pop() else {
         panic!("a fault was expected");
     };
     assert_eq!(fault.addr.0, range.addr.0 + 9 * PAGE as u64 + 8);
@@ -521,7 +521,7 @@ fn installing_waits_while_the_layout_changes() {
         let mut buffer = EventBuffer::with_capacity(1);
         assert_eq!(own.read(&mut buffer).unwrap(), 1);
         match buffer.pop() {
-            Some(Event::Remove(removed)) => {
+            Some(UserfaultEvent::Remove(removed)) => {
                 assert_eq!(removed, HostRange::new(range.addr, PAGE as u64));
             }
             other => panic!("{other:?}"),

@@ -12,7 +12,7 @@ use crate::destination::error::DestinationFailure;
 use crate::destination::options::DestinationOptions;
 use crate::destination::page_sink::PageSink;
 use crate::destination::postcopy::installer::Recorder;
-use crate::destination::session::{Ends, Event};
+use crate::destination::session::{Ends, SessionEvent};
 use crate::panic_notifier::PanicNotifier;
 use crate::report::Counters;
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter};
@@ -39,7 +39,7 @@ pub(crate) fn start_background(
     number: usize,
     sink: Arc<PageSink>,
     (reader, acks): Ends,
-    events: SyncSender<Event>,
+    events: SyncSender<SessionEvent>,
     priority: Priority,
 ) -> Result<JoinHandle<()>, DestinationFailure> {
     let name = format!("dst-back-{number}");
@@ -51,7 +51,7 @@ pub(crate) fn start_background(
 pub(crate) fn start_urgent(
     sink: Arc<PageSink>,
     mut reader: LinkReader,
-    events: SyncSender<Event>,
+    events: SyncSender<SessionEvent>,
     options: &DestinationOptions,
 ) -> Result<JoinHandle<()>, DestinationFailure> {
     reader.set_poll(options.poll);
@@ -71,13 +71,13 @@ fn start(
     thread::Builder::new()
         .name(name)
         .spawn(move || {
-            let died = Event::Failed(DestinationFailure::ThreadDied);
+            let died = SessionEvent::Failed(DestinationFailure::ThreadDied);
             let _notifier = PanicNotifier::new(&receiver.events, died);
             priority.apply(class);
             sandbox_thread();
             let failure = receiver.run();
             // After the end of the migration nothing receives events any more.
-            let _ = receiver.events.send(Event::Failed(failure));
+            let _ = receiver.events.send(SessionEvent::Failed(failure));
         })
         .map_err(DestinationFailure::Thread)
 }
@@ -91,7 +91,7 @@ struct Receiver {
     acked: u64,
     buffer: Vec<u8>,
     recorder: Arc<Recorder>,
-    events: SyncSender<Event>,
+    events: SyncSender<SessionEvent>,
 }
 
 impl Receiver {
@@ -100,7 +100,7 @@ impl Receiver {
         sink: Arc<PageSink>,
         reader: LinkReader,
         acks: Option<LinkWriter>,
-        events: SyncSender<Event>,
+        events: SyncSender<SessionEvent>,
     ) -> Self {
         Self {
             kind,
@@ -136,7 +136,7 @@ impl Receiver {
                 })
                 .and_then(|last| {
                     if last {
-                        let _ = self.events.send(Event::AllReceived);
+                        let _ = self.events.send(SessionEvent::AllReceived);
                     }
                     self.acknowledge()
                 });

@@ -97,9 +97,9 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Default)]
-    struct Heard(Mutex<Vec<Progress>>);
+    struct Reported(Mutex<Vec<Progress>>);
 
-    impl Observer for Heard {
+    impl Observer for Reported {
         fn progress(&self, progress: &Progress) {
             self.0.lock().unwrap().push(*progress);
         }
@@ -109,30 +109,33 @@ mod tests {
     #[test]
     fn tells_now_and_then() {
         let tracker = Tracker::default();
-        let heard = Heard::default();
+        let reported = Reported::default();
         let begun = tracker.state.lock().unwrap().reported_at;
         let just_before = PERIOD - Duration::from_nanos(1);
         tracker.begin(Phase::Precopy, 1, 1000);
         tracker.done(250);
-        tracker.report_at(begun + just_before, &heard, 1 << 20);
-        assert!(heard.0.lock().unwrap().is_empty(), "too early");
-        tracker.report_at(begun + PERIOD, &heard, 1 << 20);
-        tracker.report_at(begun + PERIOD + just_before, &heard, 2 << 20);
-        let heard = heard.0.lock().unwrap();
-        assert_eq!(heard.len(), 1);
-        assert_eq!((heard[0].done_pages, heard[0].total_pages), (250, 1000));
-        assert!(heard[0].bytes_per_second > 0.0);
-        assert!(heard[0].time_left().is_some());
+        tracker.report_at(begun + just_before, &reported, 1 << 20);
+        assert!(reported.0.lock().unwrap().is_empty(), "too early");
+        tracker.report_at(begun + PERIOD, &reported, 1 << 20);
+        tracker.report_at(begun + PERIOD + just_before, &reported, 2 << 20);
+        let reported = reported.0.lock().unwrap();
+        assert_eq!(reported.len(), 1);
+        assert_eq!(
+            (reported[0].done_pages, reported[0].total_pages),
+            (250, 1000)
+        );
+        assert!(reported[0].bytes_per_second > 0.0);
+        assert!(reported[0].time_left().is_some());
     }
 
     /// Also by the real clock.
     #[test]
     fn tells_when_its_time_has_come() {
         let tracker = Tracker::default();
-        let heard = Heard::default();
+        let reported = Reported::default();
         tracker.begin(Phase::Precopy, 1, 1000);
         std::thread::sleep(PERIOD);
-        tracker.report(&heard, 1 << 20);
-        assert_eq!(heard.0.lock().unwrap().len(), 1);
+        tracker.report(&reported, 1 << 20);
+        assert_eq!(reported.0.lock().unwrap().len(), 1);
     }
 }

@@ -10,7 +10,7 @@
 //! (`unsent/`). What is sent first depends on hints that no thread waits for
 //! (`postcopy/push_policy/`).
 
-mod compare;
+mod ask_destination;
 mod context;
 mod error;
 mod frames;
@@ -28,7 +28,7 @@ mod switchover;
 mod take_log;
 mod unsent;
 
-pub use compare::{Comparison, compare};
+pub use ask_destination::{Comparison, compare};
 pub use context::Watch;
 pub use error::{MigrateError, SOURCE_ENDED, SourceFailure};
 pub use give_up::give_up_migrate;

@@ -107,7 +107,7 @@ pub(crate) struct MigrateOptions {
 
     /// End the source's QEMU when the guest is at the destination with all of its pages
     ///
-    /// Then nobody can continue it there by mistake. It is ended only with exit status 0.
+    /// So the old guest cannot be continued by mistake. QEMU is ended only if the exit status is 0.
     #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
     pub quit_source: bool,
 

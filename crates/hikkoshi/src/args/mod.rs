@@ -43,9 +43,13 @@ Exit status:
   2  The command line or the environment cannot be used
   3  The guest was handed over, or may have been, and the migration is not finished.
      No data is lost: --resume continues it
-  4  The guest is lost: the destination's QEMU ended during post-copy, or the source's
-     with pages in private memory
-   Of check: 0 the guest can be moved, 1 it cannot
+  4  The guest is lost: the destination's QEMU ended during post-copy, or the source's QEMU
+     ended while it held pages in private memory
+
+Exit status of check:
+  0  The guest can be moved
+  1  It cannot
+  2  The command line or the environment cannot be used
 
 Environment:
   HIKKOSHI_LOG  What to log: off, error, warn (the default), info, debug or trace, for

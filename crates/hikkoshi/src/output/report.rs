@@ -346,12 +346,12 @@ mod tests {
                 reason: "some pages were in use".into(),
                 count: 2,
             }],
-            stopped: Some("it was told to stop".into()),
+            stopped: Some("it was cancelled".into()),
             total_ms: 1234.0,
         });
         assert_eq!(
             text,
-            "  huge pages   7 of 9 rebuilt in 1.23 s; ended early: it was told to stop\n    2 not \
+            "  huge pages   7 of 9 rebuilt in 1.23 s; ended early: it was cancelled\n    2 not \
              rebuilt: \
              some pages were in use\n"
         );

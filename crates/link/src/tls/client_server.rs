@@ -14,13 +14,13 @@ use rustls::version::TLS13;
 use rustls::{ClientConfig, ServerConfig};
 
 use crate::Address;
-use crate::tls::authorization::{Authorization, Verdict};
 use crate::tls::certificate_files::Files;
 use crate::tls::certificates::Certificates;
 use crate::tls::credentials::{Destination, DestinationCredentials, Source, SourceCredentials};
 use crate::tls::error::CertificatesError;
 use crate::tls::identity::{Identity, SELF_SIGNED_NAME};
 use crate::tls::invitation::{Fingerprint, Invitation, Proof, Secret};
+use crate::tls::invitation_check::{Authorization, ProofResult};
 use crate::tls::own_certificate;
 use crate::tls::own_certificate::Side;
 use crate::tls::peer_key::{AcceptAnyKey, PinnedKey};
@@ -211,12 +211,12 @@ impl TlsServer {
     }
 
     /// Decides about a source that has the key `source` and sent `proof`.
-    pub(crate) fn check(&self, source: Fingerprint, proof: &Proof) -> Verdict {
+    pub(crate) fn check(&self, source: Fingerprint, proof: &Proof) -> ProofResult {
         match &self.authentication {
             ServerAuthentication::Invitation { authorization, .. } => {
                 authorization.check(source, proof)
             }
-            ServerAuthentication::Authority(_) => Verdict::Accepted,
+            ServerAuthentication::Authority(_) => ProofResult::Accepted,
         }
     }
 }

@@ -10,10 +10,10 @@ use rustls::unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, Un
 use rustls::{AlertDescription, CertificateError, ExtractedSecrets, InvalidMessage};
 use thiserror::Error;
 
-use crate::tls::authorization::Verdict;
 use crate::tls::client_server::{PROTOCOL, TlsClient, TlsServer};
 use crate::tls::error::{Utc, now};
 use crate::tls::invitation::{Fingerprint, PROOF_LEN, Proof};
+use crate::tls::invitation_check::ProofResult;
 use crate::tls::keys::{Common, HEADER, Key, Renew};
 use crate::tls::own_certificate::readable;
 use crate::tls::peer_key::fingerprint;
@@ -193,10 +193,10 @@ pub(crate) fn connect<S: Read + Write>(
     send(&mut sealer, &proof.0, socket, limits)?;
     let mut verdict = [0];
     receive(&mut opener, &mut verdict, socket, limits)?;
-    match Verdict::from_byte(verdict[0]) {
-        Some(Verdict::Accepted) => Ok((opener, sealer)),
-        Some(Verdict::WrongSecret) => Err(SecureError::WrongSecret),
-        Some(Verdict::Used) => Err(SecureError::AlreadyUsed),
+    match ProofResult::from_byte(verdict[0]) {
+        Some(ProofResult::Accepted) => Ok((opener, sealer)),
+        Some(ProofResult::WrongSecret) => Err(SecureError::WrongSecret),
+        Some(ProofResult::Used) => Err(SecureError::AlreadyUsed),
         None => Err(SecureError::MalformedVerdict),
     }
 }
@@ -231,9 +231,9 @@ pub(crate) fn accept<S: Read + Write>(
     let verdict = server.check(source, &Proof(proof));
     send(&mut sealer, &[verdict.to_byte()], socket, limits)?;
     match verdict {
-        Verdict::Accepted => Ok((opener, sealer, Some(source))),
-        Verdict::WrongSecret => Err(SecureError::NotInvited),
-        Verdict::Used => Err(SecureError::Used),
+        ProofResult::Accepted => Ok((opener, sealer, Some(source))),
+        ProofResult::WrongSecret => Err(SecureError::NotInvited),
+        ProofResult::Used => Err(SecureError::Used),
     }
 }
 

@@ -19,7 +19,6 @@
 //! seals and opens the records after it (`record_encrypt.rs`, `record_decrypt.rs`), with the keys that rustls exports.
 //! So the two directions of a link have separate state, and neither allocates memory.
 
-mod authorization;
 mod certificate_files;
 mod certificates;
 mod client_server;
@@ -31,6 +30,7 @@ pub mod fuzzing;
 mod handshake;
 mod identity;
 mod invitation;
+mod invitation_check;
 mod keys;
 mod own_certificate;
 mod peer_key;

@@ -158,7 +158,7 @@ impl AttachError {
         matches!(self, Self::Ram(RamError::FreeSpace(error)) if error.is_overcommit())
     }
 
-    /// Whether it stands against a move by `mode`; `None`: by any.
+    /// Whether it prevents a move by `mode`; `None`: by any.
     pub(super) fn matters(&self, mode: Option<Mode>) -> bool {
         match mode {
             Some(mode) => self.excludes().includes(mode),

@@ -25,7 +25,7 @@ pub(crate) struct Inspection {
     pub(crate) process: Option<Arc<Process>>,
     /// `None`: it cannot be moved, and an obstacle says why.
     pub(crate) ram: Option<Ram>,
-    /// What stands against a move, in the modes that
+    /// What prevents a move, in the modes that
     /// [`excludes`](AttachError::excludes) names.
     pub(crate) obstacles: Vec<AttachError>,
 }

@@ -27,7 +27,7 @@ use crate::qmp::{Client, QmpError, migration};
 pub struct Checked {
     /// The guest and its QEMU.
     pub guest: CheckedGuest,
-    /// Everything that stands against a move;
+    /// Everything that prevents a move;
     /// [`excludes`](AttachError::excludes) says in which modes.
     pub obstacles: Vec<AttachError>,
     /// The guest's RAM blocks.
@@ -46,7 +46,7 @@ pub struct Checked {
     pub kernel: Kernel,
     /// What this process may do.
     pub privileges: Privileges,
-    /// What is no obstacle, but good to know.
+    /// Remarks that do not prevent a move.
     pub notes: Vec<String>,
     /// What a destination compares; `None` if the memory cannot be described.
     pub offer: Option<Offer>,

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{QemuDestination, RunError};
 use crate::network::Announcer;
-use crate::qmp::announce;
+use crate::qmp::announce_self;
 use crate::qmp::migration;
 use crate::qmp::monitor::{self, ConnectTimeouts, NO_TIMEOUT, connected};
 use crate::qmp::{COMMAND_TIMEOUT, Client, QmpError};
@@ -51,7 +51,7 @@ impl QemuDestination {
         };
         let at = outcome?;
         let client = connected(&mut self.client)?;
-        announce::announce_with(client, &self.settings.parameters);
+        announce_self::announce_with(client, &self.settings.parameters);
         if self.announcer.is_none() {
             self.announcer = open_announcer(client, &self.process);
         }

@@ -20,7 +20,7 @@ use crate::qmp::Client;
 /// and VLANs.
 const MOST_FOR_A_CARD: usize = 1024;
 
-/// How long to wait for QEMU's answer; see [`announce`](crate::qmp::announce).
+/// How long to wait for QEMU's answer; see [`announce`](crate::qmp::announce_self).
 const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Sends announcements on the guest's tap devices.

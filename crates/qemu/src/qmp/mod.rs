@@ -13,7 +13,7 @@
 //! All calls block, each with a deadline. The client's memory is bounded, whatever
 //! QEMU sends.
 
-pub(crate) mod announce;
+pub(crate) mod announce_self;
 mod client;
 mod connection;
 mod error;

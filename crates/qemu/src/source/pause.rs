@@ -98,8 +98,8 @@ impl QemuSource {
     ) -> Result<Instant, PauseError> {
         let client = connected(&mut self.client)?;
         // With `live` QEMU releases the guest's images afterwards, and `cont` takes them back. Those
-        // of a guest that its owner had paused are released when it was handed over: nobody runs
-        // it until then.
+        // of a guest that its owner had paused are released when it was handed over: it does not
+        // run until then.
         let save = (
             "xen-save-devices-state",
             json!({ "filename": file.path(), "live": running }),

@@ -44,7 +44,7 @@ pub enum QuitError {
         "process {pid} of the source's QEMU has not ended {} s after the QMP command 'quit'",
         .timeout.as_secs()
     )]
-    Remains {
+    StillRunning {
         /// Its number.
         pid: u32,
         /// How long it was waited for.
@@ -90,7 +90,7 @@ fn quit(client: &mut Client, process: &Process, timeout: Duration) -> Result<(),
         if Instant::now() > deadline {
             // QEMU may close the connection before it answers.
             said?;
-            return Err(QuitError::Remains {
+            return Err(QuitError::StillRunning {
                 pid: process.pid(),
                 timeout,
             });

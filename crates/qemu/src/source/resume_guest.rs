@@ -65,7 +65,7 @@ pub(super) fn resume(
     }
     pause_mark::remove(client)?;
     if ran && announce {
-        crate::qmp::announce::announce(client);
+        crate::qmp::announce_self::announce(client);
     }
     Ok(state.status)
 }

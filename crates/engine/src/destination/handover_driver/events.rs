@@ -1,4 +1,4 @@
-//! What the handover machine is told: events of the links, new connections, and time limits.
+//! The events of the handover machine: from the links, new connections, and time limits.
 
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::destination::error::DestinationFailure;
 use crate::destination::handover_driver::HandoverDriver;
 use crate::destination::handover_driver::links::LinkState;
 use crate::destination::last_message::REASON_TIMEOUT;
-use crate::destination::session::{Event, LISTENING};
+use crate::destination::session::{LISTENING, SessionEvent};
 use crate::guest::DestinationGuest;
 use crate::source::SOURCE_ENDED;
 
@@ -159,33 +159,37 @@ impl HandoverDriver<'_> {
     }
 
     /// Handles an event of the links' threads.
-    fn handle_event(&mut self, event: Event) -> Observation {
+    fn handle_event(&mut self, event: SessionEvent) -> Observation {
         match event {
-            Event::AllReceived | Event::GuestCallReturned => Observation::Nothing,
-            Event::Message(ToDestination::Commit) => {
+            SessionEvent::AllReceived | SessionEvent::GuestCallReturned => Observation::Nothing,
+            SessionEvent::Message(ToDestination::Commit) => {
                 if let LinkState::Up(links) = &mut self.links {
                     links.session.set_committed();
                 }
                 self.connection.committed = true;
                 Observation::Event(DestinationEvent::Commit, None)
             }
-            Event::Message(ToDestination::Cancel { reason }) => {
+            SessionEvent::Message(ToDestination::Cancel { reason }) => {
                 let cause = DestinationFailure::CancelledBySource(reason);
                 Observation::Event(DestinationEvent::CancelledBySource, Some(cause))
             }
-            Event::Message(ToDestination::Goodbye) => {
+            SessionEvent::Message(ToDestination::Goodbye) => {
                 Observation::Event(DestinationEvent::Goodbye, None)
             }
-            Event::Message(ToDestination::MemoryLost { reason }) => self.source_memory_lost(reason),
-            Event::Message(other) => {
+            SessionEvent::Message(ToDestination::MemoryLost { reason }) => {
+                self.source_memory_lost(reason)
+            }
+            SessionEvent::Message(other) => {
                 let unexpected = DestinationFailure::unexpected("waiting for the source", &other);
                 Observation::Event(DestinationEvent::LinkLost, Some(unexpected))
             }
-            Event::Failed(failure) if failure.is_end_of_guest() => {
+            SessionEvent::Failed(failure) if failure.is_end_of_guest() => {
                 Observation::Event(DestinationEvent::GuestFailed, Some(failure))
             }
-            Event::Failed(failure) if failure.is_about_links() => self.handle_link_failure(failure),
-            Event::Failed(failure) => Observation::Stop(failure),
+            SessionEvent::Failed(failure) if failure.is_about_links() => {
+                self.handle_link_failure(failure)
+            }
+            SessionEvent::Failed(failure) => Observation::Stop(failure),
         }
     }
 

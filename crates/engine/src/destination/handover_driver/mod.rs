@@ -35,7 +35,7 @@ use crate::destination::handover_driver::resume_guest::NotResumed;
 use crate::destination::options::DestinationOptions;
 use crate::destination::page_sink::PageSink;
 use crate::destination::postcopy::ActivePostcopy;
-use crate::destination::session::Event;
+use crate::destination::session::SessionEvent;
 use crate::destination::watch::ReceiveWatch;
 use crate::frames::FramesAccount;
 use crate::guest::DestinationGuest;
@@ -79,7 +79,7 @@ struct Connection {
     /// A request to cancel has been handled.
     cancel_handled: bool,
     /// An event that arrived while the links were being closed.
-    pending: Option<Event>,
+    pending: Option<SessionEvent>,
 }
 
 /// What has become of the guest here.

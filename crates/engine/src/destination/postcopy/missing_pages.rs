@@ -1,4 +1,4 @@
-//! Which pages the source still owes.
+//! The pages that are not installed yet.
 //!
 //! A page leaves the set after it was installed. So a page that is not in the set can be filled
 //! with zeros without overtaking the source's content.
@@ -40,7 +40,7 @@ impl MissingPages {
         self.pages.any(range)
     }
 
-    /// The missing ranges, ascending. Whole host pages, while no page is being received.
+    /// The missing ranges, ascending. CompletePage host pages, while no page is being received.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = PageRange> + '_ {
         self.pages.runs(self.pages.all())
     }

@@ -22,7 +22,7 @@ use crate::destination::page_sink::PageSink;
 use crate::destination::postcopy::fault_counters::{FaultCounters, FaultCounts, ThreadNames};
 use crate::destination::postcopy::installer::Installer;
 use crate::destination::postcopy::request_sender::RequestSender;
-use crate::destination::session::Event;
+use crate::destination::session::SessionEvent;
 use crate::guest::DestinationGuest;
 use crate::report::{Phase, Requests};
 use error_reporter::Report;
@@ -58,7 +58,7 @@ impl ActivePostcopy {
         (installer, fault_threads): (Installer, usize),
         urgent: Option<LinkWriter>,
         sink: &PageSink,
-        events: &SyncSender<Event>,
+        events: &SyncSender<SessionEvent>,
         options: &DestinationOptions,
     ) -> Result<(), DestinationFailure> {
         let installer = Arc::new(installer);

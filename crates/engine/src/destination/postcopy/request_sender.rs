@@ -153,7 +153,7 @@ impl RequestLink {
     /// Closes a link that has failed. The thread that reads from it reports the failure.
     #[cold]
     fn lose(&mut self, error: &LinkError) {
-        tracing::debug!(error = %Report::new(&error), "asking for a page");
+        tracing::debug!(error = %Report::new(&error), "sender for a page");
         if let Some(link) = self.link.take() {
             link.stream.shutdown();
         }
@@ -194,21 +194,21 @@ mod tests {
     #[test]
     fn requests_stay_whole_behind_a_full_socket() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let asking = RequestSender::new(4, 0);
-        asking.attach(Some(writer(ours)));
+        let sender = RequestSender::new(4, 0);
+        sender.attach(Some(writer(ours)));
         thread::scope(|scope| {
             for thread in 0..THREADS {
-                let asking = &asking;
+                let sender = &sender;
                 scope.spawn(move || {
                     for number in 0..EACH {
                         let range = PageRange::one(Page::new(thread * EACH + number));
-                        asking.send(&Frame::Request { range }.encode());
+                        sender.send(&Frame::Request { range }.encode());
                     }
                 });
             }
         });
-        assert!(asking.is_overfull(), "the socket took it all");
-        assert!(asking.waits_for().is_some());
+        assert!(sender.is_overfull(), "the socket took it all");
+        assert!(sender.waits_for().is_some());
         let reading = thread::spawn(move || {
             let limits = Limits {
                 pages: THREADS * EACH,
@@ -225,24 +225,24 @@ mod tests {
             (seen, theirs)
         });
         let stop = Stop::new().unwrap();
-        while asking.waits_for().is_some() {
-            asking.wait(&stop);
-            asking.flush();
+        while sender.waits_for().is_some() {
+            sender.wait(&stop);
+            sender.flush();
         }
-        assert!(!asking.is_overfull());
+        assert!(!sender.is_overfull());
         let (seen, theirs) = reading.join().unwrap();
         assert!(seen.iter().all(|&times| times == 1));
         drop(theirs);
         let range = PageRange::one(Page::new(0));
         // Requests on a closed link are dropped, and no thread blocks.
         for _ in 0..2 {
-            asking.send(&Frame::Request { range }.encode());
+            sender.send(&Frame::Request { range }.encode());
         }
-        assert!(asking.way.lock().unwrap().link.is_none());
-        assert!(asking.waits_for().is_none() && !asking.is_overfull());
+        assert!(sender.way.lock().unwrap().link.is_none());
+        assert!(sender.waits_for().is_none() && !sender.is_overfull());
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        asking.attach(Some(writer(ours)));
-        asking.send(&Frame::Request { range }.encode());
+        sender.attach(Some(writer(ours)));
+        sender.send(&Frame::Request { range }.encode());
         theirs.read_exact(&mut [0; HEADER_LEN]).unwrap();
     }
 }

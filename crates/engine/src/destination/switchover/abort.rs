@@ -7,7 +7,7 @@ use hikkoshi_wire::ToDestination;
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::destination::last_message::{REASON_TIMEOUT, last_message};
-use crate::destination::session::{Event, LISTENING};
+use crate::destination::session::{LISTENING, SessionEvent};
 use crate::destination::switchover::incoming::IncomingMigration;
 use crate::guest::DestinationGuest;
 use hikkoshi_handover::Outcome;
@@ -23,11 +23,11 @@ impl IncomingMigration<'_> {
         let deadline = Instant::now() + REASON_TIMEOUT;
         while let Some(left) = deadline.checked_duration_since(Instant::now()) {
             match self.session.next_within(left) {
-                Some(Event::Message(ToDestination::Cancel { reason })) => {
+                Some(SessionEvent::Message(ToDestination::Cancel { reason })) => {
                     return DestinationFailure::CancelledBySource(reason);
                 }
                 // No further message will arrive.
-                Some(Event::Failed(DestinationFailure::Link { doing, .. }))
+                Some(SessionEvent::Failed(DestinationFailure::Link { doing, .. }))
                     if doing == LISTENING =>
                 {
                     break;

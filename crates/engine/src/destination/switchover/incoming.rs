@@ -23,7 +23,7 @@ use crate::destination::page_sink::PageSink;
 use crate::destination::postcopy::installer::Installer;
 use crate::destination::postcopy::{ActivePostcopy, PreparedPostcopy};
 use crate::destination::receiver;
-use crate::destination::session::{Channel, Event, Session};
+use crate::destination::session::{Channel, Session, SessionEvent};
 use crate::destination::switchover::offer::AcceptedOffer;
 use crate::destination::switchover::silence_timer::SilenceTimer;
 use crate::destination::watch::ReceiveWatch;
@@ -257,8 +257,8 @@ impl<'a> IncomingMigration<'a> {
                     self.silence.check(&self.sink, doing)?;
                     continue;
                 }
-                Some(Event::Message(message)) => message,
-                Some(Event::Failed(failure)) => return Err(failure),
+                Some(SessionEvent::Message(message)) => message,
+                Some(SessionEvent::Failed(failure)) => return Err(failure),
                 Some(other) => return Err(DestinationFailure::unexpected(doing, &other)),
             };
             self.silence.reset();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hikkoshi_wire::ToDestination;
 
 use crate::destination::error::DestinationFailure;
-use crate::destination::session::Event;
+use crate::destination::session::SessionEvent;
 use crate::destination::switchover::incoming::IncomingMigration;
 use crate::guest::DestinationGuest;
 
@@ -25,7 +25,7 @@ impl IncomingMigration<'_> {
                 .spawn_scoped(scope, || {
                     let loaded = guest.load_device_state(state);
                     // If the queue is full, the main thread is awake.
-                    let _ = returned.try_send(Event::GuestCallReturned);
+                    let _ = returned.try_send(SessionEvent::GuestCallReturned);
                     loaded
                 })
                 .map_err(DestinationFailure::Thread)?;
@@ -56,11 +56,11 @@ impl IncomingMigration<'_> {
     fn watch_load(&mut self) -> Result<(), DestinationFailure> {
         self.check()?;
         match self.session.next_within(Duration::from_millis(1)) {
-            None | Some(Event::AllReceived | Event::GuestCallReturned) => {
+            None | Some(SessionEvent::AllReceived | SessionEvent::GuestCallReturned) => {
                 self.silence.check(&self.sink, "loading the device state")
             }
-            Some(Event::Failed(failure)) => Err(failure),
-            Some(Event::Message(ToDestination::Cancel { reason })) => {
+            Some(SessionEvent::Failed(failure)) => Err(failure),
+            Some(SessionEvent::Message(ToDestination::Cancel { reason })) => {
                 Err(DestinationFailure::CancelledBySource(reason))
             }
             Some(other) => Err(DestinationFailure::unexpected(

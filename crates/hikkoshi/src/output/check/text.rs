@@ -88,7 +88,7 @@ fn verdict(report: &CheckReport<'_>) -> String {
     }
 }
 
-/// What an obstacle stands against. `place`: where it is.
+/// What an obstacle prevents. `place`: where it is.
 fn excluded(obstacle: &ObstacleReport, place: &str) -> String {
     if obstacle.modes.len() == MODES.len() {
         format!("obstacle{place}")

@@ -162,7 +162,7 @@ fn check_confidential(client: &mut Client) -> Result<Option<Refusal>, QmpError> 
     }))
 }
 
-/// What stands against moving a source's guest by this mode.
+/// What prevents moving a source's guest by this mode.
 pub(crate) fn check_mode(
     client: &mut Client,
     mode: Mode,

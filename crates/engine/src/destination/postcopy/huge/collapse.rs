@@ -189,7 +189,7 @@ impl Work<'_> {
             }
             thread::sleep(wait.min(TICK));
         }
-        self.account.stopped = Some("it was told to stop".into());
+        self.account.stopped = Some("it was cancelled".into());
         false
     }
 

@@ -90,19 +90,19 @@ pub(crate) struct Staging {
 /// A complete huge page. Its buffer is free again when this is dropped: remove the page from the
 /// missing set before.
 #[derive(Debug)]
-pub(crate) struct Whole<'a> {
+pub(crate) struct CompletePage<'a> {
     staging: &'a Staging,
     slot: usize,
 }
 
-impl Whole<'_> {
+impl CompletePage<'_> {
     /// Its content.
     pub(crate) fn buffer(&self) -> Option<&PageBuffer> {
         self.staging.buffers.get(self.slot)
     }
 }
 
-impl Drop for Whole<'_> {
+impl Drop for CompletePage<'_> {
     fn drop(&mut self) {
         self.staging.leave(self.slot, true);
     }
@@ -132,7 +132,7 @@ impl Staging {
         piece: PageRange,
         content: &[u8],
         missing: impl Fn() -> bool,
-    ) -> Result<Option<Whole<'_>>, TooManyPartial> {
+    ) -> Result<Option<CompletePage<'_>>, TooManyPartial> {
         let slot = self.slots.enter(whole.start())?;
         // It may have been completed since the caller checked, and its slot left.
         if !missing() {
@@ -147,7 +147,7 @@ impl Staging {
             written += run.len();
         }
         if written > 0 && self.slots.written(slot, written) {
-            return Ok(Some(Whole {
+            return Ok(Some(CompletePage {
                 staging: self,
                 slot,
             }));

@@ -22,12 +22,12 @@ fn add<'a>(
     staging: &'a Staging,
     whole: PageRange,
     piece: PageRange,
-) -> Result<Option<Whole<'a>>, TooManyPartial> {
+) -> Result<Option<CompletePage<'a>>, TooManyPartial> {
     let bytes: Vec<u8> = piece.iter().flat_map(content).collect();
     staging.add(whole, piece, &bytes, || true)
 }
 
-fn check(whole: PageRange, complete: &Whole<'_>) {
+fn check(whole: PageRange, complete: &CompletePage<'_>) {
     let words = complete.buffer().unwrap().words();
     for (page, words) in whole.iter().zip(words.chunks(512)) {
         let expected = u64::from_ne_bytes([content(page)[0]; 8]);

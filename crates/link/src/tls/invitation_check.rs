@@ -6,7 +6,7 @@ use crate::tls::invitation::{Fingerprint, Proof, Secret};
 
 /// A destination's answer to a proof, one byte on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum ProofResult {
     /// The source is accepted.
     Accepted,
     /// The source does not know the secret.
@@ -15,7 +15,7 @@ pub(crate) enum Verdict {
     Used,
 }
 
-impl Verdict {
+impl ProofResult {
     pub(crate) fn to_byte(self) -> u8 {
         match self {
             Self::Accepted => 1,
@@ -54,12 +54,12 @@ impl Authorization {
     }
 
     /// Decides about a source that has proved that it has the key `source`.
-    pub(crate) fn check(&self, source: Fingerprint, proof: &Proof) -> Verdict {
+    pub(crate) fn check(&self, source: Fingerprint, proof: &Proof) -> ProofResult {
         match self.source() {
-            Some(known) if known == source => Verdict::Accepted,
-            _ if !self.secret.verify(source, self.destination, proof) => Verdict::WrongSecret,
-            Some(_) => Verdict::Used,
-            None => Verdict::Accepted,
+            Some(known) if known == source => ProofResult::Accepted,
+            _ if !self.secret.verify(source, self.destination, proof) => ProofResult::WrongSecret,
+            Some(_) => ProofResult::Used,
+            None => ProofResult::Accepted,
         }
     }
 
@@ -89,24 +89,28 @@ mod tests {
         let authorization = Authorization::new(secret.clone(), destination, None);
         let [one, two] = [first, second].map(|source| secret.prove(source, destination));
         let wrong = Secret::random().unwrap().prove(first, destination);
-        assert_eq!(authorization.check(first, &wrong), Verdict::WrongSecret);
-        assert_eq!(authorization.check(first, &one), Verdict::Accepted);
+        assert_eq!(authorization.check(first, &wrong), ProofResult::WrongSecret);
+        assert_eq!(authorization.check(first, &one), ProofResult::Accepted);
         // No migration has begun yet.
-        assert_eq!(authorization.check(second, &two), Verdict::Accepted);
+        assert_eq!(authorization.check(second, &two), ProofResult::Accepted);
         authorization.accept_only(Some(first));
-        assert_eq!(authorization.check(first, &one), Verdict::Accepted);
-        assert_eq!(authorization.check(second, &two), Verdict::Used);
+        assert_eq!(authorization.check(first, &one), ProofResult::Accepted);
+        assert_eq!(authorization.check(second, &two), ProofResult::Used);
         // A proof for the first source's key, with another key.
-        assert_eq!(authorization.check(second, &one), Verdict::WrongSecret);
+        assert_eq!(authorization.check(second, &one), ProofResult::WrongSecret);
         authorization.accept_only(None);
-        assert_eq!(authorization.check(second, &two), Verdict::Accepted);
+        assert_eq!(authorization.check(second, &two), ProofResult::Accepted);
     }
 
     #[test]
     fn a_verdict_is_one_byte() {
-        for verdict in [Verdict::Accepted, Verdict::WrongSecret, Verdict::Used] {
-            assert_eq!(Verdict::from_byte(verdict.to_byte()), Some(verdict));
+        for verdict in [
+            ProofResult::Accepted,
+            ProofResult::WrongSecret,
+            ProofResult::Used,
+        ] {
+            assert_eq!(ProofResult::from_byte(verdict.to_byte()), Some(verdict));
         }
-        assert_eq!(Verdict::from_byte(0), None);
+        assert_eq!(ProofResult::from_byte(0), None);
     }
 }
