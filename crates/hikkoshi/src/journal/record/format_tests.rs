@@ -2,7 +2,8 @@
 //! current version are written byte for byte as they were kept.
 //!
 //! Files `v2-*` and `v3-*-certified`, `v3-*-inviting`, `v3-*-invited` were written during a
-//! migration; `v3-*-full` has every field and was written by this test.
+//! migration. These tests wrote `v3-*-full`, which has every field that version 3 began with, and
+//! `v3-source-later`, which has those that came before the first release.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use error_reporter::Report;
 use hikkoshi_engine::{Mode, ReadAhead};
 use hikkoshi_handover::{DestinationStage, SourceStage};
+use hikkoshi_qemu::RamIdentity;
 use serde_json::Value;
 
 use super::RecordError;
@@ -60,7 +62,7 @@ fn all_migrate_options() -> MigrateOptions {
         when_stalled: Some(WhenStalled::Switch),
         allow_cpu_mismatch: true,
         no_keep_frames: false,
-        // Added later: see the test below.
+        // This came later: see `v3-source-later`.
         quit_source: false,
         links: Some(3),
         rounds: Some(2),
@@ -74,18 +76,6 @@ fn all_migrate_options() -> MigrateOptions {
         poll: true,
         no_priority: true,
     }
-}
-
-/// An option that is left out unless it is set, so that older journals are read and written as
-/// they are.
-#[test]
-fn a_journal_holds_that_the_source_is_to_be_ended() {
-    let mut entry = source("v3-source-full");
-    assert!(!entry.options.quit_source);
-    entry.options.quit_source = true;
-    let written = entry.encode().unwrap();
-    assert!(String::from_utf8_lossy(&written).contains("\"quit_source\""));
-    assert!(SourceEntry::decode(&written).unwrap().options.quit_source);
 }
 
 fn all_receive_options() -> ReceiveOptions {
@@ -122,7 +112,7 @@ fn version_2_is_read() {
     assert_eq!(entry.qemu.undo.stopped, Some(true));
     assert_eq!(entry.qemu.undo.settings.capabilities.len(), 3);
     assert_eq!(entry.qemu.identity.pid, 8815);
-    let hikkoshi_qemu::RamIdentity::File(file) = &entry.qemu.identity.memory[0] else {
+    let RamIdentity::File(file) = &entry.qemu.identity.memory[0] else {
         panic!("{:?}", entry.qemu.identity.memory);
     };
     assert_eq!(file.inode, 5036);
@@ -257,6 +247,31 @@ fn every_field_is_in_a_kept_file() {
         .insert("/objects/ram".into(), false);
     keep_if_asked("v3-destination-full", &entry);
     is_written_as_kept("v3-destination-full", &entry);
+}
+
+/// Fields that came after the first files of version 3. They are left out unless they are needed,
+/// so those files are read and written as they are.
+#[test]
+fn fields_that_came_later_are_in_a_kept_file() {
+    let mut entry = source("v3-source-full");
+    assert!(!entry.options.quit_source);
+    entry.options.quit_source = true;
+    let memory = &mut entry.qemu.identity.memory;
+    let RamIdentity::File(file) = memory[0].clone() else {
+        panic!("{memory:?}");
+    };
+    let private = |file, sent| RamIdentity::Private {
+        address: 139_637_976_727_552,
+        file,
+        sent,
+    };
+    memory.extend([private(None, false), private(None, true)]);
+    memory.push(private(Some(file), false));
+    keep_if_asked("v3-source-later", &entry);
+    is_written_as_kept("v3-source-later", &entry);
+    let read = source("v3-source-later");
+    assert!(read.options.quit_source);
+    assert_eq!(read.qemu.identity.memory, entry.qemu.identity.memory);
 }
 
 fn keep_if_asked(name: &str, entry: &impl Entry) {
