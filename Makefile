@@ -66,7 +66,7 @@ lint: setup check-docs ## formatting, clippy, rustdoc, shell scripts and documen
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
 	cd fuzz && cargo fmt --check
-	cd fuzz && RUSTFLAGS="--cfg fuzzing" CARGO_TARGET_DIR=../target/fuzz-check cargo check --quiet --locked
+	cd fuzz && RUSTFLAGS="--cfg fuzzing" CARGO_TARGET_DIR=../target/fuzz-check cargo clippy --quiet --locked -- -D warnings
 	cd crates/ept/bochs && cargo fmt --check && cargo clippy --locked --release -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --no-deps --workspace --document-private-items
 	$(BUILD)/shellcheck/run --check-sourced $(SHELL_SCRIPTS)

@@ -49,6 +49,4 @@ pub mod tls;
 pub use accept::{Incoming, Listener, WaitEnded, WaitLimit};
 pub use connect::{Address, AddressError, HandshakeError, Remote, ResolveError, hello, open};
 pub use flow::{Answering, BackgroundSender, Pace, UrgentActivity};
-pub use stream::{
-    LinkError, LinkReader, LinkWriter, PEER_TIMEOUT, Stream, TICK, TrafficClass, split,
-};
+pub use stream::{LinkError, LinkReader, LinkWriter, PEER_TIMEOUT, Stream, TICK, split};

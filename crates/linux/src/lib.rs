@@ -9,7 +9,7 @@
 //!   that another process executes for us), [`HostAddr`] and [`HostRange`] (addresses in another
 //!   process), [`drop_pages()`], [`Process::collapse`] (`MADV_COLLAPSE`), [`Pagemap`] (which pages it
 //!   has, and which were written), [`memory_available`] (how many more it can have).
-//! * Threads: [`Schedule`] (`sched_setattr`), [`Priority`] (urgent threads before background
+//! * Threads: [`Priority`] (urgent threads before background
 //!   threads), [`sandbox_thread`] (Landlock, seccomp and capabilities).
 //! * Requests to stop: [`Stop`] (an eventfd, for loops that wait in `poll`), [`Cancel`] (a flag,
 //!   for loops that check it between pieces of work and for signal handlers).
@@ -58,11 +58,11 @@ pub use collapse::{COLLAPSE_BYTES, CollapseError};
 pub use drop_pages::{DropPagesError, drop_pages};
 pub use errno::last_errno;
 pub use inject::InjectError;
-pub use pagemap::{MAX_REGIONS, PageCategories, PageQuery, Pagemap};
+pub use pagemap::{PageCategories, PageQuery, Pagemap};
 pub use priority::{Priority, PriorityClass};
 pub use process::Process;
 pub use rustix::io::Errno;
 pub use sandbox::sandbox_thread;
-pub use schedule::{Policy, Schedule};
+pub use schedule::Policy;
 pub use stop::Stop;
 pub use tcp::{TcpInfo, set_pace};

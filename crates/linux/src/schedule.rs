@@ -23,7 +23,7 @@ pub enum Policy {
 
 /// Scheduling attributes of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Schedule {
+pub(crate) struct Schedule {
     /// The scheduling policy.
     pub policy: Policy,
     /// From -20 (most processor time) to 19 (least). Not used by real-time policies.
@@ -39,7 +39,7 @@ impl Schedule {
     ///
     /// # Errors
     /// Errors of `sched_getattr`.
-    pub fn get() -> Result<Self> {
+    pub(crate) fn get() -> Result<Self> {
         let mut attributes = empty();
         // SAFETY: the kernel writes at most `size` bytes to the structure, which has that size and
         // contains only integers.
@@ -70,7 +70,7 @@ impl Schedule {
     /// # Errors
     /// Errors of `sched_setattr`: `EPERM` when the thread asks for more than CAP_SYS_NICE or the
     /// limits `RLIMIT_NICE` and `RLIMIT_RTPRIO` allow.
-    pub fn set(self) -> Result<()> {
+    pub(crate) fn set(self) -> Result<()> {
         let mut attributes = empty();
         (attributes.sched_policy, attributes.sched_priority) = match self.policy {
             Policy::Other => (libc::SCHED_OTHER.cast_unsigned(), 0),

@@ -1,8 +1,8 @@
 //! The destination's side of a migration.
 //!
-//! One thread runs [`receive`] (`receive.rs`): it accepts a source, drops stale pages and goes through the
-//! switchover (`switchover/`). From *ready* on it performs what the handover machine decides
-//! (`handover_driver/`). Beside it run:
+//! One thread runs [`receive()`] (`receive.rs`): it accepts a source, drops stale pages and goes
+//! through the switchover (`switchover/`). From *ready* on it performs what the handover machine
+//! decides (`handover_driver/`). Beside it run:
 //!
 //! * One receiver for each link (`receiver.rs`). Before the switchover it writes pages into guest
 //!   memory (`hikkoshi_memory::RamWriter`), afterwards it installs them (`postcopy/installer/`).

@@ -11,7 +11,7 @@ use hikkoshi_memory::GuestRam;
 use crate::report::{Counters, Observer, SwitchoverSteps, Tracker};
 use crate::source::error::{SourceFailure, list_blocks};
 use crate::source::options::SourceOptions;
-use crate::source::switchover::may_be_lost;
+use crate::source::private_memory::may_be_lost;
 
 /// How the caller controls and observes a migration.
 #[derive(Clone)]

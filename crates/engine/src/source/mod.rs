@@ -22,6 +22,7 @@ mod notify_guest_kept;
 mod options;
 mod postcopy;
 mod precopy;
+mod private_memory;
 mod resume_migration;
 mod session;
 mod switchover;

@@ -12,9 +12,10 @@ use hikkoshi_wire::{
 use thiserror::Error;
 
 use crate::connect::advice;
+use crate::stream::TrafficClass;
 use crate::tls;
 use crate::tls::{Opener, Sealer, SecureError, TimeLimits, TlsClient, TlsServer};
-use crate::{Incoming, Remote, Stream, TrafficClass};
+use crate::{Incoming, Remote, Stream};
 use hikkoshi_linux::Cancel;
 use hikkoshi_linux::sandbox_thread;
 

@@ -10,7 +10,7 @@ mod writer;
 use error_reporter::Report;
 pub use framed::{LinkError, TICK, split};
 pub use reader::LinkReader;
-pub use traffic_class::TrafficClass;
+pub(crate) use traffic_class::TrafficClass;
 pub use writer::LinkWriter;
 
 use std::io::{self, IoSlice, Read, Write};
@@ -276,7 +276,7 @@ impl Stream {
 
     /// Sets the traffic class of everything sent from now on, for networks and hosts that use it.
     /// Has no effect where it cannot be set, such as on a unix socket.
-    pub fn mark(&self, mark: TrafficClass) {
+    pub(crate) fn mark(&self, mark: TrafficClass) {
         let Self::Tcp(stream) = self.socket() else {
             return;
         };

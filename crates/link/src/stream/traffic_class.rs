@@ -4,7 +4,7 @@ use hikkoshi_wire::Role;
 
 /// The kind of traffic that a link carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TrafficClass {
+pub(crate) enum TrafficClass {
     /// The urgent and the control link: the guest or the other side waits for the data.
     Urgent,
     /// Background links, and the link for network frames.
@@ -13,7 +13,7 @@ pub enum TrafficClass {
 
 impl TrafficClass {
     /// The traffic class of a link.
-    pub fn of(role: Role) -> Self {
+    pub(crate) fn of(role: Role) -> Self {
         match role {
             Role::Background { .. } | Role::Frames => Self::Bulk,
             _ => Self::Urgent,
@@ -36,7 +36,7 @@ impl TrafficClass {
     /// `SO_PRIORITY`, for this host's queues; values up to 6 need no privilege (`socket(7)`). The
     /// numbers are from `linux/pkt_sched.h`: interactive and bulk, which `pfifo_fast` serves first
     /// and last.
-    pub fn priority(self) -> u32 {
+    pub(crate) fn priority(self) -> u32 {
         match self {
             Self::Urgent => 6,
             Self::Bulk => 2,

@@ -7,7 +7,7 @@
 //!   other key. It proves that it knows the secret by a MAC over the fingerprints of both keys, and
 //!   TLS proves that it has its own key. From the first migration on, the destination accepts only
 //!   that migration's source: the source's key authenticates all its links, also after a reconnect
-//!   (`authorization.rs`).
+//!   (`invitation_check.rs`).
 //! - **Authority**: both sides have certificates of an authority that both trust
 //!   ([`Certificates`]); the destination's certificate must name the host that the source connects
 //!   to.

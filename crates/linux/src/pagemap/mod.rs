@@ -59,12 +59,12 @@ pub struct PageQuery {
     pub only_tracked: bool,
     /// End after so many pages; 0: no limit.
     pub max_pages: u64,
-    /// End before the region that would be one more; 0, or more than [`MAX_REGIONS`]: that many.
+    /// End before the region that would be one more; 0, or more than 256: that many.
     pub max_regions: usize,
 }
 
 /// Maximum number of regions that one scan reports: 6 KiB of stack, and more than most ranges have.
-pub const MAX_REGIONS: usize = 256;
+pub(crate) const MAX_REGIONS: usize = 256;
 
 /// The pagemap of a process.
 #[derive(Debug)]

@@ -6,9 +6,9 @@
 //! before the guest has numbered the buses.
 
 use hikkoshi_wire::{AuxiliaryBlock, Device, Machine};
-use serde_json::json;
 
 use crate::attach::ram::blocks;
+use crate::qmp::human_monitor::human;
 use crate::qmp::qom;
 use crate::qmp::{Client, QmpError};
 
@@ -44,15 +44,6 @@ pub(crate) fn read(client: &mut Client) -> Result<Machine, QmpError> {
         devices,
         auxiliary: auxiliary.collect(),
     })
-}
-
-/// The answer to a command of the human monitor.
-pub(crate) fn human(client: &mut Client, command: &str) -> Result<String, QmpError> {
-    let answer = client.execute("human-monitor-command", json!({ "command-line": command }))?;
-    match answer.as_str() {
-        Some(text) if !text.starts_with("unknown command") => Ok(text.to_owned()),
-        _ => Err(QmpError::unexpected(command, answer.to_string())),
-    }
 }
 
 /// A device in QEMU's tree.

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::options::join;
-use crate::attach::machine::human;
+use crate::qmp::human_monitor::human;
 use crate::qmp::{Client, QmpError};
 
 /// The longest chain of block nodes.

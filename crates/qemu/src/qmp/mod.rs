@@ -17,6 +17,7 @@ pub(crate) mod announce_self;
 mod client;
 mod connection;
 mod error;
+pub(crate) mod human_monitor;
 mod lines;
 mod message;
 pub(crate) mod migration;

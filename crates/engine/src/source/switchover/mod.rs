@@ -48,7 +48,6 @@ pub(crate) use deadline::Deadline;
 use device_state::send_device_state;
 pub(crate) use last_pages::LastPages;
 use process_memory::ProcessPages;
-pub(crate) use process_memory::may_be_lost;
 use stale_pages::discard_newly_dirty;
 pub(crate) use stale_pages::discard_stale_pages;
 

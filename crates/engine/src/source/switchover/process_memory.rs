@@ -13,12 +13,8 @@ use hikkoshi_pages::PageRange;
 use crate::report::Counters;
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
+use crate::source::private_memory::{MOST, sent_before_commit};
 use crate::source::unsent::UnsentPages;
-
-/// The most pages that are sent here, 4 MiB: 3.4 ms at 10 Gbit/s. The memory of firmware has less
-/// than one MiB, UEFI and its variables have 4; a larger block (video memory, a plugged DIMM)
-/// follows in post-copy.
-const MOST: u64 = 1024;
 
 /// Pages in one frame.
 const PIECE: usize = 64;
@@ -32,7 +28,7 @@ impl ProcessPages {
     pub(crate) fn find(ram: &GuestRam, unsent: &UnsentPages) -> Self {
         let mut room = MOST;
         let mut found = Vec::new();
-        for (number, pages) in candidates(ram) {
+        for (number, pages) in sent_before_commit(ram) {
             let runs: Vec<_> = unsent.runs_in(pages).collect();
             let count = runs.iter().map(|run| run.len()).sum::<u64>();
             if let Some(rest) = room.checked_sub(count) {
@@ -77,41 +73,6 @@ impl ProcessPages {
     }
 }
 
-/// The private blocks that are sent before *commit* if they have few enough unsent pages: those of
-/// a guest that has memory in files as well. By number, with their pages; the smallest first.
-fn candidates(ram: &GuestRam) -> Vec<(usize, PageRange)> {
-    if ram.backings().iter().all(|it| it.file().is_none()) {
-        return Vec::new();
-    }
-    let blocks = ram.layout().blocks().zip(ram.backings()).enumerate();
-    let private = blocks.filter(|(_, (_, backing))| backing.process().is_some());
-    let mut found: Vec<_> = private
-        .map(|(number, ((_, pages), _))| (number, pages))
-        .collect();
-    found.sort_by_key(|(number, pages)| (pages.len(), *number));
-    found
-}
-
-/// The numbers of the private blocks that may be lost with the guest's process in post-copy: all
-/// but those that are sent before *commit* even if none of their pages was sent before.
-pub(crate) fn may_be_lost(ram: &GuestRam) -> Vec<usize> {
-    let mut room = MOST;
-    let mut kept: Vec<_> = ram
-        .backings()
-        .iter()
-        .enumerate()
-        .filter(|(_, backing)| backing.process().is_some())
-        .map(|(number, _)| number)
-        .collect();
-    for (number, pages) in candidates(ram) {
-        if let Some(rest) = room.checked_sub(pages.len()) {
-            room = rest;
-            kept.retain(|it| *it != number);
-        }
-    }
-    kept
-}
-
 fn send_run(
     shared: &MigrationContext,
     reader: &mut PieceReader,
@@ -145,6 +106,7 @@ mod tests {
     use hikkoshi_pages::{PAGE_BYTES, RamBlock, RamLayout};
 
     use super::*;
+    use crate::source::private_memory::may_be_lost;
 
     /// A guest with a block in a file, if `main_in_file`, and private blocks of these numbers of
     /// pages.

@@ -71,7 +71,7 @@ pub(crate) fn difference(layout: &RamLayout, now: &[RamBlockInfo]) -> Option<Str
 /// A failed command, or an answer that is not understood completely.
 pub(crate) fn list(client: &mut Client) -> Result<Vec<RamBlockInfo>, QmpError> {
     const COMMAND: &str = "info ramblock";
-    let text = crate::attach::machine::human(client, COMMAND)?;
+    let text = crate::qmp::human_monitor::human(client, COMMAND)?;
     parse(&text).map_err(|what| QmpError::unexpected(COMMAND, what))
 }
 

@@ -14,10 +14,10 @@ use hikkoshi_pages::PageRange;
 
 use super::file::{FileSystem, Kind};
 use super::{Found, RamErrors, addresses, blocks, find_blocks};
-use crate::attach::machine::human;
 use crate::attach::process;
 use crate::attach::reopen::FileAccess;
 use crate::qmp::Client;
+use crate::qmp::human_monitor::human;
 
 const MIB: u64 = 1 << 20;
 

@@ -39,10 +39,10 @@ pub(crate) use self::error::RamErrors;
 use self::file::BlockMemory;
 use self::free_space::FreeSpaceError;
 use self::mtree::Piece;
-use crate::attach::machine::human;
 use crate::attach::process;
 use crate::attach::reopen::FileAccess;
 use crate::qmp::Client;
+use crate::qmp::human_monitor::human;
 
 /// The guest's memory.
 #[derive(Debug)]

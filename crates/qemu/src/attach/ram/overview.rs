@@ -6,10 +6,10 @@ use hikkoshi_linux::Process;
 
 use super::backend;
 use super::{RamError, addresses, blocks};
-use crate::attach::machine::human;
 use crate::attach::maps::Area;
 use crate::attach::process;
 use crate::check::{Held, MemoryPart};
+use crate::qmp::human_monitor::human;
 use crate::qmp::{Client, QmpError};
 
 /// Every RAM block that QEMU migrates, in QEMU's order: from the largest to the smallest.

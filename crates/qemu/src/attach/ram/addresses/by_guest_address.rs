@@ -10,9 +10,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::attach::machine::human;
 use crate::attach::ram::blocks::RamBlockInfo;
 use crate::attach::ram::mtree::{self, NamedPiece};
+use crate::qmp::human_monitor::human;
 use crate::qmp::{Client, QmpError};
 
 /// The addresses of the blocks that are mapped in the guest under a unique name, in the
