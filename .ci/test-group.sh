@@ -12,7 +12,8 @@ esac
 
 # Modules of the engine's tests that mostly wait for a timeout, and measure nothing of the process:
 # `waiting` runs several of them at once.
-waiting=(peers::destinations:: peers::handshake:: peers::tls::)
+waiting=(adapter_failures:: interruption:: recovery:: peers::destinations:: peers::handshake::
+    peers::tls::)
 if [[ $group == engine && $(basename "$1") == engine-* ]]; then
     case $TEST_GROUP in
     engine) exec "$@" "${waiting[@]/#/--skip=}" ;;
