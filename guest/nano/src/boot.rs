@@ -6,7 +6,8 @@
 //! assembler and the linker, and Rust code runs in ring 3 only.
 //!
 //! The tables map the first 4 GiB identically, in pages of 2 MiB, all of it writable in ring 3:
-//! there is one program, and it fills in the kernel's tables.
+//! there is one program, and it fills in the kernel's tables. It may use I/O ports by the task-state
+//! segment's map: the privilege level for I/O in the flags (IOPL) is lost by a virtualised IRETQ.
 
 core::arch::global_asm!(
     r#"
@@ -56,7 +57,7 @@ long_mode:
 
     pushq $0x1b
     pushq $task_stack_top - 8       // as after a call
-    pushq $0x3002                   // IOPL 3; interrupts off
+    pushq $2                        // interrupts off
     pushq $0x23
     pushq $task
     iretq
@@ -70,7 +71,7 @@ gdt:
     .quad 0x00cff3000000ffff        // 0x18: ring 3, data
     .quad 0x00affb000000ffff        // 0x20: ring 3, code, 64 bits
 gdt_task:
-    .quad 0x0000890000000067        // 0x28: task-state segment of 104 bytes
+    .quad 0x0000890000000268        // 0x28: task-state segment of 617 bytes
     .quad 0
 gdt_pointer:
     .word . - gdt - 1
@@ -84,7 +85,9 @@ task_state:
     .long 0
     .quad exception_stack_top       // the stack pointer when ring 3 is interrupted
     .skip 90
-    .word 104                       // no I/O permission map
+    .word 104                       // the I/O permission map follows: ring 3 may use ports below
+    .skip 512                       // 0x1000
+    .byte 0xff
 
     .global start_info
     .balign 8

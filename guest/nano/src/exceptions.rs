@@ -29,7 +29,7 @@ exception_common:
     movq %cr2, %rcx
     pushq $0x1b
     pushq $task_stack_top - 8
-    pushq $0x3002
+    pushq $2
     pushq $0x23
     pushq $exception
     iretq

@@ -1,4 +1,4 @@
-//! I/O ports, used in ring 3 (IOPL 3).
+//! I/O ports, used in ring 3 (src/boot.rs allows it).
 
 use core::arch::asm;
 
