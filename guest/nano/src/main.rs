@@ -5,11 +5,19 @@
 #![no_main]
 
 mod boot;
+mod clock;
+mod commands;
 mod exceptions;
+mod latency;
+mod memory;
+mod options;
 mod port;
 mod power;
 mod runtime;
 mod serial;
+mod start_info;
+mod verify;
+mod workload;
 
 /// Ends the run with a line that the lab recognises.
 fn fail(reason: impl core::fmt::Display) -> ! {
@@ -22,6 +30,8 @@ fn fail(reason: impl core::fmt::Display) -> ! {
 extern "C" fn task() -> ! {
     exceptions::fill_table();
     serial::initialize();
-    say!("nano: ring 3");
+    if let Err(reason) = workload::run() {
+        fail(reason);
+    }
     power::off()
 }
