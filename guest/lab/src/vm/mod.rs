@@ -242,6 +242,15 @@ impl Vm {
         Ok(answer["status"].as_str().unwrap_or_default().to_owned())
     }
 
+    /// Whether KVM runs the guest, as QEMU says.
+    ///
+    /// # Errors
+    /// When QEMU does not answer.
+    pub fn uses_kvm(&self) -> Result<bool, LabError> {
+        let answer = self.qmp.execute("query-kvm", json!({}))?;
+        Ok(answer["enabled"].as_bool().unwrap_or_default())
+    }
+
     /// Pauses the guest.
     ///
     /// # Errors
