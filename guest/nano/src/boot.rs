@@ -55,6 +55,19 @@ long_mode:
     ltr %ax
     lidt idt_pointer
 
+    movl $0x40000000, %eax          // KVM's clock, if the hypervisor is KVM ("KVMKVMKVM")
+    cpuid
+    cmpl $0x4b4d564b, %ebx
+    jne 1f
+    movl $0x40000001, %eax
+    cpuid
+    testl $8, %eax                  // the clock with MSR 0x4b564d01
+    jz 1f
+    movl $0x4b564d01, %ecx
+    movl $KVM_CLOCK + 1, %eax       // its address, and: enabled
+    xorl %edx, %edx
+    wrmsr
+1:
     pushq $0x1b
     pushq $task_stack_top - 8       // as after a call
     pushq $2                        // interrupts off

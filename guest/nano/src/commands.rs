@@ -9,6 +9,8 @@ pub enum Command {
     Sweep,
     /// The same, then end.
     Stop,
+    /// Say the time.
+    Clocks,
     /// Anything else.
     Unknown,
 }
@@ -36,6 +38,7 @@ impl Commands {
             match line.trim_ascii() {
                 b"" => {}
                 b"sweep" => return Some(Command::Sweep),
+                b"clocks" => return Some(Command::Clocks),
                 b"stop" => return Some(Command::Stop),
                 _ => return Some(Command::Unknown),
             }

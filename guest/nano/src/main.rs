@@ -8,6 +8,7 @@ mod boot;
 mod clock;
 mod commands;
 mod exceptions;
+mod kvm_clock;
 mod latency;
 mod memory;
 mod options;

@@ -3,6 +3,7 @@
 
 use crate::clock::{Clock, ticks};
 use crate::commands::{Command, Commands};
+use crate::kvm_clock;
 use crate::latency::{Latency, Thousandths};
 use crate::memory;
 use crate::options::Options;
@@ -78,7 +79,8 @@ impl Run {
                         say!("stopped:");
                         return;
                     }
-                    Some(Command::Unknown) => say!("unknown: known are sweep and stop"),
+                    Some(Command::Clocks) => self.clocks(),
+                    Some(Command::Unknown) => say!("unknown: known are sweep, clocks and stop"),
                 }
             }
             if now - self.reported >= report_interval {
@@ -106,6 +108,17 @@ impl Run {
             self.verify.pages(),
             self.verify.bad,
         );
+    }
+
+    /// Prints one time by the counter and by KVM's clock; without that, by the counter alone.
+    fn clocks(&self) {
+        let kvm = kvm_clock::read();
+        let (ticks, ns) = kvm.unwrap_or_else(|| {
+            let now = ticks();
+            (now, self.clock.nanoseconds(now))
+        });
+        let kvm_clock = u8::from(kvm.is_some());
+        say!("clocks: ok ticks={ticks} ns={ns} kvm_clock={kvm_clock}");
     }
 
     /// Prints the report of an interval.
