@@ -81,8 +81,8 @@ pub use qemu_migration::{QemuMigration, QemuMigrationMode, QemuMigrationReport};
 pub use qmp::{Event, Qmp};
 pub use ram::{Ram, RamBackend};
 pub use report::{
-    Dirty, DiskWork, FineHistogram, Histogram, Idle, Latency, Ready, Report, Scan, Scanned, Serve,
-    Slow, Verdict, Verify,
+    Clocks, Dirty, DiskWork, FineHistogram, Histogram, Idle, Latency, Ready, Report, Scan, Scanned,
+    Serve, Slow, Verdict, Verify,
 };
 pub use throttle::Throttle;
 pub use vm::Vm;

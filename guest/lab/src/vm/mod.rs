@@ -6,8 +6,8 @@ mod start;
 use crate::device::PreparedDevice;
 use crate::ram::PreparedRam;
 use crate::{
-    Console, Disk, Lab, LabError, MemoryLimit, Namespace, Qmp, Ready, Report, Slow, Throttle,
-    Verdict,
+    Clocks, Console, Disk, Lab, LabError, MemoryLimit, Namespace, Qmp, Ready, Report, Slow,
+    Throttle, Verdict,
 };
 use serde_json::json;
 use std::fs;
@@ -218,6 +218,24 @@ impl Vm {
             timeout,
             |report| match report {
                 Report::Slow(slow) => Some(slow.clone()),
+                _ => None,
+            },
+        )
+    }
+
+    /// Asks the nano guest for the time; it must run here.
+    ///
+    /// # Errors
+    /// When there is no answer within `timeout`.
+    pub fn clocks(&self, timeout: Duration) -> Result<Clocks, LabError> {
+        let first = self.console.len();
+        self.send("clocks")?;
+        self.wait_report(
+            "the guest's clocks",
+            first,
+            timeout,
+            |report| match report {
+                Report::Clocks(clocks) => Some(*clocks),
                 _ => None,
             },
         )
