@@ -6,7 +6,7 @@ use hikkoshi_tests::{Guest, MigrationPlan, TestEnv, kvm_present};
 
 /// Migrates a guest by each mode in turn. The guest checks every page after each move, and
 /// [`Guest`] that QEMU uses KVM.
-fn all_modes(version: QemuVersion, machine: &str, source: RamBackend, destination: RamBackend) {
+fn all_modes(version: QemuVersion, machine: &str, source: Ram, destination: Ram) {
     if !kvm_present() {
         return;
     }
@@ -17,43 +17,52 @@ fn all_modes(version: QemuVersion, machine: &str, source: RamBackend, destinatio
         .machine(machine)
         .kvm()
         .nano()
-        .ram(Ram::new(source, 128))
+        .ram(source)
         .workload(workload);
-    let there = config.clone().ram(Ram::new(destination, 128));
+    let there = config.clone().ram(destination);
     let mut guest = Guest::boot_without_extra_disk(&env, config.clone());
     for (number, mode) in ["hybrid", "postcopy", "precopy"].into_iter().enumerate() {
         let to = if number % 2 == 0 { &there } else { &config };
         let plan = MigrationPlan::new(mode).destination_config(to.clone());
-        let report = guest.migrate(&plan);
+        let (exits, finished) = guest.start_migration(&plan).wait_for_source_first();
+        let report = guest.complete_migration(&exits, finished, "running");
         assert_eq!(report.postcopy, mode != "precopy");
     }
 }
 
 const Q35: &str = "pc-q35-7.2";
-const FILE: RamBackend = RamBackend::File { share: true };
+
+/// QEMU's name for the memory, so that it can move between kinds.
+fn ram(backend: RamBackend) -> Ram {
+    Ram::new(backend, 128).default_name()
+}
+
+fn file() -> Ram {
+    ram(RamBackend::File { share: true })
+}
+
+/// `-m` alone.
+fn private() -> Ram {
+    ram(RamBackend::Default)
+}
 
 #[test]
 fn private_memory() {
-    all_modes(
-        QemuVersion::V10_0,
-        Q35,
-        RamBackend::Default,
-        RamBackend::Default,
-    );
+    all_modes(QemuVersion::V10_0, Q35, private(), private());
 }
 
 #[test]
 fn shared_memory() {
-    all_modes(QemuVersion::V10_0, Q35, FILE, FILE);
+    all_modes(QemuVersion::V10_0, Q35, file(), file());
 }
 
 #[test]
 fn between_memfd_and_private_memory() {
-    let (memfd, private) = (RamBackend::MEMFD, RamBackend::Anonymous);
-    all_modes(QemuVersion::V10_0, "pc-i440fx-7.2", memfd, private);
+    let memfd = ram(RamBackend::MEMFD);
+    all_modes(QemuVersion::V10_0, "pc-i440fx-7.2", memfd, private());
 }
 
 #[test]
 fn qemu_7_2() {
-    all_modes(QemuVersion::V7_2, Q35, RamBackend::Default, FILE);
+    all_modes(QemuVersion::V7_2, Q35, private(), file());
 }
