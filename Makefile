@@ -7,7 +7,11 @@ WORKLOAD := $(BUILD)/workload/$(STATIC_TARGET)/release/hikkoshi-workload
 INITRAMFS := $(BUILD)/initramfs.cpio
 WEB_INITRAMFS := $(BUILD)/initramfs-web.cpio
 DEVICES_INITRAMFS := $(BUILD)/initramfs-devices.cpio
-WORKLOAD_SOURCES := $(wildcard guest/workload/src/*.rs guest/workload/src/*/*.rs) guest/workload/Cargo.toml Cargo.toml Cargo.lock
+WORKLOAD_SOURCES := $(wildcard guest/workload/src/*.rs guest/workload/src/*/*.rs guest/checked-pages/src/*.rs) \
+    guest/workload/Cargo.toml Cargo.toml Cargo.lock
+NANO := $(BUILD)/nano/$(STATIC_TARGET)/release/nano
+NANO_SOURCES := $(wildcard guest/nano/src/*.rs guest/nano/.cargo/* guest/nano/build.rs guest/nano/link.ld guest/nano/Cargo.*) \
+    $(wildcard guest/checked-pages/src/*.rs)
 FUZZ_SECONDS ?= 60
 # How many targets run at once.
 FUZZ_JOBS ?= 1
@@ -23,8 +27,8 @@ setup: ## download QEMU 7.2, QEMU 10.0, a Debian kernel and busybox into build/
 	@setup/setup.sh
 
 .PHONY: guest
-guest: setup ## build the test guest's initramfs
-	@$(MAKE) --no-print-directory $(INITRAMFS)
+guest: setup ## build the test guest's initramfs, and the nano guest
+	@$(MAKE) --no-print-directory $(INITRAMFS) $(NANO)
 
 .PHONY: guest-debian
 guest-debian: guest ## make a whole Debian guest
@@ -40,6 +44,11 @@ guest-devices: guest ## fetch UEFI firmware, a TPM emulator, a kernel with the d
 $(WORKLOAD): $(WORKLOAD_SOURCES)
 	CARGO_TARGET_DIR=$(BUILD)/workload RUSTFLAGS="-C target-feature=+crt-static -C strip=symbols" \
 	    cargo build --locked --release --package hikkoshi-workload --target $(STATIC_TARGET)
+	@touch $@
+
+# The same target as the workload's, but without the C library (guest/nano/.cargo/config.toml).
+$(NANO): $(NANO_SOURCES)
+	cd guest/nano && CARGO_TARGET_DIR=$(abspath $(BUILD))/nano cargo build --locked --release
 	@touch $@
 
 $(INITRAMFS): $(WORKLOAD) $(wildcard guest/initramfs/*) $(BUILD)/kernel/.done $(BUILD)/busybox/.done
@@ -68,6 +77,7 @@ lint: setup check-docs ## formatting, clippy, rustdoc, shell scripts and documen
 	cd fuzz && cargo fmt --check
 	cd fuzz && RUSTFLAGS="--cfg fuzzing" CARGO_TARGET_DIR=../target/fuzz-check cargo clippy --quiet --locked -- -D warnings
 	cd crates/ept/bochs && cargo fmt --check && cargo clippy --locked --release -- -D warnings
+	cd guest/nano && cargo fmt --check && CARGO_TARGET_DIR=../../target/nano cargo clippy --locked --release -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --no-deps --workspace --document-private-items
 	$(BUILD)/shellcheck/run --check-sourced $(SHELL_SCRIPTS)
 
@@ -82,7 +92,7 @@ DENY_CHECKS ?= advisories bans licenses sources
 .PHONY: deny
 deny: ## check the dependencies' advisories, licences, duplicates and sources (needs cargo-deny)
 	@cargo deny --version >/dev/null 2>&1 || { echo "cargo-deny is missing: cargo install --locked cargo-deny@0.20.2" >&2; exit 1; }
-	@set -e; for manifest in Cargo.toml fuzz/Cargo.toml crates/ept/bochs/Cargo.toml; do \
+	@set -e; for manifest in Cargo.toml fuzz/Cargo.toml crates/ept/bochs/Cargo.toml guest/nano/Cargo.toml; do \
 	    echo "$$manifest"; \
 	    cargo deny --locked --manifest-path $$manifest --config deny.toml check \
 	        --allow unmatched-skip --allow license-not-encountered --allow license-exception-not-encountered \

@@ -44,9 +44,16 @@ impl<'a> Guest<'a> {
             drop(guest);
             guest = Self::start(env, config);
         }
+        guest.assert_accelerator();
         guest.vm.wait_ready().unwrap();
         guest.wait_for_progress();
         guest
+    }
+
+    /// Checks that QEMU uses the accelerator that the guest's configuration says.
+    fn assert_accelerator(&self) {
+        let kvm = self.vm.uses_kvm().unwrap();
+        assert_eq!(kvm, self.config.uses_kvm(), "KVM on {}", self.vm.name());
     }
 
     /// Starts the machine without waiting for the guest.
@@ -220,11 +227,13 @@ impl<'a> Guest<'a> {
         drop(finished);
     }
 
-    /// Checks that the workload makes progress, and that no page is or was wrong.
+    /// Checks that the workload makes progress by the configured accelerator, and that no page is or
+    /// was wrong.
     ///
     /// # Panics
     /// When a page was wrong, or the workload has stopped.
     pub fn assert_healthy(&self) {
+        self.assert_accelerator();
         self.wait_for_progress();
         let verdict = self.vm.sweep(LONG).unwrap();
         assert!(verdict.ok && verdict.bad == 0, "{verdict:?}");

@@ -37,7 +37,7 @@
 //!
 //! # What is missing
 //!
-//! Guests under KVM.
+//! Linux guests, several processors and devices under KVM: there is the nano guest only.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test's failure is the message
 
@@ -52,6 +52,7 @@ mod guest;
 mod json_report;
 mod json_schema;
 mod kernel_feature;
+mod kvm;
 mod log;
 pub mod matrix;
 mod migration;
@@ -77,6 +78,7 @@ pub use guest::{Guest, assert_not_running};
 pub use json_report::{Bucket, Bytes, Frames, JsonReport, Latency, Pages, ThreadFaults};
 pub use json_schema::JsonSchema;
 pub use kernel_feature::KernelFeature;
+pub use kvm::kvm_present;
 pub use log::log;
 pub use migration::{FinishedMigration, Migration, Side, address_in};
 pub use migration_plan::{MigrationPlan, Transport};

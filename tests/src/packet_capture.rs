@@ -79,8 +79,8 @@ impl PacketCapture {
     }
 }
 
-/// Whether the filling of a page (`guest/workload/src/page.rs`) occurs at any offset: little-endian
-/// words, each larger than the one before by the same odd step.
+/// Whether the filling of a page (`guest/checked-pages/src/page.rs`) occurs at any offset:
+/// little-endian words, each larger than the one before by the same odd step.
 fn shows_a_page(packet: &[u8]) -> bool {
     let word = |at: usize| {
         let bytes = packet.get(at..at + 8)?;

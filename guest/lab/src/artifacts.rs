@@ -58,6 +58,17 @@ pub fn initramfs() -> Result<PathBuf, LabError> {
     present("the guest's initramfs", "initramfs.cpio")
 }
 
+/// The nano guest's kernel.
+///
+/// # Errors
+/// When it has not been built.
+pub fn nano_kernel() -> Result<PathBuf, LabError> {
+    present(
+        "the nano guest's kernel",
+        "nano/x86_64-unknown-linux-gnu/release/nano",
+    )
+}
+
 /// The initramfs of the guest with the web server.
 ///
 /// # Errors

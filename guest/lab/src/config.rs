@@ -23,12 +23,24 @@ pub struct Nic {
     pub queues: u32,
 }
 
+/// What runs the guest's code.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) enum Accelerator {
+    /// QEMU's emulator.
+    #[default]
+    Tcg,
+    /// The host's hypervisor.
+    Kvm,
+}
+
 /// The configuration of a machine. A destination uses a clone of its source's, with
 /// [`VmConfig::incoming`].
 #[derive(Clone, Debug)]
 pub struct VmConfig {
     pub(crate) version: QemuVersion,
     pub(crate) machine: String,
+    pub(crate) accelerator: Accelerator,
+    pub(crate) nano: bool,
     pub(crate) cpus: u32,
     pub(crate) hot_cpus: u32,
     pub(crate) firmware: Firmware,
@@ -53,6 +65,8 @@ impl Default for VmConfig {
         Self {
             version: QemuVersion::V10_0,
             machine: DEFAULT_MACHINE.to_owned(),
+            accelerator: Accelerator::default(),
+            nano: false,
             cpus: 1,
             hot_cpus: 0,
             firmware: Firmware::Default,
@@ -91,6 +105,23 @@ impl VmConfig {
     #[must_use]
     pub fn machine(mut self, machine: &str) -> Self {
         machine.clone_into(&mut self.machine);
+        self
+    }
+
+    /// Uses KVM instead of the emulator.
+    #[must_use]
+    pub fn kvm(mut self) -> Self {
+        self.accelerator = Accelerator::Kvm;
+        self
+    }
+
+    /// Boots the nano guest (guest/nano) instead of Linux: one processor, no disk, no network, and
+    /// the workload `verify` only. Its firmware is the one that starts a kernel and does nothing
+    /// else.
+    #[must_use]
+    pub fn nano(mut self) -> Self {
+        self.nano = true;
+        self.firmware = Firmware::Qboot;
         self
     }
 
@@ -167,6 +198,11 @@ impl VmConfig {
     /// The QEMU version.
     pub fn qemu_version(&self) -> QemuVersion {
         self.version
+    }
+
+    /// Whether KVM is to run the guest.
+    pub fn uses_kvm(&self) -> bool {
+        self.accelerator == Accelerator::Kvm
     }
 
     /// The machine type.

@@ -2,7 +2,7 @@
 
 use crate::artifacts::{debian_disk, qemu_img};
 use crate::{Lab, LabError, spawn};
-use hikkoshi_workload::page::{self, PAGE_SIZE, PageKind, WORDS, Words};
+use hikkoshi_checked_pages::page::{self, PAGE_SIZE, PageKind, WORDS, Words};
 use std::fs::{self, File};
 use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};

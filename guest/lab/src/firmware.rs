@@ -11,6 +11,9 @@ pub enum Firmware {
     /// The machine's default: SeaBIOS, or qboot's for `microvm`.
     #[default]
     Default,
+    /// A few instructions that start a kernel, from QEMU's own folder. Where ring 0 is slow, SeaBIOS
+    /// takes half a minute.
+    Qboot,
     /// UEFI, with the variable store in flash: each machine has its own copy.
     Ovmf,
 }
@@ -22,8 +25,10 @@ impl Firmware {
         lab: &Lab,
         vm: &str,
     ) -> Result<(Vec<String>, &'static str), LabError> {
-        if self == Self::Default {
-            return Ok((Vec::new(), ""));
+        match self {
+            Self::Default => return Ok((Vec::new(), "")),
+            Self::Qboot => return Ok((["-bios", "qboot.rom"].map(str::to_owned).into(), "")),
+            Self::Ovmf => {}
         }
         let code = ovmf("code.fd")?;
         let template = ovmf("vars.fd")?;

@@ -36,8 +36,8 @@
 //! # }
 //! ```
 //!
-//! **What is missing.** Guests are emulated (TCG); there is no option for KVM yet. The lab needs
-//! root for namespaces, taps, mounts and huge pages; a single machine on tmpfs does not.
+//! **What is missing.** Under KVM ([`VmConfig::kvm`]) only the nano guest is tried
+//! ([`VmConfig::nano`]): one processor, without a disk and without a network. The lab needs root for namespaces, taps, mounts and huge pages; a single machine on tmpfs does not.
 #![allow(unsafe_code)] // `pre_exec`: a child enters a namespace and dies with its parent
 
 mod artifacts;
@@ -63,7 +63,7 @@ mod vm;
 mod workload;
 
 pub use artifacts::{
-    QemuVersion, devices_initramfs, devices_kernel, initramfs, kernel, web_initramfs,
+    QemuVersion, devices_initramfs, devices_kernel, initramfs, kernel, nano_kernel, web_initramfs,
 };
 pub use config::{DEFAULT_MACHINE, Nic, VmConfig};
 pub use console::{Console, ConsoleLine};
@@ -81,8 +81,8 @@ pub use qemu_migration::{QemuMigration, QemuMigrationMode, QemuMigrationReport};
 pub use qmp::{Event, Qmp};
 pub use ram::{Ram, RamBackend};
 pub use report::{
-    Dirty, DiskWork, FineHistogram, Histogram, Idle, Latency, Ready, Report, Scan, Scanned, Serve,
-    Slow, Verdict, Verify,
+    Clocks, Dirty, DiskWork, FineHistogram, Histogram, Idle, Latency, Ready, Report, Scan, Scanned,
+    Serve, Slow, Verdict, Verify,
 };
 pub use throttle::Throttle;
 pub use vm::Vm;

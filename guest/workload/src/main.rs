@@ -38,7 +38,6 @@ mod guest_physical;
 mod lockstep;
 mod options;
 mod page_order;
-mod random;
 mod rate_limiter;
 mod region;
 mod scan;
@@ -49,7 +48,7 @@ mod web_files;
 mod worker;
 mod workloads;
 
-use hikkoshi_workload::page;
+use hikkoshi_checked_pages::{page, random};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

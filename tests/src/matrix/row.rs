@@ -2,7 +2,7 @@
 
 use super::outcome::{Outcome, Trip};
 use crate::disk::disk_on;
-use crate::{Guest, MigrationPlan, Side, TestEnv, assert_refused};
+use crate::{Guest, MigrationPlan, Side, TestEnv, assert_refused, kvm_present};
 use hikkoshi_lab::{DiskBus, VmConfig, Workload};
 use std::fmt;
 use std::path::Path;
@@ -151,6 +151,9 @@ impl Row {
             && !Path::new(file).exists()
         {
             return Outcome::NotTested(without);
+        }
+        if self.source.uses_kvm() && !kvm_present() {
+            return Outcome::NotTested("the host has no KVM");
         }
         let drivers = |config: &VmConfig| match self.all_drivers {
             true => config.clone().all_drivers().unwrap(),

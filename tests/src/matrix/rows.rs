@@ -21,7 +21,15 @@ const fn memfd(share: bool, seal: bool, huge: Option<HugePageSize>) -> RamBacken
 
 /// All rows.
 pub fn rows() -> Vec<Row> {
-    [memory(), machines(), processors(), disks(), devices()].concat()
+    [
+        memory(),
+        machines(),
+        processors(),
+        kvm(),
+        disks(),
+        devices(),
+    ]
+    .concat()
 }
 
 /// What cannot be moved: the kernel handles page faults of shared files only on tmpfs and hugetlbfs,
@@ -149,11 +157,22 @@ fn processors() -> Vec<Row> {
         })
         .collect();
     rows.push(Row::new("hot-plugged processors: 3", VmConfig::new()).hot_cpus(3));
-    rows.push(Row::new("KVM", VmConfig::new()).requires(
-        "not there yet",
-        "no guest for KVM without nested virtualisation yet",
-    ));
     rows
+}
+
+/// The nano guest, which has neither a disk nor drivers.
+fn kvm() -> Vec<Row> {
+    let guest = |machine| VmConfig::new().machine(machine).kvm().nano();
+    let row = |config, backend| {
+        let config: VmConfig = config;
+        Row::new("KVM, nano guest", config.ram(Ram::new(backend, MIB))).without_disk()
+    };
+    vec![
+        row(guest("pc-q35-7.2"), RamBackend::Default).sample(),
+        row(guest("pc-q35-7.2"), FILE),
+        row(guest("pc-i440fx-7.2"), MEMFD),
+        row(guest("pc-i440fx-7.2").version(V7_2), RamBackend::Default),
+    ]
 }
 
 fn disks() -> Vec<Row> {

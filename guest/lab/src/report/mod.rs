@@ -26,6 +26,8 @@ pub enum Report {
     Scanned(Scanned),
     /// The answer to `slow`.
     Slow(Slow),
+    /// The nano guest's answer to `clocks`.
+    Clocks(Clocks),
     /// The answer to `sweep`.
     Verdict(Verdict),
     /// A page had wrong content; the text describes it.
@@ -171,6 +173,17 @@ pub struct Slow {
     pub fine: FineHistogram,
 }
 
+/// One time by two clocks of the nano guest.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Clocks {
+    /// The time-stamp counter.
+    pub ticks: u64,
+    /// The monotonic clock, ns.
+    pub ns: u64,
+    /// Whether that is KVM's clock; otherwise it is computed from the counter.
+    pub kvm_clock: bool,
+}
+
 /// The result of a sweep over every page.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Verdict {
@@ -237,6 +250,20 @@ mod tests {
         let none = Report::parse("slow: ok count=0 sum_us=0 fine=-");
         assert_eq!(none, Report::Slow(Slow::default()));
         assert_eq!(Report::parse("slow: ok count=1 sum_us=2"), Report::Other);
+    }
+
+    #[test]
+    fn clocks_are_parsed() {
+        let clocks = Clocks {
+            ticks: 12,
+            ns: 5,
+            kvm_clock: true,
+        };
+        assert_eq!(
+            Report::parse("clocks: ok ticks=12 ns=5 kvm_clock=1"),
+            Report::Clocks(clocks)
+        );
+        assert_eq!(Report::parse("clocks: ok ticks=12 ns=5"), Report::Other);
     }
 
     #[test]

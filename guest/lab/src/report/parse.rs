@@ -1,7 +1,9 @@
 //! Parsing a console line.
 
 use super::latency::{FineHistogram, Histogram, Latency};
-use super::{Dirty, DiskWork, Idle, Ready, Report, Scan, Scanned, Serve, Slow, Verdict, Verify};
+use super::{
+    Clocks, Dirty, DiskWork, Idle, Ready, Report, Scan, Scanned, Serve, Slow, Verdict, Verify,
+};
 
 /// The `key=value` words of a line.
 struct Fields<'a>(&'a str);
@@ -106,6 +108,11 @@ impl Report {
                 count: fields.get("count")?,
                 sum_us: fields.get("sum_us")?,
                 fine: FineHistogram(Histogram::parse(fields.text("fine")?)?.0),
+            }),
+            "clocks" => Self::Clocks(Clocks {
+                ticks: fields.get("ticks")?,
+                ns: fields.get("ns")?,
+                kvm_clock: fields.get::<u8>("kvm_clock")? == 1,
             }),
             "verdict" => Self::Verdict(Verdict {
                 ok: ok?,

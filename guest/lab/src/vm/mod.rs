@@ -6,8 +6,8 @@ mod start;
 use crate::device::PreparedDevice;
 use crate::ram::PreparedRam;
 use crate::{
-    Console, Disk, Lab, LabError, MemoryLimit, Namespace, Qmp, Ready, Report, Slow, Throttle,
-    Verdict,
+    Clocks, Console, Disk, Lab, LabError, MemoryLimit, Namespace, Qmp, Ready, Report, Slow,
+    Throttle, Verdict,
 };
 use serde_json::json;
 use std::fs;
@@ -223,6 +223,24 @@ impl Vm {
         )
     }
 
+    /// Asks the nano guest for the time; it must run here.
+    ///
+    /// # Errors
+    /// When there is no answer within `timeout`.
+    pub fn clocks(&self, timeout: Duration) -> Result<Clocks, LabError> {
+        let first = self.console.len();
+        self.send("clocks")?;
+        self.wait_report(
+            "the guest's clocks",
+            first,
+            timeout,
+            |report| match report {
+                Report::Clocks(clocks) => Some(*clocks),
+                _ => None,
+            },
+        )
+    }
+
     /// Waits until the guest prints another line on this machine.
     ///
     /// # Errors
@@ -240,6 +258,15 @@ impl Vm {
     pub fn status(&self) -> Result<String, LabError> {
         let answer = self.qmp.execute("query-status", json!({}))?;
         Ok(answer["status"].as_str().unwrap_or_default().to_owned())
+    }
+
+    /// Whether KVM runs the guest, as QEMU says.
+    ///
+    /// # Errors
+    /// When QEMU does not answer.
+    pub fn uses_kvm(&self) -> Result<bool, LabError> {
+        let answer = self.qmp.execute("query-kvm", json!({}))?;
+        Ok(answer["enabled"].as_bool().unwrap_or_default())
     }
 
     /// Pauses the guest.

@@ -1,11 +1,13 @@
 //! Starting a machine: QEMU's command line, and the connections to its console and monitor.
 
 use super::{POLL, Vm, stderr_tail};
+use crate::config::Accelerator;
 use crate::ram::PreparedRam;
-use crate::{Lab, LabError, Nic, Qmp, VmConfig, initramfs, kernel, spawn};
+use crate::{Lab, LabError, Nic, Qmp, VmConfig, initramfs, kernel, nano_kernel, spawn};
+use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -57,16 +59,7 @@ impl VmConfig {
             .args(self.processors())
             .args(&firmware)
             .args(&ram.arguments)
-            .arg("-kernel")
-            .arg(match &self.kernel {
-                Some(path) => path.clone(),
-                None => kernel()?,
-            })
-            .arg("-initrd")
-            .arg(match &self.initramfs {
-                Some(path) => path.clone(),
-                None => initramfs()?,
-            })
+            .args(self.kernel_arguments()?)
             .args(["-append", &self.kernel_command_line()])
             .args([
                 "-qmp",
@@ -157,7 +150,26 @@ impl VmConfig {
         } else {
             ""
         };
-        format!("tcg,thread=multi{locked}")
+        match self.accelerator {
+            Accelerator::Tcg => format!("tcg,thread=multi{locked}"),
+            Accelerator::Kvm => "kvm".to_owned(),
+        }
+    }
+
+    /// The arguments for the guest's kernel and initramfs.
+    fn kernel_arguments(&self) -> Result<Vec<OsString>, LabError> {
+        let or = |given: &Option<PathBuf>, default: fn() -> Result<PathBuf, LabError>| {
+            given.clone().map_or_else(default, Ok)
+        };
+        if self.nano {
+            return Ok(vec!["-kernel".into(), nano_kernel()?.into()]);
+        }
+        Ok(vec![
+            "-kernel".into(),
+            or(&self.kernel, kernel)?.into(),
+            "-initrd".into(),
+            or(&self.initramfs, initramfs)?.into(),
+        ])
     }
 
     /// The arguments for the processors. All are of one socket, so that their numbers are known.

@@ -2,16 +2,17 @@
 
 /// A small and fast pseudo-random number generator (xorshift with a multiplied result).
 #[derive(Debug)]
-pub(crate) struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// A generator; equal seeds give equal numbers.
+    pub fn new(seed: u64) -> Self {
         // The generator never leaves the state zero.
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
     /// A number below `limit`; 0 if `limit` is 0. `limit` is at most 2^32.
-    pub(crate) fn below(&mut self, limit: usize) -> usize {
+    pub fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -22,7 +23,7 @@ impl Random {
     }
 
     /// True in `percent` of 100 calls on average.
-    pub(crate) fn percent(&mut self, percent: u64) -> bool {
+    pub fn percent(&mut self, percent: u64) -> bool {
         (self.below(100) as u64) < percent
     }
 }

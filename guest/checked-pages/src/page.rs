@@ -4,7 +4,7 @@
 //! and filling that is unique to page and generation. A page of kind [`PageKind::SometimesZero`] is
 //! all zero in its even generations, so that pages alternate between zeros and content.
 
-use std::fmt;
+use core::fmt;
 
 /// Bytes in a page.
 pub const PAGE_SIZE: usize = 4096;
@@ -147,21 +147,16 @@ pub fn identify(words: &Words) -> Option<(u64, u64)> {
 ///
 /// # Errors
 /// When a byte differs, with the kind of damage.
-pub fn check(
-    words: &Words,
-    page: usize,
-    generation: u32,
-    kind: PageKind,
-) -> Result<(), Box<BadPage>> {
+pub fn check(words: &Words, page: usize, generation: u32, kind: PageKind) -> Result<(), BadPage> {
     let bad = |fault, word, held, wanted| {
-        Err(Box::new(BadPage {
+        Err(BadPage {
             page,
             generation,
             fault,
             word,
             held,
             wanted,
-        }))
+        })
     };
     if kind.is_zero_at(generation) {
         return match words.iter().position(|&word| word != 0) {
@@ -215,7 +210,10 @@ fn diagnose(words: &Words, page: u64) -> Fault {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
     use super::*;
+    use std::boxed::Box;
 
     fn page_of(page: usize, generation: u32) -> Box<Words> {
         let mut words = Box::new([0; WORDS]);

@@ -1,0 +1,108 @@
+//! The nano guest: it boots with every QEMU, by each accelerator, and detects damage.
+#![allow(clippy::unwrap_used)] // a test's failure is the message
+
+use hikkoshi_lab::{Lab, LabError, QemuVersion, Ram, Report, Vm, VmConfig, Workload};
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+/// Only ends a test that hangs.
+const LONG: Duration = Duration::from_secs(60);
+/// Where the guest's pages begin (guest/nano/link.ld).
+const PAGES: u64 = 4 << 20;
+
+fn config() -> VmConfig {
+    let workload = Workload::verify(16).rate(2000).option("every_ms", 200);
+    VmConfig::new()
+        .nano()
+        .ram(Ram::shared(64))
+        .workload(workload)
+}
+
+fn wait_for_work(vm: &Vm) {
+    vm.wait_report("work", 0, LONG, |report| match report {
+        Report::Verify(verify) => (verify.ok && verify.generation > 0).then_some(()),
+        _ => None,
+    })
+    .unwrap();
+}
+
+fn boots_and_is_sound(config: &VmConfig) {
+    let lab = Lab::new().unwrap();
+    let vm = config.start(&lab, "guest").unwrap();
+    let ready = vm.wait_ready().unwrap();
+    assert_eq!((ready.pages, ready.threads, ready.cpus), (4096, 1, 1));
+    assert_eq!(vm.uses_kvm().unwrap(), config.uses_kvm());
+    wait_for_work(&vm);
+    let verdict = vm.sweep(LONG).unwrap();
+    assert!(verdict.ok && verdict.pages == 4096, "{verdict:?}");
+    vm.send("stop").unwrap();
+    assert!(vm.wait_exit(LONG).unwrap().success());
+}
+
+#[test]
+fn it_boots_emulated() {
+    for version in QemuVersion::ALL {
+        for machine in ["pc-q35-7.2", "pc-i440fx-7.2"] {
+            boots_and_is_sound(&config().version(version).machine(machine));
+        }
+    }
+}
+
+#[test]
+fn it_boots_under_kvm() {
+    if !std::path::Path::new("/dev/kvm").exists() {
+        assert!(
+            std::env::var_os("CI").is_none_or(|ci| ci != "true"),
+            "no /dev/kvm"
+        );
+        return;
+    }
+    for version in QemuVersion::ALL {
+        for machine in ["pc-q35-7.2", "pc-i440fx-7.2"] {
+            boots_and_is_sound(&config().kvm().version(version).machine(machine));
+        }
+    }
+}
+
+#[test]
+fn damage_is_detected() {
+    let lab = Lab::new().unwrap();
+    let vm = config().start(&lab, "guest").unwrap();
+    vm.wait_ready().unwrap();
+    wait_for_work(&vm);
+    vm.stop().unwrap();
+    let ram = OpenOptions::new()
+        .write(true)
+        .open(&vm.ram_files()[0])
+        .unwrap();
+    // Page 4000 is written once only, so it is filled at any time.
+    ram.write_all_at(&[0; 4096], PAGES + 4000 * 4096).unwrap();
+    vm.cont().unwrap();
+    let verdict = vm.sweep(LONG).unwrap();
+    assert_eq!((verdict.ok, verdict.bad), (false, 1));
+    let found = vm.wait_report("the finding", 0, LONG, |report| match report {
+        Report::Bad(text) => Some(text.clone()),
+        _ => None,
+    });
+    let found = found.unwrap();
+    assert!(
+        found.contains("page=4000 ") && found.contains("fault=zero"),
+        "{found}"
+    );
+}
+
+#[test]
+fn too_much_memory_is_said() {
+    let lab = Lab::new().unwrap();
+    let vm = config()
+        .workload(Workload::verify(64))
+        .start(&lab, "guest")
+        .unwrap();
+    let error = vm.wait_ready().unwrap_err();
+    assert!(matches!(error, LabError::TimedOut { .. }), "{error}");
+    assert!(
+        error.to_string().contains("hk.mib is more than the memory"),
+        "{error}"
+    );
+}

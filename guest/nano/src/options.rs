@@ -1,0 +1,78 @@
+//! The options on the kernel command line: those of the Linux test guest that apply here.
+
+/// What the guest does.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Size of the region, MiB.
+    pub mib: usize,
+    /// Accesses a second; 0: as fast as possible.
+    pub rate: u64,
+    /// Percentage of accesses that write.
+    pub write_percent: u64,
+    /// An access counts as slow from this many µs.
+    pub slow_us: u64,
+    /// Milliseconds between two reports.
+    pub every_ms: u64,
+    /// Percentage of pages that are written once and then only read.
+    pub clean_percent: usize,
+    /// Percentage of pages that are all zero in every other generation.
+    pub zero_percent: usize,
+    /// Seed of the random numbers.
+    pub seed: u64,
+}
+
+/// An option with an unusable value: its name and the value.
+pub type BadOption<'a> = (&'a str, &'a str);
+
+impl Options {
+    /// Parses the words that start with `hk.`; unknown ones are for other guests.
+    ///
+    /// # Errors
+    /// With the first unusable option.
+    pub fn parse(line: &str) -> Result<Self, BadOption<'_>> {
+        let mut options = Self {
+            mib: 64,
+            rate: 0,
+            write_percent: 100,
+            slow_us: 100,
+            every_ms: 1000,
+            clean_percent: 10,
+            zero_percent: 10,
+            seed: 1,
+        };
+        for word in line.split_ascii_whitespace() {
+            let Some(option) = word.strip_prefix("hk.") else {
+                continue;
+            };
+            let (name, value) = option.split_once('=').unwrap_or((option, ""));
+            options.set(name, value).ok_or((name, value))?;
+        }
+        match options.clean_percent + options.zero_percent {
+            0..=90 => Ok(options),
+            _ => Err(("clean", "with hk.zero over 90")),
+        }
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Option<()> {
+        match name {
+            "workload" => (value == "verify").then_some(())?,
+            "mib" => self.mib = within(value, 1, 3 << 10)?,
+            "rate" => self.rate = within(value, 0, 1 << 40)?,
+            "write" => self.write_percent = within(value, 0, 100)?,
+            "slow_us" => self.slow_us = within(value, 1, 1 << 30)?,
+            "every_ms" => self.every_ms = within(value, 10, 1 << 20)?,
+            "clean" => self.clean_percent = within(value, 0, 90)?,
+            "zero" => self.zero_percent = within(value, 0, 90)?,
+            "seed" => self.seed = within(value, 0, u64::MAX)?,
+            _ => {}
+        }
+        Some(())
+    }
+}
+
+fn within<T: core::str::FromStr + PartialOrd>(value: &str, min: T, max: T) -> Option<T> {
+    value
+        .parse()
+        .ok()
+        .filter(|number| *number >= min && *number <= max)
+}
