@@ -11,7 +11,7 @@ WORKLOAD_SOURCES := $(wildcard guest/workload/src/*.rs guest/workload/src/*/*.rs
     guest/workload/Cargo.toml Cargo.toml Cargo.lock
 NANO := $(BUILD)/nano/$(STATIC_TARGET)/release/nano
 NANO_SOURCES := $(wildcard guest/nano/src/*.rs guest/nano/.cargo/* guest/nano/build.rs guest/nano/link.ld guest/nano/Cargo.*) \
-    $(wildcard guest/checked-pages/src/*.rs)
+    $(wildcard guest/checked-pages/src/*.rs guest/bare-metal/src/*.rs)
 FUZZ_SECONDS ?= 60
 # How many targets run at once.
 FUZZ_JOBS ?= 1
