@@ -55,7 +55,7 @@ const SAVED: [&str; 14] = [
 const FLASH: &str = "pflash0=flash0,pflash1=flash1";
 const MORE_DEVICES: &str = "-blockdev null-co,size=262144,read-zeroes=on,read-only=on,node-name=flash0 \
     -blockdev null-co,size=131072,read-zeroes=on,node-name=flash1 \
-    -device virtio-vga -device vmgenid";
+    -device virtio-vga -device vmgenid -serial null -rtc clock=vm";
 
 /// Sections that these save.
 const MORE_SAVED: [&str; 3] = ["virtio-gpu", "pflash_cfi01", "vmgenid"];
