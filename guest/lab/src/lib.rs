@@ -37,7 +37,8 @@
 //! ```
 //!
 //! **What is missing.** Under KVM ([`VmConfig::kvm`]) only the nano guest is tried
-//! ([`VmConfig::nano`]): one processor, without a disk and without a network. The lab needs root for namespaces, taps, mounts and huge pages; a single machine on tmpfs does not.
+//! ([`VmConfig::nano`]): one processor, without a disk and without a network. The lab needs root for
+//! namespaces, taps, mounts and huge pages; a single machine on tmpfs does not.
 #![allow(unsafe_code)] // `pre_exec`: a child enters a namespace and dies with its parent
 
 mod artifacts;
