@@ -123,7 +123,7 @@ fn prepare(
         LastPages::Precopy(precopy) => {
             let round = precopy.begin_round()?;
             let saved = send_device_state(guest, session, give_up);
-            // Also after a failure: then the dirty log has no other owner any more.
+            // Also after a failure: the workers send until then.
             let sent = precopy.finish_round(round);
             let digest = saved?;
             sent?;
