@@ -234,11 +234,11 @@ fn pages_of_a_gigabyte() {
     const GIB: u64 = 1;
     let env = TestEnv::new();
     // For both sides. The kernel may not have that much contiguous memory.
-    match HugePages::reserve(HugePageSize::Gib1, 2 * GIB * 1024) {
-        Ok(pages) => drop(pages),
+    let _pages = match HugePages::reserve(HugePageSize::Gib1, 2 * GIB * 1024) {
+        Ok(pages) => pages,
         Err(error) => return log(format!("NOT TESTED: {error}")),
-    }
-    let mut guest = Guest::boot(&env, four(64).ram(Ram::huge_1g(GIB)));
+    };
+    let mut guest = Guest::boot(&env, four(64).ram(Ram::huge_1g(GIB).reserved()));
     for mode in ["precopy", "hybrid"] {
         let mut migration = guest.start_migration(&MigrationPlan::new(mode));
         let parts = [

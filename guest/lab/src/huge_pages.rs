@@ -4,6 +4,11 @@ use crate::LabError;
 use std::fmt;
 use std::fs::{self, File};
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+/// How often contiguous memory is looked for.
+const ATTEMPTS: u32 = 5;
 
 /// The sizes of huge pages on x86-64.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -65,17 +70,25 @@ impl HugePages {
         let _alone = lock()?;
         let before = read(size)?;
         let pages = mib.div_ceil(size.mib());
-        write(size, before + pages)?;
-        let got = read(size)?.saturating_sub(before);
-        if got < pages {
-            write(size, before)?;
-            return Err(LabError::HugePages {
-                mib: size.mib(),
-                wanted: pages,
-                got,
-            });
+        let mut got = 0;
+        for attempt in 0..ATTEMPTS {
+            if attempt > 0 {
+                // Pages that a device or the kernel is using for a moment cannot be moved.
+                thread::sleep(Duration::from_secs(1));
+                write_number(Path::new("/proc/sys/vm/compact_memory"), 1)?;
+            }
+            write(size, before + pages)?;
+            got = read(size)?.saturating_sub(before);
+            if got == pages {
+                return Ok(Self { size, pages });
+            }
         }
-        Ok(Self { size, pages })
+        write(size, before)?;
+        Err(LabError::HugePages {
+            mib: size.mib(),
+            wanted: pages,
+            got,
+        })
     }
 }
 
@@ -106,6 +119,9 @@ fn read(size: HugePageSize) -> Result<u64, LabError> {
 }
 
 fn write(size: HugePageSize, pages: u64) -> Result<(), LabError> {
-    let pool = size.pool();
-    fs::write(pool, pages.to_string()).map_err(LabError::file("writing", pool))
+    write_number(size.pool(), pages)
+}
+
+fn write_number(path: &Path, number: u64) -> Result<(), LabError> {
+    fs::write(path, number.to_string()).map_err(LabError::file("writing", path))
 }

@@ -9,7 +9,7 @@ const TIMER_HZ: u64 = 3_579_545;
 const TIMER_MASK: u32 = 0xff_ffff;
 /// A tenth of a second.
 const CALIBRATION: u32 = 357_954;
-/// A timer that has not gone on after so many readings never does.
+/// A timer that reads the same so many times in succession does not run.
 const READINGS: u32 = 1 << 20;
 
 /// The counter's current value, in ticks.
@@ -29,16 +29,17 @@ impl Clock {
     /// Calibrates the counter for a tenth of a second; `None` if the timer does not run.
     pub fn calibrate() -> Option<Self> {
         let first = Sample::take();
-        for _ in 0..READINGS {
-            let passed = timer().wrapping_sub(first.timer) & TIMER_MASK;
-            if passed >= CALIBRATION {
-                let last = Sample::take();
-                let passed = last.timer.wrapping_sub(first.timer) & TIMER_MASK;
-                let hz = (last.ticks - first.ticks) * TIMER_HZ / u64::from(passed);
-                return Some(Self { hz: hz.max(1) });
-            }
+        let mut now = first.timer;
+        while now.wrapping_sub(first.timer) & TIMER_MASK < CALIBRATION {
+            let previous = now;
+            now = (0..READINGS)
+                .map(|_| timer())
+                .find(|now| *now != previous)?;
         }
-        None
+        let last = Sample::take();
+        let passed = last.timer.wrapping_sub(first.timer) & TIMER_MASK;
+        let hz = (last.ticks - first.ticks) * TIMER_HZ / u64::from(passed);
+        Some(Self { hz: hz.max(1) })
     }
 
     /// Converts ticks to nanoseconds.

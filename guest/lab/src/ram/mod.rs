@@ -105,6 +105,8 @@ pub struct Ram {
     prealloc: bool,
     locked: bool,
     default_name: bool,
+    /// Whether its huge pages are already in the kernel's pool.
+    reserved: bool,
 }
 
 impl Ram {
@@ -117,6 +119,7 @@ impl Ram {
             prealloc: false,
             locked: false,
             default_name: false,
+            reserved: false,
         }
     }
 
@@ -163,6 +166,15 @@ impl Ram {
     #[must_use]
     pub fn prealloc(mut self) -> Self {
         self.prealloc = true;
+        self
+    }
+
+    /// Uses huge pages that the caller has reserved ([`HugePages`](crate::HugePages)), and adds
+    /// none: a later machine would find too little contiguous memory for pages of 1 GiB if others
+    /// had used it in between.
+    #[must_use]
+    pub fn reserved(mut self) -> Self {
+        self.reserved = true;
         self
     }
 

@@ -91,12 +91,16 @@ impl PreparedRam {
         vm: &str,
         directory: Option<&Path>,
     ) -> Result<Self, LabError> {
+        let reserve = |size| match ram.reserved {
+            true => Ok(None),
+            false => HugePages::reserve(size, ram.mib()).map(Some),
+        };
         let (mut huge_pages, mut mount) = (None, None);
         let folder = match ram.backend {
             RamBackend::File { .. } => Some(directory.unwrap_or(Path::new(SHARED_MEMORY)).into()),
             RamBackend::DiskFile { .. } => Some(lab.disk_folder()?),
             RamBackend::Hugetlbfs { size, .. } => {
-                huge_pages = Some(HugePages::reserve(size, ram.mib())?);
+                huge_pages = reserve(size)?;
                 let mounted = Mount::hugetlbfs(lab, &format!("{vm}-huge"), size)?;
                 if size == HugePageSize::Gib1 {
                     mounted.preallocate(ram.mib())?;
@@ -108,7 +112,7 @@ impl PreparedRam {
             RamBackend::Memfd {
                 huge: Some(size), ..
             } => {
-                huge_pages = Some(HugePages::reserve(size, ram.mib())?);
+                huge_pages = reserve(size)?;
                 None
             }
             _ => None,
