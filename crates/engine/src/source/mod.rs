@@ -11,6 +11,7 @@
 //! (`postcopy/push_policy/`).
 
 mod ask_destination;
+mod chunks;
 mod context;
 mod error;
 mod frames;

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use hikkoshi_pages::PageRange;
 
 use crate::report::Counters;
+use crate::source::chunks::chunk;
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
+use crate::source::precopy::CHUNK;
 use crate::source::precopy::batch::{Batch, Work};
-use crate::source::precopy::chunks::chunk;
 use crate::source::precopy::collector::Collector;
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::BackgroundSender;
@@ -55,7 +56,7 @@ impl ChunkSender {
             let before = self.link.sent();
             match batch.work() {
                 Work::Log { log, first } => {
-                    let Some(chunk) = chunk(self.shared.ram.layout(), number) else {
+                    let Some(chunk) = chunk(self.shared.ram.layout(), CHUNK, number) else {
                         break;
                     };
                     // Taken right before the chunk is sent, the log is never

@@ -23,11 +23,11 @@ use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
 
 use crate::guest::SourceGuest;
+use crate::source::chunks::{self, chunk};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
+use crate::source::precopy::CHUNK;
 use crate::source::precopy::batch::Batch;
-use crate::source::precopy::chunks;
-use crate::source::precopy::chunks::chunk;
 use crate::source::precopy::collector::Collector;
 use crate::source::precopy::workers::PrecopyWorkers;
 use crate::source::unsent::UnsentPages;
@@ -139,10 +139,10 @@ impl DrainedRounds {
         next: &mut u64,
     ) -> Result<(Vec<Vec<PageRange>>, u64, bool), SourceFailure> {
         let ram = Arc::clone(&self.shared.ram);
-        let (layout, end) = (ram.layout(), chunks::count(ram.layout()));
+        let (layout, end) = (ram.layout(), chunks::count(ram.layout(), CHUNK));
         let (mut batch, mut pages) = (Vec::new(), 0);
         while *next < end && pages < self.size.pages() {
-            let Some(chunk) = chunk(layout, *next) else {
+            let Some(chunk) = chunk(layout, CHUNK, *next) else {
                 break;
             };
             *next += 1;

@@ -15,10 +15,6 @@ use hikkoshi_memory::GuestRam;
 pub(crate) use write_counts::HOTTEST;
 use write_counts::WriteCounts;
 
-/// Pages whose log is taken at a time, 2 MiB: what one page-table page maps, and
-/// small enough that a scan takes little time.
-pub(crate) const CHUNK: u64 = 512;
-
 /// The set of unsent pages. A thread claims a page before it sends it, so each page is
 /// sent once. Shared by all threads that send pages in post-copy, without a lock.
 #[derive(Debug)]

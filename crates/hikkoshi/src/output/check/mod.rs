@@ -114,7 +114,7 @@ struct DestinationReport<'a> {
 }
 
 impl<'a> CheckReport<'a> {
-    /// `unfinished`: earlier migrations of the guest that stand against another one.
+    /// `unfinished`: earlier migrations of the guest that prevent another one.
     pub(crate) fn new(
         checked: &'a Checked,
         unfinished: Vec<String>,
