@@ -36,8 +36,8 @@ guest-debian: guest ## make a whole Debian guest
 
 # Only the matrix and the laboratory's own tests of devices need these.
 .PHONY: guest-devices
-guest-devices: guest ## fetch UEFI firmware, a TPM emulator, a kernel with the drivers of all devices
-	@setup/setup.sh ovmf swtpm devices-kernel
+guest-devices: guest ## fetch UEFI firmware, and a kernel with the drivers of all devices
+	@setup/setup.sh ovmf devices-kernel
 	@$(MAKE) --no-print-directory $(DEVICES_INITRAMFS)
 
 # Linked statically with the host's C library, because the guest has none.
@@ -124,8 +124,8 @@ test-guests: guest-debian ## the laboratory's own tests, and real guests moved b
 .PHONY: drills
 drills: guest-debian ## fault injection: the table of docs/reliability.md
 	cargo build --locked --release --package hikkoshi
-	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test fault_drills --test out_of_space --test completion
-	cargo test --locked --package hikkoshi-tests --test debian --test private_memory_recovery -- --include-ignored
+	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test e2e -- fault_drills:: out_of_space:: completion::
+	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored debian:: private_memory_recovery::
 	@cat $(BUILD)/drills.md
 
 # A sample of the rows is part of test-guests.
@@ -133,15 +133,15 @@ drills: guest-debian ## fault injection: the table of docs/reliability.md
 matrix: guest-devices ## move every kind of guest in every mode: the table of docs/matrix.md
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-lab --test guests -- --ignored
-	HIKKOSHI_MATRIX=$(abspath $(BUILD))/matrix.md cargo test --locked --package hikkoshi-tests --test matrix -- --include-ignored the_whole
-	cargo test --locked --package hikkoshi-tests --test destination_line -- --ignored
+	HIKKOSHI_MATRIX=$(abspath $(BUILD))/matrix.md cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored matrix::the_whole
+	cargo test --locked --package hikkoshi-tests --test e2e -- --ignored destination_line::
 	@cat $(BUILD)/matrix.md
 
 # A selection is part of test-guests.
 .PHONY: direct-io
 direct-io: guest ## move guests that read their disk by direct I/O, in every mode and with every I/O method
 	cargo build --locked --release --package hikkoshi
-	cargo test --locked --package hikkoshi-tests --test direct_io -- --include-ignored
+	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored direct_io::
 
 .PHONY: test
 test: lint ## everything: lint, unit tests, loom models, real guests

@@ -6,6 +6,7 @@
 #   build/busybox                     the distribution's static busybox
 #   build/qemu-img                    the distribution's qemu-img, for the test guests' disks
 #   build/bochs                       the distribution's Bochs, which the second-stage tables run on
+#   build/swtpm                       the distribution's TPM emulator
 #   build/shellcheck                  the distribution's shellcheck, for `make lint`
 #
 # and, if named on the command line (`setup.sh apache bpftrace`), what only the benchmarks need:
@@ -13,12 +14,11 @@
 #   build/apache                      the distribution's Apache, with every library, for a guest
 #   build/bpftrace                    the distribution's bpftrace
 #
-# or only tests of whole guests and of many devices (`setup.sh ovmf debian devices-kernel swtpm`):
+# or only tests of whole guests and of many devices (`setup.sh ovmf debian devices-kernel`):
 #
 #   build/ovmf                        the distribution's UEFI firmware
 #   build/debian                      an image of a whole Debian guest, made by mmdebstrap (as root)
 #   build/kernel-devices              the distribution's kernel with the drivers of all devices
-#   build/swtpm                       the distribution's TPM emulator
 #
 # None of this is installed: apt downloads the packages, with its signatures checked, into a private
 # state directory, and they are unpacked into build/. Only small tools that are
@@ -74,6 +74,7 @@ setup_qemu_img
 setup_kernel
 setup_busybox
 setup_bochs
+setup_swtpm
 setup_shellcheck
 for more in "$@"; do
     case $more in
@@ -82,9 +83,8 @@ for more in "$@"; do
     ovmf) setup_ovmf ;;
     debian) setup_debian ;;
     devices-kernel) setup_devices_kernel ;;
-    swtpm) setup_swtpm ;;
     *) fail "unknown component: $more" \
-        "Known components: apache, bpftrace, ovmf, debian, devices-kernel, swtpm." ;;
+        "Known components: apache, bpftrace, ovmf, debian, devices-kernel." ;;
     esac
 done
 

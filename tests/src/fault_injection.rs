@@ -53,15 +53,24 @@ pub fn inject_at_each(
     let mut last = "hybrid";
     for (mode, breakpoint) in steps {
         let plan = MigrationPlan::new(mode).transport(transport.clone());
-        let (exits, finished) = fault.inject(&mut guest, plan, breakpoint);
-        fault.check_exits(&exits, breakpoint);
-        guest.assert_stayed(finished, &format!("{mode}, {fault} {breakpoint}"));
+        fault.interrupt(&mut guest, plan, breakpoint);
         last = mode;
     }
     guest.migrate(&MigrationPlan::new(last).transport(transport));
 }
 
 impl InjectedFault {
+    /// Injects the fault. Both sides must report where the guest is, and it must run at the source.
+    ///
+    /// # Panics
+    /// When a check fails.
+    pub fn interrupt(self, guest: &mut Guest<'_>, plan: MigrationPlan, breakpoint: Breakpoint) {
+        let what = format!("{}, {self} {breakpoint}", plan.mode);
+        let (exits, finished) = self.inject(guest, plan, breakpoint);
+        self.check_exits(&exits, breakpoint);
+        guest.assert_stayed(finished, &what);
+    }
+
     fn inject(
         self,
         guest: &mut Guest<'_>,

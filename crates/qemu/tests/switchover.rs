@@ -281,15 +281,7 @@ fn the_owners_settings_are_restored() {
 #[test]
 fn until_commit_the_images_belong_to_the_source() {
     with_each(|program| {
-        let image = RamPath::new();
-        std::fs::File::create(&image.0)
-            .unwrap()
-            .set_len(1 << 20)
-            .unwrap();
-        let drive = format!(
-            "-drive file={},format=raw,if=none,id=d -device virtio-blk-pci,drive=d",
-            image.as_str()
-        );
+        let (_image, drive) = image();
         let from = source(program, &drive);
         let mut to = destination(program, &drive);
         let mut source = QemuSource::attach(&from.qmp()).unwrap();
@@ -793,42 +785,81 @@ fn a_handed_over_guest_that_runs_is_noticed() {
     });
 }
 
+/// An image, and QEMU's options for a disk with it, whose node is `disk`.
+fn image() -> (RamPath, String) {
+    let image = RamPath::new();
+    let file = std::fs::File::create(&image.0).unwrap();
+    file.set_len(1 << 20).unwrap();
+    let drive = format!(
+        "-blockdev raw,node-name=disk,file.driver=file,file.filename={} \
+         -device virtio-blk-pci,drive=disk",
+        image.as_str()
+    );
+    (image, drive)
+}
+
 /// QEMU releases the disks of a guest that its owner had paused when it was handed over, also by
-/// another engine.
+/// another engine, and by one more that does not know that they were released.
 #[test]
 fn the_disks_of_a_paused_guest_are_released_after_the_handover() {
     with_each(|program| {
         for killed in [false, true] {
-            let image = RamPath::new();
-            let file = std::fs::File::create(&image.0).unwrap();
-            file.set_len(1 << 20).unwrap();
-            let drive = format!(
-                "-drive file={},format=raw,if=none,id=d -device virtio-blk-pci,drive=d",
-                image.as_str()
-            );
+            let (image, drive) = image();
             let qemu = source(program, &drive);
             qemu.execute("stop", json!({}));
             let before = qemu.traces();
             let mut engine = QemuSource::attach(&qemu.qmp()).unwrap();
-            engine.pause().unwrap();
-            engine
-                .save_device_state(&mut io::sink(), &Cancel::new())
-                .unwrap();
+            save(&mut engine);
             assert!(is_locked(&image), "until the handover");
+            let notes = engine.notes();
+            let reattach = || {
+                let mut engine = QemuSource::reattach(&notes).unwrap().unwrap();
+                engine.check_paused().unwrap();
+                engine
+            };
             if killed {
-                let notes = engine.notes();
                 engine.leave();
                 drop(engine);
-                engine = QemuSource::reattach(&notes).unwrap().unwrap();
-                engine.check_paused().unwrap();
+                engine = reattach();
+            }
+            for what in ["released", "released again"] {
+                engine.release().unwrap();
+                drop(engine);
+                assert!(!is_locked(&image), "{what}");
+                assert_eq!(qemu.state(), "paused");
+                assert!(qemu.is_marked());
+                assert_eq!(qemu.traces(), before);
+                engine = reattach();
             }
             engine.release().unwrap();
-            drop(engine);
-            assert!(!is_locked(&image), "released");
-            assert_eq!(qemu.state(), "paused");
-            assert!(qemu.is_marked());
-            assert_eq!(qemu.traces(), before);
+            engine.quit().unwrap();
         }
+    });
+}
+
+/// A QEMU that may still hold the disks must not end by 'quit': it could write to them.
+#[test]
+fn a_qemu_that_cannot_release_the_disks_is_not_ended() {
+    with_each(|program| {
+        let (image, drive) = image();
+        let qemu = source(program, &drive);
+        qemu.execute("stop", json!({}));
+        let mut engine = QemuSource::attach(&qemu.qmp()).unwrap();
+        save(&mut engine);
+        let path = format!("{}.nbd", image.as_str());
+        let address = json!({ "type": "unix", "data": { "path": path } });
+        qemu.execute("nbd-server-start", json!({ "addr": address }));
+        let export = json!({ "type": "nbd", "id": "e", "node-name": "disk", "writable": true });
+        qemu.execute("block-export-add", export);
+        engine.release().unwrap();
+        let error = Report::new(&engine.quit().unwrap_err()).to_string();
+        assert!(
+            error.contains("could not release the guest's disks"),
+            "{error}"
+        );
+        assert_eq!(qemu.state(), "paused");
+        assert!(is_locked(&image));
+        let _ = std::fs::remove_file(path);
     });
 }
 

@@ -1,10 +1,6 @@
 //! Devices beside disks and the network card, and QEMU's arguments for them.
 
-use crate::artifacts::swtpm;
-use crate::{Lab, LabError, spawn};
-use std::fs;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use crate::{Lab, LabError, TpmEmulator};
 
 /// A device. Source and destination have the same devices in the same order.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -36,23 +32,11 @@ pub enum Device {
     Tpm,
 }
 
-/// How long the TPM emulator may take to listen, which it does at once or never.
-const START_TIMEOUT: Duration = Duration::from_secs(30);
-
 /// QEMU's arguments for a device, and the process that it needs.
 #[derive(Debug, Default)]
 pub(crate) struct PreparedDevice {
     pub(crate) arguments: Vec<String>,
-    process: Option<Child>,
-}
-
-impl Drop for PreparedDevice {
-    fn drop(&mut self) {
-        if let Some(process) = &mut self.process {
-            let _ = process.kill();
-            let _ = process.wait();
-        }
-    }
+    _tpm: Option<TpmEmulator>,
 }
 
 impl Device {
@@ -105,54 +89,13 @@ impl Device {
                     format!("vhost-vsock-pci,id={id},guest-cid={cid}"),
                 );
             }
-            Self::Tpm => return start_tpm(lab, vm, &id),
+            Self::Tpm => {
+                let emulator = TpmEmulator::start(&lab.folder().join(format!("{vm}.{id}")), &id)?;
+                let arguments = emulator.arguments().to_vec();
+                let _tpm = Some(emulator);
+                return Ok(PreparedDevice { arguments, _tpm });
+            }
         }
         Ok(prepared)
     }
-}
-
-/// Starts a TPM emulator with a new state.
-fn start_tpm(lab: &Lab, vm: &str, id: &str) -> Result<PreparedDevice, LabError> {
-    let state = lab.folder().join(format!("{vm}.{id}"));
-    fs::create_dir_all(&state).map_err(LabError::file("creating the folder", &state))?;
-    let socket = state.join("control");
-    let mut emulator = Command::new(swtpm()?);
-    emulator
-        .args(["socket", "--tpm2", "--tpmstate"])
-        .arg(format!("dir={}", state.display()))
-        .arg("--ctrl")
-        .arg(format!("type=unixio,path={}", socket.display()))
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    let prepared = PreparedDevice {
-        arguments: [
-            [
-                "-chardev".to_owned(),
-                format!("socket,id={id}-chardev,path={}", socket.display()),
-            ],
-            [
-                "-tpmdev".to_owned(),
-                format!("emulator,id={id}-tpm,chardev={id}-chardev"),
-            ],
-            [
-                "-device".to_owned(),
-                format!("tpm-crb,id={id},tpmdev={id}-tpm"),
-            ],
-        ]
-        .concat(),
-        process: Some(spawn::spawn(emulator)?),
-    };
-    let deadline = Instant::now() + START_TIMEOUT;
-    while !socket.exists() {
-        if Instant::now() >= deadline {
-            return Err(LabError::TimedOut {
-                what: "the TPM emulator to listen".to_owned(),
-                after: START_TIMEOUT,
-                seen: String::new(),
-            });
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    Ok(prepared)
 }

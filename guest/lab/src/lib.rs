@@ -60,6 +60,7 @@ mod ram;
 mod report;
 mod spawn;
 mod throttle;
+mod tpm;
 mod vm;
 mod workload;
 
@@ -86,5 +87,6 @@ pub use report::{
     Serve, Slow, Verdict, Verify,
 };
 pub use throttle::Throttle;
+pub use tpm::TpmEmulator;
 pub use vm::Vm;
 pub use workload::{Pattern, Workload};

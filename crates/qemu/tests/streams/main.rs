@@ -11,6 +11,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use hikkoshi_lab::TpmEmulator;
 use hikkoshi_qemu::qmp::Client;
 use hikkoshi_qemu::stream::{SavedDevices, Section, StreamBlock, whole};
 use serde_json::json;
@@ -51,14 +52,24 @@ const SAVED: [&str; 14] = [
     "cpu",
 ];
 
-/// Flash, and devices that exclude one of the others.
+/// Flash, devices that exclude one of the others, and a card with four queues: those need a tap, which
+/// QEMU creates. A TPM is added.
 const FLASH: &str = "pflash0=flash0,pflash1=flash1";
 const MORE_DEVICES: &str = "-blockdev null-co,size=262144,read-zeroes=on,read-only=on,node-name=flash0 \
     -blockdev null-co,size=131072,read-zeroes=on,node-name=flash1 \
+    -netdev tap,id=t0,queues=4,script=no,downscript=no \
+    -device virtio-net-pci,netdev=t0,mq=on,vectors=10,mac=52:54:00:00:00:03 \
     -device virtio-vga -device vmgenid -serial null -rtc clock=vm";
 
 /// Sections that these save.
-const MORE_SAVED: [&str; 3] = ["virtio-gpu", "pflash_cfi01", "vmgenid"];
+const MORE_SAVED: [&str; 6] = [
+    "virtio-gpu",
+    "pflash_cfi01",
+    "vmgenid",
+    "virtio-net",
+    "tpm-crb",
+    "tpm-emulator",
+];
 
 /// Sections whose payloads may differ between the two ways, and why. `ram` and `dirty-bitmap` are
 /// saved in parts, and `xen-save-devices-state` leaves them out.
@@ -69,12 +80,14 @@ const MAY_DIFFER: [(&str, &str); 1] = [(
 )];
 
 fn start(program: &Program, accelerator: &str, machine: &str, more: &str) -> Qemu {
-    start_with(program, accelerator, machine, &format!("{DEVICES} {more}"))
+    let line = format!("-m 16 -machine {machine} {DEVICES} {more}");
+    Qemu::start_under(program, accelerator, RamPath::new(), &options(&line))
 }
 
-fn start_with(program: &Program, accelerator: &str, machine: &str, devices: &str) -> Qemu {
-    let line = format!("-m 16 -machine {machine} {devices}");
-    Qemu::start_under(program, accelerator, RamPath::new(), &options(&line))
+fn start_with_more(program: &Program, accelerator: &str, machine: &str, tpm: &TpmEmulator) -> Qemu {
+    let line = options(&format!("-m 16 -machine {machine} {MORE_DEVICES}"));
+    let line = [&line, tpm.arguments()].concat();
+    Qemu::start_under(program, accelerator, RamPath::new(), &line)
 }
 
 /// The accelerators of this machine.
@@ -269,7 +282,9 @@ fn the_device_state_is_the_one_of_qemus_own_migration() {
                 compare(program, &qemu, machine, &SAVED);
             }
             let machine = format!("q35,{FLASH}");
-            let qemu = start_with(program, accelerator, &machine, MORE_DEVICES);
+            let folder = tempfile::tempdir().unwrap();
+            let tpm = TpmEmulator::start(folder.path(), "tpm").unwrap();
+            let qemu = start_with_more(program, accelerator, &machine, &tpm);
             compare(program, &qemu, &machine, &MORE_SAVED);
         }
     });

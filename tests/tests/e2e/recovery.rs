@@ -4,62 +4,12 @@
 
 use MessageKind::*;
 use hikkoshi_tests::{
-    Breakpoint, Exit, Guest, LONG, MessageKind, Migration, MigrationPlan, Program, TestEnv,
-    Transport, assert_command_refused, assert_not_running, busy_guest, hikkoshi,
+    Breakpoint, Guest, LONG, MessageKind, Migration, MigrationPlan, Program, TestEnv, Transport,
+    Victim, assert_command_refused, assert_not_running, busy_guest, hikkoshi,
 };
 use serde_json::json;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
-
-/// What is cut or killed.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Victim {
-    Links,
-    Source,
-    Destination,
-    Both,
-    SourceAndQemu,
-}
-
-/// Interrupts a migration at a breakpoint, and resumes it with new engines.
-fn interrupted(guest: &mut Guest<'_>, plan: MigrationPlan, victim: Victim, at: Breakpoint) {
-    let what = format!("{victim:?} interrupted {at}");
-    let mut migration = guest.start_migration(&plan.hold_at(at));
-    migration.wait_held();
-    if matches!(
-        victim,
-        Victim::Source | Victim::Both | Victim::SourceAndQemu
-    ) {
-        migration.migrate.kill();
-    }
-    if matches!(victim, Victim::Destination | Victim::Both) {
-        migration.receive.kill();
-    }
-    if victim == Victim::SourceAndQemu {
-        guest.vm().kill();
-        guest.vm().wait_exit(LONG).unwrap();
-    }
-    migration.relay().cut();
-    wait_for_exits(&mut migration);
-    migration.resume_receive(&[]);
-    migration.resume_migrate(&[]);
-    let (exits, finished) = migration.wait();
-    guest.complete_resumed_migration(&exits, finished, &what);
-}
-
-/// Waits until both engines have exited. Those that were not killed print how to resume.
-fn wait_for_exits(migration: &mut Migration) -> [Exit; 2] {
-    let receive = migration.receive.wait();
-    if receive.code.is_some() {
-        receive.assert(3, &["o data is lost", "hikkoshi receive --resume="]);
-    }
-    let migrate = migration.migrate.wait();
-    if migrate.code.is_some() {
-        migrate.assert(3, &["o data is lost", "hikkoshi migrate --resume="]);
-    }
-    assert_eq!(migration.journals().len(), 2, "one journal per side");
-    [migrate, receive]
-}
 
 /// Interrupts a migration at each of these breakpoints, moving the guest to and fro.
 fn each(
@@ -71,7 +21,7 @@ fn each(
     let mut guest = Guest::boot(&env, busy_guest());
     for (victim, at) in steps {
         let plan = MigrationPlan::new(mode).transport(transport.clone());
-        interrupted(&mut guest, plan, victim, at);
+        victim.interrupt(&mut guest, plan, at);
     }
     guest.migrate(&MigrationPlan::new("hybrid"));
 }
@@ -155,7 +105,7 @@ fn source_qemu_quits_after_both_engines() {
     let mut migration = guest.start_migration(&plan);
     migration.wait_held();
     migration.relay().cut();
-    let [migrate, _] = wait_for_exits(&mut migration);
+    let [migrate, _] = migration.wait_for_interrupted_engines();
     let runs_there = ["the guest runs at the destination: never continue it"];
     migrate.assert(3, &runs_there);
     // A further engine that finds no destination does not cause the file to be discarded either.

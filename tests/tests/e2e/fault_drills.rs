@@ -7,7 +7,7 @@
 use hikkoshi_lab::{HostPair, Ram, RamBackend, Shape, VmConfig, Workload};
 use hikkoshi_tests::{
     FaultDrill, Guest, LONG, Migration, MigrationPlan, RAM_MIB, Random, Side, TestEnv, Transport,
-    unique_address,
+    kvm_present, unique_address,
 };
 use std::cell::Cell;
 use std::time::Duration;
@@ -143,6 +143,33 @@ impl Victim {
             .wait_stderr_or_success(Side::Source, AGAIN, 1)
             .then(|| format!("both restarted, {family}, links: {links}"))
     }
+}
+
+/// Under KVM, with the nano guest, from shared and from private memory.
+#[test]
+fn engines_killed_under_kvm() {
+    if !kvm_present() {
+        return;
+    }
+    let env = TestEnv::new();
+    let mut drill = FaultDrill::new("engines killed, KVM");
+    for backend in [RamBackend::File { share: true }, RamBackend::Default] {
+        let config = faulting_guest().kvm().nano();
+        let config = config.ram(Ram::new(backend, RAM_MIB));
+        let mut guest = Guest::boot_without_extra_disk(&env, config);
+        let plan = |number| {
+            let plan = MigrationPlan::new("postcopy").migrate_args(&SLOW_BACKGROUND);
+            let plan = plan.migrate_args(&LONG_RETRY).receive_args(&LONG_RETRY);
+            alternate_tls(plan, number, Transport::Tcp)
+        };
+        drill.run(&mut guest, (12, 6), plan, |migration, random| {
+            let all = [Victim::Source, Victim::Destination, Victim::Both];
+            let victim = all[usize::try_from(random.below(3)).unwrap()];
+            let how = victim.replaced(migration, random)?;
+            Some(format!("{victim:?} {how}"))
+        });
+    }
+    drill.finish();
 }
 
 fn killed(what: &'static str, victim: Victim) {

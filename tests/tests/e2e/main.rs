@@ -1,0 +1,35 @@
+//! Real guests are moved between real QEMUs, and check their memory.
+//!
+//! All of these tests are one program: beside a long one, others run until none is left.
+
+mod cancel;
+mod check;
+mod cli_output;
+mod completion;
+mod cpu_compatibility;
+mod debian;
+mod destination_line;
+mod direct_io;
+mod fault_drills;
+mod frames;
+mod guest_clocks;
+mod guest_network;
+mod journals;
+mod kvm;
+mod kvm_clocks;
+mod limits;
+mod links_cut;
+mod matrix;
+mod memory_layouts;
+mod modes;
+mod out_of_space;
+mod paused_guests;
+mod private_memory_recovery;
+mod processes_killed;
+mod qemu_versions;
+mod recovery;
+mod refusals;
+mod security;
+mod shutdown;
+mod swapped_memory;
+mod urgent_pages;
