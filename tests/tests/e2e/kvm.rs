@@ -153,7 +153,7 @@ fn interrupted_before_commit() {
             (
                 "hybrid",
                 InjectedFault::DestinationQemuKilled,
-                Breakpoint::before(Ready),
+                Breakpoint::before(Discard),
             ),
             (
                 "postcopy",

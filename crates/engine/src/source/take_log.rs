@@ -38,13 +38,14 @@ pub(crate) fn take_log(
     let taken: Vec<Vec<PageRange>> = thread::scope(|scope| {
         let start = |part| {
             let thread = thread::Builder::new().name("src-take".to_owned());
-            thread.spawn_scoped(scope, move || take(part))
+            (part, thread.spawn_scoped(scope, move || take(part)))
         };
         let others: Vec<_> = parts.map(start).collect();
         let first = take(first);
-        let others = others.into_iter().map(|thread| {
-            let taken = thread.map_err(SourceFailure::Thread)?.join();
-            taken.unwrap_or_else(|panic| resume_unwind(panic))
+        let others = others.into_iter().map(|(part, thread)| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            // The control group has no more threads: that must not end a switchover.
+            Err(_) => take(part),
         });
         iter::once(first)
             .chain(others)

@@ -87,12 +87,16 @@ fn is_file(name: &str) -> bool {
     name.starts_with('/') || !name.contains(':')
 }
 
-/// Whether two names mean the same image, as far as they tell: QEMU reports network disks in
-/// another notation.
-fn is_same(on_line: &str, now: &str) -> bool {
+/// Whether two names mean the same image. `None`: they do not tell, because QEMU reports network
+/// disks in another notation, and some by their options, which it may cut off.
+fn is_same(on_line: &str, now: &str) -> Option<bool> {
     let on_line = on_line.strip_prefix("file:").unwrap_or(on_line);
-    let same = on_line == now;
-    same || (!is_file(on_line) && !is_file(now)) || now.starts_with("json:")
+    let unknown = now.starts_with("json:") || !(is_file(on_line) || is_file(now));
+    match on_line == now {
+        true => Some(true),
+        false if unknown => None,
+        false => Some(false),
+    }
 }
 
 /// Whether the option lets writes to a disk go to a temporary file (`snapshot=on`).
@@ -161,7 +165,8 @@ fn correct(option: &mut Opt, image: Option<&Image>) -> Option<Option<String>> {
         return Some(Some("no medium".to_owned()));
     };
     match &named {
-        Some((_, file)) if is_same(file, &image.file) => return Some(None),
+        Some((_, file)) if is_same(file, &image.file) == Some(true) => return Some(None),
+        Some((_, file)) if is_same(file, &image.file).is_none() => return None,
         // A network disk by its single options.
         None if ["file.driver", "driver"]
             .iter()
@@ -239,7 +244,7 @@ fn by_file(line: &mut DestinationLine, disk: &Disk) {
     };
     let names_it = |option: &Opt| {
         let keys = ["file", "filename", "file.filename"];
-        let is_it = |file: &str| is_same(file, &image.file);
+        let is_it = |file: &str| is_same(file, &image.file) == Some(true);
         // Values are nested in JSON.
         let in_json = option.value().trim_start().starts_with('{')
             && option.value().contains(&format!("\"{}\"", image.file));
@@ -249,10 +254,21 @@ fn by_file(line: &mut DestinationLine, disk: &Disk) {
                 .iter()
                 .any(|key| option.get(key, false).is_some_and(|file| is_it(&file)))
     };
-    if !image.file.is_empty() && is_file(&image.file) && !line.options.iter().any(names_it) {
+    if image.file.is_empty() || line.options.iter().any(names_it) {
+        return;
+    }
+    if is_file(&image.file) {
         line.note(format!(
             "the disk {} was changed to {} ({}) after QEMU was started, or is in a file of \
              -readconfig: correct its option, which may name the old disk",
+            disk.name(),
+            image.file,
+            image.format
+        ));
+    } else {
+        line.note(format!(
+            "the disk {} is {} ({}) now: check that its option names the same, because QEMU may \
+             have got another one after it was started",
             disk.name(),
             image.file,
             image.format
@@ -333,16 +349,20 @@ mod tests {
             ("file=/a,id=d", "/a"),
             ("file=file:/a,id=d", "/a"),
             ("file.filename=/a,id=d", "/a"),
-            ("file=nbd:localhost:10809,id=d", "nbd://localhost:10809"),
+            ("file=nbd://localhost:10809,id=d", "nbd://localhost:10809"),
         ] {
             let unchanged = (value.to_owned(), Some(None));
             assert_eq!(corrected(value, Some(image(file, "raw"))), unchanged);
         }
-        let network = "driver=nbd,server.type=unix,id=d";
-        assert_eq!(
-            corrected(network, Some(image("nbd+unix://x", "nbd"))),
-            (network.to_owned(), None)
-        );
+        // Whether it is the same is not known.
+        for (value, now) in [
+            ("driver=nbd,server.type=unix,id=d", "nbd+unix://x"),
+            ("file=nbd:localhost:10809,id=d", "nbd://localhost:10809"),
+            ("file=/a,id=d", "json:{\"driver\": \"nbd\", \"server.ho"),
+        ] {
+            let unknown = (value.to_owned(), None);
+            assert_eq!(corrected(value, Some(image(now, "raw"))), unknown);
+        }
     }
 
     #[test]
@@ -375,5 +395,7 @@ mod tests {
         assert_eq!(line.notes, [""; 0]);
         by_file(&mut line, &disk("/snapshot"));
         assert!(line.notes[0].contains("ide0-hd0 was changed to /snapshot"));
+        by_file(&mut line, &disk("json:{\"driver\": \"nbd\", \"server.ho"));
+        assert!(line.notes[1].contains("check that its option names the same"));
     }
 }

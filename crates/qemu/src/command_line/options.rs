@@ -1,7 +1,7 @@
 //! The words of QEMU's command line as options.
 
 /// Options without a value (`qemu-options.hx` of QEMU 7.2 and 10.0, x86-64).
-const WITHOUT_VALUE: &str = "S alt-grab ctrl-grab curses daemonize enable-fips enable-kvm \
+const WITHOUT_VALUE: &str = "S alt-grab async-teardown audio-help ctrl-grab curses daemonize enable-fips enable-kvm \
     enable-sync-profile full-screen h help jitdump mem-prealloc nodefaults no-acpi no-fd-bootchk \
     no-hpet no-kvm no-kvm-irqchip no-kvm-pit no-kvm-pit-reinjection no-quit no-reboot no-shutdown \
     no-user-config nographic old-param only-migratable perfmap portrait preconfig s sdl semihosting \

@@ -171,7 +171,7 @@ fn add_processors(client: &mut Client, line: &mut DestinationLine) -> Result<(),
 fn add_devices(client: &mut Client, line: &mut DestinationLine) -> Result<(), QmpError> {
     // Buses before the devices on them.
     let mut later = children(client, "/machine/peripheral")?;
-    later.retain(|(id, _)| !line.has_id("device", id) && !line.has_id("netdev", id));
+    later.retain(|(id, _)| !line.has_id("device", id));
     later.sort_by_key(|(_, kind)| !is_bus(kind));
     for (id, kind) in later {
         add_device(client, line, &id, kind)?;

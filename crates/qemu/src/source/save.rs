@@ -10,6 +10,7 @@ use thiserror::Error;
 
 use super::pause::Saving;
 use super::{QemuSource, SaveError, SwitchoverStage};
+use crate::attach::preflight::pause_mark;
 use crate::attach::ram::blocks::{self, RamBlockInfo};
 use crate::qmp::monitor::connected;
 use crate::qmp::{ConnectError, QmpError};
@@ -106,12 +107,16 @@ impl QemuSource {
         }
     }
 
-    /// Saves once more, into nothing: with `live` QEMU releases the images afterwards.
+    /// Saves once more, into nothing: with `live` QEMU releases the images afterwards. Another engine
+    /// may have done that already.
     fn release_images(&mut self) -> Result<(), ReleaseImagesError> {
         let client = self.monitor()?;
+        if pause_mark::are_disks_released(client)? {
+            return Ok(());
+        }
         let file = SaveFile::pass(client)?;
         let arguments = json!({ "filename": file.path(), "live": true });
         client.execute("xen-save-devices-state", arguments)?;
-        Ok(())
+        Ok(pause_mark::set_disks_released(client)?)
     }
 }

@@ -40,7 +40,7 @@ impl MissingPages {
         self.pages.any(range)
     }
 
-    /// The missing ranges, ascending. CompletePage host pages, while no page is being received.
+    /// The missing ranges, ascending. Whole host pages, while no page is being received.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = PageRange> + '_ {
         self.pages.runs(self.pages.all())
     }

@@ -153,7 +153,7 @@ impl RequestLink {
     /// Closes a link that has failed. The thread that reads from it reports the failure.
     #[cold]
     fn lose(&mut self, error: &LinkError) {
-        tracing::debug!(error = %Report::new(&error), "sender for a page");
+        tracing::debug!(error = %Report::new(&error), "asking for a page");
         if let Some(link) = self.link.take() {
             link.stream.shutdown();
         }

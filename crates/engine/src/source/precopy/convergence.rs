@@ -75,3 +75,40 @@ impl Convergence {
         }
     }
 }
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    const DOWNTIME: Duration = Duration::from_millis(300);
+
+    /// 1 GiB/s: 2 ms are 524 pages, and 280 ms 73,400.
+    fn fast() -> Convergence {
+        let mut convergence = Convergence::default();
+        convergence.measure(1 << 30, Duration::from_secs(1));
+        convergence
+    }
+
+    #[test]
+    fn what_fits_into_the_downtime() {
+        let none = Duration::ZERO;
+        assert!(fast().fits(73_000, DOWNTIME, none));
+        assert!(!fast().fits(74_000, DOWNTIME, none));
+        // Disks that take 200 ms to drain.
+        let drain = Duration::from_millis(200);
+        assert!(!fast().fits(22_000, DOWNTIME, drain));
+        assert!(fast().fits(20_000, DOWNTIME, drain));
+    }
+
+    #[test]
+    fn another_round_must_make_the_downtime_much_shorter() {
+        let worth = |dirty, before| fast().worth_another_round(dirty, before, Duration::ZERO);
+        assert!(worth(10_000, 20_000));
+        assert!(!worth(10_000, 19_999), "it does not shrink");
+        assert!(worth(530, 2000));
+        assert!(!worth(520, 2000), "sent in 2 ms");
+        let drain = Duration::from_millis(100);
+        assert!(!fast().worth_another_round(20_000, 100_000, drain));
+    }
+}

@@ -99,7 +99,8 @@ impl Precopy {
                 .map_or(Duration::ZERO, DrainedRounds::drain_time);
             if options.mode == Mode::Precopy
                 && self.convergence.fits(dirty, options.max_downtime, drain)
-                && !self.convergence.worth_another_round(dirty, expected, drain)
+                && !(round < options.max_rounds
+                    && self.convergence.worth_another_round(dirty, expected, drain))
             {
                 return Ok(PrecopyResult::Converged);
             }

@@ -14,6 +14,10 @@ use crate::qmp::{Client, QmpError};
 /// The object's name.
 const NAME: &str = "hikkoshi-paused";
 
+/// The name of a second object: QEMU has released the guest's disks. QEMU 7.2 aborts if it has to
+/// release them twice, and does not tell whether it has.
+const DISKS_RELEASED: &str = "hikkoshi-disks-released";
+
 /// What is shown as the state of a marked guest that does not run.
 pub(crate) const STATE: &str = "paused by hikkoshi for a move";
 
@@ -25,24 +29,48 @@ pub(crate) const ADVICE: &str = "it may run elsewhere: then never resume it here
 
 /// Marks the guest. Marking it twice is harmless.
 pub(crate) fn set(client: &mut Client) -> Result<(), QmpError> {
-    if is_set(client)? {
-        return Ok(());
-    }
-    // The smallest object that every QEMU has.
-    let arguments = json!({ "qom-type": "secret", "id": NAME, "data": "paused" });
-    client.execute("object-add", arguments).map(drop)
+    delete(client, DISKS_RELEASED)?;
+    add(client, NAME)
 }
 
 /// Whether the guest is marked.
 pub(crate) fn is_set(client: &mut Client) -> Result<bool, QmpError> {
-    let objects = qom::children(client, "/objects")?;
-    Ok(objects.iter().any(|(name, _)| name == NAME))
+    exists(client, NAME)
 }
 
 /// Removes the mark, if there is one.
 pub(crate) fn remove(client: &mut Client) -> Result<(), QmpError> {
-    if is_set(client)? {
-        client.execute("object-del", json!({ "id": NAME }))?;
+    delete(client, DISKS_RELEASED)?;
+    delete(client, NAME)
+}
+
+/// Marks a marked guest as one whose disks QEMU has released.
+pub(crate) fn set_disks_released(client: &mut Client) -> Result<(), QmpError> {
+    add(client, DISKS_RELEASED)
+}
+
+/// Whether QEMU has released the disks of this marked guest.
+pub(crate) fn are_disks_released(client: &mut Client) -> Result<bool, QmpError> {
+    exists(client, DISKS_RELEASED)
+}
+
+fn exists(client: &mut Client, name: &str) -> Result<bool, QmpError> {
+    let objects = qom::children(client, "/objects")?;
+    Ok(objects.iter().any(|(known, _)| known == name))
+}
+
+fn add(client: &mut Client, name: &str) -> Result<(), QmpError> {
+    if exists(client, name)? {
+        return Ok(());
+    }
+    // The smallest object that every QEMU has.
+    let arguments = json!({ "qom-type": "secret", "id": name, "data": "paused" });
+    client.execute("object-add", arguments).map(drop)
+}
+
+fn delete(client: &mut Client, name: &str) -> Result<(), QmpError> {
+    if exists(client, name)? {
+        client.execute("object-del", json!({ "id": name }))?;
     }
     Ok(())
 }
