@@ -46,6 +46,23 @@ impl Process {
         self.pid
     }
 
+    /// Whether the process `other` has the same address space (kcmp(2), `KCMP_VM`), as a child of
+    /// `clone(2)` with `CLONE_VM` has.
+    ///
+    /// # Errors
+    ///
+    /// `EPERM` without the right to trace both, `ESRCH` when one has ended, `ENOSYS` when the kernel
+    /// was built without `CONFIG_KCMP`.
+    pub fn shares_memory_with(&self, other: u32) -> io::Result<bool> {
+        const KCMP_VM: libc::c_ulong = 1;
+        let [this, other] = [self.pid, other].map(libc::c_ulong::from);
+        // SAFETY: a call that compares two processes and writes no memory.
+        match unsafe { libc::syscall(libc::SYS_kcmp, this, other, KCMP_VM, 0, 0) } {
+            -1 => Err(io::Error::last_os_error()),
+            order => Ok(order == 0),
+        }
+    }
+
     /// Whether the process is alive. A zombie is not. If the state cannot be read at the moment
     /// (interrupted by a signal, out of memory), the process counts as alive.
     #[must_use]

@@ -371,6 +371,19 @@ fn a_destination_with_the_memory_of_a_running_guest() {
     });
 }
 
+/// With `async-teardown` QEMU starts a process that shares its memory.
+#[test]
+fn a_destination_with_a_process_for_its_teardown() {
+    with_each(|program| {
+        let option = match program.is_old() {
+            true => "-async-teardown",
+            false => "-run-with async-teardown=on",
+        };
+        let qemu = Qemu::usual(program, &format!("{option} -incoming defer"));
+        QemuDestination::attach(&qemu.qmp()).unwrap();
+    });
+}
+
 #[test]
 fn conflicting_capabilities() {
     with_each(|program| {

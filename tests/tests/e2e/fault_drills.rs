@@ -151,9 +151,9 @@ fn engines_killed_under_kvm() {
     if !kvm_present() {
         return;
     }
-    let env = TestEnv::new();
     let mut drill = FaultDrill::new("engines killed, KVM");
     for backend in [RamBackend::File { share: true }, RamBackend::Default] {
+        let env = TestEnv::new();
         let config = faulting_guest().kvm().nano();
         let config = config.ram(Ram::new(backend, RAM_MIB));
         let mut guest = Guest::boot_without_extra_disk(&env, config);

@@ -85,8 +85,8 @@ fn interrupted_after_commit() {
     if !kvm_present() {
         return;
     }
-    let env = TestEnv::new();
     for (memory, transport) in [(file(), Transport::Tcp), (private(), Transport::Unix)] {
+        let env = TestEnv::new();
         let config = nano_guest().machine(Q35).ram(memory);
         let mut guest = Guest::boot_without_extra_disk(&env, config);
         for (mode, victim, at) in [
@@ -130,8 +130,8 @@ fn interrupted_before_commit() {
     if !kvm_present() {
         return;
     }
-    let env = TestEnv::new();
     for memory in [file(), private()] {
+        let env = TestEnv::new();
         let config = nano_guest().machine(Q35).ram(memory);
         let mut guest = Guest::boot_without_extra_disk(&env, config);
         for (mode, fault, at) in [

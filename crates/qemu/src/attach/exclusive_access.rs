@@ -91,7 +91,8 @@ pub(crate) fn check(process: &Process) -> Result<(), ExclusiveAccessError> {
 }
 
 /// Finds another process that has this file mapped, and is not the process `except`: its number and
-/// its name.
+/// its name. QEMU's `async-teardown` starts a process that shares all of QEMU's memory and only
+/// waits for its end: that one is not another process either.
 ///
 /// Processes that we may not examine are skipped. The same user was able to
 /// examine the QEMU that has ended, and so can examine another one that was
@@ -99,14 +100,14 @@ pub(crate) fn check(process: &Process) -> Result<(), ExclusiveAccessError> {
 pub(crate) fn find_user(
     device: u64,
     inode: u64,
-    except: Option<u32>,
+    except: Option<&Process>,
 ) -> io::Result<Option<(u32, String)>> {
     for entry in std::fs::read_dir("/proc")? {
         let name = entry?.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
-        if pid == std::process::id() || Some(pid) == except {
+        if pid == std::process::id() || except.is_some_and(|except| except.pid() == pid) {
             continue;
         }
         let mappings = match File::open(format!("/proc/{pid}/maps")).and_then(maps::read) {
@@ -127,6 +128,7 @@ pub(crate) fn find_user(
         if mappings
             .iter()
             .any(|m| (m.device, m.inode) == (device, inode))
+            && !except.is_some_and(|except| except.shares_memory_with(pid).unwrap_or(false))
         {
             let held = Process::open(pid);
             let name = held.map_or_else(|_| "?".to_owned(), |held| process::name(&held));
@@ -231,7 +233,8 @@ mod tests {
         assert!(lines.map(Result::unwrap).any(|line| line == "MAPPED"));
         let found = find_user().map(|(pid, _)| pid);
         assert_eq!(found, Some(child.id()));
-        let except = super::find_user(stat.dev(), stat.ino(), found);
+        let except = Process::open(child.id()).unwrap();
+        let except = super::find_user(stat.dev(), stat.ino(), Some(&except));
         assert_eq!(except.unwrap(), None);
         child.kill().unwrap();
         child.wait().unwrap();

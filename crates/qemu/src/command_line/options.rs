@@ -82,7 +82,7 @@ impl Opt {
                 return;
             };
             match to {
-                Some(to) => json.insert(key.to_owned(), to.into()),
+                Some(to) => json.insert(key.to_owned(), json_value(key, to)),
                 None => json.remove(key),
             };
             self.value = Some(serde_json::Value::Object(json).to_string());
@@ -96,6 +96,15 @@ impl Opt {
             (None, _) => all.retain(|part| !is_key(part)),
         }
         self.value = Some(join(&all));
+    }
+}
+
+/// A value in JSON. QEMU takes places that are numbers only as numbers there.
+fn json_value(key: &str, value: &str) -> serde_json::Value {
+    let is_number = matches!(key, "lun" | "nr" | "scsi-id" | "unit");
+    match value.parse::<u64>() {
+        Ok(number) if is_number => number.into(),
+        _ => value.into(),
     }
 }
 
@@ -179,6 +188,8 @@ mod tests {
             "-S --enable-kvm -m 64 disk.img -incoming defer -usb -name -S"
         );
         assert!(found[1].is("enable-kvm"));
+        let found = opts("-async-teardown -incoming defer");
+        assert!(found[1].is("incoming"));
     }
 
     #[test]
@@ -215,6 +226,10 @@ mod tests {
         assert_eq!(
             set(r#"{"driver":"e1000"}"#, "addr", Some("5.0")),
             r#"{"addr":"5.0","driver":"e1000"}"#
+        );
+        assert_eq!(
+            set(r#"{"driver":"scsi-hd"}"#, "lun", Some("0")),
+            r#"{"driver":"scsi-hd","lun":0}"#
         );
     }
 }

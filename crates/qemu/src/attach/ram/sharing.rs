@@ -19,9 +19,9 @@ pub(crate) fn check(process: &Process, memory: &GuestRam) -> Vec<RamError> {
         let Some(file) = backing.file().map(hikkoshi_memory::RamFile::file) else {
             continue;
         };
-        let user = file.metadata().and_then(|file| {
-            exclusive_access::find_user(file.dev(), file.ino(), Some(process.pid()))
-        });
+        let user = file
+            .metadata()
+            .and_then(|file| exclusive_access::find_user(file.dev(), file.ino(), Some(process)));
         match user {
             Ok(None) => {}
             Ok(Some((user, name))) => {
