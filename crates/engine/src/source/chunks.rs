@@ -22,7 +22,8 @@ pub(crate) fn chunk(layout: &RamLayout, size: u64, number: u64) -> Option<PageRa
             all.end()
         }
     };
-    (number < count(layout, size)).then(|| PageRange::new(cut(number), cut(number.saturating_add(1))))
+    (number < count(layout, size))
+        .then(|| PageRange::new(cut(number), cut(number.saturating_add(1))))
 }
 
 #[cfg(test)]
