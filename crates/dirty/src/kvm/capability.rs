@@ -63,3 +63,25 @@ impl Capability {
             })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_offered_is_named() {
+        let Ok(vm) = kvm_ioctls::Kvm::new().and_then(|kvm| kvm.create_vm()) else {
+            eprintln!("NOT TESTED: there is no KVM");
+            return;
+        };
+        let none = Capability {
+            number: 0x7fff_0000,
+            name: "KVM_CAP_OF_TOMORROW",
+        };
+        let error = none.require(&vm).unwrap_err();
+        assert!(error.to_string().contains(none.name), "{error}");
+        assert!(matches!(error, CapabilityError::NotOffered { .. }));
+        let error = none.enable(&vm, 1).unwrap_err();
+        assert!(matches!(error, CapabilityError::Enable { .. }), "{error}");
+    }
+}

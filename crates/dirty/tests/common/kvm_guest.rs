@@ -10,7 +10,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
 use hikkoshi_dirty::kvm::{DirtyRings, KvmLog, MemorySlot, MemorySlots};
@@ -140,7 +140,7 @@ pub(crate) struct Monitor {
 #[derive(Debug)]
 struct Vcpu {
     commands: Option<Sender<kvm_regs>>,
-    done: Receiver<()>,
+    done: Mutex<Receiver<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -267,7 +267,7 @@ impl KvmGuest {
             .store(1u64, usize_from(STOP_FLAG), Ordering::SeqCst)
             .unwrap();
         for vcpu in &self.vcpus {
-            vcpu.done.recv().unwrap();
+            vcpu.done.lock().unwrap().recv().unwrap();
         }
     }
 
@@ -292,7 +292,7 @@ impl KvmGuest {
     fn run(&self, vcpu: usize, regs: kvm_regs) {
         let vcpu = &self.vcpus[vcpu];
         vcpu.commands.as_ref().unwrap().send(regs).unwrap();
-        vcpu.done.recv().unwrap();
+        vcpu.done.lock().unwrap().recv().unwrap();
     }
 }
 
@@ -404,7 +404,7 @@ impl Vcpu {
         let thread = std::thread::Builder::new().name("vcpu".to_owned());
         Self {
             commands: Some(commands),
-            done,
+            done: Mutex::new(done),
             thread: Some(thread.spawn(run).unwrap()),
         }
     }
