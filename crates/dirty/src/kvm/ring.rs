@@ -11,6 +11,7 @@ use hikkoshi_pages::{PageBitmap, PageRange};
 use super::bitmap::SlotWords;
 use super::ioctl::reset_dirty_rings;
 use super::log::{KvmStartError, Method};
+use super::ring_memory::DirtyPage;
 use super::rings::DirtyRings;
 use super::slots::MemorySlots;
 use super::words::add;
@@ -19,8 +20,9 @@ use crate::log::DirtyError;
 #[derive(Debug)]
 pub(super) struct Ring {
     rings: Arc<DirtyRings>,
-    /// Whether entries were harvested and not reset since: their pages are not protected.
-    harvested: bool,
+    /// Entries that were harvested and not reset yet. Their pages are not protected, so no other
+    /// thread may take them.
+    harvested: Vec<DirtyPage>,
     /// For the bitmap beside the rings, if there is one.
     bitmap: Option<SlotWords>,
 }
@@ -30,26 +32,22 @@ impl Ring {
         let bitmap = rings.with_bitmap().then(|| SlotWords::new(slots));
         let mut ring = Self {
             rings,
-            harvested: false,
+            harvested: Vec::new(),
             bitmap,
         };
         // What an earlier log has left there.
-        ring.reset(slots, |_, _| ()).map_err(KvmStartError::Rings)?;
+        ring.reset(slots).map_err(KvmStartError::Rings)?;
+        ring.harvested.clear();
         Ok(ring)
     }
 
-    /// Harvests and resets all rings. `dirty` gets the number of a slot and of a page in the slot.
-    fn reset(
-        &mut self,
-        slots: &MemorySlots,
-        mut dirty: impl FnMut(u32, u64),
-    ) -> Result<(), DirtyError> {
-        self.harvested |= self.rings.harvest(|page| dirty(page.slot, page.offset));
-        if self.harvested {
-            reset_dirty_rings(slots.vm()).map_err(|source| DirtyError::KvmRings { source })?;
-            self.harvested = false;
+    /// Harvests and resets all rings.
+    fn reset(&mut self, slots: &MemorySlots) -> Result<(), DirtyError> {
+        self.rings.harvest(&mut self.harvested);
+        if self.harvested.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        reset_dirty_rings(slots.vm()).map_err(|source| DirtyError::KvmRings { source })
     }
 }
 
@@ -60,14 +58,15 @@ impl Method for Ring {
         range: PageRange,
         pending: &PageBitmap,
     ) -> Result<(), DirtyError> {
-        self.reset(slots, |slot, offset| {
+        self.reset(slots)?;
+        for page in self.harvested.drain(..) {
             // A slot of the monitor's that is not migrated may be logged, too.
-            if let Some(pages) = slots.pages_of(slot)
-                && offset < pages.len()
+            if let Some(pages) = slots.pages_of(page.slot)
+                && page.offset < pages.len()
             {
-                pending.set(pages.start().saturating_add(offset));
+                pending.set(pages.start().saturating_add(page.offset));
             }
-        })?;
+        }
         if let Some(bitmap) = &mut self.bitmap {
             for (slot, _) in slots.parts(range) {
                 let words = bitmap.read(slots, slot, slot.pages())?;
@@ -80,6 +79,8 @@ impl Method for Ring {
     /// Logging has ended, so this empties the rings for good: a processor whose ring stays full
     /// cannot run.
     fn stop(&mut self, slots: &MemorySlots) -> Result<(), DirtyError> {
-        self.reset(slots, |_, _| ())
+        self.reset(slots)?;
+        self.harvested.clear();
+        Ok(())
     }
 }

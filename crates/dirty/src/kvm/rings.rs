@@ -1,7 +1,7 @@
 //! The dirty rings of a VM's processors.
 
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kvm_bindings::{
     KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP,
@@ -109,19 +109,14 @@ impl DirtyRings {
         self.with_bitmap
     }
 
-    /// Harvests all rings. Returns whether there was an entry.
-    pub(super) fn harvest(&self, mut dirty: impl FnMut(DirtyPage)) -> bool {
-        let mut found = false;
+    /// Appends the entries of all rings to `dirty`. KVM keeps their places until it resets them.
+    pub(super) fn harvest(&self, dirty: &mut Vec<DirtyPage>) {
         for ring in self.lock().iter_mut() {
-            while let Some(page) = ring.pop() {
-                dirty(page);
-                found = true;
-            }
+            dirty.extend(std::iter::from_fn(|| ring.pop()));
         }
-        found
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<RingMemory>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<RingMemory>> {
         self.rings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
