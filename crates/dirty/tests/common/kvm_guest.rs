@@ -147,8 +147,10 @@ struct Vcpu {
 /// The shape of a guest.
 #[derive(Debug)]
 pub(crate) struct Shape<'a> {
-    /// The size of each block of RAM in bytes. The first one is two slots.
+    /// The size of each block of RAM in bytes.
     pub(crate) blocks: &'a [u64],
+    /// Cuts the first block into two slots, the first of them with so many pages; 0 cuts nothing.
+    pub(crate) cut: u64,
     pub(crate) vcpus: u64,
     /// Entries of the dirty rings, if there are to be any.
     pub(crate) ring: Option<u32>,
@@ -171,7 +173,7 @@ impl KvmGuest {
         let layout = RamLayout::new(blocks.collect()).unwrap();
         let map = |bytes: &u64| MmapRegion::new(usize_from(*bytes)).unwrap();
         let ram: Vec<MmapRegion> = shape.blocks.iter().map(map).collect();
-        let slots = slots(&layout, &ram);
+        let slots = slots(&layout, &ram, shape.cut);
         let firmware = firmware(layout.bytes());
         let firmware_slot = kvm_userspace_memory_region {
             slot: FIRMWARE_SLOT,
@@ -306,15 +308,11 @@ fn command(code: *const u8, page: Page, value: u64) -> kvm_regs {
     }
 }
 
-/// The slots of the RAM. Their numbers have no order, and the first block is two slots, the second
-/// of which begins at no multiple of 64 pages.
-fn slots(layout: &RamLayout, ram: &[MmapRegion]) -> Vec<MemorySlot> {
+/// The slots of the RAM. Their numbers have no order.
+fn slots(layout: &RamLayout, ram: &[MmapRegion], cut: u64) -> Vec<MemorySlot> {
     let mut slots = Vec::new();
-    for ((block, pages), region) in layout.blocks().zip(ram) {
-        let cut = match slots.len() {
-            0 => (pages.len() / 2).min(700),
-            _ => 0,
-        };
+    for ((_, pages), region) in layout.blocks().zip(ram) {
+        let cut = if slots.is_empty() { cut } else { 0 };
         for (from, to) in [(0, cut), (cut, pages.len())] {
             if from == to {
                 continue;
@@ -331,7 +329,6 @@ fn slots(layout: &RamLayout, ram: &[MmapRegion]) -> Vec<MemorySlot> {
                 first_page,
             });
         }
-        assert_eq!(block.bytes, pages.bytes());
     }
     slots
 }
@@ -412,7 +409,8 @@ impl Vcpu {
 
 /// The loop of a monitor.
 fn run_until_done(vcpu: &mut VcpuFd, monitor: &Monitor) {
-    loop {
+    // The limit only prevents a hang.
+    for _ in 0..100_000 {
         match vcpu.run() {
             Ok(VcpuExit::IoOut(PORT, _)) => return,
             Ok(VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL)) => {
@@ -423,6 +421,7 @@ fn run_until_done(vcpu: &mut VcpuFd, monitor: &Monitor) {
             other => panic!("the processor has stopped: {other:?}"),
         }
     }
+    panic!("the processor makes no progress");
 }
 
 impl Drop for Vcpu {
