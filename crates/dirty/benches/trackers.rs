@@ -40,17 +40,17 @@ const TRACKERS: [(&str, Tracker); 4] = [
     ("KVM ring", Tracker::Ring),
 ];
 
-/// A guest with one slot of RAM and one processor, and its log.
+/// A guest with one block of RAM and one processor, and its log.
 struct Logged {
     log: Option<Arc<dyn DirtyLog>>,
     guest: KvmGuest,
 }
 
 impl Logged {
-    fn new(tracker: Tracker, bytes: u64) -> Self {
+    fn new(tracker: Tracker, bytes: u64, slot_bytes: u64) -> Self {
         let guest = KvmGuest::new(&Shape {
             blocks: &[bytes],
-            cut: 0,
+            slot_pages: slot_bytes / PAGE_BYTES,
             vcpus: 1,
             ring: (tracker == Tracker::Ring).then_some(ENTRIES),
         });
@@ -117,7 +117,7 @@ fn take_by_dirty_pages(criterion: &mut Criterion) {
     group.warm_up_time(Duration::from_millis(100));
     group.measurement_time(Duration::from_millis(200));
     for (name, tracker) in TRACKERS {
-        let logged = Logged::new(tracker, GIB);
+        let logged = Logged::new(tracker, GIB, GIB);
         let pages = logged.guest.layout.pages();
         logged.dirty(pages);
         logged.take_all();
@@ -148,7 +148,7 @@ fn take_by_guest_size(criterion: &mut Criterion) {
     group.measurement_time(Duration::from_millis(200));
     for (name, tracker) in TRACKERS {
         for gibibytes in [1, 2, 4, 8, 16] {
-            let logged = Logged::new(tracker, gibibytes * GIB);
+            let logged = Logged::new(tracker, gibibytes * GIB, gibibytes * GIB);
             logged.take_all();
             group.bench_function(BenchmarkId::new(name, gibibytes), |bencher| {
                 bencher.iter_custom(|rounds| {
@@ -165,27 +165,31 @@ fn take_by_guest_size(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// One pass over a clean guest of 16 GiB in ranges of so many MiB, as pre-copy takes the log.
+/// One pass over a guest of 16 GiB with 1,000 dirty pages, in ranges of so many MiB: 2, as pre-copy
+/// takes the log, and 128. The RAM is in slots of so many GiB.
 fn pass_in_ranges(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("pass in ranges");
     group.sample_size(10).sampling_mode(SamplingMode::Flat);
     group.warm_up_time(Duration::from_millis(100));
     group.measurement_time(Duration::from_millis(500));
     for (name, tracker) in TRACKERS {
-        let logged = Logged::new(tracker, 16 * GIB);
-        logged.take_all();
-        for mebibytes in [16, 128, 1024] {
-            let range = (mebibytes << 20) / PAGE_BYTES;
-            group.bench_function(BenchmarkId::new(name, mebibytes), |bencher| {
-                bencher.iter_custom(|rounds| {
-                    let pass = || {
-                        for part in logged.guest.layout.all().chunks(range) {
-                            logged.take(part);
-                        }
-                    };
-                    timed(rounds, 3, || logged.dirty(1_000), pass)
+        for slot in [16, 1] {
+            let logged = Logged::new(tracker, 16 * GIB, slot * GIB);
+            logged.take_all();
+            for mebibytes in [2, 128] {
+                let range = (mebibytes << 20) / PAGE_BYTES;
+                let name = format!("{name}, slots of {slot} GiB");
+                group.bench_function(BenchmarkId::new(name, mebibytes), |bencher| {
+                    bencher.iter_custom(|rounds| {
+                        let pass = || {
+                            for part in logged.guest.layout.all().chunks(range) {
+                                logged.take(part);
+                            }
+                        };
+                        timed(rounds, 3, || logged.dirty(1_000), pass)
+                    });
                 });
-            });
+            }
         }
     }
     group.finish();
@@ -199,7 +203,7 @@ fn write(criterion: &mut Criterion) {
     group.warm_up_time(Duration::from_millis(100));
     group.measurement_time(Duration::from_millis(500));
     for (name, tracker) in [("no log", Tracker::Off)].into_iter().chain(TRACKERS) {
-        let logged = Logged::new(tracker, GIB);
+        let logged = Logged::new(tracker, GIB, GIB);
         logged.dirty(PAGES);
         for (what, clean) in [("clean", true), ("dirty", false)] {
             group.bench_function(BenchmarkId::new(name, what), |bencher| {

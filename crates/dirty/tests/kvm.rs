@@ -66,7 +66,7 @@ const ENTRIES: u32 = 1024;
 fn new_guest(method: Method, blocks: &[u64], vcpus: u64) -> KvmGuest {
     KvmGuest::new(&Shape {
         blocks,
-        cut: 641, // inside a word of 64 pages
+        slot_pages: 641, // so that slots begin inside words of 64 pages
         vcpus,
         ring: (method == Method::Ring).then_some(ENTRIES),
     })
@@ -330,53 +330,64 @@ fn slots_that_do_not_fit_the_layout_are_refused() {
     };
     let range = |start, end| PageRange::new(Page::new(start), Page::new(end));
     let pages = guest.layout.pages();
-    // The slots are numbers 20, 19, 18 and 17.
+    // The slots have the numbers 300 to 293, and 641, 641, 1, 16, 641, 641, 641 and 381 pages.
     assert_eq!(
         check(&|slots| {
             slots.remove(1);
         }),
         SlotError::Hole {
-            pages: range(641, 1283)
+            pages: range(641, 1282)
         }
     );
     assert_eq!(
-        check(&|slots| slots[1].region.slot = 20),
-        SlotError::Duplicate { slot: 20 }
+        check(&|slots| {
+            slots.pop();
+        }),
+        SlotError::Hole {
+            pages: range(pages - 381, pages)
+        }
+    );
+    assert_eq!(
+        check(&|slots| slots[1].region.slot = 300),
+        SlotError::Duplicate { slot: 300 }
     );
     assert_eq!(
         check(&|slots| slots[1].first_page = Page::new(640)),
         SlotError::SamePages {
-            slot: 20,
-            other: 19,
+            slot: 300,
+            other: 299,
             pages: range(640, 641)
         }
     );
     assert_eq!(
         check(&|slots| slots[1].region.guest_phys_addr -= SMALL),
         SlotError::SameAddress {
-            slot: 20,
-            other: 19,
+            slot: 300,
+            other: 299,
             gpa: (1 << 30) + 640 * SMALL
         }
     );
     assert_eq!(
-        check(&|slots| slots[3].region.memory_size += SMALL),
+        check(&|slots| slots[7].region.memory_size += SMALL),
         SlotError::BeyondLayout {
-            slot: 17,
-            held: range(pages - 2304, pages + 1),
+            slot: 293,
+            held: range(pages - 381, pages + 1),
             pages
         }
     );
     assert_eq!(
-        check(&|slots| slots[2].region.memory_size += 8),
+        check(&|slots| slots[3].region.memory_size += 8),
         SlotError::Unaligned {
-            slot: 18,
+            slot: 297,
             gpa: (1 << 30) + 1283 * SMALL,
             bytes: 16 * SMALL + 8
         }
     );
     assert_eq!(
-        check(&|slots| slots[2].region.flags = 4),
-        SlotError::Flags { slot: 18, flags: 4 }
+        check(&|slots| slots[3].region.flags = 4),
+        SlotError::Flags {
+            slot: 297,
+            flags: 4
+        }
     );
 }

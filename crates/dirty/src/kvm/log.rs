@@ -145,7 +145,9 @@ impl KvmLog {
     /// Makes pages dirty that this process has written itself: KVM reports only what it has written.
     ///
     /// Call it after the write; if a device writes by direct memory access, call it when the pages
-    /// are pinned, and drain as [`DirtyLog`] says.
+    /// are pinned, and drain as [`DirtyLog`] says. A monitor that collects its writes elsewhere
+    /// (`vm-memory`'s `AtomicBitmap`) calls it with them before each round, and after the guest was
+    /// paused.
     pub fn mark(&self, pages: PageRange) {
         self.pending.set_range(pages);
     }

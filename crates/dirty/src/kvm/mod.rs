@@ -2,13 +2,19 @@
 //!
 //! # Which log
 //!
-//! | log | a take costs | the guest pays | needs |
-//! | --- | --- | --- | --- |
-//! | [`manual_protect`](KvmLog::manual_protect) | one bit for each page of the slots it touches | one fault for each page written after its take | Linux 5.2 |
-//! | [`ring`](KvmLog::ring) | what was written since the last take | the same, and an exit when its ring is full | Linux 5.11, rings from the VM's creation on |
-//! | [`bitmap`](KvmLog::bitmap) | as manual protection, and protecting whole slots | one fault for each page written after a take of any page of its slot | |
+//! * [`manual_protect`](KvmLog::manual_protect): a take reads one bit for each page of the slots
+//!   that it touches, and protects what it reports. The one to begin with. Linux 5.2, better 5.8.
+//! * [`ring`](KvmLog::ring): a take reads what was written since the last take of any range. So it
+//!   suits large guests that write little. It needs rings from the VM's creation on, and costs an
+//!   exit whenever a ring is full. Linux 5.11.
+//! * [`bitmap`](KvmLog::bitmap): as manual protection, but a take protects whole slots. Every KVM.
 //!
-//! Manual protection is the one to begin with. `docs/dirty-logging.md` has measurements.
+//! In all of them the guest pays one fault for the first write to a page after it was protected.
+//! With rings and the bitmap, the take of any range protects pages of other ranges again, too, so
+//! a page may cost several faults until it is taken. `docs/dirty-logging.md` has measurements.
+//!
+//! Bitmap and manual protection read whole slots, and the engine takes 2 MiB at a time: give a
+//! large guest's RAM to KVM in slots of 1 GiB or less.
 //!
 //! # What the monitor does
 //!
@@ -30,6 +36,48 @@
 //! Rings on processors with page-modification logging (PML, Intel): a write may reach the ring only
 //! when its processor leaves the guest the next time. So it may be reported by a later take than
 //! the next one; the take after the pause is complete.
+//!
+//! # Example
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use hikkoshi_dirty::DirtyLog;
+//! use hikkoshi_dirty::kvm::{DirtyRings, KvmLog, MemorySlot, MemorySlots};
+//! use hikkoshi_pages::{Page, RamLayout};
+//! use kvm_bindings::{KVM_EXIT_DIRTY_RING_FULL, kvm_userspace_memory_region};
+//! use kvm_ioctls::{Kvm, VcpuExit, VcpuFd};
+//!
+//! # fn monitor(layout: &RamLayout, region: kvm_userspace_memory_region)
+//! # -> Result<(), Box<dyn std::error::Error>> {
+//! let vm = Arc::new(Kvm::new()?.create_vm()?);
+//! let rings = Arc::new(DirtyRings::enable(&vm, 4096)?);
+//! let mut vcpu = vm.create_vcpu(0)?;
+//! rings.add(&vcpu)?;
+//!
+//! // SAFETY: the memory at `region.userspace_addr` stays mapped as long as the VM exists.
+//! unsafe { vm.set_user_memory_region(region)? };
+//!
+//! // A migration starts.
+//! let slot = MemorySlot { region, first_page: Page::new(0) };
+//! // SAFETY: the VM has exactly this slot, and keeps it until the log was dropped.
+//! let slots = unsafe { MemorySlots::new(vm, layout, vec![slot])? };
+//! let log = KvmLog::ring(slots, rings)?;
+//!
+//! // The thread of the processor.
+//! fn run(vcpu: &mut VcpuFd, log: &KvmLog) -> Result<(), Box<dyn std::error::Error>> {
+//!     loop {
+//!         match vcpu.run()? {
+//!             VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL) => log.harvest()?,
+//!             _other => return Ok(()),
+//!         }
+//!     }
+//! }
+//! run(&mut vcpu, &log)?;
+//! log.take(layout.all(), &mut |run| println!("{run} were written"))?;
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! # What is missing
 //!

@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 
 use hikkoshi_dirty::kvm::{DirtyRings, KvmLog, MemorySlot, MemorySlots};
 use hikkoshi_linux::HostAddr;
-use hikkoshi_pages::{PAGE_BYTES, Page, RamBlock, RamLayout, usize_from};
+use hikkoshi_pages::{PAGE_BYTES, Page, PageRange, RamBlock, RamLayout, usize_from};
 use kvm_bindings::{
     KVM_EXIT_DIRTY_RING_FULL, KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment,
     kvm_userspace_memory_region,
@@ -36,6 +36,9 @@ const RAM: u64 = GIB;
 
 /// The number of the slot for code and tables.
 const FIRMWARE_SLOT: u32 = 1;
+
+/// The number of the RAM's first slot. The others count downwards.
+const HIGHEST_SLOT: u32 = 300;
 
 /// The port by which a processor says that its command is done.
 const PORT: u16 = 0x10;
@@ -120,7 +123,7 @@ pub(crate) struct KvmGuest {
     pub(crate) vm: Arc<VmFd>,
     pub(crate) layout: RamLayout,
     pub(crate) rings: Option<Arc<DirtyRings>>,
-    /// The number and the pages of each slot of RAM.
+    /// The slots of the RAM.
     slots: Vec<MemorySlot>,
     vcpus: Vec<Vcpu>,
     monitor: Arc<Monitor>,
@@ -149,8 +152,8 @@ struct Vcpu {
 pub(crate) struct Shape<'a> {
     /// The size of each block of RAM in bytes.
     pub(crate) blocks: &'a [u64],
-    /// Cuts the first block into two slots, the first of them with so many pages; 0 cuts nothing.
-    pub(crate) cut: u64,
+    /// The largest number of pages in a slot: longer blocks are several slots.
+    pub(crate) slot_pages: u64,
     pub(crate) vcpus: u64,
     /// Entries of the dirty rings, if there are to be any.
     pub(crate) ring: Option<u32>,
@@ -173,7 +176,7 @@ impl KvmGuest {
         let layout = RamLayout::new(blocks.collect()).unwrap();
         let map = |bytes: &u64| MmapRegion::new(usize_from(*bytes)).unwrap();
         let ram: Vec<MmapRegion> = shape.blocks.iter().map(map).collect();
-        let slots = slots(&layout, &ram, shape.cut);
+        let slots = slots(&layout, &ram, shape.slot_pages);
         let firmware = firmware(layout.bytes());
         let firmware_slot = kvm_userspace_memory_region {
             slot: FIRMWARE_SLOT,
@@ -309,24 +312,20 @@ fn command(code: *const u8, page: Page, value: u64) -> kvm_regs {
 }
 
 /// The slots of the RAM. Their numbers have no order.
-fn slots(layout: &RamLayout, ram: &[MmapRegion], cut: u64) -> Vec<MemorySlot> {
+fn slots(layout: &RamLayout, ram: &[MmapRegion], slot_pages: u64) -> Vec<MemorySlot> {
     let mut slots = Vec::new();
-    for ((_, pages), region) in layout.blocks().zip(ram) {
-        let cut = if slots.is_empty() { cut } else { 0 };
-        for (from, to) in [(0, cut), (cut, pages.len())] {
-            if from == to {
-                continue;
-            }
-            let first_page = pages.start().saturating_add(from);
+    for ((_, block), region) in layout.blocks().zip(ram) {
+        for pages in block.chunks(slot_pages) {
+            let before = PageRange::new(block.start(), pages.start());
             slots.push(MemorySlot {
                 region: kvm_userspace_memory_region {
-                    slot: 20 - u32::try_from(slots.len()).unwrap(),
+                    slot: HIGHEST_SLOT - u32::try_from(slots.len()).unwrap(),
                     flags: 0,
-                    guest_phys_addr: RAM + first_page.index() * PAGE_BYTES,
-                    memory_size: (to - from) * PAGE_BYTES,
-                    userspace_addr: region.as_ptr() as u64 + from * PAGE_BYTES,
+                    guest_phys_addr: RAM + pages.start().index() * PAGE_BYTES,
+                    memory_size: pages.bytes(),
+                    userspace_addr: region.as_ptr() as u64 + before.bytes(),
                 },
-                first_page,
+                first_page: pages.start(),
             });
         }
     }
