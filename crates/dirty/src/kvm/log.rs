@@ -94,8 +94,8 @@ impl KvmLog {
         Self::start(slots, Box::new(method))
     }
 
-    /// Starts the log with manual protection (`KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2`): each take clears
-    /// and protects only the pages that it reports.
+    /// Starts the log with manual protection (`KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2`): each take
+    /// clears and protects only the pages that it reports.
     ///
     /// Nothing is protected at the start: every page counts as dirty until it is taken for the
     /// first time, if KVM offers that (Linux 5.8 and later).
@@ -142,7 +142,7 @@ impl KvmLog {
         Ok(log)
     }
 
-    /// Makes pages dirty that this process has written itself: KVM reports only what it has written.
+    /// Makes pages dirty that this process has written itself, which KVM does not report.
     ///
     /// Call it after the write; if a device writes by direct memory access, call it when the pages
     /// are pinned, and drain as [`DirtyLog`] says. A monitor that collects its writes elsewhere

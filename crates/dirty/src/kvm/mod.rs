@@ -30,8 +30,8 @@
 //!
 //! # What is reported, and what is not
 //!
-//! KVM logs writes by virtual processors and by itself for them, in pages of 4 KiB. It knows nothing
-//! of writes by the monitor's threads, by vhost or by passed-through devices.
+//! KVM logs writes by virtual processors and by itself for them, in pages of 4 KiB. It knows
+//! nothing of writes by the monitor's threads, by vhost or by passed-through devices.
 //!
 //! Rings on processors with page-modification logging (PML, Intel): a write may reach the ring only
 //! when its processor leaves the guest the next time. So it may be reported by a later take than

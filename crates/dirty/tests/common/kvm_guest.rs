@@ -2,8 +2,8 @@
 //! a processor that is virtualised in software executes at full speed. Each processor executes one
 //! command at a time and then leaves the guest.
 //!
-//! Guest-physical memory: one slot for code and page tables, which is not tracked, and from 1 GiB on
-//! the RAM, one page after another, in as many slots as the test wants.
+//! Guest-physical memory: one slot for code and page tables, which is not tracked, and from 1 GiB
+//! on the RAM, one page after another, in as many slots as the test wants.
 
 // Each program uses a part of this. The unsafe blocks describe memory of this object.
 #![allow(dead_code, unsafe_code, clippy::unwrap_used)]
