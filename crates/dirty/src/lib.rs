@@ -16,6 +16,7 @@
 //!
 //! * [`PagemapLog`]: the memory of another process, tracked from outside. The process does not have
 //!   to cooperate.
+//! * [`KvmLog`]: KVM's own log of a VM that this process runs, in three ways ([`kvm`]).
 //!
 //! # What is reported, and what is not
 //!
@@ -32,21 +33,22 @@
 //!
 //! # What is missing
 //!
-//! * KVM's own logs (bitmap, manual protect, ring), for VMMs that use the engine as a library, are
-//!   not implemented.
 //! * 1 GiB hugetlb pages, and all hugetlb pages on older kernels, are not supported: the kernel
 //!   cannot track them safely.
 
-#![allow(unsafe_code)] // The test of write tracking maps memory of its own.
+// The test of write tracking maps memory of its own; KVM's logs need system calls.
+#![allow(unsafe_code)]
 
 #[doc(hidden)]
 pub mod contract_tests;
+pub mod kvm;
 mod log;
 mod pagemap;
 mod pagemap_scan;
 mod runs;
 mod support;
 
+pub use kvm::KvmLog;
 pub use log::{DirtyError, DirtyLog};
 pub use pagemap::{PagemapLog, StartError};
 pub use support::{UnsupportedKernel, hugetlb_support, support};

@@ -7,6 +7,8 @@ use hikkoshi_linux::HostRange;
 use hikkoshi_pages::PageRange;
 use thiserror::Error;
 
+use crate::kvm::CapabilityError;
+
 /// A record of the pages that were written. Its guarantees are written as tests in
 /// [`contract_tests`](crate::contract_tests).
 ///
@@ -119,6 +121,33 @@ pub enum DirtyError {
         /// The error of the system call.
         source: io::Error,
     },
+    /// KVM's log of a memory slot could not be read or cleared.
+    #[error("reading KVM's dirty log of memory slot {slot} by {call}")]
+    KvmSlot {
+        /// The system call.
+        call: &'static str,
+        /// The slot's number.
+        slot: u32,
+        /// The error of the system call.
+        source: io::Error,
+    },
+    /// KVM's dirty rings could not be reset.
+    #[error("reading KVM's dirty rings by KVM_RESET_DIRTY_RINGS")]
+    KvmRings {
+        /// The error of the system call.
+        source: io::Error,
+    },
+    /// KVM's log of a memory slot could not be stopped.
+    #[error("stopping KVM's dirty log of memory slot {slot}")]
+    KvmStop {
+        /// The slot's number.
+        slot: u32,
+        /// The error of the system call.
+        source: io::Error,
+    },
+    /// A capability of KVM could not be disabled.
+    #[error("stopping KVM's dirty log")]
+    KvmCapability(#[from] CapabilityError),
     /// A block could not be unregistered.
     #[error("stopping write tracking of RAM block {block}")]
     Stop {
