@@ -130,41 +130,39 @@ fn interrupted_before_commit() {
     if !kvm_present() {
         return;
     }
-    for memory in [file(), private()] {
-        let env = TestEnv::new();
-        let config = nano_guest().machine(Q35).ram(memory);
-        let mut guest = Guest::boot_without_extra_disk(&env, config);
-        for (mode, fault, at) in [
-            (
-                "precopy",
-                InjectedFault::LinksCut,
-                Breakpoint::after(Pages).nth(100),
-            ),
-            (
-                "hybrid",
-                InjectedFault::SourceKilled,
-                Breakpoint::before(Switch),
-            ),
-            (
-                "postcopy",
-                InjectedFault::DestinationKilled,
-                Breakpoint::after(Switch),
-            ),
-            (
-                "hybrid",
-                InjectedFault::DestinationQemuKilled,
-                Breakpoint::before(Discard),
-            ),
-            (
-                "postcopy",
-                InjectedFault::LinksCut,
-                Breakpoint::before(Ready),
-            ),
-        ] {
-            let plan = MigrationPlan::new(mode).transport(Transport::Unix);
-            fault.interrupt(&mut guest, plan, at);
-        }
-        let (exits, finished) = guest.start_migration(&MigrationPlan::new("hybrid")).wait();
-        guest.complete_migration(&exits, finished, "running");
+    let env = TestEnv::new();
+    let config = nano_guest().machine(Q35).ram(private());
+    let mut guest = Guest::boot_without_extra_disk(&env, config);
+    for (mode, fault, at) in [
+        (
+            "precopy",
+            InjectedFault::LinksCut,
+            Breakpoint::after(Pages).nth(100),
+        ),
+        (
+            "hybrid",
+            InjectedFault::SourceKilled,
+            Breakpoint::before(Switch),
+        ),
+        (
+            "postcopy",
+            InjectedFault::DestinationKilled,
+            Breakpoint::after(Switch),
+        ),
+        (
+            "hybrid",
+            InjectedFault::DestinationQemuKilled,
+            Breakpoint::before(Discard),
+        ),
+        (
+            "postcopy",
+            InjectedFault::LinksCut,
+            Breakpoint::before(Ready),
+        ),
+    ] {
+        let plan = MigrationPlan::new(mode).transport(Transport::Unix);
+        fault.interrupt(&mut guest, plan, at);
     }
+    let (exits, finished) = guest.start_migration(&MigrationPlan::new("hybrid")).wait();
+    guest.complete_migration(&exits, finished, "running");
 }
