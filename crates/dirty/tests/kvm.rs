@@ -105,7 +105,7 @@ impl contract_tests::Guest for Logged {
         &self.guest.layout
     }
     fn write(&self, page: Page, value: u64) {
-        let vcpu = if page.index() % 2 == 0 { 0 } else { 1 };
+        let vcpu = usize::from(!page.index().is_multiple_of(2));
         self.guest.write(vcpu, page, value);
     }
     fn touch(&self, page: Page) {

@@ -351,7 +351,10 @@ fn firmware(ram: u64) -> MmapRegion {
         let directory = PAGE_DIRECTORIES + gibibyte * PAGE_BYTES;
         put(PAGE_GIBIBYTES + 8 * gibibyte, directory | TABLE);
         for entry in 0..512 {
-            put(directory + 8 * entry, gibibyte * GIB + (entry << 21) | LEAF);
+            put(
+                directory + 8 * entry,
+                (gibibyte * GIB + (entry << 21)) | LEAF,
+            );
         }
     }
     region
