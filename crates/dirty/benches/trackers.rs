@@ -96,7 +96,8 @@ impl Logged {
 }
 
 /// Times `work` in rounds, each after `prepare`, which is not timed, and takes longer: so there are
-/// at most `most` rounds. Returns `rounds` times the median.
+/// at most `most` rounds. Returns `rounds` times the median. (Criterion warms up by the clock, so
+/// the groups do that for 1 ms only: it would ask for more and more rounds.)
 fn timed(rounds: u64, most: u64, mut prepare: impl FnMut(), mut work: impl FnMut()) -> Duration {
     let mut times: Vec<Duration> = (0..rounds.min(most))
         .map(|_| {
@@ -114,7 +115,7 @@ fn timed(rounds: u64, most: u64, mut prepare: impl FnMut(), mut work: impl FnMut
 fn take_by_dirty_pages(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("take by dirty pages");
     group.sample_size(10).sampling_mode(SamplingMode::Flat);
-    group.warm_up_time(Duration::from_millis(100));
+    group.warm_up_time(Duration::from_millis(1));
     group.measurement_time(Duration::from_millis(200));
     for (name, tracker) in TRACKERS {
         let logged = Logged::new(tracker, GIB, GIB);
@@ -144,7 +145,7 @@ fn take_by_dirty_pages(criterion: &mut Criterion) {
 fn take_by_guest_size(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("take by guest size");
     group.sample_size(10).sampling_mode(SamplingMode::Flat);
-    group.warm_up_time(Duration::from_millis(100));
+    group.warm_up_time(Duration::from_millis(1));
     group.measurement_time(Duration::from_millis(200));
     for (name, tracker) in TRACKERS {
         for gibibytes in [1, 2, 4, 8, 16] {
@@ -170,7 +171,7 @@ fn take_by_guest_size(criterion: &mut Criterion) {
 fn pass_in_ranges(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("pass in ranges");
     group.sample_size(10).sampling_mode(SamplingMode::Flat);
-    group.warm_up_time(Duration::from_millis(100));
+    group.warm_up_time(Duration::from_millis(1));
     group.measurement_time(Duration::from_millis(500));
     for (name, tracker) in TRACKERS {
         for slot in [16, 1] {
@@ -200,7 +201,7 @@ fn write(criterion: &mut Criterion) {
     const PAGES: u64 = 50_000;
     let mut group = criterion.benchmark_group("50,000 writes");
     group.sample_size(10).sampling_mode(SamplingMode::Flat);
-    group.warm_up_time(Duration::from_millis(100));
+    group.warm_up_time(Duration::from_millis(1));
     group.measurement_time(Duration::from_millis(500));
     for (name, tracker) in [("no log", Tracker::Off)].into_iter().chain(TRACKERS) {
         let logged = Logged::new(tracker, GIB, GIB);
