@@ -15,6 +15,7 @@ set -m # Each part is a process group, so that all of it can be ended.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 logs=build/tests
+rm -rf "$logs"
 mkdir -p "$logs"
 # The processes of the parts that run, by name, and the names of those that failed.
 declare -A parts
@@ -42,8 +43,10 @@ end_all() {
 }
 trap end_all EXIT
 
+# The names and reasons come last, because the output before them is long.
 stop_if_failed() {
     ((${#failed[@]} == 0)) || {
+        grep --no-filename -A 4 -E "^test .* FAILED$| panicked at " "$logs"/*.log >&2 || true
         echo "test.sh: failed: ${failed[*]}" >&2
         exit 1
     }
@@ -86,6 +89,7 @@ stop_if_failed
 export HIKKOSHI_BIN=$PWD/target/debug/hikkoshi
 # Half as many again as there are processors: some wait for a timeout. More do not gain anything,
 # because the emulated guests keep all processors busy.
-group guests --test-threads="$(($(nproc) * 3 / 2))"
+group guests --test-threads="$(($(nproc) * 3 / 2))" 2>&1 | tee "$logs/guests.log" ||
+    failed+=(guests)
 finish loom
 stop_if_failed

@@ -15,6 +15,10 @@ use crate::guest_ram::bytes_of;
 use crate::process_memory::ProcessMemory;
 use crate::writer::RamWriter;
 
+/// How often pages are dropped that are present again at once: reading a hole of a file fills it with
+/// zeros, and QEMU's monitor may be reading the guest's memory.
+const DROP_ATTEMPTS: u32 = 8;
+
 /// Ranges of one process, and the extents that they belong to.
 struct ProcessRanges<'a> {
     process: &'a Arc<Process>,
@@ -37,7 +41,23 @@ impl RamWriter {
                 check_file(memory, &extent)?;
             }
         }
+        let mut present = self.drop_once(ranges)?;
+        for _ in 1..DROP_ATTEMPTS {
+            if present.is_empty() {
+                break;
+            }
+            present = self.drop_once(&present)?;
+        }
+        match present.first() {
+            None => Ok(()),
+            Some(&range) => Err(MemoryError::Drop { range, cause: None }),
+        }
+    }
+
+    /// Drops `ranges`, and returns those that are present afterwards.
+    fn drop_once(&self, ranges: &[PageRange]) -> Result<Vec<PageRange>, MemoryError> {
         self.drop_extents(ranges)?;
+        let mut present = Vec::new();
         for extent in self.extents(ranges) {
             let range = extent.pages;
             if let Backing::Process(memory) = self.place(&extent).0 {
@@ -46,18 +66,16 @@ impl RamWriter {
                     .map_err(|cause| failed(range, cause))?;
             }
             let (backing, mapped) = self.place(&extent);
-            let holds = || match mapped {
+            let holds = match mapped {
                 // hugetlbfs does not report holes.
                 Some(_) => Ok(false),
                 None => backing.has_data(&bytes_of(&extent)),
             };
-            match holds() {
-                Ok(false) => {}
-                Ok(true) => return Err(MemoryError::Drop { range, cause: None }),
-                Err(cause) => return Err(failed(range, cause)),
+            if holds.map_err(|cause| failed(range, cause))? {
+                present.push(range);
             }
         }
-        Ok(())
+        Ok(present)
     }
 
     /// Drops everything, and checks that it is absent.
