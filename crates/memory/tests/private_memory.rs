@@ -138,6 +138,32 @@ fn pages_are_written_zeroed_and_dropped() {
     });
 }
 
+/// As QEMU's monitor does by `pmemsave`: reading a hole of a file fills it.
+#[test]
+fn the_process_reads_memory_while_it_is_dropped() {
+    let guest = GuestProcess::new(Kind::Shared);
+    let ram = guest.ram();
+    let memory = RamWriter::open(ram.clone()).unwrap();
+    let ranges: Vec<_> = (0..PAGES / 2).map(|n| range(n * 2, n * 2 + 1)).collect();
+    for round in 0..3 {
+        guest.write(range(0, PAGES), round);
+        std::thread::scope(|scope| {
+            // Each page once: a page that was dropped again is not read again.
+            let reader = scope.spawn(|| {
+                for page in 0..PAGES {
+                    guest.read(page);
+                }
+            });
+            memory.drop_stale(&ranges).unwrap();
+            reader.join().unwrap();
+        });
+        for page in (0..PAGES).step_by(2) {
+            assert_eq!(word(&ram, page), 0, "round {round}: page {page}");
+        }
+    }
+    guest.finish();
+}
+
 #[test]
 fn a_thousand_ranges_are_dropped_together() {
     let kinds = [Kind::Anonymous, Kind::Locked, Kind::EmptyFile, Kind::Shared];
