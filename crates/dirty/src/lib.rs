@@ -17,6 +17,9 @@
 //! * [`PagemapLog`]: the memory of another process, tracked from outside. The process does not have
 //!   to cooperate.
 //! * [`KvmLog`]: KVM's own log of a VM that this process runs, in three ways ([`kvm`]).
+//! * [`EptLog`]: the log of a hypervisor that uses `hikkoshi-ept`'s second-stage tables.
+//!
+//! [`SharedLog`] gives any of them several clients, each with a log of its own.
 //!
 //! # What is reported, and what is not
 //!
@@ -41,14 +44,18 @@
 
 #[doc(hidden)]
 pub mod contract_tests;
+mod ept;
 pub mod kvm;
 mod log;
 mod pagemap;
 mod pagemap_scan;
 mod runs;
+mod shared;
 mod support;
 
+pub use ept::{EptLog, EptStartError};
 pub use kvm::KvmLog;
 pub use log::{DirtyError, DirtyLog};
 pub use pagemap::{PagemapLog, StartError};
+pub use shared::{ClientLog, SharedLog};
 pub use support::{UnsupportedKernel, hugetlb_support, support};

@@ -145,6 +145,12 @@ pub enum DirtyError {
         /// The error of the system call.
         source: io::Error,
     },
+    /// The log of second-stage tables could not be stopped.
+    #[error("stopping the dirty log of the second-stage tables")]
+    EptStop {
+        /// The cause.
+        source: hikkoshi_ept::StopError,
+    },
     /// A capability of KVM could not be disabled.
     #[error("stopping KVM's dirty log")]
     KvmCapability(#[from] CapabilityError),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use hikkoshi_pages::PageRange;
+use hikkoshi_pages::{PageBitmap, PageRange};
 
 /// Passes ranges on, and joins adjacent ones. The ranges must be in ascending order.
 pub(crate) struct RunCoalescer<'a> {
@@ -43,6 +43,20 @@ impl<'a> RunCoalescer<'a> {
         if !current.is_empty() {
             (self.to)(current);
         }
+    }
+}
+
+/// Claims all pages of `range` that are set in `pending`, and reports them as maximal runs.
+pub(crate) fn take_pending(
+    pending: &PageBitmap,
+    range: PageRange,
+    dirty: &mut dyn FnMut(PageRange),
+) {
+    let mut runs = RunCoalescer::new(dirty);
+    let mut rest = range;
+    while let Some(run) = pending.claim_run(rest, u64::MAX) {
+        runs.push(run);
+        rest = PageRange::new(run.end(), rest.end());
     }
 }
 

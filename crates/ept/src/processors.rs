@@ -1,5 +1,7 @@
 //! The interface to the processors, which the hypervisor implements.
 
+use alloc::sync::Arc;
+
 use crate::dirty_log::Vcpu;
 use crate::tlb_flush::TlbFlush;
 
@@ -48,6 +50,20 @@ impl Processors for () {
 }
 
 impl<T: Processors + ?Sized> Processors for &T {
+    fn invalidate(&self, flush: &TlbFlush) {
+        (**self).invalidate(flush);
+    }
+
+    fn drain_pml(&self, drain: &dyn Fn(Vcpu, u16) -> u16) {
+        (**self).drain_pml(drain);
+    }
+
+    fn set_pml(&self, on: bool) {
+        (**self).set_pml(on);
+    }
+}
+
+impl<T: Processors + ?Sized> Processors for Arc<T> {
     fn invalidate(&self, flush: &TlbFlush) {
         (**self).invalidate(flush);
     }

@@ -18,7 +18,7 @@ use super::ring::Ring;
 use super::rings::DirtyRings;
 use super::slots::MemorySlots;
 use crate::log::{DirtyError, DirtyLog};
-use crate::runs::RunCoalescer;
+use crate::runs::take_pending;
 
 /// A way to read KVM's log.
 pub(super) trait Method: Debug + Send {
@@ -186,12 +186,7 @@ impl DirtyLog for KvmLog {
         self.lock_started()?
             .method
             .collect(&self.slots, range, &self.pending)?;
-        let mut runs = RunCoalescer::new(dirty);
-        let mut rest = range;
-        while let Some(run) = self.pending.claim_run(rest, u64::MAX) {
-            runs.push(run);
-            rest = PageRange::new(run.end(), rest.end());
-        }
+        take_pending(&self.pending, range, dirty);
         Ok(())
     }
 
