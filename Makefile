@@ -120,11 +120,11 @@ test-guests: guest-debian ## the laboratory's own tests, and real guests moved b
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-lab --package hikkoshi-tests
 
-# A sixth of the interruptions is part of test-guests. This target prints the table.
+# A sixth of the random interruptions, and every second step, are part of test-guests. This target prints the table.
 .PHONY: drills
 drills: guest-debian ## fault injection: the table of docs/reliability.md
 	cargo build --locked --release --package hikkoshi
-	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test e2e -- fault_drills:: out_of_space:: completion::
+	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test e2e -- fault_drills:: out_of_space:: completion:: links_cut:: processes_killed::
 	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored debian:: private_memory_recovery::
 	@cat $(BUILD)/drills.md
 
@@ -157,7 +157,7 @@ guest-web: guest
 	@$(MAKE) --no-print-directory $(WEB_INITRAMFS)
 
 .PHONY: bench
-bench: guest-web ## benchmarks beside QEMU's own migration
+bench: guest-web guest-debian ## benchmarks beside QEMU's own migration
 	cargo build --locked --release --package hikkoshi
 	cargo run --locked --release --package hikkoshi-bench -- $(ARGS)
 

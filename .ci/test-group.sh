@@ -6,7 +6,8 @@ set -euo pipefail
 case $CARGO_PKG_NAME in
 hikkoshi-engine) group=engine ;;
 hikkoshi-qemu) group=qemu ;;
-hikkoshi-lab | hikkoshi-tests) group=guests ;;
+hikkoshi-lab) group=lab ;;
+hikkoshi-tests) group=guests ;;
 *) group=others ;;
 esac
 

@@ -88,8 +88,10 @@ stop_if_failed
 
 export HIKKOSHI_BIN=$PWD/target/debug/hikkoshi
 # Half as many again as there are processors: some wait for a timeout. More do not gain anything,
-# because the emulated guests keep all processors busy.
+# because the emulated guests keep all processors busy. The laboratory's own tests mostly wait.
+start lab group lab --test-threads=1
 group guests --test-threads="$(($(nproc) * 3 / 2))" 2>&1 | tee "$logs/guests.log" ||
     failed+=(guests)
+finish lab
 finish loom
 stop_if_failed

@@ -171,7 +171,7 @@ impl FaultDrill {
 }
 
 /// The file for the table, in `make drills`.
-fn table_path() -> Option<OsString> {
+pub(crate) fn table_path() -> Option<OsString> {
     std::env::var_os("HIKKOSHI_DRILLS")
 }
 

@@ -202,7 +202,6 @@ fn devices() -> Vec<Row> {
         with("virtio-serial", Device::VirtioSerial),
         with("TPM emulator", Device::Tpm),
         with("vhost-vsock", Device::VhostVsock)
-            .refused(Side::Source, "vsock")
             .requires("/dev/vhost-vsock", "the host's kernel has no vhost-vsock"),
     ]
 }
