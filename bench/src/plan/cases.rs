@@ -146,6 +146,12 @@ pub(super) fn all() -> Vec<Case> {
         5,
         &both.map(|system| (system, Plain)),
     );
+    add(
+        TEN,
+        Workload::Debian,
+        5,
+        &both.map(|system| (system, Plain)),
+    );
     let servers = [HikkoshiHybrid, QemuPreempt, HikkoshiPostcopy, QemuPrecopy];
     add(
         ONE,

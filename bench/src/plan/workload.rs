@@ -39,6 +39,12 @@ const CLIENTS_WRITES: u64 = 2000;
 /// The port that it serves.
 pub(crate) const CLIENTS_PORT: u16 = 7000;
 
+/// Pages that the Debian guest writes to, MiB, and how many a second.
+const DEBIAN_WRITTEN_MIB: u64 = 64;
+const DEBIAN_WRITES: u64 = 2000;
+/// Its requests to its second disk, a second.
+const DEBIAN_DISK_REQUESTS: u64 = 40;
+
 /// Files on the web server.
 pub(crate) const WEB_FILES: u64 = 5_000;
 /// Bytes in each file.
@@ -75,6 +81,9 @@ pub(crate) enum Workload {
     Disk100,
     /// Answers two clients, each a thousand times a second.
     Clients,
+    /// A whole Debian with its network card and two disks, which writes some pages and checks its
+    /// disks.
+    Debian,
     /// Serves files over the network.
     Web,
 }
@@ -130,6 +139,9 @@ impl Workload {
             Self::Clients => GuestWorkload::dirty(CLIENTS_WRITTEN_MIB)
                 .rate(CLIENTS_WRITES)
                 .with_server(CLIENTS_PORT),
+            Self::Debian => GuestWorkload::dirty(DEBIAN_WRITTEN_MIB)
+                .rate(DEBIAN_WRITES)
+                .in_debian(DEBIAN_DISK_REQUESTS),
             Self::Web => GuestWorkload::idle()
                 .option("files", WEB_FILES)
                 .option("file_bytes", WEB_FILE_BYTES),
@@ -137,6 +149,11 @@ impl Workload {
         workload
             .option("slow_us", self.slow_us())
             .option("every_ms", REPORT_MS)
+    }
+
+    /// Whether the guest has a network card.
+    pub(crate) fn has_network_card(self) -> bool {
+        matches!(self, Self::Clients | Self::Debian | Self::Web)
     }
 
     /// The rate limit of its disk, if it has one.
@@ -182,6 +199,7 @@ impl Workload {
             Self::Disk20 => "disk20",
             Self::Disk100 => "disk100",
             Self::Clients => "clients",
+            Self::Debian => "debian",
             Self::Web => "web",
         }
     }
@@ -210,6 +228,10 @@ impl Workload {
             Self::Clients => format!(
                 "clients: requests over TCP and datagrams, 1,000 a second each; {CLIENTS_WRITES} \
                  pages written a second"
+            ),
+            Self::Debian => format!(
+                "debian: a whole Debian, two processors, network card and two disks; \
+                 {DEBIAN_WRITES} pages written a second"
             ),
             Self::Web => format!("web: {WEB_FILES} files of {WEB_FILE_BYTES} bytes"),
         }

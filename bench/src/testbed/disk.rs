@@ -1,4 +1,4 @@
-//! A throttled disk for the guest.
+//! The guest's disks.
 
 use hikkoshi_lab::{Disk, DiskContent, DiskFormat, DiskImage, Lab, LabError, Throttle, VmConfig};
 
@@ -18,4 +18,20 @@ pub(super) fn attach_throttled(
     let image = DiskImage::new(lab, "disk", DiskFormat::Raw, content)?;
     let throttle = Throttle::new(lab, bytes_per_second)?;
     Ok((config.disk(Disk::new(image)).throttle(&throttle), throttle))
+}
+
+/// Gives the machine the disks of the Debian guest, qcow2 and `cache=none`, and two processors.
+///
+/// # Errors
+/// When an image cannot be created.
+pub(super) fn attach_debian(lab: &Lab, config: VmConfig) -> Result<VmConfig, LabError> {
+    let disk = |name, content| -> Result<Disk, LabError> {
+        let image = DiskImage::new(lab, name, DiskFormat::Qcow2, content)?;
+        Ok(Disk::new(image))
+    };
+    let blocks = DiskContent::Blocks { mib: 64 };
+    Ok(config
+        .cpus(2)
+        .disk(disk("debian", DiskContent::Debian)?)
+        .disk(disk("blocks", blocks)?))
 }

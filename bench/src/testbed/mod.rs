@@ -12,7 +12,7 @@ use hikkoshi_lab::{Event, GuestNetwork, Lab, LabError, Report, Vm, VmConfig, web
 
 use crate::args::Args;
 use crate::error::BenchError;
-use crate::plan::{Case, DISK_ARENA_MIB, Kind};
+use crate::plan::{Case, DISK_ARENA_MIB, Kind, Workload};
 
 /// How long the guest may take to print a line, or to check all of its pages.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
@@ -27,7 +27,7 @@ pub(crate) struct Testbed {
     pub network: Network,
     pub source: Vm,
     pub destination: Vm,
-    /// The guest's own network, if it has clients.
+    /// The guest's own network, if it has a network card.
     pub guest_network: Option<GuestNetwork>,
 }
 
@@ -45,9 +45,13 @@ impl Testbed {
             }
             None => (config, None),
         };
+        let config = match case.workload {
+            Workload::Debian => disk::attach_debian(&lab, config)?,
+            _ => config,
+        };
         let congestion = args.congestion.as_deref();
         let kind = case.workload.kind();
-        let (guest_network, network, config) = if matches!(kind, Kind::Web | Kind::Clients) {
+        let (guest_network, network, config) = if case.workload.has_network_card() {
             let guest_network = GuestNetwork::new()?;
             let hosts = (
                 guest_network.source().clone(),
