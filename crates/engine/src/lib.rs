@@ -66,17 +66,19 @@
 //!   be reached from the destination.
 
 mod control_link;
+mod default_links;
 pub mod destination;
 mod frames;
 mod guest;
 mod obstacle;
 mod panic_notifier;
 pub mod report;
-mod retry_budget;
-mod retry_for;
+mod retry;
 pub mod source;
+mod source_ended;
 mod sync;
 
+pub use default_links::default_links;
 pub use destination::{
     DestinationOptions, ReceiveError, ReceiveWatch, give_up_receive, receive, resume_receive,
 };
@@ -85,10 +87,11 @@ pub use guest::{DestinationGuest, GuestError, SourceGuest, ThreadName};
 pub use hikkoshi_linux::{Cancel, Priority, PriorityClass};
 pub use obstacle::DestinationObstacle;
 pub use report::{Account, Observer};
-pub use retry_for::RetryFor;
+pub use retry::RetryFor;
 pub use source::{
     Comparison, MigrateError, ReadAhead, SourceOptions, Watch, WhenStalled, compare,
     give_up_migrate, migrate, resume_migrate,
 };
+pub use source_ended::SOURCE_ENDED;
 
 pub use hikkoshi_wire::{MAX_LINKS, Mode};

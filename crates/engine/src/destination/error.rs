@@ -122,7 +122,7 @@ pub enum DestinationFailure {
     #[error("cancelled at the source: {0}")]
     CancelledBySource(String),
     /// Missing pages were lost at the source.
-    #[error("pages of the guest are missing here that no longer exist: {0}")]
+    #[error("the source lost pages that the destination still needs: {0}")]
     SourceMemoryLost(String),
     /// Another engine was killed before it was *ready*.
     #[error("the migration was interrupted before the destination was ready")]

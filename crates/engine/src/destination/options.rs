@@ -4,7 +4,7 @@ use std::num::{NonZeroU16, NonZeroU64};
 use std::time::Duration;
 
 use crate::Priority;
-use crate::RetryFor;
+use crate::retry::RetryFor;
 use hikkoshi_link::PEER_TIMEOUT;
 
 /// The most threads that read faults, however many processors a guest has: each needs a stack, and

@@ -10,6 +10,7 @@ use hikkoshi_handover::Outcome;
 use thiserror::Error;
 
 use crate::guest::GuestError;
+use crate::source_ended::SOURCE_ENDED;
 use hikkoshi_link::{HandshakeError, LinkError};
 use hikkoshi_memory::GuestRam;
 
@@ -249,7 +250,3 @@ pub(crate) fn list_blocks(blocks: &[String]) -> String {
         names => format!("RAM blocks {}", names.join(", ")),
     }
 }
-
-/// The reason that a source sends, and a destination reports, when the source's
-/// virtual machine has ended.
-pub const SOURCE_ENDED: &str = "the source's virtual machine has ended, and the guest with it";

@@ -12,7 +12,7 @@ use hikkoshi_wire::{MigrationId, Mode};
 
 use crate::guest::SourceGuest;
 use crate::report::{Account, Phase};
-use crate::retry_budget::RetryBudget;
+use crate::retry::RetryBudget;
 use crate::source::context::{MigrationContext, Watch};
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover_driver::{ActiveLinks, HandoverDriver};

@@ -32,7 +32,7 @@ mod unsent;
 
 pub use ask_destination::{Comparison, compare};
 pub use context::Watch;
-pub use error::{MigrateError, SOURCE_ENDED, SourceFailure};
+pub use error::{MigrateError, SourceFailure};
 pub use give_up::give_up_migrate;
 pub use migrate::migrate;
 pub use options::{ReadAhead, SourceOptions, WhenStalled};

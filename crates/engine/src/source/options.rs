@@ -1,12 +1,11 @@
 //! The options of a migration at the source.
 
-use std::num::NonZeroUsize;
-use std::thread;
 use std::time::Duration;
 
 use hikkoshi_wire::Mode;
 
-use crate::retry_for::RetryFor;
+use crate::default_links::default_links;
+use crate::retry::RetryFor;
 use hikkoshi_link::PEER_TIMEOUT;
 use hikkoshi_linux::Priority;
 
@@ -33,10 +32,6 @@ pub enum ReadAhead {
     /// fewer where it accesses memory at random.
     Adaptive,
 }
-
-/// The most background links by default. Beyond that, processors do not limit the
-/// throughput.
-const MOST_BY_DEFAULT: u16 = 8;
 
 /// How to move a guest.
 #[derive(Debug, Clone)]
@@ -108,7 +103,7 @@ impl Default for SourceOptions {
             max_rounds: 30,
             when_stalled: WhenStalled::GoOn,
             allow_cpu_mismatch: false,
-            links: Self::default_links(),
+            links: default_links(),
             drain: true,
             keep_frames: true,
             background_delay: Duration::ZERO,
@@ -128,13 +123,6 @@ impl Default for SourceOptions {
 impl SourceOptions {
     /// The default of `peer_timeout`.
     pub const DEFAULT_PEER_TIMEOUT: Duration = Duration::from_secs(60);
-
-    /// The default number of background links: half of the processors (the other
-    /// half applies the pages, or runs the guest), at least 1 and at most 8.
-    pub fn default_links() -> u16 {
-        let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        u16::try_from(processors / 2).map_or(MOST_BY_DEFAULT, |n| n.clamp(1, MOST_BY_DEFAULT))
-    }
 
     /// Whether the switchover may come before all memory has arrived.
     pub fn may_postcopy(&self) -> bool {

@@ -9,7 +9,7 @@ use hikkoshi_wire::Mode;
 
 use crate::guest::SourceGuest;
 use crate::report::Account;
-use crate::retry_budget::RetryBudget;
+use crate::retry::RetryBudget;
 use crate::source::context::Watch;
 use crate::source::error::MigrateError;
 use crate::source::handover_driver::HandoverDriver;

@@ -13,7 +13,7 @@ use crate::destination::handover_driver::links::LinkState;
 use crate::destination::last_message::REASON_TIMEOUT;
 use crate::destination::session::{LISTENING, SessionEvent};
 use crate::guest::DestinationGuest;
-use crate::source::SOURCE_ENDED;
+use crate::source_ended::SOURCE_ENDED;
 
 /// What one look for events returns.
 pub(crate) enum Observation {

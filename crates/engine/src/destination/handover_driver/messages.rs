@@ -66,8 +66,8 @@ impl HandoverDriver<'_> {
         self.expect_last_message();
     }
 
-    /// Reports that the guest has shut itself down. A source without this message learns on its
-    /// next connection that no page is needed.
+    /// Reports that the guest has shut itself down. A source that misses this message gets
+    /// the same answer at its next connection.
     pub(crate) fn send_shut_down(&mut self) -> Result<(), DestinationFailure> {
         if !self.capabilities.contains(Capabilities::SHUT_DOWN) {
             return Err(DestinationFailure::Link {

@@ -40,7 +40,7 @@ use crate::destination::watch::ReceiveWatch;
 use crate::frames::FramesAccount;
 use crate::guest::DestinationGuest;
 use crate::report::Requests;
-use crate::retry_budget::RetryBudget;
+use crate::retry::RetryBudget;
 
 /// Performs the actions of the handover machine, for a guest from *ready* on.
 pub(crate) struct HandoverDriver<'a> {

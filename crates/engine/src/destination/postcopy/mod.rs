@@ -153,6 +153,6 @@ impl ActivePostcopy {
             let _ = thread.join();
         }
         let pages = self.installer.filled_before();
-        tracing::debug!(pages, "owed pages that were there before they came");
+        tracing::debug!(pages, "missing pages that were present before they arrived");
     }
 }

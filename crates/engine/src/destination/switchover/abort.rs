@@ -1,4 +1,4 @@
-//! How a migration ends that does not reach *ready*: the guest stays at the source.
+//! Aborts a migration before *ready*: the guest stays at the source.
 
 use std::time::Instant;
 

@@ -10,6 +10,7 @@ use hikkoshi_wire::{
     Mismatch, Mode, Processors, ToDestination, ToSource,
 };
 
+use crate::default_links::default_links;
 use crate::destination::error::DestinationFailure;
 use crate::destination::options::DestinationOptions;
 use crate::destination::postcopy::huge::staging::Size;
@@ -17,7 +18,6 @@ use crate::destination::switchover::processors;
 use crate::destination::watch::ReceiveWatch;
 use crate::guest::DestinationGuest;
 use crate::obstacle::DestinationObstacle;
-use crate::source::SourceOptions;
 use hikkoshi_link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, split};
 use hikkoshi_linux::{Cancel, host_memory_available};
 use hikkoshi_memory::RamWriter;
@@ -135,7 +135,7 @@ pub(crate) fn hear(
         }
         ToDestination::Compare { description } => {
             // How many links it would open is not part of the question: as many as by default.
-            let links = SourceOptions::default_links();
+            let links = default_links();
             let found = Found::of(guest, &description, machine.as_ref(), processors, links);
             over();
             let obstacles = found.obstacles.len();

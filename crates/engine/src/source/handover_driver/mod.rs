@@ -21,7 +21,7 @@ use hikkoshi_link::{LinkError, Remote};
 use crate::frames::FramesAccount;
 use crate::guest::SourceGuest;
 use crate::report::{Phase, Requests};
-use crate::retry_budget::RetryBudget;
+use crate::retry::RetryBudget;
 use crate::source::context::MigrationContext;
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::postcopy::pusher::Pushers;

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
+use hikkoshi_engine::SOURCE_ENDED;
 use hikkoshi_engine::destination::DestinationFailure;
 use hikkoshi_engine::report::GuestState;
-use hikkoshi_engine::source::SOURCE_ENDED;
 use hikkoshi_engine::{Account, ReceiveError};
 use hikkoshi_handover::{DestinationRecord, Outcome};
 

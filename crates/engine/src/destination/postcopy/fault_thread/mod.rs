@@ -46,7 +46,7 @@ struct Shared {
     poll: bool,
 }
 
-/// Starts `threads` threads, one with each step of the iterator; if one cannot be started, the
+/// Starts `threads` threads, one with each item of the iterator; if one cannot be started, the
 /// others run. They end when `stop` is stopped, or with an event when something fails.
 pub(crate) fn start(
     installer: &Arc<Installer>,

@@ -1,4 +1,4 @@
-//! Post-copied pages on their last step: out of the missing set and into the guest's memory.
+//! Installs received pages in the guest's memory, and removes them from the missing set.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
