@@ -105,7 +105,7 @@ pub(crate) struct MigrateOptions {
     #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
     pub no_keep_frames: bool,
 
-    /// End the source's QEMU when the guest is at the destination with all of its pages
+    /// End the source's QEMU after the migration has completed
     ///
     /// So the old guest cannot be continued by mistake. QEMU is ended only if the exit status is 0.
     #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
@@ -384,7 +384,7 @@ mod tests {
         let options = migrate.engine_options();
         assert_eq!(options.max_downtime, Duration::from_millis(50));
         assert_eq!(options.bandwidth, Some(1_000_000_000));
-        assert_eq!(options.links, SourceOptions::default_links());
+        assert_eq!(options.links, hikkoshi_engine::default_links());
         assert_eq!(options.read_ahead, ReadAhead::Adaptive);
         assert!(options.hot_first && options.follow && options.bound && !options.poll);
         assert!(options.drain && options.keep_frames && !options.allow_cpu_mismatch);

@@ -40,7 +40,7 @@ const AFTER_HELP: &str = "\
 Exit status:
   0  The guest runs at the destination, and all of its pages are there
   1  The guest is still at the source
-  2  The command line or the environment cannot be used
+  2  The command line or the environment is invalid
   3  The guest was handed over, or may have been, and the migration is not finished.
      No data is lost: --resume continues it
   4  The guest is lost: the destination's QEMU ended during post-copy, or the source's QEMU
@@ -49,7 +49,7 @@ Exit status:
 Exit status of check:
   0  The guest can be moved
   1  It cannot
-  2  The command line or the environment cannot be used
+  2  The command line or the environment is invalid
 
 Environment:
   HIKKOSHI_LOG  What to log: off, error, warn (the default), info, debug or trace, for

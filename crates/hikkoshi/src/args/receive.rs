@@ -49,9 +49,9 @@ pub(crate) struct Receive {
     )]
     pub wait_for: Option<Duration>,
 
-    /// Receive the guest although this host's free memory is less than the guest's
+    /// Receive the guest even if it may not fit into this host's free memory
     ///
-    /// With swap space, and within the limits of QEMU's memory cgroup. If memory runs out before
+    /// Free memory counts swap space and the limits of QEMU's memory cgroup. If memory runs out before
     /// the handover, the guest stays at the source; after it, the guest waits for memory, or the
     /// kernel ends its QEMU, and the guest is lost.
     #[arg(verbatim_doc_comment,

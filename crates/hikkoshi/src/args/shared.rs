@@ -33,7 +33,7 @@ pub(crate) struct SharedOptions {
     )]
     pub stall_timeout: Option<Duration>,
 
-    /// How long to reconnect after the handover if links are lost
+    /// How long to keep trying to reconnect after the handover if links are lost
     ///
     /// Such as 0, 90s, 15m or 2h. The limit counts time without links; time with links is
     /// subtracted. When the limit is reached, the command ends, and --resume resumes the migration.

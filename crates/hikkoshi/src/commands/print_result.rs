@@ -12,7 +12,7 @@ use crate::output::reason::Reason;
 use crate::output::report::{self, SourceQuit};
 use crate::output::streams;
 
-/// As [`print_result`], of a guest that had moved before this run: there are no statistics.
+/// Like [`print_result`], for a guest that an earlier run has moved: there are no statistics.
 pub(super) fn print_moved(
     common: &Common,
     what: &str,

@@ -77,7 +77,7 @@ impl GuardProcess {
         Ok(guard)
     }
 
-    /// Whether it has closed its end: it is ending, or goes on to hold files.
+    /// Whether it has closed its end: it is ending, or continues to hold files.
     fn has_detached(&mut self) -> bool {
         let mut poll = [PollFd::new(&self.answers, PollFlags::IN)];
         let now = Timespec::default();
