@@ -16,6 +16,8 @@ mod guests;
 mod machine;
 #[path = "engine/memory.rs"]
 mod memory;
+#[path = "engine/network.rs"]
+mod network;
 
 use std::alloc::System;
 use std::sync::Arc;

@@ -4,15 +4,17 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{
-    Disk, DiskContent, DiskFormat, DiskImage, GuestNetwork, Ram, VmConfig, Workload,
+    Disk, DiskContent, DiskFormat, DiskImage, GuestNetwork, Ram, RamBackend, VmConfig, Workload,
 };
 use hikkoshi_tests::{Guest, MigrationPlan, RedisLoad, TestEnv, Transport, log};
 
 /// Answers of redis between two trips.
 const ANSWERS: u64 = 300;
 
+const RAM_MIB: u64 = 512;
+
 /// Moves the guest so often, to and fro, each time by the next of these modes.
-fn trips(modes: &[&'static str]) {
+fn trips(ram: Ram, modes: &[&'static str]) {
     let env = TestEnv::new();
     let network = GuestNetwork::new().unwrap();
     let disk = |name, content| {
@@ -24,7 +26,7 @@ fn trips(modes: &[&'static str]) {
         .option("every_ms", 200);
     let config = VmConfig::new()
         .cpus(2)
-        .ram(Ram::shared(512))
+        .ram(ram)
         .workload(workload)
         .disk(disk("debian", DiskContent::Debian))
         .disk(disk("blocks", DiskContent::Blocks { mib: 64 }))
@@ -54,13 +56,25 @@ fn trips(modes: &[&'static str]) {
     ));
 }
 
+/// As with `-m` alone.
+fn private_memory() -> Ram {
+    Ram::new(RamBackend::Default, RAM_MIB)
+}
+
 #[test]
 fn a_debian_that_serves_is_moved() {
-    trips(&["hybrid"]);
+    trips(private_memory(), &["hybrid"]);
 }
 
 #[test]
 #[ignore = "many trips: `make drills`"]
 fn a_debian_that_serves_is_moved_to_and_fro() {
-    trips(&["hybrid", "precopy", "postcopy"].repeat(6));
+    trips(
+        private_memory(),
+        &["hybrid", "precopy", "postcopy"].repeat(6),
+    );
+    trips(
+        Ram::shared(RAM_MIB),
+        &["hybrid", "precopy", "postcopy"].repeat(2),
+    );
 }

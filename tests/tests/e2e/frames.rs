@@ -23,6 +23,18 @@ struct Setup<'n> {
     /// Where each is, the guest's address there, and when it sends.
     clients: Vec<(&'n Namespace, &'static str, Pace)>,
     arguments: &'static [&'static str],
+    /// The engines run in QEMU's network namespaces, as on two hosts, or outside, as with libvirt or
+    /// in containers.
+    engines: Engines,
+}
+
+/// Where the engines run.
+#[derive(Clone, Copy, Debug)]
+enum Engines {
+    /// In QEMU's network namespaces: hosts.
+    InNamespaces,
+    /// In a common namespace, which has none of the tap devices.
+    Outside,
 }
 
 /// What came of a guest's move.
@@ -59,12 +71,14 @@ impl<'n> Setup<'n> {
                 at(Pace::FixedTimes(INTERVAL)),
             ],
             arguments: &[],
+            engines: Engines::InNamespaces,
         }
     }
 
     /// Moves the guest while the clients send.
     fn moved(self, mode: &'static str) -> Moved {
         let env = TestEnv::new();
+        let there = self.config.clone().namespace(self.network.destination());
         let mut guest = Guest::boot(&env, self.config);
         let mut clients = Vec::new();
         for (number, (namespace, address, pace)) in (1..).zip(self.clients) {
@@ -75,10 +89,13 @@ impl<'n> Setup<'n> {
             clients.push((pace, client));
         }
         let address = format!("{}:7100", GuestNetwork::DESTINATION);
-        let plan = MigrationPlan::new(mode)
-            .transport(Transport::Address(address))
-            .migrate_args(self.arguments)
-            .between_namespaces(self.network.source(), self.network.destination());
+        let plan = MigrationPlan::new(mode).migrate_args(self.arguments);
+        let plan = match self.engines {
+            Engines::InNamespaces => plan
+                .transport(Transport::Address(address))
+                .between_namespaces(self.network.source(), self.network.destination()),
+            Engines::Outside => plan.destination_config(there),
+        };
         let (exits, finished) = guest.start_migration(&plan).wait();
         let report = guest.complete_migration(&exits, finished, "running");
         for (pace, client) in &clients {
@@ -162,6 +179,17 @@ fn no_datagram_is_lost_in_hybrid() {
 #[test]
 fn no_datagram_is_lost_in_postcopy() {
     nothing_is_lost("postcopy");
+}
+
+/// The engines enter the namespace of each tap device for the packet sockets only.
+#[test]
+fn no_datagram_is_lost_if_the_engines_are_outside_of_the_network_namespaces() {
+    let network = GuestNetwork::new().unwrap();
+    let setup = Setup {
+        engines: Engines::Outside,
+        ..Setup::two_clients(&network)
+    };
+    setup.moved("hybrid").assert_nothing_lost(1);
 }
 
 #[test]

@@ -11,7 +11,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog};
-use hikkoshi_engine::{Cancel, DestinationGuest, GuestError, SourceGuest, ThreadName};
+use hikkoshi_engine::{
+    Cancel, DestinationGuest, FrameCapture, FrameDelivery, GuestError, SourceGuest, ThreadName,
+};
 use hikkoshi_linux::{HostAddr, Process};
 use hikkoshi_memory::GuestRam;
 use hikkoshi_pages::PageRange;
@@ -20,6 +22,7 @@ use hikkoshi_wire::{GuestDescription, Processors};
 
 use crate::direct_io_device::DirectDevice;
 use crate::machine::{Machine, Random, Side};
+use crate::network::{Burst, Received};
 
 type Hook = Box<dyn FnMut() -> Result<(), GuestError> + Send>;
 
@@ -105,6 +108,8 @@ pub(crate) struct TestSource {
     pub device: Option<DirectDevice>,
     /// Saving the device state stops half-way, and waits until it is cancelled.
     pub save_stalls: bool,
+    /// Frames that arrive for it.
+    pub frames: Option<Burst>,
     log: Option<Arc<dyn DirtyLog>>,
 }
 
@@ -121,6 +126,7 @@ impl TestSource {
             ended: Arc::default(),
             device: None,
             save_stalls: false,
+            frames: None,
             log: None,
         }
     }
@@ -195,6 +201,11 @@ impl SourceGuest for TestSource {
             return Err(GuestError::new("save_device_state was cancelled"));
         }
         sink.write_all(rest).map_err(GuestError::new)
+    }
+
+    fn capture_frames(&mut self) -> Result<Option<Box<dyn FrameCapture>>, GuestError> {
+        let frames = self.frames.take();
+        Ok(frames.map(|frames| Box::new(frames) as Box<dyn FrameCapture>))
     }
 
     fn resume(&mut self) -> Result<(), GuestError> {
@@ -276,6 +287,8 @@ pub(crate) struct TestDestination {
     /// Whether loading checks the pages that it reads.
     pub checks: bool,
     pub abandoned: bool,
+    /// Where frames for the guest are delivered.
+    pub frames: Option<Received>,
 }
 
 impl TestDestination {
@@ -294,6 +307,7 @@ impl TestDestination {
             ended: Arc::default(),
             checks: true,
             abandoned: false,
+            frames: None,
         }
     }
 
@@ -374,6 +388,11 @@ impl DestinationGuest for TestDestination {
             self.machine.run(Side::Destination);
         }
         Ok(Instant::now())
+    }
+
+    fn deliver_frames(&mut self) -> Result<Option<Box<dyn FrameDelivery>>, GuestError> {
+        let frames = self.frames.take();
+        Ok(frames.map(|frames| Box::new(frames) as Box<dyn FrameDelivery>))
     }
 
     fn has_ended(&self) -> bool {

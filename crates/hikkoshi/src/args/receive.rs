@@ -51,9 +51,9 @@ pub(crate) struct Receive {
 
     /// Receive the guest even if it may not fit into this host's free memory
     ///
-    /// Free memory counts swap space and the limits of QEMU's memory cgroup. If memory runs out before
-    /// the handover, the guest stays at the source; after it, the guest waits for memory, or the
-    /// kernel ends its QEMU, and the guest is lost.
+    /// Free memory counts swap space and the limits of QEMU's memory cgroup. If memory runs out
+    /// before the handover, the guest stays at the source; after it, the guest waits for memory, or
+    /// the kernel ends its QEMU, and the guest is lost.
     #[arg(verbatim_doc_comment,
         long,
         conflicts_with = "resume",
