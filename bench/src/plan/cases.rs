@@ -49,8 +49,10 @@ pub(super) fn all() -> Vec<Case> {
     }
     // Beside the same cases with shared memory.
     for network in [TEN, ONE] {
-        let busy = [HikkoshiHybrid, HikkoshiPostcopy].map(|system| (system, Plain));
+        let busy = [HikkoshiHybrid, QemuPreempt, HikkoshiPostcopy].map(|system| (system, Plain));
         add(network, Workload::Private, 5, &busy);
+        let paced = [HikkoshiPrecopy, QemuPrecopy, HikkoshiHybrid].map(|system| (system, Plain));
+        add(network, Workload::private_paced(network), 5, &paced);
         let fill = [HikkoshiPostcopy, HikkoshiPrecopy].map(|system| (system, Plain));
         add(network, Workload::PrivateFill, 5, &fill);
     }

@@ -118,7 +118,8 @@ mod tests {
                 .iter()
                 .all(|case| case.network == NetworkKind::Gbit(1))
         );
-        assert_eq!(plan.cases.len(), 3, "{:?}", plan.cases);
+        // Of `busy` both, of `paced` and `private-paced` hybrid.
+        assert_eq!(plan.cases.len(), 4, "{:?}", plan.cases);
         let text = super::Plan::new(&Args::parse_from(["bench", "--only", "gbit"]))
             .unwrap_err()
             .to_string();

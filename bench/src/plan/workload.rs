@@ -67,6 +67,8 @@ pub(crate) enum Workload {
     Huge,
     /// Writes this many pages a second: pre-copy converges after several rounds.
     Paced(u64),
+    /// As [`Workload::Paced`], with private memory at both sides.
+    PrivatePaced(u64),
     /// As [`Workload::Busy`], moved by pre-copy, which is cancelled after a while.
     Endless,
     /// Touches almost nothing: all traffic is background.
@@ -105,10 +107,12 @@ impl Workload {
     /// A rate at which QEMU's pre-copy needs several rounds on that network: two fifths of the
     /// pages that it carries.
     pub(crate) fn paced(network: NetworkKind) -> Self {
-        match network {
-            NetworkKind::Gbit(1) => Self::Paced(12_000),
-            _ => Self::Paced(60_000),
-        }
+        Self::Paced(paced_rate(network))
+    }
+
+    /// The same with private memory.
+    pub(crate) fn private_paced(network: NetworkKind) -> Self {
+        Self::PrivatePaced(paced_rate(network))
     }
 
     /// How the workload is measured.
@@ -127,7 +131,7 @@ impl Workload {
         let workload = match self {
             Self::Busy | Self::Private | Self::Endless | Self::Huge => dirty,
             Self::Hotspot => dirty.pattern(Pattern::Hotspot),
-            Self::Paced(rate) => dirty.rate(rate),
+            Self::Paced(rate) | Self::PrivatePaced(rate) => dirty.rate(rate),
             Self::Fill | Self::PrivateFill => dirty.rate(1),
             Self::Sequential => GuestWorkload::scan(SEQUENTIAL_MIB),
             Self::Scan => {
@@ -178,7 +182,9 @@ impl Workload {
         match self {
             Self::Huge => Ram::huge_2m(RAM_MIB),
             Self::Web => Ram::shared(WEB_RAM_MIB),
-            Self::Private | Self::PrivateFill => Ram::new(RamBackend::Default, RAM_MIB),
+            Self::Private | Self::PrivateFill | Self::PrivatePaced(_) => {
+                Ram::new(RamBackend::Default, RAM_MIB)
+            }
             _ => Ram::shared(RAM_MIB),
         }
     }
@@ -192,6 +198,7 @@ impl Workload {
             Self::PrivateFill => "private-fill",
             Self::Huge => "huge",
             Self::Paced(_) => "paced",
+            Self::PrivatePaced(_) => "private-paced",
             Self::Endless => "endless",
             Self::Fill => "fill",
             Self::Sequential => "sequential",
@@ -213,6 +220,9 @@ impl Workload {
             Self::PrivateFill => "private-fill: as fill, private memory".to_owned(),
             Self::Huge => "huge: as busy, host pages of 2 MiB".to_owned(),
             Self::Paced(rate) => format!("paced: {rate} pages a second"),
+            Self::PrivatePaced(rate) => {
+                format!("private-paced: {rate} pages a second, private memory")
+            }
             Self::Endless => "endless: full speed, pre-copy with a time limit".to_owned(),
             Self::Fill => "fill: an idle guest, background only".to_owned(),
             Self::Sequential => {
@@ -235,6 +245,14 @@ impl Workload {
             ),
             Self::Web => format!("web: {WEB_FILES} files of {WEB_FILE_BYTES} bytes"),
         }
+    }
+}
+
+/// Pages written a second.
+fn paced_rate(network: NetworkKind) -> u64 {
+    match network {
+        NetworkKind::Gbit(1) => 12_000,
+        _ => 60_000,
     }
 }
 

@@ -106,6 +106,50 @@ mod tests {
     }
 
     #[test]
+    fn a_writing_private_guest_is_compared_with_a_shared_one() {
+        let run = |load, total_ms| run(System::HikkoshiPrecopy, load, 4.0, total_ms);
+        let shared = run(Workload::Paced(7), 1000.0);
+        for (total_ms, expected) in [(1090.0, true), (1110.0, false)] {
+            let goals = reached(&[shared.clone(), run(Workload::PrivatePaced(7), total_ms)]);
+            let (_, reached) = goals
+                .iter()
+                .find(|goal| {
+                    goal.0 == "1gbit: total time, hikkoshi-precopy, private-paced to paced"
+                })
+                .unwrap();
+            assert_eq!(*reached, expected);
+        }
+    }
+
+    #[test]
+    fn the_debian_guest_has_a_downtime_of_its_own() {
+        let debian = |system, ms| run(system, Workload::Debian, ms, 1000.0);
+        let runs = [
+            debian(System::HikkoshiPrecopy, 14.0),
+            debian(System::HikkoshiHybrid, 16.0),
+            debian(System::HikkoshiPostcopy, 4.0),
+            debian(System::QemuPrecopy, 90.0),
+            debian(System::QemuPostcopy, 120.0),
+            run(System::HikkoshiHybrid, Workload::Private, 14.0, 1000.0),
+        ];
+        let goals = goals(&runs);
+        for (what, expected, beside) in [
+            ("precopy (debian)", true, "1 runs; qemu-precopy: 90.0 ms"),
+            ("hybrid (debian)", false, "1 runs; qemu-postcopy: 120.0 ms"),
+            ("postcopy (debian)", true, "1 runs; qemu-postcopy: 120.0 ms"),
+            ("hybrid (private)", false, "1 runs; QEMU's was not measured"),
+        ] {
+            let what = format!("1gbit: downtime, hikkoshi-{what}");
+            let goal = goals.iter().find(|goal| goal.what == what).unwrap();
+            assert_eq!(
+                (goal.reached, &*goal.shown_by),
+                (expected, beside),
+                "{what}"
+            );
+        }
+    }
+
+    #[test]
     fn a_datagram_lost_in_one_run_misses_the_goal() {
         let clients = |gap, lost| {
             let mut run = run(System::HikkoshiPrecopy, Workload::Clients, 4.0, 1.0);
