@@ -46,7 +46,7 @@ pub fn check(guest: &dyn Guest, log: &dyn DirtyLog) {
     assert_eq!(take(log, all), [], "the log is not clean after a take");
     reads_are_not_reported(guest, log);
     written_pages_are_reported_exactly_once(guest, log);
-    count_clears_nothing(guest, log);
+    peek_and_count_clear_nothing(guest, log);
     take_clears_only_its_range(guest, log);
     runs_are_maximal_ascending_and_clipped(guest, log);
     takes_in_parts_report_the_same_pages(guest, log);
@@ -59,8 +59,20 @@ pub fn check(guest: &dyn Guest, log: &dyn DirtyLog) {
 
 /// Takes a range and checks that the reported runs are well-formed.
 fn take(log: &dyn DirtyLog, range: PageRange) -> Vec<PageRange> {
+    well_formed(range, |dirty| log.take(range, dirty))
+}
+
+/// As [`take`], but leaves the pages dirty.
+fn peek(log: &dyn DirtyLog, range: PageRange) -> Vec<PageRange> {
+    well_formed(range, |dirty| log.peek(range, dirty))
+}
+
+fn well_formed(
+    range: PageRange,
+    read: impl FnOnce(&mut dyn FnMut(PageRange)) -> Result<(), DirtyError>,
+) -> Vec<PageRange> {
     let mut runs: Vec<PageRange> = Vec::new();
-    let result = log.take(range, &mut |run| {
+    let result = read(&mut |run| {
         assert!(!run.is_empty(), "an empty run was reported");
         assert!(range.contains_range(run), "{run:?} is outside {range:?}");
         if let Some(last) = runs.last() {
@@ -71,7 +83,7 @@ fn take(log: &dyn DirtyLog, range: PageRange) -> Vec<PageRange> {
         }
         runs.push(run);
     });
-    assert!(result.is_ok(), "taking {range:?}: {result:?}");
+    assert!(result.is_ok(), "reading {range:?}: {result:?}");
     runs
 }
 
@@ -151,30 +163,41 @@ fn written_pages_are_reported_exactly_once(guest: &dyn Guest, log: &dyn DirtyLog
     }
 }
 
-fn count_clears_nothing(guest: &dyn Guest, log: &dyn DirtyLog) {
+fn peek_and_count_clear_nothing(guest: &dyn Guest, log: &dyn DirtyLog) {
     let all = guest.layout().all();
-    let places = places(guest);
+    let mut places = places(guest);
+    let added = places.split_off(places.len() / 2);
+    let pages = |runs: &[PageRange]| runs.iter().map(|run| run.len()).sum::<u64>();
+    let part = PageRange::new(Page::new(3), Page::new(700)).intersect(all);
     write_all(guest, &places);
     let expected = granules(guest, &places, all);
-    let pages: u64 = expected.iter().map(|run| run.len()).sum();
     for _ in 0..2 {
-        assert_eq!(count(log, all), pages, "wrong count");
+        assert_eq!(peek(log, all), expected, "wrong pages");
+        assert_eq!(
+            peek(log, part),
+            granules(guest, &places, part),
+            "of a range"
+        );
+        assert_eq!(count(log, all), pages(&expected), "wrong count");
     }
-    let part = PageRange::new(Page::new(3), Page::new(700));
-    let in_part: u64 = granules(guest, &places, part)
-        .iter()
-        .map(|run| run.len())
-        .sum();
-    assert_eq!(count(log, part), in_part, "wrong count of a range");
-    // After a partial take, the count is still correct.
-    assert_eq!(take(log, part), granules(guest, &places, part));
-    assert_eq!(
-        count(log, all),
-        pages - in_part,
-        "wrong count after a partial take"
-    );
+    // Pages that are written after a peek are reported beside the others, and all of them by a take.
+    places.extend(added);
+    write_all(guest, &places);
+    let expected = granules(guest, &places, all);
+    let in_part = granules(guest, &places, part);
+    assert_eq!(peek(log, all), expected, "after more writes");
+    assert_eq!(count(log, part), pages(&in_part), "wrong count of a range");
+    assert_eq!(take(log, part), in_part, "a take after a peek");
+    assert_eq!(peek(log, part), [], "after a take");
+    let rest = pages(&expected) - pages(&in_part);
+    assert_eq!(pages(&peek(log, all)), rest, "after a partial take");
+    assert_eq!(count(log, all), rest, "wrong count after a partial take");
     take(log, all);
+    assert_eq!(peek(log, all), [], "a clean log");
     assert_eq!(count(log, all), 0, "the count of a clean log is not zero");
+    // A write is noticed whether or not its page was peeked at before.
+    write_all(guest, &places);
+    assert_eq!(take(log, all), expected, "writes after peeks");
 }
 
 fn take_clears_only_its_range(guest: &dyn Guest, log: &dyn DirtyLog) {
@@ -274,6 +297,8 @@ fn ranges_beyond_the_layout_are_clipped(guest: &dyn Guest, log: &dyn DirtyLog) {
     assert_eq!(take(log, beyond), []);
     assert_eq!(take(log, PageRange::EMPTY), []);
     let over = PageRange::new(Page::new(end.index() - 1), end.saturating_add(1000));
+    assert_eq!(peek(log, beyond), []);
+    assert_eq!(peek(log, over).len(), 1);
     assert_eq!(count(log, over), 1);
     assert_eq!(take(log, over).len(), 1);
     take(log, guest.layout().all());
@@ -290,9 +315,9 @@ fn no_write_is_missed(guest: &dyn Guest, log: &dyn DirtyLog) {
     }
     guest.start_writing();
     let mut reported = 0;
-    let mut update = |range: PageRange| {
+    let mut update = |taken: Vec<PageRange>| {
         let mut pages = 0;
-        for page in take(log, range).into_iter().flat_map(PageRange::iter) {
+        for page in taken.into_iter().flat_map(PageRange::iter) {
             pages += 1;
             copy.insert(page, guest.read(page));
         }
@@ -303,7 +328,17 @@ fn no_write_is_missed(guest: &dyn Guest, log: &dyn DirtyLog) {
     while reported < 8 * all.len() && rounds < 1_000_000 {
         // Ranges that are not aligned to anything.
         for part in all.chunks(61 + 97 * (rounds % 5)) {
-            reported += update(part);
+            // What was written before a peek is still there for the take.
+            let peeked = (rounds % 3 == 0).then(|| peek(log, part));
+            let taken = take(log, part);
+            for run in peeked.iter().flatten() {
+                let of_run = |taken: &&PageRange| taken.contains_range(*run);
+                assert!(
+                    taken.iter().any(|taken| of_run(&taken)),
+                    "{run:?} was peeked at"
+                );
+            }
+            reported += update(taken);
         }
         rounds += 1;
         std::thread::yield_now();
@@ -311,7 +346,15 @@ fn no_write_is_missed(guest: &dyn Guest, log: &dyn DirtyLog) {
     guest.stop_writing();
     // In parts, unlike at a switchover.
     for part in all.chunks(1000) {
-        reported += update(part);
+        let peeked = peek(log, part);
+        assert_eq!(
+            peek(log, part),
+            peeked,
+            "peeks at a guest that does not write"
+        );
+        let taken = take(log, part);
+        assert_eq!(peeked, taken, "a peek at a guest that does not write");
+        reported += update(taken);
     }
     assert!(
         reported >= 8 * all.len(),
@@ -336,6 +379,10 @@ fn a_stopped_log_returns_errors(guest: &dyn Guest, log: &dyn DirtyLog) {
     }
     guest.write(Page::new(0), PAGE_BYTES);
     let result = log.take(all, &mut |run| {
+        panic!("{run:?} was reported after the stop")
+    });
+    assert!(matches!(result, Err(DirtyError::Stopped)), "{result:?}");
+    let result = log.peek(all, &mut |run| {
         panic!("{run:?} was reported after the stop")
     });
     assert!(matches!(result, Err(DirtyError::Stopped)), "{result:?}");

@@ -168,16 +168,16 @@ where
         Ok(())
     }
 
-    fn count(&self, range: PageRange) -> Result<u64, DirtyError> {
+    fn peek(&self, range: PageRange, dirty: &mut dyn FnMut(PageRange)) -> Result<(), DirtyError> {
         self.check_started()?;
-        let mut pages = 0;
-        for (_, frames) in self.frames(range) {
-            pages += self
-                .guest
-                .count_dirty(frames, &self.processors)
+        let mut runs = RunCoalescer::new(dirty);
+        for (part, frames) in self.frames(range) {
+            let mut note = |run| runs.push(part.pages_of(run));
+            self.guest
+                .peek_log(frames, &self.processors, &mut note)
                 .map_err(|TakeError::Off| DirtyError::Stopped)?;
         }
-        Ok(pages)
+        Ok(())
     }
 
     fn stop(&self) -> Result<(), DirtyError> {

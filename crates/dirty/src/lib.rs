@@ -9,6 +9,9 @@
 //! later take reports everything that is written afterwards. Take each range right before it is
 //! sent, not the whole guest at once, so that the log is never stale.
 //!
+//! [`DirtyLog::peek`] reports them and leaves them dirty: for a paused guest, where making pages
+//! clean again would only take time.
+//!
 //! A log may report too much, but never too little: where the kernel maps 2 MiB at once, one write
 //! makes all 512 pages dirty.
 //!

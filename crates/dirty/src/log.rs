@@ -74,12 +74,31 @@ pub trait DirtyLog: Send + Sync + Debug {
     /// send them. No other page is lost.
     fn take(&self, range: PageRange, dirty: &mut dyn FnMut(PageRange)) -> Result<(), DirtyError>;
 
+    /// Reports the dirty pages of `range` as [`take`](Self::take) does, and leaves them dirty: a
+    /// later peek or take reports them again. No page has to be protected again, so it takes less
+    /// time than a take of many dirty pages.
+    ///
+    /// A write before the call is reported; a write during the call may be.
+    ///
+    /// Whether a page that is dirty already was written once more cannot be seen by peeking. So it
+    /// is for a paused guest, or for pages whose content is sent later: a page that is copied after
+    /// a peek must be copied again if anything may write it afterwards.
+    ///
+    /// # Errors
+    ///
+    /// No page is lost, whether or not it was reported before the error.
+    fn peek(&self, range: PageRange, dirty: &mut dyn FnMut(PageRange)) -> Result<(), DirtyError>;
+
     /// Returns the number of pages of `range` that are dirty now. Clears nothing.
     ///
     /// # Errors
     ///
-    /// As [`Self::take`].
-    fn count(&self, range: PageRange) -> Result<u64, DirtyError>;
+    /// As [`Self::peek`].
+    fn count(&self, range: PageRange) -> Result<u64, DirtyError> {
+        let mut pages = 0;
+        self.peek(range, &mut |run| pages += run.len())?;
+        Ok(pages)
+    }
 
     /// Stops tracking and restores everything that it changed. It can be called again, and dropping
     /// the log calls it. It succeeds if the process has ended. Do not call it during the downtime:

@@ -297,58 +297,77 @@ impl PagemapLog {
         Ok(())
     }
 
-    fn count_extent(&self, extent: Extent) -> Result<u64, DirtyError> {
-        let aligned = if self.is_huge(extent) {
-            self.layout.round_out(extent.pages)
-        } else {
-            extent.pages
-        };
-        let mut pages = 0;
-        for whole in self.layout.locate_range(aligned) {
-            let Some(range) = self.host(whole) else {
-                continue;
-            };
-            let host_extent = HostExtent {
-                extent: whole,
-                range,
-            };
-            let mut rest = range;
-            // Pages that the kernel reports as dirty are not counted again from `pending`.
-            let mut counted = extent.pages.start();
-            while rest.len > 0 {
-                let window = first(rest, SEARCH_BYTES.min(rest.len));
-                scan(&self.pagemap, window, Clear::No, |written| {
-                    let run = host_extent.pages(written).intersect(extent.pages);
-                    if run.is_empty() {
-                        return;
-                    }
-                    if let Some(pending) = &self.pending {
-                        pages += pending.count_range(PageRange::new(counted, run.start()));
-                    }
-                    pages += run.len();
-                    counted = counted.max(run.end());
-                })?;
-                rest = after(rest, window.len);
-            }
-            if let Some(pending) = &self.pending {
-                pages += pending.count_range(PageRange::new(counted, extent.pages.end()));
-            }
-        }
-        Ok(pages)
+    /// Reports the dirty pages of memory with 4 KiB pages.
+    fn peek_base_pages(
+        &self,
+        extent: Extent,
+        dirty: &mut RunCoalescer<'_>,
+    ) -> Result<(), DirtyError> {
+        self.peek_kernel(extent, |written| dirty.push(written))
     }
-}
 
-impl DirtyLog for PagemapLog {
-    fn take(&self, range: PageRange, dirty: &mut dyn FnMut(PageRange)) -> Result<(), DirtyError> {
+    /// Reports the dirty pages of memory with huge pages: what the kernel reports now, and what it
+    /// has reported before and no take has asked for.
+    fn peek_huge_pages(
+        &self,
+        extent: Extent,
+        dirty: &mut RunCoalescer<'_>,
+    ) -> Result<(), DirtyError> {
+        let Some(pending) = &self.pending else {
+            return Ok(());
+        };
+        let all = PageBitmap::empty(self.layout.pages());
+        for run in pending.runs(extent.pages) {
+            all.set_range(run);
+        }
+        let aligned = self.layout.round_out(extent.pages);
+        for whole in self.layout.locate_range(aligned) {
+            self.peek_kernel(whole, |written| {
+                all.set_range(written);
+            })?;
+        }
+        for run in all.runs(extent.pages) {
+            dirty.push(run);
+        }
+        Ok(())
+    }
+
+    /// Reports what the kernel says was written, and changes nothing.
+    fn peek_kernel(
+        &self,
+        extent: Extent,
+        mut written: impl FnMut(PageRange),
+    ) -> Result<(), DirtyError> {
+        let Some(range) = self.host(extent) else {
+            return Ok(());
+        };
+        let host_extent = HostExtent { extent, range };
+        let mut rest = range;
+        while rest.len > 0 {
+            let window = first(rest, SEARCH_BYTES.min(rest.len));
+            scan(&self.pagemap, window, Clear::No, |run| {
+                written(host_extent.pages(run));
+            })?;
+            rest = after(rest, window.len);
+        }
+        Ok(())
+    }
+
+    /// Reports the dirty pages of each extent of `range`, by `base` in memory with 4 KiB pages and
+    /// by `huge` in memory with huge pages.
+    fn read(
+        &self,
+        range: PageRange,
+        dirty: &mut dyn FnMut(PageRange),
+        base: ReadExtent,
+        huge: ReadExtent,
+    ) -> Result<(), DirtyError> {
         self.check_started()?;
         let mut runs = RunCoalescer::new(dirty);
         let mut result = Ok(());
         for extent in self.layout.locate_range(range) {
-            result = if self.is_huge(extent) {
-                self.take_huge_pages(extent, &mut runs)
-            } else {
-                self.take_base_pages(extent, &mut runs)
-            };
+            let read = if self.is_huge(extent) { huge } else { base };
+            result = read(self, extent, &mut runs);
             if result.is_err() {
                 break;
             }
@@ -356,16 +375,18 @@ impl DirtyLog for PagemapLog {
         drop(runs);
         self.explain(result)
     }
+}
 
-    fn count(&self, range: PageRange) -> Result<u64, DirtyError> {
-        self.check_started()?;
-        let counts = self
-            .layout
-            .locate_range(range)
-            .map(|extent| self.count_extent(extent));
-        let result: Result<u64, DirtyError> = counts.sum();
-        self.check()?;
-        result
+/// Reads the log of one extent.
+type ReadExtent = fn(&PagemapLog, Extent, &mut RunCoalescer<'_>) -> Result<(), DirtyError>;
+
+impl DirtyLog for PagemapLog {
+    fn take(&self, range: PageRange, dirty: &mut dyn FnMut(PageRange)) -> Result<(), DirtyError> {
+        self.read(range, dirty, Self::take_base_pages, Self::take_huge_pages)
+    }
+
+    fn peek(&self, range: PageRange, dirty: &mut dyn FnMut(PageRange)) -> Result<(), DirtyError> {
+        self.read(range, dirty, Self::peek_base_pages, Self::peek_huge_pages)
     }
 
     fn stop(&self) -> Result<(), DirtyError> {

@@ -120,9 +120,10 @@ impl DirtyLog for ClientLog {
         Ok(())
     }
 
-    fn count(&self, range: PageRange) -> Result<u64, DirtyError> {
+    fn peek(&self, range: PageRange, dirty: &mut dyn FnMut(PageRange)) -> Result<(), DirtyError> {
         let range = self.collect(range)?;
-        Ok(self.pending.count_range(range))
+        self.pending.runs(range).for_each(dirty);
+        Ok(())
     }
 
     fn stop(&self) -> Result<(), DirtyError> {

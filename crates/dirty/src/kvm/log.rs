@@ -31,15 +31,18 @@ pub(super) trait Method: Debug + Send {
         pending: &PageBitmap,
     ) -> Result<(), DirtyError>;
 
-    /// Returns the number of pages of `range` that are dirty in the kernel's log or in `pending`.
-    fn count(
+    /// Reports the maximal runs of `range` that are dirty in the kernel's log or in `pending`. They
+    /// stay dirty in one of them.
+    fn peek(
         &mut self,
         slots: &MemorySlots,
         range: PageRange,
         pending: &PageBitmap,
-    ) -> Result<u64, DirtyError> {
+        dirty: &mut dyn FnMut(PageRange),
+    ) -> Result<(), DirtyError> {
         self.collect(slots, range, pending)?;
-        Ok(pending.count_range(range))
+        pending.runs(range).for_each(dirty);
+        Ok(())
     }
 
     /// Undoes what was changed for this method, after logging has ended for all slots.
@@ -190,11 +193,11 @@ impl DirtyLog for KvmLog {
         Ok(())
     }
 
-    fn count(&self, range: PageRange) -> Result<u64, DirtyError> {
+    fn peek(&self, range: PageRange, dirty: &mut dyn FnMut(PageRange)) -> Result<(), DirtyError> {
         let range = range.intersect(self.pending.all());
         self.lock_started()?
             .method
-            .count(&self.slots, range, &self.pending)
+            .peek(&self.slots, range, &self.pending, dirty)
     }
 
     fn stop(&self) -> Result<(), DirtyError> {

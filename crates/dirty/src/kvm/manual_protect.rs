@@ -11,7 +11,7 @@ use super::capability::{Capability, CapabilityError};
 use super::ioctl::clear_dirty_log;
 use super::log::Method;
 use super::slots::{MemorySlot, MemorySlots};
-use super::words::{WORD, add, count_new, words_of};
+use super::words::{WORD, add, words_of};
 use crate::log::DirtyError;
 
 pub(super) const MANUAL_PROTECT: Capability = Capability {
@@ -60,20 +60,25 @@ impl Method for ManualProtect {
         Ok(())
     }
 
-    fn count(
+    /// Only reads: what is not cleared need not be protected again.
+    fn peek(
         &mut self,
         slots: &MemorySlots,
         range: PageRange,
         pending: &PageBitmap,
-    ) -> Result<u64, DirtyError> {
-        let mut pages = pending.count_range(range);
+        dirty: &mut dyn FnMut(PageRange),
+    ) -> Result<(), DirtyError> {
+        let all = PageBitmap::empty(pending.pages());
+        for run in pending.runs(range) {
+            all.set_range(run);
+        }
         for (slot, part) in slots.parts(range) {
             let first_word = words_of(slot.pages(), part).start as u64;
             let first = slot.first_page.saturating_add(first_word * WORD);
-            let words = self.buffer.read(slots, slot, part)?;
-            pages += count_new(pending, first, words);
+            add(&all, first, self.buffer.read(slots, slot, part)?);
         }
-        Ok(pages)
+        all.runs(range).for_each(dirty);
+        Ok(())
     }
 
     fn stop(&mut self, slots: &MemorySlots) -> Result<(), DirtyError> {

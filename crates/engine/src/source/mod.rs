@@ -24,10 +24,10 @@ mod options;
 mod postcopy;
 mod precopy;
 mod private_memory;
+mod read_log;
 mod resume_migration;
 mod session;
 mod switchover;
-mod take_log;
 mod unsent;
 
 pub use ask_destination::{Comparison, compare};

@@ -102,7 +102,9 @@ fn a_dirty_log_that_cannot_be_read_ends_the_migration() {
         (Mode::Precopy, "take", 1),
         (Mode::Precopy, "take", 2),
         (Mode::Precopy, "count", 1),
+        (Mode::Precopy, "peek", 1),
         (Mode::Hybrid, "take", 3),
+        (Mode::Hybrid, "peek", 1),
         (Mode::Hybrid, "count", 1),
     ] {
         let done = source_fails(mode, name, nth);
@@ -116,13 +118,13 @@ fn a_dirty_log_that_cannot_be_read_ends_the_migration() {
             format!("cancelled at the source: the source failed: {source}")
         );
     }
-    // The last takes: with the guest paused.
+    // The last passes: with the guest paused.
     for mode in [Mode::Precopy, Mode::Hybrid] {
         let setup = Setup::new(mode);
         let script = Arc::clone(&setup.source.script);
         let log = Arc::clone(&script);
         script.at("save_device_state", move || {
-            log.fail("take");
+            log.fail("peek");
             Ok(())
         });
         let done = setup.run();

@@ -258,6 +258,11 @@ impl DirtyLog for ScriptedLog {
         self.log.take(range, dirty)
     }
 
+    fn peek(&self, range: PageRange, dirty: &mut dyn FnMut(PageRange)) -> Result<(), DirtyError> {
+        self.call("peek")?;
+        self.log.peek(range, dirty)
+    }
+
     fn count(&self, range: PageRange) -> Result<u64, DirtyError> {
         self.call("count")?;
         self.log.count(range)

@@ -7,6 +7,7 @@ use std::time::Duration;
 use hikkoshi_engine::{Mode, WhenStalled};
 use hikkoshi_pages::{PAGE_SIZE, RamLayout};
 
+use crate::machine::{Side, stamp};
 use crate::memory::{HUGE, HugePages, MIB, Memory, SMALL, layout};
 use crate::run::Setup;
 
@@ -73,12 +74,40 @@ fn a_busy_guest_in_private_memory() {
     }
 }
 
+/// Devices write to the guest's memory when their state is saved: to pages that were clean, and to
+/// pages that the guest had written since the last round.
+#[test]
+fn what_saving_the_device_state_writes_arrives() {
+    for mode in MODES {
+        let setup = Setup::new(mode);
+        let running = Arc::clone(&setup.machine);
+        setup.source.script.at("pause", move || {
+            running.work(200);
+            Ok(())
+        });
+        let machine = Arc::clone(&setup.machine);
+        setup
+            .source
+            .script
+            .at("save_device_state half-way", move || {
+                // Where the guest writes most, a few pages that it has left alone, and holes.
+                let memory = machine.memory(Side::Source);
+                for page in (0..100).chain(500..530).chain(600..603) {
+                    memory.store(page, &stamp(page, 1_000_000 + page));
+                    machine.written_by_device(page, 1_000_000 + page);
+                }
+                Ok(())
+            });
+        setup.run().moved(true);
+    }
+}
+
 #[test]
 fn a_paused_guest_stays_paused() {
     for mode in MODES {
         let layout = layout(&[(2 * MIB, SMALL)]);
         let done = Setup::with(mode, &layout, &layout, false).run();
-        assert_eq!(done.machine.starts(crate::machine::Side::Destination), 0);
+        assert_eq!(done.machine.starts(Side::Destination), 0);
         let (source, destination) = done.moved(false);
         assert_eq!(source.downtime_ms, 0.0);
         assert_eq!(destination.downtime_ms, 0.0);

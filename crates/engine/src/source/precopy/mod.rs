@@ -29,7 +29,7 @@ use crate::source::precopy::batch::Batch;
 use crate::source::precopy::convergence::{Convergence, PrecopyResult};
 use crate::source::precopy::drained_rounds::DrainedRounds;
 use crate::source::precopy::workers::PrecopyWorkers;
-use crate::source::take_log::{join, take_log};
+use crate::source::read_log::{join, peek_log, take_log};
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::BackgroundSender;
 use hikkoshi_pages::PageRange;
@@ -151,16 +151,23 @@ impl Precopy {
         self.rounds
     }
 
-    /// Sends the pages in the log with the guest paused. Afterwards the destination
-    /// has every page. Device writes have landed, because pausing drains.
+    /// Sends the pages in the log with the guest paused, after [`finish_round`](Self::finish_round).
+    /// Afterwards the destination has every page. Device writes have landed, because pausing
+    /// drains.
+    ///
+    /// The log is not read again, so its pages need not become clean.
     pub(crate) fn last_round(&self) -> Result<(), SourceFailure> {
-        let batch = self.begin_round()?;
+        let dirty = peek_log(&*self.log, self.shared.ram.layout(), |run, runs| {
+            join(runs, run);
+        })?;
+        let batch = self.begin_batch(&dirty)?;
         self.finish_round(batch)
     }
 
     /// Begins to send the pages in the log, while the paused guest's device state is saved.
     /// [`finish_round`](Self::finish_round) must follow, and then [`last_round`](Self::last_round)
-    /// with the pages that the save has dirtied.
+    /// with the pages that the save has dirtied: also those that were in the log before, so they
+    /// become clean here.
     ///
     /// The guest dirties nothing meanwhile, so the log is taken as a whole: that is faster than
     /// one chunk at a time.
@@ -170,7 +177,11 @@ impl Precopy {
             unsent.count_write(run);
             join(runs, run);
         })?;
-        let batch = Arc::new(Batch::taken(lists(&taken), true));
+        self.begin_batch(&taken)
+    }
+
+    fn begin_batch(&self, runs: &[PageRange]) -> Result<Arc<Batch>, SourceFailure> {
+        let batch = Arc::new(Batch::taken(lists(runs), true));
         self.workers.begin(&batch)?;
         Ok(batch)
     }

@@ -7,9 +7,9 @@
 //!                           ◀───────────   Discarded
 //!   pauses the guest
 //!   saves device state      ── chunks ──▶    collects it
-//!   meanwhile takes the log:
+//!   meanwhile reads the log:
 //!   last pages, or Discard  ───────────▶     drops stale pages
-//!   takes the log once more ───────────▶     the same
+//!   reads the log once more ───────────▶     the same
 //!   Switch                  ───────────▶     registers userfaultfd,
 //!   checks what was saved                    loads device state
 //!                           ◀───────────   Ready
@@ -48,8 +48,8 @@ pub(crate) use deadline::Deadline;
 use device_state::send_device_state;
 pub(crate) use last_pages::LastPages;
 use process_memory::ProcessPages;
-use stale_pages::discard_newly_dirty;
 pub(crate) use stale_pages::discard_stale_pages;
+use stale_pages::{PausedPass, discard_newly_dirty};
 
 /// A switchover up to *Ready*.
 #[derive(Debug)]
@@ -130,7 +130,7 @@ fn prepare(
             digest
         }
         _ => {
-            discard_newly_dirty(shared, session, &rest, unsent)?;
+            discard_newly_dirty(shared, session, &rest, unsent, PausedPass::Paused)?;
             steps.done("stale pages known");
             send_device_state(guest, session, give_up)?
         }
@@ -141,7 +141,7 @@ fn prepare(
     if let LastPages::Precopy(precopy) = &rest {
         precopy.last_round()?;
     } else {
-        discard_newly_dirty(shared, session, &rest, unsent)?;
+        discard_newly_dirty(shared, session, &rest, unsent, PausedPass::Saved)?;
     }
     steps.done("dirty log taken");
     // Loading the device state touches memory, so requests are answered before it

@@ -64,18 +64,34 @@ fn wait_for_discards(
     session.expect(doing, stage, limit, |m| matches!(m, ToSource::Discarded))
 }
 
+/// When the paused guest's stale pages are looked up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PausedPass {
+    /// Right after the pause, while the device state is saved.
+    Paused,
+    /// After it was saved, which writes to the guest's memory.
+    Saved,
+}
+
 /// Sends the destination the pages that have become stale since the last list.
+///
+/// The log is only read. Its pages are sent after the switchover, whatever is in them then, and if
+/// the switchover fails the log is not used again.
 pub(crate) fn discard_newly_dirty(
     shared: &MigrationContext,
     session: &mut Session,
     rest: &LastPages,
     unsent: &UnsentPages,
+    pass: PausedPass,
 ) -> Result<(), SourceFailure> {
     let new = match rest {
         LastPages::Precopy(_) => return Ok(()),
-        LastPages::Hybrid(log, _) => {
-            unsent.add_dirty(&**log, shared.ram.layout(), &session.destination)?
-        }
+        LastPages::Hybrid(log, _) => unsent.add_dirty_of_paused(
+            &**log,
+            shared.ram.layout(),
+            &session.destination,
+            pass == PausedPass::Paused,
+        )?,
         LastPages::Postcopy(_) => unsent.add_data_in_gaps(&shared.ram, &session.destination)?,
     };
     discard(session, &new)

@@ -9,7 +9,7 @@ use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::{PageBitmap, PageRange, RamLayout};
 
 use crate::source::error::SourceFailure;
-use crate::source::take_log::{join, take_log};
+use crate::source::read_log::{join, peek_log, take_log};
 use bit_scan::first_run;
 use hikkoshi_memory::GuestRam;
 pub(crate) use write_counts::HOTTEST;
@@ -116,6 +116,25 @@ impl UnsentPages {
         })
     }
 
+    /// As [`add_dirty`](Self::add_dirty), but leaves the pages dirty in the log: the guest is paused.
+    /// A page that is in the set needs no second look, because its content is read when it is sent,
+    /// after the switchover. `count_writes` says whether these are writes of the guest's that were
+    /// not counted before.
+    pub(crate) fn add_dirty_of_paused(
+        &self,
+        log: &dyn DirtyLog,
+        source: &RamLayout,
+        destination: &RamLayout,
+        count_writes: bool,
+    ) -> Result<Vec<PageRange>, SourceFailure> {
+        peek_log(log, source, |run, new| {
+            if count_writes {
+                self.count_write(run);
+            }
+            self.add(destination.round_out(run), new);
+        })
+    }
+
     /// Adds the pages in `range` that the RAM files hold data for. Returns the runs that
     /// were not in the set.
     pub(crate) fn add_data(
@@ -182,12 +201,19 @@ impl UnsentPages {
         self.pages.set_range(range);
     }
 
-    /// Adds `run`. Appends it to `new`, joined to the last run if they touch, unless all
-    /// of it was in the set.
+    /// Adds `run`. Appends the parts that were not in the set to `new`, joined to its last run if
+    /// they touch.
     fn add(&self, run: PageRange, new: &mut Vec<PageRange>) {
-        if self.pages.set_range(run) > 0 {
-            join(new, run);
+        let mut from = run.start();
+        let end = PageRange::new(run.end(), run.end());
+        for known in self.pages.runs(run).chain([end]) {
+            let gap = PageRange::new(from, known.start());
+            if !gap.is_empty() {
+                join(new, gap);
+            }
+            from = known.end();
         }
+        self.pages.set_range(run);
     }
 }
 
@@ -219,7 +245,7 @@ mod tests {
         RamLayout::new(vec![small, large]).unwrap()
     }
 
-    /// Reports each of its runs once.
+    /// Reports its runs, and makes none of them clean.
     #[derive(Debug)]
     struct Log(Mutex<Vec<PageRange>>);
 
@@ -238,8 +264,12 @@ mod tests {
             Ok(())
         }
 
-        fn count(&self, _: PageRange) -> Result<u64, DirtyError> {
-            unreachable!("not asked for here")
+        fn peek(
+            &self,
+            range: PageRange,
+            dirty: &mut dyn FnMut(PageRange),
+        ) -> Result<(), DirtyError> {
+            self.take(range, dirty)
         }
 
         fn stop(&self) -> Result<(), DirtyError> {
@@ -264,8 +294,26 @@ mod tests {
         assert_eq!(unsent.add_dirty(&log, &layout, &layout).unwrap(), []);
         *log.0.lock().unwrap() = vec![range(0, 3), range(514, 516)];
         let new = unsent.add_dirty(&log, &layout, &layout).unwrap();
-        assert_eq!(new.iter().map(|run| run.end()).max(), Some(Page::new(1027)));
+        assert_eq!(new, [range(0, 1), range(2, 3), range(515, 1027)]);
         assert_eq!(unsent.count(), 1027);
+    }
+
+    #[test]
+    fn a_paused_guests_pages_are_new_once_and_its_writes_are_counted_once() {
+        let unsent = UnsentPages::empty(1027, true);
+        let layout = layout(PAGE_BYTES);
+        let log = Log(Mutex::new(vec![range(10, 20)]));
+        let peek = |count_writes| {
+            unsent
+                .add_dirty_of_paused(&log, &layout, &layout, count_writes)
+                .unwrap()
+        };
+        assert_eq!(peek(true), [range(10, 20)]);
+        // What saving the device state has written extends a run.
+        *log.0.lock().unwrap() = vec![range(9, 21), range(50, 51)];
+        assert_eq!(peek(false), [range(9, 10), range(20, 21), range(50, 51)]);
+        assert_eq!(unsent.first_hot(1, layout.all()), Some(range(10, 20)));
+        assert_eq!(unsent.first_hot(2, layout.all()), None);
     }
 
     #[test]

@@ -1,16 +1,16 @@
-//! Takes the whole dirty log at once, by several threads: the guest is paused, or will be soon.
+//! Reads the whole dirty log at once, by several threads: the guest is paused, or will be soon.
 
 use std::num::NonZero;
 use std::panic::resume_unwind;
 use std::{iter, thread};
 
-use hikkoshi_dirty::DirtyLog;
+use hikkoshi_dirty::{DirtyError, DirtyLog};
 use hikkoshi_pages::{PageRange, RamLayout};
 
 use crate::source::chunks::{self, chunk};
 use crate::source::error::SourceFailure;
 
-/// Threads that take the log at the same time, at most.
+/// Threads that read the log at the same time, at most.
 const MOST_THREADS: u64 = 4;
 
 /// The fewest pages that are worth a thread, 128 MiB: they are scanned in some 100 µs.
@@ -24,35 +24,52 @@ pub(crate) fn take_log(
     layout: &RamLayout,
     dirty: impl Fn(PageRange, &mut Vec<PageRange>) + Sync,
 ) -> Result<Vec<PageRange>, SourceFailure> {
-    let take = |part: PageRange| {
+    read_log(layout, |part, found| log.take(part, found), dirty)
+}
+
+/// As [`take_log`], but leaves the pages dirty, which takes less time.
+pub(crate) fn peek_log(
+    log: &dyn DirtyLog,
+    layout: &RamLayout,
+    dirty: impl Fn(PageRange, &mut Vec<PageRange>) + Sync,
+) -> Result<Vec<PageRange>, SourceFailure> {
+    read_log(layout, |part, found| log.peek(part, found), dirty)
+}
+
+fn read_log(
+    layout: &RamLayout,
+    read: impl Fn(PageRange, &mut dyn FnMut(PageRange)) -> Result<(), DirtyError> + Sync,
+    dirty: impl Fn(PageRange, &mut Vec<PageRange>) + Sync,
+) -> Result<Vec<PageRange>, SourceFailure> {
+    let read = |part: PageRange| {
         let mut runs = Vec::new();
-        log.take(part, &mut |run| dirty(run, &mut runs))?;
+        read(part, &mut |run| dirty(run, &mut runs))?;
         Ok(runs)
     };
-    let take = &take;
+    let read = &read;
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
     let mut parts = parts(layout, (threads as u64).min(MOST_THREADS)).into_iter();
     let Some(first) = parts.next() else {
         return Ok(Vec::new());
     };
-    let taken: Vec<Vec<PageRange>> = thread::scope(|scope| {
+    let found: Vec<Vec<PageRange>> = thread::scope(|scope| {
         let start = |part| {
-            let thread = thread::Builder::new().name("src-take".to_owned());
-            (part, thread.spawn_scoped(scope, move || take(part)))
+            let thread = thread::Builder::new().name("src-log".to_owned());
+            (part, thread.spawn_scoped(scope, move || read(part)))
         };
         let others: Vec<_> = parts.map(start).collect();
-        let first = take(first);
+        let first = read(first);
         let others = others.into_iter().map(|(part, thread)| match thread {
             Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
             // The control group has no more threads: that must not end a switchover.
-            Err(_) => take(part),
+            Err(_) => read(part),
         });
         iter::once(first)
             .chain(others)
             .collect::<Result<_, SourceFailure>>()
     })?;
     let mut runs = Vec::new();
-    for run in taken.into_iter().flatten() {
+    for run in found.into_iter().flatten() {
         join(&mut runs, run);
     }
     Ok(runs)
