@@ -172,6 +172,16 @@ pub trait SourceGuest: Send {
     /// A paused guest has no device writes in progress: [`pause`](Self::pause) drains as well.
     fn drain(&mut self, cancel: &Cancel) -> Result<(), GuestError>;
 
+    /// Does what takes time and can be done while the guest runs, shortly before
+    /// [`pause`](Self::pause): checks, settings, files. Nothing has to be done here: `pause` must
+    /// work without it.
+    ///
+    /// On an error the guest keeps running. After a success [`resume`](Self::resume) undoes it, if
+    /// the guest is not paused after all.
+    fn prepare_pause(&mut self) -> Result<(), GuestError> {
+        Ok(())
+    }
+
     /// Pauses the guest, after everything for saving its device state was set up; returns the time
     /// at which it paused. Device writes that were in progress have landed when this returns.
     ///

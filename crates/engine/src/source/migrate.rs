@@ -157,6 +157,7 @@ fn before_pause(
 ) -> Result<LastPages, SourceFailure> {
     let options = &shared.options;
     let rest = if options.mode == Mode::Postcopy {
+        guest.prepare_pause()?;
         LastPages::Postcopy(links)
     } else {
         let log = guest.start_dirty_log()?;
@@ -164,12 +165,20 @@ fn before_pause(
         let mut precopy = Precopy::new(shared, Arc::clone(&log), workers, unsent);
         let verdict = precopy.run(guest, options);
         *rounds = precopy.rounds();
+        // Before the last pages are looked for: the guest writes others meanwhile.
         match verdict? {
             PrecopyResult::Converged => {
+                guest.prepare_pause()?;
+                if !guest.needs_drain() {
+                    precopy.begin_last_round()?;
+                }
                 *rounds += 1;
                 LastPages::Precopy(Box::new(precopy))
             }
-            PrecopyResult::SwitchNow => LastPages::Hybrid(log, precopy.into_links()?),
+            PrecopyResult::SwitchNow => {
+                guest.prepare_pause()?;
+                LastPages::Hybrid(log, precopy.into_links()?)
+            }
         }
     };
     switchover::discard_stale_pages(shared, session, &rest, unsent)?;

@@ -35,6 +35,9 @@ fn a_failure_before_commit_leaves_the_guest_at_the_source() {
     for (mode, name, nth) in [
         (Mode::Precopy, "start_dirty_log", 1),
         (Mode::Hybrid, "start_dirty_log", 1),
+        (Mode::Precopy, "prepare_pause", 1),
+        (Mode::Postcopy, "prepare_pause", 1),
+        (Mode::Hybrid, "prepare_pause", 1),
         (Mode::Precopy, "pause", 1),
         (Mode::Postcopy, "pause", 1),
         (Mode::Hybrid, "pause", 1),

@@ -175,6 +175,10 @@ impl SourceGuest for TestSource {
         Ok(())
     }
 
+    fn prepare_pause(&mut self) -> Result<(), GuestError> {
+        self.script.call("prepare_pause")
+    }
+
     fn pause(&mut self) -> Result<Instant, GuestError> {
         self.script.call("pause")?;
         self.machine.stop(Side::Source, Duration::from_secs(20));

@@ -52,6 +52,10 @@ impl SourceGuest for QemuSource {
         drain::drain(client, cancel).map_err(GuestError::new)
     }
 
+    fn prepare_pause(&mut self) -> Result<(), GuestError> {
+        self.prepare_stop().map_err(GuestError::new)
+    }
+
     fn pause(&mut self) -> Result<Instant, GuestError> {
         self.stop_guest().map_err(GuestError::new)
     }

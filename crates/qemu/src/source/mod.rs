@@ -33,7 +33,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::error::ResumeError;
 use self::error::{PauseError, ReleaseSourceError, SaveError, StartLogError};
-use self::pause::Saving;
+use self::pause::{PreparedPause, Saving};
 use self::undo_record::{UndoRecord, UndoRecorder};
 use crate::attach::Overcommit;
 use crate::attach::exclusive_access::{self, ExclusiveAccess};
@@ -52,6 +52,8 @@ use crate::qmp::{Client, ConnectError, Submitted};
 enum SwitchoverStage {
     /// We have not paused the guest.
     NotStarted,
+    /// Everything is prepared for pausing it.
+    Prepared,
     /// The guest is being paused, or is paused.
     Pausing,
     /// The whole device state has been passed to the engine. From here on the guest
@@ -91,6 +93,8 @@ pub struct QemuSource {
     client: Option<Client>,
     qemu: QemuResources,
     stage: SwitchoverStage,
+    /// What the pause needs, once it is prepared.
+    prepared: Option<PreparedPause>,
     /// The save in progress.
     saving: Option<Saving>,
     /// The RAM blocks before the pause, and the list after the save whose answer was not read yet.
@@ -172,6 +176,7 @@ impl QemuSource {
                 processors,
             },
             stage: SwitchoverStage::NotStarted,
+            prepared: None,
             saving: None,
             unchecked: None,
             log: None,
@@ -244,6 +249,7 @@ impl QemuSource {
                 processors: Processors::default(),
             },
             stage: SwitchoverStage::Saved,
+            prepared: None,
             saving: None,
             unchecked: None,
             log: None,

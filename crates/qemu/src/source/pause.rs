@@ -1,7 +1,8 @@
 //! Pausing the guest for the switchover.
 //!
 //! Everything that can be done before is done while the guest runs: the checks, the settings, the
-//! undo record, the file for the device state. Then three commands are sent at once: `stop`,
+//! undo record, the file for the device state. The guest writes pages all that time, so the engine
+//! has it done before it looks for the last ones. Then three commands are sent at once: `stop`,
 //! `xen-save-devices-state` and `info ramblock`. QEMU reads commands byte by byte, so it reads the
 //! second while it executes the first.
 
@@ -34,10 +35,24 @@ pub(super) struct Saving {
     pub(super) blocks: Vec<RamBlockInfo>,
 }
 
+/// Everything that was prepared for the pause.
+#[derive(Debug)]
+pub(super) struct PreparedPause {
+    file: SaveFile,
+    /// The RAM blocks.
+    blocks: Vec<RamBlockInfo>,
+    /// Whether the guest runs.
+    running: bool,
+}
+
 impl QemuSource {
-    /// Pauses the guest and lets QEMU save the device state. Returns the instant at which the
-    /// guest stopped.
-    pub(super) fn stop_guest(&mut self) -> Result<Instant, PauseError> {
+    /// Does everything that can be done before the guest is paused. It keeps running.
+    pub(super) fn prepare_stop(&mut self) -> Result<(), PauseError> {
+        self.prepared = Some(self.prepare()?);
+        Ok(())
+    }
+
+    fn prepare(&mut self) -> Result<PreparedPause, PauseError> {
         let client = connected(&mut self.client)?;
         let state = migration::run_state(client)?;
         if !matches!(state.status.as_str(), "running" | "paused" | "prelaunch") {
@@ -67,27 +82,66 @@ impl QemuSource {
             .write(&undo)
             .map_err(PauseError::Record)?;
         self.undo = undo;
-        self.stage = SwitchoverStage::Pausing;
+        self.stage = SwitchoverStage::Prepared;
         let client = connected(&mut self.client)?;
         let prepared = settings::apply(client, &after).and_then(|()| {
             pause_mark::set(client)?;
             Ok((SaveFile::pass(client)?, blocks::list(client)?))
         });
         let layout = self.qemu.ram.layout();
-        let outcome = prepared
+        let prepared = prepared
             .map_err(PauseError::Qmp)
             .and_then(|(file, blocks)| match blocks::difference(layout, &blocks) {
                 // After the devices were compared. What changes from here on is seen after the save.
                 Some(difference) => Err(Refusal::MemoryChanged { difference }.into()),
-                None => Ok((file, blocks)),
-            })
-            .and_then(|(file, blocks)| self.stop_and_save(file, blocks, state.running));
-        if outcome.is_err()
-            && let Err(error) = self.resume()
-        {
-            tracing::error!(error = %Report::new(&error), "resuming the guest after pausing it failed");
+                None => Ok(PreparedPause {
+                    file,
+                    blocks,
+                    running: state.running,
+                }),
+            });
+        if prepared.is_err() {
+            self.resume_after_failure();
+        }
+        prepared
+    }
+
+    /// Pauses the guest and lets QEMU save the device state. Returns the instant at which the
+    /// guest stopped.
+    pub(super) fn stop_guest(&mut self) -> Result<Instant, PauseError> {
+        let PreparedPause {
+            file,
+            blocks,
+            running,
+        } = match self.take_prepared()? {
+            Some(prepared) => prepared,
+            None => self.prepare()?,
+        };
+        self.stage = SwitchoverStage::Pausing;
+        let outcome = self.stop_and_save(file, blocks, running);
+        if outcome.is_err() {
+            self.resume_after_failure();
         }
         outcome
+    }
+
+    /// What was prepared, if its owner has neither paused nor resumed the guest since then.
+    fn take_prepared(&mut self) -> Result<Option<PreparedPause>, PauseError> {
+        let Some(prepared) = self.prepared.take() else {
+            return Ok(None);
+        };
+        let state = migration::run_state(connected(&mut self.client)?)?;
+        if state.running == prepared.running {
+            return Ok(Some(prepared));
+        }
+        self.resume_guest()?;
+        Ok(None)
+    }
+
+    fn resume_after_failure(&mut self) {
+        if let Err(error) = self.resume() {
+            tracing::error!(error = %Report::new(&error), "resuming the guest after pausing it failed");
+        }
     }
 
     fn stop_and_save(

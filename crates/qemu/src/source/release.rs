@@ -19,7 +19,10 @@ impl QemuSource {
             }
         };
         // The guest first.
-        if self.stage == SwitchoverStage::Pausing {
+        if matches!(
+            self.stage,
+            SwitchoverStage::Prepared | SwitchoverStage::Pausing
+        ) {
             // It cannot run elsewhere: its device state was never complete.
             note(self.resume_guest().map_err(Into::into));
         }

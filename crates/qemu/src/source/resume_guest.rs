@@ -18,7 +18,9 @@ impl QemuSource {
             return Ok(());
         }
         self.saving = None;
-        let ran = self.undo.stopped == Some(true);
+        self.prepared = None;
+        // A guest that was to be paused may have been paused by its owner.
+        let ran = self.undo.stopped == Some(true) && self.stage != SwitchoverStage::Prepared;
         let saved = matches!(
             self.stage,
             SwitchoverStage::Saved | SwitchoverStage::HandedOver

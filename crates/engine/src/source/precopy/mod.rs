@@ -151,6 +151,13 @@ impl Precopy {
         self.rounds
     }
 
+    /// Sends the few pages in the log, while the guest runs: those that it has written since the
+    /// round before. They count as a part of the last round.
+    pub(crate) fn begin_last_round(&self) -> Result<(), SourceFailure> {
+        let batch = self.begin_round()?;
+        self.finish_round(batch)
+    }
+
     /// Sends the pages in the log with the guest paused, after [`finish_round`](Self::finish_round).
     /// Afterwards the destination has every page. Device writes have landed, because pausing
     /// drains.
@@ -169,8 +176,8 @@ impl Precopy {
     /// with the pages that the save has dirtied: also those that were in the log before, so they
     /// become clean here.
     ///
-    /// The guest dirties nothing meanwhile, so the log is taken as a whole: that is faster than
-    /// one chunk at a time.
+    /// The guest dirties nothing or little meanwhile, so the log is taken as a whole: that is faster
+    /// than one chunk at a time.
     pub(crate) fn begin_round(&self) -> Result<Arc<Batch>, SourceFailure> {
         let unsent = &self.unsent;
         let taken = take_log(&*self.log, self.shared.ram.layout(), |run, runs| {
