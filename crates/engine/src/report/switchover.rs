@@ -11,7 +11,7 @@ pub struct SwitchoverStep {
     /// What was done.
     pub step: &'static str,
     /// When it was done: milliseconds after the guest stopped, or, at the destination, after the
-    /// source's message that everything has been sent.
+    /// first message that the source sent since then.
     pub at_ms: f64,
 }
 

@@ -123,7 +123,39 @@ pub(crate) struct IncomingMigration<'a> {
     pub(crate) postcopy: Option<ActivePostcopy>,
     /// What delivers frames that arrived for the guest at the source.
     frames: Option<FrameReceiver>,
+    /// What was received since the source paused the guest, or last had to wait.
+    pub(super) received: Received,
     pub(super) silence: SilenceTimer,
+}
+
+/// What was received since the last *DiscardEnd*: since the source has paused the guest, if no other
+/// follows.
+#[derive(Debug)]
+pub(super) struct Received {
+    /// When the first message came.
+    first: Option<Instant>,
+    /// When the last stale pages had been dropped.
+    dropped: Option<Instant>,
+    /// Whether dropped pages are looked at again: not while the guest may be paused. All missing
+    /// pages are looked at before it runs (`drop_unexpected.rs`).
+    pub(super) check_drops: bool,
+}
+
+impl Default for Received {
+    fn default() -> Self {
+        Self {
+            first: None,
+            dropped: None,
+            check_drops: true,
+        }
+    }
+}
+
+impl Received {
+    /// A message has come.
+    fn begin(&mut self) {
+        self.first.get_or_insert_with(Instant::now);
+    }
 }
 
 impl<'a> IncomingMigration<'a> {
@@ -189,6 +221,7 @@ impl<'a> IncomingMigration<'a> {
             prepared,
             postcopy: None,
             frames,
+            received: Received::default(),
             silence: SilenceTimer::new(options.peer_timeout),
         })
     }
@@ -217,7 +250,6 @@ impl<'a> IncomingMigration<'a> {
             self.receivers
                 .push(receiver::start_urgent(sink, reader, events, &self.options)?);
         }
-        self.sink.steps.begin(switch.at);
         self.sink.steps.done("faults are answered");
         self.load(guest, state)?;
         self.sink.steps.done("device state loaded");
@@ -263,12 +295,22 @@ impl<'a> IncomingMigration<'a> {
             };
             self.silence.reset();
             match message {
-                ToDestination::Discard { ranges } => self.discard(guest, &ranges)?,
+                ToDestination::Discard { ranges } => {
+                    self.received.begin();
+                    self.discard(guest, &ranges)?;
+                    self.received.dropped = Some(Instant::now());
+                }
                 ToDestination::DiscardEnd => {
+                    // The source has not paused the guest yet.
+                    self.received = Received {
+                        check_drops: false,
+                        ..Received::default()
+                    };
                     self.session
                         .send(&ToSource::Discarded, "dropping stale pages")?;
                 }
                 ToDestination::DeviceStateChunk { bytes } => {
+                    self.received.begin();
                     // Also limits the total size.
                     digest.update(&bytes).map_err(device_state)?;
                     Counters::add(&self.sink.counters.device_state_bytes, bytes.len() as u64);
@@ -305,6 +347,12 @@ impl<'a> IncomingMigration<'a> {
                         running,
                         at: Instant::now(),
                     };
+                    let received = &self.received;
+                    self.sink.steps.begin(received.first.unwrap_or(switch.at));
+                    if let Some(at) = received.dropped {
+                        self.sink.steps.done_at("stale pages dropped", at);
+                    }
+                    self.sink.steps.done_at("everything received", switch.at);
                     return Ok((switch, state));
                 }
                 ToDestination::Cancel { reason } => {

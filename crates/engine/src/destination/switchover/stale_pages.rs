@@ -30,7 +30,10 @@ impl IncomingMigration<'_> {
             }
         }
         if let Some(memory) = &self.sink.memory {
-            memory.drop_stale(ranges)?;
+            match self.received.check_drops {
+                true => memory.drop_stale(ranges)?,
+                false => memory.drop_unchecked(ranges)?,
+            }
         }
         for &range in ranges {
             prepared.installer.missing.add(range);
