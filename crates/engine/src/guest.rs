@@ -172,6 +172,12 @@ pub trait SourceGuest: Send {
     /// A paused guest has no device writes in progress: [`pause`](Self::pause) drains as well.
     fn drain(&mut self, cancel: &Cancel) -> Result<(), GuestError>;
 
+    /// The RAM blocks that the monitor reads when it resumes the guest at the destination, by
+    /// number. It would wait for each of their pages, so a few are sent before that.
+    fn read_at_resume(&self) -> Vec<usize> {
+        Vec::new()
+    }
+
     /// Does what takes time and can be done while the guest runs, shortly before
     /// [`pause`](Self::pause): checks, settings, files. Nothing has to be done here: `pause` must
     /// work without it.

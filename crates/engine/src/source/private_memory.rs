@@ -14,10 +14,22 @@ pub(crate) fn sent_before_commit(ram: &GuestRam) -> Vec<(usize, PageRange)> {
     if ram.backings().iter().all(|it| it.file().is_none()) {
         return Vec::new();
     }
-    let blocks = ram.layout().blocks().zip(ram.backings()).enumerate();
-    let private = blocks.filter(|(_, (_, backing))| backing.process().is_some());
-    let mut found: Vec<_> = private
-        .map(|(number, ((_, pages), _))| (number, pages))
+    let is_private = |number: usize| {
+        let backing = ram.backings().get(number);
+        backing.is_some_and(|backing| backing.process().is_some())
+    };
+    smallest_first(ram, is_private)
+}
+
+/// The blocks that `wanted` accepts, by number, with their pages; the smallest first.
+pub(crate) fn smallest_first(
+    ram: &GuestRam,
+    wanted: impl Fn(usize) -> bool,
+) -> Vec<(usize, PageRange)> {
+    let blocks = ram.layout().blocks().enumerate();
+    let mut found: Vec<_> = blocks
+        .map(|(number, (_, pages))| (number, pages))
+        .filter(|(number, _)| wanted(*number))
         .collect();
     found.sort_by_key(|(number, pages)| (pages.len(), *number));
     found

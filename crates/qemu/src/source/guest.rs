@@ -52,6 +52,16 @@ impl SourceGuest for QemuSource {
         drain::drain(client, cancel).map_err(GuestError::new)
     }
 
+    /// QEMU writes each flash memory that is not read-only to its image.
+    fn read_at_resume(&self) -> Vec<usize> {
+        let blocks = self.qemu.ram.layout().blocks().enumerate();
+        let is_flash = |id: &str| id.starts_with("system.flash");
+        blocks
+            .filter(|(_, (block, _))| is_flash(&block.id))
+            .map(|(number, _)| number)
+            .collect()
+    }
+
     fn prepare_pause(&mut self) -> Result<(), GuestError> {
         self.prepare_stop().map_err(GuestError::new)
     }

@@ -146,7 +146,7 @@ fn prepare(
     steps.done("dirty log taken");
     // Loading the device state touches memory, so requests are answered before it
     // begins.
-    let process_pages = ProcessPages::find(&shared.ram, unsent);
+    let process_pages = ProcessPages::find(&shared.ram, unsent, &guest.read_at_resume());
     let mut answering = match (rest, session.urgent.take()) {
         (LastPages::Hybrid(_, links) | LastPages::Postcopy(links), Some(ends)) => Some(
             PreparedPostcopy::start(shared, session, ends, links, unsent)?,
