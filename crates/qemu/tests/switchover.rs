@@ -103,6 +103,36 @@ fn a_running_guest_moves_and_leaves_nothing_changed() {
     });
 }
 
+/// Between the preparation and the pause.
+#[test]
+fn a_guest_that_its_owner_pauses_after_the_preparation() {
+    with_each(|program| {
+        let qemu = source(program, "");
+        let before = qemu.traces();
+        let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+        source.prepare_pause().unwrap();
+        assert_eq!(qemu.state(), "running");
+        qemu.execute("stop", json!({}));
+        source.pause().unwrap();
+        assert!(!source.describe().running);
+        source.resume().unwrap();
+        assert_eq!(qemu.state(), "paused");
+        qemu.execute("cont", json!({}));
+        // A migration that is cancelled before the pause.
+        source.prepare_pause().unwrap();
+        qemu.execute("stop", json!({}));
+        source.resume().unwrap();
+        assert_eq!(qemu.state(), "paused");
+        qemu.execute("cont", json!({}));
+        source.prepare_pause().unwrap();
+        source.resume().unwrap();
+        assert_eq!(qemu.state(), "running");
+        source.release().unwrap();
+        drop(source);
+        assert_eq!(qemu.traces(), before);
+    });
+}
+
 #[test]
 fn a_guest_that_its_owner_paused_stays_paused_at_both_ends() {
     with_each(|program| {

@@ -7,7 +7,7 @@
 mod support;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Mode, SourceGuest};
+use hikkoshi_engine::{Cancel, Mode, SourceGuest};
 use hikkoshi_qemu::qmp::Client;
 use hikkoshi_qemu::{AllowedTypes, AttachError, QemuSource};
 use serde_json::{Value, json};
@@ -199,6 +199,19 @@ fn a_disk_that_is_opened_for_direct_io_during_the_move() {
             source,
             &["late", &path, "opened for direct I/O after"],
         );
+        qemu.execute("blockdev-del", json!({ "node-name": "late" }));
+        // One that is added after the pause was prepared.
+        let mut source = under_way(&qemu);
+        source.prepare_pause().unwrap();
+        open(&qemu, "late", &path, true);
+        source.pause().unwrap();
+        let save = source.save_device_state(&mut Vec::new(), &Cancel::new());
+        save.unwrap();
+        let error = Report::new(source.check_device_state().unwrap_err()).to_string();
+        assert!(error.contains("was added right before"), "{error}");
+        source.resume().unwrap();
+        source.release().unwrap();
+        drop(source);
         // If there was one from the beginning, the rounds have drained all disks.
         let source = under_way(&qemu);
         assert!(source.needs_drain());

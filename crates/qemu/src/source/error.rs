@@ -70,6 +70,12 @@ pub(crate) enum SaveError {
          usually) right before it was paused; try again"
     )]
     Resized,
+    /// The guest has got a disk whose reads the dirty log does not report.
+    #[error(
+        "saving the device state: a disk that reads directly into the guest's memory was added \
+         right before the guest was paused; try again"
+    )]
+    DiskAdded,
     /// Writing to the sink failed.
     #[error("saving the device state: sending it")]
     Sink(#[source] io::Error),

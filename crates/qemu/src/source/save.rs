@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use super::pause::Saving;
 use super::{QemuSource, SaveError, SwitchoverStage};
-use crate::attach::preflight::pause_mark;
+use crate::attach::preflight::{self, pause_mark};
 use crate::attach::ram::blocks::{self, RamBlockInfo};
 use crate::qmp::monitor::connected;
 use crate::qmp::{ConnectError, QmpError};
@@ -67,8 +67,8 @@ impl QemuSource {
         Ok(())
     }
 
-    /// Checks that the guest did not resize a block right before it was paused. QEMU has executed
-    /// the command after the save.
+    /// Checks that the guest did not resize a block right before it was paused, and that it got no
+    /// disk that pre-copy would have had to drain. QEMU has executed the command after the save.
     pub(super) fn check_saved(&mut self) -> Result<(), SaveError> {
         let (list, blocks) = self.unchecked.take().ok_or(SaveError::NotPaused)?;
         let answer = connected(&mut self.client)?.answer(&list)?;
@@ -76,6 +76,10 @@ impl QemuSource {
             .map_err(|what| QmpError::unexpected("info ramblock", what))?;
         if now != blocks {
             return Err(SaveError::Resized);
+        }
+        let undrained = self.log.is_some() && !self.needs_drain;
+        if undrained && preflight::needs_drain(connected(&mut self.client)?)? {
+            return Err(SaveError::DiskAdded);
         }
         Ok(())
     }
