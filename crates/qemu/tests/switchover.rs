@@ -103,6 +103,22 @@ fn a_running_guest_moves_and_leaves_nothing_changed() {
     });
 }
 
+/// QEMU would wait for each page of it, with the guest paused.
+#[test]
+fn flash_memory_is_read_at_resume() {
+    with_each(|program| {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        image.as_file().set_len(256 << 10).unwrap();
+        let path = image.path().display();
+        let qemu = source(program, &format!("-drive if=pflash,format=raw,file={path}"));
+        let source = QemuSource::attach(&qemu.qmp()).unwrap();
+        let ram = source.ram();
+        let block = |number| &*ram.layout().block(number).unwrap().0.id;
+        let read: Vec<&str> = source.read_at_resume().into_iter().map(block).collect();
+        assert_eq!(read, ["system.flash0"]);
+    });
+}
+
 /// Between the preparation and the pause.
 #[test]
 fn a_guest_that_its_owner_pauses_after_the_preparation() {
