@@ -13,6 +13,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -55,6 +56,8 @@ pub(crate) struct PageInstaller {
     /// For each block, whether it is registered.
     blocks: Vec<bool>,
     ranges: Vec<HostRange>,
+    /// Whether [`end`](Self::end) was called.
+    ended: AtomicBool,
     stop: Stop,
     faults: Option<JoinHandle<()>>,
 }
@@ -84,6 +87,7 @@ impl PageInstaller {
             userfault,
             blocks: Vec::new(),
             ranges: Vec::new(),
+            ended: AtomicBool::new(false),
             stop,
             faults: None,
         };
@@ -115,7 +119,14 @@ impl PageInstaller {
 
     /// Unregisters the memory. Pages are written from now on. What cannot be unregistered stays
     /// answered: an access there would block for ever otherwise.
+    ///
+    /// Does nothing the second time: post-copy has registered the memory by then, and kernels that
+    /// let any userfaultfd unregister a range would end that registration. Missing pages would read
+    /// as zeros. Linux 6.18 refuses it (`EINVAL`).
     pub(crate) fn end(&self) {
+        if self.ended.swap(true, Ordering::Relaxed) {
+            return;
+        }
         if unregister(&self.userfault, &self.ranges) {
             self.stop.stop();
         }
