@@ -15,7 +15,7 @@ use hikkoshi_linux::Process;
 use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 
-use crate::frames::{FrameCapture, FrameDelivery};
+use crate::network_frames::{FrameCapture, FrameDelivery};
 use hikkoshi_linux::Cancel;
 use hikkoshi_memory::GuestRam;
 

@@ -6,7 +6,7 @@
 //! A migration has a **source** ([`migrate`]) and a **destination** ([`receive`]). Each accesses its
 //! guest through a trait ([`SourceGuest`], [`DestinationGuest`]), and the two communicate over
 //! links of several kinds ([`hikkoshi_link`]): control, urgent, background, and frames, which
-//! carries what arrives at the guest's network cards during the switchover (`frames.rs`). Memory is a flat space of 4 KiB
+//! carries what arrives at the guest's network cards during the switchover (`network_frames.rs`). Memory is a flat space of 4 KiB
 //! pages (`hikkoshi-pages`), read and written through the RAM blocks' files
 //! ([`GuestRam`](hikkoshi_memory::GuestRam)).
 //!
@@ -68,8 +68,8 @@
 mod control_link;
 mod default_links;
 pub mod destination;
-mod frames;
 mod guest;
+mod network_frames;
 mod obstacle;
 mod panic_notifier;
 pub mod report;
@@ -82,9 +82,9 @@ pub use default_links::default_links;
 pub use destination::{
     DestinationOptions, ReceiveError, ReceiveWatch, give_up_receive, receive, resume_receive,
 };
-pub use frames::{FrameCapture, FrameDelivery, FramesAccount, KeptFrame};
 pub use guest::{DestinationGuest, GuestError, SourceGuest, ThreadName};
 pub use hikkoshi_linux::{Cancel, Priority, PriorityClass};
+pub use network_frames::{FrameCapture, FrameDelivery, FramesAccount, KeptFrame};
 pub use obstacle::DestinationObstacle;
 pub use report::{Account, Observer};
 pub use retry::RetryFor;

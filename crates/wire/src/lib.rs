@@ -188,10 +188,11 @@ pub use framing::{
 pub use messages::{
     AuxiliaryBlock, BlockDescription, CpuidRegister, CpuidWord, DestinationStage, Device,
     DeviceStateDigest, DeviceStateError, FaultMeasures, GuestDescription, GuestRangeDescription,
-    MAX_DEVICE_CHUNK, MAX_DEVICE_STATE, MAX_FAULTING, MAX_FRAME, MAX_FRAMES, MAX_LINKS,
-    MAX_OBSTACLES, MAX_RANGES, MAX_TEXT, Machine, Mode, NetworkFrame, OFFLOAD_LEN, OutsideLayout,
-    PageRanges, Processor, ProcessorKind, ProcessorPlace, ProcessorSetting, Processors,
-    RequestSummary, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource, Topology,
+    MAX_DEVICE_CHUNK, MAX_DEVICE_STATE, MAX_FAULTING, MAX_LINKS, MAX_NETWORK_FRAME,
+    MAX_NETWORK_FRAMES, MAX_OBSTACLES, MAX_RANGES, MAX_TEXT, Machine, Mode, NetworkFrame,
+    OFFLOAD_LEN, OutsideLayout, PageRanges, Processor, ProcessorKind, ProcessorPlace,
+    ProcessorSetting, Processors, RequestSummary, SourceStage, StageSummary, ThreadFaults,
+    ToDestination, ToSource, Topology,
 };
 pub use negotiation::{
     Agreed, CHALLENGE_LEN, Capabilities, HELLO_LEN, Hello, HelloError, MigrationId,

@@ -14,10 +14,10 @@
 //! of tmpfs are rebuilt at the end (`postcopy/huge/`).
 
 mod error;
-pub(crate) mod frames;
 pub(crate) mod handover_driver;
 mod install_error;
 mod last_message;
+pub(crate) mod network_frames;
 mod options;
 pub(crate) mod page_sink;
 pub(crate) mod postcopy;

@@ -3,7 +3,7 @@
 use hikkoshi_wire::Mode;
 use serde::Serialize;
 
-use crate::frames::FramesAccount;
+use crate::network_frames::FramesAccount;
 use crate::report::{CollapseAccount, Requests, SwitchoverStep};
 
 /// Pages by the way they were sent.

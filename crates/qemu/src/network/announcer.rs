@@ -9,8 +9,8 @@
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_frames::{MacAddress, TunQueue, announcement};
 use hikkoshi_linux::Process;
+use hikkoshi_network_frames::{MacAddress, TunQueue, announcement};
 
 use super::rx_filter::{self, RxFilter};
 use super::{NetworkError, Tap, taps};

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime};
 
 use hikkoshi_engine::{FrameCapture, GuestError, KeptFrame};
-use hikkoshi_frames::{Captured, MacAddress, PacketSocket, unread};
+use hikkoshi_network_frames::{Captured, MacAddress, PacketSocket, unread};
 use hikkoshi_wire::NetworkFrame;
 
 use super::{OpenedNetworks, TapCard};
@@ -64,7 +64,10 @@ impl FrameCapture for TapCapture {
         let paused = on_wall_clock(paused);
         for card in &mut self.cards {
             // First the queues: then everything that was in them has been captured.
-            let queues = card.queues.iter().map(hikkoshi_frames::TunQueue::take);
+            let queues = card
+                .queues
+                .iter()
+                .map(hikkoshi_network_frames::TunQueue::take);
             let queues: Vec<_> = queues.collect::<Result<_, _>>().map_err(GuestError::new)?;
             let sockets = card.sockets.iter_mut().map(receive_all);
             let captured: Vec<_> = sockets.collect::<Result<_, _>>()?;

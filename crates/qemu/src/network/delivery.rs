@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hikkoshi_engine::{FrameDelivery, GuestError, KeptFrame};
-use hikkoshi_frames::{Frame, MacAddress, PacketSocket, TunQueue};
+use hikkoshi_network_frames::{MacAddress, NetworkFrame, PacketSocket, TunQueue};
 use thiserror::Error;
 
 use super::TapCard;
@@ -112,7 +112,7 @@ impl DeliveryCard {
 
     /// Whether the network has delivered this frame here as well; each frame that it delivered
     /// counts once.
-    fn has_seen(&mut self, frame: &Frame) -> bool {
+    fn has_seen(&mut self, frame: &NetworkFrame) -> bool {
         if !frame.is_group() {
             return false;
         }
@@ -133,7 +133,7 @@ impl FrameDelivery for TapDelivery {
     fn deliver(&mut self, kept: &KeptFrame) -> Result<(), GuestError> {
         let card = self.cards.iter_mut().find(|card| card.address == kept.card);
         let card = card.ok_or_else(|| GuestError::new(NoCard(kept.card)))?;
-        let frame = Frame {
+        let frame = NetworkFrame {
             offload: kept.frame.offload,
             bytes: kept.frame.bytes.clone(),
         };

@@ -18,8 +18,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use hikkoshi_engine::{FrameCapture, FrameDelivery};
-use hikkoshi_frames::{MacAddress, OpenError, PacketSocket, TunQueue};
 use hikkoshi_linux::Process;
+use hikkoshi_network_frames::{MacAddress, OpenError, PacketSocket, TunQueue};
 use thiserror::Error;
 
 pub(crate) use self::announcer::Announcer;

@@ -27,18 +27,18 @@ use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::{Capabilities, Limits};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
-use crate::destination::frames::FrameReceiver;
 use crate::destination::handover_driver::events::Observation;
 use crate::destination::handover_driver::links::{LinkState, LostLinks};
 use crate::destination::handover_driver::reconnect::ReconnectedSource;
 use crate::destination::handover_driver::resume_guest::NotResumed;
+use crate::destination::network_frames::FrameReceiver;
 use crate::destination::options::DestinationOptions;
 use crate::destination::page_sink::PageSink;
 use crate::destination::postcopy::ActivePostcopy;
 use crate::destination::session::SessionEvent;
 use crate::destination::watch::ReceiveWatch;
-use crate::frames::FramesAccount;
 use crate::guest::DestinationGuest;
+use crate::network_frames::FramesAccount;
 use crate::report::Requests;
 use crate::retry::RetryBudget;
 

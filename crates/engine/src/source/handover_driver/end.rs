@@ -5,8 +5,8 @@ use hikkoshi_handover::{Outcome, SourceStage};
 use hikkoshi_wire::ToDestination;
 
 use crate::source::error::{MigrateError, SourceFailure};
-use crate::source::frames::FrameForwarder;
 use crate::source::handover_driver::{HandoverDriver, HandoverResult};
+use crate::source::network_frames::FrameForwarder;
 use crate::source::notify_guest_kept;
 
 impl HandoverDriver<'_> {

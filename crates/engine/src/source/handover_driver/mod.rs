@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use hikkoshi_handover::{DestinationStage, RecordedSource, SourceAction, SourceEvent};
 use hikkoshi_link::{LinkError, Remote};
 
-use crate::frames::FramesAccount;
 use crate::guest::SourceGuest;
+use crate::network_frames::FramesAccount;
 use crate::report::{Phase, Requests};
 use crate::retry::RetryBudget;
 use crate::source::context::MigrationContext;

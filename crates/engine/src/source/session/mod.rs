@@ -21,10 +21,10 @@ use hikkoshi_wire::{
 };
 
 use crate::control_link::{QUEUED_EVENTS, start_reader};
-use crate::frames::FrameCapture;
+use crate::network_frames::FrameCapture;
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::frames::FrameForwarder;
+use crate::source::network_frames::FrameForwarder;
 use crate::source::unsent::UnsentPages;
 pub(crate) use connector::DISCARD_TIMEOUT;
 use connector::{Connected, Connector};

@@ -10,7 +10,7 @@ use hikkoshi_link::{LinkError, LinkReader, LinkWriter};
 use hikkoshi_wire::{NetworkFrame, ToDestination, ToSource};
 
 use crate::control_link::{QUEUED_EVENTS, start_reader};
-use crate::frames::{FrameDelivery, FramesAccount, KeptFrame};
+use crate::network_frames::{FrameDelivery, FramesAccount, KeptFrame};
 
 /// The most bytes that are kept until the guest runs, each frame counted with what it takes besides.
 const MAX_KEPT_BYTES: usize = 8 << 20;

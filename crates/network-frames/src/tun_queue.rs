@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::frame::{Frame, MAX_FRAME, OFFLOAD_LEN};
+use crate::network_frame::{MAX_NETWORK_FRAME, NetworkFrame, OFFLOAD_LEN};
 
 /// The most frames that are read from a queue. A tap device has room for 1,000 by default
 /// (`txqueuelen`).
@@ -28,9 +28,9 @@ impl TunQueue {
     ///
     /// # Errors
     /// As `read(2)` and the ioctls of a tun device.
-    pub fn take(&self) -> io::Result<Vec<Frame>> {
+    pub fn take(&self) -> io::Result<Vec<NetworkFrame>> {
         let header = crate::system_calls::tun_header_len(self.device.as_fd())?;
-        let mut buffer = vec![0; MAX_FRAME + header.max(OFFLOAD_LEN)];
+        let mut buffer = vec![0; MAX_NETWORK_FRAME + header.max(OFFLOAD_LEN)];
         let mut frames = Vec::new();
         while frames.len() < MOST && !self.is_empty()? {
             let len = match rustix::io::read(&self.device, buffer.as_mut_slice()) {
@@ -43,7 +43,7 @@ impl TunQueue {
             let bytes = buffer.get(header..len).map(<[u8]>::to_vec);
             // Without a header the kernel has completed the frame.
             let offload = buffer.first_chunk().filter(|_| header > 0);
-            frames.extend(bytes.map(|bytes| Frame {
+            frames.extend(bytes.map(|bytes| NetworkFrame {
                 offload: offload.copied().unwrap_or_default(),
                 bytes,
             }));

@@ -3,13 +3,13 @@
 /// The address of a network card.
 pub type MacAddress = [u8; 6];
 
-/// The length of [`Frame::offload`] in bytes: `struct virtio_net_hdr` in
+/// The length of [`NetworkFrame::offload`] in bytes: `struct virtio_net_hdr` in
 /// `linux/virtio_net.h`.
 pub const OFFLOAD_LEN: usize = 10;
 
 /// The longest frame, in bytes: a segment of 64 KiB with its Ethernet header and two
 /// VLAN tags.
-pub const MAX_FRAME: usize = (64 << 10) + 22;
+pub const MAX_NETWORK_FRAME: usize = (64 << 10) + 22;
 
 /// Where the VLAN tag of a frame is: after both addresses.
 const TAG_AT: usize = 12;
@@ -19,7 +19,7 @@ const NEEDS_CHECKSUM: u8 = 1;
 
 /// An Ethernet frame, without its checksum.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Frame {
+pub struct NetworkFrame {
     /// What a network device has to do before the frame is complete: `struct
     /// virtio_net_hdr`.
     pub offload: [u8; OFFLOAD_LEN],
@@ -27,7 +27,7 @@ pub struct Frame {
     pub bytes: Vec<u8>,
 }
 
-impl Frame {
+impl NetworkFrame {
     /// Whether the frame is addressed to several stations (broadcast, multicast).
     pub fn is_group(&self) -> bool {
         self.bytes.first().is_none_or(|first| first & 1 == 1)
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn a_tag_moves_what_the_checksum_starts_at() {
         let bytes: Vec<u8> = (0..60).collect();
-        let mut frame = Frame {
+        let mut frame = NetworkFrame {
             offload: [NEEDS_CHECKSUM, 0, 0, 0, 0, 0, 34, 0, 6, 0],
             bytes: bytes.clone(),
         };
@@ -98,33 +98,33 @@ mod tests {
 
     #[test]
     fn a_complete_frame_has_no_offsets_to_move() {
-        let mut frame = Frame {
+        let mut frame = NetworkFrame {
             offload: [0; OFFLOAD_LEN],
             bytes: vec![0; 60],
         };
         frame.insert_tag(0x8100, 7);
         assert_eq!(frame.offload, [0; OFFLOAD_LEN]);
-        let mut short = Frame::default();
+        let mut short = NetworkFrame::default();
         short.insert_tag(0x8100, 7);
-        assert_eq!(short, Frame::default());
+        assert_eq!(short, NetworkFrame::default());
     }
 
     #[test]
     fn the_source_is_behind_the_destination() {
-        let frame = Frame {
+        let frame = NetworkFrame {
             bytes: (0..14).collect(),
-            ..Frame::default()
+            ..NetworkFrame::default()
         };
         assert_eq!(frame.source(), Some([6, 7, 8, 9, 10, 11]));
-        assert_eq!(Frame::default().source(), None);
+        assert_eq!(NetworkFrame::default().source(), None);
     }
 
     #[test]
     fn broadcast_and_multicast_are_group_frames() {
         for (first, group) in [(0xff, true), (0x33, true), (0x01, true), (0x52, false)] {
-            let frame = Frame {
+            let frame = NetworkFrame {
                 bytes: vec![first; 14],
-                ..Frame::default()
+                ..NetworkFrame::default()
             };
             assert_eq!(frame.is_group(), group, "{first:#x}");
         }

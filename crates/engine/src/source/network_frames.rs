@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use error_reporter::Report;
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter, Stream};
 use hikkoshi_linux::sandbox_thread;
-use hikkoshi_wire::{MAX_FRAMES, ToDestination, ToSource};
+use hikkoshi_wire::{MAX_NETWORK_FRAMES, ToDestination, ToSource};
 
-use crate::frames::{FrameCapture, FramesAccount, KeptFrame};
+use crate::network_frames::{FrameCapture, FramesAccount, KeptFrame};
 
 /// The most frames, and bytes in them, that are sent. More are dropped: they would delay the
 /// guest's pages. 4 MiB take 34 ms at 1 Gbit/s.
@@ -291,7 +291,7 @@ impl Batch {
     fn is_full_with(&self, frame: &KeptFrame) -> bool {
         self.frames.first().is_some_and(|first| {
             first.card != frame.card
-                || self.frames.len() == MAX_FRAMES
+                || self.frames.len() == MAX_NETWORK_FRAMES
                 || self.bytes + frame.frame.bytes.len() > MESSAGE_BYTES
         })
     }

@@ -19,7 +19,7 @@
 //!
 //! A frame between two devices of one host may be incomplete: its checksum has not
 //! been computed, or it is a large segment that has not been divided, because a
-//! later device does that. [`Frame::offload`] says what is left to do. It goes with
+//! later device does that. [`NetworkFrame::offload`] says what is left to do. It goes with
 //! the frame, and the destination's kernel does what the device there cannot.
 //!
 //! # Privileges
@@ -28,19 +28,19 @@
 //!
 //! # What is missing
 //!
-//! Frames longer than [`MAX_FRAME`] (`BIG TCP`) are cut by the kernel, and dropped.
+//! Frames longer than [`MAX_NETWORK_FRAME`] (`BIG TCP`) are cut by the kernel, and dropped.
 
 #![allow(unsafe_code)] // Options, addresses and control messages of packet sockets; ioctls of tun.
 
 mod announcement;
-mod frame;
+mod network_frame;
 mod packet_socket;
 mod system_calls;
 mod tun_queue;
 mod unread;
 
 pub use announcement::announcement;
-pub use frame::{Frame, MAX_FRAME, MacAddress, OFFLOAD_LEN};
+pub use network_frame::{MAX_NETWORK_FRAME, MacAddress, NetworkFrame, OFFLOAD_LEN};
 pub use packet_socket::{OpenError, PacketSocket};
 pub use tun_queue::TunQueue;
 pub use unread::{Captured, unread};

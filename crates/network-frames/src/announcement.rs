@@ -1,6 +1,6 @@
 //! Frames that tell switches where a station is.
 
-use crate::frame::MacAddress;
+use crate::network_frame::MacAddress;
 
 /// The shortest Ethernet frame, without its checksum (IEEE 802.3, section 4A.4.2).
 const MIN_LEN: usize = 60;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::frame::Frame;
+use crate::network_frame::NetworkFrame;
 
 /// A frame that was transmitted on an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -10,7 +10,7 @@ pub struct Captured {
     /// When, in nanoseconds since 1970, on the host's clock.
     pub at: u64,
     /// The frame.
-    pub frame: Frame,
+    pub frame: NetworkFrame,
 }
 
 /// The frames that the guest, paused at `paused` (nanoseconds since 1970), did not get, in the order
@@ -32,7 +32,7 @@ pub struct Captured {
 /// counts as not received: twice is better than not at all.
 pub fn unread(
     captured: Vec<Vec<Captured>>,
-    left: Vec<Vec<Frame>>,
+    left: Vec<Vec<NetworkFrame>>,
     paused: u64,
     starved: bool,
 ) -> Vec<Captured> {
@@ -72,7 +72,8 @@ pub fn unread(
             (false, true) => after.saturating_sub(lost_in_qemu),
             (false, false) => after,
         };
-        let is_left = |frame: &Frame| left.iter().flatten().any(|left| left.bytes == frame.bytes);
+        let is_left =
+            |frame: &NetworkFrame| left.iter().flatten().any(|left| left.bytes == frame.bytes);
         let rest = captured.into_iter().skip(from);
         unread.extend(rest.filter(|captured| !is_left(&captured.frame)));
     }
@@ -85,7 +86,7 @@ pub fn unread(
 /// Which of the captured frames are in the queue: its end, and nothing else. Less than the queue if
 /// the capture began later; what was captured afterwards is not in it. `None` if the queue belongs to
 /// other frames.
-fn overlap(captured: &[Captured], queue: &[Frame]) -> Option<Range<usize>> {
+fn overlap(captured: &[Captured], queue: &[NetworkFrame]) -> Option<Range<usize>> {
     // Frames may repeat, so all of them have to match. The queue was read just before the capture
     // was, so the end is tried first.
     (1..=captured.len()).rev().find_map(|end| {
@@ -105,9 +106,9 @@ mod tests {
 
     /// Frames that arrive at 10, 20, 30, ...; a dot is a frame for another queue.
     fn captured(contents: &[u8]) -> Vec<Captured> {
-        let frame = |&content: &u8| Frame {
+        let frame = |&content: &u8| NetworkFrame {
             bytes: vec![content; 60],
-            ..Frame::default()
+            ..NetworkFrame::default()
         };
         let times = (1..).map(|n| n * 10);
         times
@@ -122,9 +123,9 @@ mod tests {
 
     /// The contents of the frames that the guest did not get.
     fn missed_if(starved: bool, contents: &[&[u8]], queues: &[&[u8]], paused: u64) -> String {
-        let frame = |&byte: &u8| Frame {
+        let frame = |&byte: &u8| NetworkFrame {
             bytes: vec![byte; 60],
-            ..Frame::default()
+            ..NetworkFrame::default()
         };
         let queues = queues.iter().map(|queue| queue.iter().map(frame).collect());
         let captured = contents.iter().map(|contents| captured(contents));

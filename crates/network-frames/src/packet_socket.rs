@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use thiserror::Error;
 
-use crate::frame::{Frame, MAX_FRAME, OFFLOAD_LEN};
+use crate::network_frame::{MAX_NETWORK_FRAME, NetworkFrame, OFFLOAD_LEN};
 use crate::system_calls;
 use crate::unread::Captured;
 
@@ -107,7 +107,7 @@ impl PacketSocket {
         Ok(Self {
             socket,
             interface,
-            buffer: vec![0; MAX_FRAME],
+            buffer: vec![0; MAX_NETWORK_FRAME],
         })
     }
 
@@ -141,14 +141,14 @@ impl PacketSocket {
             let Some(bytes) = self.buffer.get(..len) else {
                 continue;
             };
-            let mut frame = Frame {
+            let mut frame = NetworkFrame {
                 offload,
                 bytes: bytes.to_vec(),
             };
             if let Some((protocol, control)) = received.tag {
                 frame.insert_tag(protocol, control);
             }
-            if frame.bytes.len() > MAX_FRAME {
+            if frame.bytes.len() > MAX_NETWORK_FRAME {
                 continue;
             }
             return Ok(Some(Captured {
@@ -178,8 +178,8 @@ impl PacketSocket {
     ///
     /// # Errors
     /// As `packet(7)`: `ENOBUFS` when the device's queue is full, `EMSGSIZE` when the frame is
-    /// longer than its MTU, `EINVAL` for an impossible [`offload`](Frame::offload).
-    pub fn transmit(&self, frame: &Frame) -> io::Result<()> {
+    /// longer than its MTU, `EINVAL` for an impossible [`offload`](NetworkFrame::offload).
+    pub fn transmit(&self, frame: &NetworkFrame) -> io::Result<()> {
         let mut message = Vec::with_capacity(OFFLOAD_LEN + frame.bytes.len());
         message.extend_from_slice(&frame.offload);
         message.extend_from_slice(&frame.bytes);

@@ -9,10 +9,10 @@ pub const OFFLOAD_LEN: usize = 10;
 
 /// The longest frame, in bytes: a segment of 64 KiB that a network device would
 /// divide, with its Ethernet header and two VLAN tags.
-pub const MAX_FRAME: usize = (64 << 10) + 22;
+pub const MAX_NETWORK_FRAME: usize = (64 << 10) + 22;
 
 /// The most frames in one message.
-pub const MAX_FRAMES: usize = 256;
+pub const MAX_NETWORK_FRAMES: usize = 256;
 
 /// An Ethernet frame, without its checksum.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,7 +21,7 @@ pub struct NetworkFrame {
     /// `struct virtio_net_hdr` (virtio 1.2, section 5.1.6) without the number of
     /// buffers, little-endian.
     pub offload: [u8; OFFLOAD_LEN],
-    /// From the destination address on; at most [`MAX_FRAME`] bytes.
-    #[serde(with = "Bytes::<MAX_FRAME>")]
+    /// From the destination address on; at most [`MAX_NETWORK_FRAME`] bytes.
+    #[serde(with = "Bytes::<MAX_NETWORK_FRAME>")]
     pub bytes: Vec<u8>,
 }
