@@ -13,13 +13,13 @@
 //! Huge pages are assembled from 4 KiB pages and requested a bounded number at a time; huge pages
 //! of tmpfs are rebuilt at the end (`postcopy/huge/`).
 
+pub(crate) mod context;
 mod error;
 pub(crate) mod handover_driver;
 mod install_error;
 mod last_message;
 pub(crate) mod network_frames;
 mod options;
-pub(crate) mod page_sink;
 pub(crate) mod postcopy;
 mod receive;
 pub(crate) mod receiver;

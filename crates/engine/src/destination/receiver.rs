@@ -8,9 +8,9 @@ use std::time::Duration;
 use hikkoshi_pages::PAGE_SIZE;
 use hikkoshi_wire::{Frame, MAX_PAGES_PER_FRAME};
 
+use crate::destination::context::ReceiveContext;
 use crate::destination::error::DestinationFailure;
 use crate::destination::options::DestinationOptions;
-use crate::destination::page_sink::PageSink;
 use crate::destination::postcopy::installer::Recorder;
 use crate::destination::session::{Ends, SessionEvent};
 use crate::panic_notifier::PanicNotifier;
@@ -37,25 +37,25 @@ enum Kind {
 /// Receives the pages of background link `number` and acknowledges them.
 pub(crate) fn start_background(
     number: usize,
-    sink: Arc<PageSink>,
+    context: Arc<ReceiveContext>,
     (reader, acks): Ends,
     events: SyncSender<SessionEvent>,
     priority: Priority,
 ) -> Result<JoinHandle<()>, DestinationFailure> {
     let name = format!("dst-back-{number}");
-    let receiver = Receiver::new(Kind::Background, sink, reader, Some(acks), events);
+    let receiver = Receiver::new(Kind::Background, context, reader, Some(acks), events);
     start(receiver, name, priority)
 }
 
 /// Receives the pages that were requested.
 pub(crate) fn start_urgent(
-    sink: Arc<PageSink>,
+    context: Arc<ReceiveContext>,
     mut reader: LinkReader,
     events: SyncSender<SessionEvent>,
     options: &DestinationOptions,
 ) -> Result<JoinHandle<()>, DestinationFailure> {
     reader.set_poll(options.poll);
-    let receiver = Receiver::new(Kind::Urgent, sink, reader, None, events);
+    let receiver = Receiver::new(Kind::Urgent, context, reader, None, events);
     start(receiver, "dst-urgent".to_owned(), options.priority)
 }
 
@@ -85,7 +85,7 @@ fn start(
 #[derive(Debug)]
 struct Receiver {
     kind: Kind,
-    sink: Arc<PageSink>,
+    context: Arc<ReceiveContext>,
     reader: LinkReader,
     acks: Option<LinkWriter>,
     acked: u64,
@@ -97,15 +97,15 @@ struct Receiver {
 impl Receiver {
     fn new(
         kind: Kind,
-        sink: Arc<PageSink>,
+        context: Arc<ReceiveContext>,
         reader: LinkReader,
         acks: Option<LinkWriter>,
         events: SyncSender<SessionEvent>,
     ) -> Self {
         Self {
             kind,
-            recorder: sink.recorder(),
-            sink,
+            recorder: context.recorder(),
+            context,
             reader,
             acks,
             acked: 0,
@@ -163,9 +163,9 @@ impl Receiver {
 
     /// Writes or installs a frame's pages; `true` when no page is missing any more.
     fn apply(&self, frame: &Frame, doing: &'static str) -> Result<bool, DestinationFailure> {
-        let installer = self.sink.installer.get();
+        let installer = self.context.installer.get();
         let memory = || {
-            let memory = self.sink.memory.as_ref();
+            let memory = self.context.memory.as_ref();
             memory.ok_or_else(|| DestinationFailure::unexpected(doing, frame))
         };
         match *frame {
@@ -221,8 +221,8 @@ impl Receiver {
     }
 
     fn count(&self, frame: &Frame, bytes: u64) {
-        let counters = &self.sink.counters;
-        let (pages, total) = match (self.kind, self.sink.installer.get().is_some()) {
+        let counters = &self.context.counters;
+        let (pages, total) = match (self.kind, self.context.installer.get().is_some()) {
             (Kind::Urgent, _) => (&counters.urgent, &counters.urgent_bytes),
             (Kind::Background, true) => (&counters.background, &counters.background_bytes),
             (Kind::Background, false) => (&counters.precopy, &counters.precopy_bytes),
@@ -239,6 +239,6 @@ impl Receiver {
             _ => return,
         };
         Counters::add(total, bytes);
-        self.sink.tracker.done(range.len());
+        self.context.tracker.done(range.len());
     }
 }

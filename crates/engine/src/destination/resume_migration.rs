@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use hikkoshi_wire::Capabilities;
 
+use crate::destination::context::ReceiveContext;
 use crate::destination::error::ReceiveError;
 use crate::destination::handover_driver::account::finish_handover;
 use crate::destination::handover_driver::links::LinkState;
 use crate::destination::handover_driver::{HandoverDriver, HandoverStart};
 use crate::destination::options::DestinationOptions;
-use crate::destination::page_sink::PageSink;
 use crate::destination::session::Channel;
 use crate::destination::watch::ReceiveWatch;
 use crate::guest::DestinationGuest;
@@ -46,7 +46,7 @@ pub(crate) fn resume(
         // Its next connection says what it supports.
         capabilities: Capabilities::NONE,
         ram,
-        sink: PageSink::new(None),
+        context: ReceiveContext::new(None),
         postcopy: None,
         links: LinkState::Down(Channel::new()),
         source_paused: None,

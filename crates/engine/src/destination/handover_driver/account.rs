@@ -17,7 +17,7 @@ pub(crate) fn finish_handover(
     begun: Instant,
     first: DestinationEvent,
 ) -> Result<Account, ReceiveError> {
-    let (watch, options, sink) = (driver.watch, driver.options, Arc::clone(&driver.sink));
+    let (watch, options, context) = (driver.watch, driver.options, Arc::clone(&driver.context));
     let (mode, postcopy) = (
         driver.machine.record().mode,
         driver.machine.record().postcopy,
@@ -35,11 +35,11 @@ pub(crate) fn finish_handover(
         guest_state: GuestState::new(running, result.shut_down),
         total_ms: total.as_secs_f64() * 1e3,
         downtime_ms: result.downtime.as_secs_f64() * 1e3,
-        switchover: sink.steps.all(),
+        switchover: context.steps.all(),
         rounds: 0,
         postcopy,
-        pages: sink.counters.pages(pages),
-        bytes: sink.counters.bytes(),
+        pages: context.counters.pages(pages),
+        bytes: context.counters.bytes(),
         drains: None,
         frames: result.frames,
         requests: result.requests,

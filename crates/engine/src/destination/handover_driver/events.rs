@@ -40,7 +40,7 @@ impl HandoverDriver<'_> {
                 let gone = DestinationFailure::gone(guest);
                 return Ok((DestinationEvent::GuestFailed, Some(gone)));
             }
-            self.sink.report_progress(&*self.watch.observer);
+            self.context.report_progress(&*self.watch.observer);
             if let Some(postcopy) = &mut self.postcopy {
                 postcopy.name_threads(guest);
             }

@@ -26,6 +26,7 @@ use hikkoshi_link::Incoming;
 use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::{Capabilities, Limits};
 
+use crate::destination::context::ReceiveContext;
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::destination::handover_driver::events::Observation;
 use crate::destination::handover_driver::links::{LinkState, LostLinks};
@@ -33,7 +34,6 @@ use crate::destination::handover_driver::reconnect::ReconnectedSource;
 use crate::destination::handover_driver::resume_guest::NotResumed;
 use crate::destination::network_frames::FrameReceiver;
 use crate::destination::options::DestinationOptions;
-use crate::destination::page_sink::PageSink;
 use crate::destination::postcopy::ActivePostcopy;
 use crate::destination::session::SessionEvent;
 use crate::destination::watch::ReceiveWatch;
@@ -52,7 +52,7 @@ pub(crate) struct HandoverDriver<'a> {
     /// What the source supports.
     pub(crate) capabilities: Capabilities,
     pub(crate) ram: Arc<GuestRam>,
-    pub(crate) sink: Arc<PageSink>,
+    pub(crate) context: Arc<ReceiveContext>,
     pub(crate) postcopy: Option<ActivePostcopy>,
     pub(crate) links: LinkState,
     pub(crate) retry_budget: RetryBudget,
@@ -116,7 +116,7 @@ pub(crate) struct HandoverStart {
     pub(crate) machine: RecordedDestination,
     pub(crate) capabilities: Capabilities,
     pub(crate) ram: Arc<GuestRam>,
-    pub(crate) sink: Arc<PageSink>,
+    pub(crate) context: Arc<ReceiveContext>,
     pub(crate) postcopy: Option<ActivePostcopy>,
     pub(crate) links: LinkState,
     pub(crate) source_paused: Option<Instant>,
@@ -139,7 +139,7 @@ impl<'a> HandoverDriver<'a> {
             machine: start.machine,
             capabilities: start.capabilities,
             ram: start.ram,
-            sink: start.sink,
+            context: start.context,
             postcopy: start.postcopy,
             links: start.links,
             retry_budget: RetryBudget::new(retry_for, Instant::now()),
@@ -309,6 +309,8 @@ impl<'a> HandoverDriver<'a> {
     fn requests(&self) -> Requests {
         self.postcopy
             .as_ref()
-            .map_or_else(Requests::default, |postcopy| postcopy.requests(&self.sink))
+            .map_or_else(Requests::default, |postcopy| {
+                postcopy.requests(&self.context)
+            })
     }
 }

@@ -93,7 +93,7 @@ impl HandoverDriver<'_> {
             if let Some(postcopy) = &self.postcopy {
                 // What is missing now, as the source counts it.
                 let missing = postcopy.installer().missing.count();
-                self.sink.tracker.begin(Phase::Postcopy, 0, missing);
+                self.context.tracker.begin(Phase::Postcopy, 0, missing);
             }
         }
         let stop = Cancel::new();
@@ -126,19 +126,23 @@ impl HandoverDriver<'_> {
         let begun = arrived.and_then(|arrived| {
             let events = line.session.events();
             for (number, ends) in arrived.background.into_iter().enumerate() {
-                let sink = Arc::clone(&self.sink);
+                let context = Arc::clone(&self.context);
                 line.receivers.push(receiver::start_background(
                     number,
-                    sink,
+                    context,
                     ends,
                     events.clone(),
                     self.options.priority,
                 )?);
             }
             if let (Some((reader, writer)), Some(postcopy)) = (arrived.urgent, &self.postcopy) {
-                let sink = Arc::clone(&self.sink);
-                line.receivers
-                    .push(receiver::start_urgent(sink, reader, events, &self.options)?);
+                let context = Arc::clone(&self.context);
+                line.receivers.push(receiver::start_urgent(
+                    context,
+                    reader,
+                    events,
+                    &self.options,
+                )?);
                 postcopy.set_request_link(Some(writer));
             }
             if let Some(postcopy) = &self.postcopy {

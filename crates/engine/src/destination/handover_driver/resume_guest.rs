@@ -45,7 +45,7 @@ impl HandoverDriver<'_> {
             LinkState::Up(links) => links.session.events(),
             LinkState::Down(channel) => channel.sender(),
         };
-        self.sink.steps.done("commit received");
+        self.context.steps.done("commit received");
         let resumed = thread::scope(|scope| {
             let resumer = thread::Builder::new()
                 .name("dst-run".into())
@@ -89,8 +89,8 @@ impl HandoverDriver<'_> {
     fn set_resumed(&mut self, running: bool, resumed: Instant) {
         self.guest.resumed = true;
         if running {
-            self.sink.steps.done_at("guest runs", resumed);
-            self.sink.steps.done("guest announced");
+            self.context.steps.done_at("guest runs", resumed);
+            self.context.steps.done("guest announced");
         }
         if running && let Some(frames) = &self.frames {
             frames.guest_runs();

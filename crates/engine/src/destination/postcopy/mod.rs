@@ -16,9 +16,9 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::thread::JoinHandle;
 
+use crate::destination::context::ReceiveContext;
 use crate::destination::error::DestinationFailure;
 use crate::destination::options::DestinationOptions;
-use crate::destination::page_sink::PageSink;
 use crate::destination::postcopy::fault_counters::{FaultCounters, FaultCounts, ThreadNames};
 use crate::destination::postcopy::installer::Installer;
 use crate::destination::postcopy::request_sender::RequestSender;
@@ -57,15 +57,16 @@ impl ActivePostcopy {
         slot: &mut Option<Self>,
         (installer, fault_threads): (Installer, usize),
         urgent: Option<LinkWriter>,
-        sink: &PageSink,
+        context: &ReceiveContext,
         events: &SyncSender<SessionEvent>,
         options: &DestinationOptions,
     ) -> Result<(), DestinationFailure> {
         let installer = Arc::new(installer);
-        sink.tracker
+        context
+            .tracker
             .begin(Phase::Postcopy, 0, installer.missing.count());
         // Set once, here: receivers install pages from now on instead of writing them.
-        let _ = sink.installer.set(Arc::clone(&installer));
+        let _ = context.installer.set(Arc::clone(&installer));
         let postcopy = slot.insert(Self {
             installer: Arc::clone(&installer),
             request_sender: Arc::new(RequestSender::new(fault_threads, fault_thread::BATCH_BYTES)),
@@ -77,7 +78,7 @@ impl ActivePostcopy {
         // Before the first fault: requests without a link are dropped.
         postcopy.request_sender.attach(urgent);
         installer.copier.register()?;
-        if let Some(memory) = &sink.memory {
+        if let Some(memory) = &context.memory {
             // From now on no thread of the guest's process can fill a page unnoticed. Pages that
             // were filled before are dropped.
             drop_unexpected::drop_unexpected(memory, &installer)?;
@@ -117,8 +118,8 @@ impl ActivePostcopy {
     }
 
     /// What was measured so far.
-    pub(crate) fn requests(&self, sink: &PageSink) -> Requests {
-        let latencies = sink.latencies();
+    pub(crate) fn requests(&self, context: &ReceiveContext) -> Requests {
+        let latencies = context.latencies();
         Requests {
             request_latency_us: latencies.total(),
             request_stages_us: latencies.stages(),

@@ -12,6 +12,7 @@ use std::time::Instant;
 use error_reporter::Report;
 use hikkoshi_wire::{Capabilities, DeviceStateDigest, ToDestination, ToSource};
 
+use crate::destination::context::ReceiveContext;
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::destination::handover_driver::account::finish_handover;
 use crate::destination::handover_driver::links::{ActiveLinks, LinkState};
@@ -19,7 +20,6 @@ use crate::destination::handover_driver::{HandoverDriver, HandoverStart};
 use crate::destination::last_message::last_message;
 use crate::destination::network_frames::FrameReceiver;
 use crate::destination::options::DestinationOptions;
-use crate::destination::page_sink::PageSink;
 use crate::destination::postcopy::installer::Installer;
 use crate::destination::postcopy::{ActivePostcopy, PreparedPostcopy};
 use crate::destination::receiver;
@@ -86,7 +86,7 @@ pub(crate) fn run(
         machine: RecordedDestination::new(record, Arc::clone(&watch.journal)),
         capabilities: migration.capabilities,
         ram,
-        sink: migration.sink,
+        context: migration.context,
         postcopy: migration.postcopy,
         links: LinkState::Up(Box::new(ActiveLinks::new(
             migration.session,
@@ -114,7 +114,7 @@ pub(crate) struct IncomingMigration<'a> {
     /// What the source supports.
     pub(crate) capabilities: Capabilities,
     pub(crate) session: Session,
-    pub(crate) sink: Arc<PageSink>,
+    pub(crate) context: Arc<ReceiveContext>,
     /// The background links' receivers.
     pub(crate) receivers: Vec<JoinHandle<()>>,
     /// What post-copy needs, until it begins.
@@ -170,13 +170,15 @@ impl<'a> IncomingMigration<'a> {
             .frames
             .map(|ends| FrameReceiver::start(ends, delivery));
         let frames = frames.transpose().map_err(DestinationFailure::Thread)?;
-        let sink = PageSink::new(Some(offered.memory));
-        sink.tracker.begin(Phase::Precopy, 1, ram.layout().pages());
+        let context = ReceiveContext::new(Some(offered.memory));
+        context
+            .tracker
+            .begin(Phase::Precopy, 1, ram.layout().pages());
         let receivers = links.background.into_iter().enumerate();
         let receivers = receivers
             .map(|(number, ends)| {
-                let (sink, events) = (Arc::clone(&sink), session.events());
-                receiver::start_background(number, sink, ends, events, options.priority)
+                let (context, events) = (Arc::clone(&context), session.events());
+                receiver::start_background(number, context, ends, events, options.priority)
             })
             .collect::<Result<_, _>>()?;
         Ok(Self {
@@ -184,7 +186,7 @@ impl<'a> IncomingMigration<'a> {
             options: *options,
             capabilities: offered.capabilities,
             session,
-            sink,
+            context,
             receivers,
             prepared,
             postcopy: None,
@@ -209,18 +211,22 @@ impl<'a> IncomingMigration<'a> {
                 &mut self.postcopy,
                 (prepared.installer, prepared.fault_threads),
                 Some(writer),
-                &self.sink,
+                &self.context,
                 &events,
                 &self.options,
             )?;
-            let sink = Arc::clone(&self.sink);
-            self.receivers
-                .push(receiver::start_urgent(sink, reader, events, &self.options)?);
+            let context = Arc::clone(&self.context);
+            self.receivers.push(receiver::start_urgent(
+                context,
+                reader,
+                events,
+                &self.options,
+            )?);
         }
-        self.sink.steps.begin(switch.at);
-        self.sink.steps.done("faults are answered");
+        self.context.steps.begin(switch.at);
+        self.context.steps.done("faults are answered");
         self.load(guest, state)?;
-        self.sink.steps.done("device state loaded");
+        self.context.steps.done("device state loaded");
         self.check()?;
         if let Some(postcopy) = &mut self.postcopy {
             postcopy.set_device_state_loaded();
@@ -235,7 +241,7 @@ impl<'a> IncomingMigration<'a> {
 
     /// Every pre-copied page is here.
     pub(crate) fn end_installing(&self) {
-        if let Some(memory) = &self.sink.memory {
+        if let Some(memory) = &self.context.memory {
             memory.end_installing();
         }
     }
@@ -251,10 +257,10 @@ impl<'a> IncomingMigration<'a> {
         let mut state = Vec::new();
         loop {
             self.check()?;
-            self.sink.report_progress(&*self.watch.observer);
+            self.context.report_progress(&*self.watch.observer);
             let message = match self.session.next() {
                 None => {
-                    self.silence.check(&self.sink, doing)?;
+                    self.silence.check(&self.context, doing)?;
                     continue;
                 }
                 Some(SessionEvent::Message(message)) => message,
@@ -271,7 +277,10 @@ impl<'a> IncomingMigration<'a> {
                 ToDestination::DeviceStateChunk { bytes } => {
                     // Also limits the total size.
                     digest.update(&bytes).map_err(device_state)?;
-                    Counters::add(&self.sink.counters.device_state_bytes, bytes.len() as u64);
+                    Counters::add(
+                        &self.context.counters.device_state_bytes,
+                        bytes.len() as u64,
+                    );
                     state.extend_from_slice(&bytes);
                 }
                 ToDestination::Switch {

@@ -56,9 +56,9 @@ impl IncomingMigration<'_> {
     fn watch_load(&mut self) -> Result<(), DestinationFailure> {
         self.check()?;
         match self.session.next_within(Duration::from_millis(1)) {
-            None | Some(SessionEvent::AllReceived | SessionEvent::GuestCallReturned) => {
-                self.silence.check(&self.sink, "loading the device state")
-            }
+            None | Some(SessionEvent::AllReceived | SessionEvent::GuestCallReturned) => self
+                .silence
+                .check(&self.context, "loading the device state"),
             Some(SessionEvent::Failed(failure)) => Err(failure),
             Some(SessionEvent::Message(ToDestination::Cancel { reason })) => {
                 Err(DestinationFailure::CancelledBySource(reason))

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::destination::context::ReceiveContext;
 use crate::destination::error::DestinationFailure;
-use crate::destination::page_sink::PageSink;
 use hikkoshi_link::LinkError;
 
 /// How long the source has been silent. Before *ready* the destination owes it nothing, and gives
@@ -31,10 +31,10 @@ impl SilenceTimer {
     /// Also counts what has arrived on the other links.
     pub(super) fn check(
         &mut self,
-        sink: &PageSink,
+        context: &ReceiveContext,
         doing: &'static str,
     ) -> Result<(), DestinationFailure> {
-        let received = sink.counters.received();
+        let received = context.counters.received();
         if received != self.received {
             self.received = received;
             self.reset();

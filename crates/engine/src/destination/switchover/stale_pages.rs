@@ -29,7 +29,7 @@ impl IncomingMigration<'_> {
                 return Err(DestinationFailure::unexpected(doing, &range));
             }
         }
-        if let Some(memory) = &self.sink.memory {
+        if let Some(memory) = &self.context.memory {
             memory.drop_stale(ranges)?;
         }
         for &range in ranges {

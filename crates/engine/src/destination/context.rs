@@ -1,4 +1,4 @@
-//! Where received pages go.
+//! What the receivers share: where received pages go, and what is counted and measured.
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -6,9 +6,10 @@ use crate::destination::postcopy::installer::{Installer, Recorder};
 use crate::report::{Counters, Observer, RequestLatencies, SwitchoverSteps, Tracker};
 use hikkoshi_memory::RamWriter;
 
-/// Where received pages go: into guest memory, and from the switchover on through the installer.
+/// What the receivers share. Pages go into guest memory, and from the switchover on through the
+/// installer.
 #[derive(Debug)]
-pub(crate) struct PageSink {
+pub(crate) struct ReceiveContext {
     /// `None` when all pages go through the installer.
     pub(crate) memory: Option<RamWriter>,
     pub(crate) installer: OnceLock<Arc<Installer>>,
@@ -20,7 +21,7 @@ pub(crate) struct PageSink {
     pub(crate) steps: SwitchoverSteps,
 }
 
-impl PageSink {
+impl ReceiveContext {
     /// Pages go to `memory` until there is an installer.
     pub(crate) fn new(memory: Option<RamWriter>) -> Arc<Self> {
         Arc::new(Self {
