@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::destination::postcopy::installer::{Installer, Recorder};
+use crate::destination::postcopy::installer::{Installer, SharedLatencies};
 use crate::report::{Counters, Observer, RequestLatencies, SwitchoverSteps, Tracker};
 use hikkoshi_memory::RamWriter;
 
@@ -16,7 +16,7 @@ pub(crate) struct ReceiveContext {
     pub(crate) counters: Arc<Counters>,
     pub(crate) tracker: Arc<Tracker>,
     /// One for each receiver.
-    pub(crate) recorders: Mutex<Vec<Arc<Recorder>>>,
+    pub(crate) receiver_latencies: Mutex<Vec<Arc<SharedLatencies>>>,
     /// The steps of the switchover so far.
     pub(crate) steps: SwitchoverSteps,
 }
@@ -29,7 +29,7 @@ impl ReceiveContext {
             installer: OnceLock::new(),
             counters: Arc::default(),
             tracker: Arc::default(),
-            recorders: Mutex::default(),
+            receiver_latencies: Mutex::default(),
             steps: SwitchoverSteps::default(),
         })
     }
@@ -37,9 +37,9 @@ impl ReceiveContext {
     /// All receivers' records, merged.
     pub(crate) fn latencies(&self) -> RequestLatencies {
         let mut all = RequestLatencies::default();
-        if let Ok(recorders) = self.recorders.lock() {
-            for recorder in recorders.iter() {
-                if let Ok(latencies) = recorder.lock() {
+        if let Ok(receivers) = self.receiver_latencies.lock() {
+            for receiver in receivers.iter() {
+                if let Ok(latencies) = receiver.lock() {
                     all.merge(&latencies);
                 }
             }
@@ -55,11 +55,11 @@ impl ReceiveContext {
     }
 
     /// A record for one more receiver.
-    pub(crate) fn recorder(&self) -> Arc<Recorder> {
-        let recorder = Arc::<Recorder>::default();
-        if let Ok(mut recorders) = self.recorders.lock() {
-            recorders.push(Arc::clone(&recorder));
+    pub(crate) fn add_latencies(&self) -> Arc<SharedLatencies> {
+        let latencies = Arc::<SharedLatencies>::default();
+        if let Ok(mut receivers) = self.receiver_latencies.lock() {
+            receivers.push(Arc::clone(&latencies));
         }
-        recorder
+        latencies
     }
 }

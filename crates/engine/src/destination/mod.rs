@@ -4,7 +4,7 @@
 //! through the switchover (`switchover/`). From *ready* on it performs what the handover machine
 //! decides (`handover_driver/`). Beside it run:
 //!
-//! * One receiver for each link (`receiver.rs`). Before the switchover it writes pages into guest
+//! * One receiver for each link (`page_receiver.rs`). Before the switchover it writes pages into guest
 //!   memory (`hikkoshi_memory::RamWriter`), afterwards it installs them (`postcopy/installer/`).
 //! * The fault threads (`postcopy/fault_thread/`), which request what the guest touches
 //!   (`postcopy/request_sender.rs`) and record when (`request_times.rs`) and for which thread
@@ -20,9 +20,9 @@ mod install_error;
 mod last_message;
 pub(crate) mod network_frames;
 mod options;
+pub(crate) mod page_receiver;
 pub(crate) mod postcopy;
 mod receive;
-pub(crate) mod receiver;
 mod resume_migration;
 pub(crate) mod session;
 pub(crate) mod switchover;

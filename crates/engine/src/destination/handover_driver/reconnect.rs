@@ -9,7 +9,7 @@ use hikkoshi_wire::{Capabilities, MAX_LINKS, PageRanges, ToDestination, ToSource
 use crate::destination::error::DestinationFailure;
 use crate::destination::handover_driver::HandoverDriver;
 use crate::destination::handover_driver::links::{ActiveLinks, LinkState};
-use crate::destination::receiver;
+use crate::destination::page_receiver;
 use crate::destination::session::Session;
 use crate::report::Phase;
 use hikkoshi_handover::{DestinationStage, SourceStage};
@@ -127,7 +127,7 @@ impl HandoverDriver<'_> {
             let events = line.session.events();
             for (number, ends) in arrived.background.into_iter().enumerate() {
                 let context = Arc::clone(&self.context);
-                line.receivers.push(receiver::start_background(
+                line.receivers.push(page_receiver::start_background(
                     number,
                     context,
                     ends,
@@ -137,7 +137,7 @@ impl HandoverDriver<'_> {
             }
             if let (Some((reader, writer)), Some(postcopy)) = (arrived.urgent, &self.postcopy) {
                 let context = Arc::clone(&self.context);
-                line.receivers.push(receiver::start_urgent(
+                line.receivers.push(page_receiver::start_urgent(
                     context,
                     reader,
                     events,

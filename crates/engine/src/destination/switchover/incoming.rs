@@ -20,9 +20,9 @@ use crate::destination::handover_driver::{HandoverDriver, HandoverStart};
 use crate::destination::last_message::last_message;
 use crate::destination::network_frames::FrameReceiver;
 use crate::destination::options::DestinationOptions;
+use crate::destination::page_receiver;
 use crate::destination::postcopy::installer::Installer;
 use crate::destination::postcopy::{ActivePostcopy, PreparedPostcopy};
-use crate::destination::receiver;
 use crate::destination::session::{Channel, Session, SessionEvent};
 use crate::destination::switchover::offer::AcceptedOffer;
 use crate::destination::switchover::silence_timer::SilenceTimer;
@@ -178,7 +178,7 @@ impl<'a> IncomingMigration<'a> {
         let receivers = receivers
             .map(|(number, ends)| {
                 let (context, events) = (Arc::clone(&context), session.events());
-                receiver::start_background(number, context, ends, events, options.priority)
+                page_receiver::start_background(number, context, ends, events, options.priority)
             })
             .collect::<Result<_, _>>()?;
         Ok(Self {
@@ -216,7 +216,7 @@ impl<'a> IncomingMigration<'a> {
                 &self.options,
             )?;
             let context = Arc::clone(&self.context);
-            self.receivers.push(receiver::start_urgent(
+            self.receivers.push(page_receiver::start_urgent(
                 context,
                 reader,
                 events,

@@ -28,7 +28,7 @@ pub(crate) enum FaultAction {
 
 /// One thread's record of the requests that it has answered. No other thread reads it before the
 /// end.
-pub(crate) type Recorder = Mutex<RequestLatencies>;
+pub(crate) type SharedLatencies = Mutex<RequestLatencies>;
 
 /// Installs pages and decides about faults. Shared by the fault threads and the links' receivers.
 #[derive(Debug)]
@@ -110,7 +110,7 @@ impl Installer {
         range: PageRange,
         content: &[u8],
         received: u64,
-        recorder: &Recorder,
+        latencies: &SharedLatencies,
     ) -> Result<bool, InstallError> {
         let mut rest = content;
         let mut last = false;
@@ -118,7 +118,7 @@ impl Installer {
             let bytes = usize::try_from(extent.pages.bytes()).unwrap_or(usize::MAX);
             let (piece, tail) = rest.split_at(bytes.min(rest.len()));
             rest = tail;
-            last |= self.install_extent(&extent, piece, received, recorder)?;
+            last |= self.install_extent(&extent, piece, received, latencies)?;
         }
         Ok(last)
     }
@@ -128,11 +128,11 @@ impl Installer {
         &self,
         range: PageRange,
         received: u64,
-        recorder: &Recorder,
+        latencies: &SharedLatencies,
     ) -> Result<bool, InstallError> {
         let mut last = false;
         for part in range.chunks(self.copier.most_zeros()) {
-            last |= self.install(part, self.copier.zeros(part), received, recorder)?;
+            last |= self.install(part, self.copier.zeros(part), received, latencies)?;
         }
         Ok(last)
     }
@@ -142,7 +142,7 @@ impl Installer {
         extent: &Extent,
         content: &[u8],
         received: u64,
-        recorder: &Recorder,
+        latencies: &SharedLatencies,
     ) -> Result<bool, InstallError> {
         let mut last = false;
         let mut content = content;
@@ -151,7 +151,7 @@ impl Installer {
         while !rest.is_empty() {
             let whole = self.copier.layout().host_page_range(rest.start());
             let Some(huge) = self.requests.huge().of(whole) else {
-                return self.install_small(extent, content, received, recorder);
+                return self.install_small(extent, content, received, latencies);
             };
             let (piece, tail) = rest.split_at(whole.end());
             let bytes = usize::try_from(piece.bytes()).unwrap_or(usize::MAX);
@@ -169,7 +169,7 @@ impl Installer {
                     })?;
                     check_filled(filled)?;
                 }
-                last |= self.installed(whole, whole.len(), received, recorder);
+                last |= self.installed(whole, whole.len(), received, latencies);
                 // A gigabyte takes long to clear: free the slot before the next page is admitted.
                 drop(complete);
                 huge.admission.end(whole.start());
@@ -186,7 +186,7 @@ impl Installer {
         extent: &Extent,
         content: &[u8],
         received: u64,
-        recorder: &Recorder,
+        latencies: &SharedLatencies,
     ) -> Result<bool, InstallError> {
         let first = extent.pages.start();
         let start = self.copier.address(first).unwrap_or(HostAddr(0));
@@ -203,7 +203,7 @@ impl Installer {
         // Also what was installed before a failure: it must not be installed again over what the
         // guest has written since.
         let pages = PageRange::from_len(first, done / PAGE_BYTES);
-        let last = self.installed(pages, 1, received, recorder);
+        let last = self.installed(pages, 1, received, latencies);
         copied?;
         Ok(last)
     }
@@ -235,7 +235,13 @@ impl Installer {
     }
 
     /// Removes installed pages from the missing set; `true` when no page is missing any more.
-    fn installed(&self, range: PageRange, step: u64, received: u64, recorder: &Recorder) -> bool {
+    fn installed(
+        &self,
+        range: PageRange,
+        step: u64,
+        received: u64,
+        latencies: &SharedLatencies,
+    ) -> bool {
         let now = self.requests.now();
         let new = self.missing.clear(range);
         if new == 0 {
@@ -243,7 +249,7 @@ impl Installer {
         }
         self.requests
             .answered(range, step, received, now, |moments| {
-                if let Ok(mut latencies) = recorder.lock() {
+                if let Ok(mut latencies) = latencies.lock() {
                     latencies.record(moments);
                 }
             });

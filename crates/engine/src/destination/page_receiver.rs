@@ -11,7 +11,7 @@ use hikkoshi_wire::{Frame, MAX_PAGES_PER_FRAME};
 use crate::destination::context::ReceiveContext;
 use crate::destination::error::DestinationFailure;
 use crate::destination::options::DestinationOptions;
-use crate::destination::postcopy::installer::Recorder;
+use crate::destination::postcopy::installer::SharedLatencies;
 use crate::destination::session::{Ends, SessionEvent};
 use crate::panic_notifier::PanicNotifier;
 use crate::report::Counters;
@@ -43,7 +43,7 @@ pub(crate) fn start_background(
     priority: Priority,
 ) -> Result<JoinHandle<()>, DestinationFailure> {
     let name = format!("dst-back-{number}");
-    let receiver = Receiver::new(Kind::Background, context, reader, Some(acks), events);
+    let receiver = PageReceiver::new(Kind::Background, context, reader, Some(acks), events);
     start(receiver, name, priority)
 }
 
@@ -55,12 +55,12 @@ pub(crate) fn start_urgent(
     options: &DestinationOptions,
 ) -> Result<JoinHandle<()>, DestinationFailure> {
     reader.set_poll(options.poll);
-    let receiver = Receiver::new(Kind::Urgent, context, reader, None, events);
+    let receiver = PageReceiver::new(Kind::Urgent, context, reader, None, events);
     start(receiver, "dst-urgent".to_owned(), options.priority)
 }
 
 fn start(
-    mut receiver: Receiver,
+    mut receiver: PageReceiver,
     name: String,
     priority: Priority,
 ) -> Result<JoinHandle<()>, DestinationFailure> {
@@ -83,18 +83,18 @@ fn start(
 }
 
 #[derive(Debug)]
-struct Receiver {
+struct PageReceiver {
     kind: Kind,
     context: Arc<ReceiveContext>,
     reader: LinkReader,
     acks: Option<LinkWriter>,
     acked: u64,
     buffer: Vec<u8>,
-    recorder: Arc<Recorder>,
+    latencies: Arc<SharedLatencies>,
     events: SyncSender<SessionEvent>,
 }
 
-impl Receiver {
+impl PageReceiver {
     fn new(
         kind: Kind,
         context: Arc<ReceiveContext>,
@@ -104,7 +104,7 @@ impl Receiver {
     ) -> Self {
         Self {
             kind,
-            recorder: context.recorder(),
+            latencies: context.add_latencies(),
             context,
             reader,
             acks,
@@ -174,7 +174,7 @@ impl Receiver {
                 match installer {
                     Some(installer) => {
                         let received = installer.requests.now();
-                        Ok(installer.install(range, content, received, &self.recorder)?)
+                        Ok(installer.install(range, content, received, &self.latencies)?)
                     }
                     None => {
                         memory()?.write(range, content)?;
@@ -185,7 +185,7 @@ impl Receiver {
             Frame::Zeros { range } => match installer {
                 Some(installer) => {
                     let received = installer.requests.now();
-                    Ok(installer.install_zeros(range, received, &self.recorder)?)
+                    Ok(installer.install_zeros(range, received, &self.latencies)?)
                 }
                 None => {
                     memory()?.zero(range)?;
