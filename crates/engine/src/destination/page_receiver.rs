@@ -12,7 +12,7 @@ use crate::destination::context::ReceiveContext;
 use crate::destination::error::DestinationFailure;
 use crate::destination::options::DestinationOptions;
 use crate::destination::postcopy::installer::SharedLatencies;
-use crate::destination::session::{Ends, SessionEvent};
+use crate::destination::session::{DestinationSessionEvent, Ends};
 use crate::panic_notifier::PanicNotifier;
 use crate::report::Counters;
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter};
@@ -39,7 +39,7 @@ pub(crate) fn start_background(
     number: usize,
     context: Arc<ReceiveContext>,
     (reader, acks): Ends,
-    events: SyncSender<SessionEvent>,
+    events: SyncSender<DestinationSessionEvent>,
     priority: Priority,
 ) -> Result<JoinHandle<()>, DestinationFailure> {
     let name = format!("dst-back-{number}");
@@ -51,7 +51,7 @@ pub(crate) fn start_background(
 pub(crate) fn start_urgent(
     context: Arc<ReceiveContext>,
     mut reader: LinkReader,
-    events: SyncSender<SessionEvent>,
+    events: SyncSender<DestinationSessionEvent>,
     options: &DestinationOptions,
 ) -> Result<JoinHandle<()>, DestinationFailure> {
     reader.set_poll(options.poll);
@@ -71,13 +71,15 @@ fn start(
     thread::Builder::new()
         .name(name)
         .spawn(move || {
-            let died = SessionEvent::Failed(DestinationFailure::ThreadDied);
+            let died = DestinationSessionEvent::Failed(DestinationFailure::ThreadDied);
             let _notifier = PanicNotifier::new(&receiver.events, died);
             priority.apply(class);
             sandbox_thread();
             let failure = receiver.run();
             // After the end of the migration nothing receives events any more.
-            let _ = receiver.events.send(SessionEvent::Failed(failure));
+            let _ = receiver
+                .events
+                .send(DestinationSessionEvent::Failed(failure));
         })
         .map_err(DestinationFailure::Thread)
 }
@@ -91,7 +93,7 @@ struct PageReceiver {
     acked: u64,
     buffer: Vec<u8>,
     latencies: Arc<SharedLatencies>,
-    events: SyncSender<SessionEvent>,
+    events: SyncSender<DestinationSessionEvent>,
 }
 
 impl PageReceiver {
@@ -100,7 +102,7 @@ impl PageReceiver {
         context: Arc<ReceiveContext>,
         reader: LinkReader,
         acks: Option<LinkWriter>,
-        events: SyncSender<SessionEvent>,
+        events: SyncSender<DestinationSessionEvent>,
     ) -> Self {
         Self {
             kind,
@@ -136,7 +138,7 @@ impl PageReceiver {
                 })
                 .and_then(|last| {
                     if last {
-                        let _ = self.events.send(SessionEvent::AllReceived);
+                        let _ = self.events.send(DestinationSessionEvent::AllReceived);
                     }
                     self.acknowledge()
                 });

@@ -11,7 +11,7 @@ use crate::destination::error::DestinationFailure;
 use crate::destination::handover_driver::HandoverDriver;
 use crate::destination::handover_driver::links::LinkState;
 use crate::destination::last_message::REASON_TIMEOUT;
-use crate::destination::session::{LISTENING, SessionEvent};
+use crate::destination::session::{DestinationSessionEvent, LISTENING};
 use crate::guest::DestinationGuest;
 use crate::source_ended::SOURCE_ENDED;
 
@@ -159,37 +159,39 @@ impl HandoverDriver<'_> {
     }
 
     /// Handles an event of the links' threads.
-    fn handle_event(&mut self, event: SessionEvent) -> Observation {
+    fn handle_event(&mut self, event: DestinationSessionEvent) -> Observation {
         match event {
-            SessionEvent::AllReceived | SessionEvent::GuestCallReturned => Observation::Nothing,
-            SessionEvent::Message(ToDestination::Commit) => {
+            DestinationSessionEvent::AllReceived | DestinationSessionEvent::GuestCallReturned => {
+                Observation::Nothing
+            }
+            DestinationSessionEvent::Message(ToDestination::Commit) => {
                 if let LinkState::Up(links) = &mut self.links {
                     links.session.set_committed();
                 }
                 self.connection.committed = true;
                 Observation::Event(DestinationEvent::Commit, None)
             }
-            SessionEvent::Message(ToDestination::Cancel { reason }) => {
+            DestinationSessionEvent::Message(ToDestination::Cancel { reason }) => {
                 let cause = DestinationFailure::CancelledBySource(reason);
                 Observation::Event(DestinationEvent::CancelledBySource, Some(cause))
             }
-            SessionEvent::Message(ToDestination::Goodbye) => {
+            DestinationSessionEvent::Message(ToDestination::Goodbye) => {
                 Observation::Event(DestinationEvent::Goodbye, None)
             }
-            SessionEvent::Message(ToDestination::MemoryLost { reason }) => {
+            DestinationSessionEvent::Message(ToDestination::MemoryLost { reason }) => {
                 self.source_memory_lost(reason)
             }
-            SessionEvent::Message(other) => {
+            DestinationSessionEvent::Message(other) => {
                 let unexpected = DestinationFailure::unexpected("waiting for the source", &other);
                 Observation::Event(DestinationEvent::LinkLost, Some(unexpected))
             }
-            SessionEvent::Failed(failure) if failure.is_end_of_guest() => {
+            DestinationSessionEvent::Failed(failure) if failure.is_end_of_guest() => {
                 Observation::Event(DestinationEvent::GuestFailed, Some(failure))
             }
-            SessionEvent::Failed(failure) if failure.is_about_links() => {
+            DestinationSessionEvent::Failed(failure) if failure.is_about_links() => {
                 self.handle_link_failure(failure)
             }
-            SessionEvent::Failed(failure) => Observation::Stop(failure),
+            DestinationSessionEvent::Failed(failure) => Observation::Stop(failure),
         }
     }
 

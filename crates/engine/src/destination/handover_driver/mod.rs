@@ -35,7 +35,7 @@ use crate::destination::handover_driver::resume_guest::NotResumed;
 use crate::destination::network_frames::FrameReceiver;
 use crate::destination::options::DestinationOptions;
 use crate::destination::postcopy::ActivePostcopy;
-use crate::destination::session::SessionEvent;
+use crate::destination::session::DestinationSessionEvent;
 use crate::destination::watch::ReceiveWatch;
 use crate::guest::DestinationGuest;
 use crate::network_frames::FramesAccount;
@@ -79,7 +79,7 @@ struct Connection {
     /// A request to cancel has been handled.
     cancel_handled: bool,
     /// An event that arrived while the links were being closed.
-    pending: Option<SessionEvent>,
+    pending: Option<DestinationSessionEvent>,
 }
 
 /// What has become of the guest here.

@@ -11,7 +11,7 @@ use crate::destination::error::DestinationFailure;
 use crate::destination::handover_driver::HandoverDriver;
 use crate::destination::handover_driver::events::Observation;
 use crate::destination::handover_driver::links::LinkState;
-use crate::destination::session::SessionEvent;
+use crate::destination::session::DestinationSessionEvent;
 use crate::guest::DestinationGuest;
 
 /// How often to check whether the guest runs.
@@ -52,7 +52,7 @@ impl HandoverDriver<'_> {
                 .spawn_scoped(scope, || {
                     let resumed = guest.resume(running, &give_up);
                     // If the queue is full, the main thread is awake.
-                    let _ = returned.try_send(SessionEvent::GuestCallReturned);
+                    let _ = returned.try_send(DestinationSessionEvent::GuestCallReturned);
                     resumed
                 })
                 .map_err(DestinationFailure::Thread)?;

@@ -22,7 +22,7 @@ use crate::destination::options::DestinationOptions;
 use crate::destination::postcopy::fault_counters::{FaultCounters, FaultCounts, ThreadNames};
 use crate::destination::postcopy::installer::Installer;
 use crate::destination::postcopy::request_sender::RequestSender;
-use crate::destination::session::SessionEvent;
+use crate::destination::session::DestinationSessionEvent;
 use crate::guest::DestinationGuest;
 use crate::report::{Phase, Requests};
 use error_reporter::Report;
@@ -58,7 +58,7 @@ impl ActivePostcopy {
         (installer, fault_threads): (Installer, usize),
         urgent: Option<LinkWriter>,
         context: &ReceiveContext,
-        events: &SyncSender<SessionEvent>,
+        events: &SyncSender<DestinationSessionEvent>,
         options: &DestinationOptions,
     ) -> Result<(), DestinationFailure> {
         let installer = Arc::new(installer);

@@ -23,7 +23,7 @@ use crate::destination::options::DestinationOptions;
 use crate::destination::page_receiver;
 use crate::destination::postcopy::installer::Installer;
 use crate::destination::postcopy::{ActivePostcopy, PreparedPostcopy};
-use crate::destination::session::{Channel, Session, SessionEvent};
+use crate::destination::session::{Channel, DestinationSessionEvent, Session};
 use crate::destination::switchover::offer::AcceptedOffer;
 use crate::destination::switchover::silence_timer::SilenceTimer;
 use crate::destination::watch::ReceiveWatch;
@@ -263,8 +263,8 @@ impl<'a> IncomingMigration<'a> {
                     self.silence.check(&self.context, doing)?;
                     continue;
                 }
-                Some(SessionEvent::Message(message)) => message,
-                Some(SessionEvent::Failed(failure)) => return Err(failure),
+                Some(DestinationSessionEvent::Message(message)) => message,
+                Some(DestinationSessionEvent::Failed(failure)) => return Err(failure),
                 Some(other) => return Err(DestinationFailure::unexpected(doing, &other)),
             };
             self.silence.reset();

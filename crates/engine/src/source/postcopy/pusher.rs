@@ -17,7 +17,7 @@ use crate::report::{Counters, Tracker};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::postcopy::push_policy::{Next, PushPolicy, Route};
-use crate::source::session::{Session, SessionEvent};
+use crate::source::session::{Session, SourceSessionEvent};
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{BackgroundSender, LinkError, TICK};
 use hikkoshi_linux::Cancel;
@@ -81,15 +81,15 @@ impl Pushers {
             let thread = thread::Builder::new()
                 .name(format!("src-push-{number}"))
                 .spawn(move || {
-                    let _notifier = PanicNotifier::new(&events, SessionEvent::ThreadDied);
+                    let _notifier = PanicNotifier::new(&events, SourceSessionEvent::ThreadDied);
                     priority.apply(PriorityClass::Background);
                     sandbox_thread();
                     let event = match pusher.run() {
                         Ok(()) | Err(Failure::Link(LinkError::Stopped)) => return,
                         Err(Failure::Link(error)) => {
-                            SessionEvent::LinkEnded("a background link", error)
+                            SourceSessionEvent::LinkEnded("a background link", error)
                         }
-                        Err(Failure::Ram(error)) => SessionEvent::RamFailed(error),
+                        Err(Failure::Ram(error)) => SourceSessionEvent::RamFailed(error),
                     };
                     let _ = events.send(event);
                 })

@@ -23,7 +23,7 @@ use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::postcopy::push_policy::{AccessStreams, PushPolicy, RequestPosition};
 use crate::source::postcopy::request_queue::{Request, Requests};
-use crate::source::session::{Session, SessionEvent};
+use crate::source::session::{Session, SourceSessionEvent};
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter, UrgentActivity};
 use hikkoshi_linux::PriorityClass;
@@ -75,7 +75,7 @@ impl UrgentThread {
         thread::Builder::new()
             .name("src-urgent".into())
             .spawn(move || {
-                let _notifier = PanicNotifier::new(&events, SessionEvent::ThreadDied);
+                let _notifier = PanicNotifier::new(&events, SourceSessionEvent::ThreadDied);
                 priority.apply(PriorityClass::Urgent);
                 sandbox_thread();
                 // The queue is closed after the migration has ended.
@@ -118,12 +118,14 @@ struct Urgent {
 }
 
 impl Urgent {
-    fn run(&mut self) -> SessionEvent {
+    fn run(&mut self) -> SourceSessionEvent {
         loop {
             match self.step() {
                 Ok(()) => {}
-                Err(Stop::Link(error)) => return SessionEvent::LinkEnded("the urgent link", error),
-                Err(Stop::Ram(error)) => return SessionEvent::RamFailed(error),
+                Err(Stop::Link(error)) => {
+                    return SourceSessionEvent::LinkEnded("the urgent link", error);
+                }
+                Err(Stop::Ram(error)) => return SourceSessionEvent::RamFailed(error),
             }
         }
     }

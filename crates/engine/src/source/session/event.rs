@@ -11,7 +11,7 @@ pub(crate) const CONTROL: &str = "the control link";
 
 /// An event for the main thread.
 #[derive(Debug)]
-pub(crate) enum SessionEvent {
+pub(crate) enum SourceSessionEvent {
     /// The destination sent a control message.
     Message(ToSource),
     /// A link ended.

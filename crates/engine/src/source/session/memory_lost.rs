@@ -10,7 +10,7 @@ use hikkoshi_wire::{Capabilities, ToDestination, ToSource};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::session::Session;
-use crate::source::session::event::{CONTROL, SessionEvent};
+use crate::source::session::event::{CONTROL, SourceSessionEvent};
 
 /// How long the destination may take to close its links: closing them here could destroy the
 /// message.
@@ -57,7 +57,7 @@ impl Session {
         let deadline = Instant::now() + TIMEOUT;
         while let Some(rest) = deadline.checked_duration_since(Instant::now()) {
             match self.events.recv_timeout(rest) {
-                Ok(SessionEvent::LinkEnded(CONTROL, _)) | Err(_) => break,
+                Ok(SourceSessionEvent::LinkEnded(CONTROL, _)) | Err(_) => break,
                 Ok(_) => {}
             }
         }

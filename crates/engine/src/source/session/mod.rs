@@ -29,14 +29,14 @@ use crate::source::unsent::UnsentPages;
 pub(crate) use connector::DISCARD_TIMEOUT;
 use connector::{Connected, Connector};
 use event::CONTROL;
-pub(crate) use event::{CommitState, SessionEvent};
+pub(crate) use event::{CommitState, SourceSessionEvent};
 
 /// All links to one destination.
 #[derive(Debug)]
 pub(crate) struct Session {
     control: LinkWriter,
-    events: Receiver<SessionEvent>,
-    sender: SyncSender<SessionEvent>,
+    events: Receiver<SourceSessionEvent>,
+    sender: SyncSender<SourceSessionEvent>,
     pub(crate) streams: Vec<Arc<Stream>>,
     /// Ends every thread that works on a link.
     pub(crate) stop: Cancel,
@@ -171,15 +171,15 @@ impl Session {
         reader.set_stop(self.stop.clone());
         reader.set_deadline(None);
         start_reader("src-control", reader, events, |message| match message {
-            Ok(message) => SessionEvent::Message(message),
-            Err(error) => SessionEvent::LinkEnded(CONTROL, error),
+            Ok(message) => SourceSessionEvent::Message(message),
+            Err(error) => SourceSessionEvent::LinkEnded(CONTROL, error),
         })
         .map(drop)
         .map_err(SourceFailure::Thread)
     }
 
     /// Where the links' threads report to.
-    pub(crate) fn events(&self) -> SyncSender<SessionEvent> {
+    pub(crate) fn events(&self) -> SyncSender<SourceSessionEvent> {
         self.sender.clone()
     }
 

@@ -9,7 +9,7 @@ use hikkoshi_wire::ToSource;
 
 use crate::source::error::SourceFailure;
 use crate::source::session::Session;
-use crate::source::session::event::{CONTROL, CommitState, SessionEvent};
+use crate::source::session::event::{CONTROL, CommitState, SourceSessionEvent};
 
 /// How long to wait for the reason after a link has failed: the destination's
 /// last message may still be on the control link.
@@ -23,27 +23,27 @@ impl Session {
         stage: CommitState<'_>,
     ) -> Result<Option<ToSource>, SourceFailure> {
         match self.events.recv_timeout(TICK) {
-            Ok(SessionEvent::Message(ToSource::Failed { reason })) => {
+            Ok(SourceSessionEvent::Message(ToSource::Failed { reason })) => {
                 Err(SourceFailure::Destination(reason))
             }
-            Ok(SessionEvent::Message(ToSource::Declined { reason }))
+            Ok(SourceSessionEvent::Message(ToSource::Declined { reason }))
                 if !matches!(stage, CommitState::AfterCommit) =>
             {
                 Err(SourceFailure::Destination(reason))
             }
-            Ok(SessionEvent::Message(ToSource::Cancel { reason })) => match stage {
+            Ok(SourceSessionEvent::Message(ToSource::Cancel { reason })) => match stage {
                 CommitState::BeforeCommit(_) => Err(SourceFailure::CancelledByDestination(reason)),
                 // Sent before the destination received *Commit*, which it will obey.
                 CommitState::AfterCommit => Ok(None),
             },
-            Ok(SessionEvent::Message(message)) => Ok(Some(message)),
-            Ok(SessionEvent::LinkEnded(link, cause)) => {
+            Ok(SourceSessionEvent::Message(message)) => Ok(Some(message)),
+            Ok(SourceSessionEvent::LinkEnded(link, cause)) => {
                 tracing::debug!(link, cause = %Report::new(&cause), "a link ended");
                 self.control_ended |= link == CONTROL;
                 Err(SourceFailure::Link { doing, cause })
             }
-            Ok(SessionEvent::RamFailed(cause)) => Err(SourceFailure::Ram(cause)),
-            Ok(SessionEvent::ThreadDied) => Err(SourceFailure::ThreadDied),
+            Ok(SourceSessionEvent::RamFailed(cause)) => Err(SourceFailure::Ram(cause)),
+            Ok(SourceSessionEvent::ThreadDied) => Err(SourceFailure::ThreadDied),
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => Err(SourceFailure::Link {
                 doing,
@@ -124,8 +124,8 @@ impl Session {
         let deadline = Instant::now() + REASON_TIMEOUT;
         while let Some(remaining) = deadline.checked_duration_since(Instant::now()) {
             match self.events.recv_timeout(remaining) {
-                Ok(SessionEvent::Message(ToSource::Cancel { .. })) if self.committed => {}
-                Ok(SessionEvent::Message(
+                Ok(SourceSessionEvent::Message(ToSource::Cancel { .. })) if self.committed => {}
+                Ok(SourceSessionEvent::Message(
                     last @ (ToSource::Failed { .. }
                     | ToSource::Declined { .. }
                     | ToSource::GuestLost { .. }
@@ -135,7 +135,7 @@ impl Session {
                     | ToSource::Measured { .. }
                     | ToSource::Complete { .. }),
                 )) => return Some(last),
-                Ok(SessionEvent::LinkEnded(CONTROL, _)) | Err(_) => break,
+                Ok(SourceSessionEvent::LinkEnded(CONTROL, _)) | Err(_) => break,
                 Ok(_) => {}
             }
         }

@@ -21,7 +21,7 @@ use crate::destination::postcopy::fault_counters::FaultCounters;
 use crate::destination::postcopy::huge::staging::GAPS;
 use crate::destination::postcopy::installer::{FaultAction, Installer};
 use crate::destination::postcopy::request_sender::RequestSender;
-use crate::destination::session::SessionEvent;
+use crate::destination::session::DestinationSessionEvent;
 use crate::panic_notifier::PanicNotifier;
 use hikkoshi_link::Stream;
 use hikkoshi_linux::PriorityClass;
@@ -53,7 +53,7 @@ pub(crate) fn start(
     request_sender: &Arc<RequestSender>,
     fault_counters: &Arc<FaultCounters>,
     stop: &Stop,
-    events: &SyncSender<SessionEvent>,
+    events: &SyncSender<DestinationSessionEvent>,
     options: &DestinationOptions,
     threads: usize,
 ) -> impl Iterator<Item = Result<JoinHandle<()>, DestinationFailure>> {
@@ -71,12 +71,12 @@ pub(crate) fn start(
         thread::Builder::new()
             .name(format!("dst-faults-{number}"))
             .spawn(move || {
-                let died = SessionEvent::Failed(DestinationFailure::ThreadDied);
+                let died = DestinationSessionEvent::Failed(DestinationFailure::ThreadDied);
                 let _notifier = PanicNotifier::new(&events, died);
                 priority.apply(PriorityClass::Urgent);
                 if let Err(failure) = fault_thread.run() {
                     // After the end of the migration nothing receives events any more.
-                    let _ = events.send(SessionEvent::Failed(failure));
+                    let _ = events.send(DestinationSessionEvent::Failed(failure));
                 }
             })
             .map_err(DestinationFailure::Thread)
