@@ -1,10 +1,10 @@
 //! The source's end of a migration's connections.
 
 mod connector;
+mod control_messages;
 mod event;
-mod memory_lost;
+mod notify_memory_lost;
 mod offer;
-mod receive;
 mod reconnect;
 
 use std::sync::Arc;
