@@ -1,6 +1,6 @@
 //! Post-copy at the destination: faults are handled as long as pages are missing.
 
-mod drop_unexpected;
+mod drop_prefilled;
 pub(crate) mod fault_counters;
 pub(crate) mod fault_requests;
 pub(crate) mod fault_thread;
@@ -81,7 +81,7 @@ impl ActivePostcopy {
         if let Some(memory) = &context.memory {
             // From now on no thread of the guest's process can fill a page unnoticed. Pages that
             // were filled before are dropped.
-            drop_unexpected::drop_unexpected(memory, &installer)?;
+            drop_prefilled::drop_prefilled(memory, &installer)?;
         }
         let threads = &mut postcopy.threads;
         for thread in fault_thread::start(

@@ -15,7 +15,7 @@ use crate::destination::postcopy::installer::Installer;
 ///
 /// # Errors
 /// [`MemoryError::Drop`] when a page is still present.
-pub(crate) fn drop_unexpected(
+pub(crate) fn drop_prefilled(
     memory: &RamWriter,
     installer: &Installer,
 ) -> Result<(), DestinationFailure> {
