@@ -4,7 +4,7 @@
 //!
 //! Guest memory is a flat space of 4 KiB pages ([`RamLayout`](hikkoshi_pages::RamLayout)). Each RAM
 //! block has a [`Backing`]: a file that QEMU maps shared ([`RamFile`]), or private memory of QEMU's
-//! process ([`ProcessMemory`]), anonymous or a private mapping of a file.
+//! process ([`PrivateMemory`]), anonymous or a private mapping of a file.
 //!
 //! Private memory ends with its process. A process that exits gives its memory up some time before
 //! it counts as ended. So whatever the pagemap reports as absent is believed only if the process has
@@ -37,7 +37,7 @@ mod guest_ram;
 mod page_installer;
 mod pieces;
 mod presence;
-mod process_memory;
+mod private_memory;
 mod ram_file;
 mod writer;
 
@@ -48,6 +48,6 @@ pub use guest_ram::GuestRam;
 pub use page_installer::PageInstallerError;
 pub use pieces::{Piece, PieceReader};
 pub use presence::{PresenceError, missing_pages};
-pub use process_memory::ProcessMemory;
+pub use private_memory::PrivateMemory;
 pub use ram_file::RamFile;
 pub use writer::RamWriter;

@@ -27,7 +27,7 @@ use thiserror::Error;
 
 use crate::backing::Backing;
 use crate::guest_ram::GuestRam;
-use crate::process_memory::ProcessMemory;
+use crate::private_memory::PrivateMemory;
 
 /// Blocks from this size on are registered, 2 MiB. Smaller ones have no huge pages to avoid.
 const MIN_BYTES: u64 = 2 << 20;
@@ -65,7 +65,7 @@ pub(crate) struct PageInstaller {
 /// Whether pages of the block are installed: private anonymous memory with pages of 4 KiB. hugetlb
 /// memory takes whole huge pages only, and a file may be on a file system without userfaultfd.
 fn is_installable(host_page: u64, backing: &Backing) -> bool {
-    backing.process().is_some_and(|memory| {
+    backing.private().is_some_and(|memory| {
         host_page == PAGE_BYTES && memory.file().is_none() && memory.host_range().len >= MIN_BYTES
     })
 }
@@ -92,7 +92,7 @@ impl PageInstaller {
             faults: None,
         };
         for ((block, _), backing) in ram.layout().blocks().zip(ram.backings()) {
-            let memory = backing.process();
+            let memory = backing.private();
             let memory = memory.filter(|_| is_installable(block.host_page, backing));
             if let Some(memory) = memory {
                 let range = memory.host_range();
@@ -135,7 +135,7 @@ impl PageInstaller {
     /// Installs pages of `memory` from byte `at` on. A page that is present after all is written.
     pub(crate) fn install(
         &self,
-        memory: &ProcessMemory,
+        memory: &PrivateMemory,
         at: u64,
         content: &[u8],
     ) -> io::Result<()> {

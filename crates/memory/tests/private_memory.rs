@@ -555,7 +555,7 @@ fn memory_of_a_process_that_has_ended_is_an_error() {
     let guest = GuestProcess::new(Kind::Anonymous);
     guest.write(range(0, 10), 7);
     let (ram, sent) = (guest.ram(), guest.ram());
-    sent.backings()[0].process().unwrap().set_sent();
+    sent.backings()[0].private().unwrap().set_sent();
     guest.finish();
     // What the destination has is not needed any more.
     assert_eq!(data(&sent), []);

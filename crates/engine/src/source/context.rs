@@ -11,7 +11,7 @@ use hikkoshi_memory::GuestRam;
 use crate::report::{Counters, Observer, SwitchoverSteps, Tracker};
 use crate::source::error::{SourceFailure, list_blocks};
 use crate::source::options::SourceOptions;
-use crate::source::private_memory::may_be_lost;
+use crate::source::private_blocks::may_be_lost;
 
 /// How the caller controls and observes a migration.
 #[derive(Clone)]
@@ -51,12 +51,12 @@ pub(crate) struct MigrationContext {
 
 /// Guest memory that is private to the guest's process at the source, where post-copy may need it.
 #[derive(Debug)]
-pub(crate) struct PrivateMemory {
+pub(crate) struct PrivateBlocks {
     pub(crate) bytes: u64,
     blocks: Vec<String>,
 }
 
-impl fmt::Display for PrivateMemory {
+impl fmt::Display for PrivateBlocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -72,7 +72,7 @@ impl fmt::Display for PrivateMemory {
 impl MigrationContext {
     /// The memory that must stay here until the end, if post-copy is possible. What is in a file
     /// is held open, whatever the guest's process does.
-    pub(crate) fn private_memory(&self) -> Option<PrivateMemory> {
+    pub(crate) fn private_blocks(&self) -> Option<PrivateBlocks> {
         if !self.options.may_postcopy() {
             return None;
         }
@@ -85,7 +85,7 @@ impl MigrationContext {
             bytes += block.bytes;
             names.push(block.id.clone());
         }
-        (bytes > 0).then_some(PrivateMemory {
+        (bytes > 0).then_some(PrivateBlocks {
             bytes,
             blocks: names,
         })

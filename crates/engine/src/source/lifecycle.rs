@@ -110,7 +110,7 @@ pub(crate) fn with_context(
                 },
                 frames: handover.frames,
                 collapse: None,
-                source_private_bytes: shared.private_memory().map(|private| private.bytes),
+                source_private_bytes: shared.private_blocks().map(|private| private.bytes),
             })
         }
         Err(mut error) => {

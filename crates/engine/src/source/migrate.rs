@@ -53,7 +53,7 @@ pub fn migrate(
         mode: options.mode,
     });
     // A migration before this one may have been cancelled after it had sent private blocks.
-    for memory in guest.ram().backings().iter().filter_map(Backing::process) {
+    for memory in guest.ram().backings().iter().filter_map(Backing::private) {
         memory.clear_sent();
     }
     record.and_then(|record| {
@@ -75,7 +75,7 @@ fn run(
         .write()
         .map_err(|error| at_source(SourceFailure::Journal(error)))?;
     shared.progress.begin(Phase::Connecting, 0, 0);
-    if let Some(private) = shared.private_memory() {
+    if let Some(private) = shared.private_blocks() {
         shared.observer.notice(&private.to_string());
     }
     let capture = if shared.options.keep_frames {

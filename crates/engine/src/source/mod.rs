@@ -23,7 +23,7 @@ mod notify_guest_kept;
 mod options;
 mod postcopy;
 mod precopy;
-mod private_memory;
+mod private_blocks;
 mod resume_migration;
 mod session;
 mod switchover;

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use hikkoshi_linux::Process;
-use hikkoshi_memory::{Backing, GuestRam, ProcessMemory, RamFile};
+use hikkoshi_memory::{Backing, GuestRam, PrivateMemory, RamFile};
 use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, Page, PageRange, RamBlock, RamLayout};
 
 use super::common::{Target, memory_file};
@@ -186,7 +186,7 @@ impl GuestProcess {
             .map(|file| RamFile::new(file.try_clone().unwrap(), 0));
         let private = || {
             let process = Arc::clone(&self.process);
-            ProcessMemory::open(process, self.address(), PAGES * PAGE_BYTES, true).unwrap()
+            PrivateMemory::open(process, self.address(), PAGES * PAGE_BYTES, true).unwrap()
         };
         let backing: Backing = match (self.kind, file) {
             (Kind::Shared, Some(file)) => file.into(),

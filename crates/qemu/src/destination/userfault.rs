@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hikkoshi_memory::ProcessMemory;
+use hikkoshi_memory::PrivateMemory;
 use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_userfault::{Features, RemoteUserfault, Userfault};
 
@@ -51,7 +51,7 @@ impl QemuDestination {
         let ram = &self.ram;
         for ((block, _), backing) in ram.layout().blocks().zip(ram.backings()) {
             // A page that is absent from a private mapping is the file's.
-            let private = backing.process().and_then(ProcessMemory::file);
+            let private = backing.private().and_then(PrivateMemory::file);
             let Some(file) = backing.file().or(private) else {
                 continue; // Anonymous: the process drops pages one by one.
             };

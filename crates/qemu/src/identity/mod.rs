@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hikkoshi_linux::Process;
-use hikkoshi_memory::{Backing, GuestRam, MemoryLost, ProcessMemory, RamFile};
+use hikkoshi_memory::{Backing, GuestRam, MemoryLost, PrivateMemory, RamFile};
 use hikkoshi_wire::GuestDescription;
 use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
@@ -126,7 +126,7 @@ impl QemuIdentity {
     /// Notes which private memory the destination has; `ram` is the source's.
     pub fn note_sent(&mut self, ram: &GuestRam) {
         for (memory, backing) in self.memory.iter_mut().zip(ram.backings()) {
-            if let (RamIdentity::Private { sent, .. }, Backing::Process(memory)) = (memory, backing)
+            if let (RamIdentity::Private { sent, .. }, Backing::Private(memory)) = (memory, backing)
             {
                 *sent = memory.is_sent();
             }
@@ -237,7 +237,7 @@ impl RamIdentity {
         Ok(match backing {
             Backing::Lost => return Err(MemoryLost.into()),
             Backing::File(file) => Self::File(RamFileIdentity::of(file, address)?),
-            Backing::Process(memory) => Self::Private {
+            Backing::Private(memory) => Self::Private {
                 address,
                 file: match memory.file() {
                     Some(file) => Some(RamFileIdentity::of(file, address)?),
@@ -283,7 +283,7 @@ impl RamIdentity {
             return Ok(Backing::Lost);
         };
         let writable = access == FileAccess::Write;
-        let memory = ProcessMemory::open(Arc::clone(process), address, bytes, writable)?;
+        let memory = PrivateMemory::open(Arc::clone(process), address, bytes, writable)?;
         if sent {
             memory.set_sent();
         }

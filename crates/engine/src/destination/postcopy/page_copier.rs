@@ -100,7 +100,7 @@ impl PageCopier {
             .locate(range.start())
             .is_some_and(|(block, _)| {
                 let backing = self.ram.backings().get(block);
-                backing.is_some_and(|backing| backing.process().is_some())
+                backing.is_some_and(|backing| backing.private().is_some())
             });
         if private || self.layout().host_page_range(range.start()).len() == 1 {
             return Ok(self.ram.has_data(range)?);

@@ -13,7 +13,7 @@ use hikkoshi_pages::PageRange;
 use crate::report::Counters;
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::private_memory::{MOST, sent_before_commit};
+use crate::source::private_blocks::{MOST, sent_before_commit};
 use crate::source::unsent::UnsentPages;
 
 /// Pages in one frame.
@@ -21,9 +21,9 @@ const PIECE: usize = 64;
 
 /// The pages to send: for each block its number and its unsent pages.
 #[derive(Debug)]
-pub(crate) struct ProcessPages(Vec<(usize, Vec<PageRange>)>);
+pub(crate) struct PrivatePages(Vec<(usize, Vec<PageRange>)>);
 
-impl ProcessPages {
+impl PrivatePages {
     /// Looks for them. The guest is paused, and no thread claims pages yet.
     pub(crate) fn find(ram: &GuestRam, unsent: &UnsentPages) -> Self {
         let mut room = MOST;
@@ -65,7 +65,7 @@ impl ProcessPages {
             link.sent().saturating_sub(before),
         );
         for (number, _) in self.0 {
-            if let Some(memory) = shared.ram.backings().get(number).and_then(Backing::process) {
+            if let Some(memory) = shared.ram.backings().get(number).and_then(Backing::private) {
                 memory.set_sent();
             }
         }
@@ -102,11 +102,11 @@ mod tests {
     use std::sync::Arc;
 
     use hikkoshi_linux::Process;
-    use hikkoshi_memory::{ProcessMemory, RamFile};
+    use hikkoshi_memory::{PrivateMemory, RamFile};
     use hikkoshi_pages::{PAGE_BYTES, RamBlock, RamLayout};
 
     use super::*;
-    use crate::source::private_memory::may_be_lost;
+    use crate::source::private_blocks::may_be_lost;
 
     /// A guest with a block in a file, if `main_in_file`, and private blocks of these numbers of
     /// pages.
@@ -119,7 +119,7 @@ mod tests {
             guest: Vec::new(),
         };
         let in_process = |pages: u64| -> Backing {
-            let memory = ProcessMemory::open(Arc::clone(&own), 0, pages * PAGE_BYTES, false);
+            let memory = PrivateMemory::open(Arc::clone(&own), 0, pages * PAGE_BYTES, false);
             memory.unwrap().into()
         };
         let mut blocks = vec![block("main".into(), 4096)];
@@ -154,7 +154,7 @@ mod tests {
         let ram = guest(true, &[896, 128, 64]);
         let unsent = UnsentPages::empty(ram.layout().all().len(), false);
         let sent = |unsent: &UnsentPages| {
-            let found = ProcessPages::find(&ram, unsent).0;
+            let found = PrivatePages::find(&ram, unsent).0;
             found
                 .into_iter()
                 .map(|(number, _)| number)

@@ -15,7 +15,7 @@ pub(crate) fn sent_before_commit(ram: &GuestRam) -> Vec<(usize, PageRange)> {
         return Vec::new();
     }
     let blocks = ram.layout().blocks().zip(ram.backings()).enumerate();
-    let private = blocks.filter(|(_, (_, backing))| backing.process().is_some());
+    let private = blocks.filter(|(_, (_, backing))| backing.private().is_some());
     let mut found: Vec<_> = private
         .map(|(number, ((_, pages), _))| (number, pages))
         .collect();
@@ -31,7 +31,7 @@ pub(crate) fn may_be_lost(ram: &GuestRam) -> Vec<usize> {
         .backings()
         .iter()
         .enumerate()
-        .filter(|(_, backing)| backing.process().is_some())
+        .filter(|(_, backing)| backing.private().is_some())
         .map(|(number, _)| number)
         .collect();
     for (number, pages) in sent_before_commit(ram) {

@@ -20,7 +20,7 @@ use crate::ram_file::RamFile;
 
 /// Private memory of a process. Offsets are bytes from the beginning of the block.
 #[derive(Debug)]
-pub struct ProcessMemory {
+pub struct PrivateMemory {
     process: Arc<Process>,
     memory: File,
     pagemap: Pagemap,
@@ -31,7 +31,7 @@ pub struct ProcessMemory {
     sent: AtomicBool,
 }
 
-impl ProcessMemory {
+impl PrivateMemory {
     /// Opens `bytes` bytes of private anonymous memory at `address` of `process` (private hugetlb
     /// memory included), for reading at the source, and `writable` at the destination.
     ///
