@@ -409,7 +409,7 @@ pub trait DestinationGuest: Send {
 
     /// The process that holds the machine's memory, and the address of each RAM block in it (bytes,
     /// in layout order), if the adapter knows them: huge pages are rebuilt there on request.
-    fn memory_place(&self) -> Option<(Arc<Process>, Vec<u64>)> {
+    fn process_memory(&self) -> Option<(Arc<Process>, Vec<u64>)> {
         None
     }
 

@@ -207,7 +207,7 @@ impl DestinationFailure {
 
     /// The machine's process has ended.
     pub(crate) fn gone(guest: &dyn DestinationGuest) -> Self {
-        Self::ProcessGone(guest.memory_place().map(|(process, _)| process.pid()))
+        Self::ProcessGone(guest.process_memory().map(|(process, _)| process.pid()))
     }
 
     /// A message that is not allowed at this point.

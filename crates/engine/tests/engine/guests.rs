@@ -417,7 +417,7 @@ impl DestinationGuest for TestDestination {
         Some(ThreadName { name, vcpu })
     }
 
-    fn memory_place(&self) -> Option<(Arc<Process>, Vec<u64>)> {
+    fn process_memory(&self) -> Option<(Arc<Process>, Vec<u64>)> {
         let own = Process::open(std::process::id()).unwrap();
         let hosts = self.machine.memory(Side::Destination).hosts();
         Some((Arc::new(own), hosts))

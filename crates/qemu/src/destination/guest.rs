@@ -109,7 +109,7 @@ impl DestinationGuest for QemuDestination {
         vcpus::name(&self.process, &self.vcpus, thread)
     }
 
-    fn memory_place(&self) -> Option<(Arc<Process>, Vec<u64>)> {
+    fn process_memory(&self) -> Option<(Arc<Process>, Vec<u64>)> {
         Some((Arc::clone(&self.process), self.identity.addresses()))
     }
 

@@ -31,7 +31,7 @@ pub(crate) fn run(
     priority: Priority,
     watch: &ReceiveWatch,
 ) -> CollapseAccount {
-    let Some((process, hosts)) = guest.memory_place() else {
+    let Some((process, hosts)) = guest.process_memory() else {
         return CollapseAccount {
             stopped: Some("where the machine has its memory is not known".into()),
             ..CollapseAccount::default()
