@@ -150,11 +150,11 @@ impl RamWriter {
         let fail = |cause| MemoryError::Write { range, cause };
         let mut rest = content;
         for extent in self.ram.layout().locate_range(range) {
-            let (piece, tail) = usize::try_from(extent.pages.bytes())
+            let (head, tail) = usize::try_from(extent.pages.bytes())
                 .ok()
                 .and_then(|bytes| rest.split_at_checked(bytes))
                 .ok_or_else(|| fail(io::ErrorKind::InvalidInput.into()))?;
-            self.write_extent(&extent, piece).map_err(fail)?;
+            self.write_extent(&extent, head).map_err(fail)?;
             rest = tail;
         }
         Ok(())

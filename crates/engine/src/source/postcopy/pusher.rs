@@ -24,11 +24,11 @@ use hikkoshi_linux::Cancel;
 use hikkoshi_linux::PriorityClass;
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_memory::GuestRam;
-use hikkoshi_memory::{Piece, PieceReader};
+use hikkoshi_memory::{PageReader, PageRun};
 
-/// The most pages in one piece, 32 KiB: an urgent page never waits for more than
+/// The most pages in one read, 32 KiB: an urgent page never waits for more than
 /// that on a processor. On the network the link's limit is lower.
-const PIECE: usize = 8;
+const PAGES_PER_READ: usize = 8;
 
 /// All pushing threads of a migration.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl Pushers {
                 ram: Arc::clone(&shared.ram),
                 counters: Arc::clone(&shared.counters),
                 tracker: Arc::clone(&shared.progress),
-                pieces: PieceReader::new(PIECE),
+                reader: PageReader::new(PAGES_PER_READ),
                 stop: session.stop.clone(),
             };
             let (events, priority) = (session.events(), options.priority);
@@ -131,7 +131,7 @@ struct Pusher {
     ram: Arc<GuestRam>,
     counters: Arc<Counters>,
     tracker: Arc<Tracker>,
-    pieces: PieceReader,
+    reader: PageReader,
     stop: Cancel,
 }
 
@@ -141,7 +141,7 @@ impl Pusher {
         loop {
             // Space in the window first, then the claim: if a claimed page waited for
             // space, the guest might wait for the page.
-            let pages = self.link.piece_pages().min(PIECE as u64);
+            let pages = self.link.piece_pages().min(PAGES_PER_READ as u64);
             self.link
                 .make_room(pages * (PAGE_SIZE + HEADER_LEN) as u64, &self.stop)
                 .map_err(Failure::Link)?;
@@ -159,13 +159,13 @@ impl Pusher {
     fn push(&mut self, run: PageRange) -> Result<(), Failure> {
         let before = self.link.sent();
         let (link, counters, stop) = (&mut self.link, &self.counters, &self.stop);
-        self.pieces.pieces(&self.ram, run, |piece| {
-            match piece {
-                Piece::Data(range, content) => {
+        self.reader.runs(&self.ram, run, |run| {
+            match run {
+                PageRun::Data(range, content) => {
                     Counters::add(&counters.background, range.len());
                     link.pages(range, content, stop)
                 }
-                Piece::Zeros(range) => {
+                PageRun::Zeros(range) => {
                     Counters::add(&counters.zero, range.len());
                     link.zeros(range, stop)
                 }

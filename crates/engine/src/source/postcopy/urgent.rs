@@ -29,11 +29,11 @@ use hikkoshi_link::{LinkError, LinkReader, LinkWriter, UrgentActivity};
 use hikkoshi_linux::PriorityClass;
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_memory::GuestRam;
-use hikkoshi_memory::{Piece, PieceReader};
+use hikkoshi_memory::{PageReader, PageRun};
 
 /// The most pages in one frame: a request for a huge page is answered in
 /// pieces of 32 KiB.
-const PIECE: usize = 8;
+const PAGES_PER_READ: usize = 8;
 
 /// How many bytes of a huge page may wait in the socket. The answer to another
 /// request is sent after them.
@@ -68,7 +68,7 @@ impl UrgentThread {
                 streams: AccessStreams::new(options.read_ahead),
                 counters: Arc::clone(&shared.counters),
                 tracker: Arc::clone(&shared.progress),
-                pieces: PieceReader::new(PIECE),
+                reader: PageReader::new(PAGES_PER_READ),
             },
             requests: Requests::empty(),
         };
@@ -141,7 +141,7 @@ impl Urgent {
                     return Err(LinkError::Protocol(text).into());
                 }
             };
-            if asked.len() > PIECE as u64 {
+            if asked.len() > PAGES_PER_READ as u64 {
                 self.requests.add(asked);
             } else {
                 let mut request = Request::new(asked);
@@ -173,7 +173,7 @@ struct Answer {
     streams: AccessStreams,
     counters: Arc<Counters>,
     tracker: Arc<Tracker>,
-    pieces: PieceReader,
+    reader: PageReader,
 }
 
 impl Answer {
@@ -181,7 +181,7 @@ impl Answer {
     /// been sent, or a background link is sending them.
     fn piece(&mut self, request: &mut Request) -> Result<(), Stop> {
         let _answering = self.urgency.begin();
-        let Some(run) = self.unsent.claim(request.rest, PIECE as u64) else {
+        let Some(run) = self.unsent.claim(request.rest, PAGES_PER_READ as u64) else {
             if request.is_untouched() {
                 Counters::add(&self.counters.requests_under_way, 1);
             }
@@ -190,14 +190,14 @@ impl Answer {
         };
         let before = self.writer.sent();
         let (writer, counters) = (&mut self.writer, &self.counters);
-        self.pieces
-            .pieces(&self.ram, run, |piece| -> Result<(), Stop> {
-                match piece {
-                    Piece::Data(range, content) => {
+        self.reader
+            .runs(&self.ram, run, |run| -> Result<(), Stop> {
+                match run {
+                    PageRun::Data(range, content) => {
                         Counters::add(&counters.urgent, range.len());
                         writer.pages(range, content)?;
                     }
-                    Piece::Zeros(range) => {
+                    PageRun::Zeros(range) => {
                         Counters::add(&counters.zero, range.len());
                         writer.frame(Frame::Zeros { range })?;
                     }

@@ -7,7 +7,7 @@
 //! process in any case, and nothing is sent here.
 
 use hikkoshi_link::BackgroundSender;
-use hikkoshi_memory::{Backing, GuestRam, Piece, PieceReader};
+use hikkoshi_memory::{Backing, GuestRam, PageReader, PageRun};
 use hikkoshi_pages::PageRange;
 
 use crate::report::Counters;
@@ -17,7 +17,7 @@ use crate::source::private_blocks::{MOST, sent_before_commit};
 use crate::source::unsent::UnsentPages;
 
 /// Pages in one frame.
-const PIECE: usize = 64;
+const PAGES_PER_READ: usize = 64;
 
 /// The pages to send: for each block its number and its unsent pages.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl PrivatePages {
         link: &mut BackgroundSender,
     ) -> Result<(), SourceFailure> {
         let before = link.sent();
-        let mut reader = PieceReader::new(PIECE);
+        let mut reader = PageReader::new(PAGES_PER_READ);
         for (_, runs) in &self.0 {
             for &run in runs {
                 // A page that was requested meanwhile may still be on its way on the urgent link:
@@ -75,17 +75,17 @@ impl PrivatePages {
 
 fn send_run(
     shared: &MigrationContext,
-    reader: &mut PieceReader,
+    reader: &mut PageReader,
     run: PageRange,
     link: &mut BackgroundSender,
 ) -> Result<(), SourceFailure> {
-    reader.pieces(&shared.ram, run, |piece| {
-        let (pages, sent) = match piece {
-            Piece::Data(range, content) => {
+    reader.runs(&shared.ram, run, |run| {
+        let (pages, sent) = match run {
+            PageRun::Data(range, content) => {
                 Counters::add(&shared.counters.background, range.len());
                 (range.len(), link.pages(range, content, &shared.cancel))
             }
-            Piece::Zeros(range) => {
+            PageRun::Zeros(range) => {
                 Counters::add(&shared.counters.zero, range.len());
                 (range.len(), link.zeros(range, &shared.cancel))
             }

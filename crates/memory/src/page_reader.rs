@@ -8,7 +8,7 @@ use crate::guest_ram::GuestRam;
 
 /// Adjacent pages of one kind, at most as many as a reader's chunk.
 #[derive(Debug)]
-pub enum Piece<'a> {
+pub enum PageRun<'a> {
     /// Pages with content.
     Data(PageRange, &'a [u8]),
     /// Pages that hold only zeros.
@@ -17,29 +17,29 @@ pub enum Piece<'a> {
 
 /// Reads guest memory in chunks and splits them by content.
 #[derive(Debug)]
-pub struct PieceReader {
+pub struct PageReader {
     buffer: Vec<u8>,
 }
 
-impl PieceReader {
-    /// A reader whose pieces have at most `chunk` pages.
+impl PageReader {
+    /// A reader whose runs have at most `chunk` pages.
     pub fn new(chunk: usize) -> Self {
         Self {
             buffer: vec![0; chunk * PAGE_SIZE],
         }
     }
 
-    /// Calls `each` with the pieces of `range`, ascending.
+    /// Calls `each` with the runs of `range`, ascending.
     ///
     /// The content is a snapshot taken by `pread`: a page that the guest
     /// writes meanwhile may be torn in it, and is then dirty again.
     ///
     /// `E` is the caller's error; a failed read is converted into it.
-    pub fn pieces<E: From<io::Error>>(
+    pub fn runs<E: From<io::Error>>(
         &mut self,
         ram: &GuestRam,
         range: PageRange,
-        mut each: impl FnMut(Piece<'_>) -> Result<(), E>,
+        mut each: impl FnMut(PageRun<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         let chunk = (self.buffer.len() / PAGE_SIZE) as u64;
         for part in range.chunks(chunk) {
@@ -59,9 +59,12 @@ impl PieceReader {
                     (to - from) as u64,
                 );
                 if kind {
-                    each(Piece::Zeros(run))?;
+                    each(PageRun::Zeros(run))?;
                 } else {
-                    each(Piece::Data(run, &content[from * PAGE_SIZE..to * PAGE_SIZE]))?;
+                    each(PageRun::Data(
+                        run,
+                        &content[from * PAGE_SIZE..to * PAGE_SIZE],
+                    ))?;
                 }
                 from = to;
             }
@@ -100,28 +103,28 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_of_one_kind_and_no_longer_than_a_chunk() {
+    fn runs_are_of_one_kind_and_no_longer_than_a_chunk() {
         let ram = files(&[3, 4, 8, 9, 10, 11, 12]);
-        let mut reader = PieceReader::new(4);
-        let mut pieces = Vec::new();
+        let mut reader = PageReader::new(4);
+        let mut runs = Vec::new();
         let range = |from, to| PageRange::new(Page::new(from), Page::new(to));
         reader
-            .pieces(&ram, range(1, 20), |piece| -> io::Result<()> {
-                match piece {
-                    Piece::Zeros(range) => pieces.push((range, false)),
-                    Piece::Data(range, content) => {
+            .runs(&ram, range(1, 20), |run| -> io::Result<()> {
+                match run {
+                    PageRun::Zeros(range) => runs.push((range, false)),
+                    PageRun::Data(range, content) => {
                         for (page, content) in range.iter().zip(content.chunks(PAGE_SIZE)) {
                             assert_eq!(content[..8], page.index().to_le_bytes());
                         }
                         assert_eq!(content.len() as u64, range.bytes());
-                        pieces.push((range, true));
+                        runs.push((range, true));
                     }
                 }
                 Ok(())
             })
             .unwrap();
         assert_eq!(
-            pieces,
+            runs,
             [
                 (range(1, 3), false),
                 (range(3, 5), true),
@@ -137,10 +140,10 @@ mod tests {
     #[test]
     fn errors_end_it() {
         let ram = files(&[3]);
-        let mut reader = PieceReader::new(4);
+        let mut reader = PageReader::new(4);
         let mut calls = 0;
         let all = ram.layout().all();
-        let stopped = reader.pieces(&ram, all, |_| {
+        let stopped = reader.runs(&ram, all, |_| {
             calls += 1;
             Err(io::Error::other("enough"))
         });
@@ -153,7 +156,7 @@ mod tests {
             .file()
             .set_len(PAGE_BYTES)
             .unwrap();
-        let cut = reader.pieces(&ram, all, |_| Ok::<_, io::Error>(()));
+        let cut = reader.runs(&ram, all, |_| Ok::<_, io::Error>(()));
         assert_eq!(cut.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }
 }
