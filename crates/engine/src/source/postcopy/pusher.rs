@@ -16,7 +16,7 @@ use crate::panic_notifier::PanicNotifier;
 use crate::report::{Counters, Tracker};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::postcopy::push_policy::{Next, PushPolicy, Route};
+use crate::source::postcopy::push_policy::{Next, NextPages, PushPolicy};
 use crate::source::session::{Session, SourceSessionEvent};
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{BackgroundSender, LinkError, TICK};
@@ -62,7 +62,7 @@ impl Pushers {
             let mut pusher = Pusher {
                 number,
                 link,
-                route: Route::new(
+                next_pages: NextPages::new(
                     (number, number_of_links),
                     policy,
                     unsent,
@@ -124,7 +124,7 @@ impl From<io::Error> for Failure {
 struct Pusher {
     number: usize,
     link: BackgroundSender,
-    route: Route,
+    next_pages: NextPages,
     /// Until then only pages that are read ahead are pushed.
     background_from: Instant,
     policy: Arc<PushPolicy>,
@@ -148,8 +148,8 @@ impl Pusher {
             let held_back = self
                 .background_from
                 .saturating_duration_since(Instant::now());
-            match self.route.next(pages, held_back.is_zero()) {
-                Next::Piece(run) => self.push(run)?,
+            match self.next_pages.next(pages, held_back.is_zero()) {
+                Next::Send(run) => self.push(run)?,
                 Next::Nothing => self.policy.sleep(self.number, held_back.min(TICK)),
                 Next::Done => return self.link.drain(&self.stop).map_err(Failure::Link),
             }

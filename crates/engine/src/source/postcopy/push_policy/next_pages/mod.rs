@@ -1,6 +1,6 @@
 //! One link's order through the unsent pages.
 //!
-//! A piece is claimed when it is found. A link finishes a huge page of the
+//! A run is claimed when it is found. A link finishes a huge page of the
 //! destination before it begins another one, and leaves a huge page to the link that
 //! began it while there are other pages. So at most as many huge pages are incomplete
 //! at the destination as there are links and requests. Only small pages are read
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use hikkoshi_pages::{Page, PageRange, RamLayout};
 
 use crate::source::postcopy::push_policy::PushPolicy;
-use crate::source::postcopy::push_policy::walk::Walk;
+use crate::source::postcopy::push_policy::outward_cursor::OutwardCursor;
 use crate::source::unsent::{HOTTEST, UnsentPages};
 
 /// A link does not follow the guest to a page if another link is at most this many
@@ -22,7 +22,7 @@ const NEAR: u64 = 64;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Send these pages, which were just claimed.
-    Piece(PageRange),
+    Send(PageRange),
     /// Nothing: there are no pages to read ahead, and background pages are held back.
     Nothing,
     /// Nothing any more: every page has been claimed.
@@ -42,14 +42,14 @@ struct Hot {
 #[derive(Debug)]
 struct Found {
     /// The claimed pages.
-    piece: Option<PageRange>,
+    run: Option<PageRange>,
     /// Whether a huge page before that was left to another link.
     skipped: bool,
 }
 
 /// The cursors of one link.
 #[derive(Debug)]
-pub(crate) struct Route {
+pub(crate) struct NextPages {
     link: usize,
     policy: Arc<PushPolicy>,
     unsent: Arc<UnsentPages>,
@@ -65,11 +65,11 @@ pub(crate) struct Route {
     /// The huge page that this link has begun.
     under_way: PageRange,
     hot: Option<Hot>,
-    walk: Walk,
+    cursor: OutwardCursor,
 }
 
-impl Route {
-    /// The route of number `link` of `links`. Their first pages are spread over
+impl NextPages {
+    /// The cursors of number `link` of `links`. Their first pages are spread over
     /// memory.
     pub(crate) fn new(
         (link, links): (usize, usize),
@@ -82,7 +82,7 @@ impl Route {
         let start = u128::from(all.len()) * link as u128 / links.max(1) as u128;
         let start = Page::new(u64::try_from(start).unwrap_or(0));
         let start = destination.host_page_range(start).start();
-        let mut route = Self {
+        let mut next_pages = Self {
             link,
             policy: Arc::clone(policy),
             unsent: Arc::clone(unsent),
@@ -93,26 +93,26 @@ impl Route {
             reading: PageRange::EMPTY,
             under_way: PageRange::EMPTY,
             hot: None,
-            walk: Walk::new(all, start),
+            cursor: OutwardCursor::new(all, start),
         };
         if unsent.counts_writes() {
-            route.hot = Some(route.hot_from(HOTTEST));
+            next_pages.hot = Some(next_pages.hot_from(HOTTEST));
         }
-        route
+        next_pages
     }
 
-    /// Claims the next piece, up to `max` pages. Without `background` only pages to
+    /// Claims the next run, up to `max` pages. Without `background` only pages to
     /// read ahead, and the rest of a huge page that was begun.
     pub(crate) fn next(&mut self, max: u64, background: bool) -> Next {
         loop {
-            if let Some(piece) = self.read_ahead(max) {
-                return Next::Piece(piece);
+            if let Some(run) = self.read_ahead(max) {
+                return Next::Send(run);
             }
             if self.under_way.is_empty() {
                 break;
             }
             match self.unsent.claim(self.under_way, max) {
-                Some(piece) => return Next::Piece(piece),
+                Some(run) => return Next::Send(run),
                 // Complete: huge pages may be read ahead again.
                 None => self.under_way = PageRange::EMPTY,
             }
@@ -121,19 +121,16 @@ impl Route {
             return Next::Nothing;
         }
         self.hot(max)
-            .or_else(|| self.walk(max))
-            .map_or(Next::Done, Next::Piece)
+            .or_else(|| self.outwards(max))
+            .map_or(Next::Done, Next::Send)
     }
 
     fn read_ahead(&mut self, max: u64) -> Option<PageRange> {
         loop {
-            // The unsent pages of a window may be only a part of it, in several pieces.
-            if let Some(piece) = self
-                .search(self.reading, true, max, UnsentPages::first)
-                .piece
-            {
-                self.reading = PageRange::new(piece.end(), self.reading.end());
-                return Some(piece);
+            // The unsent pages of a window may be only a part of it, in several runs.
+            if let Some(run) = self.search(self.reading, true, max, UnsentPages::first).run {
+                self.reading = PageRange::new(run.end(), self.reading.end());
+                return Some(run);
             }
             let free = self.under_way.is_empty();
             let destination = &self.destination;
@@ -149,13 +146,13 @@ impl Route {
             let found = self.search(parts[0], true, max, |unsent, range| {
                 unsent.first_hot(times, range)
             });
-            if let Some(piece) = found.piece {
-                let rest = PageRange::new(piece.start().max(parts[0].start()), parts[0].end());
+            if let Some(run) = found.run {
+                let rest = PageRange::new(run.start().max(parts[0].start()), parts[0].end());
                 self.hot = Some(Hot {
                     times,
                     parts: [rest, parts[1]],
                 });
-                return Some(piece);
+                return Some(run);
             }
             self.hot = if !parts[1].is_empty() {
                 Some(Hot {
@@ -179,35 +176,35 @@ impl Route {
         }
     }
 
-    fn walk(&mut self, max: u64) -> Option<PageRange> {
+    fn outwards(&mut self, max: u64) -> Option<PageRange> {
         if self.follow
             && let Some(page) = self.policy.read_ahead.take_urgent()
         {
             let page = self.destination.host_page_range(page).start();
             if !self.policy.is_taken(self.link, page, NEAR) {
-                self.walk.move_to(page);
+                self.cursor.move_to(page);
             }
         }
-        while let Some(range) = self.walk.look() {
+        while let Some(range) = self.cursor.look() {
             let found = self.search(range, true, max, UnsentPages::first);
-            // Also if a piece was found after it.
+            // Also if a run was found after it.
             if found.skipped {
-                self.walk.skip();
+                self.cursor.skip();
             }
-            match found.piece {
-                Some(piece) => {
-                    self.walk.found(piece.end());
-                    return Some(piece);
+            match found.run {
+                Some(run) => {
+                    self.cursor.found(run.end());
+                    return Some(run);
                 }
-                None => self.walk.found_nothing(range),
+                None => self.cursor.found_nothing(range),
             }
         }
         // There are no other pages: help another link with its huge page.
-        let left = self.walk.skipped()?;
-        self.search(left, false, max, UnsentPages::first).piece
+        let left = self.cursor.skipped()?;
+        self.search(left, false, max, UnsentPages::first).run
     }
 
-    /// Claims the first piece in `range` that `first` finds. If `polite`, leaves a huge
+    /// Claims the first run in `range` that `first` finds. If `polite`, leaves a huge
     /// page to the link that has begun it.
     fn search(
         &mut self,
@@ -231,7 +228,7 @@ impl Route {
             } else {
                 self.unsent.claim(self.same_block(run), max)
             };
-            if let Some(piece) = claimed {
+            if let Some(run) = claimed {
                 if huge {
                     self.under_way = host;
                 }
@@ -240,17 +237,14 @@ impl Route {
                     self.policy.set_position(self.link, host.start());
                 }
                 return Found {
-                    piece: Some(piece),
+                    run: Some(run),
                     skipped,
                 };
             }
             // Another thread claimed it first: search after it.
             rest = PageRange::new(run.start(), rest.end());
         }
-        Found {
-            piece: None,
-            skipped,
-        }
+        Found { run: None, skipped }
     }
 
     /// The part of `run` that lies in its first page's RAM block: the next one

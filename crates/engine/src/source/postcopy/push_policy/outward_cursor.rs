@@ -9,7 +9,7 @@ const STRETCH: u64 = 512;
 /// A link's cursor over all pages: the caller reports what it found, the cursor
 /// returns where to look next.
 #[derive(Debug)]
-pub(crate) struct Walk {
+pub(crate) struct OutwardCursor {
     /// Every page outside of it has been sent. (No page becomes unsent in post-copy.)
     remaining: PageRange,
     onwards: Page,
@@ -19,16 +19,16 @@ pub(crate) struct Walk {
     skipped: bool,
 }
 
-impl Walk {
+impl OutwardCursor {
     pub(crate) fn new(all: PageRange, start: Page) -> Self {
-        let mut walk = Self {
+        let mut cursor = Self {
             remaining: all,
             onwards: start,
             before: start,
             skipped: false,
         };
-        walk.move_to(start);
-        walk
+        cursor.move_to(start);
+        cursor
     }
 
     /// Continues from `page`.

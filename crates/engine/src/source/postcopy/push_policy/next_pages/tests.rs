@@ -25,18 +25,18 @@ fn range(from: u64, to: u64) -> PageRange {
 struct Links {
     policy: Arc<PushPolicy>,
     unsent: Arc<UnsentPages>,
-    routes: Vec<Route>,
+    next_pages: Vec<NextPages>,
 }
 
 fn links(layout: &RamLayout, unsent: UnsentPages, number: usize) -> Links {
     let (policy, unsent) = (Arc::new(PushPolicy::new(number)), Arc::new(unsent));
-    let routes = (0..number)
-        .map(|link| Route::new((link, number), &policy, &unsent, layout, true))
+    let next_pages = (0..number)
+        .map(|link| NextPages::new((link, number), &policy, &unsent, layout, true))
         .collect();
     Links {
         policy,
         unsent,
-        routes,
+        next_pages,
     }
 }
 
@@ -46,9 +46,9 @@ fn all_unsent(layout: &RamLayout) -> UnsentPages {
     unsent
 }
 
-fn pieces(route: &mut Route) -> Vec<PageRange> {
-    std::iter::from_fn(|| match route.next(8, true) {
-        Next::Piece(piece) => Some(piece),
+fn runs(next_pages: &mut NextPages) -> Vec<PageRange> {
+    std::iter::from_fn(|| match next_pages.next(8, true) {
+        Next::Send(run) => Some(run),
         Next::Done => None,
         Next::Nothing => panic!("background has begun"),
     })
@@ -59,31 +59,31 @@ fn pieces(route: &mut Route) -> Vec<PageRange> {
 fn one_link_pushes_everything_once() {
     let layout = layout(&[(1030, 1), (2 * HUGE, HUGE), (5, 1)]);
     let mut links = links(&layout, all_unsent(&layout), 1);
-    let pieces = pieces(&mut links.routes[0]);
-    let mut pages: Vec<_> = pieces.iter().flat_map(|piece| piece.iter()).collect();
+    let runs = runs(&mut links.next_pages[0]);
+    let mut pages: Vec<_> = runs.iter().flat_map(|run| run.iter()).collect();
     assert!(pages.is_sorted());
     pages.dedup();
     assert_eq!(pages.len() as u64, layout.pages());
-    assert!(pieces.iter().all(|piece| piece.len() <= 8));
+    assert!(runs.iter().all(|run| run.len() <= 8));
     assert_eq!(links.unsent.count(), 0);
-    assert_eq!(links.routes[0].next(8, true), Next::Done);
+    assert_eq!(links.next_pages[0].next(8, true), Next::Done);
 }
 
 #[test]
 fn follows_the_guest_outwards() {
     let layout = layout(&[(2000, 1)]);
     let mut links = links(&layout, all_unsent(&layout), 1);
-    assert_eq!(links.routes[0].next(8, true), Next::Piece(range(0, 8)));
+    assert_eq!(links.next_pages[0].next(8, true), Next::Send(range(0, 8)));
     links.policy.urgent_upto(Page::new(1501));
-    let pieces = pieces(&mut links.routes[0]);
+    let runs = runs(&mut links.next_pages[0]);
     // Onwards to the end, then the nearest stretch before it, ….
-    assert_eq!(pieces[0].start(), Page::new(1501));
-    let turn = pieces
+    assert_eq!(runs[0].start(), Page::new(1501));
+    let turn = runs
         .iter()
-        .position(|piece| piece.end() == Page::new(2000))
+        .position(|run| run.end() == Page::new(2000))
         .unwrap();
-    assert_eq!(pieces[turn + 1].start(), Page::new(1501 - 512));
-    let pages: u64 = pieces.iter().map(|piece| piece.len()).sum();
+    assert_eq!(runs[turn + 1].start(), Page::new(1501 - 512));
+    let pages: u64 = runs.iter().map(|run| run.len()).sum();
     assert_eq!(pages, 2000 - 8);
     assert_eq!(links.unsent.count(), 0);
 }
@@ -105,9 +105,9 @@ fn the_hottest_pages_go_first() {
     // Not owed any more.
     assert_eq!(unsent.claim(range(901, 902), 1), Some(range(901, 902)));
     let mut links = links(&layout, unsent, 1);
-    let pieces = pieces(&mut links.routes[0]);
+    let runs = runs(&mut links.next_pages[0]);
     assert_eq!(
-        pieces[..5],
+        runs[..5],
         [
             range(700, 704),
             range(900, 901),
@@ -116,46 +116,55 @@ fn the_hottest_pages_go_first() {
             range(108, 110)
         ]
     );
-    assert_eq!(pieces[5], range(0, 8));
-    assert_eq!(pieces.iter().map(|piece| piece.len()).sum::<u64>(), 999);
+    assert_eq!(runs[5], range(0, 8));
+    assert_eq!(runs.iter().map(|run| run.len()).sum::<u64>(), 999);
 }
 
 #[test]
 fn read_ahead_comes_before_everything_and_without_background() {
     let layout = layout(&[(1000, 1)]);
     let mut links = links(&layout, all_unsent(&layout), 2);
-    assert_eq!(links.routes[0].next(8, false), Next::Nothing);
+    assert_eq!(links.next_pages[0].next(8, false), Next::Nothing);
     let advice = Advice {
         stream: 2,
         onwards: range(501, 517),
         before: range(492, 500),
     };
     links.policy.read_ahead(&advice);
-    assert_eq!(links.routes[0].next(8, true), Next::Piece(range(501, 509)));
-    assert_eq!(links.routes[1].next(8, false), Next::Piece(range(509, 517)));
-    assert_eq!(links.routes[0].next(8, false), Next::Piece(range(492, 500)));
-    assert_eq!(links.routes[0].next(8, false), Next::Nothing);
-    assert_eq!(links.routes[0].next(8, true), Next::Piece(range(0, 8)));
+    assert_eq!(
+        links.next_pages[0].next(8, true),
+        Next::Send(range(501, 509))
+    );
+    assert_eq!(
+        links.next_pages[1].next(8, false),
+        Next::Send(range(509, 517))
+    );
+    assert_eq!(
+        links.next_pages[0].next(8, false),
+        Next::Send(range(492, 500))
+    );
+    assert_eq!(links.next_pages[0].next(8, false), Next::Nothing);
+    assert_eq!(links.next_pages[0].next(8, true), Next::Send(range(0, 8)));
 }
 
 #[test]
 fn links_begin_spread_and_keep_out_of_each_others_way() {
     let layout = layout(&[(4000, 1)]);
     let mut links = links(&layout, all_unsent(&layout), 4);
-    for (nth, route) in links.routes.iter_mut().enumerate() {
+    for (nth, next_pages) in links.next_pages.iter_mut().enumerate() {
         let start = 1000 * nth as u64;
-        let Next::Piece(piece) = route.next(8, true) else {
+        let Next::Send(run) = next_pages.next(8, true) else {
             panic!()
         };
-        assert_eq!(piece.start(), Page::new(start));
+        assert_eq!(run.start(), Page::new(start));
     }
     // Link 3 is at 3000: what follows 2950 is being pushed already.
     links.policy.urgent_upto(Page::new(2950));
-    assert_eq!(links.routes[0].next(8, true), Next::Piece(range(8, 16)));
+    assert_eq!(links.next_pages[0].next(8, true), Next::Send(range(8, 16)));
     links.policy.urgent_upto(Page::new(1500));
     assert_eq!(
-        links.routes[0].next(8, true),
-        Next::Piece(range(1500, 1508))
+        links.next_pages[0].next(8, true),
+        Next::Send(range(1500, 1508))
     );
 }
 
@@ -178,13 +187,13 @@ fn a_huge_page_is_finished_by_the_link_that_began_it() {
                 before: range(0, 3),
             });
         }
-        let Next::Piece(piece) = links.routes[turn].next(8, true) else {
+        let Next::Send(run) = links.next_pages[turn].next(8, true) else {
             done[turn] = true;
             continue;
         };
-        let host = layout.host_page_range(piece.start());
+        let host = layout.host_page_range(run.start());
         if host.len() > 1 {
-            assert!(host.contains_range(piece), "{piece:?}");
+            assert!(host.contains_range(run), "{run:?}");
             begun.push((turn, host));
         }
     }
@@ -219,14 +228,17 @@ fn a_huge_page_is_finished_by_the_link_that_began_it() {
 fn urgent_claims_get_in_between_the_pieces_of_a_huge_page() {
     let layout = layout(&[(2 * HUGE, HUGE)]);
     let mut links = links(&layout, all_unsent(&layout), 1);
-    assert_eq!(links.routes[0].next(8, true), Next::Piece(range(0, 8)));
+    assert_eq!(links.next_pages[0].next(8, true), Next::Send(range(0, 8)));
     // A request for what is missing of it.
     let mut urgent = 0;
     while let Some(run) = links.unsent.claim(range(8, HUGE), 16) {
         urgent += run.len();
     }
     assert_eq!(urgent, HUGE - 8);
-    assert_eq!(links.routes[0].next(8, true), Next::Piece(range(512, 520)));
+    assert_eq!(
+        links.next_pages[0].next(8, true),
+        Next::Send(range(512, 520))
+    );
 }
 
 /// A link stalls in the middle of a huge page, wherever that is: the others
@@ -240,16 +252,16 @@ fn the_huge_page_of_a_link_that_stalls_is_finished_by_another() {
             let stalled = PageRange::from_len(Page::new(3 + nth * HUGE), HUGE);
             // The guest leads the first link there.
             links.policy.urgent_upto(stalled.start());
-            let piece = PageRange::from_len(stalled.start(), 8);
-            assert_eq!(links.routes[0].next(8, true), Next::Piece(piece));
+            let run = PageRange::from_len(stalled.start(), 8);
+            assert_eq!(links.next_pages[0].next(8, true), Next::Send(run));
 
             // The other ones take turns, and go through with it.
             let mut last = PageRange::EMPTY;
-            let mut going: Vec<_> = links.routes[1..].iter_mut().collect();
+            let mut going: Vec<_> = links.next_pages[1..].iter_mut().collect();
             while !going.is_empty() {
-                going.retain_mut(|route| match route.next(8, true) {
-                    Next::Piece(piece) => {
-                        last = piece;
+                going.retain_mut(|next_pages| match next_pages.next(8, true) {
+                    Next::Send(run) => {
+                        last = run;
                         true
                     }
                     Next::Done => false,
@@ -258,7 +270,7 @@ fn the_huge_page_of_a_link_that_stalls_is_finished_by_another() {
             }
             assert_eq!(links.unsent.count(), 0, "{number} links, huge page {nth}");
             assert!(stalled.contains_range(last), "{last:?} before it");
-            assert_eq!(links.routes[0].next(8, true), Next::Done);
+            assert_eq!(links.next_pages[0].next(8, true), Next::Done);
         }
     }
 }
