@@ -10,10 +10,10 @@ use hikkoshi_engine::{MAX_LINKS, Mode, Priority, ReadAhead, SourceOptions};
 use hikkoshi_link::Address;
 use hikkoshi_link::tls::Invitation;
 
-use super::common::Common;
 use super::headings::{CONNECTION, MIGRATION, TUNING};
+use super::journaled_options::JournaledOptions;
+use super::run_options::RunOptions;
 use super::security::InvitationArg;
-use super::shared::SharedOptions;
 use super::{bytes, mode};
 
 /// The longest `--max-downtime`, in milliseconds.
@@ -50,7 +50,7 @@ pub(crate) struct Migrate {
     pub options: MigrateOptions,
 
     #[command(flatten)]
-    pub common: Common,
+    pub run: RunOptions,
 }
 
 /// Options of `migrate` that are kept in the journal; `None`: not given.
@@ -112,7 +112,7 @@ pub(crate) struct MigrateOptions {
     pub quit_source: bool,
 
     #[command(flatten)]
-    pub shared: SharedOptions,
+    pub journaled: JournaledOptions,
 
     /// Background connections, each with a thread on both sides
     ///
@@ -210,7 +210,7 @@ impl Migrate {
     #[must_use]
     pub(crate) fn resumed(mut self, earlier: MigrateOptions, plaintext: bool) -> Self {
         self.options = self.options.or(earlier);
-        self.common.security.plaintext |= plaintext;
+        self.run.security.plaintext |= plaintext;
         self
     }
 
@@ -249,8 +249,8 @@ impl Migrate {
             } else {
                 Priority::ON
             },
-            retry_for: options.shared.retry_for(),
-            stall_timeout: options.shared.stall_timeout(),
+            retry_for: options.journaled.retry_for(),
+            stall_timeout: options.journaled.stall_timeout(),
             peer_timeout: SourceOptions::DEFAULT_PEER_TIMEOUT,
         }
     }
@@ -268,7 +268,7 @@ impl MigrateOptions {
             allow_cpu_mismatch: self.allow_cpu_mismatch || earlier.allow_cpu_mismatch,
             no_keep_frames: self.no_keep_frames || earlier.no_keep_frames,
             quit_source: self.quit_source || earlier.quit_source,
-            shared: self.shared.or(earlier.shared),
+            journaled: self.journaled.or(earlier.journaled),
             links: self.links.or(earlier.links),
             rounds: self.rounds.or(earlier.rounds),
             max_rounds: self.max_rounds.or(earlier.max_rounds),
@@ -390,7 +390,7 @@ mod tests {
         assert!(options.drain && options.keep_frames && !options.allow_cpu_mismatch);
         assert_eq!(options.priority, Priority::ON);
         assert_eq!(options.retry_for, RetryFor::BY_MODE);
-        assert!(migrate.common.security.plaintext);
+        assert!(migrate.run.security.plaintext);
     }
 
     /// The help names the defaults, and the engine has them.
@@ -462,20 +462,20 @@ mod tests {
             options.retry_for,
             RetryFor::always(Duration::from_secs(300))
         );
-        assert_eq!(second.options.shared.allow_device, ["a", "b"]);
-        assert_eq!(second.common.resume, Some(Some("/j/s.json".into())));
-        assert_eq!(second.common.json, Some("-".into()));
-        assert!(second.common.security.plaintext);
+        assert_eq!(second.options.journaled.allow_device, ["a", "b"]);
+        assert_eq!(second.run.resume, Some(Some("/j/s.json".into())));
+        assert_eq!(second.run.json, Some("-".into()));
+        assert!(second.run.security.plaintext);
         let third = migrate("--resume --allow-device b").resumed(second.options.clone(), false);
         assert_eq!(third.options, second.options);
-        assert!(!third.common.security.plaintext);
+        assert!(!third.run.security.plaintext);
     }
 
     #[test]
     fn resume_takes_a_file_or_searches() {
         let parse = |words: &str| {
-            let common = try_migrate(&format!("unix:/s {words}")).ok()?.common;
-            Some((common.resume, common.qmp))
+            let run = try_migrate(&format!("unix:/s {words}")).ok()?.run;
+            Some((run.resume, run.qmp))
         };
         assert_eq!(parse(""), None, "no QEMU");
         assert_eq!(parse("--resume"), Some((Some(None), None)));

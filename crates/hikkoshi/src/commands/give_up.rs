@@ -14,7 +14,7 @@ use hikkoshi_engine::{
 use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
 use hikkoshi_qemu::{ExitedDestination, QemuDestination, QemuSource};
 
-use crate::args::{Common, Migrate, Receive};
+use crate::args::{Migrate, Receive, RunOptions};
 use crate::commands::find_journal::find;
 use crate::commands::print_result::print_moved;
 use crate::commands::resume_command::resume_command;
@@ -32,10 +32,10 @@ const DISKS: &str = "its disks are newer than this memory, which would damage th
 
 /// Abandons the migration at the source.
 pub(super) fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
-    let (file, entry) = find::<SourceEntry>(&args.common, file)?;
+    let (file, entry) = find::<SourceEntry>(&args.run, file)?;
     let stage = entry.engine.stage;
     let again = resume_command::<SourceEntry>(file.path());
-    require_confirmation(&args.common, source_consequence(stage).as_deref())?;
+    require_confirmation(&args.run, source_consequence(stage).as_deref())?;
     let cannot = |reason, error: &dyn Error| {
         Exit::caused(Status::Unfinished, reason, error).resumed_by(&again)
     };
@@ -48,7 +48,7 @@ pub(super) fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
     let engine = entry.engine.clone();
     let watch = Watch {
         cancel,
-        observer: progress::observer(args.common.progress),
+        observer: progress::observer(args.run.progress),
         journal: Arc::new(OfflineJournal::new(file, entry)),
     };
     if let Err(error) = give_up_migrate(&mut guest, engine, &watch) {
@@ -64,7 +64,7 @@ pub(super) fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
     }
     if stage == SourceStage::Done {
         let what = "the guest runs at the destination, with all of its pages";
-        return print_moved(&args.common, what, None);
+        return print_moved(&args.run, what, None);
     }
     Err(Exit::new(Status::AtSource, Reason::GivenUp, ABANDONED)
         .with("the guest runs at the source"))
@@ -95,9 +95,9 @@ pub(super) fn destination(
     file: Option<&Path>,
     cancel: Cancel,
 ) -> Result<Status, Exit> {
-    let (file, entry) = find::<DestinationEntry>(&args.common, file)?;
+    let (file, entry) = find::<DestinationEntry>(&args.run, file)?;
     let (stage, pid) = (entry.engine.stage, entry.qemu.identity.pid);
-    require_confirmation(&args.common, destination_consequence(stage))?;
+    require_confirmation(&args.run, destination_consequence(stage))?;
     let again = resume_command::<DestinationEntry>(file.path());
     let cannot = |reason, error: &dyn Error| {
         Exit::caused(Status::Unfinished, reason, error).resumed_by(&again)
@@ -113,7 +113,7 @@ pub(super) fn destination(
     let engine = entry.engine.clone();
     let watch = ReceiveWatch {
         cancel,
-        observer: progress::observer(args.common.progress),
+        observer: progress::observer(args.run.progress),
         journal: Arc::new(OfflineJournal::new(file, entry)),
     };
     give_up_receive(&mut *guest, engine, &watch).map_err(|error| {
@@ -123,7 +123,7 @@ pub(super) fn destination(
     Err(match stage {
         DestinationStage::Complete => {
             let what = "the guest runs here with all of its pages; its source was not informed";
-            return print_moved(&args.common, what, None);
+            return print_moved(&args.run, what, None);
         }
         DestinationStage::Ready => abandoned(Status::AtSource)
             .with(format!(
@@ -160,9 +160,9 @@ fn destination_consequence(stage: DestinationStage) -> Option<&'static str> {
     }
 }
 
-fn require_confirmation(common: &Common, consequence: Option<&str>) -> Result<(), Exit> {
+fn require_confirmation(run: &RunOptions, consequence: Option<&str>) -> Result<(), Exit> {
     match consequence {
-        Some(consequence) if !common.other_side_is_lost => {
+        Some(consequence) if !run.other_side_is_lost => {
             let what = format!("abandoning the migration: {consequence}");
             let next = "nothing was done. To confirm: --give-up --other-side-is-lost";
             Err(Exit::new(Status::Usage, Reason::ConfirmationNeeded, what).with(next))

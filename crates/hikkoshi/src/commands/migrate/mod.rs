@@ -29,21 +29,21 @@ const UNCHANGED: &str = "the guest still runs at the source; nothing was changed
 
 pub(crate) fn run(args: &Migrate) -> Result<Status, Exit> {
     let cancel = signals::cancel_on_signals()?;
-    match &args.common.resume {
+    match &args.run.resume {
         None => start(args, &security::remote(args)?, cancel),
-        Some(file) if args.common.give_up => give_up::source(args, file.as_deref(), cancel),
+        Some(file) if args.run.give_up => give_up::source(args, file.as_deref(), cancel),
         Some(file) => resume::resume(args, file.as_deref(), cancel),
     }
 }
 
 /// Starts a migration.
 fn start(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit> {
-    let qmp = qmp(&args.common)?;
-    let folder = journal::folder(args.common.journal.as_deref());
-    let observer = progress::observer(args.common.progress);
+    let qmp = qmp(&args.run)?;
+    let folder = journal::folder(args.run.journal.as_deref());
+    let observer = progress::observer(args.run.progress);
     unfinished::check_folder(&folder, qmp, &*observer)?;
     let phases = args.engine_options().phases();
-    let guest = QemuSource::attach_for(qmp, &args.options.shared.allowed(), phases)
+    let guest = QemuSource::attach_for(qmp, &args.options.journaled.allowed(), phases)
         .map_err(|error| not_attached(&error))?;
     // After attaching, which reports a missing right to trace. The check fails without it.
     require_dirty_log(phases)?;
@@ -70,7 +70,7 @@ fn start(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
     let journal = SourceJournal::new(
         file,
         remote.clone(),
-        args.common.security.plaintext,
+        args.run.security.plaintext,
         args.options.clone(),
         guest.notes(),
         None,
@@ -80,8 +80,8 @@ fn start(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
     guest
         .on_undo_record(move |record| undo_journal.set_undo(record))
         .map_err(keeping)?;
-    security::warn_of_readable_key(&args.common.security, &*observer);
-    args.options.shared.warn_of_devices(&*observer);
+    security::warn_of_readable_key(&args.run.security, &*observer);
+    args.options.journaled.warn_of_devices(&*observer);
     let late_cancel = Arc::new(LateCancelNotice::new(cancel.clone(), observer));
     let watch = Watch {
         cancel,

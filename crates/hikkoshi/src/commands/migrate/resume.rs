@@ -22,7 +22,7 @@ use crate::security;
 
 /// Continues the migration in the journal `file`, or the one that the options lead to.
 pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
-    let (file, mut entry) = find::<SourceEntry>(&args.common, file)?;
+    let (file, mut entry) = find::<SourceEntry>(&args.run, file)?;
     if entry.engine.stage == SourceStage::Done || destination_is_complete(&file, &entry) {
         return complete(args, &file, &entry);
     }
@@ -71,13 +71,13 @@ pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
     let journal = Arc::new(SourceJournal::new(
         file,
         remote.clone(),
-        args.common.security.plaintext,
+        args.run.security.plaintext,
         args.options.clone(),
         notes,
         Some(engine.clone()),
     ));
-    let observer = progress::observer(args.common.progress);
-    security::warn_of_readable_key(&args.common.security, &*observer);
+    let observer = progress::observer(args.run.progress);
+    security::warn_of_readable_key(&args.run.security, &*observer);
     let watch = Watch {
         cancel,
         observer,
@@ -155,8 +155,7 @@ fn complete(args: &Migrate, file: &JournalFile, entry: &SourceEntry) -> Result<S
         && let Err(error) = guest.release()
     {
         let error = Report::new(&error);
-        progress::observer(args.common.progress)
-            .notice(&format!("the guest has moved, but: {error}"));
+        progress::observer(args.run.progress).notice(&format!("the guest has moved, but: {error}"));
     }
     let quits = args.options.quit_source || entry.options.quit_source;
     let quit = quits.then(|| outcome::quit_source(|| quit_attached(attached.as_mut())));
@@ -166,5 +165,5 @@ fn complete(args: &Migrate, file: &JournalFile, entry: &SourceEntry) -> Result<S
         file.remove();
     }
     let what = "the guest is at the destination, with all of its pages";
-    print_moved(&args.common, what, quit.as_ref())
+    print_moved(&args.run, what, quit.as_ref())
 }

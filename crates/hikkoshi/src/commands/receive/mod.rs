@@ -25,9 +25,9 @@ use crate::security::{self, Acceptor};
 
 pub(crate) fn run(args: &Receive) -> Result<Status, Exit> {
     let cancel = signals::cancel_on_signals()?;
-    match &args.common.resume {
+    match &args.run.resume {
         None => start(args, cancel),
-        Some(file) if args.common.give_up => give_up::destination(args, file.as_deref(), cancel),
+        Some(file) if args.run.give_up => give_up::destination(args, file.as_deref(), cancel),
         Some(file) => resume::resume(args, file.as_deref(), cancel),
     }
 }
@@ -40,10 +40,10 @@ fn start(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
         return Err(Exit::new(Status::Usage, Reason::Usage, what));
     };
     let acceptor = Acceptor::new(args, listen)?;
-    let qmp = qmp(&args.common)?;
-    let folder = journal::folder(args.common.journal.as_deref());
+    let qmp = qmp(&args.run)?;
+    let folder = journal::folder(args.run.journal.as_deref());
     unfinished::check_folder(&folder, qmp)?;
-    let allowed = args.options.shared.allowed();
+    let allowed = args.options.journaled.allowed();
     let mut guest = QemuDestination::attach_allowing(qmp, &allowed, args.overcommit())
         .map_err(|error| not_attached(&error))?;
     guest.cancel_load_with(cancel.clone());
@@ -72,14 +72,14 @@ fn start(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
     let journal = Arc::new(DestinationJournal::new(
         file,
         listener.address(),
-        args.common.security.plaintext,
+        args.run.security.plaintext,
         args.options.clone(),
         acceptor.tls().cloned(),
         guest.noted(),
     ));
-    let observer = progress::observer(args.common.progress);
-    security::warn_of_readable_key(&args.common.security, &*observer);
-    args.options.shared.warn_of_devices(&*observer);
+    let observer = progress::observer(args.run.progress);
+    security::warn_of_readable_key(&args.run.security, &*observer);
+    args.options.journaled.warn_of_devices(&*observer);
     acceptor.announce(args, &listener, &*observer)?;
     let watch = ReceiveWatch {
         cancel,

@@ -19,7 +19,7 @@ use crate::security::{self, Acceptor};
 
 /// Continues the migration in the journal `file`, or the one that the options lead to.
 pub(super) fn resume(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
-    let (file, mut entry) = find::<DestinationEntry>(&args.common, file)?;
+    let (file, mut entry) = find::<DestinationEntry>(&args.run, file)?;
     let plaintext = entry.plaintext && is_same_host(args.listen.as_ref(), &entry.address);
     let args = &args.clone().resumed(entry.options.clone(), plaintext);
     let cannot = |error: &dyn std::error::Error| {
@@ -61,13 +61,13 @@ pub(super) fn resume(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Res
     let journal = Arc::new(DestinationJournal::new(
         file,
         address,
-        args.common.security.plaintext,
+        args.run.security.plaintext,
         args.options.clone(),
         tls,
         notes,
     ));
-    let observer = progress::observer(args.common.progress);
-    security::warn_of_readable_key(&args.common.security, &*observer);
+    let observer = progress::observer(args.run.progress);
+    security::warn_of_readable_key(&args.run.security, &*observer);
     let state = state(entry.engine.stage, guest.has_ended());
     observer.notice(&format!("{state}; waiting for its source at {address}"));
     let watch = ReceiveWatch {

@@ -1,4 +1,4 @@
-//! What `receive` and `migrate` have in common, and what concerns one run only.
+//! Options of both sides that concern one run only.
 
 use std::path::PathBuf;
 
@@ -7,9 +7,9 @@ use clap::{Args, ValueEnum};
 use super::headings::{CONNECTION, OUTPUT, RECOVERY};
 use super::security::Security;
 
-/// Options of both sides.
+/// Options of both sides that concern one run only: they are not kept in the journal.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct Common {
+pub(crate) struct RunOptions {
     /// QMP socket of the QEMU process
     #[arg(
         long,

@@ -14,7 +14,7 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Options of both sides that are kept in the journal; `None` and empty: not given.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
-pub(crate) struct SharedOptions {
+pub(crate) struct JournaledOptions {
     /// Allow a device, network backend or block driver that hikkoshi does not know
     ///
     /// A guest with such a device is refused otherwise. Writes of the device to the guest's memory
@@ -47,7 +47,7 @@ pub(crate) struct SharedOptions {
     pub retry_for: Option<Duration>,
 }
 
-impl SharedOptions {
+impl JournaledOptions {
     /// These options, and where one was not given, that of `earlier`.
     #[must_use]
     pub(crate) fn or(mut self, earlier: Self) -> Self {
