@@ -14,7 +14,7 @@ use rustls::pki_types::CertificateDer;
 
 use crate::Address;
 use crate::tls::handshake::{accept, connect};
-use crate::tls::keys::{ALERT, Common, DATA, HANDSHAKE, Key, MAX_PLAIN, Renew, TAG};
+use crate::tls::keys::{ALERT, DATA, HANDSHAKE, Key, KeyRenewal, MAX_PLAIN, Renew, TAG};
 use crate::tls::peer_key::fingerprint;
 use crate::tls::record_decrypt::{MAX_EMPTY, MAX_RECORD};
 use crate::tls::{
@@ -275,7 +275,7 @@ fn changed(peer: &Peer, piece: u8) {
 
 /// Reads all of it, `piece` bytes at a time.
 fn read(sent: &[u8], piece: usize) -> (Vec<u8>, End) {
-    let mut opener = Opener::new(key(0), Common::new(Box::new(Numbered(0))), &[]);
+    let mut opener = Opener::new(key(0), KeyRenewal::new(Box::new(Numbered(0))), &[]);
     let mut pieces = sent.chunks(piece.max(1));
     let (mut plain, mut buffer) = (Vec::new(), [0; 1000]);
     loop {

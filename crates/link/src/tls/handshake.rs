@@ -14,7 +14,7 @@ use crate::tls::client_server::{PROTOCOL, TlsClient, TlsServer};
 use crate::tls::error::{Utc, now};
 use crate::tls::invitation::{Fingerprint, PROOF_LEN, Proof};
 use crate::tls::invitation_check::ProofResult;
-use crate::tls::keys::{Common, HEADER, Key, Renew};
+use crate::tls::keys::{HEADER, Key, KeyRenewal, Renew};
 use crate::tls::own_certificate::readable;
 use crate::tls::peer_key::fingerprint;
 use crate::tls::record_decrypt::{Alert, MAX_RECORD, Opener};
@@ -366,11 +366,11 @@ fn run_handshake<C: HandshakeState, S: Read + Write>(
     }
     let certificate = connection.certificate();
     let (secrets, renew) = connection.finish()?;
-    let common = Common::new(renew);
-    let opener = Opener::new(Key::new(secrets.rx)?, common.clone(), incoming.rest());
+    let renewal = KeyRenewal::new(renew);
+    let opener = Opener::new(Key::new(secrets.rx)?, renewal.clone(), incoming.rest());
     Ok((
         opener,
-        Sealer::new(Key::new(secrets.tx)?, common),
+        Sealer::new(Key::new(secrets.tx)?, renewal),
         certificate,
     ))
 }
