@@ -18,7 +18,7 @@ use hikkoshi_engine::{Cancel, Priority, PriorityClass};
 use hikkoshi_lab::{HostPair, Namespace, Shape};
 use hikkoshi_link::tls::{TimeLimits, TlsClient, TlsServer};
 use hikkoshi_link::{
-    Address, BackgroundSender, LinkError, LinkReader, LinkWriter, Stream, UrgentActivity, split,
+    BackgroundSender, LinkError, LinkReader, LinkWriter, Stream, UrgentActivity, split,
 };
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange};
 use hikkoshi_wire::{Frame, HEADER_LEN, Limits};
@@ -162,8 +162,8 @@ fn connect(trial: &Trial, line: &HostPair) -> (Arc<Stream>, Arc<Stream>) {
     let source = inside(
         line.source(),
         Box::new(move || {
-            let remote = address.to_string().parse::<Address>().unwrap().into();
-            Stream::connect(&remote, &Cancel::new()).unwrap()
+            let address = address.to_string().parse().unwrap();
+            Stream::connect(&address, false, &Cancel::new()).unwrap()
         }),
     );
     let destination = Stream::tcp(listener.accept().unwrap().0).unwrap();

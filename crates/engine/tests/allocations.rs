@@ -29,7 +29,7 @@ use hikkoshi_engine::{Cancel, Mode, SourceOptions, Watch, migrate};
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::tls::{TlsClient, TlsServer};
-use hikkoshi_link::{Address, Incoming, LinkReader, LinkWriter, Listener, Remote, split};
+use hikkoshi_link::{AcceptedLink, Address, LinkReader, LinkWriter, Listener, Remote, split};
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{Frame, HEADER_LEN, Limits, Role, ToDestination, ToSource};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
@@ -46,7 +46,12 @@ const BATCH: usize = 32;
 
 type Ends = (LinkReader, LinkWriter);
 
-fn link(incoming: &Receiver<Incoming>, listener: &Listener, limits: Limits, role: Role) -> Ends {
+fn link(
+    incoming: &Receiver<AcceptedLink>,
+    listener: &Listener,
+    limits: Limits,
+    role: Role,
+) -> Ends {
     // The source opens them one after another, in this order.
     let link = incoming.recv().unwrap();
     assert_eq!(link.role, role);

@@ -13,7 +13,7 @@ use crate::destination::{resume_migration, switchover};
 use crate::guest::DestinationGuest;
 use crate::report::Account;
 use hikkoshi_handover::DestinationRecord;
-use hikkoshi_link::{Incoming, Listener, TICK};
+use hikkoshi_link::{AcceptedLink, Listener, TICK};
 use hikkoshi_linux::Cancel;
 
 /// Accepted links that may wait in the queue: all links of one migration (background, urgent) can
@@ -100,7 +100,7 @@ impl Drop for CancelOnDrop<'_> {
 /// Where connections are accepted.
 struct Acceptor<'a> {
     listener: &'a Listener,
-    incoming: &'a Receiver<Incoming>,
+    incoming: &'a Receiver<AcceptedLink>,
 }
 
 /// Waits for sources until a guest was received, or its migration failed.

@@ -19,13 +19,13 @@ use crate::report::Account;
 use hikkoshi_handover::{
     DestinationEvent, DestinationRecord, DestinationStage, Outcome, RecordedDestination,
 };
-use hikkoshi_link::Incoming;
+use hikkoshi_link::AcceptedLink;
 
 /// Resumes a migration that another engine began.
 pub(crate) fn resume(
     guest: &mut dyn DestinationGuest,
     record: DestinationRecord,
-    incoming: &Receiver<Incoming>,
+    incoming: &Receiver<AcceptedLink>,
     options: &DestinationOptions,
     watch: &ReceiveWatch,
 ) -> Result<Account, ReceiveError> {

@@ -10,7 +10,7 @@ use hikkoshi_wire::{Limits, MigrationId, Role, ToDestination, ToSource};
 
 use crate::control_link::{QUEUED_EVENTS, start_reader};
 use crate::destination::error::DestinationFailure;
-use hikkoshi_link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, TICK, split};
+use hikkoshi_link::{AcceptedLink, LinkError, LinkReader, LinkWriter, Stream, TICK, split};
 use hikkoshi_linux::Cancel;
 
 /// What the control link's thread does; identifies its end among the failures.
@@ -129,7 +129,7 @@ impl Session {
     #[allow(clippy::too_many_arguments, reason = "each is needed once, here")]
     pub(crate) fn await_links(
         &mut self,
-        incoming: &Receiver<Incoming>,
+        incoming: &Receiver<AcceptedLink>,
         id: MigrationId,
         background_links: u16,
         urgent: bool,

@@ -1,15 +1,19 @@
 //! A connected socket, TCP or unix, with or without TLS. The reader and the writer of a link share
 //! it.
 
+mod accepted_link;
 mod busy_poll;
-mod framed;
+mod error;
 mod reader;
+mod split;
 mod traffic_class;
 mod writer;
 
+pub use accepted_link::AcceptedLink;
+pub use error::{LinkError, TICK};
 use error_reporter::Report;
-pub use framed::{LinkError, TICK, split};
 pub use reader::LinkReader;
+pub use split::split;
 pub(crate) use traffic_class::TrafficClass;
 pub use writer::LinkWriter;
 
@@ -26,9 +30,9 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 
+use crate::Address;
 use crate::tls;
 use crate::tls::{Fingerprint, Opener, Sealer, SecureError, TimeLimits, TlsClient, TlsServer};
-use crate::{Address, Remote};
 use hikkoshi_linux::Cancel;
 
 /// How long sent bytes may stay unacknowledged before the link counts as broken
@@ -60,23 +64,19 @@ pub struct Secured {
 }
 
 impl Stream {
-    /// Connects to `remote`: tries each of its socket addresses in turn. Does no TLS handshake.
+    /// Connects to `address`: tries each of its socket addresses in turn; with `loopback_only` only
+    /// loopback addresses. Does no TLS handshake.
     ///
     /// # Errors
     /// The error of the last attempt, or of a stop by `stop`.
-    pub fn connect(remote: &Remote, stop: &Cancel) -> io::Result<Self> {
-        let Remote {
-            address,
-            loopback_only,
-            ..
-        } = remote;
+    pub fn connect(address: &Address, loopback_only: bool, stop: &Cancel) -> io::Result<Self> {
         match address {
             Address::Unix(path) => Ok(Self::Unix(UnixStream::connect(path)?)),
             Address::Tcp(_) => {
                 let found = address.resolve().map_err(io::Error::other)?;
                 let mut last = io::Error::from(io::ErrorKind::NotFound);
                 for socket_address in found {
-                    if *loopback_only && !socket_address.ip().is_loopback() {
+                    if loopback_only && !socket_address.ip().is_loopback() {
                         // The name resolved to this machine when it was checked.
                         last = io::Error::other(format!(
                             "the name now resolves to {socket_address}, which is not on this \
@@ -426,12 +426,10 @@ mod tests {
     /// The name resolved to this machine when it was checked first.
     #[test]
     fn loopback_only_refuses_other_addresses() {
-        let here = |address: &str| Remote {
-            loopback_only: true,
-            ..address.parse::<Address>().unwrap().into()
-        };
+        let connect =
+            |address: &str, stop: &Cancel| Stream::connect(&address.parse().unwrap(), true, stop);
         // An attempt to connect would fail with the stop or a network error instead.
-        let error = Stream::connect(&here("192.0.2.1:9"), &Cancel::cancelled()).unwrap_err();
+        let error = connect("192.0.2.1:9", &Cancel::cancelled()).unwrap_err();
         assert_eq!(
             Report::new(&error).to_string(),
             "the name now resolves to 192.0.2.1:9, which is not on this machine, and the link is \
@@ -439,6 +437,6 @@ mod tests {
         );
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        Stream::connect(&here(&address), &Cancel::new()).unwrap();
+        connect(&address, &Cancel::new()).unwrap();
     }
 }

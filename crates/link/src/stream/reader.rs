@@ -9,7 +9,7 @@ use hikkoshi_wire::{ControlMessage, Frame, HEADER_LEN, Limits, decode_control};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::stream::busy_poll::BusyPoll;
-use crate::stream::framed::{TICK, is_timeout};
+use crate::stream::error::{TICK, is_timeout};
 use crate::tls::Opener;
 use crate::{LinkError, Stream};
 use hikkoshi_linux::Cancel;

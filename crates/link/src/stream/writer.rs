@@ -8,7 +8,7 @@ use error_reporter::Report;
 use hikkoshi_pages::PageRange;
 use hikkoshi_wire::{ControlMessage, Frame, encode_control};
 
-use crate::stream::framed::{TICK, is_timeout};
+use crate::stream::error::{TICK, is_timeout};
 use crate::tls::Sealer;
 use crate::{LinkError, Stream};
 use hikkoshi_linux::Cancel;

@@ -4,7 +4,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use hikkoshi_handover::{DestinationEvent, DestinationStage};
-use hikkoshi_link::{Incoming, LinkError, TICK};
+use hikkoshi_link::{AcceptedLink, LinkError, TICK};
 use hikkoshi_wire::{Role, ToDestination};
 
 use crate::destination::error::DestinationFailure;
@@ -124,7 +124,7 @@ impl HandoverDriver<'_> {
     }
 
     /// Handles a new connection.
-    fn accept_connection(&mut self, link: Incoming) -> Observation {
+    fn accept_connection(&mut self, link: AcceptedLink) -> Observation {
         if link.id != self.machine.record().id {
             // It was accepted before this migration began.
             tracing::warn!(

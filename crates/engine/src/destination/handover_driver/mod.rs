@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use hikkoshi_handover::{
     DestinationAction, DestinationEvent, DestinationStage, RecordedDestination,
 };
-use hikkoshi_link::Incoming;
+use hikkoshi_link::AcceptedLink;
 use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::{Capabilities, Limits};
 
@@ -47,7 +47,7 @@ pub(crate) struct HandoverDriver<'a> {
     pub(crate) watch: &'a ReceiveWatch,
     pub(crate) options: DestinationOptions,
     /// New connections.
-    pub(crate) incoming: &'a Receiver<Incoming>,
+    pub(crate) incoming: &'a Receiver<AcceptedLink>,
     pub(crate) machine: RecordedDestination,
     /// What the source supports.
     pub(crate) capabilities: Capabilities,
@@ -129,7 +129,7 @@ impl<'a> HandoverDriver<'a> {
         start: HandoverStart,
         watch: &'a ReceiveWatch,
         options: &DestinationOptions,
-        incoming: &'a Receiver<Incoming>,
+        incoming: &'a Receiver<AcceptedLink>,
     ) -> Self {
         let retry_for = options.retry_for.of(start.machine.record().postcopy);
         Self {

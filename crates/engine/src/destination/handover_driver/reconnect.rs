@@ -13,7 +13,7 @@ use crate::destination::page_receiver;
 use crate::destination::session::Session;
 use crate::report::Phase;
 use hikkoshi_handover::{DestinationStage, SourceStage};
-use hikkoshi_link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, split};
+use hikkoshi_link::{AcceptedLink, LinkError, LinkReader, LinkWriter, Stream, split};
 use hikkoshi_linux::Cancel;
 
 /// How long the source may take to report its stage.
@@ -37,7 +37,7 @@ impl HandoverDriver<'_> {
     /// Receives the source's stage.
     pub(crate) fn receive_resume_request(
         &self,
-        link: Incoming,
+        link: AcceptedLink,
     ) -> Result<(ReconnectedSource, SourceStage), DestinationFailure> {
         let io = |error: std::io::Error| DestinationFailure::link(DOING)(error.into());
         link.stream

@@ -32,14 +32,14 @@ use crate::network_frames::FrameDelivery;
 use crate::report::{Account, Counters, Phase};
 use hikkoshi_handover::RecordedDestination;
 use hikkoshi_handover::{DestinationEvent, DestinationRecord, DestinationStage};
-use hikkoshi_link::Incoming;
+use hikkoshi_link::AcceptedLink;
 use hikkoshi_memory::GuestRam;
 
 /// Receives the offered guest.
 pub(crate) fn run(
     guest: &mut dyn DestinationGuest,
     offered: AcceptedOffer,
-    incoming: &Receiver<Incoming>,
+    incoming: &Receiver<AcceptedLink>,
     options: &DestinationOptions,
     watch: &ReceiveWatch,
 ) -> Result<Account, ReceiveError> {
@@ -129,7 +129,7 @@ pub(crate) struct IncomingMigration<'a> {
 impl<'a> IncomingMigration<'a> {
     fn open(
         offered: AcceptedOffer,
-        incoming: &Receiver<Incoming>,
+        incoming: &Receiver<AcceptedLink>,
         options: &DestinationOptions,
         fault_threads: usize,
         watch: &'a ReceiveWatch,

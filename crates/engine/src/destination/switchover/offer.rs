@@ -18,7 +18,7 @@ use crate::destination::switchover::processors;
 use crate::destination::watch::ReceiveWatch;
 use crate::guest::DestinationGuest;
 use crate::obstacle::DestinationObstacle;
-use hikkoshi_link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, split};
+use hikkoshi_link::{AcceptedLink, LinkError, LinkReader, LinkWriter, Stream, split};
 use hikkoshi_linux::{Cancel, host_memory_available};
 use hikkoshi_memory::RamWriter;
 
@@ -68,7 +68,7 @@ impl From<String> for NoGuest {
 /// `over` is called before a refused source is notified: it may connect again at once.
 pub(crate) fn hear(
     guest: &mut dyn DestinationGuest,
-    link: Incoming,
+    link: AcceptedLink,
     options: &DestinationOptions,
     watch: &ReceiveWatch,
     over: impl Fn(),

@@ -9,7 +9,7 @@ use error_reporter::Report;
 use hikkoshi_engine::{Account, Cancel, MigrateError, Mode, SourceOptions, Watch, migrate};
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
-use hikkoshi_link::{Incoming, LinkReader, LinkWriter, Listener, Stream, split};
+use hikkoshi_link::{AcceptedLink, LinkReader, LinkWriter, Listener, Stream, split};
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
     DestinationStage, Frame, Limits, RequestSummary, Role, ToDestination, ToSource,
@@ -27,8 +27,8 @@ use super::{listen, machine};
 pub(super) struct Destination<'a> {
     pub(super) machine: Arc<Machine>,
     listener: &'a Listener,
-    incoming: Receiver<Incoming>,
-    waiting: Vec<Incoming>,
+    incoming: Receiver<AcceptedLink>,
+    waiting: Vec<AcceptedLink>,
     limits: Limits,
     streams: Vec<Arc<Stream>>,
 }
@@ -39,7 +39,7 @@ impl Destination<'_> {
     /// The link of that role; they may arrive in any order.
     pub(super) fn link(&mut self, role: Role) -> Ends {
         let known = self.waiting.iter().position(|link| link.role == role);
-        let Incoming { stream, id, .. } = match known {
+        let AcceptedLink { stream, id, .. } = match known {
             Some(at) => self.waiting.remove(at),
             None => loop {
                 let link = self.incoming.recv().unwrap();

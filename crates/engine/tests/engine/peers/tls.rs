@@ -206,7 +206,7 @@ fn a_destination_that_violates_tls() {
             scope.spawn(|| listener.serve(&sender, &stop));
             relay(
                 &peer,
-                &Stream::connect(&address.clone().into(), &Cancel::new()).unwrap(),
+                &Stream::connect(&address, false, &Cancel::new()).unwrap(),
                 || {
                     let control = incoming.recv().unwrap();
                     (&control.stream).write_all(&OVERSIZED).unwrap();

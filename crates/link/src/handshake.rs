@@ -11,11 +11,11 @@ use hikkoshi_wire::{
 };
 use thiserror::Error;
 
-use crate::connect::advice;
+use crate::connect::connect_hints;
 use crate::stream::TrafficClass;
 use crate::tls;
 use crate::tls::{Opener, Sealer, SecureError, TimeLimits, TlsClient, TlsServer};
-use crate::{Incoming, Remote, Stream};
+use crate::{AcceptedLink, Remote, Stream};
 use hikkoshi_linux::Cancel;
 use hikkoshi_linux::sandbox_thread;
 
@@ -26,7 +26,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, Error)]
 pub enum HandshakeError {
     /// The connection could not be made.
-    #[error("the connection failed{advice}", advice = advice::advice(.0))]
+    #[error("the connection failed{advice}", advice = connect_hints::advice(.0))]
     Connect(#[source] io::Error),
     /// The connection failed later.
     #[error(transparent)]
@@ -94,7 +94,8 @@ pub fn open(
     ours: &Hello,
     stop: &Cancel,
 ) -> Result<(Stream, Agreed), HandshakeError> {
-    let stream = Stream::connect(remote, stop).map_err(HandshakeError::Connect)?;
+    let stream = Stream::connect(&remote.address, remote.loopback_only, stop)
+        .map_err(HandshakeError::Connect)?;
     let handshake = || {
         sandbox_thread();
         exchange_hellos(stream, remote.tls.as_ref(), ours, stop)
@@ -150,7 +151,7 @@ pub(crate) fn answer(
     tls: Option<&TlsServer>,
     current: &Mutex<Option<MigrationId>>,
     stop: &Cancel,
-) -> Result<Incoming, (String, HandshakeError)> {
+) -> Result<AcceptedLink, (String, HandshakeError)> {
     let limits = limits(stop);
     let mut source = None;
     if let Some(server) = tls {
@@ -184,7 +185,7 @@ pub(crate) fn answer(
         Ok((theirs, agreed))
     })();
     match theirs {
-        Ok((theirs, agreed)) => Ok(Incoming {
+        Ok((theirs, agreed)) => Ok(AcceptedLink {
             role: theirs.role,
             id: theirs.id,
             capabilities: agreed.capabilities,

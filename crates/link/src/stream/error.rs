@@ -1,14 +1,10 @@
-//! What the reader and the writer of a link share: errors, and the tick.
+//! Errors of a link, and the tick.
 
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
-use hikkoshi_wire::{ControlError, DecodeError, Limits};
+use hikkoshi_wire::{ControlError, DecodeError};
 use thiserror::Error;
-
-use crate::{LinkReader, LinkWriter, Stream};
-use hikkoshi_linux::Cancel;
 
 /// The timeout of one blocking call on a link, after which the thread checks whether it must stop.
 pub const TICK: Duration = Duration::from_millis(100);
@@ -44,21 +40,6 @@ impl LinkError {
     pub fn is_end(&self) -> bool {
         matches!(self, Self::Closed | Self::Io(_))
     }
-}
-
-/// Splits a connection into its reader and its writer.
-///
-/// # Errors
-/// When the socket's timeout cannot be set.
-pub fn split(
-    stream: &Arc<Stream>,
-    limits: Limits,
-    stop: &Cancel,
-) -> io::Result<(LinkReader, LinkWriter)> {
-    Ok((
-        LinkReader::new(Arc::clone(stream), limits, stop.clone())?,
-        LinkWriter::new(Arc::clone(stream), stop.clone())?,
-    ))
 }
 
 /// Whether a socket call timed out. (A peer that was silent for too long is reported once, as
