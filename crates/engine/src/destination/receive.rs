@@ -137,7 +137,7 @@ fn accept(
                 watch
                     .observer
                     .notice(&format!("a guest arrives from {peer}"));
-                return switchover::incoming::run(
+                return switchover::incoming_migration::run(
                     guest,
                     offered,
                     acceptor.incoming,

@@ -8,7 +8,7 @@ use hikkoshi_wire::ToDestination;
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::destination::last_message::{REASON_TIMEOUT, last_message};
 use crate::destination::session::{DestinationSessionEvent, LISTENING};
-use crate::destination::switchover::incoming::IncomingMigration;
+use crate::destination::switchover::incoming_migration::IncomingMigration;
 use crate::guest::DestinationGuest;
 use hikkoshi_handover::Outcome;
 

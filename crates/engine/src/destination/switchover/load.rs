@@ -7,7 +7,7 @@ use hikkoshi_wire::ToDestination;
 
 use crate::destination::error::DestinationFailure;
 use crate::destination::session::DestinationSessionEvent;
-use crate::destination::switchover::incoming::IncomingMigration;
+use crate::destination::switchover::incoming_migration::IncomingMigration;
 use crate::guest::DestinationGuest;
 
 impl IncomingMigration<'_> {

@@ -3,7 +3,7 @@
 use hikkoshi_wire::PageRanges;
 
 use crate::destination::error::DestinationFailure;
-use crate::destination::switchover::incoming::IncomingMigration;
+use crate::destination::switchover::incoming_migration::IncomingMigration;
 use crate::guest::DestinationGuest;
 
 impl IncomingMigration<'_> {
