@@ -54,5 +54,5 @@ pub use connect::Remote;
 pub use flow::{Answering, BackgroundSender, Pace, UrgentActivity};
 pub use handshake::{HandshakeError, hello, open};
 pub use stream::{
-    AcceptedLink, LinkError, LinkReader, LinkWriter, PEER_TIMEOUT, Stream, TICK, split,
+    AcceptedLink, DEFAULT_STALL_TIMEOUT, LinkError, LinkReader, LinkWriter, Stream, TICK, split,
 };

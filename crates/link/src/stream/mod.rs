@@ -37,7 +37,7 @@ use hikkoshi_linux::Cancel;
 
 /// How long sent bytes may stay unacknowledged before the link counts as broken
 /// (`TCP_USER_TIMEOUT`, RFC 5482).
-pub const PEER_TIMEOUT: Duration = Duration::from_secs(20);
+pub const DEFAULT_STALL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long a connection attempt may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -102,12 +102,12 @@ impl Stream {
     pub fn tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         let stream = Self::Tcp(stream);
-        stream.set_stall_timeout(PEER_TIMEOUT)?;
+        stream.set_stall_timeout(DEFAULT_STALL_TIMEOUT)?;
         Ok(stream)
     }
 
     /// Sets how long the peer may be silent, or leave sent bytes unacknowledged, before the link
-    /// counts as broken (default: [`PEER_TIMEOUT`]). Has no effect on a unix socket, whose peer
+    /// counts as broken (default: [`DEFAULT_STALL_TIMEOUT`]). Has no effect on a unix socket, whose peer
     /// cannot disappear without notice.
     ///
     /// # Errors
