@@ -29,7 +29,7 @@
 //!   secret, address.
 //! * *Pending handshake*: an accepted connection that has not completed TLS and the hello.
 //! * *Window*: how many background bytes may be in flight.
-//! * *Pace*: a limit in bytes a second.
+//! * *Rate limit*: a limit in bytes a second.
 //!
 //! # What is missing
 //!
@@ -51,7 +51,7 @@ pub mod tls;
 pub use accept::{Listener, WaitEnded, WaitLimit};
 pub use address::{Address, AddressError, ResolveError};
 pub use connect::Remote;
-pub use flow::{Answering, BackgroundSender, Pace, UrgentActivity};
+pub use flow::{Answering, BackgroundSender, RateLimit, UrgentActivity};
 pub use handshake::{HandshakeError, hello, open};
 pub use stream::{
     AcceptedLink, DEFAULT_STALL_TIMEOUT, LinkError, LinkReader, LinkWriter, Stream, TICK, split,

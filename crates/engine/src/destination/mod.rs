@@ -4,8 +4,9 @@
 //! through the switchover (`switchover/`). From *ready* on it performs what the handover machine
 //! decides (`handover_driver/`). Beside it run:
 //!
-//! * One receiver for each link (`page_receiver.rs`). Before the switchover it writes pages into guest
-//!   memory (`hikkoshi_memory::RamWriter`), afterwards it installs them (`postcopy/installer/`).
+//! * One receiver for each link (`page_receiver.rs`). Before the switchover it writes pages into
+//!   guest memory (`hikkoshi_memory::RamWriter`), afterwards it installs them
+//!   (`postcopy/installer/`).
 //! * The fault threads (`postcopy/fault_thread/`), which request what the guest touches
 //!   (`postcopy/request_sender.rs`) and record when (`request_times.rs`) and for which thread
 //!   (`fault_counters.rs`).

@@ -107,8 +107,8 @@ impl Stream {
     }
 
     /// Sets how long the peer may be silent, or leave sent bytes unacknowledged, before the link
-    /// counts as broken (default: [`DEFAULT_STALL_TIMEOUT`]). Has no effect on a unix socket, whose peer
-    /// cannot disappear without notice.
+    /// counts as broken (default: [`DEFAULT_STALL_TIMEOUT`]). Has no effect on a unix socket, whose
+    /// peer cannot disappear without notice.
     ///
     /// # Errors
     /// The error of `setsockopt`.

@@ -13,7 +13,9 @@ use std::time::Instant;
 
 use error_reporter::Report;
 use hikkoshi_handover::{DestinationStage, SourceStage};
-use hikkoshi_link::{BackgroundSender, LinkError, LinkReader, LinkWriter, Pace, Remote, Stream};
+use hikkoshi_link::{
+    BackgroundSender, LinkError, LinkReader, LinkWriter, RateLimit, Remote, Stream,
+};
 use hikkoshi_linux::Cancel;
 use hikkoshi_pages::RamLayout;
 use hikkoshi_wire::{
@@ -134,12 +136,12 @@ impl Session {
             }
         };
         let ceiling = shared.options.bandwidth;
-        let pace = ceiling.map(|all| Arc::new(Pace::new(all, Instant::now())));
+        let rate_limit = ceiling.map(|all| Arc::new(RateLimit::new(all, Instant::now())));
         let (background, ends): (Vec<_>, Vec<_>) = more.background.into_iter().unzip();
         let ends = ends
             .into_iter()
             .map(|(acks, pages)| {
-                let mut sender = BackgroundSender::new(acks, pages, pace.clone());
+                let mut sender = BackgroundSender::new(acks, pages, rate_limit.clone());
                 sender.set_progress_timeout(Some(shared.options.peer_timeout));
                 sender
             })

@@ -10,14 +10,14 @@ const BURST: Duration = Duration::from_millis(10);
 
 /// A token bucket. All background links of a migration share one; urgent pages never use it.
 #[derive(Debug)]
-pub struct Pace {
+pub struct RateLimit {
     bytes_per_second: u64,
     epoch: Instant,
     /// When the bytes sent so far are paid for, in nanoseconds since `epoch`.
     paid: AtomicU64,
 }
 
-impl Pace {
+impl RateLimit {
     /// A limit of `bytes_per_second`.
     pub fn new(bytes_per_second: u64, now: Instant) -> Self {
         Self {
@@ -60,10 +60,10 @@ mod tests {
     fn sending_keeps_to_the_limit() {
         let begin = Instant::now();
         let mut now = begin;
-        let pace = Pace::new(1_000_000, now);
+        let limit = RateLimit::new(1_000_000, now);
         for _ in 0..100 {
-            now += pace.wait(now);
-            pace.spend(64 << 10, now);
+            now += limit.wait(now);
+            limit.spend(64 << 10, now);
         }
         let seconds = (now - begin).as_secs_f64();
         let bytes = 99.0 * 65536.0;
@@ -73,28 +73,28 @@ mod tests {
     #[test]
     fn the_wait_is_before_the_next_bytes() {
         let now = Instant::now();
-        let pace = Pace::new(1_000_000, now);
-        assert_eq!(pace.wait(now), Duration::ZERO);
-        pace.spend(1_000_000, now);
-        assert_eq!(pace.wait(now), Duration::from_millis(990));
+        let limit = RateLimit::new(1_000_000, now);
+        assert_eq!(limit.wait(now), Duration::ZERO);
+        limit.spend(1_000_000, now);
+        assert_eq!(limit.wait(now), Duration::from_millis(990));
     }
 
     #[test]
     fn idle_time_gives_no_credit() {
         let now = Instant::now();
-        let pace = Pace::new(1_000_000, now);
+        let limit = RateLimit::new(1_000_000, now);
         let later = now + Duration::from_secs(100);
-        pace.spend(1_000_000, later);
-        assert_eq!(pace.wait(later), Duration::from_millis(990));
+        limit.spend(1_000_000, later);
+        assert_eq!(limit.wait(later), Duration::from_millis(990));
     }
 
     #[test]
     fn a_huge_amount_is_a_long_wait() {
         let now = Instant::now();
-        let pace = Pace::new(0, now);
-        pace.spend(u64::MAX, now);
-        pace.spend(u64::MAX, now);
-        assert!(pace.wait(now) > Duration::from_secs(1 << 30));
+        let limit = RateLimit::new(0, now);
+        limit.spend(u64::MAX, now);
+        limit.spend(u64::MAX, now);
+        assert!(limit.wait(now) > Duration::from_secs(1 << 30));
     }
 }
 
@@ -110,12 +110,12 @@ mod models {
     fn loom_all_sent_bytes_count() {
         loom::model(|| {
             let now = Instant::now();
-            let pace = Arc::new(Pace::new(1000, now));
-            let other = Arc::clone(&pace);
+            let limit = Arc::new(RateLimit::new(1000, now));
+            let other = Arc::clone(&limit);
             let thread = thread::spawn(move || other.spend(1000, now));
-            pace.spend(2000, now);
+            limit.spend(2000, now);
             thread.join().unwrap();
-            assert_eq!(pace.wait(now), Duration::from_millis(2990));
+            assert_eq!(limit.wait(now), Duration::from_millis(2990));
         });
     }
 }
