@@ -27,7 +27,7 @@
 //! | `attach` | process, RAM blocks, preflight checks, exclusive access |
 //! | [`qmp`] | the QMP client, and command sequences that both sides use |
 //! | [`stream`] | QEMU's migration stream: its bytes, and its socket |
-//! | `settings` | QEMU's settings during a move |
+//! | `migration_settings` | QEMU's settings during a move |
 //! | `identity` | what proves that a process is still the same QEMU |
 //! | `source`, `destination` | the two sides of a move |
 //!
@@ -104,7 +104,7 @@ pub mod fuzzing;
 mod identity;
 mod network;
 pub mod qmp;
-mod settings;
+mod migration_settings;
 mod source;
 pub mod stream;
 
@@ -130,7 +130,7 @@ pub use hikkoshi_memory::GuestRam;
 pub use identity::namespaces::{FindProcessError, NamespaceIdentity};
 pub use identity::{HOLD, QemuIdentity, RamFileIdentity, RamIdentity, ReattachError};
 pub use network::overview::CardPart;
-pub use settings::Settings;
+pub use migration_settings::Settings;
 pub use source::quit::QuitError;
 pub use source::ram_files::RamFileSource;
 pub use source::undo::{UndoError, UndoOutcome, undo};

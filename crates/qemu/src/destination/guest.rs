@@ -16,7 +16,7 @@ use super::{KillError, QemuDestination};
 use crate::check::privileges;
 use crate::network;
 use crate::qmp::monitor::connected;
-use crate::settings::Settings;
+use crate::migration_settings::Settings;
 
 impl DestinationGuest for QemuDestination {
     fn describe(&self) -> &GuestDescription {

@@ -13,7 +13,7 @@ use crate::attach::ram::blocks;
 use crate::qmp::migration::{self, MigrationStatus};
 use crate::qmp::monitor::connected;
 use crate::qmp::{COMMAND_TIMEOUT, Version};
-use crate::settings::{self, Settings};
+use crate::migration_settings::{self, Settings};
 use crate::stream::{self, DeviceStateWriter};
 
 /// From this version on, `exit-on-error` can be turned off: QEMU then survives a bad
@@ -40,10 +40,10 @@ impl QemuDestination {
         // (tested with 7.2 and 10.0).
         client.execute("stop", json!({}))?;
         if self.settings == Settings::default() {
-            let (before, after) = settings::plan(client, Side::Destination)?;
+            let (before, after) = migration_settings::plan(client, Side::Destination)?;
             self.noted.change(|notes| notes.settings = before.clone());
             self.settings = before;
-            settings::apply(client, &after)?;
+            migration_settings::apply(client, &after)?;
         }
         if self.socket.is_none() {
             // Now, and not during the downtime: QEMU waits for the first byte.

@@ -46,7 +46,7 @@ use crate::attach::{AttachError, attach};
 use crate::identity::{QemuIdentity, ReattachError};
 use crate::network::Announcer;
 use crate::qmp::Client;
-use crate::settings::Settings;
+use crate::migration_settings::Settings;
 
 /// A QEMU that waits for an incoming guest; see [`DestinationGuest`](hikkoshi_engine::DestinationGuest).
 #[derive(Debug)]

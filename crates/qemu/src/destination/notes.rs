@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use crate::identity::QemuIdentity;
-use crate::settings::Settings;
+use crate::migration_settings::Settings;
 
 /// What another program needs to know to reattach to a destination.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

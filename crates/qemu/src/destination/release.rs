@@ -6,7 +6,7 @@ use hikkoshi_engine::{Cancel, DestinationGuest};
 use super::{QemuDestination, ReleaseDestinationError};
 use crate::qmp::COMMAND_TIMEOUT;
 use crate::qmp::monitor::{self, ConnectTimeouts, MonitorError};
-use crate::settings::{self, Settings};
+use crate::migration_settings::{self, Settings};
 use crate::stream::close_fd;
 
 impl QemuDestination {
@@ -19,7 +19,7 @@ impl QemuDestination {
         let (qmp, process) = (&self.identity.qmp, &self.process);
         let never = Cancel::new();
         let client = monitor::get_or_connect(&mut self.client, qmp, process, timeouts, &never)?;
-        settings::apply(client, &self.settings)?;
+        migration_settings::apply(client, &self.settings)?;
         Ok(close_fd(client)?)
     }
 

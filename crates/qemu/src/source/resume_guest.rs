@@ -7,7 +7,7 @@ use crate::attach::preflight::pause_mark;
 use crate::qmp::Client;
 use crate::qmp::migration;
 use crate::qmp::monitor::MonitorError;
-use crate::settings::{self, Settings};
+use crate::migration_settings::{self, Settings};
 use crate::stream::remove_save_files;
 use error_reporter::Report;
 
@@ -38,7 +38,7 @@ impl QemuSource {
     /// Restores the settings, and removes the files for the device state.
     pub(super) fn restore_settings(&mut self) -> Result<(), MonitorError> {
         let settings = self.undo.settings.clone();
-        settings::apply(self.monitor()?, &settings)?;
+        migration_settings::apply(self.monitor()?, &settings)?;
         self.undo.settings = Settings::default();
         Ok(remove_save_files(self.monitor()?)?)
     }

@@ -27,7 +27,7 @@ use crate::identity::QemuIdentity;
 use crate::identity::namespaces::FindProcessError;
 use crate::qmp::monitor;
 use crate::qmp::{Client, ConnectError, QmpError};
-use crate::settings;
+use crate::migration_settings;
 use crate::stream::remove_save_files;
 
 /// The result of [`undo()`].
@@ -156,6 +156,6 @@ fn close_dirty_logs(process: &Arc<hikkoshi_linux::Process>) -> Result<(), UndoEr
 }
 
 fn undo_settings(client: &mut Client, record: &UndoRecord) -> Result<(), UndoError> {
-    settings::apply(client, &record.settings).map_err(UndoError::Settings)?;
+    migration_settings::apply(client, &record.settings).map_err(UndoError::Settings)?;
     remove_save_files(client).map_err(UndoError::Settings)
 }

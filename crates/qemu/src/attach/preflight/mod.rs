@@ -69,7 +69,7 @@ pub(crate) fn check(
 }
 
 /// Capabilities whose features conflict with moving the guest's memory from outside.
-/// Others are turned off during the move, see `settings.rs`.
+/// Others are turned off during the move, see `migration_settings.rs`.
 const EXCLUDED: [&str; 3] = ["postcopy-ram", "background-snapshot", "x-colo"];
 
 fn check_capabilities(client: &mut Client) -> Result<Vec<Refusal>, QmpError> {
