@@ -102,9 +102,9 @@ mod destination;
 #[doc(hidden)]
 pub mod fuzzing;
 mod identity;
+mod migration_settings;
 mod network;
 pub mod qmp;
-mod migration_settings;
 mod source;
 pub mod stream;
 
@@ -129,8 +129,8 @@ pub use hikkoshi_dirty::support as dirty_log_support;
 pub use hikkoshi_memory::GuestRam;
 pub use identity::namespaces::{FindProcessError, NamespaceIdentity};
 pub use identity::{HOLD, QemuIdentity, RamFileIdentity, RamIdentity, ReattachError};
-pub use network::overview::CardPart;
 pub use migration_settings::Settings;
+pub use network::overview::CardPart;
 pub use source::quit::QuitError;
 pub use source::ram_files::RamFileSource;
 pub use source::undo::{UndoError, UndoOutcome, undo};

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::attach::preflight::Side;
 use crate::attach::ram::backend;
-use crate::qmp::migration;
+use crate::qmp::migration_status;
 use crate::qmp::qom;
 use crate::qmp::{Client, QmpError};
 
@@ -61,9 +61,9 @@ pub(crate) fn plan(client: &mut Client, side: Side) -> Result<(Settings, Setting
         };
         return Ok((with(opposite(&discard)), with(discard)));
     }
-    let found_parameters = migration::parameters(client)?;
+    let found_parameters = migration_status::parameters(client)?;
     let mut after = Settings::default();
-    for (name, on) in migration::capabilities(client)? {
+    for (name, on) in migration_status::capabilities(client)? {
         let want = NEEDED.contains(&name.as_str());
         if want != on {
             if on {

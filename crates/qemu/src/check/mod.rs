@@ -20,7 +20,7 @@ use crate::attach::ram::overview;
 use crate::attach::{AttachError, description, exclusive_access, leftovers, machine, processors};
 use crate::command_line::Exact;
 use crate::network::overview::{CardPart, cards};
-use crate::qmp::{Client, QmpError, migration};
+use crate::qmp::{Client, QmpError, migration_status};
 
 /// What was found.
 #[derive(Debug)]
@@ -164,7 +164,7 @@ pub fn check(qmp: &Path, allowed: &AllowedTypes) -> Result<Checked, AttachError>
     found.networks = preflight::parts::networks(client, allowed)?;
     found.disks = preflight::parts::disks(client, allowed)?;
     found.jobs = jobs::list(client)?;
-    found.mark_unmigratable(&migration::query(client)?.blocked);
+    found.mark_unmigratable(&migration_status::query(client)?.blocked);
     found.mark_balloons();
     found.mark_deleted();
     found.add_cards(client, process.as_deref())?;
@@ -288,7 +288,7 @@ fn guest(client: &mut Client) -> Result<CheckedGuest, QmpError> {
     Ok(CheckedGuest {
         pid: client.peer(),
         version: client.version().to_string(),
-        state: migration::run_state(client)?.status,
+        state: migration_status::run_state(client)?.status,
         machine: exact.machine,
         cpus: cpus.as_array().map_or(0, Vec::len),
         accelerator: if kvm { "kvm" } else { "tcg" }.to_owned(),

@@ -14,9 +14,9 @@ use super::shutdown_listener::ShutdownListener;
 use super::vcpus;
 use super::{KillError, QemuDestination};
 use crate::check::privileges;
+use crate::migration_settings::Settings;
 use crate::network;
 use crate::qmp::monitor::connected;
-use crate::migration_settings::Settings;
 
 impl DestinationGuest for QemuDestination {
     fn describe(&self) -> &GuestDescription {

@@ -44,9 +44,9 @@ use crate::attach::process;
 use crate::attach::reopen::FileAccess;
 use crate::attach::{AttachError, attach};
 use crate::identity::{QemuIdentity, ReattachError};
+use crate::migration_settings::Settings;
 use crate::network::Announcer;
 use crate::qmp::Client;
-use crate::migration_settings::Settings;
 
 /// A QEMU that waits for an incoming guest; see [`DestinationGuest`](hikkoshi_engine::DestinationGuest).
 #[derive(Debug)]

@@ -4,9 +4,9 @@ use error_reporter::Report;
 use hikkoshi_engine::{Cancel, DestinationGuest};
 
 use super::{QemuDestination, ReleaseDestinationError};
+use crate::migration_settings::{self, Settings};
 use crate::qmp::COMMAND_TIMEOUT;
 use crate::qmp::monitor::{self, ConnectTimeouts, MonitorError};
-use crate::migration_settings::{self, Settings};
 use crate::stream::close_fd;
 
 impl QemuDestination {

@@ -11,7 +11,7 @@ use hikkoshi_engine::Cancel;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::migration::{self, MigrationStatus};
+use super::migration_status::{self, MigrationStatus};
 use super::{Client, ConnectError, MAX_LINE, QmpError, Version};
 
 const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "Debian 1:7.2+dfsg-7+deb12u18+b3"}, "capabilities": ["oob"]}}"#;
@@ -141,7 +141,7 @@ fn events_before_a_final_status_are_seen() {
     });
     let mut client = Client::connect(&server.path(), LONG).unwrap();
     let mut seen = Vec::new();
-    let status = migration::wait_status(
+    let status = migration_status::wait_status(
         &mut client,
         "the device state to be loaded",
         LONG,

@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use super::QemuSource;
 use crate::network;
-use crate::qmp::migration;
+use crate::qmp::migration_status;
 use crate::qmp::monitor::connected;
 use crate::source::drain;
 
@@ -76,7 +76,7 @@ impl SourceGuest for QemuSource {
         if self.has_ended() {
             return Ok(());
         }
-        let state = match self.monitor().map(migration::run_state) {
+        let state = match self.monitor().map(migration_status::run_state) {
             Ok(Ok(state)) => state,
             // Only its memory is needed.
             Ok(Err(error)) => return log_query_failure(&error),

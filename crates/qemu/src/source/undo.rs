@@ -25,9 +25,9 @@ use crate::attach::preflight::pause_mark;
 use crate::attach::process::{self, ProcessError};
 use crate::identity::QemuIdentity;
 use crate::identity::namespaces::FindProcessError;
+use crate::migration_settings;
 use crate::qmp::monitor;
 use crate::qmp::{Client, ConnectError, QmpError};
-use crate::migration_settings;
 use crate::stream::remove_save_files;
 
 /// The result of [`undo()`].
@@ -136,12 +136,12 @@ pub fn undo(identity: &QemuIdentity, record: &UndoRecord) -> Result<UndoOutcome,
 
 fn undo_stop(client: &mut Client, record: &UndoRecord) -> Result<String, UndoError> {
     let Some(ran) = record.stopped else {
-        return Ok(crate::qmp::migration::run_state(client)?.status);
+        return Ok(crate::qmp::migration_status::run_state(client)?.status);
     };
     // We mark the guest before we pause it, and remove the mark after it is resumed. Without the
     // mark, a paused guest or a migration belongs to another program.
     if !pause_mark::is_set(client)? {
-        return Ok(crate::qmp::migration::run_state(client)?.status);
+        return Ok(crate::qmp::migration_status::run_state(client)?.status);
     }
     Ok(resume(client, ran, true)?)
 }

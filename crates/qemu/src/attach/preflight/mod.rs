@@ -25,7 +25,7 @@ pub use refusal::Refusal;
 use serde_json::Value;
 pub use survey::AllowedTypes;
 
-use crate::qmp::migration::{self, MigrationStatus};
+use crate::qmp::migration_status::{self, MigrationStatus};
 use crate::qmp::qom;
 use crate::qmp::{Client, QmpError, Version};
 
@@ -74,7 +74,7 @@ const EXCLUDED: [&str; 3] = ["postcopy-ram", "background-snapshot", "x-colo"];
 
 fn check_capabilities(client: &mut Client) -> Result<Vec<Refusal>, QmpError> {
     let mut found = Vec::new();
-    let capabilities = migration::capabilities(client)?;
+    let capabilities = migration_status::capabilities(client)?;
     for name in ["late-block-activate", "events"] {
         if !capabilities.contains_key(name) {
             found.push(Refusal::NoCapability { name });
@@ -91,7 +91,7 @@ fn check_capabilities(client: &mut Client) -> Result<Vec<Refusal>, QmpError> {
 }
 
 fn check_state(client: &mut Client, side: Side) -> Result<Option<Refusal>, QmpError> {
-    let run = migration::run_state(client)?;
+    let run = migration_status::run_state(client)?;
     let state = run.status;
     Ok(match side {
         Side::Destination if state == "inmigrate" => None,
@@ -134,7 +134,7 @@ fn check_migration(
     client: &mut Client,
     side: Side,
 ) -> Result<(Option<Refusal>, Vec<String>), QmpError> {
-    let info = migration::query(client)?;
+    let info = migration_status::query(client)?;
     let used_up = side == Side::Destination && info.status != MigrationStatus::None;
     let migrating = (used_up || !info.status.is_over()).then(|| Refusal::Migrating {
         status: info.status.to_string(),
