@@ -122,7 +122,7 @@ pub use check::{
     Verdict, check,
 };
 pub use command_line::DestinationLine;
-pub use destination::exited::ExitedDestination;
+pub use destination::after_exit::ExitedDestination;
 pub use destination::{DestinationNotes, QemuDestination, SharedNotes, UserfaultError};
 /// Whether this machine's kernel has the dirty log that pre-copy needs.
 pub use hikkoshi_dirty::support as dirty_log_support;

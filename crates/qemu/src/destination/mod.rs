@@ -5,11 +5,11 @@
 //! releasing QEMU (`release.rs`). Two threads watch QEMU: `exit_watch.rs` before a
 //! guest arrives, `shutdown_listener.rs` while the guest runs and pages are missing.
 //! A destination whose QEMU has ended is an
-//! [`ExitedDestination`](exited::ExitedDestination).
+//! [`ExitedDestination`](after_exit::ExitedDestination).
 
+pub(crate) mod after_exit;
 mod error;
 mod exit_watch;
-pub(crate) mod exited;
 mod guest;
 mod huge_tmpfs;
 mod load;

@@ -19,7 +19,7 @@ use super::format::{
     CONFIGURATION, DESCRIPTION, END, MAGIC, SectionHeader, StreamError, VERSION, write_footer,
     write_name,
 };
-use super::saved::SavedDevices;
+use super::saved_devices::SavedDevices;
 
 /// The version of the section `ram` since QEMU 0.15.
 const RAM_VERSION: u32 = 4;
