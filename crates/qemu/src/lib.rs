@@ -39,7 +39,7 @@
 //! - *notes*: what is stored for reattaching ([`SourceNotes`], [`DestinationNotes`]).
 //! - *undo record*: the changes to a source that another process undoes if the engine is
 //!   killed before commit ([`UndoRecord`]).
-//! - *leftover*: a userfaultfd of a killed engine inside QEMU.
+//! - *stale userfaultfd*: one of a killed engine inside QEMU.
 //! - *drain*: waiting until device writes in progress have landed in guest memory.
 //!
 //! # The switchover

@@ -84,7 +84,7 @@ impl GuestState {
             running,
             misses_pages: left
                 .iter()
-                .any(|leftover| !crate::attach::leftovers::is_dirty_log(leftover)),
+                .any(|stale| !crate::attach::stale_userfaultfds::is_dirty_log(stale)),
         })
     }
 }

@@ -17,7 +17,9 @@ use crate::attach::inspect::{Inspection, inspect};
 use crate::attach::preflight::jobs::{self, Job};
 use crate::attach::preflight::{self, AllowedTypes, OLDEST_QEMU, Refusal, Side, nested};
 use crate::attach::ram::overview;
-use crate::attach::{AttachError, description, exclusive_access, leftovers, machine, processors};
+use crate::attach::{
+    AttachError, description, exclusive_access, machine, processors, stale_userfaultfds,
+};
 use crate::command_line::Exact;
 use crate::network::overview::{CardPart, cards};
 use crate::qmp::{Client, QmpError, migration_status};
@@ -124,7 +126,7 @@ pub fn check(qmp: &Path, allowed: &AllowedTypes) -> Result<Checked, AttachError>
     let mut notes = Vec::new();
     if let Some(process) = &process {
         match exclusive_access::check(process) {
-            Ok(()) => notes.extend(leftovers::note(process)),
+            Ok(()) => notes.extend(stale_userfaultfds::note(process)),
             // The dirty log is that of the other process.
             Err(error) => obstacles.push(error.into()),
         }
@@ -160,9 +162,9 @@ pub fn check(qmp: &Path, allowed: &AllowedTypes) -> Result<Checked, AttachError>
     if found.memory.is_empty() {
         found.memory = overview::of_backends(client)?;
     }
-    found.devices = preflight::parts::devices(client, allowed)?;
-    found.networks = preflight::parts::networks(client, allowed)?;
-    found.disks = preflight::parts::disks(client, allowed)?;
+    found.devices = preflight::list_parts::devices(client, allowed)?;
+    found.networks = preflight::list_parts::networks(client, allowed)?;
+    found.disks = preflight::list_parts::disks(client, allowed)?;
     found.jobs = jobs::list(client)?;
     found.mark_unmigratable(&migration_status::query(client)?.blocked);
     found.mark_balloons();

@@ -158,7 +158,7 @@ impl QemuDestination {
                 let left = process::userfaults(&process)?;
                 // It was closed when no page was missing any more. Otherwise
                 // `userfault` needs it and fails if it does not exist.
-                let there = left.iter().any(|leftover| leftover.number == number);
+                let there = left.iter().any(|stale| stale.number == number);
                 there
                     .then(|| RemoteUserfault::adopt(&process, number))
                     .transpose()?

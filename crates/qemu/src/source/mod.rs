@@ -37,11 +37,11 @@ use self::pause::Saving;
 use self::undo_record::{UndoRecord, UndoRecorder};
 use crate::attach::Overcommit;
 use crate::attach::exclusive_access::{self, ExclusiveAccess};
-use crate::attach::leftovers::is_dirty_log;
 use crate::attach::preflight::{self, AllowedTypes, Refusal, Side};
 use crate::attach::process;
 use crate::attach::ram::blocks::RamBlockInfo;
 use crate::attach::reopen::FileAccess;
+use crate::attach::stale_userfaultfds::is_dirty_log;
 use crate::attach::{AttachError, Attached, attach};
 use crate::identity::{QemuIdentity, ReattachError};
 use crate::qmp::monitor::{self, connected};
@@ -225,10 +225,10 @@ impl QemuSource {
         process::check_right_to_trace(&process)?;
         let lock = exclusive_access::acquire(&process)?;
         let ram = identity.open_ram(Some(&process), FileAccess::Read)?;
-        for leftover in process::userfaults(&process)? {
+        for stale in process::userfaults(&process)? {
             // It blocks no thread. If this fails, the next attempt closes it.
-            if is_dirty_log(&leftover)
-                && let Err(error) = close_remote(&process, leftover.number)
+            if is_dirty_log(&stale)
+                && let Err(error) = close_remote(&process, stale.number)
             {
                 tracing::warn!(error = %Report::new(&error), "closing the dirty log of the previous engine");
             }

@@ -20,9 +20,9 @@ use super::ResumeError;
 use super::resume_guest::resume;
 use super::undo_record::UndoRecord;
 use crate::attach::exclusive_access::{self, ExclusiveAccessError};
-use crate::attach::leftovers::is_dirty_log;
 use crate::attach::preflight::pause_mark;
 use crate::attach::process::{self, ProcessError};
+use crate::attach::stale_userfaultfds::is_dirty_log;
 use crate::identity::QemuIdentity;
 use crate::identity::namespaces::FindProcessError;
 use crate::migration_settings;
@@ -147,9 +147,9 @@ fn undo_stop(client: &mut Client, record: &UndoRecord) -> Result<String, UndoErr
 }
 
 fn close_dirty_logs(process: &Arc<hikkoshi_linux::Process>) -> Result<(), UndoError> {
-    for leftover in process::userfaults(process)? {
-        if is_dirty_log(&leftover) {
-            close_remote(process, leftover.number)?;
+    for stale in process::userfaults(process)? {
+        if is_dirty_log(&stale) {
+            close_remote(process, stale.number)?;
         }
     }
     Ok(())

@@ -1,23 +1,23 @@
 //! Checks whether this QEMU's guest can be moved, before anything is changed.
 
 mod block;
+mod deleted_images;
 mod devices;
-mod excludes;
+mod excluded_modes;
 #[cfg(test)]
 mod installed_qemu_tests;
 pub(crate) mod jobs;
 mod known_types;
+pub(crate) mod list_parts;
 pub(crate) mod nested;
 mod network;
-pub(crate) mod parts;
 pub(crate) mod pause_mark;
 mod pinning;
 mod qom_tree;
 mod refusal;
 mod survey;
-mod temporary;
 
-pub use excludes::Excludes;
+pub use excluded_modes::Excludes;
 use hikkoshi_dirty::hugetlb_support;
 use hikkoshi_engine::Mode;
 use hikkoshi_pages::{RamBlock, RamLayout};

@@ -10,18 +10,18 @@ use super::process;
 
 /// Whether a userfaultfd is a dirty log of hikkoshi. QEMU does not use asynchronous write
 /// protection, so a userfaultfd with it comes from another run of hikkoshi.
-pub(crate) fn is_dirty_log(leftover: &OpenUserfault) -> bool {
-    leftover.features.contains(Features::WP_ASYNC)
+pub(crate) fn is_dirty_log(stale: &OpenUserfault) -> bool {
+    stale.features.contains(Features::WP_ASYNC)
 }
 
 /// Refuses a source with a userfaultfd that is not a dirty log of a killed run.
 pub(super) fn check(process: &Arc<Process>) -> Result<(), AttachError> {
     let left = process::userfaults(process)?;
-    match left.iter().find(|leftover| !is_dirty_log(leftover)) {
+    match left.iter().find(|stale| !is_dirty_log(stale)) {
         None => Ok(()),
-        Some(leftover) => Err(refuse(
+        Some(stale) => Err(refuse(
             process.pid(),
-            leftover,
+            stale,
             "wait until it ends; if none is in progress, the guest may have lost pages: do not \
              move it, but examine it",
         )),
@@ -31,10 +31,7 @@ pub(super) fn check(process: &Arc<Process>) -> Result<(), AttachError> {
 /// What would be removed from a source, if anything, for people.
 pub(crate) fn note(process: &Arc<Process>) -> Option<String> {
     let left = process::userfaults(process).ok()?;
-    let dirty_logs = left
-        .iter()
-        .filter(|leftover| is_dirty_log(leftover))
-        .count();
+    let dirty_logs = left.iter().filter(|stale| is_dirty_log(stale)).count();
     (dirty_logs > 0).then(|| {
         format!(
             "QEMU has {dirty_logs} dirty log(s) of a killed hikkoshi; the next migration closes them"
@@ -47,16 +44,16 @@ pub(crate) fn note(process: &Arc<Process>) -> Option<String> {
 pub(super) fn remove(process: &Arc<Process>) -> Result<(), AttachError> {
     check(process)?;
     let pid = process.pid();
-    for leftover in process::userfaults(process)? {
-        if !is_dirty_log(&leftover) {
+    for stale in process::userfaults(process)? {
+        if !is_dirty_log(&stale) {
             continue;
         }
         tracing::warn!(
             pid,
-            number = leftover.number,
+            number = stale.number,
             "closing a dirty log that a killed run left in QEMU"
         );
-        close_remote(process, leftover.number)
+        close_remote(process, stale.number)
             .map_err(|source| AttachError::Leftover { pid, source })?;
     }
     Ok(())
@@ -66,19 +63,19 @@ pub(super) fn remove(process: &Arc<Process>) -> Result<(), AttachError> {
 pub(super) fn refuse_all(process: &Arc<Process>) -> Result<(), AttachError> {
     match process::userfaults(process)?.first() {
         None => Ok(()),
-        Some(leftover) => Err(refuse(
+        Some(stale) => Err(refuse(
             process.pid(),
-            leftover,
+            stale,
             "restart the destination's QEMU",
         )),
     }
 }
 
-fn refuse(pid: u32, leftover: &OpenUserfault, advice: &'static str) -> AttachError {
+fn refuse(pid: u32, stale: &OpenUserfault, advice: &'static str) -> AttachError {
     AttachError::Userfault {
         pid,
-        number: leftover.number,
-        features: leftover.features.to_string(),
+        number: stale.number,
+        features: stale.features.to_string(),
         advice,
     }
 }
