@@ -118,8 +118,8 @@ pub use attach::process::ProcessError;
 pub use attach::ram::RamError;
 pub use attach::ram::free_space::FreeSpaceError;
 pub use check::{
-    Checked, CheckedGuest, Held, Kernel, MemoryPart, NoUserfaultfd, Offer, Part, Privileges,
-    Verdict, check,
+    Checked, CheckedGuest, Held, Kernel, MemoryPart, NoUserfaultfd, OfferedMachine, Part,
+    Privileges, Verdict, check,
 };
 pub use command_line::DestinationLine;
 pub use destination::after_exit::ExitedDestination;

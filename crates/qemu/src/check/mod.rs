@@ -51,7 +51,7 @@ pub struct Checked {
     /// Remarks that do not prevent a move.
     pub notes: Vec<String>,
     /// What a destination compares; `None` if the memory cannot be described.
-    pub offer: Option<Offer>,
+    pub offer: Option<OfferedMachine>,
 }
 
 /// The guest and its QEMU.
@@ -86,7 +86,7 @@ pub struct Kernel {
 
 /// What is offered to a destination.
 #[derive(Debug, Clone)]
-pub struct Offer {
+pub struct OfferedMachine {
     /// The machine and its memory.
     pub description: GuestDescription,
     /// The processors.
@@ -172,7 +172,7 @@ pub fn check(qmp: &Path, allowed: &AllowedTypes) -> Result<Checked, AttachError>
     found.add_cards(client, process.as_deref())?;
     found.add_notes();
     if let Some(ram) = &ram {
-        found.offer = Some(Offer {
+        found.offer = Some(OfferedMachine {
             description: description::describe(client, &ram.memory)?,
             processors: processors::read(client)?,
             machine: machine::read(client)?,
