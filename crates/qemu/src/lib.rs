@@ -36,7 +36,8 @@
 //! - *identity*: the process number, start time, boot and namespaces of a QEMU, and the
 //!   files of its guest's memory. With it another program can *reattach* after the engine
 //!   has ended.
-//! - *notes*: what is stored for reattaching ([`SourceNotes`], [`DestinationNotes`]).
+//! - *reattach info*: what is stored for reattaching ([`SourceReattachInfo`],
+//!   [`DestinationReattachInfo`]).
 //! - *undo record*: the changes to a source that another process undoes if the engine is
 //!   killed before commit ([`UndoRecord`]).
 //! - *stale userfaultfd*: one of a killed engine inside QEMU.
@@ -73,11 +74,11 @@
 //!
 //! # Reattaching
 //!
-//! [`SourceNotes`] and [`DestinationNotes`] contain what another program needs to continue
-//! a migration of a guest that was, or may have been, handed over: the process, the RAM
-//! files, the descriptor inside QEMU. Reattaching does not query QEMU, which does not
-//! answer while its main loop waits for a page. If the source's QEMU has ended, its RAM
-//! files still hold the memory ([`RamFileSource`]).
+//! [`SourceReattachInfo`] and [`DestinationReattachInfo`] contain what another program needs to
+//! continue a migration of a guest that was, or may have been, handed over: the process, the RAM
+//! files, the descriptor inside QEMU. Reattaching does not query QEMU, which does not answer while
+//! its main loop waits for a page. If the source's QEMU has ended, its RAM files still hold the
+//! memory ([`RamFileSource`]).
 //!
 //! # Refusals
 //!
@@ -123,7 +124,9 @@ pub use check::{
 };
 pub use command_line::DestinationLine;
 pub use destination::after_exit::ExitedDestination;
-pub use destination::{DestinationNotes, QemuDestination, SharedNotes, UserfaultError};
+pub use destination::{
+    DestinationReattachInfo, QemuDestination, SharedReattachInfo, UserfaultError,
+};
 /// Whether this machine's kernel has the dirty log that pre-copy needs.
 pub use hikkoshi_dirty::support as dirty_log_support;
 pub use hikkoshi_memory::GuestRam;
@@ -135,4 +138,4 @@ pub use source::quit::QuitError;
 pub use source::ram_files::RamFileSource;
 pub use source::undo::{UndoError, UndoOutcome, undo};
 pub use source::undo_record::UndoRecord;
-pub use source::{QemuSource, ResumeError, SourceNotes};
+pub use source::{QemuSource, ResumeError, SourceReattachInfo};

@@ -609,15 +609,15 @@ fn a_closed_userfaultfd_is_noticed() {
         destination.prepare().unwrap();
         destination.take_userfault().unwrap();
         destination.load_device_state(state).unwrap();
-        let notes = destination.noted().get();
+        let reattach_info = destination.reattach_info().get();
         destination.abandon_userfault();
         drop(destination);
-        let again = QemuDestination::reattach(&notes).unwrap().unwrap();
+        let again = QemuDestination::reattach(&reattach_info).unwrap().unwrap();
         again.check_userfault().unwrap();
         drop(again);
         let process = Arc::new(Process::open(to.pid()).unwrap());
-        close_remote(&process, notes.userfault.unwrap()).unwrap();
-        let mut again = QemuDestination::reattach(&notes).unwrap().unwrap();
+        close_remote(&process, reattach_info.userfault.unwrap()).unwrap();
+        let mut again = QemuDestination::reattach(&reattach_info).unwrap().unwrap();
         let error = Report::new(again.check_userfault().unwrap_err()).to_string();
         assert!(error.contains("cannot be trusted"), "{error}");
         assert!(again.take_userfault().is_err());
@@ -763,10 +763,10 @@ fn a_handed_over_guest_that_runs_is_noticed() {
         let qemu = source(program, "");
         let mut engine = QemuSource::attach(&qemu.qmp()).unwrap();
         save(&mut engine);
-        let notes = engine.notes();
+        let reattach_info = engine.reattach_info();
         engine.leave();
         drop(engine);
-        let taken_up = || QemuSource::reattach(&notes).unwrap().unwrap();
+        let taken_up = || QemuSource::reattach(&reattach_info).unwrap().unwrap();
         let mut again = taken_up();
         again.check_paused().unwrap();
         again.leave();
@@ -811,9 +811,9 @@ fn the_disks_of_a_paused_guest_are_released_after_the_handover() {
             let mut engine = QemuSource::attach(&qemu.qmp()).unwrap();
             save(&mut engine);
             assert!(is_locked(&image), "until the handover");
-            let notes = engine.notes();
+            let reattach_info = engine.reattach_info();
             let reattach = || {
-                let mut engine = QemuSource::reattach(&notes).unwrap().unwrap();
+                let mut engine = QemuSource::reattach(&reattach_info).unwrap().unwrap();
                 engine.check_paused().unwrap();
                 engine
             };

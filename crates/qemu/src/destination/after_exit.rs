@@ -9,7 +9,7 @@ use hikkoshi_memory::{GuestRam, RamFile};
 use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::GuestDescription;
 
-use crate::destination::DestinationNotes;
+use crate::destination::DestinationReattachInfo;
 use crate::identity::QemuExitedError;
 use crate::identity::ReattachError;
 
@@ -27,9 +27,9 @@ impl ExitedDestination {
     ///
     /// # Errors
     ///
-    /// See [`ReattachError`]: the notes are damaged.
-    pub fn new(notes: &DestinationNotes) -> Result<Self, ReattachError> {
-        let identity = &notes.identity;
+    /// See [`ReattachError`]: the information is damaged.
+    pub fn new(reattach_info: &DestinationReattachInfo) -> Result<Self, ReattachError> {
+        let identity = &reattach_info.identity;
         let layout = identity.description.layout()?;
         let blocks = layout.blocks().len();
         // The files are neither read nor written.

@@ -41,7 +41,8 @@ impl QemuDestination {
         client.execute("stop", json!({}))?;
         if self.settings == Settings::default() {
             let (before, after) = migration_settings::plan(client, Side::Destination)?;
-            self.noted.change(|notes| notes.settings = before.clone());
+            self.reattach_info
+                .change(|info| info.settings = before.clone());
             self.settings = before;
             migration_settings::apply(client, &after)?;
         }

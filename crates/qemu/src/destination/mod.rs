@@ -13,7 +13,7 @@ mod exit_watch;
 mod guest;
 mod huge_tmpfs;
 mod load;
-mod notes;
+mod reattach_info;
 mod release;
 mod resume_guest;
 mod shutdown_listener;
@@ -34,7 +34,7 @@ use hikkoshi_wire::{Machine, Processors};
 pub use self::error::UserfaultError;
 use self::error::{KillError, LoadError, PrepareError, ReleaseDestinationError, RunError};
 use self::exit_watch::ExitWatch;
-pub use self::notes::{DestinationNotes, SharedNotes};
+pub use self::reattach_info::{DestinationReattachInfo, SharedReattachInfo};
 use self::shutdown_listener::ShutdownListener;
 use self::vcpus::Vcpu;
 use crate::attach::Overcommit;
@@ -62,7 +62,7 @@ pub struct QemuDestination {
     identity: QemuIdentity,
     /// The processors, read when attaching.
     processors: Processors,
-    noted: SharedNotes,
+    reattach_info: SharedReattachInfo,
     settings: Settings,
     /// Our end of the socket for the device state. QEMU has the other.
     socket: Option<UnixStream>,
@@ -115,7 +115,7 @@ impl QemuDestination {
             machine: qemu.machine,
             ram: qemu.ram,
             processors: qemu.processors,
-            noted: SharedNotes::new(DestinationNotes {
+            reattach_info: SharedReattachInfo::new(DestinationReattachInfo {
                 identity: identity.clone(),
                 settings: Settings::default(),
                 userfault: None,
@@ -144,15 +144,17 @@ impl QemuDestination {
     /// # Errors
     ///
     /// See [`ReattachError`]. The guest continues to wait for its pages.
-    pub fn reattach(notes: &DestinationNotes) -> Result<Option<Self>, ReattachError> {
-        let identity = &notes.identity;
+    pub fn reattach(
+        reattach_info: &DestinationReattachInfo,
+    ) -> Result<Option<Self>, ReattachError> {
+        let identity = &reattach_info.identity;
         let Some(process) = identity.process()? else {
             return Ok(None);
         };
         process::check_right_to_trace(&process)?;
         let lock = exclusive_access::acquire(&process)?;
         let ram = identity.open_ram(Some(&process), FileAccess::Write)?;
-        let userfault = match notes.userfault {
+        let userfault = match reattach_info.userfault {
             None => None,
             Some(number) => {
                 let left = process::userfaults(&process)?;
@@ -176,8 +178,8 @@ impl QemuDestination {
             identity: identity.clone(),
             // They were compared before the guest was moved.
             processors: Processors::default(),
-            noted: SharedNotes::new(notes.clone()),
-            settings: notes.settings.clone(),
+            reattach_info: SharedReattachInfo::new(reattach_info.clone()),
+            settings: reattach_info.settings.clone(),
             socket: None,
             userfault,
             prepared: true,
@@ -194,8 +196,8 @@ impl QemuDestination {
     }
 
     /// What another program needs to know to reattach. Stays up to date.
-    pub fn noted(&self) -> SharedNotes {
-        self.noted.clone()
+    pub fn reattach_info(&self) -> SharedReattachInfo {
+        self.reattach_info.clone()
     }
 
     /// Makes loading the device state fail once `cancel` is set. (It is the only step

@@ -21,7 +21,7 @@ impl QemuDestination {
         if self.reattached && self.userfault.is_none() {
             return Err(UserfaultError::Lost {
                 pid: self.process.pid(),
-                number: self.noted.get().userfault,
+                number: self.reattach_info.get().userfault,
             });
         }
         Ok(())
@@ -35,7 +35,8 @@ impl QemuDestination {
             None => RemoteUserfault::create_in(&self.process, Features::FOR_MISSING)?,
         };
         let number = taken.remote();
-        self.noted.change(|notes| notes.userfault = Some(number));
+        self.reattach_info
+            .change(|info| info.userfault = Some(number));
         Ok(Arc::clone(self.userfault.insert(taken).userfault()))
     }
 

@@ -63,7 +63,7 @@ enum SwitchoverStage {
 
 /// What another program needs to know to reattach to a source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct SourceNotes {
+pub struct SourceReattachInfo {
     /// The QEMU process and its guest's memory.
     #[serde(rename = "place")]
     pub identity: QemuIdentity,
@@ -217,8 +217,8 @@ impl QemuSource {
     /// # Errors
     ///
     /// See [`ReattachError`].
-    pub fn reattach(notes: &SourceNotes) -> Result<Option<Self>, ReattachError> {
-        let identity = &notes.identity;
+    pub fn reattach(reattach_info: &SourceReattachInfo) -> Result<Option<Self>, ReattachError> {
+        let identity = &reattach_info.identity;
         let Some(process) = identity.process()? else {
             return Ok(None);
         };
@@ -250,7 +250,7 @@ impl QemuSource {
             needs_drain: false,
             userfault: None,
             identity: identity.clone(),
-            undo: notes.undo.clone(),
+            undo: reattach_info.undo.clone(),
             undo_recorder: UndoRecorder::default(),
             machine: Machine::default(),
             mode: None,
@@ -262,8 +262,8 @@ impl QemuSource {
     }
 
     /// What another program needs to know to reattach, as of now.
-    pub fn notes(&self) -> SourceNotes {
-        SourceNotes {
+    pub fn reattach_info(&self) -> SourceReattachInfo {
+        SourceReattachInfo {
             identity: self.identity.clone(),
             undo: self.undo.clone(),
         }

@@ -12,7 +12,7 @@ use hikkoshi_wire::GuestDescription;
 use crate::attach::reopen::FileAccess;
 use crate::identity::QemuExitedError;
 use crate::identity::ReattachError;
-use crate::source::SourceNotes;
+use crate::source::SourceReattachInfo;
 
 /// The RAM files of a guest that was handed over before its QEMU ended. They are
 /// enough to send the missing pages.
@@ -29,12 +29,12 @@ impl RamFileSource {
     /// # Errors
     ///
     /// See [`ReattachError`]: the files are gone, too, or another process uses them.
-    pub fn open(notes: &SourceNotes) -> Result<Self, ReattachError> {
-        let ram = notes.identity.open_ram(None, FileAccess::Read)?;
-        notes.identity.check_unused()?;
+    pub fn open(reattach_info: &SourceReattachInfo) -> Result<Self, ReattachError> {
+        let ram = reattach_info.identity.open_ram(None, FileAccess::Read)?;
+        reattach_info.identity.check_unused()?;
         Ok(Self {
-            pid: notes.identity.pid,
-            description: notes.identity.description.clone(),
+            pid: reattach_info.identity.pid,
+            description: reattach_info.identity.description.clone(),
             ram: Arc::new(ram),
         })
     }

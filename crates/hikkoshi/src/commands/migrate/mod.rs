@@ -51,7 +51,7 @@ fn start(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
         let what = format!("creating the journal: {}", Report::new(&error));
         Exit::new(Status::AtSource, Reason::Journal, what).with(UNCHANGED)
     };
-    let identity = guest.notes().identity;
+    let identity = guest.reattach_info().identity;
     let file = JournalFile::for_qemu::<SourceEntry>(&folder, &identity).map_err(keeping)?;
     // The journal is found by the process: the socket may have had another name then.
     if let Some(entry) = file.read::<SourceEntry>().map_err(keeping)?
@@ -72,7 +72,7 @@ fn start(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
         remote.clone(),
         args.run.security.plaintext,
         args.options.clone(),
-        guest.notes(),
+        guest.reattach_info(),
         None,
     );
     let journal = Arc::new(journal.noting(guest.ram()));

@@ -35,9 +35,9 @@ pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
     let mut attached =
         QemuSource::reattach(&entry.qemu).map_err(|error| cannot(Reason::NotAttached, &error))?;
     let has_ended = attached.is_none();
-    let notes = attached
+    let reattach_info = attached
         .as_ref()
-        .map_or_else(|| entry.qemu.clone(), QemuSource::notes);
+        .map_or_else(|| entry.qemu.clone(), QemuSource::reattach_info);
     let mut files;
     let guest: &mut dyn SourceGuest = match &mut attached {
         Some(guest) => guest,
@@ -55,7 +55,7 @@ pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
         }
     };
     // If the guest comes back and this engine is killed, the guest must not stay stopped.
-    let nameless = notes.identity.nameless_files(&guest.ram());
+    let nameless = reattach_info.identity.nameless_files(&guest.ram());
     let guard =
         (!has_ended || !nameless.is_empty()).then(|| GuardProcess::start(file.path(), &nameless));
     let _guard = guard.transpose().map_err(|error| {
@@ -73,7 +73,7 @@ pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
         remote.clone(),
         args.run.security.plaintext,
         args.options.clone(),
-        notes,
+        reattach_info,
         Some(engine.clone()),
     ));
     let observer = progress::observer(args.run.progress);

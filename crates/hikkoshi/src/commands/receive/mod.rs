@@ -55,7 +55,7 @@ fn start(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
         let what = format!("creating the journal: {}", Report::new(&error));
         Exit::new(Status::AtSource, Reason::Journal, what)
     };
-    let identity = guest.noted().get().identity;
+    let identity = guest.reattach_info().get().identity;
     let file = JournalFile::for_qemu::<DestinationEntry>(&folder, &identity).map_err(keeping)?;
     // The journal is found by the process: the socket may have had another name then.
     if let Some(entry) = file.read::<DestinationEntry>().map_err(keeping)?
@@ -75,7 +75,7 @@ fn start(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
         args.run.security.plaintext,
         args.options.clone(),
         acceptor.tls().cloned(),
-        guest.noted(),
+        guest.reattach_info(),
     ));
     let observer = progress::observer(args.run.progress);
     security::warn_of_readable_key(&args.run.security, &*observer);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hikkoshi_engine::{Cancel, DestinationGuest, ReceiveWatch, resume_receive};
 use hikkoshi_handover::{DestinationRecord, DestinationStage};
-use hikkoshi_qemu::{ExitedDestination, QemuDestination, SharedNotes};
+use hikkoshi_qemu::{ExitedDestination, QemuDestination, SharedReattachInfo};
 
 use super::outcome;
 use crate::args::Receive;
@@ -27,7 +27,7 @@ pub(super) fn resume(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Res
     };
     let pid = entry.qemu.identity.pid;
     let attached = QemuDestination::reattach(&entry.qemu).map_err(|error| cannot(&error))?;
-    let (mut guest, notes): (Box<dyn DestinationGuest>, _) = match attached {
+    let (mut guest, reattach_info): (Box<dyn DestinationGuest>, _) = match attached {
         Some(guest) => {
             if may_miss_pages(&entry.engine) {
                 guest.check_userfault().map_err(|error| {
@@ -37,8 +37,8 @@ pub(super) fn resume(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Res
                     ))
                 })?;
             }
-            let notes = guest.noted();
-            (Box::new(guest), notes)
+            let reattach_info = guest.reattach_info();
+            (Box::new(guest), reattach_info)
         }
         None if entry.engine.stage == DestinationStage::Running => {
             let what = format!("the destination's QEMU (process {pid}) has ended");
@@ -49,7 +49,10 @@ pub(super) fn resume(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Res
         // Reports to the source that the guest never ran here, or that no page is needed.
         None => {
             let exited = ExitedDestination::new(&entry.qemu).map_err(|error| cannot(&error))?;
-            (Box::new(exited), SharedNotes::new(entry.qemu.clone()))
+            (
+                Box::new(exited),
+                SharedReattachInfo::new(entry.qemu.clone()),
+            )
         }
     };
     let listen = args.listen.as_ref().unwrap_or(&entry.address).clone();
@@ -64,7 +67,7 @@ pub(super) fn resume(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Res
         args.run.security.plaintext,
         args.options.clone(),
         tls,
-        notes,
+        reattach_info,
     ));
     let observer = progress::observer(args.run.progress);
     security::warn_of_readable_key(&args.run.security, &*observer);

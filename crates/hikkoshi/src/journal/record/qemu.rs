@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use hikkoshi_qemu::{
-    DestinationNotes, NamespaceIdentity, QemuIdentity, RamFileIdentity, RamIdentity, Settings,
-    SourceNotes, UndoRecord,
+    DestinationReattachInfo, NamespaceIdentity, QemuIdentity, RamFileIdentity, RamIdentity,
+    Settings, SourceReattachInfo, UndoRecord,
 };
 use hikkoshi_wire::{BlockDescription, GuestDescription, GuestRangeDescription};
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 
 use super::RecordError;
 
-/// [`SourceNotes`].
+/// [`SourceReattachInfo`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceQemuRecord {
@@ -21,7 +21,7 @@ pub struct SourceQemuRecord {
     undo: UndoneStepsRecord,
 }
 
-/// [`DestinationNotes`].
+/// [`DestinationReattachInfo`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DestinationQemuRecord {
@@ -131,21 +131,21 @@ struct SettingsRecord {
     discard: BTreeMap<String, bool>,
 }
 
-impl TryFrom<&SourceNotes> for SourceQemuRecord {
+impl TryFrom<&SourceReattachInfo> for SourceQemuRecord {
     type Error = RecordError;
 
-    fn try_from(notes: &SourceNotes) -> Result<Self, RecordError> {
+    fn try_from(reattach_info: &SourceReattachInfo) -> Result<Self, RecordError> {
         Ok(Self {
-            place: (&notes.identity).try_into()?,
+            place: (&reattach_info.identity).try_into()?,
             undo: UndoneStepsRecord {
-                settings: (&notes.undo.settings).into(),
-                stopped: notes.undo.stopped,
+                settings: (&reattach_info.undo.settings).into(),
+                stopped: reattach_info.undo.stopped,
             },
         })
     }
 }
 
-impl From<SourceQemuRecord> for SourceNotes {
+impl From<SourceQemuRecord> for SourceReattachInfo {
     fn from(record: SourceQemuRecord) -> Self {
         Self {
             identity: record.place.into(),
@@ -157,19 +157,19 @@ impl From<SourceQemuRecord> for SourceNotes {
     }
 }
 
-impl TryFrom<&DestinationNotes> for DestinationQemuRecord {
+impl TryFrom<&DestinationReattachInfo> for DestinationQemuRecord {
     type Error = RecordError;
 
-    fn try_from(notes: &DestinationNotes) -> Result<Self, RecordError> {
+    fn try_from(reattach_info: &DestinationReattachInfo) -> Result<Self, RecordError> {
         Ok(Self {
-            place: (&notes.identity).try_into()?,
-            settings: (&notes.settings).into(),
-            userfault: notes.userfault,
+            place: (&reattach_info.identity).try_into()?,
+            settings: (&reattach_info.settings).into(),
+            userfault: reattach_info.userfault,
         })
     }
 }
 
-impl From<DestinationQemuRecord> for DestinationNotes {
+impl From<DestinationQemuRecord> for DestinationReattachInfo {
     fn from(record: DestinationQemuRecord) -> Self {
         Self {
             identity: record.place.into(),

@@ -9,7 +9,7 @@ use crate::migration_settings::Settings;
 
 /// What another program needs to know to reattach to a destination.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct DestinationNotes {
+pub struct DestinationReattachInfo {
     /// The QEMU process and its guest's memory.
     #[serde(rename = "place")]
     pub identity: QemuIdentity,
@@ -19,25 +19,25 @@ pub struct DestinationNotes {
     pub userfault: Option<i32>,
 }
 
-/// Notes that several threads read while they change.
+/// Information that several threads read while it changes.
 #[derive(Debug, Clone)]
-pub struct SharedNotes(Arc<Mutex<DestinationNotes>>);
+pub struct SharedReattachInfo(Arc<Mutex<DestinationReattachInfo>>);
 
-impl SharedNotes {
-    /// Starts with these notes.
-    pub fn new(notes: DestinationNotes) -> Self {
-        Self(Arc::new(Mutex::new(notes)))
+impl SharedReattachInfo {
+    /// Starts with this information.
+    pub fn new(info: DestinationReattachInfo) -> Self {
+        Self(Arc::new(Mutex::new(info)))
     }
 
-    /// The notes, as of now.
-    pub fn get(&self) -> DestinationNotes {
+    /// The information, as of now.
+    pub fn get(&self) -> DestinationReattachInfo {
         self.0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
     }
 
-    pub(super) fn change(&self, change: impl FnOnce(&mut DestinationNotes)) {
+    pub(super) fn change(&self, change: impl FnOnce(&mut DestinationReattachInfo)) {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
