@@ -270,8 +270,8 @@ mod tests {
             assert!(find::<SourceEntry>(folder.path(), None).unwrap().is_empty());
         }
         // A folder that cannot be created.
-        let place = &reattach_info(1, "/q").identity;
-        let error = JournalFile::for_qemu::<SourceEntry>(&path, place).unwrap_err();
+        let identity = &reattach_info(1, "/q").identity;
+        let error = JournalFile::for_qemu::<SourceEntry>(&path, identity).unwrap_err();
         assert!(error.to_string().contains("--journal"), "{error}");
     }
 }
