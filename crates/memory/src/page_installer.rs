@@ -18,7 +18,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_linux::{Errno, HostRange, Stop};
+use hikkoshi_linux::{Errno, HostRange, StopEventFd};
 use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_userfault::{
     CopyError, EventBuffer, RangeError, ReadError, Ready, RegisterMode, Userfault, UserfaultEvent,
@@ -58,7 +58,7 @@ pub(crate) struct PageInstaller {
     ranges: Vec<HostRange>,
     /// Whether [`end`](Self::end) was called.
     ended: AtomicBool,
-    stop: Stop,
+    stop: StopEventFd,
     faults: Option<JoinHandle<()>>,
 }
 
@@ -82,7 +82,7 @@ impl PageInstaller {
         ram: &GuestRam,
         userfault: Arc<Userfault>,
     ) -> Result<Self, PageInstallerError> {
-        let stop = Stop::new().map_err(PageInstallerError::Thread)?;
+        let stop = StopEventFd::new().map_err(PageInstallerError::Thread)?;
         let mut installer = Self {
             userfault,
             blocks: Vec::new(),
@@ -202,7 +202,7 @@ fn unregister(userfault: &Userfault, ranges: &[HostRange]) -> bool {
 struct FaultThread {
     userfault: Arc<Userfault>,
     ranges: Vec<HostRange>,
-    stop: Stop,
+    stop: StopEventFd,
 }
 
 impl FaultThread {

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use error_reporter::Report;
 use hikkoshi_engine::{Cancel, DestinationGuest, SourceGuest};
-use hikkoshi_linux::{HostAddr, HostRange, Process, Stop};
+use hikkoshi_linux::{HostAddr, HostRange, Process, StopEventFd};
 use hikkoshi_memory::{GuestRam, RamWriter};
 use hikkoshi_pages::{PAGE_BYTES, Page, PageRange};
 use hikkoshi_qemu::{QemuDestination, QemuSource};
@@ -498,7 +498,7 @@ fn missing_pages_fault_during_and_after_loading() {
         for place in &places {
             userfault.register(place.1, RegisterMode::MISSING).unwrap();
         }
-        let stop = Stop::new().unwrap();
+        let stop = StopEventFd::new().unwrap();
         let served = std::thread::scope(|scope| {
             let (userfault, places, ram, stop) = (&userfault, &places, &ram, &stop);
             let server = scope.spawn(move || {

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::event::{ReadError, Ready};
 use crate::userfault::Userfault;
-use hikkoshi_linux::Stop;
+use hikkoshi_linux::StopEventFd;
 
 const STOP: u64 = 0;
 const EVENTS: u64 = 1;
@@ -32,7 +32,7 @@ const MOST: usize = 5;
 #[derive(Debug)]
 pub struct FaultWaiter<S> {
     epoll: OwnedFd,
-    stop: Stop,
+    stop: StopEventFd,
     writing: Option<Arc<S>>,
 }
 
@@ -52,7 +52,7 @@ impl Userfault {
     /// When the kernel has no free descriptors or memory.
     pub fn waiter<S>(
         &self,
-        stop: &Stop,
+        stop: &StopEventFd,
         also: BorrowedFd<'_>,
     ) -> Result<FaultWaiter<S>, ReadError> {
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(failed)?;

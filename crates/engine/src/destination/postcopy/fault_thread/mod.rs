@@ -9,7 +9,7 @@ use std::sync::mpsc::SyncSender;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use hikkoshi_linux::Stop;
+use hikkoshi_linux::StopEventFd;
 use hikkoshi_pages::PageRange;
 use hikkoshi_userfault::{CopyError, EventBuffer, FaultWaiter, ReadError, Ready};
 use hikkoshi_wire::{Frame, HEADER_LEN};
@@ -42,7 +42,7 @@ struct Shared {
     installer: Arc<Installer>,
     request_sender: Arc<RequestSender>,
     fault_counters: Arc<FaultCounters>,
-    stop: Stop,
+    stop: StopEventFd,
     poll: bool,
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn start(
     installer: &Arc<Installer>,
     request_sender: &Arc<RequestSender>,
     fault_counters: &Arc<FaultCounters>,
-    stop: &Stop,
+    stop: &StopEventFd,
     events: &SyncSender<DestinationSessionEvent>,
     options: &DestinationOptions,
     threads: usize,

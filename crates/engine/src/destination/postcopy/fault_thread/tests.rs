@@ -19,7 +19,7 @@ fn fault_thread(installer: Installer) -> (FaultThread, UnixStream) {
         installer: Arc::new(installer),
         request_sender: Arc::new(request_sender),
         fault_counters: Arc::new(FaultCounters::new()),
-        stop: Stop::new().unwrap(),
+        stop: StopEventFd::new().unwrap(),
         poll: false,
     };
     (FaultThread::new(Arc::new(shared)).unwrap(), theirs)

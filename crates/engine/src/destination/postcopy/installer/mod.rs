@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use hikkoshi_linux::{HostAddr, Stop};
+use hikkoshi_linux::{HostAddr, StopEventFd};
 use hikkoshi_memory::{Content, GuestRam};
 use hikkoshi_pages::{Extent, PAGE_BYTES, PageRange};
 use hikkoshi_userfault::{RangeError, Userfault};
@@ -41,7 +41,7 @@ pub(crate) struct Installer {
     pub(crate) copier: PageCopier,
     /// Missing pages that another process had filled with the content that was to come.
     filled_before: AtomicU64,
-    stop: Stop,
+    stop: StopEventFd,
 }
 
 impl Installer {
@@ -54,7 +54,7 @@ impl Installer {
         hosts: &[u64],
         links: u16,
     ) -> Result<Self, DestinationFailure> {
-        let stop = Stop::new().map_err(DestinationFailure::Thread)?;
+        let stop = StopEventFd::new().map_err(DestinationFailure::Thread)?;
         let layout = ram.layout();
         Ok(Self {
             missing: MissingPages::new(layout.pages()),
@@ -66,7 +66,7 @@ impl Installer {
     }
 
     /// Stops every thread that waits here or reads faults.
-    pub(crate) fn stop(&self) -> &Stop {
+    pub(crate) fn stop(&self) -> &StopEventFd {
         &self.stop
     }
 

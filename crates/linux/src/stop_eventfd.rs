@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 /// Asks loops to stop, and wakes them. Clones share one state. Once stopped, a handle stays
 /// stopped. Any number of loops may wait for it.
 #[derive(Clone, Debug)]
-pub struct Stop(Arc<Inner>);
+pub struct StopEventFd(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -19,7 +19,7 @@ struct Inner {
     event: OwnedFd,
 }
 
-impl Stop {
+impl StopEventFd {
     /// Creates a handle that is not stopped.
     ///
     /// # Errors
@@ -51,7 +51,7 @@ impl Stop {
 }
 
 /// For `poll`: readable after the stop.
-impl AsFd for Stop {
+impl AsFd for StopEventFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.event.as_fd()
     }
