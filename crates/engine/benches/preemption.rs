@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use hikkoshi_engine::{Cancel, Priority, PriorityClass};
+use hikkoshi_engine::{CancelFlag, Priority, PriorityClass};
 use hikkoshi_lab::{HostPair, Namespace, Shape};
 use hikkoshi_link::tls::{TimeLimits, TlsClient, TlsServer};
 use hikkoshi_link::{
@@ -105,7 +105,7 @@ fn main() {
             host.command("sysctl").args(sysctl).output().unwrap();
         }
     }
-    let stop = Cancel::new();
+    let stop = CancelFlag::new();
     let urgency = UrgentActivity::new();
     let memory: Arc<Vec<u8>> = Arc::new((0..=255).cycle().take(MEMORY * PAGE_SIZE).collect());
 
@@ -163,7 +163,7 @@ fn connect(trial: &Trial, line: &HostPair) -> (Arc<Stream>, Arc<Stream>) {
         line.source(),
         Box::new(move || {
             let address = address.to_string().parse().unwrap();
-            Stream::connect(&address, false, &Cancel::new()).unwrap()
+            Stream::connect(&address, false, &CancelFlag::new()).unwrap()
         }),
     );
     let destination = Stream::tcp(listener.accept().unwrap().0).unwrap();
@@ -173,7 +173,7 @@ fn connect(trial: &Trial, line: &HostPair) -> (Arc<Stream>, Arc<Stream>) {
     let server = TlsServer::inviting().unwrap();
     let invitation = server.invitation("127.0.0.1:1".parse().unwrap()).unwrap();
     let client = TlsClient::invited(&invitation).unwrap();
-    let stop = Cancel::new();
+    let stop = CancelFlag::new();
     let peer_timeout = TimeLimits {
         deadline: Instant::now() + Duration::from_secs(10),
         stop: &stop,
@@ -193,7 +193,7 @@ fn push(
     memory: &[u8],
     cursor: &AtomicU64,
     urgency: UrgentActivity,
-    stop: &Cancel,
+    stop: &CancelFlag,
 ) {
     trial.priority.apply(PriorityClass::Background);
     let mut link = BackgroundSender::new(reader, writer, None);
@@ -262,7 +262,7 @@ fn ask(
     line: &HostPair,
     memory: &Arc<Vec<u8>>,
     urgency: &UrgentActivity,
-    stop: &Cancel,
+    stop: &CancelFlag,
 ) -> Histogram<u64> {
     let (source, destination) = connect(trial, line);
     let (mut fault_in, mut fault_out) = pipe().unwrap();

@@ -16,7 +16,7 @@ use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 
 use crate::network_frames::{FrameCapture, FrameDelivery};
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 use hikkoshi_memory::GuestRam;
 
 /// An error of a guest adapter.
@@ -72,7 +72,7 @@ impl Error for GuestError {
 /// use std::time::Instant;
 ///
 /// use hikkoshi_dirty::DirtyLog;
-/// use hikkoshi_engine::{Cancel, GuestError, SourceGuest};
+/// use hikkoshi_engine::{CancelFlag, GuestError, SourceGuest};
 /// use hikkoshi_memory::GuestRam;
 /// use hikkoshi_wire::GuestDescription;
 ///
@@ -104,14 +104,18 @@ impl Error for GuestError {
 ///     fn needs_drain(&self) -> bool {
 ///         false
 ///     }
-///     fn drain(&mut self, _: &Cancel) -> Result<(), GuestError> {
+///     fn drain(&mut self, _: &CancelFlag) -> Result<(), GuestError> {
 ///         Ok(())
 ///     }
 ///     fn pause(&mut self) -> Result<Instant, GuestError> {
 ///         self.monitor.pause().map_err(GuestError::new)?;
 ///         Ok(Instant::now())
 ///     }
-///     fn save_device_state(&mut self, sink: &mut dyn Write, _: &Cancel) -> Result<(), GuestError> {
+///     fn save_device_state(
+///         &mut self,
+///         sink: &mut dyn Write,
+///         _: &CancelFlag,
+///     ) -> Result<(), GuestError> {
 ///         self.monitor.save_devices(sink).map_err(GuestError::new)
 ///     }
 ///     fn resume(&mut self) -> Result<(), GuestError> {
@@ -170,7 +174,7 @@ pub trait SourceGuest: Send {
     /// until the drain is over. Ends early, with an error, once `cancel` is set.
     ///
     /// A paused guest has no device writes in progress: [`pause`](Self::pause) drains as well.
-    fn drain(&mut self, cancel: &Cancel) -> Result<(), GuestError>;
+    fn drain(&mut self, cancel: &CancelFlag) -> Result<(), GuestError>;
 
     /// Pauses the guest, after everything for saving its device state was set up; returns the time
     /// at which it paused. Device writes that were in progress have landed when this returns.
@@ -187,7 +191,7 @@ pub trait SourceGuest: Send {
     fn save_device_state(
         &mut self,
         sink: &mut dyn Write,
-        give_up: &Cancel,
+        give_up: &CancelFlag,
     ) -> Result<(), GuestError>;
 
     /// Checks that the saved state belongs to the memory that was sent. Called once after
@@ -253,7 +257,7 @@ pub struct ThreadName {
 /// use std::sync::Arc;
 /// use std::time::Instant;
 ///
-/// use hikkoshi_engine::{Cancel, DestinationGuest, GuestError};
+/// use hikkoshi_engine::{CancelFlag, DestinationGuest, GuestError};
 /// use hikkoshi_memory::GuestRam;
 /// use hikkoshi_userfault::{Features, Userfault};
 /// use hikkoshi_wire::GuestDescription;
@@ -293,7 +297,7 @@ pub struct ThreadName {
 ///     fn load_device_state(&mut self, state: Vec<u8>) -> Result<(), GuestError> {
 ///         self.monitor.load_devices(&state).map_err(GuestError::new)
 ///     }
-///     fn resume(&mut self, running: bool, _: &Cancel) -> Result<Instant, GuestError> {
+///     fn resume(&mut self, running: bool, _: &CancelFlag) -> Result<Instant, GuestError> {
 ///         if running {
 ///             self.monitor.run().map_err(GuestError::new)?;
 ///         }
@@ -370,7 +374,7 @@ pub trait DestinationGuest: Send {
     /// May wait for pages, and ends early, with an error, once `give_up` is set: the guest still
     /// runs when they arrive. May be called again, by another engine with another adapter, for a
     /// guest that already runs.
-    fn resume(&mut self, running: bool, give_up: &Cancel) -> Result<Instant, GuestError>;
+    fn resume(&mut self, running: bool, give_up: &CancelFlag) -> Result<Instant, GuestError>;
 
     /// Whether it is certain, after a [`resume`](Self::resume) that failed, that the guest has
     /// never run here and will not by itself: the monitor refused, and its state shows it. The

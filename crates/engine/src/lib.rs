@@ -40,7 +40,7 @@
 //!
 //! use hikkoshi_engine::report::Silent;
 //! use hikkoshi_engine::{
-//!     Account, Cancel, MigrateError, Mode, SourceGuest, SourceOptions, Watch, migrate,
+//!     Account, CancelFlag, MigrateError, Mode, SourceGuest, SourceOptions, Watch, migrate,
 //! };
 //! use hikkoshi_handover::Unrecorded;
 //! use hikkoshi_link::Address;
@@ -52,7 +52,7 @@
 //!         ..SourceOptions::default()
 //!     };
 //!     let watch = Watch {
-//!         cancel: Cancel::new(),
+//!         cancel: CancelFlag::new(),
 //!         observer: Arc::new(Silent),
 //!         journal: Arc::new(Unrecorded),
 //!     };
@@ -83,7 +83,7 @@ pub use destination::{
     DestinationOptions, ReceiveError, ReceiveWatch, give_up_receive, receive, resume_receive,
 };
 pub use guest::{DestinationGuest, GuestError, SourceGuest, ThreadName};
-pub use hikkoshi_linux::{Cancel, Priority, PriorityClass};
+pub use hikkoshi_linux::{CancelFlag, Priority, PriorityClass};
 pub use network_frames::{FrameCapture, FrameDelivery, FramesAccount, KeptFrame};
 pub use obstacle::DestinationObstacle;
 pub use report::{Account, Observer};

@@ -25,7 +25,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
 use hikkoshi_engine::report::Silent;
-use hikkoshi_engine::{Cancel, Mode, SourceOptions, Watch, migrate};
+use hikkoshi_engine::{CancelFlag, Mode, SourceOptions, Watch, migrate};
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::tls::{TlsClient, TlsServer};
@@ -58,7 +58,7 @@ fn link(
     if role == Role::Control {
         listener.accept_only_links_of(&link);
     }
-    split(&Arc::new(link.stream), limits, &Cancel::new()).unwrap()
+    split(&Arc::new(link.stream), limits, &CancelFlag::new()).unwrap()
 }
 
 fn read_until(control: &mut Ends, last: &str) {
@@ -149,7 +149,7 @@ fn counted(tls: bool) -> (usize, u64) {
         remote.tls = Some(TlsClient::invited(&invitation).unwrap());
         listener = listener.with_tls(server);
     }
-    let (stop, cancel) = (Cancel::new(), Cancel::new());
+    let (stop, cancel) = (CancelFlag::new(), CancelFlag::new());
     let limits = Limits::from(&layout);
     thread::scope(|scope| {
         let (sender, incoming) = sync_channel(4);

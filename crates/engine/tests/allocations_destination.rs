@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::report::Silent;
-use hikkoshi_engine::{Cancel, DestinationOptions, ReceiveWatch, receive};
+use hikkoshi_engine::{CancelFlag, DestinationOptions, ReceiveWatch, receive};
 use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::tls::{TlsClient, TlsServer};
 use hikkoshi_link::{Address, LinkReader, LinkWriter, Listener, Remote, hello, open, split};
@@ -162,7 +162,7 @@ fn allocations(
         Ok(())
     });
     let watch = ReceiveWatch {
-        cancel: Cancel::new(),
+        cancel: CancelFlag::new(),
         observer: Arc::new(Silent),
         journal: Arc::new(Unrecorded),
     };
@@ -172,10 +172,10 @@ fn allocations(
             let id = MigrationId::from_bytes([7; 16]);
             let mut streams = Vec::new();
             let mut link = |role| {
-                let (stream, _) = open(&remote, &hello(role, id), &Cancel::new()).unwrap();
+                let (stream, _) = open(&remote, &hello(role, id), &CancelFlag::new()).unwrap();
                 let stream = Arc::new(stream);
                 streams.push(Arc::clone(&stream));
-                split(&stream, limits, &Cancel::new()).unwrap()
+                split(&stream, limits, &CancelFlag::new()).unwrap()
             };
             let mut control = link(Role::Control);
             let begin = ToDestination::Begin {

@@ -16,7 +16,7 @@ use crate::stream::TrafficClass;
 use crate::tls;
 use crate::tls::{Opener, Sealer, SecureError, TimeLimits, TlsClient, TlsServer};
 use crate::{AcceptedLink, Remote, Stream};
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 use hikkoshi_linux::sandbox_thread;
 
 /// How long a handshake may take: TLS, authentication and hello.
@@ -92,7 +92,7 @@ pub fn hello(role: Role, id: MigrationId) -> Hello {
 pub fn open(
     remote: &Remote,
     ours: &Hello,
-    stop: &Cancel,
+    stop: &CancelFlag,
 ) -> Result<(Stream, Agreed), HandshakeError> {
     let stream = Stream::connect(&remote.address, remote.loopback_only, stop)
         .map_err(HandshakeError::Connect)?;
@@ -115,7 +115,7 @@ fn exchange_hellos(
     mut stream: Stream,
     tls: Option<&TlsClient>,
     ours: &Hello,
-    stop: &Cancel,
+    stop: &CancelFlag,
 ) -> Result<(Stream, Agreed), HandshakeError> {
     let limits = limits(stop);
     if let Some(client) = tls {
@@ -136,7 +136,7 @@ fn exchange_hellos(
     Ok((stream, agreed))
 }
 
-fn limits(stop: &Cancel) -> TimeLimits<'_> {
+fn limits(stop: &CancelFlag) -> TimeLimits<'_> {
     TimeLimits {
         deadline: Instant::now() + HANDSHAKE_TIMEOUT,
         stop,
@@ -150,7 +150,7 @@ pub(crate) fn answer(
     peer: String,
     tls: Option<&TlsServer>,
     current: &Mutex<Option<MigrationId>>,
-    stop: &Cancel,
+    stop: &CancelFlag,
 ) -> Result<AcceptedLink, (String, HandshakeError)> {
     let limits = limits(stop);
     let mut source = None;

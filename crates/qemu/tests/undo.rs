@@ -13,7 +13,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, SourceGuest};
+use hikkoshi_engine::{CancelFlag, SourceGuest};
 use hikkoshi_qemu::{
     QemuIdentity, QemuSource, SourceReattachInfo, UndoError, UndoOutcome, UndoRecord, undo,
 };
@@ -49,7 +49,7 @@ fn engine() {
             "logging" => log = Some(source.start_dirty_log().unwrap()),
             "paused" => drop(source.pause().unwrap()),
             "saved" => source
-                .save_device_state(&mut io::sink(), &Cancel::new())
+                .save_device_state(&mut io::sink(), &CancelFlag::new())
                 .unwrap(),
             _ => {}
         }
@@ -268,7 +268,7 @@ fn a_run_after_a_killed_one_without_undo() {
         source.start_dirty_log().unwrap();
         source.pause().unwrap();
         source
-            .save_device_state(&mut io::sink(), &Cancel::new())
+            .save_device_state(&mut io::sink(), &CancelFlag::new())
             .unwrap();
         source.resume().unwrap();
         drop(source);

@@ -27,7 +27,8 @@ use std::time::Duration;
 
 use hikkoshi_engine::report::Silent;
 use hikkoshi_engine::{
-    Account, Cancel, DestinationOptions, Mode, ReceiveWatch, SourceOptions, Watch, migrate, receive,
+    Account, CancelFlag, DestinationOptions, Mode, ReceiveWatch, SourceOptions, Watch, migrate,
+    receive,
 };
 use hikkoshi_ept::LogMethod;
 use hikkoshi_handover::Unrecorded;
@@ -97,7 +98,7 @@ fn move_guest(mode: Mode, tracker: Tracker) -> Result<(Account, Checked), Box<dy
     let account = thread::scope(|scope| {
         let receiving = scope.spawn(|| {
             let watch = ReceiveWatch {
-                cancel: Cancel::new(),
+                cancel: CancelFlag::new(),
                 observer: Arc::new(Silent),
                 journal: Arc::new(Unrecorded),
             };
@@ -113,7 +114,7 @@ fn move_guest(mode: Mode, tracker: Tracker) -> Result<(Account, Checked), Box<dy
             ..SourceOptions::default()
         };
         let watch = Watch {
-            cancel: Cancel::new(),
+            cancel: CancelFlag::new(),
             observer: Arc::new(Silent),
             journal: Arc::new(Unrecorded),
         };

@@ -14,7 +14,7 @@ use crate::guest::DestinationGuest;
 use crate::report::Account;
 use hikkoshi_handover::DestinationRecord;
 use hikkoshi_link::{AcceptedLink, Listener, TICK};
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 
 /// Accepted links that may wait in the queue: all links of one migration (background, urgent) can
 /// arrive before the first is handled, and the control link of the next migration.
@@ -63,7 +63,7 @@ fn listening(
     listener: &Listener,
     lead: impl FnOnce(&mut Acceptor<'_>) -> Result<Account, ReceiveError>,
 ) -> Result<Account, ReceiveError> {
-    let stop = Cancel::new();
+    let stop = CancelFlag::new();
     let (sender, incoming) = sync_channel(LINKS);
     thread::scope(|scope| {
         // Also when this thread panics: the scope waits for the other thread.
@@ -89,7 +89,7 @@ fn listening(
 }
 
 /// Sets the flag when it is dropped.
-struct CancelOnDrop<'a>(&'a Cancel);
+struct CancelOnDrop<'a>(&'a CancelFlag);
 
 impl Drop for CancelOnDrop<'_> {
     fn drop(&mut self) {

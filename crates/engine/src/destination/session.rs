@@ -11,7 +11,7 @@ use hikkoshi_wire::{Limits, MigrationId, Role, ToDestination, ToSource};
 use crate::control_link::{QUEUED_EVENTS, start_reader};
 use crate::destination::error::DestinationFailure;
 use hikkoshi_link::{AcceptedLink, LinkError, LinkReader, LinkWriter, Stream, TICK, split};
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 
 /// What the control link's thread does; identifies its end among the failures.
 pub(crate) const LISTENING: &str = "listening to the source";
@@ -90,7 +90,7 @@ pub(crate) struct Session {
     /// What the source sent before all its links were here.
     early: Option<DestinationSessionEvent>,
     /// Ends every thread that works on a link.
-    stop: Cancel,
+    stop: CancelFlag,
 }
 
 impl Session {
@@ -101,7 +101,7 @@ impl Session {
         reader: LinkReader,
         control: LinkWriter,
         limits: Limits,
-        stop: Cancel,
+        stop: CancelFlag,
         channel: &mut Channel,
     ) -> Result<Self, DestinationFailure> {
         let to_main = channel.sender.clone();
@@ -135,7 +135,7 @@ impl Session {
         urgent: bool,
         frames: bool,
         stall_timeout: Duration,
-        cancel: &Cancel,
+        cancel: &CancelFlag,
     ) -> Result<Links, DestinationFailure> {
         let doing = "waiting for the source's links";
         let deadline = Instant::now() + LINKS_TIMEOUT;
@@ -245,7 +245,7 @@ impl Session {
     /// Sends the last message. Does not wait for a peer that does not read: the end of the links
     /// tells it the same.
     pub(crate) fn send_last(&mut self, message: &ToSource) {
-        self.control.set_stop(Cancel::cancelled());
+        self.control.set_stop(CancelFlag::cancelled());
         if let Err(error) = self.send(message, "sending the last message") {
             tracing::debug!(error = %Report::new(&error), ?message, "the source does not hear why this side ends");
         }

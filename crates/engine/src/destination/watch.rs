@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use crate::report::Observer;
 use hikkoshi_handover::{DestinationRecord, Journal};
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 
 /// How the caller controls and observes the destination.
 #[derive(Clone)]
 pub struct ReceiveWatch {
     /// Requests to stop.
-    pub cancel: Cancel,
+    pub cancel: CancelFlag,
     /// Receives progress and notices.
     pub observer: Arc<dyn Observer>,
     /// Where the record of the handover is kept.

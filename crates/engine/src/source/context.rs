@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hikkoshi_handover::{Journal, SourceRecord};
 use hikkoshi_link::UrgentActivity;
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 use hikkoshi_memory::GuestRam;
 
 use crate::report::{Counters, Observer, SwitchoverSteps, Tracker};
@@ -17,7 +17,7 @@ use crate::source::private_blocks::may_be_lost;
 #[derive(Clone)]
 pub struct Watch {
     /// Cancels the migration.
-    pub cancel: Cancel,
+    pub cancel: CancelFlag,
     /// Receives progress and notices.
     pub observer: Arc<dyn Observer>,
     /// Stores the record. *Commit* is sent only after
@@ -41,7 +41,7 @@ pub(crate) struct MigrationContext {
     pub(crate) counters: Arc<Counters>,
     pub(crate) progress: Arc<Tracker>,
     pub(crate) observer: Arc<dyn Observer>,
-    pub(crate) cancel: Cancel,
+    pub(crate) cancel: CancelFlag,
     pub(crate) options: SourceOptions,
     /// Set by the thread that answers requests. The background links yield to it.
     pub(crate) urgency: UrgentActivity,

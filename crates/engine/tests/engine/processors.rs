@@ -7,7 +7,7 @@ use std::thread;
 
 use error_reporter::Report;
 use hikkoshi_engine::{
-    Cancel, DestinationOptions, Mode, ReceiveWatch, SourceOptions, Watch, migrate, receive,
+    CancelFlag, DestinationOptions, Mode, ReceiveWatch, SourceOptions, Watch, migrate, receive,
 };
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
@@ -133,7 +133,7 @@ fn an_older_destination_is_refused() {
             assert_eq!(socket.read(&mut [0]).unwrap(), 0);
         });
         let watch = Watch {
-            cancel: Cancel::new(),
+            cancel: CancelFlag::new(),
             observer: Arc::new(Notices::default()),
             journal: Arc::new(Unrecorded),
         };
@@ -158,7 +158,7 @@ fn an_older_source_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let listener = Listener::bind(&Address::Unix(folder.path().join("listen"))).unwrap();
     let watch = ReceiveWatch {
-        cancel: Cancel::new(),
+        cancel: CancelFlag::new(),
         observer: Arc::new(Notices::default()),
         journal: Arc::new(Unrecorded),
     };
@@ -177,7 +177,7 @@ fn an_older_source_is_refused() {
         };
         let stream = Arc::new(open(&listener.address().clone().into(), &hello).unwrap());
         let limits = Limits { pages: 1 << 20 };
-        let (mut reader, mut writer) = split(&stream, limits, &Cancel::new()).unwrap();
+        let (mut reader, mut writer) = split(&stream, limits, &CancelFlag::new()).unwrap();
         writer
             .control(&ToDestination::Begin {
                 description,

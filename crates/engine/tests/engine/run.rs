@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::{
-    Account, Cancel, DestinationOptions, MigrateError, Mode, Observer, ReceiveError, ReceiveWatch,
-    SourceOptions, Watch, give_up_migrate, give_up_receive, migrate, receive, resume_migrate,
-    resume_receive,
+    Account, CancelFlag, DestinationOptions, MigrateError, Mode, Observer, ReceiveError,
+    ReceiveWatch, SourceOptions, Watch, give_up_migrate, give_up_receive, migrate, receive,
+    resume_migrate, resume_receive,
 };
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::{DestinationRecord, Journal, SourceRecord, SourceStage};
@@ -95,8 +95,8 @@ pub(crate) struct Setup {
     pub destination: TestDestination,
     pub options: SourceOptions,
     pub receive_options: DestinationOptions,
-    pub source_cancel: Cancel,
-    pub destination_cancel: Cancel,
+    pub source_cancel: CancelFlag,
+    pub destination_cancel: CancelFlag,
     policy: Option<Box<Policy>>,
     pub source_journal: Arc<Records<SourceRecord>>,
     pub destination_journal: Arc<Records<DestinationRecord>>,
@@ -239,8 +239,8 @@ impl Setup {
                 ..SourceOptions::default()
             },
             receive_options: DestinationOptions::default(),
-            source_cancel: Cancel::new(),
-            destination_cancel: Cancel::new(),
+            source_cancel: CancelFlag::new(),
+            destination_cancel: CancelFlag::new(),
             policy: None,
             source_journal: Arc::default(),
             destination_journal: Arc::default(),
@@ -476,7 +476,7 @@ impl Done {
 
     fn watch(&self) -> Watch {
         Watch {
-            cancel: Cancel::new(),
+            cancel: CancelFlag::new(),
             observer: Arc::<Notices>::clone(&self.notices),
             journal: Arc::<Records<_>>::clone(&self.source_journal),
         }
@@ -484,7 +484,7 @@ impl Done {
 
     fn receive_watch(&self) -> ReceiveWatch {
         ReceiveWatch {
-            cancel: Cancel::new(),
+            cancel: CancelFlag::new(),
             observer: Arc::<Notices>::clone(&self.notices),
             journal: Arc::<Records<_>>::clone(&self.destination_journal),
         }
@@ -557,12 +557,12 @@ impl Done {
         let address = format!("unix:{}", folder.path().join("again").display());
         let listener = Listener::bind(&address.parse().unwrap()).unwrap();
         let watch = Watch {
-            cancel: Cancel::new(),
+            cancel: CancelFlag::new(),
             observer: Arc::<Notices>::clone(&self.notices),
             journal: Arc::<Records<_>>::clone(&self.source_journal),
         };
         let receive_watch = ReceiveWatch {
-            cancel: Cancel::new(),
+            cancel: CancelFlag::new(),
             observer: Arc::<Notices>::clone(&self.notices),
             journal: Arc::<Records<_>>::clone(&self.destination_journal),
         };
@@ -620,6 +620,6 @@ impl Done {
 
 /// Connects to `remote` and sends `hello`; there is no time limit.
 pub(crate) fn open(remote: &Remote, hello: &Hello) -> Result<Stream, HandshakeError> {
-    let opened = hikkoshi_link::open(remote, hello, &Cancel::new());
+    let opened = hikkoshi_link::open(remote, hello, &CancelFlag::new());
     opened.map(|(stream, _)| stream)
 }

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, Mode};
+use hikkoshi_engine::{CancelFlag, Mode};
 use hikkoshi_handover::Outcome;
 use hikkoshi_link::tls::{
     DestinationCredentials, Invitation, SourceCredentials, TlsClient, TlsServer,
@@ -220,7 +220,7 @@ impl TestListener {
             incoming,
             _folder: folder,
         };
-        let stop = Cancel::new();
+        let stop = CancelFlag::new();
         thread::scope(|scope| {
             let (listener, serving) = (&tested_listener.listener, &stop);
             scope.spawn(move || listener.serve(&sender, serving));

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hikkoshi_engine::{
-    Cancel, DestinationGuest, ReceiveWatch, Watch, give_up_migrate, give_up_receive,
+    CancelFlag, DestinationGuest, ReceiveWatch, Watch, give_up_migrate, give_up_receive,
 };
 use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
 use hikkoshi_qemu::{ExitedDestination, QemuDestination, QemuSource};
@@ -31,7 +31,11 @@ const DISKS: &str = "its disks are newer than this memory, which would damage th
                      (a snapshot). Otherwise end this QEMU, and reboot the guest from its disks";
 
 /// Abandons the migration at the source.
-pub(super) fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
+pub(super) fn source(
+    args: &Migrate,
+    file: Option<&Path>,
+    cancel: CancelFlag,
+) -> Result<Status, Exit> {
     let (file, entry) = find::<SourceEntry>(&args.run, file)?;
     let stage = entry.engine.stage;
     let again = resume_command::<SourceEntry>(file.path());
@@ -93,7 +97,7 @@ fn source_consequence(stage: SourceStage) -> Option<String> {
 pub(super) fn destination(
     args: &Receive,
     file: Option<&Path>,
-    cancel: Cancel,
+    cancel: CancelFlag,
 ) -> Result<Status, Exit> {
     let (file, entry) = find::<DestinationEntry>(&args.run, file)?;
     let (stage, pid) = (entry.engine.stage, entry.qemu.identity.pid);

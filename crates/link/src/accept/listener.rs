@@ -20,7 +20,7 @@ use crate::accept::wait_limit::{WaitEnded, WaitLimit};
 use crate::handshake;
 use crate::tls::TlsServer;
 use crate::{AcceptedLink, Address, Stream};
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_linux::{Priority, PriorityClass};
 
@@ -151,7 +151,7 @@ impl Listener {
     ///
     /// When `poll` fails.
     /// When accepting fails for good.
-    pub fn serve(&self, incoming: &SyncSender<AcceptedLink>, stop: &Cancel) -> io::Result<()> {
+    pub fn serve(&self, incoming: &SyncSender<AcceptedLink>, stop: &CancelFlag) -> io::Result<()> {
         let tick = Timespec::try_from(TICK).map_err(io::Error::other)?;
         while !stop.is_cancelled() {
             let mut poll = [PollFd::from_borrowed_fd(self.as_fd(), PollFlags::IN)];
@@ -174,7 +174,7 @@ impl Listener {
     fn start_handshake(
         &self,
         incoming: &SyncSender<AcceptedLink>,
-        stop: &Cancel,
+        stop: &CancelFlag,
     ) -> io::Result<()> {
         let (stream, peer, from) = self.accept()?;
         let Some(slot) = self.pending.add(&stream, from, stop)? else {

@@ -10,7 +10,7 @@ use hikkoshi_wire::{Frame, HEADER_LEN};
 use crate::TICK;
 use crate::flow::window::{Wait, Window};
 use crate::{LinkError, LinkReader, LinkWriter, RateLimit, UrgentActivity};
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 
 /// Frames with at most this much content are collected in a batch…
 const SMALL: usize = 64 << 10;
@@ -67,7 +67,7 @@ impl BackgroundSender {
     }
 
     /// Replaces the stop signal of the link's reader and writer, which ends a blocked write.
-    pub fn set_stop(&mut self, stop: &Cancel) {
+    pub fn set_stop(&mut self, stop: &CancelFlag) {
         self.writer.set_stop(stop.clone());
         self.reader.set_stop(stop.clone());
     }
@@ -111,7 +111,7 @@ impl BackgroundSender {
         &mut self,
         range: PageRange,
         content: &[u8],
-        stop: &Cancel,
+        stop: &CancelFlag,
     ) -> Result<(), LinkError> {
         if content.len() <= SMALL {
             return self.collect(Frame::Pages { range }, content, stop);
@@ -127,12 +127,17 @@ impl BackgroundSender {
     ///
     /// # Errors
     /// As [`pages`](Self::pages).
-    pub fn zeros(&mut self, range: PageRange, stop: &Cancel) -> Result<(), LinkError> {
+    pub fn zeros(&mut self, range: PageRange, stop: &CancelFlag) -> Result<(), LinkError> {
         self.collect(Frame::Zeros { range }, &[], stop)
     }
 
     /// Adds a frame to the batch, and sends the batch when it is large enough.
-    fn collect(&mut self, frame: Frame, content: &[u8], stop: &Cancel) -> Result<(), LinkError> {
+    fn collect(
+        &mut self,
+        frame: Frame,
+        content: &[u8],
+        stop: &CancelFlag,
+    ) -> Result<(), LinkError> {
         self.batch.extend_from_slice(&frame.encode());
         self.batch.extend_from_slice(content);
         if self.batch.len() < BATCH {
@@ -145,7 +150,7 @@ impl BackgroundSender {
     ///
     /// # Errors
     /// As [`pages`](Self::pages).
-    pub fn flush(&mut self, stop: &Cancel) -> Result<(), LinkError> {
+    pub fn flush(&mut self, stop: &CancelFlag) -> Result<(), LinkError> {
         if self.batch.is_empty() {
             return Ok(());
         }
@@ -164,7 +169,7 @@ impl BackgroundSender {
     ///
     /// # Errors
     /// The link's failure; [`LinkError::Stopped`] when `stop` is set before.
-    pub fn drain(&mut self, stop: &Cancel) -> Result<(), LinkError> {
+    pub fn drain(&mut self, stop: &CancelFlag) -> Result<(), LinkError> {
         self.flush(stop)?;
         while self.window.in_flight() > 0 {
             self.read_acks(TICK)?;
@@ -185,7 +190,7 @@ impl BackgroundSender {
 
     /// Waits until the rate limit allows more. This comes before sending, never after it: there is
     /// no wait after the last bytes.
-    fn wait_for_rate_limit(&mut self, stop: &Cancel) -> Result<(), LinkError> {
+    fn wait_for_rate_limit(&mut self, stop: &CancelFlag) -> Result<(), LinkError> {
         while let Some(limit) = &self.rate_limit {
             let left = limit.wait(Instant::now());
             if left.is_zero() {
@@ -202,7 +207,7 @@ impl BackgroundSender {
     ///
     /// # Errors
     /// As [`pages`](Self::pages).
-    pub fn make_room(&mut self, bytes: u64, stop: &Cancel) -> Result<(), LinkError> {
+    pub fn make_room(&mut self, bytes: u64, stop: &CancelFlag) -> Result<(), LinkError> {
         check(stop)?;
         self.read_acks(Duration::ZERO)?;
         self.wait_for_rate_limit(stop)?;
@@ -283,7 +288,7 @@ impl BackgroundSender {
     }
 }
 
-fn check(stop: &Cancel) -> Result<(), LinkError> {
+fn check(stop: &CancelFlag) -> Result<(), LinkError> {
     if stop.is_cancelled() {
         Err(LinkError::Stopped)
     } else {

@@ -33,7 +33,7 @@ use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use crate::Address;
 use crate::tls;
 use crate::tls::{Fingerprint, Opener, Sealer, SecureError, TimeLimits, TlsClient, TlsServer};
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 
 /// How long sent bytes may stay unacknowledged before the link counts as broken
 /// (`TCP_USER_TIMEOUT`, RFC 5482).
@@ -69,7 +69,7 @@ impl Stream {
     ///
     /// # Errors
     /// The error of the last attempt, or of a stop by `stop`.
-    pub fn connect(address: &Address, loopback_only: bool, stop: &Cancel) -> io::Result<Self> {
+    pub fn connect(address: &Address, loopback_only: bool, stop: &CancelFlag) -> io::Result<Self> {
         match address {
             Address::Unix(path) => Ok(Self::Unix(UnixStream::connect(path)?)),
             Address::Tcp(_) => {
@@ -355,7 +355,7 @@ impl Write for &Stream {
 }
 
 /// Connects to one address, until it answers, the attempt times out, or `stop` is set.
-fn connect_to(address: SocketAddr, stop: &Cancel) -> io::Result<TcpStream> {
+fn connect_to(address: SocketAddr, stop: &CancelFlag) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     match socket.connect(&address.into()) {
@@ -368,7 +368,7 @@ fn connect_to(address: SocketAddr, stop: &Cancel) -> io::Result<TcpStream> {
     Ok(socket.into())
 }
 
-fn wait_until_connected(socket: &Socket, stop: &Cancel) -> io::Result<()> {
+fn wait_until_connected(socket: &Socket, stop: &CancelFlag) -> io::Result<()> {
     let deadline = Instant::now() + CONNECT_TIMEOUT;
     let tick = Timespec::try_from(TICK).map_err(io::Error::other)?;
     while Instant::now() < deadline {
@@ -408,7 +408,7 @@ mod tests {
             socket
         };
         let _queue: Vec<_> = (0..4).map(|_| fill()).collect();
-        let stop = Cancel::new();
+        let stop = CancelFlag::new();
         let stopper = stop.clone();
         let stopping = thread::spawn(move || {
             thread::sleep(2 * TICK);
@@ -426,10 +426,11 @@ mod tests {
     /// The name resolved to this machine when it was checked first.
     #[test]
     fn loopback_only_refuses_other_addresses() {
-        let connect =
-            |address: &str, stop: &Cancel| Stream::connect(&address.parse().unwrap(), true, stop);
+        let connect = |address: &str, stop: &CancelFlag| {
+            Stream::connect(&address.parse().unwrap(), true, stop)
+        };
         // An attempt to connect would fail with the stop or a network error instead.
-        let error = connect("192.0.2.1:9", &Cancel::cancelled()).unwrap_err();
+        let error = connect("192.0.2.1:9", &CancelFlag::cancelled()).unwrap_err();
         assert_eq!(
             Report::new(&error).to_string(),
             "the name now resolves to 192.0.2.1:9, which is not on this machine, and the link is \
@@ -437,6 +438,6 @@ mod tests {
         );
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        connect(&address, &Cancel::new()).unwrap();
+        connect(&address, &CancelFlag::new()).unwrap();
     }
 }

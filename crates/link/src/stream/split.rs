@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hikkoshi_wire::Limits;
 
 use crate::{LinkReader, LinkWriter, Stream};
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 
 /// Splits a connection into its reader and its writer.
 ///
@@ -15,7 +15,7 @@ use hikkoshi_linux::Cancel;
 pub fn split(
     stream: &Arc<Stream>,
     limits: Limits,
-    stop: &Cancel,
+    stop: &CancelFlag,
 ) -> io::Result<(LinkReader, LinkWriter)> {
     Ok((
         LinkReader::new(Arc::clone(stream), limits, stop.clone())?,

@@ -20,7 +20,7 @@ use crate::tls::record_decrypt::{MAX_EMPTY, MAX_RECORD};
 use crate::tls::{
     Invitation, InvitationError, Opener, SecureError, TimeLimits, TlsClient, TlsServer,
 };
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 
 /// A socket that holds everything that the peer sends.
 struct Sent<'a> {
@@ -73,7 +73,7 @@ static SIDES: LazyLock<(TlsClient, TlsServer)> = LazyLock::new(|| {
 pub fn tls_handshake(bytes: &[u8]) {
     let (&piece, bytes) = bytes.split_first().unwrap_or((&0, &[]));
     let (client, server) = &*SIDES;
-    let stop = Cancel::new();
+    let stop = CancelFlag::new();
     let limits = TimeLimits {
         deadline: Instant::now() + Duration::from_secs(60),
         stop: &stop,
@@ -372,7 +372,7 @@ mod tests {
                 Ok(())
             }
         }
-        let stop = Cancel::new();
+        let stop = CancelFlag::new();
         let limits = TimeLimits {
             deadline: Instant::now() + Duration::from_secs(60),
             stop: &stop,

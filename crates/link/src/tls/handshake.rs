@@ -19,7 +19,7 @@ use crate::tls::own_certificate::readable;
 use crate::tls::peer_key::fingerprint;
 use crate::tls::record_decrypt::{Alert, MAX_RECORD, Opener};
 use crate::tls::record_encrypt::Sealer;
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 
 /// The number of bytes that a peer may send in a handshake.
 const MAX_HANDSHAKE: usize = 128 << 10;
@@ -133,7 +133,7 @@ pub struct TimeLimits<'a> {
     /// When the handshake times out.
     pub deadline: Instant,
     /// Setting this ends the handshake early.
-    pub stop: &'a Cancel,
+    pub stop: &'a CancelFlag,
 }
 
 impl TimeLimits<'_> {

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hikkoshi_engine::{Cancel, DestinationGuest, GuestError};
+use hikkoshi_engine::{CancelFlag, DestinationGuest, GuestError};
 use hikkoshi_memory::{GuestRam, RamFile};
 use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::GuestDescription;
@@ -78,7 +78,7 @@ impl DestinationGuest for ExitedDestination {
         self.cannot("loading the device state")
     }
 
-    fn resume(&mut self, _: bool, _: &Cancel) -> Result<Instant, GuestError> {
+    fn resume(&mut self, _: bool, _: &CancelFlag) -> Result<Instant, GuestError> {
         self.cannot("resuming the guest at the destination")
     }
 

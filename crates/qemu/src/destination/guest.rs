@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, DestinationGuest, FrameDelivery, GuestError, ThreadName};
+use hikkoshi_engine::{CancelFlag, DestinationGuest, FrameDelivery, GuestError, ThreadName};
 use hikkoshi_linux::Process;
 use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::Userfault;
@@ -67,7 +67,7 @@ impl DestinationGuest for QemuDestination {
         self.load(state).map_err(GuestError::new)
     }
 
-    fn resume(&mut self, running: bool, give_up: &Cancel) -> Result<Instant, GuestError> {
+    fn resume(&mut self, running: bool, give_up: &CancelFlag) -> Result<Instant, GuestError> {
         self.run(running, give_up).map_err(GuestError::new)
     }
 

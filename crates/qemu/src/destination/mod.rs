@@ -25,7 +25,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
-use hikkoshi_engine::Cancel;
+use hikkoshi_engine::CancelFlag;
 use hikkoshi_linux::Process;
 use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::RemoteUserfault;
@@ -73,7 +73,7 @@ pub struct QemuDestination {
     loaded: bool,
     /// Whether QEMU refused to run the loaded guest, which has never run here.
     never_ran: bool,
-    cancel: Option<Cancel>,
+    cancel: Option<CancelFlag>,
     /// The thread of each virtual processor.
     vcpus: Vec<Vcpu>,
     exit_watch: Option<ExitWatch>,
@@ -202,7 +202,7 @@ impl QemuDestination {
 
     /// Makes loading the device state fail once `cancel` is set. (It is the only step
     /// that waits for the source: for pages.)
-    pub fn cancel_load_with(&mut self, cancel: Cancel) {
+    pub fn cancel_load_with(&mut self, cancel: CancelFlag) {
         self.cancel = Some(cancel);
     }
 
@@ -212,7 +212,7 @@ impl QemuDestination {
     /// # Errors
     ///
     /// If the thread cannot be started.
-    pub fn cancel_on_exit(&mut self, cancel: Cancel) -> io::Result<()> {
+    pub fn cancel_on_exit(&mut self, cancel: CancelFlag) -> io::Result<()> {
         self.exit_watch = Some(ExitWatch::start(&self.process, cancel)?);
         Ok(())
     }

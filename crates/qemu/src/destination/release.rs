@@ -1,7 +1,7 @@
 //! Restores everything that was changed in QEMU.
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, DestinationGuest};
+use hikkoshi_engine::{CancelFlag, DestinationGuest};
 
 use super::{QemuDestination, ReleaseDestinationError};
 use crate::migration_settings::{self, Settings};
@@ -17,7 +17,7 @@ impl QemuDestination {
             silent: COMMAND_TIMEOUT,
         };
         let (qmp, process) = (&self.identity.qmp, &self.process);
-        let never = Cancel::new();
+        let never = CancelFlag::new();
         let client = monitor::get_or_connect(&mut self.client, qmp, process, timeouts, &never)?;
         migration_settings::apply(client, &self.settings)?;
         Ok(close_fd(client)?)

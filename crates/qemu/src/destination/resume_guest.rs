@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
-use hikkoshi_engine::Cancel;
+use hikkoshi_engine::CancelFlag;
 use hikkoshi_linux::Process;
 use serde_json::json;
 
@@ -24,7 +24,7 @@ const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl QemuDestination {
     /// Resumes the guest if it was `running` at the source.
-    pub(super) fn run(&mut self, running: bool, give_up: &Cancel) -> Result<Instant, RunError> {
+    pub(super) fn run(&mut self, running: bool, give_up: &CancelFlag) -> Result<Instant, RunError> {
         if !self.loaded {
             return Err(RunError::NotLoaded);
         }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use hikkoshi_engine::Cancel;
+use hikkoshi_engine::CancelFlag;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -351,7 +351,7 @@ fn waiting_can_be_cancelled() {
         session.wait_end();
     });
     let mut client = Client::connect(&server.path(), LONG).unwrap();
-    let cancel = Cancel::new();
+    let cancel = CancelFlag::new();
     client.set_cancel(Some(cancel.clone()));
     let canceller = std::thread::spawn(move || {
         std::thread::sleep(SHORT);

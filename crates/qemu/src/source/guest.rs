@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use error_reporter::Report;
 use hikkoshi_dirty::DirtyLog;
-use hikkoshi_engine::{Cancel, FrameCapture, GuestError, SourceGuest};
+use hikkoshi_engine::{CancelFlag, FrameCapture, GuestError, SourceGuest};
 use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use thiserror::Error;
@@ -47,7 +47,7 @@ impl SourceGuest for QemuSource {
         self.needs_drain
     }
 
-    fn drain(&mut self, cancel: &Cancel) -> Result<(), GuestError> {
+    fn drain(&mut self, cancel: &CancelFlag) -> Result<(), GuestError> {
         let client = connected(&mut self.client).map_err(GuestError::new)?;
         drain::drain(client, cancel).map_err(GuestError::new)
     }
@@ -59,7 +59,7 @@ impl SourceGuest for QemuSource {
     fn save_device_state(
         &mut self,
         sink: &mut dyn Write,
-        give_up: &Cancel,
+        give_up: &CancelFlag,
     ) -> Result<(), GuestError> {
         self.save(sink, give_up).map_err(GuestError::new)
     }

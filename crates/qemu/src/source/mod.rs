@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use error_reporter::Report;
 use hikkoshi_dirty::{DirtyLog, PagemapLog};
-use hikkoshi_engine::{Cancel, Mode};
+use hikkoshi_engine::{CancelFlag, Mode};
 use hikkoshi_linux::{HostAddr, Process};
 use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::{Features, RemoteUserfault, close_remote};
@@ -331,7 +331,7 @@ impl QemuSource {
             qmp,
             process,
             monitor::RECONNECT_TIMEOUTS,
-            &Cancel::new(),
+            &CancelFlag::new(),
         )
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hikkoshi_dirty::DirtyLog;
-use hikkoshi_engine::{Cancel, GuestError, SourceGuest};
+use hikkoshi_engine::{CancelFlag, GuestError, SourceGuest};
 use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::GuestDescription;
 
@@ -62,7 +62,7 @@ impl SourceGuest for RamFileSource {
         false
     }
 
-    fn drain(&mut self, _: &Cancel) -> Result<(), GuestError> {
+    fn drain(&mut self, _: &CancelFlag) -> Result<(), GuestError> {
         self.cannot("draining the guest's disks")
     }
 
@@ -70,7 +70,7 @@ impl SourceGuest for RamFileSource {
         self.cannot("pausing the guest")
     }
 
-    fn save_device_state(&mut self, _: &mut dyn Write, _: &Cancel) -> Result<(), GuestError> {
+    fn save_device_state(&mut self, _: &mut dyn Write, _: &CancelFlag) -> Result<(), GuestError> {
         self.cannot("saving the device state")
     }
 

@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use error_reporter::Report;
-use hikkoshi_engine::Cancel;
+use hikkoshi_engine::CancelFlag;
 use hikkoshi_userfault::{CloseRemoteError, close_remote};
 use thiserror::Error;
 
@@ -110,7 +110,7 @@ pub fn undo(identity: &QemuIdentity, record: &UndoRecord) -> Result<UndoOutcome,
         }
     };
     let mut client = None;
-    let never = Cancel::new();
+    let never = CancelFlag::new();
     let client = match monitor::get_or_connect(
         &mut client,
         &identity.qmp,

@@ -14,7 +14,7 @@ use crate::destination::session::Session;
 use crate::report::Phase;
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_link::{AcceptedLink, LinkError, LinkReader, LinkWriter, Stream, split};
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 
 /// How long the source may take to report its stage.
 const HERE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -96,7 +96,7 @@ impl HandoverDriver<'_> {
                 self.context.tracker.begin(Phase::Postcopy, 0, missing);
             }
         }
-        let stop = Cancel::new();
+        let stop = CancelFlag::new();
         source.reader.set_deadline(None);
         source.reader.set_stop(stop.clone());
         source.writer.set_progress_timeout(None);

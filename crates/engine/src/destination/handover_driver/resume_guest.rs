@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use hikkoshi_handover::{DestinationAction, DestinationEvent, DestinationStage};
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 
 use crate::destination::error::DestinationFailure;
 use crate::destination::handover_driver::HandoverDriver;
@@ -39,7 +39,7 @@ impl HandoverDriver<'_> {
             return Ok(());
         }
         let running = self.machine.record().running;
-        let give_up = Cancel::new();
+        let give_up = CancelFlag::new();
         let mut failed = None;
         let returned = match &self.links {
             LinkState::Up(links) => links.session.events(),

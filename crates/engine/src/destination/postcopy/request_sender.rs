@@ -175,7 +175,7 @@ fn try_send(stream: &Stream, bytes: &[u8]) -> Result<usize, LinkError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hikkoshi_linux::Cancel;
+    use hikkoshi_linux::CancelFlag;
     use hikkoshi_pages::{Page, PageRange};
     use hikkoshi_wire::{Frame, Limits};
     use std::io::Read;
@@ -183,7 +183,7 @@ mod tests {
     use std::thread;
 
     fn writer(ours: UnixStream) -> LinkWriter {
-        LinkWriter::new(Arc::new(Stream::Unix(ours)), Cancel::new()).unwrap()
+        LinkWriter::new(Arc::new(Stream::Unix(ours)), CancelFlag::new()).unwrap()
     }
 
     const THREADS: u64 = 4;

@@ -19,7 +19,7 @@ use crate::destination::watch::ReceiveWatch;
 use crate::guest::DestinationGuest;
 use crate::obstacle::DestinationObstacle;
 use hikkoshi_link::{AcceptedLink, LinkError, LinkReader, LinkWriter, Stream, split};
-use hikkoshi_linux::{Cancel, host_memory_available};
+use hikkoshi_linux::{CancelFlag, host_memory_available};
 use hikkoshi_memory::RamWriter;
 
 /// How long a source may take to make its offer.
@@ -32,7 +32,7 @@ pub(crate) struct AcceptedOffer {
     pub(crate) reader: LinkReader,
     pub(crate) writer: LinkWriter,
     pub(crate) limits: Limits,
-    pub(crate) stop: Cancel,
+    pub(crate) stop: CancelFlag,
     /// The migration's id.
     pub(crate) id: MigrationId,
     /// What both sides support beyond the protocol's version.
@@ -76,7 +76,7 @@ pub(crate) fn hear(
     let limits = Limits {
         pages: guest.ram().layout().pages(),
     };
-    let stop = Cancel::new();
+    let stop = CancelFlag::new();
     let capabilities = link.capabilities;
     let id = link.id;
     link.stream

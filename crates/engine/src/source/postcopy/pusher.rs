@@ -20,7 +20,7 @@ use crate::source::postcopy::push_policy::{Next, NextPages, PushPolicy};
 use crate::source::session::{Session, SourceSessionEvent};
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{BackgroundSender, LinkError, TICK};
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 use hikkoshi_linux::PriorityClass;
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_memory::GuestRam;
@@ -132,7 +132,7 @@ struct Pusher {
     counters: Arc<Counters>,
     tracker: Arc<Tracker>,
     reader: PageReader,
-    stop: Cancel,
+    stop: CancelFlag,
 }
 
 impl Pusher {

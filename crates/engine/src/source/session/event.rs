@@ -3,7 +3,7 @@
 use std::io;
 
 use hikkoshi_link::LinkError;
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 use hikkoshi_wire::ToSource;
 
 /// The name of the control link, for events.
@@ -26,7 +26,7 @@ pub(crate) enum SourceSessionEvent {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum CommitState<'a> {
     /// It can, by either side; here, with this flag.
-    BeforeCommit(&'a Cancel),
+    BeforeCommit(&'a CancelFlag),
     /// It cannot.
     AfterCommit,
 }

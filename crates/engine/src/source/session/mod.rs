@@ -16,7 +16,7 @@ use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_link::{
     BackgroundSender, LinkError, LinkReader, LinkWriter, RateLimit, Remote, Stream,
 };
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 use hikkoshi_pages::RamLayout;
 use hikkoshi_wire::{
     Capabilities, GuestDescription, Machine, MigrationId, Processors, ToDestination,
@@ -41,7 +41,7 @@ pub(crate) struct Session {
     sender: SyncSender<SourceSessionEvent>,
     pub(crate) streams: Vec<Arc<Stream>>,
     /// Ends every thread that works on a link.
-    pub(crate) stop: Cancel,
+    pub(crate) stop: CancelFlag,
     /// The control link has ended.
     control_ended: bool,
     /// *Commit* may have been sent.
@@ -123,7 +123,7 @@ impl Session {
             destination,
             capabilities,
         } = connected;
-        let stop = Cancel::new();
+        let stop = CancelFlag::new();
         let mut streams = vec![stream];
         streams.extend(more.background.iter().map(|(stream, _)| Arc::clone(stream)));
         let urgent = match more.urgent {
@@ -209,7 +209,7 @@ impl Session {
     pub(crate) fn cancel(&mut self, reason: String) {
         // Does not wait for a peer that does not read: the end of the links has the
         // same effect at the destination, without the reason.
-        self.control.set_stop(Cancel::cancelled());
+        self.control.set_stop(CancelFlag::cancelled());
         if let Err(error) = self.send(&ToDestination::Cancel { reason }, "cancelling") {
             tracing::debug!(error = %Report::new(&error), "the cancellation was not sent");
         }

@@ -34,7 +34,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hikkoshi_link::LinkError;
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 use hikkoshi_wire::{ToDestination, ToSource};
 
 use crate::guest::SourceGuest;
@@ -104,7 +104,7 @@ fn prepare(
     session: &mut Session,
     rest: LastPages,
     unsent: &Arc<UnsentPages>,
-    give_up: &Cancel,
+    give_up: &CancelFlag,
 ) -> Result<ReadySwitchover, SourceFailure> {
     shared.check()?;
     let postcopy = rest.is_postcopy();

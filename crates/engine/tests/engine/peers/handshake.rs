@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use hikkoshi_engine::{
-    Cancel, DestinationOptions, ReceiveWatch, SourceOptions, Watch, migrate, receive,
+    CancelFlag, DestinationOptions, ReceiveWatch, SourceOptions, Watch, migrate, receive,
 };
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
@@ -36,7 +36,7 @@ fn slow_connections_do_not_keep_a_source_out() {
     };
     let notices = Arc::new(Notices::default());
     let watch = ReceiveWatch {
-        cancel: Cancel::new(),
+        cancel: CancelFlag::new(),
         observer: Arc::<Notices>::clone(&notices),
         journal: Arc::new(Unrecorded),
     };
@@ -81,7 +81,7 @@ fn slow_connections_do_not_keep_a_source_out() {
         assert_eq!(silent_closed.join().unwrap(), 0, "closed");
         // Then the real source.
         let watch = Watch {
-            cancel: Cancel::new(),
+            cancel: CancelFlag::new(),
             observer: Arc::<Notices>::clone(&notices),
             journal: Arc::new(Unrecorded),
         };
@@ -118,7 +118,7 @@ fn another_protocol_instead_of_a_greeting() {
                 let _ = peer.read_to_end(&mut all);
             });
             let watch = Watch {
-                cancel: Cancel::new(),
+                cancel: CancelFlag::new(),
                 observer: Arc::new(Notices::default()),
                 journal: Arc::new(Unrecorded),
             };

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use hikkoshi_engine::{
-    Cancel, DestinationOptions, Mode, ReceiveWatch, SourceOptions, Watch, migrate, receive,
+    CancelFlag, DestinationOptions, Mode, ReceiveWatch, SourceOptions, Watch, migrate, receive,
 };
 use hikkoshi_handover::{SourceStage, Unrecorded};
 use hikkoshi_link::{Address, Listener, hello};
@@ -85,7 +85,7 @@ fn moved(way: impl FnOnce(&Path) -> PathBuf, prepare: impl FnOnce(&Script, PathB
     let mut source = TestSource::new(&machine, true, 1000);
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(&folder);
-    let cancel = Cancel::new();
+    let cancel = CancelFlag::new();
     let watch = ReceiveWatch {
         cancel: cancel.clone(),
         observer: Arc::new(Notices::default()),
@@ -107,7 +107,7 @@ fn moved(way: impl FnOnce(&Path) -> PathBuf, prepare: impl FnOnce(&Script, PathB
             ..SourceOptions::default()
         };
         let watch = Watch {
-            cancel: Cancel::new(),
+            cancel: CancelFlag::new(),
             observer: Arc::new(Notices::default()),
             journal: Arc::new(Unrecorded),
         };

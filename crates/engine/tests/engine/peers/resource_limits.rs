@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, DestinationOptions, ReceiveWatch, receive};
+use hikkoshi_engine::{CancelFlag, DestinationOptions, ReceiveWatch, receive};
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::LinkWriter;
@@ -162,7 +162,7 @@ fn waiting(
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(&folder);
     let watch = ReceiveWatch {
-        cancel: Cancel::new(),
+        cancel: CancelFlag::new(),
         observer: Arc::new(Notices::default()),
         journal: Arc::new(Unrecorded),
     };
@@ -251,7 +251,7 @@ fn pages_sent_twice() {
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(&folder);
     let watch = ReceiveWatch {
-        cancel: Cancel::new(),
+        cancel: CancelFlag::new(),
         observer: Arc::new(Notices::default()),
         journal: Arc::new(Unrecorded),
     };

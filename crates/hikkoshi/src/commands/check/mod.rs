@@ -5,7 +5,7 @@ mod unfinished;
 use std::path::Path;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, Comparison};
+use hikkoshi_engine::{CancelFlag, Comparison};
 use hikkoshi_link::Remote;
 use hikkoshi_qemu::{AttachError, DestinationLine, OfferedMachine};
 
@@ -59,7 +59,7 @@ fn ask(
         offer.processors.clone(),
         allow_cpu_mismatch,
         offer.machine.clone(),
-        &Cancel::new(),
+        &CancelFlag::new(),
     )
     .map_err(|error| Report::new(&error).to_string())
 }

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, SourceGuest, Watch, migrate};
+use hikkoshi_engine::{CancelFlag, SourceGuest, Watch, migrate};
 use hikkoshi_handover::Outcome;
 use hikkoshi_link::Remote;
 use hikkoshi_qemu::{AttachError, Excludes, QemuSource};
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &Migrate) -> Result<Status, Exit> {
 }
 
 /// Starts a migration.
-fn start(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit> {
+fn start(args: &Migrate, remote: &Remote, cancel: CancelFlag) -> Result<Status, Exit> {
     let qmp = qmp(&args.run)?;
     let folder = journal::folder(args.run.journal.as_deref());
     let observer = progress::observer(args.run.progress);

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, SourceGuest, Watch, resume_migrate};
+use hikkoshi_engine::{CancelFlag, SourceGuest, Watch, resume_migrate};
 use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
 use hikkoshi_qemu::{QemuSource, QuitError, RamFileSource};
 
@@ -21,7 +21,11 @@ use crate::output::reason::{Holder, Reason};
 use crate::security;
 
 /// Continues the migration in the journal `file`, or the one that the options lead to.
-pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
+pub(super) fn resume(
+    args: &Migrate,
+    file: Option<&Path>,
+    cancel: CancelFlag,
+) -> Result<Status, Exit> {
     let (file, mut entry) = find::<SourceEntry>(&args.run, file)?;
     if entry.engine.stage == SourceStage::Done || destination_is_complete(&file, &entry) {
         return complete(args, &file, &entry);

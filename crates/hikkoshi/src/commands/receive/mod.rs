@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use error_reporter::Report;
 use hikkoshi_engine::destination::DestinationFailure;
-use hikkoshi_engine::{Cancel, ReceiveWatch, receive};
+use hikkoshi_engine::{CancelFlag, ReceiveWatch, receive};
 use hikkoshi_handover::Outcome;
 use hikkoshi_qemu::{AttachError, QemuDestination, Refusal};
 
@@ -33,7 +33,7 @@ pub(crate) fn run(args: &Receive) -> Result<Status, Exit> {
 }
 
 /// Waits for a source and receives its guest.
-fn start(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
+fn start(args: &Receive, cancel: CancelFlag) -> Result<Status, Exit> {
     let Some(listen) = &args.listen else {
         // The command line requires it.
         let what = "--listen ADDR is missing";

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hikkoshi_engine::{Cancel, DestinationGuest, ReceiveWatch, resume_receive};
+use hikkoshi_engine::{CancelFlag, DestinationGuest, ReceiveWatch, resume_receive};
 use hikkoshi_handover::{DestinationRecord, DestinationStage};
 use hikkoshi_qemu::{ExitedDestination, QemuDestination, SharedReattachInfo};
 
@@ -18,7 +18,11 @@ use crate::output::reason::Reason;
 use crate::security::{self, Acceptor};
 
 /// Continues the migration in the journal `file`, or the one that the options lead to.
-pub(super) fn resume(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
+pub(super) fn resume(
+    args: &Receive,
+    file: Option<&Path>,
+    cancel: CancelFlag,
+) -> Result<Status, Exit> {
     let (file, mut entry) = find::<DestinationEntry>(&args.run, file)?;
     let plaintext = entry.plaintext && is_same_host(args.listen.as_ref(), &entry.address);
     let args = &args.clone().resumed(entry.options.clone(), plaintext);

@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// guest continues to run at the source. After *commit* cancelling is not possible: the engine
 /// reports that, clears the flag and continues.
 #[derive(Debug, Clone, Default)]
-pub struct Cancel {
+pub struct CancelFlag {
     flag: Arc<AtomicBool>,
     /// This flag is also set while its parent is set.
-    parent: Option<Arc<Cancel>>,
+    parent: Option<Arc<CancelFlag>>,
 }
 
-impl Cancel {
+impl CancelFlag {
     /// Creates a flag that is not set.
     pub fn new() -> Self {
         Self::default()
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn a_child_is_cancelled_with_its_parent_and_by_itself() {
-        let all = Cancel::new();
+        let all = CancelFlag::new();
         let [one, other] = [all.child(), all.child()];
         one.cancel();
         assert!(one.is_cancelled() && !other.is_cancelled() && !all.is_cancelled());
