@@ -15,14 +15,14 @@ use rustix::event::{EventfdFlags, eventfd};
 #[derive(Debug)]
 pub(crate) struct Admission {
     state: Mutex<State>,
-    event: Arc<AdmissionEvent>,
+    event: Arc<AdmissionEventFd>,
 }
 
 /// Readable when a page may have been admitted.
 #[derive(Debug)]
-pub(crate) struct AdmissionEvent(OwnedFd);
+pub(crate) struct AdmissionEventFd(OwnedFd);
 
-impl AdmissionEvent {
+impl AdmissionEventFd {
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self(eventfd(
             0,
@@ -43,7 +43,7 @@ impl AdmissionEvent {
     }
 }
 
-impl AsFd for AdmissionEvent {
+impl AsFd for AdmissionEventFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -60,7 +60,7 @@ struct State {
 impl Admission {
     /// Admits up to `most` pages at once, at least one; `event` becomes readable when a waiting page
     /// is admitted.
-    pub(crate) fn new(most: usize, event: Arc<AdmissionEvent>) -> Self {
+    pub(crate) fn new(most: usize, event: Arc<AdmissionEventFd>) -> Self {
         let most = most.max(1);
         Self {
             state: Mutex::new(State {
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn in_order_and_no_more_than_allowed() {
-        let admission = Admission::new(2, Arc::new(AdmissionEvent::new().unwrap()));
+        let admission = Admission::new(2, Arc::new(AdmissionEventFd::new().unwrap()));
         let page = Page::new;
         assert!(admission.begin(page(10), 1) && admission.begin(page(20), 2));
         for (waiting, read) in [(30, 3), (40, 4), (50, 5)] {
