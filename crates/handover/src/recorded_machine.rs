@@ -8,7 +8,7 @@ use crate::destination::{Destination, DestinationAction, DestinationEvent, Desti
 use crate::record::{DestinationRecord, Journal, SourceRecord};
 use crate::source::{Source, SourceAction, SourceEvent, SourceStage};
 
-/// One side's state machine, as [`Recorded`] drives it.
+/// One side's state machine, as [`RecordedMachine`] drives it.
 pub trait StateMachine: Copy + fmt::Debug {
     /// The machine's state.
     type Stage: Copy + fmt::Debug + 'static;
@@ -33,19 +33,19 @@ pub trait StateMachine: Copy + fmt::Debug {
 
 /// A machine, its record, and the journal that stores the record.
 #[derive(Debug)]
-pub struct Recorded<M: StateMachine> {
+pub struct RecordedMachine<M: StateMachine> {
     machine: M,
     record: M::Record,
     journal: Arc<dyn Journal<M::Record>>,
 }
 
 /// The source's machine with its record.
-pub type RecordedSource = Recorded<Source>;
+pub type RecordedSource = RecordedMachine<Source>;
 
 /// The destination's machine with its record.
-pub type RecordedDestination = Recorded<Destination>;
+pub type RecordedDestination = RecordedMachine<Destination>;
 
-impl<M: StateMachine> Recorded<M> {
+impl<M: StateMachine> RecordedMachine<M> {
     /// A machine in the stage of `record`. Nothing is written to `journal` yet.
     #[must_use]
     pub fn new(record: M::Record, journal: Arc<dyn Journal<M::Record>>) -> Self {
@@ -107,7 +107,7 @@ impl<M: StateMachine> Recorded<M> {
     }
 }
 
-impl Recorded<Destination> {
+impl RecordedMachine<Destination> {
     /// Records that the guest was resumed, so that no later engine resumes it again.
     ///
     /// # Errors
@@ -210,7 +210,7 @@ mod tests {
             stage: SourceStage::ALL[0],
             mode: Mode::Hybrid,
         };
-        Recorded::new(record, Arc::clone(journal) as Arc<_>)
+        RecordedMachine::new(record, Arc::clone(journal) as Arc<_>)
     }
 
     #[test]
