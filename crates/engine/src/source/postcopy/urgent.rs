@@ -22,7 +22,7 @@ use crate::report::{Counters, Tracker};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::postcopy::push_policy::{AccessStreams, PushPolicy, RequestPosition};
-use crate::source::postcopy::request_queue::{Request, Requests};
+use crate::source::postcopy::request_queue::{OpenRequest, RequestQueue};
 use crate::source::session::{Session, SourceSessionEvent};
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter, UrgentActivity};
@@ -70,7 +70,7 @@ impl UrgentThread {
                 tracker: Arc::clone(&shared.progress),
                 reader: PageReader::new(PAGES_PER_READ),
             },
-            requests: Requests::empty(),
+            requests: RequestQueue::empty(),
         };
         thread::Builder::new()
             .name("src-urgent".into())
@@ -113,7 +113,7 @@ impl From<LinkError> for Stop {
 #[derive(Debug)]
 struct Urgent {
     reader: LinkReader,
-    requests: Requests,
+    requests: RequestQueue,
     answer: Answer,
 }
 
@@ -134,27 +134,27 @@ impl Urgent {
     fn step(&mut self) -> Result<(), Stop> {
         let idle = self.requests.is_empty();
         if idle || (!self.requests.is_full() && self.reader.is_ready(Duration::ZERO)?) {
-            let asked = match self.reader.frame()? {
+            let requested = match self.reader.frame()? {
                 Frame::Request { range } => range,
                 other => {
                     let text = format!("{other:?} on the urgent link");
                     return Err(LinkError::Protocol(text).into());
                 }
             };
-            if asked.len() > PAGES_PER_READ as u64 {
-                self.requests.add(asked);
+            if requested.len() > PAGES_PER_READ as u64 {
+                self.requests.add(requested);
             } else {
-                let mut request = Request::new(asked);
+                let mut request = OpenRequest::new(requested);
                 while !request.rest.is_empty() {
                     self.answer.piece(&mut request)?;
                 }
-                self.answer.advise_read_ahead(asked);
+                self.answer.advise_read_ahead(requested);
             }
         }
         let answer = &mut self.answer;
         let done = self.requests.next(|request| answer.piece(request))?;
         if let Some(done) = done {
-            self.answer.advise_read_ahead(done.asked);
+            self.answer.advise_read_ahead(done.requested);
         }
         Ok(())
     }
@@ -179,7 +179,7 @@ struct Answer {
 impl Answer {
     /// Sends the first unsent piece of the rest of a request. The other pages have
     /// been sent, or a background link is sending them.
-    fn piece(&mut self, request: &mut Request) -> Result<(), Stop> {
+    fn piece(&mut self, request: &mut OpenRequest) -> Result<(), Stop> {
         let _answering = self.urgency.begin();
         let Some(run) = self.unsent.claim(request.rest, PAGES_PER_READ as u64) else {
             if request.is_untouched() {
@@ -213,9 +213,9 @@ impl Answer {
 
     /// Uses an answered request to predict the next ones. A request for pages that
     /// were already in flight also shows where the guest is.
-    fn advise_read_ahead(&mut self, asked: PageRange) {
-        let host = self.destination.host_page_range(asked.start());
-        let position = self.destination.locate(asked.start());
+    fn advise_read_ahead(&mut self, requested: PageRange) {
+        let host = self.destination.host_page_range(requested.start());
+        let position = self.destination.locate(requested.start());
         let Some((_, block)) = position.and_then(|(block, _)| self.destination.block(block)) else {
             return;
         };
@@ -223,8 +223,8 @@ impl Answer {
             unit: host.len(),
             block,
         };
-        let whole = self.destination.round_out(asked).intersect(block);
-        if let Some(advice) = self.streams.asked(whole, position) {
+        let whole = self.destination.round_out(requested).intersect(block);
+        if let Some(advice) = self.streams.requested(whole, position) {
             self.policy.read_ahead(&advice);
         }
     }

@@ -52,7 +52,7 @@ impl AsFd for AdmissionEventFd {
 #[derive(Debug)]
 struct State {
     most: usize,
-    asked: Vec<Page>,
+    requested: Vec<Page>,
     /// With the times at which their faults were read, on the caller's clock.
     waiting: VecDeque<(Page, u64)>,
 }
@@ -65,7 +65,7 @@ impl Admission {
         Self {
             state: Mutex::new(State {
                 most,
-                asked: Vec::with_capacity(most),
+                requested: Vec::with_capacity(most),
                 // Each waiting page is a waiting thread of the guest: more than this many are
                 // possible, but cost an allocation.
                 waiting: VecDeque::with_capacity(1024),
@@ -81,9 +81,9 @@ impl Admission {
         let Ok(mut state) = self.state.lock() else {
             return true;
         };
-        let now = state.asked.len() < state.most && state.waiting.is_empty();
+        let now = state.requested.len() < state.most && state.waiting.is_empty();
         if now {
-            state.asked.push(page);
+            state.requested.push(page);
         } else {
             state.waiting.push_back((page, read));
         }
@@ -95,12 +95,16 @@ impl Admission {
         let Ok(mut state) = self.state.lock() else {
             return;
         };
-        if let Some(at) = state.asked.iter().position(|&asked| asked == page) {
-            state.asked.swap_remove(at);
+        if let Some(at) = state
+            .requested
+            .iter()
+            .position(|&requested| requested == page)
+        {
+            state.requested.swap_remove(at);
         } else {
             state.waiting.retain(|&(waiting, _)| waiting != page);
         }
-        let turn = state.asked.len() < state.most && !state.waiting.is_empty();
+        let turn = state.requested.len() < state.most && !state.waiting.is_empty();
         drop(state);
         if turn {
             self.event.signal();
@@ -110,7 +114,7 @@ impl Admission {
     /// Removes all pages, requested and waiting.
     pub(crate) fn start_over(&self) {
         if let Ok(mut state) = self.state.lock() {
-            state.asked.clear();
+            state.requested.clear();
             state.waiting.clear();
         }
     }
@@ -118,11 +122,11 @@ impl Admission {
     /// The next admitted page, and when its fault was read; it counts as requested.
     pub(crate) fn next(&self) -> Option<(Page, u64)> {
         let mut state = self.state.lock().ok()?;
-        if state.asked.len() >= state.most {
+        if state.requested.len() >= state.most {
             return None;
         }
         let (page, read) = state.waiting.pop_front()?;
-        state.asked.push(page);
+        state.requested.push(page);
         Some((page, read))
     }
 }

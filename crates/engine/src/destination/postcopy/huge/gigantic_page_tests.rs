@@ -84,9 +84,11 @@ fn a_page_of_a_gigabyte() {
         let addr = HostAddr(hosts[0] + 77_777 * 4096);
         assert_eq!(installer.decide(addr, 0), FaultAction::Request(whole));
         assert_eq!(installer.decide(addr, 0), FaultAction::Nothing);
-        let mut asked = Vec::new();
-        installer.requests.ranges(whole, |range| asked.push(range));
-        assert_eq!(asked, [whole]);
+        let mut requested = Vec::new();
+        installer
+            .requests
+            .ranges(whole, |range| requested.push(range));
+        assert_eq!(requested, [whole]);
         let requests = &installer.requests;
         requests.sent(whole, requests.now(), requests.now(), &installer.missing);
         // Two links bring a half each, from the far end of it; one of them the

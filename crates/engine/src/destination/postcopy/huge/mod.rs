@@ -46,7 +46,7 @@ impl HugePages {
                     bytes: size.bytes(),
                     cause: cause.into(),
                 })?;
-                let most = usize::try_from(size.asked).unwrap_or(1);
+                let most = usize::try_from(size.requested).unwrap_or(1);
                 Ok(HugeSize {
                     bytes: size.host_page,
                     staging,

@@ -69,7 +69,7 @@ enum Heading {
 struct Stream {
     heading: Heading,
     /// The last request.
-    asked: PageRange,
+    requested: PageRange,
     /// The last request and the pages advised around it.
     covered: PageRange,
     window: u64,
@@ -93,7 +93,7 @@ impl Stream {
     /// not.
     fn step(&self, range: PageRange, unit: u64) -> Option<(Step, u64)> {
         let (start, end) = (range.start().index(), range.end().index());
-        let (first, last) = (self.asked.start().index(), self.asked.end().index());
+        let (first, last) = (self.requested.start().index(), self.requested.end().index());
         let reach = self.window.max(REACH).max(unit);
         if start < last && first < end {
             return Some((Step::Again, 0));
@@ -133,13 +133,13 @@ impl Stream {
                 }
             }
         }
-        self.asked = range;
+        self.requested = range;
         was == Heading::Unknown && self.heading != Heading::Unknown
     }
 
     /// What to read ahead around the last request.
     fn advise(&mut self, sides: Heading, block: PageRange) -> (PageRange, PageRange) {
-        let (start, end) = (self.asked.start(), self.asked.end());
+        let (start, end) = (self.requested.start(), self.requested.end());
         let mut onwards = PageRange::new(end, end.saturating_add(self.window));
         let mut before = PageRange::new(back(start, self.window), start);
         match sides {
@@ -212,7 +212,11 @@ impl AccessStreams {
 
     /// Handles a request for `range`: whole host pages, not empty, inside `position`.
     /// Returns what to read ahead now, if that is new.
-    pub(crate) fn asked(&mut self, range: PageRange, position: RequestPosition) -> Option<Advice> {
+    pub(crate) fn requested(
+        &mut self,
+        range: PageRange,
+        position: RequestPosition,
+    ) -> Option<Advice> {
         if self.policy == ReadAhead::Off || range.is_empty() {
             return None;
         }
@@ -266,7 +270,7 @@ impl AccessStreams {
             let window = if unit == 1 { self.fresh } else { 0 };
             let replaced = slot.replace(Stream {
                 heading: Heading::Unknown,
-                asked: range,
+                requested: range,
                 covered: range,
                 window,
                 used: self.now,
