@@ -9,7 +9,7 @@ use hikkoshi_handover::{Outcome, RecordedSource, SourceStage};
 use hikkoshi_link::UrgentActivity;
 
 use crate::guest::SourceGuest;
-use crate::report::{Account, GuestState, Requests};
+use crate::report::{Account, GuestState, RequestStatistics};
 use crate::source::context::{MigrationContext, Watch};
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover_driver::HandoverResult;
@@ -104,7 +104,7 @@ pub(crate) fn with_context(
                 pages: shared.counters.pages(shared.ram.layout().pages()),
                 bytes: shared.counters.bytes(),
                 drains: shared.counters.drains(),
-                requests: Requests {
+                requests: RequestStatistics {
                     requests_under_way: postcopy.then(|| shared.counters.requests_under_way()),
                     ..handover.requests
                 },

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::Account;
-use hikkoshi_engine::report::{CollapseAccount, LatencySummary, Requests};
+use hikkoshi_engine::report::{CollapseAccount, LatencySummary, RequestStatistics};
 use hikkoshi_wire::text;
 use serde::Serialize;
 
@@ -67,7 +67,7 @@ pub(crate) fn readable(account: &Account, verbose: bool) -> String {
 }
 
 /// The stages of request latency, and the threads that waited.
-fn stages(requests: &Requests) -> String {
+fn stages(requests: &RequestStatistics) -> String {
     let mut text = String::new();
     if requests.unmeasured_requests > 0 {
         let _ = writeln!(
@@ -285,7 +285,7 @@ mod tests {
             vcpu: Some(number),
             count: 100,
         };
-        let text = stages(&Requests {
+        let text = stages(&RequestStatistics {
             request_latency_us: latencies.total(),
             request_stages_us: latencies.stages(),
             unmeasured_requests: 2,
@@ -314,7 +314,7 @@ mod tests {
             lines[5].ends_with("CPU 7/KVM (vCPU 7) 100 and 2 more threads"),
             "{text}"
         );
-        assert_eq!(stages(&Requests::default()), "");
+        assert_eq!(stages(&RequestStatistics::default()), "");
     }
 
     #[test]

@@ -39,7 +39,7 @@ use crate::destination::session::DestinationSessionEvent;
 use crate::destination::watch::ReceiveWatch;
 use crate::guest::DestinationGuest;
 use crate::network_frames::FramesAccount;
-use crate::report::Requests;
+use crate::report::RequestStatistics;
 use crate::retry::RetryBudget;
 
 /// Performs the actions of the handover machine, for a guest from *ready* on.
@@ -97,14 +97,14 @@ struct GuestProgress {
     released: bool,
     downtime: Duration,
     /// What was reported to the source about page requests.
-    requests: Option<Requests>,
+    requests: Option<RequestStatistics>,
 }
 
 /// A guest of which every page is here.
 #[derive(Debug)]
 pub(crate) struct HandoverResult {
     pub(crate) downtime: Duration,
-    pub(crate) requests: Requests,
+    pub(crate) requests: RequestStatistics,
     /// The guest has shut itself down here.
     pub(crate) shut_down: bool,
     /// What became of the frames that arrived for it, if they were kept.
@@ -306,10 +306,10 @@ impl<'a> HandoverDriver<'a> {
             .map_or(0, |postcopy| postcopy.installer().missing.count())
     }
 
-    fn requests(&self) -> Requests {
+    fn requests(&self) -> RequestStatistics {
         self.postcopy
             .as_ref()
-            .map_or_else(Requests::default, |postcopy| {
+            .map_or_else(RequestStatistics::default, |postcopy| {
                 postcopy.requests(&self.context)
             })
     }

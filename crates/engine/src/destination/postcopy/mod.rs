@@ -24,7 +24,7 @@ use crate::destination::postcopy::installer::Installer;
 use crate::destination::postcopy::request_sender::RequestSender;
 use crate::destination::session::DestinationSessionEvent;
 use crate::guest::DestinationGuest;
-use crate::report::{Phase, Requests};
+use crate::report::{Phase, RequestStatistics};
 use error_reporter::Report;
 use hikkoshi_link::{LinkReader, LinkWriter};
 
@@ -118,9 +118,9 @@ impl ActivePostcopy {
     }
 
     /// What was measured so far.
-    pub(crate) fn requests(&self, context: &ReceiveContext) -> Requests {
+    pub(crate) fn requests(&self, context: &ReceiveContext) -> RequestStatistics {
         let latencies = context.latencies();
-        Requests {
+        RequestStatistics {
             request_latency_us: latencies.total(),
             request_stages_us: latencies.stages(),
             unmeasured_requests: self.installer.requests.unmeasured(),

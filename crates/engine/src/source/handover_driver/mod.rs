@@ -20,7 +20,7 @@ use hikkoshi_link::{LinkError, Remote};
 
 use crate::guest::SourceGuest;
 use crate::network_frames::FramesAccount;
-use crate::report::{Phase, Requests};
+use crate::report::{Phase, RequestStatistics};
 use crate::retry::RetryBudget;
 use crate::source::context::MigrationContext;
 use crate::source::error::{MigrateError, SourceFailure};
@@ -47,7 +47,7 @@ pub(crate) struct HandoverDriver<'a> {
 pub(crate) struct HandoverResult {
     /// How long the guest did not run.
     pub(crate) downtime: Duration,
-    pub(crate) requests: Requests,
+    pub(crate) requests: RequestStatistics,
     /// The guest shut itself down there.
     pub(crate) shut_down: bool,
     /// What became of the frames that arrived for the guest, if they were kept.
