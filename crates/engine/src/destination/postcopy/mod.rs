@@ -2,12 +2,12 @@
 
 mod drop_prefilled;
 pub(crate) mod fault_counters;
-pub(crate) mod fault_requests;
 pub(crate) mod fault_thread;
 pub(crate) mod huge;
 pub(crate) mod installer;
 pub(crate) mod memory_pressure;
 pub(crate) mod missing_pages;
+pub(crate) mod open_requests;
 pub(crate) mod page_copier;
 pub(crate) mod request_sender;
 pub(crate) mod request_times;

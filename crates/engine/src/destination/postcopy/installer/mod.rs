@@ -10,8 +10,8 @@ use hikkoshi_userfault::{RangeError, Userfault};
 
 use crate::destination::error::DestinationFailure;
 use crate::destination::install_error::InstallError;
-use crate::destination::postcopy::fault_requests::FaultRequests;
 use crate::destination::postcopy::missing_pages::MissingPages;
+use crate::destination::postcopy::open_requests::OpenRequests;
 use crate::destination::postcopy::page_copier::PageCopier;
 use crate::report::RequestLatencies;
 
@@ -36,7 +36,7 @@ pub(crate) struct Installer {
     /// Which pages are to come.
     pub(crate) missing: MissingPages,
     /// What is requested of them.
-    pub(crate) requests: FaultRequests,
+    pub(crate) requests: OpenRequests,
     /// The way into the guest's memory.
     pub(crate) copier: PageCopier,
     /// Missing pages that another process had filled with the content that was to come.
@@ -58,7 +58,7 @@ impl Installer {
         let layout = ram.layout();
         Ok(Self {
             missing: MissingPages::new(layout.pages()),
-            requests: FaultRequests::new(layout, links)?,
+            requests: OpenRequests::new(layout, links)?,
             copier: PageCopier::new(userfault, ram, hosts, stop.clone()),
             filled_before: AtomicU64::new(0),
             stop,

@@ -13,7 +13,7 @@ use crate::report::Moments;
 
 /// The requests of a migration. Shared by the fault threads and the links' receivers.
 #[derive(Debug)]
-pub(crate) struct FaultRequests {
+pub(crate) struct OpenRequests {
     /// Host pages that have been requested (or wait for admission), by their first page.
     requested: PageBitmap,
     times: RequestTimes,
@@ -21,7 +21,7 @@ pub(crate) struct FaultRequests {
     huge: HugePages,
 }
 
-impl FaultRequests {
+impl OpenRequests {
     /// No requests yet, of a guest with this layout whose source sends over `links` background
     /// links.
     pub(crate) fn new(layout: &RamLayout, links: u16) -> Result<Self, DestinationFailure> {
