@@ -101,7 +101,7 @@ pub(crate) fn run(
 
 /// What the source sends when its guest is paused and everything but the *commit* has been sent.
 #[derive(Debug)]
-pub(crate) struct SwitchRequest {
+pub(crate) struct SwitchMessage {
     postcopy: bool,
     pub(crate) running: bool,
     pub(crate) at: Instant,
@@ -199,7 +199,7 @@ impl<'a> IncomingMigration<'a> {
     fn prepare_switchover(
         &mut self,
         guest: &mut dyn DestinationGuest,
-    ) -> Result<SwitchRequest, DestinationFailure> {
+    ) -> Result<SwitchMessage, DestinationFailure> {
         let (switch, state) = self.fill(guest)?;
         self.end_installing();
         if switch.postcopy
@@ -251,7 +251,7 @@ impl<'a> IncomingMigration<'a> {
     fn fill(
         &mut self,
         guest: &dyn DestinationGuest,
-    ) -> Result<(SwitchRequest, Vec<u8>), DestinationFailure> {
+    ) -> Result<(SwitchMessage, Vec<u8>), DestinationFailure> {
         let doing = "receiving the guest";
         let mut digest = DeviceStateDigest::new();
         let mut state = Vec::new();
@@ -309,7 +309,7 @@ impl<'a> IncomingMigration<'a> {
                         );
                         return Err(DestinationFailure::unexpected(doing, &text));
                     }
-                    let switch = SwitchRequest {
+                    let switch = SwitchMessage {
                         postcopy,
                         running,
                         at: Instant::now(),
