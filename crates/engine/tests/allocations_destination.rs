@@ -80,14 +80,14 @@ fn answer(urgent: &mut Ends, background: &mut Ends, requests: u64, piece: u64, c
 const LOOKS: u32 = 20;
 
 /// More checks than a busy machine needs.
-const MOST_LOOKS: u32 = 30_000;
+const MAX_LOOKS: u32 = 30_000;
 
 /// Waits until every other thread of this process waits; spinning threads, if any, have done their
 /// work before. A thread that has not reached its wait for lack of a processor is not asleep.
 fn await_waiting(spinning: bool) {
     let own = std::fs::read_link("/proc/thread-self").unwrap();
     let mut asleep: HashMap<OsString, u32> = HashMap::new();
-    for _ in 0..MOST_LOOKS {
+    for _ in 0..MAX_LOOKS {
         let mut all = true;
         for task in std::fs::read_dir("/proc/self/task").unwrap() {
             let task = task.unwrap();

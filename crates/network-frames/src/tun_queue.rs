@@ -9,7 +9,7 @@ use crate::network_frame::{MAX_NETWORK_FRAME, NetworkFrame, OFFLOAD_LEN};
 
 /// The most frames that are read from a queue. A tap device has room for 1,000 by default
 /// (`txqueuelen`).
-const MOST: usize = 4096;
+const MAX_FRAMES: usize = 4096;
 
 /// A queue of a tap device, which the guest's network card reads.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl TunQueue {
         let header = crate::system_calls::tun_header_len(self.device.as_fd())?;
         let mut buffer = vec![0; MAX_NETWORK_FRAME + header.max(OFFLOAD_LEN)];
         let mut frames = Vec::new();
-        while frames.len() < MOST && !self.is_empty()? {
+        while frames.len() < MAX_FRAMES && !self.is_empty()? {
             let len = match rustix::io::read(&self.device, buffer.as_mut_slice()) {
                 Ok(len) => len,
                 // QEMU's descriptor does not block.

@@ -23,7 +23,7 @@ const GONE: u64 = 2;
 const OTHER: u64 = 3;
 
 /// Maximum number of ready descriptors: the four above, and the socket that becomes writable.
-const MOST: usize = 5;
+const MAX_EVENTS: usize = 5;
 
 /// Waits, for one thread, for the same events as [`Userfault::wait`], and for two more descriptors.
 ///
@@ -115,7 +115,7 @@ impl<S: AsFd> FaultWaiter<S> {
             data: EventData::new_u64(STOP),
         };
         loop {
-            let mut events = [nothing; MOST];
+            let mut events = [nothing; MAX_EVENTS];
             let ready = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
                 Ok(0) => return Ok(Ready::TimedOut),
                 Ok(ready) => ready,

@@ -6,7 +6,7 @@ use hikkoshi_pages::PageRange;
 /// The most pages that are sent before *commit*, 4 MiB: 3.4 ms at 10 Gbit/s. The memory of firmware has less
 /// than one MiB, UEFI and its variables have 4; a larger block (video memory, a plugged DIMM)
 /// follows in post-copy.
-pub(crate) const MOST: u64 = 1024;
+pub(crate) const MAX_SENT_BEFORE_COMMIT: u64 = 1024;
 
 /// The private blocks that are sent before *commit* if they have few enough unsent pages: those of
 /// a guest that has memory in files as well. By number, with their pages; the smallest first.
@@ -26,7 +26,7 @@ pub(crate) fn sent_before_commit(ram: &GuestRam) -> Vec<(usize, PageRange)> {
 /// The numbers of the private blocks that may be lost with the guest's process in post-copy: all
 /// but those that are sent before *commit* even if none of their pages was sent before.
 pub(crate) fn may_be_lost(ram: &GuestRam) -> Vec<usize> {
-    let mut room = MOST;
+    let mut room = MAX_SENT_BEFORE_COMMIT;
     let mut kept: Vec<_> = ram
         .backings()
         .iter()

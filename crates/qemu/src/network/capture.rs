@@ -10,7 +10,7 @@ use hikkoshi_wire::NetworkFrame;
 use super::{OpenedNetworks, TapCard};
 
 /// The most frames that are read from one card at a time.
-const MOST_AT_ONCE: usize = 16 << 10;
+const MAX_AT_ONCE: usize = 16 << 10;
 
 /// Captures the frames that arrive at the guest's tap devices.
 #[derive(Debug)]
@@ -108,7 +108,7 @@ impl FrameCapture for TapCapture {
 
 fn receive_all(socket: &mut PacketSocket) -> Result<Vec<Captured>, GuestError> {
     let mut frames = Vec::new();
-    while frames.len() < MOST_AT_ONCE
+    while frames.len() < MAX_AT_ONCE
         && let Some(frame) = socket.receive().map_err(GuestError::new)?
     {
         frames.push(frame);

@@ -14,7 +14,7 @@ use super::TapCard;
 const REMEMBERED_FOR: Duration = Duration::from_secs(10);
 
 /// The most frames that are remembered for each card.
-const MOST_REMEMBERED: usize = 4096;
+const MAX_REMEMBERED: usize = 4096;
 
 /// Frames that are transmitted before QEMU has read the earlier ones. A tap device has room for 1,000
 /// by default (`txqueuelen`), and drops what is over without an error.
@@ -85,7 +85,7 @@ impl DeliveryCard {
                     break;
                 }
             }
-            if self.seen.len() > MOST_REMEMBERED {
+            if self.seen.len() > MAX_REMEMBERED {
                 self.seen.pop_front();
             }
         }

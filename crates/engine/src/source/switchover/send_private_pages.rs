@@ -13,7 +13,7 @@ use hikkoshi_pages::PageRange;
 use crate::report::Counters;
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::private_blocks::{MOST, sent_before_commit};
+use crate::source::private_blocks::{MAX_SENT_BEFORE_COMMIT, sent_before_commit};
 use crate::source::unsent::UnsentPages;
 
 /// Pages in one frame.
@@ -26,7 +26,7 @@ pub(crate) struct PrivatePages(Vec<(usize, Vec<PageRange>)>);
 impl PrivatePages {
     /// Looks for them. The guest is paused, and no thread claims pages yet.
     pub(crate) fn find(ram: &GuestRam, unsent: &UnsentPages) -> Self {
-        let mut room = MOST;
+        let mut room = MAX_SENT_BEFORE_COMMIT;
         let mut found = Vec::new();
         for (number, pages) in sent_before_commit(ram) {
             let runs: Vec<_> = unsent.runs_in(pages).collect();
@@ -142,10 +142,10 @@ mod tests {
         const NONE: [usize; 0] = [];
         let lost = |pages: &[u64]| may_be_lost(&guest(true, pages));
         assert_eq!(lost(&[64, 32]), NONE);
-        assert_eq!(lost(&[MOST]), NONE);
+        assert_eq!(lost(&[MAX_SENT_BEFORE_COMMIT]), NONE);
         // UEFI (3.5 MiB) beside its variables (0.5 MiB) and an option ROM.
         assert_eq!(lost(&[896, 128, 64]), [1]);
-        assert_eq!(lost(&[MOST + 1, 64]), [1]);
+        assert_eq!(lost(&[MAX_SENT_BEFORE_COMMIT + 1, 64]), [1]);
         assert_eq!(may_be_lost(&guest(false, &[64])), [0, 1]);
     }
 

@@ -31,7 +31,7 @@ pub(crate) const STREAMS: usize = if cfg!(loom) { 2 } else { 16 };
 const FIRST: u64 = 8;
 
 /// The largest window, in pages: 1 MiB.
-const MOST: u64 = 256;
+const MAX_WINDOW: u64 = 256;
 
 /// How far from a window's end a request may be and still continue it, at least.
 const REACH: u64 = 8;
@@ -186,7 +186,7 @@ fn first(unit: u64) -> u64 {
 }
 
 fn grown(window: u64, unit: u64) -> u64 {
-    whole((window * 2).min(MOST), unit).max(first(unit))
+    whole((window * 2).min(MAX_WINDOW), unit).max(first(unit))
 }
 
 /// All streams, and the policy.
@@ -247,7 +247,7 @@ impl AccessStreams {
         }
         let sides = match self.policy {
             ReadAhead::Fixed(pages) => {
-                stream.window = whole(u64::from(pages).min(MOST), unit);
+                stream.window = whole(u64::from(pages).min(MAX_WINDOW), unit);
                 Heading::Unknown
             }
             _ => stream.heading,

@@ -74,7 +74,7 @@ fn four_interleaved_scans_are_four_streams() {
             *last = advice.onwards.len();
         }
     }
-    assert_eq!(last, [MOST; 4]);
+    assert_eq!(last, [MAX_WINDOW; 4]);
 }
 
 #[test]
@@ -177,7 +177,7 @@ proptest! {
             for side in [advice.onwards, advice.before] {
                 prop_assert_eq!(side.intersect(block).len(), side.len());
                 prop_assert_eq!(side.len() % unit, 0);
-                prop_assert!(side.len() <= 2 * MOST, "{:?}", side);
+                prop_assert!(side.len() <= 2 * MAX_WINDOW, "{:?}", side);
             }
             prop_assert!(advice.onwards.is_empty() || advice.onwards.start() == requested.end());
             prop_assert!(advice.before.is_empty() || advice.before.end() == requested.start());
@@ -199,7 +199,7 @@ proptest! {
         }
         for ((page, requests), begin) in scans.iter().zip(begins) {
             // 8, 16, … 128, then 256 with each request.
-            let expected = (requests.saturating_sub(6)) * MOST;
+            let expected = (requests.saturating_sub(6)) * MAX_WINDOW;
             prop_assert!(page - begin >= expected, "{} pages by {}", page - begin, requests);
         }
     }
