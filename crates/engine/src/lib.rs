@@ -80,7 +80,7 @@ mod sync;
 
 pub use default_links::default_links;
 pub use destination::{
-    DestinationOptions, ReceiveError, ReceiveWatch, give_up_receive, receive, resume_receive,
+    DestinationOptions, ReceiveControl, ReceiveError, give_up_receive, receive, resume_receive,
 };
 pub use guest::{DestinationGuest, GuestError, SourceGuest, ThreadName};
 pub use hikkoshi_linux::{CancelFlag, Priority, PriorityClass};

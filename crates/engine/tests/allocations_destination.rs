@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::report::Silent;
-use hikkoshi_engine::{CancelFlag, DestinationOptions, ReceiveWatch, receive};
+use hikkoshi_engine::{CancelFlag, DestinationOptions, ReceiveControl, receive};
 use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::tls::{TlsClient, TlsServer};
 use hikkoshi_link::{Address, LinkReader, LinkWriter, Listener, Remote, hello, open, split};
@@ -161,7 +161,7 @@ fn allocations(
         count.store(region.change().allocations, Ordering::SeqCst);
         Ok(())
     });
-    let watch = ReceiveWatch {
+    let watch = ReceiveControl {
         cancel: CancelFlag::new(),
         observer: Arc::new(Silent),
         journal: Arc::new(Unrecorded),

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use hikkoshi_engine::report::Silent;
 use hikkoshi_engine::{
-    Account, CancelFlag, DestinationOptions, Mode, ReceiveWatch, SourceOptions, Watch, migrate,
+    Account, CancelFlag, DestinationOptions, Mode, ReceiveControl, SourceOptions, Watch, migrate,
     receive,
 };
 use hikkoshi_ept::LogMethod;
@@ -97,7 +97,7 @@ fn move_guest(mode: Mode, tracker: Tracker) -> Result<(Account, Checked), Box<dy
     let remote = listener.address().clone().into();
     let account = thread::scope(|scope| {
         let receiving = scope.spawn(|| {
-            let watch = ReceiveWatch {
+            let watch = ReceiveControl {
                 cancel: CancelFlag::new(),
                 observer: Arc::new(Silent),
                 journal: Arc::new(Unrecorded),

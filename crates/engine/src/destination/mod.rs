@@ -24,14 +24,14 @@ mod options;
 pub(crate) mod page_receiver;
 pub(crate) mod postcopy;
 mod receive;
+mod receive_control;
 mod resume_migration;
 pub(crate) mod session;
 pub(crate) mod switchover;
-mod watch;
 
 pub use error::{DestinationFailure, ReceiveError};
 pub use handover_driver::give_up::give_up_receive;
 pub use install_error::{InstallError, TooManyPartial};
 pub use options::{DestinationOptions, MAX_FAULT_THREADS};
 pub use receive::{receive, resume_receive};
-pub use watch::ReceiveWatch;
+pub use receive_control::ReceiveControl;

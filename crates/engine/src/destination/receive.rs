@@ -7,8 +7,8 @@ use hikkoshi_wire::{MAX_LINKS, Role};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::destination::options::DestinationOptions;
+use crate::destination::receive_control::ReceiveControl;
 use crate::destination::switchover::offer::NoGuest;
-use crate::destination::watch::ReceiveWatch;
 use crate::destination::{resume_migration, switchover};
 use crate::guest::DestinationGuest;
 use crate::report::Account;
@@ -31,7 +31,7 @@ pub fn receive(
     guest: &mut dyn DestinationGuest,
     listener: &Listener,
     options: &DestinationOptions,
-    watch: &ReceiveWatch,
+    watch: &ReceiveControl,
 ) -> Result<Account, ReceiveError> {
     listener.set_migration(None);
     listening(listener, |acceptor| accept(guest, acceptor, options, watch))
@@ -50,7 +50,7 @@ pub fn resume_receive(
     record: DestinationRecord,
     listener: &Listener,
     options: &DestinationOptions,
-    watch: &ReceiveWatch,
+    watch: &ReceiveControl,
 ) -> Result<Account, ReceiveError> {
     listener.set_migration(Some(record.id));
     listening(listener, |acceptor| {
@@ -108,7 +108,7 @@ fn accept(
     guest: &mut dyn DestinationGuest,
     acceptor: &mut Acceptor<'_>,
     options: &DestinationOptions,
-    watch: &ReceiveWatch,
+    watch: &ReceiveControl,
 ) -> Result<Account, ReceiveError> {
     loop {
         if watch.cancel.is_cancelled() {

@@ -12,8 +12,8 @@ use crate::destination::handover_driver::account::finish_handover;
 use crate::destination::handover_driver::links::LinkState;
 use crate::destination::handover_driver::{HandoverDriver, HandoverStart};
 use crate::destination::options::DestinationOptions;
+use crate::destination::receive_control::ReceiveControl;
 use crate::destination::session::Channel;
-use crate::destination::watch::ReceiveWatch;
 use crate::guest::DestinationGuest;
 use crate::report::Account;
 use hikkoshi_handover::{
@@ -27,7 +27,7 @@ pub(crate) fn resume(
     record: DestinationRecord,
     incoming: &Receiver<AcceptedLink>,
     options: &DestinationOptions,
-    watch: &ReceiveWatch,
+    watch: &ReceiveControl,
 ) -> Result<Account, ReceiveError> {
     let begun = Instant::now();
     let stage = record.stage;

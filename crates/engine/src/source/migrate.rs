@@ -169,7 +169,7 @@ fn before_pause(
                 *rounds += 1;
                 LastPages::Precopy(Box::new(precopy))
             }
-            PrecopyResult::SwitchNow => LastPages::Hybrid(log, precopy.into_links()?),
+            PrecopyResult::StartPostcopy => LastPages::Hybrid(log, precopy.into_links()?),
         }
     };
     switchover::discard_stale_pages(shared, session, &rest, unsent)?;

@@ -7,7 +7,7 @@ use std::thread;
 
 use error_reporter::Report;
 use hikkoshi_engine::{
-    CancelFlag, DestinationOptions, Mode, ReceiveWatch, SourceOptions, Watch, migrate, receive,
+    CancelFlag, DestinationOptions, Mode, ReceiveControl, SourceOptions, Watch, migrate, receive,
 };
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
@@ -157,7 +157,7 @@ fn an_older_source_is_refused() {
     let description = guest.description.clone();
     let folder = tempfile::tempdir().unwrap();
     let listener = Listener::bind(&Address::Unix(folder.path().join("listen"))).unwrap();
-    let watch = ReceiveWatch {
+    let watch = ReceiveControl {
         cancel: CancelFlag::new(),
         observer: Arc::new(Notices::default()),
         journal: Arc::new(Unrecorded),

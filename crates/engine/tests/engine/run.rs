@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::{
-    Account, CancelFlag, DestinationOptions, MigrateError, Mode, Observer, ReceiveError,
-    ReceiveWatch, SourceOptions, Watch, give_up_migrate, give_up_receive, migrate, receive,
+    Account, CancelFlag, DestinationOptions, MigrateError, Mode, Observer, ReceiveControl,
+    ReceiveError, SourceOptions, Watch, give_up_migrate, give_up_receive, migrate, receive,
     resume_migrate, resume_receive,
 };
 use hikkoshi_handover::Outcome;
@@ -311,17 +311,17 @@ impl Setup {
                 progress,
             })
         });
-        let receive_watch = ReceiveWatch {
+        let receive_control = ReceiveControl {
             cancel: destination_cancel.clone(),
             observer: there,
             journal: Arc::<Records<_>>::clone(&destination_journal),
         };
         let result = thread::scope(|scope| {
             let (destination, options_there) = (&mut destination, &receive_options);
-            let (listener, receive_watch) = (listener, &receive_watch);
+            let (listener, receive_control) = (listener, &receive_control);
             // Nothing listens once it has ended, as with a program.
-            let receiving =
-                scope.spawn(move || receive(destination, &listener, options_there, receive_watch));
+            let receiving = scope
+                .spawn(move || receive(destination, &listener, options_there, receive_control));
             let watch = Watch {
                 cancel: source_cancel,
                 observer: here,
@@ -443,7 +443,7 @@ impl Done {
         let mut destination = TestDestination::new(&self.machine, self.device_bytes);
         destination.ended.store(true, Ordering::Relaxed);
         let mut source = TestSource::new(&self.machine, true, self.device_bytes);
-        let receive_watch = self.receive_watch();
+        let receive_control = self.receive_control();
         let (there, here) = thread::scope(|scope| {
             let receiving = record.map(|record| {
                 scope.spawn(|| {
@@ -453,7 +453,7 @@ impl Done {
                         record,
                         &listener,
                         &options,
-                        &receive_watch,
+                        &receive_control,
                     )
                 })
             });
@@ -482,8 +482,8 @@ impl Done {
         }
     }
 
-    fn receive_watch(&self) -> ReceiveWatch {
-        ReceiveWatch {
+    fn receive_control(&self) -> ReceiveControl {
+        ReceiveControl {
             cancel: CancelFlag::new(),
             observer: Arc::<Notices>::clone(&self.notices),
             journal: Arc::<Records<_>>::clone(&self.destination_journal),
@@ -494,7 +494,7 @@ impl Done {
     pub(crate) fn give_up_destination(&self) -> Arc<Script> {
         let mut guest = TestDestination::new(&self.machine, self.device_bytes);
         let record = self.destination_journal.last().unwrap();
-        give_up_receive(&mut guest, record, &self.receive_watch()).unwrap();
+        give_up_receive(&mut guest, record, &self.receive_control()).unwrap();
         guest.script
     }
 
@@ -561,7 +561,7 @@ impl Done {
             observer: Arc::<Notices>::clone(&self.notices),
             journal: Arc::<Records<_>>::clone(&self.source_journal),
         };
-        let receive_watch = ReceiveWatch {
+        let receive_control = ReceiveControl {
             cancel: CancelFlag::new(),
             observer: Arc::<Notices>::clone(&self.notices),
             journal: Arc::<Records<_>>::clone(&self.destination_journal),
@@ -574,7 +574,7 @@ impl Done {
                     record,
                     &listener,
                     &options,
-                    &receive_watch,
+                    &receive_control,
                 )
             });
             let options = SourceOptions {

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hikkoshi_engine::{
-    CancelFlag, DestinationGuest, ReceiveWatch, Watch, give_up_migrate, give_up_receive,
+    CancelFlag, DestinationGuest, ReceiveControl, Watch, give_up_migrate, give_up_receive,
 };
 use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
 use hikkoshi_qemu::{ExitedDestination, QemuDestination, QemuSource};
@@ -115,7 +115,7 @@ pub(super) fn destination(
         }
     };
     let engine = entry.engine.clone();
-    let watch = ReceiveWatch {
+    let watch = ReceiveControl {
         cancel,
         observer: progress::observer(args.run.progress),
         journal: Arc::new(OfflineJournal::new(file, entry)),

@@ -35,8 +35,8 @@ use crate::destination::handover_driver::resume_guest::NotResumed;
 use crate::destination::network_frames::FrameReceiver;
 use crate::destination::options::DestinationOptions;
 use crate::destination::postcopy::ActivePostcopy;
+use crate::destination::receive_control::ReceiveControl;
 use crate::destination::session::DestinationSessionEvent;
-use crate::destination::watch::ReceiveWatch;
 use crate::guest::DestinationGuest;
 use crate::network_frames::FramesAccount;
 use crate::report::RequestStatistics;
@@ -44,7 +44,7 @@ use crate::retry::RetryBudget;
 
 /// Performs the actions of the handover machine, for a guest from *ready* on.
 pub(crate) struct HandoverDriver<'a> {
-    pub(crate) watch: &'a ReceiveWatch,
+    pub(crate) watch: &'a ReceiveControl,
     pub(crate) options: DestinationOptions,
     /// New connections.
     pub(crate) incoming: &'a Receiver<AcceptedLink>,
@@ -127,7 +127,7 @@ impl<'a> HandoverDriver<'a> {
     /// A driver for the stage that `start.machine` is in.
     pub(crate) fn new(
         start: HandoverStart,
-        watch: &'a ReceiveWatch,
+        watch: &'a ReceiveControl,
         options: &DestinationOptions,
         incoming: &'a Receiver<AcceptedLink>,
     ) -> Self {

@@ -23,10 +23,10 @@ use crate::destination::options::DestinationOptions;
 use crate::destination::page_receiver;
 use crate::destination::postcopy::installer::Installer;
 use crate::destination::postcopy::{ActivePostcopy, PreparedPostcopy};
+use crate::destination::receive_control::ReceiveControl;
 use crate::destination::session::{Channel, DestinationSessionEvent, Session};
 use crate::destination::switchover::offer::AcceptedOffer;
 use crate::destination::switchover::silence_timer::SilenceTimer;
-use crate::destination::watch::ReceiveWatch;
 use crate::guest::DestinationGuest;
 use crate::network_frames::FrameDelivery;
 use crate::report::{Account, Counters, Phase};
@@ -41,7 +41,7 @@ pub(crate) fn run(
     offered: AcceptedOffer,
     incoming: &Receiver<AcceptedLink>,
     options: &DestinationOptions,
-    watch: &ReceiveWatch,
+    watch: &ReceiveControl,
 ) -> Result<Account, ReceiveError> {
     let begun = Instant::now();
     let ram = guest.ram();
@@ -109,7 +109,7 @@ pub(crate) struct SwitchMessage {
 
 #[derive(Debug)]
 pub(crate) struct IncomingMigration<'a> {
-    pub(crate) watch: &'a ReceiveWatch,
+    pub(crate) watch: &'a ReceiveControl,
     options: DestinationOptions,
     /// What the source supports.
     pub(crate) capabilities: Capabilities,
@@ -132,7 +132,7 @@ impl<'a> IncomingMigration<'a> {
         incoming: &Receiver<AcceptedLink>,
         options: &DestinationOptions,
         fault_threads: usize,
-        watch: &'a ReceiveWatch,
+        watch: &'a ReceiveControl,
         ram: &Arc<GuestRam>,
         delivery: Option<Box<dyn FrameDelivery>>,
     ) -> Result<Self, DestinationFailure> {

@@ -14,8 +14,8 @@ use crate::default_links::default_links;
 use crate::destination::error::DestinationFailure;
 use crate::destination::options::DestinationOptions;
 use crate::destination::postcopy::huge::staging::Size;
+use crate::destination::receive_control::ReceiveControl;
 use crate::destination::switchover::processors;
-use crate::destination::watch::ReceiveWatch;
 use crate::guest::DestinationGuest;
 use crate::obstacle::DestinationObstacle;
 use hikkoshi_link::{AcceptedLink, LinkError, LinkReader, LinkWriter, Stream, split};
@@ -70,7 +70,7 @@ pub(crate) fn hear(
     guest: &mut dyn DestinationGuest,
     link: AcceptedLink,
     options: &DestinationOptions,
-    watch: &ReceiveWatch,
+    watch: &ReceiveControl,
     over: impl Fn(),
 ) -> Result<AcceptedOffer, NoGuest> {
     let limits = Limits {

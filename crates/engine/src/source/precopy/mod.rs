@@ -105,11 +105,11 @@ impl Precopy {
                 return Ok(PrecopyResult::Converged);
             }
             if options.mode == Mode::Hybrid && round >= options.precopy_rounds {
-                return Ok(PrecopyResult::SwitchNow);
+                return Ok(PrecopyResult::StartPostcopy);
             }
             if round >= options.max_rounds {
                 match options.when_stalled {
-                    WhenStalled::Switch => return Ok(PrecopyResult::SwitchNow),
+                    WhenStalled::Switch => return Ok(PrecopyResult::StartPostcopy),
                     WhenStalled::Stop => return Err(self.convergence.failure(round, dirty)),
                     WhenStalled::GoOn if !warned => {
                         warned = true;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use error_reporter::Report;
 use hikkoshi_engine::source::SourceFailure;
 use hikkoshi_engine::{
-    Account, CancelFlag, DestinationOptions, MigrateError, Mode, ReceiveWatch, SourceOptions,
+    Account, CancelFlag, DestinationOptions, MigrateError, Mode, ReceiveControl, SourceOptions,
     Watch, migrate, receive,
 };
 use hikkoshi_handover::Unrecorded;
@@ -254,7 +254,7 @@ fn check_source_is_served(greeting: Vec<u8>, tls: Option<(TlsClient, TlsServer)>
         let mut guest = TestDestination::new(&machine, 1000);
         let mut source = TestSource::new(&machine, true, 1000);
         let cancel = CancelFlag::new();
-        let watch = ReceiveWatch {
+        let watch = ReceiveControl {
             cancel: cancel.clone(),
             observer: Arc::new(Notices::default()),
             journal: Arc::new(Unrecorded),

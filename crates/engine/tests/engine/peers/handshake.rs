@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use hikkoshi_engine::{
-    CancelFlag, DestinationOptions, ReceiveWatch, SourceOptions, Watch, migrate, receive,
+    CancelFlag, DestinationOptions, ReceiveControl, SourceOptions, Watch, migrate, receive,
 };
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
@@ -35,7 +35,7 @@ fn slow_connections_do_not_keep_a_source_out() {
         panic!("a unix socket")
     };
     let notices = Arc::new(Notices::default());
-    let watch = ReceiveWatch {
+    let watch = ReceiveControl {
         cancel: CancelFlag::new(),
         observer: Arc::<Notices>::clone(&notices),
         journal: Arc::new(Unrecorded),

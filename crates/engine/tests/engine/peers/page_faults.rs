@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::{Account, CancelFlag, DestinationOptions, ReceiveWatch, receive};
+use hikkoshi_engine::{Account, CancelFlag, DestinationOptions, ReceiveControl, receive};
 use hikkoshi_handover::Unrecorded;
 use hikkoshi_pages::{Page, PageRange, RamLayout};
 use hikkoshi_wire::{FaultMeasures, Frame, Limits, ToDestination, ToSource};
@@ -137,7 +137,7 @@ fn receive_postcopy(
     let description = guest.description.clone();
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(&folder);
-    let watch = ReceiveWatch {
+    let watch = ReceiveControl {
         cancel: CancelFlag::new(),
         observer: Arc::new(Notices::default()),
         journal: Arc::new(Unrecorded),

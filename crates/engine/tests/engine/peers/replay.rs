@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use hikkoshi_engine::{
-    CancelFlag, DestinationOptions, Mode, ReceiveWatch, SourceOptions, Watch, migrate, receive,
+    CancelFlag, DestinationOptions, Mode, ReceiveControl, SourceOptions, Watch, migrate, receive,
 };
 use hikkoshi_handover::{SourceStage, Unrecorded};
 use hikkoshi_link::{Address, Listener, hello};
@@ -86,7 +86,7 @@ fn moved(way: impl FnOnce(&Path) -> PathBuf, prepare: impl FnOnce(&Script, PathB
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(&folder);
     let cancel = CancelFlag::new();
-    let watch = ReceiveWatch {
+    let watch = ReceiveControl {
         cancel: cancel.clone(),
         observer: Arc::new(Notices::default()),
         journal: Arc::new(Unrecorded),

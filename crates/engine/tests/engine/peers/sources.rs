@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, DestinationOptions, ReceiveError, ReceiveWatch, receive};
+use hikkoshi_engine::{CancelFlag, DestinationOptions, ReceiveControl, ReceiveError, receive};
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::{Address, LinkReader, LinkWriter, Stream, hello, split};
@@ -165,7 +165,7 @@ fn received(
     let description = guest.description.clone();
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(&folder);
-    let watch = ReceiveWatch {
+    let watch = ReceiveControl {
         cancel: CancelFlag::new(),
         observer: Arc::new(Notices::default()),
         journal: Arc::new(Unrecorded),
@@ -259,7 +259,7 @@ fn the_number_of_background_links_is_limited() {
     let description = guest.description.clone();
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(&folder);
-    let watch = ReceiveWatch {
+    let watch = ReceiveControl {
         cancel: CancelFlag::new(),
         observer: Arc::new(Notices::default()),
         journal: Arc::new(Unrecorded),
@@ -464,7 +464,7 @@ fn a_destination_blocked_by_its_source_can_be_cancelled() {
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(&folder);
     let cancel = CancelFlag::new();
-    let watch = ReceiveWatch {
+    let watch = ReceiveControl {
         cancel: cancel.clone(),
         observer: Arc::new(Notices::default()),
         journal: Arc::new(Unrecorded),

@@ -7,7 +7,7 @@ use std::thread;
 
 use error_reporter::Report;
 use hikkoshi_engine::{
-    CancelFlag, DestinationOptions, ReceiveWatch, SourceOptions, Watch, migrate, receive,
+    CancelFlag, DestinationOptions, ReceiveControl, SourceOptions, Watch, migrate, receive,
 };
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
@@ -89,7 +89,7 @@ fn peers_that_violate_tls_at_a_destination() {
     };
     let listener = listener.with_tls(server);
     let notices = Arc::new(Notices::default());
-    let watch = ReceiveWatch {
+    let watch = ReceiveControl {
         cancel: CancelFlag::new(),
         observer: Arc::<Notices>::clone(&notices),
         journal: Arc::new(Unrecorded),

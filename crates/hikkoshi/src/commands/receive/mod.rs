@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use error_reporter::Report;
 use hikkoshi_engine::destination::DestinationFailure;
-use hikkoshi_engine::{CancelFlag, ReceiveWatch, receive};
+use hikkoshi_engine::{CancelFlag, ReceiveControl, receive};
 use hikkoshi_handover::Outcome;
 use hikkoshi_qemu::{AttachError, QemuDestination, Refusal};
 
@@ -81,7 +81,7 @@ fn start(args: &Receive, cancel: CancelFlag) -> Result<Status, Exit> {
     security::warn_of_readable_key(&args.run.security, &*observer);
     args.options.journaled.warn_of_devices(&*observer);
     acceptor.announce(args, &listener, &*observer)?;
-    let watch = ReceiveWatch {
+    let watch = ReceiveControl {
         cancel,
         observer,
         journal: Arc::<DestinationJournal>::clone(&journal),

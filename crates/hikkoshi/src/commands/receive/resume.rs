@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hikkoshi_engine::{CancelFlag, DestinationGuest, ReceiveWatch, resume_receive};
+use hikkoshi_engine::{CancelFlag, DestinationGuest, ReceiveControl, resume_receive};
 use hikkoshi_handover::{DestinationRecord, DestinationStage};
 use hikkoshi_qemu::{ExitedDestination, QemuDestination, SharedReattachInfo};
 
@@ -77,7 +77,7 @@ pub(super) fn resume(
     security::warn_of_readable_key(&args.run.security, &*observer);
     let state = state(entry.engine.stage, guest.has_ended());
     observer.notice(&format!("{state}; waiting for its source at {address}"));
-    let watch = ReceiveWatch {
+    let watch = ReceiveControl {
         cancel,
         observer,
         journal: Arc::<DestinationJournal>::clone(&journal),

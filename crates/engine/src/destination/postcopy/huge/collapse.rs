@@ -13,7 +13,7 @@ use error_reporter::Report;
 use hikkoshi_linux::{COLLAPSE_BYTES, CollapseError, HostAddr, HostRange, Process};
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
 
-use crate::destination::watch::ReceiveWatch;
+use crate::destination::receive_control::ReceiveControl;
 use crate::guest::DestinationGuest;
 use crate::report::{CollapseAccount, CollapseFailures};
 use hikkoshi_link::{RateLimit, TICK};
@@ -29,7 +29,7 @@ pub(crate) fn run(
     guest: &dyn DestinationGuest,
     rate: NonZeroU64,
     priority: Priority,
-    watch: &ReceiveWatch,
+    watch: &ReceiveControl,
 ) -> CollapseAccount {
     let Some((process, hosts)) = guest.process_memory() else {
         return CollapseAccount {
@@ -83,7 +83,7 @@ struct Work<'a> {
     process: Arc<Process>,
     ram: Arc<GuestRam>,
     rate_limit: RateLimit,
-    watch: &'a ReceiveWatch,
+    watch: &'a ReceiveControl,
     account: CollapseAccount,
     /// Ranges whose pages were in use; they are tried once more at the end.
     again: Vec<HostRange>,

@@ -9,7 +9,7 @@ use hikkoshi_linux::CancelFlag;
 
 /// How the caller controls and observes the destination.
 #[derive(Clone)]
-pub struct ReceiveWatch {
+pub struct ReceiveControl {
     /// Requests to stop.
     pub cancel: CancelFlag,
     /// Receives progress and notices.
@@ -18,8 +18,8 @@ pub struct ReceiveWatch {
     pub journal: Arc<dyn Journal<DestinationRecord>>,
 }
 
-impl fmt::Debug for ReceiveWatch {
+impl fmt::Debug for ReceiveControl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReceiveWatch").finish_non_exhaustive()
+        f.debug_struct("ReceiveControl").finish_non_exhaustive()
     }
 }
