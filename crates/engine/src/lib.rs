@@ -40,7 +40,7 @@
 //!
 //! use hikkoshi_engine::report::Silent;
 //! use hikkoshi_engine::{
-//!     Account, CancelFlag, MigrateError, Mode, SourceGuest, SourceOptions, Watch, migrate,
+//!     Account, CancelFlag, MigrateError, Mode, SourceGuest, SourceOptions, MigrateControl, migrate,
 //! };
 //! use hikkoshi_handover::Unrecorded;
 //! use hikkoshi_link::Address;
@@ -51,7 +51,7 @@
 //!         max_downtime: Duration::from_millis(100),
 //!         ..SourceOptions::default()
 //!     };
-//!     let watch = Watch {
+//!     let watch = MigrateControl {
 //!         cancel: CancelFlag::new(),
 //!         observer: Arc::new(Silent),
 //!         journal: Arc::new(Unrecorded),
@@ -89,7 +89,7 @@ pub use obstacle::DestinationObstacle;
 pub use report::{Account, Observer};
 pub use retry::RetryFor;
 pub use source::{
-    Comparison, MigrateError, ReadAhead, SourceOptions, Watch, WhenStalled, compare,
+    Comparison, MigrateControl, MigrateError, ReadAhead, SourceOptions, WhenStalled, compare,
     give_up_migrate, migrate, resume_migrate,
 };
 pub use source_ended::SOURCE_ENDED;

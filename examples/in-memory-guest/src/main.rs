@@ -27,8 +27,8 @@ use std::time::Duration;
 
 use hikkoshi_engine::report::Silent;
 use hikkoshi_engine::{
-    Account, CancelFlag, DestinationOptions, Mode, ReceiveControl, SourceOptions, Watch, migrate,
-    receive,
+    Account, CancelFlag, DestinationOptions, MigrateControl, Mode, ReceiveControl, SourceOptions,
+    migrate, receive,
 };
 use hikkoshi_ept::LogMethod;
 use hikkoshi_handover::Unrecorded;
@@ -113,7 +113,7 @@ fn move_guest(mode: Mode, tracker: Tracker) -> Result<(Account, Checked), Box<dy
             mode,
             ..SourceOptions::default()
         };
-        let watch = Watch {
+        let watch = MigrateControl {
             cancel: CancelFlag::new(),
             observer: Arc::new(Silent),
             journal: Arc::new(Unrecorded),

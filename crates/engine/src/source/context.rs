@@ -15,7 +15,7 @@ use crate::source::private_blocks::may_be_lost;
 
 /// How the caller controls and observes a migration.
 #[derive(Clone)]
-pub struct Watch {
+pub struct MigrateControl {
     /// Cancels the migration.
     pub cancel: CancelFlag,
     /// Receives progress and notices.
@@ -28,9 +28,9 @@ pub struct Watch {
     pub journal: Arc<dyn Journal<SourceRecord>>,
 }
 
-impl fmt::Debug for Watch {
+impl fmt::Debug for MigrateControl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watch").finish_non_exhaustive()
+        f.debug_struct("MigrateControl").finish_non_exhaustive()
     }
 }
 

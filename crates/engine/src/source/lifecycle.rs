@@ -10,7 +10,7 @@ use hikkoshi_link::UrgentActivity;
 
 use crate::guest::SourceGuest;
 use crate::report::{Account, GuestState, RequestStatistics};
-use crate::source::context::{MigrationContext, Watch};
+use crate::source::context::{MigrateControl, MigrationContext};
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover_driver::HandoverResult;
 use crate::source::options::SourceOptions;
@@ -20,7 +20,7 @@ use crate::source::options::SourceOptions;
 pub(crate) fn with_context(
     guest: &mut dyn SourceGuest,
     options: &SourceOptions,
-    watch: &Watch,
+    watch: &MigrateControl,
     mut machine: RecordedSource,
     body: impl FnOnce(
         &MigrationContext,

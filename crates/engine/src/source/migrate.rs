@@ -13,7 +13,7 @@ use hikkoshi_wire::{MigrationId, Mode};
 use crate::guest::SourceGuest;
 use crate::report::{Account, Phase};
 use crate::retry::RetryBudget;
-use crate::source::context::{MigrationContext, Watch};
+use crate::source::context::{MigrateControl, MigrationContext};
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover_driver::{ActiveLinks, HandoverDriver};
 use crate::source::lifecycle::{MigrationResult, with_context};
@@ -40,7 +40,7 @@ pub fn migrate(
     guest: &mut dyn SourceGuest,
     remote: &Remote,
     options: &SourceOptions,
-    watch: &Watch,
+    watch: &MigrateControl,
 ) -> Result<Account, MigrateError> {
     let id = random().map_err(|error| {
         let cause = HandshakeError::Io(error);

@@ -31,7 +31,7 @@ mod take_log;
 mod unsent;
 
 pub use ask_destination::{Comparison, compare};
-pub use context::Watch;
+pub use context::MigrateControl;
 pub use error::{MigrateError, SourceFailure};
 pub use give_up::give_up_migrate;
 pub use migrate::migrate;

@@ -7,7 +7,8 @@ use std::thread;
 
 use error_reporter::Report;
 use hikkoshi_engine::{
-    CancelFlag, DestinationOptions, Mode, ReceiveControl, SourceOptions, Watch, migrate, receive,
+    CancelFlag, DestinationOptions, MigrateControl, Mode, ReceiveControl, SourceOptions, migrate,
+    receive,
 };
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
@@ -132,7 +133,7 @@ fn an_older_destination_is_refused() {
             // Nothing else is sent.
             assert_eq!(socket.read(&mut [0]).unwrap(), 0);
         });
-        let watch = Watch {
+        let watch = MigrateControl {
             cancel: CancelFlag::new(),
             observer: Arc::new(Notices::default()),
             journal: Arc::new(Unrecorded),

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::{
-    Account, CancelFlag, DestinationOptions, MigrateError, Mode, Observer, ReceiveControl,
-    ReceiveError, SourceOptions, Watch, give_up_migrate, give_up_receive, migrate, receive,
-    resume_migrate, resume_receive,
+    Account, CancelFlag, DestinationOptions, MigrateControl, MigrateError, Mode, Observer,
+    ReceiveControl, ReceiveError, SourceOptions, give_up_migrate, give_up_receive, migrate,
+    receive, resume_migrate, resume_receive,
 };
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::{DestinationRecord, Journal, SourceRecord, SourceStage};
@@ -322,7 +322,7 @@ impl Setup {
             // Nothing listens once it has ended, as with a program.
             let receiving = scope
                 .spawn(move || receive(destination, &listener, options_there, receive_control));
-            let watch = Watch {
+            let watch = MigrateControl {
                 cancel: source_cancel,
                 observer: here,
                 journal: Arc::<Records<_>>::clone(&source_journal),
@@ -474,8 +474,8 @@ impl Done {
         self.machine.check(Side::Source);
     }
 
-    fn watch(&self) -> Watch {
-        Watch {
+    fn watch(&self) -> MigrateControl {
+        MigrateControl {
             cancel: CancelFlag::new(),
             observer: Arc::<Notices>::clone(&self.notices),
             journal: Arc::<Records<_>>::clone(&self.source_journal),
@@ -556,7 +556,7 @@ impl Done {
         let folder = tempfile::tempdir().unwrap();
         let address = format!("unix:{}", folder.path().join("again").display());
         let listener = Listener::bind(&address.parse().unwrap()).unwrap();
-        let watch = Watch {
+        let watch = MigrateControl {
             cancel: CancelFlag::new(),
             observer: Arc::<Notices>::clone(&self.notices),
             journal: Arc::<Records<_>>::clone(&self.source_journal),

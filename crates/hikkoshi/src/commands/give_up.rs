@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hikkoshi_engine::{
-    CancelFlag, DestinationGuest, ReceiveControl, Watch, give_up_migrate, give_up_receive,
+    CancelFlag, DestinationGuest, MigrateControl, ReceiveControl, give_up_migrate, give_up_receive,
 };
 use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
 use hikkoshi_qemu::{ExitedDestination, QemuDestination, QemuSource};
@@ -50,7 +50,7 @@ pub(super) fn source(
         return Err(Exit::new(Status::Unfinished, Reason::QemuEnded, what).resumed_by(&again));
     };
     let engine = entry.engine.clone();
-    let watch = Watch {
+    let watch = MigrateControl {
         cancel,
         observer: progress::observer(args.run.progress),
         journal: Arc::new(OfflineJournal::new(file, entry)),

@@ -13,8 +13,8 @@ use std::time::Duration;
 use error_reporter::Report;
 use hikkoshi_engine::source::SourceFailure;
 use hikkoshi_engine::{
-    Account, CancelFlag, DestinationOptions, MigrateError, Mode, ReceiveControl, SourceOptions,
-    Watch, migrate, receive,
+    Account, CancelFlag, DestinationOptions, MigrateControl, MigrateError, Mode, ReceiveControl,
+    SourceOptions, migrate, receive,
 };
 use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::tls::{SecureError, TlsClient, TlsServer};
@@ -271,7 +271,7 @@ fn check_source_is_served(greeting: Vec<u8>, tls: Option<(TlsClient, TlsServer)>
                 mode: Mode::Hybrid,
                 ..SourceOptions::default()
             };
-            let watch = Watch {
+            let watch = MigrateControl {
                 cancel: CancelFlag::new(),
                 observer: Arc::new(Notices::default()),
                 journal: Arc::new(Unrecorded),

@@ -6,7 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Account, CancelFlag, MigrateError, Mode, SourceOptions, Watch, migrate};
+use hikkoshi_engine::{
+    Account, CancelFlag, MigrateControl, MigrateError, Mode, SourceOptions, migrate,
+};
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::{AcceptedLink, LinkReader, LinkWriter, Listener, Stream, split};
@@ -207,7 +209,7 @@ fn migrated_from(
             let _ = end.recv();
             drop(destination);
         });
-        let watch = Watch {
+        let watch = MigrateControl {
             cancel: cancel.clone(),
             observer: Arc::new(Notices::default()),
             journal: Arc::new(Unrecorded),

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use hikkoshi_engine::{
-    CancelFlag, DestinationOptions, ReceiveControl, SourceOptions, Watch, migrate, receive,
+    CancelFlag, DestinationOptions, MigrateControl, ReceiveControl, SourceOptions, migrate, receive,
 };
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
@@ -80,7 +80,7 @@ fn slow_connections_do_not_keep_a_source_out() {
         assert!(matches!(slow_writer.read(&mut end), Ok(0) | Err(_)));
         assert_eq!(silent_closed.join().unwrap(), 0, "closed");
         // Then the real source.
-        let watch = Watch {
+        let watch = MigrateControl {
             cancel: CancelFlag::new(),
             observer: Arc::<Notices>::clone(&notices),
             journal: Arc::new(Unrecorded),
@@ -117,7 +117,7 @@ fn another_protocol_instead_of_a_greeting() {
                 let mut all = Vec::new();
                 let _ = peer.read_to_end(&mut all);
             });
-            let watch = Watch {
+            let watch = MigrateControl {
                 cancel: CancelFlag::new(),
                 observer: Arc::new(Notices::default()),
                 journal: Arc::new(Unrecorded),

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use hikkoshi_engine::{
-    CancelFlag, DestinationOptions, Mode, ReceiveControl, SourceOptions, Watch, migrate, receive,
+    CancelFlag, DestinationOptions, MigrateControl, Mode, ReceiveControl, SourceOptions, migrate,
+    receive,
 };
 use hikkoshi_handover::{SourceStage, Unrecorded};
 use hikkoshi_link::{Address, Listener, hello};
@@ -106,7 +107,7 @@ fn moved(way: impl FnOnce(&Path) -> PathBuf, prepare: impl FnOnce(&Script, PathB
             mode: Mode::Hybrid,
             ..SourceOptions::default()
         };
-        let watch = Watch {
+        let watch = MigrateControl {
             cancel: CancelFlag::new(),
             observer: Arc::new(Notices::default()),
             journal: Arc::new(Unrecorded),

@@ -7,7 +7,7 @@ use std::thread;
 
 use error_reporter::Report;
 use hikkoshi_engine::{
-    CancelFlag, DestinationOptions, ReceiveControl, SourceOptions, Watch, migrate, receive,
+    CancelFlag, DestinationOptions, MigrateControl, ReceiveControl, SourceOptions, migrate, receive,
 };
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
@@ -130,7 +130,7 @@ fn peers_that_violate_tls_at_a_destination() {
         let answer = first_half.join().unwrap();
         assert!(answer.starts_with(&[22, 3]), "{answer:?}");
         assert!(!half_of_that.join().unwrap().starts_with(&[22]));
-        let watch = Watch {
+        let watch = MigrateControl {
             cancel: CancelFlag::new(),
             observer: Arc::<Notices>::clone(&notices),
             journal: Arc::new(Unrecorded),
@@ -165,7 +165,7 @@ fn a_destination_that_violates_tls() {
         };
         let error = thread::scope(|scope| {
             scope.spawn(|| script(listener.accept().unwrap().0));
-            let watch = Watch {
+            let watch = MigrateControl {
                 cancel: CancelFlag::new(),
                 observer: Arc::new(Notices::default()),
                 journal: Arc::new(Unrecorded),

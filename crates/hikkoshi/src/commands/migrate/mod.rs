@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, SourceGuest, Watch, migrate};
+use hikkoshi_engine::{CancelFlag, MigrateControl, SourceGuest, migrate};
 use hikkoshi_handover::Outcome;
 use hikkoshi_link::Remote;
 use hikkoshi_qemu::{AttachError, Excludes, QemuSource};
@@ -83,7 +83,7 @@ fn start(args: &Migrate, remote: &Remote, cancel: CancelFlag) -> Result<Status, 
     security::warn_of_readable_key(&args.run.security, &*observer);
     args.options.journaled.warn_of_devices(&*observer);
     let late_cancel = Arc::new(LateCancelNotice::new(cancel.clone(), observer));
-    let watch = Watch {
+    let watch = MigrateControl {
         cancel,
         observer: late_cancel.observer(),
         journal: Arc::new(CommitJournal {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, SourceGuest, Watch, resume_migrate};
+use hikkoshi_engine::{CancelFlag, MigrateControl, SourceGuest, resume_migrate};
 use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
 use hikkoshi_qemu::{QemuSource, QuitError, RamFileSource};
 
@@ -82,7 +82,7 @@ pub(super) fn resume(
     ));
     let observer = progress::observer(args.run.progress);
     security::warn_of_readable_key(&args.run.security, &*observer);
-    let watch = Watch {
+    let watch = MigrateControl {
         cancel,
         observer,
         journal: Arc::<SourceJournal>::clone(&journal),
