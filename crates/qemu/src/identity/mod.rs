@@ -4,7 +4,7 @@
 //! QEMU may be unable to answer (its main loop waits for a page), or have ended.
 
 mod error;
-mod held;
+mod guard_files;
 pub(crate) mod namespaces;
 
 use std::fs::File;
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::error::QemuExitedError;
 pub use self::error::ReattachError;
-pub use self::held::HOLD;
+pub use self::guard_files::HOLD;
 use self::namespaces::{FindProcessError, NamespaceIdentity};
 use crate::attach::Attached;
 use crate::attach::exclusive_access;
@@ -340,7 +340,7 @@ impl RamFileIdentity {
             Some(process) => reopen::mapped(process, &range, access),
             None => reopen::at_path(&self.path, &range, access).or_else(|error| {
                 // A file without a name, which a guard holds.
-                held::open(&range, access)?.ok_or(error)
+                guard_files::open(&range, access)?.ok_or(error)
             }),
         }
     }
