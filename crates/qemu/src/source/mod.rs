@@ -1,10 +1,10 @@
 //! The source's QEMU: [`QemuSource`].
 //!
-//! The methods are grouped by phase: pausing (`pause.rs`), saving the device state
-//! (`save.rs`), resuming after a failed migration (`resume_guest.rs`), releasing QEMU
-//! (`release.rs`). A source whose QEMU has ended is a
-//! [`RamFileSource`](ram_files::RamFileSource). Another process can undo the changes
-//! of a killed engine (`undo.rs`).
+//! The methods are grouped by phase: starting the dirty log (`start_log.rs`), pausing (`pause.rs`),
+//! saving the device state (`save.rs`), resuming after a failed migration (`resume_guest.rs`),
+//! releasing QEMU (`release.rs`). A source whose QEMU has ended is a
+//! [`RamFileSource`](ram_files::RamFileSource). Another process can undo the changes of a killed
+//! engine (`undo.rs`).
 
 pub(crate) mod drain;
 mod error;
@@ -15,6 +15,7 @@ pub(crate) mod ram_files;
 mod release;
 mod resume_guest;
 mod save;
+mod start_log;
 pub(crate) mod undo;
 pub(crate) mod undo_record;
 
@@ -23,16 +24,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use error_reporter::Report;
-use hikkoshi_dirty::{DirtyLog, PagemapLog};
+use hikkoshi_dirty::PagemapLog;
 use hikkoshi_engine::{CancelFlag, Mode};
-use hikkoshi_linux::{HostAddr, Process};
+use hikkoshi_linux::Process;
 use hikkoshi_memory::GuestRam;
-use hikkoshi_userfault::{Features, RemoteUserfault, close_remote};
+use hikkoshi_userfault::{RemoteUserfault, close_remote};
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use serde::{Deserialize, Serialize};
 
 pub use self::error::ResumeError;
-use self::error::{PauseError, ReleaseSourceError, SaveError, StartLogError};
+use self::error::{PauseError, ReleaseSourceError, SaveError};
 use self::pause::Saving;
 use self::undo_record::{UndoRecord, UndoRecorder};
 use crate::attach::Overcommit;
@@ -44,7 +45,7 @@ use crate::attach::reopen::FileAccess;
 use crate::attach::stale_userfaultfds::is_dirty_log;
 use crate::attach::{AttachError, Attached, attach};
 use crate::identity::{QemuIdentity, ReattachError};
-use crate::qmp::monitor::{self, connected};
+use crate::qmp::monitor;
 use crate::qmp::{Client, ConnectError, Submitted};
 
 /// The progress of the switchover.
@@ -301,26 +302,6 @@ impl QemuSource {
     /// The number of QEMU's process.
     pub fn pid(&self) -> u32 {
         self.qemu.process.pid()
-    }
-
-    fn start_log(&mut self) -> Result<Arc<dyn DirtyLog>, StartLogError> {
-        if self.log.is_some() {
-            return Err(StartLogError::Twice);
-        }
-        hikkoshi_dirty::support()?;
-        self.needs_drain = preflight::needs_drain(connected(&mut self.client)?)?;
-        let userfault = RemoteUserfault::create_in(&self.qemu.process, Features::FOR_DIRTY_LOG)?;
-        let hosts: Vec<HostAddr> = self.qemu.addresses.iter().copied().map(HostAddr).collect();
-        // On an error, dropping the userfaultfd closes it.
-        let log = PagemapLog::start(
-            Arc::clone(userfault.userfault()),
-            self.qemu.ram.layout(),
-            &hosts,
-        )?;
-        let log = Arc::new(log);
-        self.userfault = Some(userfault);
-        self.log = Some(Arc::clone(&log));
-        Ok(log)
     }
 
     /// QEMU's monitor. After reattaching, connects now.
