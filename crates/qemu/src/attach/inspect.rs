@@ -11,7 +11,7 @@ use super::preflight::{self, AllowedTypes, Refusal, Side};
 use super::ram::{self, Ram, RamError, RamErrors};
 use super::reopen::FileAccess;
 use super::{AttachError, process, stale_userfaultfds};
-use crate::check::privileges;
+use crate::attach::privileges;
 use crate::qmp::Client;
 
 /// The timeout of the connection, up to QEMU's greeting.

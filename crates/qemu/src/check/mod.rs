@@ -1,9 +1,6 @@
 //! Whether a guest can be moved from here, and how: [`check()`]. Changes nothing: no system call is
 //! injected, no setting of QEMU is changed, no lock is kept.
 
-mod parts;
-pub(crate) mod privileges;
-
 use std::path::Path;
 
 use hikkoshi_engine::Mode;
@@ -11,11 +8,11 @@ use hikkoshi_linux::Process;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use serde_json::{Value, json};
 
-pub use self::parts::{Held, MemoryPart, Part, Verdict};
-pub use self::privileges::{NoUserfaultfd, Privileges};
 use crate::attach::inspect::{Inspection, inspect};
+pub use crate::attach::parts::{Held, MemoryPart, Part, Verdict};
 use crate::attach::preflight::jobs::{self, Job};
 use crate::attach::preflight::{self, AllowedTypes, OLDEST_QEMU, Refusal, Side, nested};
+pub use crate::attach::privileges::{NoUserfaultfd, Privileges};
 use crate::attach::ram::overview;
 use crate::attach::{
     AttachError, description, exclusive_access, machine, processors, stale_userfaultfds,

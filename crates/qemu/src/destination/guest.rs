@@ -13,7 +13,7 @@ use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use super::shutdown_listener::ShutdownListener;
 use super::vcpus;
 use super::{KillError, QemuDestination};
-use crate::check::privileges;
+use crate::attach::privileges;
 use crate::migration_settings::Settings;
 use crate::network;
 use crate::qmp::monitor::connected;

@@ -4,7 +4,7 @@ use super::block::{self, Node};
 use super::devices::{self, MemoryWrites};
 use super::survey::{self, AllowedTypes};
 use super::{DEVICE_FOLDERS, network, pinning};
-use crate::check::{Part, Verdict};
+use crate::attach::parts::{Part, Verdict};
 use crate::qmp::{Client, QmpError};
 
 fn verdict(writes: MemoryWrites, kind: &str, allowed: &AllowedTypes) -> Verdict {
