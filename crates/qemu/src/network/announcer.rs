@@ -12,8 +12,9 @@ use error_reporter::Report;
 use hikkoshi_linux::Process;
 use hikkoshi_network_frames::{MacAddress, TunQueue, announcement};
 
+use super::error::NetworkError;
 use super::rx_filter::{self, RxFilter};
-use super::{NetworkError, Tap, taps};
+use super::taps::{Tap, taps};
 use crate::qmp::Client;
 
 /// The most announcements that are sent for one card: the guest sets the number of its addresses

@@ -7,7 +7,7 @@ use hikkoshi_engine::{FrameCapture, GuestError, KeptFrame};
 use hikkoshi_network_frames::{Captured, MacAddress, PacketSocket, unread};
 use hikkoshi_wire::NetworkFrame;
 
-use super::{OpenedNetworks, TapCard};
+use super::opened::{OpenedNetworks, TapCard};
 
 /// The most frames that are read from one card at a time.
 const MAX_AT_ONCE: usize = 16 << 10;

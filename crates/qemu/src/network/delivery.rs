@@ -8,7 +8,7 @@ use hikkoshi_engine::{FrameDelivery, GuestError, KeptFrame};
 use hikkoshi_network_frames::{MacAddress, NetworkFrame, PacketSocket, TunQueue};
 use thiserror::Error;
 
-use super::TapCard;
+use super::opened::TapCard;
 
 /// How long a frame that the network delivered is remembered: longer than a guest is paused.
 const REMEMBERED_FOR: Duration = Duration::from_secs(10);

@@ -2,8 +2,9 @@
 
 use super::block::{self, Node};
 use super::devices::{self, MemoryWrites};
+use super::qom_tree::DEVICE_FOLDERS;
 use super::survey::{self, AllowedTypes};
-use super::{DEVICE_FOLDERS, network, pinning};
+use super::{network, pinning};
 use crate::attach::parts::{Part, Verdict};
 use crate::qmp::{Client, QmpError};
 

@@ -21,16 +21,15 @@ pub use excluded_modes::Excludes;
 use hikkoshi_dirty::hugetlb_support;
 use hikkoshi_engine::Mode;
 use hikkoshi_pages::{RamBlock, RamLayout};
+pub(crate) use refusal::OLDEST_QEMU;
 pub use refusal::Refusal;
 use serde_json::Value;
 pub use survey::AllowedTypes;
 
+use self::qom_tree::DEVICE_FOLDERS;
 use crate::qmp::migration_status::{self, MigrationStatus};
 use crate::qmp::qom;
-use crate::qmp::{Client, QmpError, Version};
-
-/// The oldest QEMU that is supported.
-pub(crate) const OLDEST_QEMU: Version = Version::new(7, 2, 0);
+use crate::qmp::{Client, QmpError};
 
 /// The side of the move that this QEMU is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,9 +146,6 @@ fn check_blocked(reasons: &[String]) -> Option<Refusal> {
         reasons: reasons.join("; "),
     })
 }
-
-/// The QOM folders of users' devices: those with an id, and those without.
-const DEVICE_FOLDERS: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
 
 fn check_confidential(client: &mut Client) -> Result<Option<Refusal>, QmpError> {
     let confidential = qom::property(client, "/machine", "confidential-guest-support")?;
