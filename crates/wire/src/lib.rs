@@ -173,6 +173,7 @@
 
 mod compatibility;
 mod framing;
+mod limits;
 mod messages;
 mod negotiation;
 pub mod text;
@@ -181,10 +182,11 @@ pub use compatibility::{
     BlockDifferences, BlockNames, MachineMismatch, Mismatch, ProcessorDifferences,
 };
 pub use framing::{
-    ControlError, ControlMessage, DecodeError, Decoder, EncodeError, Frame, HEADER_LEN, Limits,
+    ControlError, ControlMessage, DecodeError, Decoder, EncodeError, Frame, HEADER_LEN,
     MAX_CONTROL, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Message,
     StreamError, Subject, control_frame, decode_control, encode_control,
 };
+pub use limits::Limits;
 pub use messages::{
     AuxiliaryBlock, BlockDescription, CpuidRegister, CpuidWord, DestinationStage, Device,
     DeviceStateDigest, DeviceStateError, FaultMeasures, GuestDescription, GuestRangeDescription,
