@@ -202,6 +202,18 @@ impl RangeError {
     }
 }
 
+impl Features {
+    /// Returns the features that this kernel supports, queried with a temporary userfaultfd.
+    /// (`UFFDIO_API` works only once per descriptor.)
+    ///
+    /// # Errors
+    ///
+    /// When this process cannot create a userfaultfd.
+    pub fn supported() -> Result<Self, CreateError> {
+        Userfault::create_unready()?.handshake(Self::NONE)
+    }
+}
+
 impl Userfault {
     /// Creates a userfaultfd for the memory of this process, with `features`.
     ///
