@@ -37,10 +37,12 @@ mod outcome;
 mod record;
 mod recorded_machine;
 mod source;
+mod stage;
 mod wire;
 
-pub use destination::{Destination, DestinationAction, DestinationEvent, DestinationStage};
+pub use destination::{Destination, DestinationAction, DestinationEvent};
 pub use outcome::Outcome;
 pub use record::{DestinationRecord, Journal, SourceRecord, Unrecorded};
 pub use recorded_machine::{RecordedDestination, RecordedMachine, RecordedSource, StateMachine};
-pub use source::{Source, SourceAction, SourceEvent, SourceStage};
+pub use source::{Source, SourceAction, SourceEvent};
+pub use stage::{DestinationStage, SourceStage};

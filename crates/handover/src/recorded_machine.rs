@@ -4,9 +4,10 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use crate::destination::{Destination, DestinationAction, DestinationEvent, DestinationStage};
+use crate::destination::{Destination, DestinationAction, DestinationEvent};
 use crate::record::{DestinationRecord, Journal, SourceRecord};
-use crate::source::{Source, SourceAction, SourceEvent, SourceStage};
+use crate::source::{Source, SourceAction, SourceEvent};
+use crate::stage::{DestinationStage, SourceStage};
 
 /// One side's state machine, as [`RecordedMachine`] drives it.
 pub trait StateMachine: Copy + fmt::Debug {
