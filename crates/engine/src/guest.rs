@@ -4,8 +4,6 @@
 //! The QEMU adapter implements them from outside QEMU's process. Your own monitor can implement
 //! them inside it.
 
-use std::error::Error;
-use std::fmt;
 use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,35 +13,10 @@ use hikkoshi_linux::Process;
 use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 
+use crate::guest_error::GuestError;
 use crate::network_frames::{FrameCapture, FrameDelivery};
 use hikkoshi_linux::CancelFlag;
 use hikkoshi_memory::GuestRam;
-
-/// An error of a guest adapter.
-///
-/// The text says what was being done, to what, what went wrong and what to do next; the engine adds
-/// only where the guest is.
-#[derive(Debug)]
-pub struct GuestError(Box<dyn Error + Send + Sync>);
-
-impl GuestError {
-    /// Wraps an adapter's error.
-    pub fn new(inner: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self(inner.into())
-    }
-}
-
-impl fmt::Display for GuestError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl Error for GuestError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.0.source()
-    }
-}
 
 /// A running guest that is to be moved away.
 ///

@@ -69,6 +69,7 @@ mod control_link;
 mod default_links;
 pub mod destination;
 mod guest;
+mod guest_error;
 mod network_frames;
 mod obstacle;
 mod panic_notifier;
@@ -82,7 +83,8 @@ pub use default_links::default_links;
 pub use destination::{
     DestinationOptions, ReceiveControl, ReceiveError, give_up_receive, receive, resume_receive,
 };
-pub use guest::{DestinationGuest, GuestError, SourceGuest, ThreadName};
+pub use guest::{DestinationGuest, SourceGuest, ThreadName};
+pub use guest_error::GuestError;
 pub use hikkoshi_linux::{CancelFlag, Priority, PriorityClass};
 pub use network_frames::{FrameCapture, FrameDelivery, FramesAccount, KeptFrame};
 pub use obstacle::DestinationObstacle;

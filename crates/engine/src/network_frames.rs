@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use hikkoshi_wire::NetworkFrame;
 use serde::Serialize;
 
-use crate::guest::GuestError;
+use crate::guest_error::GuestError;
 
 /// A frame that the guest did not get.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,7 +10,8 @@ use thiserror::Error;
 
 use crate::destination::install_error::InstallError;
 
-use crate::guest::{DestinationGuest, GuestError};
+use crate::guest::DestinationGuest;
+use crate::guest_error::GuestError;
 use hikkoshi_handover::Outcome;
 use hikkoshi_link::{LinkError, WaitEnded};
 use hikkoshi_memory::{MemoryError, PresenceError};

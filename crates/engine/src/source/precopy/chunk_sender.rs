@@ -5,10 +5,10 @@ use std::sync::Arc;
 use hikkoshi_pages::PageRange;
 
 use crate::report::Counters;
+use crate::source::chunks::CHUNK;
 use crate::source::chunks::chunk;
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::precopy::CHUNK;
 use crate::source::precopy::batch::{Batch, Work};
 use crate::source::precopy::collector::Collector;
 use crate::source::unsent::UnsentPages;

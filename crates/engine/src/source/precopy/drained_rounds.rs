@@ -23,10 +23,10 @@ use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
 
 use crate::guest::SourceGuest;
+use crate::source::chunks::CHUNK;
 use crate::source::chunks::{self, chunk};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::precopy::CHUNK;
 use crate::source::precopy::batch::Batch;
 use crate::source::precopy::collector::Collector;
 use crate::source::precopy::workers::PrecopyWorkers;
