@@ -47,6 +47,7 @@ mod console;
 mod device;
 mod disk;
 mod disk_image;
+mod disk_throttle;
 mod error;
 mod firmware;
 mod huge_pages;
@@ -59,7 +60,6 @@ mod qmp;
 mod ram;
 mod report;
 mod spawn;
-mod throttle;
 mod tpm;
 mod vm;
 mod workload;
@@ -72,6 +72,7 @@ pub use console::{Console, ConsoleLine};
 pub use device::Device;
 pub use disk::{Aio, Cache, Disk, DiskBus};
 pub use disk_image::{DiskContent, DiskFormat, DiskImage, DiskState};
+pub use disk_throttle::Throttle;
 pub use error::LabError;
 pub use firmware::Firmware;
 pub use huge_pages::{HugePageSize, HugePages};
@@ -86,7 +87,6 @@ pub use report::{
     Clocks, Dirty, DiskWork, FineHistogram, Histogram, Idle, Latency, Ready, Report, Scan, Scanned,
     Serve, Slow, Verdict, Verify,
 };
-pub use throttle::Throttle;
 pub use tpm::TpmEmulator;
 pub use vm::Vm;
 pub use workload::{Pattern, Workload};
