@@ -30,5 +30,5 @@ mod recovery;
 mod relay;
 mod run;
 mod sandbox;
-mod tampering;
+mod tampering_proxy;
 mod tls;

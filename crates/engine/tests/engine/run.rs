@@ -27,7 +27,7 @@ use crate::guests::{Script, TestDestination, TestSource};
 use crate::machine::{Machine, Side};
 use crate::memory::{MIB, Memory, SMALL, layout};
 use crate::relay::{Fate, Passing, Policy, Relay};
-use crate::tampering::TamperingProxy;
+use crate::tampering_proxy::TamperingProxy;
 
 /// A test that takes longer than this hangs, even on a slow machine: the process prints a message
 /// and aborts.

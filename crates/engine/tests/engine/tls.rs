@@ -14,7 +14,7 @@ use hikkoshi_wire::{MigrationId, Role};
 
 use crate::machine::Side;
 use crate::run::{Done, Setup, open};
-use crate::tampering::{Tamper, TamperingProxy};
+use crate::tampering_proxy::{Tamper, TamperingProxy};
 
 const MODES: [Mode; 3] = [Mode::Precopy, Mode::Postcopy, Mode::Hybrid];
 
