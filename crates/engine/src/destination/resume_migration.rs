@@ -8,8 +8,8 @@ use hikkoshi_wire::Capabilities;
 
 use crate::destination::context::ReceiveContext;
 use crate::destination::error::ReceiveError;
-use crate::destination::handover_driver::account::finish_handover;
 use crate::destination::handover_driver::links::LinkState;
+use crate::destination::handover_driver::run_to_end::finish_handover;
 use crate::destination::handover_driver::{HandoverDriver, HandoverStart};
 use crate::destination::options::DestinationOptions;
 use crate::destination::receive_control::ReceiveControl;

@@ -5,15 +5,15 @@
 //! guest is left alone: it runs with the pages that are here, and threads that need another page
 //! wait. The source's next connection (`reconnect.rs`) starts with what is missing.
 
-pub(crate) mod account;
 mod adopt;
-mod events;
 mod finish;
 pub(crate) mod give_up;
 pub(crate) mod links;
 mod messages;
+mod next_event;
 pub(crate) mod reconnect;
 mod resume_guest;
+pub(crate) mod run_to_end;
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -28,8 +28,8 @@ use hikkoshi_wire::{Capabilities, Limits};
 
 use crate::destination::context::ReceiveContext;
 use crate::destination::error::{DestinationFailure, ReceiveError};
-use crate::destination::handover_driver::events::Observation;
 use crate::destination::handover_driver::links::{LinkState, LostLinks};
+use crate::destination::handover_driver::next_event::Observation;
 use crate::destination::handover_driver::reconnect::ReconnectedSource;
 use crate::destination::handover_driver::resume_guest::NotResumed;
 use crate::destination::network_frames::FrameReceiver;
@@ -209,7 +209,7 @@ impl<'a> HandoverDriver<'a> {
             }
             (event, cause) = match next {
                 Some(next) => next,
-                None => match self.wait_for_event(guest) {
+                None => match self.next_event(guest) {
                     Ok(next) => next,
                     Err(failure) => return self.stop(guest, failure),
                 },

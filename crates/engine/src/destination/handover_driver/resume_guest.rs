@@ -9,8 +9,8 @@ use hikkoshi_linux::CancelFlag;
 
 use crate::destination::error::DestinationFailure;
 use crate::destination::handover_driver::HandoverDriver;
-use crate::destination::handover_driver::events::Observation;
 use crate::destination::handover_driver::links::LinkState;
+use crate::destination::handover_driver::next_event::Observation;
 use crate::destination::session::DestinationSessionEvent;
 use crate::guest::DestinationGuest;
 

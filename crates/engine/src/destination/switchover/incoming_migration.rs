@@ -14,8 +14,8 @@ use hikkoshi_wire::{Capabilities, DeviceStateDigest, ToDestination, ToSource};
 
 use crate::destination::context::ReceiveContext;
 use crate::destination::error::{DestinationFailure, ReceiveError};
-use crate::destination::handover_driver::account::finish_handover;
 use crate::destination::handover_driver::links::{ActiveLinks, LinkState};
+use crate::destination::handover_driver::run_to_end::finish_handover;
 use crate::destination::handover_driver::{HandoverDriver, HandoverStart};
 use crate::destination::last_message::last_message;
 use crate::destination::network_frames::FrameReceiver;

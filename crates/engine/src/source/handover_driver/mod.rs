@@ -5,9 +5,9 @@
 //! thread answers page requests (`postcopy/urgent.rs`), and a thread for each
 //! background link pushes all other pages (`postcopy/pusher.rs`).
 
-mod active_links;
-mod end;
 mod event_with_cause;
+mod finish;
+mod links;
 mod memory_lost;
 mod next_event;
 mod reconnect;
@@ -26,8 +26,8 @@ use crate::source::context::MigrationContext;
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::postcopy::pusher::Pushers;
 use crate::source::unsent::UnsentPages;
-pub(crate) use active_links::ActiveLinks;
 use event_with_cause::{DOING, EventWithCause};
+pub(crate) use links::ActiveLinks;
 
 /// Performs the actions of the source's machine, from *Ready* on.
 pub(crate) struct HandoverDriver<'a> {
@@ -143,7 +143,7 @@ impl HandoverDriver<'_> {
             },
             // `End` does these.
             SourceAction::ResumeGuest | SourceAction::SendCancel | SourceAction::Close => None,
-            SourceAction::End => Some(Step::Finished(Box::new(self.end(cause.take(), result)))),
+            SourceAction::End => Some(Step::Finished(Box::new(self.finish(cause.take(), result)))),
         }
     }
 

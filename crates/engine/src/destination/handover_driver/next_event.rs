@@ -25,7 +25,7 @@ pub(crate) enum Observation {
 
 impl HandoverDriver<'_> {
     /// Waits for an event that the machine needs to know.
-    pub(crate) fn wait_for_event(
+    pub(crate) fn next_event(
         &mut self,
         guest: &dyn DestinationGuest,
     ) -> Result<(DestinationEvent, Option<DestinationFailure>), DestinationFailure> {

@@ -10,7 +10,7 @@ use crate::source::network_frames::FrameForwarder;
 use crate::source::notify_guest_kept;
 
 impl HandoverDriver<'_> {
-    pub(crate) fn end(
+    pub(crate) fn finish(
         &mut self,
         cause: Option<SourceFailure>,
         result: &mut HandoverResult,
