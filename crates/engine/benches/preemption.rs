@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use hikkoshi_engine::{CancelFlag, Priority, PriorityClass};
-use hikkoshi_lab::{HostPair, Namespace, Shape};
+use hikkoshi_lab::{HostPair, Namespace, RateLimit};
 use hikkoshi_link::tls::{TimeLimits, TlsClient, TlsServer};
 use hikkoshi_link::{
     BackgroundSender, LinkError, LinkReader, LinkWriter, Stream, UrgentActivity, split,
@@ -93,12 +93,12 @@ impl Trial {
 
 fn main() {
     let trial = Trial::from_args();
-    let shape = (trial.gbit > 0).then(|| Shape {
+    let rate_limit = (trial.gbit > 0).then(|| RateLimit {
         rate_bits: trial.gbit * 1_000_000_000,
         burst_bytes: 512 << 10,
         latency: Duration::from_millis(50),
     });
-    let line = HostPair::new(shape).unwrap();
+    let line = HostPair::new(rate_limit).unwrap();
     if trial.cubic {
         for host in [line.source(), line.destination()] {
             let sysctl = ["-w", "net.ipv4.tcp_congestion_control=cubic"];

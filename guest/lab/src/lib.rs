@@ -79,7 +79,7 @@ pub use huge_pages::{HugePageSize, HugePages};
 pub use lab::Lab;
 pub use memory_limit::{MemoryLimit, ZramSwap};
 pub use mount::Mount;
-pub use net::{DatagramClient, Datagrams, GuestNetwork, HostPair, Namespace, Pace, Shape};
+pub use net::{DatagramClient, Datagrams, GuestNetwork, HostPair, Namespace, Pace, RateLimit};
 pub use qemu_migration::{QemuMigration, QemuMigrationMode, QemuMigrationReport};
 pub use qmp::{Event, Qmp};
 pub use ram::{Ram, RamBackend};
