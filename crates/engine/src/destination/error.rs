@@ -201,13 +201,13 @@ impl DestinationFailure {
         );
         // Such a guest was ended by this side, for the reason in the error.
         if by_machine && !self.is_corruption() && ends_now(guest) {
-            return Self::gone(guest);
+            return Self::process_ended(guest);
         }
         self
     }
 
     /// The machine's process has ended.
-    pub(crate) fn gone(guest: &dyn DestinationGuest) -> Self {
+    pub(crate) fn process_ended(guest: &dyn DestinationGuest) -> Self {
         Self::ProcessGone(guest.process_memory().map(|(process, _)| process.pid()))
     }
 

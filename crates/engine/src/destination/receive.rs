@@ -132,7 +132,7 @@ fn accept(
         acceptor.listener.accept_only_links_of(&link);
         let peer = link.peer.clone();
         let over = || acceptor.listener.set_migration(None);
-        match switchover::offer::hear(guest, link, options, watch, over) {
+        match switchover::offer::receive_offer(guest, link, options, watch, over) {
             Ok(offered) => {
                 watch
                     .observer

@@ -99,12 +99,12 @@ pub struct CollapseFailures {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Moments, RequestLatencies};
+    use crate::report::{RequestLatencies, RequestTimeline};
 
     #[test]
     fn the_source_hears_what_was_measured() {
         let mut latencies = RequestLatencies::default();
-        latencies.record(&Moments {
+        latencies.record(&RequestTimeline {
             fault_read: 0,
             request_sent: 1_000,
             page_received: 40_000,

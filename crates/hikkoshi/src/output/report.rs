@@ -269,12 +269,14 @@ pub(crate) fn write_object(object: &impl Serialize, path: &Path) -> io::Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hikkoshi_engine::report::{CollapseFailures, Moments, RequestLatencies, ThreadFaults};
+    use hikkoshi_engine::report::{
+        CollapseFailures, RequestLatencies, RequestTimeline, ThreadFaults,
+    };
 
     #[test]
     fn stages_and_threads_are_printed() {
         let mut latencies = RequestLatencies::default();
-        latencies.record(&Moments {
+        latencies.record(&RequestTimeline {
             fault_read: 0,
             request_sent: 3_000,
             page_received: 1_503_000,
@@ -321,7 +323,7 @@ mod tests {
     fn the_histogram_is_printed_if_verbose() {
         let mut all = RequestLatencies::default();
         for microseconds in [90, 110, 5_000] {
-            all.record(&Moments {
+            all.record(&RequestTimeline {
                 fault_read: 0,
                 request_sent: 1_000,
                 page_received: microseconds * 1_000,

@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn the_end_of_the_process_cancels() {
-        let (child, _vigil, cancel) = watched();
+        let (child, _watch, cancel) = watched();
         thread::sleep(2 * POLL_INTERVAL);
         assert!(!cancel.is_cancelled());
         end(child);

@@ -45,10 +45,10 @@ impl ShutdownListener {
     ) -> io::Result<Self> {
         let stop = CancelFlag::new();
         let shut_down = Arc::new(AtomicBool::new(false));
-        let (stopped, heard) = (stop.clone(), Arc::clone(&shut_down));
+        let (stopped, seen) = (stop.clone(), Arc::clone(&shut_down));
         let thread = thread::Builder::new()
             .name("qemu-events".to_owned())
-            .spawn(move || listen(client, &qmp, &process, &stopped, &heard))?;
+            .spawn(move || listen(client, &qmp, &process, &stopped, &seen))?;
         Ok(Self {
             thread: Some(thread),
             stop,

@@ -151,12 +151,12 @@ mod tests {
             let (mut stream, _) = listener.accept().unwrap();
             let greeting = r#"{"QMP": {"version": {"qemu": {"micro": 0, "minor": 0, "major": 10}, "package": ""}, "capabilities": []}}"#;
             writeln!(stream, "{greeting}").unwrap();
-            let mut heard = Vec::new();
+            let mut received = Vec::new();
             for line in BufReader::new(stream.try_clone().unwrap()).lines() {
-                heard.push(line.unwrap());
-                let _ = writeln!(stream, r#"{{"return": {{}}, "id": {}}}"#, heard.len());
+                received.push(line.unwrap());
+                let _ = writeln!(stream, r#"{{"return": {{}}, "id": {}}}"#, received.len());
             }
-            heard
+            received
         });
         let mut child = std::process::Command::new("sleep")
             .arg("1000")
@@ -175,9 +175,9 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         // Only the opening of the session.
-        let heard = server.join().unwrap();
-        assert_eq!(heard.len(), 1, "{heard:?}");
-        assert!(heard[0].contains("qmp_capabilities"), "{heard:?}");
+        let received = server.join().unwrap();
+        assert_eq!(received.len(), 1, "{received:?}");
+        assert!(received[0].contains("qmp_capabilities"), "{received:?}");
     }
 
     #[test]

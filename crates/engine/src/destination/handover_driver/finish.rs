@@ -34,7 +34,7 @@ impl HandoverDriver<'_> {
                 Err(ReceiveError { cause, outcome })
             }
             DestinationStage::Ready | DestinationStage::Running => {
-                let cause = cause.unwrap_or_else(|| DestinationFailure::gone(guest));
+                let cause = cause.unwrap_or_else(|| DestinationFailure::process_ended(guest));
                 Err(self.leave_guest(guest, cause))
             }
         }

@@ -230,7 +230,7 @@ impl<'a> HandoverDriver<'a> {
             && guest.has_ended()
         {
             // It never ran here, so the source can take it back.
-            let gone = DestinationFailure::gone(guest);
+            let gone = DestinationFailure::process_ended(guest);
             return (DestinationEvent::GuestFailed, Some(gone));
         }
         if event == DestinationEvent::GuestFailed

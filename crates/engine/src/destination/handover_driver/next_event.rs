@@ -37,7 +37,7 @@ impl HandoverDriver<'_> {
             }
             if !self.guest.end_handled && guest.has_ended() {
                 self.guest.end_handled = true;
-                let gone = DestinationFailure::gone(guest);
+                let gone = DestinationFailure::process_ended(guest);
                 return Ok((DestinationEvent::GuestFailed, Some(gone)));
             }
             self.context.report_progress(&*self.watch.observer);

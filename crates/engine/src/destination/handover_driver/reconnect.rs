@@ -19,7 +19,8 @@ use hikkoshi_linux::CancelFlag;
 /// How long the source may take to report its stage.
 const HERE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long it may take to report what it owes: it searches its RAM files for data.
+/// How long it may take to report which missing pages have data: it searches its RAM files for
+/// data.
 const OWED_TIMEOUT: Duration = Duration::from_secs(120);
 
 const DOING: &str = "resuming the migration";

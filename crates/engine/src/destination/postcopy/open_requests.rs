@@ -9,7 +9,7 @@ use crate::destination::error::DestinationFailure;
 use crate::destination::postcopy::huge::HugePages;
 use crate::destination::postcopy::missing_pages::MissingPages;
 use crate::destination::postcopy::request_times::{RequestTime, RequestTimes};
-use crate::report::Moments;
+use crate::report::RequestTimeline;
 
 /// The requests of a migration. Shared by the fault threads and the links' receivers.
 #[derive(Debug)]
@@ -116,14 +116,14 @@ impl OpenRequests {
         pages: u64,
         page_received: u64,
         installed: u64,
-        mut record: impl FnMut(&Moments),
+        mut record: impl FnMut(&RequestTimeline),
     ) {
         for host_page in range.chunks(pages) {
             if !self.requested.get(host_page.start()) {
                 continue;
             }
             if let Some(time) = self.times.answered(host_page.start()) {
-                record(&Moments {
+                record(&RequestTimeline {
                     fault_read: time.fault_read,
                     request_sent: time.request_sent,
                     page_received,

@@ -66,7 +66,7 @@ impl From<String> for NoGuest {
 /// the source, and returned here.
 ///
 /// `over` is called before a refused source is notified: it may connect again at once.
-pub(crate) fn hear(
+pub(crate) fn receive_offer(
     guest: &mut dyn DestinationGuest,
     link: AcceptedLink,
     options: &DestinationOptions,
@@ -159,7 +159,7 @@ pub(crate) fn hear(
         .and_then(|differences| Ok((make_ready(guest, may_postcopy)?, differences)))
         .map_err(|reason| {
             if guest.has_ended() {
-                return text(DestinationFailure::gone(guest));
+                return text(DestinationFailure::process_ended(guest));
             }
             reason
         });
@@ -223,7 +223,7 @@ impl Found {
     ) -> Self {
         let mut found = Self::default();
         if guest.has_ended() {
-            found.add(text(DestinationFailure::gone(guest)));
+            found.add(text(DestinationFailure::process_ended(guest)));
             return found;
         }
         // First: another device has other memory.

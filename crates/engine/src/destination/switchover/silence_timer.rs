@@ -6,8 +6,8 @@ use crate::destination::context::ReceiveContext;
 use crate::destination::error::DestinationFailure;
 use hikkoshi_link::LinkError;
 
-/// How long the source has been silent. Before *ready* the destination owes it nothing, and gives
-/// up after a time limit.
+/// How long the source has been silent. Before *ready* the destination may give the migration up at
+/// any time, and does so after a time limit.
 #[derive(Debug)]
 pub(super) struct SilenceTimer {
     limit: Duration,
