@@ -27,7 +27,7 @@ pub(crate) struct Check {
     #[arg(verbatim_doc_comment, long, value_name = "TYPE", help_heading = MIGRATION)]
     pub allow_device: Vec<String>,
 
-    /// Accept a destination whose virtual processors differ
+    /// Accept a destination whose vCPUs differ
     ///
     /// As for `hikkoshi migrate`.
     #[arg(verbatim_doc_comment, long, requires = "to", help_heading = MIGRATION)]

@@ -93,10 +93,10 @@ pub(crate) struct MigrateOptions {
     #[arg(verbatim_doc_comment, long, value_name = "ACTION", value_enum, help_heading = MIGRATION)]
     pub when_stalled: Option<WhenStalled>,
 
-    /// Move the guest although the destination's virtual processors differ
+    /// Move the guest although the destination's vCPUs differ
     ///
     /// Differences are reported instead of refused. A program in the guest that uses a missing
-    /// feature is killed. Another accelerator (KVM, TCG), number of processors or APIC ID is still
+    /// feature is killed. Another accelerator (KVM, TCG), number of vCPUs or APIC ID is still
     /// refused.
     #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
     pub allow_cpu_mismatch: bool,
@@ -110,8 +110,8 @@ pub(crate) struct MigrateOptions {
 
     /// End the source's QEMU after the migration has completed
     ///
-    /// This prevents that the old guest is continued by mistake. QEMU is ended only if the exit
-    /// status is 0.
+    /// Then the old guest cannot be continued by mistake. QEMU is ended only if the exit status is
+    /// 0.
     #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
     pub quit_source: bool,
 
