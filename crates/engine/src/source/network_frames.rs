@@ -34,7 +34,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// pages reads its frames slowly.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the main thread tells the thread that forwards.
+/// A message from the main thread to the thread that forwards.
 #[derive(Debug)]
 enum Step {
     /// The guest runs at the destination.

@@ -24,7 +24,7 @@ pub(crate) struct JournaledOptions {
 
     /// How long a link may stall before it counts as lost [default: 20s]
     ///
-    /// Between 1s and 1h.
+    /// From 1s to 1h.
     #[arg(verbatim_doc_comment,
         long,
         value_name = "DURATION",
@@ -33,10 +33,10 @@ pub(crate) struct JournaledOptions {
     )]
     pub stall_timeout: Option<Duration>,
 
-    /// How long to keep trying to reconnect after the handover if links are lost
+    /// How long to try to reconnect if links are lost after the handover
     ///
-    /// Such as 0, 90s, 15m or 2h. The limit counts time without links; time with links is
-    /// subtracted. When the limit is reached, the command ends, and --resume resumes the migration.
+    /// Such as 0, 90s, 15m or 2h. Only time without links counts, and time with links is
+    /// subtracted from it. After that the command ends; --resume resumes the migration.
     /// [default: 15m if the migration ends in post-copy, otherwise 0]
     #[arg(verbatim_doc_comment,
         long,

@@ -56,11 +56,12 @@ pub(crate) struct Migrate {
 /// Options of `migrate` that are kept in the journal; `None`: not given.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub(crate) struct MigrateOptions {
-    /// When memory is copied: precopy, postcopy or hybrid [default: hybrid]
+    /// Migration mode: precopy, postcopy or hybrid [default: hybrid]
     ///
-    /// precopy copies memory while the guest runs at the source, and switches when the rest fits
-    /// into --max-downtime. postcopy switches first; pages follow while the guest runs at the
-    /// destination. hybrid copies memory once (--rounds) and sends the rest after the switch.
+    /// precopy copies memory while the guest runs at the source. The switchover follows when the
+    /// rest fits into --max-downtime. postcopy begins with the switchover; pages follow while the
+    /// guest runs at the destination. hybrid copies memory once (--rounds), and sends the pages
+    /// that were written since after the switchover.
     #[arg(verbatim_doc_comment, long, value_name = "MODE", value_parser = mode::parse, help_heading = MIGRATION)]
     pub mode: Option<Mode>,
 
@@ -87,18 +88,20 @@ pub(crate) struct MigrateOptions {
     pub bandwidth: Option<u64>,
 
     /// What to do if pre-copy does not converge [default: go-on]
-    #[arg(long, value_name = "ACTION", value_enum, help_heading = MIGRATION)]
+    ///
+    /// That is, after --max-rounds rounds. Not related to --stall-timeout, which is about links.
+    #[arg(verbatim_doc_comment, long, value_name = "ACTION", value_enum, help_heading = MIGRATION)]
     pub when_stalled: Option<WhenStalled>,
 
-    /// Move the guest although the destination's virtual processors differ
+    /// Move the guest although the destination's vCPUs differ
     ///
     /// Differences are reported instead of refused. A program in the guest that uses a missing
-    /// feature is killed. Another accelerator (KVM, TCG), number of processors or APIC ID is still
+    /// feature is killed. Another accelerator (KVM, TCG), number of vCPUs or APIC ID is still
     /// refused.
     #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
     pub allow_cpu_mismatch: bool,
 
-    /// Do not deliver frames that arrive for the guest while it is paused
+    /// Do not keep network frames that arrive for the guest while it is paused
     ///
     /// By default frames that arrive at the guest's tap devices during the switchover are sent to
     /// the destination and delivered there.
@@ -107,7 +110,8 @@ pub(crate) struct MigrateOptions {
 
     /// End the source's QEMU after the migration has completed
     ///
-    /// So the old guest cannot be continued by mistake. QEMU is ended only if the exit status is 0.
+    /// Then the old guest cannot be continued by mistake. QEMU is ended only if the exit status is
+    /// 0.
     #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
     pub quit_source: bool,
 
@@ -125,7 +129,7 @@ pub(crate) struct MigrateOptions {
     )]
     pub links: Option<u16>,
 
-    /// Pre-copy rounds before the switch in hybrid mode [default: 1]
+    /// Pre-copy rounds before the switchover in hybrid mode [default: 1]
     #[arg(
         long,
         value_name = "N",
@@ -162,7 +166,7 @@ pub(crate) struct MigrateOptions {
     #[arg(long, hide = true)]
     pub no_bound: bool,
 
-    /// Post-copy: send no background pages for this long after the switch
+    /// Post-copy: send no background pages for this long after the switchover
     #[arg(
         long,
         value_name = "MS",
@@ -189,7 +193,7 @@ pub(crate) struct MigrateOptions {
 pub enum WhenStalled {
     /// Report it and continue pre-copy
     GoOn,
-    /// Switch to post-copy
+    /// Continue with post-copy
     Switch,
     /// Cancel the migration; the guest stays at the source
     Stop,

@@ -40,16 +40,18 @@ const AFTER_HELP: &str = "\
 Exit status:
   0  The guest runs at the destination, and all of its pages are there
   1  The guest is still at the source
-  2  The command line or the environment is invalid
+  2  Nothing was tried: the command line or the environment is invalid, or something that is
+     needed to begin is not there (an address to listen on, a journal, a QEMU that waits for
+     a guest, the confirmation of --give-up)
   3  The guest was handed over, or may have been, and the migration is not finished.
      No data is lost: --resume continues it
-  4  The guest is lost: the destination's QEMU ended during post-copy, or the source's QEMU
+  4  The guest is lost: during post-copy, the destination's QEMU ended, or the source's QEMU
      ended while it held pages in private memory
 
 Exit status of check:
   0  The guest can be moved
-  1  It cannot
-  2  The command line or the environment is invalid
+  1  It cannot, or QEMU cannot be examined
+  2  The command line or the environment is invalid, or the file of --json cannot be written
 
 Environment:
   HIKKOSHI_LOG  What to log: off, error, warn (the default), info, debug or trace, for

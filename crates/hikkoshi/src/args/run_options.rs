@@ -39,12 +39,12 @@ pub(crate) struct RunOptions {
     #[allow(clippy::option_option)] // Clap distinguishes the three cases in this way.
     pub resume: Option<Option<PathBuf>>,
 
-    /// Abandon the migration; explains the consequences first
+    /// Give up the migration; explains the consequences first
     ///
     /// If this can do harm, nothing is done without --other-side-is-lost. At the source, the guest
     /// is resumed in the state in which it was paused. If it has run at the destination since, that
-    /// damages its disks unless they are restored to the same moment. At the destination, the guest
-    /// ends.
+    /// damages its disks unless they are restored to the same moment. At the destination, QEMU is
+    /// ended if pages are missing.
     #[arg(verbatim_doc_comment, long, requires = "resume", help_heading = RECOVERY)]
     pub give_up: bool,
 

@@ -1,4 +1,4 @@
-//! `--resume --give-up`: abandons a migration.
+//! `--resume --give-up`: gives up a migration.
 //!
 //! The two sides decide between them who has the guest. If one of them is permanently lost, only a
 //! person can know that and take the responsibility. So the consequences are explained first, and
@@ -23,14 +23,14 @@ use crate::output::exit::{Exit, Status};
 use crate::output::progress;
 use crate::output::reason::Reason;
 
-const ABANDONED: &str = "the migration was abandoned";
+const GIVEN_UP: &str = "the migration was given up";
 
 /// What happens to the disks of a guest that is continued from an earlier state.
 const DISKS: &str = "its disks are newer than this memory, which would damage them: continue it ONLY \
                      if it has no disks, or if they are restored to the moment when it was stopped \
                      (a snapshot). Otherwise end this QEMU, and reboot the guest from its disks";
 
-/// Abandons the migration at the source.
+/// Gives up the migration at the source.
 pub(super) fn source(
     args: &Migrate,
     file: Option<&Path>,
@@ -46,7 +46,7 @@ pub(super) fn source(
     let attached =
         QemuSource::reattach(&entry.qemu).map_err(|error| cannot(Reason::NotAttached, &error))?;
     let Some(mut guest) = attached else {
-        let what = "abandoning the migration: the source's QEMU has ended, and the guest with it";
+        let what = "giving up the migration: the source's QEMU has ended, and the guest with it";
         return Err(Exit::new(Status::Unfinished, Reason::QemuEnded, what).resumed_by(&again));
     };
     let engine = entry.engine.clone();
@@ -70,11 +70,10 @@ pub(super) fn source(
         let what = "the guest runs at the destination, with all of its pages";
         return print_moved(&args.run, what, None);
     }
-    Err(Exit::new(Status::AtSource, Reason::GivenUp, ABANDONED)
-        .with("the guest runs at the source"))
+    Err(Exit::new(Status::AtSource, Reason::GivenUp, GIVEN_UP).with("the guest runs at the source"))
 }
 
-/// What abandoning means at the source, if it can do harm.
+/// What giving up means at the source, if it can do harm.
 fn source_consequence(stage: SourceStage) -> Option<String> {
     match stage {
         SourceStage::Owned | SourceStage::Done => None,
@@ -93,7 +92,7 @@ fn source_consequence(stage: SourceStage) -> Option<String> {
     }
 }
 
-/// Abandons the migration at the destination.
+/// Gives up the migration at the destination.
 pub(super) fn destination(
     args: &Receive,
     file: Option<&Path>,
@@ -123,43 +122,43 @@ pub(super) fn destination(
     give_up_receive(&mut *guest, engine, &watch).map_err(|error| {
         cannot(Reason::from(&error.cause), &error).with("this command can be repeated")
     })?;
-    let abandoned = |status| Exit::new(status, Reason::GivenUp, ABANDONED);
+    let given_up = |status| Exit::new(status, Reason::GivenUp, GIVEN_UP);
     Err(match stage {
         DestinationStage::Complete => {
             let what = "the guest runs here with all of its pages; its source was not informed";
             return print_moved(&args.run, what, None);
         }
-        DestinationStage::Ready => abandoned(Status::AtSource)
+        DestinationStage::Ready => given_up(Status::AtSource)
             .with(format!(
                 "the guest has not run here and never will: end this QEMU. The source \
                  resumes the guest when this is reported to it: {again} waits for the source"
             ))
             .resumed_by(again),
         DestinationStage::Receiving | DestinationStage::Declined => {
-            abandoned(Status::AtSource).with("the guest has not run here and never will")
+            given_up(Status::AtSource).with("the guest has not run here and never will")
         }
-        DestinationStage::Running => abandoned(Status::Lost).with(format!(
+        DestinationStage::Running => given_up(Status::Lost).with(format!(
             "the guest has ended here with its QEMU (process {pid})"
         )),
     })
 }
 
-/// What abandoning means at the destination, if it can do harm.
+/// What giving up means at the destination, if it can do harm.
 fn destination_consequence(stage: DestinationStage) -> Option<&'static str> {
     match stage {
         DestinationStage::Receiving | DestinationStage::Ready => None,
         DestinationStage::Declined => Some(
             "the guest has not run here and never will, and its source may still wait for that \
-             answer. Without this journal, only abandoning the migration at the source resumes \
-             the guest there",
+             answer. Without this journal, only giving up the migration at the source \
+             resumes the guest there",
         ),
         DestinationStage::Running => Some(
             "the guest runs here, and pages are missing that only its source has. The guest and \
              its QEMU would be ended: do this ONLY if the source can no longer send those pages",
         ),
         DestinationStage::Complete => Some(
-            "the guest continues to run here, with all of its pages. But its source would never \
-             know that: make sure that it is not continued there",
+            "the guest continues to run here, with all of its pages. But the source is not \
+             notified: make sure that the guest is not continued there",
         ),
     }
 }
@@ -167,7 +166,7 @@ fn destination_consequence(stage: DestinationStage) -> Option<&'static str> {
 fn require_confirmation(run: &RunOptions, consequence: Option<&str>) -> Result<(), Exit> {
     match consequence {
         Some(consequence) if !run.other_side_is_lost => {
-            let what = format!("abandoning the migration: {consequence}");
+            let what = format!("giving up the migration: {consequence}");
             let next = "nothing was done. To confirm: --give-up --other-side-is-lost";
             Err(Exit::new(Status::Usage, Reason::ConfirmationNeeded, what).with(next))
         }

@@ -105,8 +105,8 @@ impl SourceGuest for QemuSource {
 #[derive(Debug, Error)]
 #[error(
     "the guest runs at the source, although it was, or may have been, handed over: another program \
-     resumed it. No more of its pages are sent. If the destination has never run it, abandon the \
-     migration (--give-up). If it has, pause the guest here at once (QMP command 'stop'). Pages \
+     resumed it. No more of its pages are sent. If the destination has never run it, give up \
+     the migration (--give-up). If it has, pause the guest here at once (QMP command 'stop'). Pages \
      that were written here since then do not belong to the guest at the destination; if it still \
      needs one of them, reboot it from its disks"
 )]

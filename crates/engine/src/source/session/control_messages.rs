@@ -33,7 +33,7 @@ impl Session {
             }
             Ok(SourceSessionEvent::Message(ToSource::Cancel { reason })) => match stage {
                 CommitState::BeforeCommit(_) => Err(SourceFailure::CancelledByDestination(reason)),
-                // Sent before the destination received *Commit*, which it will obey.
+                // Sent before the destination received *Commit*, which takes precedence.
                 CommitState::AfterCommit => Ok(None),
             },
             Ok(SourceSessionEvent::Message(message)) => Ok(Some(message)),
