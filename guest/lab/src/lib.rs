@@ -8,6 +8,8 @@
 //! [`GuestNetwork`] is a switch with two hosts and a client, for a guest that serves during its
 //! migration.
 //!
+//! A [`RamBlock`] is read and written from outside, for memory that the guest does not check.
+//!
 //! A [`Disk`] has a [`DiskImage`] of numbered pages; a [`Throttle`] limits its read rate.
 //!
 //! Everything is undone on drop, also when a test panics: processes are killed, RAM files, mounts
@@ -88,5 +90,5 @@ pub use report::{
     Serve, Slow, Verdict, Verify,
 };
 pub use tpm::TpmEmulator;
-pub use vm::Vm;
+pub use vm::{RamBlock, Vm};
 pub use workload::{Pattern, Workload};

@@ -2,6 +2,7 @@
 //!
 //! All of these tests are one program: beside a long one, others run until none is left.
 
+mod auxiliary_memory;
 mod cancel;
 mod check;
 mod cli_output;
