@@ -9,6 +9,7 @@
 //! migration.
 //!
 //! A [`RamBlock`] is read and written from outside, for memory that the guest does not check.
+//! [`FastKhugepaged`] makes the kernel rebuild huge pages at once.
 //!
 //! A [`Disk`] has a [`DiskImage`] of numbered pages; a [`Throttle`] limits its read rate.
 //!
@@ -53,6 +54,7 @@ mod disk_throttle;
 mod error;
 mod firmware;
 mod huge_pages;
+mod khugepaged;
 mod lab;
 mod memory_limit;
 mod mount;
@@ -78,6 +80,7 @@ pub use disk_throttle::Throttle;
 pub use error::LabError;
 pub use firmware::Firmware;
 pub use huge_pages::{HugePageSize, HugePages};
+pub use khugepaged::{FastKhugepaged, has_transparent_huge_pages};
 pub use lab::Lab;
 pub use memory_limit::{MemoryLimit, ZramSwap};
 pub use mount::Mount;

@@ -33,4 +33,5 @@ mod refusals;
 mod security;
 mod shutdown;
 mod swapped_memory;
+mod transparent_huge_pages;
 mod urgent_pages;

@@ -196,6 +196,17 @@ impl GuestProcess {
         Arc::new(GuestRam::new(layout, vec![backing]).unwrap())
     }
 
+    /// Bytes that the process maps as transparent huge pages. All of them are the block's.
+    pub(crate) fn huge_bytes(&self) -> u64 {
+        let path = format!("/proc/{}/smaps_rollup", self.target.pid);
+        let text = std::fs::read_to_string(path).unwrap();
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("AnonHugePages:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+        kib.unwrap().parse::<u64>().unwrap() << 10
+    }
+
     /// Memory of the process, in bytes: resident, swapped, and hugetlb.
     pub(crate) fn memory_used(&self) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.target.pid)).unwrap();
