@@ -217,7 +217,9 @@ impl<'a> IncomingMigration<'a> {
             self.receivers
                 .push(receiver::start_urgent(sink, reader, events, &self.options)?);
         }
-        self.sink.steps.begin(switch.at);
+        if switch.running {
+            self.sink.steps.begin(switch.at);
+        }
         self.sink.steps.done("faults are answered");
         self.load(guest, state)?;
         self.sink.steps.done("device state loaded");
