@@ -49,6 +49,7 @@ mod fault_drill;
 mod fault_injection;
 mod free_huge_pages;
 mod guest;
+mod guest_clock;
 mod interruption;
 mod json_report;
 mod json_schema;
@@ -77,6 +78,9 @@ pub use fault_drill::{FaultDrill, RAM_MIB, Random};
 pub use fault_injection::{InjectedFault, busy_guest, inject_at_each};
 pub use free_huge_pages::free_huge_pages;
 pub use guest::{Guest, assert_not_running};
+pub use guest_clock::{
+    ClockPause, ClockRates, ClockReading, PausedCounter, assert_clocks_run_on, ran_on,
+};
 pub use interruption::Victim;
 pub use json_report::{Bucket, Bytes, Frames, JsonReport, Latency, Pages, ThreadFaults};
 pub use json_schema::JsonSchema;
