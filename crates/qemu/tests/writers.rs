@@ -7,7 +7,7 @@
 mod support;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, Mode, SourceGuest};
+use hikkoshi_engine::{CancelFlag, Mode, SourceGuest};
 use hikkoshi_qemu::qmp::Client;
 use hikkoshi_qemu::{AllowedTypes, AttachError, QemuSource};
 use serde_json::{Value, json};
@@ -205,7 +205,7 @@ fn a_disk_that_is_opened_for_direct_io_during_the_move() {
         source.prepare_pause().unwrap();
         open(&qemu, "late", &path, true);
         source.pause().unwrap();
-        let save = source.save_device_state(&mut Vec::new(), &Cancel::new());
+        let save = source.save_device_state(&mut Vec::new(), &CancelFlag::new());
         save.unwrap();
         let error = Report::new(source.check_device_state().unwrap_err()).to_string();
         assert!(error.contains("was added right before"), "{error}");

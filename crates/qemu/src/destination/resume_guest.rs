@@ -3,14 +3,14 @@
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
-use hikkoshi_engine::Cancel;
+use hikkoshi_engine::CancelFlag;
 use hikkoshi_linux::Process;
 use serde_json::json;
 
 use super::{QemuDestination, RunError};
 use crate::network::Announcer;
 use crate::qmp::announce_self;
-use crate::qmp::migration;
+use crate::qmp::migration_status;
 use crate::qmp::monitor::{self, ConnectTimeouts, NO_TIMEOUT, connected};
 use crate::qmp::{COMMAND_TIMEOUT, Client, QmpError};
 
@@ -24,7 +24,7 @@ const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl QemuDestination {
     /// Resumes the guest if it was `running` at the source.
-    pub(super) fn run(&mut self, running: bool, give_up: &Cancel) -> Result<Instant, RunError> {
+    pub(super) fn run(&mut self, running: bool, give_up: &CancelFlag) -> Result<Instant, RunError> {
         if !self.loaded {
             return Err(RunError::NotLoaded);
         }
@@ -98,7 +98,7 @@ pub(super) fn open_announcer(client: &mut Client, process: &Process) -> Option<A
 /// QEMU opens storage, and may wait for missing pages.
 fn run(client: &mut Client, reattached: bool) -> Result<Instant, RunError> {
     let asked = Instant::now();
-    if reattached && migration::run_state(client)?.running {
+    if reattached && migration_status::run_state(client)?.running {
         return Ok(asked);
     }
     client.execute("cont", json!({}))?;
@@ -109,7 +109,7 @@ fn run(client: &mut Client, reattached: bool) -> Result<Instant, RunError> {
     match resumed? {
         Some(at) => Ok(at.max(asked)),
         None => {
-            let state = migration::run_state(client)?;
+            let state = migration_status::run_state(client)?;
             if !state.running {
                 return Err(RunError::Stopped {
                     state: state.status,
@@ -127,7 +127,7 @@ fn is_refused(outcome: &Result<Instant, RunError>) -> bool {
 /// Whether the guest has never run since this program loaded it, after QEMU refused to
 /// run it (usually because of its storage).
 fn has_never_run(client: &mut Client) -> bool {
-    let state = migration::run_state(client);
+    let state = migration_status::run_state(client);
     // No other program has resumed it either: events come before answers.
     let resumed = client.has_event("RESUME");
     tracing::debug!(?state, resumed, "after QEMU refused to run the guest");

@@ -13,7 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
-use hikkoshi_engine::Cancel;
+use hikkoshi_engine::CancelFlag;
 use hikkoshi_linux::Process;
 use serde_json::Value;
 
@@ -31,7 +31,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(crate) struct ShutdownListener {
     thread: Option<JoinHandle<Option<Client>>>,
-    stop: Cancel,
+    stop: CancelFlag,
     shut_down: Arc<AtomicBool>,
 }
 
@@ -43,12 +43,12 @@ impl ShutdownListener {
         qmp: PathBuf,
         process: Arc<Process>,
     ) -> io::Result<Self> {
-        let stop = Cancel::new();
+        let stop = CancelFlag::new();
         let shut_down = Arc::new(AtomicBool::new(false));
-        let (stopped, heard) = (stop.clone(), Arc::clone(&shut_down));
+        let (stopped, seen) = (stop.clone(), Arc::clone(&shut_down));
         let thread = thread::Builder::new()
             .name("qemu-events".to_owned())
-            .spawn(move || listen(client, &qmp, &process, &stopped, &heard))?;
+            .spawn(move || listen(client, &qmp, &process, &stopped, &seen))?;
         Ok(Self {
             thread: Some(thread),
             stop,
@@ -88,7 +88,7 @@ fn listen(
     client: Option<Client>,
     qmp: &std::path::Path,
     process: &Process,
-    stop: &Cancel,
+    stop: &CancelFlag,
     shut_down: &AtomicBool,
 ) -> Option<Client> {
     let mut slot = client;

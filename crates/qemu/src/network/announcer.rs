@@ -9,16 +9,17 @@
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_frames::{MacAddress, TunQueue, announcement};
 use hikkoshi_linux::Process;
+use hikkoshi_network_frames::{MacAddress, TunQueue, announcement};
 
+use super::error::NetworkError;
 use super::rx_filter::{self, RxFilter};
-use super::{NetworkError, Tap, taps};
+use super::taps::{Tap, taps};
 use crate::qmp::Client;
 
 /// The most announcements that are sent for one card: the guest sets the number of its addresses
 /// and VLANs.
-const MOST_FOR_A_CARD: usize = 1024;
+const MAX_PER_CARD: usize = 1024;
 
 /// How long to wait for QEMU's answer; see [`announce`](crate::qmp::announce_self).
 const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
@@ -71,15 +72,15 @@ impl Announcer {
                 continue;
             };
             let further = further(&filter, card.address);
-            if further.len() > MOST_FOR_A_CARD {
+            if further.len() > MAX_PER_CARD {
                 tracing::warn!(
                     card = card.name,
-                    announced = MOST_FOR_A_CARD,
+                    announced = MAX_PER_CARD,
                     all = further.len(),
                     "not all addresses and VLANs of the guest are announced"
                 );
             }
-            for (address, vlan) in further.into_iter().take(MOST_FOR_A_CARD) {
+            for (address, vlan) in further.into_iter().take(MAX_PER_CARD) {
                 card.send(&announcement(address, vlan));
             }
         }
