@@ -83,8 +83,8 @@ pub use qemu_migration::{QemuMigration, QemuMigrationMode, QemuMigrationReport};
 pub use qmp::{Event, Qmp};
 pub use ram::{Ram, RamBackend};
 pub use report::{
-    Clocks, Dirty, DiskWork, FineHistogram, Histogram, Idle, Latency, Ready, Report, Scan, Scanned,
-    Serve, Slow, Verdict, Verify,
+    Clocks, Devices, Dirty, DiskWork, FineHistogram, Histogram, Idle, Latency, Ready, Report, Scan,
+    Scanned, Serve, Slow, Verdict, Verify,
 };
 pub use throttle::Throttle;
 pub use tpm::TpmEmulator;

@@ -120,6 +120,9 @@ impl VmConfig {
                 return Err(error);
             }
         };
+        let port = devices.iter().find_map(|device| device.port.as_ref());
+        let port = port.map(|port| starting.accept(port, "its port"));
+        let port = port.transpose()?;
         let Some(child) = starting.finish() else {
             unreachable!("the child is taken here only");
         };
@@ -132,6 +135,7 @@ impl VmConfig {
             qmp,
             console,
             input: Mutex::new(input),
+            port,
             ram,
             hot_cpus: self.hot_cpus,
             _devices: devices,
@@ -289,7 +293,8 @@ impl Drop for StartingVm<'_> {
     }
 }
 
-fn listen(path: &Path) -> Result<UnixListener, LabError> {
+/// Listens at a socket that QEMU connects to. Accepting does not wait.
+pub(crate) fn listen(path: &Path) -> Result<UnixListener, LabError> {
     // A machine of the same name may have ended.
     let _ = std::fs::remove_file(path);
     let listener = UnixListener::bind(path).map_err(LabError::file("listening at", path))?;
