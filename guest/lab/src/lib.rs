@@ -39,7 +39,8 @@
 //! **What is missing.** Under KVM ([`VmConfig::kvm`]) only the nano guest is tried
 //! ([`VmConfig::nano`]): one processor, without a disk and without a network. The lab needs root for
 //! namespaces, taps, mounts and huge pages; a single machine on tmpfs does not.
-#![allow(unsafe_code)] // `pre_exec`: a child enters a namespace and dies with its parent
+// `pre_exec`: a child enters a namespace and dies with its parent; the time-stamp counter is read
+#![allow(unsafe_code)]
 
 mod artifacts;
 mod config;
@@ -61,6 +62,7 @@ mod report;
 mod spawn;
 mod throttle;
 mod tpm;
+mod tsc;
 mod vm;
 mod workload;
 

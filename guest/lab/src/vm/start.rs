@@ -3,7 +3,7 @@
 use super::{POLL, Vm, stderr_tail};
 use crate::config::Accelerator;
 use crate::ram::PreparedRam;
-use crate::{Lab, LabError, Nic, Qmp, VmConfig, initramfs, kernel, nano_kernel, spawn};
+use crate::{Lab, LabError, Nic, Qmp, VmConfig, initramfs, kernel, nano_kernel, spawn, tsc};
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -204,6 +204,10 @@ impl VmConfig {
             line.push_str(" hk.net=");
             line.push_str(&addresses.join(","));
         }
+        // Emulated with ACPI, it has no timer by which the kernel could measure the frequency.
+        if self.machine == "microvm" {
+            line.push_str(&format!(" tsc_early_khz={}", tsc::khz()));
+        }
         line
     }
 }
@@ -215,10 +219,8 @@ impl Nic {
             "tap,id=net{number},ifname={},script=no,downscript=no",
             self.tap
         );
-        let mut card = format!(
-            "virtio-net-pci,netdev=net{number},mac={},romfile=",
-            self.mac
-        );
+        let (model, mac) = (self.model, &self.mac);
+        let mut card = format!("{model},netdev=net{number},mac={mac},romfile=");
         if self.queues > 1 {
             backend.push_str(&format!(",queues={}", self.queues));
             card.push_str(",mq=on");
