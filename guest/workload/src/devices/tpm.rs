@@ -111,7 +111,8 @@ mod tests {
     #[test]
     fn commands_have_their_length() {
         for command in [pcr_read(), pcr_extend()] {
-            assert_eq!(command[2..6], (command.len() as u32).to_be_bytes());
+            let length = u32::try_from(command.len()).unwrap();
+            assert_eq!(command[2..6], length.to_be_bytes());
         }
         assert_eq!(
             command(WITHOUT_SESSION, GET_RANDOM, &[0, 8]),
