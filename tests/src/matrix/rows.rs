@@ -138,11 +138,12 @@ fn machines() -> Vec<Row> {
         Row::new("SeaBIOS, VGA", of("pc-q35-7.2").device(Device::Vga)),
         Row::new("UEFI", uefi("pc-q35-7.2")),
         Row::new("UEFI, VGA", uefi("pc-i440fx-7.2").device(Device::Vga)),
-        upgraded(Row::new("UEFI", uefi("pc-q35-7.2"))).sample(),
+        upgraded(Row::new("UEFI", uefi("pc-q35-7.2"))),
         upgraded(Row::new(
             "UEFI, VGA",
             uefi("pc-i440fx-7.2").device(Device::Vga),
-        )),
+        ))
+        .sample(),
         Row::new("no disk", of("microvm,acpi=off")).without_disk(),
         Row::new("virtio-mmio", of("microvm"))
             .bus(DiskBus::VirtioMmio)
