@@ -1,4 +1,5 @@
-//! A guest's network card, and clients that send datagrams to it before, during and after each move.
+//! A guest's network card, and clients that send datagrams to it before, during and after each
+//! move.
 
 use super::probe::Probe;
 use crate::{LONG, MigrationPlan, Transport};

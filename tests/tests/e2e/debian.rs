@@ -14,8 +14,8 @@ const ANSWERS: u64 = 300;
 
 const RAM_MIB: u64 = 512;
 
-/// Moves the guest so often, to and fro between two hosts with these QEMUs, each time by the next of
-/// these modes.
+/// Moves the guest so often, to and fro between two hosts with these QEMUs, each time by the next
+/// of these modes.
 fn trips(ram: Ram, versions: [QemuVersion; 2], modes: &[&'static str]) {
     let env = TestEnv::new();
     let network = GuestNetwork::new().unwrap();
