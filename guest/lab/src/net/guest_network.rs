@@ -142,6 +142,7 @@ impl GuestNetwork {
             mac: segment.mac.to_owned(),
             address: format!("{}.2/24", segment.subnet),
             queues: self.queues,
+            model: "virtio-net-pci",
         }
     }
 }
