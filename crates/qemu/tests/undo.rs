@@ -66,7 +66,7 @@ fn engine() {
 /// Starts an engine, kills it after `step`, and returns QEMU's identity and the last undo
 /// record.
 fn kill_at(qemu: &Qemu, step: &str) -> (QemuIdentity, UndoRecord) {
-    let identity = QemuSource::attach(&qemu.qmp()).unwrap().notes().identity;
+    let identity = QemuSource::attach(&qemu.qmp()).unwrap().reattach_info().identity;
     let mut engine = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "engine", "--nocapture"])
         .env(SOCKET, qemu.qmp())

@@ -18,8 +18,8 @@ pub enum RecordError {
     NotAJournal,
     /// It has a version that this program does not know.
     #[error(
-        "the journal has version {found}, and this hikkoshi reads versions 2 and {VERSION}: resume \
-         the migration with the hikkoshi that began it"
+        "the journal has version {found}, and this hikkoshi reads version {VERSION}: resume the \
+         migration with the hikkoshi that began it"
     )]
     Version {
         /// Its version.
@@ -50,7 +50,4 @@ pub enum RecordError {
         /// Its value.
         value: u64,
     },
-    /// Words of the command line (version 2) that cannot be parsed.
-    #[error("the options in the journal")]
-    Words(#[source] Box<clap::Error>),
 }
