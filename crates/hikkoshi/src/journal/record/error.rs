@@ -10,9 +10,13 @@ use super::VERSION;
 /// A journal could not be converted from or to its stored form.
 #[derive(Debug, Error)]
 pub enum RecordError {
-    /// It is not JSON, or not what its version says.
+    /// It is not JSON.
     #[error("the journal is damaged")]
-    Json(#[from] serde_json::Error),
+    Json(#[source] serde_json::Error),
+    /// It is not what its version says: an unknown field, for example. Fields are added without a
+    /// new version if journals that do not need them stay as they are.
+    #[error("the journal is damaged, or a newer hikkoshi wrote it")]
+    Content(#[source] serde_json::Error),
     /// It has no version.
     #[error("not a journal of hikkoshi: it has no version")]
     NotAJournal,
@@ -50,4 +54,14 @@ pub enum RecordError {
         /// Its value.
         value: u64,
     },
+}
+
+impl From<serde_json::Error> for RecordError {
+    fn from(error: serde_json::Error) -> Self {
+        if error.is_data() {
+            Self::Content(error)
+        } else {
+            Self::Json(error)
+        }
+    }
 }

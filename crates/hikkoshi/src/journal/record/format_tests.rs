@@ -272,7 +272,7 @@ fn other_files_are_refused_with_the_reason() {
         ),
         (
             |file| file["engine"]["stage"] = "lost".into(),
-            "damaged: unknown variant `lost`",
+            "a newer hikkoshi wrote it: unknown variant `lost`",
         ),
         (
             |file| file["engine"]["id"] = "12".into(),
@@ -288,11 +288,14 @@ fn other_files_are_refused_with_the_reason() {
         ),
         (
             |file| file["options"]["more"] = 1.into(),
-            "damaged: unknown field `more`",
+            "damaged, or a newer hikkoshi wrote it: unknown field `more`",
         ),
     ];
     for (change, reason) in cases {
         let error = decode(change);
         assert!(error.contains(reason), "{error}");
     }
+    let cut = &kept("v3-source-full")[..100];
+    let error = Report::new(SourceEntry::decode(cut).unwrap_err()).to_string();
+    assert!(error.starts_with("the journal is damaged: EOF"), "{error}");
 }
