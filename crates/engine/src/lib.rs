@@ -94,6 +94,5 @@ pub use source::{
     Comparison, MigrateControl, MigrateError, ReadAhead, SourceOptions, WhenStalled, compare,
     give_up_migrate, migrate, resume_migrate,
 };
-pub use source_ended::SOURCE_ENDED;
 
 pub use hikkoshi_wire::{MAX_LINKS, Mode};

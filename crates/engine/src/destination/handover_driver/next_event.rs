@@ -13,7 +13,6 @@ use crate::destination::handover_driver::links::LinkState;
 use crate::destination::last_message::REASON_TIMEOUT;
 use crate::destination::session::{DestinationSessionEvent, LISTENING};
 use crate::guest::DestinationGuest;
-use crate::source_ended::SOURCE_ENDED;
 
 /// What one look for events returns.
 pub(crate) enum Observation {
@@ -203,7 +202,7 @@ impl HandoverDriver<'_> {
             }
             // It never ran here, and must not with pages missing.
             DestinationStage::Ready => {
-                let cause = DestinationFailure::CancelledBySource(SOURCE_ENDED.to_owned());
+                let cause = DestinationFailure::SourceEnded;
                 Observation::Event(DestinationEvent::CancelledBySource, Some(cause))
             }
             _ => Observation::Nothing,
