@@ -15,7 +15,8 @@ use std::time::Duration;
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, SourceGuest};
 use hikkoshi_qemu::{
-    QemuIdentity, QemuSource, Settings, SourceReattachInfo, UndoError, UndoOutcome, UndoRecord, undo,
+    QemuIdentity, QemuSource, Settings, SourceReattachInfo, UndoError, UndoOutcome, UndoRecord,
+    undo,
 };
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
@@ -66,7 +67,10 @@ fn engine() {
 /// Starts an engine, kills it after `step`, and returns QEMU's identity and the last undo
 /// record.
 fn kill_at(qemu: &Qemu, step: &str) -> (QemuIdentity, UndoRecord) {
-    let identity = QemuSource::attach(&qemu.qmp()).unwrap().reattach_info().identity;
+    let identity = QemuSource::attach(&qemu.qmp())
+        .unwrap()
+        .reattach_info()
+        .identity;
     let mut engine = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "engine", "--nocapture"])
         .env(SOCKET, qemu.qmp())

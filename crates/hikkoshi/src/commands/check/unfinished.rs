@@ -11,7 +11,7 @@ use crate::journal::{self, Entry, SourceEntry};
 
 /// The obstacles. `pid`: QEMU's process, if it is known.
 pub(super) fn obstacles(args: &Check, pid: Option<u32>) -> Vec<String> {
-    let folder = journal::folder(args.journal.as_deref());
+    let folder = args.journals.path();
     if journal::is_hidden(&folder) {
         // A user without the right to read it cannot move the guest either.
         return Vec::new();

@@ -15,7 +15,7 @@ use hikkoshi_qemu::RamIdentity;
 use serde_json::Value;
 
 use super::RecordError;
-use crate::args::{JournaledOptions, MigrateOptions, ReceiveOptions, WhenStalled};
+use crate::args::{AllowDevice, JournaledOptions, MigrateOptions, ReceiveOptions, WhenStalled};
 use crate::journal::entry::{DestinationEntry, Entry, SourceEntry};
 
 fn path(name: &str) -> PathBuf {
@@ -47,7 +47,9 @@ fn is_written_as_kept(name: &str, entry: &impl Entry) {
 
 fn all_journaled_options() -> JournaledOptions {
     JournaledOptions {
-        allow_device: vec!["vfio-pci".into(), "nvme".into()],
+        devices: AllowDevice {
+            allow_device: vec!["vfio-pci".into(), "nvme".into()],
+        },
         stall_timeout: Some(Duration::from_secs(7)),
         retry_for: Some(Duration::from_secs(90)),
     }
