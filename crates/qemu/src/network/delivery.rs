@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use hikkoshi_engine::{FrameDelivery, GuestError, KeptFrame};
 use hikkoshi_network_frames::{MacAddress, NetworkFrame, PacketSocket, TunQueue};
 use thiserror::Error;
@@ -81,6 +82,7 @@ impl DeliveryCard {
                 Ok(Some(_)) => continue,
                 Ok(None) => break,
                 Err(error) => {
+                    let error = Report::new(&error);
                     tracing::debug!(%error, "reading what the network delivers at the destination");
                     break;
                 }

@@ -3,6 +3,7 @@
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use hikkoshi_handover::{DestinationEvent, DestinationStage};
 use hikkoshi_link::{AcceptedLink, LinkError, TICK};
 use hikkoshi_wire::{Role, ToDestination};
@@ -151,7 +152,7 @@ impl HandoverDriver<'_> {
                 Observation::Event(DestinationEvent::Connected(stage), None)
             }
             Err(failure) => {
-                tracing::warn!(peer, %failure, "connection rejected");
+                tracing::warn!(peer, error = %Report::new(&failure), "connection rejected");
                 Observation::Nothing
             }
         }
