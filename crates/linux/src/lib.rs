@@ -60,7 +60,7 @@ pub use errno::last_errno;
 pub use inject::InjectError;
 pub use pagemap::{PageCategories, PageQuery, Pagemap};
 pub use priority::{Priority, PriorityClass};
-pub use process::Process;
+pub use process::{CAP_SYS_PTRACE, Process};
 pub use rustix::io::Errno;
 pub use sandbox::sandbox_thread;
 pub use schedule::Policy;

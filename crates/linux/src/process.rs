@@ -249,7 +249,8 @@ pub(crate) fn have_capability(capability: u32) -> bool {
         .is_some_and(|mask| mask & (1 << capability) != 0)
 }
 
-pub(crate) const CAP_SYS_PTRACE: u32 = 19;
+/// The capability's number, `linux/capability.h`.
+pub const CAP_SYS_PTRACE: u32 = 19;
 pub(crate) const CAP_SYS_ADMIN: u32 = 21;
 
 #[cfg(test)]

@@ -8,10 +8,10 @@ use hikkoshi_handover::{DestinationEvent, DestinationStage};
 use hikkoshi_link::{AcceptedLink, LinkError, TICK};
 use hikkoshi_wire::{Role, ToDestination};
 
+use crate::control_link::REASON_TIMEOUT;
 use crate::destination::error::DestinationFailure;
 use crate::destination::handover_driver::HandoverDriver;
 use crate::destination::handover_driver::links::LinkState;
-use crate::destination::last_message::REASON_TIMEOUT;
 use crate::destination::session::{DestinationSessionEvent, LISTENING};
 use crate::guest::DestinationGuest;
 

@@ -44,7 +44,7 @@ pub(crate) use restore::{is_complete, restore};
 
 const INTERRUPTED: &str = "'hikkoshi migrate' was interrupted";
 
-const QEMU_ENDED: &str = "the source's QEMU has ended, and the guest with it";
+pub(super) const QEMU_ENDED: &str = "the source's QEMU has ended, and the guest with it";
 
 /// The guard process.
 pub(crate) fn run(args: &Args) -> Result<Status, Exit> {

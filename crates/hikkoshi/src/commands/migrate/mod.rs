@@ -15,7 +15,7 @@ use hikkoshi_qemu::{AttachError, Excludes, QemuSource};
 
 use crate::args::Migrate;
 use crate::commands::find_journal::{may_exist, qmp};
-use crate::commands::guard::GuardProcess;
+use crate::commands::guard::{GuardProcess, QEMU_ENDED};
 use crate::commands::kernel_support::require_dirty_log;
 use crate::commands::late_cancel::{CommitJournal, LateCancelNotice};
 use crate::commands::{give_up, signals};
@@ -107,7 +107,7 @@ fn start(args: &Migrate, remote: &Remote, cancel: CancelFlag) -> Result<Status, 
         quit.as_ref(),
         |outcome| match outcome {
             Outcome::AtSource | Outcome::Stopped if guest.has_ended() => {
-                Some((Holder::Nobody, outcome::QEMU_ENDED))
+                Some((Holder::Nobody, QEMU_ENDED))
             }
             Outcome::AtSource if !guest.describe().running => Some((
                 Holder::Source,

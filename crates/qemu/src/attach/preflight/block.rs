@@ -17,13 +17,11 @@
 use serde_json::{Value, json};
 
 use super::Refusal;
-use super::devices::MemoryWrites;
+use super::devices::{MemoryWrites, OTHER_PROCESS};
 use crate::qmp::{Client, QmpError};
 
 const DMA: &str = "a device of the host writes into the guest's memory by DMA, and all of the memory is \
      pinned for that: its writes cannot be tracked, so pages would be lost in any mode";
-const OTHER_PROCESS: &str = "another process writes into the guest's memory for it, which cannot be \
-     tracked, so pages would be lost in any mode";
 const FIXED: &str = "it registers all of the guest's memory with io_uring, which pins it: the disk's \
      writes cannot be tracked, so pages would be lost in any mode";
 
