@@ -65,7 +65,7 @@ impl Counters {
     }
 
     /// Adds a drain that took `time`.
-    pub fn add_drain(&self, took: Duration) {
+    pub(crate) fn add_drain(&self, took: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.drains.fetch_add(1, Relaxed);
         self.drain_total.fetch_add(nanos, Relaxed);

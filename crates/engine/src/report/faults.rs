@@ -57,7 +57,7 @@ impl RequestStatistics {
     }
 
     /// Adds what the destination has reported.
-    pub fn add_measures(&mut self, measures: FaultMeasures) {
+    pub(crate) fn add_measures(&mut self, measures: FaultMeasures) {
         self.request_stages_us = measures.stages.into();
         self.unmeasured_requests = measures.unmeasured;
         self.faults = measures

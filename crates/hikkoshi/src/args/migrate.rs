@@ -190,7 +190,7 @@ pub(crate) struct MigrateOptions {
 
 /// What to do if pre-copy does not converge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum WhenStalled {
+pub(crate) enum WhenStalled {
     /// Report it and continue pre-copy
     GoOn,
     /// Continue with post-copy

@@ -156,7 +156,7 @@ impl Client {
     /// # Errors
     ///
     /// See [`QmpError`].
-    pub fn execute_within(
+    pub(crate) fn execute_within(
         &mut self,
         command: &str,
         arguments: Value,

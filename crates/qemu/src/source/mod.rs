@@ -268,12 +268,6 @@ impl QemuSource {
         }
     }
 
-    /// What another process needs to know to undo the changes in QEMU, as of now.
-    /// See [`undo`](crate::undo()).
-    pub fn undo_record(&self) -> &UndoRecord {
-        &self.undo
-    }
-
     /// Calls `keep` with the record for [`undo`](crate::undo()): now, and then before
     /// every change that the record describes. If `keep` fails, the guest is not
     /// paused.

@@ -10,7 +10,7 @@ use super::RecordError;
 /// [`SourceRecord`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct SourceEngineRecord {
+pub(crate) struct SourceEngineRecord {
     id: String,
     stage: SourceStageTag,
     mode: ModeTag,
@@ -19,7 +19,7 @@ pub struct SourceEngineRecord {
 /// [`DestinationRecord`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct DestinationEngineRecord {
+pub(crate) struct DestinationEngineRecord {
     id: String,
     stage: DestinationStageTag,
     mode: ModeTag,
@@ -31,7 +31,7 @@ pub struct DestinationEngineRecord {
 
 /// [`Mode`].
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub enum ModeTag {
+pub(crate) enum ModeTag {
     #[serde(rename = "precopy")]
     Precopy,
     #[serde(rename = "postcopy")]

@@ -9,7 +9,7 @@ use super::VERSION;
 
 /// A journal could not be converted from or to its stored form.
 #[derive(Debug, Error)]
-pub enum RecordError {
+pub(crate) enum RecordError {
     /// It is not JSON.
     #[error("the journal is damaged")]
     Json(#[source] serde_json::Error),
