@@ -74,7 +74,7 @@ pub trait FrameDelivery: Send {
     fn deliver(&mut self, frame: &KeptFrame) -> Result<(), GuestError>;
 }
 
-/// What became of the frames that arrived for the guest during the switchover.
+/// How many frames arrived for the guest during the switchover, and how many were delivered.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct FramesAccount {
     /// Frames that the guest did not get at the source, and that were sent to the destination. At

@@ -165,7 +165,7 @@ impl DestinationFailure {
         }
     }
 
-    /// Whether a new connection can mend it.
+    /// Whether a new connection can repair it.
     pub(crate) fn is_about_links(&self) -> bool {
         matches!(
             self,

@@ -79,8 +79,8 @@ pub struct Account {
     pub guest_state: GuestState,
     /// From the connection to the last page received, in milliseconds.
     pub total_ms: f64,
-    /// From the guest's pause at the source until the source learned that it runs at the
-    /// destination, in milliseconds; 0 for a guest that was paused by its owner. At the
+    /// From the guest's pause at the source until the source received the report that it runs at
+    /// the destination, in milliseconds; 0 for a guest that was paused by its owner. At the
     /// destination: from the message that the guest is paused at the source.
     pub downtime_ms: f64,
     /// The steps of the switchover on this side, with the time of each; empty if another engine

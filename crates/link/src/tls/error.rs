@@ -64,7 +64,7 @@ pub enum CertificatesError {
         /// The cause.
         source: rustls::Error,
     },
-    /// The destination's host name cannot stand in a certificate.
+    /// The destination's host name cannot be in a certificate.
     #[error("looking for the destination's host name '{host}' in its certificate")]
     HostName {
         /// The name.

@@ -155,7 +155,7 @@ pub(super) fn of_node(node: &Node) -> MemoryWrites {
 /// Whether this driver reads through other nodes: an image format or a filter.
 pub(super) fn is_layer(driver: &str) -> bool {
     let [_, _, formats, filters] = DRIVERS;
-    // These two are no filters: they have no node below them.
+    // These two are not filters: they have no node below them.
     let is_end = driver.starts_with("null-") || driver == "vvfat";
     !is_end && (formats.contains(&driver) || filters.contains(&driver))
 }
