@@ -46,6 +46,34 @@ impl Progress {
 }
 
 /// Receives progress reports. Called often and from several threads: must return at once.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU64, Ordering};
+///
+/// use hikkoshi_engine::Observer;
+/// use hikkoshi_engine::report::Progress;
+///
+/// /// Keeps the number of bytes for another thread, and prints notices.
+/// #[derive(Debug, Default)]
+/// struct Meter {
+///     bytes: AtomicU64,
+/// }
+///
+/// impl Observer for Meter {
+///     fn progress(&self, progress: &Progress) {
+///         self.bytes.store(progress.bytes, Ordering::Relaxed);
+///     }
+///
+///     fn notice(&self, text: &str) {
+///         eprintln!("{text}");
+///     }
+/// }
+///
+/// // For `Watch` at the source, or `ReceiveWatch` at the destination.
+/// let observer: Arc<dyn Observer> = Arc::new(Meter::default());
+/// # observer.notice("a sentence");
+/// ```
 pub trait Observer: Send + Sync + Debug {
     /// The present state, a few times a second.
     fn progress(&self, progress: &Progress);
