@@ -41,8 +41,8 @@ pub fn busy_guest() -> VmConfig {
 }
 
 /// Injects the fault at each of these breakpoints; outside `make drills` at every second one, of
-/// which the other half is covered by other faults at the same steps. Both sides must report where the guest is, and
-/// the guest must be there and healthy. Migrates the guest in the end.
+/// which the other half is covered by other faults at the same steps. Both sides must report where
+/// the guest is, and the guest must be there and healthy. Migrates the guest in the end.
 ///
 /// # Panics
 /// When a check fails.

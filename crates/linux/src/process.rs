@@ -51,8 +51,8 @@ impl Process {
     ///
     /// # Errors
     ///
-    /// `EPERM` without the right to trace both, `ESRCH` when one has ended, `ENOSYS` when the kernel
-    /// was built without `CONFIG_KCMP`.
+    /// `EPERM` without the right to trace both, `ESRCH` when one has ended, `ENOSYS` when the
+    /// kernel was built without `CONFIG_KCMP`.
     pub fn shares_memory_with(&self, other: u32) -> io::Result<bool> {
         const KCMP_VM: libc::c_ulong = 1;
         let [this, other] = [self.pid, other].map(libc::c_ulong::from);

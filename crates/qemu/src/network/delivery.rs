@@ -17,8 +17,8 @@ const REMEMBERED_FOR: Duration = Duration::from_secs(10);
 /// The most frames that are remembered for each card.
 const MAX_REMEMBERED: usize = 4096;
 
-/// Frames that are transmitted before QEMU has read the earlier ones. A tap device has room for 1,000
-/// by default (`txqueuelen`), and drops what is over without an error.
+/// Frames that are transmitted before QEMU has read the earlier ones. A tap device has room for
+/// 1,000 by default (`txqueuelen`), and drops what is over without an error.
 const BURST: usize = 128;
 
 /// How long to wait until QEMU has read them, and how often to check.

@@ -34,8 +34,8 @@ use super::tls::{greeting, invited};
 /// The most memory that all connections of unknown peers together may use.
 const MAX_BYTES: usize = 16 << 20;
 
-/// The most threads for unknown peers: those that perform handshakes, and those that have ended but have
-/// not exited yet (on a busy host some dozens: 157 threads were seen).
+/// The most threads for unknown peers: those that perform handshakes, and those that have ended but
+/// have not exited yet (on a busy host some dozens: 157 threads were seen).
 const MAX_THREADS: usize = 256;
 
 /// An address other than the source's.
@@ -153,17 +153,17 @@ fn a_source_is_served_among_a_thousand_connections() {
     check_source_is_served(greeting, None);
 }
 
-/// The same with TLS, by unknown peers that start the handshake, let this side compute its part, and
-/// stop.
+/// The same with TLS, by unknown peers that start the handshake, let this side compute its part,
+/// and stop.
 #[test]
 fn a_source_is_served_among_a_thousand_tls_handshakes() {
     let (client, server) = invited();
     check_source_is_served(greeting(&client), Some((client, server)));
 }
 
-/// Unknown peers, each from an address of its own, connect after a source that has sent nothing yet. Returns
-/// whether the source is admitted, at the listener of a migration that began from its address, or
-/// of none.
+/// Unknown peers, each from an address of its own, connect after a source that has sent nothing
+/// yet. Returns whether the source is admitted, at the listener of a migration that began from its
+/// address, or of none.
 fn admitted_among_addresses(begun: bool) -> bool {
     let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).unwrap();
     let Address::Tcp(to) = listener.address() else {
