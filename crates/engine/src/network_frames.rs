@@ -23,7 +23,6 @@
 use std::time::{Duration, Instant};
 
 use hikkoshi_wire::NetworkFrame;
-use serde::Serialize;
 
 use crate::guest_error::GuestError;
 
@@ -75,7 +74,7 @@ pub trait FrameDelivery: Send {
 }
 
 /// How many frames arrived for the guest during the switchover, and how many were delivered.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FramesAccount {
     /// Frames that the guest did not get at the source, and that were sent to the destination. At
     /// the destination: that arrived there.

@@ -3,11 +3,8 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use serde::Serialize;
-
 /// The phase that a migration is in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// Links are opened, machines are compared.
     Connecting,
@@ -20,7 +17,7 @@ pub enum Phase {
 }
 
 /// The state of a migration at one moment.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy)]
 pub struct Progress {
     /// The phase.
     pub phase: Phase,
