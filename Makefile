@@ -34,6 +34,10 @@ guest: setup ## build the test guest's initramfs, and the nano guest
 guest-debian: guest ## make a whole Debian guest
 	@setup/setup.sh debian
 
+.PHONY: guest-images
+guest-images: guest-debian ## make everything that `make test` boots
+	@setup/setup.sh ovmf
+
 # Only the matrix and the laboratory's own tests of devices need these.
 .PHONY: guest-devices
 guest-devices: guest ## fetch UEFI firmware, and a kernel with the drivers of all devices
@@ -82,7 +86,7 @@ lint: setup check-docs ## formatting, clippy, rustdoc, shell scripts and documen
 	$(BUILD)/shellcheck/run --check-sourced $(SHELL_SCRIPTS)
 
 .PHONY: check-docs
-check-docs: ## the documents' links, paths and width
+check-docs: ## the documents' links, paths and width, and the width of comments
 	cargo run --quiet --locked --package hikkoshi-docs
 
 # Not part of `make test`: the advisories come from a database on GitHub. Without a network,
@@ -116,7 +120,7 @@ test-loom: setup ## loom models: page bitmap, second-stage tables, state shared 
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-engine --package hikkoshi-link --lib -- model
 
 .PHONY: test-guests
-test-guests: guest-debian ## the laboratory's own tests, and real guests moved between real QEMUs
+test-guests: guest-images ## the laboratory's own tests, and real guests moved between real QEMUs
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-lab --package hikkoshi-tests
 

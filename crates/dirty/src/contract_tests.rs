@@ -180,7 +180,7 @@ fn peek_and_count_clear_nothing(guest: &dyn Guest, log: &dyn DirtyLog) {
         );
         assert_eq!(count(log, all), pages(&expected), "wrong count");
     }
-    // Pages that are written after a peek are reported beside the others, and all of them by a take.
+    // Pages that are written after a peek are reported beside the others, and all by a take.
     places.extend(added);
     write_all(guest, &places);
     let expected = granules(guest, &places, all);

@@ -15,8 +15,8 @@ use crate::guest_ram::bytes_of;
 use crate::private_memory::PrivateMemory;
 use crate::writer::RamWriter;
 
-/// How often pages are dropped that are present again at once: reading a hole of a file fills it with
-/// zeros, and QEMU's monitor may be reading the guest's memory.
+/// How often pages are dropped that are present again at once: reading a hole of a file fills it
+/// with zeros, and QEMU's monitor may be reading the guest's memory.
 const DROP_ATTEMPTS: u32 = 8;
 
 /// Ranges of one process, and the extents that they belong to.
@@ -51,7 +51,8 @@ impl RamWriter {
     }
 
     /// As [`drop_stale`](Self::drop_stale), but does not check that the pages are absent: fewer
-    /// system calls, while a guest is paused. The caller checks all of its missing pages afterwards.
+    /// system calls, while a guest is paused. The caller checks all of its missing pages
+    /// afterwards.
     ///
     /// # Errors
     /// As [`drop_stale`](Self::drop_stale).

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 /// A machine type that both QEMU versions support, so that a guest can move between them.
 pub const DEFAULT_MACHINE: &str = "pc-q35-7.2";
 
-/// A virtio-net card on a tap device.
+/// A network card on a tap device.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Nic {
     /// The tap device, in the machine's namespace.
@@ -21,6 +21,8 @@ pub struct Nic {
     pub address: String,
     /// Number of queue pairs. The guest uses as many as it has processors.
     pub queues: u32,
+    /// QEMU's name of the card's type.
+    pub model: &'static str,
 }
 
 /// What runs the guest's code.

@@ -23,8 +23,8 @@ struct Setup<'n> {
     /// Where each is, the guest's address there, and when it sends.
     clients: Vec<(&'n Namespace, &'static str, Pace)>,
     arguments: &'static [&'static str],
-    /// The engines run in QEMU's network namespaces, as on two hosts, or outside, as with libvirt or
-    /// in containers.
+    /// The engines run in QEMU's network namespaces, as on two hosts, or outside, as with libvirt
+    /// or in containers.
     engines: Engines,
 }
 
@@ -138,8 +138,8 @@ fn received(guest: &Guest<'_>, sent: u32) -> Serve {
 }
 
 impl Moved {
-    /// Checks that no datagram was lost, on the way there or back, and hardly one came twice: at most
-    /// two for each of `queues`.
+    /// Checks that no datagram was lost, on the way there or back, and hardly one came twice: at
+    /// most two for each of `queues`.
     fn assert_nothing_lost(&self, queues: usize) {
         let Self {
             clients,
@@ -204,8 +204,8 @@ fn without_kept_frames_datagrams_are_lost() {
     assert!(!moved.clients[1].lost.is_empty(), "{:?}", moved.clients);
 }
 
-/// The kernel chooses a queue for each client's datagrams, so eight clients hardly ever use only one
-/// of four.
+/// The kernel chooses a queue for each client's datagrams, so eight clients hardly ever use only
+/// one of four.
 #[test]
 fn no_datagram_is_lost_on_a_card_with_four_queues() {
     const QUEUES: u32 = 4;

@@ -84,8 +84,8 @@ impl QemuDestination {
     }
 }
 
-/// Opens what announces the addresses that QEMU does not announce. A failure is only logged, because
-/// the guest's own packets have the same effect.
+/// Opens what announces the addresses that QEMU does not announce. A failure is only logged,
+/// because the guest's own packets have the same effect.
 pub(super) fn open_announcer(client: &mut Client, process: &Process) -> Option<Announcer> {
     Announcer::open(client, process)
         .inspect_err(|error| {

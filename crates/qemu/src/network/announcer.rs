@@ -98,6 +98,7 @@ impl AnnouncedCard {
             }
         }
         if let Some(error) = failed {
+            let error = Report::new(&error);
             tracing::debug!(card = self.name, %error, "announcing an address of the guest");
         }
     }

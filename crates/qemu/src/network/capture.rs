@@ -9,6 +9,10 @@ use hikkoshi_wire::NetworkFrame;
 
 use super::opened::{OpenedNetworks, TapCard};
 
+/// Every captured frame can be sent.
+const _: () =
+    assert!(hikkoshi_network_frames::MAX_NETWORK_FRAME <= hikkoshi_wire::MAX_NETWORK_FRAME);
+
 /// The most frames that are read from one card at a time.
 const MAX_AT_ONCE: usize = 16 << 10;
 

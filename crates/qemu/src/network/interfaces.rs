@@ -55,9 +55,9 @@ pub(super) fn namespace(process: &Process) -> io::Result<Option<File>> {
 
 /// The tap device of each card. A card whose device is not known for certain has none.
 ///
-/// QEMU names the device that it opened itself, or the descriptor that it was given (of several, that
-/// of each queue). It does not where a helper opened the device. Then the device is known if exactly
-/// one card and one device are left.
+/// QEMU names the device that it opened itself, or the descriptor that it was given (of several,
+/// that of each queue). It does not where a helper opened the device. Then the device is known if
+/// exactly one card and one device are left.
 pub(super) fn assign<'a>(
     cards: &'a [Card],
     interfaces: &'a [TapInterface],

@@ -43,8 +43,8 @@ pub(crate) enum PauseError {
     /// The undo record could not be written.
     #[error("pausing the guest for the switchover: writing the undo record")]
     Record(#[source] io::Error),
-    /// The guest's owner has paused or resumed it since the pause was prepared, and that could not be
-    /// undone.
+    /// The guest's owner has paused or resumed it since the pause was prepared, and that could not
+    /// be undone.
     #[error("pausing the guest for the switchover")]
     Undo(#[from] ResumeError),
 }

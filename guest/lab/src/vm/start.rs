@@ -3,7 +3,7 @@
 use super::{POLL, Vm, stderr_tail};
 use crate::config::Accelerator;
 use crate::ram::PreparedRam;
-use crate::{Lab, LabError, Nic, Qmp, VmConfig, initramfs, kernel, nano_kernel, spawn};
+use crate::{Lab, LabError, Nic, Qmp, VmConfig, initramfs, kernel, nano_kernel, spawn, tsc};
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -120,6 +120,9 @@ impl VmConfig {
                 return Err(error);
             }
         };
+        let port = devices.iter().find_map(|device| device.port.as_ref());
+        let port = port.map(|port| starting.accept(port, "its port"));
+        let port = port.transpose()?;
         let Some(child) = starting.finish() else {
             unreachable!("the child is taken here only");
         };
@@ -132,6 +135,7 @@ impl VmConfig {
             qmp,
             console,
             input: Mutex::new(input),
+            port,
             ram,
             hot_cpus: self.hot_cpus,
             _devices: devices,
@@ -200,6 +204,10 @@ impl VmConfig {
             line.push_str(" hk.net=");
             line.push_str(&addresses.join(","));
         }
+        // Emulated with ACPI, it has no timer by which the kernel could measure the frequency.
+        if self.machine == "microvm" {
+            line.push_str(&format!(" tsc_early_khz={}", tsc::khz()));
+        }
         line
     }
 }
@@ -211,10 +219,8 @@ impl Nic {
             "tap,id=net{number},ifname={},script=no,downscript=no",
             self.tap
         );
-        let mut card = format!(
-            "virtio-net-pci,netdev=net{number},mac={},romfile=",
-            self.mac
-        );
+        let (model, mac) = (self.model, &self.mac);
+        let mut card = format!("{model},netdev=net{number},mac={mac},romfile=");
         if self.queues > 1 {
             backend.push_str(&format!(",queues={}", self.queues));
             card.push_str(",mq=on");
@@ -289,7 +295,8 @@ impl Drop for StartingVm<'_> {
     }
 }
 
-fn listen(path: &Path) -> Result<UnixListener, LabError> {
+/// Listens at a socket that QEMU connects to. Accepting does not wait.
+pub(crate) fn listen(path: &Path) -> Result<UnixListener, LabError> {
     // A machine of the same name may have ended.
     let _ = std::fs::remove_file(path);
     let listener = UnixListener::bind(path).map_err(LabError::file("listening at", path))?;

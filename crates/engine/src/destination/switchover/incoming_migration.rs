@@ -128,8 +128,8 @@ pub(crate) struct IncomingMigration<'a> {
     pub(super) silence: SilenceTimer,
 }
 
-/// What was received since the last *DiscardEnd*: since the source has paused the guest, if no other
-/// follows.
+/// What was received since the last *DiscardEnd*: since the source has paused the guest, if no
+/// other follows.
 #[derive(Debug)]
 pub(super) struct Received {
     /// When the first message came.

@@ -154,9 +154,9 @@ impl Precopy {
         self.finish_round(batch)
     }
 
-    /// Sends the pages in the log with the guest paused, after [`finish_round`](Self::finish_round).
-    /// Afterwards the destination has every page. Device writes have landed, because pausing
-    /// drains.
+    /// Sends the pages in the log with the guest paused, after
+    /// [`finish_round`](Self::finish_round). Afterwards the destination has every page. Device
+    /// writes have landed, because pausing drains.
     ///
     /// The log is not read again, so its pages need not become clean.
     pub(crate) fn last_round(&self) -> Result<(), SourceFailure> {
@@ -172,8 +172,8 @@ impl Precopy {
     /// with the pages that the save has dirtied: also those that were in the log before, so they
     /// become clean here.
     ///
-    /// The guest dirties nothing or little meanwhile, so the log is taken as a whole: that is faster
-    /// than one chunk at a time.
+    /// The guest dirties nothing or little meanwhile, so the log is taken as a whole: that is
+    /// faster than one chunk at a time.
     pub(crate) fn begin_round(&self) -> Result<Arc<Batch>, SourceFailure> {
         let unsent = &self.unsent;
         let taken = take_log(&*self.log, self.shared.ram.layout(), |run, runs| {

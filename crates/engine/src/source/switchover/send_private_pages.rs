@@ -29,8 +29,8 @@ const MAX_READ_AT_RESUME: u64 = 256;
 pub(crate) struct PrivatePages(Vec<(usize, Vec<PageRange>)>);
 
 impl PrivatePages {
-    /// Looks for them. The guest is paused, and no thread claims pages yet. `read_at_resume` are the
-    /// blocks that the monitor reads when it resumes the guest.
+    /// Looks for them. The guest is paused, and no thread claims pages yet. `read_at_resume` are
+    /// the blocks that the monitor reads when it resumes the guest.
     pub(crate) fn find(ram: &GuestRam, unsent: &UnsentPages, read_at_resume: &[usize]) -> Self {
         let (mut room, mut blocks) = (MAX_SENT_BEFORE_COMMIT, sent_before_commit(ram));
         if blocks.is_empty() {
