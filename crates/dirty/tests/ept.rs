@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use hikkoshi_dirty::{DirtyError, DirtyLog, EptLog, EptStartError, SharedLog, contract_tests};
 use hikkoshi_ept::testing::{Access, Machine, TestMemory};
@@ -22,6 +23,8 @@ const FRAMES: u64 = 16 << 10;
 /// The host frame of guest frame 0.
 const HOST: u64 = 1 << 20;
 const VCPUS: usize = 2;
+/// After so many writes a thread lets others run.
+const WRITES_PER_TURN: u64 = 64;
 
 /// A block of pages that is mapped in parts: their first guest frame and number of pages.
 fn block(id: &str, parts: &[(u64, u64)]) -> RamBlock {
@@ -138,7 +141,14 @@ impl contract_tests::Guest for Vm {
             let (stop, frames) = (Arc::clone(&self.stop), Arc::clone(&frames));
             writers.push(thread::spawn(move || {
                 let mut random = cpu as u64 + 1;
+                let mut written = 0_u64;
                 while !stop.load(Ordering::Relaxed) {
+                    // Outside the guest: if the thread loses its host processor inside, it keeps
+                    // the lock of its virtual processor, and a take spins until it runs again.
+                    written += 1;
+                    if written.is_multiple_of(WRITES_PER_TURN) {
+                        thread::yield_now();
+                    }
                     random ^= random << 13;
                     random ^= random >> 7;
                     random ^= random << 17;
@@ -269,7 +279,13 @@ fn no_client_misses_a_write_that_another_takes() {
                 }
                 taken
             };
-            while all.chunks(size).map(&mut update).last() < Some(2 * pages) {}
+            let mut passes = 0;
+            while all.chunks(size).map(&mut update).last() < Some(16 * pages) {
+                passes += 1;
+                assert!(passes < 10_000, "too few writes were reported");
+                // The guest writes meanwhile, however busy the host is.
+                thread::sleep(Duration::from_millis(1));
+            }
             (log, copy)
         };
         contract_tests::Guest::start_writing(&vm);
