@@ -10,7 +10,7 @@ use std::path::PathBuf;
 /// A machine type that both QEMU versions support, so that a guest can move between them.
 pub const DEFAULT_MACHINE: &str = "pc-q35-7.2";
 
-/// A virtio-net card on a tap device.
+/// A network card on a tap device.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Nic {
     /// The tap device, in the machine's namespace.
@@ -21,6 +21,8 @@ pub struct Nic {
     pub address: String,
     /// Number of queue pairs. The guest uses as many as it has processors.
     pub queues: u32,
+    /// QEMU's name of the card's type.
+    pub model: &'static str,
 }
 
 /// What runs the guest's code.
@@ -51,6 +53,7 @@ pub struct VmConfig {
     pub(crate) kernel: Option<PathBuf>,
     pub(crate) initramfs: Option<PathBuf>,
     pub(crate) nics: Vec<Nic>,
+    pub(crate) taps_opened_in: Option<Namespace>,
     pub(crate) disks: Vec<Disk>,
     pub(crate) devices: Vec<Device>,
     pub(crate) throttle: Option<Throttle>,
@@ -77,6 +80,7 @@ impl Default for VmConfig {
             kernel: None,
             initramfs: None,
             nics: Vec::new(),
+            taps_opened_in: None,
             disks: Vec::new(),
             devices: Vec::new(),
             throttle: None,
@@ -226,6 +230,14 @@ impl VmConfig {
     #[must_use]
     pub fn nic(mut self, nic: Nic) -> Self {
         self.nics.push(nic);
+        self
+    }
+
+    /// Opens the tap devices in that namespace and passes descriptors to QEMU, as libvirt does.
+    /// Otherwise QEMU opens them, in its own namespace.
+    #[must_use]
+    pub fn pass_taps_of(mut self, namespace: &Namespace) -> Self {
+        self.taps_opened_in = Some(namespace.clone());
         self
     }
 
