@@ -100,7 +100,7 @@ pub(crate) fn deliver(
 #[derive(Debug)]
 struct Tap {
     card: Card,
-    /// The device's name in QEMU's network namespace.
+    /// The device's name in its network namespace.
     interface: String,
     /// The device's queues.
     queues: Vec<TunQueue>,
@@ -183,12 +183,13 @@ fn open(
             backends: backends.join(", "),
         });
     }
-    let namespace = interfaces::namespace(process).map_err(|source| NetworkError::Process {
-        pid: process.pid(),
-        source,
-    })?;
-    let namespace = namespace.as_ref().map(AsFd::as_fd);
     let open = taps.into_iter().map(|tap| {
+        let namespace = interfaces::namespace(&tap.queues, process);
+        let namespace = namespace.map_err(|source| NetworkError::Process {
+            pid: process.pid(),
+            source,
+        })?;
+        let namespace = namespace.as_ref().map(AsFd::as_fd);
         let filters = match u16::try_from(tap.queues.len()) {
             Ok(several @ 2..) if sockets == Sockets::ForEachQueue => {
                 (0..several).map(Some).collect()
