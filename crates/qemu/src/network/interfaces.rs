@@ -108,9 +108,11 @@ mod tests {
     use super::*;
 
     fn card(last: u8, backend: &str, interface: Option<&str>, descriptor: Option<i32>) -> Card {
+        let address = [0x52, 0x54, 0, 0, 0, last];
         Card {
             name: format!("net{last}"),
-            address: [0x52, 0x54, 0, 0, 0, last],
+            address,
+            guest_address: address,
             backend: backend.to_owned(),
             interface: interface.map(str::to_owned),
             descriptor,

@@ -8,10 +8,11 @@
 mod announcer;
 mod capture;
 mod cards;
+mod configured;
 mod delivery;
 mod interfaces;
 pub(crate) mod overview;
-mod rx_filter;
+pub(crate) mod rx_filter;
 
 use std::io;
 use std::os::fd::AsFd;
@@ -68,7 +69,8 @@ pub(crate) enum NetworkError {
 #[derive(Debug)]
 struct TapCard {
     address: MacAddress,
-    /// The device's name in QEMU's network namespace.
+    guest_address: MacAddress,
+    /// The device's name in its network namespace.
     interface: String,
     /// One for each queue at the source, one for all at the destination.
     sockets: Vec<PacketSocket>,
@@ -201,6 +203,7 @@ fn open(
             .map(|queue| PacketSocket::open(namespace, &tap.interface, queue));
         Ok(TapCard {
             address: tap.card.address,
+            guest_address: tap.card.guest_address,
             sockets: sockets
                 .collect::<Result<_, _>>()
                 .map_err(|source| NetworkError::Open {
