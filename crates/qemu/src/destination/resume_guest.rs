@@ -8,10 +8,9 @@ use hikkoshi_linux::Process;
 use serde_json::json;
 
 use super::{QemuDestination, RunError};
-use crate::network::Announcer;
-use crate::qmp::announce_self;
+use crate::network::{Announcer, rx_filter};
 use crate::qmp::migration;
-use crate::qmp::monitor::{self, ConnectTimeouts, NO_TIMEOUT, connected};
+use crate::qmp::monitor::{self, ConnectTimeouts, NO_TIMEOUT};
 use crate::qmp::{COMMAND_TIMEOUT, Client, QmpError};
 
 /// How long to try to connect before resuming, if the connection fails. A QEMU that
@@ -40,7 +39,10 @@ impl QemuDestination {
         let client = monitor::get_or_connect(&mut self.client, qmp, process, timeouts, give_up)?;
         client.set_cancel(Some(give_up.clone()));
         client.set_timeout(NO_TIMEOUT);
-        let outcome = run(client, self.reattached);
+        if self.announcer.is_none() {
+            self.announcer = open_announcer(client, &self.process);
+        }
+        let outcome = run(client, self.reattached, self.announcer.as_ref());
         client.set_timeout(COMMAND_TIMEOUT);
         // After reattaching it is not known whether the guest has run before.
         let never_ran = !self.reattached && is_refused(&outcome) && has_never_run(client);
@@ -50,14 +52,7 @@ impl QemuDestination {
             outcome => outcome,
         };
         let at = outcome?;
-        let client = connected(&mut self.client)?;
-        announce_self::announce_with(client, &self.settings.parameters);
-        if self.announcer.is_none() {
-            self.announcer = open_announcer(client, &self.process);
-        }
-        if let Some(announcer) = &self.announcer {
-            announcer.announce(client);
-        }
+        self.announce_self = true;
         Ok(at)
     }
 
@@ -84,8 +79,8 @@ impl QemuDestination {
     }
 }
 
-/// Opens what announces the addresses that QEMU does not announce. A failure is only logged, because
-/// the guest's own packets have the same effect.
+/// Opens what announces the guest. A failure is only logged, because the guest's own packets have the
+/// same effect.
 pub(super) fn open_announcer(client: &mut Client, process: &Process) -> Option<Announcer> {
     Announcer::open(client, process)
         .inspect_err(|error| {
@@ -94,20 +89,46 @@ pub(super) fn open_announcer(client: &mut Client, process: &Process) -> Option<A
         .ok()
 }
 
-/// Resumes the guest. `reattached`: it may run already. The client's timeout applies:
-/// QEMU opens storage, and may wait for missing pages.
-fn run(client: &mut Client, reattached: bool) -> Result<Instant, RunError> {
+/// Resumes the guest, and announces it to its networks. `reattached`: it may run already. The client's
+/// timeout applies: QEMU opens storage, and may wait for missing pages.
+fn run(
+    client: &mut Client,
+    reattached: bool,
+    announcer: Option<&Announcer>,
+) -> Result<Instant, RunError> {
     let asked = Instant::now();
     if reattached && migration::run_state(client)?.running {
+        // Without asking for more addresses: the first engine has most likely announced them.
+        if let Some(announcer) = announcer {
+            announcer.announce(None);
+        }
         return Ok(asked);
     }
-    client.execute("cont", json!({}))?;
+    let announcer = announcer.filter(|announcer| announcer.has_cards());
+    let filters = match announcer {
+        // Together, because an answer takes long when the guest runs and lacks pages.
+        Some(_) => {
+            let commands = [rx_filter::QUERY, "cont"].map(|command| (command, json!({})));
+            let [filters, cont] = client.submit(commands)?;
+            let filters = client.answer(&filters);
+            client.answer(&cont)?;
+            filters
+                .inspect_err(|error| {
+                    tracing::warn!(error = %Report::new(error), "querying the addresses of the guest's network cards");
+                })
+                .ok()
+        }
+        None => {
+            client.execute("cont", json!({}))?;
+            None
+        }
+    };
     let until = Instant::now() + RESUME_TIMEOUT;
     let resumed = client.wait_event("the guest to run", until, |event| {
         (event.name == "RESUME").then_some(event.at)
     });
-    match resumed? {
-        Some(at) => Ok(at.max(asked)),
+    let at = match resumed? {
+        Some(at) => at.max(asked),
         None => {
             let state = migration::run_state(client)?;
             if !state.running {
@@ -115,9 +136,13 @@ fn run(client: &mut Client, reattached: bool) -> Result<Instant, RunError> {
                     state: state.status,
                 });
             }
-            Ok(Instant::now())
+            Instant::now()
         }
+    };
+    if let Some(announcer) = announcer {
+        announcer.announce(filters.as_ref());
     }
+    Ok(at)
 }
 
 fn is_refused(outcome: &Result<Instant, RunError>) -> bool {
