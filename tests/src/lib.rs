@@ -15,7 +15,8 @@
 //! An [`InjectedFault`] is a fault at a chosen step of a migration, with its expected outcome. A
 //! [`KernelFeature`] can be disabled to simulate an older kernel.
 //!
-//! A [`PacketCapture`] sees every packet between two hosts. A [`CertificateAuthority`] issues their
+//! A [`PacketCapture`] sees every packet between two hosts, [`TransmittedFrames`] those on some devices
+//! of a host. A [`CertificateAuthority`] issues their
 //! certificates.
 //!
 //! Each guest that is booted has a disk with a file system, which it uses by direct I/O. At the end
@@ -67,6 +68,7 @@ mod relay;
 mod split_brain;
 mod test_env;
 mod thread_scheduling;
+mod transmitted_frames;
 mod unique_address;
 
 pub use certificate_authority::CertificateAuthority;
@@ -93,6 +95,7 @@ pub use relay::{Breakpoint, MessageKind, Relay, RelayAction, When};
 pub use split_brain::SplitBrainWatcher;
 pub use test_env::TestEnv;
 pub use thread_scheduling::ThreadScheduling;
+pub use transmitted_frames::TransmittedFrames;
 pub use unique_address::{unique_address, unique_host};
 
 use std::time::Duration;
