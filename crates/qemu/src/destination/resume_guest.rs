@@ -158,3 +158,55 @@ fn has_never_run(client: &mut Client) -> bool {
     tracing::debug!(?state, resumed, "after QEMU refused to run the guest");
     !resumed && state.is_ok_and(|state| !state.running)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+
+    use hikkoshi_frames::TunQueue;
+    use serde_json::Value;
+
+    use super::*;
+
+    /// The main loop of such a QEMU waits for a page.
+    #[test]
+    fn a_qemu_that_answers_nothing_more_once_the_guest_runs_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let greeting = json!({ "QMP": { "version": { "qemu":
+                { "major": 10, "minor": 0, "micro": 0 } }, "capabilities": [] } });
+            writeln!(stream, "{greeting}").unwrap();
+            let mut got = Vec::new();
+            for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+                let request: Value = serde_json::from_str(&line.unwrap()).unwrap();
+                let command = request["execute"].as_str().unwrap().to_owned();
+                let runs = got.iter().any(|earlier| earlier == "cont");
+                if !runs {
+                    let answer = json!({ "return": {}, "id": request["id"] });
+                    writeln!(stream, "{answer}").unwrap();
+                }
+                if command == "cont" {
+                    let timestamp = json!({ "seconds": 1, "microseconds": 2 });
+                    let event = json!({ "event": "RESUME", "timestamp": timestamp });
+                    writeln!(stream, "{event}").unwrap();
+                }
+                got.push(command);
+            }
+            got
+        });
+        let mut client = Client::connect(&path, Duration::from_secs(20)).unwrap();
+        client.set_timeout(NO_TIMEOUT);
+        // Not a tap device: announcing there fails, which is only logged.
+        let queue = TunQueue::new(File::open("/dev/null").unwrap().into());
+        let announcer = Announcer::with_card(queue);
+        run(&mut client, false, Some(&announcer)).unwrap();
+        drop(client);
+        let got = server.join().unwrap();
+        assert_eq!(got, ["qmp_capabilities", "query-rx-filter", "cont"]);
+    }
+}

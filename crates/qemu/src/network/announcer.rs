@@ -52,6 +52,17 @@ impl Announcer {
         })
     }
 
+    /// For a machine with one card, on this queue.
+    #[cfg(test)]
+    pub(crate) fn with_card(queue: TunQueue) -> Self {
+        let card = AnnouncedCard {
+            name: "net0".to_owned(),
+            address: [2, 0, 0, 0, 0, 1],
+            queues: vec![queue],
+        };
+        Self { cards: vec![card] }
+    }
+
     /// Whether a card of the machine is on a tap device.
     pub(crate) fn has_cards(&self) -> bool {
         !self.cards.is_empty()
