@@ -65,7 +65,7 @@ pub(crate) struct Args {
 
     /// How long to wait before a run until other processes are idle, s
     #[arg(long, value_name = "S", default_value_t = 60)]
-    pub patience: u64,
+    pub quiet_timeout: u64,
 }
 
 impl Args {
@@ -87,9 +87,9 @@ impl Args {
         }
     }
 
-    /// The value of `--patience`.
+    /// The value of `--quiet-timeout`.
     pub(crate) fn idle_limit(&self) -> Duration {
-        Duration::from_secs(self.patience)
+        Duration::from_secs(self.quiet_timeout)
     }
 
     /// The value of `--give-up`.

@@ -52,16 +52,16 @@ impl PacketCapture {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
-            let mut heard = Captured::default();
+            let mut captured = Captured::default();
             // Larger than any packet, including segments that the card would split.
             let mut packet = vec![0; 256 << 10];
             loop {
                 match recv(&tap, &mut *packet, RecvFlags::empty()) {
                     Ok((len, _)) => {
-                        heard.bytes += len as u64;
-                        heard.pages += u64::from(shows_a_page(&packet[..len]));
+                        captured.bytes += len as u64;
+                        captured.pages += u64::from(shows_a_page(&packet[..len]));
                     }
-                    Err(_) if stopped.load(Ordering::Acquire) => return heard,
+                    Err(_) if stopped.load(Ordering::Acquire) => return captured,
                     Err(_) => {}
                 }
             }

@@ -5,14 +5,14 @@ use std::path::Path;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 /// Guests are emulated and use a processor each; more at once would only compete.
-const MOST_AT_ONCE: usize = 4;
+const MAX_AT_ONCE: usize = 4;
 
 static BUSY: Mutex<usize> = Mutex::new(0);
 static FREED: Condvar = Condvar::new();
 
 /// Number of slots on this host.
 pub(crate) fn slots() -> usize {
-    std::thread::available_parallelism().map_or(1, |n| n.get().min(MOST_AT_ONCE))
+    std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_AT_ONCE))
 }
 
 /// A test's slot on the host, and its lab folder.

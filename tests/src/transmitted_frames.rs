@@ -1,7 +1,7 @@
 //! Records the frames that a host transmits on its network devices.
 
-use hikkoshi_frames::{Captured, PacketSocket};
 use hikkoshi_lab::Namespace;
+use hikkoshi_network_frames::{Captured, PacketSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;

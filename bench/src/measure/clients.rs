@@ -11,7 +11,7 @@ use hikkoshi_lab::{DatagramClient, GuestNetwork, Pace};
 use super::threads::join;
 use crate::args::Args;
 use crate::error::BenchError;
-use crate::meter::{CpuMeter, Gaps, Moments, run_requests};
+use crate::meter::{CpuMeter, Gaps, MigrationTimeline, run_requests};
 use crate::mover::migrate;
 use crate::plan::{CLIENTS_PORT, Case};
 use crate::record::{ClientsOutcome, Run};
@@ -66,7 +66,7 @@ pub(super) fn measure(
     run.take(&moved);
     let (left, resumed) = testbed.switch()?;
     run.downtime_ms = Some(resumed.happened.saturating_sub(left.happened).as_secs_f64() * 1e3);
-    let moments = Moments {
+    let moments = MigrationTimeline {
         started: moved.started,
         stop: left.instant(),
         resume: resumed.instant(),

@@ -9,7 +9,7 @@ use super::time::seconds_between;
 
 /// The moments that delimit the phases of a migration.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Moments {
+pub(crate) struct MigrationTimeline {
     /// The command was given.
     pub started: Instant,
     /// The source's guest stopped.
@@ -43,7 +43,7 @@ pub(crate) struct Gaps {
 
 impl Gaps {
     /// Finds them; `answered` is in order.
-    pub(crate) fn find(answered: &[Instant], moments: Moments) -> Self {
+    pub(crate) fn find(answered: &[Instant], moments: MigrationTimeline) -> Self {
         let mut gaps = Self::default();
         for pair in answered.windows(2) {
             let &[from, to] = pair else { continue };
@@ -99,7 +99,7 @@ mod tests {
     fn each_gap_belongs_to_the_phase_in_which_it_was() {
         let zero = Instant::now();
         let at = |ms| zero + Duration::from_millis(ms);
-        let moments = Moments {
+        let moments = MigrationTimeline {
             started: at(100),
             stop: at(200),
             resume: at(210),

@@ -12,7 +12,7 @@ mod vcpu_time;
 
 pub(crate) use accesses::{Accesses, access_rates, accesses_between};
 pub(crate) use disk_reads::{DiskOutcome, drains, read_rate};
-pub(crate) use gaps::{Gaps, Moments};
+pub(crate) use gaps::{Gaps, MigrationTimeline};
 pub(crate) use host_cpu::{CpuMeter, wait_until_idle};
 pub(crate) use http_clients::{INTERVAL, Responses, Span, run_clients};
 pub(crate) use request_client::run_requests;

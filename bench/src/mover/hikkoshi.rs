@@ -280,7 +280,7 @@ impl Side {
         })
     }
 
-    fn last_words(&self) -> String {
+    fn stderr_tail(&self) -> String {
         let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         let from = said.len().saturating_sub(12);
         said[from..].join("\n")
@@ -290,7 +290,7 @@ impl Side {
         BenchError::Ended {
             side: self.name,
             status: status.to_string(),
-            stderr: self.last_words(),
+            stderr: self.stderr_tail(),
         }
     }
 
@@ -298,7 +298,7 @@ impl Side {
         BenchError::Ended {
             side: self.name,
             status: "no exit status: it still runs".to_owned(),
-            stderr: self.last_words(),
+            stderr: self.stderr_tail(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The network between the two hosts.
 
-use hikkoshi_lab::Shape;
+use hikkoshi_lab::RateLimit;
 use serde::Serialize;
 use std::fmt;
 use std::time::Duration;
@@ -19,10 +19,10 @@ pub(crate) enum NetworkKind {
 impl NetworkKind {
     /// The rate limit of the network or of each connection, if there is one: a burst of 512 KiB,
     /// and a queue of 50 ms.
-    pub(crate) fn shape(self) -> Option<Shape> {
+    pub(crate) fn rate_limit(self) -> Option<RateLimit> {
         match self {
             Self::Loopback => None,
-            Self::Gbit(gbit) | Self::GbitPerFlow(gbit) => Some(Shape {
+            Self::Gbit(gbit) | Self::GbitPerFlow(gbit) => Some(RateLimit {
                 rate_bits: gbit * 1_000_000_000,
                 burst_bytes: 512 * 1024,
                 latency: Duration::from_millis(50),

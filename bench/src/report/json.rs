@@ -84,18 +84,18 @@ impl ResultFile {
 }
 
 fn network(kind: NetworkKind) -> Value {
-    match kind.shape() {
+    match kind.rate_limit() {
         None => json!({ "name": kind.to_string(), "shape": null }),
-        Some(shape) => json!({
+        Some(rate_limit) => json!({
             "name": kind.to_string(),
             "shape": {
                 "by": match kind {
                     NetworkKind::GbitPerFlow(_) => "tc htb, a class for each connection, both directions",
                     _ => "tc tbf, both directions",
                 },
-                "rate_bits": shape.rate_bits,
-                "burst_bytes": shape.burst_bytes,
-                "latency_ms": u64::try_from(shape.latency.as_millis()).unwrap_or(u64::MAX),
+                "rate_bits": rate_limit.rate_bits,
+                "burst_bytes": rate_limit.burst_bytes,
+                "latency_ms": u64::try_from(rate_limit.latency.as_millis()).unwrap_or(u64::MAX),
             },
         }),
     }

@@ -167,8 +167,8 @@ fn row(runs: Vec<&Run>) -> Option<Row> {
 /// The fraction of the network's rate that was used, if the rate is limited.
 #[allow(clippy::cast_precision_loss)] // far below 2^52
 pub(super) fn network_part(row: &Row) -> Option<f64> {
-    let shape = row.case.network.shape()?;
-    Some(row.throughput? * 8.0 / shape.rate_bits as f64)
+    let rate_limit = row.case.network.rate_limit()?;
+    Some(row.throughput? * 8.0 / rate_limit.rate_bits as f64)
 }
 
 #[cfg(test)]

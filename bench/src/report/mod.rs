@@ -4,7 +4,7 @@ mod goals;
 mod json;
 mod medians;
 mod plot;
-mod table;
+mod table_format;
 mod tables;
 
 pub(crate) use goals::goals_table;

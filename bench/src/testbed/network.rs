@@ -24,11 +24,11 @@ impl Network {
     pub(crate) fn new(kind: NetworkKind, congestion: Option<&str>) -> Result<Self, BenchError> {
         let network = match kind {
             NetworkKind::Loopback => Self::Loopback(Namespace::new("host")?),
-            NetworkKind::Gbit(_) => Self::HostPair(HostPair::new(kind.shape())?),
+            NetworkKind::Gbit(_) => Self::HostPair(HostPair::new(kind.rate_limit())?),
             NetworkKind::GbitPerFlow(_) => {
                 let link = HostPair::new(None)?;
-                if let Some(shape) = kind.shape() {
-                    link.shape_each_flow(shape)?;
+                if let Some(rate_limit) = kind.rate_limit() {
+                    link.limit_each_flow(rate_limit)?;
                 }
                 Self::HostPair(link)
             }
@@ -46,7 +46,7 @@ impl Network {
         kind: NetworkKind,
         congestion: Option<&str>,
     ) -> Result<Self, BenchError> {
-        let network = Self::HostPair(HostPair::between(source, destination, kind.shape())?);
+        let network = Self::HostPair(HostPair::between(source, destination, kind.rate_limit())?);
         network.set_congestion_control(congestion)?;
         Ok(network)
     }

@@ -42,20 +42,23 @@
 // The test of write tracking maps memory of its own; KVM's logs need system calls.
 #![allow(unsafe_code)]
 
+mod capability_error;
 #[doc(hidden)]
 pub mod contract_tests;
 mod ept;
+mod kernel_check;
 pub mod kvm;
 mod log;
 mod pagemap;
 mod pagemap_scan;
 mod runs;
 mod shared;
-mod support;
+mod unsupported_kernel;
 
 pub use ept::{EptLog, EptStartError};
+pub use kernel_check::support;
 pub use kvm::KvmLog;
 pub use log::{DirtyError, DirtyLog};
 pub use pagemap::{PagemapLog, StartError};
 pub use shared::{ClientLog, SharedLog};
-pub use support::{UnsupportedKernel, hugetlb_support, support};
+pub use unsupported_kernel::{UnsupportedKernel, hugetlb_support};

@@ -7,7 +7,7 @@ use hikkoshi_linux::HostRange;
 use hikkoshi_pages::PageRange;
 use thiserror::Error;
 
-use crate::kvm::CapabilityError;
+use crate::capability_error::CapabilityError;
 
 /// A record of the pages that were written. Its guarantees are written as tests in
 /// [`contract_tests`](crate::contract_tests).

@@ -25,7 +25,7 @@ use thiserror::Error;
 use crate::log::{DirtyError, DirtyLog};
 use crate::pagemap_scan::{Clear, first_written, scan};
 use crate::runs::RunCoalescer;
-use crate::support::{UnsupportedKernel, hugetlb_support};
+use crate::unsupported_kernel::{UnsupportedKernel, hugetlb_support};
 
 /// Size of the range of one protecting scan, and the alignment of its boundaries.
 const SCAN_BYTES: u64 = 4 << 20;

@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 
 use hikkoshi_dirty::{DirtyError, DirtyLog, EptLog, EptStartError, SharedLog, contract_tests};
 use hikkoshi_ept::testing::{Access, Machine, TestMemory};
-use hikkoshi_ept::{Capabilities, Frame, Gfn, GfnRange, Guest, LogMethod, Mapping, View};
+use hikkoshi_ept::{Capabilities, Gfn, GfnRange, Guest, HostFrame, LogMethod, Mapping, View};
 use hikkoshi_pages::{GuestRange, PAGE_BYTES, Page, PageRange, RamBlock, RamLayout};
 
 const METHODS: [LogMethod; 3] = [
@@ -66,7 +66,7 @@ impl Vm {
         let layout = RamLayout::new(blocks).unwrap();
         let guest = Guest::new(TestMemory::new(300), FRAMES, VCPUS, Capabilities::ALL).unwrap();
         let all = GfnRange::from_len(Gfn::new(0), FRAMES);
-        let mapping = Mapping::ram(all, Frame::new(HOST));
+        let mapping = Mapping::ram(all, HostFrame::new(HOST));
         guest.map(View::MAIN, &mapping).unwrap();
         let tables = Arc::new(guest);
         // The machine borrows the tables, and its threads live as long as the test.

@@ -14,11 +14,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use hikkoshi_engine::{Cancel, Priority, PriorityClass};
-use hikkoshi_lab::{HostPair, Namespace, Shape};
+use hikkoshi_engine::{CancelFlag, Priority, PriorityClass};
+use hikkoshi_lab::{HostPair, Namespace, RateLimit};
 use hikkoshi_link::tls::{TimeLimits, TlsClient, TlsServer};
 use hikkoshi_link::{
-    Address, BackgroundSender, LinkError, LinkReader, LinkWriter, Stream, UrgentActivity, split,
+    BackgroundSender, LinkError, LinkReader, LinkWriter, Stream, UrgentActivity, split,
 };
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange};
 use hikkoshi_wire::{Frame, HEADER_LEN, Limits};
@@ -93,19 +93,19 @@ impl Trial {
 
 fn main() {
     let trial = Trial::from_args();
-    let shape = (trial.gbit > 0).then(|| Shape {
+    let rate_limit = (trial.gbit > 0).then(|| RateLimit {
         rate_bits: trial.gbit * 1_000_000_000,
         burst_bytes: 512 << 10,
         latency: Duration::from_millis(50),
     });
-    let line = HostPair::new(shape).unwrap();
+    let line = HostPair::new(rate_limit).unwrap();
     if trial.cubic {
         for host in [line.source(), line.destination()] {
             let sysctl = ["-w", "net.ipv4.tcp_congestion_control=cubic"];
             host.command("sysctl").args(sysctl).output().unwrap();
         }
     }
-    let stop = Cancel::new();
+    let stop = CancelFlag::new();
     let urgency = UrgentActivity::new();
     let memory: Arc<Vec<u8>> = Arc::new((0..=255).cycle().take(MEMORY * PAGE_SIZE).collect());
 
@@ -162,8 +162,8 @@ fn connect(trial: &Trial, line: &HostPair) -> (Arc<Stream>, Arc<Stream>) {
     let source = inside(
         line.source(),
         Box::new(move || {
-            let remote = address.to_string().parse::<Address>().unwrap().into();
-            Stream::connect(&remote, &Cancel::new()).unwrap()
+            let address = address.to_string().parse().unwrap();
+            Stream::connect(&address, false, &CancelFlag::new()).unwrap()
         }),
     );
     let destination = Stream::tcp(listener.accept().unwrap().0).unwrap();
@@ -173,7 +173,7 @@ fn connect(trial: &Trial, line: &HostPair) -> (Arc<Stream>, Arc<Stream>) {
     let server = TlsServer::inviting().unwrap();
     let invitation = server.invitation("127.0.0.1:1".parse().unwrap()).unwrap();
     let client = TlsClient::invited(&invitation).unwrap();
-    let stop = Cancel::new();
+    let stop = CancelFlag::new();
     let peer_timeout = TimeLimits {
         deadline: Instant::now() + Duration::from_secs(10),
         stop: &stop,
@@ -193,7 +193,7 @@ fn push(
     memory: &[u8],
     cursor: &AtomicU64,
     urgency: UrgentActivity,
-    stop: &Cancel,
+    stop: &CancelFlag,
 ) {
     trial.priority.apply(PriorityClass::Background);
     let mut link = BackgroundSender::new(reader, writer, None);
@@ -262,7 +262,7 @@ fn ask(
     line: &HostPair,
     memory: &Arc<Vec<u8>>,
     urgency: &UrgentActivity,
-    stop: &Cancel,
+    stop: &CancelFlag,
 ) -> Histogram<u64> {
     let (source, destination) = connect(trial, line);
     let (mut fault_in, mut fault_out) = pipe().unwrap();

@@ -4,8 +4,6 @@
 //! The QEMU adapter implements them from outside QEMU's process. Your own monitor can implement
 //! them inside it.
 
-use std::error::Error;
-use std::fmt;
 use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,35 +13,10 @@ use hikkoshi_linux::Process;
 use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 
-use crate::frames::{FrameCapture, FrameDelivery};
-use hikkoshi_linux::Cancel;
+use crate::guest_error::GuestError;
+use crate::network_frames::{FrameCapture, FrameDelivery};
+use hikkoshi_linux::CancelFlag;
 use hikkoshi_memory::GuestRam;
-
-/// An error of a guest adapter.
-///
-/// The text says what was being done, to what, what went wrong and what to do next; the engine adds
-/// only where the guest is.
-#[derive(Debug)]
-pub struct GuestError(Box<dyn Error + Send + Sync>);
-
-impl GuestError {
-    /// Wraps an adapter's error.
-    pub fn new(inner: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self(inner.into())
-    }
-}
-
-impl fmt::Display for GuestError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl Error for GuestError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.0.source()
-    }
-}
 
 /// A running guest that is to be moved away.
 ///
@@ -72,7 +45,7 @@ impl Error for GuestError {
 /// use std::time::Instant;
 ///
 /// use hikkoshi_dirty::DirtyLog;
-/// use hikkoshi_engine::{Cancel, GuestError, SourceGuest};
+/// use hikkoshi_engine::{CancelFlag, GuestError, SourceGuest};
 /// use hikkoshi_memory::GuestRam;
 /// use hikkoshi_wire::GuestDescription;
 ///
@@ -104,14 +77,18 @@ impl Error for GuestError {
 ///     fn needs_drain(&self) -> bool {
 ///         false
 ///     }
-///     fn drain(&mut self, _: &Cancel) -> Result<(), GuestError> {
+///     fn drain(&mut self, _: &CancelFlag) -> Result<(), GuestError> {
 ///         Ok(())
 ///     }
 ///     fn pause(&mut self) -> Result<Instant, GuestError> {
 ///         self.monitor.pause().map_err(GuestError::new)?;
 ///         Ok(Instant::now())
 ///     }
-///     fn save_device_state(&mut self, sink: &mut dyn Write, _: &Cancel) -> Result<(), GuestError> {
+///     fn save_device_state(
+///         &mut self,
+///         sink: &mut dyn Write,
+///         _: &CancelFlag,
+///     ) -> Result<(), GuestError> {
 ///         self.monitor.save_devices(sink).map_err(GuestError::new)
 ///     }
 ///     fn resume(&mut self) -> Result<(), GuestError> {
@@ -170,7 +147,7 @@ pub trait SourceGuest: Send {
     /// until the drain is over. Ends early, with an error, once `cancel` is set.
     ///
     /// A paused guest has no device writes in progress: [`pause`](Self::pause) drains as well.
-    fn drain(&mut self, cancel: &Cancel) -> Result<(), GuestError>;
+    fn drain(&mut self, cancel: &CancelFlag) -> Result<(), GuestError>;
 
     /// Pauses the guest, after everything for saving its device state was set up; returns the time
     /// at which it paused. Device writes that were in progress have landed when this returns.
@@ -187,7 +164,7 @@ pub trait SourceGuest: Send {
     fn save_device_state(
         &mut self,
         sink: &mut dyn Write,
-        give_up: &Cancel,
+        give_up: &CancelFlag,
     ) -> Result<(), GuestError>;
 
     /// Checks that the saved state belongs to the memory that was sent. Called once after
@@ -253,7 +230,7 @@ pub struct ThreadName {
 /// use std::sync::Arc;
 /// use std::time::Instant;
 ///
-/// use hikkoshi_engine::{Cancel, DestinationGuest, GuestError};
+/// use hikkoshi_engine::{CancelFlag, DestinationGuest, GuestError};
 /// use hikkoshi_memory::GuestRam;
 /// use hikkoshi_userfault::{Features, Userfault};
 /// use hikkoshi_wire::GuestDescription;
@@ -293,7 +270,7 @@ pub struct ThreadName {
 ///     fn load_device_state(&mut self, state: Vec<u8>) -> Result<(), GuestError> {
 ///         self.monitor.load_devices(&state).map_err(GuestError::new)
 ///     }
-///     fn resume(&mut self, running: bool, _: &Cancel) -> Result<Instant, GuestError> {
+///     fn resume(&mut self, running: bool, _: &CancelFlag) -> Result<Instant, GuestError> {
 ///         if running {
 ///             self.monitor.run().map_err(GuestError::new)?;
 ///         }
@@ -370,7 +347,7 @@ pub trait DestinationGuest: Send {
     /// May wait for pages, and ends early, with an error, once `give_up` is set: the guest still
     /// runs when they arrive. May be called again, by another engine with another adapter, for a
     /// guest that already runs.
-    fn resume(&mut self, running: bool, give_up: &Cancel) -> Result<Instant, GuestError>;
+    fn resume(&mut self, running: bool, give_up: &CancelFlag) -> Result<Instant, GuestError>;
 
     /// Whether it is certain, after a [`resume`](Self::resume) that failed, that the guest has
     /// never run here and will not by itself: the monitor refused, and its state shows it. The
@@ -409,7 +386,7 @@ pub trait DestinationGuest: Send {
 
     /// The process that holds the machine's memory, and the address of each RAM block in it (bytes,
     /// in layout order), if the adapter knows them: huge pages are rebuilt there on request.
-    fn memory_place(&self) -> Option<(Arc<Process>, Vec<u64>)> {
+    fn process_memory(&self) -> Option<(Arc<Process>, Vec<u64>)> {
         None
     }
 

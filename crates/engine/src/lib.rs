@@ -6,7 +6,7 @@
 //! A migration has a **source** ([`migrate`]) and a **destination** ([`receive`]). Each accesses its
 //! guest through a trait ([`SourceGuest`], [`DestinationGuest`]), and the two communicate over
 //! links of several kinds ([`hikkoshi_link`]): control, urgent, background, and frames, which
-//! carries what arrives at the guest's network cards during the switchover (`frames.rs`). Memory is a flat space of 4 KiB
+//! carries what arrives at the guest's network cards during the switchover (`network_frames.rs`). Memory is a flat space of 4 KiB
 //! pages (`hikkoshi-pages`), read and written through the RAM blocks' files
 //! ([`GuestRam`](hikkoshi_memory::GuestRam)).
 //!
@@ -40,7 +40,7 @@
 //!
 //! use hikkoshi_engine::report::Silent;
 //! use hikkoshi_engine::{
-//!     Account, Cancel, MigrateError, Mode, SourceGuest, SourceOptions, Watch, migrate,
+//!     Account, CancelFlag, MigrateError, Mode, SourceGuest, SourceOptions, MigrateControl, migrate,
 //! };
 //! use hikkoshi_handover::Unrecorded;
 //! use hikkoshi_link::Address;
@@ -51,8 +51,8 @@
 //!         max_downtime: Duration::from_millis(100),
 //!         ..SourceOptions::default()
 //!     };
-//!     let watch = Watch {
-//!         cancel: Cancel::new(),
+//!     let watch = MigrateControl {
+//!         cancel: CancelFlag::new(),
 //!         observer: Arc::new(Silent),
 //!         journal: Arc::new(Unrecorded),
 //!     };
@@ -68,8 +68,9 @@
 mod control_link;
 mod default_links;
 pub mod destination;
-mod frames;
 mod guest;
+mod guest_error;
+mod network_frames;
 mod obstacle;
 mod panic_notifier;
 pub mod report;
@@ -80,16 +81,17 @@ mod sync;
 
 pub use default_links::default_links;
 pub use destination::{
-    DestinationOptions, ReceiveError, ReceiveWatch, give_up_receive, receive, resume_receive,
+    DestinationOptions, ReceiveControl, ReceiveError, give_up_receive, receive, resume_receive,
 };
-pub use frames::{FrameCapture, FrameDelivery, FramesAccount, KeptFrame};
-pub use guest::{DestinationGuest, GuestError, SourceGuest, ThreadName};
-pub use hikkoshi_linux::{Cancel, Priority, PriorityClass};
+pub use guest::{DestinationGuest, SourceGuest, ThreadName};
+pub use guest_error::GuestError;
+pub use hikkoshi_linux::{CancelFlag, Priority, PriorityClass};
+pub use network_frames::{FrameCapture, FrameDelivery, FramesAccount, KeptFrame};
 pub use obstacle::DestinationObstacle;
 pub use report::{Account, Observer};
 pub use retry::RetryFor;
 pub use source::{
-    Comparison, MigrateError, ReadAhead, SourceOptions, Watch, WhenStalled, compare,
+    Comparison, MigrateControl, MigrateError, ReadAhead, SourceOptions, WhenStalled, compare,
     give_up_migrate, migrate, resume_migrate,
 };
 pub use source_ended::SOURCE_ENDED;

@@ -25,11 +25,11 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
 use hikkoshi_engine::report::Silent;
-use hikkoshi_engine::{Cancel, Mode, SourceOptions, Watch, migrate};
+use hikkoshi_engine::{CancelFlag, MigrateControl, Mode, SourceOptions, migrate};
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::tls::{TlsClient, TlsServer};
-use hikkoshi_link::{Address, Incoming, LinkReader, LinkWriter, Listener, Remote, split};
+use hikkoshi_link::{AcceptedLink, Address, LinkReader, LinkWriter, Listener, Remote, split};
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{Frame, HEADER_LEN, Limits, Role, ToDestination, ToSource};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
@@ -46,14 +46,19 @@ const BATCH: usize = 32;
 
 type Ends = (LinkReader, LinkWriter);
 
-fn link(incoming: &Receiver<Incoming>, listener: &Listener, limits: Limits, role: Role) -> Ends {
+fn link(
+    incoming: &Receiver<AcceptedLink>,
+    listener: &Listener,
+    limits: Limits,
+    role: Role,
+) -> Ends {
     // The source opens them one after another, in this order.
     let link = incoming.recv().unwrap();
     assert_eq!(link.role, role);
     if role == Role::Control {
         listener.accept_only_links_of(&link);
     }
-    split(&Arc::new(link.stream), limits, &Cancel::new()).unwrap()
+    split(&Arc::new(link.stream), limits, &CancelFlag::new()).unwrap()
 }
 
 fn read_until(control: &mut Ends, last: &str) {
@@ -144,7 +149,7 @@ fn counted(tls: bool) -> (usize, u64) {
         remote.tls = Some(TlsClient::invited(&invitation).unwrap());
         listener = listener.with_tls(server);
     }
-    let (stop, cancel) = (Cancel::new(), Cancel::new());
+    let (stop, cancel) = (CancelFlag::new(), CancelFlag::new());
     let limits = Limits::from(&layout);
     thread::scope(|scope| {
         let (sender, incoming) = sync_channel(4);
@@ -174,7 +179,7 @@ fn counted(tls: bool) -> (usize, u64) {
             links: 1,
             ..SourceOptions::default()
         };
-        let watch = Watch {
+        let watch = MigrateControl {
             cancel: cancel.clone(),
             observer: Arc::new(Silent),
             journal: Arc::new(Unrecorded),

@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::report::Silent;
-use hikkoshi_engine::{Cancel, DestinationOptions, ReceiveWatch, receive};
+use hikkoshi_engine::{CancelFlag, DestinationOptions, ReceiveControl, receive};
 use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::tls::{TlsClient, TlsServer};
 use hikkoshi_link::{Address, LinkReader, LinkWriter, Listener, Remote, hello, open, split};
@@ -80,14 +80,14 @@ fn answer(urgent: &mut Ends, background: &mut Ends, requests: u64, piece: u64, c
 const LOOKS: u32 = 20;
 
 /// More checks than a busy machine needs.
-const MOST_LOOKS: u32 = 30_000;
+const MAX_LOOKS: u32 = 30_000;
 
 /// Waits until every other thread of this process waits; spinning threads, if any, have done their
 /// work before. A thread that has not reached its wait for lack of a processor is not asleep.
 fn await_waiting(spinning: bool) {
     let own = std::fs::read_link("/proc/thread-self").unwrap();
     let mut asleep: HashMap<OsString, u32> = HashMap::new();
-    for _ in 0..MOST_LOOKS {
+    for _ in 0..MAX_LOOKS {
         let mut all = true;
         for task in std::fs::read_dir("/proc/self/task").unwrap() {
             let task = task.unwrap();
@@ -161,8 +161,8 @@ fn allocations(
         count.store(region.change().allocations, Ordering::SeqCst);
         Ok(())
     });
-    let watch = ReceiveWatch {
-        cancel: Cancel::new(),
+    let watch = ReceiveControl {
+        cancel: CancelFlag::new(),
         observer: Arc::new(Silent),
         journal: Arc::new(Unrecorded),
     };
@@ -172,10 +172,10 @@ fn allocations(
             let id = MigrationId::from_bytes([7; 16]);
             let mut streams = Vec::new();
             let mut link = |role| {
-                let (stream, _) = open(&remote, &hello(role, id), &Cancel::new()).unwrap();
+                let (stream, _) = open(&remote, &hello(role, id), &CancelFlag::new()).unwrap();
                 let stream = Arc::new(stream);
                 streams.push(Arc::clone(&stream));
-                split(&stream, limits, &Cancel::new()).unwrap()
+                split(&stream, limits, &CancelFlag::new()).unwrap()
             };
             let mut control = link(Role::Control);
             let begin = ToDestination::Begin {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::{GIB, Host, PAGES_16_GIB, dirty, dirty_in, guest, take_by_walking, use_pages};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use hikkoshi_ept::{Frame, Gfn, GfnRange, Guest, Level, LogMethod, Mapping, View};
+use hikkoshi_ept::{Gfn, GfnRange, Guest, HostFrame, Level, LogMethod, Mapping, View};
 
 /// Times `work` in `rounds` rounds, each after `prepare`, which is not timed. Returns `rounds`
 /// times the median, so that rounds in which the machine was busy with other work do not count.
@@ -136,7 +136,7 @@ fn unmap(criterion: &mut Criterion) {
             let range = GfnRange::from_len(Gfn::new(0), pages);
             let mapping = Mapping {
                 max_level,
-                ..Mapping::ram(range, Frame::new(1 << 30))
+                ..Mapping::ram(range, HostFrame::new(1 << 30))
             };
             let remap = || guest.map(View::MAIN, &mapping).unwrap();
             let flush = guest.unmap(View::MAIN, range);

@@ -9,7 +9,9 @@
 use std::collections::BTreeSet;
 
 use hikkoshi_ept::testing::{Access, Machine, TestMemory};
-use hikkoshi_ept::{Capabilities, Frame, Gfn, GfnRange, Guest, Level, LogMethod, Mapping, View};
+use hikkoshi_ept::{
+    Capabilities, Gfn, GfnRange, Guest, HostFrame, Level, LogMethod, Mapping, View,
+};
 
 /// 64 MiB.
 const PAGES: u64 = 16 * 1024;
@@ -58,7 +60,7 @@ fn migrate(workload: Workload, writes_in_100: u64, ranges: u64) -> (u32, u64, u6
     let guest = Guest::new(TestMemory::new(200), PAGES, 1, Capabilities::ALL).unwrap();
     let mapping = Mapping {
         max_level: Level::Size4K,
-        ..Mapping::ram(guest.all(), Frame::new(1 << 18))
+        ..Mapping::ram(guest.all(), HostFrame::new(1 << 18))
     };
     guest.map(View::MAIN, &mapping).unwrap();
     let machine = Machine::new(&guest, 1).unwrap();

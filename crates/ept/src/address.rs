@@ -22,7 +22,7 @@ pub struct Gfn(u64);
 
 /// Host frame number: host-physical address / 4096 (KVM's PFN).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Frame(u64);
+pub struct HostFrame(u64);
 
 macro_rules! number {
     ($name:ident, $text:literal) => {
@@ -86,7 +86,7 @@ impl Gfn {
 }
 
 number!(Gfn, "guest frame");
-number!(Frame, "host frame");
+number!(HostFrame, "host frame");
 
 /// A half-open range of guest frames: `start` is included, `end` is not.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]

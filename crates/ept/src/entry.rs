@@ -6,7 +6,7 @@
 
 use core::fmt;
 
-use crate::address::{Frame, Level};
+use crate::address::{HostFrame, Level};
 use crate::attributes::{EXECUTE, MemoryType, PRESENT, PageType, Permissions, READ, WRITE};
 
 const MEMORY_TYPE_SHIFT: u32 = 3;
@@ -44,7 +44,7 @@ impl Entry {
     /// Creates a leaf at `level`. With `ignore_pat` (bit 6) the guest's PAT does not affect the
     /// memory type `memory`.
     pub const fn leaf(
-        frame: Frame,
+        frame: HostFrame,
         level: Level,
         permissions: Permissions,
         memory: MemoryType,
@@ -65,12 +65,12 @@ impl Entry {
     }
 
     /// Creates a reference to the next table. It permits everything; the leaves restrict access.
-    pub(crate) const fn table(frame: Frame) -> Self {
+    pub(crate) const fn table(frame: HostFrame) -> Self {
         Self((frame.address() & ADDRESS) | PRESENT)
     }
 
     /// Creates a detached entry that links to the next detached table of a list.
-    pub(crate) const fn detached_link(next: Option<Frame>) -> Self {
+    pub(crate) const fn detached_link(next: Option<HostFrame>) -> Self {
         match next {
             Some(frame) => Self(DETACHED | (frame.address() & ADDRESS)),
             None => Self::DETACHED,
@@ -78,10 +78,10 @@ impl Entry {
     }
 
     /// Returns the table that [`Entry::detached_link`] stored.
-    pub(crate) const fn next_detached(self) -> Option<Frame> {
+    pub(crate) const fn next_detached(self) -> Option<HostFrame> {
         match self.0 & ADDRESS {
             0 => None,
-            address => Some(Frame::containing(address)),
+            address => Some(HostFrame::containing(address)),
         }
     }
 
@@ -113,8 +113,8 @@ impl Entry {
     }
 
     /// Returns the frame that the entry refers to: the first frame of a page, or a table.
-    pub const fn frame(self) -> Frame {
-        Frame::containing(self.0 & ADDRESS)
+    pub const fn frame(self) -> HostFrame {
+        HostFrame::containing(self.0 & ADDRESS)
     }
 
     /// Returns the permissions that the processor applies now.
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_leaf_has_the_format_of_the_sdm() {
-        let frame = Frame::new(0x1_2345);
+        let frame = HostFrame::new(0x1_2345);
         let page = Entry::leaf(
             frame,
             Level::Size4K,
@@ -266,7 +266,7 @@ mod tests {
         );
         assert_eq!(page.0 & 0x000f_ffff_ffff_ffff, 0x1234_5037);
         let large = Entry::leaf(
-            Frame::new(0x1_2200),
+            HostFrame::new(0x1_2200),
             Level::Size2M,
             Permissions::Read,
             MemoryType::Uncacheable,
@@ -284,14 +284,14 @@ mod tests {
             Entry::ABSENT,
             Entry::MMIO,
             Entry::FROZEN,
-            Entry::detached_link(Some(Frame::new(7))),
+            Entry::detached_link(Some(HostFrame::new(7))),
         ] {
             assert_eq!(entry.0 & 7, 0);
             assert!(!entry.is_present());
         }
         assert_eq!(
-            Entry::detached_link(Some(Frame::new(7))).next_detached(),
-            Some(Frame::new(7))
+            Entry::detached_link(Some(HostFrame::new(7))).next_detached(),
+            Some(HostFrame::new(7))
         );
         assert_eq!(Entry::DETACHED.next_detached(), None);
     }
@@ -299,16 +299,16 @@ mod tests {
     #[test]
     fn child_leaves_merge_into_their_parent() {
         let huge = Entry::leaf(
-            Frame::new(1 << 18),
+            HostFrame::new(1 << 18),
             Level::Size1G,
             Permissions::All,
             MemoryType::WriteBack,
             false,
         );
         let large = huge.child_leaf(Level::Size2M, 3);
-        assert_eq!(large.frame(), Frame::new((1 << 18) + 3 * 512));
+        assert_eq!(large.frame(), HostFrame::new((1 << 18) + 3 * 512));
         let page = large.child_leaf(Level::Size4K, 5);
-        assert_eq!(page.frame(), Frame::new((1 << 18) + 3 * 512 + 5));
+        assert_eq!(page.frame(), HostFrame::new((1 << 18) + 3 * 512 + 5));
         assert!(page.is_leaf(Level::Size4K));
         assert_eq!(large.child_leaf(Level::Size4K, 0).parent_leaf(), large);
     }
@@ -316,7 +316,7 @@ mod tests {
     #[test]
     fn write_permission_removed_by_the_log_is_still_granted() {
         let entry = Entry::leaf(
-            Frame::new(1),
+            HostFrame::new(1),
             Level::Size4K,
             Permissions::All,
             MemoryType::WriteBack,

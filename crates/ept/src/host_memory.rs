@@ -3,7 +3,7 @@
 // The trait states what the hypervisor guarantees about its memory.
 #![allow(unsafe_code)]
 
-use crate::address::{ENTRIES, Frame};
+use crate::address::{ENTRIES, HostFrame};
 use crate::atomic::AtomicU64;
 
 /// The contents of a frame: 512 words that the processor may change at any time.
@@ -20,11 +20,11 @@ pub type Table = [AtomicU64; ENTRIES];
 pub trait FrameAllocator {
     /// Returns a frame filled with zeroes, or `None` if there is none left. Never returns host
     /// frame 0.
-    fn allocate(&self) -> Option<Frame>;
+    fn allocate(&self) -> Option<HostFrame>;
 
     /// Releases a frame that [`FrameAllocator::allocate`] returned. Neither a processor nor this
     /// crate uses it any more.
-    fn release(&self, frame: Frame);
+    fn release(&self, frame: HostFrame);
 }
 
 /// Makes a frame addressable: by a direct map, a recursive mapping, or plain memory in a test.
@@ -41,7 +41,7 @@ pub trait FrameAllocator {
 /// the frame is part of it and holds no memory of another owner.)
 pub unsafe trait FrameAccess {
     /// Returns the words of `frame`.
-    fn table(&self, frame: Frame) -> &Table;
+    fn table(&self, frame: HostFrame) -> &Table;
 }
 
 /// All that the crate requires of host memory.
@@ -50,18 +50,18 @@ pub trait HostMemory: FrameAllocator + FrameAccess {}
 impl<T: FrameAllocator + FrameAccess + ?Sized> HostMemory for T {}
 
 impl<T: FrameAllocator + ?Sized> FrameAllocator for &T {
-    fn allocate(&self) -> Option<Frame> {
+    fn allocate(&self) -> Option<HostFrame> {
         (**self).allocate()
     }
 
-    fn release(&self, frame: Frame) {
+    fn release(&self, frame: HostFrame) {
         (**self).release(frame);
     }
 }
 
 // SAFETY: the same frames, accessed by the same code.
 unsafe impl<T: FrameAccess + ?Sized> FrameAccess for &T {
-    fn table(&self, frame: Frame) -> &Table {
+    fn table(&self, frame: HostFrame) -> &Table {
         (**self).table(frame)
     }
 }

@@ -114,7 +114,7 @@
 //! // 32 MiB of memory at host address 4 GiB, mapped by superpages, and a device.
 //! let guest = Guest::new(TestMemory::new(100), 16 * 1024, 1, Capabilities::ALL)?;
 //! let (ram, device) = (GfnRange::from_len(Gfn::new(0), 8192), Gfn::new(9000));
-//! guest.map(View::MAIN, &Mapping::ram(ram, Frame::containing(4 << 30)))?;
+//! guest.map(View::MAIN, &Mapping::ram(ram, HostFrame::containing(4 << 30)))?;
 //! guest.map_mmio(View::MAIN, GfnRange::from_len(device, 1))?;
 //! let vcpu = guest.add_vcpu()?;
 //! let cpu = RefCell::new(Cpu::new(View::MAIN, guest.main_eptp(), guest.capabilities()));
@@ -212,7 +212,7 @@ mod view;
 mod violation;
 mod walk;
 
-pub use address::{ENTRIES, FRAME_BYTES, Frame, Gfn, GfnRange, Level, MAX_PAGES};
+pub use address::{ENTRIES, FRAME_BYTES, Gfn, GfnRange, HostFrame, Level, MAX_PAGES};
 pub use age::AgeError;
 pub use atomic::AtomicU64;
 pub use attributes::{MemoryType, PageType, Permissions};

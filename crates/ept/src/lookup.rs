@@ -1,6 +1,6 @@
 //! Looking up what is mapped at an address.
 
-use crate::address::{Frame, Gfn, Level};
+use crate::address::{Gfn, HostFrame, Level};
 use crate::atomic::cpu_relax;
 use crate::attributes::{MemoryType, PageType, Permissions};
 use crate::entry::Entry;
@@ -16,7 +16,7 @@ pub struct Lookup {
     /// The guest frame, if memory is mapped.
     pub gfn: Option<Gfn>,
     /// The host frame of this 4 KiB page, if memory is mapped.
-    pub host: Option<Frame>,
+    pub host: Option<HostFrame>,
     /// The size of the leaf, or of the hole if nothing is mapped.
     pub level: Level,
     /// The permissions of the mapping.

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::address::{FRAME_SHIFT, Frame, Gfn, GfnRange, Level, MAX_PAGES};
+use crate::address::{FRAME_SHIFT, Gfn, GfnRange, HostFrame, Level, MAX_PAGES};
 use crate::atomic::{Ordering, cpu_relax};
 use crate::attributes::{MemoryType, Permissions};
 use crate::entry::Entry;
@@ -17,7 +17,7 @@ pub struct Mapping {
     /// The guest frames.
     pub guest: GfnRange,
     /// The host frame of the first guest frame; the others follow contiguously.
-    pub host: Frame,
+    pub host: HostFrame,
     /// What the guest may do.
     pub permissions: Permissions,
     /// How the processor caches the memory.
@@ -29,7 +29,7 @@ pub struct Mapping {
 impl Mapping {
     /// Creates a mapping of ordinary memory: all permissions, write-back, leaves as large as
     /// possible.
-    pub const fn ram(guest: GfnRange, host: Frame) -> Self {
+    pub const fn ram(guest: GfnRange, host: HostFrame) -> Self {
         Self {
             guest,
             host,
@@ -52,7 +52,7 @@ pub enum MapError {
     OutOfRange(GfnRange),
     /// The host address is wider than the processor's physical addresses.
     #[error("cannot map to {0}: its address is wider than the processor's physical addresses")]
-    HostAddress(Frame),
+    HostAddress(HostFrame),
     /// The view does not exist, or is not of the required kind (nested or not).
     #[error("cannot map pages: view {} does not exist or is not of the required kind", .0.number())]
     NoView(View),
@@ -253,7 +253,7 @@ impl<M: HostMemory> Guest<M> {
                 view,
                 at,
                 gfn: at,
-                host: Frame::default(),
+                host: HostFrame::default(),
             };
             if entry.is_frozen() {
                 cpu_relax();
@@ -279,5 +279,5 @@ struct LeafMapping {
     view: View,
     at: Gfn,
     gfn: Gfn,
-    host: Frame,
+    host: HostFrame,
 }

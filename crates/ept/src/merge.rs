@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::address::{ENTRIES, Frame, Gfn, GfnRange, Level};
+use crate::address::{ENTRIES, Gfn, GfnRange, HostFrame, Level};
 use crate::atomic::{AtomicU64, Ordering, cpu_relax};
 use crate::entry::Entry;
 use crate::guest::Guest;
@@ -93,7 +93,7 @@ impl<M: HostMemory> Guest<M> {
             table: found.entry.frame(),
             gfn_table: found
                 .gfn_word
-                .map(|word| Frame::containing(word.load(Ordering::Acquire))),
+                .map(|word| HostFrame::containing(word.load(Ordering::Acquire))),
         };
         let gfn_at = |index: usize, at: Gfn| mapped_gfn(node.gfn_word(&self.memory, index), at);
         let gfn = gfn_at(0, at);

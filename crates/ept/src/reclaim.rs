@@ -1,6 +1,6 @@
 //! Doing TLB flushes, and freeing detached tables afterwards.
 
-use crate::address::{ENTRIES, Frame};
+use crate::address::{ENTRIES, HostFrame};
 use crate::atomic::Ordering;
 use crate::entry::Entry;
 use crate::guest::Guest;
@@ -66,7 +66,7 @@ impl<M: HostMemory> Guest<M> {
 
     /// Frees a list of detached tables. The first word of each links to the next table, the second
     /// to its GFN table.
-    fn free_detached(&self, mut next: Option<Frame>) {
+    fn free_detached(&self, mut next: Option<HostFrame>) {
         while let Some(table) = next {
             let words = self.memory.table(table);
             next = Entry(words[0].load(Ordering::Acquire)).next_detached();
@@ -76,11 +76,11 @@ impl<M: HostMemory> Guest<M> {
     }
 
     pub(crate) fn free_abandoned(&self, top: u64) {
-        self.free_detached((top != 0).then(|| Frame::containing(top)));
+        self.free_detached((top != 0).then(|| HostFrame::containing(top)));
     }
 
     /// Writes the links into a table whose entries are all detached.
-    fn link_detached(&self, node: Node, next: Option<Frame>) {
+    fn link_detached(&self, node: Node, next: Option<HostFrame>) {
         let words = self.memory.table(node.table);
         words[0].store(Entry::detached_link(next).0, Ordering::Release);
         words[1].store(Entry::detached_link(node.gfn_table).0, Ordering::Release);
@@ -104,7 +104,7 @@ impl<M: HostMemory> Guest<M> {
         }
         let mut top = self.abandoned.load(Ordering::Relaxed);
         loop {
-            self.link_detached(node, (top != 0).then(|| Frame::containing(top)));
+            self.link_detached(node, (top != 0).then(|| HostFrame::containing(top)));
             match self.abandoned.compare_exchange(
                 top,
                 node.table.address(),

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::address::{Frame, Gfn, GfnRange};
+use crate::address::{Gfn, GfnRange, HostFrame};
 use crate::view::View;
 
 /// Number of separate ranges in a [`TlbFlush`]; the nearest two are joined when there are more.
@@ -52,8 +52,8 @@ pub struct TlbFlush {
 /// Detached tables, linked through their first words.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TableList {
-    pub(crate) first: Frame,
-    pub(crate) last: Frame,
+    pub(crate) first: HostFrame,
+    pub(crate) last: HostFrame,
 }
 
 impl TlbFlush {

@@ -280,7 +280,7 @@ impl<M: HostMemory> Guest<M> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::address::Frame;
+    use crate::address::HostFrame;
     use crate::capabilities::Capabilities;
     use crate::map::Mapping;
     use crate::testing::TestMemory;
@@ -292,7 +292,7 @@ mod tests {
         let guest = Guest::new(TestMemory::new(20), 512, 0, Capabilities::ALL).unwrap();
         let nested = guest.add_nested_view().unwrap();
         let (at, page) = (Gfn::new(7), GfnRange::from_len(Gfn::new(1), 1));
-        let mapping = Mapping::ram(page, Frame::new(0x1000));
+        let mapping = Mapping::ram(page, HostFrame::new(0x1000));
         guest.map_nested(nested, at, &mapping).unwrap();
         let leaf = guest.walk(nested, at, Level::Size4K).unwrap();
         let change = |leaf: Entry| Some(leaf.with_write(false));

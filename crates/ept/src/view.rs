@@ -1,6 +1,6 @@
 //! Views: sets of tables with their own root (EPT pointer) over the same guest frames.
 
-use crate::address::{Frame, GfnRange, usize_from};
+use crate::address::{GfnRange, HostFrame, usize_from};
 use crate::atomic::Ordering;
 use crate::bitmap::ones;
 use crate::eptp::Eptp;
@@ -45,7 +45,7 @@ impl View {
 impl<M: HostMemory> Guest<M> {
     /// Returns [`Guest::eptp`] of [`View::MAIN`], which always exists.
     pub fn main_eptp(&self) -> Eptp {
-        let root = Frame::containing(self.views[0].load(Ordering::Acquire));
+        let root = HostFrame::containing(self.views[0].load(Ordering::Acquire));
         Eptp::new(root, self.capabilities.accessed_dirty)
     }
 
@@ -76,7 +76,7 @@ impl<M: HostMemory> Guest<M> {
         for (number, word) in (0u8..).zip(&*self.views) {
             let claimed = word.compare_exchange(0, CLAIMED, Ordering::AcqRel, Ordering::Relaxed);
             if claimed.is_ok() {
-                let gfn_table = root.gfn_table.map_or(0, Frame::address);
+                let gfn_table = root.gfn_table.map_or(0, HostFrame::address);
                 self.gfn_tables[usize::from(number)].store(gfn_table, Ordering::Release);
                 word.store(root.table.address() | kind, Ordering::Release);
                 return Ok(View(number));
@@ -118,7 +118,7 @@ impl<M: HostMemory> Guest<M> {
         let concerned = ones(flush.views()).filter_map(|number| self.views.get(usize_from(number)));
         concerned.filter_map(|word| {
             let value = word.load(Ordering::Acquire);
-            let root = Frame::containing(value);
+            let root = HostFrame::containing(value);
             (value > CLAIMED).then(|| Eptp::new(root, self.capabilities.accessed_dirty))
         })
     }
@@ -133,14 +133,14 @@ impl<M: HostMemory> Guest<M> {
             }
             if value & NESTED == 0 {
                 let gfn_table = None;
-                let table = Frame::containing(value);
+                let table = HostFrame::containing(value);
                 return (value > CLAIMED).then_some(Node { table, gfn_table });
             }
             let gfn_table = self.gfn_tables[number].load(Ordering::Acquire);
             // Another view may have taken the number: check that the root did not change.
             if word.load(Ordering::Acquire) == value {
-                let gfn_table = Some(Frame::containing(gfn_table));
-                let table = Frame::containing(value);
+                let gfn_table = Some(HostFrame::containing(gfn_table));
+                let table = HostFrame::containing(value);
                 return Some(Node { table, gfn_table });
             }
         }
@@ -153,7 +153,7 @@ impl<M: HostMemory> Guest<M> {
         loop {
             let value = word.load(Ordering::Acquire);
             let root = self.root(view)?;
-            if root.table == Frame::containing(value)
+            if root.table == HostFrame::containing(value)
                 && word
                     .compare_exchange(value, value | REMOVED, Ordering::AcqRel, Ordering::Relaxed)
                     .is_ok()

@@ -1,6 +1,6 @@
 //! Walking the tables from a root to an entry, and changing that entry.
 
-use crate::address::{Frame, Gfn, GfnRange, Level};
+use crate::address::{Gfn, GfnRange, HostFrame, Level};
 use crate::atomic::{AtomicU64, Ordering, cpu_relax};
 use crate::entry::Entry;
 use crate::guest::Guest;
@@ -18,8 +18,8 @@ const INVALID_GFN: Gfn = Gfn::new(u64::MAX >> 12);
 /// A word of a GFN table is written only while its entry is frozen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Node {
-    pub(crate) table: Frame,
-    pub(crate) gfn_table: Option<Frame>,
+    pub(crate) table: HostFrame,
+    pub(crate) gfn_table: Option<HostFrame>,
 }
 
 impl Node {
@@ -56,7 +56,7 @@ impl Node {
             let gfn_table = None;
             return Some(Self { table, gfn_table });
         };
-        let gfn_table = Some(Frame::containing(gfn_word.load(Ordering::Acquire)));
+        let gfn_table = Some(HostFrame::containing(gfn_word.load(Ordering::Acquire)));
         // The entry refers to the same table before and after the read, so the GFN table belongs to
         // it. No table is reused while a thread holds an RCU read guard.
         let now = Entry(self.slot(memory, index).load(Ordering::Acquire));

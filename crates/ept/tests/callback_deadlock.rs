@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use hikkoshi_ept::testing::TestMemory;
 use hikkoshi_ept::{
-    Capabilities, ExitQualification, Frame, Gfn, GfnRange, Guest, Level, LogMethod, Mapping,
+    Capabilities, ExitQualification, Gfn, GfnRange, Guest, HostFrame, Level, LogMethod, Mapping,
     Processors, StartError, StopError, TlbFlush, Vcpu, View, ViolationOutcome,
 };
 
@@ -56,7 +56,7 @@ fn operations_of_a_processor(guest: &Guest<TestMemory>, vcpu: Vcpu, changing: bo
     guest.drain_pml(vcpu, 511);
     let flush = guest.unmap(View::MAIN, page);
     guest.flush(flush, &());
-    let mapping = Mapping::ram(page, Frame::new(1700));
+    let mapping = Mapping::ram(page, HostFrame::new(1700));
     guest.map(View::MAIN, &mapping).unwrap();
     guest.mark_dirty(page);
     let split = guest.split(View::MAIN, Gfn::new(0), Level::Size4K).unwrap();
@@ -89,7 +89,7 @@ impl Processors for InterruptedProcessors<'_> {
 fn nothing_is_held_during_callbacks() {
     let guest = Guest::new(TestMemory::new(60), 1024, 2, Capabilities::ALL).unwrap();
     let vcpu = guest.add_vcpu().unwrap();
-    let mapping = Mapping::ram(guest.all(), Frame::new(1000 + 24));
+    let mapping = Mapping::ram(guest.all(), HostFrame::new(1000 + 24));
     guest.map(View::MAIN, &mapping).unwrap();
     let processors = InterruptedProcessors {
         guest: &guest,

@@ -5,7 +5,7 @@
 
 use hikkoshi_ept::testing::{Access, AccessError, Machine, TestMemory};
 use hikkoshi_ept::{
-    Capabilities, Frame, Gfn, GfnRange, Guest, Level, LogMethod, Mapping, PageType, StartError,
+    Capabilities, Gfn, GfnRange, Guest, HostFrame, Level, LogMethod, Mapping, PageType, StartError,
     TakeError, VcpuError, View, ViolationOutcome,
 };
 
@@ -25,7 +25,7 @@ fn guest(max_level: Level) -> Guest<TestMemory> {
     let guest = Guest::new(TestMemory::new(200), PAGES, 4, Capabilities::ALL).unwrap();
     let mapping = Mapping {
         max_level,
-        ..Mapping::ram(guest.all(), Frame::new(1 << 18))
+        ..Mapping::ram(guest.all(), HostFrame::new(1 << 18))
     };
     guest.map(View::MAIN, &mapping).unwrap();
     guest
@@ -170,7 +170,7 @@ fn delayed_flushes_hide_no_write() {
         let machine = Machine::new(&guest, 1).unwrap();
         let again = Mapping {
             max_level: Level::Size4K,
-            ..Mapping::ram(range(5, 6), Frame::new((1 << 18) + 5))
+            ..Mapping::ram(range(5, 6), HostFrame::new((1 << 18) + 5))
         };
         // The processor caches the page as dirty; then the page is unmapped and mapped again.
         write(&machine, 0, 5);
@@ -196,7 +196,7 @@ fn all_frames_are_released() {
     let free = ram.free_frames();
     {
         let guest = Guest::new(&ram, PAGES, 2, Capabilities::ALL).unwrap();
-        let mapping = Mapping::ram(guest.all(), Frame::new(1 << 18));
+        let mapping = Mapping::ram(guest.all(), HostFrame::new(1 << 18));
         guest.map(View::MAIN, &mapping).unwrap();
         let machine = Machine::new(&guest, 2).unwrap();
         guest
@@ -280,7 +280,7 @@ fn a_take_flushes_a_view_that_was_added_meanwhile() {
         let first = take_and_meanwhile(&guest, &machine, || {
             let view = guest.add_view().unwrap();
             let page = GfnRange::from_len(Gfn::new(late), 1);
-            let mapping = Mapping::ram(page, Frame::new((1 << 18) + late));
+            let mapping = Mapping::ram(page, HostFrame::new((1 << 18) + late));
             guest.map(view, &mapping).unwrap();
             assert!(machine.enter_view(1, view));
             write(&machine, 1, late);
@@ -302,7 +302,7 @@ fn ageing_flushes_a_view_that_was_added_meanwhile() {
     let machine = Machine::new(&guest, 2).unwrap();
     let (early, late) = (5, (1 << 16) - 10);
     let page = |page| GfnRange::from_len(Gfn::new(page), 1);
-    let mapping = |at| Mapping::ram(page(at), Frame::new((1 << 18) + at));
+    let mapping = |at| Mapping::ram(page(at), HostFrame::new((1 << 18) + at));
     guest.map(View::MAIN, &mapping(early)).unwrap();
     write(&machine, 0, early);
     let mut used = Vec::new();

@@ -5,8 +5,9 @@
 
 use hikkoshi_ept::testing::{Access, AccessError, Machine, TestMemory};
 use hikkoshi_ept::{
-    Capabilities, CreateError, Frame, Gfn, GfnRange, Guest, Level, LogMethod, MapError, Mapping,
-    MergeError, ReverseMapBytes, SplitError, StartError, VcpuError, View, ViolationOutcome,
+    Capabilities, CreateError, Gfn, GfnRange, Guest, HostFrame, Level, LogMethod, MapError,
+    Mapping, MergeError, ReverseMapBytes, SplitError, StartError, VcpuError, View,
+    ViolationOutcome,
 };
 
 const HOST: u64 = 1 << 18;
@@ -20,7 +21,7 @@ fn range(start: u64, end: u64) -> GfnRange {
 fn ram(range: GfnRange, max_level: Level) -> Mapping {
     Mapping {
         max_level,
-        ..Mapping::ram(range, Frame::new(HOST + range.start().index()))
+        ..Mapping::ram(range, HostFrame::new(HOST + range.start().index()))
     }
 }
 

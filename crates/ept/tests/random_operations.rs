@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hikkoshi_ept::testing::{Access, AccessError, Machine, TestMemory};
 use hikkoshi_ept::{
-    AgeError, Capabilities, Frame, Gfn, GfnRange, Guest, Level, LogMethod, MapError, Mapping,
+    AgeError, Capabilities, Gfn, GfnRange, Guest, HostFrame, Level, LogMethod, MapError, Mapping,
     Permissions, TlbFlush, View, ViolationOutcome,
 };
 use proptest::prelude::*;
@@ -200,7 +200,7 @@ fn apply(
             let max_level = if large { Level::Size1G } else { Level::Size4K };
             let mapping = Mapping {
                 max_level,
-                ..Mapping::ram(range(start, end), Frame::new(HOST + start))
+                ..Mapping::ram(range(start, end), HostFrame::new(HOST + start))
             };
             match guest.map(main, &mapping) {
                 Ok(()) => want.mapped.extend((start..end).map(|page| (page, true))),

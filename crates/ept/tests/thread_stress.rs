@@ -10,7 +10,7 @@ use std::thread;
 
 use hikkoshi_ept::testing::{Access, AccessError, Machine, TestMemory};
 use hikkoshi_ept::{
-    Capabilities, ExitQualification, Frame, Gfn, GfnRange, Guest, Level, LogMethod, MapError,
+    Capabilities, ExitQualification, Gfn, GfnRange, Guest, HostFrame, Level, LogMethod, MapError,
     Mapping, Permissions, SplitError, StartError, TakeError, VcpuError, View, ViolationOutcome,
 };
 
@@ -60,7 +60,7 @@ fn write(
                 let large = GfnRange::from_len(first, Level::Size2M.pages()).intersect(guest.all());
                 let one = GfnRange::from_len(gfn, 1);
                 let range = if page.is_multiple_of(3) { large } else { one };
-                let mapping = Mapping::ram(range, Frame::new(HOST + range.start().index()));
+                let mapping = Mapping::ram(range, HostFrame::new(HOST + range.start().index()));
                 let mapped = if in_view.shift == 0 {
                     guest.map(in_view.view, &mapping)
                 } else {
@@ -301,7 +301,7 @@ fn unmap_repeatedly(logged: bool, work: [Work<'_>; 2]) {
     }
     let mapping = Mapping {
         max_level: Level::Size4K,
-        ..Mapping::ram(guest.all(), Frame::new(HOST))
+        ..Mapping::ram(guest.all(), HostFrame::new(HOST))
     };
     let running = AtomicBool::new(true);
     let (guest, running) = (&guest, &running);

@@ -1,35 +1,6 @@
 //! The destination's state machine.
 
-use super::SourceStage;
-
-/// How far the destination is in taking the guest over. Recorded from
-/// [`Ready`](Self::Ready) on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum DestinationStage {
-    /// Memory and device state arrive. *Ready* has not been sent.
-    Receiving,
-    /// The guest could run here. *Ready* may have been sent, so the source may
-    /// have handed the guest over.
-    Ready,
-    /// The destination owns the guest. Pages may be missing.
-    Running,
-    /// The destination owns the guest and needs nothing more from the source:
-    /// every page is here, or the guest shut itself down here.
-    Complete,
-    /// The guest never ran here and never will.
-    Declined,
-}
-
-impl DestinationStage {
-    /// All of them, in order.
-    pub const ALL: [Self; 5] = [
-        Self::Receiving,
-        Self::Ready,
-        Self::Running,
-        Self::Complete,
-        Self::Declined,
-    ];
-}
+use crate::stage::{DestinationStage, SourceStage};
 
 /// An event at the destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -12,7 +12,7 @@
 //! stage is part of a **record** ([`SourceRecord`], [`DestinationRecord`]) that a
 //! [`Journal`] stores before anything that depends on the new stage is done.
 //! After an engine is killed, another one continues from the record. All other
-//! state is determined again. [`Recorded`] is a machine together with its record.
+//! state is determined again. [`RecordedMachine`] is a machine together with its record.
 //!
 //! # The handover
 //!
@@ -35,12 +35,14 @@
 mod destination;
 mod outcome;
 mod record;
-mod recorded;
+mod recorded_machine;
 mod source;
+mod stage;
 mod wire;
 
-pub use destination::{Destination, DestinationAction, DestinationEvent, DestinationStage};
+pub use destination::{Destination, DestinationAction, DestinationEvent};
 pub use outcome::Outcome;
 pub use record::{DestinationRecord, Journal, SourceRecord, Unrecorded};
-pub use recorded::{Recorded, RecordedDestination, RecordedSource, StateMachine};
-pub use source::{Source, SourceAction, SourceEvent, SourceStage};
+pub use recorded_machine::{RecordedDestination, RecordedMachine, RecordedSource, StateMachine};
+pub use source::{Source, SourceAction, SourceEvent};
+pub use stage::{DestinationStage, SourceStage};

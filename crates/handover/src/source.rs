@@ -1,24 +1,6 @@
 //! The source's state machine.
 
-use super::DestinationStage;
-
-/// How far the source is in handing the guest over. Recorded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum SourceStage {
-    /// The source owns the guest.
-    Owned,
-    /// *Commit* may have been sent: the destination decides who owns the guest.
-    Committed,
-    /// The destination runs the guest. Pages may be missing there.
-    HandedOver,
-    /// The destination has every page.
-    Done,
-}
-
-impl SourceStage {
-    /// All of them, in order.
-    pub const ALL: [Self; 4] = [Self::Owned, Self::Committed, Self::HandedOver, Self::Done];
-}
+use crate::stage::{DestinationStage, SourceStage};
 
 /// An event at the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

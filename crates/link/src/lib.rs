@@ -15,7 +15,7 @@
 //!
 //! * `accept/`: the destination's listener: limits the number of pending handshakes, the log output
 //!   and the time to wait for a source;
-//! * `connect/`: addresses, connecting, and the hello of both sides;
+//! * `connect/`: a destination to connect to; `handshake.rs`: TLS and the hello of both sides;
 //! * `tls/`: TLS 1.3 with both sides authenticated, by invitation or by certificates;
 //! * `stream/`: a connected socket, and the reader and the writer of frames on it;
 //! * `flow/`: flow control of background links, so that an urgent page does not wait behind
@@ -29,7 +29,7 @@
 //!   secret, address.
 //! * *Pending handshake*: an accepted connection that has not completed TLS and the hello.
 //! * *Window*: how many background bytes may be in flight.
-//! * *Pace*: a limit in bytes a second.
+//! * *Rate limit*: a limit in bytes a second.
 //!
 //! # What is missing
 //!
@@ -40,13 +40,19 @@
 //!   8305).
 
 mod accept;
+mod address;
 mod connect;
 mod flow;
+mod handshake;
 mod stream;
 mod sync;
 pub mod tls;
 
-pub use accept::{Incoming, Listener, WaitEnded, WaitLimit};
-pub use connect::{Address, AddressError, HandshakeError, Remote, ResolveError, hello, open};
-pub use flow::{Answering, BackgroundSender, Pace, UrgentActivity};
-pub use stream::{LinkError, LinkReader, LinkWriter, PEER_TIMEOUT, Stream, TICK, split};
+pub use accept::{Listener, WaitEnded, WaitLimit};
+pub use address::{Address, AddressError, ResolveError};
+pub use connect::Remote;
+pub use flow::{Answering, BackgroundSender, RateLimit, UrgentActivity};
+pub use handshake::{HandshakeError, hello, open};
+pub use stream::{
+    AcceptedLink, DEFAULT_STALL_TIMEOUT, LinkError, LinkReader, LinkWriter, Stream, TICK, split,
+};

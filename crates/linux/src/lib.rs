@@ -11,8 +11,8 @@
 //!   has, and which were written), [`memory_available`] (how many more it can have).
 //! * Threads: [`Priority`] (urgent threads before background
 //!   threads), [`sandbox_thread`] (Landlock, seccomp and capabilities).
-//! * Requests to stop: [`Stop`] (an eventfd, for loops that wait in `poll`), [`Cancel`] (a flag,
-//!   for loops that check it between pieces of work and for signal handlers).
+//! * Requests to stop: [`StopEventFd`] (an eventfd, for loops that wait in `poll`), [`CancelFlag`]
+//!   (a flag, for loops that check it between pieces of work and for signal handlers).
 //! * Sockets: [`TcpInfo`] (`TCP_INFO`) and [`set_pace`] (`SO_MAX_PACING_RATE`).
 //!
 //! # Vocabulary
@@ -34,7 +34,7 @@ compile_error!("hikkoshi-linux injects system calls with x86-64 Linux registers;
 
 mod address;
 mod available_memory;
-mod cancel;
+mod cancel_flag;
 mod collapse;
 mod drop_pages;
 mod errno;
@@ -44,7 +44,7 @@ mod priority;
 mod process;
 mod sandbox;
 mod schedule;
-mod stop;
+mod stop_eventfd;
 mod tcp;
 
 #[cfg(test)]
@@ -53,7 +53,7 @@ mod target;
 
 pub use address::{HostAddr, HostRange};
 pub use available_memory::{AvailableMemory, host_memory_available, memory_available};
-pub use cancel::Cancel;
+pub use cancel_flag::CancelFlag;
 pub use collapse::{COLLAPSE_BYTES, CollapseError};
 pub use drop_pages::{DropPagesError, drop_pages};
 pub use errno::last_errno;
@@ -64,5 +64,5 @@ pub use process::Process;
 pub use rustix::io::Errno;
 pub use sandbox::sandbox_thread;
 pub use schedule::Policy;
-pub use stop::Stop;
+pub use stop_eventfd::StopEventFd;
 pub use tcp::{TcpInfo, set_pace};

@@ -1,4 +1,4 @@
-//! Rebuilds huge pages in the shared memory of a real process.
+//! Rebuilds huge pages in the memory of a real process.
 
 #![allow(missing_docs)]
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks, clippy::unwrap_used)]
@@ -14,11 +14,46 @@ use hikkoshi_linux::{COLLAPSE_BYTES, CollapseError, HostAddr, HostRange, Process
 const HUGE: u64 = COLLAPSE_BYTES;
 const BYTES: u64 = 8 * HUGE;
 
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    /// A memfd.
+    Shared,
+    /// Anonymous memory.
+    Private,
+}
+
+impl Kind {
+    const ALL: [Self; 2] = [Self::Shared, Self::Private];
+
+    /// The line of `/proc/PID/smaps` with what is mapped with huge pages.
+    fn field(self) -> &'static str {
+        match self {
+            Self::Shared => "ShmemPmdMapped:",
+            Self::Private => "AnonHugePages:",
+        }
+    }
+}
+
 /// Maps memory at an address aligned like the file, writes every page, reports the address, and
 /// checks the content again on request. Exits with 0 if nothing has changed.
-fn target() -> Target {
-    let target = Target::spawn(|shared| {
-        let file = memory_file(BYTES, false);
+fn target(kind: Kind) -> Target {
+    let target = Target::spawn(move |shared| {
+        let file = (kind == Kind::Shared).then(|| memory_file(BYTES, false));
+        let flags = match kind {
+            Kind::Shared => libc::MAP_SHARED,
+            Kind::Private => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+        };
+        // Whatever the host's setting, the pages are small at first.
+        let small = |on: libc::c_ulong| unsafe {
+            libc::prctl(
+                libc::PR_SET_THP_DISABLE,
+                on,
+                0 as libc::c_ulong,
+                0 as libc::c_ulong,
+                0 as libc::c_ulong,
+            )
+        };
+        assert_eq!(small(1), 0);
         // An address that is free.
         let place = map_shared(usize::try_from(BYTES + HUGE).unwrap(), -1) as u64;
         let base = place.next_multiple_of(HUGE);
@@ -27,8 +62,8 @@ fn target() -> Target {
                 std::ptr::with_exposed_provenance_mut(usize::try_from(base).unwrap()),
                 usize::try_from(BYTES).unwrap(),
                 libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_FIXED,
-                file.as_raw_fd(),
+                flags | libc::MAP_FIXED,
+                file.as_ref().map_or(-1, AsRawFd::as_raw_fd),
                 0,
             )
         };
@@ -38,6 +73,7 @@ fn target() -> Target {
         for number in 0..BYTES / 4096 {
             unsafe { page(number).write_volatile(number + 1) };
         }
+        assert_eq!(small(0), 0);
         shared.set(0, base);
         shared.wait(1, 1);
         let changed = |number: &u64| unsafe { page(*number).read_volatile() } != number + 1;
@@ -61,35 +97,37 @@ fn collapse(process: &Process, range: HostRange) -> Result<(), CollapseError> {
     result
 }
 
-/// KiB of shared memory that the process maps with huge pages at `address`.
-fn huge_kib(pid: u32, address: u64) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
-    let start = format!("{address:x}-");
+/// KiB that the process maps with huge pages in the mapping at its address.
+fn huge_kib(target: &Target, kind: Kind) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{}/smaps", target.pid)).unwrap();
+    let start = format!("{:x}-", target.shared.get(0));
     let mapping = text.split_once(&start).unwrap().1;
-    let value = mapping.split_once("ShmemPmdMapped:").unwrap().1;
+    let value = mapping.split_once(kind.field()).unwrap().1;
     let value = value.split_once(" kB").unwrap().0;
     value.trim().parse().unwrap()
 }
 
 #[test]
 fn huge_pages_are_rebuilt_with_the_same_content() {
-    let target = target();
-    let process = Process::open(target.pid).unwrap();
-    let base = target.shared.get(0);
-    assert_eq!(huge_kib(target.pid, base), 0, "nothing is huge yet");
-    for number in 0..5 {
-        assert_eq!(collapse(&process, huge_page(&target, number)), Ok(()));
+    for kind in Kind::ALL {
+        let target = target(kind);
+        let process = Process::open(target.pid).unwrap();
+        assert_eq!(huge_kib(&target, kind), 0, "{kind:?}: nothing is huge yet");
+        for number in 0..5 {
+            let collapsed = collapse(&process, huge_page(&target, number));
+            assert_eq!(collapsed, Ok(()), "{kind:?}");
+        }
+        // Again: it is a huge page already.
+        assert_eq!(collapse(&process, huge_page(&target, 0)), Ok(()));
+        assert_eq!(huge_kib(&target, kind), 5 * 2048, "{kind:?}");
+        target.shared.set(1, 1);
+        assert_eq!(target.join(), 0, "{kind:?}: the content has changed");
     }
-    // Again: it is a huge page already.
-    assert_eq!(collapse(&process, huge_page(&target, 0)), Ok(()));
-    assert_eq!(huge_kib(target.pid, base), 5 * 2048);
-    target.shared.set(1, 1);
-    assert_eq!(target.join(), 0, "the content has changed");
 }
 
 #[test]
 fn a_range_that_cannot_be_rebuilt_is_an_error() {
-    let target = target();
+    let target = target(Kind::Shared);
     let process = Process::open(target.pid).unwrap();
     let base = target.shared.get(0);
     let unaligned = HostRange::new(HostAddr(base + 4096), 4096);

@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 
 use crate::error::MemoryLost;
-use crate::process_memory::ProcessMemory;
+use crate::private_memory::PrivateMemory;
 use crate::ram_file::RamFile;
 
 /// What holds the memory of one RAM block.
@@ -13,7 +13,7 @@ pub enum Backing {
     /// A file that the guest's process has mapped shared: tmpfs, hugetlbfs, memfd.
     File(RamFile),
     /// Private memory of the guest's process.
-    Process(ProcessMemory),
+    Private(PrivateMemory),
     /// Private memory of a process that has ended. Every access fails by [`MemoryLost`].
     Lost,
 }
@@ -24,15 +24,15 @@ impl Backing {
     pub fn file(&self) -> Option<&RamFile> {
         match self {
             Self::File(file) => Some(file),
-            Self::Process(_) | Self::Lost => None,
+            Self::Private(_) | Self::Lost => None,
         }
     }
 
     /// The private memory.
-    pub fn process(&self) -> Option<&ProcessMemory> {
+    pub fn private(&self) -> Option<&PrivateMemory> {
         match self {
             Self::File(_) | Self::Lost => None,
-            Self::Process(memory) => Some(memory),
+            Self::Private(memory) => Some(memory),
         }
     }
 
@@ -40,7 +40,7 @@ impl Backing {
     pub fn is_lost(&self) -> bool {
         match self {
             Self::File(_) => false,
-            Self::Process(memory) => memory.is_lost(),
+            Self::Private(memory) => memory.is_lost(),
             Self::Lost => true,
         }
     }
@@ -48,7 +48,7 @@ impl Backing {
     pub(crate) fn read(&self, at: u64, buffer: &mut [u8]) -> io::Result<()> {
         match self {
             Self::File(file) => file.read(at, buffer),
-            Self::Process(memory) => memory.read(at, buffer),
+            Self::Private(memory) => memory.read(at, buffer),
             Self::Lost => Err(MemoryLost.into()),
         }
     }
@@ -57,7 +57,7 @@ impl Backing {
     pub(crate) fn has_data(&self, within: &Range<u64>) -> io::Result<bool> {
         match self {
             Self::File(file) => Ok(file.first_data(within)?.is_some()),
-            Self::Process(memory) => Ok(memory.first_run(within)?.is_some()),
+            Self::Private(memory) => Ok(memory.first_run(within)?.is_some()),
             Self::Lost => Err(MemoryLost.into()),
         }
     }
@@ -66,7 +66,7 @@ impl Backing {
     pub(crate) fn data_run(&self, within: &Range<u64>) -> io::Result<Option<Range<u64>>> {
         match self {
             Self::File(file) => file.data_run(within),
-            Self::Process(memory) => memory.first_run(within),
+            Self::Private(memory) => memory.first_run(within),
             Self::Lost => Err(MemoryLost.into()),
         }
     }
@@ -86,7 +86,7 @@ impl Backing {
                 }
                 Ok(())
             }
-            Self::Process(memory) => memory.runs(within, each),
+            Self::Private(memory) => memory.runs(within, each),
             Self::Lost => Err(MemoryLost.into()),
         }
     }
@@ -98,8 +98,8 @@ impl From<RamFile> for Backing {
     }
 }
 
-impl From<ProcessMemory> for Backing {
-    fn from(memory: ProcessMemory) -> Self {
-        Self::Process(memory)
+impl From<PrivateMemory> for Backing {
+    fn from(memory: PrivateMemory) -> Self {
+        Self::Private(memory)
     }
 }

@@ -12,7 +12,7 @@ use hikkoshi_pages::{Extent, PageRange};
 use crate::backing::Backing;
 use crate::error::{MemoryError, MemoryLost};
 use crate::guest_ram::bytes_of;
-use crate::process_memory::ProcessMemory;
+use crate::private_memory::PrivateMemory;
 use crate::writer::RamWriter;
 
 /// How often pages are dropped that are present again at once: reading a hole of a file fills it with
@@ -37,7 +37,7 @@ impl RamWriter {
     /// [`MemoryError::FileContent`], before anything is dropped, and [`MemoryError::Drop`].
     pub fn drop_stale(&self, ranges: &[PageRange]) -> Result<(), MemoryError> {
         for extent in self.extents(ranges) {
-            if let Backing::Process(memory) = self.place(&extent).0 {
+            if let Backing::Private(memory) = self.place(&extent).0 {
                 check_file(memory, &extent)?;
             }
         }
@@ -60,7 +60,7 @@ impl RamWriter {
         let mut present = Vec::new();
         for extent in self.extents(ranges) {
             let range = extent.pages;
-            if let Backing::Process(memory) = self.place(&extent).0 {
+            if let Backing::Private(memory) = self.place(&extent).0 {
                 memory
                     .punch_file(&bytes_of(&extent))
                     .map_err(|cause| failed(range, cause))?;
@@ -95,7 +95,7 @@ impl RamWriter {
         let all = self.ram().layout().all();
         self.drop_extents(&[all])?;
         for extent in self.extents(&[all]) {
-            let Backing::Process(memory) = self.place(&extent).0 else {
+            let Backing::Private(memory) = self.place(&extent).0 else {
                 continue;
             };
             if memory.file().is_none() {
@@ -130,7 +130,7 @@ impl RamWriter {
                     self.written().clear_range(range);
                 }
                 Backing::Lost => return Err(failed(range, MemoryLost.into())),
-                Backing::Process(memory) => {
+                Backing::Private(memory) => {
                     let (process, host) = (memory.process(), memory.host(&bytes_of(&extent)));
                     let same =
                         |known: &&mut ProcessRanges<'_>| known.process.pid() == process.pid();
@@ -162,7 +162,7 @@ impl RamWriter {
     }
 }
 
-fn check_file(memory: &ProcessMemory, extent: &Extent) -> Result<(), MemoryError> {
+fn check_file(memory: &PrivateMemory, extent: &Extent) -> Result<(), MemoryError> {
     let range = extent.pages;
     match memory.file_is_zero(&bytes_of(extent)) {
         Ok(true) => Ok(()),

@@ -85,11 +85,11 @@ impl GuestRam {
         }
         let mut rest = buffer;
         for extent in self.layout.locate_range(range) {
-            let (piece, tail) = usize::try_from(extent.pages.bytes())
+            let (head, tail) = usize::try_from(extent.pages.bytes())
                 .ok()
                 .and_then(|bytes| rest.split_at_mut_checked(bytes))
                 .ok_or(io::ErrorKind::InvalidInput)?;
-            self.backings[extent.block].read(extent.offset, piece)?;
+            self.backings[extent.block].read(extent.offset, head)?;
             rest = tail;
         }
         if rest.is_empty() {

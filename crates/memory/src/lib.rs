@@ -4,14 +4,14 @@
 //!
 //! Guest memory is a flat space of 4 KiB pages ([`RamLayout`](hikkoshi_pages::RamLayout)). Each RAM
 //! block has a [`Backing`]: a file that QEMU maps shared ([`RamFile`]), or private memory of QEMU's
-//! process ([`ProcessMemory`]), anonymous or a private mapping of a file.
+//! process ([`PrivateMemory`]), anonymous or a private mapping of a file.
 //!
 //! Private memory ends with its process. A process that exits gives its memory up some time before
 //! it counts as ended. So whatever the pagemap reports as absent is believed only if the process has
 //! its memory afterwards; otherwise the result is [`MemoryLost`], never a page of zeros.
 //!
 //! * The source reads pages with [`GuestRam`] and splits them into content and zero pages with
-//!   [`PieceReader`]. Reading fills no holes.
+//!   [`PageReader`]. Reading fills no holes.
 //! * The destination fills and drops pages with [`RamWriter`] before the guest runs there; absent
 //!   pages of private memory by userfaultfd, if it has one
 //!   ([`install_absent`](RamWriter::install_absent)).
@@ -30,24 +30,24 @@
 //!   when memory is taken offline, not by itself.
 
 mod backing;
-mod content;
+mod compare;
 mod dropping;
 mod error;
 mod guest_ram;
 mod page_installer;
-mod pieces;
+mod page_reader;
 mod presence;
-mod process_memory;
+mod private_memory;
 mod ram_file;
 mod writer;
 
 pub use backing::Backing;
-pub use content::Content;
+pub use compare::Content;
 pub use error::{MemoryError, MemoryLost};
 pub use guest_ram::GuestRam;
 pub use page_installer::PageInstallerError;
-pub use pieces::{Piece, PieceReader};
+pub use page_reader::{PageReader, PageRun};
 pub use presence::{PresenceError, missing_pages};
-pub use process_memory::ProcessMemory;
+pub use private_memory::PrivateMemory;
 pub use ram_file::RamFile;
 pub use writer::RamWriter;

@@ -13,11 +13,12 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_linux::{Errno, HostRange, Stop};
+use hikkoshi_linux::{Errno, HostRange, StopEventFd};
 use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_userfault::{
     CopyError, EventBuffer, RangeError, ReadError, Ready, RegisterMode, Userfault, UserfaultEvent,
@@ -26,7 +27,7 @@ use thiserror::Error;
 
 use crate::backing::Backing;
 use crate::guest_ram::GuestRam;
-use crate::process_memory::ProcessMemory;
+use crate::private_memory::PrivateMemory;
 
 /// Blocks from this size on are registered, 2 MiB. Smaller ones have no huge pages to avoid.
 const MIN_BYTES: u64 = 2 << 20;
@@ -55,14 +56,16 @@ pub(crate) struct PageInstaller {
     /// For each block, whether it is registered.
     blocks: Vec<bool>,
     ranges: Vec<HostRange>,
-    stop: Stop,
+    /// Whether [`end`](Self::end) was called.
+    ended: AtomicBool,
+    stop: StopEventFd,
     faults: Option<JoinHandle<()>>,
 }
 
 /// Whether pages of the block are installed: private anonymous memory with pages of 4 KiB. hugetlb
 /// memory takes whole huge pages only, and a file may be on a file system without userfaultfd.
 fn is_installable(host_page: u64, backing: &Backing) -> bool {
-    backing.process().is_some_and(|memory| {
+    backing.private().is_some_and(|memory| {
         host_page == PAGE_BYTES && memory.file().is_none() && memory.host_range().len >= MIN_BYTES
     })
 }
@@ -79,16 +82,17 @@ impl PageInstaller {
         ram: &GuestRam,
         userfault: Arc<Userfault>,
     ) -> Result<Self, PageInstallerError> {
-        let stop = Stop::new().map_err(PageInstallerError::Thread)?;
+        let stop = StopEventFd::new().map_err(PageInstallerError::Thread)?;
         let mut installer = Self {
             userfault,
             blocks: Vec::new(),
             ranges: Vec::new(),
+            ended: AtomicBool::new(false),
             stop,
             faults: None,
         };
         for ((block, _), backing) in ram.layout().blocks().zip(ram.backings()) {
-            let memory = backing.process();
+            let memory = backing.private();
             let memory = memory.filter(|_| is_installable(block.host_page, backing));
             if let Some(memory) = memory {
                 let range = memory.host_range();
@@ -115,7 +119,14 @@ impl PageInstaller {
 
     /// Unregisters the memory. Pages are written from now on. What cannot be unregistered stays
     /// answered: an access there would block for ever otherwise.
+    ///
+    /// Does nothing the second time: post-copy has registered the memory by then, and kernels that
+    /// let any userfaultfd unregister a range would end that registration. Missing pages would read
+    /// as zeros. Linux 6.18 refuses it (`EINVAL`).
     pub(crate) fn end(&self) {
+        if self.ended.swap(true, Ordering::Relaxed) {
+            return;
+        }
         if unregister(&self.userfault, &self.ranges) {
             self.stop.stop();
         }
@@ -124,7 +135,7 @@ impl PageInstaller {
     /// Installs pages of `memory` from byte `at` on. A page that is present after all is written.
     pub(crate) fn install(
         &self,
-        memory: &ProcessMemory,
+        memory: &PrivateMemory,
         at: u64,
         content: &[u8],
     ) -> io::Result<()> {
@@ -191,7 +202,7 @@ fn unregister(userfault: &Userfault, ranges: &[HostRange]) -> bool {
 struct FaultThread {
     userfault: Arc<Userfault>,
     ranges: Vec<HostRange>,
-    stop: Stop,
+    stop: StopEventFd,
 }
 
 impl FaultThread {

@@ -33,7 +33,7 @@ pub fn missing_pages(
 ) -> Result<(), PresenceError> {
     let blocks = ram.layout().blocks().zip(ram.backings());
     for (((block, pages), backing), &host) in blocks.zip(hosts) {
-        if block.host_page == PAGE_BYTES || backing.process().is_some() {
+        if block.host_page == PAGE_BYTES || backing.private().is_some() {
             let mut rest = pages;
             ram.data_runs(pages, |data| {
                 each(PageRange::new(rest.start(), data.start()));

@@ -19,7 +19,7 @@ use crate::backing::Backing;
 use crate::error::{MemoryError, MemoryLost};
 use crate::guest_ram::{GuestRam, bytes_of};
 use crate::page_installer::{self, PageInstaller, PageInstallerError};
-use crate::process_memory::ProcessMemory;
+use crate::private_memory::PrivateMemory;
 
 /// Guest memory, for writing.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl RamWriter {
             .map(|((block, range), backing)| {
                 let file = match backing {
                     Backing::File(file) if block.host_page > PAGE_BYTES => file,
-                    Backing::File(_) | Backing::Process(_) | Backing::Lost => return Ok(None),
+                    Backing::File(_) | Backing::Private(_) | Backing::Lost => return Ok(None),
                 };
                 let map = || {
                     let offset = FileOffset::new(file.file().try_clone()?, file.offset());
@@ -150,18 +150,18 @@ impl RamWriter {
         let fail = |cause| MemoryError::Write { range, cause };
         let mut rest = content;
         for extent in self.ram.layout().locate_range(range) {
-            let (piece, tail) = usize::try_from(extent.pages.bytes())
+            let (head, tail) = usize::try_from(extent.pages.bytes())
                 .ok()
                 .and_then(|bytes| rest.split_at_checked(bytes))
                 .ok_or_else(|| fail(io::ErrorKind::InvalidInput.into()))?;
-            self.write_extent(&extent, piece).map_err(fail)?;
+            self.write_extent(&extent, head).map_err(fail)?;
             rest = tail;
         }
         Ok(())
     }
 
     fn write_extent(&self, extent: &Extent, content: &[u8]) -> io::Result<()> {
-        if let (Backing::Process(memory), Some(installer)) = (self.place(extent).0, &self.installer)
+        if let (Backing::Private(memory), Some(installer)) = (self.place(extent).0, &self.installer)
             && installer.has(extent.block)
         {
             return self.install_extent(memory, installer, extent, content);
@@ -176,7 +176,7 @@ impl RamWriter {
                     .map_err(io::Error::other)
             }
             (Backing::File(file), None) => file.write(extent.offset, content),
-            (Backing::Process(memory), None) => memory.write(extent.offset, content),
+            (Backing::Private(memory), None) => memory.write(extent.offset, content),
             (Backing::Lost, None) => Err(MemoryLost.into()),
         }
     }
@@ -184,7 +184,7 @@ impl RamWriter {
     /// Installs the pages that were not written before, and writes the others.
     fn install_extent(
         &self,
-        memory: &ProcessMemory,
+        memory: &PrivateMemory,
         installer: &PageInstaller,
         extent: &Extent,
         content: &[u8],

@@ -106,6 +106,37 @@ fn reading_fills_no_holes() {
     });
 }
 
+/// In `AnonHugePages` of `/proc/PID/smaps`.
+#[test]
+fn reading_does_not_break_up_huge_pages() {
+    let guest = GuestProcess::new(Kind::Transparent);
+    let all = range(0, PAGES);
+    guest.write(all, 7);
+    let ram = guest.ram();
+    let before = guest.huge_bytes();
+    if before == 0 {
+        let ci = std::env::var_os("CI").is_some_and(|ci| ci == "true");
+        assert!(!ci, "the host has no transparent huge pages");
+        return aloud("NOT TESTED: the host has no transparent huge pages");
+    }
+    for part in [1, 7, 512, 4096] {
+        for pages in all.chunks(part) {
+            assert!(ram.has_data(pages).unwrap());
+            let mut content = vec![0; usize::try_from(pages.bytes()).unwrap()];
+            ram.read(pages, &mut content).unwrap();
+            assert_eq!(content[..8], (pages.start().index() ^ 7).to_le_bytes());
+        }
+    }
+    // The kernel's own thread may have made more of them.
+    assert!(guest.huge_bytes() >= before, "{before}");
+    // A dropped page breaks up its huge page: the number shows it.
+    for page in (5..PAGES).step_by(512) {
+        guest.advise(range(page, page + 1), libc::MADV_DONTNEED);
+    }
+    assert!(guest.huge_bytes() < before, "{before}");
+    guest.finish();
+}
+
 #[test]
 fn pages_are_written_zeroed_and_dropped() {
     for_each(&Kind::WITH_HOLES, |kind| {
@@ -555,7 +586,7 @@ fn memory_of_a_process_that_has_ended_is_an_error() {
     let guest = GuestProcess::new(Kind::Anonymous);
     guest.write(range(0, 10), 7);
     let (ram, sent) = (guest.ram(), guest.ram());
-    sent.backings()[0].process().unwrap().set_sent();
+    sent.backings()[0].private().unwrap().set_sent();
     guest.finish();
     // What the destination has is not needed any more.
     assert_eq!(data(&sent), []);

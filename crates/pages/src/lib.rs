@@ -56,6 +56,7 @@ mod layout;
 mod page;
 mod range;
 mod runs;
+mod words;
 mod zero_page;
 
 pub use bitmap::PageBitmap;

@@ -16,7 +16,7 @@ pub struct Runs<'a> {
 impl<'a> Runs<'a> {
     /// `range` must be inside the bitmap.
     pub(crate) fn new(bitmap: &'a PageBitmap, range: PageRange) -> Self {
-        let word = crate::bitmap::word_of(range.start());
+        let word = crate::words::word_of(range.start());
         Self {
             bitmap,
             range,
@@ -28,7 +28,7 @@ impl<'a> Runs<'a> {
     /// Loads the next word; returns `false` at the end of the range.
     fn advance(&mut self) -> bool {
         let next = self.word + 1;
-        if crate::bitmap::first_of(next) >= self.range.end() {
+        if crate::words::first_of(next) >= self.range.end() {
             return false;
         }
         self.word = next;
@@ -48,15 +48,15 @@ impl Iterator for Runs<'_> {
         }
         let from = self.bits.trailing_zeros();
         let mut ones = (self.bits >> from).trailing_ones();
-        let start = crate::bitmap::first_of(self.word).saturating_add(u64::from(from));
+        let start = crate::words::first_of(self.word).saturating_add(u64::from(from));
         let mut pages = u64::from(ones);
-        self.bits &= crate::bitmap::bits_from(from + ones);
+        self.bits &= crate::words::bits_from(from + ones);
         // The run reaches the end of its word: it may continue in the next one.
         let mut reaches_end = from + ones == u64::BITS;
         while reaches_end && self.advance() {
             ones = self.bits.trailing_ones();
             pages += u64::from(ones);
-            self.bits &= crate::bitmap::bits_from(ones);
+            self.bits &= crate::words::bits_from(ones);
             reaches_end = ones == u64::BITS;
         }
         Some(PageRange::from_len(start, pages))

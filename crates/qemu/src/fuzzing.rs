@@ -70,9 +70,9 @@ pub fn maps(bytes: &[u8]) {
 /// none.
 pub fn mtree(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
-    for pieces in mtree::parse(&text).values() {
+    for flat_ranges in mtree::parse(&text).values() {
         for bytes in [0, 4096, 1 << 32, u64::MAX] {
-            let Some(ranges) = mtree::ranges(pieces, bytes) else {
+            let Some(ranges) = mtree::ranges(flat_ranges, bytes) else {
                 continue;
             };
             let mut end = 0;

@@ -27,7 +27,7 @@
 //! | `attach` | process, RAM blocks, preflight checks, exclusive access |
 //! | [`qmp`] | the QMP client, and command sequences that both sides use |
 //! | [`stream`] | QEMU's migration stream: its bytes, and its socket |
-//! | `settings` | QEMU's settings during a move |
+//! | `migration_settings` | QEMU's settings during a move |
 //! | `identity` | what proves that a process is still the same QEMU |
 //! | `source`, `destination` | the two sides of a move |
 //!
@@ -36,10 +36,11 @@
 //! - *identity*: the process number, start time, boot and namespaces of a QEMU, and the
 //!   files of its guest's memory. With it another program can *reattach* after the engine
 //!   has ended.
-//! - *notes*: what is stored for reattaching ([`SourceNotes`], [`DestinationNotes`]).
+//! - *reattach info*: what is stored for reattaching ([`SourceReattachInfo`],
+//!   [`DestinationReattachInfo`]).
 //! - *undo record*: the changes to a source that another process undoes if the engine is
 //!   killed before commit ([`UndoRecord`]).
-//! - *leftover*: a userfaultfd of a killed engine inside QEMU.
+//! - *stale userfaultfd*: one of a killed engine inside QEMU.
 //! - *drain*: waiting until device writes in progress have landed in guest memory.
 //!
 //! # The switchover
@@ -73,11 +74,11 @@
 //!
 //! # Reattaching
 //!
-//! [`SourceNotes`] and [`DestinationNotes`] contain what another program needs to continue
-//! a migration of a guest that was, or may have been, handed over: the process, the RAM
-//! files, the descriptor inside QEMU. Reattaching does not query QEMU, which does not
-//! answer while its main loop waits for a page. If the source's QEMU has ended, its RAM
-//! files still hold the memory ([`RamFileSource`]).
+//! [`SourceReattachInfo`] and [`DestinationReattachInfo`] contain what another program needs to
+//! continue a migration of a guest that was, or may have been, handed over: the process, the RAM
+//! files, the descriptor inside QEMU. Reattaching does not query QEMU, which does not answer while
+//! its main loop waits for a page. If the source's QEMU has ended, its RAM files still hold the
+//! memory ([`RamFileSource`]).
 //!
 //! # Refusals
 //!
@@ -102,9 +103,9 @@ mod destination;
 #[doc(hidden)]
 pub mod fuzzing;
 mod identity;
+mod migration_settings;
 mod network;
 pub mod qmp;
-mod settings;
 mod source;
 pub mod stream;
 
@@ -118,21 +119,23 @@ pub use attach::process::ProcessError;
 pub use attach::ram::RamError;
 pub use attach::ram::free_space::FreeSpaceError;
 pub use check::{
-    Checked, CheckedGuest, Held, Kernel, MemoryPart, NoUserfaultfd, Offer, Part, Privileges,
-    Verdict, check,
+    Checked, CheckedGuest, Held, Kernel, MemoryPart, NoUserfaultfd, OfferedMachine, Part,
+    Privileges, Verdict, check,
 };
 pub use command_line::DestinationLine;
-pub use destination::exited::ExitedDestination;
-pub use destination::{DestinationNotes, QemuDestination, SharedNotes, UserfaultError};
+pub use destination::after_exit::ExitedDestination;
+pub use destination::{
+    DestinationReattachInfo, QemuDestination, SharedReattachInfo, UserfaultError,
+};
 /// Whether this machine's kernel has the dirty log that pre-copy needs.
 pub use hikkoshi_dirty::support as dirty_log_support;
 pub use hikkoshi_memory::GuestRam;
 pub use identity::namespaces::{FindProcessError, NamespaceIdentity};
 pub use identity::{HOLD, QemuIdentity, RamFileIdentity, RamIdentity, ReattachError};
+pub use migration_settings::Settings;
 pub use network::overview::CardPart;
-pub use settings::Settings;
 pub use source::quit::QuitError;
 pub use source::ram_files::RamFileSource;
 pub use source::undo::{UndoError, UndoOutcome, undo};
 pub use source::undo_record::UndoRecord;
-pub use source::{QemuSource, ResumeError, SourceNotes};
+pub use source::{QemuSource, ResumeError, SourceReattachInfo};

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, SourceGuest};
+use hikkoshi_engine::{CancelFlag, SourceGuest};
 use hikkoshi_qemu::QemuSource;
 use serde_json::json;
 use support::{Qemu, with_each};
@@ -54,7 +54,7 @@ fn a_drained_guest_continues_to_run() {
         let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
         let log = source.start_dirty_log().unwrap();
         for _ in 0..10 {
-            source.drain(&Cancel::new()).unwrap();
+            source.drain(&CancelFlag::new()).unwrap();
         }
         assert_eq!(qemu.state(), "running");
         source.release().unwrap();
@@ -77,7 +77,7 @@ fn a_drain_can_be_cancelled() {
             assert!(status.unwrap().success());
         };
         signal("STOP");
-        let cancel = Cancel::new();
+        let cancel = CancelFlag::new();
         let soon = cancel.clone();
         let cancelling = std::thread::spawn(move || {
             // By then the drain has most likely begun.
@@ -93,7 +93,7 @@ fn a_drain_can_be_cancelled() {
             "{error}"
         );
         // The late answer is dropped; the next drain works.
-        source.drain(&Cancel::new()).unwrap();
+        source.drain(&CancelFlag::new()).unwrap();
         assert_eq!(qemu.execute("query-status", json!({}))["status"], "running");
     });
 }

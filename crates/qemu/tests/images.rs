@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, DestinationGuest, SourceGuest};
+use hikkoshi_engine::{CancelFlag, DestinationGuest, SourceGuest};
 use hikkoshi_qemu::{QemuDestination, QemuSource};
 use serde_json::json;
 use support::{Qemu, with_each};
@@ -50,12 +50,12 @@ fn images_of_a_refused_guest_are_released_for_its_source() {
         source.pause().unwrap();
         let mut state = Vec::new();
         source
-            .save_device_state(&mut state, &Cancel::new())
+            .save_device_state(&mut state, &CancelFlag::new())
             .unwrap();
         destination.load_device_state(state).unwrap();
         // No QEMU holds the images now, and another one locks the second.
         let other = Qemu::usual(program, &disk(NAMES[1], &images[1]));
-        let error = destination.resume(true, &Cancel::new()).unwrap_err();
+        let error = destination.resume(true, &CancelFlag::new()).unwrap_err();
         let said = Report::new(&error).to_string();
         assert!(
             said.contains("lock") && said.contains("was ended"),

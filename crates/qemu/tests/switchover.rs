@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, DestinationGuest, SourceGuest};
-use hikkoshi_linux::{HostAddr, HostRange, Process, Stop};
+use hikkoshi_engine::{CancelFlag, DestinationGuest, SourceGuest};
+use hikkoshi_linux::{HostAddr, HostRange, Process, StopEventFd};
 use hikkoshi_memory::{GuestRam, RamWriter};
 use hikkoshi_pages::{PAGE_BYTES, Page, PageRange};
 use hikkoshi_qemu::{QemuDestination, QemuSource};
@@ -49,7 +49,7 @@ fn save(source: &mut QemuSource) -> Vec<u8> {
     assert!(stopped >= asked && stopped <= paused);
     let mut state = Vec::new();
     source
-        .save_device_state(&mut state, &Cancel::new())
+        .save_device_state(&mut state, &CancelFlag::new())
         .unwrap();
     eprintln!(
         "   to STOP {:?}, to its answer {:?}, saved {:?}, {} bytes",
@@ -85,7 +85,7 @@ fn a_running_guest_moves_and_leaves_nothing_changed() {
             copy_memory(&source, &destination);
             load(&mut destination, state);
             let asked = Instant::now();
-            let ran = destination.resume(true, &Cancel::new()).unwrap();
+            let ran = destination.resume(true, &CancelFlag::new()).unwrap();
             assert!(ran >= asked && ran <= Instant::now());
             eprintln!("   cont to running {:?}", ran - asked);
             destination.release().unwrap();
@@ -118,7 +118,7 @@ fn a_guest_that_its_owner_paused_stays_paused_at_both_ends() {
             source.pause().unwrap();
             if saves {
                 source
-                    .save_device_state(&mut io::sink(), &Cancel::new())
+                    .save_device_state(&mut io::sink(), &CancelFlag::new())
                     .unwrap();
             }
             source.resume().unwrap();
@@ -130,7 +130,7 @@ fn a_guest_that_its_owner_paused_stays_paused_at_both_ends() {
         let mut source = QemuSource::attach(&from.qmp()).unwrap();
         source.pause().unwrap();
         source
-            .save_device_state(&mut io::sink(), &Cancel::new())
+            .save_device_state(&mut io::sink(), &CancelFlag::new())
             .unwrap();
         drop(source);
         assert_eq!(from.state(), "paused");
@@ -144,7 +144,7 @@ fn a_guest_that_its_owner_paused_stays_paused_at_both_ends() {
         copy_memory(&source, &destination);
         load(&mut destination, state);
         destination
-            .resume(source.describe().running, &Cancel::new())
+            .resume(source.describe().running, &CancelFlag::new())
             .unwrap();
         destination.release().unwrap();
         source.release().unwrap();
@@ -193,7 +193,7 @@ fn the_source_resumes_after_every_step() {
             guest.pause().unwrap();
             if round == 2 {
                 guest
-                    .save_device_state(&mut io::sink(), &Cancel::new())
+                    .save_device_state(&mut io::sink(), &CancelFlag::new())
                     .unwrap();
             }
             guest.resume().unwrap();
@@ -203,7 +203,7 @@ fn the_source_resumes_after_every_step() {
         for after in [0, 1] {
             guest.pause().unwrap();
             let error = guest
-                .save_device_state(&mut Failing(after), &Cancel::new())
+                .save_device_state(&mut Failing(after), &CancelFlag::new())
                 .unwrap_err();
             assert!(
                 Report::new(&error).to_string().contains("the link broke"),
@@ -223,7 +223,7 @@ fn the_source_resumes_after_every_step() {
         let mut guest = QemuSource::attach(&from.qmp()).unwrap();
         guest.pause().unwrap();
         guest
-            .save_device_state(&mut io::sink(), &Cancel::new())
+            .save_device_state(&mut io::sink(), &CancelFlag::new())
             .unwrap();
         drop(guest);
         assert_eq!(from.state(), "paused");
@@ -269,7 +269,7 @@ fn the_owners_settings_are_restored() {
         let mut guest = QemuSource::attach(&from.qmp()).unwrap();
         guest.pause().unwrap();
         guest
-            .save_device_state(&mut io::sink(), &Cancel::new())
+            .save_device_state(&mut io::sink(), &CancelFlag::new())
             .unwrap();
         guest.resume().unwrap();
         drop(guest);
@@ -295,7 +295,7 @@ fn until_commit_the_images_belong_to_the_source() {
         drop(source);
         assert_eq!(from.state(), "running");
         // QEMU's image locks are a second safeguard: now it cannot also run here.
-        let error = destination.resume(true, &Cancel::new()).unwrap_err();
+        let error = destination.resume(true, &CancelFlag::new()).unwrap_err();
         assert!(Report::new(&error).to_string().contains("lock"), "{error}");
         drop(destination);
         // It may have locked another image: its process was ended.
@@ -319,7 +319,7 @@ fn a_bad_device_state_is_refused_with_qemus_message() {
             let error = destination.load_device_state(bad).unwrap_err();
             let text = Report::new(&error).to_string();
             assert!(text.contains("QEMU refused it"), "{text}");
-            let error = destination.resume(true, &Cancel::new()).unwrap_err();
+            let error = destination.resume(true, &CancelFlag::new()).unwrap_err();
             assert!(
                 Report::new(&error).to_string().contains("not been loaded"),
                 "{error}"
@@ -379,7 +379,7 @@ fn qemu_dies_at_every_step_of_the_source() {
             if step == 1 {
                 pid();
             }
-            let saved = guest.save_device_state(&mut io::sink(), &Cancel::new());
+            let saved = guest.save_device_state(&mut io::sink(), &CancelFlag::new());
             // In step 1 QEMU may have written all before it ended.
             assert!(step == 1 || saved.is_err() == (step == 0), "{saved:?}");
             if step == 2 {
@@ -431,7 +431,7 @@ fn the_dirty_log_sees_qemus_writes_and_is_removed() {
         // QEMU itself.
         guest.pause().unwrap();
         guest
-            .save_device_state(&mut io::sink(), &Cancel::new())
+            .save_device_state(&mut io::sink(), &CancelFlag::new())
             .unwrap();
         guest.resume().unwrap();
         guest.release().unwrap();
@@ -498,7 +498,7 @@ fn missing_pages_fault_during_and_after_loading() {
         for place in &places {
             userfault.register(place.1, RegisterMode::MISSING).unwrap();
         }
-        let stop = Stop::new().unwrap();
+        let stop = StopEventFd::new().unwrap();
         let served = std::thread::scope(|scope| {
             let (userfault, places, ram, stop) = (&userfault, &places, &ram, &stop);
             let server = scope.spawn(move || {
@@ -524,7 +524,7 @@ fn missing_pages_fault_during_and_after_loading() {
                 served
             });
             load(&mut destination, state);
-            destination.resume(true, &Cancel::new()).unwrap();
+            destination.resume(true, &CancelFlag::new()).unwrap();
             support::eventually("a page that the guest needs", || {
                 to.descriptors("userfaultfd") == 1 && userfault_count(&to) > 0
             });
@@ -609,15 +609,15 @@ fn a_closed_userfaultfd_is_noticed() {
         destination.prepare().unwrap();
         destination.take_userfault().unwrap();
         destination.load_device_state(state).unwrap();
-        let notes = destination.noted().get();
+        let reattach_info = destination.reattach_info().get();
         destination.abandon_userfault();
         drop(destination);
-        let again = QemuDestination::reattach(&notes).unwrap().unwrap();
+        let again = QemuDestination::reattach(&reattach_info).unwrap().unwrap();
         again.check_userfault().unwrap();
         drop(again);
         let process = Arc::new(Process::open(to.pid()).unwrap());
-        close_remote(&process, notes.userfault.unwrap()).unwrap();
-        let mut again = QemuDestination::reattach(&notes).unwrap().unwrap();
+        close_remote(&process, reattach_info.userfault.unwrap()).unwrap();
+        let mut again = QemuDestination::reattach(&reattach_info).unwrap().unwrap();
         let error = Report::new(again.check_userfault().unwrap_err()).to_string();
         assert!(error.contains("cannot be trusted"), "{error}");
         assert!(again.take_userfault().is_err());
@@ -656,7 +656,7 @@ fn loading_can_be_cancelled() {
         let state = save(&mut guest);
         guest.resume().unwrap();
         let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
-        let cancel = Cancel::new();
+        let cancel = CancelFlag::new();
         destination.cancel_load_with(cancel.clone());
         destination.prepare().unwrap();
         // QEMU does not respond: otherwise it could finish before the flag is checked.
@@ -763,10 +763,10 @@ fn a_handed_over_guest_that_runs_is_noticed() {
         let qemu = source(program, "");
         let mut engine = QemuSource::attach(&qemu.qmp()).unwrap();
         save(&mut engine);
-        let notes = engine.notes();
+        let reattach_info = engine.reattach_info();
         engine.leave();
         drop(engine);
-        let taken_up = || QemuSource::reattach(&notes).unwrap().unwrap();
+        let taken_up = || QemuSource::reattach(&reattach_info).unwrap().unwrap();
         let mut again = taken_up();
         again.check_paused().unwrap();
         again.leave();
@@ -811,9 +811,9 @@ fn the_disks_of_a_paused_guest_are_released_after_the_handover() {
             let mut engine = QemuSource::attach(&qemu.qmp()).unwrap();
             save(&mut engine);
             assert!(is_locked(&image), "until the handover");
-            let notes = engine.notes();
+            let reattach_info = engine.reattach_info();
             let reattach = || {
-                let mut engine = QemuSource::reattach(&notes).unwrap().unwrap();
+                let mut engine = QemuSource::reattach(&reattach_info).unwrap().unwrap();
                 engine.check_paused().unwrap();
                 engine
             };

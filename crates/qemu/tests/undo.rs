@@ -13,9 +13,9 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, SourceGuest};
+use hikkoshi_engine::{CancelFlag, SourceGuest};
 use hikkoshi_qemu::{
-    QemuIdentity, QemuSource, SourceNotes, UndoError, UndoOutcome, UndoRecord, undo,
+    QemuIdentity, QemuSource, SourceReattachInfo, UndoError, UndoOutcome, UndoRecord, undo,
 };
 use rustix::fs::{FlockOperation, flock};
 use serde_json::json;
@@ -36,7 +36,7 @@ fn engine() {
     };
     let step = std::env::var(STEP).unwrap();
     let mut source = QemuSource::attach(Path::new(&path)).unwrap();
-    let identity = serde_json::to_string(&source.notes().identity).unwrap();
+    let identity = serde_json::to_string(&source.reattach_info().identity).unwrap();
     println!("\nPLACE {identity}");
     let keep = |record: &UndoRecord| {
         println!("\nRECORD {}", serde_json::to_string(record).unwrap());
@@ -49,7 +49,7 @@ fn engine() {
             "logging" => log = Some(source.start_dirty_log().unwrap()),
             "paused" => drop(source.pause().unwrap()),
             "saved" => source
-                .save_device_state(&mut io::sink(), &Cancel::new())
+                .save_device_state(&mut io::sink(), &CancelFlag::new())
                 .unwrap(),
             _ => {}
         }
@@ -180,11 +180,11 @@ fn another_user_has_locked_the_ram_file() {
         flock(&stranger, FlockOperation::NonBlockingLockExclusive).unwrap();
         let (identity, record) = kill_at(&qemu, "saved");
         assert_eq!(undo(&identity, &record).unwrap(), state("running"));
-        let notes = SourceNotes {
+        let reattach_info = SourceReattachInfo {
             identity,
             undo: record,
         };
-        let taken_up = QemuSource::reattach(&notes).unwrap();
+        let taken_up = QemuSource::reattach(&reattach_info).unwrap();
         // Still only one at a time.
         let error = Report::new(QemuSource::attach(&qemu.qmp()).unwrap_err()).to_string();
         assert!(
@@ -218,11 +218,11 @@ fn another_engine_has_the_guest() {
 fn the_wrong_qemu_and_an_exited_one() {
     with_each(|program| {
         let qemu = Qemu::usual(program, "");
-        let notes = QemuSource::attach(&qemu.qmp()).unwrap().notes();
-        let SourceNotes {
+        let reattach_info = QemuSource::attach(&qemu.qmp()).unwrap().reattach_info();
+        let SourceReattachInfo {
             identity,
             undo: record,
-        } = notes;
+        } = reattach_info;
         // Another process has its number: that QEMU has ended.
         let other = QemuIdentity {
             start_time: identity.start_time + 1,
@@ -268,7 +268,7 @@ fn a_run_after_a_killed_one_without_undo() {
         source.start_dirty_log().unwrap();
         source.pause().unwrap();
         source
-            .save_device_state(&mut io::sink(), &Cancel::new())
+            .save_device_state(&mut io::sink(), &CancelFlag::new())
             .unwrap();
         source.resume().unwrap();
         drop(source);

@@ -52,16 +52,16 @@ fn injection(what: &str, user: fn()) {
 }
 
 fn copies(what: &str, huge: bool, bytes: usize) {
-    const MOST: usize = 32 << 20;
-    let file = memory_file(MOST as u64, huge);
-    let memory = map_shared(MOST, file.as_raw_fd());
+    const MAX_BYTES: usize = 32 << 20;
+    let file = memory_file(MAX_BYTES as u64, huge);
+    let memory = map_shared(MAX_BYTES, file.as_raw_fd());
     let start = HostAddr(memory.expose_provenance() as u64);
     let own = Userfault::create_for_self(Features::FOR_MISSING).unwrap();
-    let range = HostRange::new(start, MOST as u64);
+    let range = HostRange::new(start, MAX_BYTES as u64);
     own.register(range, RegisterMode::MISSING).unwrap();
     let content = vec![1; bytes];
     let mut times = Vec::new();
-    for part in (0..MOST as u64).step_by(bytes).take(ROUNDS) {
+    for part in (0..MAX_BYTES as u64).step_by(bytes).take(ROUNDS) {
         let at = start.checked_add(part).unwrap();
         let start = Instant::now();
         let copied = if huge {
@@ -74,7 +74,7 @@ fn copies(what: &str, huge: bool, bytes: usize) {
     }
     report(what, times);
     own.unregister(range).unwrap();
-    unsafe { libc::munmap(memory.cast(), MOST) };
+    unsafe { libc::munmap(memory.cast(), MAX_BYTES) };
 }
 
 fn report(what: &str, mut times: Vec<Duration>) {

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::abi;
 use crate::userfault::Userfault;
-use hikkoshi_linux::Stop;
+use hikkoshi_linux::StopEventFd;
 use hikkoshi_linux::{HostAddr, HostRange, last_errno};
 
 /// One event (`struct uffd_msg`) of a userfaultfd.
@@ -149,7 +149,7 @@ fn decode(message: abi::Message) -> UserfaultEvent {
 pub enum Ready {
     /// There are events to [`Userfault::read`]. Another thread may read them first.
     Events,
-    /// The [`Stop`] handle was stopped.
+    /// The [`StopEventFd`] handle was stopped.
     Stopped,
     /// The process has exited. Reported only if the descriptor knows its process.
     ProcessGone,
@@ -224,7 +224,7 @@ impl Userfault {
     /// See [`ReadError`].
     pub fn wait(
         &self,
-        stop: &Stop,
+        stop: &StopEventFd,
         timeout: Option<std::time::Duration>,
     ) -> Result<Ready, ReadError> {
         let failed = |source: io::Error| ReadError {

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::event::{ReadError, Ready};
 use crate::userfault::Userfault;
-use hikkoshi_linux::Stop;
+use hikkoshi_linux::StopEventFd;
 
 const STOP: u64 = 0;
 const EVENTS: u64 = 1;
@@ -23,7 +23,7 @@ const GONE: u64 = 2;
 const OTHER: u64 = 3;
 
 /// Maximum number of ready descriptors: the four above, and the socket that becomes writable.
-const MOST: usize = 5;
+const MAX_EVENTS: usize = 5;
 
 /// Waits, for one thread, for the same events as [`Userfault::wait`], and for two more descriptors.
 ///
@@ -32,7 +32,7 @@ const MOST: usize = 5;
 #[derive(Debug)]
 pub struct FaultWaiter<S> {
     epoll: OwnedFd,
-    stop: Stop,
+    stop: StopEventFd,
     writing: Option<Arc<S>>,
 }
 
@@ -52,7 +52,7 @@ impl Userfault {
     /// When the kernel has no free descriptors or memory.
     pub fn waiter<S>(
         &self,
-        stop: &Stop,
+        stop: &StopEventFd,
         also: BorrowedFd<'_>,
     ) -> Result<FaultWaiter<S>, ReadError> {
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(failed)?;
@@ -115,7 +115,7 @@ impl<S: AsFd> FaultWaiter<S> {
             data: EventData::new_u64(STOP),
         };
         loop {
-            let mut events = [nothing; MOST];
+            let mut events = [nothing; MAX_EVENTS];
             let ready = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
                 Ok(0) => return Ok(Ready::TimedOut),
                 Ok(ready) => ready,

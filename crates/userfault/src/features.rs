@@ -3,8 +3,6 @@
 use std::fmt;
 use std::ops::BitOr;
 
-use crate::userfault::{CreateError, Userfault};
-
 /// A set of userfaultfd features, the bits that `UFFDIO_API` negotiates.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Features(pub u64);
@@ -93,16 +91,6 @@ impl Features {
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
-    }
-
-    /// Returns the features that this kernel supports, queried with a temporary userfaultfd.
-    /// (`UFFDIO_API` works only once per descriptor.)
-    ///
-    /// # Errors
-    ///
-    /// When this process cannot create a userfaultfd.
-    pub fn supported() -> Result<Self, CreateError> {
-        Userfault::create_unready()?.handshake(Self::NONE)
     }
 }
 

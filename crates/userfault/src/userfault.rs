@@ -30,7 +30,7 @@ use hikkoshi_linux::{HostRange, last_errno};
 /// ```
 /// use std::thread;
 ///
-/// use hikkoshi_linux::{HostAddr, HostRange, Stop};
+/// use hikkoshi_linux::{HostAddr, HostRange, StopEventFd};
 /// use hikkoshi_userfault::{UserfaultEvent, EventBuffer, Features, RegisterMode, Userfault};
 /// use vm_memory::{Bytes, MmapRegion, VolatileMemory};
 ///
@@ -45,7 +45,7 @@ use hikkoshi_linux::{HostRange, last_errno};
 ///     let reader = scope.spawn(|| memory.as_volatile_slice().read_obj::<u8>(5 << 12));
 ///
 ///     let mut events = EventBuffer::with_capacity(8);
-///     userfault.wait(&Stop::new()?, None)?;
+///     userfault.wait(&StopEventFd::new()?, None)?;
 ///     userfault.read(&mut events)?;
 ///     let Some(UserfaultEvent::Fault(fault)) = events.pop() else {
 ///         return Err("a fault was expected".into());
@@ -199,6 +199,18 @@ impl RangeError {
                 source,
             },
         }
+    }
+}
+
+impl Features {
+    /// Returns the features that this kernel supports, queried with a temporary userfaultfd.
+    /// (`UFFDIO_API` works only once per descriptor.)
+    ///
+    /// # Errors
+    ///
+    /// When this process cannot create a userfaultfd.
+    pub fn supported() -> Result<Self, CreateError> {
+        Userfault::create_unready()?.handshake(Self::NONE)
     }
 }
 

@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::{Target, gettid, map_shared, memory_file};
-use hikkoshi_linux::{HostAddr, HostRange, Stop};
+use hikkoshi_linux::{HostAddr, HostRange, StopEventFd};
 use hikkoshi_userfault::{EventBuffer, Features, Ready, RegisterMode, RemoteUserfault};
 
 const PAGE: usize = 4096;
@@ -70,7 +70,7 @@ fn until_it_sleeps(thread: &AtomicU64) {
 fn a_fault_wakes_one_thread() {
     const THREADS: usize = 4;
     let (target, remote, range) = guest();
-    let stop = Stop::new().unwrap();
+    let stop = StopEventFd::new().unwrap();
     let (quiet, _other) = UnixStream::pair().unwrap();
     let woken = AtomicU64::new(0);
     let ids = [const { AtomicU64::new(0) }; THREADS];
@@ -117,7 +117,7 @@ fn a_fault_wakes_one_thread() {
 #[test]
 fn other_descriptors_and_exit_are_reported() {
     let (target, remote, range) = guest();
-    let stop = Stop::new().unwrap();
+    let stop = StopEventFd::new().unwrap();
     let (news, mut teller) = UnixStream::pair().unwrap();
     let pair = || {
         let (socket, peer) = UnixStream::pair().unwrap();
@@ -159,7 +159,7 @@ fn other_descriptors_and_exit_are_reported() {
     assert_eq!(waiter.wait(None).unwrap(), Ready::Stopped);
 
     // The exit of the process comes after the events.
-    let stop = Stop::new().unwrap();
+    let stop = StopEventFd::new().unwrap();
     let (news, _teller) = UnixStream::pair().unwrap();
     let waiter = remote
         .userfault()

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use common::{HugePages, Target, gettid, is_in_syscall, map_shared, memory_file};
 use error_reporter::Report;
-use hikkoshi_linux::{HostAddr, HostRange, Stop};
+use hikkoshi_linux::{HostAddr, HostRange, StopEventFd};
 use hikkoshi_userfault::{
     Copied, CopyError, EventBuffer, Features, RangeError, Ready, RegisterMode, RemoteUserfault,
     Userfault, UserfaultEvent,
@@ -85,7 +85,7 @@ impl Guest {
     fn userfault(&self) -> &Userfault {
         self.remote.userfault()
     }
-    fn next(&self, stop: &Stop) -> UserfaultEvent {
+    fn next(&self, stop: &StopEventFd) -> UserfaultEvent {
         let mut buffer = EventBuffer::with_capacity(4);
         let ready = self.userfault().wait(stop, None).unwrap();
         assert_eq!(ready, Ready::Events);
@@ -97,7 +97,7 @@ impl Guest {
 #[test]
 fn a_fault_is_read_and_resolved() {
     let guest = guest();
-    let stop = Stop::new().unwrap();
+    let stop = StopEventFd::new().unwrap();
     let mut buffer = EventBuffer::with_capacity(4);
     assert_eq!(guest.userfault().read(&mut buffer).unwrap(), 0);
     for page in [5usize, 0, PAGES - 1] {
@@ -127,7 +127,7 @@ fn a_fault_is_read_and_resolved() {
 fn a_present_page_is_not_changed_and_its_waiters_wake() {
     use std::os::unix::fs::FileExt;
     let guest = guest();
-    let stop = Stop::new().unwrap();
+    let stop = StopEventFd::new().unwrap();
     guest.touch(3);
     assert!(matches!(guest.next(&stop), UserfaultEvent::Fault(_)));
     // Fill it through the file, which wakes no thread.
@@ -327,7 +327,7 @@ fn a_huge_page_that_cannot_be_allocated_is_not_present() {
 #[test]
 fn a_new_reader_gets_the_faults_again() {
     let guest = guest();
-    let stop = Stop::new().unwrap();
+    let stop = StopEventFd::new().unwrap();
     guest.touch(9);
     assert!(matches!(guest.next(&stop), UserfaultEvent::Fault(_)));
     guest.remote.leave_open_on_drop();
@@ -362,7 +362,7 @@ fn a_new_reader_gets_the_faults_again() {
 #[test]
 fn a_stop_ends_the_wait_immediately_and_permanently() {
     let guest = guest();
-    let stop = Stop::new().unwrap();
+    let stop = StopEventFd::new().unwrap();
     let timeout = Some(Duration::from_millis(1));
     assert_eq!(
         guest.userfault().wait(&stop, timeout).unwrap(),
@@ -390,7 +390,7 @@ fn a_stop_ends_the_wait_immediately_and_permanently() {
 #[test]
 fn exit_of_the_process_is_reported() {
     let guest = guest();
-    let stop = Stop::new().unwrap();
+    let stop = StopEventFd::new().unwrap();
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| guest.userfault().wait(&stop, None).unwrap());
         guest.target.kill(libc::SIGKILL);
@@ -488,7 +488,7 @@ fn installing_waits_while_the_layout_changes() {
     let range = HostRange::new(HostAddr(memory as u64), pages as u64);
     own.register(range, RegisterMode::MISSING).unwrap();
     own.copy(range.addr, &[1; PAGE]).unwrap();
-    let stop = Stop::new().unwrap();
+    let stop = StopEventFd::new().unwrap();
     let copy = || own.copy(HostAddr(range.addr.0 + PAGE as u64), &[2; PAGE]);
     let gave_up = |result| matches!(result, Err(CopyError::LayoutChanging { .. }));
     let thread = AtomicU32::new(0);

@@ -173,6 +173,7 @@
 
 mod compatibility;
 mod framing;
+mod limits;
 mod messages;
 mod negotiation;
 pub mod text;
@@ -181,17 +182,19 @@ pub use compatibility::{
     BlockDifferences, BlockNames, MachineMismatch, Mismatch, ProcessorDifferences,
 };
 pub use framing::{
-    ControlError, ControlMessage, DecodeError, Decoder, EncodeError, Frame, HEADER_LEN, Limits,
+    ControlError, ControlMessage, DecodeError, Decoder, EncodeError, Frame, HEADER_LEN,
     MAX_CONTROL, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Message,
     StreamError, Subject, control_frame, decode_control, encode_control,
 };
+pub use limits::Limits;
 pub use messages::{
     AuxiliaryBlock, BlockDescription, CpuidRegister, CpuidWord, DestinationStage, Device,
     DeviceStateDigest, DeviceStateError, FaultMeasures, GuestDescription, GuestRangeDescription,
-    MAX_DEVICE_CHUNK, MAX_DEVICE_STATE, MAX_FAULTING, MAX_FRAME, MAX_FRAMES, MAX_LINKS,
-    MAX_OBSTACLES, MAX_RANGES, MAX_TEXT, Machine, Mode, NetworkFrame, OFFLOAD_LEN, OutsideLayout,
-    PageRanges, Processor, ProcessorKind, ProcessorPlace, ProcessorSetting, Processors,
-    RequestSummary, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource, Topology,
+    MAX_DEVICE_CHUNK, MAX_DEVICE_STATE, MAX_FAULTING, MAX_LINKS, MAX_NETWORK_FRAME,
+    MAX_NETWORK_FRAMES, MAX_OBSTACLES, MAX_RANGES, MAX_TEXT, Machine, Mode, NetworkFrame,
+    OFFLOAD_LEN, OutsideLayout, PageRanges, Processor, ProcessorKind, ProcessorPlace,
+    ProcessorSetting, Processors, RequestSummary, SourceStage, StageSummary, ThreadFaults,
+    ToDestination, ToSource, Topology,
 };
 pub use negotiation::{
     Agreed, CHALLENGE_LEN, Capabilities, HELLO_LEN, Hello, HelloError, MigrationId,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use hikkoshi_engine::{Cancel, DestinationGuest, GuestError};
+use hikkoshi_engine::{CancelFlag, DestinationGuest, GuestError};
 use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::{Features, Userfault};
 use hikkoshi_wire::GuestDescription;
@@ -62,7 +62,7 @@ impl DestinationGuest for Destination {
         Ok(())
     }
 
-    fn resume(&mut self, running: bool, _: &Cancel) -> Result<Instant, GuestError> {
+    fn resume(&mut self, running: bool, _: &CancelFlag) -> Result<Instant, GuestError> {
         if running {
             self.machine.run().map_err(GuestError::new)?;
         }

@@ -27,7 +27,8 @@ use std::time::Duration;
 
 use hikkoshi_engine::report::Silent;
 use hikkoshi_engine::{
-    Account, Cancel, DestinationOptions, Mode, ReceiveWatch, SourceOptions, Watch, migrate, receive,
+    Account, CancelFlag, DestinationOptions, MigrateControl, Mode, ReceiveControl, SourceOptions,
+    migrate, receive,
 };
 use hikkoshi_ept::LogMethod;
 use hikkoshi_handover::Unrecorded;
@@ -96,8 +97,8 @@ fn move_guest(mode: Mode, tracker: Tracker) -> Result<(Account, Checked), Box<dy
     let remote = listener.address().clone().into();
     let account = thread::scope(|scope| {
         let receiving = scope.spawn(|| {
-            let watch = ReceiveWatch {
-                cancel: Cancel::new(),
+            let watch = ReceiveControl {
+                cancel: CancelFlag::new(),
                 observer: Arc::new(Silent),
                 journal: Arc::new(Unrecorded),
             };
@@ -112,8 +113,8 @@ fn move_guest(mode: Mode, tracker: Tracker) -> Result<(Account, Checked), Box<dy
             mode,
             ..SourceOptions::default()
         };
-        let watch = Watch {
-            cancel: Cancel::new(),
+        let watch = MigrateControl {
+            cancel: CancelFlag::new(),
             observer: Arc::new(Silent),
             journal: Arc::new(Unrecorded),
         };

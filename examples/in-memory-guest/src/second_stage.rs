@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hikkoshi_dirty::{EptLog, EptStartError};
 use hikkoshi_ept::testing::{Access, Cpu, Exit, TestMemory};
 use hikkoshi_ept::{
-    Capabilities, Frame, Gfn, GfnRange, Guest, LogMethod, Mapping, PML_HEAD_INDEX, Processors,
+    Capabilities, Gfn, GfnRange, Guest, HostFrame, LogMethod, Mapping, PML_HEAD_INDEX, Processors,
     TlbFlush, Vcpu, View, ViolationOutcome,
 };
 use hikkoshi_pages::RamLayout;
 
 /// The host frame of the guest's first frame.
-const FIRST_FRAME: Frame = Frame::new(1 << 20);
+const FIRST_FRAME: HostFrame = HostFrame::new(1 << 20);
 
 /// Tables, and the one virtual processor that uses them.
 #[derive(Debug)]

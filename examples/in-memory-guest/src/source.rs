@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hikkoshi_dirty::{DirtyLog, PagemapLog};
-use hikkoshi_engine::{Cancel, GuestError, SourceGuest};
+use hikkoshi_engine::{CancelFlag, GuestError, SourceGuest};
 use hikkoshi_ept::LogMethod;
 use hikkoshi_linux::HostAddr;
 use hikkoshi_memory::GuestRam;
@@ -66,7 +66,7 @@ impl SourceGuest for Source {
         false
     }
 
-    fn drain(&mut self, _: &Cancel) -> Result<(), GuestError> {
+    fn drain(&mut self, _: &CancelFlag) -> Result<(), GuestError> {
         Ok(())
     }
 
@@ -75,7 +75,11 @@ impl SourceGuest for Source {
         Ok(Instant::now())
     }
 
-    fn save_device_state(&mut self, sink: &mut dyn Write, _: &Cancel) -> Result<(), GuestError> {
+    fn save_device_state(
+        &mut self,
+        sink: &mut dyn Write,
+        _: &CancelFlag,
+    ) -> Result<(), GuestError> {
         let cpu = self
             .machine
             .cpu()

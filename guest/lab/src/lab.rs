@@ -91,7 +91,7 @@ fn clean_disks(disks: &Path) {
     for folder in left_behind(disks, PREFIX) {
         let _ = fs::remove_dir_all(folder);
     }
-    if let Ok(groups) = crate::throttle::controller() {
+    if let Ok(groups) = crate::disk_throttle::controller() {
         for group in left_behind(&groups, PREFIX) {
             let _ = fs::remove_dir(group);
         }

@@ -8,6 +8,9 @@
 //! [`GuestNetwork`] is a switch with two hosts and a client, for a guest that serves during its
 //! migration.
 //!
+//! A [`RamBlock`] is read and written from outside, for memory that the guest does not check.
+//! [`FastKhugepaged`] makes the kernel rebuild huge pages at once.
+//!
 //! A [`Disk`] has a [`DiskImage`] of numbered pages; a [`Throttle`] limits its read rate.
 //!
 //! Everything is undone on drop, also when a test panics: processes are killed, RAM files, mounts
@@ -47,9 +50,11 @@ mod console;
 mod device;
 mod disk;
 mod disk_image;
+mod disk_throttle;
 mod error;
 mod firmware;
 mod huge_pages;
+mod khugepaged;
 mod lab;
 mod memory_limit;
 mod mount;
@@ -59,7 +64,6 @@ mod qmp;
 mod ram;
 mod report;
 mod spawn;
-mod throttle;
 mod tpm;
 mod vm;
 mod workload;
@@ -72,13 +76,15 @@ pub use console::{Console, ConsoleLine};
 pub use device::Device;
 pub use disk::{Aio, Cache, Disk, DiskBus};
 pub use disk_image::{DiskContent, DiskFormat, DiskImage, DiskState};
+pub use disk_throttle::Throttle;
 pub use error::LabError;
 pub use firmware::Firmware;
 pub use huge_pages::{HugePageSize, HugePages};
+pub use khugepaged::{FastKhugepaged, has_transparent_huge_pages};
 pub use lab::Lab;
 pub use memory_limit::{MemoryLimit, ZramSwap};
 pub use mount::Mount;
-pub use net::{DatagramClient, Datagrams, GuestNetwork, HostPair, Namespace, Pace, Shape};
+pub use net::{DatagramClient, Datagrams, GuestNetwork, HostPair, Namespace, Pace, RateLimit};
 pub use qemu_migration::{QemuMigration, QemuMigrationMode, QemuMigrationReport};
 pub use qmp::{Event, Qmp};
 pub use ram::{Ram, RamBackend};
@@ -86,7 +92,6 @@ pub use report::{
     Clocks, Dirty, DiskWork, FineHistogram, Histogram, Idle, Latency, Ready, Report, Scan, Scanned,
     Serve, Slow, Verdict, Verify,
 };
-pub use throttle::Throttle;
 pub use tpm::TpmEmulator;
-pub use vm::Vm;
+pub use vm::{RamBlock, Vm};
 pub use workload::{Pattern, Workload};

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)] // its failure is the message
 
 use hikkoshi_lab::{
-    GuestNetwork, HostPair, Lab, QemuMigration, QemuMigrationMode, QemuVersion, Ram, Report, Shape,
-    VmConfig, Workload,
+    GuestNetwork, HostPair, Lab, QemuMigration, QemuMigrationMode, QemuVersion, Ram, RateLimit,
+    Report, VmConfig, Workload,
 };
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -30,7 +30,7 @@ fn connection(link: &HostPair) -> (TcpStream, TcpStream) {
 
 #[test]
 fn traffic_is_counted_and_connections_can_be_reset() {
-    let link = HostPair::new(Some(Shape::gbit(1))).unwrap();
+    let link = HostPair::new(Some(RateLimit::gbit(1))).unwrap();
     let (mut source, mut destination) = connection(&link);
     let (before, _) = link.bytes().unwrap();
     // More than the sockets' buffers hold, so one thread writes while the other reads.
@@ -67,7 +67,7 @@ fn carried(link: &HostPair) -> Vec<u64> {
 fn each_connection_has_its_own_rate() {
     const MIB: usize = 1 << 20;
     let link = HostPair::new(None).unwrap();
-    link.shape_each_flow(Shape::gbit(1)).unwrap();
+    link.limit_each_flow(RateLimit::gbit(1)).unwrap();
     let mut both = [connection(&link), connection(&link)];
     for (source, destination) in &mut both {
         std::thread::scope(|scope| {
@@ -98,8 +98,8 @@ fn a_cut_network_carries_nothing_until_restored() {
 
 #[test]
 fn the_rate_limit_is_set() {
-    let mut link = HostPair::new(Some(Shape::gbit(10))).unwrap();
-    assert_eq!(link.shape(), Some(Shape::gbit(10)));
+    let mut link = HostPair::new(Some(RateLimit::gbit(10))).unwrap();
+    assert_eq!(link.rate_limit(), Some(RateLimit::gbit(10)));
     let show = |link: &HostPair| {
         let output = link
             .destination()
@@ -111,7 +111,7 @@ fn the_rate_limit_is_set() {
     };
     assert!(show(&link).contains("tbf"), "{}", show(&link));
     assert!(show(&link).contains("rate 10Gbit"), "{}", show(&link));
-    link.set_shape(None).unwrap();
+    link.set_rate_limit(None).unwrap();
     assert!(!show(&link).contains("tbf"), "{}", show(&link));
 }
 
@@ -176,11 +176,11 @@ fn qemu_moves_it(from: QemuVersion, to: QemuVersion, mode: QemuMigrationMode) {
         QemuMigrationMode::PostcopyPreempt => 200_000_000,
         _ => 1_000_000_000,
     };
-    let shape = Shape {
+    let rate_limit = RateLimit {
         rate_bits,
-        ..Shape::gbit(1)
+        ..RateLimit::gbit(1)
     };
-    let link = HostPair::new(Some(shape)).unwrap();
+    let link = HostPair::new(Some(rate_limit)).unwrap();
     let config = VmConfig::new()
         .version(from)
         .ram(Ram::shared(256))

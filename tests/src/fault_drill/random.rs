@@ -8,6 +8,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub struct Random(pub(super) u64);
 
 impl Random {
+    /// Numbers from that seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
     /// The next number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -4,14 +4,8 @@
 
 use MessageKind::*;
 use hikkoshi_tests::{
-    Breakpoint, Guest, MessageKind, MigrationPlan, TestEnv, Transport, busy_guest,
+    Breakpoint, Guest, MessageKind, MigrationPlan, Side, TestEnv, Transport, busy_guest,
 };
-
-#[derive(Clone, Copy, PartialEq)]
-enum Side {
-    Source,
-    Destination,
-}
 
 fn cancelled_on(side: Side, transport: Transport) {
     let env = TestEnv::new();

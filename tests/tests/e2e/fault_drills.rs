@@ -4,7 +4,7 @@
 //! other migration goes from shared files into private memory, and the next one back.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{HostPair, Ram, RamBackend, Shape, VmConfig, Workload};
+use hikkoshi_lab::{HostPair, Ram, RamBackend, RateLimit, VmConfig, Workload};
 use hikkoshi_tests::{
     FaultDrill, Guest, LONG, Migration, MigrationPlan, RAM_MIB, Random, Side, TestEnv, Transport,
     kvm_present, unique_address,
@@ -222,7 +222,7 @@ enum Cut {
 }
 
 /// The queue is shorter than any packet's transmission time, so all packets are dropped.
-const NOTHING: Shape = Shape {
+const NOTHING: RateLimit = RateLimit {
     rate_bits: 1000,
     burst_bytes: 1,
     latency: Duration::from_millis(1),
@@ -237,14 +237,14 @@ impl Cut {
         let together = migrate.stderr_count(AGAIN);
         match self {
             Self::Down => link.cut().unwrap(),
-            Self::Dropped => link.set_shape(Some(NOTHING)).unwrap(),
+            Self::Dropped => link.set_rate_limit(Some(NOTHING)).unwrap(),
             Self::Reset => link.reset_connections().unwrap(),
         }
         let noticed = migration.wait_stderr_or_success(Side::Source, LOST[0], before[0] + 1)
             && migration.wait_stderr_or_success(Side::Destination, LOST[1], before[1] + 1);
         match self {
             Self::Down => link.restore().unwrap(),
-            Self::Dropped => link.set_shape(None).unwrap(),
+            Self::Dropped => link.set_rate_limit(None).unwrap(),
             Self::Reset => {}
         }
         let how = match self {
@@ -299,7 +299,7 @@ fn engines_killed_with_huge_pages() {
     let env = TestEnv::new();
     // A request is for a whole huge page, and is not delayed by the limits, so the network must be
     // slow.
-    let slow = Shape {
+    let slow = RateLimit {
         rate_bits: 200_000_000,
         burst_bytes: 128 * 1024,
         latency: Duration::from_millis(50),

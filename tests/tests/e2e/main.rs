@@ -2,6 +2,7 @@
 //!
 //! All of these tests are one program: beside a long one, others run until none is left.
 
+mod auxiliary_memory;
 mod cancel;
 mod check;
 mod cli_output;
@@ -11,7 +12,6 @@ mod debian;
 mod destination_line;
 mod direct_io;
 mod fault_drills;
-mod frames;
 mod guest_clocks;
 mod guest_network;
 mod journals;
@@ -22,6 +22,7 @@ mod links_cut;
 mod matrix;
 mod memory_layouts;
 mod modes;
+mod network_frames;
 mod out_of_space;
 mod paused_guests;
 mod private_memory_recovery;
@@ -32,4 +33,5 @@ mod refusals;
 mod security;
 mod shutdown;
 mod swapped_memory;
+mod transparent_huge_pages;
 mod urgent_pages;

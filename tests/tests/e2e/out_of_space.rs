@@ -5,8 +5,8 @@
 use MessageKind::*;
 use hikkoshi_lab::Mount;
 use hikkoshi_tests::{
-    Breakpoint, Guest, JsonSchema, LONG, MessageKind, Migration, MigrationPlan, TestEnv, Transport,
-    assert_not_running, busy_guest, log,
+    Breakpoint, Guest, JsonSchema, LONG, MessageKind, Migration, MigrationPlan, Side, TestEnv,
+    Transport, assert_not_running, busy_guest, log,
 };
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use rustix::process::Signal;
@@ -141,13 +141,6 @@ fn no_memory_left_in_postcopy() {
     migration.receive.wait_stderr(ROOM);
     let (exits, finished) = migration.wait();
     guest.complete_resumed_migration(&exits, finished, "no memory left for a while");
-}
-
-/// The side whose journal cannot be written.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Side {
-    Source,
-    Destination,
 }
 
 /// Two small file systems for the journals.

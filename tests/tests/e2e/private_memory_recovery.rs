@@ -150,10 +150,15 @@ fn source_qemu_with_private_memory(with_engine: bool) {
         4,
         &[
             &lost[..],
-            &["that no longer exist", "--give-up --other-side-is-lost"],
+            &[
+                "it waits here for those pages",
+                "--give-up --other-side-is-lost",
+            ],
         ]
         .concat(),
     );
+    let unregistered = migration.receive.stderr_count("stays registered");
+    assert_eq!(unregistered, 0, "post-copy's registration is left alone");
     assert_eq!(migration.journals().len(), 1, "that of the destination");
     assert_eq!(migration.destination.exit_status(), None);
     assert_no_wrong_page(&guest);

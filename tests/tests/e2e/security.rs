@@ -28,10 +28,10 @@ fn capture_migration(env: &TestEnv, plan: MigrationPlan, transport: Transport) -
             .transport(transport)
             .between_namespaces(line.source(), line.destination()),
     );
-    let heard = tap.finish();
-    log(format!("{heard:?}"));
-    assert!(heard.bytes > MIN_BYTES, "{heard:?}");
-    heard.pages
+    let captured = tap.finish();
+    log(format!("{captured:?}"));
+    assert!(captured.bytes > MIN_BYTES, "{captured:?}");
+    captured.pages
 }
 
 fn there() -> String {
@@ -41,12 +41,12 @@ fn there() -> String {
 #[test]
 fn invitation_traffic_is_encrypted() {
     let env = TestEnv::new();
-    let heard = capture_migration(
+    let captured = capture_migration(
         &env,
         MigrationPlan::new("hybrid"),
         Transport::Invitation(there()),
     );
-    assert_eq!(heard, 0);
+    assert_eq!(captured, 0);
 }
 
 #[test]
@@ -75,12 +75,12 @@ fn certificate_traffic_is_encrypted() {
 #[test]
 fn plaintext_traffic_shows_pages() {
     let env = TestEnv::new();
-    let heard = capture_migration(
+    let captured = capture_migration(
         &env,
         MigrationPlan::new("hybrid"),
         Transport::Address(there()),
     );
-    assert!(heard > 100, "{heard}");
+    assert!(captured > 100, "{captured}");
 }
 
 /// Both engines are killed in post-copy, and new ones resume from the journals, without the

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{
-    GuestNetwork, HostPair, HugePageSize, HugePages, Pattern, Ram, Report, Shape, VmConfig,
+    GuestNetwork, HostPair, HugePageSize, HugePages, Pattern, Ram, RateLimit, Report, VmConfig,
     Workload,
 };
 use hikkoshi_tests::{
@@ -201,7 +201,7 @@ fn polling_threads() {
 fn faults_while_the_network_is_full() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, four(24));
-    let link = HostPair::new(Some(Shape {
+    let link = HostPair::new(Some(RateLimit {
         rate_bits: 200_000_000,
         burst_bytes: 64 * 1024,
         latency: Duration::from_millis(50),

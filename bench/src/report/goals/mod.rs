@@ -7,7 +7,7 @@ mod rules;
 use self::goal::{Goal, Limit};
 use self::rules::{NOT_MEASURED, Rules};
 use super::medians::rows;
-use super::table::Table;
+use super::table_format::Table;
 use crate::record::Run;
 
 /// Every goal that the runs have numbers for.

@@ -19,8 +19,8 @@ const PAGE_ON_THE_LINE: f64 = 4096.0 + 120.0;
 /// The transmission time of a page in µs, if the rate is limited.
 #[allow(clippy::cast_precision_loss)] // far below 2^52
 fn page_us(network: NetworkKind) -> Option<f64> {
-    let shape = network.shape()?;
-    Some(PAGE_ON_THE_LINE * 8e6 / shape.rate_bits as f64)
+    let rate_limit = network.rate_limit()?;
+    Some(PAGE_ON_THE_LINE * 8e6 / rate_limit.rate_bits as f64)
 }
 
 /// The mean time of each stage of a page request.

@@ -9,7 +9,7 @@ use self::moves::moves;
 use self::others::{clients, disks, fills, scans, web};
 use self::policies::policies;
 use super::medians::{Row, rows};
-use super::table::Table;
+use super::table_format::Table;
 use crate::plan::{Kind, Workload};
 use crate::record::Run;
 

@@ -3,7 +3,7 @@
 use super::labels::{name, title};
 use crate::plan::{System, Variant, Workload};
 use crate::report::medians::Row;
-use crate::report::table::{Table, number, ratio};
+use crate::report::table_format::{Table, number, ratio};
 
 /// The systems, and below them the ratio of each of hikkoshi's modes to QEMU's counterparts.
 pub(super) fn moves(group: &[&Row]) -> Option<Table> {

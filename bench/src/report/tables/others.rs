@@ -5,7 +5,7 @@ use crate::meter::Span;
 use crate::plan::{System, Variant, Workload};
 use crate::record::{ClientsOutcome, Run};
 use crate::report::medians::{Row, median, network_part};
-use crate::report::table::{Table, number, ratio};
+use crate::report::table_format::{Table, number, ratio};
 
 /// Reading memory that has not been received yet.
 pub(super) fn scans(group: &[&Row]) -> Table {

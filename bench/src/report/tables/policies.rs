@@ -3,7 +3,7 @@
 use super::labels::{name, title};
 use crate::plan::{Kind, Variant, Workload};
 use crate::report::medians::Row;
-use crate::report::table::{Table, number, ratio};
+use crate::report::table_format::{Table, number, ratio};
 
 /// The effect of a policy: hikkoshi with one policy changed, compared with its defaults.
 pub(super) fn policies(group: &[&Row]) -> Option<Table> {

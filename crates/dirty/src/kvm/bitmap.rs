@@ -3,12 +3,12 @@
 
 use hikkoshi_pages::{PageBitmap, PageRange};
 
-use super::capability::CapabilityError;
+use super::capability::MANUAL_PROTECT;
 use super::ioctl::get_dirty_log;
 use super::log::Method;
-use super::manual_protect::MANUAL_PROTECT;
 use super::slots::{MemorySlot, MemorySlots};
 use super::words::{add, clip, word_count, words_of};
+use crate::capability_error::CapabilityError;
 use crate::log::DirtyError;
 
 #[derive(Debug)]

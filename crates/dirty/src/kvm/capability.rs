@@ -4,7 +4,8 @@ use std::io;
 
 use kvm_bindings::kvm_enable_cap;
 use kvm_ioctls::VmFd;
-use thiserror::Error;
+
+use crate::capability_error::CapabilityError;
 
 /// A capability of KVM that is optional.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,27 +15,11 @@ pub(crate) struct Capability {
     pub(crate) name: &'static str,
 }
 
-/// Why a capability of KVM could not be used.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum CapabilityError {
-    /// This host's KVM does not have it.
-    #[error("this host's KVM does not offer {name}: use another of KVM's dirty logs")]
-    NotOffered {
-        /// Its name in the kernel.
-        name: &'static str,
-    },
-    /// KVM refused to enable it.
-    #[error("enabling {name} with argument {argument}")]
-    Enable {
-        /// Its name in the kernel.
-        name: &'static str,
-        /// The argument.
-        argument: u64,
-        /// The error of the system call.
-        source: io::Error,
-    },
-}
+/// Manual protection, see `manual_protect.rs`.
+pub(super) const MANUAL_PROTECT: Capability = Capability {
+    number: kvm_bindings::KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
+    name: "KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2",
+};
 
 impl Capability {
     /// Returns what KVM says about it: 0 if it is not offered.

@@ -11,12 +11,12 @@ use kvm_bindings::KVM_MEM_LOG_DIRTY_PAGES;
 use thiserror::Error;
 
 use super::bitmap::Bitmap;
-use super::capability::CapabilityError;
 use super::ioctl::set_flags;
 use super::manual_protect::ManualProtect;
 use super::ring::Ring;
 use super::rings::DirtyRings;
 use super::slots::MemorySlots;
+use crate::capability_error::CapabilityError;
 use crate::log::{DirtyError, DirtyLog};
 use crate::runs::take_pending;
 

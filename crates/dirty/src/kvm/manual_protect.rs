@@ -7,17 +7,13 @@
 use hikkoshi_pages::{PageBitmap, PageRange};
 
 use super::bitmap::SlotWords;
-use super::capability::{Capability, CapabilityError};
+use super::capability::MANUAL_PROTECT;
 use super::ioctl::clear_dirty_log;
 use super::log::Method;
 use super::slots::{MemorySlot, MemorySlots};
 use super::words::{WORD, add, count_new, words_of};
+use crate::capability_error::CapabilityError;
 use crate::log::DirtyError;
-
-pub(super) const MANUAL_PROTECT: Capability = Capability {
-    number: kvm_bindings::KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
-    name: "KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2",
-};
 
 /// Number of words that one call clears: 1 GiB. It limits how long the kernel holds the lock of the
 /// guest's page tables, which page faults wait for.

@@ -96,7 +96,7 @@ mod rings;
 mod slots;
 mod words;
 
-pub use capability::CapabilityError;
+pub use crate::capability_error::CapabilityError;
 pub use log::{KvmLog, KvmStartError};
 pub use rings::{DirtyRings, RingError};
 pub use slots::{MemorySlot, MemorySlots, SlotError};

@@ -10,8 +10,9 @@ use kvm_bindings::{
 use kvm_ioctls::{VcpuFd, VmFd};
 use thiserror::Error;
 
-use super::capability::{Capability, CapabilityError};
+use super::capability::Capability;
 use super::ring_memory::{DirtyPage, RingMemory};
+use crate::capability_error::CapabilityError;
 
 const RING: Capability = Capability {
     number: KVM_CAP_DIRTY_LOG_RING,

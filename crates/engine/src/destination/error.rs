@@ -10,7 +10,8 @@ use thiserror::Error;
 
 use crate::destination::install_error::InstallError;
 
-use crate::guest::{DestinationGuest, GuestError};
+use crate::guest::DestinationGuest;
+use crate::guest_error::GuestError;
 use hikkoshi_handover::Outcome;
 use hikkoshi_link::{LinkError, WaitEnded};
 use hikkoshi_memory::{MemoryError, PresenceError};
@@ -200,14 +201,14 @@ impl DestinationFailure {
         );
         // Such a guest was ended by this side, for the reason in the error.
         if by_machine && !self.is_corruption() && ends_now(guest) {
-            return Self::gone(guest);
+            return Self::process_ended(guest);
         }
         self
     }
 
     /// The machine's process has ended.
-    pub(crate) fn gone(guest: &dyn DestinationGuest) -> Self {
-        Self::ProcessGone(guest.memory_place().map(|(process, _)| process.pid()))
+    pub(crate) fn process_ended(guest: &dyn DestinationGuest) -> Self {
+        Self::ProcessGone(guest.process_memory().map(|(process, _)| process.pid()))
     }
 
     /// A message that is not allowed at this point.

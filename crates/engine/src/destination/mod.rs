@@ -4,8 +4,9 @@
 //! through the switchover (`switchover/`). From *ready* on it performs what the handover machine
 //! decides (`handover_driver/`). Beside it run:
 //!
-//! * One receiver for each link (`receiver.rs`). Before the switchover it writes pages into guest
-//!   memory (`hikkoshi_memory::RamWriter`), afterwards it installs them (`postcopy/installer/`).
+//! * One receiver for each link (`page_receiver.rs`). Before the switchover it writes pages into
+//!   guest memory (`hikkoshi_memory::RamWriter`), afterwards it installs them
+//!   (`postcopy/installer/`).
 //! * The fault threads (`postcopy/fault_thread/`), which request what the guest touches
 //!   (`postcopy/request_sender.rs`) and record when (`request_times.rs`) and for which thread
 //!   (`fault_counters.rs`).
@@ -13,24 +14,24 @@
 //! Huge pages are assembled from 4 KiB pages and requested a bounded number at a time; huge pages
 //! of tmpfs are rebuilt at the end (`postcopy/huge/`).
 
+pub(crate) mod context;
 mod error;
-pub(crate) mod frames;
 pub(crate) mod handover_driver;
 mod install_error;
 mod last_message;
+pub(crate) mod network_frames;
 mod options;
-pub(crate) mod page_sink;
+pub(crate) mod page_receiver;
 pub(crate) mod postcopy;
 mod receive;
-pub(crate) mod receiver;
+mod receive_control;
 mod resume_migration;
 pub(crate) mod session;
 pub(crate) mod switchover;
-mod watch;
 
 pub use error::{DestinationFailure, ReceiveError};
 pub use handover_driver::give_up::give_up_receive;
 pub use install_error::{InstallError, TooManyPartial};
 pub use options::{DestinationOptions, MAX_FAULT_THREADS};
 pub use receive::{receive, resume_receive};
-pub use watch::ReceiveWatch;
+pub use receive_control::ReceiveControl;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::Priority;
 use crate::retry::RetryFor;
-use hikkoshi_link::PEER_TIMEOUT;
+use hikkoshi_link::DEFAULT_STALL_TIMEOUT;
 
 /// The most threads that read faults, however many processors a guest has: each needs a stack, and
 /// 64 of them are faster than one userfaultfd.
@@ -48,7 +48,7 @@ impl Default for DestinationOptions {
             priority: Priority::default(),
             collapse: None,
             retry_for: RetryFor::NEVER,
-            stall_timeout: PEER_TIMEOUT,
+            stall_timeout: DEFAULT_STALL_TIMEOUT,
             peer_timeout: Self::DEFAULT_PEER_TIMEOUT,
         }
     }

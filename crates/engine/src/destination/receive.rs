@@ -7,14 +7,14 @@ use hikkoshi_wire::{MAX_LINKS, Role};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::destination::options::DestinationOptions;
+use crate::destination::receive_control::ReceiveControl;
 use crate::destination::switchover::offer::NoGuest;
-use crate::destination::watch::ReceiveWatch;
 use crate::destination::{resume_migration, switchover};
 use crate::guest::DestinationGuest;
 use crate::report::Account;
 use hikkoshi_handover::DestinationRecord;
-use hikkoshi_link::{Incoming, Listener, TICK};
-use hikkoshi_linux::Cancel;
+use hikkoshi_link::{AcceptedLink, Listener, TICK};
+use hikkoshi_linux::CancelFlag;
 
 /// Accepted links that may wait in the queue: all links of one migration (background, urgent) can
 /// arrive before the first is handled, and the control link of the next migration.
@@ -31,7 +31,7 @@ pub fn receive(
     guest: &mut dyn DestinationGuest,
     listener: &Listener,
     options: &DestinationOptions,
-    watch: &ReceiveWatch,
+    watch: &ReceiveControl,
 ) -> Result<Account, ReceiveError> {
     listener.set_migration(None);
     listening(listener, |acceptor| accept(guest, acceptor, options, watch))
@@ -50,7 +50,7 @@ pub fn resume_receive(
     record: DestinationRecord,
     listener: &Listener,
     options: &DestinationOptions,
-    watch: &ReceiveWatch,
+    watch: &ReceiveControl,
 ) -> Result<Account, ReceiveError> {
     listener.set_migration(Some(record.id));
     listening(listener, |acceptor| {
@@ -63,7 +63,7 @@ fn listening(
     listener: &Listener,
     lead: impl FnOnce(&mut Acceptor<'_>) -> Result<Account, ReceiveError>,
 ) -> Result<Account, ReceiveError> {
-    let stop = Cancel::new();
+    let stop = CancelFlag::new();
     let (sender, incoming) = sync_channel(LINKS);
     thread::scope(|scope| {
         // Also when this thread panics: the scope waits for the other thread.
@@ -89,7 +89,7 @@ fn listening(
 }
 
 /// Sets the flag when it is dropped.
-struct CancelOnDrop<'a>(&'a Cancel);
+struct CancelOnDrop<'a>(&'a CancelFlag);
 
 impl Drop for CancelOnDrop<'_> {
     fn drop(&mut self) {
@@ -100,7 +100,7 @@ impl Drop for CancelOnDrop<'_> {
 /// Where connections are accepted.
 struct Acceptor<'a> {
     listener: &'a Listener,
-    incoming: &'a Receiver<Incoming>,
+    incoming: &'a Receiver<AcceptedLink>,
 }
 
 /// Waits for sources until a guest was received, or its migration failed.
@@ -108,7 +108,7 @@ fn accept(
     guest: &mut dyn DestinationGuest,
     acceptor: &mut Acceptor<'_>,
     options: &DestinationOptions,
-    watch: &ReceiveWatch,
+    watch: &ReceiveControl,
 ) -> Result<Account, ReceiveError> {
     loop {
         if watch.cancel.is_cancelled() {
@@ -132,12 +132,12 @@ fn accept(
         acceptor.listener.accept_only_links_of(&link);
         let peer = link.peer.clone();
         let over = || acceptor.listener.set_migration(None);
-        match switchover::offer::hear(guest, link, options, watch, over) {
+        match switchover::offer::receive_offer(guest, link, options, watch, over) {
             Ok(offered) => {
                 watch
                     .observer
                     .notice(&format!("a guest arrives from {peer}"));
-                return switchover::incoming::run(
+                return switchover::incoming_migration::run(
                     guest,
                     offered,
                     acceptor.incoming,

@@ -6,28 +6,28 @@ use std::time::Instant;
 
 use hikkoshi_wire::Capabilities;
 
+use crate::destination::context::ReceiveContext;
 use crate::destination::error::ReceiveError;
-use crate::destination::handover_driver::account::finish_handover;
 use crate::destination::handover_driver::links::LinkState;
+use crate::destination::handover_driver::run_to_end::finish_handover;
 use crate::destination::handover_driver::{HandoverDriver, HandoverStart};
 use crate::destination::options::DestinationOptions;
-use crate::destination::page_sink::PageSink;
+use crate::destination::receive_control::ReceiveControl;
 use crate::destination::session::Channel;
-use crate::destination::watch::ReceiveWatch;
 use crate::guest::DestinationGuest;
 use crate::report::Account;
 use hikkoshi_handover::{
     DestinationEvent, DestinationRecord, DestinationStage, Outcome, RecordedDestination,
 };
-use hikkoshi_link::Incoming;
+use hikkoshi_link::AcceptedLink;
 
 /// Resumes a migration that another engine began.
 pub(crate) fn resume(
     guest: &mut dyn DestinationGuest,
     record: DestinationRecord,
-    incoming: &Receiver<Incoming>,
+    incoming: &Receiver<AcceptedLink>,
     options: &DestinationOptions,
-    watch: &ReceiveWatch,
+    watch: &ReceiveControl,
 ) -> Result<Account, ReceiveError> {
     let begun = Instant::now();
     let stage = record.stage;
@@ -46,7 +46,7 @@ pub(crate) fn resume(
         // Its next connection says what it supports.
         capabilities: Capabilities::NONE,
         ram,
-        sink: PageSink::new(None),
+        context: ReceiveContext::new(None),
         postcopy: None,
         links: LinkState::Down(Channel::new()),
         source_paused: None,

@@ -10,8 +10,8 @@ use hikkoshi_wire::{Limits, MigrationId, Role, ToDestination, ToSource};
 
 use crate::control_link::{QUEUED_EVENTS, start_reader};
 use crate::destination::error::DestinationFailure;
-use hikkoshi_link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, TICK, split};
-use hikkoshi_linux::Cancel;
+use hikkoshi_link::{AcceptedLink, LinkError, LinkReader, LinkWriter, Stream, TICK, split};
+use hikkoshi_linux::CancelFlag;
 
 /// What the control link's thread does; identifies its end among the failures.
 pub(crate) const LISTENING: &str = "listening to the source";
@@ -21,7 +21,7 @@ const LINKS_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What the main thread waits for.
 #[derive(Debug)]
-pub(crate) enum SessionEvent {
+pub(crate) enum DestinationSessionEvent {
     /// The source has sent a message.
     Message(ToDestination),
     /// A thread or the control link has ended.
@@ -32,7 +32,7 @@ pub(crate) enum SessionEvent {
     GuestCallReturned,
 }
 
-impl SessionEvent {
+impl DestinationSessionEvent {
     /// Whether this is about something other than links.
     fn is_serious(&self) -> bool {
         match self {
@@ -45,8 +45,8 @@ impl SessionEvent {
 /// The queue of events, which outlives the links.
 #[derive(Debug)]
 pub(crate) struct Channel {
-    sender: SyncSender<SessionEvent>,
-    events: Receiver<SessionEvent>,
+    sender: SyncSender<DestinationSessionEvent>,
+    events: Receiver<DestinationSessionEvent>,
 }
 
 impl Channel {
@@ -63,7 +63,7 @@ impl Channel {
     }
 
     /// For the threads that report events.
-    pub(crate) fn sender(&self) -> SyncSender<SessionEvent> {
+    pub(crate) fn sender(&self) -> SyncSender<DestinationSessionEvent> {
         self.sender.clone()
     }
 
@@ -73,7 +73,7 @@ impl Channel {
     }
 
     /// The next event; `None` after `wait` without one.
-    pub(crate) fn next_within(&self, wait: Duration) -> Option<SessionEvent> {
+    pub(crate) fn next_within(&self, wait: Duration) -> Option<DestinationSessionEvent> {
         self.events.recv_timeout(wait).ok()
     }
 }
@@ -88,9 +88,9 @@ pub(crate) struct Session {
     streams: Vec<Arc<Stream>>,
     limits: Limits,
     /// What the source sent before all its links were here.
-    early: Option<SessionEvent>,
+    early: Option<DestinationSessionEvent>,
     /// Ends every thread that works on a link.
-    stop: Cancel,
+    stop: CancelFlag,
 }
 
 impl Session {
@@ -101,15 +101,15 @@ impl Session {
         reader: LinkReader,
         control: LinkWriter,
         limits: Limits,
-        stop: Cancel,
+        stop: CancelFlag,
         channel: &mut Channel,
     ) -> Result<Self, DestinationFailure> {
         let to_main = channel.sender.clone();
         let listener = start_reader("dst-control", reader, to_main, |message| match message {
-            Ok(message) => SessionEvent::Message(message),
+            Ok(message) => DestinationSessionEvent::Message(message),
             Err(cause) => {
                 let doing = LISTENING;
-                SessionEvent::Failed(DestinationFailure::Link { doing, cause })
+                DestinationSessionEvent::Failed(DestinationFailure::Link { doing, cause })
             }
         })
         .map_err(DestinationFailure::Thread)?;
@@ -129,13 +129,13 @@ impl Session {
     #[allow(clippy::too_many_arguments, reason = "each is needed once, here")]
     pub(crate) fn await_links(
         &mut self,
-        incoming: &Receiver<Incoming>,
+        incoming: &Receiver<AcceptedLink>,
         id: MigrationId,
         background_links: u16,
         urgent: bool,
         frames: bool,
         stall_timeout: Duration,
-        cancel: &Cancel,
+        cancel: &CancelFlag,
     ) -> Result<Links, DestinationFailure> {
         let doing = "waiting for the source's links";
         let deadline = Instant::now() + LINKS_TIMEOUT;
@@ -160,8 +160,8 @@ impl Session {
                         self.early = Some(failed);
                         return Err(DestinationFailure::link(doing)(LinkError::Closed));
                     }
-                    Ok(SessionEvent::Failed(failure)) => return Err(failure),
-                    Ok(SessionEvent::Message(ToDestination::Cancel { reason })) => {
+                    Ok(DestinationSessionEvent::Failed(failure)) => return Err(failure),
+                    Ok(DestinationSessionEvent::Message(ToDestination::Cancel { reason })) => {
                         return Err(DestinationFailure::CancelledBySource(reason));
                     }
                     said => self.early = said.ok(),
@@ -222,7 +222,7 @@ impl Session {
     }
 
     /// Where the links' threads report events.
-    pub(crate) fn events(&self) -> SyncSender<SessionEvent> {
+    pub(crate) fn events(&self) -> SyncSender<DestinationSessionEvent> {
         self.channel.sender.clone()
     }
 
@@ -245,7 +245,7 @@ impl Session {
     /// Sends the last message. Does not wait for a peer that does not read: the end of the links
     /// tells it the same.
     pub(crate) fn send_last(&mut self, message: &ToSource) {
-        self.control.set_stop(Cancel::cancelled());
+        self.control.set_stop(CancelFlag::cancelled());
         if let Err(error) = self.send(message, "sending the last message") {
             tracing::debug!(error = %Report::new(&error), ?message, "the source does not hear why this side ends");
         }
@@ -257,12 +257,12 @@ impl Session {
     }
 
     /// The next event; `None` after a tick without one.
-    pub(crate) fn next(&mut self) -> Option<SessionEvent> {
+    pub(crate) fn next(&mut self) -> Option<DestinationSessionEvent> {
         self.next_within(TICK)
     }
 
     /// The next event; `None` after `wait` without one.
-    pub(crate) fn next_within(&mut self, wait: Duration) -> Option<SessionEvent> {
+    pub(crate) fn next_within(&mut self, wait: Duration) -> Option<DestinationSessionEvent> {
         // The session holds a sender itself, so the queue is never disconnected before it is
         // closed.
         self.early.take().or_else(|| self.channel.next_within(wait))
@@ -284,21 +284,27 @@ impl Session {
 
     /// Closes all links and waits for the threads that work on them, `receivers` and its own.
     /// Returns the queue, and an event that was reported meanwhile and is not about links.
-    pub(crate) fn end(mut self, receivers: Vec<JoinHandle<()>>) -> (Channel, Option<SessionEvent>) {
+    pub(crate) fn end(
+        mut self,
+        receivers: Vec<JoinHandle<()>>,
+    ) -> (Channel, Option<DestinationSessionEvent>) {
         self.shut_down();
-        let mut left = self.early.take().filter(SessionEvent::is_serious);
+        let mut left = self
+            .early
+            .take()
+            .filter(DestinationSessionEvent::is_serious);
         let threads = receivers.into_iter().chain(self.listener.take());
         for thread in threads {
             // Its last events may wait for room in the queue.
             while !thread.is_finished() {
                 let told = self.channel.next_within(Duration::from_millis(2));
-                left = left.or(told.filter(SessionEvent::is_serious));
+                left = left.or(told.filter(DestinationSessionEvent::is_serious));
             }
             // A panic was reported by the panic hook; there is nothing to add.
             let _ = thread.join();
         }
         while let Ok(told) = self.channel.events.try_recv() {
-            left = left.or(Some(told).filter(SessionEvent::is_serious));
+            left = left.or(Some(told).filter(DestinationSessionEvent::is_serious));
         }
         (self.channel.take(), left)
     }

@@ -3,8 +3,8 @@
 use hikkoshi_wire::Mode;
 use serde::Serialize;
 
-use crate::frames::FramesAccount;
-use crate::report::{CollapseAccount, Requests, SwitchoverStep};
+use crate::network_frames::FramesAccount;
+use crate::report::{CollapseAccount, RequestStatistics, SwitchoverStep};
 
 /// Pages by the way they were sent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -102,7 +102,7 @@ pub struct Account {
     pub frames: Option<FramesAccount>,
     /// Measurements of the guest's faults.
     #[serde(flatten)]
-    pub requests: Requests,
+    pub requests: RequestStatistics,
     /// The result of rebuilding huge pages, if that was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub collapse: Option<CollapseAccount>,

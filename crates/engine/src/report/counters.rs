@@ -25,7 +25,7 @@ pub struct Counters {
     pub background_bytes: AtomicU64,
     /// See [`Bytes::device_state`].
     pub device_state_bytes: AtomicU64,
-    /// See [`Requests::requests_under_way`](crate::report::Requests::requests_under_way).
+    /// See [`RequestStatistics::requests_under_way`](crate::report::RequestStatistics::requests_under_way).
     pub requests_under_way: AtomicU64,
     /// See [`Drains::count`].
     drains: AtomicU64,

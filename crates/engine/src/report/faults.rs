@@ -18,7 +18,7 @@ pub struct ThreadFaults {
 
 /// All measurements of faults and page requests. Empty without post-copy.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Requests {
+pub struct RequestStatistics {
     /// From reading a fault to the installed page, measured by the destination, in µs.
     pub request_latency_us: LatencySummary,
     /// The stages of that time.
@@ -37,7 +37,7 @@ pub struct Requests {
     pub faults_before_running: Option<Vec<ThreadFaults>>,
 }
 
-impl Requests {
+impl RequestStatistics {
     /// All but the total latency, as it is sent to the source.
     pub fn measures(&self) -> FaultMeasures {
         FaultMeasures {
@@ -99,18 +99,18 @@ pub struct CollapseFailures {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Moments, RequestLatencies};
+    use crate::report::{RequestLatencies, RequestTimeline};
 
     #[test]
     fn the_source_hears_what_was_measured() {
         let mut latencies = RequestLatencies::default();
-        latencies.record(&Moments {
+        latencies.record(&RequestTimeline {
             fault_read: 0,
             request_sent: 1_000,
             page_received: 40_000,
             installed: 50_000,
         });
-        let here = Requests {
+        let here = RequestStatistics {
             request_latency_us: latencies.total(),
             request_stages_us: latencies.stages(),
             unmeasured_requests: 3,
@@ -119,9 +119,9 @@ mod tests {
                 vcpu: Some(1),
                 count: 7,
             }],
-            ..Requests::default()
+            ..RequestStatistics::default()
         };
-        let mut there = Requests::default();
+        let mut there = RequestStatistics::default();
         there.add_measures(here.measures());
         assert_eq!(there.faults, here.faults);
         assert_eq!(there.unmeasured_requests, 3);

@@ -12,10 +12,10 @@ mod tracker;
 
 pub use account::{Account, Bytes, Drains, GuestState, Pages};
 pub use counters::Counters;
-pub use faults::{CollapseAccount, CollapseFailures, Requests, ThreadFaults};
+pub use faults::{CollapseAccount, CollapseFailures, RequestStatistics, ThreadFaults};
 pub use latency::{Bucket, Latency, LatencySummary};
 pub use progress::{Observer, Phase, Progress, Silent};
-pub use stages::{Moments, RequestLatencies, Stages};
+pub use stages::{RequestLatencies, RequestTimeline, Stages};
 pub use switchover::SwitchoverStep;
 pub(crate) use switchover::SwitchoverSteps;
 pub use tracker::Tracker;

@@ -8,7 +8,7 @@ use crate::report::{Latency, LatencySummary};
 
 /// The times of one page request, in nanoseconds of one clock.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Moments {
+pub struct RequestTimeline {
     /// The fault was read from the userfaultfd.
     pub fault_read: u64,
     /// The request was ready: recorded right before it is passed to the kernel.
@@ -30,9 +30,9 @@ pub struct RequestLatencies {
 
 impl RequestLatencies {
     /// Adds one request. Allocates nothing.
-    pub fn record(&mut self, moments: &Moments) {
+    pub fn record(&mut self, moments: &RequestTimeline) {
         let between = |from: u64, to: u64| Duration::from_nanos(to.saturating_sub(from));
-        let Moments {
+        let RequestTimeline {
             fault_read,
             request_sent,
             page_received,
@@ -110,14 +110,14 @@ mod tests {
     #[test]
     fn each_stage_gets_its_part() {
         let mut latencies = RequestLatencies::default();
-        latencies.record(&Moments {
+        latencies.record(&RequestTimeline {
             fault_read: 1_000,
             request_sent: 4_000,
             page_received: 54_000,
             installed: 64_000,
         });
         // A page that was pushed while the request was being sent.
-        latencies.record(&Moments {
+        latencies.record(&RequestTimeline {
             fault_read: 1_000,
             request_sent: 9_000,
             page_received: 8_000,

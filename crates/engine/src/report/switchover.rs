@@ -17,10 +17,10 @@ pub struct SwitchoverStep {
 
 /// Records the steps of one side.
 #[derive(Debug, Default)]
-pub(crate) struct SwitchoverSteps(Mutex<Recorded>);
+pub(crate) struct SwitchoverSteps(Mutex<Steps>);
 
 #[derive(Debug, Default)]
-struct Recorded {
+struct Steps {
     zero: Option<Instant>,
     steps: Vec<SwitchoverStep>,
 }
@@ -28,7 +28,7 @@ struct Recorded {
 impl SwitchoverSteps {
     /// Times count from `zero`.
     pub(crate) fn begin(&self, zero: Instant) {
-        *self.lock() = Recorded {
+        *self.lock() = Steps {
             zero: Some(zero),
             steps: Vec::new(),
         };
@@ -54,7 +54,7 @@ impl SwitchoverSteps {
         self.lock().steps.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Recorded> {
+    fn lock(&self) -> MutexGuard<'_, Steps> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hikkoshi_link::{HandshakeError, LinkError, Remote, hello, open, split};
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 use hikkoshi_wire::{
     Capabilities, GuestDescription, Limits, MAX_OBSTACLES, Machine, MigrationId, Processors, Role,
     ToDestination, ToSource, Versions,
@@ -40,7 +40,7 @@ pub fn compare(
     processors: Processors,
     allow_cpu_mismatch: bool,
     machine: Machine,
-    cancel: &Cancel,
+    cancel: &CancelFlag,
 ) -> Result<Comparison, SourceFailure> {
     let connect = |cause| SourceFailure::Connect {
         address: remote.address.to_string(),

@@ -2,6 +2,10 @@
 
 use hikkoshi_pages::{Page, PageRange, RamLayout};
 
+/// Pages whose log is taken at a time, 2 MiB: what one page-table page maps, and small enough that
+/// a scan takes little time.
+pub(crate) const CHUNK: u64 = 512;
+
 /// The number of chunks of `size` pages. Some may be empty.
 pub(crate) fn count(layout: &RamLayout, size: u64) -> u64 {
     layout.all().len().div_ceil(size)

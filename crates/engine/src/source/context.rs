@@ -5,19 +5,19 @@ use std::sync::Arc;
 
 use hikkoshi_handover::{Journal, SourceRecord};
 use hikkoshi_link::UrgentActivity;
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 use hikkoshi_memory::GuestRam;
 
 use crate::report::{Counters, Observer, SwitchoverSteps, Tracker};
 use crate::source::error::{SourceFailure, list_blocks};
 use crate::source::options::SourceOptions;
-use crate::source::private_memory::may_be_lost;
+use crate::source::private_blocks::may_be_lost;
 
 /// How the caller controls and observes a migration.
 #[derive(Clone)]
-pub struct Watch {
+pub struct MigrateControl {
     /// Cancels the migration.
-    pub cancel: Cancel,
+    pub cancel: CancelFlag,
     /// Receives progress and notices.
     pub observer: Arc<dyn Observer>,
     /// Stores the record. *Commit* is sent only after
@@ -28,9 +28,9 @@ pub struct Watch {
     pub journal: Arc<dyn Journal<SourceRecord>>,
 }
 
-impl fmt::Debug for Watch {
+impl fmt::Debug for MigrateControl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watch").finish_non_exhaustive()
+        f.debug_struct("MigrateControl").finish_non_exhaustive()
     }
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct MigrationContext {
     pub(crate) counters: Arc<Counters>,
     pub(crate) progress: Arc<Tracker>,
     pub(crate) observer: Arc<dyn Observer>,
-    pub(crate) cancel: Cancel,
+    pub(crate) cancel: CancelFlag,
     pub(crate) options: SourceOptions,
     /// Set by the thread that answers requests. The background links yield to it.
     pub(crate) urgency: UrgentActivity,
@@ -51,12 +51,12 @@ pub(crate) struct MigrationContext {
 
 /// Guest memory that is private to the guest's process at the source, where post-copy may need it.
 #[derive(Debug)]
-pub(crate) struct PrivateMemory {
+pub(crate) struct PrivateBlocks {
     pub(crate) bytes: u64,
     blocks: Vec<String>,
 }
 
-impl fmt::Display for PrivateMemory {
+impl fmt::Display for PrivateBlocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -72,7 +72,7 @@ impl fmt::Display for PrivateMemory {
 impl MigrationContext {
     /// The memory that must stay here until the end, if post-copy is possible. What is in a file
     /// is held open, whatever the guest's process does.
-    pub(crate) fn private_memory(&self) -> Option<PrivateMemory> {
+    pub(crate) fn private_blocks(&self) -> Option<PrivateBlocks> {
         if !self.options.may_postcopy() {
             return None;
         }
@@ -85,7 +85,7 @@ impl MigrationContext {
             bytes += block.bytes;
             names.push(block.id.clone());
         }
-        (bytes > 0).then_some(PrivateMemory {
+        (bytes > 0).then_some(PrivateBlocks {
             bytes,
             blocks: names,
         })

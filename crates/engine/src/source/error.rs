@@ -9,7 +9,7 @@ use hikkoshi_dirty::DirtyError;
 use hikkoshi_handover::Outcome;
 use thiserror::Error;
 
-use crate::guest::GuestError;
+use crate::guest_error::GuestError;
 use crate::source_ended::SOURCE_ENDED;
 use hikkoshi_link::{HandshakeError, LinkError};
 use hikkoshi_memory::GuestRam;

@@ -8,7 +8,7 @@ use hikkoshi_handover::{
 };
 
 use crate::guest::SourceGuest;
-use crate::source::context::Watch;
+use crate::source::context::MigrateControl;
 use crate::source::error::{MigrateError, SourceFailure};
 
 /// Gives up a migration that another engine recorded: resumes the guest here, in
@@ -25,7 +25,7 @@ use crate::source::error::{MigrateError, SourceFailure};
 pub fn give_up_migrate(
     guest: &mut dyn SourceGuest,
     record: SourceRecord,
-    watch: &Watch,
+    watch: &MigrateControl,
 ) -> Result<(), MigrateError> {
     let mut machine = RecordedSource::new(record, Arc::clone(&watch.journal));
     let outcome = match machine.stage() {

@@ -9,8 +9,8 @@ use hikkoshi_handover::{Outcome, RecordedSource, SourceStage};
 use hikkoshi_link::UrgentActivity;
 
 use crate::guest::SourceGuest;
-use crate::report::{Account, GuestState, Requests};
-use crate::source::context::{MigrationContext, Watch};
+use crate::report::{Account, GuestState, RequestStatistics};
+use crate::source::context::{MigrateControl, MigrationContext};
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover_driver::HandoverResult;
 use crate::source::options::SourceOptions;
@@ -20,7 +20,7 @@ use crate::source::options::SourceOptions;
 pub(crate) fn with_context(
     guest: &mut dyn SourceGuest,
     options: &SourceOptions,
-    watch: &Watch,
+    watch: &MigrateControl,
     mut machine: RecordedSource,
     body: impl FnOnce(
         &MigrationContext,
@@ -104,13 +104,13 @@ pub(crate) fn with_context(
                 pages: shared.counters.pages(shared.ram.layout().pages()),
                 bytes: shared.counters.bytes(),
                 drains: shared.counters.drains(),
-                requests: Requests {
+                requests: RequestStatistics {
                     requests_under_way: postcopy.then(|| shared.counters.requests_under_way()),
                     ..handover.requests
                 },
                 frames: handover.frames,
                 collapse: None,
-                source_private_bytes: shared.private_memory().map(|private| private.bytes),
+                source_private_bytes: shared.private_blocks().map(|private| private.bytes),
             })
         }
         Err(mut error) => {

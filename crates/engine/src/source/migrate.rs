@@ -13,7 +13,7 @@ use hikkoshi_wire::{MigrationId, Mode};
 use crate::guest::SourceGuest;
 use crate::report::{Account, Phase};
 use crate::retry::RetryBudget;
-use crate::source::context::{MigrationContext, Watch};
+use crate::source::context::{MigrateControl, MigrationContext};
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover_driver::{ActiveLinks, HandoverDriver};
 use crate::source::lifecycle::{MigrationResult, with_context};
@@ -40,7 +40,7 @@ pub fn migrate(
     guest: &mut dyn SourceGuest,
     remote: &Remote,
     options: &SourceOptions,
-    watch: &Watch,
+    watch: &MigrateControl,
 ) -> Result<Account, MigrateError> {
     let id = random().map_err(|error| {
         let cause = HandshakeError::Io(error);
@@ -53,7 +53,7 @@ pub fn migrate(
         mode: options.mode,
     });
     // A migration before this one may have been cancelled after it had sent private blocks.
-    for memory in guest.ram().backings().iter().filter_map(Backing::process) {
+    for memory in guest.ram().backings().iter().filter_map(Backing::private) {
         memory.clear_sent();
     }
     record.and_then(|record| {
@@ -75,7 +75,7 @@ fn run(
         .write()
         .map_err(|error| at_source(SourceFailure::Journal(error)))?;
     shared.progress.begin(Phase::Connecting, 0, 0);
-    if let Some(private) = shared.private_memory() {
+    if let Some(private) = shared.private_blocks() {
         shared.observer.notice(&private.to_string());
     }
     let capture = if shared.options.keep_frames {
@@ -169,7 +169,7 @@ fn before_pause(
                 *rounds += 1;
                 LastPages::Precopy(Box::new(precopy))
             }
-            PrecopyResult::SwitchNow => LastPages::Hybrid(log, precopy.into_links()?),
+            PrecopyResult::StartPostcopy => LastPages::Hybrid(log, precopy.into_links()?),
         }
     };
     switchover::discard_stale_pages(shared, session, &rest, unsent)?;

@@ -16,7 +16,7 @@ use crate::source::error::SourceFailure;
 use crate::source::switchover::Deadline;
 use hikkoshi_handover::SourceStage;
 use hikkoshi_link::{HandshakeError, LinkError, Remote, hello, open, split};
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 
 /// How long to try. The guest runs meanwhile.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -40,7 +40,7 @@ pub(crate) fn may_be_undelivered(cause: &SourceFailure) -> bool {
 /// Notifies the destination at `remote` that the guest of migration `id` stays here. Returns when it
 /// has ended, when no process listens there, or after [`LIMIT`] with a notice to `observer`.
 pub(crate) fn send(remote: &Remote, id: MigrationId, observer: &dyn Observer) {
-    let timed_out = Cancel::new();
+    let timed_out = CancelFlag::new();
     let Ok(_deadline) = Deadline::start(&[], timed_out.clone(), LIMIT) else {
         return report_failure(observer, &"no thread could be started");
     };
@@ -75,7 +75,7 @@ fn connection_refused(error: &io::Error) -> bool {
 }
 
 /// Makes one connection. `Ok` if the destination needs no other one.
-fn attempt(remote: &Remote, id: MigrationId, timed_out: &Cancel) -> Result<(), HandshakeError> {
+fn attempt(remote: &Remote, id: MigrationId, timed_out: &CancelFlag) -> Result<(), HandshakeError> {
     let (stream, agreed) = open(remote, &hello(Role::Control, id), timed_out)?;
     if !agreed.capabilities.contains(Capabilities::RECOVERY) {
         // A version that does not wait for its source.

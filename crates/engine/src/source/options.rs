@@ -6,7 +6,7 @@ use hikkoshi_wire::Mode;
 
 use crate::default_links::default_links;
 use crate::retry::RetryFor;
-use hikkoshi_link::PEER_TIMEOUT;
+use hikkoshi_link::DEFAULT_STALL_TIMEOUT;
 use hikkoshi_linux::Priority;
 
 /// What to do when pre-copy does not converge within its rounds.
@@ -114,7 +114,7 @@ impl Default for SourceOptions {
             poll: false,
             priority: Priority::ON,
             retry_for: RetryFor::NEVER,
-            stall_timeout: PEER_TIMEOUT,
+            stall_timeout: DEFAULT_STALL_TIMEOUT,
             peer_timeout: Self::DEFAULT_PEER_TIMEOUT,
         }
     }

@@ -10,7 +10,7 @@ use hikkoshi_wire::Mode;
 use crate::guest::SourceGuest;
 use crate::report::Account;
 use crate::retry::RetryBudget;
-use crate::source::context::Watch;
+use crate::source::context::MigrateControl;
 use crate::source::error::MigrateError;
 use crate::source::handover_driver::HandoverDriver;
 use crate::source::lifecycle::{MigrationResult, with_context};
@@ -32,7 +32,7 @@ pub fn resume_migrate(
     record: SourceRecord,
     remote: &Remote,
     options: &SourceOptions,
-    watch: &Watch,
+    watch: &MigrateControl,
 ) -> Result<Account, MigrateError> {
     let options = SourceOptions {
         mode: record.mode,

@@ -11,7 +11,7 @@ use crate::source::chunks::{self, chunk};
 use crate::source::error::SourceFailure;
 
 /// Threads that take the log at the same time, at most.
-const MOST_THREADS: u64 = 4;
+const MAX_THREADS: u64 = 4;
 
 /// The fewest pages that are worth a thread, 128 MiB: they are scanned in some 100 µs.
 const SMALLEST_PART: u64 = 32768;
@@ -31,7 +31,7 @@ pub(crate) fn take_log(
     };
     let take = &take;
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
-    let mut parts = parts(layout, (threads as u64).min(MOST_THREADS)).into_iter();
+    let mut parts = parts(layout, (threads as u64).min(MAX_THREADS)).into_iter();
     let Some(first) = parts.next() else {
         return Ok(Vec::new());
     };

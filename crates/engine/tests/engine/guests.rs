@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog};
 use hikkoshi_engine::{
-    Cancel, DestinationGuest, FrameCapture, FrameDelivery, GuestError, SourceGuest, ThreadName,
+    CancelFlag, DestinationGuest, FrameCapture, FrameDelivery, GuestError, SourceGuest, ThreadName,
 };
 use hikkoshi_linux::{HostAddr, Process};
 use hikkoshi_memory::GuestRam;
@@ -163,7 +163,7 @@ impl SourceGuest for TestSource {
         self.device.is_some()
     }
 
-    fn drain(&mut self, cancel: &Cancel) -> Result<(), GuestError> {
+    fn drain(&mut self, cancel: &CancelFlag) -> Result<(), GuestError> {
         self.script.call("drain")?;
         if cancel.is_cancelled() {
             return Err(GuestError::new("the drain was cancelled"));
@@ -187,7 +187,7 @@ impl SourceGuest for TestSource {
     fn save_device_state(
         &mut self,
         sink: &mut dyn Write,
-        give_up: &Cancel,
+        give_up: &CancelFlag,
     ) -> Result<(), GuestError> {
         self.script.call("save_device_state")?;
         let state = device_state(self.device_bytes);
@@ -370,7 +370,7 @@ impl DestinationGuest for TestDestination {
         self.script.call("load_device_state done")
     }
 
-    fn resume(&mut self, running: bool, give_up: &Cancel) -> Result<Instant, GuestError> {
+    fn resume(&mut self, running: bool, give_up: &CancelFlag) -> Result<Instant, GuestError> {
         self.script.call("resume")?;
         if self.looks && running {
             // As a monitor may, right before the guest runs.
@@ -417,7 +417,7 @@ impl DestinationGuest for TestDestination {
         Some(ThreadName { name, vcpu })
     }
 
-    fn memory_place(&self) -> Option<(Arc<Process>, Vec<u64>)> {
+    fn process_memory(&self) -> Option<(Arc<Process>, Vec<u64>)> {
         let own = Process::open(std::process::id()).unwrap();
         let hosts = self.machine.memory(Side::Destination).hosts();
         Some((Arc::new(own), hosts))

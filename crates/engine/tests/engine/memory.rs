@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hikkoshi_linux::Process;
-use hikkoshi_memory::{GuestRam, ProcessMemory, RamFile};
+use hikkoshi_memory::{GuestRam, PrivateMemory, RamFile};
 use hikkoshi_pages::{PAGE_SIZE, Page, RamBlock, RamLayout};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, memfd_create};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
@@ -94,7 +94,7 @@ impl Memory {
                 .blocks()
                 .zip(self.hosts())
                 .map(|((block, _), host)| {
-                    ProcessMemory::open(Arc::clone(&process), host, block.bytes, true).unwrap()
+                    PrivateMemory::open(Arc::clone(&process), host, block.bytes, true).unwrap()
                 })
                 .collect();
             return Arc::new(GuestRam::new(self.layout.clone(), private).unwrap());

@@ -7,7 +7,8 @@ use std::thread;
 
 use error_reporter::Report;
 use hikkoshi_engine::{
-    Cancel, DestinationOptions, Mode, ReceiveWatch, SourceOptions, Watch, migrate, receive,
+    CancelFlag, DestinationOptions, MigrateControl, Mode, ReceiveControl, SourceOptions, migrate,
+    receive,
 };
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
@@ -132,8 +133,8 @@ fn an_older_destination_is_refused() {
             // Nothing else is sent.
             assert_eq!(socket.read(&mut [0]).unwrap(), 0);
         });
-        let watch = Watch {
-            cancel: Cancel::new(),
+        let watch = MigrateControl {
+            cancel: CancelFlag::new(),
             observer: Arc::new(Notices::default()),
             journal: Arc::new(Unrecorded),
         };
@@ -157,8 +158,8 @@ fn an_older_source_is_refused() {
     let description = guest.description.clone();
     let folder = tempfile::tempdir().unwrap();
     let listener = Listener::bind(&Address::Unix(folder.path().join("listen"))).unwrap();
-    let watch = ReceiveWatch {
-        cancel: Cancel::new(),
+    let watch = ReceiveControl {
+        cancel: CancelFlag::new(),
         observer: Arc::new(Notices::default()),
         journal: Arc::new(Unrecorded),
     };
@@ -177,7 +178,7 @@ fn an_older_source_is_refused() {
         };
         let stream = Arc::new(open(&listener.address().clone().into(), &hello).unwrap());
         let limits = Limits { pages: 1 << 20 };
-        let (mut reader, mut writer) = split(&stream, limits, &Cancel::new()).unwrap();
+        let (mut reader, mut writer) = split(&stream, limits, &CancelFlag::new()).unwrap();
         writer
             .control(&ToDestination::Begin {
                 description,

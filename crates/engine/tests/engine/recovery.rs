@@ -372,10 +372,13 @@ fn a_refused_cancellation_does_not_prevent_reconnecting() {
         // Background pages are sent only after the source knows that the guest runs there.
         let unasked = matches!(passing.role, Role::Background { .. }) && passing.name == "Pages";
         match unasked.then(|| pages.fetch_add(1, Ordering::Relaxed)) {
-            Some(0) => cancels.iter().for_each(hikkoshi_engine::Cancel::cancel),
+            Some(0) => cancels.iter().for_each(hikkoshi_engine::CancelFlag::cancel),
             Some(3) => {
                 // Both were answered.
-                while cancels.iter().any(hikkoshi_engine::Cancel::is_cancelled) {
+                while cancels
+                    .iter()
+                    .any(hikkoshi_engine::CancelFlag::is_cancelled)
+                {
                     std::thread::sleep(std::time::Duration::from_millis(1));
                 }
                 return Fate::CutAfter;

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::{
-    Account, Cancel, DestinationOptions, MigrateError, Mode, Observer, ReceiveError, ReceiveWatch,
-    SourceOptions, Watch, give_up_migrate, give_up_receive, migrate, receive, resume_migrate,
-    resume_receive,
+    Account, CancelFlag, DestinationOptions, MigrateControl, MigrateError, Mode, Observer,
+    ReceiveControl, ReceiveError, SourceOptions, give_up_migrate, give_up_receive, migrate,
+    receive, resume_migrate, resume_receive,
 };
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::{DestinationRecord, Journal, SourceRecord, SourceStage};
@@ -27,7 +27,7 @@ use crate::guests::{Script, TestDestination, TestSource};
 use crate::machine::{Machine, Side};
 use crate::memory::{MIB, Memory, SMALL, layout};
 use crate::relay::{Fate, Passing, Policy, Relay};
-use crate::tampering::TamperingProxy;
+use crate::tampering_proxy::TamperingProxy;
 
 /// A test that takes longer than this hangs, even on a slow machine: the process prints a message
 /// and aborts.
@@ -95,8 +95,8 @@ pub(crate) struct Setup {
     pub destination: TestDestination,
     pub options: SourceOptions,
     pub receive_options: DestinationOptions,
-    pub source_cancel: Cancel,
-    pub destination_cancel: Cancel,
+    pub source_cancel: CancelFlag,
+    pub destination_cancel: CancelFlag,
     policy: Option<Box<Policy>>,
     pub source_journal: Arc<Records<SourceRecord>>,
     pub destination_journal: Arc<Records<DestinationRecord>>,
@@ -239,8 +239,8 @@ impl Setup {
                 ..SourceOptions::default()
             },
             receive_options: DestinationOptions::default(),
-            source_cancel: Cancel::new(),
-            destination_cancel: Cancel::new(),
+            source_cancel: CancelFlag::new(),
+            destination_cancel: CancelFlag::new(),
             policy: None,
             source_journal: Arc::default(),
             destination_journal: Arc::default(),
@@ -311,18 +311,18 @@ impl Setup {
                 progress,
             })
         });
-        let receive_watch = ReceiveWatch {
+        let receive_control = ReceiveControl {
             cancel: destination_cancel.clone(),
             observer: there,
             journal: Arc::<Records<_>>::clone(&destination_journal),
         };
         let result = thread::scope(|scope| {
             let (destination, options_there) = (&mut destination, &receive_options);
-            let (listener, receive_watch) = (listener, &receive_watch);
+            let (listener, receive_control) = (listener, &receive_control);
             // Nothing listens once it has ended, as with a program.
-            let receiving =
-                scope.spawn(move || receive(destination, &listener, options_there, receive_watch));
-            let watch = Watch {
+            let receiving = scope
+                .spawn(move || receive(destination, &listener, options_there, receive_control));
+            let watch = MigrateControl {
                 cancel: source_cancel,
                 observer: here,
                 journal: Arc::<Records<_>>::clone(&source_journal),
@@ -443,7 +443,7 @@ impl Done {
         let mut destination = TestDestination::new(&self.machine, self.device_bytes);
         destination.ended.store(true, Ordering::Relaxed);
         let mut source = TestSource::new(&self.machine, true, self.device_bytes);
-        let receive_watch = self.receive_watch();
+        let receive_control = self.receive_control();
         let (there, here) = thread::scope(|scope| {
             let receiving = record.map(|record| {
                 scope.spawn(|| {
@@ -453,7 +453,7 @@ impl Done {
                         record,
                         &listener,
                         &options,
-                        &receive_watch,
+                        &receive_control,
                     )
                 })
             });
@@ -474,17 +474,17 @@ impl Done {
         self.machine.check(Side::Source);
     }
 
-    fn watch(&self) -> Watch {
-        Watch {
-            cancel: Cancel::new(),
+    fn watch(&self) -> MigrateControl {
+        MigrateControl {
+            cancel: CancelFlag::new(),
             observer: Arc::<Notices>::clone(&self.notices),
             journal: Arc::<Records<_>>::clone(&self.source_journal),
         }
     }
 
-    fn receive_watch(&self) -> ReceiveWatch {
-        ReceiveWatch {
-            cancel: Cancel::new(),
+    fn receive_control(&self) -> ReceiveControl {
+        ReceiveControl {
+            cancel: CancelFlag::new(),
             observer: Arc::<Notices>::clone(&self.notices),
             journal: Arc::<Records<_>>::clone(&self.destination_journal),
         }
@@ -494,7 +494,7 @@ impl Done {
     pub(crate) fn give_up_destination(&self) -> Arc<Script> {
         let mut guest = TestDestination::new(&self.machine, self.device_bytes);
         let record = self.destination_journal.last().unwrap();
-        give_up_receive(&mut guest, record, &self.receive_watch()).unwrap();
+        give_up_receive(&mut guest, record, &self.receive_control()).unwrap();
         guest.script
     }
 
@@ -556,13 +556,13 @@ impl Done {
         let folder = tempfile::tempdir().unwrap();
         let address = format!("unix:{}", folder.path().join("again").display());
         let listener = Listener::bind(&address.parse().unwrap()).unwrap();
-        let watch = Watch {
-            cancel: Cancel::new(),
+        let watch = MigrateControl {
+            cancel: CancelFlag::new(),
             observer: Arc::<Notices>::clone(&self.notices),
             journal: Arc::<Records<_>>::clone(&self.source_journal),
         };
-        let receive_watch = ReceiveWatch {
-            cancel: Cancel::new(),
+        let receive_control = ReceiveControl {
+            cancel: CancelFlag::new(),
             observer: Arc::<Notices>::clone(&self.notices),
             journal: Arc::<Records<_>>::clone(&self.destination_journal),
         };
@@ -574,7 +574,7 @@ impl Done {
                     record,
                     &listener,
                     &options,
-                    &receive_watch,
+                    &receive_control,
                 )
             });
             let options = SourceOptions {
@@ -620,6 +620,6 @@ impl Done {
 
 /// Connects to `remote` and sends `hello`; there is no time limit.
 pub(crate) fn open(remote: &Remote, hello: &Hello) -> Result<Stream, HandshakeError> {
-    let opened = hikkoshi_link::open(remote, hello, &Cancel::new());
+    let opened = hikkoshi_link::open(remote, hello, &CancelFlag::new());
     opened.map(|(stream, _)| stream)
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::{Cancel, Mode};
+use hikkoshi_engine::{CancelFlag, Mode};
 use hikkoshi_link::{Address, Listener, Remote, hello};
 use hikkoshi_wire::{MigrationId, Role};
 
@@ -127,7 +127,7 @@ fn the_handshake_threads_of_a_destination_are_sandboxed() {
     let path = folder.path().join("listen");
     let listener = Listener::bind(&at(&path)).unwrap();
     let (sender, _incoming) = sync_channel(1);
-    let stop = Cancel::new();
+    let stop = CancelFlag::new();
     let seen = thread::scope(|scope| {
         scope.spawn(|| listener.serve(&sender, &stop));
         let stranger = UnixStream::connect(&path);

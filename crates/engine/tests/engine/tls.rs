@@ -4,17 +4,17 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, Mode};
+use hikkoshi_engine::{CancelFlag, Mode};
 use hikkoshi_handover::Outcome;
 use hikkoshi_link::tls::{
     DestinationCredentials, Invitation, SourceCredentials, TlsClient, TlsServer,
 };
-use hikkoshi_link::{Address, HandshakeError, Incoming, Listener, Remote, hello};
+use hikkoshi_link::{AcceptedLink, Address, HandshakeError, Listener, Remote, hello};
 use hikkoshi_wire::{MigrationId, Role};
 
 use crate::machine::Side;
 use crate::run::{Done, Setup, open};
-use crate::tampering::{Tamper, TamperingProxy};
+use crate::tampering_proxy::{Tamper, TamperingProxy};
 
 const MODES: [Mode; 3] = [Mode::Precopy, Mode::Postcopy, Mode::Hybrid];
 
@@ -201,7 +201,7 @@ fn a_source_without_the_invitation_keeps_its_guest() {
 /// A destination's listener, controlled by a test.
 struct TestListener {
     listener: Listener,
-    incoming: Receiver<Incoming>,
+    incoming: Receiver<AcceptedLink>,
     _folder: tempfile::TempDir,
 }
 
@@ -220,7 +220,7 @@ impl TestListener {
             incoming,
             _folder: folder,
         };
-        let stop = Cancel::new();
+        let stop = CancelFlag::new();
         thread::scope(|scope| {
             let (listener, serving) = (&tested_listener.listener, &stop);
             scope.spawn(move || listener.serve(&sender, serving));
@@ -231,7 +231,11 @@ impl TestListener {
         })
     }
 
-    fn connect(&self, client: Option<&TlsClient>, role: Role) -> Result<Incoming, HandshakeError> {
+    fn connect(
+        &self,
+        client: Option<&TlsClient>,
+        role: Role,
+    ) -> Result<AcceptedLink, HandshakeError> {
         let remote = Remote {
             loopback_only: false,
             address: self.listener.address().clone(),
@@ -266,7 +270,7 @@ fn tls_on_one_side_only_is_reported_with_advice() {
 fn an_invitation_is_valid_for_all_links_of_one_migration() {
     let (client, server) = invited();
     let other = TlsClient::invited(&invitation(&server)).unwrap();
-    let used = |refused: Result<Incoming, HandshakeError>| {
+    let used = |refused: Result<AcceptedLink, HandshakeError>| {
         let text = Report::new(refused.unwrap_err()).to_string();
         assert!(text.contains("has been used already"), "{text}");
     };

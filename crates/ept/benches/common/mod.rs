@@ -10,8 +10,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hikkoshi_ept::{
-    Capabilities, ENTRIES, Entry, ExitQualification, Frame, FrameAccess, FrameAllocator, Gfn,
-    GfnRange, Guest, Level, LogMethod, Mapping, PML_HEAD_INDEX, Table, Vcpu, View,
+    Capabilities, ENTRIES, Entry, ExitQualification, FrameAccess, FrameAllocator, Gfn, GfnRange,
+    Guest, HostFrame, Level, LogMethod, Mapping, PML_HEAD_INDEX, Table, Vcpu, View,
 };
 
 pub(crate) const GIB: u64 = 1 << 18;
@@ -20,7 +20,7 @@ pub(crate) const PAGES_16_GIB: u64 = 16 * GIB;
 /// Frames at their own addresses, as with a hypervisor's direct map.
 #[derive(Debug, Default)]
 pub(crate) struct Host {
-    free: Mutex<Vec<Frame>>,
+    free: Mutex<Vec<HostFrame>>,
 }
 
 impl Host {
@@ -31,14 +31,14 @@ impl Host {
 struct Aligned(Table);
 
 impl FrameAllocator for Host {
-    fn allocate(&self) -> Option<Frame> {
+    fn allocate(&self) -> Option<HostFrame> {
         let mut free = self.free.lock().ok()?;
         if free.is_empty() {
             let zero = || Aligned([const { AtomicU64::new(0) }; ENTRIES]);
             let chunk: &'static [Aligned] =
                 (0..Self::CHUNK).map(|_| zero()).collect::<Vec<_>>().leak();
             let frame = |table: &Aligned| {
-                Frame::containing(std::ptr::from_ref(&table.0).expose_provenance() as u64)
+                HostFrame::containing(std::ptr::from_ref(&table.0).expose_provenance() as u64)
             };
             free.extend(chunk.iter().rev().map(frame));
         }
@@ -49,7 +49,7 @@ impl FrameAllocator for Host {
         Some(frame)
     }
 
-    fn release(&self, frame: Frame) {
+    fn release(&self, frame: HostFrame) {
         self.free
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -61,7 +61,7 @@ impl FrameAllocator for Host {
 // no check that a frame is one of them: only the crate calls this here, and the check would be
 // measured.
 unsafe impl FrameAccess for Host {
-    fn table(&self, frame: Frame) -> &Table {
+    fn table(&self, frame: HostFrame) -> &Table {
         let address = usize::try_from(frame.address()).unwrap_or_default();
         // SAFETY: `allocate` exposed the address of a whole `Table` that is never freed.
         unsafe { &*std::ptr::with_exposed_provenance::<Table>(address) }
@@ -73,7 +73,7 @@ pub(crate) fn guest(pages: u64, max_level: Level) -> Guest<Host> {
     let guest = Guest::new(Host::default(), pages, 1, Capabilities::ALL).unwrap();
     let mapping = Mapping {
         max_level,
-        ..Mapping::ram(guest.all(), Frame::new(1 << 30))
+        ..Mapping::ram(guest.all(), HostFrame::new(1 << 30))
     };
     guest.map(View::MAIN, &mapping).unwrap();
     guest
@@ -146,7 +146,7 @@ pub(crate) fn use_pages(guest: &Guest<Host>, range: GfnRange) {
 
 /// The baseline: reads every entry of every table, clears the dirty flags and counts them.
 pub(crate) fn take_by_walking(guest: &Guest<Host>) -> u64 {
-    fn walk(guest: &Guest<Host>, table: Frame, level: Level) -> u64 {
+    fn walk(guest: &Guest<Host>, table: HostFrame, level: Level) -> u64 {
         let mut found = 0;
         for slot in guest.memory().table(table) {
             let entry = Entry(slot.load(Ordering::Acquire));

@@ -2,7 +2,7 @@
 
 use crate::memory;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use hikkoshi_ept::{Frame, FrameAccess, FrameAllocator, Table};
+use hikkoshi_ept::{FrameAccess, FrameAllocator, HostFrame, Table};
 
 /// The pool. All guests of a run use the same one.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl Pool {
 }
 
 /// Returns the words of a frame of [`memory::FRAMES`].
-fn words(frame: Frame) -> &'static Table {
+fn words(frame: HostFrame) -> &'static Table {
     let address = usize::try_from(frame.address()).unwrap_or(usize::MAX);
     assert!(
         memory::FRAMES.contains(&address),
@@ -40,13 +40,13 @@ fn words(frame: Frame) -> &'static Table {
 }
 
 impl FrameAllocator for Pool {
-    fn allocate(&self) -> Option<Frame> {
+    fn allocate(&self) -> Option<HostFrame> {
         // There is one processor and interrupts are off: no other code runs between the load and
         // the store.
         let frame = match self.free.load(Ordering::Relaxed) {
-            0 => Frame::containing(memory::Frame::take().address()),
+            0 => HostFrame::containing(memory::Frame::take().address()),
             first => {
-                let frame = Frame::containing(first);
+                let frame = HostFrame::containing(first);
                 self.free
                     .store(words(frame)[0].load(Ordering::Relaxed), Ordering::Relaxed);
                 frame
@@ -59,7 +59,7 @@ impl FrameAllocator for Pool {
         Some(frame)
     }
 
-    fn release(&self, frame: Frame) {
+    fn release(&self, frame: HostFrame) {
         let words = words(frame);
         // A use after this finds entries that are misconfigurations for the processor.
         for word in words {
@@ -74,7 +74,7 @@ impl FrameAllocator for Pool {
 // SAFETY: `words` returns the frame itself, by its physical address, which is always mapped;
 // distinct frames have distinct addresses.
 unsafe impl FrameAccess for Pool {
-    fn table(&self, frame: Frame) -> &Table {
+    fn table(&self, frame: HostFrame) -> &Table {
         words(frame)
     }
 }

@@ -9,7 +9,7 @@ use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use core::cell::Cell;
 use hikkoshi_ept::{
-    Capabilities, ExitQualification, Frame, Gfn, GfnRange, Guest, Level, LogMethod, Mapping,
+    Capabilities, ExitQualification, Gfn, GfnRange, Guest, HostFrame, Level, LogMethod, Mapping,
     PML_HEAD_INDEX, Processors, TlbFlush, View, ViolationOutcome,
 };
 
@@ -61,7 +61,7 @@ pub fn frames(first: u64, count: u64) -> GfnRange {
 impl Machine {
     /// Creates a guest with one vCPU, whose memory is mapped by leaves of at most this size.
     pub fn new(host: Host, max_level: Level) -> Machine {
-        let first = Frame::containing(GUEST.start as u64);
+        let first = HostFrame::containing(GUEST.start as u64);
         let memory = Mapping {
             max_level,
             ..Mapping::ram(frames(0, FRAMES), first)

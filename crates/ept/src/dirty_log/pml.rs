@@ -7,7 +7,7 @@
 use thiserror::Error;
 
 use super::Log;
-use crate::address::{ENTRIES, Frame, Gfn};
+use crate::address::{ENTRIES, Gfn, HostFrame};
 use crate::atomic::{AtomicU64, Ordering};
 use crate::guest::Guest;
 use crate::host_memory::HostMemory;
@@ -112,8 +112,8 @@ pub(super) fn release_all<M: HostMemory>(memory: &M, log: &Log) {
     }
 }
 
-fn buffer(word: u64) -> Option<Frame> {
-    (word > EXISTS).then(|| Frame::containing(word))
+fn buffer(word: u64) -> Option<HostFrame> {
+    (word > EXISTS).then(|| HostFrame::containing(word))
 }
 
 impl Log {
@@ -190,7 +190,7 @@ impl<M: HostMemory> Guest<M> {
 
     /// Returns the value of the VMCS field "PML address" for this vCPU (the frame's address);
     /// `None` if no log of method [`LogMethod::Pml`](crate::LogMethod::Pml) is active.
-    pub fn pml_address(&self, vcpu: Vcpu) -> Option<Frame> {
+    pub fn pml_address(&self, vcpu: Vcpu) -> Option<HostFrame> {
         if self.log.pml.load(Ordering::Acquire) != ON {
             return None;
         }

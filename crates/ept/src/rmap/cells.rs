@@ -4,7 +4,7 @@
 //! chain, possibly still accessed by readers. After an RCU synchronization it is free again. Frames
 //! are kept for later chains until the guest is dropped.
 
-use crate::address::{ENTRIES, FRAME_SHIFT, Frame, usize_from};
+use crate::address::{ENTRIES, FRAME_SHIFT, HostFrame, usize_from};
 use crate::atomic::{AtomicU64, Ordering};
 use crate::host_memory::{FrameAccess, HostMemory};
 use crate::rmap::NoMemory;
@@ -24,7 +24,7 @@ pub(super) struct Cell(pub(super) u64);
 impl Cell {
     fn word<M: FrameAccess + ?Sized>(self, memory: &M, number: usize) -> &AtomicU64 {
         let index = usize_from((self.0 & ((1 << FRAME_SHIFT) - 1)) >> 3);
-        &memory.table(Frame::containing(self.0))[index + number]
+        &memory.table(HostFrame::containing(self.0))[index + number]
     }
 
     /// The location; in a free or retired cell, the link to the next one.
@@ -136,7 +136,12 @@ impl CellAllocator {
 
     /// Adds a frame to the frame list and frees its cells. Returns false if that needs a page and
     /// there is none.
-    fn add_frame<M: HostMemory>(&self, memory: &M, frame: Frame, page: &mut Option<Frame>) -> bool {
+    fn add_frame<M: HostMemory>(
+        &self,
+        memory: &M,
+        frame: HostFrame,
+        page: &mut Option<HostFrame>,
+    ) -> bool {
         let mut pool = self.pool.lock();
         if pool.frame_list_is_full() {
             let Some(page) = page.take() else {
@@ -147,7 +152,7 @@ impl CellAllocator {
             pool.used = 1;
             pool.frames += 1;
         }
-        let place = &memory.table(Frame::containing(pool.frame_list))[pool.used];
+        let place = &memory.table(HostFrame::containing(pool.frame_list))[pool.used];
         place.store(frame.address(), Ordering::Relaxed);
         pool.used += 1;
         pool.frames += 1;
@@ -213,10 +218,10 @@ impl CellAllocator {
     pub(super) fn release<M: HostMemory>(&self, memory: &M) {
         let mut pool = self.pool.lock();
         while pool.frame_list != 0 {
-            let page = Frame::containing(pool.frame_list);
+            let page = HostFrame::containing(pool.frame_list);
             let words = memory.table(page);
             for word in &words[1..pool.used] {
-                memory.release(Frame::containing(word.load(Ordering::Relaxed)));
+                memory.release(HostFrame::containing(word.load(Ordering::Relaxed)));
             }
             pool.frame_list = words[0].load(Ordering::Relaxed);
             pool.used = ENTRIES;

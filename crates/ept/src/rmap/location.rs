@@ -1,6 +1,6 @@
 //! The location of a table entry.
 
-use crate::address::{FRAME_SHIFT, Frame, usize_from};
+use crate::address::{FRAME_SHIFT, HostFrame, usize_from};
 use crate::atomic::AtomicU64;
 use crate::host_memory::FrameAccess;
 
@@ -14,13 +14,13 @@ const NESTED: u64 = 1 << 1;
 pub(crate) struct Location(pub(super) u64);
 
 impl Location {
-    pub(crate) const fn new(table: Frame, index: usize, nested: bool) -> Self {
+    pub(crate) const fn new(table: HostFrame, index: usize, nested: bool) -> Self {
         let tag = if nested { NESTED } else { 0 };
         Self(table.address() | (index as u64) << 3 | tag)
     }
 
-    pub(crate) const fn table(self) -> Frame {
-        Frame::containing(self.0)
+    pub(crate) const fn table(self) -> HostFrame {
+        HostFrame::containing(self.0)
     }
 
     pub(crate) const fn index(self) -> usize {

@@ -37,7 +37,7 @@ use cells::{Cell, CellAllocator};
 pub(crate) use cells::{ReservedCells, RetiredCells};
 pub(crate) use location::Location;
 
-use crate::address::{ENTRIES, Frame, Gfn, Level, usize_from};
+use crate::address::{ENTRIES, Gfn, HostFrame, Level, usize_from};
 use crate::atomic::{AtomicU64, Ordering, cpu_relax};
 use crate::bitmap::zeroed_words;
 use crate::host_memory::HostMemory;
@@ -106,7 +106,7 @@ impl Rmap {
             .directory(level)
             .get(number / ENTRIES)?
             .load(Ordering::Acquire);
-        (frame != 0).then(|| &memory.table(Frame::containing(frame))[number % ENTRIES])
+        (frame != 0).then(|| &memory.table(HostFrame::containing(frame))[number % ENTRIES])
     }
 
     fn word_or_new<'m, M: HostMemory>(
@@ -129,7 +129,7 @@ impl Rmap {
                 Ok(_) => frame,
                 Err(other) => {
                     memory.release(frame); // another thread was faster; no thread has seen ours
-                    Frame::containing(other)
+                    HostFrame::containing(other)
                 }
             };
         Ok(&memory.table(frame)[number % ENTRIES])
@@ -320,7 +320,7 @@ impl Rmap {
         for word in self.levels.iter().flat_map(|level| level.iter()) {
             let frame = word.swap(0, Ordering::AcqRel);
             if frame != 0 {
-                memory.release(Frame::containing(frame));
+                memory.release(HostFrame::containing(frame));
             }
         }
         self.cells.release(memory);

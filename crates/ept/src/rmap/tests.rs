@@ -9,7 +9,7 @@ use crate::host_memory::FrameAllocator;
 use crate::testing::TestMemory;
 
 fn location(number: u64) -> Location {
-    Location::new(Frame::new(0x1000 + number), 0, number % 2 == 1)
+    Location::new(HostFrame::new(0x1000 + number), 0, number % 2 == 1)
 }
 
 fn found(rmap: &Rmap, ram: &TestMemory, gfn: Gfn) -> Vec<u64> {

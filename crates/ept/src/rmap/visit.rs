@@ -2,7 +2,7 @@
 
 use super::cells::{Cell, RETIRED};
 use super::{CHAIN, Head, LOCKED, Location, Rmap};
-use crate::address::{ENTRIES, Frame, Gfn, GfnRange, Level, usize_from};
+use crate::address::{ENTRIES, Gfn, GfnRange, HostFrame, Level, usize_from};
 use crate::atomic::{AtomicU64, Ordering, cpu_relax, loom_yield};
 use crate::host_memory::HostMemory;
 
@@ -93,7 +93,7 @@ impl Rmap {
             };
             let frame = frame.load(Ordering::Acquire);
             if frame != 0 {
-                let table = memory.table(Frame::containing(frame));
+                let table = memory.table(HostFrame::containing(frame));
                 for number in at..stop {
                     let word = &table[usize_from(number) % ENTRIES];
                     // Acquire: a thread that finds no location here also sees what was done before

@@ -8,7 +8,7 @@
 
 use alloc::collections::BTreeMap;
 
-use crate::address::{FRAME_BYTES, FRAME_SHIFT, Frame, Gfn, Level};
+use crate::address::{FRAME_BYTES, FRAME_SHIFT, Gfn, HostFrame, Level};
 use crate::atomic::Ordering;
 use crate::capabilities::Capabilities;
 use crate::dirty_log::{PML_ENTRIES, PML_HEAD_INDEX};
@@ -77,7 +77,7 @@ pub struct Counts {
 /// A cached translation of a leaf ("guest-physical mapping").
 #[derive(Clone, Copy, Debug)]
 struct TlbEntry {
-    frame: Frame,
+    frame: HostFrame,
     /// Bits 2:0 of all entries on the path, ANDed.
     allowed: u64,
     dirty: bool,
@@ -91,17 +91,17 @@ pub struct Cpu {
     /// The view that the EPT pointer selects.
     pub view: View,
     /// "PML address", if the control "enable PML" is on.
-    pub pml: Option<Frame>,
+    pub pml: Option<HostFrame>,
     /// "PML index".
     pub pml_index: u16,
     /// Event counts so far.
     pub counts: Counts,
     capabilities: Capabilities,
     /// Tagged, like everything that is cached, with the address of the root (the SDM's "EP4TA").
-    tlb: BTreeMap<(Frame, Level, Gfn), TlbEntry>,
+    tlb: BTreeMap<(HostFrame, Level, Gfn), TlbEntry>,
     /// Cached page tables (lowest level) and the permissions of the path to them, by the first
     /// address they translate.
-    walk_cache: BTreeMap<(Frame, Gfn), (Frame, u64)>,
+    walk_cache: BTreeMap<(HostFrame, Gfn), (HostFrame, u64)>,
 }
 
 impl Cpu {
@@ -153,7 +153,7 @@ impl Cpu {
     /// Looks up the TLB. Returns the frame, or the permissions if they cause a violation, or `None`
     /// if the tables must be walked. A write through a translation that is not cached as dirty
     /// walks the tables.
-    fn cached(&self, at: Gfn, access: Access) -> Option<Result<Frame, u64>> {
+    fn cached(&self, at: Gfn, access: Access) -> Option<Result<HostFrame, u64>> {
         for level in Level::LEAVES {
             let key = (self.eptp.root(), level, at.align_down(level));
             let Some(mapping) = self.tlb.get(&key) else {
@@ -177,7 +177,7 @@ impl Cpu {
         memory: &(impl FrameAccess + ?Sized),
         address: u64,
         access: Access,
-    ) -> Result<Frame, Exit> {
+    ) -> Result<HostFrame, Exit> {
         self.counts.walks += 1;
         loop {
             if let Some(frame) = self.try_walk(memory, address, access)? {
@@ -191,7 +191,7 @@ impl Cpu {
         memory: &(impl FrameAccess + ?Sized),
         address: u64,
         access: Access,
-    ) -> Result<Option<Frame>, Exit> {
+    ) -> Result<Option<HostFrame>, Exit> {
         let at = Gfn::containing(address);
         let path = (self.eptp.root(), at.align_down(Level::Size2M));
         let (mut table, mut level, mut allowed) = match self.walk_cache.get(&path) {
@@ -312,7 +312,7 @@ impl Cpu {
         }
     }
 
-    fn evict(&mut self, which: impl Fn(Frame, Level, Gfn) -> bool) {
+    fn evict(&mut self, which: impl Fn(HostFrame, Level, Gfn) -> bool) {
         self.tlb
             .retain(|(root, level, start), _| !which(*root, *level, *start));
         self.walk_cache

@@ -7,7 +7,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
 
-use crate::address::{Frame, usize_from};
+use crate::address::{HostFrame, usize_from};
 use crate::atomic::{AtomicU64, Ordering};
 use crate::host_memory::{FrameAccess, FrameAllocator, Table};
 use crate::spinlock::SpinLock;
@@ -21,7 +21,7 @@ const BASE: u64 = 0x100;
 /// A fixed number of frames.
 pub struct TestMemory {
     frames: Box<[Table]>,
-    free: SpinLock<Vec<Frame>>,
+    free: SpinLock<Vec<HostFrame>>,
 }
 
 impl TestMemory {
@@ -31,7 +31,7 @@ impl TestMemory {
         let frames = (0..count).map(|_| core::array::from_fn(word)).collect();
         let free = (0..count)
             .rev()
-            .map(|number| Frame::new(BASE + number))
+            .map(|number| HostFrame::new(BASE + number))
             .collect();
         Self {
             frames,
@@ -46,7 +46,7 @@ impl TestMemory {
 }
 
 impl FrameAllocator for TestMemory {
-    fn allocate(&self) -> Option<Frame> {
+    fn allocate(&self) -> Option<HostFrame> {
         let frame = self.free.lock().pop()?;
         for word in self.table(frame) {
             let old = word.swap(0, Ordering::AcqRel);
@@ -55,7 +55,7 @@ impl FrameAllocator for TestMemory {
         Some(frame)
     }
 
-    fn release(&self, frame: Frame) {
+    fn release(&self, frame: HostFrame) {
         for word in self.table(frame) {
             word.store(POISON, Ordering::Release);
         }
@@ -66,7 +66,7 @@ impl FrameAllocator for TestMemory {
 // SAFETY: a frame is one element of the boxed slice: its own 4096 bytes of atomics, at the same
 // address as long as `self` lives. Any other frame number panics.
 unsafe impl FrameAccess for TestMemory {
-    fn table(&self, frame: Frame) -> &Table {
+    fn table(&self, frame: HostFrame) -> &Table {
         &self.frames[usize_from(frame.index().wrapping_sub(BASE))]
     }
 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use hikkoshi_ept::testing::{Access, AccessError};
 use hikkoshi_ept::{
-    Frame, Gfn, GfnRange, Level, LogMethod, Mapping, PageType, Permissions, View, ViolationOutcome,
+    Gfn, GfnRange, HostFrame, Level, LogMethod, Mapping, PageType, Permissions, View,
+    ViolationOutcome,
 };
 use loom::thread;
 
@@ -17,7 +18,7 @@ fn nested_world() -> (Arc<World>, View) {
     let nested = world.guest.add_nested_view().unwrap();
     let mapping = Mapping {
         max_level: Level::Size4K,
-        ..Mapping::ram(first_pages(), Frame::new(HOST))
+        ..Mapping::ram(first_pages(), HostFrame::new(HOST))
     };
     world
         .guest

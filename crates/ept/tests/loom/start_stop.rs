@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hikkoshi_ept::testing::Access;
-use hikkoshi_ept::{AtomicU64, Frame, Gfn, GfnRange, Level, LogMethod, Mapping, MergeError, View};
+use hikkoshi_ept::{
+    AtomicU64, Gfn, GfnRange, HostFrame, Level, LogMethod, Mapping, MergeError, View,
+};
 use loom::thread;
 
 use crate::world::{HOST, World, check};
@@ -23,7 +25,7 @@ fn map_vs_start() {
             let flush = world.guest.unmap(View::MAIN, page);
             world.guest.flush(flush, &world.machine);
             during_start(world, method, move |world| {
-                let mapping = Mapping::ram(page, Frame::new(HOST));
+                let mapping = Mapping::ram(page, HostFrame::new(HOST));
                 world.guest.map(View::MAIN, &mapping).unwrap();
             });
         });

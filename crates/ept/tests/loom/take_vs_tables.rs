@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use hikkoshi_ept::testing::Access;
 use hikkoshi_ept::{
-    Frame, Gfn, GfnRange, Level, LogMethod, Mapping, PageType, Permissions, TakeError, View,
+    Gfn, GfnRange, HostFrame, Level, LogMethod, Mapping, PageType, Permissions, TakeError, View,
 };
 use loom::thread;
 
@@ -67,7 +67,7 @@ fn unmap_of_one_view_vs_take() {
             let world = World::unlogged(Level::Size4K, 1);
             let view = world.guest.add_view().unwrap();
             let page = GfnRange::from_len(Gfn::new(0), 1);
-            let mapping = Mapping::ram(page, Frame::new(HOST));
+            let mapping = Mapping::ram(page, HostFrame::new(HOST));
             world.guest.map(view, &mapping).unwrap();
             world.guest.start_log(method, page, &world.machine).unwrap();
             world.write(0, 0, 1);
@@ -98,7 +98,7 @@ fn remap_of_nested_view_vs_take() {
         let at = GfnRange::from_len(Gfn::new(2), 1);
         let map = move |world: &World, page: u64| {
             let page = GfnRange::from_len(Gfn::new(page), 1);
-            let mapping = Mapping::ram(page, Frame::new(HOST + page.start().index()));
+            let mapping = Mapping::ram(page, HostFrame::new(HOST + page.start().index()));
             world
                 .guest
                 .map_nested(nested, at.start(), &mapping)
@@ -184,7 +184,7 @@ fn remove_view_vs_take() {
         let world = World::unlogged(Level::Size4K, 1);
         let view = world.guest.add_view().unwrap();
         let page = GfnRange::from_len(Gfn::new(0), 1);
-        let mapping = Mapping::ram(page, Frame::new(HOST));
+        let mapping = Mapping::ram(page, HostFrame::new(HOST));
         world.guest.map(view, &mapping).unwrap();
         assert!(world.machine.enter_view(0, view));
         let method = LogMethod::WriteProtection;

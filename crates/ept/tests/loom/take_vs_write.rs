@@ -1,6 +1,6 @@
 //! Models of a take while vCPUs write, with each method of logging.
 
-use hikkoshi_ept::{Frame, Gfn, GfnRange, Level, LogMethod, Mapping, View};
+use hikkoshi_ept::{Gfn, GfnRange, HostFrame, Level, LogMethod, Mapping, View};
 use loom::thread;
 
 use crate::world::{HOST, World, check, first_pages};
@@ -157,7 +157,7 @@ fn two_views_vs_take() {
             let world = World::unlogged(Level::Size4K, 2);
             let view = world.guest.add_view().unwrap();
             let page = GfnRange::from_len(Gfn::new(0), 1);
-            let mapping = Mapping::ram(page, Frame::new(HOST));
+            let mapping = Mapping::ram(page, HostFrame::new(HOST));
             world.guest.map(view, &mapping).unwrap();
             assert!(world.machine.enter_view(1, view));
             world.guest.start_log(method, page, &world.machine).unwrap();

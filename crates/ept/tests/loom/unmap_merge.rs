@@ -1,7 +1,9 @@
 //! Models of unmapping and merging while other threads walk the tables.
 
 use hikkoshi_ept::testing::{Access, AccessError};
-use hikkoshi_ept::{Frame, Gfn, GfnRange, Level, PageType, Permissions, View, ViolationOutcome};
+use hikkoshi_ept::{
+    Gfn, GfnRange, HostFrame, Level, PageType, Permissions, View, ViolationOutcome,
+};
 use loom::thread;
 
 use crate::world::{HOST, World, check, first_pages};
@@ -18,7 +20,7 @@ fn free_vs_walk() {
             thread::spawn(move || {
                 let found = world.guest.lookup(View::MAIN, Gfn::new(0)).unwrap();
                 // Must not be the poison of a freed table.
-                assert!(found.host.is_none_or(|host| host == Frame::new(HOST)));
+                assert!(found.host.is_none_or(|host| host == HostFrame::new(HOST)));
                 let _ = world.machine.access(0, 1 << 12, Access::Read, |_| ());
             })
         };

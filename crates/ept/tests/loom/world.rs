@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use hikkoshi_ept::testing::{Access, Machine, TestMemory};
 use hikkoshi_ept::{
-    AtomicU64, Capabilities, Frame, FrameAllocator, Gfn, GfnRange, Guest, Level, LogMethod,
+    AtomicU64, Capabilities, FrameAllocator, Gfn, GfnRange, Guest, HostFrame, Level, LogMethod,
     Mapping, View,
 };
 
@@ -42,7 +42,7 @@ impl World {
         let guest: &'static Guest<TestMemory> = Box::leak(Box::new(guest));
         let mapping = Mapping {
             max_level,
-            ..Mapping::ram(guest.all(), Frame::new(HOST))
+            ..Mapping::ram(guest.all(), HostFrame::new(HOST))
         };
         guest.map(View::MAIN, &mapping).unwrap();
         let machine = Machine::new(guest, cpus).unwrap();

@@ -1,7 +1,7 @@
 //! Helpers to create guests and mappings.
 
 use hikkoshi_ept::testing::TestMemory;
-use hikkoshi_ept::{Capabilities, Frame, Gfn, GfnRange, Guest, Mapping};
+use hikkoshi_ept::{Capabilities, Gfn, GfnRange, Guest, HostFrame, Mapping};
 
 pub(crate) const HOST: u64 = 1 << 18;
 
@@ -17,5 +17,5 @@ pub(crate) fn guest() -> Guest<TestMemory> {
 }
 
 pub(crate) fn ram(start: u64, end: u64) -> Mapping {
-    Mapping::ram(range(start, end), Frame::new(HOST + start))
+    Mapping::ram(range(start, end), HostFrame::new(HOST + start))
 }

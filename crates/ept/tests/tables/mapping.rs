@@ -2,9 +2,9 @@
 
 use hikkoshi_ept::testing::{Access, AccessError, Machine, TestMemory};
 use hikkoshi_ept::{
-    Capabilities, CreateError, ExitQualification, Frame, Gfn, GfnRange, Guest, Level, LogMethod,
-    MAX_PAGES, MapError, Mapping, MemoryType, MergeError, PageType, Permissions, SplitError,
-    TlbFlush, View, ViolationOutcome,
+    Capabilities, CreateError, ExitQualification, Gfn, GfnRange, Guest, HostFrame, Level,
+    LogMethod, MAX_PAGES, MapError, Mapping, MemoryType, MergeError, PageType, Permissions,
+    SplitError, TlbFlush, View, ViolationOutcome,
 };
 
 use crate::common::{self, HOST, PAGES, guest, ram, range};
@@ -23,7 +23,7 @@ fn map_uses_the_largest_possible_leaves() {
     );
     assert_eq!(level(PAGES - 2), Level::Size4K);
     let found = guest.lookup(View::MAIN, Gfn::new(777)).unwrap();
-    assert_eq!(found.host, Some(Frame::new(HOST + 777)));
+    assert_eq!(found.host, Some(HostFrame::new(HOST + 777)));
     assert_eq!(found.gfn, Some(Gfn::new(777)));
     assert_eq!(found.permissions, Some(Permissions::All));
     assert_eq!(found.memory_type, Some(MemoryType::WriteBack));
@@ -55,18 +55,18 @@ fn map_errors() {
     guest.map(View::MAIN, &ram(0, 600)).unwrap();
     guest.map(View::MAIN, &ram(500, 700)).unwrap();
     let elsewhere = Mapping {
-        host: Frame::new(1),
+        host: HostFrame::new(1),
         ..ram(600, 601)
     };
     let occupied = Err(MapError::Occupied(Gfn::new(600)));
     assert_eq!(guest.map(View::MAIN, &elsewhere), occupied);
     let past = range(PAGES - 1, PAGES + 1);
-    let mapping = Mapping::ram(past, Frame::new(HOST));
+    let mapping = Mapping::ram(past, HostFrame::new(HOST));
     assert_eq!(
         guest.map(View::MAIN, &mapping),
         Err(MapError::OutOfRange(past))
     );
-    let far = Mapping::ram(range(1000, 1001), Frame::new(1 << 36));
+    let far = Mapping::ram(range(1000, 1001), HostFrame::new(1 << 36));
     assert_eq!(
         guest.map(View::MAIN, &far),
         Err(MapError::HostAddress(far.host))

@@ -172,10 +172,10 @@ pub(crate) fn perform_action(world: &mut World) {
 
 pub(crate) fn receive(world: &mut World) {
     let flaw = world.flaw;
-    let heard = world
+    let received = world
         .destination_link()
         .and_then(|l| l.to_destination.pop_front());
-    let Some(message) = heard else {
+    let Some(message) = received else {
         return;
     };
     match message {
@@ -199,7 +199,7 @@ pub(crate) fn receive(world: &mut World) {
                 DestinationEvent::Commit
             });
         }
-        ToDestination::CallOff => world.destination_event(DestinationEvent::CancelledBySource),
+        ToDestination::Cancel => world.destination_event(DestinationEvent::CancelledBySource),
         ToDestination::Goodbye => world.destination_event(DestinationEvent::Goodbye),
         ToDestination::ResumeRequest(stage) => {
             world.destination_event(DestinationEvent::Connected(stage));

@@ -85,7 +85,7 @@ pub(crate) fn perform_action(world: &mut World) {
         }
         SourceAction::SendCommit => send_message(world, ToDestination::Commit),
         SourceAction::ResumeGuest => world.source.guest = Guest::Running,
-        SourceAction::SendCancel => send_message(world, ToDestination::CallOff),
+        SourceAction::SendCancel => send_message(world, ToDestination::Cancel),
         SourceAction::SendPages => engine.serving = true,
         SourceAction::Wait => {
             engine.waiting = true;

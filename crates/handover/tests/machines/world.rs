@@ -66,7 +66,7 @@ pub(crate) enum ToDestination {
         owed: [bool; PAGES],
     },
     Commit,
-    CallOff,
+    Cancel,
     Goodbye,
     /// The first message on a new connection of a migration.
     ResumeRequest(SourceStage),

@@ -14,10 +14,10 @@ pub(crate) struct Check {
     #[arg(long, value_name = "PATH", help_heading = CONNECTION)]
     pub qmp: PathBuf,
 
-    /// Also ask this destination: its invitation, or "-" to read it from standard input
+    /// Also compare with this destination: its invitation, or "-" to read it from standard input
     ///
-    /// The invitation is not used up: the destination compares the two machines, changes nothing,
-    /// and waits for a guest as before.
+    /// The destination compares the two machines and changes nothing. The invitation stays valid,
+    /// and the destination waits for a guest as before.
     #[arg(verbatim_doc_comment, long, value_name = "INVITATION", help_heading = CONNECTION)]
     pub to: Option<InvitationArg>,
 
@@ -27,7 +27,7 @@ pub(crate) struct Check {
     #[arg(verbatim_doc_comment, long, value_name = "TYPE", help_heading = MIGRATION)]
     pub allow_device: Vec<String>,
 
-    /// Accept a destination whose virtual processors differ
+    /// Accept a destination whose vCPUs differ
     ///
     /// As for `hikkoshi migrate`.
     #[arg(verbatim_doc_comment, long, requires = "to", help_heading = MIGRATION)]
@@ -35,14 +35,14 @@ pub(crate) struct Check {
 
     /// Directory for the journals of unfinished migrations
     ///
-    /// A guest that was handed over must not be moved again. As for 'hikkoshi migrate'.
+    /// They show whether the guest was handed over before: it must not be moved again.
     /// [default: /run/hikkoshi; for users other than root, $XDG_RUNTIME_DIR/hikkoshi]
     #[arg(verbatim_doc_comment, long, value_name = "DIR", help_heading = RECOVERY)]
     pub journal: Option<PathBuf>,
 
     /// Print the QEMU command line that a destination needs, and check nothing else
     ///
-    /// It is made from the running QEMU's command line; comments say what has to be adapted.
+    /// It is made from the running QEMU's command line. Comments say what you have to adapt.
     #[arg(verbatim_doc_comment,
         long,
         conflicts_with_all = ["to", "json", "allow_device", "journal"],

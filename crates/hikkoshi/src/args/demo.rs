@@ -7,7 +7,7 @@ use super::mode;
 
 #[derive(Debug, Args)]
 pub(crate) struct Demo {
-    /// When memory is copied: precopy, postcopy or hybrid
+    /// Migration mode: precopy, postcopy or hybrid
     #[arg(long, value_name = "MODE", default_value_t = Mode::Hybrid, value_parser = mode::parse)]
     pub mode: Mode,
 

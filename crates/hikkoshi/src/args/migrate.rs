@@ -10,10 +10,10 @@ use hikkoshi_engine::{MAX_LINKS, Mode, Priority, ReadAhead, SourceOptions};
 use hikkoshi_link::Address;
 use hikkoshi_link::tls::Invitation;
 
-use super::common::Common;
 use super::headings::{CONNECTION, MIGRATION, TUNING};
+use super::journaled_options::JournaledOptions;
+use super::run_options::RunOptions;
 use super::security::InvitationArg;
-use super::shared::SharedOptions;
 use super::{bytes, mode};
 
 /// The longest `--max-downtime`, in milliseconds.
@@ -50,17 +50,18 @@ pub(crate) struct Migrate {
     pub options: MigrateOptions,
 
     #[command(flatten)]
-    pub common: Common,
+    pub run: RunOptions,
 }
 
 /// Options of `migrate` that are kept in the journal; `None`: not given.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub(crate) struct MigrateOptions {
-    /// When memory is copied: precopy, postcopy or hybrid [default: hybrid]
+    /// Migration mode: precopy, postcopy or hybrid [default: hybrid]
     ///
-    /// precopy copies memory while the guest runs at the source, and switches when the rest fits
-    /// into --max-downtime. postcopy switches first; pages follow while the guest runs at the
-    /// destination. hybrid copies memory once (--rounds) and sends the rest after the switch.
+    /// precopy copies memory while the guest runs at the source. The switchover follows when the
+    /// rest fits into --max-downtime. postcopy begins with the switchover; pages follow while the
+    /// guest runs at the destination. hybrid copies memory once (--rounds), and sends the pages
+    /// that were written since after the switchover.
     #[arg(verbatim_doc_comment, long, value_name = "MODE", value_parser = mode::parse, help_heading = MIGRATION)]
     pub mode: Option<Mode>,
 
@@ -87,18 +88,20 @@ pub(crate) struct MigrateOptions {
     pub bandwidth: Option<u64>,
 
     /// What to do if pre-copy does not converge [default: go-on]
-    #[arg(long, value_name = "ACTION", value_enum, help_heading = MIGRATION)]
+    ///
+    /// That is, after --max-rounds rounds. Not related to --stall-timeout, which is about links.
+    #[arg(verbatim_doc_comment, long, value_name = "ACTION", value_enum, help_heading = MIGRATION)]
     pub when_stalled: Option<WhenStalled>,
 
-    /// Move the guest although the destination's virtual processors differ
+    /// Move the guest although the destination's vCPUs differ
     ///
     /// Differences are reported instead of refused. A program in the guest that uses a missing
-    /// feature is killed. Another accelerator (KVM, TCG), number of processors or APIC ID is still
+    /// feature is killed. Another accelerator (KVM, TCG), number of vCPUs or APIC ID is still
     /// refused.
     #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
     pub allow_cpu_mismatch: bool,
 
-    /// Do not deliver frames that arrive for the guest while it is paused
+    /// Do not keep network frames that arrive for the guest while it is paused
     ///
     /// By default frames that arrive at the guest's tap devices during the switchover are sent to
     /// the destination and delivered there.
@@ -107,12 +110,13 @@ pub(crate) struct MigrateOptions {
 
     /// End the source's QEMU after the migration has completed
     ///
-    /// So the old guest cannot be continued by mistake. QEMU is ended only if the exit status is 0.
+    /// Then the old guest cannot be continued by mistake. QEMU is ended only if the exit status is
+    /// 0.
     #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
     pub quit_source: bool,
 
     #[command(flatten)]
-    pub shared: SharedOptions,
+    pub journaled: JournaledOptions,
 
     /// Background connections, each with a thread on both sides
     ///
@@ -125,7 +129,7 @@ pub(crate) struct MigrateOptions {
     )]
     pub links: Option<u16>,
 
-    /// Pre-copy rounds before the switch in hybrid mode [default: 1]
+    /// Pre-copy rounds before the switchover in hybrid mode [default: 1]
     #[arg(
         long,
         value_name = "N",
@@ -162,7 +166,7 @@ pub(crate) struct MigrateOptions {
     #[arg(long, hide = true)]
     pub no_bound: bool,
 
-    /// Post-copy: send no background pages for this long after the switch
+    /// Post-copy: send no background pages for this long after the switchover
     #[arg(
         long,
         value_name = "MS",
@@ -189,7 +193,7 @@ pub(crate) struct MigrateOptions {
 pub enum WhenStalled {
     /// Report it and continue pre-copy
     GoOn,
-    /// Switch to post-copy
+    /// Continue with post-copy
     Switch,
     /// Cancel the migration; the guest stays at the source
     Stop,
@@ -210,7 +214,7 @@ impl Migrate {
     #[must_use]
     pub(crate) fn resumed(mut self, earlier: MigrateOptions, plaintext: bool) -> Self {
         self.options = self.options.or(earlier);
-        self.common.security.plaintext |= plaintext;
+        self.run.security.plaintext |= plaintext;
         self
     }
 
@@ -249,8 +253,8 @@ impl Migrate {
             } else {
                 Priority::ON
             },
-            retry_for: options.shared.retry_for(),
-            stall_timeout: options.shared.stall_timeout(),
+            retry_for: options.journaled.retry_for(),
+            stall_timeout: options.journaled.stall_timeout(),
             peer_timeout: SourceOptions::DEFAULT_PEER_TIMEOUT,
         }
     }
@@ -268,7 +272,7 @@ impl MigrateOptions {
             allow_cpu_mismatch: self.allow_cpu_mismatch || earlier.allow_cpu_mismatch,
             no_keep_frames: self.no_keep_frames || earlier.no_keep_frames,
             quit_source: self.quit_source || earlier.quit_source,
-            shared: self.shared.or(earlier.shared),
+            journaled: self.journaled.or(earlier.journaled),
             links: self.links.or(earlier.links),
             rounds: self.rounds.or(earlier.rounds),
             max_rounds: self.max_rounds.or(earlier.max_rounds),
@@ -390,7 +394,7 @@ mod tests {
         assert!(options.drain && options.keep_frames && !options.allow_cpu_mismatch);
         assert_eq!(options.priority, Priority::ON);
         assert_eq!(options.retry_for, RetryFor::BY_MODE);
-        assert!(migrate.common.security.plaintext);
+        assert!(migrate.run.security.plaintext);
     }
 
     /// The help names the defaults, and the engine has them.
@@ -462,20 +466,20 @@ mod tests {
             options.retry_for,
             RetryFor::always(Duration::from_secs(300))
         );
-        assert_eq!(second.options.shared.allow_device, ["a", "b"]);
-        assert_eq!(second.common.resume, Some(Some("/j/s.json".into())));
-        assert_eq!(second.common.json, Some("-".into()));
-        assert!(second.common.security.plaintext);
+        assert_eq!(second.options.journaled.allow_device, ["a", "b"]);
+        assert_eq!(second.run.resume, Some(Some("/j/s.json".into())));
+        assert_eq!(second.run.json, Some("-".into()));
+        assert!(second.run.security.plaintext);
         let third = migrate("--resume --allow-device b").resumed(second.options.clone(), false);
         assert_eq!(third.options, second.options);
-        assert!(!third.common.security.plaintext);
+        assert!(!third.run.security.plaintext);
     }
 
     #[test]
     fn resume_takes_a_file_or_searches() {
         let parse = |words: &str| {
-            let common = try_migrate(&format!("unix:/s {words}")).ok()?.common;
-            Some((common.resume, common.qmp))
+            let run = try_migrate(&format!("unix:/s {words}")).ok()?.run;
+            Some((run.resume, run.qmp))
         };
         assert_eq!(parse(""), None, "no QEMU");
         assert_eq!(parse("--resume"), Some((Some(None), None)));

@@ -3,53 +3,55 @@
 //!
 //! To add an option: put a field with a `help_heading` into the struct of its command or group.
 //! One that `--resume` has to remember goes into [`MigrateOptions`], [`ReceiveOptions`] or
-//! [`SharedOptions`], and into the journal's records (`journal/record/`). Options that only
+//! [`JournaledOptions`], and into the journal's records (`journal/record/`). Options that only
 //! benchmarks and tests need are hidden.
 
 mod bytes;
 mod check;
-mod common;
 mod demo;
 mod durations;
 mod guard;
 mod headings;
 #[cfg(test)]
 mod help_tests;
+mod journaled_options;
 mod migrate;
 mod mode;
 mod receive;
 pub(crate) mod requested_output;
+mod run_options;
 mod security;
-mod shared;
 
 use std::path::Path;
 
 use clap::{Parser, Subcommand};
 
 pub(crate) use check::Check;
-pub(crate) use common::{Common, ProgressFormat};
 pub(crate) use demo::Demo;
 pub(crate) use guard::Guard;
+pub(crate) use journaled_options::JournaledOptions;
 pub(crate) use migrate::{MAX_DOWNTIME_MS, MAX_READ_AHEAD, Migrate, MigrateOptions, WhenStalled};
 pub(crate) use receive::{Receive, ReceiveOptions};
+pub(crate) use run_options::{ProgressFormat, RunOptions};
 pub(crate) use security::{InvitationArg, Security};
-pub(crate) use shared::SharedOptions;
 
 /// What the exit status says, and what is set in the environment.
 const AFTER_HELP: &str = "\
 Exit status:
   0  The guest runs at the destination, and all of its pages are there
   1  The guest is still at the source
-  2  The command line or the environment is invalid
+  2  Nothing was tried: the command line or the environment is invalid, or something that is
+     needed to begin is not there (an address to listen on, a journal, a QEMU that waits for
+     a guest, the confirmation of --give-up)
   3  The guest was handed over, or may have been, and the migration is not finished.
      No data is lost: --resume continues it
-  4  The guest is lost: the destination's QEMU ended during post-copy, or the source's QEMU
+  4  The guest is lost: during post-copy, the destination's QEMU ended, or the source's QEMU
      ended while it held pages in private memory
 
 Exit status of check:
   0  The guest can be moved
-  1  It cannot
-  2  The command line or the environment is invalid
+  1  It cannot, or QEMU cannot be examined
+  2  The command line or the environment is invalid, or the file of --json cannot be written
 
 Environment:
   HIKKOSHI_LOG  What to log: off, error, warn (the default), info, debug or trace, for
@@ -79,17 +81,17 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    fn common(&self) -> Option<&Common> {
+    fn run_options(&self) -> Option<&RunOptions> {
         match self {
-            Self::Receive(receive) => Some(&receive.common),
-            Self::Migrate(migrate) => Some(&migrate.common),
+            Self::Receive(receive) => Some(&receive.run),
+            Self::Migrate(migrate) => Some(&migrate.run),
             Self::Check(_) | Self::Demo(_) | Self::Guard(_) => None,
         }
     }
 
     /// Whether this is one side of a migration.
     pub(crate) fn is_migration(&self) -> bool {
-        self.common().is_some()
+        self.run_options().is_some()
     }
 
     /// Whether standard error is for a program to read.
@@ -97,8 +99,8 @@ impl Command {
         match self {
             Self::Guard(guard) => guard.json,
             _ => self
-                .common()
-                .is_some_and(|common| common.progress == ProgressFormat::Json),
+                .run_options()
+                .is_some_and(|run| run.progress == ProgressFormat::Json),
         }
     }
 
@@ -106,7 +108,7 @@ impl Command {
     pub(crate) fn json_file(&self) -> Option<&Path> {
         match self {
             Self::Check(check) => check.json.as_deref(),
-            _ => self.common()?.json.as_deref(),
+            _ => self.run_options()?.json.as_deref(),
         }
     }
 }

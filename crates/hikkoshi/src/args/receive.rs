@@ -9,9 +9,9 @@ use hikkoshi_engine::{DestinationOptions, Priority};
 use hikkoshi_link::Address;
 use hikkoshi_qemu::Overcommit;
 
-use super::common::Common;
 use super::headings::{CONNECTION, MIGRATION, SECURITY, TUNING};
-use super::shared::SharedOptions;
+use super::journaled_options::JournaledOptions;
+use super::run_options::RunOptions;
 use super::{bytes, durations};
 
 #[derive(Debug, Clone, Args)]
@@ -77,14 +77,14 @@ pub(crate) struct Receive {
     pub invite: bool,
 
     #[command(flatten)]
-    pub common: Common,
+    pub run: RunOptions,
 }
 
 /// Options of `receive` that are kept in the journal.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub(crate) struct ReceiveOptions {
     #[command(flatten)]
-    pub shared: SharedOptions,
+    pub journaled: JournaledOptions,
 
     /// Threads that handle the guest's page faults
     ///
@@ -125,7 +125,7 @@ impl Receive {
     #[must_use]
     pub(crate) fn resumed(mut self, earlier: ReceiveOptions, plaintext: bool) -> Self {
         self.options = self.options.or(earlier);
-        self.common.security.plaintext |= plaintext;
+        self.run.security.plaintext |= plaintext;
         self
     }
 
@@ -149,8 +149,8 @@ impl Receive {
                 Priority::ON
             },
             collapse: options.collapse.and_then(NonZeroU64::new),
-            retry_for: options.shared.retry_for(),
-            stall_timeout: options.shared.stall_timeout(),
+            retry_for: options.journaled.retry_for(),
+            stall_timeout: options.journaled.stall_timeout(),
             peer_timeout: DestinationOptions::DEFAULT_PEER_TIMEOUT,
         }
     }
@@ -161,7 +161,7 @@ impl ReceiveOptions {
     #[must_use]
     pub(crate) fn or(self, earlier: Self) -> Self {
         Self {
-            shared: self.shared.or(earlier.shared),
+            journaled: self.journaled.or(earlier.journaled),
             fault_threads: self.fault_threads.or(earlier.fault_threads),
             collapse: self.collapse.or(earlier.collapse),
             poll: self.poll || earlier.poll,

@@ -6,7 +6,7 @@ use error_reporter::Report;
 use hikkoshi_link::Address;
 use hikkoshi_qemu::{FindProcessError, QemuIdentity, QmpListener};
 
-use crate::args::Common;
+use crate::args::RunOptions;
 use crate::commands::no_journal::no_journal;
 use crate::commands::resume_command::quoted;
 use crate::journal::{self, Entry, JournalFile};
@@ -14,8 +14,8 @@ use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
 
 /// The QMP socket.
-pub(super) fn qmp(common: &Common) -> Result<&Path, Exit> {
-    common.qmp.as_deref().ok_or_else(|| {
+pub(super) fn qmp(run: &RunOptions) -> Result<&Path, Exit> {
+    run.qmp.as_deref().ok_or_else(|| {
         // The command line requires it.
         Exit::new(Status::Usage, Reason::Usage, "--qmp PATH is missing")
     })
@@ -34,7 +34,7 @@ pub(super) fn is_same_host(given: Option<&Address>, recorded: &Address) -> bool 
 
 /// Locks and reads the journal in `file`, or the one that `--qmp` and `--journal` lead to.
 pub(super) fn find<E: Entry>(
-    common: &Common,
+    run: &RunOptions,
     file: Option<&Path>,
 ) -> Result<(JournalFile, E), Exit> {
     let cannot = |error: std::io::Error| {
@@ -43,9 +43,9 @@ pub(super) fn find<E: Entry>(
     };
     let path = match file {
         Some(path) => path.to_owned(),
-        None => search::<E>(common)?,
+        None => search::<E>(run)?,
     };
-    let qmp = common.qmp.as_deref();
+    let qmp = run.qmp.as_deref();
     if !path.exists() {
         let what = format!("there is no journal at {}", path.display());
         return Err(no_journal::<E>(qmp, &what));
@@ -60,13 +60,13 @@ pub(super) fn find<E: Entry>(
     }
 }
 
-fn search<E: Entry>(common: &Common) -> Result<PathBuf, Exit> {
-    let folder = journal::folder(common.journal.as_deref());
-    let found = journal::find::<E>(&folder, common.qmp.as_deref()).map_err(|error| {
+fn search<E: Entry>(run: &RunOptions) -> Result<PathBuf, Exit> {
+    let folder = journal::folder(run.journal.as_deref());
+    let found = journal::find::<E>(&folder, run.qmp.as_deref()).map_err(|error| {
         let what = format!("looking for a migration to resume: {}", Report::new(&error));
         Exit::new(Status::Usage, Reason::Journal, what)
     })?;
-    let found = match &common.qmp {
+    let found = match &run.qmp {
         None => found,
         Some(qmp) => found
             .into_iter()
@@ -88,7 +88,7 @@ fn search<E: Entry>(common: &Common) -> Result<PathBuf, Exit> {
                 E::SIDE,
                 folder.display()
             );
-            Err(no_journal::<E>(common.qmp.as_deref(), &what))
+            Err(no_journal::<E>(run.qmp.as_deref(), &what))
         }
         [(path, _)] => Ok(path.clone()),
         _ => {

@@ -1,4 +1,4 @@
-//! `--resume --give-up`: abandons a migration.
+//! `--resume --give-up`: gives up a migration.
 //!
 //! The two sides decide between them who has the guest. If one of them is permanently lost, only a
 //! person can know that and take the responsibility. So the consequences are explained first, and
@@ -9,12 +9,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hikkoshi_engine::{
-    Cancel, DestinationGuest, ReceiveWatch, Watch, give_up_migrate, give_up_receive,
+    CancelFlag, DestinationGuest, MigrateControl, ReceiveControl, give_up_migrate, give_up_receive,
 };
 use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
 use hikkoshi_qemu::{ExitedDestination, QemuDestination, QemuSource};
 
-use crate::args::{Common, Migrate, Receive};
+use crate::args::{Migrate, Receive, RunOptions};
 use crate::commands::find_journal::find;
 use crate::commands::print_result::print_moved;
 use crate::commands::resume_command::resume_command;
@@ -23,32 +23,36 @@ use crate::output::exit::{Exit, Status};
 use crate::output::progress;
 use crate::output::reason::Reason;
 
-const ABANDONED: &str = "the migration was abandoned";
+const GIVEN_UP: &str = "the migration was given up";
 
 /// What happens to the disks of a guest that is continued from an earlier state.
 const DISKS: &str = "its disks are newer than this memory, which would damage them: continue it ONLY \
                      if it has no disks, or if they are restored to the moment when it was stopped \
                      (a snapshot). Otherwise end this QEMU, and reboot the guest from its disks";
 
-/// Abandons the migration at the source.
-pub(super) fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
-    let (file, entry) = find::<SourceEntry>(&args.common, file)?;
+/// Gives up the migration at the source.
+pub(super) fn source(
+    args: &Migrate,
+    file: Option<&Path>,
+    cancel: CancelFlag,
+) -> Result<Status, Exit> {
+    let (file, entry) = find::<SourceEntry>(&args.run, file)?;
     let stage = entry.engine.stage;
     let again = resume_command::<SourceEntry>(file.path());
-    require_confirmation(&args.common, source_consequence(stage).as_deref())?;
+    require_confirmation(&args.run, source_consequence(stage).as_deref())?;
     let cannot = |reason, error: &dyn Error| {
         Exit::caused(Status::Unfinished, reason, error).resumed_by(&again)
     };
     let attached =
         QemuSource::reattach(&entry.qemu).map_err(|error| cannot(Reason::NotAttached, &error))?;
     let Some(mut guest) = attached else {
-        let what = "abandoning the migration: the source's QEMU has ended, and the guest with it";
+        let what = "giving up the migration: the source's QEMU has ended, and the guest with it";
         return Err(Exit::new(Status::Unfinished, Reason::QemuEnded, what).resumed_by(&again));
     };
     let engine = entry.engine.clone();
-    let watch = Watch {
+    let watch = MigrateControl {
         cancel,
-        observer: progress::observer(args.common.progress),
+        observer: progress::observer(args.run.progress),
         journal: Arc::new(OfflineJournal::new(file, entry)),
     };
     if let Err(error) = give_up_migrate(&mut guest, engine, &watch) {
@@ -64,13 +68,12 @@ pub(super) fn source(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
     }
     if stage == SourceStage::Done {
         let what = "the guest runs at the destination, with all of its pages";
-        return print_moved(&args.common, what, None);
+        return print_moved(&args.run, what, None);
     }
-    Err(Exit::new(Status::AtSource, Reason::GivenUp, ABANDONED)
-        .with("the guest runs at the source"))
+    Err(Exit::new(Status::AtSource, Reason::GivenUp, GIVEN_UP).with("the guest runs at the source"))
 }
 
-/// What abandoning means at the source, if it can do harm.
+/// What giving up means at the source, if it can do harm.
 fn source_consequence(stage: SourceStage) -> Option<String> {
     match stage {
         SourceStage::Owned | SourceStage::Done => None,
@@ -89,15 +92,15 @@ fn source_consequence(stage: SourceStage) -> Option<String> {
     }
 }
 
-/// Abandons the migration at the destination.
+/// Gives up the migration at the destination.
 pub(super) fn destination(
     args: &Receive,
     file: Option<&Path>,
-    cancel: Cancel,
+    cancel: CancelFlag,
 ) -> Result<Status, Exit> {
-    let (file, entry) = find::<DestinationEntry>(&args.common, file)?;
+    let (file, entry) = find::<DestinationEntry>(&args.run, file)?;
     let (stage, pid) = (entry.engine.stage, entry.qemu.identity.pid);
-    require_confirmation(&args.common, destination_consequence(stage))?;
+    require_confirmation(&args.run, destination_consequence(stage))?;
     let again = resume_command::<DestinationEntry>(file.path());
     let cannot = |reason, error: &dyn Error| {
         Exit::caused(Status::Unfinished, reason, error).resumed_by(&again)
@@ -111,59 +114,59 @@ pub(super) fn destination(
         }
     };
     let engine = entry.engine.clone();
-    let watch = ReceiveWatch {
+    let watch = ReceiveControl {
         cancel,
-        observer: progress::observer(args.common.progress),
+        observer: progress::observer(args.run.progress),
         journal: Arc::new(OfflineJournal::new(file, entry)),
     };
     give_up_receive(&mut *guest, engine, &watch).map_err(|error| {
         cannot(Reason::from(&error.cause), &error).with("this command can be repeated")
     })?;
-    let abandoned = |status| Exit::new(status, Reason::GivenUp, ABANDONED);
+    let given_up = |status| Exit::new(status, Reason::GivenUp, GIVEN_UP);
     Err(match stage {
         DestinationStage::Complete => {
             let what = "the guest runs here with all of its pages; its source was not informed";
-            return print_moved(&args.common, what, None);
+            return print_moved(&args.run, what, None);
         }
-        DestinationStage::Ready => abandoned(Status::AtSource)
+        DestinationStage::Ready => given_up(Status::AtSource)
             .with(format!(
                 "the guest has not run here and never will: end this QEMU. The source \
                  resumes the guest when this is reported to it: {again} waits for the source"
             ))
             .resumed_by(again),
         DestinationStage::Receiving | DestinationStage::Declined => {
-            abandoned(Status::AtSource).with("the guest has not run here and never will")
+            given_up(Status::AtSource).with("the guest has not run here and never will")
         }
-        DestinationStage::Running => abandoned(Status::Lost).with(format!(
+        DestinationStage::Running => given_up(Status::Lost).with(format!(
             "the guest has ended here with its QEMU (process {pid})"
         )),
     })
 }
 
-/// What abandoning means at the destination, if it can do harm.
+/// What giving up means at the destination, if it can do harm.
 fn destination_consequence(stage: DestinationStage) -> Option<&'static str> {
     match stage {
         DestinationStage::Receiving | DestinationStage::Ready => None,
         DestinationStage::Declined => Some(
             "the guest has not run here and never will, and its source may still wait for that \
-             answer. Without this journal, only abandoning the migration at the source resumes \
-             the guest there",
+             answer. Without this journal, only giving up the migration at the source \
+             resumes the guest there",
         ),
         DestinationStage::Running => Some(
             "the guest runs here, and pages are missing that only its source has. The guest and \
              its QEMU would be ended: do this ONLY if the source can no longer send those pages",
         ),
         DestinationStage::Complete => Some(
-            "the guest continues to run here, with all of its pages. But its source would never \
-             know that: make sure that it is not continued there",
+            "the guest continues to run here, with all of its pages. But the source is not \
+             notified: make sure that the guest is not continued there",
         ),
     }
 }
 
-fn require_confirmation(common: &Common, consequence: Option<&str>) -> Result<(), Exit> {
+fn require_confirmation(run: &RunOptions, consequence: Option<&str>) -> Result<(), Exit> {
     match consequence {
-        Some(consequence) if !common.other_side_is_lost => {
-            let what = format!("abandoning the migration: {consequence}");
+        Some(consequence) if !run.other_side_is_lost => {
+            let what = format!("giving up the migration: {consequence}");
             let next = "nothing was done. To confirm: --give-up --other-side-is-lost";
             Err(Exit::new(Status::Usage, Reason::ConfirmationNeeded, what).with(next))
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::report::{Phase, Progress};
-use hikkoshi_engine::{Cancel, Observer};
+use hikkoshi_engine::{CancelFlag, Observer};
 use hikkoshi_handover::{Journal, SourceRecord, SourceStage};
 
 use crate::journal::SourceJournal;
@@ -23,7 +23,7 @@ const TOO_LATE: &str = "too late to cancel: the destination was asked to run the
 /// in that time.
 #[derive(Debug)]
 pub(super) struct LateCancelNotice {
-    cancel: Cancel,
+    cancel: CancelFlag,
     observer: Arc<dyn Observer>,
     /// The destination has answered, or the migration is over.
     ended: Arc<AtomicBool>,
@@ -31,7 +31,7 @@ pub(super) struct LateCancelNotice {
 
 impl LateCancelNotice {
     /// For a migration that `cancel` cancels and whose reports go to `observer`.
-    pub(super) fn new(cancel: Cancel, observer: Arc<dyn Observer>) -> Self {
+    pub(super) fn new(cancel: CancelFlag, observer: Arc<dyn Observer>) -> Self {
         Self {
             cancel,
             observer,
@@ -142,9 +142,9 @@ mod tests {
         }
     }
 
-    fn late_cancel() -> (LateCancelNotice, Cancel, Receiver<String>) {
+    fn late_cancel() -> (LateCancelNotice, CancelFlag, Receiver<String>) {
         let (sender, notices) = channel();
-        let cancel = Cancel::new();
+        let cancel = CancelFlag::new();
         let late_cancel = LateCancelNotice::new(cancel.clone(), Arc::new(Notices(sender)));
         (late_cancel, cancel, notices)
     }

@@ -14,5 +14,5 @@ mod print_result;
 pub(crate) mod receive;
 mod resume_command;
 mod signals;
-mod unfinished;
+mod unfinished_migration;
 mod wait_for_source;

@@ -6,7 +6,7 @@ use std::path::Path;
 use error_reporter::Report;
 use hikkoshi_engine::Account;
 
-use crate::args::Common;
+use crate::args::RunOptions;
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
 use crate::output::report::{self, SourceQuit};
@@ -14,14 +14,14 @@ use crate::output::streams;
 
 /// Like [`print_result`], for a guest that an earlier run has moved: there are no statistics.
 pub(super) fn print_moved(
-    common: &Common,
+    run: &RunOptions,
     what: &str,
     quit: Option<&SourceQuit>,
 ) -> Result<Status, Exit> {
-    if common.json.as_deref() != Some("-".as_ref()) {
+    if run.json.as_deref() != Some("-".as_ref()) {
         streams::to_stdout(&format!("{what}\n"));
     }
-    if let Some(path) = &common.json {
+    if let Some(path) = &run.json {
         written(report::write_moved(what, quit, path), what, path)?;
     }
     Ok(Status::Moved)
@@ -31,17 +31,17 @@ pub(super) fn print_moved(
 /// `quit`: whether the source's QEMU was ended.
 pub(super) fn print_result(
     account: &Account,
-    common: &Common,
+    run: &RunOptions,
     what: &str,
     next: Option<&str>,
     quit: Option<&SourceQuit>,
 ) -> Result<(), Exit> {
-    if common.json.as_deref() != Some("-".as_ref()) {
-        let readable = report::readable(account, common.verbose);
+    if run.json.as_deref() != Some("-".as_ref()) {
+        let readable = report::readable(account, run.verbose);
         let next = next.map_or_else(String::new, |next| format!("{next}\n"));
         streams::to_stdout(&format!("{what}\n{readable}{next}"));
     }
-    if let Some(path) = &common.json {
+    if let Some(path) = &run.json {
         written(report::write_json(account, quit, path), what, path)?;
     }
     Ok(())

@@ -6,7 +6,7 @@ use std::path::Path;
 use hikkoshi_handover::{DestinationRecord, Journal};
 use hikkoshi_link::Address;
 use hikkoshi_link::tls::TlsServer;
-use hikkoshi_qemu::SharedNotes;
+use hikkoshi_qemu::SharedReattachInfo;
 
 use super::entry::DestinationEntry;
 use super::file::JournalFile;
@@ -21,7 +21,7 @@ pub(crate) struct DestinationJournal {
     plaintext: bool,
     options: ReceiveOptions,
     tls: Option<TlsServer>,
-    qemu: SharedNotes,
+    qemu: SharedReattachInfo,
 }
 
 impl DestinationJournal {
@@ -32,7 +32,7 @@ impl DestinationJournal {
         plaintext: bool,
         options: ReceiveOptions,
         tls: Option<TlsServer>,
-        qemu: SharedNotes,
+        qemu: SharedReattachInfo,
     ) -> Self {
         Self {
             file,

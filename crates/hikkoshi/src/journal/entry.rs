@@ -5,7 +5,7 @@ use std::fmt;
 use hikkoshi_handover::{DestinationRecord, SourceRecord};
 use hikkoshi_link::Address;
 use hikkoshi_link::tls::{DestinationCredentials, SourceCredentials};
-use hikkoshi_qemu::{DestinationNotes, QemuIdentity, SourceNotes};
+use hikkoshi_qemu::{DestinationReattachInfo, QemuIdentity, SourceReattachInfo};
 
 use super::record::{self, RecordError};
 use crate::args::{MigrateOptions, ReceiveOptions};
@@ -22,7 +22,7 @@ pub(crate) struct SourceEntry {
     /// How the links are protected, if they are.
     pub security: Option<SourceCredentials>,
     pub engine: SourceRecord,
-    pub qemu: SourceNotes,
+    pub qemu: SourceReattachInfo,
 }
 
 /// A destination's journal.
@@ -37,7 +37,7 @@ pub(crate) struct DestinationEntry {
     /// How the links are protected, if they are.
     pub security: Option<DestinationCredentials>,
     pub engine: DestinationRecord,
-    pub qemu: DestinationNotes,
+    pub qemu: DestinationReattachInfo,
 }
 
 /// A journal of either side.

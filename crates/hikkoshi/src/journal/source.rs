@@ -8,7 +8,7 @@ use hikkoshi_handover::{Journal, SourceRecord, SourceStage};
 use hikkoshi_link::Remote;
 use hikkoshi_link::tls::TlsClient;
 
-use hikkoshi_qemu::{GuestRam, SourceNotes, UndoRecord};
+use hikkoshi_qemu::{GuestRam, SourceReattachInfo, UndoRecord};
 
 use super::entry::SourceEntry;
 use super::file::JournalFile;
@@ -31,7 +31,7 @@ pub(crate) struct SourceJournal {
 struct SourceState {
     /// `None` before the engine's first record. Nothing is written until then.
     engine: Option<SourceRecord>,
-    qemu: SourceNotes,
+    qemu: SourceReattachInfo,
     closed: bool,
 }
 
@@ -42,7 +42,7 @@ impl SourceJournal {
         remote: Remote,
         plaintext: bool,
         options: MigrateOptions,
-        qemu: SourceNotes,
+        qemu: SourceReattachInfo,
         engine: Option<SourceRecord>,
     ) -> Self {
         Self {
@@ -150,10 +150,10 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     /// A kept journal, for a QEMU with that number and socket.
-    fn notes(pid: u32, qmp: &str) -> SourceNotes {
+    fn reattach_info(pid: u32, qmp: &str) -> SourceReattachInfo {
         let kept = include_bytes!("../../tests/journals/v2-source-certified.json");
         let kept = SourceEntry::decode(kept).unwrap().qemu;
-        SourceNotes {
+        SourceReattachInfo {
             identity: QemuIdentity {
                 pid,
                 qmp: qmp.into(),
@@ -184,14 +184,15 @@ mod tests {
         let folder = root.path().join("run/hikkoshi");
         let there = Remote::from("unix:/there".parse::<Address>().unwrap());
         let journal = |pid, qmp| {
-            let notes = notes(pid, qmp);
-            let file = JournalFile::for_qemu::<SourceEntry>(&folder, &notes.identity).unwrap();
-            SourceJournal::new(file, there.clone(), true, options(), notes, None)
+            let reattach_info = reattach_info(pid, qmp);
+            let file =
+                JournalFile::for_qemu::<SourceEntry>(&folder, &reattach_info.identity).unwrap();
+            SourceJournal::new(file, there.clone(), true, options(), reattach_info, None)
         };
         let (one, other) = (journal(1, "/one"), journal(2, "/other"));
         assert!(find::<SourceEntry>(&folder, None).unwrap().is_empty());
         // What is to be undone is written with the engine's first record.
-        one.set_undo(&notes(1, "/one").undo).unwrap();
+        one.set_undo(&reattach_info(1, "/one").undo).unwrap();
         assert!(!one.path().exists());
         for stage in [SourceStage::Owned, SourceStage::Committed] {
             one.record(&record(stage)).unwrap();
@@ -219,7 +220,7 @@ mod tests {
         assert_eq!(entry.engine.stage, SourceStage::Committed);
         other.close();
         other.record(&record(SourceStage::HandedOver)).unwrap();
-        other.set_undo(&notes(2, "/other").undo).unwrap();
+        other.set_undo(&reattach_info(2, "/other").undo).unwrap();
         assert!(!other.path().exists(), "closed");
         drop((other, file));
         // A migration that is over leaves no file, nor does one that never began.
@@ -232,10 +233,11 @@ mod tests {
     #[test]
     fn the_old_content_stays_if_there_is_no_space() {
         let folder = tempfile::tempdir().unwrap();
-        let notes = notes(1, "/one");
+        let reattach_info = reattach_info(1, "/one");
         let there = Remote::from("unix:/there".parse::<Address>().unwrap());
-        let file = JournalFile::for_qemu::<SourceEntry>(folder.path(), &notes.identity).unwrap();
-        let journal = SourceJournal::new(file, there, false, options(), notes, None);
+        let file =
+            JournalFile::for_qemu::<SourceEntry>(folder.path(), &reattach_info.identity).unwrap();
+        let journal = SourceJournal::new(file, there, false, options(), reattach_info, None);
         journal.record(&record(SourceStage::Owned)).unwrap();
         let new = journal.path().with_extension("new");
         // Writing there fails with `ENOSPC` (full(4)).
@@ -268,8 +270,8 @@ mod tests {
             assert!(find::<SourceEntry>(folder.path(), None).unwrap().is_empty());
         }
         // A folder that cannot be created.
-        let place = &notes(1, "/q").identity;
-        let error = JournalFile::for_qemu::<SourceEntry>(&path, place).unwrap_err();
+        let identity = &reattach_info(1, "/q").identity;
+        let error = JournalFile::for_qemu::<SourceEntry>(&path, identity).unwrap_err();
         assert!(error.to_string().contains("--journal"), "{error}");
     }
 }

@@ -67,7 +67,7 @@ reasons! {
     Declined "declined" "The destination never ran the guest and never will.",
     GuestLost "guest_lost" "The destination's QEMU ended in post-copy, and the guest with it.",
     MemoryLost "memory_lost" "The source's QEMU ended in post-copy, and its private memory with pages that the destination needs.",
-    GivenUp "given_up" "The migration was abandoned with `--give-up`.",
+    GivenUp "given_up" "The migration was given up with `--give-up`.",
     AccountNotWritten "account_not_written" "The guest was moved, but the result could not be written.",
     Demo "demo" "The demonstration failed.",
 }

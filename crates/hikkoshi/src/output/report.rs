@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::Account;
-use hikkoshi_engine::report::{CollapseAccount, LatencySummary, Requests};
+use hikkoshi_engine::report::{CollapseAccount, LatencySummary, RequestStatistics};
 use hikkoshi_wire::text;
 use serde::Serialize;
 
@@ -67,7 +67,7 @@ pub(crate) fn readable(account: &Account, verbose: bool) -> String {
 }
 
 /// The stages of request latency, and the threads that waited.
-fn stages(requests: &Requests) -> String {
+fn stages(requests: &RequestStatistics) -> String {
     let mut text = String::new();
     if requests.unmeasured_requests > 0 {
         let _ = writeln!(
@@ -269,12 +269,14 @@ pub(crate) fn write_object(object: &impl Serialize, path: &Path) -> io::Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hikkoshi_engine::report::{CollapseFailures, Moments, RequestLatencies, ThreadFaults};
+    use hikkoshi_engine::report::{
+        CollapseFailures, RequestLatencies, RequestTimeline, ThreadFaults,
+    };
 
     #[test]
     fn stages_and_threads_are_printed() {
         let mut latencies = RequestLatencies::default();
-        latencies.record(&Moments {
+        latencies.record(&RequestTimeline {
             fault_read: 0,
             request_sent: 3_000,
             page_received: 1_503_000,
@@ -285,7 +287,7 @@ mod tests {
             vcpu: Some(number),
             count: 100,
         };
-        let text = stages(&Requests {
+        let text = stages(&RequestStatistics {
             request_latency_us: latencies.total(),
             request_stages_us: latencies.stages(),
             unmeasured_requests: 2,
@@ -314,14 +316,14 @@ mod tests {
             lines[5].ends_with("CPU 7/KVM (vCPU 7) 100 and 2 more threads"),
             "{text}"
         );
-        assert_eq!(stages(&Requests::default()), "");
+        assert_eq!(stages(&RequestStatistics::default()), "");
     }
 
     #[test]
     fn the_histogram_is_printed_if_verbose() {
         let mut all = RequestLatencies::default();
         for microseconds in [90, 110, 5_000] {
-            all.record(&Moments {
+            all.record(&RequestTimeline {
                 fault_read: 0,
                 request_sent: 1_000,
                 page_received: microseconds * 1_000,

@@ -34,7 +34,7 @@ pub(crate) enum Acceptor {
 impl Acceptor {
     /// For a new migration.
     pub(crate) fn new(args: &Receive, listen: &Address) -> Result<Self, Exit> {
-        let security = &args.common.security;
+        let security = &args.run.security;
         if let Some(certificates) = certificates::read(security)? {
             return TlsServer::certified(certificates)
                 .map(Self::Authority)
@@ -59,7 +59,7 @@ impl Acceptor {
         listen: &Address,
         recorded: Option<DestinationCredentials>,
     ) -> Result<Self, Exit> {
-        let security = &args.common.security;
+        let security = &args.run.security;
         let Some(recorded) = recorded else {
             check_still_plaintext(security, listen)?;
             return Ok(Self::Plaintext {
@@ -161,5 +161,5 @@ fn print(invitation: &Invitation, args: &Receive) {
 
 /// Whether standard output is for the JSON object only.
 fn stdout_is_for_json(args: &Receive) -> bool {
-    args.common.json.as_deref() == Some("-".as_ref())
+    args.run.json.as_deref() == Some("-".as_ref())
 }

@@ -28,7 +28,7 @@ pub(crate) fn remote(args: &Migrate) -> Result<Remote, Exit> {
     let Some(address) = args.address.clone() else {
         return Err(usage("neither an address nor an invitation is given"));
     };
-    let security = &args.common.security;
+    let security = &args.run.security;
     if let Some(certificates) = certificates::read(security)? {
         let host = address.host().unwrap_or("localhost");
         let tls = Some(
@@ -74,7 +74,7 @@ pub(crate) fn resumed_remote(
     address: &Address,
     recorded: Option<SourceCredentials>,
 ) -> Result<Remote, Exit> {
-    let security = &args.common.security;
+    let security = &args.run.security;
     let address = args.address.as_ref().unwrap_or(address).clone();
     let tls = match recorded {
         None => {

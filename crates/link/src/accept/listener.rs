@@ -11,37 +11,18 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use error_reporter::Report;
-use hikkoshi_wire::{Capabilities, MigrationId, Role};
+use hikkoshi_wire::MigrationId;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::TICK;
 use crate::accept::pending::PendingHandshakes;
 use crate::accept::wait_limit::{WaitEnded, WaitLimit};
-use crate::connect::handshake;
-use crate::tls::{Fingerprint, TlsServer};
-use crate::{Address, Stream};
-use hikkoshi_linux::Cancel;
+use crate::handshake;
+use crate::tls::TlsServer;
+use crate::{AcceptedLink, Address, Stream};
+use hikkoshi_linux::CancelFlag;
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_linux::{Priority, PriorityClass};
-
-/// A connection whose handshake is complete.
-#[derive(Debug)]
-pub struct Incoming {
-    /// The link's role.
-    pub role: Role,
-    /// The migration that it belongs to.
-    pub id: MigrationId,
-    /// The capabilities that both sides support, beyond the protocol's version.
-    pub capabilities: Capabilities,
-    /// The connection.
-    pub stream: Stream,
-    /// The peer's address, for messages.
-    pub peer: String,
-    /// The peer's IP address; `None` on a unix socket.
-    pub from: Option<IpAddr>,
-    /// The fingerprint of the source's key, if it was authenticated by invitation.
-    pub source: Option<Fingerprint>,
-}
 
 #[derive(Debug)]
 enum Socket {
@@ -145,7 +126,7 @@ impl Listener {
     /// Accepts from now on only links of the migration that `control` began. With invitations, it
     /// accepts only the same source. If there are too many connections, the source's address is
     /// preferred.
-    pub fn accept_only_links_of(&self, control: &Incoming) {
+    pub fn accept_only_links_of(&self, control: &AcceptedLink) {
         if let (Some(server), Some(source)) = (&self.tls, control.source) {
             server.accept_only(Some(source));
         }
@@ -170,7 +151,7 @@ impl Listener {
     ///
     /// When `poll` fails.
     /// When accepting fails for good.
-    pub fn serve(&self, incoming: &SyncSender<Incoming>, stop: &Cancel) -> io::Result<()> {
+    pub fn serve(&self, incoming: &SyncSender<AcceptedLink>, stop: &CancelFlag) -> io::Result<()> {
         let tick = Timespec::try_from(TICK).map_err(io::Error::other)?;
         while !stop.is_cancelled() {
             let mut poll = [PollFd::from_borrowed_fd(self.as_fd(), PollFlags::IN)];
@@ -190,7 +171,11 @@ impl Listener {
     }
 
     /// Accepts a connection and starts a thread for its handshake.
-    fn start_handshake(&self, incoming: &SyncSender<Incoming>, stop: &Cancel) -> io::Result<()> {
+    fn start_handshake(
+        &self,
+        incoming: &SyncSender<AcceptedLink>,
+        stop: &CancelFlag,
+    ) -> io::Result<()> {
         let (stream, peer, from) = self.accept()?;
         let Some(slot) = self.pending.add(&stream, from, stop)? else {
             return Ok(());
@@ -206,7 +191,7 @@ impl Listener {
                 priority.apply(PriorityClass::Background);
                 sandbox_thread();
                 let new = match handshake::answer(stream, peer, tls.as_ref(), &current, &stop) {
-                    Ok(new) => Incoming { from, ..new },
+                    Ok(new) => AcceptedLink { from, ..new },
                     Err((peer, error)) => {
                         pending.log_rejection(&peer, &Report::new(&error));
                         return;

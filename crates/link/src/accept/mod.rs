@@ -6,5 +6,5 @@ mod log_limit;
 mod pending;
 mod wait_limit;
 
-pub use listener::{Incoming, Listener};
+pub use listener::Listener;
 pub use wait_limit::{WaitEnded, WaitLimit};

@@ -23,7 +23,7 @@ use rustix::net::Shutdown;
 use crate::Stream;
 use crate::TICK;
 use crate::accept::log_limit::LogRateLimit;
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 
 /// The number of pending handshakes.
 const SLOTS: usize = 64;
@@ -119,7 +119,7 @@ impl PendingHandshakes {
         &self,
         stream: &Stream,
         address: Option<IpAddr>,
-        stop: &Cancel,
+        stop: &CancelFlag,
     ) -> io::Result<Option<PendingSlot>> {
         let socket = stream.as_fd().try_clone_to_owned()?;
         let from = Peer::of(address);
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn the_address_with_most_connections_loses_its_oldest() {
-        let (pending, stop) = (PendingHandshakes::default(), Cancel::new());
+        let (pending, stop) = (PendingHandshakes::default(), CancelFlag::new());
         let mut all = Vec::new();
         let mut connect = |from: &str| {
             let (stream, peer) = pair();
@@ -246,7 +246,7 @@ mod tests {
         from: &str,
     ) -> (Stream, UnixStream, PendingSlot) {
         let (stream, peer) = pair();
-        let entered = pending.add(&stream, address(from), &Cancel::new());
+        let entered = pending.add(&stream, address(from), &CancelFlag::new());
         (stream, peer, entered.unwrap().unwrap())
     }
 
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn the_number_of_threads_is_bounded() {
-        let (pending, stop) = (PendingHandshakes::default(), Cancel::new());
+        let (pending, stop) = (PendingHandshakes::default(), CancelFlag::new());
         let mut all = Vec::new();
         for _ in 0..SLOTS + EVICTED_THREADS {
             let (stream, peer) = pair();
@@ -304,7 +304,7 @@ mod tests {
         assert!(pending.add(&stream, None, &stop).unwrap().is_none());
         let waiting = thread::spawn({
             let pending = pending.clone();
-            move || pending.add(&stream, None, &Cancel::new()).unwrap()
+            move || pending.add(&stream, None, &CancelFlag::new()).unwrap()
         });
         all.pop();
         assert!(waiting.join().unwrap().is_some());
@@ -313,7 +313,7 @@ mod tests {
     /// Many threads add and drop connections at once; the counters are zero afterwards.
     #[test]
     fn concurrent_connections() {
-        let (pending, stop) = (PendingHandshakes::default(), Cancel::new());
+        let (pending, stop) = (PendingHandshakes::default(), CancelFlag::new());
         thread::scope(|scope| {
             for thread in 0..8u8 {
                 let (pending, stop) = (&pending, &stop);

@@ -1,10 +1,6 @@
-//! The source's side of new connections: addresses, connecting, and the hello of both sides.
+//! What a source connects to, and what to check when that fails.
 
-mod address;
-mod advice;
-pub(crate) mod handshake;
+pub(crate) mod connect_hints;
 mod remote;
 
-pub use address::{Address, AddressError, ResolveError};
-pub use handshake::{HandshakeError, hello, open};
 pub use remote::Remote;

@@ -9,8 +9,8 @@ use hikkoshi_wire::{Frame, HEADER_LEN};
 
 use crate::TICK;
 use crate::flow::window::{Wait, Window};
-use crate::{LinkError, LinkReader, LinkWriter, Pace, UrgentActivity};
-use hikkoshi_linux::Cancel;
+use crate::{LinkError, LinkReader, LinkWriter, RateLimit, UrgentActivity};
+use hikkoshi_linux::CancelFlag;
 
 /// Frames with at most this much content are collected in a batch…
 const SMALL: usize = 64 << 10;
@@ -28,14 +28,14 @@ const MAX_SLEEP: Duration = Duration::from_millis(1);
 /// Sends pages that the destination has not requested.
 ///
 /// One thread owns a sender and does everything: it writes pages, reads the peer's acknowledgements
-/// and the kernel's TCP_INFO, and waits while the window (`window.rs`) is full or the [`Pace`] that
-/// all links share requires it.
+/// and the kernel's TCP_INFO, and waits while the window (`window.rs`) is full or the [`RateLimit`]
+/// that all links share requires it.
 #[derive(Debug)]
 pub struct BackgroundSender {
     writer: LinkWriter,
     reader: LinkReader,
     window: Window,
-    pace: Option<Arc<Pace>>,
+    rate_limit: Option<Arc<RateLimit>>,
     /// In post-copy: whether the guest waits for a page.
     urgent_activity: Option<UrgentActivity>,
     /// In pre-copy: how long the peer may acknowledge nothing, and the time of the last progress.
@@ -49,14 +49,14 @@ pub struct BackgroundSender {
 }
 
 impl BackgroundSender {
-    /// A sender on a new link; `pace` is shared with the other links.
-    pub fn new(reader: LinkReader, writer: LinkWriter, pace: Option<Arc<Pace>>) -> Self {
+    /// A sender on a new link; `rate_limit` is shared with the other links.
+    pub fn new(reader: LinkReader, writer: LinkWriter, rate_limit: Option<Arc<RateLimit>>) -> Self {
         let now = Instant::now();
         Self {
             writer,
             reader,
             window: Window::new(now),
-            pace,
+            rate_limit,
             urgent_activity: None,
             progress_timeout: None,
             last_progress: now,
@@ -67,7 +67,7 @@ impl BackgroundSender {
     }
 
     /// Replaces the stop signal of the link's reader and writer, which ends a blocked write.
-    pub fn set_stop(&mut self, stop: &Cancel) {
+    pub fn set_stop(&mut self, stop: &CancelFlag) {
         self.writer.set_stop(stop.clone());
         self.reader.set_stop(stop.clone());
     }
@@ -111,7 +111,7 @@ impl BackgroundSender {
         &mut self,
         range: PageRange,
         content: &[u8],
-        stop: &Cancel,
+        stop: &CancelFlag,
     ) -> Result<(), LinkError> {
         if content.len() <= SMALL {
             return self.collect(Frame::Pages { range }, content, stop);
@@ -127,12 +127,17 @@ impl BackgroundSender {
     ///
     /// # Errors
     /// As [`pages`](Self::pages).
-    pub fn zeros(&mut self, range: PageRange, stop: &Cancel) -> Result<(), LinkError> {
+    pub fn zeros(&mut self, range: PageRange, stop: &CancelFlag) -> Result<(), LinkError> {
         self.collect(Frame::Zeros { range }, &[], stop)
     }
 
     /// Adds a frame to the batch, and sends the batch when it is large enough.
-    fn collect(&mut self, frame: Frame, content: &[u8], stop: &Cancel) -> Result<(), LinkError> {
+    fn collect(
+        &mut self,
+        frame: Frame,
+        content: &[u8],
+        stop: &CancelFlag,
+    ) -> Result<(), LinkError> {
         self.batch.extend_from_slice(&frame.encode());
         self.batch.extend_from_slice(content);
         if self.batch.len() < BATCH {
@@ -145,7 +150,7 @@ impl BackgroundSender {
     ///
     /// # Errors
     /// As [`pages`](Self::pages).
-    pub fn flush(&mut self, stop: &Cancel) -> Result<(), LinkError> {
+    pub fn flush(&mut self, stop: &CancelFlag) -> Result<(), LinkError> {
         if self.batch.is_empty() {
             return Ok(());
         }
@@ -164,7 +169,7 @@ impl BackgroundSender {
     ///
     /// # Errors
     /// The link's failure; [`LinkError::Stopped`] when `stop` is set before.
-    pub fn drain(&mut self, stop: &Cancel) -> Result<(), LinkError> {
+    pub fn drain(&mut self, stop: &CancelFlag) -> Result<(), LinkError> {
         self.flush(stop)?;
         while self.window.in_flight() > 0 {
             self.read_acks(TICK)?;
@@ -178,16 +183,16 @@ impl BackgroundSender {
         let now = Instant::now();
         let bytes = self.writer.sent() - self.window.sent();
         self.window.on_sent(bytes, now);
-        if let Some(pace) = &self.pace {
-            pace.spend(bytes, now);
+        if let Some(limit) = &self.rate_limit {
+            limit.spend(bytes, now);
         }
     }
 
-    /// Waits until the pace allows more. This comes before sending, never after it: there is no
-    /// wait after the last bytes.
-    fn wait_for_pace(&mut self, stop: &Cancel) -> Result<(), LinkError> {
-        while let Some(pace) = &self.pace {
-            let left = pace.wait(Instant::now());
+    /// Waits until the rate limit allows more. This comes before sending, never after it: there is
+    /// no wait after the last bytes.
+    fn wait_for_rate_limit(&mut self, stop: &CancelFlag) -> Result<(), LinkError> {
+        while let Some(limit) = &self.rate_limit {
+            let left = limit.wait(Instant::now());
             if left.is_zero() {
                 break;
             }
@@ -202,10 +207,10 @@ impl BackgroundSender {
     ///
     /// # Errors
     /// As [`pages`](Self::pages).
-    pub fn make_room(&mut self, bytes: u64, stop: &Cancel) -> Result<(), LinkError> {
+    pub fn make_room(&mut self, bytes: u64, stop: &CancelFlag) -> Result<(), LinkError> {
         check(stop)?;
         self.read_acks(Duration::ZERO)?;
-        self.wait_for_pace(stop)?;
+        self.wait_for_rate_limit(stop)?;
         loop {
             self.sample_tcp_info();
             match self.window.wait(bytes) {
@@ -283,7 +288,7 @@ impl BackgroundSender {
     }
 }
 
-fn check(stop: &Cancel) -> Result<(), LinkError> {
+fn check(stop: &CancelFlag) -> Result<(), LinkError> {
     if stop.is_cancelled() {
         Err(LinkError::Stopped)
     } else {

@@ -3,10 +3,10 @@
 
 mod background;
 mod capacity;
-mod pace;
+mod rate_limit;
 mod urgent_activity;
 mod window;
 
 pub use background::BackgroundSender;
-pub use pace::Pace;
+pub use rate_limit::RateLimit;
 pub use urgent_activity::{Answering, UrgentActivity};

@@ -15,7 +15,7 @@ use rustix::net::{RecvFlags, recv};
 
 use crate::Stream;
 use crate::TICK;
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 
 /// A gap this long between two clock reads means that the thread lost its core. Interrupts take
 /// less time.
@@ -41,7 +41,7 @@ impl BusyPoll {
         &mut self,
         stream: &Stream,
         buffer: &mut [u8],
-        stop: &Cancel,
+        stop: &CancelFlag,
     ) -> io::Result<usize> {
         let begun = Instant::now();
         let mut last = begun;

@@ -1,15 +1,19 @@
 //! A connected socket, TCP or unix, with or without TLS. The reader and the writer of a link share
 //! it.
 
+mod accepted_link;
 mod busy_poll;
-mod framed;
+mod error;
 mod reader;
+mod split;
 mod traffic_class;
 mod writer;
 
+pub use accepted_link::AcceptedLink;
+pub use error::{LinkError, TICK};
 use error_reporter::Report;
-pub use framed::{LinkError, TICK, split};
 pub use reader::LinkReader;
+pub use split::split;
 pub(crate) use traffic_class::TrafficClass;
 pub use writer::LinkWriter;
 
@@ -26,14 +30,14 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 
+use crate::Address;
 use crate::tls;
 use crate::tls::{Fingerprint, Opener, Sealer, SecureError, TimeLimits, TlsClient, TlsServer};
-use crate::{Address, Remote};
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 
 /// How long sent bytes may stay unacknowledged before the link counts as broken
 /// (`TCP_USER_TIMEOUT`, RFC 5482).
-pub const PEER_TIMEOUT: Duration = Duration::from_secs(20);
+pub const DEFAULT_STALL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long a connection attempt may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -60,23 +64,19 @@ pub struct Secured {
 }
 
 impl Stream {
-    /// Connects to `remote`: tries each of its socket addresses in turn. Does no TLS handshake.
+    /// Connects to `address`: tries each of its socket addresses in turn; with `loopback_only` only
+    /// loopback addresses. Does no TLS handshake.
     ///
     /// # Errors
     /// The error of the last attempt, or of a stop by `stop`.
-    pub fn connect(remote: &Remote, stop: &Cancel) -> io::Result<Self> {
-        let Remote {
-            address,
-            loopback_only,
-            ..
-        } = remote;
+    pub fn connect(address: &Address, loopback_only: bool, stop: &CancelFlag) -> io::Result<Self> {
         match address {
             Address::Unix(path) => Ok(Self::Unix(UnixStream::connect(path)?)),
             Address::Tcp(_) => {
                 let found = address.resolve().map_err(io::Error::other)?;
                 let mut last = io::Error::from(io::ErrorKind::NotFound);
                 for socket_address in found {
-                    if *loopback_only && !socket_address.ip().is_loopback() {
+                    if loopback_only && !socket_address.ip().is_loopback() {
                         // The name resolved to this machine when it was checked.
                         last = io::Error::other(format!(
                             "the name now resolves to {socket_address}, which is not on this \
@@ -102,13 +102,13 @@ impl Stream {
     pub fn tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         let stream = Self::Tcp(stream);
-        stream.set_stall_timeout(PEER_TIMEOUT)?;
+        stream.set_stall_timeout(DEFAULT_STALL_TIMEOUT)?;
         Ok(stream)
     }
 
     /// Sets how long the peer may be silent, or leave sent bytes unacknowledged, before the link
-    /// counts as broken (default: [`PEER_TIMEOUT`]). Has no effect on a unix socket, whose peer
-    /// cannot disappear without notice.
+    /// counts as broken (default: [`DEFAULT_STALL_TIMEOUT`]). Has no effect on a unix socket, whose
+    /// peer cannot disappear without notice.
     ///
     /// # Errors
     /// The error of `setsockopt`.
@@ -355,7 +355,7 @@ impl Write for &Stream {
 }
 
 /// Connects to one address, until it answers, the attempt times out, or `stop` is set.
-fn connect_to(address: SocketAddr, stop: &Cancel) -> io::Result<TcpStream> {
+fn connect_to(address: SocketAddr, stop: &CancelFlag) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     match socket.connect(&address.into()) {
@@ -368,7 +368,7 @@ fn connect_to(address: SocketAddr, stop: &Cancel) -> io::Result<TcpStream> {
     Ok(socket.into())
 }
 
-fn wait_until_connected(socket: &Socket, stop: &Cancel) -> io::Result<()> {
+fn wait_until_connected(socket: &Socket, stop: &CancelFlag) -> io::Result<()> {
     let deadline = Instant::now() + CONNECT_TIMEOUT;
     let tick = Timespec::try_from(TICK).map_err(io::Error::other)?;
     while Instant::now() < deadline {
@@ -408,7 +408,7 @@ mod tests {
             socket
         };
         let _queue: Vec<_> = (0..4).map(|_| fill()).collect();
-        let stop = Cancel::new();
+        let stop = CancelFlag::new();
         let stopper = stop.clone();
         let stopping = thread::spawn(move || {
             thread::sleep(2 * TICK);
@@ -426,12 +426,11 @@ mod tests {
     /// The name resolved to this machine when it was checked first.
     #[test]
     fn loopback_only_refuses_other_addresses() {
-        let here = |address: &str| Remote {
-            loopback_only: true,
-            ..address.parse::<Address>().unwrap().into()
+        let connect = |address: &str, stop: &CancelFlag| {
+            Stream::connect(&address.parse().unwrap(), true, stop)
         };
         // An attempt to connect would fail with the stop or a network error instead.
-        let error = Stream::connect(&here("192.0.2.1:9"), &Cancel::cancelled()).unwrap_err();
+        let error = connect("192.0.2.1:9", &CancelFlag::cancelled()).unwrap_err();
         assert_eq!(
             Report::new(&error).to_string(),
             "the name now resolves to 192.0.2.1:9, which is not on this machine, and the link is \
@@ -439,6 +438,6 @@ mod tests {
         );
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        Stream::connect(&here(&address), &Cancel::new()).unwrap();
+        connect(&address, &CancelFlag::new()).unwrap();
     }
 }

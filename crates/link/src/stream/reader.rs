@@ -9,10 +9,10 @@ use hikkoshi_wire::{ControlMessage, Frame, HEADER_LEN, Limits, decode_control};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::stream::busy_poll::BusyPoll;
-use crate::stream::framed::{TICK, is_timeout};
+use crate::stream::error::{TICK, is_timeout};
 use crate::tls::Opener;
 use crate::{LinkError, Stream};
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 
 /// The size of one read from a socket.
 const READ_BUFFER: usize = 128 << 10;
@@ -21,7 +21,7 @@ const READ_BUFFER: usize = 128 << 10;
 #[derive(Debug)]
 struct Stoppable {
     stream: Arc<Stream>,
-    stop: Cancel,
+    stop: CancelFlag,
     deadline: Option<Instant>,
     spin: Option<BusyPoll>,
     /// With TLS: the receiving keys.
@@ -76,7 +76,7 @@ impl LinkReader {
     ///
     /// # Errors
     /// When the socket's timeout cannot be set, or another reader has the TLS keys.
-    pub fn new(stream: Arc<Stream>, limits: Limits, stop: Cancel) -> io::Result<Self> {
+    pub fn new(stream: Arc<Stream>, limits: Limits, stop: CancelFlag) -> io::Result<Self> {
         stream.set_timeout(Some(TICK))?;
         let opener = stream.take_opener()?;
         Ok(Self {
@@ -169,7 +169,7 @@ impl LinkReader {
     }
 
     /// Replaces the stop signal that ends a blocked read.
-    pub fn set_stop(&mut self, stop: Cancel) {
+    pub fn set_stop(&mut self, stop: CancelFlag) {
         self.input.get_mut().stop = stop;
     }
 
@@ -220,14 +220,14 @@ mod tests {
         (Arc::new(Stream::Unix(ours)), theirs)
     }
 
-    fn reader(stream: &Arc<Stream>, stop: &Cancel) -> LinkReader {
+    fn reader(stream: &Arc<Stream>, stop: &CancelFlag) -> LinkReader {
         LinkReader::new(Arc::clone(stream), LIMITS, stop.clone()).unwrap()
     }
 
     #[test]
     fn messages_are_read_whole_in_pieces_of_any_size() {
         let (stream, mut peer) = pair();
-        let mut reader = reader(&stream, &Cancel::new());
+        let mut reader = reader(&stream, &CancelFlag::new());
         let range = PageRange::from_len(Page::new(5), 2);
         let message = hikkoshi_wire::control_frame(&ToSource::Ready).unwrap();
         let mut bytes = Frame::Pages { range }.encode().to_vec();
@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn a_truncated_or_malformed_frame_is_an_error() {
         let (stream, mut peer) = pair();
-        let mut reader = reader(&stream, &Cancel::new());
+        let mut reader = reader(&stream, &CancelFlag::new());
         peer.write_all(&[0; HEADER_LEN]).unwrap();
         assert!(matches!(reader.frame(), Err(LinkError::Malformed(_))));
         peer.write_all(&Frame::Ack { bytes: 1 }.encode()[..9])
@@ -266,7 +266,7 @@ mod tests {
     #[test]
     fn a_blocked_read_ends_on_stop_or_deadline() {
         let (stream, _peer) = pair();
-        let stop = Cancel::new();
+        let stop = CancelFlag::new();
         let mut reader = reader(&stream, &stop);
         reader.set_deadline(Some(Instant::now()));
         assert!(matches!(reader.frame(), Err(LinkError::TooSlow)));
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn busy_polling_reads_the_same_and_ends_on_stop() {
         let (stream, mut peer) = pair();
-        let stop = Cancel::new();
+        let stop = CancelFlag::new();
         let mut reader = reader(&stream, &stop);
         reader.set_poll(true);
         let answering = thread::spawn(move || {
@@ -315,7 +315,7 @@ mod tests {
     #[test]
     fn a_control_link_carries_only_control_messages() {
         let (stream, mut peer) = pair();
-        let mut reader = reader(&stream, &Cancel::new());
+        let mut reader = reader(&stream, &CancelFlag::new());
         peer.write_all(&Frame::Ack { bytes: 7 }.encode()).unwrap();
         let error = reader.control::<ToSource>().unwrap_err();
         assert_eq!(

@@ -8,10 +8,10 @@ use error_reporter::Report;
 use hikkoshi_pages::PageRange;
 use hikkoshi_wire::{ControlMessage, Frame, encode_control};
 
-use crate::stream::framed::{TICK, is_timeout};
+use crate::stream::error::{TICK, is_timeout};
 use crate::tls::Sealer;
 use crate::{LinkError, Stream};
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 
 /// Plain bytes that are sealed at once: the records stay in the processor's cache until they are
 /// sent.
@@ -21,7 +21,7 @@ const SEALED_AT_ONCE: usize = 128 << 10;
 #[derive(Debug)]
 pub struct LinkWriter {
     stream: Arc<Stream>,
-    stop: Cancel,
+    stop: CancelFlag,
     /// How long the peer may accept no data.
     progress_timeout: Option<Duration>,
     sent: u64,
@@ -41,7 +41,7 @@ impl LinkWriter {
     ///
     /// # Errors
     /// When the socket's timeout cannot be set, or another writer has the TLS keys.
-    pub fn new(stream: Arc<Stream>, stop: Cancel) -> io::Result<Self> {
+    pub fn new(stream: Arc<Stream>, stop: CancelFlag) -> io::Result<Self> {
         stream.set_timeout(Some(TICK))?;
         let sealer = stream.take_sealer()?;
         // Allocated now: answering a page request allocates nothing.
@@ -62,7 +62,7 @@ impl LinkWriter {
     }
 
     /// Replaces the stop signal that ends a blocked write.
-    pub fn set_stop(&mut self, stop: Cancel) {
+    pub fn set_stop(&mut self, stop: CancelFlag) {
         self.stop = stop;
     }
 
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn a_peer_that_accepts_no_data_is_too_slow() {
         let (stream, _peer) = pair();
-        let mut writer = LinkWriter::new(stream, Cancel::new()).unwrap();
+        let mut writer = LinkWriter::new(stream, CancelFlag::new()).unwrap();
         writer.set_progress_timeout(Some(Duration::ZERO));
         let range = PageRange::from_len(Page::new(0), 256);
         let content = vec![1; 1 << 20];
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn a_blocked_write_ends_on_stop_and_nothing_follows_it() {
         let (stream, mut peer) = pair();
-        let stop = Cancel::cancelled();
+        let stop = CancelFlag::cancelled();
         let mut writer = LinkWriter::new(Arc::clone(&stream), stop).unwrap();
         let range = PageRange::from_len(Page::new(0), 256);
         let content = vec![1; 1 << 20];
@@ -257,7 +257,7 @@ mod tests {
         };
         assert!(matches!(error, LinkError::Stopped), "{error}");
         // A message after half of another one would be read as its content.
-        writer.set_stop(Cancel::new());
+        writer.set_stop(CancelFlag::new());
         let commit = writer.control(&ToDestination::Commit);
         assert!(matches!(commit, Err(LinkError::Closed)), "{commit:?}");
         stream.shutdown();

@@ -14,13 +14,13 @@ use rustls::pki_types::CertificateDer;
 
 use crate::Address;
 use crate::tls::handshake::{accept, connect};
-use crate::tls::keys::{ALERT, Common, DATA, HANDSHAKE, Key, MAX_PLAIN, Renew, TAG};
+use crate::tls::keys::{ALERT, DATA, HANDSHAKE, Key, KeyRenewal, MAX_PLAIN, Renew, TAG};
 use crate::tls::peer_key::fingerprint;
 use crate::tls::record_decrypt::{MAX_EMPTY, MAX_RECORD};
 use crate::tls::{
     Invitation, InvitationError, Opener, SecureError, TimeLimits, TlsClient, TlsServer,
 };
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 
 /// A socket that holds everything that the peer sends.
 struct Sent<'a> {
@@ -73,7 +73,7 @@ static SIDES: LazyLock<(TlsClient, TlsServer)> = LazyLock::new(|| {
 pub fn tls_handshake(bytes: &[u8]) {
     let (&piece, bytes) = bytes.split_first().unwrap_or((&0, &[]));
     let (client, server) = &*SIDES;
-    let stop = Cancel::new();
+    let stop = CancelFlag::new();
     let limits = TimeLimits {
         deadline: Instant::now() + Duration::from_secs(60),
         stop: &stop,
@@ -275,7 +275,7 @@ fn changed(peer: &Peer, piece: u8) {
 
 /// Reads all of it, `piece` bytes at a time.
 fn read(sent: &[u8], piece: usize) -> (Vec<u8>, End) {
-    let mut opener = Opener::new(key(0), Common::new(Box::new(Numbered(0))), &[]);
+    let mut opener = Opener::new(key(0), KeyRenewal::new(Box::new(Numbered(0))), &[]);
     let mut pieces = sent.chunks(piece.max(1));
     let (mut plain, mut buffer) = (Vec::new(), [0; 1000]);
     loop {
@@ -372,7 +372,7 @@ mod tests {
                 Ok(())
             }
         }
-        let stop = Cancel::new();
+        let stop = CancelFlag::new();
         let limits = TimeLimits {
             deadline: Instant::now() + Duration::from_secs(60),
             stop: &stop,

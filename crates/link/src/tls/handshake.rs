@@ -14,12 +14,12 @@ use crate::tls::client_server::{PROTOCOL, TlsClient, TlsServer};
 use crate::tls::error::{Utc, now};
 use crate::tls::invitation::{Fingerprint, PROOF_LEN, Proof};
 use crate::tls::invitation_check::ProofResult;
-use crate::tls::keys::{Common, HEADER, Key, Renew};
+use crate::tls::keys::{HEADER, Key, KeyRenewal, Renew};
 use crate::tls::own_certificate::readable;
 use crate::tls::peer_key::fingerprint;
 use crate::tls::record_decrypt::{Alert, MAX_RECORD, Opener};
 use crate::tls::record_encrypt::Sealer;
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 
 /// The number of bytes that a peer may send in a handshake.
 const MAX_HANDSHAKE: usize = 128 << 10;
@@ -133,7 +133,7 @@ pub struct TimeLimits<'a> {
     /// When the handshake times out.
     pub deadline: Instant,
     /// Setting this ends the handshake early.
-    pub stop: &'a Cancel,
+    pub stop: &'a CancelFlag,
 }
 
 impl TimeLimits<'_> {
@@ -325,10 +325,10 @@ fn run_handshake<C: HandshakeState, S: Read + Write>(
     socket: &mut S,
     limits: TimeLimits<'_>,
 ) -> Result<Ends, SecureError> {
-    let mut incoming = Incoming::default();
+    let mut received = ReceiveBuffer::default();
     let mut outgoing = Vec::new();
     loop {
-        let UnbufferedStatus { discard, state, .. } = connection.process(incoming.passed());
+        let UnbufferedStatus { discard, state, .. } = connection.process(received.passed());
         let more = match state {
             Ok(ConnectionState::EncodeTlsData(mut data)) => {
                 encode(&mut outgoing, |room| data.encode(room))?;
@@ -342,7 +342,7 @@ fn run_handshake<C: HandshakeState, S: Read + Write>(
             }
             Ok(ConnectionState::BlockedHandshake) => true,
             Ok(ConnectionState::WriteTraffic(_)) => {
-                incoming.discard(discard);
+                received.discard(discard);
                 break;
             }
             Ok(other) => {
@@ -351,13 +351,13 @@ fn run_handshake<C: HandshakeState, S: Read + Write>(
             }
             Err(error) => {
                 // Sends the reason to the peer; an error here changes nothing.
-                let _ = send_alert(&mut connection, &mut incoming, socket, limits);
+                let _ = send_alert(&mut connection, &mut received, socket, limits);
                 return Err(error.into());
             }
         };
-        incoming.discard(discard);
+        received.discard(discard);
         if more {
-            incoming.next(socket, limits)?;
+            received.next(socket, limits)?;
         }
     }
     // rustls accepts a peer that offers no application protocol at all.
@@ -366,11 +366,11 @@ fn run_handshake<C: HandshakeState, S: Read + Write>(
     }
     let certificate = connection.certificate();
     let (secrets, renew) = connection.finish()?;
-    let common = Common::new(renew);
-    let opener = Opener::new(Key::new(secrets.rx)?, common.clone(), incoming.rest());
+    let renewal = KeyRenewal::new(renew);
+    let opener = Opener::new(Key::new(secrets.rx)?, renewal.clone(), received.rest());
     Ok((
         opener,
-        Sealer::new(Key::new(secrets.tx)?, common),
+        Sealer::new(Key::new(secrets.tx)?, renewal),
         certificate,
     ))
 }
@@ -379,13 +379,13 @@ fn run_handshake<C: HandshakeState, S: Read + Write>(
 /// parse the malformed bytes again.
 fn send_alert<C: HandshakeState, S: Write>(
     connection: &mut C,
-    incoming: &mut Incoming,
+    received: &mut ReceiveBuffer,
     socket: &mut S,
     limits: TimeLimits<'_>,
 ) -> Result<(), SecureError> {
     let mut outgoing = Vec::new();
     if let Ok(ConnectionState::EncodeTlsData(mut data)) =
-        connection.process(incoming.passed()).state
+        connection.process(received.passed()).state
     {
         encode(&mut outgoing, |room| data.encode(room))?;
     }
@@ -419,12 +419,12 @@ fn encode(
 /// Bytes received from the socket. rustls gets them record by record, because bytes after the
 /// handshake are not for rustls.
 #[derive(Default)]
-struct Incoming {
+struct ReceiveBuffer {
     raw: Vec<u8>,
     passed: usize,
 }
 
-impl Incoming {
+impl ReceiveBuffer {
     fn passed(&mut self) -> &mut [u8] {
         &mut self.raw[..self.passed]
     }

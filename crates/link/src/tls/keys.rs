@@ -46,13 +46,13 @@ impl<D: Send> Renew for KernelConnection<D> {
 }
 
 /// What the two directions share. It is needed once in millions of records.
-pub(crate) struct Common {
+pub(crate) struct KeyRenewal {
     pub(crate) renew: Mutex<Box<dyn Renew>>,
     /// The peer has requested a key update in the other direction.
     pub(crate) update_requested: AtomicBool,
 }
 
-impl Common {
+impl KeyRenewal {
     pub(crate) fn new(renew: Box<dyn Renew>) -> Arc<Self> {
         Arc::new(Self {
             renew: Mutex::new(renew),
@@ -73,9 +73,9 @@ impl Common {
     }
 }
 
-impl fmt::Debug for Common {
+impl fmt::Debug for KeyRenewal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Common").finish_non_exhaustive()
+        f.debug_struct("KeyRenewal").finish_non_exhaustive()
     }
 }
 

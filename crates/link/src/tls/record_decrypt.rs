@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::{fmt, io};
 
-use crate::tls::keys::{ALERT, Common, DATA, HANDSHAKE, HEADER, KEY_UPDATE, Key, MAX_PLAIN, TAG};
+use crate::tls::keys::{
+    ALERT, DATA, HANDSHAKE, HEADER, KEY_UPDATE, Key, KeyRenewal, MAX_PLAIN, TAG,
+};
 
 /// The size of one read from a socket: several records of the largest size.
 const READ_BUFFER: usize = 128 << 10;
@@ -36,7 +38,7 @@ impl std::error::Error for Alert {}
 #[derive(Debug)]
 pub(crate) struct Opener {
     key: Key,
-    common: Arc<Common>,
+    renewal: Arc<KeyRenewal>,
     /// Bytes from the socket, up to `filled`; opened in place.
     raw: Box<[u8]>,
     filled: usize,
@@ -49,12 +51,12 @@ pub(crate) struct Opener {
 
 impl Opener {
     /// An opener for a new connection; `rest` was received with the handshake.
-    pub(crate) fn new(key: Key, common: Arc<Common>, rest: &[u8]) -> Self {
+    pub(crate) fn new(key: Key, renewal: Arc<KeyRenewal>, rest: &[u8]) -> Self {
         let mut raw = vec![0; READ_BUFFER.max(rest.len())].into_boxed_slice();
         raw[..rest.len()].copy_from_slice(rest);
         Self {
             key,
-            common,
+            renewal,
             raw,
             filled: rest.len(),
             next: 0,
@@ -164,9 +166,9 @@ impl Opener {
             [24, 0, 0, 1, 1] => true,
             _ => return Err(malformed("a handshake message after the handshake")),
         };
-        self.key = self.common.next(|renew| renew.next_rx())?;
+        self.key = self.renewal.next(|renew| renew.next_rx())?;
         if update_requested {
-            self.common.update_requested.store(true, Ordering::Relaxed);
+            self.renewal.update_requested.store(true, Ordering::Relaxed);
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::tls::keys::{Common, DATA, HANDSHAKE, HEADER, KEY_UPDATE, Key, MAX_PLAIN, TAG};
+use crate::tls::keys::{DATA, HANDSHAKE, HEADER, KEY_UPDATE, Key, KeyRenewal, MAX_PLAIN, TAG};
 
 /// The number of records after which the key is renewed: half of what the weakest cipher suite
 /// allows (AES-GCM, 2^24: RFC 8446, section 5.5).
@@ -14,15 +14,15 @@ const RENEW_AFTER: u64 = 1 << 23;
 #[derive(Debug)]
 pub struct Sealer {
     key: Key,
-    common: Arc<Common>,
+    renewal: Arc<KeyRenewal>,
     renew_after: u64,
 }
 
 impl Sealer {
-    pub(crate) fn new(key: Key, common: Arc<Common>) -> Self {
+    pub(crate) fn new(key: Key, renewal: Arc<KeyRenewal>) -> Self {
         Self {
             key,
-            common,
+            renewal,
             renew_after: RENEW_AFTER,
         }
     }
@@ -43,10 +43,10 @@ impl Sealer {
         let (mut head, mut body) = (head, body);
         while !head.is_empty() || !body.is_empty() {
             if self.key.records() >= self.renew_after
-                || self.common.update_requested.swap(false, Ordering::Relaxed)
+                || self.renewal.update_requested.swap(false, Ordering::Relaxed)
             {
                 self.record(&KEY_UPDATE, &[], HANDSHAKE, sealed)?;
-                self.key = self.common.next(|renew| renew.next_tx())?;
+                self.key = self.renewal.next(|renew| renew.next_tx())?;
             }
             let (first, head_rest) = head.split_at(head.len().min(MAX_PLAIN));
             let (second, body_rest) = body.split_at(body.len().min(MAX_PLAIN - first.len()));
@@ -82,7 +82,7 @@ impl Sealer {
     pub(crate) fn request_key_update(&mut self, sealed: &mut Vec<u8>) {
         self.record(&[24, 0, 0, 1, 1], &[], HANDSHAKE, sealed)
             .unwrap();
-        self.key = self.common.next(|renew| renew.next_tx()).unwrap();
+        self.key = self.renewal.next(|renew| renew.next_tx()).unwrap();
     }
 
     /// Sets the number of records after which the key is renewed.

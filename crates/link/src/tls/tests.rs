@@ -17,11 +17,11 @@ use rcgen::{
 use super::*;
 use crate::Address;
 use crate::tls::keys::MAX_PLAIN;
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 
 type Side = Result<(Opener, Sealer), SecureError>;
 
-fn limits(stop: &Cancel) -> TimeLimits<'_> {
+fn limits(stop: &CancelFlag) -> TimeLimits<'_> {
     TimeLimits {
         deadline: Instant::now() + Duration::from_secs(20),
         stop,
@@ -41,7 +41,7 @@ fn pair() -> (UnixStream, UnixStream) {
 /// key.
 fn handshake(client: &TlsClient, server: &TlsServer) -> (Side, Side, Option<Fingerprint>) {
     let (mut near, mut far) = pair();
-    let stop = Cancel::new();
+    let stop = CancelFlag::new();
     let (connected, accepted) = thread::scope(|scope| {
         let (stop, far) = (&stop, &mut far);
         let accepting = scope.spawn(move || {
@@ -258,13 +258,13 @@ fn a_wrong_key_and_a_wrong_secret_have_errors_of_their_own() {
 fn silent_and_non_tls_peers_are_refused() {
     let server = TlsServer::inviting().unwrap();
     let (_near, mut far) = pair();
-    let stop = Cancel::cancelled();
+    let stop = CancelFlag::cancelled();
     let error = accept(&server, &mut far, limits(&stop)).unwrap_err();
     assert!(matches!(error, SecureError::TimedOut), "{error}");
     let (mut near, mut far) = pair();
     near.write_all(b"GET / HTTP/1.1\r\nHost: there\r\n\r\n")
         .unwrap();
-    let stop = Cancel::new();
+    let stop = CancelFlag::new();
     let error = accept(&server, &mut far, limits(&stop)).unwrap_err();
     assert!(matches!(error, SecureError::NotTls), "{error}");
     // The peer receives an alert.
@@ -584,7 +584,7 @@ proptest! {
         let (mut near, mut far) = pair();
         near.write_all(&bytes).unwrap();
         drop(near);
-        let stop = Cancel::new();
+        let stop = CancelFlag::new();
         prop_assert!(accept(&server, &mut far, limits(&stop)).is_err());
         let (_, (mut opener, _)) = connected_pair();
         // The right key is needed to open a record.

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use hikkoshi_linux::Process;
-use hikkoshi_memory::{Backing, GuestRam, ProcessMemory, RamFile};
+use hikkoshi_memory::{Backing, GuestRam, PrivateMemory, RamFile};
 use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, Page, PageRange, RamBlock, RamLayout};
 
 use super::common::{Target, memory_file};
@@ -186,7 +186,7 @@ impl GuestProcess {
             .map(|file| RamFile::new(file.try_clone().unwrap(), 0));
         let private = || {
             let process = Arc::clone(&self.process);
-            ProcessMemory::open(process, self.address(), PAGES * PAGE_BYTES, true).unwrap()
+            PrivateMemory::open(process, self.address(), PAGES * PAGE_BYTES, true).unwrap()
         };
         let backing: Backing = match (self.kind, file) {
             (Kind::Shared, Some(file)) => file.into(),
@@ -194,6 +194,17 @@ impl GuestProcess {
             (_, None) => private().into(),
         };
         Arc::new(GuestRam::new(layout, vec![backing]).unwrap())
+    }
+
+    /// Bytes that the process maps as transparent huge pages. All of them are the block's.
+    pub(crate) fn huge_bytes(&self) -> u64 {
+        let path = format!("/proc/{}/smaps_rollup", self.target.pid);
+        let text = std::fs::read_to_string(path).unwrap();
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("AnonHugePages:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+        kib.unwrap().parse::<u64>().unwrap() << 10
     }
 
     /// Memory of the process, in bytes: resident, swapped, and hugetlb.

@@ -4,7 +4,7 @@ use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::GuestDescription;
 use serde_json::{Value, json};
 
-use crate::qmp::migration;
+use crate::qmp::migration_status;
 use crate::qmp::qom::property;
 use crate::qmp::{Client, QmpError};
 
@@ -42,7 +42,7 @@ pub(crate) fn describe(client: &mut Client, ram: &GuestRam) -> Result<GuestDescr
         cpus: u32::try_from(cpus.len()).unwrap_or(u32::MAX),
         cpu_model: cpu_model(cpu, architecture, enabled == Some(true)),
         hypervisor: format!("QEMU {}", client.version()),
-        running: migration::run_state(client)?.running,
+        running: migration_status::run_state(client)?.running,
         blocks: GuestDescription::describe_blocks(ram.layout()),
     })
 }

@@ -10,7 +10,7 @@ use super::exclusive_access::ExclusiveAccessError;
 use super::preflight::{Excludes, Refusal, pause_mark};
 use super::process::ProcessError;
 use super::ram::RamError;
-use crate::check::NoUserfaultfd;
+use crate::attach::privileges::NoUserfaultfd;
 use crate::qmp::{ConnectError, QmpError};
 
 /// This QEMU, or its guest, cannot take part in a migration. It is unchanged.

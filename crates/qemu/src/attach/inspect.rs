@@ -10,8 +10,8 @@ use hikkoshi_userfault::Features;
 use super::preflight::{self, AllowedTypes, Refusal, Side};
 use super::ram::{self, Ram, RamError, RamErrors};
 use super::reopen::FileAccess;
-use super::{AttachError, leftovers, process};
-use crate::check::privileges;
+use super::{AttachError, process, stale_userfaultfds};
+use crate::attach::privileges;
 use crate::qmp::Client;
 
 /// The timeout of the connection, up to QEMU's greeting.
@@ -81,10 +81,10 @@ impl Inspection {
             Side::Source => {
                 let userfaultfd = privileges::check_userfaultfd(&process);
                 self.obstacles.extend(userfaultfd.err().map(Into::into));
-                leftovers::check(&process)?;
+                stale_userfaultfds::check(&process)?;
             }
             Side::Destination => {
-                leftovers::refuse_all(&process)?;
+                stale_userfaultfds::refuse_all(&process)?;
                 check_kernel()?;
             }
         }

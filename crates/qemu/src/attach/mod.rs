@@ -5,15 +5,17 @@ pub(crate) mod description;
 mod error;
 pub(crate) mod exclusive_access;
 pub(crate) mod inspect;
-pub(crate) mod leftovers;
 pub(crate) mod machine;
 pub(crate) mod maps;
+pub(crate) mod parts;
 pub(crate) mod preflight;
+pub(crate) mod privileges;
 pub(crate) mod probe;
 pub(crate) mod process;
 pub(crate) mod processors;
 pub(crate) mod ram;
 pub(crate) mod reopen;
+pub(crate) mod stale_userfaultfds;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -76,7 +78,7 @@ pub(crate) fn attach(
     let process = Arc::clone(process);
     let lock = exclusive_access::acquire(&process)?;
     if side == Side::Source {
-        leftovers::remove(&process)?;
+        stale_userfaultfds::remove(&process)?;
     }
     let description = description::describe(&mut client, &ram.memory)?;
     let processors = processors::read(&mut client)?;

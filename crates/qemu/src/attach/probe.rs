@@ -9,7 +9,7 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
 use crate::attach::preflight::pause_mark;
 use crate::attach::process;
-use crate::qmp::migration;
+use crate::qmp::migration_status;
 use crate::qmp::{Client, connect};
 
 /// The timeout of an answer. A QEMU that waits for a page does not answer.
@@ -74,7 +74,7 @@ impl GuestState {
     pub fn query(qmp: &Path) -> Result<Self, String> {
         let text = |error: &dyn std::error::Error| Report::new(error).to_string();
         let mut client = Client::connect(qmp, REPLY_TIMEOUT).map_err(|error| text(&error))?;
-        let state = migration::run_state(&mut client).map_err(|error| text(&error))?;
+        let state = migration_status::run_state(&mut client).map_err(|error| text(&error))?;
         let running = state.running;
         let state = pause_mark::describe(&mut client, state).map_err(|error| text(&error))?;
         let process = process::find(&client).map_err(|error| text(&error))?;
@@ -84,7 +84,7 @@ impl GuestState {
             running,
             misses_pages: left
                 .iter()
-                .any(|leftover| !crate::attach::leftovers::is_dirty_log(leftover)),
+                .any(|stale| !crate::attach::stale_userfaultfds::is_dirty_log(stale)),
         })
     }
 }

@@ -1,9 +1,6 @@
 //! Whether a guest can be moved from here, and how: [`check()`]. Changes nothing: no system call is
 //! injected, no setting of QEMU is changed, no lock is kept.
 
-mod parts;
-pub(crate) mod privileges;
-
 use std::path::Path;
 
 use hikkoshi_engine::Mode;
@@ -11,16 +8,18 @@ use hikkoshi_linux::Process;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use serde_json::{Value, json};
 
-pub use self::parts::{Held, MemoryPart, Part, Verdict};
-pub use self::privileges::{NoUserfaultfd, Privileges};
 use crate::attach::inspect::{Inspection, inspect};
+pub use crate::attach::parts::{Held, MemoryPart, Part, Verdict};
 use crate::attach::preflight::jobs::{self, Job};
 use crate::attach::preflight::{self, AllowedTypes, OLDEST_QEMU, Refusal, Side, nested};
+pub use crate::attach::privileges::{NoUserfaultfd, Privileges};
 use crate::attach::ram::overview;
-use crate::attach::{AttachError, description, exclusive_access, leftovers, machine, processors};
+use crate::attach::{
+    AttachError, description, exclusive_access, machine, processors, stale_userfaultfds,
+};
 use crate::command_line::Exact;
 use crate::network::overview::{CardPart, cards};
-use crate::qmp::{Client, QmpError, migration};
+use crate::qmp::{Client, QmpError, migration_status};
 
 /// What was found.
 #[derive(Debug)]
@@ -49,7 +48,7 @@ pub struct Checked {
     /// Remarks that do not prevent a move.
     pub notes: Vec<String>,
     /// What a destination compares; `None` if the memory cannot be described.
-    pub offer: Option<Offer>,
+    pub offer: Option<OfferedMachine>,
 }
 
 /// The guest and its QEMU.
@@ -84,7 +83,7 @@ pub struct Kernel {
 
 /// What is offered to a destination.
 #[derive(Debug, Clone)]
-pub struct Offer {
+pub struct OfferedMachine {
     /// The machine and its memory.
     pub description: GuestDescription,
     /// The processors.
@@ -124,7 +123,7 @@ pub fn check(qmp: &Path, allowed: &AllowedTypes) -> Result<Checked, AttachError>
     let mut notes = Vec::new();
     if let Some(process) = &process {
         match exclusive_access::check(process) {
-            Ok(()) => notes.extend(leftovers::note(process)),
+            Ok(()) => notes.extend(stale_userfaultfds::note(process)),
             // The dirty log is that of the other process.
             Err(error) => obstacles.push(error.into()),
         }
@@ -160,17 +159,17 @@ pub fn check(qmp: &Path, allowed: &AllowedTypes) -> Result<Checked, AttachError>
     if found.memory.is_empty() {
         found.memory = overview::of_backends(client)?;
     }
-    found.devices = preflight::parts::devices(client, allowed)?;
-    found.networks = preflight::parts::networks(client, allowed)?;
-    found.disks = preflight::parts::disks(client, allowed)?;
+    found.devices = preflight::list_parts::devices(client, allowed)?;
+    found.networks = preflight::list_parts::networks(client, allowed)?;
+    found.disks = preflight::list_parts::disks(client, allowed)?;
     found.jobs = jobs::list(client)?;
-    found.mark_unmigratable(&migration::query(client)?.blocked);
+    found.mark_unmigratable(&migration_status::query(client)?.blocked);
     found.mark_balloons();
     found.mark_deleted();
     found.add_cards(client, process.as_deref())?;
     found.add_notes();
     if let Some(ram) = &ram {
-        found.offer = Some(Offer {
+        found.offer = Some(OfferedMachine {
             description: description::describe(client, &ram.memory)?,
             processors: processors::read(client)?,
             machine: machine::read(client)?,
@@ -288,7 +287,7 @@ fn guest(client: &mut Client) -> Result<CheckedGuest, QmpError> {
     Ok(CheckedGuest {
         pid: client.peer(),
         version: client.version().to_string(),
-        state: migration::run_state(client)?.status,
+        state: migration_status::run_state(client)?.status,
         machine: exact.machine,
         cpus: cpus.as_array().map_or(0, Vec::len),
         accelerator: if kvm { "kvm" } else { "tcg" }.to_owned(),

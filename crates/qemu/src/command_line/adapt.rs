@@ -1,7 +1,9 @@
 //! Which options of the source are replaced, left out, or pointed out at the destination.
 
+use super::destination_line::DestinationLine;
+use super::disks;
+use super::exact::Exact;
 use super::options::{Opt, join, parts};
-use super::{DestinationLine, Exact, disks};
 
 /// Options whose value names something of the host that two QEMUs cannot share.
 const OWN: [&str; 13] = [

@@ -4,8 +4,9 @@
 
 use serde_json::{Value, json};
 
+use super::destination_line::DestinationLine;
 use super::options::Opt;
-use super::{DestinationLine, backends, plugged};
+use super::{backends, plugged};
 use crate::qmp::{Client, QmpError};
 
 /// What a disk reads now.

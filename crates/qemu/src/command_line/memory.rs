@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::DestinationLine;
+use super::destination_line::DestinationLine;
 use super::options::join;
 use crate::attach::ram::backend::{self, Backend};
 use crate::qmp::qom::{children, property};

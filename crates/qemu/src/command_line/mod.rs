@@ -3,6 +3,8 @@
 //!
 //! | file | holds |
 //! | --- | --- |
+//! | `destination_line.rs` | the command line, as text for a shell |
+//! | `exact.rs` | what the running QEMU says about itself |
 //! | `options.rs` | the words of a command line as options |
 //! | `adapt.rs` | which options are replaced, left out, or pointed out |
 //! | `plugged.rs` | devices and processors that were plugged in later, or unplugged |
@@ -13,7 +15,9 @@
 
 mod adapt;
 mod backends;
+mod destination_line;
 mod disks;
+mod exact;
 mod memory;
 mod options;
 mod plugged;
@@ -23,36 +27,16 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::time::Duration;
 
-use serde_json::{Value, json};
-
-use self::options::Opt;
+pub use self::destination_line::DestinationLine;
+pub(crate) use self::exact::Exact;
 use crate::attach::{AttachError, process};
-use crate::qmp::qom::property;
-use crate::qmp::{Client, QmpError};
+use crate::qmp::Client;
 
 /// The timeout of the connection, up to QEMU's greeting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The longest command line that is read, in bytes (`ARG_MAX` is 2 MiB by default).
 const MAX_COMMAND_LINE: u64 = 8 << 20;
-
-/// A command line for a destination.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DestinationLine {
-    program: String,
-    options: Vec<Opt>,
-    /// What has to be adapted or is not known, for people.
-    pub notes: Vec<String>,
-}
-
-/// What the running QEMU says about itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Exact {
-    /// The machine type with its version, such as `pc-i440fx-7.2`.
-    pub(crate) machine: String,
-    /// The processor model, such as `qemu64` or `Skylake-Client-v1`.
-    pub(crate) cpu: String,
-}
 
 impl DestinationLine {
     /// For a destination of the guest whose QMP socket is at `qmp`. Changes nothing.
@@ -104,51 +88,5 @@ impl DestinationLine {
         };
         line.adapt(options, exact);
         line
-    }
-
-    /// For a shell: comments, then the command, an option a line.
-    pub fn for_shell(&self) -> String {
-        let mut text = String::new();
-        for note in &self.notes {
-            // A line break would end the comment.
-            let note: String = note.chars().filter(|c| !c.is_control()).collect();
-            text.push_str(&format!("# {note}\n"));
-        }
-        text.push_str(&quote::word(&self.program));
-        for option in &self.options {
-            text.push_str(" \\\n ");
-            for word in option.words() {
-                text.push(' ');
-                text.push_str(&quote::word(word));
-            }
-        }
-        text.push('\n');
-        text
-    }
-
-    fn note(&mut self, text: impl Into<String>) {
-        self.notes.push(text.into());
-    }
-}
-
-impl Exact {
-    pub(crate) fn of(client: &mut Client) -> Result<Self, QmpError> {
-        let text = |value: Option<Value>| {
-            let text = value.as_ref().and_then(Value::as_str).map(str::to_owned);
-            text.ok_or_else(|| QmpError::unexpected("qom-get", "no type"))
-        };
-        let machine = text(property(client, "/machine", "type")?)?;
-        let cpus = client.execute("query-cpus-fast", json!({}))?;
-        let path = cpus
-            .get(0)
-            .and_then(|cpu| cpu.get("qom-path"))
-            .and_then(Value::as_str)
-            .ok_or_else(|| QmpError::unexpected("query-cpus-fast", "no processors"))?;
-        let cpu = text(property(client, path, "type")?)?;
-        let strip = |text: &str, end: &str| text.strip_suffix(end).unwrap_or(text).to_owned();
-        Ok(Self {
-            machine: strip(&machine, "-machine"),
-            cpu: strip(&strip(&cpu, "-x86_64-cpu"), "-cpu"),
-        })
     }
 }

@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 
+use super::destination_line::DestinationLine;
 use super::options::{Opt, join};
-use super::{DestinationLine, backends, memory};
+use super::{backends, memory};
 use crate::qmp::qom::{children, property};
 use crate::qmp::{Client, QmpError};
 

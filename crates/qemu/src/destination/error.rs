@@ -190,7 +190,7 @@ pub(crate) enum RunError {
 
 /// QEMU's process could not be ended.
 #[derive(Debug, Error)]
-#[error("ending QEMU (process {pid}) of an abandoned migration (end it by hand)")]
+#[error("ending QEMU (process {pid}) of a migration that was given up (end it by hand)")]
 pub(crate) struct KillError {
     pub(super) pid: u32,
     pub(super) source: io::Error,

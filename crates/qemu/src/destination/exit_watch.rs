@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::Cancel;
+use hikkoshi_engine::CancelFlag;
 use hikkoshi_linux::Process;
 
 /// The time between two checks.
@@ -30,7 +30,7 @@ struct Flags {
 
 impl ExitWatch {
     /// Starts watching. Sets `cancel` when QEMU ends.
-    pub(crate) fn start(process: &Arc<Process>, cancel: Cancel) -> io::Result<Self> {
+    pub(crate) fn start(process: &Arc<Process>, cancel: CancelFlag) -> io::Result<Self> {
         let exit_watch = Self {
             process: Arc::clone(process),
             flags: Arc::default(),
@@ -70,7 +70,7 @@ impl Flags {
     }
 
     /// Checks once. Returns whether this was the last check.
-    fn check(&self, process: &Process, cancel: &Cancel) -> bool {
+    fn check(&self, process: &Process, cancel: &CancelFlag) -> bool {
         let disabled = self.disabled.lock().unwrap_or_else(PoisonError::into_inner);
         let ended = !*disabled && !process.is_alive();
         if ended {
@@ -92,10 +92,10 @@ mod tests {
     use super::*;
     use std::process::{Child, Command};
 
-    fn watched() -> (Child, ExitWatch, Cancel) {
+    fn watched() -> (Child, ExitWatch, CancelFlag) {
         let child = Command::new("sleep").arg("1000").spawn().unwrap();
         let process = Arc::new(Process::open(child.id()).unwrap());
-        let cancel = Cancel::new();
+        let cancel = CancelFlag::new();
         let exit_watch = ExitWatch::start(&process, cancel.clone()).unwrap();
         (child, exit_watch, cancel)
     }
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn the_end_of_the_process_cancels() {
-        let (child, _vigil, cancel) = watched();
+        let (child, _watch, cancel) = watched();
         thread::sleep(2 * POLL_INTERVAL);
         assert!(!cancel.is_cancelled());
         end(child);

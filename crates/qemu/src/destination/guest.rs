@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, DestinationGuest, FrameDelivery, GuestError, ThreadName};
+use hikkoshi_engine::{CancelFlag, DestinationGuest, FrameDelivery, GuestError, ThreadName};
 use hikkoshi_linux::Process;
 use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::Userfault;
@@ -13,10 +13,10 @@ use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use super::shutdown_listener::ShutdownListener;
 use super::vcpus;
 use super::{KillError, QemuDestination};
-use crate::check::privileges;
+use crate::attach::privileges;
+use crate::migration_settings::Settings;
 use crate::network;
 use crate::qmp::monitor::connected;
-use crate::settings::Settings;
 
 impl DestinationGuest for QemuDestination {
     fn describe(&self) -> &GuestDescription {
@@ -67,7 +67,7 @@ impl DestinationGuest for QemuDestination {
         self.load(state).map_err(GuestError::new)
     }
 
-    fn resume(&mut self, running: bool, give_up: &Cancel) -> Result<Instant, GuestError> {
+    fn resume(&mut self, running: bool, give_up: &CancelFlag) -> Result<Instant, GuestError> {
         self.run(running, give_up).map_err(GuestError::new)
     }
 
@@ -111,7 +111,7 @@ impl DestinationGuest for QemuDestination {
         vcpus::name(&self.process, &self.vcpus, thread)
     }
 
-    fn memory_place(&self) -> Option<(Arc<Process>, Vec<u64>)> {
+    fn process_memory(&self) -> Option<(Arc<Process>, Vec<u64>)> {
         Some((Arc::clone(&self.process), self.identity.addresses()))
     }
 

@@ -10,10 +10,10 @@ use super::vcpus;
 use super::{LoadError, PrepareError, QemuDestination};
 use crate::attach::preflight::Side;
 use crate::attach::ram::blocks;
-use crate::qmp::migration::{self, MigrationStatus};
+use crate::migration_settings::{self, Settings};
+use crate::qmp::migration_status::{self, MigrationStatus};
 use crate::qmp::monitor::connected;
 use crate::qmp::{COMMAND_TIMEOUT, Version};
-use crate::settings::{self, Settings};
 use crate::stream::{self, DeviceStateWriter};
 
 /// From this version on, `exit-on-error` can be turned off: QEMU then survives a bad
@@ -28,7 +28,7 @@ impl QemuDestination {
             exit_watch.disable();
         }
         let client = connected(&mut self.client)?;
-        let state = migration::run_state(client)?.status;
+        let state = migration_status::run_state(client)?.status;
         if state != "inmigrate" {
             return Err(PrepareError::State { state });
         }
@@ -40,10 +40,11 @@ impl QemuDestination {
         // (tested with 7.2 and 10.0).
         client.execute("stop", json!({}))?;
         if self.settings == Settings::default() {
-            let (before, after) = settings::plan(client, Side::Destination)?;
-            self.noted.change(|notes| notes.settings = before.clone());
+            let (before, after) = migration_settings::plan(client, Side::Destination)?;
+            self.reattach_info
+                .change(|info| info.settings = before.clone());
             self.settings = before;
-            settings::apply(client, &after)?;
+            migration_settings::apply(client, &after)?;
         }
         if self.socket.is_none() {
             // Now, and not during the downtime: QEMU waits for the first byte.
@@ -90,7 +91,7 @@ impl QemuDestination {
         // Dropped at the end, which aborts a load that is still in progress.
         let _writer = DeviceStateWriter::start(socket, state)?;
         let mut ran = false;
-        let status = migration::wait_status(
+        let status = migration_status::wait_status(
             client,
             "the device state to be loaded",
             LOAD_TIMEOUT,
@@ -101,7 +102,9 @@ impl QemuDestination {
             Ok(Some(MigrationStatus::Completed)) => {}
             Ok(Some(_)) => {
                 // Old versions exit right after they report this.
-                let error = migration::query(client).ok().and_then(|info| info.error);
+                let error = migration_status::query(client)
+                    .ok()
+                    .and_then(|info| info.error);
                 return Err(LoadError::Refused { error });
             }
             Ok(None) => return Err(LoadError::TimedOut),

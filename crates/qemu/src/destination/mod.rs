@@ -5,15 +5,15 @@
 //! releasing QEMU (`release.rs`). Two threads watch QEMU: `exit_watch.rs` before a
 //! guest arrives, `shutdown_listener.rs` while the guest runs and pages are missing.
 //! A destination whose QEMU has ended is an
-//! [`ExitedDestination`](exited::ExitedDestination).
+//! [`ExitedDestination`](after_exit::ExitedDestination).
 
+pub(crate) mod after_exit;
 mod error;
 mod exit_watch;
-pub(crate) mod exited;
 mod guest;
 mod huge_tmpfs;
 mod load;
-mod notes;
+mod reattach_info;
 mod release;
 mod resume_guest;
 mod shutdown_listener;
@@ -25,7 +25,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
-use hikkoshi_engine::Cancel;
+use hikkoshi_engine::CancelFlag;
 use hikkoshi_linux::Process;
 use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::RemoteUserfault;
@@ -34,7 +34,7 @@ use hikkoshi_wire::{Machine, Processors};
 pub use self::error::UserfaultError;
 use self::error::{KillError, LoadError, PrepareError, ReleaseDestinationError, RunError};
 use self::exit_watch::ExitWatch;
-pub use self::notes::{DestinationNotes, SharedNotes};
+pub use self::reattach_info::{DestinationReattachInfo, SharedReattachInfo};
 use self::shutdown_listener::ShutdownListener;
 use self::vcpus::Vcpu;
 use crate::attach::Overcommit;
@@ -44,9 +44,9 @@ use crate::attach::process;
 use crate::attach::reopen::FileAccess;
 use crate::attach::{AttachError, attach};
 use crate::identity::{QemuIdentity, ReattachError};
+use crate::migration_settings::Settings;
 use crate::network::Announcer;
 use crate::qmp::Client;
-use crate::settings::Settings;
 
 /// A QEMU that waits for an incoming guest; see [`DestinationGuest`](hikkoshi_engine::DestinationGuest).
 #[derive(Debug)]
@@ -62,7 +62,7 @@ pub struct QemuDestination {
     identity: QemuIdentity,
     /// The processors, read when attaching.
     processors: Processors,
-    noted: SharedNotes,
+    reattach_info: SharedReattachInfo,
     settings: Settings,
     /// Our end of the socket for the device state. QEMU has the other.
     socket: Option<UnixStream>,
@@ -73,7 +73,7 @@ pub struct QemuDestination {
     loaded: bool,
     /// Whether QEMU refused to run the loaded guest, which has never run here.
     never_ran: bool,
-    cancel: Option<Cancel>,
+    cancel: Option<CancelFlag>,
     /// The thread of each virtual processor.
     vcpus: Vec<Vcpu>,
     exit_watch: Option<ExitWatch>,
@@ -117,7 +117,7 @@ impl QemuDestination {
             machine: qemu.machine,
             ram: qemu.ram,
             processors: qemu.processors,
-            noted: SharedNotes::new(DestinationNotes {
+            reattach_info: SharedReattachInfo::new(DestinationReattachInfo {
                 identity: identity.clone(),
                 settings: Settings::default(),
                 userfault: None,
@@ -147,21 +147,23 @@ impl QemuDestination {
     /// # Errors
     ///
     /// See [`ReattachError`]. The guest continues to wait for its pages.
-    pub fn reattach(notes: &DestinationNotes) -> Result<Option<Self>, ReattachError> {
-        let identity = &notes.identity;
+    pub fn reattach(
+        reattach_info: &DestinationReattachInfo,
+    ) -> Result<Option<Self>, ReattachError> {
+        let identity = &reattach_info.identity;
         let Some(process) = identity.process()? else {
             return Ok(None);
         };
         process::check_right_to_trace(&process)?;
         let lock = exclusive_access::acquire(&process)?;
         let ram = identity.open_ram(Some(&process), FileAccess::Write)?;
-        let userfault = match notes.userfault {
+        let userfault = match reattach_info.userfault {
             None => None,
             Some(number) => {
                 let left = process::userfaults(&process)?;
                 // It was closed when no page was missing any more. Otherwise
                 // `userfault` needs it and fails if it does not exist.
-                let there = left.iter().any(|leftover| leftover.number == number);
+                let there = left.iter().any(|stale| stale.number == number);
                 there
                     .then(|| RemoteUserfault::adopt(&process, number))
                     .transpose()?
@@ -179,8 +181,8 @@ impl QemuDestination {
             identity: identity.clone(),
             // They were compared before the guest was moved.
             processors: Processors::default(),
-            noted: SharedNotes::new(notes.clone()),
-            settings: notes.settings.clone(),
+            reattach_info: SharedReattachInfo::new(reattach_info.clone()),
+            settings: reattach_info.settings.clone(),
             socket: None,
             userfault,
             prepared: true,
@@ -198,13 +200,13 @@ impl QemuDestination {
     }
 
     /// What another program needs to know to reattach. Stays up to date.
-    pub fn noted(&self) -> SharedNotes {
-        self.noted.clone()
+    pub fn reattach_info(&self) -> SharedReattachInfo {
+        self.reattach_info.clone()
     }
 
     /// Makes loading the device state fail once `cancel` is set. (It is the only step
     /// that waits for the source: for pages.)
-    pub fn cancel_load_with(&mut self, cancel: Cancel) {
+    pub fn cancel_load_with(&mut self, cancel: CancelFlag) {
         self.cancel = Some(cancel);
     }
 
@@ -214,7 +216,7 @@ impl QemuDestination {
     /// # Errors
     ///
     /// If the thread cannot be started.
-    pub fn cancel_on_exit(&mut self, cancel: Cancel) -> io::Result<()> {
+    pub fn cancel_on_exit(&mut self, cancel: CancelFlag) -> io::Result<()> {
         self.exit_watch = Some(ExitWatch::start(&self.process, cancel)?);
         Ok(())
     }

@@ -1,12 +1,12 @@
 //! Restores everything that was changed in QEMU.
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, DestinationGuest};
+use hikkoshi_engine::{CancelFlag, DestinationGuest};
 
 use super::{QemuDestination, ReleaseDestinationError};
+use crate::migration_settings::{self, Settings};
 use crate::qmp::COMMAND_TIMEOUT;
 use crate::qmp::monitor::{self, ConnectTimeouts, MonitorError};
-use crate::settings::{self, Settings};
 use crate::stream::close_fd;
 
 impl QemuDestination {
@@ -17,9 +17,9 @@ impl QemuDestination {
             silent: COMMAND_TIMEOUT,
         };
         let (qmp, process) = (&self.identity.qmp, &self.process);
-        let never = Cancel::new();
+        let never = CancelFlag::new();
         let client = monitor::get_or_connect(&mut self.client, qmp, process, timeouts, &never)?;
-        settings::apply(client, &self.settings)?;
+        migration_settings::apply(client, &self.settings)?;
         Ok(close_fd(client)?)
     }
 

@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
-use hikkoshi_engine::Cancel;
+use hikkoshi_engine::CancelFlag;
 use hikkoshi_linux::Process;
 use serde_json::json;
 
 use super::{QemuDestination, RunError};
 use crate::network::{Announcer, rx_filter};
-use crate::qmp::migration;
+use crate::qmp::migration_status;
 use crate::qmp::monitor::{self, ConnectTimeouts, NO_TIMEOUT};
 use crate::qmp::{COMMAND_TIMEOUT, Client, QmpError};
 
@@ -23,7 +23,7 @@ const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl QemuDestination {
     /// Resumes the guest if it was `running` at the source.
-    pub(super) fn run(&mut self, running: bool, give_up: &Cancel) -> Result<Instant, RunError> {
+    pub(super) fn run(&mut self, running: bool, give_up: &CancelFlag) -> Result<Instant, RunError> {
         if !self.loaded {
             return Err(RunError::NotLoaded);
         }
@@ -97,7 +97,7 @@ fn run(
     announcer: Option<&Announcer>,
 ) -> Result<Instant, RunError> {
     let asked = Instant::now();
-    if reattached && migration::run_state(client)?.running {
+    if reattached && migration_status::run_state(client)?.running {
         // Without asking for more addresses: the first engine has most likely announced them.
         if let Some(announcer) = announcer {
             announcer.announce(None);
@@ -130,7 +130,7 @@ fn run(
     let at = match resumed? {
         Some(at) => at.max(asked),
         None => {
-            let state = migration::run_state(client)?;
+            let state = migration_status::run_state(client)?;
             if !state.running {
                 return Err(RunError::Stopped {
                     state: state.status,
@@ -152,7 +152,7 @@ fn is_refused(outcome: &Result<Instant, RunError>) -> bool {
 /// Whether the guest has never run since this program loaded it, after QEMU refused to
 /// run it (usually because of its storage).
 fn has_never_run(client: &mut Client) -> bool {
-    let state = migration::run_state(client);
+    let state = migration_status::run_state(client);
     // No other program has resumed it either: events come before answers.
     let resumed = client.has_event("RESUME");
     tracing::debug!(?state, resumed, "after QEMU refused to run the guest");
@@ -165,7 +165,7 @@ mod tests {
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixListener;
 
-    use hikkoshi_frames::TunQueue;
+    use hikkoshi_network_frames::TunQueue;
     use serde_json::Value;
 
     use super::*;

@@ -16,7 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
-use hikkoshi_engine::Cancel;
+use hikkoshi_engine::CancelFlag;
 use hikkoshi_linux::Process;
 use serde_json::{Map, Value};
 
@@ -35,7 +35,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(crate) struct ShutdownListener {
     thread: Option<JoinHandle<Option<Client>>>,
-    stop: Cancel,
+    stop: CancelFlag,
     shut_down: Arc<AtomicBool>,
 }
 
@@ -49,9 +49,9 @@ impl ShutdownListener {
         process: Arc<Process>,
         announce: Option<Map<String, Value>>,
     ) -> io::Result<Self> {
-        let stop = Cancel::new();
+        let stop = CancelFlag::new();
         let shut_down = Arc::new(AtomicBool::new(false));
-        let (stopped, heard) = (stop.clone(), Arc::clone(&shut_down));
+        let (stopped, seen) = (stop.clone(), Arc::clone(&shut_down));
         let thread = thread::Builder::new()
             .name("qemu-events".to_owned())
             .spawn(move || {
@@ -60,7 +60,7 @@ impl ShutdownListener {
                 if let Some(parameters) = announce {
                     announce_self::announce_with(&mut client, &parameters);
                 }
-                listen(client, &stopped, &heard)
+                listen(client, &stopped, &seen)
             })?;
         Ok(Self {
             thread: Some(thread),
@@ -97,7 +97,12 @@ impl Drop for ShutdownListener {
     }
 }
 
-fn connect(client: Option<Client>, qmp: &Path, process: &Process, stop: &Cancel) -> Option<Client> {
+fn connect(
+    client: Option<Client>,
+    qmp: &Path,
+    process: &Process,
+    stop: &CancelFlag,
+) -> Option<Client> {
     let mut slot = client;
     let timeouts = ConnectTimeouts {
         failing: NO_TIMEOUT,
@@ -109,7 +114,7 @@ fn connect(client: Option<Client>, qmp: &Path, process: &Process, stop: &Cancel)
     slot
 }
 
-fn listen(mut client: Client, stop: &Cancel, shut_down: &AtomicBool) -> Option<Client> {
+fn listen(mut client: Client, stop: &CancelFlag, shut_down: &AtomicBool) -> Option<Client> {
     client.set_cancel(Some(stop.clone()));
     loop {
         let deadline = Instant::now() + NO_TIMEOUT;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hikkoshi_memory::ProcessMemory;
+use hikkoshi_memory::PrivateMemory;
 use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_userfault::{Features, RemoteUserfault, Userfault};
 
@@ -21,7 +21,7 @@ impl QemuDestination {
         if self.reattached && self.userfault.is_none() {
             return Err(UserfaultError::Lost {
                 pid: self.process.pid(),
-                number: self.noted.get().userfault,
+                number: self.reattach_info.get().userfault,
             });
         }
         Ok(())
@@ -35,7 +35,8 @@ impl QemuDestination {
             None => RemoteUserfault::create_in(&self.process, Features::FOR_MISSING)?,
         };
         let number = taken.remote();
-        self.noted.change(|notes| notes.userfault = Some(number));
+        self.reattach_info
+            .change(|info| info.userfault = Some(number));
         Ok(Arc::clone(self.userfault.insert(taken).userfault()))
     }
 
@@ -51,7 +52,7 @@ impl QemuDestination {
         let ram = &self.ram;
         for ((block, _), backing) in ram.layout().blocks().zip(ram.backings()) {
             // A page that is absent from a private mapping is the file's.
-            let private = backing.process().and_then(ProcessMemory::file);
+            let private = backing.private().and_then(PrivateMemory::file);
             let Some(file) = backing.file().or(private) else {
                 continue; // Anonymous: the process drops pages one by one.
             };

@@ -44,7 +44,7 @@ pub enum ReattachError {
     #[error(
         "QEMU's process {pid} has ended, and the file of its guest's memory \"{id}\", {}, cannot be \
          opened from here. If that QEMU had its own mount namespace (a container), look \
-         for the file there before you abandon anything; otherwise the guest is lost",
+         for the file there before you give up the migration; otherwise the guest is lost",
         path.display()
     )]
     NothingLeft {

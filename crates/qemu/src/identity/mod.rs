@@ -4,7 +4,7 @@
 //! QEMU may be unable to answer (its main loop waits for a page), or have ended.
 
 mod error;
-mod held;
+mod guard_files;
 pub(crate) mod namespaces;
 
 use std::fs::File;
@@ -15,14 +15,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hikkoshi_linux::Process;
-use hikkoshi_memory::{Backing, GuestRam, MemoryLost, ProcessMemory, RamFile};
+use hikkoshi_memory::{Backing, GuestRam, MemoryLost, PrivateMemory, RamFile};
 use hikkoshi_wire::GuestDescription;
 use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::error::QemuExitedError;
 pub use self::error::ReattachError;
-pub use self::held::HOLD;
+pub use self::guard_files::HOLD;
 use self::namespaces::{FindProcessError, NamespaceIdentity};
 use crate::attach::Attached;
 use crate::attach::exclusive_access;
@@ -126,7 +126,7 @@ impl QemuIdentity {
     /// Notes which private memory the destination has; `ram` is the source's.
     pub fn note_sent(&mut self, ram: &GuestRam) {
         for (memory, backing) in self.memory.iter_mut().zip(ram.backings()) {
-            if let (RamIdentity::Private { sent, .. }, Backing::Process(memory)) = (memory, backing)
+            if let (RamIdentity::Private { sent, .. }, Backing::Private(memory)) = (memory, backing)
             {
                 *sent = memory.is_sent();
             }
@@ -237,7 +237,7 @@ impl RamIdentity {
         Ok(match backing {
             Backing::Lost => return Err(MemoryLost.into()),
             Backing::File(file) => Self::File(RamFileIdentity::of(file, address)?),
-            Backing::Process(memory) => Self::Private {
+            Backing::Private(memory) => Self::Private {
                 address,
                 file: match memory.file() {
                     Some(file) => Some(RamFileIdentity::of(file, address)?),
@@ -283,7 +283,7 @@ impl RamIdentity {
             return Ok(Backing::Lost);
         };
         let writable = access == FileAccess::Write;
-        let memory = ProcessMemory::open(Arc::clone(process), address, bytes, writable)?;
+        let memory = PrivateMemory::open(Arc::clone(process), address, bytes, writable)?;
         if sent {
             memory.set_sent();
         }
@@ -340,7 +340,7 @@ impl RamFileIdentity {
             Some(process) => reopen::mapped(process, &range, access),
             None => reopen::at_path(&self.path, &range, access).or_else(|error| {
                 // A file without a name, which a guard holds.
-                held::open(&range, access)?.ok_or(error)
+                guard_files::open(&range, access)?.ok_or(error)
             }),
         }
     }

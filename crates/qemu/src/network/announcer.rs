@@ -10,17 +10,18 @@
 //! In post-copy QEMU's main loop waits for pages as soon as the guest runs, and answers commands
 //! late. Nothing here needs an answer after that.
 
-use hikkoshi_frames::{MacAddress, TunQueue, announcement};
 use hikkoshi_linux::Process;
+use hikkoshi_network_frames::{MacAddress, TunQueue, announcement};
 use serde_json::Value;
 
+use super::error::NetworkError;
 use super::rx_filter::{self, RxFilter};
-use super::{NetworkError, Tap, taps};
+use super::taps::{Tap, taps};
 use crate::qmp::Client;
 
 /// The most announcements that are sent for one card: the guest sets the number of its addresses
 /// and VLANs.
-const MOST_FOR_A_CARD: usize = 1024;
+const MAX_PER_CARD: usize = 1024;
 
 /// Sends announcements on the guest's tap devices.
 #[derive(Debug)]
@@ -76,15 +77,15 @@ impl Announcer {
         for card in &self.cards {
             let filter = filters.iter().find(|filter| filter.name == card.name);
             let all = announced(card.address, filter);
-            if all.len() > MOST_FOR_A_CARD {
+            if all.len() > MAX_PER_CARD {
                 tracing::warn!(
                     card = card.name,
-                    announced = MOST_FOR_A_CARD,
+                    announced = MAX_PER_CARD,
                     all = all.len(),
                     "not all addresses and VLANs of the guest are announced"
                 );
             }
-            for (address, vlan) in all.into_iter().take(MOST_FOR_A_CARD) {
+            for (address, vlan) in all.into_iter().take(MAX_PER_CARD) {
                 card.send(&announcement(address, vlan));
             }
         }

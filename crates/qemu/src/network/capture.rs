@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime};
 
 use hikkoshi_engine::{FrameCapture, GuestError, KeptFrame};
-use hikkoshi_frames::{Captured, MacAddress, PacketSocket, unread};
+use hikkoshi_network_frames::{Captured, MacAddress, PacketSocket, unread};
 use hikkoshi_wire::NetworkFrame;
 
-use super::{OpenedNetworks, TapCard};
+use super::opened::{OpenedNetworks, TapCard};
 
 /// The most frames that are read from one card at a time.
-const MOST_AT_ONCE: usize = 16 << 10;
+const MAX_AT_ONCE: usize = 16 << 10;
 
 /// Captures the frames that arrive at the guest's tap devices.
 #[derive(Debug)]
@@ -65,7 +65,10 @@ impl FrameCapture for TapCapture {
         let paused = on_wall_clock(paused);
         for card in &mut self.cards {
             // First the queues: then everything that was in them has been captured.
-            let queues = card.queues.iter().map(hikkoshi_frames::TunQueue::take);
+            let queues = card
+                .queues
+                .iter()
+                .map(hikkoshi_network_frames::TunQueue::take);
             let queues: Vec<_> = queues.collect::<Result<_, _>>().map_err(GuestError::new)?;
             let sockets = card.sockets.iter_mut().map(receive_all);
             let captured: Vec<_> = sockets.collect::<Result<_, _>>()?;
@@ -106,7 +109,7 @@ impl FrameCapture for TapCapture {
 
 fn receive_all(socket: &mut PacketSocket) -> Result<Vec<Captured>, GuestError> {
     let mut frames = Vec::new();
-    while frames.len() < MOST_AT_ONCE
+    while frames.len() < MAX_AT_ONCE
         && let Some(frame) = socket.receive().map_err(GuestError::new)?
     {
         frames.push(frame);

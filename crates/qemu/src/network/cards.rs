@@ -1,6 +1,6 @@
 //! The guest's network cards and their backends, as QEMU's `info network` prints them.
 
-use hikkoshi_frames::MacAddress;
+use hikkoshi_network_frames::MacAddress;
 use serde_json::json;
 
 use super::configured;

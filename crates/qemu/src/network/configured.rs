@@ -3,7 +3,7 @@
 //! A guest may give its card another address, which `info network` then prints. The destination's
 //! machine has the configured one until the guest is loaded, so cards are compared by that.
 
-use hikkoshi_frames::MacAddress;
+use hikkoshi_network_frames::MacAddress;
 use serde_json::Value;
 
 use super::cards::{Card, parse_address};

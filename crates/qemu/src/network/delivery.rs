@@ -5,16 +5,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hikkoshi_engine::{FrameDelivery, GuestError, KeptFrame};
-use hikkoshi_frames::{Frame, MacAddress, PacketSocket, TunQueue};
+use hikkoshi_network_frames::{MacAddress, NetworkFrame, PacketSocket, TunQueue};
 use thiserror::Error;
 
-use super::TapCard;
+use super::opened::TapCard;
 
 /// How long a frame that the network delivered is remembered: longer than a guest is paused.
 const REMEMBERED_FOR: Duration = Duration::from_secs(10);
 
 /// The most frames that are remembered for each card.
-const MOST_REMEMBERED: usize = 4096;
+const MAX_REMEMBERED: usize = 4096;
 
 /// Frames that are transmitted before QEMU has read the earlier ones. A tap device has room for 1,000
 /// by default (`txqueuelen`), and drops what is over without an error.
@@ -85,7 +85,7 @@ impl DeliveryCard {
                     break;
                 }
             }
-            if self.seen.len() > MOST_REMEMBERED {
+            if self.seen.len() > MAX_REMEMBERED {
                 self.seen.pop_front();
             }
         }
@@ -112,7 +112,7 @@ impl DeliveryCard {
 
     /// Whether the network has delivered this frame here as well; each frame that it delivered
     /// counts once.
-    fn has_seen(&mut self, frame: &Frame) -> bool {
+    fn has_seen(&mut self, frame: &NetworkFrame) -> bool {
         if !frame.is_group() {
             return false;
         }
@@ -133,7 +133,7 @@ impl FrameDelivery for TapDelivery {
     fn deliver(&mut self, kept: &KeptFrame) -> Result<(), GuestError> {
         let card = self.cards.iter_mut().find(|card| card.address == kept.card);
         let card = card.ok_or_else(|| GuestError::new(NoCard(kept.card)))?;
-        let frame = Frame {
+        let frame = NetworkFrame {
             offload: kept.frame.offload,
             bytes: kept.frame.bytes.clone(),
         };

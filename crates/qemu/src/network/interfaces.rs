@@ -6,8 +6,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use hikkoshi_frames::TunQueue;
 use hikkoshi_linux::Process;
+use hikkoshi_network_frames::TunQueue;
 
 use super::cards::Card;
 

@@ -1,6 +1,6 @@
 //! The addresses and VLANs that the guest has set on its network cards, by `query-rx-filter`.
 
-use hikkoshi_frames::MacAddress;
+use hikkoshi_network_frames::MacAddress;
 use serde_json::Value;
 
 use super::cards::parse_address;

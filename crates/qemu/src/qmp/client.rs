@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use hikkoshi_engine::Cancel;
+use hikkoshi_engine::CancelFlag;
 use serde_json::{Map, Value, json};
 
 use super::connection::{Connection, connect};
@@ -128,7 +128,7 @@ impl Client {
 
     /// Makes every wait end early, with [`QmpError::Cancelled`], once this flag
     /// is set. `None` removes the flag.
-    pub(crate) fn set_cancel(&mut self, cancel: Option<Cancel>) {
+    pub(crate) fn set_cancel(&mut self, cancel: Option<CancelFlag>) {
         self.connection.set_cancel(cancel);
     }
 

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use hikkoshi_engine::Cancel;
+use hikkoshi_engine::CancelFlag;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials, sockopt::PeerPidfd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -36,7 +36,7 @@ const READ: usize = 64 << 10;
 pub(super) struct Connection {
     stream: UnixStream,
     lines: Lines,
-    cancel: Option<Cancel>,
+    cancel: Option<CancelFlag>,
 }
 
 impl Connection {
@@ -50,7 +50,7 @@ impl Connection {
     }
 
     /// Makes every wait end with [`QmpError::Cancelled`] once this flag is set.
-    pub(super) fn set_cancel(&mut self, cancel: Option<Cancel>) {
+    pub(super) fn set_cancel(&mut self, cancel: Option<CancelFlag>) {
         self.cancel = cancel;
     }
 
@@ -145,7 +145,7 @@ impl Connection {
         timeout: Duration,
     ) -> Result<(), QmpError> {
         loop {
-            if self.cancel.as_ref().is_some_and(Cancel::is_cancelled) {
+            if self.cancel.as_ref().is_some_and(CancelFlag::is_cancelled) {
                 return Err(QmpError::Cancelled {
                     doing: doing.to_owned(),
                 });

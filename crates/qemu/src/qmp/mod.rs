@@ -20,7 +20,7 @@ mod error;
 pub(crate) mod human_monitor;
 mod lines;
 mod message;
-pub(crate) mod migration;
+pub(crate) mod migration_status;
 pub(crate) mod monitor;
 pub(crate) mod qom;
 #[cfg(test)]

@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use hikkoshi_engine::Cancel;
+use hikkoshi_engine::CancelFlag;
 use hikkoshi_linux::Process;
 use thiserror::Error;
 
@@ -63,7 +63,7 @@ pub(crate) fn get_or_connect<'a>(
     qmp: &Path,
     process: &Process,
     timeouts: ConnectTimeouts,
-    give_up: &Cancel,
+    give_up: &CancelFlag,
 ) -> Result<&'a mut Client, ConnectError> {
     let connected = match client.take() {
         Some(client) => client,
@@ -76,7 +76,7 @@ fn connect(
     qmp: &Path,
     process: &Process,
     timeouts: ConnectTimeouts,
-    give_up: &Cancel,
+    give_up: &CancelFlag,
 ) -> Result<Client, ConnectError> {
     let begun = Instant::now();
     loop {
@@ -126,7 +126,7 @@ mod tests {
             .spawn()
             .unwrap();
         let process = Arc::new(Process::open(child.id()).unwrap());
-        let give_up = Cancel::new();
+        let give_up = CancelFlag::new();
         let connecting = || {
             let (path, process) = (path.clone(), Arc::clone(&process));
             let give_up = give_up.clone();
@@ -151,12 +151,12 @@ mod tests {
             let (mut stream, _) = listener.accept().unwrap();
             let greeting = r#"{"QMP": {"version": {"qemu": {"micro": 0, "minor": 0, "major": 10}, "package": ""}, "capabilities": []}}"#;
             writeln!(stream, "{greeting}").unwrap();
-            let mut heard = Vec::new();
+            let mut received = Vec::new();
             for line in BufReader::new(stream.try_clone().unwrap()).lines() {
-                heard.push(line.unwrap());
-                let _ = writeln!(stream, r#"{{"return": {{}}, "id": {}}}"#, heard.len());
+                received.push(line.unwrap());
+                let _ = writeln!(stream, r#"{{"return": {{}}, "id": {}}}"#, received.len());
             }
-            heard
+            received
         });
         let mut child = std::process::Command::new("sleep")
             .arg("1000")
@@ -167,7 +167,7 @@ mod tests {
             failing: Duration::ZERO,
             silent: Duration::ZERO,
         };
-        let error = connect(&path, &process, at_once, &Cancel::new()).unwrap_err();
+        let error = connect(&path, &process, at_once, &CancelFlag::new()).unwrap_err();
         let own = std::process::id();
         let is_it = matches!(error, ConnectError::AnotherProcess { expected, found, .. }
             if (expected, found) == (child.id(), own));
@@ -175,9 +175,9 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         // Only the opening of the session.
-        let heard = server.join().unwrap();
-        assert_eq!(heard.len(), 1, "{heard:?}");
-        assert!(heard[0].contains("qmp_capabilities"), "{heard:?}");
+        let received = server.join().unwrap();
+        assert_eq!(received.len(), 1, "{received:?}");
+        assert!(received[0].contains("qmp_capabilities"), "{received:?}");
     }
 
     #[test]
@@ -185,7 +185,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let own = Process::open(std::process::id()).unwrap();
         let path = folder.path().join("nothing");
-        let error = connect(&path, &own, SILENCE_ONLY, &Cancel::new()).unwrap_err();
+        let error = connect(&path, &own, SILENCE_ONLY, &CancelFlag::new()).unwrap_err();
         assert!(!error.is_silent(), "{error}");
     }
 }

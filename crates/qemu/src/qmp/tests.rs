@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use hikkoshi_engine::Cancel;
+use hikkoshi_engine::CancelFlag;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::migration::{self, MigrationStatus};
+use super::migration_status::{self, MigrationStatus};
 use super::{Client, ConnectError, MAX_LINE, QmpError, Version};
 
 const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "Debian 1:7.2+dfsg-7+deb12u18+b3"}, "capabilities": ["oob"]}}"#;
@@ -141,7 +141,7 @@ fn events_before_a_final_status_are_seen() {
     });
     let mut client = Client::connect(&server.path(), LONG).unwrap();
     let mut seen = Vec::new();
-    let status = migration::wait_status(
+    let status = migration_status::wait_status(
         &mut client,
         "the device state to be loaded",
         LONG,
@@ -351,7 +351,7 @@ fn waiting_can_be_cancelled() {
         session.wait_end();
     });
     let mut client = Client::connect(&server.path(), LONG).unwrap();
-    let cancel = Cancel::new();
+    let cancel = CancelFlag::new();
     client.set_cancel(Some(cancel.clone()));
     let canceller = std::thread::spawn(move || {
         std::thread::sleep(SHORT);

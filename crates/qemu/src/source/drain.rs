@@ -6,7 +6,7 @@
 //! buffered read is copied by a processor, through the page tables of QEMU's process,
 //! and is tracked.
 
-use hikkoshi_engine::Cancel;
+use hikkoshi_engine::CancelFlag;
 use serde_json::json;
 use thiserror::Error;
 
@@ -30,7 +30,7 @@ pub(crate) enum DrainError {
 /// An empty `transaction` drains all block devices and does nothing else
 /// (`qmp_transaction` in QEMU's `blockdev.c`; 1.1 ms on an idle disk with QEMU 7.2 and
 /// 10.0).
-pub(crate) fn drain(client: &mut Client, cancel: &Cancel) -> Result<(), DrainError> {
+pub(crate) fn drain(client: &mut Client, cancel: &CancelFlag) -> Result<(), DrainError> {
     client.set_cancel(Some(cancel.clone()));
     let drained = client.execute("transaction", json!({ "actions": [] }));
     client.set_cancel(None);

@@ -6,14 +6,14 @@ use std::time::Instant;
 
 use error_reporter::Report;
 use hikkoshi_dirty::DirtyLog;
-use hikkoshi_engine::{Cancel, FrameCapture, GuestError, SourceGuest};
+use hikkoshi_engine::{CancelFlag, FrameCapture, GuestError, SourceGuest};
 use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use thiserror::Error;
 
 use super::QemuSource;
 use crate::network;
-use crate::qmp::migration;
+use crate::qmp::migration_status;
 use crate::qmp::monitor::connected;
 use crate::source::drain;
 
@@ -47,7 +47,7 @@ impl SourceGuest for QemuSource {
         self.needs_drain
     }
 
-    fn drain(&mut self, cancel: &Cancel) -> Result<(), GuestError> {
+    fn drain(&mut self, cancel: &CancelFlag) -> Result<(), GuestError> {
         let client = connected(&mut self.client).map_err(GuestError::new)?;
         drain::drain(client, cancel).map_err(GuestError::new)
     }
@@ -59,7 +59,7 @@ impl SourceGuest for QemuSource {
     fn save_device_state(
         &mut self,
         sink: &mut dyn Write,
-        give_up: &Cancel,
+        give_up: &CancelFlag,
     ) -> Result<(), GuestError> {
         self.save(sink, give_up).map_err(GuestError::new)
     }
@@ -76,7 +76,7 @@ impl SourceGuest for QemuSource {
         if self.has_ended() {
             return Ok(());
         }
-        let state = match self.monitor().map(migration::run_state) {
+        let state = match self.monitor().map(migration_status::run_state) {
             Ok(Ok(state)) => state,
             // Only its memory is needed.
             Ok(Err(error)) => return log_query_failure(&error),
@@ -105,8 +105,8 @@ impl SourceGuest for QemuSource {
 #[derive(Debug, Error)]
 #[error(
     "the guest runs at the source, although it was, or may have been, handed over: another program \
-     resumed it. No more of its pages are sent. If the destination has never run it, abandon the \
-     migration (--give-up). If it has, pause the guest here at once (QMP command 'stop'). Pages \
+     resumed it. No more of its pages are sent. If the destination has never run it, give up \
+     the migration (--give-up). If it has, pause the guest here at once (QMP command 'stop'). Pages \
      that were written here since then do not belong to the guest at the destination; if it still \
      needs one of them, reboot it from its disks"
 )]

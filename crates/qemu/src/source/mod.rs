@@ -1,10 +1,10 @@
 //! The source's QEMU: [`QemuSource`].
 //!
-//! The methods are grouped by phase: pausing (`pause.rs`), saving the device state
-//! (`save.rs`), resuming after a failed migration (`resume_guest.rs`), releasing QEMU
-//! (`release.rs`). A source whose QEMU has ended is a
-//! [`RamFileSource`](ram_files::RamFileSource). Another process can undo the changes
-//! of a killed engine (`undo.rs`).
+//! The methods are grouped by phase: starting the dirty log (`start_log.rs`), pausing (`pause.rs`),
+//! saving the device state (`save.rs`), resuming after a failed migration (`resume_guest.rs`),
+//! releasing QEMU (`release.rs`). A source whose QEMU has ended is a
+//! [`RamFileSource`](ram_files::RamFileSource). Another process can undo the changes of a killed
+//! engine (`undo.rs`).
 
 pub(crate) mod drain;
 mod error;
@@ -15,6 +15,7 @@ pub(crate) mod ram_files;
 mod release;
 mod resume_guest;
 mod save;
+mod start_log;
 pub(crate) mod undo;
 pub(crate) mod undo_record;
 
@@ -23,28 +24,28 @@ use std::path::Path;
 use std::sync::Arc;
 
 use error_reporter::Report;
-use hikkoshi_dirty::{DirtyLog, PagemapLog};
-use hikkoshi_engine::{Cancel, Mode};
-use hikkoshi_linux::{HostAddr, Process};
+use hikkoshi_dirty::PagemapLog;
+use hikkoshi_engine::{CancelFlag, Mode};
+use hikkoshi_linux::Process;
 use hikkoshi_memory::GuestRam;
-use hikkoshi_userfault::{Features, RemoteUserfault, close_remote};
+use hikkoshi_userfault::{RemoteUserfault, close_remote};
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use serde::{Deserialize, Serialize};
 
 pub use self::error::ResumeError;
-use self::error::{PauseError, ReleaseSourceError, SaveError, StartLogError};
+use self::error::{PauseError, ReleaseSourceError, SaveError};
 use self::pause::Saving;
 use self::undo_record::{UndoRecord, UndoRecorder};
 use crate::attach::Overcommit;
 use crate::attach::exclusive_access::{self, ExclusiveAccess};
-use crate::attach::leftovers::is_dirty_log;
 use crate::attach::preflight::{self, AllowedTypes, Refusal, Side};
 use crate::attach::process;
 use crate::attach::ram::blocks::RamBlockInfo;
 use crate::attach::reopen::FileAccess;
+use crate::attach::stale_userfaultfds::is_dirty_log;
 use crate::attach::{AttachError, Attached, attach};
 use crate::identity::{QemuIdentity, ReattachError};
-use crate::qmp::monitor::{self, connected};
+use crate::qmp::monitor;
 use crate::qmp::{Client, ConnectError, Submitted};
 
 /// The progress of the switchover.
@@ -63,7 +64,7 @@ enum SwitchoverStage {
 
 /// What another program needs to know to reattach to a source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct SourceNotes {
+pub struct SourceReattachInfo {
     /// The QEMU process and its guest's memory.
     #[serde(rename = "place")]
     pub identity: QemuIdentity,
@@ -217,18 +218,18 @@ impl QemuSource {
     /// # Errors
     ///
     /// See [`ReattachError`].
-    pub fn reattach(notes: &SourceNotes) -> Result<Option<Self>, ReattachError> {
-        let identity = &notes.identity;
+    pub fn reattach(reattach_info: &SourceReattachInfo) -> Result<Option<Self>, ReattachError> {
+        let identity = &reattach_info.identity;
         let Some(process) = identity.process()? else {
             return Ok(None);
         };
         process::check_right_to_trace(&process)?;
         let lock = exclusive_access::acquire(&process)?;
         let ram = identity.open_ram(Some(&process), FileAccess::Read)?;
-        for leftover in process::userfaults(&process)? {
+        for stale in process::userfaults(&process)? {
             // It blocks no thread. If this fails, the next attempt closes it.
-            if is_dirty_log(&leftover)
-                && let Err(error) = close_remote(&process, leftover.number)
+            if is_dirty_log(&stale)
+                && let Err(error) = close_remote(&process, stale.number)
             {
                 tracing::warn!(error = %Report::new(&error), "closing the dirty log of the previous engine");
             }
@@ -250,7 +251,7 @@ impl QemuSource {
             needs_drain: false,
             userfault: None,
             identity: identity.clone(),
-            undo: notes.undo.clone(),
+            undo: reattach_info.undo.clone(),
             undo_recorder: UndoRecorder::default(),
             machine: Machine::default(),
             mode: None,
@@ -262,8 +263,8 @@ impl QemuSource {
     }
 
     /// What another program needs to know to reattach, as of now.
-    pub fn notes(&self) -> SourceNotes {
-        SourceNotes {
+    pub fn reattach_info(&self) -> SourceReattachInfo {
+        SourceReattachInfo {
             identity: self.identity.clone(),
             undo: self.undo.clone(),
         }
@@ -303,26 +304,6 @@ impl QemuSource {
         self.qemu.process.pid()
     }
 
-    fn start_log(&mut self) -> Result<Arc<dyn DirtyLog>, StartLogError> {
-        if self.log.is_some() {
-            return Err(StartLogError::Twice);
-        }
-        hikkoshi_dirty::support()?;
-        self.needs_drain = preflight::needs_drain(connected(&mut self.client)?)?;
-        let userfault = RemoteUserfault::create_in(&self.qemu.process, Features::FOR_DIRTY_LOG)?;
-        let hosts: Vec<HostAddr> = self.qemu.addresses.iter().copied().map(HostAddr).collect();
-        // On an error, dropping the userfaultfd closes it.
-        let log = PagemapLog::start(
-            Arc::clone(userfault.userfault()),
-            self.qemu.ram.layout(),
-            &hosts,
-        )?;
-        let log = Arc::new(log);
-        self.userfault = Some(userfault);
-        self.log = Some(Arc::clone(&log));
-        Ok(log)
-    }
-
     /// QEMU's monitor. After reattaching, connects now.
     fn monitor(&mut self) -> Result<&mut Client, ConnectError> {
         let (qmp, process) = (&self.identity.qmp, &self.qemu.process);
@@ -331,7 +312,7 @@ impl QemuSource {
             qmp,
             process,
             monitor::RECONNECT_TIMEOUTS,
-            &Cancel::new(),
+            &CancelFlag::new(),
         )
     }
 }

@@ -16,10 +16,10 @@ use super::{PauseError, QemuSource, SwitchoverStage};
 use crate::attach::machine;
 use crate::attach::preflight::{self, MoveInProgress, Refusal, Side, pause_mark};
 use crate::attach::ram::blocks::{self, RamBlockInfo};
+use crate::migration_settings;
 use crate::qmp::Submitted;
-use crate::qmp::migration;
+use crate::qmp::migration_status;
 use crate::qmp::monitor::connected;
-use crate::settings;
 use crate::stream::SaveFile;
 
 /// A save that QEMU executes now, or has executed.
@@ -39,7 +39,7 @@ impl QemuSource {
     /// guest stopped.
     pub(super) fn stop_guest(&mut self) -> Result<Instant, PauseError> {
         let client = connected(&mut self.client)?;
-        let state = migration::run_state(client)?;
+        let state = migration_status::run_state(client)?;
         if !matches!(state.status.as_str(), "running" | "paused" | "prelaunch") {
             return Err(Refusal::State {
                 state: state.status,
@@ -58,7 +58,7 @@ impl QemuSource {
         now.fits(&self.machine).map_err(Refusal::Changed)?;
         // Its owner may have paused or resumed it since we attached.
         self.qemu.description.running = state.running;
-        let (before, after) = settings::plan(client, Side::Source)?;
+        let (before, after) = migration_settings::plan(client, Side::Source)?;
         let undo = UndoRecord {
             settings: before,
             stopped: Some(state.running),
@@ -69,7 +69,7 @@ impl QemuSource {
         self.undo = undo;
         self.stage = SwitchoverStage::Pausing;
         let client = connected(&mut self.client)?;
-        let prepared = settings::apply(client, &after).and_then(|()| {
+        let prepared = migration_settings::apply(client, &after).and_then(|()| {
             pause_mark::set(client)?;
             Ok((SaveFile::pass(client)?, blocks::list(client)?))
         });

@@ -7,7 +7,7 @@ use serde_json::json;
 use thiserror::Error;
 
 use super::QemuSource;
-use crate::qmp::{Client, ConnectError, QmpError, migration};
+use crate::qmp::{Client, ConnectError, QmpError, migration_status};
 
 /// How long QEMU may take to end: it flushes its disks first.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -78,7 +78,7 @@ impl QemuSource {
 }
 
 fn quit(client: &mut Client, process: &Process, timeout: Duration) -> Result<(), QuitError> {
-    let state = migration::run_state(client)?;
+    let state = migration_status::run_state(client)?;
     if state.running {
         return Err(QuitError::Runs {
             state: state.status,

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hikkoshi_dirty::DirtyLog;
-use hikkoshi_engine::{Cancel, GuestError, SourceGuest};
+use hikkoshi_engine::{CancelFlag, GuestError, SourceGuest};
 use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::GuestDescription;
 
 use crate::attach::reopen::FileAccess;
 use crate::identity::QemuExitedError;
 use crate::identity::ReattachError;
-use crate::source::SourceNotes;
+use crate::source::SourceReattachInfo;
 
 /// The RAM files of a guest that was handed over before its QEMU ended. They are
 /// enough to send the missing pages.
@@ -29,12 +29,12 @@ impl RamFileSource {
     /// # Errors
     ///
     /// See [`ReattachError`]: the files are gone, too, or another process uses them.
-    pub fn open(notes: &SourceNotes) -> Result<Self, ReattachError> {
-        let ram = notes.identity.open_ram(None, FileAccess::Read)?;
-        notes.identity.check_unused()?;
+    pub fn open(reattach_info: &SourceReattachInfo) -> Result<Self, ReattachError> {
+        let ram = reattach_info.identity.open_ram(None, FileAccess::Read)?;
+        reattach_info.identity.check_unused()?;
         Ok(Self {
-            pid: notes.identity.pid,
-            description: notes.identity.description.clone(),
+            pid: reattach_info.identity.pid,
+            description: reattach_info.identity.description.clone(),
             ram: Arc::new(ram),
         })
     }
@@ -62,7 +62,7 @@ impl SourceGuest for RamFileSource {
         false
     }
 
-    fn drain(&mut self, _: &Cancel) -> Result<(), GuestError> {
+    fn drain(&mut self, _: &CancelFlag) -> Result<(), GuestError> {
         self.cannot("draining the guest's disks")
     }
 
@@ -70,7 +70,7 @@ impl SourceGuest for RamFileSource {
         self.cannot("pausing the guest")
     }
 
-    fn save_device_state(&mut self, _: &mut dyn Write, _: &Cancel) -> Result<(), GuestError> {
+    fn save_device_state(&mut self, _: &mut dyn Write, _: &CancelFlag) -> Result<(), GuestError> {
         self.cannot("saving the device state")
     }
 

@@ -4,7 +4,7 @@ use error_reporter::Report;
 use hikkoshi_dirty::DirtyLog;
 
 use super::{QemuSource, ReleaseSourceError, SwitchoverStage};
-use crate::settings::Settings;
+use crate::migration_settings::Settings;
 
 impl QemuSource {
     pub(super) fn release_qemu(&mut self) -> Result<(), ReleaseSourceError> {

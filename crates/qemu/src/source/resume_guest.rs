@@ -4,10 +4,10 @@ use serde_json::json;
 
 use super::{QemuSource, ResumeError, SwitchoverStage};
 use crate::attach::preflight::pause_mark;
+use crate::migration_settings::{self, Settings};
 use crate::qmp::Client;
-use crate::qmp::migration;
+use crate::qmp::migration_status;
 use crate::qmp::monitor::MonitorError;
-use crate::settings::{self, Settings};
 use crate::stream::remove_save_files;
 use error_reporter::Report;
 
@@ -38,7 +38,7 @@ impl QemuSource {
     /// Restores the settings, and removes the files for the device state.
     pub(super) fn restore_settings(&mut self) -> Result<(), MonitorError> {
         let settings = self.undo.settings.clone();
-        settings::apply(self.monitor()?, &settings)?;
+        migration_settings::apply(self.monitor()?, &settings)?;
         self.undo.settings = Settings::default();
         Ok(remove_save_files(self.monitor()?)?)
     }
@@ -52,11 +52,11 @@ pub(super) fn resume(
     ran: bool,
     announce: bool,
 ) -> Result<String, ResumeError> {
-    let mut state = migration::run_state(client)?;
+    let mut state = migration_status::run_state(client)?;
     if ran && !state.running {
         // Takes the images back, too.
         client.execute("cont", json!({}))?;
-        state = migration::run_state(client)?;
+        state = migration_status::run_state(client)?;
         if !state.running {
             return Err(ResumeError::Stopped {
                 state: state.status,

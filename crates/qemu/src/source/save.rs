@@ -4,7 +4,7 @@ use std::io::Write;
 use std::time::Instant;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, SourceGuest};
+use hikkoshi_engine::{CancelFlag, SourceGuest};
 use serde_json::json;
 use thiserror::Error;
 
@@ -37,7 +37,11 @@ impl QemuSource {
     /// Saves the device state into `sink`, as the stream that the destination's QEMU loads. Fails
     /// once `give_up` is set. QEMU may still be saving then: it executes the next command
     /// afterwards.
-    pub(super) fn save(&mut self, sink: &mut dyn Write, give_up: &Cancel) -> Result<(), SaveError> {
+    pub(super) fn save(
+        &mut self,
+        sink: &mut dyn Write,
+        give_up: &CancelFlag,
+    ) -> Result<(), SaveError> {
         connected(&mut self.client)?.set_cancel(Some(give_up.clone()));
         let saved = self.save_with_cancel(sink);
         connected(&mut self.client)?.set_cancel(None);

@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use error_reporter::Report;
-use hikkoshi_engine::Cancel;
+use hikkoshi_engine::CancelFlag;
 use hikkoshi_userfault::{CloseRemoteError, close_remote};
 use thiserror::Error;
 
@@ -20,14 +20,14 @@ use super::ResumeError;
 use super::resume_guest::resume;
 use super::undo_record::UndoRecord;
 use crate::attach::exclusive_access::{self, ExclusiveAccessError};
-use crate::attach::leftovers::is_dirty_log;
 use crate::attach::preflight::pause_mark;
 use crate::attach::process::{self, ProcessError};
+use crate::attach::stale_userfaultfds::is_dirty_log;
 use crate::identity::QemuIdentity;
 use crate::identity::namespaces::FindProcessError;
+use crate::migration_settings;
 use crate::qmp::monitor;
 use crate::qmp::{Client, ConnectError, QmpError};
-use crate::settings;
 use crate::stream::remove_save_files;
 
 /// The result of [`undo()`].
@@ -110,7 +110,7 @@ pub fn undo(identity: &QemuIdentity, record: &UndoRecord) -> Result<UndoOutcome,
         }
     };
     let mut client = None;
-    let never = Cancel::new();
+    let never = CancelFlag::new();
     let client = match monitor::get_or_connect(
         &mut client,
         &identity.qmp,
@@ -136,26 +136,26 @@ pub fn undo(identity: &QemuIdentity, record: &UndoRecord) -> Result<UndoOutcome,
 
 fn undo_stop(client: &mut Client, record: &UndoRecord) -> Result<String, UndoError> {
     let Some(ran) = record.stopped else {
-        return Ok(crate::qmp::migration::run_state(client)?.status);
+        return Ok(crate::qmp::migration_status::run_state(client)?.status);
     };
     // We mark the guest before we pause it, and remove the mark after it is resumed. Without the
     // mark, a paused guest or a migration belongs to another program.
     if !pause_mark::is_set(client)? {
-        return Ok(crate::qmp::migration::run_state(client)?.status);
+        return Ok(crate::qmp::migration_status::run_state(client)?.status);
     }
     Ok(resume(client, ran, true)?)
 }
 
 fn close_dirty_logs(process: &Arc<hikkoshi_linux::Process>) -> Result<(), UndoError> {
-    for leftover in process::userfaults(process)? {
-        if is_dirty_log(&leftover) {
-            close_remote(process, leftover.number)?;
+    for stale in process::userfaults(process)? {
+        if is_dirty_log(&stale) {
+            close_remote(process, stale.number)?;
         }
     }
     Ok(())
 }
 
 fn undo_settings(client: &mut Client, record: &UndoRecord) -> Result<(), UndoError> {
-    settings::apply(client, &record.settings).map_err(UndoError::Settings)?;
+    migration_settings::apply(client, &record.settings).map_err(UndoError::Settings)?;
     remove_save_files(client).map_err(UndoError::Settings)
 }

@@ -5,7 +5,7 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
-use crate::settings::Settings;
+use crate::migration_settings::Settings;
 
 /// The changes to a source. Can be stored and passed to another process.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

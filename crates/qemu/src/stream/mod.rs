@@ -11,16 +11,16 @@
 //! # Files and sockets
 //!
 //! At the source QEMU writes into a file in memory (`save_file.rs`). At the destination it reads
-//! from a socket (`open`): a thread of ours writes at our end (`writer.rs`), so the engine never
-//! waits for QEMU.
+//! from a socket (`open`): a thread of ours writes at our end (`load_writer.rs`), so the engine
+//! never waits for QEMU.
 
 mod format;
-mod incoming;
+mod load_stream;
+mod load_writer;
 mod save_file;
-mod saved;
+mod saved_devices;
 #[cfg(test)]
 mod tests;
-mod writer;
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -28,11 +28,11 @@ use std::os::unix::net::UnixStream;
 use serde_json::json;
 
 pub use self::format::StreamError;
-pub use self::incoming::{StreamBlock, head, tail, whole};
+pub use self::load_stream::{StreamBlock, head, tail, whole};
+pub(crate) use self::load_writer::DeviceStateWriter;
 pub(crate) use self::save_file::SaveFile;
 pub(crate) use self::save_file::remove_all as remove_save_files;
-pub use self::saved::{SavedDevices, Section};
-pub(crate) use self::writer::DeviceStateWriter;
+pub use self::saved_devices::{SavedDevices, Section};
 use crate::qmp::{Client, QmpError};
 
 /// The name of our descriptor inside QEMU.

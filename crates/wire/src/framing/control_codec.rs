@@ -7,11 +7,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-use super::frame::{Frame, HEADER_LEN};
+use super::frame::{Frame, HEADER_LEN, MAX_CONTROL};
 use crate::messages::{ToDestination, ToSource};
-
-/// The longest encoded control message, in bytes: 1 MiB.
-pub const MAX_CONTROL: usize = 1 << 20;
 
 /// The two directions of the control link: [`ToDestination`], [`ToSource`].
 pub trait ControlMessage: Serialize + DeserializeOwned + sealed::Sealed {

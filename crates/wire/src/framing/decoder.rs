@@ -4,7 +4,8 @@ use hikkoshi_pages::PageRange;
 use thiserror::Error;
 
 use super::control_codec::{ControlError, ControlMessage, decode_control};
-use super::frame::{DecodeError, Frame, HEADER_LEN, Limits};
+use super::frame::{DecodeError, Frame, HEADER_LEN};
+use crate::limits::Limits;
 
 /// A frame with its payload, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -14,14 +14,17 @@
 //! All numbers are little-endian. Each frame has exactly one encoding: fields
 //! that a kind does not use must be 0.
 
-use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, RamLayout, usize_from};
+use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, usize_from};
 use thiserror::Error;
 
-use super::control_codec::MAX_CONTROL;
 use super::fields::{field, put};
+use crate::limits::Limits;
 
 /// The length of a frame header in bytes.
 pub const HEADER_LEN: usize = 24;
+
+/// The longest encoded control message, in bytes: 1 MiB.
+pub const MAX_CONTROL: usize = 1 << 20;
 
 /// The most pages in one frame with contents: 1 MiB. Bounds how long an urgent
 /// page waits behind a background frame on a shared connection.
@@ -40,22 +43,6 @@ const PAGES: u8 = 2;
 const ZEROS: u8 = 3;
 const REQUEST: u8 = 4;
 const ACK: u8 = 5;
-
-/// What a frame may refer to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// The number of pages in the layout that both sides agreed on. 0 before
-    /// that: then only control frames are valid.
-    pub pages: u64,
-}
-
-impl From<&RamLayout> for Limits {
-    fn from(layout: &RamLayout) -> Self {
-        Self {
-            pages: layout.pages(),
-        }
-    }
-}
 
 /// A frame, without its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,12 +6,12 @@ mod fields;
 mod frame;
 
 pub use control_codec::{
-    ControlError, ControlMessage, EncodeError, MAX_CONTROL, Subject, control_frame, decode_control,
+    ControlError, ControlMessage, EncodeError, Subject, control_frame, decode_control,
     encode_control,
 };
 pub use decoder::{Decoder, Message, StreamError};
 pub(crate) use fields::{field, put};
 pub use frame::{
-    DecodeError, Frame, HEADER_LEN, Limits, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST,
+    DecodeError, Frame, HEADER_LEN, MAX_CONTROL, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST,
     MAX_PAGES_PER_ZEROS,
 };

@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 
 mod bounded;
 mod device_state;
-mod frames;
 mod guest;
 mod machine;
 mod measurements;
 mod mode;
+mod network_frames;
 mod page_ranges;
 mod processors;
 mod stage;
@@ -21,11 +21,11 @@ use bounded::{Bytes, List, Reason};
 
 pub use bounded::MAX_TEXT;
 pub use device_state::{DeviceStateDigest, DeviceStateError, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE};
-pub use frames::{MAX_FRAME, MAX_FRAMES, NetworkFrame, OFFLOAD_LEN};
 pub use guest::{BlockDescription, GuestDescription, GuestRangeDescription};
 pub use machine::{AuxiliaryBlock, Device, Machine};
 pub use measurements::{FaultMeasures, MAX_FAULTING, RequestSummary, StageSummary, ThreadFaults};
 pub use mode::Mode;
+pub use network_frames::{MAX_NETWORK_FRAME, MAX_NETWORK_FRAMES, NetworkFrame, OFFLOAD_LEN};
 pub use page_ranges::{MAX_RANGES, OutsideLayout, PageRanges};
 pub use processors::{
     CpuidRegister, CpuidWord, Processor, ProcessorKind, ProcessorPlace, ProcessorSetting,
@@ -154,8 +154,8 @@ pub enum ToDestination {
     Frames {
         /// The address of the network card that they are for.
         card: [u8; 6],
-        /// The frames; at most [`MAX_FRAMES`].
-        #[serde(with = "List::<MAX_FRAMES>")]
+        /// The frames; at most [`MAX_NETWORK_FRAMES`].
+        #[serde(with = "List::<MAX_NETWORK_FRAMES>")]
         frames: Vec<NetworkFrame>,
     },
     /// No more frames follow. The last message of the source on the link for

@@ -7,7 +7,7 @@ use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
 use thiserror::Error;
 
-use crate::framing::Limits;
+use crate::limits::Limits;
 
 /// The most ranges in one message. At up to 13 bytes each, the message stays well
 /// below [`MAX_CONTROL`](crate::MAX_CONTROL).

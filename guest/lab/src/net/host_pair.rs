@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// The rate limit of the network in each direction, by a token bucket (`tc tbf`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Shape {
+pub struct RateLimit {
     /// Bits a second.
     pub rate_bits: u64,
     /// Bytes that may be sent at once: at least one segment as passed down by the kernel (64 KiB),
@@ -16,7 +16,7 @@ pub struct Shape {
     pub latency: Duration,
 }
 
-impl Shape {
+impl RateLimit {
     /// `gbit` Gbit/s with a burst of a millisecond and a queue of 50 ms.
     pub fn gbit(gbit: u64) -> Self {
         let rate_bits = gbit * 1_000_000_000;
@@ -36,7 +36,7 @@ const FLOWS: u32 = 64;
 pub struct HostPair {
     source: Namespace,
     destination: Namespace,
-    shape: Option<Shape>,
+    rate_limit: Option<RateLimit>,
 }
 
 impl HostPair {
@@ -47,15 +47,15 @@ impl HostPair {
     /// The destination's address.
     pub const DESTINATION: &str = "10.77.0.2";
 
-    /// Creates both namespaces and the network; without a shape its rate is not limited.
+    /// Creates both namespaces and the network; without a rate limit its rate is not limited.
     ///
     /// # Errors
     /// When the kernel does not allow or support it.
-    pub fn new(shape: Option<Shape>) -> Result<Self, LabError> {
+    pub fn new(rate_limit: Option<RateLimit>) -> Result<Self, LabError> {
         Self::between(
             Namespace::new("source")?,
             Namespace::new("destination")?,
-            shape,
+            rate_limit,
         )
     }
 
@@ -66,13 +66,13 @@ impl HostPair {
     pub fn between(
         source: Namespace,
         destination: Namespace,
-        shape: Option<Shape>,
+        rate_limit: Option<RateLimit>,
     ) -> Result<Self, LabError> {
         source.join(Self::DEVICE, &destination, Self::DEVICE)?;
         let mut link = Self {
             source,
             destination,
-            shape: None,
+            rate_limit: None,
         };
         for (end, address) in [
             (&link.source, Self::SOURCE),
@@ -86,7 +86,7 @@ impl HostPair {
                 Self::DEVICE,
             ])?;
         }
-        link.set_shape(shape)?;
+        link.set_rate_limit(rate_limit)?;
         Ok(link)
     }
 
@@ -101,18 +101,18 @@ impl HostPair {
     }
 
     /// The current rate limit.
-    pub fn shape(&self) -> Option<Shape> {
-        self.shape
+    pub fn rate_limit(&self) -> Option<RateLimit> {
+        self.rate_limit
     }
 
     /// Changes the rate limit.
     ///
     /// # Errors
     /// When `tc` refuses it.
-    pub fn set_shape(&mut self, shape: Option<Shape>) -> Result<(), LabError> {
+    pub fn set_rate_limit(&mut self, rate_limit: Option<RateLimit>) -> Result<(), LabError> {
         for end in [&self.source, &self.destination] {
-            match shape {
-                Some(shape) => end.call(
+            match rate_limit {
+                Some(rate_limit) => end.call(
                     "tc",
                     &[
                         "qdisc",
@@ -122,20 +122,20 @@ impl HostPair {
                         "root",
                         "tbf",
                         "rate",
-                        &format!("{}bit", shape.rate_bits),
+                        &format!("{}bit", rate_limit.rate_bits),
                         "burst",
-                        &shape.burst_bytes.to_string(),
+                        &rate_limit.burst_bytes.to_string(),
                         "latency",
-                        &format!("{}ms", shape.latency.as_millis()),
+                        &format!("{}ms", rate_limit.latency.as_millis()),
                     ],
                 )?,
-                None if self.shape.is_some() => {
+                None if self.rate_limit.is_some() => {
                     end.call("tc", &["qdisc", "delete", "dev", Self::DEVICE, "root"])?
                 }
                 None => String::new(),
             };
         }
-        self.shape = shape;
+        self.rate_limit = rate_limit;
         Ok(())
     }
 
@@ -148,11 +148,12 @@ impl HostPair {
     ///
     /// # Errors
     /// When `tc` refuses it.
-    pub fn shape_each_flow(&self, shape: Shape) -> Result<(), LabError> {
-        let rate = format!("{}bit", shape.rate_bits);
-        let burst = shape.burst_bytes.to_string();
-        let queued = shape.rate_bits / 8 * u64::try_from(shape.latency.as_millis()).unwrap_or(0);
-        let limit = (shape.burst_bytes + queued / 1000).to_string();
+    pub fn limit_each_flow(&self, rate_limit: RateLimit) -> Result<(), LabError> {
+        let rate = format!("{}bit", rate_limit.rate_bits);
+        let burst = rate_limit.burst_bytes.to_string();
+        let queued =
+            rate_limit.rate_bits / 8 * u64::try_from(rate_limit.latency.as_millis()).unwrap_or(0);
+        let limit = (rate_limit.burst_bytes + queued / 1000).to_string();
         for (end, port) in [(&self.source, "sport"), (&self.destination, "dport")] {
             let tc = |words: &[&str]| {
                 let (kind, rest) = words.split_at(1);

@@ -11,7 +11,7 @@ mod tap_queues;
 
 pub use datagram_client::{DatagramClient, Datagrams, Pace};
 pub use guest_network::GuestNetwork;
-pub use host_pair::{HostPair, Shape};
+pub use host_pair::{HostPair, RateLimit};
 pub(crate) use ip::ip;
 pub use namespace::Namespace;
 pub(crate) use namespace::{NAMESPACE_PREFIX, NAMESPACES};

@@ -1,7 +1,10 @@
 //! A running machine.
 
 mod plug;
+mod ram_block;
 mod start;
+
+pub use ram_block::RamBlock;
 
 use crate::device::PreparedDevice;
 use crate::ram::PreparedRam;

@@ -36,7 +36,7 @@ impl HandoverDriver<'_> {
             &mut self.postcopy,
             (installer, threads),
             None,
-            &self.sink,
+            &self.context,
             &channel.sender(),
             &self.options,
         )

@@ -6,10 +6,10 @@ use hikkoshi_handover::{DestinationEvent, DestinationStage, Outcome};
 use hikkoshi_wire::{Capabilities, ToSource};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
-use crate::destination::frames::FrameReceiver;
 use crate::destination::handover_driver::links::LinkState;
 use crate::destination::handover_driver::{HandoverDriver, HandoverResult};
 use crate::destination::last_message::last_message;
+use crate::destination::network_frames::FrameReceiver;
 use crate::guest::DestinationGuest;
 
 impl HandoverDriver<'_> {
@@ -34,7 +34,7 @@ impl HandoverDriver<'_> {
                 Err(ReceiveError { cause, outcome })
             }
             DestinationStage::Ready | DestinationStage::Running => {
-                let cause = cause.unwrap_or_else(|| DestinationFailure::gone(guest));
+                let cause = cause.unwrap_or_else(|| DestinationFailure::process_ended(guest));
                 Err(self.leave_guest(guest, cause))
             }
         }

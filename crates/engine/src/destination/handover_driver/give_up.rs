@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
-use crate::destination::watch::ReceiveWatch;
+use crate::destination::receive_control::ReceiveControl;
 use crate::guest::DestinationGuest;
 use error_reporter::Report;
 use hikkoshi_handover::Outcome;
@@ -24,7 +24,7 @@ use hikkoshi_handover::{DestinationAction, DestinationEvent, DestinationRecord, 
 pub fn give_up_receive(
     guest: &mut dyn DestinationGuest,
     record: DestinationRecord,
-    watch: &ReceiveWatch,
+    watch: &ReceiveControl,
 ) -> Result<(), ReceiveError> {
     let outcome = match record.stage {
         DestinationStage::Ready => Outcome::Paused,

@@ -26,7 +26,7 @@ impl HandoverDriver<'_> {
 
     /// Reports that the guest could run here.
     pub(crate) fn send_ready(&mut self) -> Result<(), DestinationFailure> {
-        self.sink.steps.done("readiness recorded");
+        self.context.steps.done("readiness recorded");
         self.send(&ToSource::Ready, "getting ready")
     }
 

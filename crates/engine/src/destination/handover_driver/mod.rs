@@ -5,15 +5,15 @@
 //! guest is left alone: it runs with the pages that are here, and threads that need another page
 //! wait. The source's next connection (`reconnect.rs`) starts with what is missing.
 
-pub(crate) mod account;
 mod adopt;
-mod events;
 mod finish;
 pub(crate) mod give_up;
 pub(crate) mod links;
 mod messages;
+mod next_event;
 pub(crate) mod reconnect;
 mod resume_guest;
+pub(crate) mod run_to_end;
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -22,37 +22,37 @@ use std::time::{Duration, Instant};
 use hikkoshi_handover::{
     DestinationAction, DestinationEvent, DestinationStage, RecordedDestination,
 };
-use hikkoshi_link::Incoming;
+use hikkoshi_link::AcceptedLink;
 use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::{Capabilities, Limits};
 
+use crate::destination::context::ReceiveContext;
 use crate::destination::error::{DestinationFailure, ReceiveError};
-use crate::destination::frames::FrameReceiver;
-use crate::destination::handover_driver::events::Observation;
 use crate::destination::handover_driver::links::{LinkState, LostLinks};
+use crate::destination::handover_driver::next_event::Observation;
 use crate::destination::handover_driver::reconnect::ReconnectedSource;
 use crate::destination::handover_driver::resume_guest::NotResumed;
+use crate::destination::network_frames::FrameReceiver;
 use crate::destination::options::DestinationOptions;
-use crate::destination::page_sink::PageSink;
 use crate::destination::postcopy::ActivePostcopy;
-use crate::destination::session::SessionEvent;
-use crate::destination::watch::ReceiveWatch;
-use crate::frames::FramesAccount;
+use crate::destination::receive_control::ReceiveControl;
+use crate::destination::session::DestinationSessionEvent;
 use crate::guest::DestinationGuest;
-use crate::report::Requests;
+use crate::network_frames::FramesAccount;
+use crate::report::RequestStatistics;
 use crate::retry::RetryBudget;
 
 /// Performs the actions of the handover machine, for a guest from *ready* on.
 pub(crate) struct HandoverDriver<'a> {
-    pub(crate) watch: &'a ReceiveWatch,
+    pub(crate) watch: &'a ReceiveControl,
     pub(crate) options: DestinationOptions,
     /// New connections.
-    pub(crate) incoming: &'a Receiver<Incoming>,
+    pub(crate) incoming: &'a Receiver<AcceptedLink>,
     pub(crate) machine: RecordedDestination,
     /// What the source supports.
     pub(crate) capabilities: Capabilities,
     pub(crate) ram: Arc<GuestRam>,
-    pub(crate) sink: Arc<PageSink>,
+    pub(crate) context: Arc<ReceiveContext>,
     pub(crate) postcopy: Option<ActivePostcopy>,
     pub(crate) links: LinkState,
     pub(crate) retry_budget: RetryBudget,
@@ -79,7 +79,7 @@ struct Connection {
     /// A request to cancel has been handled.
     cancel_handled: bool,
     /// An event that arrived while the links were being closed.
-    pending: Option<SessionEvent>,
+    pending: Option<DestinationSessionEvent>,
 }
 
 /// What has become of the guest here.
@@ -97,14 +97,14 @@ struct GuestProgress {
     released: bool,
     downtime: Duration,
     /// What was reported to the source about page requests.
-    requests: Option<Requests>,
+    requests: Option<RequestStatistics>,
 }
 
 /// A guest of which every page is here.
 #[derive(Debug)]
 pub(crate) struct HandoverResult {
     pub(crate) downtime: Duration,
-    pub(crate) requests: Requests,
+    pub(crate) requests: RequestStatistics,
     /// The guest has shut itself down here.
     pub(crate) shut_down: bool,
     /// What became of the frames that arrived for it, if they were kept.
@@ -116,7 +116,7 @@ pub(crate) struct HandoverStart {
     pub(crate) machine: RecordedDestination,
     pub(crate) capabilities: Capabilities,
     pub(crate) ram: Arc<GuestRam>,
-    pub(crate) sink: Arc<PageSink>,
+    pub(crate) context: Arc<ReceiveContext>,
     pub(crate) postcopy: Option<ActivePostcopy>,
     pub(crate) links: LinkState,
     pub(crate) source_paused: Option<Instant>,
@@ -127,9 +127,9 @@ impl<'a> HandoverDriver<'a> {
     /// A driver for the stage that `start.machine` is in.
     pub(crate) fn new(
         start: HandoverStart,
-        watch: &'a ReceiveWatch,
+        watch: &'a ReceiveControl,
         options: &DestinationOptions,
-        incoming: &'a Receiver<Incoming>,
+        incoming: &'a Receiver<AcceptedLink>,
     ) -> Self {
         let retry_for = options.retry_for.of(start.machine.record().postcopy);
         Self {
@@ -139,7 +139,7 @@ impl<'a> HandoverDriver<'a> {
             machine: start.machine,
             capabilities: start.capabilities,
             ram: start.ram,
-            sink: start.sink,
+            context: start.context,
             postcopy: start.postcopy,
             links: start.links,
             retry_budget: RetryBudget::new(retry_for, Instant::now()),
@@ -209,7 +209,7 @@ impl<'a> HandoverDriver<'a> {
             }
             (event, cause) = match next {
                 Some(next) => next,
-                None => match self.wait_for_event(guest) {
+                None => match self.next_event(guest) {
                     Ok(next) => next,
                     Err(failure) => return self.stop(guest, failure),
                 },
@@ -230,7 +230,7 @@ impl<'a> HandoverDriver<'a> {
             && guest.has_ended()
         {
             // It never ran here, so the source can take it back.
-            let gone = DestinationFailure::gone(guest);
+            let gone = DestinationFailure::process_ended(guest);
             return (DestinationEvent::GuestFailed, Some(gone));
         }
         if event == DestinationEvent::GuestFailed
@@ -306,9 +306,11 @@ impl<'a> HandoverDriver<'a> {
             .map_or(0, |postcopy| postcopy.installer().missing.count())
     }
 
-    fn requests(&self) -> Requests {
+    fn requests(&self) -> RequestStatistics {
         self.postcopy
             .as_ref()
-            .map_or_else(Requests::default, |postcopy| postcopy.requests(&self.sink))
+            .map_or_else(RequestStatistics::default, |postcopy| {
+                postcopy.requests(&self.context)
+            })
     }
 }

@@ -9,17 +9,18 @@ use hikkoshi_wire::{Capabilities, MAX_LINKS, PageRanges, ToDestination, ToSource
 use crate::destination::error::DestinationFailure;
 use crate::destination::handover_driver::HandoverDriver;
 use crate::destination::handover_driver::links::{ActiveLinks, LinkState};
-use crate::destination::receiver;
+use crate::destination::page_receiver;
 use crate::destination::session::Session;
 use crate::report::Phase;
 use hikkoshi_handover::{DestinationStage, SourceStage};
-use hikkoshi_link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, split};
-use hikkoshi_linux::Cancel;
+use hikkoshi_link::{AcceptedLink, LinkError, LinkReader, LinkWriter, Stream, split};
+use hikkoshi_linux::CancelFlag;
 
 /// How long the source may take to report its stage.
 const HERE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long it may take to report what it owes: it searches its RAM files for data.
+/// How long it may take to report which missing pages have data: it searches its RAM files for
+/// data.
 const OWED_TIMEOUT: Duration = Duration::from_secs(120);
 
 const DOING: &str = "resuming the migration";
@@ -37,7 +38,7 @@ impl HandoverDriver<'_> {
     /// Receives the source's stage.
     pub(crate) fn receive_resume_request(
         &self,
-        link: Incoming,
+        link: AcceptedLink,
     ) -> Result<(ReconnectedSource, SourceStage), DestinationFailure> {
         let io = |error: std::io::Error| DestinationFailure::link(DOING)(error.into());
         link.stream
@@ -93,10 +94,10 @@ impl HandoverDriver<'_> {
             if let Some(postcopy) = &self.postcopy {
                 // What is missing now, as the source counts it.
                 let missing = postcopy.installer().missing.count();
-                self.sink.tracker.begin(Phase::Postcopy, 0, missing);
+                self.context.tracker.begin(Phase::Postcopy, 0, missing);
             }
         }
-        let stop = Cancel::new();
+        let stop = CancelFlag::new();
         source.reader.set_deadline(None);
         source.reader.set_stop(stop.clone());
         source.writer.set_progress_timeout(None);
@@ -126,19 +127,23 @@ impl HandoverDriver<'_> {
         let begun = arrived.and_then(|arrived| {
             let events = line.session.events();
             for (number, ends) in arrived.background.into_iter().enumerate() {
-                let sink = Arc::clone(&self.sink);
-                line.receivers.push(receiver::start_background(
+                let context = Arc::clone(&self.context);
+                line.receivers.push(page_receiver::start_background(
                     number,
-                    sink,
+                    context,
                     ends,
                     events.clone(),
                     self.options.priority,
                 )?);
             }
             if let (Some((reader, writer)), Some(postcopy)) = (arrived.urgent, &self.postcopy) {
-                let sink = Arc::clone(&self.sink);
-                line.receivers
-                    .push(receiver::start_urgent(sink, reader, events, &self.options)?);
+                let context = Arc::clone(&self.context);
+                line.receivers.push(page_receiver::start_urgent(
+                    context,
+                    reader,
+                    events,
+                    &self.options,
+                )?);
                 postcopy.set_request_link(Some(writer));
             }
             if let Some(postcopy) = &self.postcopy {

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use hikkoshi_handover::{DestinationAction, DestinationEvent, DestinationStage};
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 
 use crate::destination::error::DestinationFailure;
 use crate::destination::handover_driver::HandoverDriver;
-use crate::destination::handover_driver::events::Observation;
 use crate::destination::handover_driver::links::LinkState;
-use crate::destination::session::SessionEvent;
+use crate::destination::handover_driver::next_event::Observation;
+use crate::destination::session::DestinationSessionEvent;
 use crate::guest::DestinationGuest;
 
 /// How often to check whether the guest runs.
@@ -39,20 +39,20 @@ impl HandoverDriver<'_> {
             return Ok(());
         }
         let running = self.machine.record().running;
-        let give_up = Cancel::new();
+        let give_up = CancelFlag::new();
         let mut failed = None;
         let returned = match &self.links {
             LinkState::Up(links) => links.session.events(),
             LinkState::Down(channel) => channel.sender(),
         };
-        self.sink.steps.done("commit received");
+        self.context.steps.done("commit received");
         let resumed = thread::scope(|scope| {
             let resumer = thread::Builder::new()
                 .name("dst-run".into())
                 .spawn_scoped(scope, || {
                     let resumed = guest.resume(running, &give_up);
                     // If the queue is full, the main thread is awake.
-                    let _ = returned.try_send(SessionEvent::GuestCallReturned);
+                    let _ = returned.try_send(DestinationSessionEvent::GuestCallReturned);
                     resumed
                 })
                 .map_err(DestinationFailure::Thread)?;
@@ -89,8 +89,8 @@ impl HandoverDriver<'_> {
     fn set_resumed(&mut self, running: bool, resumed: Instant) {
         self.guest.resumed = true;
         if running {
-            self.sink.steps.done_at("guest runs", resumed);
-            self.sink.steps.done("guest announced");
+            self.context.steps.done_at("guest runs", resumed);
+            self.context.steps.done("guest announced");
         }
         if running && let Some(frames) = &self.frames {
             frames.guest_runs();

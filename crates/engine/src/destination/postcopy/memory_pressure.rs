@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hikkoshi_linux::Stop;
+use hikkoshi_linux::StopEventFd;
 use hikkoshi_userfault::CopyError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -20,7 +20,7 @@ const PAUSE: Timespec = Timespec {
 /// Whether to wait for memory, shared by all threads that install pages.
 #[derive(Debug)]
 pub(crate) struct MemoryPressure {
-    stop: Stop,
+    stop: StopEventFd,
     waits: AtomicBool,
     interrupted: AtomicBool,
     short: AtomicBool,
@@ -29,7 +29,7 @@ pub(crate) struct MemoryPressure {
 impl MemoryPressure {
     /// Does not wait until [`wait_for_memory`](Self::wait_for_memory) is called. `stop` ends every
     /// wait.
-    pub(crate) fn new(stop: Stop) -> Self {
+    pub(crate) fn new(stop: StopEventFd) -> Self {
         Self {
             stop,
             waits: AtomicBool::new(false),
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn waits_only_when_it_may_and_until_stopped() {
-        let stop = Stop::new().unwrap();
+        let stop = StopEventFd::new().unwrap();
         let room = MemoryPressure::new(stop.clone());
         assert!(!room.wait(), "the source has everything");
         room.wait_for_memory();

@@ -1,4 +1,4 @@
-//! The pages that are not installed yet.
+//! Owed pages that are not installed yet.
 //!
 //! A page leaves the set after it was installed. So a page that is not in the set can be filled
 //! with zeros without overtaking the source's content.
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hikkoshi_pages::{Page, PageBitmap, PageRange};
 
-/// The pages that the source owes and that are not installed yet.
+/// Owed pages that are not installed yet.
 #[derive(Debug)]
 pub(crate) struct MissingPages {
     pages: PageBitmap,

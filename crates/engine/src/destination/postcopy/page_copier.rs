@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use hikkoshi_linux::{HostAddr, HostRange, Stop};
+use hikkoshi_linux::{HostAddr, HostRange, StopEventFd};
 use hikkoshi_memory::{GuestRam, PresenceError};
 use hikkoshi_pages::{Extent, PAGE_BYTES, PAGE_SIZE, Page, PageRange, RamLayout};
 use hikkoshi_userfault::{CopyError, PageBuffer, RangeError, RegisterMode, Userfault};
@@ -30,7 +30,7 @@ impl PageCopier {
         userfault: Arc<Userfault>,
         ram: Arc<GuestRam>,
         hosts: &[u64],
-        stop: Stop,
+        stop: StopEventFd,
     ) -> Self {
         let blocks = ram.layout().blocks();
         let largest = blocks.map(|(block, _)| block.host_page).max();
@@ -100,7 +100,7 @@ impl PageCopier {
             .locate(range.start())
             .is_some_and(|(block, _)| {
                 let backing = self.ram.backings().get(block);
-                backing.is_some_and(|backing| backing.process().is_some())
+                backing.is_some_and(|backing| backing.private().is_some())
             });
         if private || self.layout().host_page_range(range.start()).len() == 1 {
             return Ok(self.ram.has_data(range)?);

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use error_reporter::Report;
-use hikkoshi_linux::Stop;
+use hikkoshi_linux::StopEventFd;
 use hikkoshi_wire::HEADER_LEN;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -110,7 +110,7 @@ impl RequestSender {
     }
 
     /// Waits until the socket accepts more, `stop` is stopped, or [`TICK`] has passed.
-    pub(crate) fn wait(&self, stop: &Stop) {
+    pub(crate) fn wait(&self, stop: &StopEventFd) {
         let tick = Timespec::try_from(TICK).ok();
         let stream = self.waits_for();
         let mut set = vec![PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
@@ -175,7 +175,7 @@ fn try_send(stream: &Stream, bytes: &[u8]) -> Result<usize, LinkError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hikkoshi_linux::Cancel;
+    use hikkoshi_linux::CancelFlag;
     use hikkoshi_pages::{Page, PageRange};
     use hikkoshi_wire::{Frame, Limits};
     use std::io::Read;
@@ -183,7 +183,7 @@ mod tests {
     use std::thread;
 
     fn writer(ours: UnixStream) -> LinkWriter {
-        LinkWriter::new(Arc::new(Stream::Unix(ours)), Cancel::new()).unwrap()
+        LinkWriter::new(Arc::new(Stream::Unix(ours)), CancelFlag::new()).unwrap()
     }
 
     const THREADS: u64 = 4;
@@ -224,7 +224,7 @@ mod tests {
             }
             (seen, theirs)
         });
-        let stop = Stop::new().unwrap();
+        let stop = StopEventFd::new().unwrap();
         while sender.waits_for().is_some() {
             sender.wait(&stop);
             sender.flush();

@@ -45,7 +45,7 @@ struct Entry {
 }
 
 /// When a request was made, in nanoseconds of
-/// [`FaultRequests::now`](crate::destination::postcopy::fault_requests::FaultRequests::now).
+/// [`OpenRequests::now`](crate::destination::postcopy::open_requests::OpenRequests::now).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RequestTime {
     pub(crate) fault_read: u64,

@@ -7,8 +7,8 @@ use hikkoshi_wire::ToDestination;
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::destination::last_message::{REASON_TIMEOUT, last_message};
-use crate::destination::session::{LISTENING, SessionEvent};
-use crate::destination::switchover::incoming::IncomingMigration;
+use crate::destination::session::{DestinationSessionEvent, LISTENING};
+use crate::destination::switchover::incoming_migration::IncomingMigration;
 use crate::guest::DestinationGuest;
 use hikkoshi_handover::Outcome;
 
@@ -23,13 +23,13 @@ impl IncomingMigration<'_> {
         let deadline = Instant::now() + REASON_TIMEOUT;
         while let Some(left) = deadline.checked_duration_since(Instant::now()) {
             match self.session.next_within(left) {
-                Some(SessionEvent::Message(ToDestination::Cancel { reason })) => {
+                Some(DestinationSessionEvent::Message(ToDestination::Cancel { reason })) => {
                     return DestinationFailure::CancelledBySource(reason);
                 }
                 // No further message will arrive.
-                Some(SessionEvent::Failed(DestinationFailure::Link { doing, .. }))
-                    if doing == LISTENING =>
-                {
+                Some(DestinationSessionEvent::Failed(DestinationFailure::Link {
+                    doing, ..
+                })) if doing == LISTENING => {
                     break;
                 }
                 _ => {}

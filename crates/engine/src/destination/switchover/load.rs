@@ -6,8 +6,8 @@ use std::time::Duration;
 use hikkoshi_wire::ToDestination;
 
 use crate::destination::error::DestinationFailure;
-use crate::destination::session::SessionEvent;
-use crate::destination::switchover::incoming::IncomingMigration;
+use crate::destination::session::DestinationSessionEvent;
+use crate::destination::switchover::incoming_migration::IncomingMigration;
 use crate::guest::DestinationGuest;
 
 impl IncomingMigration<'_> {
@@ -25,7 +25,7 @@ impl IncomingMigration<'_> {
                 .spawn_scoped(scope, || {
                     let loaded = guest.load_device_state(state);
                     // If the queue is full, the main thread is awake.
-                    let _ = returned.try_send(SessionEvent::GuestCallReturned);
+                    let _ = returned.try_send(DestinationSessionEvent::GuestCallReturned);
                     loaded
                 })
                 .map_err(DestinationFailure::Thread)?;
@@ -56,11 +56,14 @@ impl IncomingMigration<'_> {
     fn watch_load(&mut self) -> Result<(), DestinationFailure> {
         self.check()?;
         match self.session.next_within(Duration::from_millis(1)) {
-            None | Some(SessionEvent::AllReceived | SessionEvent::GuestCallReturned) => {
-                self.silence.check(&self.sink, "loading the device state")
-            }
-            Some(SessionEvent::Failed(failure)) => Err(failure),
-            Some(SessionEvent::Message(ToDestination::Cancel { reason })) => {
+            None
+            | Some(
+                DestinationSessionEvent::AllReceived | DestinationSessionEvent::GuestCallReturned,
+            ) => self
+                .silence
+                .check(&self.context, "loading the device state"),
+            Some(DestinationSessionEvent::Failed(failure)) => Err(failure),
+            Some(DestinationSessionEvent::Message(ToDestination::Cancel { reason })) => {
                 Err(DestinationFailure::CancelledBySource(reason))
             }
             Some(other) => Err(DestinationFailure::unexpected(

@@ -14,12 +14,12 @@ use crate::default_links::default_links;
 use crate::destination::error::DestinationFailure;
 use crate::destination::options::DestinationOptions;
 use crate::destination::postcopy::huge::staging::Size;
+use crate::destination::receive_control::ReceiveControl;
 use crate::destination::switchover::processors;
-use crate::destination::watch::ReceiveWatch;
 use crate::guest::DestinationGuest;
 use crate::obstacle::DestinationObstacle;
-use hikkoshi_link::{Incoming, LinkError, LinkReader, LinkWriter, Stream, split};
-use hikkoshi_linux::{Cancel, host_memory_available};
+use hikkoshi_link::{AcceptedLink, LinkError, LinkReader, LinkWriter, Stream, split};
+use hikkoshi_linux::{CancelFlag, host_memory_available};
 use hikkoshi_memory::RamWriter;
 
 /// How long a source may take to make its offer.
@@ -32,7 +32,7 @@ pub(crate) struct AcceptedOffer {
     pub(crate) reader: LinkReader,
     pub(crate) writer: LinkWriter,
     pub(crate) limits: Limits,
-    pub(crate) stop: Cancel,
+    pub(crate) stop: CancelFlag,
     /// The migration's id.
     pub(crate) id: MigrationId,
     /// What both sides support beyond the protocol's version.
@@ -66,17 +66,17 @@ impl From<String> for NoGuest {
 /// the source, and returned here.
 ///
 /// `over` is called before a refused source is notified: it may connect again at once.
-pub(crate) fn hear(
+pub(crate) fn receive_offer(
     guest: &mut dyn DestinationGuest,
-    link: Incoming,
+    link: AcceptedLink,
     options: &DestinationOptions,
-    watch: &ReceiveWatch,
+    watch: &ReceiveControl,
     over: impl Fn(),
 ) -> Result<AcceptedOffer, NoGuest> {
     let limits = Limits {
         pages: guest.ram().layout().pages(),
     };
-    let stop = Cancel::new();
+    let stop = CancelFlag::new();
     let capabilities = link.capabilities;
     let id = link.id;
     link.stream
@@ -159,7 +159,7 @@ pub(crate) fn hear(
         .and_then(|differences| Ok((make_ready(guest, may_postcopy)?, differences)))
         .map_err(|reason| {
             if guest.has_ended() {
-                return text(DestinationFailure::gone(guest));
+                return text(DestinationFailure::process_ended(guest));
             }
             reason
         });
@@ -223,7 +223,7 @@ impl Found {
     ) -> Self {
         let mut found = Self::default();
         if guest.has_ended() {
-            found.add(text(DestinationFailure::gone(guest)));
+            found.add(text(DestinationFailure::process_ended(guest)));
             return found;
         }
         // First: another device has other memory.

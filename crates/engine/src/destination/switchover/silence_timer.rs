@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use crate::destination::context::ReceiveContext;
 use crate::destination::error::DestinationFailure;
-use crate::destination::page_sink::PageSink;
 use hikkoshi_link::LinkError;
 
-/// How long the source has been silent. Before *ready* the destination owes it nothing, and gives
-/// up after a time limit.
+/// How long the source has been silent. Before *ready* the destination may give the migration up at
+/// any time, and does so after a time limit.
 #[derive(Debug)]
 pub(super) struct SilenceTimer {
     limit: Duration,
@@ -31,10 +31,10 @@ impl SilenceTimer {
     /// Also counts what has arrived on the other links.
     pub(super) fn check(
         &mut self,
-        sink: &PageSink,
+        context: &ReceiveContext,
         doing: &'static str,
     ) -> Result<(), DestinationFailure> {
-        let received = sink.counters.received();
+        let received = context.counters.received();
         if received != self.received {
             self.received = received;
             self.reset();

@@ -3,7 +3,7 @@
 use hikkoshi_wire::PageRanges;
 
 use crate::destination::error::DestinationFailure;
-use crate::destination::switchover::incoming::IncomingMigration;
+use crate::destination::switchover::incoming_migration::IncomingMigration;
 use crate::guest::DestinationGuest;
 
 impl IncomingMigration<'_> {
@@ -29,7 +29,7 @@ impl IncomingMigration<'_> {
                 return Err(DestinationFailure::unexpected(doing, &range));
             }
         }
-        if let Some(memory) = &self.sink.memory {
+        if let Some(memory) = &self.context.memory {
             memory.drop_stale(ranges)?;
         }
         for &range in ranges {

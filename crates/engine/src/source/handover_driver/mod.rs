@@ -5,9 +5,9 @@
 //! thread answers page requests (`postcopy/urgent.rs`), and a thread for each
 //! background link pushes all other pages (`postcopy/pusher.rs`).
 
-mod active_links;
-mod end;
 mod event_with_cause;
+mod finish;
+mod links;
 mod memory_lost;
 mod next_event;
 mod reconnect;
@@ -18,16 +18,16 @@ use std::time::{Duration, Instant};
 use hikkoshi_handover::{DestinationStage, RecordedSource, SourceAction, SourceEvent};
 use hikkoshi_link::{LinkError, Remote};
 
-use crate::frames::FramesAccount;
 use crate::guest::SourceGuest;
-use crate::report::{Phase, Requests};
+use crate::network_frames::FramesAccount;
+use crate::report::{Phase, RequestStatistics};
 use crate::retry::RetryBudget;
 use crate::source::context::MigrationContext;
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::postcopy::pusher::Pushers;
 use crate::source::unsent::UnsentPages;
-pub(crate) use active_links::ActiveLinks;
 use event_with_cause::{DOING, EventWithCause};
+pub(crate) use links::ActiveLinks;
 
 /// Performs the actions of the source's machine, from *Ready* on.
 pub(crate) struct HandoverDriver<'a> {
@@ -47,7 +47,7 @@ pub(crate) struct HandoverDriver<'a> {
 pub(crate) struct HandoverResult {
     /// How long the guest did not run.
     pub(crate) downtime: Duration,
-    pub(crate) requests: Requests,
+    pub(crate) requests: RequestStatistics,
     /// The guest shut itself down there.
     pub(crate) shut_down: bool,
     /// What became of the frames that arrived for the guest, if they were kept.
@@ -143,7 +143,7 @@ impl HandoverDriver<'_> {
             },
             // `End` does these.
             SourceAction::ResumeGuest | SourceAction::SendCancel | SourceAction::Close => None,
-            SourceAction::End => Some(Step::Finished(Box::new(self.end(cause.take(), result)))),
+            SourceAction::End => Some(Step::Finished(Box::new(self.finish(cause.take(), result)))),
         }
     }
 

@@ -10,8 +10,8 @@ use hikkoshi_link::{LinkError, TICK};
 use crate::report::Phase;
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover_driver::HandoverDriver;
-use crate::source::handover_driver::active_links::ActiveLinks;
 use crate::source::handover_driver::event_with_cause::DOING;
+use crate::source::handover_driver::links::ActiveLinks;
 use crate::source::postcopy::PreparedPostcopy;
 use crate::source::session::Session;
 

@@ -16,19 +16,19 @@ use crate::panic_notifier::PanicNotifier;
 use crate::report::{Counters, Tracker};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::postcopy::push_policy::{Next, PushPolicy, Route};
-use crate::source::session::{Session, SessionEvent};
+use crate::source::postcopy::push_policy::{Next, NextPages, PushPolicy};
+use crate::source::session::{Session, SourceSessionEvent};
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{BackgroundSender, LinkError, TICK};
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 use hikkoshi_linux::PriorityClass;
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_memory::GuestRam;
-use hikkoshi_memory::{Piece, PieceReader};
+use hikkoshi_memory::{PageReader, PageRun};
 
-/// The most pages in one piece, 32 KiB: an urgent page never waits for more than
+/// The most pages in one read, 32 KiB: an urgent page never waits for more than
 /// that on a processor. On the network the link's limit is lower.
-const PIECE: usize = 8;
+const PAGES_PER_READ: usize = 8;
 
 /// All pushing threads of a migration.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ impl Pushers {
             let mut pusher = Pusher {
                 number,
                 link,
-                route: Route::new(
+                next_pages: NextPages::new(
                     (number, number_of_links),
                     policy,
                     unsent,
@@ -74,22 +74,22 @@ impl Pushers {
                 ram: Arc::clone(&shared.ram),
                 counters: Arc::clone(&shared.counters),
                 tracker: Arc::clone(&shared.progress),
-                pieces: PieceReader::new(PIECE),
+                reader: PageReader::new(PAGES_PER_READ),
                 stop: session.stop.clone(),
             };
             let (events, priority) = (session.events(), options.priority);
             let thread = thread::Builder::new()
                 .name(format!("src-push-{number}"))
                 .spawn(move || {
-                    let _notifier = PanicNotifier::new(&events, SessionEvent::ThreadDied);
+                    let _notifier = PanicNotifier::new(&events, SourceSessionEvent::ThreadDied);
                     priority.apply(PriorityClass::Background);
                     sandbox_thread();
                     let event = match pusher.run() {
                         Ok(()) | Err(Failure::Link(LinkError::Stopped)) => return,
                         Err(Failure::Link(error)) => {
-                            SessionEvent::LinkEnded("a background link", error)
+                            SourceSessionEvent::LinkEnded("a background link", error)
                         }
-                        Err(Failure::Ram(error)) => SessionEvent::RamFailed(error),
+                        Err(Failure::Ram(error)) => SourceSessionEvent::RamFailed(error),
                     };
                     let _ = events.send(event);
                 })
@@ -124,15 +124,15 @@ impl From<io::Error> for Failure {
 struct Pusher {
     number: usize,
     link: BackgroundSender,
-    route: Route,
+    next_pages: NextPages,
     /// Until then only pages that are read ahead are pushed.
     background_from: Instant,
     policy: Arc<PushPolicy>,
     ram: Arc<GuestRam>,
     counters: Arc<Counters>,
     tracker: Arc<Tracker>,
-    pieces: PieceReader,
-    stop: Cancel,
+    reader: PageReader,
+    stop: CancelFlag,
 }
 
 impl Pusher {
@@ -141,15 +141,15 @@ impl Pusher {
         loop {
             // Space in the window first, then the claim: if a claimed page waited for
             // space, the guest might wait for the page.
-            let pages = self.link.piece_pages().min(PIECE as u64);
+            let pages = self.link.piece_pages().min(PAGES_PER_READ as u64);
             self.link
                 .make_room(pages * (PAGE_SIZE + HEADER_LEN) as u64, &self.stop)
                 .map_err(Failure::Link)?;
             let held_back = self
                 .background_from
                 .saturating_duration_since(Instant::now());
-            match self.route.next(pages, held_back.is_zero()) {
-                Next::Piece(run) => self.push(run)?,
+            match self.next_pages.next(pages, held_back.is_zero()) {
+                Next::Send(run) => self.push(run)?,
                 Next::Nothing => self.policy.sleep(self.number, held_back.min(TICK)),
                 Next::Done => return self.link.drain(&self.stop).map_err(Failure::Link),
             }
@@ -159,13 +159,13 @@ impl Pusher {
     fn push(&mut self, run: PageRange) -> Result<(), Failure> {
         let before = self.link.sent();
         let (link, counters, stop) = (&mut self.link, &self.counters, &self.stop);
-        self.pieces.pieces(&self.ram, run, |piece| {
-            match piece {
-                Piece::Data(range, content) => {
+        self.reader.runs(&self.ram, run, |run| {
+            match run {
+                PageRun::Data(range, content) => {
                     Counters::add(&counters.background, range.len());
                     link.pages(range, content, stop)
                 }
-                Piece::Zeros(range) => {
+                PageRun::Zeros(range) => {
                     Counters::add(&counters.zero, range.len());
                     link.zeros(range, stop)
                 }

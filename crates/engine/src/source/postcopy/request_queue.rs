@@ -8,41 +8,44 @@
 use hikkoshi_pages::PageRange;
 
 /// The most large requests that are answered at a time. More wait in the socket.
-const MOST: usize = 64;
+const MAX_OPEN: usize = 64;
 
 /// A request that is being answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Request {
+pub(crate) struct OpenRequest {
     /// The requested pages.
-    pub(crate) asked: PageRange,
+    pub(crate) requested: PageRange,
     /// The part that may still be unsent.
     pub(crate) rest: PageRange,
 }
 
-impl Request {
+impl OpenRequest {
     /// A request of which nothing has been sent.
-    pub(crate) fn new(asked: PageRange) -> Self {
-        Self { asked, rest: asked }
+    pub(crate) fn new(requested: PageRange) -> Self {
+        Self {
+            requested,
+            rest: requested,
+        }
     }
 
     /// Whether nothing has been sent for it.
     pub(crate) fn is_untouched(&self) -> bool {
-        self.rest == self.asked
+        self.rest == self.requested
     }
 }
 
 /// The requests that are being answered, in turn.
 #[derive(Debug)]
-pub(crate) struct Requests {
-    open: [Request; MOST],
+pub(crate) struct RequestQueue {
+    open: [OpenRequest; MAX_OPEN],
     len: usize,
     turn: usize,
 }
 
-impl Requests {
+impl RequestQueue {
     pub(crate) fn empty() -> Self {
         Self {
-            open: [Request::new(PageRange::EMPTY); MOST],
+            open: [OpenRequest::new(PageRange::EMPTY); MAX_OPEN],
             len: 0,
             turn: 0,
         }
@@ -53,13 +56,13 @@ impl Requests {
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        self.len == MOST
+        self.len == MAX_OPEN
     }
 
     /// Adds a request, unless the table is full.
-    pub(crate) fn add(&mut self, asked: PageRange) {
+    pub(crate) fn add(&mut self, requested: PageRange) {
         if let Some(slot) = self.open.get_mut(self.len) {
-            *slot = Request::new(asked);
+            *slot = OpenRequest::new(requested);
             self.len += 1;
         }
     }
@@ -68,8 +71,8 @@ impl Requests {
     /// a rest is removed and returned.
     pub(crate) fn next<E>(
         &mut self,
-        step: impl FnOnce(&mut Request) -> Result<(), E>,
-    ) -> Result<Option<Request>, E> {
+        step: impl FnOnce(&mut OpenRequest) -> Result<(), E>,
+    ) -> Result<Option<OpenRequest>, E> {
         if self.turn >= self.len {
             self.turn = 0;
         }
@@ -103,23 +106,23 @@ mod tests {
     }
 
     /// Answers 100 pages of the next request; gives it, and whether it is done.
-    fn step(requests: &mut Requests) -> (PageRange, bool) {
+    fn step(requests: &mut RequestQueue) -> (PageRange, bool) {
         let mut turn = PageRange::EMPTY;
         let done = requests
             .next(|request| -> Result<(), ()> {
-                turn = request.asked;
+                turn = request.requested;
                 let cut = request.rest.start().saturating_add(100);
                 request.rest = request.rest.split_at(cut).1;
                 Ok(())
             })
             .unwrap();
-        assert!(done.is_none_or(|request| request.asked == turn));
+        assert!(done.is_none_or(|request| request.requested == turn));
         (turn, done.is_some())
     }
 
     #[test]
     fn requests_take_turns() {
-        let mut requests = Requests::empty();
+        let mut requests = RequestQueue::empty();
         requests.add(huge(1));
         assert_eq!(step(&mut requests), (huge(1), false));
         requests.add(huge(2));
@@ -136,8 +139,8 @@ mod tests {
 
     #[test]
     fn the_table_is_bounded() {
-        let mut requests = Requests::empty();
-        for nth in 0..MOST as u64 {
+        let mut requests = RequestQueue::empty();
+        for nth in 0..MAX_OPEN as u64 {
             assert!(!requests.is_full());
             requests.add(huge(nth));
         }

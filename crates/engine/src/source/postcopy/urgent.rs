@@ -22,18 +22,18 @@ use crate::report::{Counters, Tracker};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::postcopy::push_policy::{AccessStreams, PushPolicy, RequestPosition};
-use crate::source::postcopy::request_queue::{Request, Requests};
-use crate::source::session::{Session, SessionEvent};
+use crate::source::postcopy::request_queue::{OpenRequest, RequestQueue};
+use crate::source::session::{Session, SourceSessionEvent};
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter, UrgentActivity};
 use hikkoshi_linux::PriorityClass;
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_memory::GuestRam;
-use hikkoshi_memory::{Piece, PieceReader};
+use hikkoshi_memory::{PageReader, PageRun};
 
 /// The most pages in one frame: a request for a huge page is answered in
 /// pieces of 32 KiB.
-const PIECE: usize = 8;
+const PAGES_PER_READ: usize = 8;
 
 /// How many bytes of a huge page may wait in the socket. The answer to another
 /// request is sent after them.
@@ -68,14 +68,14 @@ impl UrgentThread {
                 streams: AccessStreams::new(options.read_ahead),
                 counters: Arc::clone(&shared.counters),
                 tracker: Arc::clone(&shared.progress),
-                pieces: PieceReader::new(PIECE),
+                reader: PageReader::new(PAGES_PER_READ),
             },
-            requests: Requests::empty(),
+            requests: RequestQueue::empty(),
         };
         thread::Builder::new()
             .name("src-urgent".into())
             .spawn(move || {
-                let _notifier = PanicNotifier::new(&events, SessionEvent::ThreadDied);
+                let _notifier = PanicNotifier::new(&events, SourceSessionEvent::ThreadDied);
                 priority.apply(PriorityClass::Urgent);
                 sandbox_thread();
                 // The queue is closed after the migration has ended.
@@ -113,17 +113,19 @@ impl From<LinkError> for Stop {
 #[derive(Debug)]
 struct Urgent {
     reader: LinkReader,
-    requests: Requests,
+    requests: RequestQueue,
     answer: Answer,
 }
 
 impl Urgent {
-    fn run(&mut self) -> SessionEvent {
+    fn run(&mut self) -> SourceSessionEvent {
         loop {
             match self.step() {
                 Ok(()) => {}
-                Err(Stop::Link(error)) => return SessionEvent::LinkEnded("the urgent link", error),
-                Err(Stop::Ram(error)) => return SessionEvent::RamFailed(error),
+                Err(Stop::Link(error)) => {
+                    return SourceSessionEvent::LinkEnded("the urgent link", error);
+                }
+                Err(Stop::Ram(error)) => return SourceSessionEvent::RamFailed(error),
             }
         }
     }
@@ -132,27 +134,27 @@ impl Urgent {
     fn step(&mut self) -> Result<(), Stop> {
         let idle = self.requests.is_empty();
         if idle || (!self.requests.is_full() && self.reader.is_ready(Duration::ZERO)?) {
-            let asked = match self.reader.frame()? {
+            let requested = match self.reader.frame()? {
                 Frame::Request { range } => range,
                 other => {
                     let text = format!("{other:?} on the urgent link");
                     return Err(LinkError::Protocol(text).into());
                 }
             };
-            if asked.len() > PIECE as u64 {
-                self.requests.add(asked);
+            if requested.len() > PAGES_PER_READ as u64 {
+                self.requests.add(requested);
             } else {
-                let mut request = Request::new(asked);
+                let mut request = OpenRequest::new(requested);
                 while !request.rest.is_empty() {
                     self.answer.piece(&mut request)?;
                 }
-                self.answer.advise_read_ahead(asked);
+                self.answer.advise_read_ahead(requested);
             }
         }
         let answer = &mut self.answer;
         let done = self.requests.next(|request| answer.piece(request))?;
         if let Some(done) = done {
-            self.answer.advise_read_ahead(done.asked);
+            self.answer.advise_read_ahead(done.requested);
         }
         Ok(())
     }
@@ -171,15 +173,15 @@ struct Answer {
     streams: AccessStreams,
     counters: Arc<Counters>,
     tracker: Arc<Tracker>,
-    pieces: PieceReader,
+    reader: PageReader,
 }
 
 impl Answer {
     /// Sends the first unsent piece of the rest of a request. The other pages have
     /// been sent, or a background link is sending them.
-    fn piece(&mut self, request: &mut Request) -> Result<(), Stop> {
+    fn piece(&mut self, request: &mut OpenRequest) -> Result<(), Stop> {
         let _answering = self.urgency.begin();
-        let Some(run) = self.unsent.claim(request.rest, PIECE as u64) else {
+        let Some(run) = self.unsent.claim(request.rest, PAGES_PER_READ as u64) else {
             if request.is_untouched() {
                 Counters::add(&self.counters.requests_under_way, 1);
             }
@@ -188,14 +190,14 @@ impl Answer {
         };
         let before = self.writer.sent();
         let (writer, counters) = (&mut self.writer, &self.counters);
-        self.pieces
-            .pieces(&self.ram, run, |piece| -> Result<(), Stop> {
-                match piece {
-                    Piece::Data(range, content) => {
+        self.reader
+            .runs(&self.ram, run, |run| -> Result<(), Stop> {
+                match run {
+                    PageRun::Data(range, content) => {
                         Counters::add(&counters.urgent, range.len());
                         writer.pages(range, content)?;
                     }
-                    Piece::Zeros(range) => {
+                    PageRun::Zeros(range) => {
                         Counters::add(&counters.zero, range.len());
                         writer.frame(Frame::Zeros { range })?;
                     }
@@ -211,9 +213,9 @@ impl Answer {
 
     /// Uses an answered request to predict the next ones. A request for pages that
     /// were already in flight also shows where the guest is.
-    fn advise_read_ahead(&mut self, asked: PageRange) {
-        let host = self.destination.host_page_range(asked.start());
-        let position = self.destination.locate(asked.start());
+    fn advise_read_ahead(&mut self, requested: PageRange) {
+        let host = self.destination.host_page_range(requested.start());
+        let position = self.destination.locate(requested.start());
         let Some((_, block)) = position.and_then(|(block, _)| self.destination.block(block)) else {
             return;
         };
@@ -221,8 +223,8 @@ impl Answer {
             unit: host.len(),
             block,
         };
-        let whole = self.destination.round_out(asked).intersect(block);
-        if let Some(advice) = self.streams.asked(whole, position) {
+        let whole = self.destination.round_out(requested).intersect(block);
+        if let Some(advice) = self.streams.requested(whole, position) {
             self.policy.read_ahead(&advice);
         }
     }

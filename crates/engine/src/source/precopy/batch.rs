@@ -8,13 +8,13 @@ use hikkoshi_pages::PageRange;
 
 use crate::source::error::SourceFailure;
 
-/// Work for all workers, in pieces that are handed out by an atomic cursor.
+/// Work for all workers, in items that are handed out by an atomic cursor.
 #[derive(Debug)]
 pub(crate) struct Batch {
     work: Work,
     /// Whether it is the last one of its round.
     last: bool,
-    /// The number of the next piece.
+    /// The number of the next item.
     cursor: AtomicU64,
     failed: AtomicBool,
     /// The first failure. Later ones follow from it.
@@ -67,10 +67,10 @@ impl Batch {
         self.last
     }
 
-    /// The number of a piece that no other worker has; `None` after a failure. May
-    /// be beyond the last piece.
+    /// The number of an item that no other worker has; `None` after a failure. May
+    /// be beyond the last item.
     pub(crate) fn next(&self) -> Option<u64> {
-        // `Relaxed`: a worker's piece does not depend on what another worker has
+        // `Relaxed`: a worker's item does not depend on what another worker has
         // done.
         (!self.has_failed()).then(|| self.cursor.fetch_add(1, Ordering::Relaxed))
     }
@@ -79,7 +79,7 @@ impl Batch {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Makes the workers skip the pieces that they have not begun.
+    /// Makes the workers skip the items that they have not begun.
     pub(crate) fn abandon(&self) {
         self.failed.store(true, Ordering::Relaxed);
     }

@@ -5,18 +5,18 @@ use std::sync::Arc;
 use hikkoshi_pages::PageRange;
 
 use crate::report::Counters;
+use crate::source::chunks::CHUNK;
 use crate::source::chunks::chunk;
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::precopy::CHUNK;
 use crate::source::precopy::batch::{Batch, Work};
 use crate::source::precopy::collector::Collector;
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::BackgroundSender;
-use hikkoshi_memory::{Piece, PieceReader};
+use hikkoshi_memory::{PageReader, PageRun};
 
 /// Pages sent in one frame, 1 MiB.
-const PIECE: usize = 256;
+const PAGES_PER_READ: usize = 256;
 
 /// Sends chunks on one link. It belongs to one worker.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(crate) struct ChunkSender {
     shared: MigrationContext,
     link: BackgroundSender,
     collector: Collector,
-    reader: PieceReader,
+    reader: PageReader,
     runs: Vec<PageRange>,
 }
 
@@ -38,7 +38,7 @@ impl ChunkSender {
             shared: shared.clone(),
             link,
             collector: Collector::new(shared, unsent),
-            reader: PieceReader::new(PIECE),
+            reader: PageReader::new(PAGES_PER_READ),
             runs: Vec::new(),
         }
     }
@@ -95,7 +95,10 @@ impl ChunkSender {
 
     /// Sends pages of `batch` until the batch has failed.
     fn send(&mut self, runs: &[PageRange], batch: &Batch) -> Result<(), SourceFailure> {
-        for part in runs.iter().flat_map(|run| run.chunks(PIECE as u64)) {
+        for part in runs
+            .iter()
+            .flat_map(|run| run.chunks(PAGES_PER_READ as u64))
+        {
             if batch.has_failed() {
                 break;
             }
@@ -106,13 +109,13 @@ impl ChunkSender {
 
     fn send_run(&mut self, run: PageRange) -> Result<(), SourceFailure> {
         let (shared, link) = (&self.shared, &mut self.link);
-        self.reader.pieces(&shared.ram, run, |piece| {
-            let (pages, result) = match piece {
-                Piece::Data(range, content) => {
+        self.reader.runs(&shared.ram, run, |run| {
+            let (pages, result) = match run {
+                PageRun::Data(range, content) => {
                     Counters::add(&shared.counters.precopy, range.len());
                     (range.len(), link.pages(range, content, &shared.cancel))
                 }
-                Piece::Zeros(range) => {
+                PageRun::Zeros(range) => {
                     Counters::add(&shared.counters.zero, range.len());
                     (range.len(), link.zeros(range, &shared.cancel))
                 }

@@ -23,7 +23,7 @@ pub(crate) enum PrecopyResult {
     /// The dirty pages fit into the downtime: send them with the guest paused.
     Converged,
     /// The dirty pages follow after the switchover.
-    SwitchNow,
+    StartPostcopy,
 }
 
 /// Estimates the downtime from the rate of the rounds.

@@ -23,10 +23,10 @@ use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
 
 use crate::guest::SourceGuest;
+use crate::source::chunks::CHUNK;
 use crate::source::chunks::{self, chunk};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::precopy::CHUNK;
 use crate::source::precopy::batch::Batch;
 use crate::source::precopy::collector::Collector;
 use crate::source::precopy::workers::PrecopyWorkers;
@@ -194,10 +194,10 @@ const SHARE: f64 = 20.0;
 
 /// 8 MiB: a drain of an idle disk takes 1.1 ms (measured), some 2 % of what
 /// sending this takes at 1 Gbit/s.
-const LEAST: u64 = (8 << 20) / PAGE_BYTES;
+const MIN_BATCH: u64 = (8 << 20) / PAGE_BYTES;
 
 /// 1 GiB: beyond that, pages are stale for seconds.
-const MOST: u64 = (1 << 30) / PAGE_BYTES;
+const MAX_BATCH: u64 = (1 << 30) / PAGE_BYTES;
 
 /// The rate before the first measurement, in pages a second: that of a 10 Gbit/s
 /// network. If the network is slower, the first batch is larger than necessary, in a
@@ -212,7 +212,7 @@ impl BatchSize {
     /// The size of the first batch, after a drain that took this long.
     fn new(drain: Duration) -> Self {
         Self {
-            pages: Self::for_rate(EXPECTED_RATE, drain).clamp(LEAST, MOST),
+            pages: Self::for_rate(EXPECTED_RATE, drain).clamp(MIN_BATCH, MAX_BATCH),
             drain,
         }
     }
@@ -235,12 +235,12 @@ impl BatchSize {
     #[allow(clippy::cast_precision_loss)] // Page counts below 2^53.
     fn sent(&mut self, pages: u64, took: Duration) {
         // A small batch measures the round trip rather than the rate.
-        if pages < LEAST / 2 || took.is_zero() {
+        if pages < MIN_BATCH / 2 || took.is_zero() {
             return;
         }
         let rate = pages as f64 / took.as_secs_f64();
         let wanted = Self::for_rate(rate, self.drain);
-        self.pages = wanted.clamp(LEAST, (self.pages * GROWTH).min(MOST));
+        self.pages = wanted.clamp(MIN_BATCH, (self.pages * GROWTH).min(MAX_BATCH));
     }
 }
 
@@ -281,8 +281,8 @@ mod tests {
 
     #[test]
     fn batches_stay_within_bounds() {
-        assert_eq!(settled(25_600, Duration::from_micros(1)).pages(), LEAST);
-        assert_eq!(settled(250_000, Duration::from_secs(5)).pages(), MOST);
+        assert_eq!(settled(25_600, Duration::from_micros(1)).pages(), MIN_BATCH);
+        assert_eq!(settled(250_000, Duration::from_secs(5)).pages(), MAX_BATCH);
         // One slow drain does not make a batch of everything.
         let mut size = BatchSize::new(Duration::from_millis(1));
         let before = size.pages();

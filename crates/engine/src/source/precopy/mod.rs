@@ -34,10 +34,6 @@ use crate::source::unsent::UnsentPages;
 use hikkoshi_link::BackgroundSender;
 use hikkoshi_pages::PageRange;
 
-/// Pages whose log is taken at a time, 2 MiB: what one page-table page maps, and small enough that
-/// a scan takes little time.
-const CHUNK: u64 = 512;
-
 /// Pages of a list that a worker sends, at least, unless fewer are left: 1 MiB.
 const LIST: u64 = 256;
 
@@ -105,11 +101,11 @@ impl Precopy {
                 return Ok(PrecopyResult::Converged);
             }
             if options.mode == Mode::Hybrid && round >= options.precopy_rounds {
-                return Ok(PrecopyResult::SwitchNow);
+                return Ok(PrecopyResult::StartPostcopy);
             }
             if round >= options.max_rounds {
                 match options.when_stalled {
-                    WhenStalled::Switch => return Ok(PrecopyResult::SwitchNow),
+                    WhenStalled::Switch => return Ok(PrecopyResult::StartPostcopy),
                     WhenStalled::Stop => return Err(self.convergence.failure(round, dirty)),
                     WhenStalled::GoOn if !warned => {
                         warned = true;

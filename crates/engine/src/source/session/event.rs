@@ -3,7 +3,7 @@
 use std::io;
 
 use hikkoshi_link::LinkError;
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 use hikkoshi_wire::ToSource;
 
 /// The name of the control link, for events.
@@ -11,7 +11,7 @@ pub(crate) const CONTROL: &str = "the control link";
 
 /// An event for the main thread.
 #[derive(Debug)]
-pub(crate) enum SessionEvent {
+pub(crate) enum SourceSessionEvent {
     /// The destination sent a control message.
     Message(ToSource),
     /// A link ended.
@@ -26,7 +26,7 @@ pub(crate) enum SessionEvent {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum CommitState<'a> {
     /// It can, by either side; here, with this flag.
-    BeforeCommit(&'a Cancel),
+    BeforeCommit(&'a CancelFlag),
     /// It cannot.
     AfterCommit,
 }

@@ -1,10 +1,10 @@
 //! The source's end of a migration's connections.
 
 mod connector;
+mod control_messages;
 mod event;
-mod memory_lost;
+mod notify_memory_lost;
 mod offer;
-mod receive;
 mod reconnect;
 
 use std::sync::Arc;
@@ -13,33 +13,35 @@ use std::time::Instant;
 
 use error_reporter::Report;
 use hikkoshi_handover::{DestinationStage, SourceStage};
-use hikkoshi_link::{BackgroundSender, LinkError, LinkReader, LinkWriter, Pace, Remote, Stream};
-use hikkoshi_linux::Cancel;
+use hikkoshi_link::{
+    BackgroundSender, LinkError, LinkReader, LinkWriter, RateLimit, Remote, Stream,
+};
+use hikkoshi_linux::CancelFlag;
 use hikkoshi_pages::RamLayout;
 use hikkoshi_wire::{
     Capabilities, GuestDescription, Machine, MigrationId, Processors, ToDestination,
 };
 
 use crate::control_link::{QUEUED_EVENTS, start_reader};
-use crate::frames::FrameCapture;
+use crate::network_frames::FrameCapture;
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::frames::FrameForwarder;
+use crate::source::network_frames::FrameForwarder;
 use crate::source::unsent::UnsentPages;
 pub(crate) use connector::DISCARD_TIMEOUT;
 use connector::{Connected, Connector};
 use event::CONTROL;
-pub(crate) use event::{CommitState, SessionEvent};
+pub(crate) use event::{CommitState, SourceSessionEvent};
 
 /// All links to one destination.
 #[derive(Debug)]
 pub(crate) struct Session {
     control: LinkWriter,
-    events: Receiver<SessionEvent>,
-    sender: SyncSender<SessionEvent>,
+    events: Receiver<SourceSessionEvent>,
+    sender: SyncSender<SourceSessionEvent>,
     pub(crate) streams: Vec<Arc<Stream>>,
     /// Ends every thread that works on a link.
-    pub(crate) stop: Cancel,
+    pub(crate) stop: CancelFlag,
     /// The control link has ended.
     control_ended: bool,
     /// *Commit* may have been sent.
@@ -121,7 +123,7 @@ impl Session {
             destination,
             capabilities,
         } = connected;
-        let stop = Cancel::new();
+        let stop = CancelFlag::new();
         let mut streams = vec![stream];
         streams.extend(more.background.iter().map(|(stream, _)| Arc::clone(stream)));
         let urgent = match more.urgent {
@@ -134,12 +136,12 @@ impl Session {
             }
         };
         let ceiling = shared.options.bandwidth;
-        let pace = ceiling.map(|all| Arc::new(Pace::new(all, Instant::now())));
+        let rate_limit = ceiling.map(|all| Arc::new(RateLimit::new(all, Instant::now())));
         let (background, ends): (Vec<_>, Vec<_>) = more.background.into_iter().unzip();
         let ends = ends
             .into_iter()
             .map(|(acks, pages)| {
-                let mut sender = BackgroundSender::new(acks, pages, pace.clone());
+                let mut sender = BackgroundSender::new(acks, pages, rate_limit.clone());
                 sender.set_progress_timeout(Some(shared.options.peer_timeout));
                 sender
             })
@@ -171,15 +173,15 @@ impl Session {
         reader.set_stop(self.stop.clone());
         reader.set_deadline(None);
         start_reader("src-control", reader, events, |message| match message {
-            Ok(message) => SessionEvent::Message(message),
-            Err(error) => SessionEvent::LinkEnded(CONTROL, error),
+            Ok(message) => SourceSessionEvent::Message(message),
+            Err(error) => SourceSessionEvent::LinkEnded(CONTROL, error),
         })
         .map(drop)
         .map_err(SourceFailure::Thread)
     }
 
     /// Where the links' threads report to.
-    pub(crate) fn events(&self) -> SyncSender<SessionEvent> {
+    pub(crate) fn events(&self) -> SyncSender<SourceSessionEvent> {
         self.sender.clone()
     }
 
@@ -207,7 +209,7 @@ impl Session {
     pub(crate) fn cancel(&mut self, reason: String) {
         // Does not wait for a peer that does not read: the end of the links has the
         // same effect at the destination, without the reason.
-        self.control.set_stop(Cancel::cancelled());
+        self.control.set_stop(CancelFlag::cancelled());
         if let Err(error) = self.send(&ToDestination::Cancel { reason }, "cancelling") {
             tracing::debug!(error = %Report::new(&error), "the cancellation was not sent");
         }

@@ -11,7 +11,7 @@ use hikkoshi_wire::{Limits, PageRanges, ToDestination, ToSource};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::session::connector::{Connected, Connector, DISCARD_TIMEOUT, with_host_pages};
-use crate::source::session::memory_lost;
+use crate::source::session::notify_memory_lost;
 use crate::source::unsent::UnsentPages;
 
 /// Connects, sends the source's stage, and returns the destination's.
@@ -53,7 +53,11 @@ pub(crate) fn resume(
         match take_missing(shared, &mut reader, &destination, unsent) {
             Err(SourceFailure::Ram(error)) if MemoryLost::is_in(&error) => {
                 let control = (&mut reader, &mut control);
-                return Err(memory_lost::notify(shared, control, agreed.capabilities));
+                return Err(notify_memory_lost::notify(
+                    shared,
+                    control,
+                    agreed.capabilities,
+                ));
             }
             taken => taken?,
         }

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use hikkoshi_link::Stream;
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 
 /// A deadline that ends links and sets a flag, unless it is met.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl Deadline {
     /// When the thread cannot be started.
     pub(crate) fn start(
         streams: &[Arc<Stream>],
-        passes: Cancel,
+        passes: CancelFlag,
         limit: Duration,
     ) -> io::Result<Self> {
         let streams = streams.to_vec();
@@ -69,7 +69,7 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let streams = [Arc::new(Stream::Unix(ours))];
         let day = Duration::from_secs(86_400);
-        let passes = Cancel::new();
+        let passes = CancelFlag::new();
         let start = |limit| Deadline::start(&streams, passes.clone(), limit).unwrap();
         assert!(start(day).met());
         theirs.set_nonblocking(true).unwrap();

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use error_reporter::Report;
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 use hikkoshi_wire::{DeviceStateDigest, MAX_DEVICE_CHUNK, ToDestination};
 
 use crate::guest::SourceGuest;
@@ -14,7 +14,7 @@ use crate::source::session::Session;
 pub(crate) fn send_device_state(
     guest: &mut dyn SourceGuest,
     session: &mut Session,
-    give_up: &Cancel,
+    give_up: &CancelFlag,
 ) -> Result<DeviceStateDigest, SourceFailure> {
     let mut sink = StateSink {
         session,

@@ -27,14 +27,14 @@
 mod deadline;
 mod device_state;
 mod last_pages;
-mod process_memory;
+mod send_private_pages;
 mod stale_pages;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hikkoshi_link::LinkError;
-use hikkoshi_linux::Cancel;
+use hikkoshi_linux::CancelFlag;
 use hikkoshi_wire::{ToDestination, ToSource};
 
 use crate::guest::SourceGuest;
@@ -47,7 +47,7 @@ use crate::source::unsent::UnsentPages;
 pub(crate) use deadline::Deadline;
 use device_state::send_device_state;
 pub(crate) use last_pages::LastPages;
-use process_memory::ProcessPages;
+use send_private_pages::PrivatePages;
 use stale_pages::discard_newly_dirty;
 pub(crate) use stale_pages::discard_stale_pages;
 
@@ -104,7 +104,7 @@ fn prepare(
     session: &mut Session,
     rest: LastPages,
     unsent: &Arc<UnsentPages>,
-    give_up: &Cancel,
+    give_up: &CancelFlag,
 ) -> Result<ReadySwitchover, SourceFailure> {
     shared.check()?;
     let postcopy = rest.is_postcopy();
@@ -146,7 +146,7 @@ fn prepare(
     steps.done("dirty log taken");
     // Loading the device state touches memory, so requests are answered before it
     // begins.
-    let process_pages = ProcessPages::find(&shared.ram, unsent);
+    let private_pages = PrivatePages::find(&shared.ram, unsent);
     let mut answering = match (rest, session.urgent.take()) {
         (LastPages::Hybrid(_, links) | LastPages::Postcopy(links), Some(ends)) => Some(
             PreparedPostcopy::start(shared, session, ends, links, unsent)?,
@@ -179,7 +179,7 @@ fn prepare(
         .as_mut()
         .and_then(|postcopy: &mut PreparedPostcopy| postcopy.links.first_mut())
     {
-        process_pages.send(shared, unsent, link)?;
+        private_pages.send(shared, unsent, link)?;
         steps.done("pages of firmware and devices sent");
     }
     Ok(ReadySwitchover {

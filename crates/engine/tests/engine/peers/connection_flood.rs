@@ -13,8 +13,8 @@ use std::time::Duration;
 use error_reporter::Report;
 use hikkoshi_engine::source::SourceFailure;
 use hikkoshi_engine::{
-    Account, Cancel, DestinationOptions, MigrateError, Mode, ReceiveWatch, SourceOptions, Watch,
-    migrate, receive,
+    Account, CancelFlag, DestinationOptions, MigrateControl, MigrateError, Mode, ReceiveControl,
+    SourceOptions, migrate, receive,
 };
 use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::tls::{SecureError, TlsClient, TlsServer};
@@ -170,7 +170,7 @@ fn admitted_among_addresses(begun: bool) -> bool {
     let to: SocketAddr = to.parse().unwrap();
     let greeting = hello(Role::Control, MigrationId::from_bytes([9; 16]));
     let (sender, incoming) = sync_channel(4);
-    let stop = Cancel::new();
+    let stop = CancelFlag::new();
     let served = thread::scope(|scope| {
         scope.spawn(|| listener.serve(&sender, &stop));
         let tested = catch_unwind(AssertUnwindSafe(|| {
@@ -253,8 +253,8 @@ fn check_source_is_served(greeting: Vec<u8>, tls: Option<(TlsClient, TlsServer)>
     let attempt = || {
         let mut guest = TestDestination::new(&machine, 1000);
         let mut source = TestSource::new(&machine, true, 1000);
-        let cancel = Cancel::new();
-        let watch = ReceiveWatch {
+        let cancel = CancelFlag::new();
+        let watch = ReceiveControl {
             cancel: cancel.clone(),
             observer: Arc::new(Notices::default()),
             journal: Arc::new(Unrecorded),
@@ -271,8 +271,8 @@ fn check_source_is_served(greeting: Vec<u8>, tls: Option<(TlsClient, TlsServer)>
                 mode: Mode::Hybrid,
                 ..SourceOptions::default()
             };
-            let watch = Watch {
-                cancel: Cancel::new(),
+            let watch = MigrateControl {
+                cancel: CancelFlag::new(),
                 observer: Arc::new(Notices::default()),
                 journal: Arc::new(Unrecorded),
             };

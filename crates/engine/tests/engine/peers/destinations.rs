@@ -6,10 +6,12 @@ use std::thread;
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Account, Cancel, MigrateError, Mode, SourceOptions, Watch, migrate};
+use hikkoshi_engine::{
+    Account, CancelFlag, MigrateControl, MigrateError, Mode, SourceOptions, migrate,
+};
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
-use hikkoshi_link::{Incoming, LinkReader, LinkWriter, Listener, Stream, split};
+use hikkoshi_link::{AcceptedLink, LinkReader, LinkWriter, Listener, Stream, split};
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
     DestinationStage, Frame, Limits, RequestSummary, Role, ToDestination, ToSource,
@@ -27,8 +29,8 @@ use super::{listen, machine};
 pub(super) struct Destination<'a> {
     pub(super) machine: Arc<Machine>,
     listener: &'a Listener,
-    incoming: Receiver<Incoming>,
-    waiting: Vec<Incoming>,
+    incoming: Receiver<AcceptedLink>,
+    waiting: Vec<AcceptedLink>,
     limits: Limits,
     streams: Vec<Arc<Stream>>,
 }
@@ -39,7 +41,7 @@ impl Destination<'_> {
     /// The link of that role; they may arrive in any order.
     pub(super) fn link(&mut self, role: Role) -> Ends {
         let known = self.waiting.iter().position(|link| link.role == role);
-        let Incoming { stream, id, .. } = match known {
+        let AcceptedLink { stream, id, .. } = match known {
             Some(at) => self.waiting.remove(at),
             None => loop {
                 let link = self.incoming.recv().unwrap();
@@ -52,7 +54,7 @@ impl Destination<'_> {
         self.listener.set_migration(Some(id));
         let stream = Arc::new(stream);
         self.streams.push(Arc::clone(&stream));
-        split(&stream, self.limits, &Cancel::new()).unwrap()
+        split(&stream, self.limits, &CancelFlag::new()).unwrap()
     }
 
     /// Whether the source has closed a link.
@@ -77,7 +79,7 @@ impl Destination<'_> {
         let link = self.incoming.recv().ok()?;
         assert_eq!(link.role, Role::Control);
         let stream = Arc::new(link.stream);
-        let mut control = split(&stream, self.limits, &Cancel::new()).unwrap();
+        let mut control = split(&stream, self.limits, &CancelFlag::new()).unwrap();
         let here: ToDestination = control.0.control().ok()?;
         assert!(
             matches!(here, ToDestination::ResumeRequest { .. }),
@@ -150,7 +152,7 @@ pub(super) type Migrated = (
 /// Sends a real guest to a scripted destination.
 fn migrated(
     mode: Mode,
-    cancel: &Cancel,
+    cancel: &CancelFlag,
     script: impl FnOnce(&mut Destination<'_>) + Send,
 ) -> Migrated {
     let options = SourceOptions {
@@ -163,7 +165,7 @@ fn migrated(
 /// As [`migrated`].
 pub(super) fn migrated_with(
     options: &SourceOptions,
-    cancel: &Cancel,
+    cancel: &CancelFlag,
     script: impl FnOnce(&mut Destination<'_>) + Send,
 ) -> Migrated {
     migrated_from(options, cancel, |_| (), script)
@@ -172,7 +174,7 @@ pub(super) fn migrated_with(
 /// As [`migrated_with`]; `prepare` gets the source's script.
 fn migrated_from(
     options: &SourceOptions,
-    cancel: &Cancel,
+    cancel: &CancelFlag,
     prepare: impl FnOnce(&Script),
     script: impl FnOnce(&mut Destination<'_>) + Send,
 ) -> Migrated {
@@ -183,7 +185,7 @@ fn migrated_from(
     prepare(&source.script);
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(&folder);
-    let stop = Cancel::new();
+    let stop = CancelFlag::new();
     let result = thread::scope(|scope| {
         let (sender, incoming) = sync_channel(4);
         scope.spawn(|| {
@@ -207,7 +209,7 @@ fn migrated_from(
             let _ = end.recv();
             drop(destination);
         });
-        let watch = Watch {
+        let watch = MigrateControl {
             cancel: cancel.clone(),
             observer: Arc::new(Notices::default()),
             journal: Arc::new(Unrecorded),
@@ -235,7 +237,7 @@ fn migrated_from(
 /// As [`migrated`], for migrations that must leave the guest at the source.
 #[track_caller]
 fn rejected(mode: Mode, expected: &str, script: impl FnOnce(&mut Destination<'_>) + Send) {
-    let (result, machine, _) = migrated(mode, &Cancel::new(), script);
+    let (result, machine, _) = migrated(mode, &CancelFlag::new(), script);
     let error = result.unwrap_err();
     assert!(
         Report::new(&error).to_string().contains(expected),
@@ -333,7 +335,7 @@ fn requests_for_pages_not_owed_get_no_answer() {
     // A hole, then everything twice: each page arrives once.
     let pages = Arc::new(Mutex::new(Vec::new()));
     let counted = Arc::clone(&pages);
-    let cancel = Cancel::new();
+    let cancel = CancelFlag::new();
     let enough = cancel.clone();
     let (result, machine, _) = migrated(Mode::Postcopy, &cancel, move |destination| {
         let (mut control, _background, mut urgent) = destination.accept();
@@ -375,7 +377,7 @@ fn requests_for_pages_not_owed_get_no_answer() {
 #[test]
 fn large_requests_are_interleaved() {
     for (number, pages) in [(1, 192), (3, 192), (100, 17)] {
-        let cancel = Cancel::new();
+        let cancel = CancelFlag::new();
         let enough = cancel.clone();
         let (result, _, _) = migrated(Mode::Postcopy, &cancel, move |destination| {
             let (mut control, _background, mut urgent) = destination.accept();
@@ -422,7 +424,7 @@ const TIME_TO_BLOCK: Duration = Duration::from_millis(300);
 #[test]
 fn a_source_blocked_by_its_destination_can_be_cancelled() {
     // On the background link, with the guest running.
-    let cancel = Cancel::new();
+    let cancel = CancelFlag::new();
     let asked = cancel.clone();
     let (result, machine, calls) = migrated(Mode::Precopy, &cancel, move |destination| {
         let mut control = destination.control();
@@ -438,7 +440,7 @@ fn a_source_blocked_by_its_destination_can_be_cancelled() {
 
     // On the control link, with the guest paused: the device state does not fit into the socket's
     // buffers.
-    let cancel = Cancel::new();
+    let cancel = CancelFlag::new();
     let asked = cancel.clone();
     let options = SourceOptions {
         mode: Mode::Postcopy,
@@ -485,7 +487,7 @@ fn until_it_runs(destination: &mut Destination<'_>) -> (Ends, Ends, Ends) {
 #[test]
 fn a_destination_that_reports_the_guest_lost() {
     for heard_to_run in [true, false] {
-        let (result, machine, _) = migrated(Mode::Postcopy, &Cancel::new(), |destination| {
+        let (result, machine, _) = migrated(Mode::Postcopy, &CancelFlag::new(), |destination| {
             let (mut control, _background, _urgent) = until_it_runs(destination);
             if heard_to_run {
                 control.1.control(&ToSource::GuestResumed).unwrap();
@@ -521,7 +523,7 @@ fn a_destination_that_declines_a_running_guest() {
         retry_for: Duration::from_secs(2).into(),
         ..options.clone()
     };
-    let never = Cancel::new();
+    let never = CancelFlag::new();
     let reported = migrated_with(&options, &never, |destination| {
         let (mut control, _background, _urgent) = until_it_runs(destination);
         control.1.control(&ToSource::GuestResumed).unwrap();
@@ -557,7 +559,7 @@ fn resume_reply(stage: DestinationStage) -> ToSource {
 
 #[test]
 fn a_destination_that_claims_to_have_every_page() {
-    let (result, machine, calls) = migrated(Mode::Postcopy, &Cancel::new(), |destination| {
+    let (result, machine, calls) = migrated(Mode::Postcopy, &CancelFlag::new(), |destination| {
         let (mut control, _background, _urgent) = until_it_runs(destination);
         control.1.control(&ToSource::GuestResumed).unwrap();
         let requests = RequestSummary::default();
@@ -593,7 +595,7 @@ fn a_destination_that_claims_to_have_every_page_after_a_reconnect() {
             retry_for: Duration::from_secs(2).into(),
             ..SourceOptions::default()
         };
-        let (result, machine, calls) = migrated_with(&options, &Cancel::new(), |destination| {
+        let (result, machine, calls) = migrated_with(&options, &CancelFlag::new(), |destination| {
             let mut ends = until_it_runs(destination);
             ends.0.1.control(&ToSource::GuestResumed).unwrap();
             destination.close_links();
@@ -645,7 +647,7 @@ fn receive_urgent(urgent: &mut Ends, count: u64) {
 /// left to send is not.
 #[test]
 fn requests_for_pages_already_sent_are_counted() {
-    let (result, _, _) = migrated(Mode::Postcopy, &Cancel::new(), |destination| {
+    let (result, _, _) = migrated(Mode::Postcopy, &CancelFlag::new(), |destination| {
         let (mut control, background, mut urgent) = destination.accept();
         apply(background);
         read_until(&mut control, "DiscardEnd");
@@ -674,7 +676,7 @@ fn requests_for_pages_already_sent_are_counted() {
 /// The guest has moved, and the destination keeps sending: the source ends nevertheless.
 #[test]
 fn a_destination_that_sends_endlessly() {
-    let (result, _, calls) = migrated(Mode::Postcopy, &Cancel::new(), |destination| {
+    let (result, _, calls) = migrated(Mode::Postcopy, &CancelFlag::new(), |destination| {
         let (mut control, background, mut urgent) = destination.accept();
         apply(background);
         read_until(&mut control, "DiscardEnd");

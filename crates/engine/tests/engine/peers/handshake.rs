@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use hikkoshi_engine::{
-    Cancel, DestinationOptions, ReceiveWatch, SourceOptions, Watch, migrate, receive,
+    CancelFlag, DestinationOptions, MigrateControl, ReceiveControl, SourceOptions, migrate, receive,
 };
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
@@ -35,8 +35,8 @@ fn slow_connections_do_not_keep_a_source_out() {
         panic!("a unix socket")
     };
     let notices = Arc::new(Notices::default());
-    let watch = ReceiveWatch {
-        cancel: Cancel::new(),
+    let watch = ReceiveControl {
+        cancel: CancelFlag::new(),
         observer: Arc::<Notices>::clone(&notices),
         journal: Arc::new(Unrecorded),
     };
@@ -80,8 +80,8 @@ fn slow_connections_do_not_keep_a_source_out() {
         assert!(matches!(slow_writer.read(&mut end), Ok(0) | Err(_)));
         assert_eq!(silent_closed.join().unwrap(), 0, "closed");
         // Then the real source.
-        let watch = Watch {
-            cancel: Cancel::new(),
+        let watch = MigrateControl {
+            cancel: CancelFlag::new(),
             observer: Arc::<Notices>::clone(&notices),
             journal: Arc::new(Unrecorded),
         };
@@ -117,8 +117,8 @@ fn another_protocol_instead_of_a_greeting() {
                 let mut all = Vec::new();
                 let _ = peer.read_to_end(&mut all);
             });
-            let watch = Watch {
-                cancel: Cancel::new(),
+            let watch = MigrateControl {
+                cancel: CancelFlag::new(),
                 observer: Arc::new(Notices::default()),
                 journal: Arc::new(Unrecorded),
             };

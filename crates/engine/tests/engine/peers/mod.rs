@@ -16,7 +16,7 @@ use std::thread;
 use std::time::Duration;
 
 use hikkoshi_engine::source::SourceFailure;
-use hikkoshi_engine::{Account, MigrateError, SourceOptions, Watch, migrate};
+use hikkoshi_engine::{Account, MigrateControl, MigrateError, SourceOptions, migrate};
 use hikkoshi_link::{Address, HandshakeError, Listener, Remote};
 use hikkoshi_pages::RamLayout;
 use tempfile::TempDir;
@@ -42,7 +42,7 @@ fn machine(source: &RamLayout, destination: &RamLayout) -> Arc<Machine> {
 fn moved_next(
     source: &mut TestSource,
     remote: &Remote,
-    watch: &Watch,
+    watch: &MigrateControl,
 ) -> Result<Account, MigrateError> {
     loop {
         let moved = migrate(source, remote, &SourceOptions::default(), watch);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use hikkoshi_engine::{Account, Cancel, DestinationOptions, ReceiveWatch, receive};
+use hikkoshi_engine::{Account, CancelFlag, DestinationOptions, ReceiveControl, receive};
 use hikkoshi_handover::Unrecorded;
 use hikkoshi_pages::{Page, PageRange, RamLayout};
 use hikkoshi_wire::{FaultMeasures, Frame, Limits, ToDestination, ToSource};
@@ -137,8 +137,8 @@ fn receive_postcopy(
     let description = guest.description.clone();
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(&folder);
-    let watch = ReceiveWatch {
-        cancel: Cancel::new(),
+    let watch = ReceiveControl {
+        cancel: CancelFlag::new(),
         observer: Arc::new(Notices::default()),
         journal: Arc::new(Unrecorded),
     };

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use hikkoshi_engine::{
-    Cancel, DestinationOptions, Mode, ReceiveWatch, SourceOptions, Watch, migrate, receive,
+    CancelFlag, DestinationOptions, MigrateControl, Mode, ReceiveControl, SourceOptions, migrate,
+    receive,
 };
 use hikkoshi_handover::{SourceStage, Unrecorded};
 use hikkoshi_link::{Address, Listener, hello};
@@ -85,8 +86,8 @@ fn moved(way: impl FnOnce(&Path) -> PathBuf, prepare: impl FnOnce(&Script, PathB
     let mut source = TestSource::new(&machine, true, 1000);
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(&folder);
-    let cancel = Cancel::new();
-    let watch = ReceiveWatch {
+    let cancel = CancelFlag::new();
+    let watch = ReceiveControl {
         cancel: cancel.clone(),
         observer: Arc::new(Notices::default()),
         journal: Arc::new(Unrecorded),
@@ -106,8 +107,8 @@ fn moved(way: impl FnOnce(&Path) -> PathBuf, prepare: impl FnOnce(&Script, PathB
             mode: Mode::Hybrid,
             ..SourceOptions::default()
         };
-        let watch = Watch {
-            cancel: Cancel::new(),
+        let watch = MigrateControl {
+            cancel: CancelFlag::new(),
             observer: Arc::new(Notices::default()),
             journal: Arc::new(Unrecorded),
         };

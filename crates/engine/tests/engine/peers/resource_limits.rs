@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, DestinationOptions, ReceiveWatch, receive};
+use hikkoshi_engine::{CancelFlag, DestinationOptions, ReceiveControl, receive};
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::LinkWriter;
@@ -161,8 +161,8 @@ fn waiting(
     let description = guest.description.clone();
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(&folder);
-    let watch = ReceiveWatch {
-        cancel: Cancel::new(),
+    let watch = ReceiveControl {
+        cancel: CancelFlag::new(),
         observer: Arc::new(Notices::default()),
         journal: Arc::new(Unrecorded),
     };
@@ -250,8 +250,8 @@ fn pages_sent_twice() {
     let description = guest.description.clone();
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(&folder);
-    let watch = ReceiveWatch {
-        cancel: Cancel::new(),
+    let watch = ReceiveControl {
+        cancel: CancelFlag::new(),
         observer: Arc::new(Notices::default()),
         journal: Arc::new(Unrecorded),
     };

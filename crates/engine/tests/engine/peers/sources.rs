@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, DestinationOptions, ReceiveError, ReceiveWatch, receive};
+use hikkoshi_engine::{CancelFlag, DestinationOptions, ReceiveControl, ReceiveError, receive};
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::{Address, LinkReader, LinkWriter, Stream, hello, split};
@@ -65,7 +65,7 @@ impl Source {
         let mut link = |role| {
             let stream = Arc::new(open(&address.clone().into(), &hello(role, id)).unwrap());
             streams.push(Arc::clone(&stream));
-            split(&stream, limits, &Cancel::new()).unwrap()
+            split(&stream, limits, &CancelFlag::new()).unwrap()
         };
         let mut control = link(Role::Control);
         control.1.control(&processors()).unwrap();
@@ -165,8 +165,8 @@ fn received(
     let description = guest.description.clone();
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(&folder);
-    let watch = ReceiveWatch {
-        cancel: Cancel::new(),
+    let watch = ReceiveControl {
+        cancel: CancelFlag::new(),
         observer: Arc::new(Notices::default()),
         journal: Arc::new(Unrecorded),
     };
@@ -259,8 +259,8 @@ fn the_number_of_background_links_is_limited() {
     let description = guest.description.clone();
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(&folder);
-    let watch = ReceiveWatch {
-        cancel: Cancel::new(),
+    let watch = ReceiveControl {
+        cancel: CancelFlag::new(),
         observer: Arc::new(Notices::default()),
         journal: Arc::new(Unrecorded),
     };
@@ -289,7 +289,7 @@ fn the_number_of_background_links_is_limited() {
             let stream =
                 Arc::new(open(&listener.address().clone().into(), &hello(role, id)).unwrap());
             streams.push(Arc::clone(&stream));
-            split(&stream, limits, &Cancel::new()).unwrap()
+            split(&stream, limits, &CancelFlag::new()).unwrap()
         };
         for (attempt, links) in [0, MAX_LINKS + 1, u16::MAX].into_iter().enumerate() {
             let id = MigrationId::from_bytes([u8::try_from(attempt).unwrap(); 16]);
@@ -463,8 +463,8 @@ fn a_destination_blocked_by_its_source_can_be_cancelled() {
     let description = guest.description.clone();
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(&folder);
-    let cancel = Cancel::new();
-    let watch = ReceiveWatch {
+    let cancel = CancelFlag::new();
+    let watch = ReceiveControl {
         cancel: cancel.clone(),
         observer: Arc::new(Notices::default()),
         journal: Arc::new(Unrecorded),
@@ -523,7 +523,7 @@ fn only_links_of_the_migration_are_accepted() {
         assert_eq!(answer, ToSource::Discarded);
         let second = open(&address.clone().into(), &hello(Role::Control, source.id)).unwrap();
         let limits = Limits { pages: 1 };
-        let (_, mut writer) = split(&Arc::new(second), limits, &Cancel::new()).unwrap();
+        let (_, mut writer) = split(&Arc::new(second), limits, &CancelFlag::new()).unwrap();
         let _ = writer.control(&ToDestination::Commit);
         source.send(&ToDestination::Goodbye);
     });

@@ -7,7 +7,7 @@ use std::thread;
 
 use error_reporter::Report;
 use hikkoshi_engine::{
-    Cancel, DestinationOptions, ReceiveWatch, SourceOptions, Watch, migrate, receive,
+    CancelFlag, DestinationOptions, MigrateControl, ReceiveControl, SourceOptions, migrate, receive,
 };
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
@@ -89,8 +89,8 @@ fn peers_that_violate_tls_at_a_destination() {
     };
     let listener = listener.with_tls(server);
     let notices = Arc::new(Notices::default());
-    let watch = ReceiveWatch {
-        cancel: Cancel::new(),
+    let watch = ReceiveControl {
+        cancel: CancelFlag::new(),
         observer: Arc::<Notices>::clone(&notices),
         journal: Arc::new(Unrecorded),
     };
@@ -130,8 +130,8 @@ fn peers_that_violate_tls_at_a_destination() {
         let answer = first_half.join().unwrap();
         assert!(answer.starts_with(&[22, 3]), "{answer:?}");
         assert!(!half_of_that.join().unwrap().starts_with(&[22]));
-        let watch = Watch {
-            cancel: Cancel::new(),
+        let watch = MigrateControl {
+            cancel: CancelFlag::new(),
             observer: Arc::<Notices>::clone(&notices),
             journal: Arc::new(Unrecorded),
         };
@@ -165,8 +165,8 @@ fn a_destination_that_violates_tls() {
         };
         let error = thread::scope(|scope| {
             scope.spawn(|| script(listener.accept().unwrap().0));
-            let watch = Watch {
-                cancel: Cancel::new(),
+            let watch = MigrateControl {
+                cancel: CancelFlag::new(),
                 observer: Arc::new(Notices::default()),
                 journal: Arc::new(Unrecorded),
             };
@@ -201,12 +201,12 @@ fn a_destination_that_violates_tls() {
         let address = Address::Unix(folder.path().join("listen"));
         let listener = Listener::bind(&address).unwrap().with_tls(server.clone());
         let (sender, incoming) = std::sync::mpsc::sync_channel(1);
-        let stop = Cancel::new();
+        let stop = CancelFlag::new();
         thread::scope(|scope| {
             scope.spawn(|| listener.serve(&sender, &stop));
             relay(
                 &peer,
-                &Stream::connect(&address.clone().into(), &Cancel::new()).unwrap(),
+                &Stream::connect(&address, false, &CancelFlag::new()).unwrap(),
                 || {
                     let control = incoming.recv().unwrap();
                     (&control.stream).write_all(&OVERSIZED).unwrap();

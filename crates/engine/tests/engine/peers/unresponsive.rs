@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, Mode, SourceOptions};
+use hikkoshi_engine::{CancelFlag, Mode, SourceOptions};
 use hikkoshi_handover::Outcome;
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{Frame, ToSource};
@@ -48,7 +48,7 @@ fn once_paused(mode: Mode, script: impl Fn(&mut Destination<'_>, Duration) + Syn
     let mut options = with_short_timeouts(mode);
     loop {
         let peer_timeout = options.peer_timeout;
-        let migrated = migrated_with(&options, &Cancel::new(), |destination| {
+        let migrated = migrated_with(&options, &CancelFlag::new(), |destination| {
             script(destination, peer_timeout);
         });
         if migrated.2.contains(&"pause") || peer_timeout > SourceOptions::DEFAULT_PEER_TIMEOUT {
@@ -97,7 +97,7 @@ const TOO_SLOW: &str = "the peer takes too long to answer";
 fn nothing_is_acknowledged() {
     let migrated = migrated_with(
         &with_short_timeouts(Mode::Precopy),
-        &Cancel::new(),
+        &CancelFlag::new(),
         |destination| {
             let (_control, background) = accept_precopy(destination);
             read_and_acknowledge(background, || false);
@@ -110,7 +110,7 @@ fn nothing_is_acknowledged() {
 fn stale_pages_are_never_dropped() {
     let migrated = migrated_with(
         &with_short_timeouts(Mode::Postcopy),
-        &Cancel::new(),
+        &CancelFlag::new(),
         |destination| {
             let (mut control, background) = accept_precopy(destination);
             apply(background);
@@ -126,7 +126,7 @@ fn stale_pages_are_never_dropped() {
 fn half_an_acknowledgement() {
     let migrated = migrated_with(
         &with_short_timeouts(Mode::Precopy),
-        &Cancel::new(),
+        &CancelFlag::new(),
         |destination| {
             let (_control, background) = accept_precopy(destination);
             let half = &Frame::Ack { bytes: 1 }.encode()[..7];
@@ -141,7 +141,7 @@ fn half_an_acknowledgement() {
 fn nothing_is_read() {
     let migrated = migrated_with(
         &with_short_timeouts(Mode::Precopy),
-        &Cancel::new(),
+        &CancelFlag::new(),
         |destination| {
             let _links = accept_precopy(destination);
             while destination.machine.runs().is_some() && !destination.is_disconnected() {
@@ -199,7 +199,7 @@ fn a_repeated_acknowledgement_is_none() {
         peer_timeout: Duration::from_secs(3600),
         ..with_short_timeouts(Mode::Precopy)
     };
-    let migrated = migrated_with(&options, &Cancel::new(), |destination| {
+    let migrated = migrated_with(&options, &CancelFlag::new(), |destination| {
         let (_control, (mut pages, mut acks)) = accept_precopy(destination);
         let mut buffer = vec![0; 1 << 20];
         let frame = pages.frame().unwrap();
@@ -223,7 +223,7 @@ fn a_repeated_acknowledgement_is_none() {
 /// destination's memory.
 #[test]
 fn endless_requests() {
-    let cancel = Cancel::new();
+    let cancel = CancelFlag::new();
     let enough = cancel.clone();
     let sent = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&sent);
@@ -269,7 +269,7 @@ fn endless_requests() {
 /// Endless messages that the source does not expect.
 #[test]
 fn endless_messages() {
-    let cancel = Cancel::new();
+    let cancel = CancelFlag::new();
     let migrated = migrated_with(
         &with_default_timeouts(Mode::Postcopy),
         &cancel,
@@ -293,7 +293,7 @@ fn endless_messages() {
 fn a_reason_with_control_characters() {
     let migrated = migrated_with(
         &with_short_timeouts(Mode::Hybrid),
-        &Cancel::new(),
+        &CancelFlag::new(),
         |destination| {
             let mut control = destination.control();
             let reason = "no\x1b[2J\x1b]0;owned\x07\nthe guest has moved\u{9b}\u{202e}".into();

@@ -10,7 +10,7 @@ use crate::vmx::vcpu::Host;
 use crate::write_patterns;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
-use hikkoshi_ept::{Frame, Gfn, Level, LogMethod, Mapping, View};
+use hikkoshi_ept::{Gfn, HostFrame, Level, LogMethod, Mapping, View};
 
 /// Runs the checks.
 pub fn run(report: &mut Report, host: Host) {
@@ -121,12 +121,12 @@ fn huge(report: &mut Report, host: Host) {
     let pages = [0_u64, 1, 511, 512, 2000, 5000, 7000];
     let first = GIB + ((GUEST.start as u64 + WRITE_AREA) >> 12);
     for (method, name) in LOG_METHODS {
-        let memory = Mapping::ram(frames(GIB, GIB), Frame::new(0));
+        let memory = Mapping::ram(frames(GIB, GIB), HostFrame::new(0));
         let mut machine = Machine::with(host, 2 * GIB, &memory);
         // Code and list, in 2 MiB leaves.
         let code = Mapping::ram(
             frames(0, WRITE_AREA >> 12),
-            Frame::containing(GUEST.start as u64),
+            HostFrame::containing(GUEST.start as u64),
         );
         if let Err(error) = machine.guest.map(View::MAIN, &code) {
             crate::fail(error);

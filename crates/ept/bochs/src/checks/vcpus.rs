@@ -48,7 +48,7 @@ fn own_logs(report: &mut Report, host: Host) {
             machine
                 .guest
                 .pml_address(cpu.id)
-                .map(hikkoshi_ept::Frame::index)
+                .map(hikkoshi_ept::HostFrame::index)
         })
         .collect();
     report.equal(

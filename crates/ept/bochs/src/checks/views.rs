@@ -11,7 +11,7 @@ use crate::report::Report;
 use crate::vmx::vcpu::Host;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
-use hikkoshi_ept::{Frame, Level, LogMethod, MAX_VIEWS, Mapping, View};
+use hikkoshi_ept::{HostFrame, Level, LogMethod, MAX_VIEWS, Mapping, View};
 
 /// Frames that each vCPU writes. The second half of the first vCPU's frames is the first half of
 /// the second's.
@@ -34,7 +34,7 @@ fn one(report: &mut Report, host: Host, method: LogMethod) {
     let all = frames(0, FRAMES);
     let mapping = Mapping {
         max_level: Level::Size4K,
-        ..Mapping::ram(all, Frame::containing(GUEST.start as u64))
+        ..Mapping::ram(all, HostFrame::containing(GUEST.start as u64))
     };
     let mut machine = Machine::new(host, Level::Size4K);
     let second = add(&machine, &mapping);

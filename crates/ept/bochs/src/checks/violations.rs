@@ -7,7 +7,7 @@ use crate::memory::GUEST;
 use crate::report::Report;
 use crate::vmx::vcpu::{Exit, Host, Registers};
 use hikkoshi_ept::{
-    ExitQualification, Frame, Gfn, GfnRange, Level, LogMethod, Mapping, Permissions, View,
+    ExitQualification, Gfn, GfnRange, HostFrame, Level, LogMethod, Mapping, Permissions, View,
     ViolationOutcome,
 };
 
@@ -40,7 +40,7 @@ pub fn run(report: &mut Report, host: Host) {
 
 /// Maps guest frames to their place in the guest's memory.
 fn ram(range: GfnRange) -> Mapping {
-    let first = Frame::containing(GUEST.start as u64).plus(range.start().index());
+    let first = HostFrame::containing(GUEST.start as u64).plus(range.start().index());
     Mapping::ram(range, first)
 }
 

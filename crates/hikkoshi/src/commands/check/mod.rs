@@ -5,9 +5,9 @@ mod unfinished;
 use std::path::Path;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, Comparison};
+use hikkoshi_engine::{CancelFlag, Comparison};
 use hikkoshi_link::Remote;
-use hikkoshi_qemu::{AttachError, DestinationLine, Offer};
+use hikkoshi_qemu::{AttachError, DestinationLine, OfferedMachine};
 
 use crate::args::Check;
 use crate::output::check::{CheckReport, readable};
@@ -48,14 +48,18 @@ pub(crate) fn run(args: &Check) -> Result<Status, Exit> {
     })
 }
 
-fn ask(remote: &Remote, offer: &Offer, allow_cpu_mismatch: bool) -> Result<Comparison, String> {
+fn ask(
+    remote: &Remote,
+    offer: &OfferedMachine,
+    allow_cpu_mismatch: bool,
+) -> Result<Comparison, String> {
     hikkoshi_engine::compare(
         remote,
         &offer.description,
         offer.processors.clone(),
         allow_cpu_mismatch,
         offer.machine.clone(),
-        &Cancel::new(),
+        &CancelFlag::new(),
     )
     .map_err(|error| Report::new(&error).to_string())
 }

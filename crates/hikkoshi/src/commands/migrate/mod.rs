@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, SourceGuest, Watch, migrate};
+use hikkoshi_engine::{CancelFlag, MigrateControl, SourceGuest, migrate};
 use hikkoshi_handover::Outcome;
 use hikkoshi_link::Remote;
 use hikkoshi_qemu::{AttachError, Excludes, QemuSource};
@@ -29,21 +29,21 @@ const UNCHANGED: &str = "the guest still runs at the source; nothing was changed
 
 pub(crate) fn run(args: &Migrate) -> Result<Status, Exit> {
     let cancel = signals::cancel_on_signals()?;
-    match &args.common.resume {
+    match &args.run.resume {
         None => start(args, &security::remote(args)?, cancel),
-        Some(file) if args.common.give_up => give_up::source(args, file.as_deref(), cancel),
+        Some(file) if args.run.give_up => give_up::source(args, file.as_deref(), cancel),
         Some(file) => resume::resume(args, file.as_deref(), cancel),
     }
 }
 
 /// Starts a migration.
-fn start(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit> {
-    let qmp = qmp(&args.common)?;
-    let folder = journal::folder(args.common.journal.as_deref());
-    let observer = progress::observer(args.common.progress);
+fn start(args: &Migrate, remote: &Remote, cancel: CancelFlag) -> Result<Status, Exit> {
+    let qmp = qmp(&args.run)?;
+    let folder = journal::folder(args.run.journal.as_deref());
+    let observer = progress::observer(args.run.progress);
     unfinished::check_folder(&folder, qmp, &*observer)?;
     let phases = args.engine_options().phases();
-    let guest = QemuSource::attach_for(qmp, &args.options.shared.allowed(), phases)
+    let guest = QemuSource::attach_for(qmp, &args.options.journaled.allowed(), phases)
         .map_err(|error| not_attached(&error))?;
     // After attaching, which reports a missing right to trace. The check fails without it.
     require_dirty_log(phases)?;
@@ -51,7 +51,7 @@ fn start(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
         let what = format!("creating the journal: {}", Report::new(&error));
         Exit::new(Status::AtSource, Reason::Journal, what).with(UNCHANGED)
     };
-    let identity = guest.notes().identity;
+    let identity = guest.reattach_info().identity;
     let file = JournalFile::for_qemu::<SourceEntry>(&folder, &identity).map_err(keeping)?;
     // The journal is found by the process: the socket may have had another name then.
     if let Some(entry) = file.read::<SourceEntry>().map_err(keeping)?
@@ -70,9 +70,9 @@ fn start(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
     let journal = SourceJournal::new(
         file,
         remote.clone(),
-        args.common.security.plaintext,
+        args.run.security.plaintext,
         args.options.clone(),
-        guest.notes(),
+        guest.reattach_info(),
         None,
     );
     let journal = Arc::new(journal.noting(guest.ram()));
@@ -80,10 +80,10 @@ fn start(args: &Migrate, remote: &Remote, cancel: Cancel) -> Result<Status, Exit
     guest
         .on_undo_record(move |record| undo_journal.set_undo(record))
         .map_err(keeping)?;
-    security::warn_of_readable_key(&args.common.security, &*observer);
-    args.options.shared.warn_of_devices(&*observer);
+    security::warn_of_readable_key(&args.run.security, &*observer);
+    args.options.journaled.warn_of_devices(&*observer);
     let late_cancel = Arc::new(LateCancelNotice::new(cancel.clone(), observer));
-    let watch = Watch {
+    let watch = MigrateControl {
         cancel,
         observer: late_cancel.observer(),
         journal: Arc::new(CommitJournal {

@@ -63,7 +63,7 @@ pub(super) fn report(
                 )),
                 _ => qemu_pid.map(end_qemu),
             };
-            print_result(&account, &args.common, what, next.as_deref(), quit)?;
+            print_result(&account, &args.run, what, next.as_deref(), quit)?;
             return Ok(Status::of(account.guest_state));
         }
         Err(error) => error,

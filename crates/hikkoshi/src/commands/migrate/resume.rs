@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use error_reporter::Report;
-use hikkoshi_engine::{Cancel, SourceGuest, Watch, resume_migrate};
+use hikkoshi_engine::{CancelFlag, MigrateControl, SourceGuest, resume_migrate};
 use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
 use hikkoshi_qemu::{QemuSource, QuitError, RamFileSource};
 
@@ -21,8 +21,12 @@ use crate::output::reason::{Holder, Reason};
 use crate::security;
 
 /// Continues the migration in the journal `file`, or the one that the options lead to.
-pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
-    let (file, mut entry) = find::<SourceEntry>(&args.common, file)?;
+pub(super) fn resume(
+    args: &Migrate,
+    file: Option<&Path>,
+    cancel: CancelFlag,
+) -> Result<Status, Exit> {
+    let (file, mut entry) = find::<SourceEntry>(&args.run, file)?;
     if entry.engine.stage == SourceStage::Done || destination_is_complete(&file, &entry) {
         return complete(args, &file, &entry);
     }
@@ -35,9 +39,9 @@ pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
     let mut attached =
         QemuSource::reattach(&entry.qemu).map_err(|error| cannot(Reason::NotAttached, &error))?;
     let has_ended = attached.is_none();
-    let notes = attached
+    let reattach_info = attached
         .as_ref()
-        .map_or_else(|| entry.qemu.clone(), QemuSource::notes);
+        .map_or_else(|| entry.qemu.clone(), QemuSource::reattach_info);
     let mut files;
     let guest: &mut dyn SourceGuest = match &mut attached {
         Some(guest) => guest,
@@ -55,7 +59,7 @@ pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
         }
     };
     // If the guest comes back and this engine is killed, the guest must not stay stopped.
-    let nameless = notes.identity.nameless_files(&guest.ram());
+    let nameless = reattach_info.identity.nameless_files(&guest.ram());
     let guard =
         (!has_ended || !nameless.is_empty()).then(|| GuardProcess::start(file.path(), &nameless));
     let _guard = guard.transpose().map_err(|error| {
@@ -71,14 +75,14 @@ pub(super) fn resume(args: &Migrate, file: Option<&Path>, cancel: Cancel) -> Res
     let journal = Arc::new(SourceJournal::new(
         file,
         remote.clone(),
-        args.common.security.plaintext,
+        args.run.security.plaintext,
         args.options.clone(),
-        notes,
+        reattach_info,
         Some(engine.clone()),
     ));
-    let observer = progress::observer(args.common.progress);
-    security::warn_of_readable_key(&args.common.security, &*observer);
-    let watch = Watch {
+    let observer = progress::observer(args.run.progress);
+    security::warn_of_readable_key(&args.run.security, &*observer);
+    let watch = MigrateControl {
         cancel,
         observer,
         journal: Arc::<SourceJournal>::clone(&journal),
@@ -155,8 +159,7 @@ fn complete(args: &Migrate, file: &JournalFile, entry: &SourceEntry) -> Result<S
         && let Err(error) = guest.release()
     {
         let error = Report::new(&error);
-        progress::observer(args.common.progress)
-            .notice(&format!("the guest has moved, but: {error}"));
+        progress::observer(args.run.progress).notice(&format!("the guest has moved, but: {error}"));
     }
     let quits = args.options.quit_source || entry.options.quit_source;
     let quit = quits.then(|| outcome::quit_source(|| quit_attached(attached.as_mut())));
@@ -166,5 +169,5 @@ fn complete(args: &Migrate, file: &JournalFile, entry: &SourceEntry) -> Result<S
         file.remove();
     }
     let what = "the guest is at the destination, with all of its pages";
-    print_moved(&args.common, what, quit.as_ref())
+    print_moved(&args.run, what, quit.as_ref())
 }

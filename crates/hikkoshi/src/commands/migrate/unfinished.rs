@@ -9,7 +9,7 @@ use hikkoshi_handover::SourceStage;
 
 use crate::commands::guard;
 use crate::commands::resume_command::resume_command;
-use crate::commands::unfinished;
+use crate::commands::unfinished_migration;
 use crate::journal::{JournalFile, SourceEntry};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::{Holder, Reason};
@@ -17,7 +17,7 @@ use crate::output::reason::{Holder, Reason};
 /// Looks for unfinished migrations of the guest behind `qmp`. Undoes one that was interrupted
 /// before the handover, and refuses others.
 pub(super) fn check_folder(folder: &Path, qmp: &Path, observer: &dyn Observer) -> Result<(), Exit> {
-    let unreadable = unfinished::unreadable("of this guest");
+    let unreadable = unfinished_migration::unreadable("of this guest");
     let check = |path: &Path, _: &SourceEntry| {
         // Another process may be working on it, and end soon.
         let file = JournalFile::lock(path).map_err(|error| {
@@ -29,7 +29,7 @@ pub(super) fn check_folder(folder: &Path, qmp: &Path, observer: &dyn Observer) -
             None => Ok(()),
         }
     };
-    unfinished::check_folder(
+    unfinished_migration::check_folder(
         folder,
         qmp,
         &unreadable,
@@ -77,10 +77,10 @@ pub(super) fn refuse(entry: &SourceEntry, path: &Path) -> Exit {
         let what = "an earlier migration of this guest was interrupted before the handover, and \
                     the guest does not run";
         let next = format!("resume it, then repeat this command: {again}");
-        return unfinished::refuse(what, next, again).held_by(Holder::Source);
+        return unfinished_migration::refuse(what, next, again).held_by(Holder::Source);
     }
     let what = "this guest was handed over by an earlier migration, which is not finished";
-    unfinished::refuse(what, format!("resume that migration: {again}"), again)
+    unfinished_migration::refuse(what, format!("resume that migration: {again}"), again)
 }
 
 /// hikkoshi cannot find out whether the journal at `path` is about this guest.

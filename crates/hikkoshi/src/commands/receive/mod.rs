@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use error_reporter::Report;
 use hikkoshi_engine::destination::DestinationFailure;
-use hikkoshi_engine::{Cancel, ReceiveWatch, receive};
+use hikkoshi_engine::{CancelFlag, ReceiveControl, receive};
 use hikkoshi_handover::Outcome;
 use hikkoshi_qemu::{AttachError, QemuDestination, Refusal};
 
@@ -25,25 +25,25 @@ use crate::security::{self, Acceptor};
 
 pub(crate) fn run(args: &Receive) -> Result<Status, Exit> {
     let cancel = signals::cancel_on_signals()?;
-    match &args.common.resume {
+    match &args.run.resume {
         None => start(args, cancel),
-        Some(file) if args.common.give_up => give_up::destination(args, file.as_deref(), cancel),
+        Some(file) if args.run.give_up => give_up::destination(args, file.as_deref(), cancel),
         Some(file) => resume::resume(args, file.as_deref(), cancel),
     }
 }
 
 /// Waits for a source and receives its guest.
-fn start(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
+fn start(args: &Receive, cancel: CancelFlag) -> Result<Status, Exit> {
     let Some(listen) = &args.listen else {
         // The command line requires it.
         let what = "--listen ADDR is missing";
         return Err(Exit::new(Status::Usage, Reason::Usage, what));
     };
     let acceptor = Acceptor::new(args, listen)?;
-    let qmp = qmp(&args.common)?;
-    let folder = journal::folder(args.common.journal.as_deref());
+    let qmp = qmp(&args.run)?;
+    let folder = journal::folder(args.run.journal.as_deref());
     unfinished::check_folder(&folder, qmp)?;
-    let allowed = args.options.shared.allowed();
+    let allowed = args.options.journaled.allowed();
     let mut guest = QemuDestination::attach_allowing(qmp, &allowed, args.overcommit())
         .map_err(|error| not_attached(&error))?;
     guest.cancel_load_with(cancel.clone());
@@ -55,7 +55,7 @@ fn start(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
         let what = format!("creating the journal: {}", Report::new(&error));
         Exit::new(Status::AtSource, Reason::Journal, what)
     };
-    let identity = guest.noted().get().identity;
+    let identity = guest.reattach_info().get().identity;
     let file = JournalFile::for_qemu::<DestinationEntry>(&folder, &identity).map_err(keeping)?;
     // The journal is found by the process: the socket may have had another name then.
     if let Some(entry) = file.read::<DestinationEntry>().map_err(keeping)?
@@ -72,16 +72,16 @@ fn start(args: &Receive, cancel: Cancel) -> Result<Status, Exit> {
     let journal = Arc::new(DestinationJournal::new(
         file,
         listener.address(),
-        args.common.security.plaintext,
+        args.run.security.plaintext,
         args.options.clone(),
         acceptor.tls().cloned(),
-        guest.noted(),
+        guest.reattach_info(),
     ));
-    let observer = progress::observer(args.common.progress);
-    security::warn_of_readable_key(&args.common.security, &*observer);
-    args.options.shared.warn_of_devices(&*observer);
+    let observer = progress::observer(args.run.progress);
+    security::warn_of_readable_key(&args.run.security, &*observer);
+    args.options.journaled.warn_of_devices(&*observer);
     acceptor.announce(args, &listener, &*observer)?;
-    let watch = ReceiveWatch {
+    let watch = ReceiveControl {
         cancel,
         observer,
         journal: Arc::<DestinationJournal>::clone(&journal),

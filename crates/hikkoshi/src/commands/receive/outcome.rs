@@ -115,9 +115,9 @@ fn success(args: &Receive, account: &Account, journal: &Path) -> Result<Status, 
         GuestState::Paused => "the guest is here, paused as before",
         GuestState::ShutDown => "the guest has run here and has shut down",
     };
-    print_result(account, &args.common, what, None, None)?;
+    print_result(account, &args.run, what, None, None)?;
     if journal.exists() {
-        progress::observer(args.common.progress).notice(&format!(
+        progress::observer(args.run.progress).notice(&format!(
             "the source may not know that: do not continue the guest there. If 'hikkoshi migrate' \
              has not ended with success there, run it with --resume there, and here: {}",
             resume_command::<DestinationEntry>(journal)

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hikkoshi_engine::{Cancel, DestinationGuest, ReceiveWatch, resume_receive};
+use hikkoshi_engine::{CancelFlag, DestinationGuest, ReceiveControl, resume_receive};
 use hikkoshi_handover::{DestinationRecord, DestinationStage};
-use hikkoshi_qemu::{ExitedDestination, QemuDestination, SharedNotes};
+use hikkoshi_qemu::{ExitedDestination, QemuDestination, SharedReattachInfo};
 
 use super::outcome;
 use crate::args::Receive;
@@ -18,8 +18,12 @@ use crate::output::reason::Reason;
 use crate::security::{self, Acceptor};
 
 /// Continues the migration in the journal `file`, or the one that the options lead to.
-pub(super) fn resume(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Result<Status, Exit> {
-    let (file, mut entry) = find::<DestinationEntry>(&args.common, file)?;
+pub(super) fn resume(
+    args: &Receive,
+    file: Option<&Path>,
+    cancel: CancelFlag,
+) -> Result<Status, Exit> {
+    let (file, mut entry) = find::<DestinationEntry>(&args.run, file)?;
     let plaintext = entry.plaintext && is_same_host(args.listen.as_ref(), &entry.address);
     let args = &args.clone().resumed(entry.options.clone(), plaintext);
     let cannot = |error: &dyn std::error::Error| {
@@ -27,7 +31,7 @@ pub(super) fn resume(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Res
     };
     let pid = entry.qemu.identity.pid;
     let attached = QemuDestination::reattach(&entry.qemu).map_err(|error| cannot(&error))?;
-    let (mut guest, notes): (Box<dyn DestinationGuest>, _) = match attached {
+    let (mut guest, reattach_info): (Box<dyn DestinationGuest>, _) = match attached {
         Some(guest) => {
             if may_miss_pages(&entry.engine) {
                 guest.check_userfault().map_err(|error| {
@@ -37,8 +41,8 @@ pub(super) fn resume(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Res
                     ))
                 })?;
             }
-            let notes = guest.noted();
-            (Box::new(guest), notes)
+            let reattach_info = guest.reattach_info();
+            (Box::new(guest), reattach_info)
         }
         None if entry.engine.stage == DestinationStage::Running => {
             let what = format!("the destination's QEMU (process {pid}) has ended");
@@ -49,7 +53,10 @@ pub(super) fn resume(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Res
         // Reports to the source that the guest never ran here, or that no page is needed.
         None => {
             let exited = ExitedDestination::new(&entry.qemu).map_err(|error| cannot(&error))?;
-            (Box::new(exited), SharedNotes::new(entry.qemu.clone()))
+            (
+                Box::new(exited),
+                SharedReattachInfo::new(entry.qemu.clone()),
+            )
         }
     };
     let listen = args.listen.as_ref().unwrap_or(&entry.address).clone();
@@ -61,16 +68,16 @@ pub(super) fn resume(args: &Receive, file: Option<&Path>, cancel: Cancel) -> Res
     let journal = Arc::new(DestinationJournal::new(
         file,
         address,
-        args.common.security.plaintext,
+        args.run.security.plaintext,
         args.options.clone(),
         tls,
-        notes,
+        reattach_info,
     ));
-    let observer = progress::observer(args.common.progress);
-    security::warn_of_readable_key(&args.common.security, &*observer);
+    let observer = progress::observer(args.run.progress);
+    security::warn_of_readable_key(&args.run.security, &*observer);
     let state = state(entry.engine.stage, guest.has_ended());
     observer.notice(&format!("{state}; waiting for its source at {address}"));
-    let watch = ReceiveWatch {
+    let watch = ReceiveControl {
         cancel,
         observer,
         journal: Arc::<DestinationJournal>::clone(&journal),

@@ -8,21 +8,21 @@ use hikkoshi_handover::DestinationStage;
 use hikkoshi_qemu::FindProcessError;
 
 use crate::commands::resume_command::resume_command;
-use crate::commands::unfinished;
+use crate::commands::unfinished_migration;
 use crate::journal::DestinationEntry;
 use crate::output::exit::Exit;
 use crate::output::reason::Holder;
 
 /// Looks for unfinished migrations into the QEMU behind `qmp`, and refuses them.
 pub(super) fn check_folder(folder: &Path, qmp: &Path) -> Result<(), Exit> {
-    let unreadable = unfinished::unreadable("into this QEMU");
+    let unreadable = unfinished_migration::unreadable("into this QEMU");
     let cannot_tell = |error: &FindProcessError, journal: &Path| {
         let (error, journal) = (Report::new(error), journal.display());
         unreadable(io::Error::other(format!(
             "{error} (according to {journal}; remove it if it is not needed)"
         )))
     };
-    unfinished::check_folder::<DestinationEntry>(
+    unfinished_migration::check_folder::<DestinationEntry>(
         folder,
         qmp,
         &unreadable,
@@ -49,5 +49,5 @@ pub(super) fn refuse(journal: &Path, stage: DestinationStage) -> Exit {
         DestinationStage::Declined => Holder::Source,
         DestinationStage::Receiving | DestinationStage::Ready => Holder::Undecided,
     };
-    unfinished::refuse(what, next, again).held_by(holder)
+    unfinished_migration::refuse(what, next, again).held_by(holder)
 }

@@ -15,7 +15,7 @@ use hikkoshi_qemu::RamIdentity;
 use serde_json::Value;
 
 use super::RecordError;
-use crate::args::{MigrateOptions, ReceiveOptions, SharedOptions, WhenStalled};
+use crate::args::{JournaledOptions, MigrateOptions, ReceiveOptions, WhenStalled};
 use crate::journal::entry::{DestinationEntry, Entry, SourceEntry};
 
 fn path(name: &str) -> PathBuf {
@@ -45,8 +45,8 @@ fn is_written_as_kept(name: &str, entry: &impl Entry) {
     );
 }
 
-fn all_shared_options() -> SharedOptions {
-    SharedOptions {
+fn all_journaled_options() -> JournaledOptions {
+    JournaledOptions {
         allow_device: vec!["vfio-pci".into(), "nvme".into()],
         stall_timeout: Some(Duration::from_secs(7)),
         retry_for: Some(Duration::from_secs(90)),
@@ -55,7 +55,7 @@ fn all_shared_options() -> SharedOptions {
 
 fn all_migrate_options() -> MigrateOptions {
     MigrateOptions {
-        shared: all_shared_options(),
+        journaled: all_journaled_options(),
         mode: Some(Mode::Precopy),
         max_downtime: Some(50),
         bandwidth: Some(50_000_000),
@@ -80,7 +80,7 @@ fn all_migrate_options() -> MigrateOptions {
 
 fn all_receive_options() -> ReceiveOptions {
     ReceiveOptions {
-        shared: all_shared_options(),
+        journaled: all_journaled_options(),
         fault_threads: Some(2),
         collapse: Some(1_000_000_000),
         poll: true,
@@ -96,9 +96,9 @@ fn version_2_is_read() {
     assert_eq!(
         entry.options,
         MigrateOptions {
-            shared: SharedOptions {
+            journaled: JournaledOptions {
                 retry_for: Some(Duration::ZERO),
-                ..SharedOptions::default()
+                ..JournaledOptions::default()
             },
             mode: Some(Mode::Postcopy),
             max_downtime: Some(5000),
@@ -119,7 +119,7 @@ fn version_2_is_read() {
     assert!(source("v2-source-certified").security.is_some());
 
     let entry = destination("v2-destination-inviting");
-    assert_eq!(entry.options.shared.retry_for, Some(Duration::ZERO));
+    assert_eq!(entry.options.journaled.retry_for, Some(Duration::ZERO));
     entry.security.unwrap().server().unwrap();
     assert_eq!(entry.engine.stage, DestinationStage::Running);
     assert!(entry.engine.postcopy && !entry.engine.started);

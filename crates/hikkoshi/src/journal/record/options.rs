@@ -10,14 +10,14 @@ use serde::{Deserialize, Serialize};
 use super::RecordError;
 use super::engine::ModeTag;
 use crate::args::{
-    MAX_DOWNTIME_MS, MAX_READ_AHEAD, MigrateOptions, ReceiveOptions, SharedOptions, WhenStalled,
+    JournaledOptions, MAX_DOWNTIME_MS, MAX_READ_AHEAD, MigrateOptions, ReceiveOptions, WhenStalled,
 };
 
 /// [`MigrateOptions`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct MigrateOptionsRecord {
-    shared: SharedOptionsRecord,
+    shared: JournaledOptionsRecord,
     mode: Option<ModeTag>,
     max_downtime_ms: Option<u64>,
     bandwidth_bytes_per_s: Option<u64>,
@@ -43,17 +43,17 @@ pub(crate) struct MigrateOptionsRecord {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReceiveOptionsRecord {
-    shared: SharedOptionsRecord,
+    shared: JournaledOptionsRecord,
     fault_threads: Option<u16>,
     collapse_bytes_per_s: Option<u64>,
     poll: bool,
     no_priority: bool,
 }
 
-/// [`SharedOptions`].
+/// [`JournaledOptions`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct SharedOptionsRecord {
+struct JournaledOptionsRecord {
     allow_device: Vec<String>,
     stall_timeout_s: Option<u64>,
     retry_for_s: Option<u64>,
@@ -85,7 +85,7 @@ enum ReadAheadRecord {
 impl From<&MigrateOptions> for MigrateOptionsRecord {
     fn from(options: &MigrateOptions) -> Self {
         Self {
-            shared: (&options.shared).into(),
+            shared: (&options.journaled).into(),
             mode: options.mode.map(Into::into),
             max_downtime_ms: options.max_downtime,
             bandwidth_bytes_per_s: options.bandwidth,
@@ -113,7 +113,7 @@ impl TryFrom<MigrateOptionsRecord> for MigrateOptions {
     fn try_from(record: MigrateOptionsRecord) -> Result<Self, RecordError> {
         let read_ahead = record.read_ahead.map(ReadAhead::try_from).transpose()?;
         Ok(Self {
-            shared: record.shared.try_into()?,
+            journaled: record.shared.try_into()?,
             mode: record.mode.map(Into::into),
             max_downtime: within("max-downtime", record.max_downtime_ms, 1..=MAX_DOWNTIME_MS)?,
             bandwidth: within("bandwidth", record.bandwidth_bytes_per_s, 1..=u64::MAX)?,
@@ -140,7 +140,7 @@ impl TryFrom<MigrateOptionsRecord> for MigrateOptions {
 impl From<&ReceiveOptions> for ReceiveOptionsRecord {
     fn from(options: &ReceiveOptions) -> Self {
         Self {
-            shared: (&options.shared).into(),
+            shared: (&options.journaled).into(),
             fault_threads: options.fault_threads,
             collapse_bytes_per_s: options.collapse,
             poll: options.poll,
@@ -155,7 +155,7 @@ impl TryFrom<ReceiveOptionsRecord> for ReceiveOptions {
     fn try_from(record: ReceiveOptionsRecord) -> Result<Self, RecordError> {
         let threads = 1..=MAX_FAULT_THREADS;
         Ok(Self {
-            shared: record.shared.try_into()?,
+            journaled: record.shared.try_into()?,
             fault_threads: within("fault-threads", record.fault_threads, threads)?,
             collapse: within("collapse", record.collapse_bytes_per_s, 1..=u64::MAX)?,
             poll: record.poll,
@@ -164,8 +164,8 @@ impl TryFrom<ReceiveOptionsRecord> for ReceiveOptions {
     }
 }
 
-impl From<&SharedOptions> for SharedOptionsRecord {
-    fn from(options: &SharedOptions) -> Self {
+impl From<&JournaledOptions> for JournaledOptionsRecord {
+    fn from(options: &JournaledOptions) -> Self {
         // The command line takes whole seconds.
         Self {
             allow_device: options.allow_device.clone(),
@@ -175,10 +175,10 @@ impl From<&SharedOptions> for SharedOptionsRecord {
     }
 }
 
-impl TryFrom<SharedOptionsRecord> for SharedOptions {
+impl TryFrom<JournaledOptionsRecord> for JournaledOptions {
     type Error = RecordError;
 
-    fn try_from(record: SharedOptionsRecord) -> Result<Self, RecordError> {
+    fn try_from(record: JournaledOptionsRecord) -> Result<Self, RecordError> {
         let stall_timeout = within("stall-timeout", record.stall_timeout_s, 1..=3600)?;
         Ok(Self {
             allow_device: record.allow_device,

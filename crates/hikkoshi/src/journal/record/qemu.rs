@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use hikkoshi_qemu::{
-    DestinationNotes, NamespaceIdentity, QemuIdentity, RamFileIdentity, RamIdentity, Settings,
-    SourceNotes, UndoRecord,
+    DestinationReattachInfo, NamespaceIdentity, QemuIdentity, RamFileIdentity, RamIdentity,
+    Settings, SourceReattachInfo, UndoRecord,
 };
 use hikkoshi_wire::{BlockDescription, GuestDescription, GuestRangeDescription};
 use serde::{Deserialize, Serialize};
@@ -13,19 +13,21 @@ use serde_json::{Map, Value};
 
 use super::RecordError;
 
-/// [`SourceNotes`].
+/// [`SourceReattachInfo`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceQemuRecord {
-    place: PlaceRecord,
+    #[serde(rename = "place")]
+    identity: QemuIdentityRecord,
     undo: UndoneStepsRecord,
 }
 
-/// [`DestinationNotes`].
+/// [`DestinationReattachInfo`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DestinationQemuRecord {
-    place: PlaceRecord,
+    #[serde(rename = "place")]
+    identity: QemuIdentityRecord,
     settings: SettingsRecord,
     userfault: Option<i32>,
 }
@@ -33,11 +35,12 @@ pub struct DestinationQemuRecord {
 /// [`QemuIdentity`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct PlaceRecord {
+struct QemuIdentityRecord {
     qmp: String,
     pid: u32,
     started: u64,
-    view: ViewRecord,
+    #[serde(rename = "view")]
+    namespaces: NamespaceRecord,
     description: DescriptionRecord,
     memory: Vec<MemoryRecord>,
 }
@@ -45,7 +48,7 @@ struct PlaceRecord {
 /// [`NamespaceIdentity`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ViewRecord {
+struct NamespaceRecord {
     boot: String,
     pids: u64,
     times: Option<u64>,
@@ -131,24 +134,24 @@ struct SettingsRecord {
     discard: BTreeMap<String, bool>,
 }
 
-impl TryFrom<&SourceNotes> for SourceQemuRecord {
+impl TryFrom<&SourceReattachInfo> for SourceQemuRecord {
     type Error = RecordError;
 
-    fn try_from(notes: &SourceNotes) -> Result<Self, RecordError> {
+    fn try_from(reattach_info: &SourceReattachInfo) -> Result<Self, RecordError> {
         Ok(Self {
-            place: (&notes.identity).try_into()?,
+            identity: (&reattach_info.identity).try_into()?,
             undo: UndoneStepsRecord {
-                settings: (&notes.undo.settings).into(),
-                stopped: notes.undo.stopped,
+                settings: (&reattach_info.undo.settings).into(),
+                stopped: reattach_info.undo.stopped,
             },
         })
     }
 }
 
-impl From<SourceQemuRecord> for SourceNotes {
+impl From<SourceQemuRecord> for SourceReattachInfo {
     fn from(record: SourceQemuRecord) -> Self {
         Self {
-            identity: record.place.into(),
+            identity: record.identity.into(),
             undo: UndoRecord {
                 settings: record.undo.settings.into(),
                 stopped: record.undo.stopped,
@@ -157,29 +160,29 @@ impl From<SourceQemuRecord> for SourceNotes {
     }
 }
 
-impl TryFrom<&DestinationNotes> for DestinationQemuRecord {
+impl TryFrom<&DestinationReattachInfo> for DestinationQemuRecord {
     type Error = RecordError;
 
-    fn try_from(notes: &DestinationNotes) -> Result<Self, RecordError> {
+    fn try_from(reattach_info: &DestinationReattachInfo) -> Result<Self, RecordError> {
         Ok(Self {
-            place: (&notes.identity).try_into()?,
-            settings: (&notes.settings).into(),
-            userfault: notes.userfault,
+            identity: (&reattach_info.identity).try_into()?,
+            settings: (&reattach_info.settings).into(),
+            userfault: reattach_info.userfault,
         })
     }
 }
 
-impl From<DestinationQemuRecord> for DestinationNotes {
+impl From<DestinationQemuRecord> for DestinationReattachInfo {
     fn from(record: DestinationQemuRecord) -> Self {
         Self {
-            identity: record.place.into(),
+            identity: record.identity.into(),
             settings: record.settings.into(),
             userfault: record.userfault,
         }
     }
 }
 
-impl TryFrom<&QemuIdentity> for PlaceRecord {
+impl TryFrom<&QemuIdentity> for QemuIdentityRecord {
     type Error = RecordError;
 
     fn try_from(identity: &QemuIdentity) -> Result<Self, RecordError> {
@@ -188,7 +191,7 @@ impl TryFrom<&QemuIdentity> for PlaceRecord {
             qmp: text(&identity.qmp)?,
             pid: identity.pid,
             started: identity.start_time,
-            view: ViewRecord {
+            namespaces: NamespaceRecord {
                 boot: identity.namespaces.boot_id.clone(),
                 pids: identity.namespaces.pid_namespace,
                 times: identity.namespaces.time_namespace,
@@ -199,16 +202,16 @@ impl TryFrom<&QemuIdentity> for PlaceRecord {
     }
 }
 
-impl From<PlaceRecord> for QemuIdentity {
-    fn from(record: PlaceRecord) -> Self {
+impl From<QemuIdentityRecord> for QemuIdentity {
+    fn from(record: QemuIdentityRecord) -> Self {
         Self {
             qmp: record.qmp.into(),
             pid: record.pid,
             start_time: record.started,
             namespaces: NamespaceIdentity {
-                boot_id: record.view.boot,
-                pid_namespace: record.view.pids,
-                time_namespace: record.view.times,
+                boot_id: record.namespaces.boot,
+                pid_namespace: record.namespaces.pids,
+                time_namespace: record.namespaces.times,
             },
             description: record.description.into(),
             memory: record.memory.into_iter().map(Into::into).collect(),

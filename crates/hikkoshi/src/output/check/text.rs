@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{
+use super::report::{
     CardReport, CheckReport, DestinationReport, GuestReport, MODES, MemoryReport, ObstacleReport,
     PartReport,
 };

@@ -1,36 +1,35 @@
 //! Checks whether this QEMU's guest can be moved, before anything is changed.
 
 mod block;
+mod deleted_images;
 mod devices;
-mod excludes;
+mod excluded_modes;
 #[cfg(test)]
 mod installed_qemu_tests;
 pub(crate) mod jobs;
 mod known_types;
+pub(crate) mod list_parts;
 pub(crate) mod nested;
 mod network;
-pub(crate) mod parts;
 pub(crate) mod pause_mark;
 mod pinning;
 mod qom_tree;
 mod refusal;
 mod survey;
-mod temporary;
 
-pub use excludes::Excludes;
+pub use excluded_modes::Excludes;
 use hikkoshi_dirty::hugetlb_support;
 use hikkoshi_engine::Mode;
 use hikkoshi_pages::{RamBlock, RamLayout};
+pub(crate) use refusal::OLDEST_QEMU;
 pub use refusal::Refusal;
 use serde_json::Value;
 pub use survey::AllowedTypes;
 
-use crate::qmp::migration::{self, MigrationStatus};
+use self::qom_tree::DEVICE_FOLDERS;
+use crate::qmp::migration_status::{self, MigrationStatus};
 use crate::qmp::qom;
-use crate::qmp::{Client, QmpError, Version};
-
-/// The oldest QEMU that is supported.
-pub(crate) const OLDEST_QEMU: Version = Version::new(7, 2, 0);
+use crate::qmp::{Client, QmpError};
 
 /// The side of the move that this QEMU is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,12 +68,12 @@ pub(crate) fn check(
 }
 
 /// Capabilities whose features conflict with moving the guest's memory from outside.
-/// Others are turned off during the move, see `settings.rs`.
+/// Others are turned off during the move, see `migration_settings.rs`.
 const EXCLUDED: [&str; 3] = ["postcopy-ram", "background-snapshot", "x-colo"];
 
 fn check_capabilities(client: &mut Client) -> Result<Vec<Refusal>, QmpError> {
     let mut found = Vec::new();
-    let capabilities = migration::capabilities(client)?;
+    let capabilities = migration_status::capabilities(client)?;
     for name in ["late-block-activate", "events"] {
         if !capabilities.contains_key(name) {
             found.push(Refusal::NoCapability { name });
@@ -91,7 +90,7 @@ fn check_capabilities(client: &mut Client) -> Result<Vec<Refusal>, QmpError> {
 }
 
 fn check_state(client: &mut Client, side: Side) -> Result<Option<Refusal>, QmpError> {
-    let run = migration::run_state(client)?;
+    let run = migration_status::run_state(client)?;
     let state = run.status;
     Ok(match side {
         Side::Destination if state == "inmigrate" => None,
@@ -134,7 +133,7 @@ fn check_migration(
     client: &mut Client,
     side: Side,
 ) -> Result<(Option<Refusal>, Vec<String>), QmpError> {
-    let info = migration::query(client)?;
+    let info = migration_status::query(client)?;
     let used_up = side == Side::Destination && info.status != MigrationStatus::None;
     let migrating = (used_up || !info.status.is_over()).then(|| Refusal::Migrating {
         status: info.status.to_string(),
@@ -147,9 +146,6 @@ fn check_blocked(reasons: &[String]) -> Option<Refusal> {
         reasons: reasons.join("; "),
     })
 }
-
-/// The QOM folders of users' devices: those with an id, and those without.
-const DEVICE_FOLDERS: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
 
 fn check_confidential(client: &mut Client) -> Result<Option<Refusal>, QmpError> {
     let confidential = qom::property(client, "/machine", "confidential-guest-support")?;

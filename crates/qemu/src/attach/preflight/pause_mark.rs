@@ -7,7 +7,7 @@
 
 use serde_json::json;
 
-use crate::qmp::migration::RunState;
+use crate::qmp::migration_status::RunState;
 use crate::qmp::qom;
 use crate::qmp::{Client, QmpError};
 

@@ -7,6 +7,9 @@ use serde_json::json;
 
 use crate::qmp::{Client, QmpError};
 
+/// The QOM folders of users' devices: those with an id, and those without.
+pub(super) const DEVICE_FOLDERS: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
+
 /// An object of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Object {

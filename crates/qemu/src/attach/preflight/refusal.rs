@@ -4,8 +4,10 @@ use hikkoshi_dirty::UnsupportedKernel;
 use hikkoshi_wire::MachineMismatch;
 use thiserror::Error;
 
-use super::OLDEST_QEMU;
 use crate::qmp::{QmpError, Version};
+
+/// The oldest QEMU that is supported.
+pub(crate) const OLDEST_QEMU: Version = Version::new(7, 2, 0);
 
 /// Why a guest cannot be moved. It is unchanged.
 #[derive(Debug, Error)]

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::devices::{self, MemoryWrites};
 use super::qom_tree::{self, Object};
-use super::{Refusal, block, nested, network, pinning, temporary};
+use super::{Refusal, block, deleted_images, nested, network, pinning};
 use crate::qmp::qom;
 use crate::qmp::{Client, QmpError, Version};
 
@@ -70,7 +70,9 @@ pub(crate) fn survey(client: &mut Client, allowed: &AllowedTypes) -> Result<Surv
     // A refused driver is no matter of drains.
     let drainable = disks.is_empty();
     survey.found.extend(disks);
-    survey.found.extend(temporary::check(&nodes, client.peer()));
+    survey
+        .found
+        .extend(deleted_images::check(&nodes, client.peer()));
     survey.pinning = pinning::first(&nodes, client.peer()).cloned();
     let nested = nested::feature(client)?;
     survey

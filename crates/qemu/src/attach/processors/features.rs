@@ -3,7 +3,7 @@
 use hikkoshi_wire::{CpuidRegister, CpuidWord, ProcessorKind, Topology};
 use serde_json::Value;
 
-use super::number;
+use super::json_number::number;
 
 /// A flag: leaf, register, bit.
 pub(super) type Flag = (u32, CpuidRegister, u32);

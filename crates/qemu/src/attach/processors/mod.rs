@@ -8,6 +8,7 @@
 //! its flags and for its own identifiers.
 
 mod features;
+mod json_number;
 mod settings;
 #[cfg(test)]
 mod tests;
@@ -20,6 +21,7 @@ use hikkoshi_wire::{
 use serde_json::{Value, json};
 
 use self::features::{implied_by_topology, words};
+use self::json_number::number;
 use self::settings::settings;
 use crate::qmp::qom::property;
 use crate::qmp::{Client, QmpError};
@@ -83,10 +85,6 @@ pub(crate) fn read(client: &mut Client) -> Result<Processors, QmpError> {
     }
     found.processors.sort_by_key(|processor| processor.index);
     Ok(found)
-}
-
-fn number(value: Option<&Value>) -> Option<u32> {
-    value?.as_u64()?.try_into().ok()
 }
 
 fn topology(smp: Option<&Value>) -> Topology {

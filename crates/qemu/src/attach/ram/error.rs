@@ -166,13 +166,13 @@ pub enum RamError {
     /// QEMU's memory tree could not be parsed.
     #[error(
         "the guest addresses of the memory \"{id}\" cannot be read from QEMU's \"info mtree\": \
-         {pieces}; report this as a bug, with the output of that command"
+         {flat_ranges}; report this as a bug, with the output of that command"
     )]
     Addresses {
         /// The backend.
         id: String,
         /// What was parsed.
-        pieces: String,
+        flat_ranges: String,
     },
     /// The guest has memory outside the backends.
     #[error(

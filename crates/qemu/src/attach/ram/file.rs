@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hikkoshi_linux::Process;
-use hikkoshi_memory::{Backing, ProcessMemory, RamFile};
+use hikkoshi_memory::{Backing, PrivateMemory, RamFile};
 
 use crate::attach::maps::Area;
 use crate::attach::ram::RamError;
@@ -95,7 +95,7 @@ pub(crate) fn open(
     let area = single_mapping(process, areas, block, address)?;
     if !area.is_file() {
         return Ok(BlockMemory {
-            backing: Backing::Process(private_memory(process, block, address, access)?),
+            backing: Backing::Private(private_memory(process, block, address, access)?),
             kind: Kind::Anonymous,
         });
     }
@@ -134,7 +134,7 @@ pub(crate) fn open(
     }
     let memory = private_memory(process, block, address, access)?;
     Ok(BlockMemory {
-        backing: Backing::Process(memory.over_file(RamFile::new(file, range.offset))),
+        backing: Backing::Private(memory.over_file(RamFile::new(file, range.offset))),
         kind: Kind::Private(kind),
     })
 }
@@ -207,9 +207,9 @@ fn private_memory(
     block: &RamBlockInfo,
     address: u64,
     access: FileAccess,
-) -> Result<ProcessMemory, RamError> {
+) -> Result<PrivateMemory, RamError> {
     let writable = access == FileAccess::Write;
-    ProcessMemory::open(Arc::clone(process), address, block.total, writable).map_err(|source| {
+    PrivateMemory::open(Arc::clone(process), address, block.total, writable).map_err(|source| {
         RamError::OpenMemory {
             id: block.name.clone(),
             pid: process.pid(),

@@ -14,7 +14,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use hikkoshi_linux::{AvailableMemory, Process, memory_available};
-use hikkoshi_memory::{ProcessMemory, RamFile};
+use hikkoshi_memory::{PrivateMemory, RamFile};
 use thiserror::Error;
 
 use crate::attach::ram::blocks::RamBlockInfo;
@@ -180,7 +180,7 @@ impl Needs {
         memory: &BlockMemory,
         reserved: bool,
     ) -> io::Result<()> {
-        let held = memory.backing.process().map(ProcessMemory::held_bytes);
+        let held = memory.backing.private().map(PrivateMemory::held_bytes);
         let private = held.transpose()?;
         let private = private.map(|held| block.total.saturating_sub(held));
         match &memory.kind {
@@ -197,7 +197,7 @@ impl Needs {
             Kind::Shared(file) => self.add_file(block, memory.backing.file(), file)?,
             // A page that the process writes is its own, and takes a page of zeros in the tmpfs.
             Kind::Private(file) if file.system == FileSystem::Tmpfs => {
-                let opened = memory.backing.process().and_then(ProcessMemory::file);
+                let opened = memory.backing.private().and_then(PrivateMemory::file);
                 self.add_file(block, opened, file)?;
             }
             Kind::Private(_) | Kind::Anonymous => {}

@@ -99,9 +99,9 @@ fn read(found: &Found, from: u64, bytes: usize) -> Vec<u8> {
         host_page: found.block.page_size,
         guest: Vec::new(),
     };
-    assert!(found.memory.backing.process().is_some());
-    let memory = found.memory.backing.process().unwrap();
-    let own = hikkoshi_memory::ProcessMemory::open(
+    assert!(found.memory.backing.private().is_some());
+    let memory = found.memory.backing.private().unwrap();
+    let own = hikkoshi_memory::PrivateMemory::open(
         Arc::clone(memory.process()),
         found.address,
         found.block.total,

@@ -38,7 +38,7 @@ pub use self::error::RamError;
 pub(crate) use self::error::RamErrors;
 use self::file::BlockMemory;
 use self::free_space::FreeSpaceError;
-use self::mtree::Piece;
+use self::mtree::FlatRange;
 use crate::attach::process;
 use crate::attach::reopen::FileAccess;
 use crate::qmp::Client;
@@ -127,12 +127,12 @@ fn find_blocks(
     let mtree = human(client, "info mtree -f -o")?;
     let areas = process::areas(process)?;
     let addresses = addresses::find(client, process, &blocks, &areas, &mtree)?;
-    let pieces = mtree::parse(&mtree);
+    let flat_ranges = mtree::parse(&mtree);
     let mut found = Vec::with_capacity(blocks.len());
     let mut errors = Vec::new();
     for (block, address) in blocks.into_iter().zip(addresses) {
         let backend = backends.iter().find(|backend| backend.is(&block.name));
-        let guest = guest_ranges(backend, &block, &pieces);
+        let guest = guest_ranges(backend, &block, &flat_ranges);
         let memory = file::open(process, &areas, &block, address, access);
         match (guest, memory) {
             (Ok(guest), Ok(memory)) => found.push(Found {
@@ -157,14 +157,14 @@ fn find_blocks(
 fn guest_ranges(
     backend: Option<&Backend>,
     block: &RamBlockInfo,
-    pieces: &BTreeMap<String, Vec<Piece>>,
+    flat_ranges: &BTreeMap<String, Vec<FlatRange>>,
 ) -> Result<Vec<GuestRange>, RamError> {
-    let Some(pieces) = backend.and_then(|backend| pieces.get(&backend.qom_path())) else {
+    let Some(flat_ranges) = backend.and_then(|backend| flat_ranges.get(&backend.qom_path())) else {
         return Ok(Vec::new());
     };
-    mtree::ranges(pieces, block.total).ok_or_else(|| RamError::Addresses {
+    mtree::ranges(flat_ranges, block.total).ok_or_else(|| RamError::Addresses {
         id: block.name.clone(),
-        pieces: format!("{pieces:x?}"),
+        flat_ranges: format!("{flat_ranges:x?}"),
     })
 }
 

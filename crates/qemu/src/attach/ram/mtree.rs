@@ -2,7 +2,7 @@
 //!
 //! QMP does not report the guest addresses of a backend (except for DIMMs). The human
 //! monitor does: it prints the guest's flattened address space, with the owner of each
-//! piece:
+//! flat range:
 //!
 //! ```text
 //! FlatView #1
@@ -13,15 +13,15 @@
 //!   00000000000c3000-00000000000e7fff (prio 0, rom): ram0 @00000000000c3000 owner:{obj path=/objects/ram0} KVM
 //! ```
 //!
-//! Pieces are identified by their owner, because a region's *name* is chosen by the
+//! Flat ranges are identified by their owner, because a region's *name* is chosen by the
 //! user and can be the name of another region. The owner's path cannot.
 //!
 //! # Independent of the guest's state
 //!
-//! The visible pieces depend on the guest's state: firmware write-protects its copy in
+//! The visible flat ranges depend on the guest's state: firmware write-protects its copy in
 //! low memory, system-management memory hides the top of the memory below 4 GiB, the
-//! VGA window hides a piece at 640 KiB. The two sides of a migration are in different
-//! states, so the ranges are made independent of it: pieces of a block with the same
+//! VGA window hides a flat range at 640 KiB. The two sides of a migration are in different
+//! states, so the ranges are made independent of it: flat ranges of a block with the same
 //! distance between guest address and offset are one range, and hidden memory belongs
 //! to the range before it.
 
@@ -30,11 +30,11 @@ use std::collections::BTreeMap;
 use hikkoshi_pages::GuestRange;
 
 /// The most lines that are parsed.
-const MAX_PIECES: usize = 1 << 16;
+const MAX_FLAT_RANGES: usize = 1 << 16;
 
-/// One line of the memory view: a piece of a backend.
+/// One line of the memory view: a flat range of a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct FlatRange {
     /// Guest address.
     gpa: u64,
     /// Offset in the backend.
@@ -43,21 +43,21 @@ pub(crate) struct Piece {
     bytes: u64,
 }
 
-/// The pieces of each backend in the system's memory, by the backend's path
+/// The flat ranges of each backend in the system's memory, by the backend's path
 /// (`/objects/ID`).
-pub(crate) fn parse(text: &str) -> BTreeMap<String, Vec<Piece>> {
-    let mut found: BTreeMap<String, Vec<Piece>> = BTreeMap::new();
+pub(crate) fn parse(text: &str) -> BTreeMap<String, Vec<FlatRange>> {
+    let mut found: BTreeMap<String, Vec<FlatRange>> = BTreeMap::new();
     for line in system_memory(text) {
-        if let Some((owner, piece)) = piece(line) {
-            found.entry(owner).or_default().push(piece);
+        if let Some((owner, flat_range)) = flat_range(line) {
+            found.entry(owner).or_default().push(flat_range);
         }
     }
     found
 }
 
-/// A piece of any memory region that is RAM or ROM, also of a device.
+/// A flat range of any memory region that is RAM or ROM, also of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct NamedPiece {
+pub(crate) struct NamedFlatRange {
     /// The region's name, which several regions can have.
     pub(crate) name: String,
     /// The region's owner or parent, as QEMU prints it.
@@ -68,16 +68,16 @@ pub(crate) struct NamedPiece {
     pub(crate) offset: u64,
 }
 
-/// The pieces of all RAM and ROM in the system's memory.
-pub(crate) fn named(text: &str) -> Vec<NamedPiece> {
-    system_memory(text).filter_map(named_piece).collect()
+/// The flat ranges of all RAM and ROM in the system's memory.
+pub(crate) fn named(text: &str) -> Vec<NamedFlatRange> {
+    system_memory(text).filter_map(named_flat_range).collect()
 }
 
 /// The lines of the system's memory.
 fn system_memory(text: &str) -> impl Iterator<Item = &str> {
     let mut in_memory = false;
     text.lines()
-        .take(MAX_PIECES)
+        .take(MAX_FLAT_RANGES)
         .map(str::trim)
         .filter(move |line| {
             if line.starts_with("FlatView") {
@@ -90,23 +90,23 @@ fn system_memory(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// `START-END (prio N, KIND): NAME[ @OFFSET][ owner:{obj path=PATH}]…`.
-fn piece(line: &str) -> Option<(String, Piece)> {
+fn flat_range(line: &str) -> Option<(String, FlatRange)> {
     const OWNER: &str = " owner:{obj path=";
     let (gpa, bytes, rest) = head(line)?;
     // From the right: a name can contain anything.
     let (name, owner) = rest.rsplit_once(OWNER)?;
     let (owner, _accelerator) = owner.split_once('}')?;
     let (_, offset) = name_and_offset(name)?;
-    Some((owner.to_owned(), Piece { gpa, offset, bytes }))
+    Some((owner.to_owned(), FlatRange { gpa, offset, bytes }))
 }
 
 /// The same with any owner.
-fn named_piece(line: &str) -> Option<NamedPiece> {
+fn named_flat_range(line: &str) -> Option<NamedFlatRange> {
     let (gpa, _, rest) = head(line)?;
     let owner = [" owner:{", " parent:{"].map(|mark| rest.rfind(mark));
     let (name, owner) = rest.split_at(owner.into_iter().flatten().max()?);
     let (name, offset) = name_and_offset(name)?;
-    Some(NamedPiece {
+    Some(NamedFlatRange {
         name: name.to_owned(),
         owner: owner.to_owned(),
         gpa,
@@ -138,20 +138,20 @@ fn name_and_offset(text: &str) -> Option<(&str, u64)> {
     }
 }
 
-/// Converts the pieces of one block of `bytes` to ranges that do not depend on the
+/// Converts the flat ranges of one block of `bytes` to ranges that do not depend on the
 /// guest's state, ascending in the block. `None` if they do not fit the block, or
 /// contradict each other.
-pub(crate) fn ranges(pieces: &[Piece], bytes: u64) -> Option<Vec<GuestRange>> {
+pub(crate) fn ranges(flat_ranges: &[FlatRange], bytes: u64) -> Option<Vec<GuestRange>> {
     // By distance: the smallest and the greatest offset.
     let mut extents: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
-    for piece in pieces {
-        let end = piece.offset.checked_add(piece.bytes)?;
-        let distance = piece.gpa.checked_sub(piece.offset)?;
+    for flat_range in flat_ranges {
+        let end = flat_range.offset.checked_add(flat_range.bytes)?;
+        let distance = flat_range.gpa.checked_sub(flat_range.offset)?;
         if end > bytes {
             return None;
         }
-        let extent = extents.entry(distance).or_insert((piece.offset, end));
-        *extent = (extent.0.min(piece.offset), extent.1.max(end));
+        let extent = extents.entry(distance).or_insert((flat_range.offset, end));
+        *extent = (extent.0.min(flat_range.offset), extent.1.max(end));
     }
     let mut ordered: Vec<(u64, u64, u64)> = extents
         .into_iter()
@@ -228,40 +228,40 @@ mod tests {
 
     #[test]
     fn hidden_memory_belongs_to_the_range_before_it() {
-        let piece = |gpa, offset, bytes| Piece { gpa, offset, bytes };
+        let flat_range = |gpa, offset, bytes| FlatRange { gpa, offset, bytes };
         // The VGA window, system-management memory at the top, the hole.
-        let pieces = [
-            piece(0, 0, 0xa0000),
-            piece(0xc0000, 0xc0000, 2 * GIB - 0xc0000 - 0x80_0000),
-            piece(4 * GIB, 2 * GIB, GIB),
+        let flat_ranges = [
+            flat_range(0, 0, 0xa0000),
+            flat_range(0xc0000, 0xc0000, 2 * GIB - 0xc0000 - 0x80_0000),
+            flat_range(4 * GIB, 2 * GIB, GIB),
         ];
         assert_eq!(
-            ranges(&pieces, 3 * GIB).unwrap(),
+            ranges(&flat_ranges, 3 * GIB).unwrap(),
             [range(0, 0, 2 * GIB), range(4 * GIB, 2 * GIB, GIB)]
         );
         // A window that shows low memory a second time.
-        let mut windowed = pieces.to_vec();
-        windowed.push(piece(0xfeda_0000, 0xa0000, 0x20000));
-        assert_eq!(ranges(&windowed, 3 * GIB), ranges(&pieces, 3 * GIB));
-        let mut windowed = pieces.to_vec();
-        windowed.push(piece(0xfeda_0000, 0, 0x1000));
-        assert_eq!(ranges(&windowed, 3 * GIB), ranges(&pieces, 3 * GIB));
+        let mut windowed = flat_ranges.to_vec();
+        windowed.push(flat_range(0xfeda_0000, 0xa0000, 0x20000));
+        assert_eq!(ranges(&windowed, 3 * GIB), ranges(&flat_ranges, 3 * GIB));
+        let mut windowed = flat_ranges.to_vec();
+        windowed.push(flat_range(0xfeda_0000, 0, 0x1000));
+        assert_eq!(ranges(&windowed, 3 * GIB), ranges(&flat_ranges, 3 * GIB));
     }
 
     #[test]
     fn contradictory_pieces_are_refused() {
-        let piece = |gpa, offset, bytes| Piece { gpa, offset, bytes };
-        for (pieces, why) in [
-            (vec![piece(0, 0, 0x2000)], "beyond the block"),
-            (vec![piece(0, 0x1000, 0x1000)], "below its own offset"),
+        let flat_range = |gpa, offset, bytes| FlatRange { gpa, offset, bytes };
+        for (flat_ranges, why) in [
+            (vec![flat_range(0, 0, 0x2000)], "beyond the block"),
+            (vec![flat_range(0, 0x1000, 0x1000)], "below its own offset"),
             (
-                vec![piece(0, 0, u64::MAX), piece(0, 1, u64::MAX)],
+                vec![flat_range(0, 0, u64::MAX), flat_range(0, 1, u64::MAX)],
                 "overflow",
             ),
         ] {
-            assert_eq!(ranges(&pieces, 0x1000), None, "{why}");
+            assert_eq!(ranges(&flat_ranges, 0x1000), None, "{why}");
         }
-        let overlapping = [piece(0, 0, 0x3000), piece(0x9000, 0x2000, 0x2000)];
+        let overlapping = [flat_range(0, 0, 0x3000), flat_range(0x9000, 0x2000, 0x2000)];
         assert_eq!(ranges(&overlapping, 0x4000), None);
         assert_eq!(ranges(&[], 0x1000), Some(vec![]));
     }
@@ -270,7 +270,7 @@ mod tests {
     fn names_are_not_mistaken_for_owners() {
         let line = "0000000000000000-0000000000000fff (prio 0, ram): x owner:{obj path=/objects/a} @0 \
                     owner:{obj path=/objects/b} KVM";
-        assert_eq!(piece(line).unwrap().0, "/objects/b");
+        assert_eq!(flat_range(line).unwrap().0, "/objects/b");
         for bad in [
             "",
             "0-1",
@@ -281,7 +281,7 @@ mod tests {
             "0000-ffff (prio 0, ram): v parent:{obj path=/machine/unattached}",
             "0000-ffff (prio 0, ram): ram owner:{obj path=/objects/a",
         ] {
-            assert_eq!(piece(bad), None, "{bad}");
+            assert_eq!(flat_range(bad), None, "{bad}");
         }
     }
 }

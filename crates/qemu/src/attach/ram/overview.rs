@@ -7,8 +7,8 @@ use hikkoshi_linux::Process;
 use super::backend;
 use super::{RamError, addresses, blocks};
 use crate::attach::maps::Area;
+use crate::attach::parts::{Held, MemoryPart};
 use crate::attach::process;
-use crate::check::{Held, MemoryPart};
 use crate::qmp::human_monitor::human;
 use crate::qmp::{Client, QmpError};
 

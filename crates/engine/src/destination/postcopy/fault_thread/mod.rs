@@ -9,7 +9,7 @@ use std::sync::mpsc::SyncSender;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use hikkoshi_linux::Stop;
+use hikkoshi_linux::StopEventFd;
 use hikkoshi_pages::PageRange;
 use hikkoshi_userfault::{CopyError, EventBuffer, FaultWaiter, ReadError, Ready};
 use hikkoshi_wire::{Frame, HEADER_LEN};
@@ -21,7 +21,7 @@ use crate::destination::postcopy::fault_counters::FaultCounters;
 use crate::destination::postcopy::huge::staging::GAPS;
 use crate::destination::postcopy::installer::{FaultAction, Installer};
 use crate::destination::postcopy::request_sender::RequestSender;
-use crate::destination::session::SessionEvent;
+use crate::destination::session::DestinationSessionEvent;
 use crate::panic_notifier::PanicNotifier;
 use hikkoshi_link::Stream;
 use hikkoshi_linux::PriorityClass;
@@ -42,7 +42,7 @@ struct Shared {
     installer: Arc<Installer>,
     request_sender: Arc<RequestSender>,
     fault_counters: Arc<FaultCounters>,
-    stop: Stop,
+    stop: StopEventFd,
     poll: bool,
 }
 
@@ -52,8 +52,8 @@ pub(crate) fn start(
     installer: &Arc<Installer>,
     request_sender: &Arc<RequestSender>,
     fault_counters: &Arc<FaultCounters>,
-    stop: &Stop,
-    events: &SyncSender<SessionEvent>,
+    stop: &StopEventFd,
+    events: &SyncSender<DestinationSessionEvent>,
     options: &DestinationOptions,
     threads: usize,
 ) -> impl Iterator<Item = Result<JoinHandle<()>, DestinationFailure>> {
@@ -71,12 +71,12 @@ pub(crate) fn start(
         thread::Builder::new()
             .name(format!("dst-faults-{number}"))
             .spawn(move || {
-                let died = SessionEvent::Failed(DestinationFailure::ThreadDied);
+                let died = DestinationSessionEvent::Failed(DestinationFailure::ThreadDied);
                 let _notifier = PanicNotifier::new(&events, died);
                 priority.apply(PriorityClass::Urgent);
                 if let Err(failure) = fault_thread.run() {
                     // After the end of the migration nothing receives events any more.
-                    let _ = events.send(SessionEvent::Failed(failure));
+                    let _ = events.send(DestinationSessionEvent::Failed(failure));
                 }
             })
             .map_err(DestinationFailure::Thread)

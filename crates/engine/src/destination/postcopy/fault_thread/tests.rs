@@ -1,5 +1,5 @@
 use super::*;
-use crate::Cancel;
+use crate::CancelFlag;
 use crate::destination::postcopy::installer::tests::{installer, range};
 use hikkoshi_link::{LinkWriter, Stream};
 use hikkoshi_pages::{PAGE_SIZE, Page};
@@ -13,13 +13,13 @@ fn fault_thread(installer: Installer) -> (FaultThread, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     theirs.set_nonblocking(true).unwrap();
     let request_sender = RequestSender::new(1, BATCH_BYTES);
-    let urgent = LinkWriter::new(Arc::new(Stream::Unix(ours)), Cancel::new());
+    let urgent = LinkWriter::new(Arc::new(Stream::Unix(ours)), CancelFlag::new());
     request_sender.attach(Some(urgent.unwrap()));
     let shared = Shared {
         installer: Arc::new(installer),
         request_sender: Arc::new(request_sender),
         fault_counters: Arc::new(FaultCounters::new()),
-        stop: Stop::new().unwrap(),
+        stop: StopEventFd::new().unwrap(),
         poll: false,
     };
     (FaultThread::new(Arc::new(shared)).unwrap(), theirs)

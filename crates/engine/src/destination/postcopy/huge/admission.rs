@@ -15,14 +15,14 @@ use rustix::event::{EventfdFlags, eventfd};
 #[derive(Debug)]
 pub(crate) struct Admission {
     state: Mutex<State>,
-    event: Arc<AdmissionEvent>,
+    event: Arc<AdmissionEventFd>,
 }
 
 /// Readable when a page may have been admitted.
 #[derive(Debug)]
-pub(crate) struct AdmissionEvent(OwnedFd);
+pub(crate) struct AdmissionEventFd(OwnedFd);
 
-impl AdmissionEvent {
+impl AdmissionEventFd {
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self(eventfd(
             0,
@@ -43,7 +43,7 @@ impl AdmissionEvent {
     }
 }
 
-impl AsFd for AdmissionEvent {
+impl AsFd for AdmissionEventFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -52,7 +52,7 @@ impl AsFd for AdmissionEvent {
 #[derive(Debug)]
 struct State {
     most: usize,
-    asked: Vec<Page>,
+    requested: Vec<Page>,
     /// With the times at which their faults were read, on the caller's clock.
     waiting: VecDeque<(Page, u64)>,
 }
@@ -60,12 +60,12 @@ struct State {
 impl Admission {
     /// Admits up to `most` pages at once, at least one; `event` becomes readable when a waiting page
     /// is admitted.
-    pub(crate) fn new(most: usize, event: Arc<AdmissionEvent>) -> Self {
+    pub(crate) fn new(most: usize, event: Arc<AdmissionEventFd>) -> Self {
         let most = most.max(1);
         Self {
             state: Mutex::new(State {
                 most,
-                asked: Vec::with_capacity(most),
+                requested: Vec::with_capacity(most),
                 // Each waiting page is a waiting thread of the guest: more than this many are
                 // possible, but cost an allocation.
                 waiting: VecDeque::with_capacity(1024),
@@ -81,9 +81,9 @@ impl Admission {
         let Ok(mut state) = self.state.lock() else {
             return true;
         };
-        let now = state.asked.len() < state.most && state.waiting.is_empty();
+        let now = state.requested.len() < state.most && state.waiting.is_empty();
         if now {
-            state.asked.push(page);
+            state.requested.push(page);
         } else {
             state.waiting.push_back((page, read));
         }
@@ -95,12 +95,16 @@ impl Admission {
         let Ok(mut state) = self.state.lock() else {
             return;
         };
-        if let Some(at) = state.asked.iter().position(|&asked| asked == page) {
-            state.asked.swap_remove(at);
+        if let Some(at) = state
+            .requested
+            .iter()
+            .position(|&requested| requested == page)
+        {
+            state.requested.swap_remove(at);
         } else {
             state.waiting.retain(|&(waiting, _)| waiting != page);
         }
-        let turn = state.asked.len() < state.most && !state.waiting.is_empty();
+        let turn = state.requested.len() < state.most && !state.waiting.is_empty();
         drop(state);
         if turn {
             self.event.signal();
@@ -110,7 +114,7 @@ impl Admission {
     /// Removes all pages, requested and waiting.
     pub(crate) fn start_over(&self) {
         if let Ok(mut state) = self.state.lock() {
-            state.asked.clear();
+            state.requested.clear();
             state.waiting.clear();
         }
     }
@@ -118,11 +122,11 @@ impl Admission {
     /// The next admitted page, and when its fault was read; it counts as requested.
     pub(crate) fn next(&self) -> Option<(Page, u64)> {
         let mut state = self.state.lock().ok()?;
-        if state.asked.len() >= state.most {
+        if state.requested.len() >= state.most {
             return None;
         }
         let (page, read) = state.waiting.pop_front()?;
-        state.asked.push(page);
+        state.requested.push(page);
         Some((page, read))
     }
 }
@@ -143,7 +147,7 @@ mod tests {
 
     #[test]
     fn in_order_and_no_more_than_allowed() {
-        let admission = Admission::new(2, Arc::new(AdmissionEvent::new().unwrap()));
+        let admission = Admission::new(2, Arc::new(AdmissionEventFd::new().unwrap()));
         let page = Page::new;
         assert!(admission.begin(page(10), 1) && admission.begin(page(20), 2));
         for (waiting, read) in [(30, 3), (40, 4), (50, 5)] {

@@ -13,10 +13,10 @@ use error_reporter::Report;
 use hikkoshi_linux::{COLLAPSE_BYTES, CollapseError, HostAddr, HostRange, Process};
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
 
-use crate::destination::watch::ReceiveWatch;
+use crate::destination::receive_control::ReceiveControl;
 use crate::guest::DestinationGuest;
 use crate::report::{CollapseAccount, CollapseFailures};
-use hikkoshi_link::{Pace, TICK};
+use hikkoshi_link::{RateLimit, TICK};
 use hikkoshi_linux::{Priority, PriorityClass};
 use hikkoshi_memory::GuestRam;
 
@@ -29,9 +29,9 @@ pub(crate) fn run(
     guest: &dyn DestinationGuest,
     rate: NonZeroU64,
     priority: Priority,
-    watch: &ReceiveWatch,
+    watch: &ReceiveControl,
 ) -> CollapseAccount {
-    let Some((process, hosts)) = guest.memory_place() else {
+    let Some((process, hosts)) = guest.process_memory() else {
         return CollapseAccount {
             stopped: Some("where the machine has its memory is not known".into()),
             ..CollapseAccount::default()
@@ -45,7 +45,7 @@ pub(crate) fn run(
     let mut work = Work {
         process,
         ram,
-        pace: Pace::new(rate.get(), begun),
+        rate_limit: RateLimit::new(rate.get(), begun),
         watch,
         account: CollapseAccount::default(),
         again: Vec::new(),
@@ -82,8 +82,8 @@ fn stopped(why: &str) -> CollapseAccount {
 struct Work<'a> {
     process: Arc<Process>,
     ram: Arc<GuestRam>,
-    pace: Pace,
-    watch: &'a ReceiveWatch,
+    rate_limit: RateLimit,
+    watch: &'a ReceiveControl,
     account: CollapseAccount,
     /// Ranges whose pages were in use; they are tried once more at the end.
     again: Vec<HostRange>,
@@ -124,7 +124,7 @@ impl Work<'_> {
     /// The ranges whose pages were in use, a second and last time.
     fn once_more(&mut self) {
         while let Some(range) = self.again.pop() {
-            if !self.keep_pace() {
+            if !self.keep_rate_limit() {
                 self.again.push(range);
                 return;
             }
@@ -144,7 +144,7 @@ impl Work<'_> {
         if matches!(self.ram.has_data(place), Ok(false)) {
             return true;
         }
-        if !self.keep_pace() {
+        if !self.keep_rate_limit() {
             return false;
         }
         self.account.tried += 1;
@@ -179,12 +179,12 @@ impl Work<'_> {
     }
 
     /// Waits until the rate allows the next one; `false`: cancelled.
-    fn keep_pace(&mut self) -> bool {
+    fn keep_rate_limit(&mut self) -> bool {
         while !self.watch.cancel.is_cancelled() {
             let now = Instant::now();
-            let wait = self.pace.wait(now);
+            let wait = self.rate_limit.wait(now);
             if wait.is_zero() {
-                self.pace.spend(COLLAPSE_BYTES, now);
+                self.rate_limit.spend(COLLAPSE_BYTES, now);
                 return true;
             }
             thread::sleep(wait.min(TICK));

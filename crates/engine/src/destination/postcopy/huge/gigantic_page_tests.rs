@@ -15,7 +15,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 use crate::destination::postcopy::installer::tests::in_file;
-use crate::destination::postcopy::installer::{FaultAction, Installer, Recorder};
+use crate::destination::postcopy::installer::{FaultAction, Installer, SharedLatencies};
 
 const GIB: u64 = 1 << 30;
 const PAGES: u64 = GIB / 4096;
@@ -84,17 +84,19 @@ fn a_page_of_a_gigabyte() {
         let addr = HostAddr(hosts[0] + 77_777 * 4096);
         assert_eq!(installer.decide(addr, 0), FaultAction::Request(whole));
         assert_eq!(installer.decide(addr, 0), FaultAction::Nothing);
-        let mut asked = Vec::new();
-        installer.requests.ranges(whole, |range| asked.push(range));
-        assert_eq!(asked, [whole]);
+        let mut requested = Vec::new();
+        installer
+            .requests
+            .ranges(whole, |range| requested.push(range));
+        assert_eq!(requested, [whole]);
         let requests = &installer.requests;
         requests.sent(whole, requests.now(), requests.now(), &installer.missing);
         // Two links bring a half each, from the far end of it; one of them the
         // last piece.
-        let recorders = [Recorder::default(), Recorder::default()];
+        let latencies = [SharedLatencies::default(), SharedLatencies::default()];
         let last: Vec<bool> = thread::scope(|scope| {
             let halves = [0, PAGES / 2].map(|from| PageRange::from_len(Page::new(from), PAGES / 2));
-            let links = halves.into_iter().zip(&recorders).map(|(half, recorder)| {
+            let links = halves.into_iter().zip(&latencies).map(|(half, latencies)| {
                 let installer = &installer;
                 scope.spawn(move || {
                     let pieces: Vec<_> = half.chunks(192).collect();
@@ -106,7 +108,7 @@ fn a_page_of_a_gigabyte() {
                             content.extend([value(page.index()); PAGE_SIZE]);
                         }
                         let now = installer.requests.now();
-                        last |= installer.install(piece, &content, now, recorder).unwrap();
+                        last |= installer.install(piece, &content, now, latencies).unwrap();
                     }
                     last
                 })
@@ -116,7 +118,7 @@ fn a_page_of_a_gigabyte() {
         });
         assert_eq!(last.iter().filter(|&&last| last).count(), 1);
         assert_eq!(waiting.join().unwrap(), value(77_777));
-        let recorded = recorders.map(|r| r.into_inner().unwrap().total().count);
+        let recorded = latencies.map(|r| r.into_inner().unwrap().total().count);
         assert_eq!(recorded.iter().sum::<u64>(), 1);
     });
     assert_eq!(installer.missing.count(), 0);

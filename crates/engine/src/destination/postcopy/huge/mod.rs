@@ -13,14 +13,14 @@ use std::sync::Arc;
 use hikkoshi_pages::{PageRange, RamLayout};
 
 use crate::destination::error::DestinationFailure;
-use crate::destination::postcopy::huge::admission::{Admission, AdmissionEvent};
+use crate::destination::postcopy::huge::admission::{Admission, AdmissionEventFd};
 use crate::destination::postcopy::huge::staging::{Size, Staging};
 
 /// The huge pages of a guest, by size.
 #[derive(Debug)]
 pub(crate) struct HugePages {
     sizes: Vec<HugeSize>,
-    event: Arc<AdmissionEvent>,
+    event: Arc<AdmissionEventFd>,
 }
 
 /// Huge pages of one size.
@@ -38,7 +38,7 @@ impl HugePages {
     /// Buffers for the huge pages of `layout`, with a source that sends over `links` background
     /// links.
     pub(crate) fn new(layout: &RamLayout, links: u16) -> Result<Self, DestinationFailure> {
-        let event = Arc::new(AdmissionEvent::new().map_err(DestinationFailure::Thread)?);
+        let event = Arc::new(AdmissionEventFd::new().map_err(DestinationFailure::Thread)?);
         let sizes = Size::all(layout, links)
             .into_iter()
             .map(|size| {
@@ -46,7 +46,7 @@ impl HugePages {
                     bytes: size.bytes(),
                     cause: cause.into(),
                 })?;
-                let most = usize::try_from(size.asked).unwrap_or(1);
+                let most = usize::try_from(size.requested).unwrap_or(1);
                 Ok(HugeSize {
                     bytes: size.host_page,
                     staging,
@@ -58,7 +58,7 @@ impl HugePages {
     }
 
     /// Readable when a huge page may have been admitted.
-    pub(crate) fn event(&self) -> &AdmissionEvent {
+    pub(crate) fn event(&self) -> &AdmissionEventFd {
         &self.event
     }
 

@@ -3,15 +3,15 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use hikkoshi_linux::{HostAddr, Stop};
+use hikkoshi_linux::{HostAddr, StopEventFd};
 use hikkoshi_memory::{Content, GuestRam};
 use hikkoshi_pages::{Extent, PAGE_BYTES, PageRange};
 use hikkoshi_userfault::{RangeError, Userfault};
 
 use crate::destination::error::DestinationFailure;
 use crate::destination::install_error::InstallError;
-use crate::destination::postcopy::fault_requests::FaultRequests;
 use crate::destination::postcopy::missing_pages::MissingPages;
+use crate::destination::postcopy::open_requests::OpenRequests;
 use crate::destination::postcopy::page_copier::PageCopier;
 use crate::report::RequestLatencies;
 
@@ -28,7 +28,7 @@ pub(crate) enum FaultAction {
 
 /// One thread's record of the requests that it has answered. No other thread reads it before the
 /// end.
-pub(crate) type Recorder = Mutex<RequestLatencies>;
+pub(crate) type SharedLatencies = Mutex<RequestLatencies>;
 
 /// Installs pages and decides about faults. Shared by the fault threads and the links' receivers.
 #[derive(Debug)]
@@ -36,12 +36,12 @@ pub(crate) struct Installer {
     /// Which pages are to come.
     pub(crate) missing: MissingPages,
     /// What is requested of them.
-    pub(crate) requests: FaultRequests,
+    pub(crate) requests: OpenRequests,
     /// The way into the guest's memory.
     pub(crate) copier: PageCopier,
     /// Missing pages that another process had filled with the content that was to come.
     filled_before: AtomicU64,
-    stop: Stop,
+    stop: StopEventFd,
 }
 
 impl Installer {
@@ -54,11 +54,11 @@ impl Installer {
         hosts: &[u64],
         links: u16,
     ) -> Result<Self, DestinationFailure> {
-        let stop = Stop::new().map_err(DestinationFailure::Thread)?;
+        let stop = StopEventFd::new().map_err(DestinationFailure::Thread)?;
         let layout = ram.layout();
         Ok(Self {
             missing: MissingPages::new(layout.pages()),
-            requests: FaultRequests::new(layout, links)?,
+            requests: OpenRequests::new(layout, links)?,
             copier: PageCopier::new(userfault, ram, hosts, stop.clone()),
             filled_before: AtomicU64::new(0),
             stop,
@@ -66,7 +66,7 @@ impl Installer {
     }
 
     /// Stops every thread that waits here or reads faults.
-    pub(crate) fn stop(&self) -> &Stop {
+    pub(crate) fn stop(&self) -> &StopEventFd {
         &self.stop
     }
 
@@ -110,7 +110,7 @@ impl Installer {
         range: PageRange,
         content: &[u8],
         received: u64,
-        recorder: &Recorder,
+        latencies: &SharedLatencies,
     ) -> Result<bool, InstallError> {
         let mut rest = content;
         let mut last = false;
@@ -118,7 +118,7 @@ impl Installer {
             let bytes = usize::try_from(extent.pages.bytes()).unwrap_or(usize::MAX);
             let (piece, tail) = rest.split_at(bytes.min(rest.len()));
             rest = tail;
-            last |= self.install_extent(&extent, piece, received, recorder)?;
+            last |= self.install_extent(&extent, piece, received, latencies)?;
         }
         Ok(last)
     }
@@ -128,11 +128,11 @@ impl Installer {
         &self,
         range: PageRange,
         received: u64,
-        recorder: &Recorder,
+        latencies: &SharedLatencies,
     ) -> Result<bool, InstallError> {
         let mut last = false;
         for part in range.chunks(self.copier.most_zeros()) {
-            last |= self.install(part, self.copier.zeros(part), received, recorder)?;
+            last |= self.install(part, self.copier.zeros(part), received, latencies)?;
         }
         Ok(last)
     }
@@ -142,7 +142,7 @@ impl Installer {
         extent: &Extent,
         content: &[u8],
         received: u64,
-        recorder: &Recorder,
+        latencies: &SharedLatencies,
     ) -> Result<bool, InstallError> {
         let mut last = false;
         let mut content = content;
@@ -151,7 +151,7 @@ impl Installer {
         while !rest.is_empty() {
             let whole = self.copier.layout().host_page_range(rest.start());
             let Some(huge) = self.requests.huge().of(whole) else {
-                return self.install_small(extent, content, received, recorder);
+                return self.install_small(extent, content, received, latencies);
             };
             let (piece, tail) = rest.split_at(whole.end());
             let bytes = usize::try_from(piece.bytes()).unwrap_or(usize::MAX);
@@ -169,7 +169,7 @@ impl Installer {
                     })?;
                     check_filled(filled)?;
                 }
-                last |= self.installed(whole, whole.len(), received, recorder);
+                last |= self.installed(whole, whole.len(), received, latencies);
                 // A gigabyte takes long to clear: free the slot before the next page is admitted.
                 drop(complete);
                 huge.admission.end(whole.start());
@@ -186,7 +186,7 @@ impl Installer {
         extent: &Extent,
         content: &[u8],
         received: u64,
-        recorder: &Recorder,
+        latencies: &SharedLatencies,
     ) -> Result<bool, InstallError> {
         let first = extent.pages.start();
         let start = self.copier.address(first).unwrap_or(HostAddr(0));
@@ -203,7 +203,7 @@ impl Installer {
         // Also what was installed before a failure: it must not be installed again over what the
         // guest has written since.
         let pages = PageRange::from_len(first, done / PAGE_BYTES);
-        let last = self.installed(pages, 1, received, recorder);
+        let last = self.installed(pages, 1, received, latencies);
         copied?;
         Ok(last)
     }
@@ -235,7 +235,13 @@ impl Installer {
     }
 
     /// Removes installed pages from the missing set; `true` when no page is missing any more.
-    fn installed(&self, range: PageRange, step: u64, received: u64, recorder: &Recorder) -> bool {
+    fn installed(
+        &self,
+        range: PageRange,
+        step: u64,
+        received: u64,
+        latencies: &SharedLatencies,
+    ) -> bool {
         let now = self.requests.now();
         let new = self.missing.clear(range);
         if new == 0 {
@@ -243,7 +249,7 @@ impl Installer {
         }
         self.requests
             .answered(range, step, received, now, |moments| {
-                if let Ok(mut latencies) = recorder.lock() {
+                if let Ok(mut latencies) = latencies.lock() {
                     latencies.record(moments);
                 }
             });

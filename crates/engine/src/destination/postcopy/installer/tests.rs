@@ -81,17 +81,17 @@ fn a_page_is_asked_for_once() {
     installer
         .requests
         .sent(range(5, 6), read, sent, &installer.missing);
-    let recorder = Recorder::default();
+    let latencies = SharedLatencies::default();
     let install = |range, content: &[u8]| {
         installer
-            .install(range, content, installer.requests.now(), &recorder)
+            .install(range, content, installer.requests.now(), &latencies)
             .unwrap()
     };
     assert!(!install(range(5, 6), &[7; PAGE_SIZE]));
     assert!(!install(range(5, 6), &[8; PAGE_SIZE]), "again");
     assert_eq!(ask(5), FaultAction::Fill(range(5, 6)), "it is there");
     installer.copier.fill(range(5, 6)).unwrap();
-    assert_eq!(recorder.lock().unwrap().total().count, 1);
+    assert_eq!(latencies.lock().unwrap().total().count, 1);
     let byte: u8 = map.as_volatile_slice().read_obj(5 * PAGE_SIZE + 9).unwrap();
     assert_eq!(byte, 7);
     installer.copier.unregister().unwrap();
@@ -100,13 +100,13 @@ fn a_page_is_asked_for_once() {
 #[test]
 fn the_last_page_is_told_once_and_a_second_copy_is_left_alone() {
     let (installer, map) = installer();
-    let recorder = Recorder::default();
+    let latencies = SharedLatencies::default();
     let install = |range, content: &[u8]| {
         installer
-            .install(range, content, installer.requests.now(), &recorder)
+            .install(range, content, installer.requests.now(), &latencies)
             .unwrap()
     };
-    let zeros = installer.install_zeros(range(4, 8), installer.requests.now(), &recorder);
+    let zeros = installer.install_zeros(range(4, 8), installer.requests.now(), &latencies);
     assert!(!zeros.unwrap());
     assert!(!install(range(4, 5), &[9; PAGE_SIZE]));
     let byte: u8 = map.as_volatile_slice().read_obj(4 * PAGE_SIZE).unwrap();
@@ -117,7 +117,7 @@ fn the_last_page_is_told_once_and_a_second_copy_is_left_alone() {
     assert!(!install(range(8, 12), &content), "again");
     assert_eq!(installer.missing.count(), 0);
     assert_eq!(
-        recorder.lock().unwrap().total().count,
+        latencies.lock().unwrap().total().count,
         0,
         "it was not requested"
     );
@@ -169,10 +169,10 @@ fn a_turn_brings_the_time_of_its_fault() {
 #[test]
 fn an_owed_page_that_is_there_already_must_hold_what_is_to_come() {
     let (installer, map) = installer();
-    let recorder = Recorder::default();
+    let latencies = SharedLatencies::default();
     let install = |range, content: &[u8]| {
         let now = installer.requests.now();
-        installer.install(range, content, now, &recorder)
+        installer.install(range, content, now, &latencies)
     };
     let file = map.file_offset().unwrap().file();
     file.write_all_at(&[9; PAGE_SIZE], 5 * PAGE_BYTES).unwrap();
@@ -223,9 +223,9 @@ fn who_waits_does_not_get_what_is_not_to_be_there() {
             std::thread::yield_now();
         }
         file.write_all_at(&[9; PAGE_SIZE], 5 * PAGE_BYTES).unwrap();
-        let recorder = Recorder::default();
+        let latencies = SharedLatencies::default();
         let install = |range, content: &[u8]| {
-            installer.install(range, content, installer.requests.now(), &recorder)
+            installer.install(range, content, installer.requests.now(), &latencies)
         };
         install(range(5, 6), &[7; PAGE_SIZE]).unwrap_err();
         assert!(!reader.is_finished());

@@ -16,7 +16,7 @@ use hikkoshi_pages::{PAGE_BYTES, Page, PageRange, RamBlock, RamLayout};
 use loom::thread;
 
 use crate::source::postcopy::push_policy::access_streams::Advice;
-use crate::source::postcopy::push_policy::{Next, PushPolicy, Route};
+use crate::source::postcopy::push_policy::{Next, NextPages, PushPolicy};
 use crate::source::unsent::UnsentPages;
 
 const PAGES: u64 = 12;
@@ -58,9 +58,9 @@ fn answer(unsent: &UnsentPages, policy: &PushPolicy, page: u64, advice: &Advice)
 }
 
 /// Pushes until every page has been claimed.
-fn push(route: &mut Route, max: u64) -> Vec<PageRange> {
-    std::iter::from_fn(|| match route.next(max, true) {
-        Next::Piece(piece) => Some(piece),
+fn push(next_pages: &mut NextPages, max: u64) -> Vec<PageRange> {
+    std::iter::from_fn(|| match next_pages.next(max, true) {
+        Next::Send(run) => Some(run),
         Next::Done => None,
         Next::Nothing => panic!("background has begun"),
     })
@@ -81,8 +81,8 @@ fn a_page_is_sent_once_whatever_is_hinted() {
         let all = range(4, 7);
         let (policy, unsent) = (Arc::new(PushPolicy::new(1)), unsent(all));
         let pushing = {
-            let mut route = Route::new((0, 1), &policy, &unsent, &layout(), true);
-            thread::spawn(move || push(&mut route, 2))
+            let mut next_pages = NextPages::new((0, 1), &policy, &unsent, &layout(), true);
+            thread::spawn(move || push(&mut next_pages, 2))
         };
         let advice = advice(range(6, 8), range(4, 5));
         let urgent = answer(&unsent, &policy, 5, &advice);
@@ -101,8 +101,8 @@ fn two_links_and_a_request_share_the_pages() {
         let (policy, unsent) = (Arc::new(PushPolicy::new(2)), unsent(all));
         let pushing: Vec<_> = (0..2)
             .map(|link| {
-                let mut route = Route::new((link, 2), &policy, &unsent, &layout(), true);
-                thread::spawn(move || push(&mut route, 1))
+                let mut next_pages = NextPages::new((link, 2), &policy, &unsent, &layout(), true);
+                thread::spawn(move || push(&mut next_pages, 1))
             })
             .collect();
         let advice = advice(range(6, 7), PageRange::EMPTY);
@@ -119,12 +119,12 @@ fn a_sleeping_pusher_is_woken_to_read_ahead() {
     loom::model(|| {
         let (policy, unsent) = (Arc::new(PushPolicy::new(1)), unsent(range(6, 7)));
         let pushing = {
-            let mut route = Route::new((0, 1), &policy, &unsent, &layout(), true);
+            let mut next_pages = NextPages::new((0, 1), &policy, &unsent, &layout(), true);
             let policy = Arc::clone(&policy);
             thread::spawn(move || {
                 loop {
-                    match route.next(8, false) {
-                        Next::Piece(piece) => return piece,
+                    match next_pages.next(8, false) {
+                        Next::Send(run) => return run,
                         Next::Nothing => policy.sleep(0, Duration::ZERO),
                         Next::Done => panic!("background has not begun"),
                     }
@@ -146,12 +146,12 @@ fn windows_that_come_one_after_the_other_are_all_taken() {
     model.check(|| {
         let (policy, unsent) = (Arc::new(PushPolicy::new(1)), unsent(range(5, 7)));
         let pushing = {
-            let mut route = Route::new((0, 1), &policy, &unsent, &layout(), true);
+            let mut next_pages = NextPages::new((0, 1), &policy, &unsent, &layout(), true);
             let (policy, unsent) = (Arc::clone(&policy), Arc::clone(&unsent));
             thread::spawn(move || {
                 while unsent.count() > 0 {
-                    match route.next(1, false) {
-                        Next::Piece(_) => {}
+                    match next_pages.next(1, false) {
+                        Next::Send(_) => {}
                         Next::Nothing => policy.sleep(0, Duration::ZERO),
                         Next::Done => panic!("background has not begun"),
                     }

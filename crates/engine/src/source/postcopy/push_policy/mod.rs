@@ -4,7 +4,7 @@
 //!    next.
 //! 2. **Hot first** (`unsent/write_counts.rs`): pages that were written often in
 //!    pre-copy.
-//! 3. **Follow** (`walk.rs`): outwards from the last urgent page, first the pages
+//! 3. **Follow** (`outward_cursor.rs`): outwards from the last urgent page, first the pages
 //!    after it, then those before it.
 //!
 //! The urgent thread publishes its hints *after* it has sent its page, in a table of
@@ -12,18 +12,18 @@
 //! waits for a pusher. Nothing here decides which thread sends a page; only the claim
 //! does. So in whatever order threads see the hints, no page is lost or sent twice.
 //!
-//! Each link chooses its pages itself (`route/`), with a separate cursor, and avoids
+//! Each link chooses its pages itself (`next_pages/`), with a separate cursor, and avoids
 //! the positions of the other links.
 
 mod access_streams;
 mod loom_models;
+mod next_pages;
+mod outward_cursor;
 mod read_ahead;
-mod route;
 mod wakeup;
-mod walk;
 
 pub(crate) use access_streams::{AccessStreams, RequestPosition};
-pub(crate) use route::{Next, Route};
+pub(crate) use next_pages::{Next, NextPages};
 
 use std::time::Duration;
 

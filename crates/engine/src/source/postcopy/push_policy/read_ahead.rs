@@ -94,14 +94,14 @@ impl ReadAheadTable {
                     .index()
                     .saturating_sub(max)
                     .max(all.start().index());
-                let (rest, piece) = all.split_at(Page::new(cut));
-                (piece, rest)
+                let (rest, run) = all.split_at(Page::new(cut));
+                (run, rest)
             };
-            let piece = take_from(&windows.onwards, onwards, &wanted)
+            let run = take_from(&windows.onwards, onwards, &wanted)
                 .or_else(|| take_from(&windows.before, before, &wanted));
-            if piece.is_some() {
+            if run.is_some() {
                 *turn = number + 1;
-                return piece;
+                return run;
             }
         }
         None
@@ -122,7 +122,7 @@ impl ReadAheadTable {
     }
 }
 
-/// Takes the piece that `split` returns first, and leaves the rest, which it returns
+/// Takes the run that `split` returns first, and leaves the rest, which it returns
 /// second.
 fn take_from(
     word: &AtomicU64,
@@ -135,10 +135,10 @@ fn take_from(
         if !wanted(all.start()) {
             return None;
         }
-        let (piece, rest) = split(all);
+        let (run, rest) = split(all);
         match word.compare_exchange(seen, pack(rest), Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => return Some(piece),
-            // Another pusher took a piece, or there is a new window.
+            Ok(_) => return Some(run),
+            // Another pusher took a run, or there is a new window.
             Err(now) => seen = now,
         }
     }

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::attach::ram::blocks::RamBlockInfo;
-use crate::attach::ram::mtree::{self, NamedPiece};
+use crate::attach::ram::mtree::{self, NamedFlatRange};
 use crate::qmp::human_monitor::human;
 use crate::qmp::{Client, QmpError};
 
@@ -22,24 +22,27 @@ pub(super) fn find(
     blocks: &[RamBlockInfo],
     mtree: &str,
 ) -> Result<Vec<Option<u64>>, QmpError> {
-    let pieces = mtree::named(mtree);
+    let flat_ranges = mtree::named(mtree);
     let mut found = vec![None; blocks.len()];
-    for (block, piece) in unambiguous(blocks, &pieces) {
-        let answer = human(client, &format!("gpa2hva {:#x}", piece.gpa))?;
-        let address = parse(&answer, piece).and_then(|at| at.checked_sub(piece.offset));
+    for (block, flat_range) in unambiguous(blocks, &flat_ranges) {
+        let answer = human(client, &format!("gpa2hva {:#x}", flat_range.gpa))?;
+        let address = parse(&answer, flat_range).and_then(|at| at.checked_sub(flat_range.offset));
         found[block] = found[block].or(address);
     }
     Ok(found)
 }
 
-/// The pieces whose name fits one block only, with the index of that block.
+/// The flat ranges whose name fits one block only, with the index of that block.
 fn unambiguous<'a>(
     blocks: &[RamBlockInfo],
-    pieces: &'a [NamedPiece],
-) -> Vec<(usize, &'a NamedPiece)> {
+    flat_ranges: &'a [NamedFlatRange],
+) -> Vec<(usize, &'a NamedFlatRange)> {
     let mut owners: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for piece in pieces {
-        owners.entry(&piece.name).or_default().insert(&piece.owner);
+    for flat_range in flat_ranges {
+        owners
+            .entry(&flat_range.name)
+            .or_default()
+            .insert(&flat_range.owner);
     }
     let fits = |block: &RamBlockInfo, region: &str| {
         block
@@ -48,23 +51,25 @@ fn unambiguous<'a>(
             .is_some_and(|device| device.is_empty() || device.ends_with('/'))
     };
     let mut found = Vec::new();
-    for piece in pieces {
-        let mut fitting = (0..blocks.len()).filter(|&at| fits(&blocks[at], &piece.name));
+    for flat_range in flat_ranges {
+        let mut fitting = (0..blocks.len()).filter(|&at| fits(&blocks[at], &flat_range.name));
         if let (Some(block), None) = (fitting.next(), fitting.next())
-            && owners.get(&*piece.name).is_some_and(|all| all.len() == 1)
+            && owners
+                .get(&*flat_range.name)
+                .is_some_and(|all| all.len() == 1)
         {
-            found.push((block, piece));
+            found.push((block, flat_range));
         }
     }
     found
 }
 
 /// `Host virtual address for 0xfffc0000 (pc.bios) is 0x7f3bb9400000`.
-fn parse(answer: &str, piece: &NamedPiece) -> Option<u64> {
+fn parse(answer: &str, flat_range: &NamedFlatRange) -> Option<u64> {
     let rest = answer
         .trim_end()
-        .strip_prefix(&format!("Host virtual address for {:#x} (", piece.gpa))?
-        .strip_prefix(&piece.name)?;
+        .strip_prefix(&format!("Host virtual address for {:#x} (", flat_range.gpa))?
+        .strip_prefix(&flat_range.name)?;
     let address = rest.strip_prefix(") is 0x")?;
     u64::from_str_radix(address, 16).ok()
 }
@@ -76,8 +81,8 @@ mod tests {
 
     const BLOCKS: &str = include_str!("../../../../tests/captured/ramblock-7.2-q35.txt");
 
-    fn piece(name: &str, owner: &str) -> NamedPiece {
-        NamedPiece {
+    fn flat_range(name: &str, owner: &str) -> NamedFlatRange {
+        NamedFlatRange {
             name: name.to_owned(),
             owner: owner.to_owned(),
             gpa: 0xfffc_0000,
@@ -88,19 +93,19 @@ mod tests {
     #[test]
     fn a_region_that_fits_two_blocks_is_left_out() {
         let blocks = blocks::parse(BLOCKS).unwrap();
-        let pieces = [
-            piece("pc.bios", "a"),
-            piece("vga.vram", "b"),
+        let flat_ranges = [
+            flat_range("pc.bios", "a"),
+            flat_range("vga.vram", "b"),
             // Two network cards, of which one is mapped.
-            piece("virtio-net-pci.rom", "c"),
+            flat_range("virtio-net-pci.rom", "c"),
             // Two owners.
-            piece("e1000e.rom", "d"),
-            piece("e1000e.rom", "e"),
-            piece("ram", "f"),
+            flat_range("e1000e.rom", "d"),
+            flat_range("e1000e.rom", "e"),
+            flat_range("ram", "f"),
         ];
-        let found: Vec<_> = unambiguous(&blocks, &pieces)
+        let found: Vec<_> = unambiguous(&blocks, &flat_ranges)
             .into_iter()
-            .map(|(block, piece)| (blocks[block].name.as_str(), piece.name.as_str()))
+            .map(|(block, flat_range)| (blocks[block].name.as_str(), flat_range.name.as_str()))
             .collect();
         assert_eq!(
             found,
@@ -113,7 +118,7 @@ mod tests {
 
     #[test]
     fn the_answer_names_the_region() {
-        let bios = piece("pc.bios", "");
+        let bios = flat_range("pc.bios", "");
         let answer = "Host virtual address for 0xfffc0000 (pc.bios) is 0x7f3bb9400000\r\n";
         assert_eq!(parse(answer, &bios), Some(0x7f3b_b940_0000));
         for other in [

@@ -19,10 +19,10 @@ use crate::destination::postcopy::huge::slots::SlotTable;
 
 /// Huge pages of one size that are requested at once take at most this many bytes, but one is
 /// always possible.
-const ASKED_BYTES: u64 = 64 << 20;
+const MAX_REQUESTED_BYTES: u64 = 64 << 20;
 
 /// At most this many huge pages are requested at once.
-const ASKED: u64 = 32;
+const MAX_REQUESTED: u64 = 32;
 
 /// A link may have pieces of this many bytes of huge pages in flight: with several links taking
 /// turns in one huge page, a slow link may delay some.
@@ -37,7 +37,7 @@ pub(crate) struct Size {
     /// Bytes in a huge page.
     pub(crate) host_page: u64,
     /// Huge pages that are requested at once.
-    pub(crate) asked: u64,
+    pub(crate) requested: u64,
     /// Huge pages that may be incomplete at once, and one that is being cleared.
     pub(crate) slots: u64,
 }
@@ -57,17 +57,17 @@ impl Size {
                 Some(size) => size.slots += there,
                 None => sizes.push(Self {
                     host_page,
-                    asked: (ASKED_BYTES / host_page).clamp(1, ASKED),
+                    requested: (MAX_REQUESTED_BYTES / host_page).clamp(1, MAX_REQUESTED),
                     slots: there,
                 }),
             }
         }
         for size in &mut sizes {
             let a_link = (IN_FLIGHT_BYTES / size.host_page).max(1);
-            let most = u64::from(links) * a_link + size.asked + 1;
+            let most = u64::from(links) * a_link + size.requested + 1;
             // Not more than exist.
             size.slots = size.slots.min(most);
-            size.asked = size.asked.min(size.slots);
+            size.requested = size.requested.min(size.slots);
         }
         sizes
     }
@@ -84,7 +84,7 @@ pub(crate) struct Staging {
     slots: SlotTable,
     buffers: Box<[PageBuffer]>,
     /// Whether a buffer is returned to the system after each use.
-    lends: bool,
+    clears_after_use: bool,
 }
 
 /// A complete huge page. Its buffer is free again when this is dropped: remove the page from the
@@ -119,7 +119,7 @@ impl Staging {
             buffers: (0..slots)
                 .map(|_| PageBuffer::new(bytes))
                 .collect::<Result<_, _>>()?,
-            lends: size.host_page > ASKED_BYTES,
+            clears_after_use: size.host_page > MAX_REQUESTED_BYTES,
         })
     }
 
@@ -215,7 +215,7 @@ impl Staging {
 
     fn leave(&self, slot: usize, done: bool) {
         self.slots.leave(slot, done, || {
-            if self.lends
+            if self.clears_after_use
                 && let Some(buffer) = self.buffers.get(slot)
             {
                 buffer.clear();

@@ -8,7 +8,7 @@ const HUGE: u64 = 512;
 fn staging(slots: u64) -> Staging {
     Staging::new(Size {
         host_page: HUGE * PAGE_BYTES,
-        asked: 1,
+        requested: 1,
         slots,
     })
     .unwrap()
@@ -86,12 +86,12 @@ proptest! {
             }
             // What is asked for meanwhile is what has not come, and all of it.
             let gone = arrived[which].clone_missing();
-            let asked = PageBitmap::empty(HUGE);
+            let requested = PageBitmap::empty(HUGE);
             staging.gaps(whole, |gap| {
-                asked.set_range(place(whole, gap));
+                requested.set_range(place(whole, gap));
             });
             for page in gone.all() {
-                prop_assert!(asked.get(page) || !gone.get(page));
+                prop_assert!(requested.get(page) || !gone.get(page));
             }
             let last = add(&staging, whole, piece).unwrap();
             arrived[which].set_range(place(whole, piece));
@@ -175,25 +175,25 @@ fn threads_put_huge_pages_together() {
 fn only_the_gaps_are_asked_for() {
     let staging = staging(2);
     let whole = huge(5);
-    let asked = || {
-        let mut asked = Vec::new();
-        staging.gaps(whole, |gap| asked.push(gap));
-        asked
+    let requested = || {
+        let mut requested = Vec::new();
+        staging.gaps(whole, |gap| requested.push(gap));
+        requested
     };
-    assert_eq!(asked(), [whole]);
+    assert_eq!(requested(), [whole]);
     let part = |from: u64, to: u64| {
         let at = |place| whole.start().saturating_add(place);
         PageRange::new(at(from), at(to))
     };
     assert!(add(&staging, whole, part(0, 8)).unwrap().is_none());
     assert!(add(&staging, whole, part(100, 108)).unwrap().is_none());
-    assert_eq!(asked(), [part(8, 100), part(108, 512)]);
+    assert_eq!(requested(), [part(8, 100), part(108, 512)]);
     // Too many gaps: the last one reaches to the end of what is missing.
     for piece in 20..40 {
         let piece = part(piece * 12, piece * 12 + 4);
         assert!(add(&staging, whole, piece).unwrap().is_none());
     }
-    let gaps = asked();
+    let gaps = requested();
     assert_eq!(gaps.len(), GAPS);
     assert_eq!(gaps.last().unwrap().end(), whole.end());
     assert_eq!(gaps[0], part(8, 100));
@@ -244,15 +244,15 @@ fn as_many_slots_as_a_source_may_need() {
     let [two, gib] = Size::all(&mixed, 4)[..] else {
         panic!()
     };
-    assert_eq!((two.asked, two.slots), (32, 4 * 8 + 32 + 1));
+    assert_eq!((two.requested, two.slots), (32, 4 * 8 + 32 + 1));
     assert_eq!(two.bytes(), 130 * MIB);
-    assert_eq!((gib.asked, gib.slots), (1, 6));
+    assert_eq!((gib.requested, gib.slots), (1, 6));
     assert_eq!(gib.bytes(), 6 * GIB);
     // Never more than there are.
     let few = layout(&[(6 * MIB, 2 * MIB), (2 * GIB, GIB)]);
     let [two, gib] = Size::all(&few, 16)[..] else {
         panic!()
     };
-    assert_eq!((two.asked, two.slots), (3, 3));
-    assert_eq!((gib.asked, gib.slots), (1, 2));
+    assert_eq!((two.requested, two.slots), (3, 3));
+    assert_eq!((gib.requested, gib.slots), (1, 2));
 }

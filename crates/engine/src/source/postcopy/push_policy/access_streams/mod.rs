@@ -31,7 +31,7 @@ pub(crate) const STREAMS: usize = if cfg!(loom) { 2 } else { 16 };
 const FIRST: u64 = 8;
 
 /// The largest window, in pages: 1 MiB.
-const MOST: u64 = 256;
+const MAX_WINDOW: u64 = 256;
 
 /// How far from a window's end a request may be and still continue it, at least.
 const REACH: u64 = 8;
@@ -69,7 +69,7 @@ enum Heading {
 struct Stream {
     heading: Heading,
     /// The last request.
-    asked: PageRange,
+    requested: PageRange,
     /// The last request and the pages advised around it.
     covered: PageRange,
     window: u64,
@@ -93,7 +93,7 @@ impl Stream {
     /// not.
     fn step(&self, range: PageRange, unit: u64) -> Option<(Step, u64)> {
         let (start, end) = (range.start().index(), range.end().index());
-        let (first, last) = (self.asked.start().index(), self.asked.end().index());
+        let (first, last) = (self.requested.start().index(), self.requested.end().index());
         let reach = self.window.max(REACH).max(unit);
         if start < last && first < end {
             return Some((Step::Again, 0));
@@ -133,13 +133,13 @@ impl Stream {
                 }
             }
         }
-        self.asked = range;
+        self.requested = range;
         was == Heading::Unknown && self.heading != Heading::Unknown
     }
 
     /// What to read ahead around the last request.
     fn advise(&mut self, sides: Heading, block: PageRange) -> (PageRange, PageRange) {
-        let (start, end) = (self.asked.start(), self.asked.end());
+        let (start, end) = (self.requested.start(), self.requested.end());
         let mut onwards = PageRange::new(end, end.saturating_add(self.window));
         let mut before = PageRange::new(back(start, self.window), start);
         match sides {
@@ -186,7 +186,7 @@ fn first(unit: u64) -> u64 {
 }
 
 fn grown(window: u64, unit: u64) -> u64 {
-    whole((window * 2).min(MOST), unit).max(first(unit))
+    whole((window * 2).min(MAX_WINDOW), unit).max(first(unit))
 }
 
 /// All streams, and the policy.
@@ -212,7 +212,11 @@ impl AccessStreams {
 
     /// Handles a request for `range`: whole host pages, not empty, inside `position`.
     /// Returns what to read ahead now, if that is new.
-    pub(crate) fn asked(&mut self, range: PageRange, position: RequestPosition) -> Option<Advice> {
+    pub(crate) fn requested(
+        &mut self,
+        range: PageRange,
+        position: RequestPosition,
+    ) -> Option<Advice> {
         if self.policy == ReadAhead::Off || range.is_empty() {
             return None;
         }
@@ -243,7 +247,7 @@ impl AccessStreams {
         }
         let sides = match self.policy {
             ReadAhead::Fixed(pages) => {
-                stream.window = whole(u64::from(pages).min(MOST), unit);
+                stream.window = whole(u64::from(pages).min(MAX_WINDOW), unit);
                 Heading::Unknown
             }
             _ => stream.heading,
@@ -266,7 +270,7 @@ impl AccessStreams {
             let window = if unit == 1 { self.fresh } else { 0 };
             let replaced = slot.replace(Stream {
                 heading: Heading::Unknown,
-                asked: range,
+                requested: range,
                 covered: range,
                 window,
                 used: self.now,

@@ -25,7 +25,7 @@ fn scan(streams: &mut AccessStreams, from: u64, requests: usize) -> Vec<u64> {
     let mut page = from;
     (0..requests)
         .map(|_| {
-            let advice = streams.asked(one(page), SMALL).unwrap();
+            let advice = streams.requested(one(page), SMALL).unwrap();
             page = advice.onwards.end().index().max(page + 1);
             advice.onwards.len()
         })
@@ -34,7 +34,7 @@ fn scan(streams: &mut AccessStreams, from: u64, requests: usize) -> Vec<u64> {
 
 #[test]
 fn begins_with_eight_on_either_side() {
-    let advice = adaptive().asked(one(5000), SMALL).unwrap();
+    let advice = adaptive().requested(one(5000), SMALL).unwrap();
     assert_eq!(advice.onwards, range(5001, 5009));
     assert_eq!(advice.before, range(4992, 5000));
 }
@@ -51,7 +51,7 @@ fn backwards_as_well() {
     let mut page = 500_000;
     let mut windows = Vec::new();
     for _ in 0..7 {
-        let advice = streams.asked(one(page), SMALL).unwrap();
+        let advice = streams.requested(one(page), SMALL).unwrap();
         assert_eq!(advice.before.end(), Page::new(page));
         windows.push(advice.before.len());
         page = advice.before.start().index() - 1;
@@ -69,19 +69,19 @@ fn four_interleaved_scans_are_four_streams() {
     let mut last = [0; 4];
     for _ in 0..8 {
         for (page, last) in pages.iter_mut().zip(&mut last) {
-            let advice = streams.asked(one(*page), SMALL).unwrap();
+            let advice = streams.requested(one(*page), SMALL).unwrap();
             *page = advice.onwards.end().index();
             *last = advice.onwards.len();
         }
     }
-    assert_eq!(last, [MOST; 4]);
+    assert_eq!(last, [MAX_WINDOW; 4]);
 }
 
 #[test]
 fn random_access_brings_it_down_to_nothing_and_a_scan_up_again() {
     let mut streams = adaptive();
     let advised = |streams: &mut AccessStreams, page| {
-        let advice = streams.asked(one(page), SMALL).unwrap();
+        let advice = streams.requested(one(page), SMALL).unwrap();
         advice.onwards.len() + advice.before.len()
     };
     // Far from each other: no two are neighbours.
@@ -100,9 +100,9 @@ fn a_stream_that_skips_reads_less_ahead() {
     let mut streams = adaptive();
     scan(&mut streams, 5000, 5);
     let page = 5000 + 9 + 17 + 33 + 65 + 129;
-    let before = streams.asked(one(page), SMALL).unwrap().onwards;
+    let before = streams.requested(one(page), SMALL).unwrap().onwards;
     let advice = streams
-        .asked(one(before.end().index() + 30), SMALL)
+        .requested(one(before.end().index() + 30), SMALL)
         .unwrap();
     assert_eq!(advice.onwards.len(), before.len() / 2);
 }
@@ -110,14 +110,14 @@ fn a_stream_that_skips_reads_less_ahead() {
 #[test]
 fn a_page_on_its_way_moves_the_window_and_the_same_one_does_not() {
     let mut streams = adaptive();
-    streams.asked(one(5000), SMALL).unwrap();
+    streams.requested(one(5000), SMALL).unwrap();
     // Inside what was advised: it has not arrived yet.
-    let advice = streams.asked(one(5003), SMALL).unwrap();
+    let advice = streams.requested(one(5003), SMALL).unwrap();
     assert_eq!(advice.onwards, range(5004, 5020));
-    assert_eq!(streams.asked(one(5003), SMALL), None);
+    assert_eq!(streams.requested(one(5003), SMALL), None);
     // What was advised before is not forgotten when the new window is
     // shorter than what is left of it.
-    let advice = streams.asked(one(5004), SMALL).unwrap();
+    let advice = streams.requested(one(5004), SMALL).unwrap();
     assert_eq!(advice.onwards, range(5005, 5037));
 }
 
@@ -125,12 +125,12 @@ fn a_page_on_its_way_moves_the_window_and_the_same_one_does_not() {
 fn fixed_and_off() {
     let mut streams = AccessStreams::new(ReadAhead::Fixed(8));
     for page in [5000, 5009, 5018, 9000, 200_000] {
-        let advice = streams.asked(one(page), SMALL).unwrap();
+        let advice = streams.requested(one(page), SMALL).unwrap();
         assert_eq!(advice.onwards, range(page + 1, page + 9));
         assert_eq!(advice.before, range(page - 8, page));
     }
     assert_eq!(
-        AccessStreams::new(ReadAhead::Off).asked(one(5000), SMALL),
+        AccessStreams::new(ReadAhead::Off).requested(one(5000), SMALL),
         None
     );
 }
@@ -143,17 +143,17 @@ fn a_huge_page_is_read_ahead_only_in_sequence() {
     };
     let huge = |nth: u64| range(512 * nth, 512 * (nth + 1));
     let mut streams = adaptive();
-    let advice = streams.asked(huge(7), place).unwrap();
+    let advice = streams.requested(huge(7), place).unwrap();
     assert!(advice.onwards.is_empty() && advice.before.is_empty());
-    let advice = streams.asked(huge(8), place).unwrap();
+    let advice = streams.requested(huge(8), place).unwrap();
     assert_eq!(advice.onwards, huge(9));
     assert!(advice.before.is_empty());
-    let advice = streams.asked(huge(10), place).unwrap();
+    let advice = streams.requested(huge(10), place).unwrap();
     assert_eq!(advice.onwards, huge(11));
 }
 
 proptest! {
-    /// Whatever is asked for: what is advised is bounded, inside the block,
+    /// Whatever is requested: what is advised is bounded, inside the block,
     /// beside the request, and belongs to a stream that there is.
     #[test]
     fn advice_is_within_bounds(
@@ -169,18 +169,18 @@ proptest! {
         let mut streams = AccessStreams::new(policy);
         for (start, len) in requests {
             let start = (start / unit * unit).clamp(160, 1759 / unit * unit);
-            let asked = PageRange::from_len(Page::new(start), len * unit).intersect(block);
-            let Some(advice) = streams.asked(asked, RequestPosition { unit, block }) else {
+            let requested = PageRange::from_len(Page::new(start), len * unit).intersect(block);
+            let Some(advice) = streams.requested(requested, RequestPosition { unit, block }) else {
                 continue;
             };
             prop_assert!(advice.stream < STREAMS);
             for side in [advice.onwards, advice.before] {
                 prop_assert_eq!(side.intersect(block).len(), side.len());
                 prop_assert_eq!(side.len() % unit, 0);
-                prop_assert!(side.len() <= 2 * MOST, "{:?}", side);
+                prop_assert!(side.len() <= 2 * MAX_WINDOW, "{:?}", side);
             }
-            prop_assert!(advice.onwards.is_empty() || advice.onwards.start() == asked.end());
-            prop_assert!(advice.before.is_empty() || advice.before.end() == asked.start());
+            prop_assert!(advice.onwards.is_empty() || advice.onwards.start() == requested.end());
+            prop_assert!(advice.before.is_empty() || advice.before.end() == requested.start());
         }
     }
 
@@ -193,13 +193,13 @@ proptest! {
         let begins = scans.map(|(page, _)| page);
         for turn in turns {
             let (page, requests) = &mut scans[turn];
-            let advice = streams.asked(one(*page), SMALL).unwrap();
+            let advice = streams.requested(one(*page), SMALL).unwrap();
             *page = advice.onwards.end().index().max(*page + 1);
             *requests += 1;
         }
         for ((page, requests), begin) in scans.iter().zip(begins) {
             // 8, 16, … 128, then 256 with each request.
-            let expected = (requests.saturating_sub(6)) * MOST;
+            let expected = (requests.saturating_sub(6)) * MAX_WINDOW;
             prop_assert!(page - begin >= expected, "{} pages by {}", page - begin, requests);
         }
     }

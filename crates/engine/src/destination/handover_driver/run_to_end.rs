@@ -1,0 +1,49 @@
+//! Drives the handover to its end, and sums up the migration.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::destination::error::ReceiveError;
+use crate::destination::handover_driver::HandoverDriver;
+use crate::destination::postcopy::huge::collapse;
+use crate::guest::DestinationGuest;
+use crate::report::{Account, GuestState};
+use hikkoshi_handover::DestinationEvent;
+
+/// From *ready* on, or from where another engine was.
+pub(crate) fn finish_handover(
+    driver: HandoverDriver<'_>,
+    guest: &mut dyn DestinationGuest,
+    begun: Instant,
+    first: DestinationEvent,
+) -> Result<Account, ReceiveError> {
+    let (watch, options, context) = (driver.watch, driver.options, Arc::clone(&driver.context));
+    let (mode, postcopy) = (
+        driver.machine.record().mode,
+        driver.machine.record().postcopy,
+    );
+    let running = driver.machine.record().running;
+    let pages = driver.ram.layout().pages();
+    let result = driver.run(guest, first)?;
+    let total = begun.elapsed();
+    let collapse = options
+        .collapse
+        .filter(|_| !result.shut_down)
+        .map(|rate| collapse::run(guest, rate, options.priority, watch));
+    Ok(Account {
+        mode,
+        guest_state: GuestState::new(running, result.shut_down),
+        total_ms: total.as_secs_f64() * 1e3,
+        downtime_ms: result.downtime.as_secs_f64() * 1e3,
+        switchover: context.steps.all(),
+        rounds: 0,
+        postcopy,
+        pages: context.counters.pages(pages),
+        bytes: context.counters.bytes(),
+        drains: None,
+        frames: result.frames,
+        requests: result.requests,
+        collapse,
+        source_private_bytes: None,
+    })
+}

@@ -1,0 +1,246 @@
+//! The threads that receive pages, one for each link.
+
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use hikkoshi_pages::PAGE_SIZE;
+use hikkoshi_wire::{Frame, MAX_PAGES_PER_FRAME};
+
+use crate::destination::context::ReceiveContext;
+use crate::destination::error::DestinationFailure;
+use crate::destination::options::DestinationOptions;
+use crate::destination::postcopy::installer::SharedLatencies;
+use crate::destination::session::{DestinationSessionEvent, Ends};
+use crate::panic_notifier::PanicNotifier;
+use crate::report::Counters;
+use hikkoshi_link::{LinkError, LinkReader, LinkWriter};
+use hikkoshi_linux::sandbox_thread;
+use hikkoshi_linux::{Priority, PriorityClass};
+
+/// The source receives an acknowledgement at least this often, so that a window of twice as many
+/// bytes keeps the link busy.
+const ACK_EVERY: u64 = 32 << 10;
+
+/// The largest frame's content. A small constant: no truncation.
+#[allow(clippy::cast_possible_truncation)]
+const FRAME_BYTES: usize = MAX_PAGES_PER_FRAME as usize * PAGE_SIZE;
+
+/// Which link a receiver serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Urgent,
+    Background,
+}
+
+/// Receives the pages of background link `number` and acknowledges them.
+pub(crate) fn start_background(
+    number: usize,
+    context: Arc<ReceiveContext>,
+    (reader, acks): Ends,
+    events: SyncSender<DestinationSessionEvent>,
+    priority: Priority,
+) -> Result<JoinHandle<()>, DestinationFailure> {
+    let name = format!("dst-back-{number}");
+    let receiver = PageReceiver::new(Kind::Background, context, reader, Some(acks), events);
+    start(receiver, name, priority)
+}
+
+/// Receives the pages that were requested.
+pub(crate) fn start_urgent(
+    context: Arc<ReceiveContext>,
+    mut reader: LinkReader,
+    events: SyncSender<DestinationSessionEvent>,
+    options: &DestinationOptions,
+) -> Result<JoinHandle<()>, DestinationFailure> {
+    reader.set_poll(options.poll);
+    let receiver = PageReceiver::new(Kind::Urgent, context, reader, None, events);
+    start(receiver, "dst-urgent".to_owned(), options.priority)
+}
+
+fn start(
+    mut receiver: PageReceiver,
+    name: String,
+    priority: Priority,
+) -> Result<JoinHandle<()>, DestinationFailure> {
+    let class = match receiver.kind {
+        Kind::Urgent => PriorityClass::Urgent,
+        Kind::Background => PriorityClass::Background,
+    };
+    thread::Builder::new()
+        .name(name)
+        .spawn(move || {
+            let died = DestinationSessionEvent::Failed(DestinationFailure::ThreadDied);
+            let _notifier = PanicNotifier::new(&receiver.events, died);
+            priority.apply(class);
+            sandbox_thread();
+            let failure = receiver.run();
+            // After the end of the migration nothing receives events any more.
+            let _ = receiver
+                .events
+                .send(DestinationSessionEvent::Failed(failure));
+        })
+        .map_err(DestinationFailure::Thread)
+}
+
+#[derive(Debug)]
+struct PageReceiver {
+    kind: Kind,
+    context: Arc<ReceiveContext>,
+    reader: LinkReader,
+    acks: Option<LinkWriter>,
+    acked: u64,
+    buffer: Vec<u8>,
+    latencies: Arc<SharedLatencies>,
+    events: SyncSender<DestinationSessionEvent>,
+}
+
+impl PageReceiver {
+    fn new(
+        kind: Kind,
+        context: Arc<ReceiveContext>,
+        reader: LinkReader,
+        acks: Option<LinkWriter>,
+        events: SyncSender<DestinationSessionEvent>,
+    ) -> Self {
+        Self {
+            kind,
+            latencies: context.add_latencies(),
+            context,
+            reader,
+            acks,
+            acked: 0,
+            buffer: vec![0; FRAME_BYTES],
+            events,
+        }
+    }
+
+    /// Receives until an error occurs, such as the end of the link.
+    fn run(&mut self) -> DestinationFailure {
+        let doing = match self.kind {
+            Kind::Urgent => "receiving urgent pages",
+            Kind::Background => "receiving background pages",
+        };
+        loop {
+            let before = self.reader.received();
+            let frame = match self.reader.frame() {
+                Ok(frame) => frame,
+                Err(cause) => return DestinationFailure::Link { doing, cause },
+            };
+            let result = self
+                .payload(&frame, doing)
+                .and_then(|()| {
+                    // Counted before it is applied: after the last page the main thread writes the
+                    // account.
+                    self.count(&frame, self.reader.received() - before);
+                    self.apply(&frame, doing)
+                })
+                .and_then(|last| {
+                    if last {
+                        let _ = self.events.send(DestinationSessionEvent::AllReceived);
+                    }
+                    self.acknowledge()
+                });
+            if let Err(failure) = result {
+                return failure;
+            }
+        }
+    }
+
+    /// Reads a frame's content into the buffer.
+    fn payload(&mut self, frame: &Frame, doing: &'static str) -> Result<(), DestinationFailure> {
+        let Frame::Pages { .. } = frame else {
+            return Ok(());
+        };
+        // The decoder limits a frame to the size of the buffer.
+        let content = self
+            .buffer
+            .get_mut(..frame.payload_len())
+            .ok_or_else(|| DestinationFailure::unexpected(doing, frame))?;
+        self.reader
+            .payload(content)
+            .map_err(DestinationFailure::link(doing))
+    }
+
+    /// Writes or installs a frame's pages; `true` when no page is missing any more.
+    fn apply(&self, frame: &Frame, doing: &'static str) -> Result<bool, DestinationFailure> {
+        let installer = self.context.installer.get();
+        let memory = || {
+            let memory = self.context.memory.as_ref();
+            memory.ok_or_else(|| DestinationFailure::unexpected(doing, frame))
+        };
+        match *frame {
+            Frame::Pages { range } => {
+                let content = self.buffer.get(..frame.payload_len()).unwrap_or_default();
+                match installer {
+                    Some(installer) => {
+                        let received = installer.requests.now();
+                        Ok(installer.install(range, content, received, &self.latencies)?)
+                    }
+                    None => {
+                        memory()?.write(range, content)?;
+                        Ok(false)
+                    }
+                }
+            }
+            Frame::Zeros { range } => match installer {
+                Some(installer) => {
+                    let received = installer.requests.now();
+                    Ok(installer.install_zeros(range, received, &self.latencies)?)
+                }
+                None => {
+                    memory()?.zero(range)?;
+                    Ok(false)
+                }
+            },
+            other => Err(DestinationFailure::unexpected(doing, &other)),
+        }
+    }
+
+    /// Acknowledges applied bytes: every [`ACK_EVERY`] bytes, and when there is nothing more to
+    /// read.
+    fn acknowledge(&mut self) -> Result<(), DestinationFailure> {
+        let Some(acks) = &mut self.acks else {
+            return Ok(());
+        };
+        let bytes = self.reader.received();
+        let doing = "acknowledging background pages";
+        let due = bytes - self.acked >= ACK_EVERY
+            || !self
+                .reader
+                .is_ready(Duration::ZERO)
+                .map_err(DestinationFailure::link(doing))?;
+        if due {
+            match acks.frame(Frame::Ack { bytes }) {
+                // A source that has closed the link has received all the acknowledgements that it
+                // waits for.
+                Ok(()) | Err(LinkError::Closed | LinkError::Io(_)) => self.acked = bytes,
+                Err(cause) => return Err(DestinationFailure::Link { doing, cause }),
+            }
+        }
+        Ok(())
+    }
+
+    fn count(&self, frame: &Frame, bytes: u64) {
+        let counters = &self.context.counters;
+        let (pages, total) = match (self.kind, self.context.installer.get().is_some()) {
+            (Kind::Urgent, _) => (&counters.urgent, &counters.urgent_bytes),
+            (Kind::Background, true) => (&counters.background, &counters.background_bytes),
+            (Kind::Background, false) => (&counters.precopy, &counters.precopy_bytes),
+        };
+        let range = match *frame {
+            Frame::Pages { range } => {
+                Counters::add(pages, range.len());
+                range
+            }
+            Frame::Zeros { range } => {
+                Counters::add(&counters.zero, range.len());
+                range
+            }
+            _ => return,
+        };
+        Counters::add(total, bytes);
+        self.context.tracker.done(range.len());
+    }
+}

@@ -1,0 +1,346 @@
+//! An incoming migration up to *ready*: memory and device state are received. From *ready* on
+//! `handover_driver/` drives it.
+//!
+//! The sequence of messages is drawn in `source/switchover/`. If anything fails here, the source
+//! resumes its guest (`switchover/abort.rs`).
+
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use error_reporter::Report;
+use hikkoshi_wire::{Capabilities, DeviceStateDigest, ToDestination, ToSource};
+
+use crate::destination::context::ReceiveContext;
+use crate::destination::error::{DestinationFailure, ReceiveError};
+use crate::destination::handover_driver::links::{ActiveLinks, LinkState};
+use crate::destination::handover_driver::run_to_end::finish_handover;
+use crate::destination::handover_driver::{HandoverDriver, HandoverStart};
+use crate::destination::last_message::last_message;
+use crate::destination::network_frames::FrameReceiver;
+use crate::destination::options::DestinationOptions;
+use crate::destination::page_receiver;
+use crate::destination::postcopy::installer::Installer;
+use crate::destination::postcopy::{ActivePostcopy, PreparedPostcopy};
+use crate::destination::receive_control::ReceiveControl;
+use crate::destination::session::{Channel, DestinationSessionEvent, Session};
+use crate::destination::switchover::offer::AcceptedOffer;
+use crate::destination::switchover::silence_timer::SilenceTimer;
+use crate::guest::DestinationGuest;
+use crate::network_frames::FrameDelivery;
+use crate::report::{Account, Counters, Phase};
+use hikkoshi_handover::RecordedDestination;
+use hikkoshi_handover::{DestinationEvent, DestinationRecord, DestinationStage};
+use hikkoshi_link::AcceptedLink;
+use hikkoshi_memory::GuestRam;
+
+/// Receives the offered guest.
+pub(crate) fn run(
+    guest: &mut dyn DestinationGuest,
+    offered: AcceptedOffer,
+    incoming: &Receiver<AcceptedLink>,
+    options: &DestinationOptions,
+    watch: &ReceiveControl,
+) -> Result<Account, ReceiveError> {
+    let begun = Instant::now();
+    let ram = guest.ram();
+    let threads = options.fault_threads_for(guest.describe().cpus);
+    let mut record = DestinationRecord {
+        id: offered.id,
+        stage: DestinationStage::Receiving,
+        mode: offered.mode,
+        postcopy: false,
+        running: true,
+        started: false,
+        links: offered.background_links,
+    };
+    let delivery = if offered.keeps_frames {
+        guest.deliver_frames()
+    } else {
+        Ok(None)
+    };
+    let delivery = delivery.unwrap_or_else(|error| {
+        watch.observer.notice(&format!(
+            "frames that arrive for the guest while it is paused are lost: {}",
+            Report::new(&error)
+        ));
+        None
+    });
+    let opened =
+        IncomingMigration::open(offered, incoming, options, threads, watch, &ram, delivery);
+    let mut migration = match opened {
+        Ok(migration) => migration,
+        Err(cause) => return Err(give_back(guest, cause)),
+    };
+    let switch = match migration.prepare_switchover(guest) {
+        Ok(switch) => switch,
+        Err(cause) => {
+            let cause = migration.explain(cause);
+            return Err(migration.withdraw(guest, cause));
+        }
+    };
+    record.postcopy = switch.postcopy;
+    record.running = switch.running;
+    let start = HandoverStart {
+        machine: RecordedDestination::new(record, Arc::clone(&watch.journal)),
+        capabilities: migration.capabilities,
+        ram,
+        context: migration.context,
+        postcopy: migration.postcopy,
+        links: LinkState::Up(Box::new(ActiveLinks::new(
+            migration.session,
+            migration.receivers,
+        ))),
+        source_paused: Some(switch.at),
+        frames: migration.frames,
+    };
+    let driver = HandoverDriver::new(start, watch, options, incoming);
+    finish_handover(driver, guest, begun, DestinationEvent::DeviceStateLoaded)
+}
+
+/// What the source sends when its guest is paused and everything but the *commit* has been sent.
+#[derive(Debug)]
+pub(crate) struct SwitchMessage {
+    postcopy: bool,
+    pub(crate) running: bool,
+    pub(crate) at: Instant,
+}
+
+#[derive(Debug)]
+pub(crate) struct IncomingMigration<'a> {
+    pub(crate) watch: &'a ReceiveControl,
+    options: DestinationOptions,
+    /// What the source supports.
+    pub(crate) capabilities: Capabilities,
+    pub(crate) session: Session,
+    pub(crate) context: Arc<ReceiveContext>,
+    /// The background links' receivers.
+    pub(crate) receivers: Vec<JoinHandle<()>>,
+    /// What post-copy needs, until it begins.
+    pub(super) prepared: Option<PreparedPostcopy>,
+    /// What runs during post-copy.
+    pub(crate) postcopy: Option<ActivePostcopy>,
+    /// What delivers frames that arrived for the guest at the source.
+    frames: Option<FrameReceiver>,
+    pub(super) silence: SilenceTimer,
+}
+
+impl<'a> IncomingMigration<'a> {
+    fn open(
+        offered: AcceptedOffer,
+        incoming: &Receiver<AcceptedLink>,
+        options: &DestinationOptions,
+        fault_threads: usize,
+        watch: &'a ReceiveControl,
+        ram: &Arc<GuestRam>,
+        delivery: Option<Box<dyn FrameDelivery>>,
+    ) -> Result<Self, DestinationFailure> {
+        let mut session = Session::start(
+            offered.stream,
+            offered.reader,
+            offered.writer,
+            offered.limits,
+            offered.stop,
+            &mut Channel::new(),
+        )?;
+        let urgent = offered.userfault.is_some();
+        let background = offered.background_links;
+        let links = session
+            .await_links(
+                incoming,
+                offered.id,
+                background,
+                urgent,
+                offered.keeps_frames,
+                options.stall_timeout,
+                &watch.cancel,
+            )
+            .inspect_err(|cause| session.send_last(&last_message(cause)))?;
+        let prepared = match offered.userfault.zip(links.urgent) {
+            None => None,
+            Some(((userfault, hosts), urgent)) => Some(PreparedPostcopy {
+                installer: Installer::new(userfault, Arc::clone(ram), &hosts, background)
+                    .inspect_err(|cause| session.send_last(&last_message(cause)))?,
+                urgent,
+                fault_threads,
+            }),
+        };
+        let frames = links
+            .frames
+            .map(|ends| FrameReceiver::start(ends, delivery));
+        let frames = frames.transpose().map_err(DestinationFailure::Thread)?;
+        let context = ReceiveContext::new(Some(offered.memory));
+        context
+            .tracker
+            .begin(Phase::Precopy, 1, ram.layout().pages());
+        let receivers = links.background.into_iter().enumerate();
+        let receivers = receivers
+            .map(|(number, ends)| {
+                let (context, events) = (Arc::clone(&context), session.events());
+                page_receiver::start_background(number, context, ends, events, options.priority)
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            watch,
+            options: *options,
+            capabilities: offered.capabilities,
+            session,
+            context,
+            receivers,
+            prepared,
+            postcopy: None,
+            frames,
+            silence: SilenceTimer::new(options.peer_timeout),
+        })
+    }
+
+    /// Everything up to *ready*.
+    fn prepare_switchover(
+        &mut self,
+        guest: &mut dyn DestinationGuest,
+    ) -> Result<SwitchMessage, DestinationFailure> {
+        let (switch, state) = self.fill(guest)?;
+        self.end_installing();
+        if switch.postcopy
+            && let Some(prepared) = self.prepared.take()
+        {
+            let events = self.session.events();
+            let (reader, writer) = prepared.urgent;
+            ActivePostcopy::start(
+                &mut self.postcopy,
+                (prepared.installer, prepared.fault_threads),
+                Some(writer),
+                &self.context,
+                &events,
+                &self.options,
+            )?;
+            let context = Arc::clone(&self.context);
+            self.receivers.push(page_receiver::start_urgent(
+                context,
+                reader,
+                events,
+                &self.options,
+            )?);
+        }
+        self.context.steps.begin(switch.at);
+        self.context.steps.done("faults are answered");
+        self.load(guest, state)?;
+        self.context.steps.done("device state loaded");
+        self.check()?;
+        if let Some(postcopy) = &mut self.postcopy {
+            postcopy.set_device_state_loaded();
+            postcopy
+                .installer()
+                .copier
+                .memory_pressure()
+                .wait_for_memory();
+        }
+        Ok(switch)
+    }
+
+    /// Every pre-copied page is here.
+    pub(crate) fn end_installing(&self) {
+        if let Some(memory) = &self.context.memory {
+            memory.end_installing();
+        }
+    }
+
+    /// Receives memory and device state while the guest runs at the source, until the source
+    /// reports that it is paused.
+    fn fill(
+        &mut self,
+        guest: &dyn DestinationGuest,
+    ) -> Result<(SwitchMessage, Vec<u8>), DestinationFailure> {
+        let doing = "receiving the guest";
+        let mut digest = DeviceStateDigest::new();
+        let mut state = Vec::new();
+        loop {
+            self.check()?;
+            self.context.report_progress(&*self.watch.observer);
+            let message = match self.session.next() {
+                None => {
+                    self.silence.check(&self.context, doing)?;
+                    continue;
+                }
+                Some(DestinationSessionEvent::Message(message)) => message,
+                Some(DestinationSessionEvent::Failed(failure)) => return Err(failure),
+                Some(other) => return Err(DestinationFailure::unexpected(doing, &other)),
+            };
+            self.silence.reset();
+            match message {
+                ToDestination::Discard { ranges } => self.discard(guest, &ranges)?,
+                ToDestination::DiscardEnd => {
+                    self.session
+                        .send(&ToSource::Discarded, "dropping stale pages")?;
+                }
+                ToDestination::DeviceStateChunk { bytes } => {
+                    // Also limits the total size.
+                    digest.update(&bytes).map_err(device_state)?;
+                    Counters::add(
+                        &self.context.counters.device_state_bytes,
+                        bytes.len() as u64,
+                    );
+                    state.extend_from_slice(&bytes);
+                }
+                ToDestination::Switch {
+                    device_bytes,
+                    device_crc32c,
+                    owed_pages,
+                    postcopy,
+                    running,
+                } => {
+                    digest
+                        .verify(device_bytes, device_crc32c)
+                        .map_err(device_state)?;
+                    let owed = self
+                        .prepared
+                        .as_ref()
+                        .map_or(0, |p| p.installer.missing.count());
+                    // Without post-copy, pages that are still owed would never arrive.
+                    let possible = match &self.prepared {
+                        Some(_) => postcopy || owed == 0,
+                        None => !postcopy,
+                    };
+                    if owed != owed_pages || !possible {
+                        let text = format!(
+                            "a switch with {owed_pages} pages owed (here: {owed}), post-copy: \
+                             {postcopy}"
+                        );
+                        return Err(DestinationFailure::unexpected(doing, &text));
+                    }
+                    let switch = SwitchMessage {
+                        postcopy,
+                        running,
+                        at: Instant::now(),
+                    };
+                    return Ok((switch, state));
+                }
+                ToDestination::Cancel { reason } => {
+                    return Err(DestinationFailure::CancelledBySource(reason));
+                }
+                other => return Err(DestinationFailure::unexpected(doing, &other)),
+            }
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), DestinationFailure> {
+        if self.watch.cancel.is_cancelled() {
+            Err(DestinationFailure::Cancelled)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+fn device_state(error: impl std::error::Error) -> DestinationFailure {
+    DestinationFailure::DeviceState(Report::new(error).to_string())
+}
+
+/// Ends a migration that could not begin.
+fn give_back(guest: &mut dyn DestinationGuest, cause: DestinationFailure) -> ReceiveError {
+    if let Err(error) = guest.release() {
+        tracing::warn!(error = %Report::new(&error), "giving the machine back");
+    }
+    ReceiveError::at_source(cause)
+}

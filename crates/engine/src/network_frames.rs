@@ -1,0 +1,87 @@
+//! Network frames that arrive for the guest during the switchover.
+//!
+//! A guest that is paused does not read what arrives for it, and what is left at
+//! the source is lost: each client would wait until it sends again. So the source
+//! keeps these frames and sends them on a link of their own, and the destination
+//! delivers them once the guest runs there and has been announced to its networks.
+//!
+//! ```text
+//! source                                   destination
+//!   starts the capture, pauses the guest
+//!   Switch, Ready                ◀────────▶
+//!   Commit                       ───────────▶  resumes the guest
+//!   Frames: what the guest did not get ─────▶    keeps them until it runs,
+//!   Frames: what still arrives here    ─────▶    delivers them
+//!   FramesEnd                    ───────────▶
+//!                                ◀───────────  FramesDelivered
+//! ```
+//!
+//! Nothing is sent before *Commit*: a guest that resumes at the source finds its frames
+//! where they were. All of it is best effort. A failure here is logged and never
+//! affects the migration; a link for frames that is lost is not replaced.
+
+use std::time::{Duration, Instant};
+
+use hikkoshi_wire::NetworkFrame;
+use serde::Serialize;
+
+use crate::guest_error::GuestError;
+
+/// A frame that the guest did not get.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptFrame {
+    /// The address of the network card that it is for.
+    pub card: [u8; 6],
+    /// The frame.
+    pub frame: NetworkFrame,
+}
+
+/// The source's networks: sees the frames that arrive for the guest.
+///
+/// Order of the calls: [`start`], [`handed_over`], then [`next`] any number of times.
+///
+/// [`start`]: FrameCapture::start
+/// [`handed_over`]: FrameCapture::handed_over
+/// [`next`]: FrameCapture::next
+pub trait FrameCapture: Send {
+    /// The guest's network cards whose frames cannot be kept, each with the reason; for people.
+    fn without(&self) -> &[String] {
+        &[]
+    }
+
+    /// Starts to keep frames. Called shortly before the guest is paused, so it must be quick.
+    fn start(&mut self) -> Result<(), GuestError>;
+
+    /// The guest was paused at `paused`, and never resumes here: from now on
+    /// [`next`](Self::next) returns the frames that it did not get.
+    fn handed_over(&mut self, paused: Instant) -> Result<(), GuestError>;
+
+    /// The next frame, in the order of arrival; `None` after `wait` without one.
+    fn next(&mut self, wait: Duration) -> Result<Option<KeptFrame>, GuestError>;
+
+    /// Frames that could not be kept so far.
+    fn dropped(&mut self) -> u64;
+}
+
+/// The destination's networks: delivers frames to the guest.
+pub trait FrameDelivery: Send {
+    /// Notes what the network delivers here by itself. Called about ten times a second, also before
+    /// the guest runs.
+    fn observe(&mut self) {}
+
+    /// Delivers a frame to the guest, which runs, unless the network has delivered it here as well:
+    /// frames for all stations reach both hosts.
+    fn deliver(&mut self, frame: &KeptFrame) -> Result<(), GuestError>;
+}
+
+/// What became of the frames that arrived for the guest during the switchover.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct FramesAccount {
+    /// Frames that the guest did not get at the source, and that were sent to the destination. At
+    /// the destination: that arrived there.
+    pub kept: u64,
+    /// Frames of these that were delivered to the guest's network cards at the destination.
+    pub delivered: u64,
+    /// Frames that were lost: too many, or their delivery failed.
+    pub dropped: u64,
+}

@@ -1,0 +1,89 @@
+//! How the source's part in a handover ends.
+
+use error_reporter::Report;
+use hikkoshi_handover::{Outcome, SourceStage};
+use hikkoshi_wire::ToDestination;
+
+use crate::source::error::{MigrateError, SourceFailure};
+use crate::source::handover_driver::{HandoverDriver, HandoverResult};
+use crate::source::network_frames::FrameForwarder;
+use crate::source::notify_guest_kept;
+
+impl HandoverDriver<'_> {
+    pub(crate) fn finish(
+        &mut self,
+        cause: Option<SourceFailure>,
+        result: &mut HandoverResult,
+    ) -> Result<HandoverResult, MigrateError> {
+        if self.machine.stage() != SourceStage::Done {
+            let cause = cause.unwrap_or(SourceFailure::Interrupted);
+            return Err(self.resume_at_source(cause));
+        }
+        if let Some(mut active) = self.active.take() {
+            let frames = active.session.frames.take();
+            result.frames = frames.and_then(FrameForwarder::finish);
+            // Both sides send a last message before either closes: a reset of a
+            // closed socket can overtake the last message on it. The destination is
+            // known to have every page, so a failure here has no effect.
+            let goodbye = active
+                .session
+                .send(&ToDestination::Goodbye, "ending the migration");
+            if let Err(error) = goodbye {
+                tracing::debug!(error = %Report::new(&error), "no goodbye");
+            }
+            active.end();
+        }
+        Ok(std::mem::take(result))
+    }
+
+    /// Ends a handover that cannot continue in this engine.
+    pub(crate) fn give_up(&mut self, cause: SourceFailure) -> MigrateError {
+        if self.machine.stage() == SourceStage::Owned {
+            return self.resume_at_source(cause);
+        }
+        if self.is_memory_lost(&cause) {
+            return self.memory_lost(cause);
+        }
+        if let Some(active) = self.active.take() {
+            active.end();
+        }
+        self.interrupted(cause)
+    }
+
+    /// Ends a handover whose guest was lost at the destination.
+    pub(crate) fn guest_lost(&mut self, reason: String) -> MigrateError {
+        if let Some(active) = self.active.take() {
+            active.end();
+        }
+        MigrateError::new(SourceFailure::GuestLost(reason), Outcome::Lost)
+    }
+
+    /// Resumes the guest, which the source owns, and cancels the migration.
+    fn resume_at_source(&mut self, cause: SourceFailure) -> MigrateError {
+        let resumed = self.guest.resume();
+        if let Some(mut active) = self.active.take() {
+            active
+                .session
+                .cancel(cause.cancel_reason(self.guest.has_ended()));
+            active.end();
+        } else {
+            // Another engine or the guard resumed the guest, without a link.
+            notify_guest_kept::send(
+                self.remote,
+                self.machine.record().id,
+                &*self.shared.observer,
+            );
+        }
+        MigrateError::after_resume(cause, resumed, self.guest.has_ended())
+    }
+
+    /// Keeps all state for another engine. Returns the error.
+    pub(crate) fn interrupted(&self, cause: SourceFailure) -> MigrateError {
+        let outcome = match self.machine.stage() {
+            SourceStage::Owned => Outcome::AtSource,
+            SourceStage::Committed => Outcome::Paused,
+            SourceStage::HandedOver | SourceStage::Done => Outcome::AtDestination,
+        };
+        MigrateError::new(cause, outcome)
+    }
+}

@@ -1,0 +1,73 @@
+//! Notifies the destination that pages which it needs were lost at the source.
+
+use std::time::{Duration, Instant};
+
+use error_reporter::Report;
+use hikkoshi_link::{LinkError, LinkReader, LinkWriter};
+use hikkoshi_memory::GuestRam;
+use hikkoshi_wire::{Capabilities, ToDestination, ToSource};
+
+use crate::source::context::MigrationContext;
+use crate::source::error::SourceFailure;
+use crate::source::session::Session;
+use crate::source::session::event::{CONTROL, SourceSessionEvent};
+
+/// How long the destination may take to close its links: closing them here could destroy the
+/// message.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+const DOING: &str = "notifying the destination that pages were lost";
+
+fn message(ram: &GuestRam) -> ToDestination {
+    let reason = SourceFailure::memory_lost(ram).to_string();
+    ToDestination::MemoryLost { reason }
+}
+
+/// Notifies a destination that has connected again and has reported what it lacks. Returns the
+/// failure.
+pub(super) fn notify(
+    shared: &MigrationContext,
+    (reader, writer): (&mut LinkReader, &mut LinkWriter),
+    capabilities: Capabilities,
+) -> SourceFailure {
+    let mut failure = SourceFailure::memory_lost(&shared.ram);
+    let said = capabilities.contains(Capabilities::MEMORY_LOST)
+        && log(writer.control(&message(&shared.ram)));
+    if said {
+        reader.set_deadline(Some(Instant::now() + TIMEOUT));
+        while reader.control::<ToSource>().is_ok() {}
+    }
+    if let SourceFailure::MemoryLost { notified, .. } = &mut failure {
+        *notified = said;
+    }
+    failure
+}
+
+impl Session {
+    /// Notifies the destination, and waits until it has closed its links. Returns whether it was
+    /// notified.
+    pub(crate) fn notify_memory_lost(&mut self, ram: &GuestRam) -> bool {
+        if self.control_ended || !self.capabilities.contains(Capabilities::MEMORY_LOST) {
+            return false;
+        }
+        if let Err(error) = self.send(&message(ram), DOING) {
+            tracing::debug!(error = %Report::new(&error), DOING);
+            return false;
+        }
+        let deadline = Instant::now() + TIMEOUT;
+        while let Some(rest) = deadline.checked_duration_since(Instant::now()) {
+            match self.events.recv_timeout(rest) {
+                Ok(SourceSessionEvent::LinkEnded(CONTROL, _)) | Err(_) => break,
+                Ok(_) => {}
+            }
+        }
+        true
+    }
+}
+
+fn log(sent: Result<(), LinkError>) -> bool {
+    if let Err(error) = &sent {
+        tracing::debug!(error = %Report::new(error), DOING);
+    }
+    sent.is_ok()
+}

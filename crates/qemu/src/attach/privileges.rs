@@ -1,0 +1,103 @@
+//! What this process may do.
+
+use std::{fs, io};
+
+use hikkoshi_linux::Process;
+use thiserror::Error;
+
+/// `CAP_NET_RAW`, `linux/capability.h`.
+const CAP_NET_RAW: u32 = 13;
+/// `CAP_SYS_PTRACE`, `linux/capability.h`.
+const CAP_SYS_PTRACE: u32 = 19;
+
+/// What this process, and QEMU's, may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Privileges {
+    /// Trace QEMU's process: read its memory and execute system calls in it.
+    pub trace: bool,
+    /// Create a userfaultfd in QEMU's process that catches faults of the kernel too, as far as can
+    /// be found out without trying it there.
+    pub userfaultfd: bool,
+    /// Capture frames of a network interface (`CAP_NET_RAW`).
+    pub network_capture: bool,
+}
+
+/// No way to a userfaultfd in QEMU's process is open.
+#[derive(Debug, Error)]
+#[error(
+    "a userfaultfd cannot be created in QEMU's process {pid}, which lacks the capability \
+     CAP_SYS_PTRACE (set sysctl vm.unprivileged_userfaultfd=1, or run hikkoshi as a user that may \
+     open /dev/userfaultfd, Linux 6.1 and later): opening /dev/userfaultfd"
+)]
+pub struct NoUserfaultfd {
+    /// The process.
+    pub pid: u32,
+    /// The error of the device.
+    pub source: io::Error,
+}
+
+/// Checks that one of the ways to a userfaultfd in `process` is open
+/// (`Documentation/admin-guide/mm/userfaultfd.rst`, "Creating a userfaultfd").
+pub(crate) fn check_userfaultfd(process: &Process) -> Result<(), NoUserfaultfd> {
+    let pid = process.pid();
+    let theirs = capabilities(&pid.to_string());
+    if has(theirs, CAP_SYS_PTRACE) || unprivileged_allowed() {
+        return Ok(());
+    }
+    let device = fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/userfaultfd");
+    match device {
+        Ok(_) => Ok(()),
+        Err(source) => Err(NoUserfaultfd { pid, source }),
+    }
+}
+
+impl Privileges {
+    /// Those for this process; `None`: it cannot be traced.
+    pub(crate) fn of(process: Option<&Process>) -> Self {
+        let own = capabilities("self");
+        Self {
+            trace: process.is_some(),
+            userfaultfd: process.is_some_and(|process| check_userfaultfd(process).is_ok()),
+            network_capture: has(own, CAP_NET_RAW),
+        }
+    }
+}
+
+fn has(capabilities: u64, number: u32) -> bool {
+    capabilities >> number & 1 == 1
+}
+
+/// The effective capabilities of a process; none if they cannot be read.
+fn capabilities(pid: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    parse(&status).unwrap_or(0)
+}
+
+fn parse(status: &str) -> Option<u64> {
+    let mut lines = status.lines();
+    let mask = lines.find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(mask.trim(), 16).ok()
+}
+
+fn unprivileged_allowed() -> bool {
+    let value = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd");
+    value.is_ok_and(|value| value.trim() == "1")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_are_bits_of_a_hexadecimal_number() {
+        let status = "Name:\tqemu\nCapPrm:\t0000000000000000\nCapEff:\t0000000000082000\n";
+        let mask = parse(status).unwrap();
+        assert!(has(mask, CAP_NET_RAW) && has(mask, CAP_SYS_PTRACE));
+        assert!(!has(mask, 0));
+        assert_eq!(parse("CapEff:\tnothing\n"), None);
+        assert_eq!(parse(""), None);
+    }
+}

@@ -1,0 +1,43 @@
+//! What another program needs to know to reattach to a destination.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use crate::identity::QemuIdentity;
+use crate::migration_settings::Settings;
+
+/// What another program needs to know to reattach to a destination.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DestinationReattachInfo {
+    /// The QEMU process and its guest's memory.
+    #[serde(rename = "place")]
+    pub identity: QemuIdentity,
+    /// The original values of QEMU's changed settings.
+    pub settings: Settings,
+    /// The userfaultfd's descriptor number inside QEMU, if there is one.
+    pub userfault: Option<i32>,
+}
+
+/// Information that several threads read while it changes.
+#[derive(Debug, Clone)]
+pub struct SharedReattachInfo(Arc<Mutex<DestinationReattachInfo>>);
+
+impl SharedReattachInfo {
+    /// Starts with this information.
+    pub fn new(info: DestinationReattachInfo) -> Self {
+        Self(Arc::new(Mutex::new(info)))
+    }
+
+    /// The information, as of now.
+    pub fn get(&self) -> DestinationReattachInfo {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    pub(super) fn change(&self, change: impl FnOnce(&mut DestinationReattachInfo)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
