@@ -34,6 +34,10 @@ guest: setup ## build the test guest's initramfs, and the nano guest
 guest-debian: guest ## make a whole Debian guest
 	@setup/setup.sh debian
 
+.PHONY: guest-images
+guest-images: guest-debian ## make everything that `make test` boots
+	@setup/setup.sh ovmf
+
 # Only the matrix and the laboratory's own tests of devices need these.
 .PHONY: guest-devices
 guest-devices: guest ## fetch UEFI firmware, and a kernel with the drivers of all devices
@@ -116,7 +120,7 @@ test-loom: setup ## loom models: page bitmap, second-stage tables, state shared 
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-engine --package hikkoshi-link --lib -- model
 
 .PHONY: test-guests
-test-guests: guest-debian ## the laboratory's own tests, and real guests moved between real QEMUs
+test-guests: guest-images ## the laboratory's own tests, and real guests moved between real QEMUs
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-lab --package hikkoshi-tests
 
@@ -133,6 +137,7 @@ drills: guest-debian ## fault injection: the table of docs/reliability.md
 matrix: guest-devices ## move every kind of guest in every mode: the table of docs/matrix.md
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-lab --test guests -- --ignored
+	cargo test --locked --package hikkoshi-qemu --test streams -- --ignored
 	HIKKOSHI_MATRIX=$(abspath $(BUILD))/matrix.md cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored matrix::the_whole
 	cargo test --locked --package hikkoshi-tests --test e2e -- --ignored destination_line:: auxiliary_memory:: network_frames::
 	@cat $(BUILD)/matrix.md

@@ -3,7 +3,7 @@
 use crate::disk::{check_disks, with_disk};
 use crate::migration::FinishedMigration;
 use crate::{
-    Exits, JsonReport, LONG, Migration, MigrationPlan, QemuState, TestEnv, eventually, log,
+    Exits, JsonReport, LONG, Migration, MigrationPlan, QemuState, Side, TestEnv, eventually, log,
 };
 use hikkoshi_lab::{Report, Vm, VmConfig};
 use std::sync::Arc;
@@ -125,10 +125,16 @@ impl<'a> Guest<'a> {
         let [Some(json_report), Some(there)] = &exits.json_reports else {
             panic!("a JSON report is missing: {exits:?}");
         };
-        for json_report in [json_report, there] {
-            json_report.check(mode, self.config.memory().mib());
+        for (side, json_report) in [(Side::Source, json_report), (Side::Destination, there)] {
+            json_report.check(side, mode, self.config.memory().mib());
         }
         assert_eq!(json_report.postcopy, there.postcopy);
+        // The destination's time lies within the source's: a message of the source begins it, and
+        // one of the destination ends the source's.
+        assert!(
+            there.downtime_ms <= json_report.downtime_ms,
+            "{json_report:?} {there:?}"
+        );
         log(format!(
             "host{} → host{}, {json_report}",
             finished.number - 1,

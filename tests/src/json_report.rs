@@ -1,6 +1,7 @@
 //! The JSON report that `--json` writes, as documented in docs/json.md.
 
-use crate::{free_huge_pages, log};
+use crate::switchover_steps::SwitchoverStep;
+use crate::{Side, free_huge_pages, log};
 use serde::Deserialize;
 use std::fmt;
 
@@ -9,10 +10,14 @@ use std::fmt;
 pub struct JsonReport {
     /// `precopy`, `postcopy` or `hybrid`.
     pub mode: String,
+    /// The guest's state at the destination: `running`, `paused` or `shut_down`.
+    pub guest_state: String,
     /// From start to end, ms.
     pub total_ms: f64,
     /// How long the guest did not run, ms.
     pub downtime_ms: f64,
+    /// The steps of the switchover on this side.
+    pub switchover: Vec<SwitchoverStep>,
     /// Pre-copy rounds.
     pub rounds: u32,
     /// Whether pages were sent after the switchover.
@@ -168,11 +173,12 @@ impl JsonReport {
         serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {json}"))
     }
 
-    /// Checks the invariants of every report for a guest with `mib` MiB of memory, moved by `mode`.
+    /// Checks the invariants of every report of that side for a guest with `mib` MiB of memory, moved
+    /// by `mode`; a resumed migration has others.
     ///
     /// # Panics
     /// When a check fails.
-    pub fn check(&self, mode: &str, mib: u64) {
+    pub fn check(&self, side: Side, mode: &str, mib: u64) {
         let (pages, bytes, latency) = (&self.pages, &self.bytes, &self.request_latency_us);
         assert_eq!(self.mode, mode);
         // Video memory and firmware may be counted as well.
@@ -181,6 +187,7 @@ impl JsonReport {
             self.total_ms > 0.0 && (0.0..=self.total_ms).contains(&self.downtime_ms),
             "{self:?}"
         );
+        self.check_switchover(side);
         for (pages, bytes) in [
             (pages.precopy, bytes.precopy),
             (pages.urgent, bytes.urgent),

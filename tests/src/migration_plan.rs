@@ -57,6 +57,11 @@ impl MigrationPlan {
         }
     }
 
+    /// The mode.
+    pub fn mode(&self) -> &'static str {
+        self.mode
+    }
+
     /// Changes the mode.
     #[must_use]
     pub fn with_mode(mut self, mode: &'static str) -> Self {

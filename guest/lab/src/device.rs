@@ -1,6 +1,8 @@
 //! Devices beside disks and the network card, and QEMU's arguments for them.
 
+use crate::vm::listen;
 use crate::{Lab, LabError, TpmEmulator};
+use std::os::unix::net::UnixListener;
 
 /// A device. Source and destination have the same devices in the same order.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -24,7 +26,7 @@ pub enum Device {
     VirtioRng,
     /// `virtio-balloon-pci`.
     VirtioBalloon,
-    /// `virtio-serial-pci` with a port.
+    /// `virtio-serial-pci` with a port, whose other end is [`Vm::port`](crate::Vm::port).
     VirtioSerial,
     /// `vhost-vsock-pci`.
     VhostVsock,
@@ -36,6 +38,8 @@ pub enum Device {
 #[derive(Debug, Default)]
 pub(crate) struct PreparedDevice {
     pub(crate) arguments: Vec<String>,
+    /// QEMU connects to it.
+    pub(crate) port: Option<UnixListener>,
     _tpm: Option<TpmEmulator>,
 }
 
@@ -77,9 +81,12 @@ impl Device {
             Self::VirtioBalloon => add("-device", format!("virtio-balloon-pci,id={id}")),
             Self::VirtioSerial => {
                 add("-device", format!("virtio-serial-pci,id={id}"));
-                add("-chardev", format!("null,id={id}-chardev"));
+                let path = lab.folder().join(format!("{vm}.{id}"));
+                let socket = format!("socket,id={id}-chardev,path={}", path.display());
+                add("-chardev", socket);
                 let port = format!("virtserialport,bus={id}.0,chardev={id}-chardev,name=hk");
                 add("-device", port);
+                prepared.port = Some(listen(&path)?);
             }
             Self::VhostVsock => {
                 // Unique on the host, and not one of the numbers below 3 that are reserved.
@@ -91,9 +98,8 @@ impl Device {
             }
             Self::Tpm => {
                 let emulator = TpmEmulator::start(&lab.folder().join(format!("{vm}.{id}")), &id)?;
-                let arguments = emulator.arguments().to_vec();
-                let _tpm = Some(emulator);
-                return Ok(PreparedDevice { arguments, _tpm });
+                prepared.arguments = emulator.arguments().to_vec();
+                prepared._tpm = Some(emulator);
             }
         }
         Ok(prepared)

@@ -43,6 +43,8 @@ impl Aio {
 pub enum DiskBus {
     /// `virtio-blk-pci`.
     VirtioBlk,
+    /// `virtio-blk-device`, on the virtio-mmio transports of `microvm`.
+    VirtioMmio,
     /// `scsi-hd` at a `virtio-scsi-pci` of its own.
     VirtioScsi,
     /// `nvme`, emulated.
@@ -57,7 +59,7 @@ impl DiskBus {
     /// The first such disk in the guest.
     pub fn first_disk(self) -> &'static str {
         match self {
-            Self::VirtioBlk => "/dev/vda",
+            Self::VirtioBlk | Self::VirtioMmio => "/dev/vda",
             Self::Nvme => "/dev/nvme0n1",
             Self::VirtioScsi | Self::Ahci | Self::Usb => "/dev/sda",
         }
@@ -145,6 +147,7 @@ impl Disk {
         let bus = format!("{name}-bus");
         let (controller, mut device) = match self.bus {
             DiskBus::VirtioBlk => (None, "virtio-blk-pci".to_owned()),
+            DiskBus::VirtioMmio => (None, "virtio-blk-device".to_owned()),
             DiskBus::VirtioScsi => (Some("virtio-scsi-pci"), format!("scsi-hd,bus={bus}.0")),
             DiskBus::Nvme => (None, format!("nvme,serial={name}")),
             DiskBus::Ahci => (Some("ich9-ahci"), format!("ide-hd,bus={bus}.0")),

@@ -42,7 +42,8 @@
 //! **What is missing.** Under KVM ([`VmConfig::kvm`]) only the nano guest is tried
 //! ([`VmConfig::nano`]): one processor, without a disk and without a network. The lab needs root for
 //! namespaces, taps, mounts and huge pages; a single machine on tmpfs does not.
-#![allow(unsafe_code)] // `pre_exec`: a child enters a namespace and dies with its parent
+// `pre_exec`: a child enters a namespace and dies with its parent; the time-stamp counter is read
+#![allow(unsafe_code)]
 
 mod artifacts;
 mod config;
@@ -65,6 +66,7 @@ mod ram;
 mod report;
 mod spawn;
 mod tpm;
+mod tsc;
 mod vm;
 mod workload;
 
@@ -89,8 +91,8 @@ pub use qemu_migration::{QemuMigration, QemuMigrationMode, QemuMigrationReport};
 pub use qmp::{Event, Qmp};
 pub use ram::{Ram, RamBackend};
 pub use report::{
-    Clocks, Dirty, DiskWork, FineHistogram, Histogram, Idle, Latency, Ready, Report, Scan, Scanned,
-    Serve, Slow, Verdict, Verify,
+    Clocks, Devices, Dirty, DiskWork, FineHistogram, Histogram, Idle, Latency, Ready, Report, Scan,
+    Scanned, Serve, Slow, Verdict, Verify,
 };
 pub use tpm::TpmEmulator;
 pub use vm::{RamBlock, Vm};

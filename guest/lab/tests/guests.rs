@@ -326,15 +326,9 @@ fn works_with_disk(config: VmConfig, bus: DiskBus) {
     disk.image().check().unwrap();
 }
 
-/// Emulated, it has a clock that the kernel can calibrate only without ACPI, and then the kernel does
-/// not find its disks.
 #[test]
 fn microvm() {
-    let lab = Lab::new().unwrap();
-    let config = VmConfig::new().machine("microvm,acpi=off");
-    let vm = config.start(&lab, "guest").unwrap();
-    vm.wait_ready().unwrap();
-    assert!(vm.sweep(LONG).unwrap().ok);
+    works_with_disk(VmConfig::new().machine("microvm"), DiskBus::VirtioMmio);
 }
 
 #[test]

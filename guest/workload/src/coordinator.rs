@@ -3,6 +3,7 @@
 use crate::clock::Clock;
 use crate::console::{print_line, read_lines};
 use crate::counters::{Counters, Scale, Totals};
+use crate::devices::Devices;
 use crate::disk::Disk;
 use crate::fine_histogram::{FineHistogram, Snapshot};
 use crate::options::{Memory, Options};
@@ -64,6 +65,7 @@ struct Coordinator {
     commands: Arc<Commands>,
     counters: Vec<Arc<Counters>>,
     disk: Disk,
+    devices: Devices,
     before: Totals,
     slow_before: Snapshot,
     bad: u64,
@@ -84,6 +86,7 @@ impl Coordinator {
             commands: Arc::default(),
             counters: Vec::new(),
             disk: Disk::default(),
+            devices: Devices::default(),
             before: Totals::default(),
             slow_before: Snapshot::take(std::iter::empty()),
             bad: 0,
@@ -196,7 +199,8 @@ impl Coordinator {
                 self.commands.scan_started.store(true, Ordering::Relaxed);
             }
             "slow" => self.print_slow(),
-            _ => print_line("unknown: known are sweep, stop, slow and, once, scan"),
+            "devices" => self.print_devices(),
+            _ => print_line("unknown: known are sweep, stop, slow, devices and, once, scan"),
         }
     }
 
@@ -252,6 +256,13 @@ impl Coordinator {
             ns / 1000
         ));
         self.slow_before = now;
+    }
+
+    fn print_devices(&mut self) {
+        match self.devices.line() {
+            Ok(line) => print_line(&line),
+            Err(error) => print_line(&format!("failed: {error}")),
+        }
     }
 
     fn verdict(&self) -> Verdict {

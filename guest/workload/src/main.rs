@@ -17,7 +17,7 @@
 //! expected generation is stored elsewhere. [`scan`] reads such pages once, from start to end, on
 //! command. In [`lockstep`] all workers read the same such page at once. [`web_files`] are checked
 //! by a web server's clients. A [`disk`] of such pages is read and written by direct I/O beside any
-//! of these.
+//! of these. Other [`devices`] are used on command; their results are checked by the tests.
 //!
 //! **Time** is the guest's: while the guest is paused its clock stops, so these times do not
 //! contain the downtime of a switchover, but they contain every fault while the guest runs.
@@ -31,6 +31,7 @@ mod console;
 mod coordinator;
 mod counters;
 mod datagrams;
+mod devices;
 mod dirty;
 mod disk;
 mod fine_histogram;

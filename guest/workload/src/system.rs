@@ -7,6 +7,12 @@ pub(crate) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// Number of processors that are online.
+pub(crate) fn online_processors() -> i64 {
+    // SAFETY: no memory is involved.
+    unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }
+}
+
 /// Pins the calling thread to one processor.
 pub(crate) fn pin_to(processor: usize) -> io::Result<()> {
     // SAFETY: an all-zero set is a valid, empty one; `CPU_SET` ignores numbers it has no room for;

@@ -2,11 +2,14 @@
 //!
 //! A [`Row`] is a pair of machines for the same guest. Its guest boots at the source, moves to the
 //! destination, back, and to the destination again, each time by another mode. The guest's own
-//! verdict on its memory decides after each trip; its disk is checked at the end. A row that hikkoshi
-//! does not support must be refused, with the reason. [`run`] runs rows, and renders the table of
-//! docs/matrix.md.
+//! verdict on its memory decides after each trip; its disk is checked at the end. A row about a
+//! device has a probe, by which the guest uses the device before and after each trip. A row that
+//! hikkoshi does not support must be refused, with the reason. [`run`] runs rows, and renders the
+//! table of docs/matrix.md.
 
+mod network;
 mod outcome;
+mod probe;
 mod row;
 mod rows;
 mod table;

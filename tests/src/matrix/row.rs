@@ -1,6 +1,8 @@
 //! A row: a guest, its two machines, and what is expected of it.
 
+use super::network::{self, Card, Network};
 use super::outcome::{Outcome, Trip};
+use super::probe::{Probe, Probed, screen};
 use crate::disk::disk_on;
 use crate::{Guest, MigrationPlan, Side, TestEnv, assert_refused, kvm_present};
 use hikkoshi_lab::{DiskBus, VmConfig, Workload};
@@ -28,6 +30,10 @@ pub struct Row {
     /// How the guest sees its disk, if it has one.
     bus: Option<DiskBus>,
     all_drivers: bool,
+    /// The device that the guest uses.
+    probed: Option<Probed>,
+    /// The guest's network card, if it has clients.
+    card: Option<Card>,
     expectation: Expectation,
     /// A file without which this host cannot run the row, and what that means.
     requires: Option<(&'static str, &'static str)>,
@@ -54,6 +60,8 @@ impl Row {
             source: config,
             bus: Some(DiskBus::VirtioBlk),
             all_drivers: false,
+            probed: None,
+            card: None,
             expectation: Expectation::Moves,
             requires: None,
             sample: false,
@@ -67,19 +75,35 @@ impl Row {
         self
     }
 
-    /// Changes the workload, on both sides.
-    pub(super) fn workload(mut self, workload: Workload) -> Self {
-        let workload = workload.option("every_ms", 200);
-        self.source = self.source.workload(workload.clone());
-        self.destination = self.destination.workload(workload);
+    /// Changes both sides.
+    pub(super) fn both(mut self, change: impl Fn(VmConfig) -> VmConfig) -> Self {
+        self.source = change(self.source);
+        self.destination = change(self.destination);
         self
     }
 
-    /// Adds processors that are plugged once the guest runs.
-    pub(super) fn hot_cpus(mut self, cpus: u32) -> Self {
-        self.source = self.source.hot_cpus(cpus);
-        self.destination = self.destination.hot_cpus(cpus);
+    /// Changes the workload, on both sides.
+    pub(super) fn workload(self, workload: Workload) -> Self {
+        let workload = workload.option("every_ms", 200);
+        self.both(|config| config.workload(workload.clone()))
+    }
+
+    /// Makes the guest use that device.
+    pub(super) fn probe(mut self, probed: Probed) -> Self {
+        self.probed = Some(probed);
         self
+    }
+
+    /// Adds a network card, and clients.
+    pub(super) fn clients(mut self, card: Card) -> Self {
+        self.card = Some(card);
+        self.both(|config| config.cpus(card.queues))
+            .workload(network::workload())
+    }
+
+    /// Adds processors that are plugged once the guest runs.
+    pub(super) fn hot_cpus(self, cpus: u32) -> Self {
+        self.both(|config| config.hot_cpus(cpus))
     }
 
     /// Changes how the guest sees its disk.
@@ -166,8 +190,13 @@ impl Row {
             Some(disk) => config.file_system(disk.clone()),
             None => config,
         });
+        let network = self.card.map(Network::new);
+        let [source, destination] = [source, destination].map(|config| match &network {
+            Some(network) => network.connect(config),
+            None => config,
+        });
         match self.expectation {
-            Expectation::Moves => self.moves(&env, source, &destination),
+            Expectation::Moves => self.moves(&env, source, &destination, network),
             Expectation::Refused(side, part) => {
                 let config = match side {
                     Side::Source => source,
@@ -179,22 +208,68 @@ impl Row {
         }
     }
 
-    fn moves(&self, env: &TestEnv, source: VmConfig, destination: &VmConfig) -> Outcome {
+    fn moves(
+        &self,
+        env: &TestEnv,
+        source: VmConfig,
+        destination: &VmConfig,
+        mut network: Option<Network>,
+    ) -> Outcome {
         let back = source.clone();
         let mut guest = Guest::boot_without_extra_disk(env, source);
         guest.vm().plug_dimm().unwrap();
         guest.vm().plug_processors().unwrap();
+        let mut probe = self.probed.map(Probed::probe);
+        let mut check = |guest: &Guest<'_>, network: &mut Option<Network>| {
+            let network = network.as_mut().map(|network| network as &mut dyn Probe);
+            let probe = probe.as_deref_mut();
+            probe
+                .into_iter()
+                .chain(network)
+                .for_each(|probe| probe.check(guest.vm()));
+        };
+        check(&guest, &mut network);
         let mut trips = Vec::new();
         for (number, &mode) in self.modes.iter().enumerate() {
             let there = if number % 2 == 0 { destination } else { &back };
             let plan = MigrationPlan::new(mode).destination_config(there.clone());
+            let plan = match &network {
+                Some(network) => network.between_hosts(plan, number),
+                None => plan,
+            };
             // A source that refuses the guest leaves the destination waiting.
             let (exits, finished) = guest.start_migration(&plan).wait_for_source_first();
             let report = guest.complete_migration(&exits, finished, "running");
             trips.push(Trip::new(mode, &report));
+            check(&guest, &mut network);
+        }
+        if self.probed == Some(Probed::Screen) {
+            move_paused(&mut guest, &back);
+        }
+        if let Some(network) = network {
+            network.finish();
         }
         Outcome::Moved(trips)
     }
+}
+
+/// Moves a paused guest, so that both machines must show the same.
+fn move_paused(guest: &mut Guest<'_>, there: &VmConfig) {
+    guest.vm().stop().unwrap();
+    let before = screen(guest.vm());
+    let plan = MigrationPlan::new("hybrid").destination_config(there.clone());
+    let (exits, finished) = guest.start_migration(&plan).wait();
+    guest.complete_migration(&exits, finished, "paused");
+    let after = screen(guest.vm());
+    let differ = before.iter().zip(&after).filter(|(a, b)| a != b).count();
+    assert!(
+        before == after,
+        "the screen is another: {differ} of {} bytes, {} now",
+        before.len(),
+        after.len()
+    );
+    guest.vm().cont().unwrap();
+    guest.assert_healthy();
 }
 
 /// Asserts that one side refuses the guest.

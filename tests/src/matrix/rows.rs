@@ -1,6 +1,8 @@
 //! The rows of the matrix.
 
 use super::Row;
+use super::network::Card;
+use super::probe::Probed;
 use crate::Side;
 use hikkoshi_lab::QemuVersion::{V7_2, V10_0};
 use hikkoshi_lab::{
@@ -116,31 +118,43 @@ fn memory() -> Vec<Row> {
     rows
 }
 
+/// Private memory, as with `-m` alone, and a move from the older QEMU to the newer one.
+fn upgraded(row: Row) -> Row {
+    row.both(|config| config.version(V7_2).ram(Ram::new(RamBackend::Default, MIB)))
+        .to(|config| config.version(V10_0))
+}
+
+/// This guest, and the same on the other machine type with private memory and two QEMU versions.
+fn usual_and_upgraded(row: Row) -> [Row; 2] {
+    let other = upgraded(row.clone());
+    [row, other.both(|config| config.machine("pc-i440fx-7.2"))]
+}
+
 fn machines() -> Vec<Row> {
     let of = |machine| VmConfig::new().machine(machine);
+    let uefi = |machine| of(machine).firmware(Firmware::Ovmf);
     let mut rows = vec![
-        Row::new("SeaBIOS, VGA", of("pc-i440fx-7.2").device(Device::Vga)).sample(),
+        Row::new("SeaBIOS, VGA", of("pc-i440fx-7.2").device(Device::Vga)),
         Row::new("SeaBIOS, VGA", of("pc-q35-7.2").device(Device::Vga)),
-        Row::new("UEFI", of("pc-q35-7.2").firmware(Firmware::Ovmf)),
-        Row::new(
+        Row::new("UEFI", uefi("pc-q35-7.2")),
+        Row::new("UEFI, VGA", uefi("pc-i440fx-7.2").device(Device::Vga)),
+        upgraded(Row::new("UEFI", uefi("pc-q35-7.2"))),
+        upgraded(Row::new(
             "UEFI, VGA",
-            of("pc-i440fx-7.2")
-                .firmware(Firmware::Ovmf)
-                .device(Device::Vga),
-        ),
+            uefi("pc-i440fx-7.2").device(Device::Vga),
+        ))
+        .sample(),
         Row::new("no disk", of("microvm,acpi=off")).without_disk(),
+        Row::new("virtio-mmio", of("microvm"))
+            .bus(DiskBus::VirtioMmio)
+            .sample(),
     ];
     let versions: [[QemuVersion; 2]; 3] = [[V7_2, V7_2], [V7_2, V10_0], [V10_0, V7_2]];
     for backend in [FILE, RamBackend::Anonymous] {
         for machine in ["pc-i440fx-7.2", "pc-q35-7.2"] {
             for [from, to] in versions {
                 let config = of(machine).version(from).ram(Ram::new(backend, MIB));
-                let row = Row::new("QEMU versions", config).to(|config| config.version(to));
-                let sample = (backend, machine, from, to);
-                rows.push(match sample {
-                    (RamBackend::Anonymous, "pc-q35-7.2", V7_2, V7_2) => row.sample(),
-                    _ => row,
-                });
+                rows.push(Row::new("QEMU versions", config).to(|config| config.version(to)));
             }
         }
     }
@@ -153,31 +167,46 @@ fn processors() -> Vec<Row> {
         .map(|cpus| {
             let workload = Workload::verify(32).threads(cpus).rate(20_000);
             let config = VmConfig::new().cpus(cpus);
-            Row::new(format!("processors: {cpus}"), config).workload(workload)
+            let row = Row::new(format!("processors: {cpus}"), config).workload(workload);
+            row.probe(Probed::Processors(cpus))
         })
         .collect();
-    rows.push(Row::new("hot-plugged processors: 3", VmConfig::new()).hot_cpus(3));
+    let plugged = Row::new("hot-plugged processors: 3", VmConfig::new()).hot_cpus(3);
+    rows.extend(usual_and_upgraded(plugged.probe(Probed::Processors(4))));
     rows
 }
 
 /// The nano guest, which has neither a disk nor drivers.
 fn kvm() -> Vec<Row> {
     let guest = |machine| VmConfig::new().machine(machine).kvm().nano();
-    let row = |config, backend| {
-        let config: VmConfig = config;
-        Row::new("KVM, nano guest", config.ram(Ram::new(backend, MIB))).without_disk()
-    };
+    let with_memory =
+        |config: VmConfig, ram| Row::new("KVM, nano guest", config.ram(ram)).without_disk();
+    let row = |config, backend| with_memory(config, Ram::new(backend, MIB));
+    let (size, share) = (HugePageSize::Mib2, true);
+    // The guest does not use them, but their state goes through KVM's machine.
+    let devices = guest("pc-q35-7.2")
+        .device(Device::Vga)
+        .device(Device::VirtioNet { queues: 1 })
+        .device(Device::UsbTablet);
     vec![
         row(guest("pc-q35-7.2"), RamBackend::Default).sample(),
         row(guest("pc-q35-7.2"), FILE),
         row(guest("pc-i440fx-7.2"), MEMFD),
         row(guest("pc-i440fx-7.2").version(V7_2), RamBackend::Default),
+        upgraded(row(guest("pc-q35-7.2"), FILE)),
+        row(guest("pc-q35-7.2"), RamBackend::Hugetlbfs { size, share }),
+        row(guest("pc-q35-7.2"), PRIVATE_FILE),
+        with_memory(
+            guest("pc-q35-7.2"),
+            Ram::new(RamBackend::Anonymous, 192).dimm(128),
+        ),
+        Row::new("KVM, nano guest, VGA, virtio-net, USB tablet", devices).without_disk(),
     ]
 }
 
 fn disks() -> Vec<Row> {
     let row = |name| Row::new(name, VmConfig::new());
-    vec![
+    [
         row("virtio-scsi").bus(DiskBus::VirtioScsi).all_drivers(),
         // QEMU itself does not migrate it.
         row("NVMe")
@@ -186,22 +215,34 @@ fn disks() -> Vec<Row> {
         row("AHCI").bus(DiskBus::Ahci).all_drivers(),
         row("USB storage").bus(DiskBus::Usb).all_drivers(),
     ]
+    .into_iter()
+    .flat_map(usual_and_upgraded)
+    .collect()
 }
 
 fn devices() -> Vec<Row> {
     let with = |name, device| Row::new(name, VmConfig::new().device(device)).all_drivers();
-    vec![
-        with("VGA", Device::Vga),
-        with("virtio-vga", Device::VirtioVga),
-        with("virtio-gpu", Device::VirtioGpu),
-        with("USB tablet", Device::UsbTablet),
-        with("e1000e", Device::E1000e),
-        with("virtio-net, 4 queues", Device::VirtioNet { queues: 4 }),
-        with("virtio-rng", Device::VirtioRng),
-        with("virtio-balloon", Device::VirtioBalloon),
-        with("virtio-serial", Device::VirtioSerial),
-        with("TPM emulator", Device::Tpm),
+    let card =
+        |name, model, queues| Row::new(name, VmConfig::new()).clients(Card { model, queues });
+    // The driver of the TPM is part of every kernel.
+    let tpm = Row::new("TPM emulator", VmConfig::new().device(Device::Tpm)).probe(Probed::Tpm);
+    let [tpm, upgraded_tpm] = usual_and_upgraded(tpm);
+    let others = [
+        with("VGA", Device::Vga).probe(Probed::Screen),
+        with("virtio-vga", Device::VirtioVga).probe(Probed::Screen),
+        with("virtio-gpu", Device::VirtioGpu).probe(Probed::Screen),
+        with("USB tablet", Device::UsbTablet).probe(Probed::Tablet),
+        card("e1000e", "e1000e", 1).all_drivers(),
+        card("virtio-net, 4 queues", "virtio-net-pci", 4),
+        with("virtio-rng", Device::VirtioRng).probe(Probed::Random),
+        with("virtio-balloon", Device::VirtioBalloon).probe(Probed::Balloon),
+        with("virtio-serial", Device::VirtioSerial).probe(Probed::Port),
         with("vhost-vsock", Device::VhostVsock)
             .requires("/dev/vhost-vsock", "the host's kernel has no vhost-vsock"),
-    ]
+    ];
+    let others = others.into_iter().flat_map(usual_and_upgraded);
+    [tpm, upgraded_tpm.sample()]
+        .into_iter()
+        .chain(others)
+        .collect()
 }

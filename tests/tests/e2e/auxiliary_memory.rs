@@ -2,7 +2,9 @@
 //! read from outside after each move, and compared with the paused source's.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{Firmware, HostPair, Ram, RamBackend, RamBlock, Shape, Vm, VmConfig, Workload};
+use hikkoshi_lab::{
+    Firmware, HostPair, Ram, RamBackend, RamBlock, RateLimit, Vm, VmConfig, Workload,
+};
 use hikkoshi_tests::{
     Breakpoint, Guest, JsonReport, LONG, MessageKind, MigrationPlan, Random, TestEnv, Transport,
     eventually, log,
@@ -157,7 +159,7 @@ fn video_memory_of_a_guest_that_leaves_a_file() {
 fn over_a_slow_network(mib: u64) {
     let env = TestEnv::new();
     let mut guest = Guest::boot_without_extra_disk(&env, with_video(Ram::shared(RAM_MIB), mib));
-    let line = HostPair::new(Some(Shape {
+    let line = HostPair::new(Some(RateLimit {
         rate_bits: 200_000_000,
         burst_bytes: 64 * 1024,
         latency: Duration::from_millis(50),

@@ -3,8 +3,8 @@
 
 use hikkoshi_lab::{VmConfig, Workload};
 use hikkoshi_tests::{
-    Exit, Guest, JsonReport, JsonSchema, MigrationPlan, Program, TestEnv, assert_command_refused,
-    assert_refused, hikkoshi,
+    Exit, Guest, JsonReport, JsonSchema, MigrationPlan, Program, Side, TestEnv,
+    assert_command_refused, assert_refused, hikkoshi,
 };
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -19,7 +19,7 @@ fn json_report_is_the_only_standard_output() {
         .start_migration(&MigrationPlan::new("hybrid").json_to_stdout())
         .wait();
     exits.assert_source(0, &[]);
-    JsonReport::read(&exits.migrate.stdout).check("hybrid", 256);
+    JsonReport::read(&exits.migrate.stdout).check(Side::Source, "hybrid", 256);
     JsonSchema::published().assert("file", &exits.migrate.stdout);
     assert_eq!(finished.destination.status().unwrap(), "running");
     guest.set_vm(finished.destination);

@@ -3,6 +3,7 @@
 //! disk. At the end, the file system and the disk are checked.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
+use hikkoshi_lab::QemuVersion::{self, V7_2, V10_0};
 use hikkoshi_lab::{
     Disk, DiskContent, DiskFormat, DiskImage, GuestNetwork, Ram, RamBackend, VmConfig, Workload,
 };
@@ -13,8 +14,9 @@ const ANSWERS: u64 = 300;
 
 const RAM_MIB: u64 = 512;
 
-/// Moves the guest so often, to and fro, each time by the next of these modes.
-fn trips(ram: Ram, modes: &[&'static str]) {
+/// Moves the guest so often, to and fro between two hosts with these QEMUs, each time by the next
+/// of these modes.
+fn trips(ram: Ram, versions: [QemuVersion; 2], modes: &[&'static str]) {
     let env = TestEnv::new();
     let network = GuestNetwork::new().unwrap();
     let disk = |name, content| {
@@ -25,6 +27,7 @@ fn trips(ram: Ram, modes: &[&'static str]) {
         .in_debian(40)
         .option("every_ms", 200);
     let config = VmConfig::new()
+        .version(versions[0])
         .cpus(2)
         .ram(ram)
         .workload(workload)
@@ -42,6 +45,7 @@ fn trips(ram: Ram, modes: &[&'static str]) {
     for (trip, &mode) in modes.iter().enumerate() {
         let ((from, _), (to, address)) = (hosts[trip % 2], hosts[(trip + 1) % 2]);
         let plan = MigrationPlan::new(mode)
+            .destination_version(versions[(trip + 1) % 2])
             .transport(Transport::Address(format!("{address}:7100")))
             .between_namespaces(from, to);
         guest.migrate(&plan);
@@ -63,18 +67,20 @@ fn private_memory() -> Ram {
 
 #[test]
 fn a_debian_that_serves_is_moved() {
-    trips(private_memory(), &["hybrid"]);
+    trips(private_memory(), [V10_0; 2], &["hybrid"]);
 }
 
 #[test]
 #[ignore = "many trips: `make drills`"]
 fn a_debian_that_serves_is_moved_to_and_fro() {
-    trips(
-        private_memory(),
-        &["hybrid", "precopy", "postcopy"].repeat(6),
-    );
-    trips(
-        Ram::shared(RAM_MIB),
-        &["hybrid", "precopy", "postcopy"].repeat(2),
-    );
+    let modes = |times| ["hybrid", "precopy", "postcopy"].repeat(times);
+    trips(private_memory(), [V10_0; 2], &modes(6));
+    trips(Ram::shared(RAM_MIB), [V10_0; 2], &modes(2));
+}
+
+#[test]
+#[ignore = "many trips: `make drills`"]
+fn a_debian_that_serves_is_moved_to_and_fro_between_qemu_versions() {
+    let modes = ["hybrid", "precopy", "postcopy"].repeat(2);
+    trips(private_memory(), [V7_2, V10_0], &modes);
 }

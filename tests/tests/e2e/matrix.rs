@@ -4,7 +4,7 @@
 
 use hikkoshi_tests::matrix::{Row, rows, run};
 
-/// The part of its name by which rows are selected.
+/// A part of their description by which rows are selected, in upper or lower case.
 const ROWS: &str = "HIKKOSHI_MATRIX_ROWS";
 /// The file that the table is written to.
 const TABLE: &str = "HIKKOSHI_MATRIX";
@@ -29,10 +29,7 @@ fn a_sample_of_the_matrix() {
 #[test]
 #[ignore = "every row: `make matrix`"]
 fn the_whole_matrix() {
-    let selected = std::env::var(ROWS).unwrap_or_default();
-    let rows = rows().into_iter();
-    run_all(
-        rows.filter(|row| row.to_string().contains(&selected))
-            .collect(),
-    );
+    let selected = std::env::var(ROWS).unwrap_or_default().to_lowercase();
+    let is_selected = |row: &Row| row.to_string().to_lowercase().contains(&selected);
+    run_all(rows().into_iter().filter(is_selected).collect());
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use MessageKind::{Commit, GuestResumed, Pages};
-use hikkoshi_lab::{Ram, RamBackend, VmConfig};
+use hikkoshi_lab::{HugePageSize, Ram, RamBackend, VmConfig};
 use hikkoshi_tests::{
     Breakpoint, Guest, LONG, MessageKind, Migration, MigrationPlan, TestEnv, Transport, busy_guest,
     eventually,
@@ -25,9 +25,17 @@ fn guest_with(backend: RamBackend) -> VmConfig {
     busy_guest().ram(Ram::new(backend, 256))
 }
 
+fn both(backend: RamBackend) -> [Ram; 2] {
+    [(); 2].map(|()| Ram::new(backend, 256))
+}
+
+fn plan(mode: &'static str) -> MigrationPlan {
+    MigrationPlan::new(mode).transport(Transport::Tcp)
+}
+
 /// Interrupts a migration, and resumes it with new engines.
-fn interrupted(guest: &mut Guest<'_>, mode: &'static str, victim: Victim, at: Breakpoint) {
-    let plan = MigrationPlan::new(mode).transport(Transport::Tcp);
+fn interrupted(guest: &mut Guest<'_>, plan: MigrationPlan, victim: Victim, at: Breakpoint) {
+    let mode = plan.mode();
     let mut migration = guest.start_migration(&plan.hold_at(at));
     migration.wait_held();
     if matches!(
@@ -57,10 +65,12 @@ fn kill_source_qemu(guest: &Guest<'_>) {
     guest.vm().wait_exit(LONG).unwrap();
 }
 
-fn all_interruptions(backend: RamBackend) {
+/// Interrupts migrations to and fro between machines with these kinds of memory.
+fn all_interruptions(memory: [Ram; 2]) {
     let env = TestEnv::new();
-    let mut guest = Guest::boot(&env, guest_with(backend));
-    for (mode, victim, at) in [
+    let machines = memory.map(|ram| busy_guest().ram(ram));
+    let mut guest = Guest::boot(&env, machines[0].clone());
+    let steps = [
         (
             "postcopy",
             Victim::Destination,
@@ -78,8 +88,11 @@ fn all_interruptions(backend: RamBackend) {
         ("hybrid", Victim::Both, Breakpoint::after(Commit)),
         ("hybrid", Victim::Source, Breakpoint::before(GuestResumed)),
         ("precopy", Victim::Both, Breakpoint::before(Commit)),
-    ] {
-        interrupted(&mut guest, mode, victim, at);
+    ];
+    for (number, (mode, victim, at)) in steps.into_iter().enumerate() {
+        let there = machines[(number + 1) % 2].clone();
+        let plan = plan(mode).destination_config(there);
+        interrupted(&mut guest, plan, victim, at);
     }
     guest.migrate(&MigrationPlan::new("hybrid"));
 }
@@ -92,7 +105,7 @@ fn engines_killed_with_private_memory() {
         (Victim::Destination, Breakpoint::after(Pages).nth(400)),
         (Victim::Both, Breakpoint::after(Pages).nth(600)),
     ] {
-        interrupted(&mut guest, "postcopy", victim, at);
+        interrupted(&mut guest, plan("postcopy"), victim, at);
     }
     guest.migrate(&MigrationPlan::new("hybrid"));
 }
@@ -100,19 +113,50 @@ fn engines_killed_with_private_memory() {
 #[test]
 #[ignore = "long: make drills"]
 fn every_interruption_with_private_memory() {
-    all_interruptions(PRIVATE);
+    all_interruptions(both(PRIVATE));
 }
 
 #[test]
 #[ignore = "long: make drills"]
 fn every_interruption_with_a_memfd() {
-    all_interruptions(RamBackend::MEMFD);
+    all_interruptions(both(RamBackend::MEMFD));
 }
 
 #[test]
 #[ignore = "long: make drills"]
 fn every_interruption_with_a_private_file() {
-    all_interruptions(RamBackend::File { share: false });
+    all_interruptions(both(RamBackend::File { share: false }));
+}
+
+#[test]
+#[ignore = "long: make drills"]
+fn every_interruption_with_private_huge_pages() {
+    let size = HugePageSize::Mib2;
+    all_interruptions(both(RamBackend::Hugetlbfs { size, share: false }));
+}
+
+#[test]
+#[ignore = "long: make drills"]
+fn every_interruption_with_a_memfd_of_huge_pages() {
+    all_interruptions(both(RamBackend::Memfd {
+        share: true,
+        seal: true,
+        huge: Some(HugePageSize::Mib2),
+    }));
+}
+
+#[test]
+#[ignore = "long: make drills"]
+fn every_interruption_with_a_dimm() {
+    let ram = Ram::new(RamBackend::Anonymous, 192).dimm(128);
+    all_interruptions([ram.clone(), ram]);
+}
+
+#[test]
+#[ignore = "long: make drills"]
+fn every_interruption_between_a_memfd_and_private_memory() {
+    let memfd = Ram::new(RamBackend::MEMFD, 256).default_name();
+    all_interruptions([memfd, Ram::new(PRIVATE, 256)]);
 }
 
 /// No other process has an unsent page: both sides report that, and the guest waits for it. It never
@@ -120,7 +164,7 @@ fn every_interruption_with_a_private_file() {
 fn source_qemu_with_private_memory(with_engine: bool) {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, guest_with(PRIVATE));
-    let plan = MigrationPlan::new("postcopy").transport(Transport::Tcp);
+    let plan = plan("postcopy");
     // A new engine connects to the one that waits there.
     let plan = match with_engine {
         true => plan.receive_args(&["--retry-for", "1h"]),
@@ -201,11 +245,11 @@ fn source_qemu_with(backend: RamBackend) {
     for with_engine in [false, true] {
         let at = Breakpoint::after(Pages).nth(400);
         if with_engine {
-            interrupted(&mut guest, "postcopy", Victim::SourceAndQemu, at);
+            interrupted(&mut guest, plan("postcopy"), Victim::SourceAndQemu, at);
             assert_no_guard(&env);
             continue;
         }
-        let plan = MigrationPlan::new("postcopy").transport(Transport::Tcp);
+        let plan = plan("postcopy");
         let migration = guest.start_migration(&plan.hold_at(at));
         migration.wait_held();
         kill_source_qemu(&guest);
@@ -259,7 +303,7 @@ fn links_reset_with_private_memory() {
         Breakpoint::before(GuestResumed),
         Breakpoint::after(Pages).nth(300),
     ] {
-        let plan = MigrationPlan::new("postcopy").transport(Transport::Tcp);
+        let plan = plan("postcopy");
         let plan = plan
             .reset_at(at)
             .migrate_args(&["--retry-for", "200"])

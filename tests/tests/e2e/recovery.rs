@@ -127,6 +127,10 @@ fn source_qemu_quits_after_both_engines() {
     let (exits, finished) = migration.wait();
     let json_report = exits.json_reports[0].as_ref().unwrap();
     assert!(json_report.pages.background > 0, "{json_report:?}");
+    for json_report in exits.json_reports.iter().flatten() {
+        let steps = &json_report.switchover;
+        assert_eq!(steps, &[], "another engine switched over: {json_report:?}");
+    }
     guest.complete_resumed_migration(&exits, finished, "source QEMU has quit after both engines");
     guest.migrate(&MigrationPlan::new("precopy"));
 }

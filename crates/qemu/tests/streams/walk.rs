@@ -19,9 +19,38 @@ pub(crate) struct Section {
 pub(crate) struct Stream {
     /// The machine type.
     pub machine: String,
+    /// Header and configuration.
+    pub beginning: Vec<u8>,
     pub sections: Vec<Section>,
     /// The description at the end.
     pub description: Value,
+}
+
+impl Section {
+    /// As a section of the saved device state.
+    pub(crate) fn as_saved(&self) -> hikkoshi_qemu::stream::Section<'_> {
+        hikkoshi_qemu::stream::Section {
+            id: self.id,
+            name: &self.name,
+            instance: self.instance,
+            version: self.version,
+            payload: &self.payload,
+        }
+    }
+
+    /// Its bytes, with another mark and number.
+    pub(crate) fn encode(&self, mark: u8, id: u32) -> Vec<u8> {
+        let mut bytes = vec![mark];
+        bytes.extend(id.to_be_bytes());
+        bytes.push(u8::try_from(self.name.len()).unwrap());
+        bytes.extend(self.name.as_bytes());
+        bytes.extend(self.instance.to_be_bytes());
+        bytes.extend(self.version.to_be_bytes());
+        bytes.extend(&self.payload);
+        bytes.push(0x7e);
+        bytes.extend(id.to_be_bytes());
+        bytes
+    }
 }
 
 fn number(bytes: &[u8], at: usize) -> u32 {
@@ -84,6 +113,7 @@ impl Stream {
         }
         Self {
             machine,
+            beginning: bytes[..end].to_vec(),
             sections,
             description: serde_json::from_slice(&bytes[at + 6..]).unwrap(),
         }

@@ -28,6 +28,8 @@ pub enum Report {
     Slow(Slow),
     /// The nano guest's answer to `clocks`.
     Clocks(Clocks),
+    /// The answer to `devices`.
+    Devices(Devices),
     /// The answer to `sweep`.
     Verdict(Verdict),
     /// A page had wrong content; the text describes it.
@@ -184,6 +186,27 @@ pub struct Clocks {
     pub kvm_clock: bool,
 }
 
+/// The use of the guest's devices. What the guest does not have is `None`.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Devices {
+    /// Number of processors that are online.
+    pub cpus: u64,
+    /// The guest's memory without what the balloon has taken, KiB.
+    pub memory_kib: u64,
+    /// Bytes of the random number generator, hexadecimal.
+    pub random: Option<String>,
+    /// Random bytes of the TPM, hexadecimal.
+    pub tpm_random: Option<String>,
+    /// A register of the TPM that the guest has extended once, hexadecimal.
+    pub pcr: Option<String>,
+    /// The position of the tablet's pointer.
+    pub tablet: Option<[i32; 2]>,
+    /// Bytes that were sent back on the virtio-serial port so far.
+    pub echoed: Option<u64>,
+    /// Pictures drawn on the screen so far.
+    pub drawn: Option<u64>,
+}
+
 /// The result of a sweep over every page.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Verdict {
@@ -264,6 +287,25 @@ mod tests {
             Report::Clocks(clocks)
         );
         assert_eq!(Report::parse("clocks: ok ticks=12 ns=5"), Report::Other);
+    }
+
+    #[test]
+    fn devices_are_parsed() {
+        let line = "devices: ok cpus=2 memory_kib=4 random=- tpm_random=0a pcr=ff tablet=7,-8 \
+                    echoed=5 drawn=-";
+        let devices = Devices {
+            cpus: 2,
+            memory_kib: 4,
+            random: None,
+            tpm_random: Some("0a".to_owned()),
+            pcr: Some("ff".to_owned()),
+            tablet: Some([7, -8]),
+            echoed: Some(5),
+            drawn: None,
+        };
+        assert_eq!(Report::parse(line), Report::Devices(devices));
+        let cut = line.rfind(" drawn").unwrap();
+        assert_eq!(Report::parse(&line[..cut]), Report::Other);
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use super::latency::{FineHistogram, Histogram, Latency};
 use super::{
-    Clocks, Dirty, DiskWork, Idle, Ready, Report, Scan, Scanned, Serve, Slow, Verdict, Verify,
+    Clocks, Devices, Dirty, DiskWork, Idle, Ready, Report, Scan, Scanned, Serve, Slow, Verdict,
+    Verify,
 };
 
 /// The `key=value` words of a line.
@@ -17,6 +18,14 @@ impl<'a> Fields<'a> {
 
     fn get<T: std::str::FromStr>(&self, key: &str) -> Option<T> {
         self.text(key)?.parse().ok()
+    }
+
+    /// A value that may be `-`.
+    fn optional<T: std::str::FromStr>(&self, key: &str) -> Option<Option<T>> {
+        match self.text(key)? {
+            "-" => Some(None),
+            text => text.parse().ok().map(Some),
+        }
     }
 
     fn latency(&self, accesses: &str) -> Option<Latency> {
@@ -113,6 +122,22 @@ impl Report {
                 ticks: fields.get("ticks")?,
                 ns: fields.get("ns")?,
                 kvm_clock: fields.get::<u8>("kvm_clock")? == 1,
+            }),
+            "devices" => Self::Devices(Devices {
+                cpus: fields.get("cpus")?,
+                memory_kib: fields.get("memory_kib")?,
+                random: fields.optional("random")?,
+                tpm_random: fields.optional("tpm_random")?,
+                pcr: fields.optional("pcr")?,
+                tablet: match fields.text("tablet")? {
+                    "-" => None,
+                    position => {
+                        let (x, y) = position.split_once(',')?;
+                        Some([x.parse().ok()?, y.parse().ok()?])
+                    }
+                },
+                echoed: fields.optional("echoed")?,
+                drawn: fields.optional("drawn")?,
             }),
             "verdict" => Self::Verdict(Verdict {
                 ok: ok?,

@@ -5,12 +5,13 @@ mod ram_block;
 mod start;
 
 pub use ram_block::RamBlock;
+pub(crate) use start::listen;
 
 use crate::device::PreparedDevice;
 use crate::ram::PreparedRam;
 use crate::{
-    Clocks, Console, Disk, Lab, LabError, MemoryLimit, Namespace, Qmp, Ready, Report, Slow,
-    Throttle, Verdict,
+    Clocks, Console, Devices, Disk, Lab, LabError, MemoryLimit, Namespace, Qmp, Ready, Report,
+    Slow, Throttle, Verdict,
 };
 use serde_json::json;
 use std::fs;
@@ -36,6 +37,7 @@ pub struct Vm {
     qmp: Qmp,
     console: Console,
     input: Mutex<UnixStream>,
+    port: Option<UnixStream>,
     // Dropped after the process has ended: removes its memory.
     ram: PreparedRam,
     hot_cpus: u32,
@@ -98,11 +100,16 @@ impl Vm {
                 _ => None,
             },
         )?
-        .map_err(|reason| LabError::TimedOut {
-            what: format!("the workload to start; it failed: {reason}"),
+        .map_err(|reason| self.failed("the workload to start", &reason))
+    }
+
+    /// The error for something that does not come, because the guest has said why.
+    fn failed(&self, what: &str, reason: &str) -> LabError {
+        LabError::TimedOut {
+            what: format!("{what}; it failed: {reason}"),
             after: Duration::ZERO,
             seen: self.console.tail(),
-        })
+        }
     }
 
     /// Waits until the guest has printed a line on this machine.
@@ -181,7 +188,7 @@ impl Vm {
         }
     }
 
-    /// Sends the workload a command: `sweep`, `stop`, `scan` or `slow`.
+    /// Sends the workload a command: `sweep`, `stop`, `scan`, `slow` or `devices`.
     ///
     /// # Errors
     /// When QEMU has ended.
@@ -242,6 +249,27 @@ impl Vm {
                 _ => None,
             },
         )
+    }
+
+    /// Makes the guest use each of its devices; it must run here.
+    ///
+    /// # Errors
+    /// When a device fails, or there is no answer within `timeout`.
+    pub fn devices(&self, timeout: Duration) -> Result<Devices, LabError> {
+        let first = self.console.len();
+        self.send("devices")?;
+        let what = "the guest's devices";
+        self.wait_report(what, first, timeout, |report| match report {
+            Report::Devices(devices) => Some(Ok(devices.clone())),
+            Report::Failed(reason) => Some(Err(reason.clone())),
+            _ => None,
+        })?
+        .map_err(|reason| self.failed(what, &reason))
+    }
+
+    /// The host's end of the virtio-serial port, if the machine has one.
+    pub fn port(&self) -> Option<&UnixStream> {
+        self.port.as_ref()
     }
 
     /// Waits until the guest prints another line on this machine.

@@ -4,7 +4,7 @@ use super::{POLL, Vm, stderr_tail};
 use crate::config::Accelerator;
 use crate::net::TapQueues;
 use crate::ram::PreparedRam;
-use crate::{Lab, LabError, Nic, Qmp, VmConfig, initramfs, kernel, nano_kernel, spawn};
+use crate::{Lab, LabError, Nic, Qmp, VmConfig, initramfs, kernel, nano_kernel, spawn, tsc};
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -129,6 +129,9 @@ impl VmConfig {
                 return Err(error);
             }
         };
+        let port = devices.iter().find_map(|device| device.port.as_ref());
+        let port = port.map(|port| starting.accept(port, "its port"));
+        let port = port.transpose()?;
         let Some(child) = starting.finish() else {
             unreachable!("the child is taken here only");
         };
@@ -141,6 +144,7 @@ impl VmConfig {
             qmp,
             console,
             input: Mutex::new(input),
+            port,
             ram,
             hot_cpus: self.hot_cpus,
             _devices: devices,
@@ -208,6 +212,10 @@ impl VmConfig {
         if !addresses.is_empty() {
             line.push_str(" hk.net=");
             line.push_str(&addresses.join(","));
+        }
+        // Emulated with ACPI, it has no timer by which the kernel could measure the frequency.
+        if self.machine == "microvm" {
+            line.push_str(&format!(" tsc_early_khz={}", tsc::khz()));
         }
         line
     }
@@ -299,7 +307,8 @@ impl Drop for StartingVm<'_> {
     }
 }
 
-fn listen(path: &Path) -> Result<UnixListener, LabError> {
+/// Listens at a socket that QEMU connects to. Accepting does not wait.
+pub(crate) fn listen(path: &Path) -> Result<UnixListener, LabError> {
     // A machine of the same name may have ended.
     let _ = std::fs::remove_file(path);
     let listener = UnixListener::bind(path).map_err(LabError::file("listening at", path))?;

@@ -223,7 +223,9 @@ impl<'a> IncomingMigration<'a> {
                 &self.options,
             )?);
         }
-        self.context.steps.begin(switch.at);
+        if switch.running {
+            self.context.steps.begin(switch.at);
+        }
         self.context.steps.done("faults are answered");
         self.load(guest, state)?;
         self.context.steps.done("device state loaded");

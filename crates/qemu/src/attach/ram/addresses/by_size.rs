@@ -42,6 +42,23 @@ pub(super) fn is_block(areas: &[Area], address: u64, block: &RamBlockInfo) -> bo
     address.is_multiple_of(alignment) && last.end == end && rest.next().is_some_and(is_guard)
 }
 
+/// Whether the pages of `block` can be a part of an area, as memory that was allocated in the
+/// heap is.
+pub(super) fn is_in_area(areas: &[Area], address: u64, block: &RamBlockInfo) -> bool {
+    let Some(end) = address.checked_add(block.total) else {
+        return false;
+    };
+    let next = areas.partition_point(|area| area.start <= address);
+    let area = next.checked_sub(1).and_then(|at| areas.get(at));
+    address.is_multiple_of(block.page_size)
+        && area.is_some_and(|area| {
+            end <= area.end
+                && area.readable
+                && area.writable
+                && !(area.executable || area.is_file())
+        })
+}
+
 /// The address of the only area that can be `block` and is not another block's (`found`, in
 /// the order of `blocks`).
 pub(super) fn only_one(
@@ -132,6 +149,25 @@ mod tests {
             (u64::MAX, 2, false),
         ] {
             let found = is_block(&areas, address, &block("", bytes));
+            assert_eq!(found, expected, "{address:#x} {bytes:#x}");
+        }
+    }
+
+    #[test]
+    fn a_block_in_the_heap_has_whole_pages_of_an_area() {
+        let areas = maps::areas(AREAS.as_bytes()).unwrap();
+        for (address, bytes, expected) in [
+            (0x7f3b_6c00_3000, 4096, true),
+            (0x7f3b_6c02_0000, 4096, true),
+            (0x7f3b_6c02_0000, 2 * 4096, false),
+            (0x7f3b_6c00_3400, 4096, false),
+            // Without rights, and between two areas.
+            (0x7f3b_6c02_1000, 4096, false),
+            (0x7f3b_5bc0_1000, 4096, false),
+            (0, 4096, false),
+            (u64::MAX - 4095, 4096, false),
+        ] {
+            let found = is_in_area(&areas, address, &block("tpm-ppi", bytes));
             assert_eq!(found, expected, "{address:#x} {bytes:#x}");
         }
     }

@@ -9,8 +9,10 @@
 //!    ([`by_size`]).
 //!
 //! An address of QEMU 7.2 must also satisfy the rule of the third: QEMU maps each block as
-//! an area of its own, with a page without rights behind it (`qemu_ram_mmap`). If two areas
-//! remain for a block, it is refused: nothing is guessed.
+//! an area of its own, with a page without rights behind it (`qemu_ram_mmap`). A block that a
+//! device has allocated in the heap (`tpm-ppi`) does not, and is found if the first two
+//! methods have the same answer. If two areas remain for a block, it is refused: nothing is
+//! guessed.
 
 mod by_guest_address;
 mod by_size;
@@ -51,16 +53,20 @@ pub(crate) fn find_unprinted(
     areas: &[Area],
     mtree: &str,
 ) -> Result<Vec<u64>, RamError> {
-    let mut found: Vec<Option<u64>> = by_guest_address::find(client, blocks, mtree)?
-        .into_iter()
+    let mapped = by_guest_address::find(client, blocks, mtree)?;
+    let mut found: Vec<Option<u64>> = mapped
+        .iter()
         .zip(blocks)
         .map(|(address, block)| address.filter(|&at| by_size::is_block(areas, at, block)))
         .collect();
     if found.contains(&None) {
         let records = records::find(process, blocks, areas);
-        for ((found, block), record) in found.iter_mut().zip(blocks).zip(records) {
-            let record = record.filter(|&at| by_size::is_block(areas, at, block));
-            *found = found.or(record);
+        for (index, record) in records.into_iter().enumerate() {
+            let is_found = |&at: &u64| {
+                by_size::is_block(areas, at, &blocks[index])
+                    || (mapped[index] == Some(at) && by_size::is_in_area(areas, at, &blocks[index]))
+            };
+            found[index] = found[index].or(record.filter(is_found));
         }
     }
     if let Some(first) = blocks.first()

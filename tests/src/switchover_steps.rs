@@ -1,0 +1,148 @@
+//! The steps of a switchover in a JSON report: which each side performs, in which order, and how
+//! they agree with the downtime.
+
+use crate::{JsonReport, Side};
+use serde::Deserialize;
+
+/// A step of the switchover on one side.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct SwitchoverStep {
+    /// What was done.
+    pub step: String,
+    /// When it was done, ms.
+    pub at_ms: f64,
+}
+
+/// Both times of a report were calculated from the same two readings of the clock.
+const EXACT_MS: f64 = 1e-3;
+
+/// The steps of a side that switched over by itself, with a guest that ran. A new step is added
+/// here.
+fn expected(side: Side, postcopy: bool) -> Vec<&'static str> {
+    let only_postcopy = |step: &'static str| postcopy.then_some(step);
+    let steps = match side {
+        Side::Source => [
+            Some("paused"),
+            only_postcopy("stale pages known"),
+            Some("device state sent"),
+            Some("dirty log taken"),
+            Some("destination ready"),
+            only_postcopy("pages of firmware and devices sent"),
+            Some("committed"),
+            Some("guest resumed"),
+        ],
+        Side::Destination => [
+            Some("faults are answered"),
+            Some("device state loaded"),
+            Some("readiness recorded"),
+            Some("commit received"),
+            Some("guest runs"),
+            Some("guest announced"),
+            None,
+            None,
+        ],
+    };
+    steps.into_iter().flatten().collect()
+}
+
+impl JsonReport {
+    /// Checks the steps of the switchover. The engine that wrote the report has performed it.
+    ///
+    /// # Panics
+    /// When they are not as docs/json.md says.
+    pub(crate) fn check_switchover(&self, side: Side) {
+        if self.guest_state == "paused" {
+            assert_eq!(self.switchover, [], "its owner had paused it: {self:?}");
+            return;
+        }
+        let names: Vec<_> = self.switchover.iter().map(|one| &*one.step).collect();
+        assert_eq!(names, expected(side, self.postcopy), "{side:?}: {self:?}");
+        let times = self.switchover.iter().map(|one| one.at_ms);
+        assert!(
+            times.clone().is_sorted() && times.clone().all(|at| at >= 0.0),
+            "{side:?}: a step is earlier than the one before: {self:?}"
+        );
+        match side {
+            // It ends with the last step.
+            Side::Source => assert!(
+                times.fold(0.0, f64::max) <= self.downtime_ms,
+                "{side:?}: a step is later than the downtime: {self:?}"
+            ),
+            // It ends when the guest runs, before that is announced to the network.
+            Side::Destination => {
+                let runs = self.step_ms("guest runs");
+                assert!(
+                    (runs - self.downtime_ms).abs() <= EXACT_MS,
+                    "{side:?}: the guest runs at {runs} ms: {self:?}"
+                );
+            }
+        }
+    }
+
+    /// When that step of the switchover was done, ms.
+    ///
+    /// # Panics
+    /// When it is not in the report.
+    pub fn step_ms(&self, step: &str) -> f64 {
+        let found = self.switchover.iter().find(|one| one.step == step);
+        let found = found.unwrap_or_else(|| panic!("no step {step:?}: {self:?}"));
+        found.at_ms
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A report of post-copy by that side, with a millisecond between two steps.
+    fn report(side: Side) -> JsonReport {
+        let names = expected(side, true);
+        let steps = names.iter().zip(1u32..);
+        let steps: Vec<_> = steps
+            .map(|(step, at)| serde_json::json!({ "step": step, "at_ms": at }))
+            .collect();
+        let none = serde_json::json!({
+            "count": 0, "mean": 0, "p50": 0, "p99": 0, "max": 0, "histogram": [],
+        });
+        let report = serde_json::json!({
+            "mode": "postcopy", "guest_state": "running", "total_ms": 100, "rounds": 0,
+            "downtime_ms": if side == Side::Source { 8.5 } else { 5.0 },
+            "switchover": steps, "postcopy": true,
+            "pages": { "precopy": 0, "zero": 0, "urgent": 0, "background": 0, "guest": 0 },
+            "bytes": { "precopy": 0, "urgent": 0, "background": 0, "device_state": 0 },
+            "request_latency_us": none, "unmeasured_requests": 0, "faults": [],
+            "request_stages_us": {
+                "fault_to_request": none, "request_to_page": none, "page_to_installed": none,
+            },
+        });
+        JsonReport::read(&report.to_string())
+    }
+
+    fn noticed(side: Side, flaw: impl Fn(&mut JsonReport)) -> bool {
+        let mut report = report(side);
+        flaw(&mut report);
+        std::panic::catch_unwind(|| report.check_switchover(side)).is_err()
+    }
+
+    #[test]
+    fn each_flaw_of_the_steps_is_noticed() {
+        for side in [Side::Source, Side::Destination] {
+            assert!(!noticed(side, |_| ()));
+            assert!(noticed(side, |report| report.switchover.clear()));
+            assert!(noticed(side, |report| report.switchover[1].at_ms = 0.5));
+            assert!(noticed(side, |report| report.switchover[0].at_ms = -0.5));
+            assert!(noticed(side, |report| report.switchover.swap(1, 2)));
+            assert!(noticed(side, |report| drop(report.switchover.remove(2))));
+            assert!(noticed(side, |report| report.downtime_ms = 4.0));
+            assert!(noticed(side, |report| report.switchover[3].step.push('?')));
+            assert!(noticed(side, |report| "paused".clone_into(&mut report.guest_state)));
+            let paused = |report: &mut JsonReport| {
+                "paused".clone_into(&mut report.guest_state);
+                report.switchover.clear();
+            };
+            assert!(!noticed(side, paused));
+        }
+        // The destination has the same steps in each mode.
+        assert!(noticed(Side::Source, |report| report.postcopy = false));
+    }
+}
