@@ -3,7 +3,6 @@
 use hikkoshi_network_frames::MacAddress;
 use serde_json::json;
 
-use super::configured;
 use crate::qmp::{Client, QmpError};
 
 /// A network card of the guest.
@@ -11,7 +10,8 @@ use crate::qmp::{Client, QmpError};
 pub(super) struct Card {
     /// QEMU's name of the card.
     pub(super) name: String,
-    /// The address that it was configured with, or if that is not known the guest's.
+    /// The address that it was configured with, from [`configured`](super::configured); the guest's
+    /// if that is not known.
     pub(super) address: MacAddress,
     /// The address that the guest has given it.
     pub(super) guest_address: MacAddress,
@@ -27,9 +27,7 @@ pub(super) struct Card {
 pub(super) fn read(client: &mut Client) -> Result<Vec<Card>, QmpError> {
     let command = json!({ "command-line": "info network" });
     let answer = client.execute("human-monitor-command", command)?;
-    let mut cards = parse(answer.as_str().unwrap_or_default());
-    configured::read(client, &mut cards)?;
-    Ok(cards)
+    Ok(parse(answer.as_str().unwrap_or_default()))
 }
 
 /// `virtio-net-pci.0: index=0,type=nic,model=virtio-net-pci,macaddr=52:…`, and in the next line the

@@ -6,26 +6,27 @@
 use hikkoshi_network_frames::MacAddress;
 use serde_json::Value;
 
-use super::cards::{Card, parse_address};
+use super::cards::{self, Card, parse_address};
 use crate::qmp::{Client, QmpError, qom};
 
 /// Where devices are that have an `id`, and those that have none.
 const NAMED: &str = "/machine/peripheral";
 const UNNAMED: &str = "/machine/peripheral-anon";
 
-/// Replaces the cards' addresses by the configured ones, where the device is known.
-pub(super) fn read(client: &mut Client, cards: &mut [Card]) -> Result<(), QmpError> {
+/// The guest's network cards, with the configured addresses where the device is known.
+pub(super) fn read_cards(client: &mut Client) -> Result<Vec<Card>, QmpError> {
+    let mut cards = cards::read(client)?;
     let named = qom::children(client, NAMED)?;
     let unnamed = qom::children(client, UNNAMED)?;
     let names: Vec<_> = cards.iter().map(|card| card.name.clone()).collect();
-    for card in cards {
+    for card in &mut cards {
         let Some(path) = path(&card.name, &names, &named, &unnamed) else {
             continue;
         };
         let configured = qom::property(client, &path, "mac")?;
         card.address = address(configured.as_ref()).unwrap_or(card.address);
     }
-    Ok(())
+    Ok(cards)
 }
 
 fn address(property: Option<&Value>) -> Option<MacAddress> {

@@ -3,7 +3,8 @@
 use hikkoshi_linux::Process;
 use hikkoshi_network_frames::TunQueue;
 
-use super::cards::{self, Card};
+use super::cards::Card;
+use super::configured::read_cards;
 use super::error::NetworkError;
 use super::interfaces::{self, TapInterface};
 use crate::qmp::Client;
@@ -23,7 +24,7 @@ pub(super) fn taps(
     client: &mut Client,
     process: &Process,
 ) -> Result<(Vec<Card>, Vec<Tap>), NetworkError> {
-    let cards = cards::read(client)?;
+    let cards = read_cards(client)?;
     let failed = |source| NetworkError::Process {
         pid: process.pid(),
         source,
