@@ -86,7 +86,7 @@ lint: setup check-docs ## formatting, clippy, rustdoc, shell scripts and documen
 	$(BUILD)/shellcheck/run --check-sourced $(SHELL_SCRIPTS)
 
 .PHONY: check-docs
-check-docs: ## the documents' links, paths and width
+check-docs: ## the documents' links, paths and width, and the width of comments
 	cargo run --quiet --locked --package hikkoshi-docs
 
 # Not part of `make test`: the advisories come from a database on GitHub. Without a network,

@@ -9,9 +9,9 @@ use hikkoshi_lab::{Report, Vm, VmConfig};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a guest may boot without a word on its console; a busy host needs some 20 s. An emulated
-/// guest with four processors printed nothing for 300 s in one run of CI, before hikkoshi was
-/// connected; the cause is not known. It is booted once more, and its registers are logged.
+/// How long a guest may boot without a word on its console; a busy host needs some 20 s. An
+/// emulated guest with four processors printed nothing for 300 s in one run of CI, before hikkoshi
+/// was connected; the cause is not known. It is booted once more, and its registers are logged.
 const SILENT_BOOT: Duration = Duration::from_secs(100);
 
 /// A guest, on whichever machine it runs. On drop, the machine ends and its disks are checked.
@@ -233,8 +233,8 @@ impl<'a> Guest<'a> {
         drop(finished);
     }
 
-    /// Checks that the workload makes progress by the configured accelerator, and that no page is or
-    /// was wrong.
+    /// Checks that the workload makes progress by the configured accelerator, and that no page is
+    /// or was wrong.
     ///
     /// # Panics
     /// When a page was wrong, or the workload has stopped.

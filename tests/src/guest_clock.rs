@@ -2,12 +2,12 @@
 //!
 //! A reading says what the guest's clock showed at a moment of the host's clock, and how exactly
 //! that is known: the guest read its clock at some time between the request and the answer. So what
-//! the guest's clock lost in between two readings is known within the errors of both. QEMU stops the
-//! clocks of a paused guest, in its own migration too: a move may cost as much as the guest was
+//! the guest's clock lost in between two readings is known within the errors of both. QEMU stops
+//! the clocks of a paused guest, in its own migration too: a move may cost as much as the guest was
 //! paused, and nothing else.
 //!
-//! A busy host makes that less exact, and widens what passes. So each check says which jump it would
-//! have noticed, and a move that was not measured exactly enough is repeated.
+//! A busy host makes that less exact, and widens what passes. So each check says which jump it
+//! would have noticed, and a move that was not measured exactly enough is repeated.
 
 use crate::{Exits, Guest, LONG, MigrationPlan, log};
 use hikkoshi_lab::Vm;
@@ -122,8 +122,8 @@ impl ClockRates {
 pub struct ClockPause {
     /// From the source's `STOP` to the destination's `RESUME`, by QEMU's time stamps, s.
     pub length: f64,
-    /// By how much longer at most, s: QEMU stops the clocks before it reports `STOP`, and starts them
-    /// after it has reported `RESUME`.
+    /// By how much longer at most, s: QEMU stops the clocks before it reports `STOP`, and starts
+    /// them after it has reported `RESUME`.
     pub more: f64,
 }
 
@@ -190,9 +190,9 @@ pub enum PausedCounter {
     MayRun,
 }
 
-/// Checks that the guest's clock ran on from one reading to a later one, without what it was paused.
-/// Its time-stamp counter must have run on with it. Returns the smallest jump back that is noticed in
-/// any case, s.
+/// Checks that the guest's clock ran on from one reading to a later one, without what it was
+/// paused. Its time-stamp counter must have run on with it. Returns the smallest jump back that is
+/// noticed in any case, s.
 ///
 /// # Errors
 /// Which clock jumped.
@@ -230,8 +230,9 @@ pub fn ran_on(
     Ok(pause.more + 2.0 * error.max(ticks_error))
 }
 
-/// Moves the guest, and checks that its clocks ran on. If a busy host made that inexact, the guest is
-/// moved again: `plan` returns the plan of the next move. Returns what was read before and after.
+/// Moves the guest, and checks that its clocks ran on. If a busy host made that inexact, the guest
+/// is moved again: `plan` returns the plan of the next move. Returns what was read before and
+/// after.
 ///
 /// # Panics
 /// When a clock jumped, or no move was measured exactly.
@@ -291,8 +292,8 @@ mod tests {
         )
     }
 
-    /// Whether a jump is noticed, with nearly the greatest errors that pass, of a guest that was paused
-    /// for 15 ms. Its clocks show that they ran for so long, s.
+    /// Whether a jump is noticed, with nearly the greatest errors that pass, of a guest that was
+    /// paused for 15 ms. Its clocks show that they ran for so long, s.
     fn noticed(clock: f64, counter: f64, kind: PausedCounter) -> bool {
         let zero = Instant::now();
         let at = |outside, clock, counter| reading(zero, outside, clock, counter);

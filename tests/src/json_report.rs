@@ -173,8 +173,8 @@ impl JsonReport {
         serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {json}"))
     }
 
-    /// Checks the invariants of every report of that side for a guest with `mib` MiB of memory, moved
-    /// by `mode`; a resumed migration has others.
+    /// Checks the invariants of every report of that side for a guest with `mib` MiB of memory,
+    /// moved by `mode`; a resumed migration has others.
     ///
     /// # Panics
     /// When a check fails.

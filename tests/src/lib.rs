@@ -15,9 +15,9 @@
 //! An [`InjectedFault`] is a fault at a chosen step of a migration, with its expected outcome. A
 //! [`KernelFeature`] can be disabled to simulate an older kernel.
 //!
-//! A [`PacketCapture`] sees every packet between two hosts, [`TransmittedFrames`] those on some devices
-//! of a host. A [`CertificateAuthority`] issues their
-//! certificates.
+//! A [`PacketCapture`] sees every packet between two hosts. A [`CertificateAuthority`] issues their
+//! certificates. [`TransmittedFrames`] records the frames that a host transmits on some of its
+//! devices.
 //!
 //! Each guest that is booted has a disk with a file system, which it uses by direct I/O. At the end
 //! of its test, image, file system and pages are checked ([`Guest`]).

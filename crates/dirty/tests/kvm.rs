@@ -220,7 +220,7 @@ fn rings_miss_no_write_of_four_processors() {
     no_stamp_is_missed(Method::Ring);
 }
 
-/// Nobody takes the log, so the processor stops with a full ring again and again.
+/// No thread takes the log, so the processor stops with a full ring again and again.
 #[test]
 fn a_full_ring_loses_nothing() {
     if !Method::Ring.present() {

@@ -5,7 +5,7 @@
 //! while, then waits for a page, as long as the background lasts. So an idea can be tried in
 //! seconds. The results are in `docs/preemption.md`.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout)] // A measurement: it may stop where it stands.
+#![allow(clippy::unwrap_used, clippy::print_stdout)] // A measurement: it may panic.
 
 use std::io::{Read, Write, pipe};
 use std::sync::Arc;

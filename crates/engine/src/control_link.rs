@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::mpsc::SyncSender;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use hikkoshi_link::{LinkError, LinkReader};
 use hikkoshi_linux::sandbox_thread;
@@ -11,6 +12,10 @@ use hikkoshi_wire::ControlMessage;
 /// The capacity of a session's event queue. It is small, so that a peer that
 /// floods the control link blocks itself.
 pub(crate) const QUEUED_EVENTS: usize = 16;
+
+/// How long to wait for the reason after a link has failed: the peer's last message may still be on
+/// the control link, and a busy host may be slow. The end of the control link ends the wait.
+pub(crate) const REASON_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Starts the sandboxed thread `name`. It sends each message of a control link
 /// to `events`, and ends after it has sent the error that ends the link.

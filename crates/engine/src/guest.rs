@@ -121,9 +121,9 @@ pub trait SourceGuest: Send {
     /// The guest's memory, for reading.
     fn ram(&self) -> Arc<GuestRam>;
 
-    /// The networks of the guest, to keep frames that arrive for it while it is paused. Called once,
-    /// before the guest is offered to the destination. `None` if there are none. An error does not
-    /// affect the migration.
+    /// The networks of the guest, to keep frames that arrive for it while it is paused. Called
+    /// once, before the guest is offered to the destination. `None` if there are none. An error
+    /// does not affect the migration.
     fn capture_frames(&mut self) -> Result<Option<Box<dyn FrameCapture>>, GuestError> {
         Ok(None)
     }
@@ -314,8 +314,8 @@ pub trait DestinationGuest: Send {
         Ok(None)
     }
 
-    /// Why the guest cannot be moved here by post-copy or hybrid, as far as can be found out without
-    /// changing anything.
+    /// Why the guest cannot be moved here by post-copy or hybrid, as far as can be found out
+    /// without changing anything.
     fn postcopy_obstacles(&self) -> Vec<GuestError> {
         Vec::new()
     }
@@ -330,7 +330,8 @@ pub trait DestinationGuest: Send {
 
     /// Another userfaultfd of that process, for filling its private memory before the guest runs
     /// here. Only this process may have it open, so that memory which is registered with it is
-    /// unregistered if this process is killed. `None`: pages are written instead, which takes longer.
+    /// unregistered if this process is killed. `None`: pages are written instead, which takes
+    /// longer.
     fn filling_userfault(&mut self) -> Result<Option<Arc<Userfault>>, GuestError> {
         Ok(None)
     }

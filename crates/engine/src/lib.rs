@@ -3,12 +3,12 @@
 //!
 //! # Model
 //!
-//! A migration has a **source** ([`migrate`]) and a **destination** ([`receive`]). Each accesses its
-//! guest through a trait ([`SourceGuest`], [`DestinationGuest`]), and the two communicate over
+//! A migration has a **source** ([`migrate`]) and a **destination** ([`receive`]). Each accesses
+//! its guest through a trait ([`SourceGuest`], [`DestinationGuest`]), and the two communicate over
 //! links of several kinds ([`hikkoshi_link`]): control, urgent, background, and frames, which
-//! carries what arrives at the guest's network cards during the switchover (`network_frames.rs`). Memory is a flat space of 4 KiB
-//! pages (`hikkoshi-pages`), read and written through the RAM blocks' files
-//! ([`GuestRam`](hikkoshi_memory::GuestRam)).
+//! carries what arrives at the guest's network cards during the switchover (`network_frames.rs`).
+//! Memory is a flat space of 4 KiB pages (`hikkoshi-pages`), read and written through the RAM
+//! blocks' files ([`GuestRam`](hikkoshi_memory::GuestRam)).
 //!
 //! There are three modes ([`Mode`]). **Pre-copy** sends rounds of dirty pages until the rest fits
 //! into the downtime. **Post-copy** moves the guest first; its pages follow. **Hybrid** does one
@@ -22,13 +22,14 @@
 //! In post-copy, the thread that reads a page request sends the page. The right to send a page is
 //! claimed by clearing its bit in one atomic bitmap. A page that is present in the destination's
 //! memory has been received. All other pages are pushed on any number of background links, in an
-//! order that reduces waiting (`source/postcopy/push_policy/`): read-ahead, hot pages, then outwards
-//! from the last page request.
+//! order that reduces waiting (`source/postcopy/push_policy/`): read-ahead, hot pages, then
+//! outwards from the last page request.
 //!
 //! Links may be protected by TLS 1.3 ([`hikkoshi_link::tls`]), by invitation or by an authority's
-//! certificates. A peer is not trusted in either case: what it sends is bounded and checked, and the
-//! threads that read from links give up all privileges that they do not need
-//! ([`hikkoshi_linux::sandbox_thread`]). The main thread decodes the first messages of a connection.
+//! certificates. A peer is not trusted in either case: what it sends is bounded and checked, and
+//! the threads that read from links give up all privileges that they do not need
+//! ([`hikkoshi_linux::sandbox_thread`]). The main thread decodes the first messages of a
+//! connection.
 //!
 //! # Example
 //!
@@ -94,6 +95,5 @@ pub use source::{
     Comparison, MigrateControl, MigrateError, ReadAhead, SourceOptions, WhenStalled, compare,
     give_up_migrate, migrate, resume_migrate,
 };
-pub use source_ended::SOURCE_ENDED;
 
 pub use hikkoshi_wire::{MAX_LINKS, Mode};

@@ -23,7 +23,6 @@
 use std::time::{Duration, Instant};
 
 use hikkoshi_wire::NetworkFrame;
-use serde::Serialize;
 
 use crate::guest_error::GuestError;
 
@@ -74,8 +73,8 @@ pub trait FrameDelivery: Send {
     fn deliver(&mut self, frame: &KeptFrame) -> Result<(), GuestError>;
 }
 
-/// What became of the frames that arrived for the guest during the switchover.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+/// How many frames arrived for the guest during the switchover, and how many were delivered.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FramesAccount {
     /// Frames that the guest did not get at the source, and that were sent to the destination. At
     /// the destination: that arrived there.

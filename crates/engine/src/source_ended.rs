@@ -2,4 +2,5 @@
 
 /// The reason that a source sends, and a destination reports, when the source's virtual machine has
 /// ended.
-pub const SOURCE_ENDED: &str = "the source's virtual machine has ended, and the guest with it";
+pub(crate) const SOURCE_ENDED: &str =
+    "the source's virtual machine has ended, and the guest with it";

@@ -80,8 +80,8 @@ impl<M: StateMachine> RecordedMachine<M> {
     /// Handles `event`, records the new stage if there is one, and returns what to do.
     ///
     /// # Errors
-    /// When the new stage cannot be recorded. The machine is then in the old stage, and no action may
-    /// be performed.
+    /// When the new stage cannot be recorded. The machine is then in the old stage, and no action
+    /// may be performed.
     pub fn on(&mut self, event: M::Event) -> io::Result<&'static [M::Action]> {
         let before = self.machine;
         let actions = self.machine.on(event);

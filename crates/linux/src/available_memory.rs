@@ -1,4 +1,5 @@
-//! How much more memory a process can have: the host's memory, and the limits of its memory cgroups.
+//! How much more memory a process can have: the host's memory, and the limits of its memory
+//! cgroups.
 //!
 //! Memory that the kernel can take back at once (page cache) counts as available, and so does free
 //! swap space: such a process becomes slow, but it is not killed.

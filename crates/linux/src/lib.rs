@@ -7,8 +7,8 @@
 //!
 //! * Other processes: [`Process`] (a pidfd and the data in `/proc/PID`), [`inject`] (system calls
 //!   that another process executes for us), [`HostAddr`] and [`HostRange`] (addresses in another
-//!   process), [`drop_pages()`], [`Process::collapse`] (`MADV_COLLAPSE`), [`Pagemap`] (which pages it
-//!   has, and which were written), [`memory_available`] (how many more it can have).
+//!   process), [`drop_pages()`], [`Process::collapse`] (`MADV_COLLAPSE`), [`Pagemap`] (which pages
+//!   it has, and which were written), [`memory_available`] (how many more it can have).
 //! * Threads: [`Priority`] (urgent threads before background
 //!   threads), [`sandbox_thread`] (Landlock, seccomp and capabilities).
 //! * Requests to stop: [`StopEventFd`] (an eventfd, for loops that wait in `poll`), [`CancelFlag`]
@@ -60,7 +60,7 @@ pub use errno::last_errno;
 pub use inject::InjectError;
 pub use pagemap::{PageCategories, PageQuery, Pagemap};
 pub use priority::{Priority, PriorityClass};
-pub use process::Process;
+pub use process::{CAP_SYS_PTRACE, Process};
 pub use rustix::io::Errno;
 pub use sandbox::sandbox_thread;
 pub use schedule::Policy;

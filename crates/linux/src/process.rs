@@ -51,8 +51,8 @@ impl Process {
     ///
     /// # Errors
     ///
-    /// `EPERM` without the right to trace both, `ESRCH` when one has ended, `ENOSYS` when the kernel
-    /// was built without `CONFIG_KCMP`.
+    /// `EPERM` without the right to trace both, `ESRCH` when one has ended, `ENOSYS` when the
+    /// kernel was built without `CONFIG_KCMP`.
     pub fn shares_memory_with(&self, other: u32) -> io::Result<bool> {
         const KCMP_VM: libc::c_ulong = 1;
         let [this, other] = [self.pid, other].map(libc::c_ulong::from);
@@ -249,7 +249,8 @@ pub(crate) fn have_capability(capability: u32) -> bool {
         .is_some_and(|mask| mask & (1 << capability) != 0)
 }
 
-pub(crate) const CAP_SYS_PTRACE: u32 = 19;
+/// The capability's number, `linux/capability.h`.
+pub const CAP_SYS_PTRACE: u32 = 19;
 pub(crate) const CAP_SYS_ADMIN: u32 = 21;
 
 #[cfg(test)]

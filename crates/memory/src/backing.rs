@@ -62,7 +62,8 @@ impl Backing {
         }
     }
 
-    /// The first run in `within` that is not a hole; it may end after `within`, and after the block.
+    /// The first run in `within` that is not a hole; it may end after `within`, and after the
+    /// block.
     pub(crate) fn data_run(&self, within: &Range<u64>) -> io::Result<Option<Range<u64>>> {
         match self {
             Self::File(file) => file.data_run(within),

@@ -15,8 +15,8 @@ use crate::guest_ram::bytes_of;
 use crate::private_memory::PrivateMemory;
 use crate::writer::RamWriter;
 
-/// How often pages are dropped that are present again at once: reading a hole of a file fills it with
-/// zeros, and QEMU's monitor may be reading the guest's memory.
+/// How often pages are dropped that are present again at once: reading a hole of a file fills it
+/// with zeros, and QEMU's monitor may be reading the guest's memory.
 const DROP_ATTEMPTS: u32 = 8;
 
 /// Ranges of one process, and the extents that they belong to.

@@ -18,9 +18,9 @@ pub enum PresenceError {
     Userfault(#[from] RangeError),
 }
 
-/// Calls `each` with every range of absent pages: holes of tmpfs, huge pages that hugetlbfs does not
-/// have, and private memory that its process does not have. Some of the ranges may be empty. A page
-/// that is swapped out is present. `hosts` is the address of each block in the process that
+/// Calls `each` with every range of absent pages: holes of tmpfs, huge pages that hugetlbfs does
+/// not have, and private memory that its process does not have. Some of the ranges may be empty. A
+/// page that is swapped out is present. `hosts` is the address of each block in the process that
 /// `userfault` belongs to; all blocks must be registered there.
 ///
 /// # Errors

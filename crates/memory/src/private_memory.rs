@@ -76,7 +76,7 @@ impl PrivateMemory {
     }
 
     /// Where the memory is in the process.
-    pub fn host_range(&self) -> HostRange {
+    pub(crate) fn host_range(&self) -> HostRange {
         self.range
     }
 

@@ -71,9 +71,10 @@ impl RamWriter {
     }
 
     /// Installs absent pages of private anonymous memory with `userfault` from now on, until
-    /// [`end_installing`](Self::end_installing), instead of writing them. `userfault` belongs to the
-    /// process of the memory, has nothing registered there, and is open in no other process: the
-    /// memory is registered meanwhile, and a thread of this process answers its faults with zeros.
+    /// [`end_installing`](Self::end_installing), instead of writing them. `userfault` belongs to
+    /// the process of the memory, has nothing registered there, and is open in no other process:
+    /// the memory is registered meanwhile, and a thread of this process answers its faults with
+    /// zeros.
     ///
     /// # Errors
     /// When the memory cannot be registered, or the thread not be started. Pages are written then.

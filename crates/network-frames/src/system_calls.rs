@@ -79,8 +79,8 @@ pub(crate) fn attach_transmit_filter(socket: BorrowedFd<'_>, queue: Option<u16>)
     set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
 }
 
-/// `SKF_AD_OFF`, -0x1000, `SKF_AD_PKTTYPE` and `SKF_AD_QUEUE` in `linux/filter.h`: a filter reads the
-/// type of a packet there, and the queue of the device that the host has chosen for it.
+/// `SKF_AD_OFF`, -0x1000, `SKF_AD_PKTTYPE` and `SKF_AD_QUEUE` in `linux/filter.h`: a filter reads
+/// the type of a packet there, and the queue of the device that the host has chosen for it.
 const SKF_AD_OFF: u32 = 0xffff_f000;
 const SKF_AD_PKTTYPE: u32 = 4;
 const SKF_AD_QUEUE: u32 = 24;
@@ -125,8 +125,8 @@ pub(crate) fn receive(
     message.msg_iovlen = parts.len() as _;
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = size_of_val(&control) as _;
-    // SAFETY: all pointers in `message` are valid for their lengths, and nothing else uses what they
-    // point to during the call.
+    // SAFETY: all pointers in `message` are valid for their lengths, and nothing else uses what
+    // they point to during the call.
     let len = unsafe {
         libc::recvmsg(
             socket.as_raw_fd(),
@@ -142,7 +142,8 @@ pub(crate) fn receive(
     // SAFETY: the kernel has filled in `message`, whose control buffer is still there.
     let mut next = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
     while !next.is_null() {
-        // SAFETY: `next` points to a whole header in the control buffer (CMSG_FIRSTHDR, CMSG_NXTHDR).
+        // SAFETY: `next` points to a whole header in the control buffer (CMSG_FIRSTHDR,
+        // CMSG_NXTHDR).
         let header = unsafe { next.read_unaligned() };
         // SAFETY: as above.
         let data = unsafe { libc::CMSG_DATA(next) };

@@ -13,23 +13,23 @@ pub struct Captured {
     pub frame: NetworkFrame,
 }
 
-/// The frames that the guest, paused at `paused` (nanoseconds since 1970), did not get, in the order
-/// of arrival. `captured` are the frames for each queue of the tap device, `left` is what was left
-/// in each queue; in both, frames are in order, and the queues need not be. `starved`: the guest's
-/// card may have had no receive buffer when it was paused.
+/// The frames that the guest, paused at `paused` (nanoseconds since 1970), did not get, in the
+/// order of arrival. `captured` are the frames for each queue of the tap device, `left` is what was
+/// left in each queue; in both, frames are in order, and the queues need not be. `starved`: the
+/// guest's card may have had no receive buffer when it was paused.
 ///
 /// The rule follows from how QEMU (7.2 and 10.0, `net/tap.c`, `net/net.c`) reads a tap device:
 ///
-/// * While the guest is paused, QEMU still reads one frame of each queue, which it cannot pass to the
-///   network card, and stops reading. That frame is lost to the guest.
+/// * While the guest is paused, QEMU still reads one frame of each queue, which it cannot pass to
+///   the network card, and stops reading. That frame is lost to the guest.
 /// * When the card has no receive buffer, QEMU has read one frame more than the card has taken, and
 ///   waits. It drops that frame when it pauses the guest, and reads on.
 /// * All later frames are in the queue, even if they arrived before the pause.
 ///
 /// So what was left in a queue, one frame before it, and if `starved` another one, were not
-/// received. If nothing was left, the last frame is the one that the paused QEMU read, if it arrived
-/// after the pause. Where it is not certain whether a starved card has taken a frame, the frame
-/// counts as not received: twice is better than not at all.
+/// received. If nothing was left, the last frame is the one that the paused QEMU read, if it
+/// arrived after the pause. Where it is not certain whether a starved card has taken a frame, the
+/// frame counts as not received: twice is better than not at all.
 pub fn unread(
     captured: Vec<Vec<Captured>>,
     left: Vec<Vec<NetworkFrame>>,
@@ -47,7 +47,8 @@ pub fn unread(
             Some((index, overlap)) => {
                 let queue = left.remove(index);
                 let older = queue.len() - overlap.len();
-                // If the capture began when the queue was already in use, nothing is known of before.
+                // If the capture began when the queue was already in use, nothing is known of
+                // before.
                 let before = if older > 0 { 0 } else { lost_in_qemu };
                 unread.extend(
                     queue
@@ -84,8 +85,8 @@ pub fn unread(
 }
 
 /// Which of the captured frames are in the queue: its end, and nothing else. Less than the queue if
-/// the capture began later; what was captured afterwards is not in it. `None` if the queue belongs to
-/// other frames.
+/// the capture began later; what was captured afterwards is not in it. `None` if the queue belongs
+/// to other frames.
 fn overlap(captured: &[Captured], queue: &[NetworkFrame]) -> Option<Range<usize>> {
     // Frames may repeat, so all of them have to match. The queue was read just before the capture
     // was, so the end is tried first.

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::attach::preflight::Side;
@@ -13,14 +12,13 @@ use crate::qmp::qom;
 use crate::qmp::{Client, QmpError};
 
 /// Values of the settings that we change.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Settings {
     /// Capabilities, on or off.
     pub capabilities: BTreeMap<String, bool>,
     /// Parameters, as for `migrate-set-parameters`.
     pub parameters: Map<String, Value>,
     /// `discard-data` of memory backends, by their path in QEMU's object tree.
-    #[serde(default)]
     pub discard: BTreeMap<String, bool>,
 }
 
@@ -138,16 +136,5 @@ mod tests {
             panic!()
         };
         assert_eq!(wanted(&found).len(), 2);
-    }
-
-    #[test]
-    fn settings_survive_serialization() {
-        let settings = Settings {
-            capabilities: [("events".to_owned(), false)].into(),
-            parameters: wanted(json!({ "announce-rounds": 7 }).as_object().unwrap()),
-            discard: [("/objects/ram".to_owned(), true)].into(),
-        };
-        let text = serde_json::to_string(&settings).unwrap();
-        assert_eq!(serde_json::from_str::<Settings>(&text).unwrap(), settings);
     }
 }

@@ -15,10 +15,11 @@ use std::time::Duration;
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, SourceGuest};
 use hikkoshi_qemu::{
-    QemuIdentity, QemuSource, SourceReattachInfo, UndoError, UndoOutcome, UndoRecord, undo,
+    QemuIdentity, QemuSource, Settings, SourceReattachInfo, UndoError, UndoOutcome, UndoRecord,
+    undo,
 };
 use rustix::fs::{FlockOperation, flock};
-use serde_json::json;
+use serde_json::{Value, json};
 use support::{Qemu, with_each};
 
 const SOCKET: &str = "HIKKOSHI_TEST_SOCKET";
@@ -36,10 +37,11 @@ fn engine() {
     };
     let step = std::env::var(STEP).unwrap();
     let mut source = QemuSource::attach(Path::new(&path)).unwrap();
-    let identity = serde_json::to_string(&source.reattach_info().identity).unwrap();
-    println!("\nPLACE {identity}");
     let keep = |record: &UndoRecord| {
-        println!("\nRECORD {}", serde_json::to_string(record).unwrap());
+        let settings = &record.settings;
+        assert!(settings.capabilities.is_empty() && settings.parameters.is_empty());
+        let record = json!({ "discard": settings.discard, "stopped": record.stopped });
+        println!("\nRECORD {record}");
         Ok(())
     };
     source.on_undo_record(keep).unwrap();
@@ -65,6 +67,10 @@ fn engine() {
 /// Starts an engine, kills it after `step`, and returns QEMU's identity and the last undo
 /// record.
 fn kill_at(qemu: &Qemu, step: &str) -> (QemuIdentity, UndoRecord) {
+    let identity = QemuSource::attach(&qemu.qmp())
+        .unwrap()
+        .reattach_info()
+        .identity;
     let mut engine = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "engine", "--nocapture"])
         .env(SOCKET, qemu.qmp())
@@ -72,14 +78,11 @@ fn kill_at(qemu: &Qemu, step: &str) -> (QemuIdentity, UndoRecord) {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let (mut identity, mut record) = (None, None);
+    let mut record = None;
     for line in BufReader::new(engine.stdout.take().unwrap()).lines() {
         let line = line.unwrap();
-        if let Some(text) = line.strip_prefix("PLACE ") {
-            identity = Some(serde_json::from_str(text).unwrap());
-        }
         if let Some(text) = line.strip_prefix("RECORD ") {
-            record = Some(serde_json::from_str(text).unwrap());
+            record = Some(parse(text));
         }
         if line.starts_with("AT ") {
             break;
@@ -87,8 +90,22 @@ fn kill_at(qemu: &Qemu, step: &str) -> (QemuIdentity, UndoRecord) {
     }
     engine.kill().unwrap();
     engine.wait().unwrap();
-    let both = identity.zip(record);
-    both.expect("the engine ended early")
+    (identity, record.expect("the engine ended early"))
+}
+
+/// What the engine printed: at the source only `discard-data` is changed.
+fn parse(record: &str) -> UndoRecord {
+    let record: Value = serde_json::from_str(record).unwrap();
+    let discard = record["discard"].as_object().unwrap().iter();
+    UndoRecord {
+        settings: Settings {
+            discard: discard
+                .map(|(path, on)| (path.clone(), on.as_bool().unwrap()))
+                .collect(),
+            ..Settings::default()
+        },
+        stopped: record["stopped"].as_bool(),
+    }
 }
 
 fn state(name: &str) -> UndoOutcome {

@@ -9,12 +9,12 @@
 //! | control (one) | [`ToDestination`] | [`ToSource`] |
 //! | urgent (one) | urgent pages | page requests |
 //! | background (one or more) | background pages, zero pages | acknowledgements |
-//! | frames (at most one) | network frames that arrived in the switchover | what became of them |
+//! | frames (at most one) | network frames that arrived in the switchover | how many were delivered |
 //!
 //! On every link, each side first sends a [`Hello`] of fixed size: protocol
 //! versions, capabilities, the link's role, and the migration's secret
-//! [`MigrationId`]. The id assigns the link to its migration, and a stranger
-//! cannot guess it. [`negotiate`] compares the two hellos and returns what both
+//! [`MigrationId`]. The id assigns the link to its migration, and an unknown
+//! peer cannot guess it. [`negotiate`] compares the two hellos and returns what both
 //! sides support.
 //!
 //! After the hello come **frames**: a header of [`HEADER_LEN`] bytes and, for

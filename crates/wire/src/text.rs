@@ -3,11 +3,9 @@
 
 use std::borrow::Cow;
 
-/// Returns whether a terminal or a log displays `character` as text. False for
-/// control characters (escape sequences begin with one), line and paragraph
-/// separators, and characters that change the direction of the text that follows
-/// (Unicode's `Bidi_Control`).
-pub fn is_text(character: char) -> bool {
+/// Returns whether a terminal or a log displays `character` as text. Characters that change the
+/// direction of the text that follows are Unicode's `Bidi_Control`.
+pub(crate) fn is_text(character: char) -> bool {
     let directs = matches!(
         character,
         '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
@@ -15,8 +13,10 @@ pub fn is_text(character: char) -> bool {
     !directs && !character.is_control() && !matches!(character, '\u{2028}' | '\u{2029}')
 }
 
-/// Returns `text` on one line: line ends and tabs become spaces, other characters
-/// that [are not text](is_text) become question marks.
+/// Returns `text` on one line: line ends and tabs become spaces, and so that a terminal or a log
+/// displays all of it as text, control characters (escape sequences begin with one), line and
+/// paragraph separators, and characters that change the direction of the text that follows become
+/// question marks.
 pub fn one_line(text: &str) -> Cow<'_, str> {
     replace(text, |character| match character {
         '\n' | '\r' | '\t' => ' ',

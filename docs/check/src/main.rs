@@ -6,7 +6,7 @@
 //!   the tree ([`paths`]).
 //! - A name of a test in backticks in `docs/hostile-peers.md` is a function of the tree
 //!   ([`test_names`]).
-//! - A line of a document has at most 100 characters ([`width`]).
+//! - A line of a document, or of a comment of a Rust file, has at most 100 characters ([`width`]).
 //!
 //! Links to other hosts are not followed.
 
@@ -60,7 +60,9 @@ fn check(root: &Path) -> Result<Vec<Finding>, TreeError> {
     }
     findings.extend(links::check_reachable(&documents));
     for file in tree.files_with_extension("rs") {
-        findings.extend(paths::check_comments(file, &tree.text(file)?, &tree));
+        let text = tree.text(file)?;
+        findings.extend(paths::check_comments(file, &text, &tree));
+        findings.extend(width::check_comments(file, &text));
     }
     findings.sort();
     Ok(findings)

@@ -1,4 +1,6 @@
-//! The width of the documents.
+//! The width of the documents, and of comments in Rust files.
+
+use std::path::Path;
 
 use crate::Finding;
 use crate::document::Document;
@@ -14,23 +16,42 @@ pub(crate) fn check(document: &Document) -> Vec<Finding> {
         .iter()
         .zip(1..)
         .filter(|((text, in_table), _)| !in_table && text.trim().contains(' '))
-        .map(|((text, _), line)| (text.chars().count(), line))
-        .filter(|(columns, _)| *columns > COLUMNS)
-        .map(|(columns, line)| {
-            let what = format!("the line has {columns} columns, the limit is {COLUMNS}");
-            Finding {
-                file: document.file.clone(),
-                line,
-                what,
-            }
-        })
+        .filter_map(|((text, _), line)| too_wide(&document.file, text, line))
         .collect()
+}
+
+/// Checks that no comment in `text`, the content of the Rust file `file`, is too wide: rustfmt does
+/// not wrap them. Code in a comment and rows of tables are not checked.
+pub(crate) fn check_comments(file: &Path, text: &str) -> Vec<Finding> {
+    let mut in_code = false;
+    let mut findings = Vec::new();
+    for (line, number) in text.lines().zip(1..) {
+        let Some(comment) = line.trim_start().strip_prefix("//") else {
+            in_code = false;
+            continue;
+        };
+        let comment = comment.trim_start_matches(['/', '!']).trim();
+        if comment.starts_with("```") {
+            in_code = !in_code;
+        } else if !in_code && !comment.starts_with('|') && comment.contains(' ') {
+            findings.extend(too_wide(file, line, number));
+        }
+    }
+    findings
+}
+
+fn too_wide(file: &Path, text: &str, line: usize) -> Option<Finding> {
+    let columns = text.chars().count();
+    (columns > COLUMNS).then(|| Finding {
+        file: file.to_path_buf(),
+        line,
+        what: format!("the line has {columns} columns, the limit is {COLUMNS}"),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
 
     #[test]
     fn lines_of_text_are_bounded_and_rows_of_tables_are_not() {
@@ -46,5 +67,17 @@ mod tests {
             (found[0].line, found[0].what.contains("101 columns")),
             (2, true)
         );
+    }
+    #[test]
+    fn comments_are_bounded_and_code_and_tables_in_them_are_not() {
+        let wide = "w ".repeat(60);
+        let text = format!(
+            "//! {wide}\n//! | {wide} |\n//! ```text\n//! {wide}\n//! ```\n//! {}\n\nlet a = 1; \
+             // {wide}\n    // {wide}\n",
+            "w".repeat(120)
+        );
+        let found = check_comments(Path::new("a.rs"), &text);
+        let lines: Vec<_> = found.iter().map(|finding| finding.line).collect();
+        assert_eq!(lines, [1, 9]);
     }
 }

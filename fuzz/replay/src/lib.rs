@@ -50,8 +50,8 @@ fn corpora() -> PathBuf {
 ///
 /// # Panics
 ///
-/// If a target panics; a message after the panic names the input. If an archive is missing, empty or
-/// damaged. If `targets` are not exactly the targets that the group has archives for.
+/// If a target panics; a message after the panic names the input. If an archive is missing, empty
+/// or damaged. If `targets` are not exactly the targets that the group has archives for.
 pub fn replay(group: &str, targets: &[Target]) {
     replay_in(&corpora(), group, targets);
 }

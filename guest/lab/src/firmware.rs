@@ -11,8 +11,8 @@ pub enum Firmware {
     /// The machine's default: SeaBIOS, or qboot's for `microvm`.
     #[default]
     Default,
-    /// A few instructions that start a kernel, from QEMU's own folder. Where ring 0 is slow, SeaBIOS
-    /// takes half a minute.
+    /// A few instructions that start a kernel, from QEMU's own folder. Where ring 0 is slow,
+    /// SeaBIOS takes half a minute.
     Qboot,
     /// UEFI, with the variable store in flash: each machine has its own copy.
     Ovmf,

@@ -98,8 +98,8 @@ fn clean_disks(disks: &Path) {
     }
 }
 
-/// Removes folders, mounts, RAM files, memory limits and namespaces of processes that have ended: a killed test
-/// cannot clean up.
+/// Removes folders, mounts, RAM files, memory limits and namespaces of processes that have ended: a
+/// killed test cannot clean up.
 fn clean() {
     let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
     for folder in [std::env::temp_dir(), PathBuf::from(SHARED_MEMORY)] {

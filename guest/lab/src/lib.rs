@@ -40,8 +40,8 @@
 //! ```
 //!
 //! **What is missing.** Under KVM ([`VmConfig::kvm`]) only the nano guest is tried
-//! ([`VmConfig::nano`]): one processor, without a disk and without a network. The lab needs root for
-//! namespaces, taps, mounts and huge pages; a single machine on tmpfs does not.
+//! ([`VmConfig::nano`]): one processor, without a disk and without a network. The lab needs root
+//! for namespaces, taps, mounts and huge pages; a single machine on tmpfs does not.
 // `pre_exec`: a child enters a namespace and dies with its parent; the time-stamp counter is read
 #![allow(unsafe_code)]
 

@@ -124,10 +124,10 @@ impl Workload {
             .option("disk_rate", 40)
     }
 
-    /// Boots the whole Debian of the first disk ([`DiskContent::Debian`](crate::DiskContent)), which
-    /// then starts this workload, and creates and reads files in Debian's file system. A second disk
-    /// ([`DiskContent::Blocks`](crate::DiskContent)) is read and written by direct I/O, `rate` times
-    /// a second.
+    /// Boots the whole Debian of the first disk ([`DiskContent::Debian`](crate::DiskContent)),
+    /// which then starts this workload, and creates and reads files in Debian's file system. A
+    /// second disk ([`DiskContent::Blocks`](crate::DiskContent)) is read and written by direct I/O,
+    /// `rate` times a second.
     #[must_use]
     pub fn in_debian(self, rate: u64) -> Self {
         self.option("root", "/dev/vda")

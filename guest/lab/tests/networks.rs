@@ -170,8 +170,8 @@ fn a_guest_answers_through_the_switch() {
 /// the console follows the guest.
 fn qemu_moves_it(from: QemuVersion, to: QemuVersion, mode: QemuMigrationMode) {
     let lab = Lab::new().unwrap();
-    // By post-copy the guest writes faster than the network sends, so that QEMU is still sending when
-    // it gets the command to switch over.
+    // By post-copy the guest writes faster than the network sends, so that QEMU is still sending
+    // when it gets the command to switch over.
     let rate_bits = match mode {
         QemuMigrationMode::PostcopyPreempt => 200_000_000,
         _ => 1_000_000_000,

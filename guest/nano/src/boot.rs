@@ -6,8 +6,9 @@
 //! assembler and the linker, and Rust code runs in ring 3 only.
 //!
 //! The tables map the first 4 GiB identically, in pages of 2 MiB, all of it writable in ring 3:
-//! there is one program, and it fills in the kernel's tables. It may use I/O ports by the task-state
-//! segment's map: the privilege level for I/O in the flags (IOPL) is lost by a virtualised IRETQ.
+//! there is one program, and it fills in the kernel's tables. It may use I/O ports by the
+//! task-state segment's map: the privilege level for I/O in the flags (IOPL) is lost by a
+//! virtualised IRETQ.
 
 core::arch::global_asm!(
     r#"

@@ -28,8 +28,9 @@ pub unsafe fn take(count: usize, memory_end: u64) -> Option<Memory> {
     if end as u64 > memory_end.min(MAPPED) {
         return None;
     }
-    // SAFETY: the range is mapped memory that nothing else uses: it is behind the kernel, before the
-    // end of the memory, and handed out once. Any bytes are words and numbers; both are aligned.
+    // SAFETY: the range is mapped memory that nothing else uses: it is behind the kernel, before
+    // the end of the memory, and handed out once. Any bytes are words and numbers; both are
+    // aligned.
     unsafe {
         Some(Memory {
             pages: slice::from_raw_parts_mut(with_exposed_provenance_mut(START), count),

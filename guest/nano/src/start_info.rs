@@ -56,8 +56,8 @@ pub fn read() -> Option<Start> {
         return None;
     }
     let line = with_exposed_provenance::<u8>(address(info.command_line)?);
-    // SAFETY: the string's bytes, up to its end, in memory that nothing writes any more. Volatile, so
-    // that this does not become a call of C's `strlen`.
+    // SAFETY: the string's bytes, up to its end, in memory that nothing writes any more. Volatile,
+    // so that this does not become a call of C's `strlen`.
     let length = (0..COMMAND_LINE).find(|&at| unsafe { line.add(at).read_volatile() } == 0)?;
     // SAFETY: these bytes have just been read.
     let line = unsafe { slice::from_raw_parts(line, length) };

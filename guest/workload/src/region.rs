@@ -11,8 +11,8 @@ pub(crate) struct Region {
     pages: usize,
 }
 
-// SAFETY: the region is plain memory. `interleave` and `split` give each page to one worker only, and
-// after `fill_shared` no thread writes, so there are no data races.
+// SAFETY: the region is plain memory. `interleave` and `split` give each page to one worker only,
+// and after `fill_shared` no thread writes, so there are no data races.
 unsafe impl Send for Region {}
 
 impl Region {

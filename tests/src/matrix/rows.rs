@@ -34,8 +34,8 @@ pub fn rows() -> Vec<Row> {
     .concat()
 }
 
-/// What cannot be moved: the kernel handles page faults of shared files only on tmpfs and hugetlbfs,
-/// and of private mappings of other files not at all.
+/// What cannot be moved: the kernel handles page faults of shared files only on tmpfs and
+/// hugetlbfs, and of private mappings of other files not at all.
 fn expected(row: Row, source: RamBackend, destination: RamBackend) -> Row {
     const SHARED: RamBackend = RamBackend::DiskFile { share: true };
     const PRIVATE: RamBackend = RamBackend::DiskFile { share: false };

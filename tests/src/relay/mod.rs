@@ -83,8 +83,8 @@ enum Listener {
 
 impl Relay {
     /// Listens at a unix socket (`at`) or at a unique TCP address, and connects links to
-    /// `destination`, an address in `hikkoshi`'s format. Delays each message of the kind in `delay`.
-    /// Encrypted links (`encrypted`) can have neither a breakpoint nor a delay.
+    /// `destination`, an address in `hikkoshi`'s format. Delays each message of the kind in
+    /// `delay`. Encrypted links (`encrypted`) can have neither a breakpoint nor a delay.
     ///
     /// # Panics
     /// When it cannot listen, or `encrypted` is combined with a breakpoint or a delay.

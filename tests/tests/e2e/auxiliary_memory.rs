@@ -215,8 +215,8 @@ fn change_last_byte(block: &RamBlock) {
     block.write(at, &[!byte[0]]).unwrap();
 }
 
-/// UEFI's variables are in flash, which QEMU writes to a file. Option ROMs are memory that the guest
-/// only reads, and each QEMU reads them from its own files.
+/// UEFI's variables are in flash, which QEMU writes to a file. Option ROMs are memory that the
+/// guest only reads, and each QEMU reads them from its own files.
 #[test]
 #[ignore = "needs UEFI firmware: make matrix"]
 fn flash_its_image_and_option_roms() {

@@ -59,7 +59,7 @@ fn cancelled_on(side: Side, transport: Transport) {
         let (exits, finished) = migration.wait();
         exits.assert_source(1, &["cancelled", "runs at the source"]);
         match side {
-            Side::Source => exits.assert_destination(1, &["stays at the source"]),
+            Side::Source => exits.assert_destination(1, &["the source reports where it is"]),
             Side::Destination => exits.assert_destination(1, &["cancelled", "stays at the source"]),
         }
         guest.assert_stayed(finished, &format!("{mode}, cancelled {breakpoint}"));
@@ -94,7 +94,10 @@ fn cancelled_by_any_signal_during_precopy() {
         migration.migrate.signal(signal);
         let (exits, finished) = migration.wait();
         exits.assert_source(1, &["cancelled", "runs at the source"]);
-        exits.assert_destination(1, &["cancelled at the source", "stays at the source"]);
+        exits.assert_destination(
+            1,
+            &["cancelled at the source", "the source reports where it is"],
+        );
         guest.assert_stayed(finished, &format!("precopy, {signal:?}"));
     }
     guest.migrate(&MigrationPlan::new("precopy"));

@@ -164,8 +164,8 @@ fn a_guest_that_can_be_moved_and_a_destination_that_is_asked() {
     assert!(text.contains("it may run elsewhere"), "{text}");
 }
 
-/// The destination lists everything that differs, and in which modes it matters; `migrate` gives the
-/// same reasons.
+/// The destination lists everything that differs, and in which modes it matters; `migrate` gives
+/// the same reasons.
 #[test]
 fn a_destination_that_would_refuse() {
     let env = TestEnv::new();

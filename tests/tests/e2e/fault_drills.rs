@@ -31,8 +31,8 @@ fn faulting_guest() -> VmConfig {
     VmConfig::new().ram(Ram::shared(RAM_MIB)).workload(workload)
 }
 
-/// Into private memory in every other migration of a drill, and back. `private`: whether the last one
-/// was.
+/// Into private memory in every other migration of a drill, and back. `private`: whether the last
+/// one was.
 fn alternate_ram(plan: MigrationPlan, private: &Cell<bool>) -> MigrationPlan {
     private.set(!private.get());
     if !private.get() {

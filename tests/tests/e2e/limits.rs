@@ -66,7 +66,7 @@ fn precopy_that_does_not_converge_follows_when_stalled() {
 
     let (exits, finished) = guest.start_migration(&stalling("stop")).wait();
     exits.assert_source(1, &[says, "--max-downtime", "runs at the source"]);
-    exits.assert_destination(1, &["stays at the source"]);
+    exits.assert_destination(1, &["the source reports where it is"]);
     guest.assert_stayed(finished, "--when-stalled stop");
 
     let migration = guest.start_migration(&stalling("go-on"));

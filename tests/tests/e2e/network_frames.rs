@@ -58,7 +58,7 @@ impl Taps {
 enum Engines {
     /// In the network namespaces of the tap devices: hosts.
     InNamespaces,
-    /// In a common namespace, which has none of the tap devices.
+    /// In a common namespace, which has none of the tap devices: with libvirt, or in containers.
     Outside,
 }
 
@@ -169,8 +169,8 @@ fn received(guest: &Guest<'_>, sent: u32) -> Serve {
 }
 
 impl Moved {
-    /// Checks that no datagram was lost, on the way there or back, and hardly one came twice: at most
-    /// two for each of `queues`.
+    /// Checks that no datagram was lost, on the way there or back, and hardly one came twice: at
+    /// most two for each of `queues`.
     fn assert_nothing_lost(&self, queues: usize) {
         let Self {
             clients,
@@ -247,8 +247,8 @@ fn without_kept_frames_datagrams_are_lost() {
     assert!(!moved.clients[1].lost.is_empty(), "{:?}", moved.clients);
 }
 
-/// The kernel chooses a queue for each client's datagrams, so eight clients hardly ever use only one
-/// of four.
+/// The kernel chooses a queue for each client's datagrams, so eight clients hardly ever use only
+/// one of four.
 fn nothing_is_lost_with_four_queues(taps: Taps) {
     const QUEUES: u32 = 4;
     let network = GuestNetwork::with_queues(QUEUES).unwrap();
@@ -281,11 +281,11 @@ fn no_datagram_is_lost_on_four_queues_that_were_passed_to_qemu() {
 const CHANGED: MacAddress = [2, 0, 0, 0, 0, 0x77];
 const VLAN: u16 = 5;
 
-/// Switches have to know where the guest is before the guest answers from there. QEMU itself announces
-/// only the address that the card was made with.
+/// Switches have to know where the guest is before the guest answers from there. QEMU itself
+/// announces only the address that the card was configured with.
 ///
-/// Only between these versions are the guest's VLANs known: QEMU 10.0 reports all of them at the source,
-/// and QEMU 7.2 none after it has loaded a guest.
+/// Only between these versions are the guest's VLANs known: QEMU 10.0 reports all of them at the
+/// source, and QEMU 7.2 none after it has loaded a guest.
 #[test]
 fn all_addresses_and_vlans_are_announced_before_kept_frames_are_delivered() {
     let network = GuestNetwork::new().unwrap();

@@ -188,7 +188,11 @@ fn no_room_for_a_journal_before_commit() {
         let folders = migration.journal_folders().clone();
         let (exits, finished) = migration.wait();
         exits.assert_source(1, &[doing, "runs at the source"]);
-        exits.assert_destination(1, &[doing, "the guest stays at the source"]);
+        let reported = match side {
+            Side::Source => "the source reports where it is",
+            Side::Destination => "the guest stays at the source",
+        };
+        exits.assert_destination(1, &[doing, reported]);
         drop(filler);
         assert_nothing_in(&folders);
         guest.assert_stayed(

@@ -1,5 +1,6 @@
 //! Broken links, killed engines and a killed source QEMU, where the guest's memory is not a named
-//! file: private memory, which ends with QEMU, and memfds, which the engine and its guard hold open.
+//! file: private memory, which ends with QEMU, and memfds, which the engine and its guard hold
+//! open.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use MessageKind::{Commit, GuestResumed, Pages};
@@ -159,8 +160,8 @@ fn every_interruption_between_a_memfd_and_private_memory() {
     all_interruptions([memfd, Ram::new(PRIVATE, 256)]);
 }
 
-/// No other process has an unsent page: both sides report that, and the guest waits for it. It never
-/// reads zeros in its place.
+/// No other process has an unsent page: both sides report that, and the guest waits for it. It
+/// never reads zeros in its place.
 fn source_qemu_with_private_memory(with_engine: bool) {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, guest_with(PRIVATE));

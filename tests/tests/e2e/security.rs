@@ -372,8 +372,8 @@ fn confined(pid: u32, names: &[&str]) -> Result<(), String> {
 /// In the middle of post-copy all threads that read messages of the other side are confined; the
 /// migration succeeds nevertheless.
 fn moved_by_confined_threads(guest: &mut Guest<'_>, plan: MigrationPlan) -> [JsonReport; 2] {
-    // Then the source pushes pages. (A number of messages with pages does not tell: a huge page that
-    // the destination needs to load the device state is sent in many.)
+    // Then the source pushes pages. (A number of messages with pages does not tell: a huge page
+    // that the destination needs to load the device state is sent in many.)
     let migration: Migration =
         guest.start_migration(&plan.hold_at(Breakpoint::after(MessageKind::GuestResumed)));
     migration.wait_held();

@@ -12,6 +12,7 @@ use crate::destination::install_error::InstallError;
 
 use crate::guest::DestinationGuest;
 use crate::guest_error::GuestError;
+use crate::source_ended::SOURCE_ENDED;
 use hikkoshi_handover::Outcome;
 use hikkoshi_link::{LinkError, WaitEnded};
 use hikkoshi_memory::{MemoryError, PresenceError};
@@ -122,6 +123,9 @@ pub enum DestinationFailure {
     /// Cancelled at the source.
     #[error("cancelled at the source: {0}")]
     CancelledBySource(String),
+    /// The source's virtual machine has ended, and the guest with it: it never ran here.
+    #[error("{SOURCE_ENDED}")]
+    SourceEnded,
     /// Missing pages were lost at the source.
     #[error("the source lost pages that the destination still needs: {0}")]
     SourceMemoryLost(String),
@@ -161,7 +165,7 @@ impl DestinationFailure {
         }
     }
 
-    /// Whether a new connection can mend it.
+    /// Whether a new connection can repair it.
     pub(crate) fn is_about_links(&self) -> bool {
         matches!(
             self,

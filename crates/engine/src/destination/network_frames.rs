@@ -12,13 +12,13 @@ use hikkoshi_wire::{NetworkFrame, ToDestination, ToSource};
 use crate::control_link::{QUEUED_EVENTS, start_reader};
 use crate::network_frames::{FrameDelivery, FramesAccount, KeptFrame};
 
-/// The most bytes that are kept until the guest runs, each frame counted with what it takes besides.
+/// The most bytes that are kept until the guest runs, each frame counted with its overhead.
 const MAX_KEPT_BYTES: usize = 8 << 20;
 
 /// How often the thread notes what the network delivers here by itself.
 const OBSERVE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What a frame takes besides its content, in bytes.
+/// The memory that a frame takes in addition to its content, in bytes.
 const FRAME_OVERHEAD: usize = 64;
 
 /// What the thread that delivers waits for.
@@ -68,7 +68,7 @@ impl FrameReceiver {
         let _ = self.events.send(FrameEvent::GuestRuns);
     }
 
-    /// Ends the threads, and returns what became of the frames. The link must have ended.
+    /// Ends the threads, and returns the counts of the frames. The link must have ended.
     pub(crate) fn finish(self) -> Option<FramesAccount> {
         drop(self.events);
         self.thread.join().ok()
@@ -172,7 +172,7 @@ impl Deliverer {
         } = self.account;
         let answer = ToSource::FramesDelivered { delivered, dropped };
         if let Err(error) = self.writer.control(&answer) {
-            tracing::debug!(error = %Report::new(&error), "reporting what became of the frames");
+            tracing::debug!(error = %Report::new(&error), "reporting how many frames were delivered");
         }
         tracing::debug!(account = ?self.account, "frames that arrived for the guest");
     }

@@ -55,8 +55,8 @@ impl Default for DestinationOptions {
 }
 
 impl DestinationOptions {
-    /// A [`peer_timeout`](Self::peer_timeout) that is enough for any honest source, also for one whose
-    /// guest takes minutes to pause.
+    /// A [`peer_timeout`](Self::peer_timeout) that is enough for any honest source, also for one
+    /// whose guest takes minutes to pause.
     pub const DEFAULT_PEER_TIMEOUT: Duration = Duration::from_secs(300);
 
     /// The number of fault threads for a guest of `vcpus` processors.

@@ -243,11 +243,11 @@ impl Session {
     }
 
     /// Sends the last message. Does not wait for a peer that does not read: the end of the links
-    /// tells it the same.
+    /// has the same meaning.
     pub(crate) fn send_last(&mut self, message: &ToSource) {
         self.control.set_stop(CancelFlag::cancelled());
         if let Err(error) = self.send(message, "sending the last message") {
-            tracing::debug!(error = %Report::new(&error), ?message, "the source does not hear why this side ends");
+            tracing::debug!(error = %Report::new(&error), ?message, "the source does not receive the reason why this side ends");
         }
     }
 

@@ -1,13 +1,12 @@
 //! The account of a finished migration.
 
 use hikkoshi_wire::Mode;
-use serde::Serialize;
 
 use crate::network_frames::FramesAccount;
 use crate::report::{CollapseAccount, RequestStatistics, SwitchoverStep};
 
 /// Pages by the way they were sent.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Pages {
     /// Sent with their content in pre-copy, repeats included.
     pub precopy: u64,
@@ -22,7 +21,7 @@ pub struct Pages {
 }
 
 /// Bytes on the links, frame headers included.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Bytes {
     /// On the background link, in pre-copy.
     pub precopy: u64,
@@ -36,7 +35,7 @@ pub struct Bytes {
 
 /// How often the guest's devices were drained in pre-copy, and how long that took. Disk requests of
 /// the guest wait meanwhile.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Drains {
     /// Number of drains.
     pub count: u64,
@@ -47,8 +46,7 @@ pub struct Drains {
 }
 
 /// The guest's state at the destination.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GuestState {
     /// It runs.
     Running,
@@ -70,8 +68,8 @@ impl GuestState {
     }
 }
 
-/// What a finished migration cost. The command line writes it as JSON.
-#[derive(Debug, Clone, Serialize)]
+/// What a finished migration cost.
+#[derive(Debug, Clone)]
 pub struct Account {
     /// The mode that was requested.
     pub mode: Mode,
@@ -79,8 +77,8 @@ pub struct Account {
     pub guest_state: GuestState,
     /// From the connection to the last page received, in milliseconds.
     pub total_ms: f64,
-    /// From the guest's pause at the source until the source learned that it runs at the
-    /// destination, in milliseconds; 0 for a guest that was paused by its owner. At the
+    /// From the guest's pause at the source until the source received the report that it runs at
+    /// the destination, in milliseconds; 0 for a guest that was paused by its owner. At the
     /// destination: from the message that the guest is paused at the source.
     pub downtime_ms: f64,
     /// The steps of the switchover on this side, with the time of each; empty if another engine
@@ -95,19 +93,14 @@ pub struct Account {
     /// Bytes by kind.
     pub bytes: Bytes,
     /// Drains of the guest's devices, where it needed them.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub drains: Option<Drains>,
     /// Frames that arrived for the guest during the switchover, where they were kept.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub frames: Option<FramesAccount>,
     /// Measurements of the guest's faults.
-    #[serde(flatten)]
     pub requests: RequestStatistics,
     /// The result of rebuilding huge pages, if that was requested.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub collapse: Option<CollapseAccount>,
     /// At the source, where post-copy was possible: the bytes of guest memory, if any, that were
     /// private to the guest's process. In post-copy they would have been lost with it.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub source_private_bytes: Option<u64>,
 }

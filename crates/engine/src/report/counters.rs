@@ -25,7 +25,8 @@ pub struct Counters {
     pub background_bytes: AtomicU64,
     /// See [`Bytes::device_state`].
     pub device_state_bytes: AtomicU64,
-    /// See [`RequestStatistics::requests_under_way`](crate::report::RequestStatistics::requests_under_way).
+    /// See
+    /// [`RequestStatistics::requests_under_way`](crate::report::RequestStatistics::requests_under_way).
     pub requests_under_way: AtomicU64,
     /// See [`Drains::count`].
     drains: AtomicU64,
@@ -65,7 +66,7 @@ impl Counters {
     }
 
     /// Adds a drain that took `time`.
-    pub fn add_drain(&self, took: Duration) {
+    pub(crate) fn add_drain(&self, took: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.drains.fetch_add(1, Relaxed);
         self.drain_total.fetch_add(nanos, Relaxed);

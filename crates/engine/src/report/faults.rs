@@ -1,12 +1,11 @@
 //! Measurements of the guest's faults.
 
 use hikkoshi_wire::{FaultMeasures, MAX_FAULTING};
-use serde::Serialize;
 
 use crate::report::{LatencySummary, Stages};
 
 /// How many faults one thread of the guest's process took in post-copy.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ThreadFaults {
     /// The thread's name.
     pub thread: String,
@@ -17,7 +16,7 @@ pub struct ThreadFaults {
 }
 
 /// All measurements of faults and page requests. Empty without post-copy.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct RequestStatistics {
     /// From reading a fault to the installed page, measured by the destination, in µs.
     pub request_latency_us: LatencySummary,
@@ -29,11 +28,9 @@ pub struct RequestStatistics {
     pub faults: Vec<ThreadFaults>,
     /// Requests that arrived when all requested pages had been pushed, or were just being pushed:
     /// the background link answers them. Counted by the source.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub requests_under_way: Option<u64>,
     /// Faults by thread while the device state was loaded, before the guest ran here. Counted by
     /// the destination.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub faults_before_running: Option<Vec<ThreadFaults>>,
 }
 
@@ -57,7 +54,7 @@ impl RequestStatistics {
     }
 
     /// Adds what the destination has reported.
-    pub fn add_measures(&mut self, measures: FaultMeasures) {
+    pub(crate) fn add_measures(&mut self, measures: FaultMeasures) {
         self.request_stages_us = measures.stages.into();
         self.unmeasured_requests = measures.unmeasured;
         self.faults = measures
@@ -73,7 +70,7 @@ impl RequestStatistics {
 }
 
 /// The result of rebuilding huge pages.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct CollapseAccount {
     /// Ranges of 2 MiB that hold data of the guest, as far as they were tried.
     pub tried: u64,
@@ -88,7 +85,7 @@ pub struct CollapseAccount {
 }
 
 /// Ranges that did not become huge pages, for one reason.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CollapseFailures {
     /// The reason.
     pub reason: String,

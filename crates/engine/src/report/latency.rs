@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use hikkoshi_wire::RequestSummary;
-use serde::Serialize;
 
 /// The longest latency that is recorded: longer ones count as this.
 const LONGEST_NS: u64 = 600_000_000_000;
@@ -22,7 +21,7 @@ impl Default for Latency {
 }
 
 /// The requests that took at most `le_us`, and longer than the bucket before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bucket {
     /// Upper bound, in µs: a power of two.
     pub le_us: u64,
@@ -31,7 +30,7 @@ pub struct Bucket {
 }
 
 /// A distribution of latencies, in µs.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct LatencySummary {
     /// Number of requests.
     pub count: u64,

@@ -3,11 +3,8 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use serde::Serialize;
-
 /// The phase that a migration is in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// Links are opened, machines are compared.
     Connecting,
@@ -20,7 +17,7 @@ pub enum Phase {
 }
 
 /// The state of a migration at one moment.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy)]
 pub struct Progress {
     /// The phase.
     pub phase: Phase,
@@ -46,6 +43,34 @@ impl Progress {
 }
 
 /// Receives progress reports. Called often and from several threads: must return at once.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU64, Ordering};
+///
+/// use hikkoshi_engine::Observer;
+/// use hikkoshi_engine::report::Progress;
+///
+/// /// Keeps the number of bytes for another thread, and prints notices.
+/// #[derive(Debug, Default)]
+/// struct Meter {
+///     bytes: AtomicU64,
+/// }
+///
+/// impl Observer for Meter {
+///     fn progress(&self, progress: &Progress) {
+///         self.bytes.store(progress.bytes, Ordering::Relaxed);
+///     }
+///
+///     fn notice(&self, text: &str) {
+///         eprintln!("{text}");
+///     }
+/// }
+///
+/// // For `Watch` at the source, or `ReceiveWatch` at the destination.
+/// let observer: Arc<dyn Observer> = Arc::new(Meter::default());
+/// # observer.notice("a sentence");
+/// ```
 pub trait Observer: Send + Sync + Debug {
     /// The present state, a few times a second.
     fn progress(&self, progress: &Progress);

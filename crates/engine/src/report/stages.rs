@@ -1,7 +1,6 @@
 //! The stages of a page request's time.
 
 use hikkoshi_wire::StageSummary;
-use serde::Serialize;
 use std::time::Duration;
 
 use crate::report::{Latency, LatencySummary};
@@ -71,7 +70,7 @@ impl RequestLatencies {
 }
 
 /// The stages of page requests, one after another, in µs.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Stages {
     /// From reading the fault to passing the request to the kernel: the destination's own work, and
     /// waiting for other faults of the same batch.

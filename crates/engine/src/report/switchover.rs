@@ -3,10 +3,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use serde::Serialize;
-
 /// A step of the switchover that is done.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SwitchoverStep {
     /// What was done.
     pub step: &'static str,

@@ -37,8 +37,8 @@ pub(crate) fn may_be_undelivered(cause: &SourceFailure) -> bool {
     )
 }
 
-/// Notifies the destination at `remote` that the guest of migration `id` stays here. Returns when it
-/// has ended, when no process listens there, or after [`LIMIT`] with a notice to `observer`.
+/// Notifies the destination at `remote` that the guest of migration `id` stays here. Returns when
+/// it has ended, when no process listens there, or after [`LIMIT`] with a notice to `observer`.
 pub(crate) fn send(remote: &Remote, id: MigrationId, observer: &dyn Observer) {
     let timed_out = CancelFlag::new();
     let Ok(_deadline) = Deadline::start(&[], timed_out.clone(), LIMIT) else {

@@ -3,9 +3,9 @@
 use hikkoshi_memory::GuestRam;
 use hikkoshi_pages::PageRange;
 
-/// The most pages that are sent before *commit*, 4 MiB: 3.4 ms at 10 Gbit/s. The memory of firmware has less
-/// than one MiB, UEFI and its variables have 4; a larger block (video memory, a plugged DIMM)
-/// follows in post-copy.
+/// The most pages that are sent before *commit*, 4 MiB: 3.4 ms at 10 Gbit/s. The memory of firmware
+/// has less than one MiB, UEFI and its variables have 4; a larger block (video memory, a plugged
+/// DIMM) follows in post-copy.
 pub(crate) const MAX_SENT_BEFORE_COMMIT: u64 = 1024;
 
 /// The private blocks that are sent before *commit* if they have few enough unsent pages: those of

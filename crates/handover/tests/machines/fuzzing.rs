@@ -1,10 +1,10 @@
-//! The functions of the fuzz targets `handover_*` (`fuzz/fuzz_targets`): both state machines, with any
-//! messages that a peer can send, at any time: messages that were never due, duplicates, any order,
-//! replays of old ones. Engines are killed and records cannot be written in between.
+//! The functions of the fuzz targets `handover_*` (`fuzz/fuzz_targets`): both state machines, with
+//! any messages that a peer can send, at any time: messages that were never due, duplicates, any
+//! order, replays of old ones. Engines are killed and records cannot be written in between.
 //!
-//! The model check (`main.rs`) is exhaustive for two honest sides and a network that loses messages.
-//! This covers the rest. The property tests (`arbitrary_messages.rs`) run these functions on random
-//! input, and on the kept fuzz inputs.
+//! The model check (`main.rs`) is exhaustive for two honest sides and a network that loses
+//! messages. This covers the rest. The property tests (`arbitrary_messages.rs`) run these functions
+//! on random input, and on the kept fuzz inputs.
 
 use hikkoshi_handover::{
     Destination, DestinationAction, DestinationEvent, DestinationStage, Source, SourceAction,

@@ -177,7 +177,8 @@ pub(crate) fn take(world: &mut World, step: Step) {
             world.faults -= 1;
             world.destination.guest = Guest::Absent;
             world.destination.ended = true;
-            // An engine that is not running does not see the shutdown, and later reports a lost guest.
+            // An engine that is not running does not see the shutdown, and later reports a lost
+            // guest.
             world.destination.shut_down = world.destination.engine.is_some();
             world.destination.ram = [None; PAGES];
         }

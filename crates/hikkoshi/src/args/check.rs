@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use hikkoshi_qemu::AllowedTypes;
 
-use super::headings::{CONNECTION, MIGRATION, OUTPUT, RECOVERY};
+use super::allow_device::AllowDevice;
+use super::headings::{CONNECTION, MIGRATION, OUTPUT};
+use super::journal_folder::JournalFolder;
 use super::security::InvitationArg;
 
 #[derive(Debug, Clone, Args)]
@@ -21,11 +22,8 @@ pub(crate) struct Check {
     #[arg(verbatim_doc_comment, long, value_name = "INVITATION", help_heading = CONNECTION)]
     pub to: Option<InvitationArg>,
 
-    /// Allow a device, network backend or block driver that hikkoshi does not know
-    ///
-    /// As for `hikkoshi migrate`. Can be given several times.
-    #[arg(verbatim_doc_comment, long, value_name = "TYPE", help_heading = MIGRATION)]
-    pub allow_device: Vec<String>,
+    #[command(flatten)]
+    pub devices: AllowDevice,
 
     /// Accept a destination whose vCPUs differ
     ///
@@ -33,12 +31,8 @@ pub(crate) struct Check {
     #[arg(verbatim_doc_comment, long, requires = "to", help_heading = MIGRATION)]
     pub allow_cpu_mismatch: bool,
 
-    /// Directory for the journals of unfinished migrations
-    ///
-    /// They show whether the guest was handed over before: it must not be moved again.
-    /// [default: /run/hikkoshi; for users other than root, $XDG_RUNTIME_DIR/hikkoshi]
-    #[arg(verbatim_doc_comment, long, value_name = "DIR", help_heading = RECOVERY)]
-    pub journal: Option<PathBuf>,
+    #[command(flatten)]
+    pub journals: JournalFolder,
 
     /// Print the QEMU command line that a destination needs, and check nothing else
     ///
@@ -55,11 +49,4 @@ pub(crate) struct Check {
     /// With "-" it is written to standard output, instead of the text.
     #[arg(verbatim_doc_comment, long, value_name = "FILE", help_heading = OUTPUT)]
     pub json: Option<PathBuf>,
-}
-
-impl Check {
-    /// The types of devices that the user allows.
-    pub(crate) fn allowed(&self) -> AllowedTypes {
-        AllowedTypes::new(self.allow_device.iter().cloned())
-    }
 }

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use clap::Args;
-use hikkoshi_engine::{Observer, RetryFor};
-use hikkoshi_qemu::AllowedTypes;
+use hikkoshi_engine::RetryFor;
 
+use super::allow_device::AllowDevice;
 use super::durations;
-use super::headings::{CONNECTION, MIGRATION, RECOVERY};
+use super::headings::{CONNECTION, RECOVERY};
 
 /// How long a link may stall, unless an option says otherwise.
 const STALL_TIMEOUT: Duration = Duration::from_secs(20);
@@ -15,12 +15,8 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(20);
 /// Options of both sides that are kept in the journal; `None` and empty: not given.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub(crate) struct JournaledOptions {
-    /// Allow a device, network backend or block driver that hikkoshi does not know
-    ///
-    /// A guest with such a device is refused otherwise. Writes of the device to the guest's memory
-    /// that bypass QEMU's page tables are lost. Can be given several times.
-    #[arg(verbatim_doc_comment, long, value_name = "TYPE", help_heading = MIGRATION)]
-    pub allow_device: Vec<String>,
+    #[command(flatten)]
+    pub devices: AllowDevice,
 
     /// How long a link may stall before it counts as lost [default: 20s]
     ///
@@ -50,30 +46,11 @@ pub(crate) struct JournaledOptions {
 impl JournaledOptions {
     /// These options, and where one was not given, that of `earlier`.
     #[must_use]
-    pub(crate) fn or(mut self, earlier: Self) -> Self {
-        let mut allow_device = earlier.allow_device;
-        self.allow_device
-            .retain(|device| !allow_device.contains(device));
-        allow_device.append(&mut self.allow_device);
+    pub(crate) fn or(self, earlier: Self) -> Self {
         Self {
-            allow_device,
+            devices: self.devices.after(earlier.devices),
             stall_timeout: self.stall_timeout.or(earlier.stall_timeout),
             retry_for: self.retry_for.or(earlier.retry_for),
-        }
-    }
-
-    /// The types of devices that the user allows.
-    pub(crate) fn allowed(&self) -> AllowedTypes {
-        AllowedTypes::new(self.allow_device.iter().cloned())
-    }
-
-    /// Reports what `--allow-device` means.
-    pub(crate) fn warn_of_devices(&self, observer: &dyn Observer) {
-        for device in &self.allow_device {
-            observer.notice(&format!(
-                "--allow-device {device}: hikkoshi does not check whether this device writes to \
-                 the guest's memory in a way that it cannot see; if it does, the guest loses pages"
-            ));
         }
     }
 

@@ -190,7 +190,7 @@ pub(crate) struct MigrateOptions {
 
 /// What to do if pre-copy does not converge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum WhenStalled {
+pub(crate) enum WhenStalled {
     /// Report it and continue pre-copy
     GoOn,
     /// Continue with post-copy
@@ -466,7 +466,7 @@ mod tests {
             options.retry_for,
             RetryFor::always(Duration::from_secs(300))
         );
-        assert_eq!(second.options.journaled.allow_device, ["a", "b"]);
+        assert_eq!(second.options.journaled.devices.allow_device, ["a", "b"]);
         assert_eq!(second.run.resume, Some(Some("/j/s.json".into())));
         assert_eq!(second.run.json, Some("-".into()));
         assert!(second.run.security.plaintext);

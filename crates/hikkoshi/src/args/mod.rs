@@ -1,11 +1,12 @@
-//! The command line: one file a command, and one for each group of options that both sides
-//! have.
+//! The command line: one file a command, and one for each group of options that several
+//! commands have.
 //!
 //! To add an option: put a field with a `help_heading` into the struct of its command or group.
 //! One that `--resume` has to remember goes into [`MigrateOptions`], [`ReceiveOptions`] or
 //! [`JournaledOptions`], and into the journal's records (`journal/record/`). Options that only
 //! benchmarks and tests need are hidden.
 
+mod allow_device;
 mod bytes;
 mod check;
 mod demo;
@@ -14,6 +15,7 @@ mod guard;
 mod headings;
 #[cfg(test)]
 mod help_tests;
+mod journal_folder;
 mod journaled_options;
 mod migrate;
 mod mode;
@@ -26,6 +28,7 @@ use std::path::Path;
 
 use clap::{Parser, Subcommand};
 
+pub(crate) use allow_device::AllowDevice;
 pub(crate) use check::Check;
 pub(crate) use demo::Demo;
 pub(crate) use guard::Guard;

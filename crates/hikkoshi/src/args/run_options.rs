@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::headings::{CONNECTION, OUTPUT, RECOVERY};
+use super::journal_folder::JournalFolder;
 use super::security::Security;
 
 /// Options of both sides that concern one run only: they are not kept in the journal.
@@ -52,11 +53,8 @@ pub(crate) struct RunOptions {
     #[arg(long, requires = "give_up", help_heading = RECOVERY)]
     pub other_side_is_lost: bool,
 
-    /// Directory for the journal that --resume reads
-    ///
-    /// [default: /run/hikkoshi; for users other than root, $XDG_RUNTIME_DIR/hikkoshi]
-    #[arg(verbatim_doc_comment, long, value_name = "DIR", help_heading = RECOVERY)]
-    pub journal: Option<PathBuf>,
+    #[command(flatten)]
+    pub journals: JournalFolder,
 
     /// Progress output format
     #[arg(

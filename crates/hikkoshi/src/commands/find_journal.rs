@@ -61,7 +61,7 @@ pub(super) fn find<E: Entry>(
 }
 
 fn search<E: Entry>(run: &RunOptions) -> Result<PathBuf, Exit> {
-    let folder = journal::folder(run.journal.as_deref());
+    let folder = run.journals.path();
     let found = journal::find::<E>(&folder, run.qmp.as_deref()).map_err(|error| {
         let what = format!("looking for a migration to resume: {}", Report::new(&error));
         Exit::new(Status::Usage, Reason::Journal, what)

@@ -1,49 +1,100 @@
-//! A QEMU with an unfinished migration does not take part in another one. What both sides share.
+//! A QEMU with an unfinished migration does not take part in another one. What both sides, and
+//! `check`, share.
 
+use std::fmt;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use error_reporter::Report;
-use hikkoshi_qemu::FindProcessError;
+use hikkoshi_qemu::{FindProcessError, QemuIdentity};
 
 use crate::commands::find_journal::{may_exist, may_listen};
 use crate::journal::{self, Entry};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
 
-/// Calls `check` with each journal in `folder` of an unfinished migration whose QEMU may be the one
-/// behind `qmp`, until one fails.
+/// Why a guest is not migrated again.
+pub(super) const HANDED_OVER: &str =
+    "this guest was handed over by an earlier migration, which is not finished";
+
+/// The QEMU whose journals are searched for.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Searched<'a> {
+    /// The one behind this QMP socket.
+    Behind(&'a Path),
+    /// This process.
+    Process(u32),
+}
+
+/// A journal whose QEMU may exist or not.
+#[derive(Debug)]
+pub(super) struct Undecided {
+    /// The journal.
+    pub path: PathBuf,
+    /// Why that cannot be found out.
+    pub error: FindProcessError,
+}
+
+/// The journals in `folder` of unfinished migrations of that QEMU, if it exists. Nothing is locked.
 ///
-/// `cannot_tell` makes the error for a journal whose QEMU may exist or not.
-pub(super) fn check_folder<E: Entry>(
+/// # Errors
+/// When the folder cannot be searched.
+pub(super) fn find<'a, E: Entry + 'a>(
     folder: &Path,
-    qmp: &Path,
-    unreadable: impl Fn(io::Error) -> Exit,
-    cannot_tell: impl Fn(&FindProcessError, &Path) -> Exit,
-    check: impl Fn(&Path, &E) -> Result<(), Exit>,
-) -> Result<(), Exit> {
-    if journal::is_hidden(folder) {
+    qemu: Searched<'a>,
+) -> io::Result<impl Iterator<Item = Result<(PathBuf, E), Undecided>> + 'a> {
+    let socket = match qemu {
+        Searched::Behind(socket) => Some(socket),
+        // It may have had a socket of another name then.
+        Searched::Process(_) => None,
+    };
+    let entries = if journal::is_hidden(folder) {
         // A user without the right to read it cannot attach to QEMU either, which is reported then.
-        return Ok(());
-    }
-    for (path, entry) in journal::find::<E>(folder, Some(qmp)).map_err(unreadable)? {
-        let exists = may_exist(entry.identity()).map_err(|error| cannot_tell(&error, &path))?;
-        if exists && may_listen(qmp, entry.identity()) {
-            check(&path, &entry)?;
+        Vec::new()
+    } else {
+        journal::find::<E>(folder, socket)?
+    };
+    Ok(entries.into_iter().filter_map(move |(path, entry)| {
+        let identity = entry.identity();
+        if matches!(qemu, Searched::Process(pid) if pid != identity.pid) {
+            return None;
         }
+        match may_exist(identity) {
+            Ok(exists) => (exists && is_behind(qemu, identity)).then_some(Ok((path, entry))),
+            Err(error) => Some(Err(Undecided { path, error })),
+        }
+    }))
+}
+
+fn is_behind(qemu: Searched<'_>, identity: &QemuIdentity) -> bool {
+    match qemu {
+        Searched::Behind(socket) => may_listen(socket, identity),
+        Searched::Process(_) => true,
     }
-    Ok(())
 }
 
 /// The folder with the journals cannot be searched. `subject`: what was to be migrated.
+pub(super) fn cannot_search(subject: &str, error: &io::Error) -> String {
+    format!(
+        "looking for an earlier migration {subject}: {}",
+        Report::new(error)
+    )
+}
+
+/// The same, which ends the command.
 pub(super) fn unreadable(subject: &str) -> impl Fn(io::Error) -> Exit {
     move |error| {
-        let what = format!(
-            "looking for an earlier migration {subject}: {}",
-            Report::new(&error)
-        );
+        let what = cannot_search(subject, &error);
         Exit::new(Status::AtSource, Reason::Journal, what).with("nothing was changed")
     }
+}
+
+/// The guest of a source's journal at `path` is not known to be this one.
+pub(super) fn may_be_handed_over(path: &Path) -> impl fmt::Display {
+    format!(
+        "according to {} this guest may have been handed over already",
+        path.display()
+    )
 }
 
 /// Refuses a migration because of an unfinished one, which the command `again` resumes.

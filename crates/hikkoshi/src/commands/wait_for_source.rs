@@ -7,9 +7,9 @@ use hikkoshi_link::{WaitEnded, WaitLimit};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::FileType;
 
-/// Waits until `wait_for` has passed, if it is given. If an `invitation` was printed to a pipe, waits
-/// only while another process can read it: if the program that was to pass it on has failed, no
-/// source will come.
+/// Waits until `wait_for` has passed, if it is given. If an `invitation` was printed to a pipe,
+/// waits only while another process can read it: if the program that was to pass it on has failed,
+/// no source will come.
 pub(super) fn wait_for_source(wait_for: Option<Duration>, invitation: bool) -> WaitLimit {
     let begun = Instant::now();
     let stdout = io::stdout();

@@ -14,7 +14,7 @@ use crate::output::reason::{Holder, Reason};
 
 /// Where the guest is when the program ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Status {
+pub(crate) enum Status {
     /// 0: it runs at the destination and every page is there.
     Moved,
     /// 0 as well: it was handed over, and has shut down at the destination.
@@ -33,7 +33,7 @@ pub enum Status {
 
 impl Status {
     /// The program's exit status.
-    pub const fn code(self) -> u8 {
+    pub(crate) const fn code(self) -> u8 {
         match self {
             Self::Moved | Self::ShutDown => 0,
             Self::AtSource => 1,
@@ -44,7 +44,7 @@ impl Status {
     }
 
     /// The status after a successful migration.
-    pub fn of(guest: GuestState) -> Self {
+    pub(crate) fn of(guest: GuestState) -> Self {
         match guest {
             GuestState::Running | GuestState::Paused => Self::Moved,
             GuestState::ShutDown => Self::ShutDown,

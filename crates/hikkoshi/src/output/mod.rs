@@ -1,5 +1,6 @@
 //! What the program writes, and how it ends.
 
+pub(crate) mod account_report;
 pub(crate) mod check;
 pub(crate) mod exit;
 pub(crate) mod log;

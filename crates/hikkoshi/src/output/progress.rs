@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use hikkoshi_engine::Observer;
 use hikkoshi_engine::report::{Phase, Progress, Silent};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
 
 use crate::args::ProgressFormat;
 use crate::output::report::{mib, seconds};
@@ -165,9 +166,38 @@ impl Observer for Lines {
 #[derive(Debug)]
 struct Json;
 
+/// [`Progress`] as JSON (`docs/json.md`).
+#[derive(Debug, Serialize)]
+struct ProgressReport {
+    phase: &'static str,
+    round: u32,
+    done_pages: u64,
+    total_pages: u64,
+    bytes: u64,
+    bytes_per_second: f64,
+}
+
+impl From<&Progress> for ProgressReport {
+    fn from(progress: &Progress) -> Self {
+        Self {
+            phase: match progress.phase {
+                Phase::Connecting => "connecting",
+                Phase::Precopy => "precopy",
+                Phase::Switchover => "switchover",
+                Phase::Postcopy => "postcopy",
+            },
+            round: progress.round,
+            done_pages: progress.done_pages,
+            total_pages: progress.total_pages,
+            bytes: progress.bytes,
+            bytes_per_second: progress.bytes_per_second,
+        }
+    }
+}
+
 impl Observer for Json {
     fn progress(&self, progress: &Progress) {
-        streams::object("progress", progress);
+        streams::object("progress", &ProgressReport::from(progress));
     }
 
     fn notice(&self, text: &str) {

@@ -157,7 +157,9 @@ impl From<&DestinationFailure> for Reason {
             DestinationFailure::DeviceState(_) => Self::DeviceState,
             DestinationFailure::Cancelled => Self::Cancelled,
             DestinationFailure::CancelledBySource(_) => Self::PeerCancelled,
-            DestinationFailure::SourceMemoryLost(_) => Self::MemoryLost,
+            DestinationFailure::SourceEnded | DestinationFailure::SourceMemoryLost(_) => {
+                Self::MemoryLost
+            }
             DestinationFailure::Interrupted => Self::Interrupted,
             DestinationFailure::Journal(_) => Self::Journal,
             DestinationFailure::NoSource(WaitEnded::TimedOut(_)) => Self::NoSource,

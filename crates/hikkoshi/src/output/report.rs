@@ -11,6 +11,7 @@ use hikkoshi_engine::report::{CollapseAccount, LatencySummary, RequestStatistics
 use hikkoshi_wire::text;
 use serde::Serialize;
 
+use crate::output::account_report::AccountReport;
 use crate::output::exit::{End, Exit};
 use crate::output::reason::Reason;
 use crate::output::streams;
@@ -210,7 +211,7 @@ pub(crate) struct SourceQuit {
 #[derive(Debug, Serialize)]
 struct Written<'a> {
     #[serde(flatten)]
-    account: &'a Account,
+    account: AccountReport<'a>,
     #[serde(flatten)]
     quit: Option<&'a SourceQuit>,
 }
@@ -221,6 +222,7 @@ pub(crate) fn write_json(
     quit: Option<&SourceQuit>,
     path: &Path,
 ) -> io::Result<()> {
+    let account = account.into();
     write_object(&Written { account, quit }, path)
 }
 

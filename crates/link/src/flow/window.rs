@@ -208,8 +208,8 @@ impl Window {
         self.active = now;
     }
 
-    /// Accounts for the kernel's TCP_INFO: `received` bytes in total have arrived in the peer's kernel,
-    /// and the round trip now takes `round_trip` seconds.
+    /// Accounts for the kernel's TCP_INFO: `received` bytes in total have arrived in the peer's
+    /// kernel, and the round trip now takes `round_trip` seconds.
     pub(crate) fn on_sample(&mut self, received: u64, round_trip: f64, now: Instant) {
         let Some(capacity) = &mut self.capacity else {
             return;

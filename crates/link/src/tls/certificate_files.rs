@@ -2,10 +2,8 @@
 
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
-
 /// The files of the authorities' certificates and of this side's own.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Files {
     pub(crate) ca: PathBuf,
     pub(crate) cert: PathBuf,

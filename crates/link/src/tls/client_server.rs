@@ -3,7 +3,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use error_reporter::Report;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::ring::cipher_suite::{
     TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256,
@@ -303,8 +302,9 @@ impl TlsClient {
             .with_root_certificates(roots)
             .with_client_auth_cert(chain, key)
             .map_err(|error| CertificatesError::pair(error, &files))?;
-        let name = ServerName::try_from(host.to_owned()).map_err(|error| {
-            CertificatesError::unusable(format!("'{host}': {}", Report::new(error)))
+        let name = ServerName::try_from(host.to_owned()).map_err(|source| {
+            let host = host.to_owned();
+            CertificatesError::HostName { host, source }
         })?;
         Ok(Self {
             config: finish_client(config),

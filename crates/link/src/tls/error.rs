@@ -1,10 +1,10 @@
 //! Why certificates cannot be used.
 
+use std::error::Error as StdError;
 use std::fmt;
 use std::path::PathBuf;
 
-use error_reporter::Report;
-use rustls::pki_types::{UnixTime, pem};
+use rustls::pki_types::{InvalidDnsNameError, UnixTime, pem};
 use rustls::{CertificateError, Error};
 use thiserror::Error as ThisError;
 
@@ -64,14 +64,22 @@ pub enum CertificatesError {
         /// The cause.
         source: rustls::Error,
     },
+    /// The destination's host name cannot be in a certificate.
+    #[error("looking for the destination's host name '{host}' in its certificate")]
+    HostName {
+        /// The name.
+        host: String,
+        /// The cause.
+        source: InvalidDnsNameError,
+    },
     /// The certificate or the key cannot be used.
-    #[error("using the certificate and its key: {0}")]
-    Unusable(String),
+    #[error("using the certificate and its key")]
+    Unusable(#[source] Box<dyn StdError + Send + Sync>),
 }
 
 impl CertificatesError {
-    pub(crate) fn unusable(error: impl std::fmt::Display) -> Self {
-        Self::Unusable(error.to_string())
+    pub(crate) fn unusable(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self::Unusable(error.into())
     }
 
     /// The error for a certificate and key of `files` that rustls refuses.
@@ -81,7 +89,7 @@ impl CertificatesError {
                 key: files.key.clone(),
                 cert: files.cert.clone(),
             },
-            error => Self::unusable(Report::new(error)),
+            error => Self::unusable(error),
         }
     }
 }

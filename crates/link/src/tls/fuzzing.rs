@@ -203,8 +203,8 @@ impl Peer {
     }
 }
 
-/// Records that a peer with the right keys seals, and damages. The plaintext up to the first error is
-/// read, for any size of the pieces in which they arrive.
+/// Records that a peer with the right keys seals, and damages. The plaintext up to the first error
+/// is read, for any size of the pieces in which they arrive.
 pub fn tls_records(bytes: &[u8]) {
     let mut peer = Peer {
         key: key(0),
@@ -257,8 +257,8 @@ pub fn tls_records(bytes: &[u8]) {
     assert_eq!(read(&peer.sent, 1 << 16), (plain, end), "in other pieces");
 }
 
-/// The last bytes are not sealed. They are an error, or the reader waits for the rest, if they can be
-/// the start of a record.
+/// The last bytes are not sealed. They are an error, or the reader waits for the rest, if they can
+/// be the start of a record.
 fn raw(peer: &mut Peer) {
     let (_, end) = read(&peer.sent, 1 << 16);
     assert_ne!((peer.end, end), (None, End::Alert));

@@ -5,7 +5,6 @@ use std::fmt;
 use data_encoding::BASE64URL_NOPAD;
 use rcgen::{CertificateParams, KeyPair, PublicKeyData};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::tls::error::CertificatesError;
 use crate::tls::invitation::Fingerprint;
@@ -29,6 +28,17 @@ impl Identity {
         KeyPair::try_from(self.0.serialized_der())
             .map(Self)
             .map_err(CertificatesError::unusable)
+    }
+
+    /// The key as text: PKCS #8, in base64.
+    pub(crate) fn text(&self) -> String {
+        BASE64URL_NOPAD.encode(self.0.serialized_der())
+    }
+
+    /// The key of [`text`](Self::text); `None` if it is damaged.
+    pub(crate) fn from_text(text: &str) -> Option<Self> {
+        let der = BASE64URL_NOPAD.decode(text.as_bytes()).ok()?;
+        KeyPair::try_from(der).ok().map(Self)
     }
 
     /// The fingerprint of the key.
@@ -56,23 +66,5 @@ impl fmt::Debug for Identity {
         f.debug_tuple("Identity")
             .field(&self.fingerprint())
             .finish()
-    }
-}
-
-/// As PKCS #8, in base64.
-impl Serialize for Identity {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&BASE64URL_NOPAD.encode(self.0.serialized_der()))
-    }
-}
-
-impl<'de> Deserialize<'de> for Identity {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let der = BASE64URL_NOPAD.decode(text.as_bytes()).unwrap_or_default();
-        KeyPair::try_from(der)
-            .map(Self)
-            // The error's text could repeat the key.
-            .map_err(|_| de::Error::custom("a damaged private key"))
     }
 }

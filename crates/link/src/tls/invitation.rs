@@ -4,7 +4,6 @@ use std::fmt;
 use std::str::FromStr;
 
 use data_encoding::BASE64URL_NOPAD;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use thiserror::Error;
 
 use crate::{Address, AddressError};
@@ -190,27 +189,23 @@ fn bytes<const N: usize>(text: &str) -> Result<[u8; N], InvitationError> {
         .ok_or(InvitationError::Damaged)
 }
 
-/// Serialized as text, in the alphabet of the invitation.
-macro_rules! saved_as_text {
+/// As text, in the alphabet of the invitation.
+macro_rules! as_text {
     ($($bytes:ident),*) => {$(
-        impl Serialize for $bytes {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.serialize_str(&BASE64URL_NOPAD.encode(&self.0))
+        impl $bytes {
+            pub(crate) fn text(&self) -> String {
+                BASE64URL_NOPAD.encode(&self.0)
             }
-        }
 
-        impl<'de> Deserialize<'de> for $bytes {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let text = String::deserialize(deserializer)?;
-                // The message does not repeat the text: it may be a secret.
-                let damaged = |_| de::Error::custom("a damaged key or secret");
-                bytes(&text).map(Self).map_err(damaged)
+            /// `None` if the text is damaged.
+            pub(crate) fn from_text(text: &str) -> Option<Self> {
+                bytes(text).ok().map(Self)
             }
         }
     )*};
 }
 
-saved_as_text!(Fingerprint, Secret, Proof);
+as_text!(Fingerprint, Secret, Proof);
 
 #[cfg(test)]
 mod tests {

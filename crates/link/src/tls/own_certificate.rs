@@ -50,7 +50,7 @@ pub(crate) fn check(
             Some(why) => Err(why.into()),
             None => Ok(()),
         },
-        Err(error) => Err(CertificatesError::unusable(Report::new(error))),
+        Err(error) => Err(CertificatesError::unusable(error)),
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use hikkoshi_linux::Process;
 use hikkoshi_userfault::Features;
@@ -12,10 +11,7 @@ use super::ram::{self, Ram, RamError, RamErrors};
 use super::reopen::FileAccess;
 use super::{AttachError, process, stale_userfaultfds};
 use crate::attach::privileges;
-use crate::qmp::Client;
-
-/// The timeout of the connection, up to QEMU's greeting.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+use crate::qmp::{CONNECT_TIMEOUT, Client};
 
 /// What was found.
 #[derive(Debug)]

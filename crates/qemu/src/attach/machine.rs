@@ -2,8 +2,8 @@
 //! of the device state.
 //!
 //! The sources are QEMU's `info qtree`, whose format is the same in all supported
-//! versions, and the list of RAM blocks ([`blocks`]). QMP cannot report the address of a device behind a bridge
-//! before the guest has numbered the buses.
+//! versions, and the list of RAM blocks ([`blocks`]). QMP cannot report the address of a device
+//! behind a bridge before the guest has numbered the buses.
 
 use hikkoshi_wire::{AuxiliaryBlock, Device, Machine};
 

@@ -2,13 +2,11 @@
 
 use std::{fs, io};
 
-use hikkoshi_linux::Process;
+use hikkoshi_linux::{CAP_SYS_PTRACE, Process};
 use thiserror::Error;
 
 /// `CAP_NET_RAW`, `linux/capability.h`.
 const CAP_NET_RAW: u32 = 13;
-/// `CAP_SYS_PTRACE`, `linux/capability.h`.
-const CAP_SYS_PTRACE: u32 = 19;
 
 /// What this process, and QEMU's, may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

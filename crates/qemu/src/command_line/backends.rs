@@ -44,7 +44,8 @@ fn parse_netdev(text: &str, id: &str) -> Option<String> {
     Some(join(&parts))
 }
 
-/// The name of a block node on a command line: QEMU's own names (`#block123`) are not allowed there.
+/// The name of a block node on a command line: QEMU's own names (`#block123`) are not allowed
+/// there.
 pub(super) fn node_name(name: &str) -> String {
     match name.strip_prefix('#') {
         Some(rest) => format!("node-{rest}"),

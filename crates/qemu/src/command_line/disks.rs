@@ -1,6 +1,6 @@
 //! Disks whose image is not that of the command line any more: after a snapshot, after a block job
-//! that switched to its target, or with another medium. A destination that opened the old image would
-//! run the guest on a stale disk.
+//! that switched to its target, or with another medium. A destination that opened the old image
+//! would run the guest on a stale disk.
 
 use serde_json::{Value, json};
 

@@ -25,15 +25,11 @@ mod quote;
 
 use std::io::{self, Read};
 use std::path::Path;
-use std::time::Duration;
 
 pub use self::destination_line::DestinationLine;
 pub(crate) use self::exact::Exact;
 use crate::attach::{AttachError, process};
-use crate::qmp::Client;
-
-/// The timeout of the connection, up to QEMU's greeting.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+use crate::qmp::{CONNECT_TIMEOUT, Client};
 
 /// The longest command line that is read, in bytes (`ARG_MAX` is 2 MiB by default).
 const MAX_COMMAND_LINE: u64 = 8 << 20;

@@ -66,14 +66,14 @@ pub enum UserfaultError {
     /// The RAM file is on a tmpfs with huge pages.
     #[error(
         "post-copy drops and fills single pages of a RAM file, but the kernel puts huge pages into \
-         the tmpfs of the guest's memory \"{id}\" ({cause}): mount it with huge=never, or move the \
-         guest with --mode precopy"
+         the tmpfs of the guest's memory \"{id}\" ({setting}): mount it with huge=never, or move \
+         the guest with --mode precopy"
     )]
     HugePages {
         /// The backend.
         id: String,
         /// The setting that causes it.
-        cause: String,
+        setting: String,
     },
     /// The memory is a private mapping of a file on another file system.
     #[error(

@@ -3,8 +3,8 @@
 //! Post-copy drops and fills single pages of a RAM file. In a tmpfs that is mounted with
 //! `huge=`, a page can be part of a huge page. Punching a hole into a huge page creates
 //! a hole only if the kernel can split the huge page. Otherwise the range is filled
-//! with zeros, and accesses do not fault. (`Documentation/admin-guide/mm/transhuge.rst`, "Hugepages in
-//! tmpfs/shmem".)
+//! with zeros, and accesses do not fault. (`Documentation/admin-guide/mm/transhuge.rst`, "Hugepages
+//! in tmpfs/shmem".)
 
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::AsFd;

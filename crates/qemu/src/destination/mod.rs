@@ -48,7 +48,8 @@ use crate::migration_settings::Settings;
 use crate::network::Announcer;
 use crate::qmp::Client;
 
-/// A QEMU that waits for an incoming guest; see [`DestinationGuest`](hikkoshi_engine::DestinationGuest).
+/// A QEMU that waits for an incoming guest; see
+/// [`DestinationGuest`](hikkoshi_engine::DestinationGuest).
 #[derive(Debug)]
 pub struct QemuDestination {
     /// `None` after reattaching, until QEMU is needed: it may not answer before it

@@ -2,16 +2,13 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use serde::{Deserialize, Serialize};
-
 use crate::identity::QemuIdentity;
 use crate::migration_settings::Settings;
 
 /// What another program needs to know to reattach to a destination.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct DestinationReattachInfo {
     /// The QEMU process and its guest's memory.
-    #[serde(rename = "place")]
     pub identity: QemuIdentity,
     /// The original values of QEMU's changed settings.
     pub settings: Settings,

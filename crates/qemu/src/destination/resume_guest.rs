@@ -79,8 +79,8 @@ impl QemuDestination {
     }
 }
 
-/// Opens what announces the guest. A failure is only logged, because the guest's own packets have the
-/// same effect.
+/// Opens what announces the guest. A failure is only logged, because the guest's own packets have
+/// the same effect.
 pub(super) fn open_announcer(client: &mut Client, process: &Process) -> Option<Announcer> {
     Announcer::open(client, process)
         .inspect_err(|error| {
@@ -89,8 +89,8 @@ pub(super) fn open_announcer(client: &mut Client, process: &Process) -> Option<A
         .ok()
 }
 
-/// Resumes the guest, and announces it to its networks. `reattached`: it may run already. The client's
-/// timeout applies: QEMU opens storage, and may wait for missing pages.
+/// Resumes the guest, and announces it to its networks. `reattached`: it may run already. The
+/// client's timeout applies: QEMU opens storage, and may wait for missing pages.
 fn run(
     client: &mut Client,
     reattached: bool,

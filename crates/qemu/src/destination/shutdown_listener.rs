@@ -1,7 +1,7 @@
 //! A thread that listens for the guest's shutdown while pages are missing.
 //!
-//! Before that it makes QEMU announce the guest, because QEMU may answer late: its main loop may wait
-//! for a page.
+//! Before that it makes QEMU announce the guest, because QEMU may answer late: its main loop may
+//! wait for a page.
 //!
 //! A guest that powers off ends its QEMU (unless that was started with
 //! `-no-shutdown`). From outside this looks like a killed QEMU; only the event

@@ -65,10 +65,10 @@ impl QemuDestination {
             if system == FileSystem::Other {
                 return Err(UserfaultError::PrivateFile { id: id() });
             }
-            let cause = huge_tmpfs::cause(&self.process, file.as_fd())
+            let setting = huge_tmpfs::cause(&self.process, file.as_fd())
                 .map_err(|source| UserfaultError::MountOptions { id: id(), source })?;
-            if let Some(cause) = cause {
-                return Err(UserfaultError::HugePages { id: id(), cause });
+            if let Some(setting) = setting {
+                return Err(UserfaultError::HugePages { id: id(), setting });
             }
         }
         Ok(())

@@ -18,7 +18,6 @@ use hikkoshi_linux::Process;
 use hikkoshi_memory::{Backing, GuestRam, MemoryLost, PrivateMemory, RamFile};
 use hikkoshi_wire::GuestDescription;
 use rustix::fs::MemfdFlags;
-use serde::{Deserialize, Serialize};
 
 pub(crate) use self::error::QemuExitedError;
 pub use self::error::ReattachError;
@@ -30,7 +29,7 @@ use crate::attach::process::{self, ProcessError};
 use crate::attach::reopen::{self, FileAccess, MappedFileRange};
 
 /// A QEMU process and its guest's memory.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QemuIdentity {
     /// Its QMP socket.
     pub qmp: PathBuf,
@@ -38,10 +37,8 @@ pub struct QemuIdentity {
     pub pid: u32,
     /// When it was started, in ticks since boot. Another process can have the same
     /// number later.
-    #[serde(rename = "started")]
     pub start_time: u64,
     /// The boot and the namespaces in which these numbers name that process.
-    #[serde(rename = "view")]
     pub namespaces: NamespaceIdentity,
     /// The machine.
     pub description: GuestDescription,
@@ -50,7 +47,7 @@ pub struct QemuIdentity {
 }
 
 /// What identifies the memory of a RAM block.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RamIdentity {
     /// A file that QEMU has mapped shared. It remains when QEMU ends.
     File(RamFileIdentity),
@@ -66,7 +63,7 @@ pub enum RamIdentity {
 }
 
 /// What identifies the file of a RAM block.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RamFileIdentity {
     /// Its file's path as we see it. For a removed file, the name that the kernel
     /// reports.

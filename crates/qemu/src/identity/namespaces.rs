@@ -5,7 +5,6 @@
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::attach::process::ProcessError;
@@ -14,17 +13,14 @@ use crate::attach::process::ProcessError;
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The boot and the namespaces of a process.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamespaceIdentity {
     /// The boot's identifier: it differs between machines and between boots.
-    #[serde(rename = "boot")]
     pub boot_id: String,
     /// The PID namespace's number. Process numbers belong to it.
-    #[serde(rename = "pids")]
     pub pid_namespace: u64,
     /// The time namespace's number, if the kernel has time namespaces. Start
     /// times belong to it.
-    #[serde(rename = "times")]
     pub time_namespace: Option<u64>,
 }
 

@@ -1,5 +1,5 @@
-//! Announces the guest to its networks at once, and more than QEMU does: further addresses of a card,
-//! and VLANs.
+//! Announces the guest to its networks at once, and more than QEMU does: further addresses of a
+//! card, and VLANs.
 //!
 //! `announce-self` announces the address that a card was configured with, without a VLAN tag. A
 //! guest may have given the card another address or several, and switches learn addresses for each
@@ -10,6 +10,7 @@
 //! In post-copy QEMU's main loop waits for pages as soon as the guest runs, and answers commands
 //! late. Nothing here needs an answer after that.
 
+use error_reporter::Report;
 use hikkoshi_linux::Process;
 use hikkoshi_network_frames::{MacAddress, TunQueue, announcement};
 use serde_json::Value;
@@ -103,6 +104,7 @@ impl AnnouncedCard {
             }
         }
         if let Some(error) = failed {
+            let error = Report::new(&error);
             tracing::debug!(card = self.name, %error, "announcing an address of the guest");
         }
     }

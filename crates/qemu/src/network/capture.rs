@@ -9,6 +9,10 @@ use hikkoshi_wire::NetworkFrame;
 
 use super::opened::{OpenedNetworks, TapCard};
 
+/// Every captured frame can be sent.
+const _: () =
+    assert!(hikkoshi_network_frames::MAX_NETWORK_FRAME <= hikkoshi_wire::MAX_NETWORK_FRAME);
+
 /// The most frames that are read from one card at a time.
 const MAX_AT_ONCE: usize = 16 << 10;
 
@@ -117,8 +121,8 @@ fn receive_all(socket: &mut PacketSocket) -> Result<Vec<Captured>, GuestError> {
     Ok(frames)
 }
 
-/// The frame for the destination, for a card with these addresses, the configured one first; `None` if
-/// the guest has sent it itself: its announcement there reaches this host as well.
+/// The frame for the destination, for a card with these addresses, the configured one first; `None`
+/// if the guest has sent it itself: its announcement there reaches this host as well.
 fn kept(card: [MacAddress; 2], Captured { frame, .. }: Captured) -> Option<KeptFrame> {
     let own = frame.source().is_some_and(|source| card.contains(&source));
     (!own).then_some(KeptFrame {

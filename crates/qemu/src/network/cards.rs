@@ -33,8 +33,8 @@ pub(super) fn read(client: &mut Client) -> Result<Vec<Card>, QmpError> {
 /// `virtio-net-pci.0: index=0,type=nic,model=virtio-net-pci,macaddr=52:…`, and in the next line the
 /// backend: ` \ n0: index=0,type=tap,ifname=tap0,script=no,downscript=no`. A card with several
 /// queues has such a pair of lines for each, of which the first has the address; without `id=` each
-/// line has another name. Lines of another form are skipped: frames of a card that is not understood
-/// are not kept.
+/// line has another name. Lines of another form are skipped: frames of a card that is not
+/// understood are not kept.
 fn parse(text: &str) -> Vec<Card> {
     let mut cards: Vec<Card> = Vec::new();
     let mut last: Option<(String, MacAddress)> = None;

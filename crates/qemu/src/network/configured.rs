@@ -33,8 +33,8 @@ fn address(property: Option<&Value>) -> Option<MacAddress> {
     parse_address(property?.as_str()?)
 }
 
-/// The object of a card. QEMU calls a card without an `id` `TYPE.NUMBER`, and its object `device[N]`;
-/// both count in the order in which the devices were made.
+/// The object of a card. QEMU calls a card without an `id` `TYPE.NUMBER`, and its object
+/// `device[N]`; both count in the order in which the devices were made.
 fn path(
     card: &str,
     cards: &[String],

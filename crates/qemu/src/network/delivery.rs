@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use hikkoshi_engine::{FrameDelivery, GuestError, KeptFrame};
 use hikkoshi_network_frames::{MacAddress, NetworkFrame, PacketSocket, TunQueue};
 use thiserror::Error;
@@ -16,8 +17,8 @@ const REMEMBERED_FOR: Duration = Duration::from_secs(10);
 /// The most frames that are remembered for each card.
 const MAX_REMEMBERED: usize = 4096;
 
-/// Frames that are transmitted before QEMU has read the earlier ones. A tap device has room for 1,000
-/// by default (`txqueuelen`), and drops what is over without an error.
+/// Frames that are transmitted before QEMU has read the earlier ones. A tap device has room for
+/// 1,000 by default (`txqueuelen`), and drops what is over without an error.
 const BURST: usize = 128;
 
 /// How long to wait until QEMU has read them, and how often to check.
@@ -81,6 +82,7 @@ impl DeliveryCard {
                 Ok(Some(_)) => continue,
                 Ok(None) => break,
                 Err(error) => {
+                    let error = Report::new(&error);
                     tracing::debug!(%error, "reading what the network delivers at the destination");
                     break;
                 }

@@ -49,8 +49,8 @@ fn interface_name(info: &str) -> Option<&str> {
 
 /// The network namespace of the device with these queues; `None` if it is this program's.
 ///
-/// Where the kernel does not tell, it is QEMU's. A QEMU that was given descriptors may be in another
-/// one.
+/// If the kernel does not report it, QEMU's is assumed. A QEMU that was given descriptors may be in
+/// another one.
 pub(super) fn namespace(queues: &[TunQueue], process: &Process) -> io::Result<Option<OwnedFd>> {
     let told = queues.iter().find_map(|queue| queue.namespace().ok());
     let theirs = match told {
@@ -69,9 +69,9 @@ fn identity(file: impl AsFd) -> io::Result<(u64, u64)> {
 
 /// The tap device of each card. A card whose device is not known for certain has none.
 ///
-/// QEMU names the device that it opened itself, or the descriptor that it was given (of several, that
-/// of each queue). It does not where a helper opened the device. Then the device is known if exactly
-/// one card and one device are left.
+/// QEMU names the device that it opened itself, or the descriptor that it was given (of several,
+/// that of each queue). It does not where a helper opened the device. Then the device is known if
+/// exactly one card and one device are left.
 pub(super) fn assign<'a>(
     cards: &'a [Card],
     interfaces: &'a [TapInterface],

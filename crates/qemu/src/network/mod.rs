@@ -1,9 +1,9 @@
 //! The guest's networks: frames that arrive for it while it is paused.
 //!
-//! Each network card with a tap device (`cards.rs`, `interfaces.rs`) takes part: the source captures
-//! what arrives there ([`capture()`]), the destination delivers it to the card with the same address
-//! ([`deliver`]). Other backends (user networking, sockets) have no place where frames could be
-//! captured or delivered.
+//! Each network card with a tap device (`cards.rs`, `interfaces.rs`) takes part: the source
+//! captures what arrives there ([`capture()`]), the destination delivers it to the card with the
+//! same address ([`deliver`]). Other backends (user networking, sockets) have no place where frames
+//! could be captured or delivered.
 
 mod announcer;
 mod capture;

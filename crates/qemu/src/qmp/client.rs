@@ -13,6 +13,9 @@ use super::connection::{Connection, connect};
 use super::error::{ConnectError, QmpError};
 use super::message::{Message, QmpEvent, Version};
 
+/// How long to wait for a connection, up to QEMU's greeting.
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// The timeout of an ordinary command. Most answers come within a millisecond; a main
 /// loop that waits for storage can take seconds.
 pub(crate) const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
@@ -153,7 +156,7 @@ impl Client {
     /// # Errors
     ///
     /// See [`QmpError`].
-    pub fn execute_within(
+    pub(crate) fn execute_within(
         &mut self,
         command: &str,
         arguments: Value,

@@ -203,8 +203,8 @@ impl Connection {
     }
 }
 
-/// The time between two attempts while the listener's queue is full.
-const RETRY_INTERVAL: Duration = Duration::from_millis(20);
+/// The time between two attempts to connect.
+pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Connects, and returns a non-blocking stream.
 ///

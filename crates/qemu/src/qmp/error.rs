@@ -65,7 +65,7 @@ pub enum ConnectError {
 
 impl ConnectError {
     /// Whether a process listens, but does not answer.
-    pub fn is_silent(&self) -> bool {
+    pub(crate) fn is_silent(&self) -> bool {
         match self {
             Self::NoGreeting { .. } => true,
             Self::Session { source, .. } => matches!(source, QmpError::TimedOut { .. }),
@@ -143,7 +143,7 @@ pub enum QmpError {
 
 impl QmpError {
     /// Whether QEMU refused the command (and has not exited or stopped answering).
-    pub fn is_refusal(&self) -> bool {
+    pub(crate) fn is_refusal(&self) -> bool {
         matches!(self, Self::Refused { .. })
     }
 

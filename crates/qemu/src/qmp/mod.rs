@@ -33,9 +33,9 @@ pub(crate) mod fuzzing {
     pub(crate) use super::message::Message;
 }
 
-pub(crate) use client::COMMAND_TIMEOUT;
 pub use client::Client;
 pub(crate) use client::Submitted;
+pub(crate) use client::{COMMAND_TIMEOUT, CONNECT_TIMEOUT};
 pub(crate) use connection::connect;
 pub use error::{ConnectError, QmpError};
 #[cfg(test)]

@@ -10,13 +10,11 @@ use hikkoshi_engine::CancelFlag;
 use hikkoshi_linux::Process;
 use thiserror::Error;
 
+use crate::qmp::connection::RETRY_INTERVAL;
 use crate::qmp::{Client, ConnectError, QmpError};
 
 /// How long to wait for the greeting in one attempt. QEMU may be waiting for a page.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// The time between two attempts.
-const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Practically infinite: the wait is ended by other means.
 pub(crate) const NO_TIMEOUT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);

@@ -126,7 +126,7 @@ fn events_between_a_command_and_its_answer_are_kept() {
     server.end();
 }
 
-/// The status may be learned from a query. Events that came before its answer are seen all the same.
+/// The status may come from a query. Events that came before its answer are seen all the same.
 #[test]
 fn events_before_a_final_status_are_seen() {
     let server = server(|session| {

@@ -30,7 +30,6 @@ use hikkoshi_linux::Process;
 use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::{RemoteUserfault, close_remote};
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
-use serde::{Deserialize, Serialize};
 
 pub use self::error::ResumeError;
 use self::error::{PauseError, ReleaseSourceError, SaveError};
@@ -63,10 +62,9 @@ enum SwitchoverStage {
 }
 
 /// What another program needs to know to reattach to a source.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct SourceReattachInfo {
     /// The QEMU process and its guest's memory.
-    #[serde(rename = "place")]
     pub identity: QemuIdentity,
     /// What has to be undone.
     pub undo: UndoRecord,
@@ -268,12 +266,6 @@ impl QemuSource {
             identity: self.identity.clone(),
             undo: self.undo.clone(),
         }
-    }
-
-    /// What another process needs to know to undo the changes in QEMU, as of now.
-    /// See [`undo`](crate::undo()).
-    pub fn undo_record(&self) -> &UndoRecord {
-        &self.undo
     }
 
     /// Calls `keep` with the record for [`undo`](crate::undo()): now, and then before

@@ -77,7 +77,8 @@ impl QemuSource {
         let outcome = prepared
             .map_err(PauseError::Qmp)
             .and_then(|(file, blocks)| match blocks::difference(layout, &blocks) {
-                // After the devices were compared. What changes from here on is seen after the save.
+                // After the devices were compared. What changes from here on is seen after the
+                // save.
                 Some(difference) => Err(Refusal::MemoryChanged { difference }.into()),
                 None => Ok((file, blocks)),
             })
@@ -97,9 +98,9 @@ impl QemuSource {
         running: bool,
     ) -> Result<Instant, PauseError> {
         let client = connected(&mut self.client)?;
-        // With `live` QEMU releases the guest's images afterwards, and `cont` takes them back. Those
-        // of a guest that its owner had paused are released when it was handed over: it does not
-        // run until then.
+        // With `live` QEMU releases the guest's images afterwards, and `cont` takes them back.
+        // Those of a guest that its owner had paused are released when it was handed over: it does
+        // not run until then.
         let save = (
             "xen-save-devices-state",
             json!({ "filename": file.path(), "live": running }),

@@ -111,8 +111,8 @@ impl QemuSource {
         }
     }
 
-    /// Saves once more, into nothing: with `live` QEMU releases the images afterwards. Another engine
-    /// may have done that already.
+    /// Saves once more, into nothing: with `live` QEMU releases the images afterwards. Another
+    /// engine may have done that already.
     fn release_images(&mut self) -> Result<(), ReleaseImagesError> {
         let client = self.monitor()?;
         if pause_mark::are_disks_released(client)? {

@@ -6,8 +6,8 @@
 //! elsewhere.
 //!
 //! The kernel closes the engine's own resources: its QMP connection and its copy of the
-//! userfaultfd. This module undoes the rest: the pause, with its mark, the userfaultfd's copy inside
-//! QEMU, the settings, and the file for the device state.
+//! userfaultfd. This module undoes the rest: the pause, with its mark, the userfaultfd's copy
+//! inside QEMU, the settings, and the file for the device state.
 
 use std::sync::Arc;
 

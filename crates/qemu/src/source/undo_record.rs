@@ -3,12 +3,10 @@
 use std::fmt;
 use std::io;
 
-use serde::{Deserialize, Serialize};
-
 use crate::migration_settings::Settings;
 
-/// The changes to a source. Can be stored and passed to another process.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+/// The changes to a source. Another process can undo them, too.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct UndoRecord {
     /// The original values of the settings that we changed.
     pub settings: Settings,

@@ -1,4 +1,5 @@
-//! Compares what `xen-save-devices-state` and `stream` write with the stream of QEMU's own `migrate`.
+//! Compares what `xen-save-devices-state` and `stream` write with the stream of QEMU's own
+//! `migrate`.
 
 use std::fs;
 use std::path::Path;
@@ -167,8 +168,8 @@ pub(crate) fn headers<'a>(sections: &[Section<'a>]) -> Vec<(u32, &'a str, u32, u
 }
 
 /// Compares what comes before the devices' sections, byte by byte. Two things differ: QEMU's `ram`
-/// is a section in parts (mark 1), whose list of blocks is the first part, and ours is complete with
-/// that list (mark 4); and the number of ours is one that no section of QEMU has.
+/// is a section in parts (mark 1), whose list of blocks is the first part, and ours is complete
+/// with that list (mark 4); and the number of ours is one that no section of QEMU has.
 fn compare_beginnings(client: &mut Client, stream: &walk::Stream) {
     const FULL: u8 = 4;
     let machine = machine_type(client);
@@ -188,7 +189,8 @@ fn compare_beginnings(client: &mut Client, stream: &walk::Stream) {
     assert_eq!(ours, expected);
 }
 
-/// The fields that differ in two payloads of a device; without a description of the device, its bytes.
+/// The fields that differ in two payloads of a device; without a description of the device, its
+/// bytes.
 pub(crate) fn differences(
     stream: &walk::Stream,
     one: &Section<'_>,

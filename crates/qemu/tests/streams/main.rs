@@ -56,8 +56,8 @@ const SAVED: [&str; 14] = [
     "cpu",
 ];
 
-/// Flash, devices that exclude one of the others, and a card with four queues: those need a tap, which
-/// QEMU creates. A TPM is added.
+/// Flash, devices that exclude one of the others, and a card with four queues: those need a tap,
+/// which QEMU creates. A TPM is added.
 const FLASH: &str = "pflash0=flash0,pflash1=flash1";
 const MORE_DEVICES: &str = "-blockdev null-co,size=262144,read-zeroes=on,read-only=on,node-name=flash0 \
     -blockdev null-co,size=131072,read-zeroes=on,node-name=flash1 \

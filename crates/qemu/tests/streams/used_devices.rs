@@ -1,5 +1,5 @@
-//! The comparison with devices that a guest has used: their rings, counters and queues are not those
-//! of a reset.
+//! The comparison with devices that a guest has used: their rings, counters and queues are not
+//! those of a reset.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;

@@ -285,7 +285,7 @@ pub enum ToSource {
     /// source with [`Capabilities::SHUT_DOWN`](crate::Capabilities::SHUT_DOWN).
     ShutDown,
     /// The answer to [`FramesEnd`](ToDestination::FramesEnd), once the guest
-    /// runs: what became of the frames. The only message on the link for frames.
+    /// runs: how many frames were delivered. The only message on the link for frames.
     FramesDelivered {
         /// Frames that were delivered to the guest's network cards.
         delivered: u64,

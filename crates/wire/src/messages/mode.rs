@@ -5,11 +5,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// How a guest's memory travels. Messages, reports, journals and the command
-/// line all use this type: serde writes [its name](Self::name) to JSON and its
-/// position in this enum to a message, so the order must not change.
+/// How a guest's memory travels. A message has its position in this enum, so the
+/// order must not change; other output has [its name](Self::name).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// All memory before the switchover.
     Precopy,

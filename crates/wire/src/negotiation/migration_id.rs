@@ -4,7 +4,7 @@ use std::fmt;
 use std::hint::black_box;
 
 /// A migration's secret number: 128 random bits from the kernel, chosen by the
-/// source. The source sends it on every link, so a stranger who can reach the
+/// source. The source sends it on every link, so an unknown peer that can reach the
 /// destination's port cannot join.
 ///
 /// It is compared in constant time and never printed.

@@ -31,8 +31,8 @@ const SEGMENTS: [Segment; 2] = [
     },
 ];
 
-/// A client with a switch, and two hosts connected to it, each with a bridge and a tap device; or two
-/// such clients with separate switches, and both hosts connected to each.
+/// A client with a switch, and two hosts connected to it, each with a bridge and a tap device; or
+/// two such clients with separate switches, and both hosts connected to each.
 ///
 /// The guest's card is on its host's tap. When the guest moves, its address moves to the other
 /// host's tap, and the switch learns that from the guest's announcement, as in a real rack. The

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 const DEVICE: &str = "/dev/net/tun";
 
-/// `TUNSETIFF`, and the flags of a tap device with a virtio-net header before each frame and no other
-/// header: `linux/if_tun.h`.
+/// `TUNSETIFF`, and the flags of a tap device with a virtio-net header before each frame and no
+/// other header: `linux/if_tun.h`.
 const TUNSETIFF: Opcode = opcode::write::<c_int>(b'T', 202);
 const IFF_TAP: u16 = 2;
 const IFF_MULTI_QUEUE: u16 = 0x100;

@@ -82,7 +82,7 @@ struct Connection {
     pending: Option<DestinationSessionEvent>,
 }
 
-/// What has become of the guest here.
+/// The state of the guest here.
 #[derive(Debug, Default)]
 struct GuestProgress {
     /// It was resumed.
@@ -107,7 +107,7 @@ pub(crate) struct HandoverResult {
     pub(crate) requests: RequestStatistics,
     /// The guest has shut itself down here.
     pub(crate) shut_down: bool,
-    /// What became of the frames that arrived for it, if they were kept.
+    /// How many frames that arrived for it were delivered or lost, if they were kept.
     pub(crate) frames: Option<FramesAccount>,
 }
 

@@ -3,17 +3,17 @@
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use hikkoshi_handover::{DestinationEvent, DestinationStage};
 use hikkoshi_link::{AcceptedLink, LinkError, TICK};
 use hikkoshi_wire::{Role, ToDestination};
 
+use crate::control_link::REASON_TIMEOUT;
 use crate::destination::error::DestinationFailure;
 use crate::destination::handover_driver::HandoverDriver;
 use crate::destination::handover_driver::links::LinkState;
-use crate::destination::last_message::REASON_TIMEOUT;
 use crate::destination::session::{DestinationSessionEvent, LISTENING};
 use crate::guest::DestinationGuest;
-use crate::source_ended::SOURCE_ENDED;
 
 /// What one look for events returns.
 pub(crate) enum Observation {
@@ -152,7 +152,7 @@ impl HandoverDriver<'_> {
                 Observation::Event(DestinationEvent::Connected(stage), None)
             }
             Err(failure) => {
-                tracing::warn!(peer, %failure, "connection rejected");
+                tracing::warn!(peer, error = %Report::new(&failure), "connection rejected");
                 Observation::Nothing
             }
         }
@@ -203,7 +203,7 @@ impl HandoverDriver<'_> {
             }
             // It never ran here, and must not with pages missing.
             DestinationStage::Ready => {
-                let cause = DestinationFailure::CancelledBySource(SOURCE_ENDED.to_owned());
+                let cause = DestinationFailure::SourceEnded;
                 Observation::Event(DestinationEvent::CancelledBySource, Some(cause))
             }
             _ => Observation::Nothing,

@@ -19,8 +19,8 @@ pub(crate) fn drop_prefilled(
     memory: &RamWriter,
     installer: &Installer,
 ) -> Result<(), DestinationFailure> {
-    // Queried for each block: a guest whose RAM is in files has some private memory besides, and
-    // the pages that are missing there are few.
+    // Queried for each block: a guest whose RAM is in files has some private memory, too, and few
+    // pages are missing there.
     let blocks = memory.blocks_that_may_hold_more()?;
     if !blocks.contains(&true) {
         return Ok(());

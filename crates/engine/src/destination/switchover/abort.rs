@@ -5,8 +5,9 @@ use std::time::Instant;
 use error_reporter::Report;
 use hikkoshi_wire::ToDestination;
 
+use crate::control_link::REASON_TIMEOUT;
 use crate::destination::error::{DestinationFailure, ReceiveError};
-use crate::destination::last_message::{REASON_TIMEOUT, last_message};
+use crate::destination::last_message::last_message;
 use crate::destination::session::{DestinationSessionEvent, LISTENING};
 use crate::destination::switchover::incoming_migration::IncomingMigration;
 use crate::guest::DestinationGuest;

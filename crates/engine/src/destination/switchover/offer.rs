@@ -96,7 +96,7 @@ pub(crate) fn receive_offer(
             reason: reason.clone(),
         };
         if let Err(error) = writer.control(&refusal) {
-            tracing::debug!(error = %Report::new(&error), "the source does not hear the refusal");
+            tracing::debug!(error = %Report::new(&error), "the source does not receive the refusal");
         }
         Err(NoGuest::Refused(reason))
     };

@@ -1,5 +1,5 @@
-//! The guest's process has ended at the source after *Commit*, and with it private memory that holds
-//! pages which the destination needs.
+//! The guest's process has ended at the source after *Commit*, and with it private memory that
+//! holds pages which the destination needs.
 //!
 //! No other process has these pages, so neither side can complete the guest: reconnecting and
 //! resuming would not help. Files that the process had mapped are still open here, and do not lead

@@ -50,7 +50,7 @@ pub(crate) struct HandoverResult {
     pub(crate) requests: RequestStatistics,
     /// The guest shut itself down there.
     pub(crate) shut_down: bool,
-    /// What became of the frames that arrived for the guest, if they were kept.
+    /// How many frames that arrived for the guest were delivered or lost, if they were kept.
     pub(crate) frames: Option<FramesAccount>,
 }
 

@@ -7,13 +7,10 @@ use error_reporter::Report;
 use hikkoshi_link::{LinkError, TICK};
 use hikkoshi_wire::ToSource;
 
+use crate::control_link::REASON_TIMEOUT;
 use crate::source::error::SourceFailure;
 use crate::source::session::Session;
 use crate::source::session::event::{CONTROL, CommitState, SourceSessionEvent};
-
-/// How long to wait for the reason after a link has failed: the destination's
-/// last message may still be on the control link.
-const REASON_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Session {
     /// Waits for the next message; `None` after a tick without one.

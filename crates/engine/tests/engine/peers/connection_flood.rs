@@ -1,4 +1,4 @@
-//! More connections of strangers than the listener handles at once, while a source connects and
+//! More connections of unknown peers than the listener handles at once, while a source connects and
 //! migrates.
 
 use std::io::{self, Read, Write};
@@ -31,18 +31,18 @@ use crate::run::{Notices, open, watchdog};
 use super::machine;
 use super::tls::{greeting, invited};
 
-/// The most memory that all connections of strangers together may use.
+/// The most memory that all connections of unknown peers together may use.
 const MAX_BYTES: usize = 16 << 20;
 
-/// The most threads for strangers: those that perform handshakes, and those that have ended but have
-/// not exited yet (on a busy host some dozens: 157 threads were seen).
+/// The most threads for unknown peers: those that perform handshakes, and those that have ended but
+/// have not exited yet (on a busy host some dozens: 157 threads were seen).
 const MAX_THREADS: usize = 256;
 
 /// An address other than the source's.
-const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+const UNKNOWN_PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 
 /// Clients that know the address and have no part in a migration.
-struct Strangers {
+struct UnknownPeers {
     to: SocketAddr,
     /// What each sends, a piece at a time, before it waits for an answer.
     greeting: Vec<u8>,
@@ -54,7 +54,7 @@ struct Strangers {
     allocated: AtomicUsize,
 }
 
-impl Strangers {
+impl UnknownPeers {
     fn new(to: SocketAddr, greeting: Vec<u8>) -> Self {
         Self {
             to,
@@ -71,7 +71,9 @@ impl Strangers {
         let peer_timeout = Duration::from_millis(100);
         while !self.enough.load(Ordering::Relaxed) {
             let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-            socket.bind(&SocketAddr::new(STRANGER, 0).into()).unwrap();
+            socket
+                .bind(&SocketAddr::new(UNKNOWN_PEER, 0).into())
+                .unwrap();
             if socket
                 .connect_timeout(&self.to.into(), peer_timeout)
                 .is_ok()
@@ -151,17 +153,17 @@ fn a_source_is_served_among_a_thousand_connections() {
     check_source_is_served(greeting, None);
 }
 
-/// The same with TLS, by strangers that start the handshake, let this side compute its part, and
-/// stop.
+/// The same with TLS, by unknown peers that start the handshake, let this side compute its part,
+/// and stop.
 #[test]
 fn a_source_is_served_among_a_thousand_tls_handshakes() {
     let (client, server) = invited();
     check_source_is_served(greeting(&client), Some((client, server)));
 }
 
-/// Strangers from one address each connect after a source that has sent nothing yet. Returns
-/// whether the source is admitted, at the listener of a migration that began from its address, or
-/// of none.
+/// Unknown peers, each from an address of its own, connect after a source that has sent nothing
+/// yet. Returns whether the source is admitted, at the listener of a migration that began from its
+/// address, or of none.
 fn admitted_among_addresses(begun: bool) -> bool {
     let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).unwrap();
     let Address::Tcp(to) = listener.address() else {
@@ -179,7 +181,7 @@ fn admitted_among_addresses(begun: bool) -> bool {
                 listener.accept_only_links_of(&incoming.recv().unwrap());
             }
             let mut source = TcpStream::connect(to).unwrap();
-            let mut strangers: Vec<TcpStream> = (0..100)
+            let mut unknown: Vec<TcpStream> = (0..100)
                 .map(|number| {
                     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
                     let from = Ipv4Addr::new(127, 0, 1, number);
@@ -189,8 +191,8 @@ fn admitted_among_addresses(begun: bool) -> bool {
                 })
                 .collect();
             // All have connected once this many of them were closed.
-            for stranger in &mut strangers[..36] {
-                assert_eq!(stranger.read(&mut [0]).unwrap(), 0);
+            for peer in &mut unknown[..36] {
+                assert_eq!(peer.read(&mut [0]).unwrap(), 0);
             }
             let mut answer = [0; HELLO_LEN + CHALLENGE_LEN];
             source
@@ -248,8 +250,8 @@ fn check_source_is_served(greeting: Vec<u8>, tls: Option<(TlsClient, TlsServer)>
     let Address::Tcp(to) = listener.address() else {
         panic!("TCP")
     };
-    let strangers = Strangers::new(to.parse().unwrap(), greeting);
-    // Runs both sides, once the strangers are connected.
+    let unknown_peers = UnknownPeers::new(to.parse().unwrap(), greeting);
+    // Runs both sides, once the unknown peers are connected.
     let attempt = || {
         let mut guest = TestDestination::new(&machine, 1000);
         let mut source = TestSource::new(&machine, true, 1000);
@@ -264,7 +266,7 @@ fn check_source_is_served(greeting: Vec<u8>, tls: Option<(TlsClient, TlsServer)>
                 let options = DestinationOptions::default();
                 receive(&mut guest, &listener, &options, &watch)
             });
-            while strangers.connections.load(Ordering::Relaxed) < 1000 {
+            while unknown_peers.connections.load(Ordering::Relaxed) < 1000 {
                 thread::sleep(Duration::from_millis(1));
             }
             let options = SourceOptions {
@@ -285,9 +287,9 @@ fn check_source_is_served(greeting: Vec<u8>, tls: Option<(TlsClient, TlsServer)>
     };
     let (moved, ended) = thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(|| strangers.keep_connecting());
+            scope.spawn(|| unknown_peers.keep_connecting());
         }
-        scope.spawn(|| strangers.watch());
+        scope.spawn(|| unknown_peers.watch());
         let mut attempted = attempt();
         for _ in 1..MAX_ATTEMPTS {
             if !timed_out(&attempted.0) {
@@ -295,7 +297,7 @@ fn check_source_is_served(greeting: Vec<u8>, tls: Option<(TlsClient, TlsServer)>
             }
             attempted = attempt();
         }
-        strangers.enough.store(true, Ordering::Relaxed);
+        unknown_peers.enough.store(true, Ordering::Relaxed);
         attempted
     });
     if let Err(error) = moved {
@@ -305,12 +307,12 @@ fn check_source_is_served(greeting: Vec<u8>, tls: Option<(TlsClient, TlsServer)>
     assert_eq!(machine.runs(), Some(Side::Destination));
     machine.work(100);
     machine.check(Side::Destination);
-    let listening = strangers.listening.load(Ordering::Relaxed);
+    let listening = unknown_peers.listening.load(Ordering::Relaxed);
     assert!(
         listening <= MAX_THREADS,
-        "{listening} threads for strangers"
+        "{listening} threads for unknown peers"
     );
-    let allocated = strangers.allocated.load(Ordering::Relaxed);
+    let allocated = unknown_peers.allocated.load(Ordering::Relaxed);
     assert!(
         allocated < MAX_BYTES,
         "{allocated} bytes allocated meanwhile"

@@ -502,7 +502,7 @@ fn a_destination_blocked_by_its_source_can_be_cancelled() {
     assert_eq!(guest.script.count("release"), 1);
 }
 
-/// Connections of strangers, before and during a migration.
+/// Connections of unknown peers, before and during a migration.
 #[test]
 fn only_links_of_the_migration_are_accepted() {
     let layout = layout(&[(MIB, SMALL)]);

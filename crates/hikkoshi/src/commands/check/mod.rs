@@ -25,7 +25,8 @@ pub(crate) fn run(args: &Check) -> Result<Status, Exit> {
         return Ok(Status::Moved);
     }
     let remote = args.to.as_ref().map(security::invited).transpose()?;
-    let checked = hikkoshi_qemu::check(&args.qmp, &args.allowed()).map_err(|e| not_found(&e))?;
+    let checked =
+        hikkoshi_qemu::check(&args.qmp, &args.devices.allowed()).map_err(|e| not_found(&e))?;
     let destination = match (&remote, &checked.offer) {
         (None, _) => None,
         (Some(remote), Some(offer)) => Some(ask(remote, offer, args.allow_cpu_mismatch)),

@@ -8,8 +8,9 @@
 //! resume. After the end of a migration there is no journal.
 //!
 //! RAM that is a file without a name (a memfd) exists as long as a process has it open. So the
-//! guard opens such files when it starts, and holds them as long as there is a journal: the source's
-//! QEMU may end while no engine runs. The engine that resumes the migration finds them there.
+//! guard opens such files when it starts, and holds them as long as there is a journal: the
+//! source's QEMU may end while no engine runs. The engine that resumes the migration finds them
+//! there.
 //!
 //! ```text
 //! migrate ◀── "ready" ── guard
@@ -44,7 +45,7 @@ pub(crate) use restore::{is_complete, restore};
 
 const INTERRUPTED: &str = "'hikkoshi migrate' was interrupted";
 
-const QEMU_ENDED: &str = "the source's QEMU has ended, and the guest with it";
+pub(super) const QEMU_ENDED: &str = "the source's QEMU has ended, and the guest with it";
 
 /// The guard process.
 pub(crate) fn run(args: &Args) -> Result<Status, Exit> {

@@ -15,11 +15,11 @@ use hikkoshi_qemu::{AttachError, Excludes, QemuSource};
 
 use crate::args::Migrate;
 use crate::commands::find_journal::{may_exist, qmp};
-use crate::commands::guard::GuardProcess;
+use crate::commands::guard::{GuardProcess, QEMU_ENDED};
 use crate::commands::kernel_support::require_dirty_log;
 use crate::commands::late_cancel::{CommitJournal, LateCancelNotice};
 use crate::commands::{give_up, signals};
-use crate::journal::{self, JournalFile, SourceEntry, SourceJournal};
+use crate::journal::{JournalFile, SourceEntry, SourceJournal};
 use crate::output::exit::{Exit, Status};
 use crate::output::progress;
 use crate::output::reason::{Holder, Reason};
@@ -39,11 +39,11 @@ pub(crate) fn run(args: &Migrate) -> Result<Status, Exit> {
 /// Starts a migration.
 fn start(args: &Migrate, remote: &Remote, cancel: CancelFlag) -> Result<Status, Exit> {
     let qmp = qmp(&args.run)?;
-    let folder = journal::folder(args.run.journal.as_deref());
+    let folder = args.run.journals.path();
     let observer = progress::observer(args.run.progress);
     unfinished::check_folder(&folder, qmp, &*observer)?;
     let phases = args.engine_options().phases();
-    let guest = QemuSource::attach_for(qmp, &args.options.journaled.allowed(), phases)
+    let guest = QemuSource::attach_for(qmp, &args.options.journaled.devices.allowed(), phases)
         .map_err(|error| not_attached(&error))?;
     // After attaching, which reports a missing right to trace. The check fails without it.
     require_dirty_log(phases)?;
@@ -81,7 +81,7 @@ fn start(args: &Migrate, remote: &Remote, cancel: CancelFlag) -> Result<Status, 
         .on_undo_record(move |record| undo_journal.set_undo(record))
         .map_err(keeping)?;
     security::warn_of_readable_key(&args.run.security, &*observer);
-    args.options.journaled.warn_of_devices(&*observer);
+    args.options.journaled.devices.warn(&*observer);
     let late_cancel = Arc::new(LateCancelNotice::new(cancel.clone(), observer));
     let watch = MigrateControl {
         cancel,
@@ -107,7 +107,7 @@ fn start(args: &Migrate, remote: &Remote, cancel: CancelFlag) -> Result<Status, 
         quit.as_ref(),
         |outcome| match outcome {
             Outcome::AtSource | Outcome::Stopped if guest.has_ended() => {
-                Some((Holder::Nobody, outcome::QEMU_ENDED))
+                Some((Holder::Nobody, QEMU_ENDED))
             }
             Outcome::AtSource if !guest.describe().running => Some((
                 Holder::Source,

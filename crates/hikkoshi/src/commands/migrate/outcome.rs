@@ -18,9 +18,6 @@ use crate::output::reason::{Holder, Reason};
 use crate::output::report::SourceQuit;
 use crate::output::streams;
 
-/// What to report about a guest that ended with its QEMU.
-pub(super) const QEMU_ENDED: &str = "the source's QEMU has ended, and the guest with it";
-
 const LOST: &str = "the guest is lost: it ran at the destination, and its QEMU there has ended. \
                     Unless the guest was shut down there, the changes to its memory since the \
                     handover are lost. This QEMU holds a stale snapshot, which must not be \

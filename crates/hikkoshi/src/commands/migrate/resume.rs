@@ -11,7 +11,7 @@ use hikkoshi_qemu::{QemuSource, QuitError, RamFileSource};
 use super::outcome;
 use crate::args::Migrate;
 use crate::commands::find_journal::{find, is_same_host};
-use crate::commands::guard::GuardProcess;
+use crate::commands::guard::{GuardProcess, QEMU_ENDED};
 use crate::commands::print_result::print_moved;
 use crate::commands::resume_command::cannot_resume;
 use crate::journal::{self, DestinationEntry, JournalFile, SourceEntry, SourceJournal};
@@ -104,9 +104,7 @@ pub(super) fn resume(
         qemu_pid,
         quit.as_ref(),
         |outcome| match outcome {
-            Outcome::AtSource | Outcome::Stopped if has_ended => {
-                Some((Holder::Nobody, outcome::QEMU_ENDED))
-            }
+            Outcome::AtSource | Outcome::Stopped if has_ended => Some((Holder::Nobody, QEMU_ENDED)),
             _ => None,
         },
     );

@@ -9,7 +9,7 @@ use hikkoshi_handover::SourceStage;
 
 use crate::commands::guard;
 use crate::commands::resume_command::resume_command;
-use crate::commands::unfinished_migration;
+use crate::commands::unfinished_migration::{self, Searched};
 use crate::journal::{JournalFile, SourceEntry};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::{Holder, Reason};
@@ -18,24 +18,20 @@ use crate::output::reason::{Holder, Reason};
 /// before the handover, and refuses others.
 pub(super) fn check_folder(folder: &Path, qmp: &Path, observer: &dyn Observer) -> Result<(), Exit> {
     let unreadable = unfinished_migration::unreadable("of this guest");
-    let check = |path: &Path, _: &SourceEntry| {
+    for found in unfinished_migration::find::<SourceEntry>(folder, Searched::Behind(qmp))
+        .map_err(&unreadable)?
+    {
+        let (path, _) = found.map_err(|unknown| cannot_tell(&unknown.error, &unknown.path))?;
         // Another process may be working on it, and end soon.
-        let file = JournalFile::lock(path).map_err(|error| {
+        let file = JournalFile::lock(&path).map_err(|error| {
             Exit::new(Status::Unfinished, Reason::Unfinished, error)
                 .with("this command has changed nothing")
         })?;
-        match file.read::<SourceEntry>().map_err(&unreadable)? {
-            Some(entry) => undo_interrupted(&file, &entry, observer),
-            None => Ok(()),
+        if let Some(entry) = file.read::<SourceEntry>().map_err(&unreadable)? {
+            undo_interrupted(&file, &entry, observer)?;
         }
-    };
-    unfinished_migration::check_folder(
-        folder,
-        qmp,
-        &unreadable,
-        |error, path| cannot_tell(error, path),
-        check,
-    )
+    }
+    Ok(())
 }
 
 /// Undoes a migration whose engine and guard were both killed before the handover.
@@ -79,16 +75,16 @@ pub(super) fn refuse(entry: &SourceEntry, path: &Path) -> Exit {
         let next = format!("resume it, then repeat this command: {again}");
         return unfinished_migration::refuse(what, next, again).held_by(Holder::Source);
     }
-    let what = "this guest was handed over by an earlier migration, which is not finished";
-    unfinished_migration::refuse(what, format!("resume that migration: {again}"), again)
+    let next = format!("resume that migration: {again}");
+    unfinished_migration::refuse(unfinished_migration::HANDED_OVER, next, again)
 }
 
 /// hikkoshi cannot find out whether the journal at `path` is about this guest.
 pub(super) fn cannot_tell(error: &dyn Error, path: &Path) -> Exit {
     let next = format!(
-        "according to {} this guest may have been handed over already, so nothing was changed. \
-         Remove that file only if you know that the guest was not handed over",
-        path.display()
+        "{}, so nothing was changed. Remove that file only if you know that the guest was not \
+         handed over",
+        unfinished_migration::may_be_handed_over(path)
     );
     Exit::caused(Status::Unfinished, Reason::Journal, error).with(next)
 }

@@ -17,7 +17,7 @@ use crate::args::Receive;
 use crate::commands::find_journal::{may_exist, qmp};
 use crate::commands::wait_for_source::wait_for_source;
 use crate::commands::{give_up, signals};
-use crate::journal::{self, DestinationEntry, DestinationJournal, JournalFile};
+use crate::journal::{DestinationEntry, DestinationJournal, JournalFile};
 use crate::output::exit::{Exit, Status};
 use crate::output::progress;
 use crate::output::reason::Reason;
@@ -41,9 +41,9 @@ fn start(args: &Receive, cancel: CancelFlag) -> Result<Status, Exit> {
     };
     let acceptor = Acceptor::new(args, listen)?;
     let qmp = qmp(&args.run)?;
-    let folder = journal::folder(args.run.journal.as_deref());
+    let folder = args.run.journals.path();
     unfinished::check_folder(&folder, qmp)?;
-    let allowed = args.options.journaled.allowed();
+    let allowed = args.options.journaled.devices.allowed();
     let mut guest = QemuDestination::attach_allowing(qmp, &allowed, args.overcommit())
         .map_err(|error| not_attached(&error))?;
     guest.cancel_load_with(cancel.clone());
@@ -79,7 +79,7 @@ fn start(args: &Receive, cancel: CancelFlag) -> Result<Status, Exit> {
     ));
     let observer = progress::observer(args.run.progress);
     security::warn_of_readable_key(&args.run.security, &*observer);
-    args.options.journaled.warn_of_devices(&*observer);
+    args.options.journaled.devices.warn(&*observer);
     acceptor.announce(args, &listener, &*observer)?;
     let watch = ReceiveControl {
         cancel,

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use hikkoshi_engine::SOURCE_ENDED;
 use hikkoshi_engine::destination::DestinationFailure;
 use hikkoshi_engine::report::GuestState;
 use hikkoshi_engine::{Account, ReceiveError};
@@ -85,11 +84,21 @@ pub(super) fn report(
     };
     let exit = Exit::caused(outcome.into(), reason, &error)
         .with(next)
-        .held_by(outcome.into());
+        .held_by(holder(outcome, &error.cause));
     Err(match outcome {
         Outcome::AtSource | Outcome::Stopped | Outcome::Lost => exit,
         Outcome::Paused | Outcome::AtDestination | Outcome::Declined => exit.resumed_by(again),
     })
+}
+
+/// Who has the guest.
+fn holder(outcome: Outcome, cause: &DestinationFailure) -> Holder {
+    match (outcome, cause) {
+        (Outcome::AtSource, DestinationFailure::SourceEnded) => Holder::Nobody,
+        // Only the source knows whether it still has the guest.
+        (Outcome::AtSource, DestinationFailure::CancelledBySource(_)) => Holder::Unknown,
+        (outcome, _) => outcome.into(),
+    }
 }
 
 /// The guest waits here for pages that were lost at the source.
@@ -128,10 +137,10 @@ fn success(args: &Receive, account: &Account, journal: &Path) -> Result<Status, 
 
 /// Where a guest is that was not received, and whether this QEMU can receive one later.
 fn at_source(cause: &DestinationFailure, is_unused: bool) -> String {
-    let source = match cause {
-        // The source has reported why.
-        DestinationFailure::CancelledBySource(why) if why.contains(SOURCE_ENDED) => {
-            "the guest was not received here"
+    let guest = match cause {
+        DestinationFailure::SourceEnded => "the guest was not received here",
+        DestinationFailure::CancelledBySource(_) => {
+            "the guest was not received here, and the source reports where it is"
         }
         _ => "the guest stays at the source",
     };
@@ -140,7 +149,7 @@ fn at_source(cause: &DestinationFailure, is_unused: bool) -> String {
     } else {
         "restart this QEMU before the next try"
     };
-    format!("{source}; {here}")
+    format!("{guest}; {here}")
 }
 
 /// Where the guest is if the destination's QEMU ended before the source knew that all pages had
@@ -159,4 +168,27 @@ pub(super) fn qemu_ended(record: &DestinationRecord, what: String, left: &str) -
     Exit::new(status, reason, what)
         .with(format!("{next}. {left}"))
         .held_by(holder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_that_may_have_ended_is_not_reported_to_have_the_guest() {
+        let reported = |cause: &DestinationFailure| {
+            (
+                holder(Outcome::AtSource, cause),
+                at_source(cause, false).contains("stays at the source"),
+            )
+        };
+        // Whatever the source reports as the reason.
+        let cancelled = DestinationFailure::CancelledBySource("anything".into());
+        assert_eq!(reported(&cancelled), (Holder::Unknown, false));
+        let ended = DestinationFailure::SourceEnded;
+        assert_eq!(reported(&ended), (Holder::Nobody, false));
+        let here = DestinationFailure::Cancelled;
+        assert_eq!(reported(&here), (Holder::Source, true));
+        assert_eq!(holder(Outcome::Paused, &cancelled), Holder::Undecided);
+    }
 }

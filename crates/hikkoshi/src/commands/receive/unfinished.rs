@@ -5,10 +5,9 @@ use std::path::Path;
 
 use error_reporter::Report;
 use hikkoshi_handover::DestinationStage;
-use hikkoshi_qemu::FindProcessError;
 
 use crate::commands::resume_command::resume_command;
-use crate::commands::unfinished_migration;
+use crate::commands::unfinished_migration::{self, Searched, Undecided};
 use crate::journal::DestinationEntry;
 use crate::output::exit::Exit;
 use crate::output::reason::Holder;
@@ -16,19 +15,18 @@ use crate::output::reason::Holder;
 /// Looks for unfinished migrations into the QEMU behind `qmp`, and refuses them.
 pub(super) fn check_folder(folder: &Path, qmp: &Path) -> Result<(), Exit> {
     let unreadable = unfinished_migration::unreadable("into this QEMU");
-    let cannot_tell = |error: &FindProcessError, journal: &Path| {
-        let (error, journal) = (Report::new(error), journal.display());
-        unreadable(io::Error::other(format!(
-            "{error} (according to {journal}; remove it if it is not needed)"
-        )))
-    };
-    unfinished_migration::check_folder::<DestinationEntry>(
-        folder,
-        qmp,
-        &unreadable,
-        cannot_tell,
-        |path, entry| Err(refuse(path, entry.engine.stage)),
-    )
+    let mut found = unfinished_migration::find::<DestinationEntry>(folder, Searched::Behind(qmp))
+        .map_err(&unreadable)?;
+    match found.next() {
+        None => Ok(()),
+        Some(Ok((path, entry))) => Err(refuse(&path, entry.engine.stage)),
+        Some(Err(Undecided { path, error })) => {
+            let (error, journal) = (Report::new(&error), path.display());
+            Err(unreadable(io::Error::other(format!(
+                "{error} (according to {journal}; remove it if it is not needed)"
+            ))))
+        }
+    }
 }
 
 /// Refuses a QEMU that has a guest of an unfinished migration, or may get one.

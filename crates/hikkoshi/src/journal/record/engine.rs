@@ -10,7 +10,7 @@ use super::RecordError;
 /// [`SourceRecord`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct SourceEngineRecord {
+pub(crate) struct SourceEngineRecord {
     id: String,
     stage: SourceStageTag,
     mode: ModeTag,
@@ -19,7 +19,7 @@ pub struct SourceEngineRecord {
 /// [`DestinationRecord`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct DestinationEngineRecord {
+pub(crate) struct DestinationEngineRecord {
     id: String,
     stage: DestinationStageTag,
     mode: ModeTag,
@@ -31,7 +31,7 @@ pub struct DestinationEngineRecord {
 
 /// [`Mode`].
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub enum ModeTag {
+pub(crate) enum ModeTag {
     #[serde(rename = "precopy")]
     Precopy,
     #[serde(rename = "postcopy")]
@@ -40,29 +40,29 @@ pub enum ModeTag {
     Hybrid,
 }
 
-/// [`SourceStage`]; version 2 had the aliases.
+/// [`SourceStage`].
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 enum SourceStageTag {
-    #[serde(rename = "owned", alias = "keeps")]
+    #[serde(rename = "owned")]
     Owned,
     #[serde(rename = "committed")]
     Committed,
-    #[serde(rename = "handed_over", alias = "gone")]
+    #[serde(rename = "handed_over")]
     HandedOver,
     #[serde(rename = "done")]
     Done,
 }
 
-/// [`DestinationStage`]; version 2 had the aliases.
+/// [`DestinationStage`].
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 enum DestinationStageTag {
-    #[serde(rename = "receiving", alias = "arriving")]
+    #[serde(rename = "receiving")]
     Receiving,
     #[serde(rename = "ready")]
     Ready,
-    #[serde(rename = "running", alias = "runs")]
+    #[serde(rename = "running")]
     Running,
-    #[serde(rename = "complete", alias = "whole")]
+    #[serde(rename = "complete")]
     Complete,
     #[serde(rename = "declined")]
     Declined,

@@ -9,17 +9,21 @@ use super::VERSION;
 
 /// A journal could not be converted from or to its stored form.
 #[derive(Debug, Error)]
-pub enum RecordError {
-    /// It is not JSON, or not what its version says.
+pub(crate) enum RecordError {
+    /// It is not JSON.
     #[error("the journal is damaged")]
-    Json(#[from] serde_json::Error),
+    Json(#[source] serde_json::Error),
+    /// It is not what its version says: an unknown field, for example. Fields are added without a
+    /// new version if journals that do not need them stay as they are.
+    #[error("the journal is damaged, or a newer hikkoshi wrote it")]
+    Content(#[source] serde_json::Error),
     /// It has no version.
     #[error("not a journal of hikkoshi: it has no version")]
     NotAJournal,
     /// It has a version that this program does not know.
     #[error(
-        "the journal has version {found}, and this hikkoshi reads versions 2 and {VERSION}: resume \
-         the migration with the hikkoshi that began it"
+        "the journal has version {found}, and this hikkoshi reads version {VERSION}: resume the \
+         migration with the hikkoshi that began it"
     )]
     Version {
         /// Its version.
@@ -50,7 +54,14 @@ pub enum RecordError {
         /// Its value.
         value: u64,
     },
-    /// Words of the command line (version 2) that cannot be parsed.
-    #[error("the options in the journal")]
-    Words(#[source] Box<clap::Error>),
+}
+
+impl From<serde_json::Error> for RecordError {
+    fn from(error: serde_json::Error) -> Self {
+        if error.is_data() {
+            Self::Content(error)
+        } else {
+            Self::Json(error)
+        }
+    }
 }

@@ -6,12 +6,12 @@
 //!
 //! | version | written by | differs by |
 //! |---|---|---|
-//! | 2 | development versions until November 2026 | `form` instead of `version`, no `side`; options are words of the command line; stages `keeps`, `gone`, `whole` |
+//! | 1, 2 | development versions, never released | `form` instead of `version`; they are refused |
 //! | 3 | this version | |
 //!
-//! Version 1 was never in a repository. To add a version: raise [`VERSION`], copy the changed
-//! records into a module of the previous version, which then only reads, and keep files of the new
-//! version in `tests/journals/`. `format_tests.rs` compares the kept files with what is written.
+//! To add a version: raise [`VERSION`], copy the changed records into a module of the previous
+//! version, which then only reads, and keep files of the new version in `tests/journals/`.
+//! `format_tests.rs` compares the kept files with what is written.
 //!
 //! Credentials are stored in the form that `hikkoshi_link::tls` gives to `SourceCredentials` and
 //! `DestinationCredentials`: these types exist for the journal only.
@@ -22,7 +22,6 @@ mod error;
 mod format_tests;
 mod options;
 mod qemu;
-mod version2;
 mod version3;
 
 use serde::Deserialize;
@@ -37,17 +36,13 @@ const VERSION: u32 = 3;
 /// The part of a journal that says how to read the rest.
 #[derive(Deserialize)]
 struct Header {
+    #[serde(alias = "form")]
     version: Option<u32>,
-    /// The version, in version 2.
-    form: Option<u32>,
 }
 
 fn version(text: &[u8]) -> Result<u32, RecordError> {
     let header: Header = serde_json::from_slice(text)?;
-    header
-        .version
-        .or(header.form)
-        .ok_or(RecordError::NotAJournal)
+    header.version.ok_or(RecordError::NotAJournal)
 }
 
 /// Encodes a source's journal.
@@ -72,7 +67,6 @@ pub(super) fn encode_destination(entry: &DestinationEntry) -> Result<Vec<u8>, Re
 /// See [`RecordError`].
 pub(super) fn decode_source(text: &[u8]) -> Result<SourceEntry, RecordError> {
     match version(text)? {
-        2 => version2::decode_source(text),
         VERSION => version3::decode_source(text),
         found => Err(RecordError::Version { found }),
     }
@@ -84,7 +78,6 @@ pub(super) fn decode_source(text: &[u8]) -> Result<SourceEntry, RecordError> {
 /// See [`RecordError`].
 pub(super) fn decode_destination(text: &[u8]) -> Result<DestinationEntry, RecordError> {
     match version(text)? {
-        2 => version2::decode_destination(text),
         VERSION => version3::decode_destination(text),
         found => Err(RecordError::Version { found }),
     }

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::RecordError;
 use super::engine::ModeTag;
 use crate::args::{
-    JournaledOptions, MAX_DOWNTIME_MS, MAX_READ_AHEAD, MigrateOptions, ReceiveOptions, WhenStalled,
+    AllowDevice, JournaledOptions, MAX_DOWNTIME_MS, MAX_READ_AHEAD, MigrateOptions, ReceiveOptions,
+    WhenStalled,
 };
 
 /// [`MigrateOptions`].
@@ -168,7 +169,7 @@ impl From<&JournaledOptions> for JournaledOptionsRecord {
     fn from(options: &JournaledOptions) -> Self {
         // The command line takes whole seconds.
         Self {
-            allow_device: options.allow_device.clone(),
+            allow_device: options.devices.allow_device.clone(),
             stall_timeout_s: options.stall_timeout.map(|time| time.as_secs()),
             retry_for_s: options.retry_for.map(|time| time.as_secs()),
         }
@@ -181,7 +182,9 @@ impl TryFrom<JournaledOptionsRecord> for JournaledOptions {
     fn try_from(record: JournaledOptionsRecord) -> Result<Self, RecordError> {
         let stall_timeout = within("stall-timeout", record.stall_timeout_s, 1..=3600)?;
         Ok(Self {
-            allow_device: record.allow_device,
+            devices: AllowDevice {
+                allow_device: record.allow_device,
+            },
             stall_timeout: stall_timeout.map(Duration::from_secs),
             retry_for: record.retry_for_s.map(Duration::from_secs),
         })

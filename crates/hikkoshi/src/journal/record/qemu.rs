@@ -16,7 +16,7 @@ use super::RecordError;
 /// [`SourceReattachInfo`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct SourceQemuRecord {
+pub(crate) struct SourceQemuRecord {
     #[serde(rename = "place")]
     identity: QemuIdentityRecord,
     undo: UndoneStepsRecord,
@@ -25,7 +25,7 @@ pub struct SourceQemuRecord {
 /// [`DestinationReattachInfo`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct DestinationQemuRecord {
+pub(crate) struct DestinationQemuRecord {
     #[serde(rename = "place")]
     identity: QemuIdentityRecord,
     settings: SettingsRecord,

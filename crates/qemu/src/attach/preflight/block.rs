@@ -17,13 +17,11 @@
 use serde_json::{Value, json};
 
 use super::Refusal;
-use super::devices::MemoryWrites;
+use super::devices::{MemoryWrites, OTHER_PROCESS};
 use crate::qmp::{Client, QmpError};
 
 const DMA: &str = "a device of the host writes into the guest's memory by DMA, and all of the memory is \
      pinned for that: its writes cannot be tracked, so pages would be lost in any mode";
-const OTHER_PROCESS: &str = "another process writes into the guest's memory for it, which cannot be \
-     tracked, so pages would be lost in any mode";
 const FIXED: &str = "it registers all of the guest's memory with io_uring, which pins it: the disk's \
      writes cannot be tracked, so pages would be lost in any mode";
 
@@ -157,7 +155,7 @@ pub(super) fn of_node(node: &Node) -> MemoryWrites {
 /// Whether this driver reads through other nodes: an image format or a filter.
 pub(super) fn is_layer(driver: &str) -> bool {
     let [_, _, formats, filters] = DRIVERS;
-    // These two are no filters: they have no node below them.
+    // These two are not filters: they have no node below them.
     let is_end = driver.starts_with("null-") || driver == "vvfat";
     !is_end && (formats.contains(&driver) || filters.contains(&driver))
 }

@@ -30,7 +30,7 @@ pub(crate) enum MemoryWrites {
     Unknown,
 }
 
-const OTHER_PROCESS: &str = "another process, or a device of the host, writes to the guest's \
+pub(super) const OTHER_PROCESS: &str = "another process, or a device of the host, writes to the guest's \
      memory for it, which cannot be tracked from outside QEMU, so pages would be lost";
 const WINDOW: &str = "its memory is shared with programs that do not move with the guest";
 const SPARSE: &str = "memory that is plugged and unplugged at run time is not supported yet";

@@ -2,8 +2,8 @@
 //!
 //! QEMU's own migration leaves the source's guest in the state `postmigrate`. hikkoshi pauses it
 //! with `stop`, so its state is `paused`, like that of a guest that its owner has paused. The mark
-//! tells the two apart: such a guest may run elsewhere, and a second move would start a second copy.
-//! It is set before the pause and removed when the guest is restored.
+//! tells the two apart: such a guest may run elsewhere, and a second move would start a second
+//! copy. It is set before the pause and removed when the guest is restored.
 
 use serde_json::json;
 

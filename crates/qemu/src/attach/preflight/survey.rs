@@ -67,7 +67,7 @@ pub(crate) fn survey(client: &mut Client, allowed: &AllowedTypes) -> Result<Surv
     }
     let nodes = block::nodes(client)?;
     let disks = block::check(&nodes, |driver| allowed.contains(driver));
-    // A refused driver is no matter of drains.
+    // Drains do not help with a refused driver.
     let drainable = disks.is_empty();
     survey.found.extend(disks);
     survey

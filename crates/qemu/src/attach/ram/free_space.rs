@@ -1,5 +1,5 @@
-//! Checks that the destination has memory for the guest's: in its file systems, in its pools of huge
-//! pages, and altogether.
+//! Checks that the destination has memory for the guest's: in its file systems, in its pools of
+//! huge pages, and altogether.
 //!
 //! Memory is allocated page by page, when the guest's pages arrive. If it runs out during pre-copy,
 //! the migration fails. In post-copy the guest would wait for ever, or the kernel would end the

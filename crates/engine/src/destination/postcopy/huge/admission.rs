@@ -58,8 +58,8 @@ struct State {
 }
 
 impl Admission {
-    /// Admits up to `most` pages at once, at least one; `event` becomes readable when a waiting page
-    /// is admitted.
+    /// Admits up to `most` pages at once, at least one; `event` becomes readable when a waiting
+    /// page is admitted.
     pub(crate) fn new(most: usize, event: Arc<AdmissionEventFd>) -> Self {
         let most = most.max(1);
         Self {

@@ -184,7 +184,7 @@ fn an_owed_page_that_is_there_already_must_hold_what_is_to_come() {
         (installer.filled_before(), installer.missing.count()),
         (1, 5)
     );
-    // What merely comes twice is no surprise, whatever was written since.
+    // A page that arrives twice does not count, whatever was written since.
     file.write_all_at(&[6; PAGE_SIZE], 4 * PAGE_BYTES).unwrap();
     assert!(!install(range(4, 8), &[7; 4 * PAGE_SIZE]).unwrap());
     assert_eq!(

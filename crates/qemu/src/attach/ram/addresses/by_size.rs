@@ -2,8 +2,8 @@
 //!
 //! QEMU maps a block's memory with `qemu_ram_mmap`: at a multiple of 2 MiB (a file: of its
 //! page size), with exactly the block's total length, and with a page without rights behind
-//! it. The kernel can divide a block into several areas (a memory policy, a dirty log), and an area that ends
-//! at the block's beginning has other properties, so it is not merged with it.
+//! it. The kernel can divide a block into several areas (a memory policy, a dirty log), and an area
+//! that ends at the block's beginning has other properties, so it is not merged with it.
 
 use crate::attach::maps::Area;
 use crate::attach::ram::RamError;

@@ -22,7 +22,7 @@
 //! All but the address are known from `info ramblock`, so a record is found by its content:
 //! name, offset and both lengths must be equal. What is not a record does not have all four
 //! in these places. A guest could leave a copy of a record in QEMU's buffers; two records
-//! with different addresses are no answer.
+//! with different addresses are not an answer.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -228,7 +228,7 @@ mod tests {
             search(&memory, &blocks),
             [[0x7f00_0000_0000], [0x7f00_0020_0000]]
         );
-        // A copy with another address is no answer.
+        // A copy with another address is not an answer.
         memory.extend(record(&blocks[0], 0x7f00_0040_0000));
         assert_eq!(search(&memory, &blocks)[0].len(), 2);
         // Cut off within the name.

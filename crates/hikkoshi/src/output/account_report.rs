@@ -1,0 +1,371 @@
+//! The account of a finished migration as JSON (`docs/json.md`). The engine's types may change
+//! freely; these are a contract.
+
+use hikkoshi_engine::report::{
+    Bucket, CollapseAccount, CollapseFailures, GuestState, LatencySummary, RequestStatistics,
+    Stages, SwitchoverStep, ThreadFaults,
+};
+use hikkoshi_engine::{Account, FramesAccount};
+use serde::Serialize;
+
+/// [`Account`].
+#[derive(Debug, Serialize)]
+pub(crate) struct AccountReport<'a> {
+    mode: &'static str,
+    guest_state: &'static str,
+    total_ms: f64,
+    downtime_ms: f64,
+    switchover: Vec<StepReport>,
+    rounds: u32,
+    postcopy: bool,
+    pages: PagesReport,
+    bytes: BytesReport,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    drains: Option<DrainsReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    frames: Option<FramesReport>,
+    #[serde(flatten)]
+    requests: RequestsReport<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    collapse: Option<CollapseReport<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source_private_bytes: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+struct StepReport {
+    step: &'static str,
+    at_ms: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct PagesReport {
+    precopy: u64,
+    zero: u64,
+    urgent: u64,
+    background: u64,
+    guest: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct BytesReport {
+    precopy: u64,
+    urgent: u64,
+    background: u64,
+    device_state: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct DrainsReport {
+    count: u64,
+    total_ms: f64,
+    max_ms: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct FramesReport {
+    kept: u64,
+    delivered: u64,
+    dropped: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct RequestsReport<'a> {
+    request_latency_us: LatencyReport,
+    request_stages_us: StagesReport,
+    unmeasured_requests: u64,
+    faults: Vec<FaultsReport<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    requests_under_way: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    faults_before_running: Option<Vec<FaultsReport<'a>>>,
+}
+
+#[derive(Debug, Serialize)]
+struct LatencyReport {
+    count: u64,
+    mean: f64,
+    p50: f64,
+    p99: f64,
+    max: f64,
+    histogram: Vec<BucketReport>,
+}
+
+#[derive(Debug, Serialize)]
+struct BucketReport {
+    le_us: u64,
+    count: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct StagesReport {
+    fault_to_request: LatencyReport,
+    request_to_page: LatencyReport,
+    page_to_installed: LatencyReport,
+}
+
+#[derive(Debug, Serialize)]
+struct FaultsReport<'a> {
+    thread: &'a str,
+    vcpu: Option<u32>,
+    count: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct CollapseReport<'a> {
+    tried: u64,
+    rebuilt: u64,
+    failed: Vec<FailuresReport<'a>>,
+    stopped: Option<&'a str>,
+    total_ms: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct FailuresReport<'a> {
+    reason: &'a str,
+    count: u64,
+}
+
+impl<'a> From<&'a Account> for AccountReport<'a> {
+    fn from(account: &'a Account) -> Self {
+        Self {
+            mode: account.mode.name(),
+            guest_state: match account.guest_state {
+                GuestState::Running => "running",
+                GuestState::Paused => "paused",
+                GuestState::ShutDown => "shut_down",
+            },
+            total_ms: account.total_ms,
+            downtime_ms: account.downtime_ms,
+            switchover: account.switchover.iter().map(Into::into).collect(),
+            rounds: account.rounds,
+            postcopy: account.postcopy,
+            pages: PagesReport {
+                precopy: account.pages.precopy,
+                zero: account.pages.zero,
+                urgent: account.pages.urgent,
+                background: account.pages.background,
+                guest: account.pages.guest,
+            },
+            bytes: BytesReport {
+                precopy: account.bytes.precopy,
+                urgent: account.bytes.urgent,
+                background: account.bytes.background,
+                device_state: account.bytes.device_state,
+            },
+            drains: account.drains.map(|drains| DrainsReport {
+                count: drains.count,
+                total_ms: drains.total_ms,
+                max_ms: drains.max_ms,
+            }),
+            frames: account.frames.map(Into::into),
+            requests: (&account.requests).into(),
+            collapse: account.collapse.as_ref().map(Into::into),
+            source_private_bytes: account.source_private_bytes,
+        }
+    }
+}
+
+impl From<&SwitchoverStep> for StepReport {
+    fn from(done: &SwitchoverStep) -> Self {
+        Self {
+            step: done.step,
+            at_ms: done.at_ms,
+        }
+    }
+}
+
+impl From<FramesAccount> for FramesReport {
+    fn from(frames: FramesAccount) -> Self {
+        Self {
+            kept: frames.kept,
+            delivered: frames.delivered,
+            dropped: frames.dropped,
+        }
+    }
+}
+
+impl<'a> From<&'a RequestStatistics> for RequestsReport<'a> {
+    fn from(requests: &'a RequestStatistics) -> Self {
+        let threads = |faults: &'a Vec<ThreadFaults>| faults.iter().map(Into::into).collect();
+        Self {
+            request_latency_us: (&requests.request_latency_us).into(),
+            request_stages_us: (&requests.request_stages_us).into(),
+            unmeasured_requests: requests.unmeasured_requests,
+            faults: threads(&requests.faults),
+            requests_under_way: requests.requests_under_way,
+            faults_before_running: requests.faults_before_running.as_ref().map(threads),
+        }
+    }
+}
+
+impl From<&LatencySummary> for LatencyReport {
+    fn from(latency: &LatencySummary) -> Self {
+        Self {
+            count: latency.count,
+            mean: latency.mean,
+            p50: latency.p50,
+            p99: latency.p99,
+            max: latency.max,
+            histogram: latency.histogram.iter().map(Into::into).collect(),
+        }
+    }
+}
+
+impl From<&Bucket> for BucketReport {
+    fn from(bucket: &Bucket) -> Self {
+        Self {
+            le_us: bucket.le_us,
+            count: bucket.count,
+        }
+    }
+}
+
+impl From<&Stages> for StagesReport {
+    fn from(stages: &Stages) -> Self {
+        Self {
+            fault_to_request: (&stages.fault_to_request).into(),
+            request_to_page: (&stages.request_to_page).into(),
+            page_to_installed: (&stages.page_to_installed).into(),
+        }
+    }
+}
+
+impl<'a> From<&'a ThreadFaults> for FaultsReport<'a> {
+    fn from(faults: &'a ThreadFaults) -> Self {
+        Self {
+            thread: &faults.thread,
+            vcpu: faults.vcpu,
+            count: faults.count,
+        }
+    }
+}
+
+impl<'a> From<&'a CollapseAccount> for CollapseReport<'a> {
+    fn from(collapse: &'a CollapseAccount) -> Self {
+        Self {
+            tried: collapse.tried,
+            rebuilt: collapse.rebuilt,
+            failed: collapse.failed.iter().map(Into::into).collect(),
+            stopped: collapse.stopped.as_deref(),
+            total_ms: collapse.total_ms,
+        }
+    }
+}
+
+impl<'a> From<&'a CollapseFailures> for FailuresReport<'a> {
+    fn from(failures: &'a CollapseFailures) -> Self {
+        Self {
+            reason: &failures.reason,
+            count: failures.count,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hikkoshi_engine::Mode;
+    use hikkoshi_engine::report::{Bytes, Drains, Pages};
+
+    /// Every member, as programs read it; the schema has their types.
+    #[test]
+    fn an_account_is_written_as_before() {
+        let latency = |count| LatencySummary {
+            count,
+            mean: 1.5,
+            p50: 1.0,
+            p99: 2.0,
+            max: 3.0,
+            histogram: vec![Bucket { le_us: 4, count }],
+        };
+        let faults = |count| ThreadFaults {
+            thread: "CPU 0/KVM".into(),
+            vcpu: Some(0),
+            count,
+        };
+        let account = Account {
+            mode: Mode::Hybrid,
+            guest_state: GuestState::ShutDown,
+            total_ms: 12.5,
+            downtime_ms: 2.5,
+            switchover: vec![SwitchoverStep {
+                step: "saved",
+                at_ms: 0.5,
+            }],
+            rounds: 2,
+            postcopy: true,
+            pages: Pages {
+                precopy: 1,
+                zero: 2,
+                urgent: 3,
+                background: 4,
+                guest: 5,
+            },
+            bytes: Bytes {
+                precopy: 6,
+                urgent: 7,
+                background: 8,
+                device_state: 9,
+            },
+            drains: Some(Drains {
+                count: 10,
+                total_ms: 11.5,
+                max_ms: 12.5,
+            }),
+            frames: Some(FramesAccount {
+                kept: 13,
+                delivered: 14,
+                dropped: 15,
+            }),
+            requests: RequestStatistics {
+                request_latency_us: latency(16),
+                request_stages_us: Stages {
+                    fault_to_request: latency(17),
+                    request_to_page: latency(18),
+                    page_to_installed: latency(19),
+                },
+                unmeasured_requests: 20,
+                faults: vec![faults(21)],
+                requests_under_way: Some(22),
+                faults_before_running: Some(vec![faults(23)]),
+            },
+            collapse: Some(CollapseAccount {
+                tried: 24,
+                rebuilt: 25,
+                failed: vec![CollapseFailures {
+                    reason: "in use".into(),
+                    count: 26,
+                }],
+                stopped: Some("cancelled".into()),
+                total_ms: 27.5,
+            }),
+            source_private_bytes: Some(28),
+        };
+        let shown = |count| {
+            format!(
+                r#"{{"count":{count},"mean":1.5,"p50":1.0,"p99":2.0,"max":3.0,"histogram":[{{"le_us":4,"count":{count}}}]}}"#
+            )
+        };
+        let expected = [
+            r#"{"mode":"hybrid","guest_state":"shut_down","total_ms":12.5,"downtime_ms":2.5,"#,
+            r#""switchover":[{"step":"saved","at_ms":0.5}],"rounds":2,"postcopy":true,"#,
+            r#""pages":{"precopy":1,"zero":2,"urgent":3,"background":4,"guest":5},"#,
+            r#""bytes":{"precopy":6,"urgent":7,"background":8,"device_state":9},"#,
+            r#""drains":{"count":10,"total_ms":11.5,"max_ms":12.5},"#,
+            r#""frames":{"kept":13,"delivered":14,"dropped":15},"#,
+            &format!(r#""request_latency_us":{},"#, shown(16)),
+            &format!(r#""request_stages_us":{{"fault_to_request":{},"#, shown(17)),
+            &format!(r#""request_to_page":{},"#, shown(18)),
+            &format!(r#""page_to_installed":{}}},"#, shown(19)),
+            r#""unmeasured_requests":20,"faults":[{"thread":"CPU 0/KVM","vcpu":0,"count":21}],"#,
+            r#""requests_under_way":22,"#,
+            r#""faults_before_running":[{"thread":"CPU 0/KVM","vcpu":0,"count":23}],"#,
+            r#""collapse":{"tried":24,"rebuilt":25,"failed":[{"reason":"in use","count":26}],"#,
+            r#""stopped":"cancelled","total_ms":27.5},"source_private_bytes":28}"#,
+        ]
+        .concat();
+        let written = serde_json::to_string(&AccountReport::from(&account)).unwrap();
+        assert_eq!(written, expected);
+    }
+}
