@@ -149,7 +149,7 @@ direct-io: guest ## move guests that read their disk by direct I/O, in every mod
 	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored direct_io::
 
 .PHONY: test
-test: lint ## everything: lint, unit tests, loom models, real guests
+test: lint ## lint, unit tests, loom models, and a sample of the tests with real guests
 	@.ci/test.sh
 
 $(WEB_INITRAMFS): $(INITRAMFS) $(wildcard guest/initramfs/web/*) $(BUILD)/apache/.done
