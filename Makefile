@@ -139,7 +139,7 @@ matrix: guest-devices ## move every kind of guest in every mode: the table of do
 	cargo test --locked --package hikkoshi-lab --test guests -- --ignored
 	cargo test --locked --package hikkoshi-qemu --test streams -- --ignored
 	HIKKOSHI_MATRIX=$(abspath $(BUILD))/matrix.md cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored matrix::the_whole
-	cargo test --locked --package hikkoshi-tests --test e2e -- --ignored destination_line:: auxiliary_memory::
+	cargo test --locked --package hikkoshi-tests --test e2e -- --ignored destination_line:: auxiliary_memory:: network_frames::
 	@cat $(BUILD)/matrix.md
 
 # A selection is part of test-guests.
@@ -149,7 +149,7 @@ direct-io: guest ## move guests that read their disk by direct I/O, in every mod
 	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored direct_io::
 
 .PHONY: test
-test: lint ## everything: lint, unit tests, loom models, real guests
+test: lint ## lint, unit tests, loom models, and a sample of the tests with real guests
 	@.ci/test.sh
 
 $(WEB_INITRAMFS): $(INITRAMFS) $(wildcard guest/initramfs/web/*) $(BUILD)/apache/.done

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Packs the guest's initramfs: busybox, the modules of a list, the workload, and init.
+# Packs the guest's initramfs: busybox, the modules of a list, those for VLANs, the workload, and init.
 # The output is reproducible: names are sorted, owners and times are fixed.
 #
 # usage: pack.sh BUSYBOX MODULES_FOLDER LIST WORKLOAD OUTPUT
@@ -12,10 +12,11 @@ trap 'rm -rf "$root"' EXIT
 
 mkdir -p "$root/bin" "$root/modules"
 cp "$busybox" "$root/bin/busybox"
-while read -r module; do
+cat "$list" "$here/modules-vlan" | while read -r module; do
     cp "$modules/$module" "$root/modules/"
-done <"$list"
+done
 cp "$list" "$root/modules/list"
+cp "$here/modules-vlan" "$root/modules/list-vlan"
 cp "$workload" "$root/workload"
 cp "$here/init" "$root/init"
 chmod 755 "$root/init" "$root/workload" "$root/bin/busybox"

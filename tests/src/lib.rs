@@ -16,7 +16,8 @@
 //! [`KernelFeature`] can be disabled to simulate an older kernel.
 //!
 //! A [`PacketCapture`] sees every packet between two hosts. A [`CertificateAuthority`] issues their
-//! certificates.
+//! certificates. [`TransmittedFrames`] records the frames that a host transmits on some of its
+//! devices.
 //!
 //! Each guest that is booted has a disk with a file system, which it uses by direct I/O. At the end
 //! of its test, image, file system and pages are checked ([`Guest`]).
@@ -69,6 +70,7 @@ mod split_brain;
 mod switchover_steps;
 mod test_env;
 mod thread_scheduling;
+mod transmitted_frames;
 mod unique_address;
 
 pub use certificate_authority::CertificateAuthority;
@@ -99,6 +101,7 @@ pub use split_brain::SplitBrainWatcher;
 pub use switchover_steps::SwitchoverStep;
 pub use test_env::TestEnv;
 pub use thread_scheduling::ThreadScheduling;
+pub use transmitted_frames::TransmittedFrames;
 pub use unique_address::{unique_address, unique_host};
 
 use std::time::Duration;

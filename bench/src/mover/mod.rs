@@ -33,6 +33,7 @@ pub(crate) fn migrate(
         (None, Some(mode)) => {
             let mut migration = QemuMigration::new(mode);
             migration.downtime_ms = args.max_downtime;
+            migration.switch_at_once = case.system.switches_at_once();
             qemu_migrate(&migration, testbed, give_up)
         }
         (None, None) => unreachable!("every system is hikkoshi or QEMU"),

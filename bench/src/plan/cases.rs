@@ -9,8 +9,8 @@ use super::workload::Workload;
 /// Every case; cases that are compared with one another are adjacent.
 pub(super) fn all() -> Vec<Case> {
     use System::{
-        HikkoshiHybrid, HikkoshiPostcopy, HikkoshiPrecopy, QemuMultifd, QemuPostcopy, QemuPrecopy,
-        QemuPreempt,
+        HikkoshiHybrid, HikkoshiPostcopy, HikkoshiPrecopy, QemuMultifd, QemuPostcopy,
+        QemuPostcopyAtOnce, QemuPrecopy, QemuPreempt,
     };
     use Variant::{
         Links, NoBound, NoDrain, NoFollow, NoHotFirst, NoPriority, NoReadAhead, Plain, Poll,
@@ -148,6 +148,8 @@ pub(super) fn all() -> Vec<Case> {
         5,
         &both.map(|system| (system, Plain)),
     );
+    // Beside hikkoshi's post-copy; the other one beside hybrid.
+    add(TEN, Workload::Clients, 5, &[(QemuPostcopyAtOnce, Plain)]);
     add(
         TEN,
         Workload::Debian,

@@ -22,7 +22,9 @@ pub(crate) enum System {
     QemuMultifd,
     /// One round of pre-copy, then post-copy.
     QemuPostcopy,
-    /// The same, with a separate connection for urgent pages.
+    /// Post-copy before the first round is complete: most memory after the switchover.
+    QemuPostcopyAtOnce,
+    /// As [`System::QemuPostcopy`], with a separate connection for urgent pages.
     QemuPreempt,
 }
 
@@ -42,17 +44,26 @@ impl System {
         match self {
             Self::QemuPrecopy => Some(QemuMigrationMode::Precopy),
             Self::QemuMultifd => Some(QemuMigrationMode::Multifd(MULTIFD_CONNECTIONS)),
-            Self::QemuPostcopy => Some(QemuMigrationMode::Postcopy),
+            Self::QemuPostcopy | Self::QemuPostcopyAtOnce => Some(QemuMigrationMode::Postcopy),
             Self::QemuPreempt => Some(QemuMigrationMode::PostcopyPreempt),
             _ => None,
         }
+    }
+
+    /// Whether QEMU switches before the first round is complete.
+    pub(crate) fn switches_at_once(self) -> bool {
+        self == Self::QemuPostcopyAtOnce
     }
 
     /// Whether the guest runs at the destination before its memory is there.
     pub(crate) fn is_postcopy(self) -> bool {
         matches!(
             self,
-            Self::HikkoshiPostcopy | Self::HikkoshiHybrid | Self::QemuPostcopy | Self::QemuPreempt
+            Self::HikkoshiPostcopy
+                | Self::HikkoshiHybrid
+                | Self::QemuPostcopy
+                | Self::QemuPostcopyAtOnce
+                | Self::QemuPreempt
         )
     }
 
@@ -65,6 +76,7 @@ impl System {
             Self::QemuPrecopy => "qemu-precopy",
             Self::QemuMultifd => "qemu-multifd",
             Self::QemuPostcopy => "qemu-postcopy",
+            Self::QemuPostcopyAtOnce => "qemu-postcopy-at-once",
             Self::QemuPreempt => "qemu-preempt",
         }
     }

@@ -7,7 +7,7 @@
 //! process ([`PrivateMemory`]), anonymous or a private mapping of a file.
 //!
 //! Private memory ends with its process. A process that exits gives its memory up some time before
-//! it counts as ended. So whatever the pagemap reports as absent is believed only if the process
+//! it counts as ended. So whatever the pagemap reports as absent is used only if the process
 //! has its memory afterwards; otherwise the result is [`MemoryLost`], never a page of zeros.
 //!
 //! * The source reads pages with [`GuestRam`] and splits them into content and zero pages with

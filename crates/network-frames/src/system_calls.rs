@@ -1,7 +1,7 @@
 //! The system calls of packet sockets and tun devices that rustix does not have.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// A message from a packet socket.
 #[derive(Debug, Default)]
@@ -222,6 +222,20 @@ pub(crate) fn tun_header_len(device: BorrowedFd<'_>) -> io::Result<usize> {
     // SAFETY: TUNGETVNETHDRSZ writes an int.
     check(unsafe { libc::ioctl(device.as_raw_fd(), libc::TUNGETVNETHDRSZ as _, &raw mut len) })?;
     usize::try_from(len).map_err(io::Error::other)
+}
+
+/// `TUNGETDEVNETNS` in `linux/if_tun.h`.
+const TUNGETDEVNETNS: libc::c_ulong = 0x54e3;
+
+/// The network namespace that a tun device is in. Needs `CAP_NET_ADMIN` there.
+pub(crate) fn tun_namespace(device: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    // SAFETY: TUNGETDEVNETNS has no argument.
+    let opened = unsafe { libc::ioctl(device.as_raw_fd(), TUNGETDEVNETNS as _) };
+    if opened < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has opened this descriptor for the caller.
+    Ok(unsafe { OwnedFd::from_raw_fd(opened) })
 }
 
 fn check(result: libc::c_int) -> io::Result<()> {

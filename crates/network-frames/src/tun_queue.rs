@@ -51,6 +51,15 @@ impl TunQueue {
         Ok(frames)
     }
 
+    /// The network namespace that the device is in, a file as `/proc/PID/ns/net`. A QEMU that was
+    /// given the device's descriptor may be in another one.
+    ///
+    /// # Errors
+    /// As the ioctl `TUNGETDEVNETNS`, which needs `CAP_NET_ADMIN` in that namespace.
+    pub fn namespace(&self) -> io::Result<OwnedFd> {
+        crate::system_calls::tun_namespace(self.device.as_fd())
+    }
+
     /// Sends a frame to the network as if the guest had sent it.
     ///
     /// # Errors

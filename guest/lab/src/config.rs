@@ -53,6 +53,7 @@ pub struct VmConfig {
     pub(crate) kernel: Option<PathBuf>,
     pub(crate) initramfs: Option<PathBuf>,
     pub(crate) nics: Vec<Nic>,
+    pub(crate) taps_opened_in: Option<Namespace>,
     pub(crate) disks: Vec<Disk>,
     pub(crate) devices: Vec<Device>,
     pub(crate) throttle: Option<Throttle>,
@@ -79,6 +80,7 @@ impl Default for VmConfig {
             kernel: None,
             initramfs: None,
             nics: Vec::new(),
+            taps_opened_in: None,
             disks: Vec::new(),
             devices: Vec::new(),
             throttle: None,
@@ -228,6 +230,14 @@ impl VmConfig {
     #[must_use]
     pub fn nic(mut self, nic: Nic) -> Self {
         self.nics.push(nic);
+        self
+    }
+
+    /// Opens the tap devices in that namespace and passes descriptors to QEMU, as libvirt does.
+    /// Otherwise QEMU opens them, in its own namespace.
+    #[must_use]
+    pub fn pass_taps_of(mut self, namespace: &Namespace) -> Self {
+        self.taps_opened_in = Some(namespace.clone());
         self
     }
 

@@ -231,7 +231,7 @@ impl Options {
             "tree" => self.tree = Some(path(value)?),
             "tree_ms" => self.tree_ms = within(value, 1, 1 << 20)?,
             // Handled by /init before this program starts.
-            "net" | "mount" | "root" | "online" => {}
+            "net" | "mac" | "vlan" | "mount" | "root" | "online" => {}
             _ => return Err("unknown option; guest/README.md lists all"),
         }
         Ok(())

@@ -92,7 +92,7 @@ fn move_with_video(guest: &mut Guest<'_>, plan: &MigrationPlan) -> (JsonReport, 
     let (written, paused) = writer.join().unwrap().unwrap();
     let [there, here] = [guest.vm(), &source].map(|vm| vm.ram_block(VIDEO).unwrap());
     let mut differ = here.differing_pages(&there, DRAWN).unwrap();
-    // The writer is told that the guest is paused shortly after. What it has written then need not
+    // The writer receives that the guest is paused shortly after. What it has written then need not
     // have been sent.
     let before_pause = |page: &u64| written.get(page).is_none_or(|last| *last < paused);
     let late = written.keys().filter(|page| !before_pause(page)).count();

@@ -24,8 +24,9 @@ const MESSAGE_BYTES: usize = 32 << 10;
 /// learned where it is.
 const MAX_FORWARDING: Duration = Duration::from_millis(250);
 
-/// Forwarding ends earlier after so much time without a frame.
-const QUIET: Duration = Duration::from_millis(20);
+/// Forwarding ends earlier after so much time without a frame. The guest has been announced when
+/// it begins; on a busy host the announcement, or a frame before it, is still on its way.
+const QUIET: Duration = Duration::from_millis(50);
 
 /// How often the thread checks whether forwarding is over.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
@@ -192,6 +193,7 @@ impl Parts {
         let mut end = End::default();
         let mut bytes = 0u64;
         loop {
+            let looked = Instant::now();
             // What is there goes out before this thread waits.
             let wait = if batch.frames.is_empty() {
                 CHECK_INTERVAL
@@ -207,7 +209,7 @@ impl Parts {
             };
             let Some(frame) = next else {
                 self.flush(&mut batch)?;
-                if end.reached(steps) {
+                if end.reached(looked, steps) {
                     return Ok(());
                 }
                 continue;
@@ -223,7 +225,7 @@ impl Parts {
                 }
                 batch.add(frame);
             }
-            if end.reached(steps) {
+            if end.reached(looked, steps) {
                 return self.flush(&mut batch);
             }
         }
@@ -262,16 +264,23 @@ impl End {
         self.last_frame = Instant::now();
     }
 
-    fn reached(&mut self, steps: &Receiver<Step>) -> bool {
+    /// `looked`: the time before the last look for a frame. Frames that arrived while this thread
+    /// did not run are found by the next look.
+    fn reached(&mut self, looked: Instant, steps: &Receiver<Step>) -> bool {
         match steps.try_recv() {
             Ok(Step::GuestResumed) => self.resumed = Some(Instant::now()),
             Err(TryRecvError::Disconnected) => self.finishing = true,
             Err(TryRecvError::Empty) => {}
         }
+        self.is_over(looked)
+    }
+
+    fn is_over(&self, looked: Instant) -> bool {
         match self.resumed {
             Some(resumed) => {
-                resumed.elapsed() > MAX_FORWARDING
-                    || (resumed.elapsed() > QUIET && self.last_frame.elapsed() > QUIET)
+                let running = looked.saturating_duration_since(resumed);
+                let quiet = running.min(looked.saturating_duration_since(self.last_frame));
+                running > MAX_FORWARDING || quiet > QUIET
             }
             // The session ends without a guest that runs there.
             None => self.finishing,
@@ -306,5 +315,49 @@ impl Batch {
         self.bytes = 0;
         let frames = self.frames.drain(..).map(|kept| kept.frame).collect();
         Some(ToDestination::Frames { card, frames })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOMENT: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn forwarding_ends_after_50_ms_without_a_frame_and_after_250_ms_at_the_latest() {
+        let resumed = Instant::now();
+        let over = |last_frame: u64, looked: Duration| {
+            let end = End {
+                resumed: Some(resumed),
+                last_frame: resumed + Duration::from_millis(last_frame),
+                finishing: false,
+            };
+            end.is_over(resumed + looked)
+        };
+        let (quiet, most) = (Duration::from_millis(50), Duration::from_millis(250));
+        assert!(!over(0, quiet));
+        assert!(over(0, quiet + MOMENT));
+        assert!(!over(10, quiet + MOMENT), "a frame came later");
+        assert!(over(10, quiet + 11 * MOMENT));
+        assert!(!over(245, most), "frames keep coming");
+        assert!(over(245, most + MOMENT));
+    }
+
+    #[test]
+    fn a_silence_before_the_guest_runs_does_not_count() {
+        let last_frame = Instant::now();
+        let looked = last_frame + 2 * QUIET;
+        let end = |resumed| End {
+            resumed,
+            last_frame,
+            finishing: false,
+        };
+        assert!(!end(None).is_over(looked));
+        assert!(!end(Some(looked)).is_over(looked));
+        assert!(
+            !end(Some(looked + MOMENT)).is_over(looked),
+            "seen after the look"
+        );
     }
 }

@@ -80,7 +80,9 @@ impl DestinationGuest for QemuDestination {
             return;
         }
         let (qmp, process) = (self.identity.qmp.clone(), Arc::clone(&self.process));
-        match ShutdownListener::start(self.client.take(), qmp, process) {
+        let announce = std::mem::take(&mut self.announce_self);
+        let announce = announce.then(|| self.settings.parameters.clone());
+        match ShutdownListener::start(self.client.take(), qmp, process, announce) {
             Ok(listener) => self.listener = Some(listener),
             Err(error) => tracing::warn!(
                 error = %Report::new(&error),

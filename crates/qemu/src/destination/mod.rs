@@ -78,8 +78,10 @@ pub struct QemuDestination {
     /// The thread of each virtual processor.
     vcpus: Vec<Vcpu>,
     exit_watch: Option<ExitWatch>,
-    /// Announces what QEMU does not, when the guest runs.
+    /// Announces the guest when it runs.
     announcer: Option<Announcer>,
+    /// The guest runs here, and QEMU has not been asked to announce it, too.
+    announce_self: bool,
     /// Used while the guest runs here and pages may be missing.
     listener: Option<ShutdownListener>,
     _lock: ExclusiveAccess,
@@ -133,6 +135,7 @@ impl QemuDestination {
             vcpus: Vec::new(),
             exit_watch: None,
             announcer: None,
+            announce_self: false,
             listener: None,
             _lock: qemu.lock,
         })
@@ -191,6 +194,7 @@ impl QemuDestination {
             vcpus: Vec::new(),
             exit_watch: None,
             announcer: None,
+            announce_self: false,
             listener: None,
             _lock: lock,
         }))

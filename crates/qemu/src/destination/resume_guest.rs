@@ -8,10 +8,9 @@ use hikkoshi_linux::Process;
 use serde_json::json;
 
 use super::{QemuDestination, RunError};
-use crate::network::Announcer;
-use crate::qmp::announce_self;
+use crate::network::{Announcer, rx_filter};
 use crate::qmp::migration_status;
-use crate::qmp::monitor::{self, ConnectTimeouts, NO_TIMEOUT, connected};
+use crate::qmp::monitor::{self, ConnectTimeouts, NO_TIMEOUT};
 use crate::qmp::{COMMAND_TIMEOUT, Client, QmpError};
 
 /// How long to try to connect before resuming, if the connection fails. A QEMU that
@@ -40,7 +39,10 @@ impl QemuDestination {
         let client = monitor::get_or_connect(&mut self.client, qmp, process, timeouts, give_up)?;
         client.set_cancel(Some(give_up.clone()));
         client.set_timeout(NO_TIMEOUT);
-        let outcome = run(client, self.reattached);
+        if self.announcer.is_none() {
+            self.announcer = open_announcer(client, &self.process);
+        }
+        let outcome = run(client, self.reattached, self.announcer.as_ref());
         client.set_timeout(COMMAND_TIMEOUT);
         // After reattaching it is not known whether the guest has run before.
         let never_ran = !self.reattached && is_refused(&outcome) && has_never_run(client);
@@ -50,14 +52,7 @@ impl QemuDestination {
             outcome => outcome,
         };
         let at = outcome?;
-        let client = connected(&mut self.client)?;
-        announce_self::announce_with(client, &self.settings.parameters);
-        if self.announcer.is_none() {
-            self.announcer = open_announcer(client, &self.process);
-        }
-        if let Some(announcer) = &self.announcer {
-            announcer.announce(client);
-        }
+        self.announce_self = true;
         Ok(at)
     }
 
@@ -84,8 +79,8 @@ impl QemuDestination {
     }
 }
 
-/// Opens what announces the addresses that QEMU does not announce. A failure is only logged,
-/// because the guest's own packets have the same effect.
+/// Opens what announces the guest. A failure is only logged, because the guest's own packets have
+/// the same effect.
 pub(super) fn open_announcer(client: &mut Client, process: &Process) -> Option<Announcer> {
     Announcer::open(client, process)
         .inspect_err(|error| {
@@ -94,20 +89,46 @@ pub(super) fn open_announcer(client: &mut Client, process: &Process) -> Option<A
         .ok()
 }
 
-/// Resumes the guest. `reattached`: it may run already. The client's timeout applies:
-/// QEMU opens storage, and may wait for missing pages.
-fn run(client: &mut Client, reattached: bool) -> Result<Instant, RunError> {
+/// Resumes the guest, and announces it to its networks. `reattached`: it may run already. The
+/// client's timeout applies: QEMU opens storage, and may wait for missing pages.
+fn run(
+    client: &mut Client,
+    reattached: bool,
+    announcer: Option<&Announcer>,
+) -> Result<Instant, RunError> {
     let asked = Instant::now();
     if reattached && migration_status::run_state(client)?.running {
+        // Without asking for more addresses: the first engine has most likely announced them.
+        if let Some(announcer) = announcer {
+            announcer.announce(None);
+        }
         return Ok(asked);
     }
-    client.execute("cont", json!({}))?;
+    let announcer = announcer.filter(|announcer| announcer.has_cards());
+    let filters = match announcer {
+        // Together, because an answer takes long when the guest runs and lacks pages.
+        Some(_) => {
+            let commands = [rx_filter::QUERY, "cont"].map(|command| (command, json!({})));
+            let [filters, cont] = client.submit(commands)?;
+            let filters = client.answer(&filters);
+            client.answer(&cont)?;
+            filters
+                .inspect_err(|error| {
+                    tracing::warn!(error = %Report::new(error), "querying the addresses of the guest's network cards");
+                })
+                .ok()
+        }
+        None => {
+            client.execute("cont", json!({}))?;
+            None
+        }
+    };
     let until = Instant::now() + RESUME_TIMEOUT;
     let resumed = client.wait_event("the guest to run", until, |event| {
         (event.name == "RESUME").then_some(event.at)
     });
-    match resumed? {
-        Some(at) => Ok(at.max(asked)),
+    let at = match resumed? {
+        Some(at) => at.max(asked),
         None => {
             let state = migration_status::run_state(client)?;
             if !state.running {
@@ -115,9 +136,13 @@ fn run(client: &mut Client, reattached: bool) -> Result<Instant, RunError> {
                     state: state.status,
                 });
             }
-            Ok(Instant::now())
+            Instant::now()
         }
+    };
+    if let Some(announcer) = announcer {
+        announcer.announce(filters.as_ref());
     }
+    Ok(at)
 }
 
 fn is_refused(outcome: &Result<Instant, RunError>) -> bool {
@@ -132,4 +157,56 @@ fn has_never_run(client: &mut Client) -> bool {
     let resumed = client.has_event("RESUME");
     tracing::debug!(?state, resumed, "after QEMU refused to run the guest");
     !resumed && state.is_ok_and(|state| !state.running)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+
+    use hikkoshi_network_frames::TunQueue;
+    use serde_json::Value;
+
+    use super::*;
+
+    /// The main loop of such a QEMU waits for a page.
+    #[test]
+    fn a_qemu_that_answers_nothing_more_once_the_guest_runs_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let greeting = json!({ "QMP": { "version": { "qemu":
+                { "major": 10, "minor": 0, "micro": 0 } }, "capabilities": [] } });
+            writeln!(stream, "{greeting}").unwrap();
+            let mut got = Vec::new();
+            for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+                let request: Value = serde_json::from_str(&line.unwrap()).unwrap();
+                let command = request["execute"].as_str().unwrap().to_owned();
+                let runs = got.iter().any(|earlier| earlier == "cont");
+                if !runs {
+                    let answer = json!({ "return": {}, "id": request["id"] });
+                    writeln!(stream, "{answer}").unwrap();
+                }
+                if command == "cont" {
+                    let timestamp = json!({ "seconds": 1, "microseconds": 2 });
+                    let event = json!({ "event": "RESUME", "timestamp": timestamp });
+                    writeln!(stream, "{event}").unwrap();
+                }
+                got.push(command);
+            }
+            got
+        });
+        let mut client = Client::connect(&path, Duration::from_secs(20)).unwrap();
+        client.set_timeout(NO_TIMEOUT);
+        // Not a tap device: announcing there fails, which is only logged.
+        let queue = TunQueue::new(File::open("/dev/null").unwrap().into());
+        let announcer = Announcer::with_card(queue);
+        run(&mut client, false, Some(&announcer)).unwrap();
+        drop(client);
+        let got = server.join().unwrap();
+        assert_eq!(got, ["qmp_capabilities", "query-rx-filter", "cont"]);
+    }
 }

@@ -1,12 +1,15 @@
 //! A thread that listens for the guest's shutdown while pages are missing.
 //!
+//! Before that it makes QEMU announce the guest, because QEMU may answer late: its main loop may
+//! wait for a page.
+//!
 //! A guest that powers off ends its QEMU (unless that was started with
 //! `-no-shutdown`). From outside this looks like a killed QEMU; only the event
 //! `SHUTDOWN` shows the difference. QEMU sends it before it exits, and it can still be
 //! read afterwards.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -15,8 +18,9 @@ use std::time::{Duration, Instant};
 use error_reporter::Report;
 use hikkoshi_engine::CancelFlag;
 use hikkoshi_linux::Process;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
+use crate::qmp::announce_self;
 use crate::qmp::monitor::{self, ConnectTimeouts, NO_TIMEOUT};
 use crate::qmp::{Client, QmpError, QmpEvent};
 
@@ -37,18 +41,27 @@ pub(crate) struct ShutdownListener {
 
 impl ShutdownListener {
     /// Starts listening, with this monitor or a new connection. QEMU may wait for a page
-    /// and answer later.
+    /// and answer later. First makes QEMU announce the guest, if its owner's parameters
+    /// for that are given.
     pub(crate) fn start(
         client: Option<Client>,
         qmp: PathBuf,
         process: Arc<Process>,
+        announce: Option<Map<String, Value>>,
     ) -> io::Result<Self> {
         let stop = CancelFlag::new();
         let shut_down = Arc::new(AtomicBool::new(false));
         let (stopped, seen) = (stop.clone(), Arc::clone(&shut_down));
         let thread = thread::Builder::new()
             .name("qemu-events".to_owned())
-            .spawn(move || listen(client, &qmp, &process, &stopped, &seen))?;
+            .spawn(move || {
+                let mut client = connect(client, &qmp, &process, &stopped)?;
+                // Not cancelled: it is soon over, or times out.
+                if let Some(parameters) = announce {
+                    announce_self::announce_with(&mut client, &parameters);
+                }
+                listen(client, &stopped, &seen)
+            })?;
         Ok(Self {
             thread: Some(thread),
             stop,
@@ -84,26 +97,25 @@ impl Drop for ShutdownListener {
     }
 }
 
-fn listen(
+fn connect(
     client: Option<Client>,
-    qmp: &std::path::Path,
+    qmp: &Path,
     process: &Process,
     stop: &CancelFlag,
-    shut_down: &AtomicBool,
 ) -> Option<Client> {
     let mut slot = client;
     let timeouts = ConnectTimeouts {
         failing: NO_TIMEOUT,
         silent: NO_TIMEOUT,
     };
-    match monitor::get_or_connect(&mut slot, qmp, process, timeouts, stop) {
-        Ok(client) => client.set_cancel(Some(stop.clone())),
-        Err(error) => {
-            tracing::debug!(error = %Report::new(&error), "not listening to QEMU's events");
-            return None;
-        }
+    if let Err(error) = monitor::get_or_connect(&mut slot, qmp, process, timeouts, stop) {
+        tracing::debug!(error = %Report::new(&error), "not listening to QEMU's events");
     }
-    let mut client = slot?;
+    slot
+}
+
+fn listen(mut client: Client, stop: &CancelFlag, shut_down: &AtomicBool) -> Option<Client> {
+    client.set_cancel(Some(stop.clone()));
     loop {
         let deadline = Instant::now() + NO_TIMEOUT;
         match client.wait_event("the guest's shutdown", deadline, guest_asked_for_end) {

@@ -1,16 +1,19 @@
-//! Announces what QEMU does not: further addresses of a card, and VLANs.
+//! Announces the guest to its networks at once, and more than QEMU does: further addresses of a
+//! card, and VLANs.
 //!
 //! `announce-self` announces the address that a card was configured with, without a VLAN tag. A
 //! guest may have given the card another address or several, and switches learn addresses for each
 //! VLAN separately (IEEE 802.1Q, section 8.8). QEMU knows these of virtio-net cards
 //! (`query-rx-filter`). The announcements are written to QEMU's own descriptor of the tap device:
 //! to the network they come from the guest.
-
-use std::time::Duration;
+//!
+//! In post-copy QEMU's main loop waits for pages as soon as the guest runs, and answers commands
+//! late. Nothing here needs an answer after that.
 
 use error_reporter::Report;
 use hikkoshi_linux::Process;
 use hikkoshi_network_frames::{MacAddress, TunQueue, announcement};
+use serde_json::Value;
 
 use super::error::NetworkError;
 use super::rx_filter::{self, RxFilter};
@@ -21,9 +24,6 @@ use crate::qmp::Client;
 /// and VLANs.
 const MAX_PER_CARD: usize = 1024;
 
-/// How long to wait for QEMU's answer; see [`announce`](crate::qmp::announce_self).
-const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
-
 /// Sends announcements on the guest's tap devices.
 #[derive(Debug)]
 pub(crate) struct Announcer {
@@ -33,7 +33,7 @@ pub(crate) struct Announcer {
 #[derive(Debug)]
 struct AnnouncedCard {
     name: String,
-    /// The address that QEMU announces.
+    /// The address that it was configured with.
     address: MacAddress,
     queues: Vec<TunQueue>,
 }
@@ -54,33 +54,39 @@ impl Announcer {
         })
     }
 
-    /// Announces the guest's addresses and VLANs, except what QEMU announces. A failure is only
-    /// logged, because the guest's own packets have the same effect.
-    pub(crate) fn announce(&self, client: &mut Client) {
-        if self.cards.is_empty() {
-            return;
-        }
-        let filters = match rx_filter::read(client, REPLY_TIMEOUT) {
-            Ok(filters) => filters,
-            Err(error) => {
-                tracing::warn!(error = %Report::new(&error), "querying the addresses of the guest's network cards");
-                return;
-            }
+    /// For a machine with one card, on this queue.
+    #[cfg(test)]
+    pub(crate) fn with_card(queue: TunQueue) -> Self {
+        let card = AnnouncedCard {
+            name: "net0".to_owned(),
+            address: [2, 0, 0, 0, 0, 1],
+            queues: vec![queue],
         };
-        for filter in filters {
-            let Some(card) = self.cards.iter().find(|card| card.name == filter.name) else {
-                continue;
-            };
-            let further = further(&filter, card.address);
-            if further.len() > MAX_PER_CARD {
+        Self { cards: vec![card] }
+    }
+
+    /// Whether a card of the machine is on a tap device.
+    pub(crate) fn has_cards(&self) -> bool {
+        !self.cards.is_empty()
+    }
+
+    /// Announces the guest's addresses and VLANs, as QEMU has answered the question for them
+    /// ([`QUERY`](super::rx_filter::QUERY)). A failure is only logged, because the guest's own
+    /// packets have the same effect.
+    pub(crate) fn announce(&self, filters: Option<&Value>) {
+        let filters = filters.map(rx_filter::parse).unwrap_or_default();
+        for card in &self.cards {
+            let filter = filters.iter().find(|filter| filter.name == card.name);
+            let all = announced(card.address, filter);
+            if all.len() > MAX_PER_CARD {
                 tracing::warn!(
                     card = card.name,
                     announced = MAX_PER_CARD,
-                    all = further.len(),
+                    all = all.len(),
                     "not all addresses and VLANs of the guest are announced"
                 );
             }
-            for (address, vlan) in further.into_iter().take(MAX_PER_CARD) {
+            for (address, vlan) in all.into_iter().take(MAX_PER_CARD) {
                 card.send(&announcement(address, vlan));
             }
         }
@@ -104,19 +110,14 @@ impl AnnouncedCard {
     }
 }
 
-/// What to announce besides the address `announced` without a tag.
-fn further(filter: &RxFilter, announced: MacAddress) -> Vec<(MacAddress, Option<u16>)> {
-    let untagged = filter.addresses.iter().map(|address| (*address, None));
-    let tagged = filter.vlans.iter().flat_map(|vlan| {
-        filter
-            .addresses
-            .iter()
-            .map(|address| (*address, Some(*vlan)))
-    });
-    untagged
-        .chain(tagged)
-        .filter(|what| *what != (announced, None))
-        .collect()
+/// What to announce for a card that was configured with the address `configured`.
+fn announced(configured: MacAddress, filter: Option<&RxFilter>) -> Vec<(MacAddress, Option<u16>)> {
+    let mut all = vec![(configured, None)];
+    let Some(filter) = filter else { return all };
+    let tags = std::iter::once(None).chain(filter.vlans.iter().copied().map(Some));
+    let pairs = tags.flat_map(|tag| filter.addresses.iter().map(move |address| (*address, tag)));
+    all.extend(pairs.filter(|what| *what != (configured, None)));
+    all
 }
 
 #[cfg(test)]
@@ -126,20 +127,25 @@ mod tests {
     #[test]
     fn every_address_is_announced_in_every_vlan() {
         let (configured, other) = ([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
-        let filter = |addresses: &[MacAddress], vlans: &[u16]| RxFilter {
-            name: "net0".to_owned(),
-            addresses: addresses.to_vec(),
-            vlans: vlans.to_vec(),
+        let all = |addresses: &[MacAddress], vlans: &[u16]| {
+            let filter = RxFilter {
+                name: "net0".to_owned(),
+                addresses: addresses.to_vec(),
+                vlans: vlans.to_vec(),
+            };
+            announced(configured, Some(&filter))
         };
-        assert_eq!(further(&filter(&[configured], &[]), configured), []);
+        assert_eq!(announced(configured, None), [(configured, None)]);
+        assert_eq!(all(&[configured], &[]), [(configured, None)]);
         assert_eq!(
-            further(&filter(&[other], &[]), configured),
-            [(other, None)],
+            all(&[other], &[]),
+            [(configured, None), (other, None)],
             "the guest has changed its address"
         );
         assert_eq!(
-            further(&filter(&[configured, other], &[5, 6]), configured),
+            all(&[configured, other], &[5, 6]),
             [
+                (configured, None),
                 (other, None),
                 (configured, Some(5)),
                 (other, Some(5)),

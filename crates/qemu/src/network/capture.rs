@@ -46,8 +46,9 @@ impl TapCapture {
         for card in &mut self.cards {
             for socket in &mut card.sockets {
                 let frames = receive_all(socket)?.into_iter();
-                self.ready
-                    .extend(frames.filter_map(|frame| kept(card.address, frame)));
+                self.ready.extend(
+                    frames.filter_map(|frame| kept([card.address, card.guest_address], frame)),
+                );
             }
         }
         Ok(())
@@ -86,7 +87,7 @@ impl FrameCapture for TapCapture {
             );
             let unread = unread(captured, queues, paused, true).into_iter();
             self.ready
-                .extend(unread.filter_map(|frame| kept(card.address, frame)));
+                .extend(unread.filter_map(|frame| kept([card.address, card.guest_address], frame)));
         }
         Ok(())
     }
@@ -120,11 +121,12 @@ fn receive_all(socket: &mut PacketSocket) -> Result<Vec<Captured>, GuestError> {
     Ok(frames)
 }
 
-/// The frame for the destination; `None` if the guest has sent it itself: its announcement there
-/// reaches this host as well.
-fn kept(card: MacAddress, Captured { frame, .. }: Captured) -> Option<KeptFrame> {
-    (frame.source() != Some(card)).then_some(KeptFrame {
-        card,
+/// The frame for the destination, for a card with these addresses, the configured one first; `None`
+/// if the guest has sent it itself: its announcement there reaches this host as well.
+fn kept(card: [MacAddress; 2], Captured { frame, .. }: Captured) -> Option<KeptFrame> {
+    let own = frame.source().is_some_and(|source| card.contains(&source));
+    (!own).then_some(KeptFrame {
+        card: card[0],
         frame: NetworkFrame {
             offload: frame.offload,
             bytes: frame.bytes,

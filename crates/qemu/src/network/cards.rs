@@ -10,7 +10,11 @@ use crate::qmp::{Client, QmpError};
 pub(super) struct Card {
     /// QEMU's name of the card.
     pub(super) name: String,
+    /// The address that it was configured with, from [`configured`](super::configured); the guest's
+    /// if that is not known.
     pub(super) address: MacAddress,
+    /// The address that the guest has given it.
+    pub(super) guest_address: MacAddress,
     /// The type of its backend, as for `-netdev`.
     pub(super) backend: String,
     /// The tap device that QEMU opened.
@@ -58,6 +62,7 @@ fn parse(text: &str) -> Vec<Card> {
         cards.push(Card {
             name,
             address,
+            guest_address: address,
             backend: field("type").unwrap_or("unknown").to_owned(),
             interface: field("ifname").map(str::to_owned),
             descriptor: field("fd").and_then(|number| number.parse().ok()),
@@ -96,19 +101,17 @@ mod tests {
             e1000.1: index=0,type=nic,model=e1000,macaddr=52:54:00:12:34:58\r\n \
             \\ n2: index=0,type=user,net=10.0.2.0,restrict=off\r\n\
             e1000.2: index=0,type=nic,model=e1000,macaddr=52:54:00:12:34:59\r\n";
-        let card = |name: &str, last, backend: &str, interface: Option<&str>, descriptor| Card {
-            name: name.to_owned(),
-            address: [
-                0x52,
-                0x54,
-                0,
-                if last == 0x57 { 0xff } else { 0x12 },
-                0x34,
-                last,
-            ],
-            backend: backend.to_owned(),
-            interface: interface.map(str::to_owned),
-            descriptor,
+        let card = |name: &str, last, backend: &str, interface: Option<&str>, descriptor| {
+            let middle = if last == 0x57 { 0xff } else { 0x12 };
+            let address = [0x52, 0x54, 0, middle, 0x34, last];
+            Card {
+                name: name.to_owned(),
+                address,
+                guest_address: address,
+                backend: backend.to_owned(),
+                interface: interface.map(str::to_owned),
+                descriptor,
+            }
         };
         assert_eq!(
             parse(captured),

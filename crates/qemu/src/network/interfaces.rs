@@ -3,16 +3,18 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use hikkoshi_linux::Process;
+use hikkoshi_network_frames::TunQueue;
 
 use super::cards::Card;
 
 /// A tap device that QEMU has open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TapInterface {
-    /// Its name in QEMU's network namespace.
+    /// Its name in its network namespace.
     pub(super) name: String,
     /// QEMU's descriptors of it, one for each queue. The guest need not use all of them: QEMU
     /// detaches the others (`TUNSETQUEUE`), and the kernel delivers nothing to them.
@@ -45,12 +47,24 @@ fn interface_name(info: &str) -> Option<&str> {
     Some(name.trim()).filter(|name| !name.is_empty())
 }
 
-/// QEMU's network namespace; `None` if it is this program's.
-pub(super) fn namespace(process: &Process) -> io::Result<Option<File>> {
-    let theirs = process.open_proc("ns/net")?;
-    let identity = |file: &File| rustix::fs::fstat(file).map(|stat| (stat.st_dev, stat.st_ino));
+/// The network namespace of the device with these queues; `None` if it is this program's.
+///
+/// If the kernel does not report it, QEMU's is assumed. A QEMU that was given descriptors may be in
+/// another one.
+pub(super) fn namespace(queues: &[TunQueue], process: &Process) -> io::Result<Option<OwnedFd>> {
+    let told = queues.iter().find_map(|queue| queue.namespace().ok());
+    let theirs = match told {
+        Some(namespace) => namespace,
+        None => process.open_proc("ns/net")?.into(),
+    };
     let ours = File::open("/proc/thread-self/ns/net")?;
     Ok((identity(&theirs)? != identity(&ours)?).then_some(theirs))
+}
+
+/// What tells namespaces apart.
+fn identity(file: impl AsFd) -> io::Result<(u64, u64)> {
+    let stat = rustix::fs::fstat(file)?;
+    Ok((stat.st_dev, stat.st_ino))
 }
 
 /// The tap device of each card. A card whose device is not known for certain has none.
@@ -94,9 +108,11 @@ mod tests {
     use super::*;
 
     fn card(last: u8, backend: &str, interface: Option<&str>, descriptor: Option<i32>) -> Card {
+        let address = [0x52, 0x54, 0, 0, 0, last];
         Card {
             name: format!("net{last}"),
-            address: [0x52, 0x54, 0, 0, 0, last],
+            address,
+            guest_address: address,
             backend: backend.to_owned(),
             interface: interface.map(str::to_owned),
             descriptor,

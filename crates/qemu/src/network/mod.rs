@@ -8,12 +8,13 @@
 mod announcer;
 mod capture;
 mod cards;
+mod configured;
 mod delivery;
 mod error;
 mod interfaces;
 mod opened;
 pub(crate) mod overview;
-mod rx_filter;
+pub(crate) mod rx_filter;
 mod taps;
 
 use std::sync::Arc;

@@ -14,8 +14,11 @@ use crate::qmp::Client;
 /// A network card on a tap device.
 #[derive(Debug)]
 pub(super) struct TapCard {
+    /// The address that the card was configured with.
     pub(super) address: MacAddress,
-    /// The device's name in QEMU's network namespace.
+    /// The address that the guest has given it.
+    pub(super) guest_address: MacAddress,
+    /// The device's name in its network namespace.
     pub(super) interface: String,
     /// One for each queue at the source, one for all at the destination.
     pub(super) sockets: Vec<PacketSocket>,
@@ -70,12 +73,13 @@ pub(super) fn open(
             backends: backends.join(", "),
         });
     }
-    let namespace = interfaces::namespace(process).map_err(|source| NetworkError::Process {
-        pid: process.pid(),
-        source,
-    })?;
-    let namespace = namespace.as_ref().map(AsFd::as_fd);
     let open = taps.into_iter().map(|tap| {
+        let namespace = interfaces::namespace(&tap.queues, process);
+        let namespace = namespace.map_err(|source| NetworkError::Process {
+            pid: process.pid(),
+            source,
+        })?;
+        let namespace = namespace.as_ref().map(AsFd::as_fd);
         let filters = match u16::try_from(tap.queues.len()) {
             Ok(several @ 2..) if sockets == Sockets::ForEachQueue => {
                 (0..several).map(Some).collect()
@@ -87,6 +91,7 @@ pub(super) fn open(
             .map(|queue| PacketSocket::open(namespace, &tap.interface, queue));
         Ok(TapCard {
             address: tap.card.address,
+            guest_address: tap.card.guest_address,
             sockets: sockets
                 .collect::<Result<_, _>>()
                 .map_err(|source| NetworkError::Open {

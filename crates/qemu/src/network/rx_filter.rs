@@ -1,10 +1,9 @@
 //! The addresses and VLANs that the guest has set on its network cards, by `query-rx-filter`.
 
 use hikkoshi_network_frames::MacAddress;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::cards::parse_address;
-use crate::qmp::{Client, QmpError};
 
 /// The number of VLANs with a tag.
 const ALL_VLANS: usize = 4094;
@@ -20,17 +19,11 @@ pub(super) struct RxFilter {
     pub(super) vlans: Vec<u16>,
 }
 
-/// The filters of all cards that have one: virtio-net, in QEMU 7.2 and 10.0.
-pub(super) fn read(
-    client: &mut Client,
-    limit: std::time::Duration,
-) -> Result<Vec<RxFilter>, QmpError> {
-    let answer = client.execute_within("query-rx-filter", json!({}), limit)?;
-    Ok(parse(&answer))
-}
+/// The command, without arguments. QEMU 7.2 and 10.0 answer for virtio-net cards only.
+pub(crate) const QUERY: &str = "query-rx-filter";
 
-/// Members of another form are skipped.
-fn parse(answer: &Value) -> Vec<RxFilter> {
+/// The filters in QEMU's answer. Members of another form are skipped.
+pub(super) fn parse(answer: &Value) -> Vec<RxFilter> {
     let filters = answer.as_array().into_iter().flatten();
     filters
         .filter_map(|filter| {
@@ -59,6 +52,7 @@ fn parse(answer: &Value) -> Vec<RxFilter> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn addresses_and_vlans_of_cards() {

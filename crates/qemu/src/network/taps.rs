@@ -3,7 +3,8 @@
 use hikkoshi_linux::Process;
 use hikkoshi_network_frames::TunQueue;
 
-use super::cards::{self, Card};
+use super::cards::Card;
+use super::configured::read_cards;
 use super::error::NetworkError;
 use super::interfaces::{self, TapInterface};
 use crate::qmp::Client;
@@ -12,7 +13,7 @@ use crate::qmp::Client;
 #[derive(Debug)]
 pub(super) struct Tap {
     pub(super) card: Card,
-    /// The device's name in QEMU's network namespace.
+    /// The device's name in its network namespace.
     pub(super) interface: String,
     /// The device's queues.
     pub(super) queues: Vec<TunQueue>,
@@ -23,7 +24,7 @@ pub(super) fn taps(
     client: &mut Client,
     process: &Process,
 ) -> Result<(Vec<Card>, Vec<Tap>), NetworkError> {
-    let cards = cards::read(client)?;
+    let cards = read_cards(client)?;
     let failed = |source| NetworkError::Process {
         pid: process.pid(),
         source,

@@ -104,7 +104,7 @@ pub enum ToDestination {
     /// The last message: the source sends nothing more and needs nothing more.
     Goodbye,
     /// The first message on a new control link of an unfinished migration: the
-    /// source wants to resume it. This message and the next two are sent only
+    /// source asks to resume it. This message and the next two are sent only
     /// to a destination with
     /// [`Capabilities::RECOVERY`](crate::Capabilities::RECOVERY).
     ResumeRequest {
@@ -212,7 +212,7 @@ pub enum ToSource {
     },
     /// The guest runs at the destination.
     GuestResumed,
-    /// The destination wants to cancel the migration; the source decides.
+    /// The destination asks to cancel the migration; the source decides.
     Cancel {
         /// Why, for people; cut at [`MAX_TEXT`] bytes.
         #[serde(with = "Reason")]

@@ -24,7 +24,7 @@ use std::fmt;
 use thiserror::Error;
 
 use super::migration_id::MigrationId;
-use super::negotiate::{Capabilities, Versions};
+use super::versions::{Capabilities, Versions};
 use crate::framing::{field, put};
 
 /// The length of a hello in bytes.

@@ -2,8 +2,8 @@
 
 mod hello;
 mod migration_id;
-mod negotiate;
+mod versions;
 
 pub use hello::{CHALLENGE_LEN, HELLO_LEN, Hello, HelloError, Role};
 pub use migration_id::MigrationId;
-pub use negotiate::{Agreed, Capabilities, NegotiationError, Versions, negotiate};
+pub use versions::{Agreed, Capabilities, NegotiationError, Versions, negotiate};

@@ -54,6 +54,8 @@ impl GuestNetwork {
     pub const SOURCE: &str = "10.88.0.11";
     /// The destination host's address.
     pub const DESTINATION: &str = "10.88.0.12";
+    /// The device of each host that connects its bridge to the switch.
+    pub const UPLINK: &str = SEGMENTS[0].uplink;
 
     /// Creates the client and both hosts.
     ///

@@ -7,6 +7,7 @@ mod guest_network;
 mod host_pair;
 mod ip;
 mod namespace;
+mod tap_queues;
 
 pub use datagram_client::{DatagramClient, Datagrams, Pace};
 pub use guest_network::GuestNetwork;
@@ -14,3 +15,4 @@ pub use host_pair::{HostPair, RateLimit};
 pub(crate) use ip::ip;
 pub use namespace::Namespace;
 pub(crate) use namespace::{NAMESPACE_PREFIX, NAMESPACES};
+pub(crate) use tap_queues::TapQueues;

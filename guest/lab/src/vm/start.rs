@@ -2,6 +2,7 @@
 
 use super::{POLL, Vm, stderr_tail};
 use crate::config::Accelerator;
+use crate::net::TapQueues;
 use crate::ram::PreparedRam;
 use crate::{Lab, LabError, Nic, Qmp, VmConfig, initramfs, kernel, nano_kernel, spawn, tsc};
 use std::ffi::OsString;
@@ -72,7 +73,15 @@ impl VmConfig {
             ])
             .args(["-serial", "chardev:console"]);
         for (number, nic) in self.nics.iter().enumerate() {
-            command.args(nic.arguments(number));
+            let queues = match &self.taps_opened_in {
+                Some(namespace) => Some(TapQueues::open(namespace, &nic.tap, nic.queues)?),
+                None => None,
+            };
+            command.args(nic.arguments(number, queues.as_ref()));
+            // The command owns them until QEMU has been started.
+            if let Some(queues) = queues {
+                queues.pass(&mut command);
+            }
         }
         for (number, disk) in self.disks.iter().enumerate() {
             command.args(disk.arguments(number));
@@ -213,18 +222,21 @@ impl VmConfig {
 }
 
 impl Nic {
-    /// QEMU's arguments for the card with this number.
-    fn arguments(&self, number: usize) -> Vec<String> {
-        let mut backend = format!(
-            "tap,id=net{number},ifname={},script=no,downscript=no",
-            self.tap
-        );
+    /// QEMU's arguments for the card with this number. QEMU opens the tap device, or uses `passed`.
+    fn arguments(&self, number: usize, passed: Option<&TapQueues>) -> Vec<String> {
+        let several = self.queues > 1;
+        let backend = match passed {
+            Some(queues) => queues.argument(),
+            None => {
+                let queues = format!(",queues={}", self.queues);
+                let queues = if several { &queues } else { "" };
+                format!("ifname={},script=no,downscript=no{queues}", self.tap)
+            }
+        };
+        let backend = format!("tap,id=net{number},{backend}");
+        let mq = if several { ",mq=on" } else { "" };
         let (model, mac) = (self.model, &self.mac);
-        let mut card = format!("{model},netdev=net{number},mac={mac},romfile=");
-        if self.queues > 1 {
-            backend.push_str(&format!(",queues={}", self.queues));
-            card.push_str(",mq=on");
-        }
+        let card = format!("{model},netdev=net{number},mac={mac},romfile={mq}");
         ["-netdev", &backend, "-device", &card]
             .map(str::to_owned)
             .to_vec()

@@ -312,7 +312,7 @@ fn check_links(links: u16) -> Result<(), String> {
         Ok(())
     } else {
         Err(format!(
-            "the source wants {links} background links, and 1 to {MAX_LINKS} are possible"
+            "the source requests {links} background links, and 1 to {MAX_LINKS} are possible"
         ))
     }
 }

@@ -300,7 +300,7 @@ fn the_number_of_background_links_is_limited() {
                 panic!("{links} links accepted")
             };
             let expected = format!(
-                "the source wants {links} background links, and 1 to {MAX_LINKS} are possible"
+                "the source requests {links} background links, and 1 to {MAX_LINKS} are possible"
             );
             assert_eq!(reason, expected);
         }
