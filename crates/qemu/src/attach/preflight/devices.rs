@@ -30,8 +30,9 @@ pub(crate) enum MemoryWrites {
     Unknown,
 }
 
-pub(super) const OTHER_PROCESS: &str = "another process, or a device of the host, writes to the guest's \
-     memory for it, which cannot be tracked from outside QEMU, so pages would be lost";
+pub(super) const OTHER_PROCESS: &str = "another process, or a device of the host, writes to the \
+     guest's memory for it, which cannot be tracked from outside QEMU, so pages would be lost in \
+     any mode";
 const WINDOW: &str = "its memory is shared with programs that do not move with the guest";
 const SPARSE: &str = "memory that is plugged and unplugged at run time is not supported yet";
 const ENCLAVE: &str = "its memory is encrypted by the host's processor and cannot be read";
