@@ -88,7 +88,7 @@ fn memory() -> Vec<Row> {
     .collect();
     let named = |backend| one(backend).default_name();
     rows.extend([
-        between("mixed memory", one(Default), named(FILE)).sample(),
+        between("mixed memory", one(Default), named(FILE)),
         between("mixed memory", named(FILE), one(Default)),
         between("mixed memory", one(Default), named(PRIVATE_MEMFD)),
         between("mixed memory", one(Anonymous), one(MEMFD)),

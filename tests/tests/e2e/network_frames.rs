@@ -268,6 +268,7 @@ fn nothing_is_lost_with_four_queues(taps: Taps) {
 }
 
 #[test]
+#[ignore = "as with passed queues: make matrix"]
 fn no_datagram_is_lost_on_a_card_with_four_queues() {
     nothing_is_lost_with_four_queues(Taps::Named);
 }
@@ -328,10 +329,20 @@ fn is_datagram(bytes: &[u8]) -> bool {
     at(12) == Some(&[8, 0]) && bytes.get(23) == Some(&17) && at(36) == Some(&PORT.to_be_bytes())
 }
 
-/// Each card has a network of its own, so a frame that is delivered to the other card is lost.
 #[test]
 fn no_datagram_is_lost_on_two_cards() {
-    for mode in ["precopy", "postcopy", "hybrid"] {
+    nothing_is_lost_on_two_cards(&["hybrid"]);
+}
+
+#[test]
+#[ignore = "other modes: make matrix"]
+fn no_datagram_is_lost_on_two_cards_in_other_modes() {
+    nothing_is_lost_on_two_cards(&["precopy", "postcopy"]);
+}
+
+/// Each card has a network of its own, so a frame that is delivered to the other card is lost.
+fn nothing_is_lost_on_two_cards(modes: &[&str]) {
+    for mode in modes {
         let network = GuestNetwork::two().unwrap();
         let addresses = [GuestNetwork::GUEST, GuestNetwork::SECOND_GUEST];
         let clients = network.clients().iter().zip(addresses);
