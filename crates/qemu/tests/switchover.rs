@@ -491,13 +491,18 @@ fn the_dirty_log_sees_qemus_writes_and_is_removed() {
 #[test]
 fn the_dirty_log_sees_the_guests_writes() {
     with_each(|program| {
-        let from = source(program, "");
+        // The firmware starts when the log has been started. It would also write after a reset,
+        // but a reset while it still runs can stop the guest for good (`internal-error`), without
+        // any log: under KVM with QEMU 10.0, 10 of 20 resets did so 150 ms after QEMU's start.
+        let from = source(program, "-S");
         let before = from.traces();
         let mut guest = QemuSource::attach(&from.qmp()).unwrap();
         let log = guest.start_dirty_log().unwrap();
         let all = guest.ram().layout().all();
-        from.execute("system_reset", json!({}));
         let mut dirty = 0;
+        log.take(all, &mut |run| dirty += run.len()).unwrap();
+        assert_eq!(dirty, 0, "the guest has not run yet");
+        from.execute("cont", json!({}));
         support::eventually("a write of the firmware", || {
             log.take(all, &mut |run| dirty += run.len()).unwrap();
             dirty > 0
@@ -505,7 +510,7 @@ fn the_dirty_log_sees_the_guests_writes() {
         drop(log);
         drop(guest);
         assert_eq!(from.traces(), before);
-        assert_eq!(from.state(), "running");
+        assert_eq!(from.state(), "running", "QEMU said: {}", from.errors());
     });
 }
 

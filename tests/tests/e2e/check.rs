@@ -104,7 +104,8 @@ fn a_guest_that_can_be_moved_and_a_destination_that_is_asked() {
     let rng = json!({ "name": "/machine/peripheral/rng", "kind": "virtio-rng-pci",
                       "verdict": "moves", "why": null });
     assert!(devices.contains(&rng), "{found}");
-    assert_eq!(devices.len(), 8, "{found}");
+    // With the disk, and the serial port of `-serial`.
+    assert_eq!(devices.len(), 9, "{found}");
     assert_eq!(
         found["cards"],
         json!([{ "name": "nic", "backend": "user", "interface": null }])

@@ -286,6 +286,30 @@ fn a_machine_by_short_options_that_has_changed() {
     let now = session.images();
     // A monitor serves one client at a time.
     drop(session);
+    // What QEMU made itself is listed, without the board.
+    let mut command = Command::new(hikkoshi());
+    command.args(["check", "--json", "-", "--qmp"]).arg(&qmp);
+    let exit = Program::start("check", command).wait();
+    let found = JsonSchema::published().assert("check", exit.stdout.trim());
+    let devices = found["devices"].as_array().unwrap().iter();
+    let made = devices.filter(|device| {
+        let name = device["name"].as_str().unwrap();
+        name.starts_with("/machine/unattached/")
+    });
+    let mut made: Vec<_> = made
+        .map(|device| (device["kind"].as_str().unwrap(), &device["verdict"]))
+        .collect();
+    made.sort_by_key(|(kind, _)| *kind);
+    let moves = json!("moves");
+    let expected = [
+        "VGA",
+        "e1000",
+        "floppy",
+        "ide-cd",
+        "isa-parallel",
+        "isa-serial",
+    ];
+    assert_eq!(made, expected.map(|kind| (kind, &moves)), "{found}");
     let mut command = Command::new(hikkoshi());
     command
         .args(["check", "--print-destination", "--qmp"])

@@ -31,7 +31,8 @@ pub struct Checked {
     pub obstacles: Vec<AttachError>,
     /// The guest's RAM blocks.
     pub memory: Vec<MemoryPart>,
-    /// The devices that were added to the machine, and those that are an obstacle.
+    /// The devices that were added to the machine, those that QEMU made for a short option or by
+    /// default, and those that are an obstacle.
     pub devices: Vec<Part>,
     /// Network cards' backends.
     pub networks: Vec<Part>,

@@ -5,24 +5,35 @@
 pub(super) fn is_known(model: &str) -> bool {
     DEVICES
         .iter()
-        .chain([&OBJECTS])
+        .chain([&BOARD, &OBJECTS])
         .any(|list| list.split_whitespace().any(|known| known == model))
 }
 
-/// Devices that QEMU emulates with its own threads or, where it says so, the
-/// kernel on the guest's own page tables.
-const DEVICES: [&str; 13] = [
-    // Parts of the boards.
-    "ICH9-LPC ICH9-SMB PIIX3 PIIX4_PM acpi-ged acpi-ged-x86 apic cfi.pflash01 \
+/// Whether this type is a processor, or a part that boards have even with `-nodefaults`.
+pub(super) fn is_of_the_board(kind: &str) -> bool {
+    let mut parts = BOARD.split_whitespace().chain(BOARD_CONTROLLERS);
+    kind.ends_with("-x86_64-cpu") || parts.any(|part| part == kind)
+}
+
+/// Parts of the boards, and KVM's. KVM writes through the process's page tables: by
+/// copying to user addresses, or through mappings that it drops when the page is
+/// write-protected (MMU notifiers). For the structures of a nested hypervisor see
+/// `nested.rs`.
+const BOARD: &str = "\
+     ICH9-LPC ICH9-SMB PIIX3 PIIX4_PM acpi-ged acpi-ged-x86 apic cfi.pflash01 \
      cpu-cluster fw_cfg_io fw_cfg_mem gpex-pcihost gpex-root gpio_i2c hpet i2c-ddc \
      i2c-echo i440FX i440FX-pcihost i8042 i8042-mmio i8257 ioapic isa-i8259 \
      isa-pcspk isa-pit isabus-bridge mc146818rtc mch migration or-irq piix4-isa \
-     port92 ps2-kbd ps2-mouse q35-pcihost smbus-eeprom split-irq vmmouse vmport",
-    // KVM's. It writes through the process's page tables: by copying to user
-    // addresses, or through mappings that it drops when the page is write-protected
-    // (MMU notifiers). For the structures of a nested hypervisor see `nested.rs`.
-    "hyperv-synic hv-syndbg kvm-apic kvm-i8259 kvm-ioapic kvm-pit kvmclock kvmvapic \
-     vmbus-bridge",
+     port92 ps2-kbd ps2-mouse q35-pcihost smbus-eeprom split-irq vmmouse vmport \
+     hyperv-synic hv-syndbg kvm-apic kvm-i8259 kvm-ioapic kvm-pit kvmclock kvmvapic \
+     vmbus-bridge";
+
+/// Controllers of the boards. Users add others of these types, too: they are in [`DEVICES`].
+const BOARD_CONTROLLERS: [&str; 4] = ["ich9-ahci", "isa-fdc", "piix3-ide", "virtio-mmio"];
+
+/// Devices that QEMU emulates with its own threads or, where it says so, the
+/// kernel on the guest's own page tables.
+const DEVICES: [&str; 11] = [
     // Bridges and IOMMUs.
     "AMDVI-PCI amd-iommu i82801b11-bridge intel-iommu ioh3420 pci-bridge \
      pci-bridge-seat pcie-pci-bridge pcie-root-port pxb pxb-host pxb-pcie \

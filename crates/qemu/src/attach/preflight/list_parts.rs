@@ -2,7 +2,8 @@
 
 use super::block::{self, Node};
 use super::devices::{self, MemoryWrites};
-use super::qom_tree::DEVICE_FOLDERS;
+use super::known_types::is_of_the_board;
+use super::qom_tree::{DEVICE_FOLDERS, Object, UNATTACHED};
 use super::survey::{self, AllowedTypes};
 use super::{network, pinning};
 use crate::attach::parts::{Part, Verdict};
@@ -18,10 +19,12 @@ fn verdict(writes: MemoryWrites, kind: &str, allowed: &AllowedTypes) -> Verdict 
     }
 }
 
-/// The devices that users added, and all others that are an obstacle.
+/// The devices that users added, those that QEMU made for a short option or by default, and all
+/// others that are an obstacle.
 pub(crate) fn devices(client: &mut Client, allowed: &AllowedTypes) -> Result<Vec<Part>, QmpError> {
     let mut found: Vec<Part> = Vec::new();
-    for object in survey::objects(client)? {
+    let objects = survey::objects(client)?;
+    for object in &objects {
         let is_part = |whole: &Part| {
             matches!(whole.verdict, Verdict::Refused(_)) && object.is_below(&whole.name)
         };
@@ -29,16 +32,17 @@ pub(crate) fn devices(client: &mut Client, allowed: &AllowedTypes) -> Result<Vec
             continue;
         }
         let writes = match devices::of_type(&object.kind) {
-            MemoryWrites::Tracked if survey::has_scsi_passthrough(client, &object)? => {
+            MemoryWrites::Tracked if survey::has_scsi_passthrough(client, object)? => {
                 MemoryWrites::UntilPause(devices::SG_IO)
             }
             writes => writes,
         };
         let verdict = verdict(writes, &object.kind, allowed);
-        if verdict != Verdict::Moves || is_added(&object.path) {
+        if verdict != Verdict::Moves || is_added(&object.path) || is_made_by_qemu(object, &objects)
+        {
             found.push(Part {
-                name: object.path,
-                kind: object.kind,
+                name: object.path.clone(),
+                kind: object.kind.clone(),
                 detail: String::new(),
                 verdict,
             });
@@ -55,6 +59,16 @@ fn is_added(path: &str) -> bool {
             .and_then(|rest| rest.strip_prefix('/'));
         name.is_some_and(|name| !name.contains('/'))
     })
+}
+
+/// Whether QEMU made this device itself, for an option such as `-nic` or by default, and it is
+/// neither of the board nor a part of another device.
+fn is_made_by_qemu(object: &Object, all: &[Object]) -> bool {
+    let mut above = all.iter().filter(|other| object.is_below(&other.path));
+    object.is_below(UNATTACHED)
+        && !is_of_the_board(&object.kind)
+        // QEMU 10.0 has the USB controller of `-usb` below the south bridge.
+        && above.all(|other| is_of_the_board(&other.kind))
 }
 
 /// The network backends.
@@ -109,5 +123,34 @@ mod tests {
         ] {
             assert!(!is_added(path), "{path}");
         }
+    }
+
+    #[test]
+    fn devices_of_short_options_are_listed_without_the_board() {
+        let objects = [
+            ("/machine/i440fx/ioapic", "ioapic"),
+            ("/machine/peripheral/a", "e1000"),
+            ("/machine/unattached/device[0]", "qemu64-x86_64-cpu"),
+            ("/machine/unattached/device[0]/lapic", "kvm-apic"),
+            ("/machine/unattached/device[3]", "PIIX3"),
+            ("/machine/unattached/device[3]/ide", "piix3-ide"),
+            ("/machine/unattached/device[3]/uhci", "piix3-usb-uhci"),
+            ("/machine/unattached/device[5]", "isa-serial"),
+            ("/machine/unattached/device[5]/serial", "serial"),
+            ("/machine/unattached/device[20]", "virtio-net-pci"),
+            (
+                "/machine/unattached/device[20]/virtio-backend",
+                "virtio-net-device",
+            ),
+        ]
+        .map(|(path, kind)| Object {
+            path: path.to_owned(),
+            kind: kind.to_owned(),
+        });
+        let listed = objects
+            .iter()
+            .filter(|object| is_made_by_qemu(object, &objects));
+        let kinds: Vec<_> = listed.map(|object| object.kind.as_str()).collect();
+        assert_eq!(kinds, ["piix3-usb-uhci", "isa-serial", "virtio-net-pci"]);
     }
 }

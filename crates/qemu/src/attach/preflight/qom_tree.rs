@@ -10,6 +10,10 @@ use crate::qmp::{Client, QmpError};
 /// The QOM folders of users' devices: those with an id, and those without.
 pub(super) const DEVICE_FOLDERS: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
 
+/// The QOM folder of the board's parts and of devices that QEMU makes itself, for an option such as
+/// `-nic` or by default.
+pub(super) const UNATTACHED: &str = "/machine/unattached";
+
 /// An object of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Object {
