@@ -341,7 +341,7 @@ fn no_datagram_is_lost_on_two_cards_in_other_modes() {
 }
 
 /// Each card has a network of its own, so a frame that is delivered to the other card is lost.
-fn nothing_is_lost_on_two_cards(modes: &[&str]) {
+fn nothing_is_lost_on_two_cards(modes: &[&'static str]) {
     for mode in modes {
         let network = GuestNetwork::two().unwrap();
         let addresses = [GuestNetwork::GUEST, GuestNetwork::SECOND_GUEST];
