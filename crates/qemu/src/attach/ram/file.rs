@@ -1,8 +1,8 @@
 //! Finds what holds the memory of a RAM block, and opens it.
 //!
 //! The mapping decides, not what QMP reports: a range of the process's addresses maps a
-//! file shared (tmpfs, hugetlbfs, a memfd), a file privately (pages that QEMU has written
-//! are the process's own), or no file.
+//! file shared (a memfd, or a file on tmpfs, hugetlbfs or a disk), a file privately (pages
+//! that QEMU has written are the process's own), or no file.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -55,6 +55,9 @@ pub(crate) enum FileSystem {
     Tmpfs,
     /// hugetlbfs, also of a memfd.
     Huge,
+    /// A file system on a disk of this host. Its files are read and mapped through the same
+    /// page cache, so `pread` returns what the guest has written, written back or not.
+    Disk,
     /// Another one.
     Other,
 }
@@ -65,6 +68,9 @@ const OTHERS_SEARCH: u32 = 0o001;
 
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+/// ext4, XFS and Btrfs; see statfs(2). The dirty log's tests (`dirty/tests/pagemap/disk_files.rs`)
+/// passed on each of them.
+const DISK_MAGICS: [i64; 3] = [0xef53, 0x5846_5342, 0x9123_683e];
 
 impl FileSystem {
     /// The file system of `file`, and the bytes of its pages.
@@ -78,6 +84,7 @@ impl FileSystem {
         Ok(match magic {
             TMPFS_MAGIC => (Self::Tmpfs, 4096),
             HUGETLBFS_MAGIC => (Self::Huge, u64::try_from(system.f_bsize).unwrap_or(0)),
+            magic if DISK_MAGICS.contains(&magic) => (Self::Disk, 4096),
             _ => (Self::Other, 4096),
         })
     }
@@ -278,7 +285,7 @@ fn check_shared(
     if kind.system == FileSystem::Other {
         return Err(Unsuitable::FileSystem);
     }
-    if access == FileAccess::Read && kind.system == FileSystem::Tmpfs {
+    if access == FileAccess::Read && kind.system != FileSystem::Huge {
         // hugetlbfs supports reads, too, but only of whole pages.
         let mut byte = [0];
         file.read_exact_at(&mut byte, area.offset)
