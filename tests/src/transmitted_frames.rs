@@ -2,10 +2,10 @@
 
 use hikkoshi_lab::Namespace;
 use hikkoshi_network_frames::{Captured, PacketSocket};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often the thread checks whether to stop.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -15,7 +15,9 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct TransmittedFrames {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<Vec<Vec<Captured>>>,
+    /// Of each device.
+    frames: Arc<Mutex<Vec<Vec<Captured>>>>,
+    thread: JoinHandle<()>,
 }
 
 impl TransmittedFrames {
@@ -33,22 +35,46 @@ impl TransmittedFrames {
         let mut sockets = host.run(open_all).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
+        let frames = Arc::new(Mutex::new(vec![Vec::new(); sockets.len()]));
+        let recorded = Arc::clone(&frames);
         let thread = std::thread::spawn(move || {
-            let mut frames = vec![Vec::new(); sockets.len()];
             loop {
                 let last = stopped.load(Ordering::Acquire);
-                for (socket, frames) in sockets.iter_mut().zip(&mut frames) {
+                for (number, socket) in sockets.iter_mut().enumerate() {
                     while let Some(frame) = socket.receive().unwrap() {
-                        frames.push(frame);
+                        recorded.lock().unwrap()[number].push(frame);
                     }
                 }
                 if last {
-                    return frames;
+                    return;
                 }
                 PacketSocket::wait(&sockets.iter().collect::<Vec<_>>(), CHECK_INTERVAL).unwrap();
             }
         });
-        Self { stop, thread }
+        Self {
+            stop,
+            frames,
+            thread,
+        }
+    }
+
+    /// Waits until the device with this number has transmitted such a frame, at most `limit`.
+    /// Returns whether it has.
+    ///
+    /// # Panics
+    /// When the recording thread did.
+    pub fn wait(&self, device: usize, limit: Duration, wanted: impl Fn(&[u8]) -> bool) -> bool {
+        let until = Instant::now() + limit;
+        loop {
+            let seen = |frames: &Vec<Captured>| frames.iter().any(|f| wanted(&f.frame.bytes));
+            if seen(&self.frames.lock().unwrap()[device]) {
+                return true;
+            }
+            if Instant::now() > until {
+                return false;
+            }
+            std::thread::sleep(CHECK_INTERVAL);
+        }
     }
 
     /// Stops, and returns the frames of each device, with the kernel's time for each.
@@ -57,6 +83,7 @@ impl TransmittedFrames {
     /// When the recording thread did.
     pub fn finish(self) -> Vec<Vec<Captured>> {
         self.stop.store(true, Ordering::Release);
-        self.thread.join().unwrap()
+        self.thread.join().unwrap();
+        std::mem::take(&mut *self.frames.lock().unwrap())
     }
 }
