@@ -299,6 +299,8 @@ fn all_addresses_and_vlans_are_announced_before_kept_frames_are_delivered() {
     let recorder = TransmittedFrames::record(network.destination(), &devices);
     let moved = setup.moved("postcopy");
     moved.assert_nothing_lost(1);
+    let warning = "has set VLANs on its network card virtio-net-pci.0 (VLAN 5): if";
+    assert!(moved.stderr.contains(warning), "{}", moved.stderr);
     let [to_guest, to_network] = recorder.finish().try_into().unwrap();
     let first = |frames: &[Captured], wanted: &dyn Fn(&[u8]) -> bool| {
         let found = frames.iter().filter(|frame| wanted(&frame.frame.bytes));

@@ -19,6 +19,7 @@ use crate::attach::{
 };
 use crate::command_line::Exact;
 use crate::network::overview::{CardPart, cards};
+use crate::network::vlans_lost;
 use crate::qmp::{Client, QmpError, migration_status};
 
 /// What was found.
@@ -225,6 +226,7 @@ impl Checked {
             return Ok(());
         };
         self.cards = cards(client, process)?;
+        self.notes.extend(vlans_lost::note(client));
         let is_lost = |card: &CardPart| card.interface.is_some() && !self.keeps_frames(card);
         if self.cards.iter().any(is_lost) {
             self.notes.push(

@@ -16,6 +16,7 @@ mod opened;
 pub(crate) mod overview;
 pub(crate) mod rx_filter;
 mod taps;
+pub(crate) mod vlans_lost;
 
 use std::sync::Arc;
 

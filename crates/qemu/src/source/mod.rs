@@ -44,6 +44,7 @@ use crate::attach::reopen::FileAccess;
 use crate::attach::stale_userfaultfds::is_dirty_log;
 use crate::attach::{AttachError, Attached, attach};
 use crate::identity::{QemuIdentity, ReattachError};
+use crate::network::vlans_lost;
 use crate::qmp::monitor;
 use crate::qmp::{Client, ConnectError, Submitted};
 
@@ -212,6 +213,11 @@ impl QemuSource {
             return Ok(());
         }
         Err(AttachError::of(found.into_iter().map(Into::into).collect()))
+    }
+
+    /// What the guest's owner should know about its VLANs; for people.
+    pub fn vlan_note(&mut self) -> Option<String> {
+        self.client.as_mut().and_then(vlans_lost::note)
     }
 
     /// Reattaches to a guest that another program handed over, or was about to hand

@@ -82,6 +82,9 @@ fn start(args: &Migrate, remote: &Remote, cancel: CancelFlag) -> Result<Status, 
         .map_err(keeping)?;
     security::warn_of_readable_key(&args.run.security, &*observer);
     args.options.journaled.devices.warn(&*observer);
+    if let Some(note) = guest.vlan_note() {
+        observer.notice(&note);
+    }
     let late_cancel = Arc::new(LateCancelNotice::new(cancel.clone(), observer));
     let watch = MigrateControl {
         cancel,
