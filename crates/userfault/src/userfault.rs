@@ -365,10 +365,14 @@ impl Userfault {
     /// When `range` is not whole pages.
     pub fn unregister(&self, range: HostRange) -> Result<(), RangeError> {
         match abi::ioctl(self.as_fd(), &mut abi::Unregister(abi::Range::from(range))) {
-            // ENOMEM: the process has exited, or the range is not mapped.
-            Ok(()) | Err(Errno::NOMEM | Errno::SRCH) => Ok(()),
-            Err(source) => Err(RangeError::new("unregistering", range, source)),
+            Ok(()) => {}
+            // The process has exited, or the range is not mapped.
+            Err(Errno::NOMEM | Errno::SRCH) => return Ok(()),
+            Err(source) => return Err(RangeError::new("unregistering", range, source)),
         }
+        // The kernel wakes the waiting threads before it locks the mapping. A thread that begins
+        // to wait in between would wait for ever (seen with Linux 6.18).
+        self.wake(range)
     }
 
     /// Write-protects `range`, or removes the protection and wakes the blocked writers. The range

@@ -225,6 +225,55 @@ fn huge_pages_are_installed_whole() {
     unsafe { libc::munmap(memory.cast(), 2 * HUGE) };
 }
 
+/// The kernel wakes the threads that wait before it unregisters a mapping: one that faults in
+/// between must not wait for ever.
+#[test]
+fn a_thread_that_faults_while_memory_is_unregistered_continues() {
+    const ROUNDS: usize = 3000;
+    let memory = map_shared(PAGE, memory_file(PAGE as u64, false).as_raw_fd());
+    let address = memory.expose_provenance();
+    let range = HostRange::new(HostAddr(address as u64), PAGE as u64);
+    let own = Userfault::create_for_self(Features::FOR_MISSING).unwrap();
+    // The round that the reader may read in, and the one that it has read in.
+    let (begun, done) = (AtomicU32::new(0), AtomicU32::new(0));
+    let mut stuck = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 1..=ROUNDS as u32 {
+                while begun.load(Ordering::SeqCst) < round {
+                    std::hint::spin_loop();
+                }
+                let at = std::ptr::with_exposed_provenance::<u8>(address);
+                unsafe { at.read_volatile() };
+                done.store(round, Ordering::SeqCst);
+            }
+        });
+        for round in 1..=ROUNDS as u32 {
+            assert_eq!(
+                unsafe { libc::madvise(memory.cast(), PAGE, libc::MADV_REMOVE) },
+                0
+            );
+            own.register(range, RegisterMode::MISSING).unwrap();
+            begun.store(round, Ordering::SeqCst);
+            // Each round unregisters at another moment of the fault.
+            for _ in 0..round % 200 {
+                std::hint::spin_loop();
+            }
+            own.unregister(range).unwrap();
+            let until = Instant::now() + Duration::from_secs(5);
+            while done.load(Ordering::SeqCst) < round {
+                if Instant::now() > until {
+                    stuck += 1;
+                    own.wake(range).unwrap();
+                }
+                std::thread::yield_now();
+            }
+        }
+    });
+    assert_eq!(stuck, 0, "threads that nobody woke");
+    unsafe { libc::munmap(memory.cast(), PAGE) };
+}
+
 /// A file system mounted for one test; requires root.
 struct Mounted(tempfile::TempDir);
 
