@@ -1,6 +1,8 @@
 //! Writes the device state that QEMU loads.
 
 use error_reporter::Report;
+use rustix::io::Errno;
+use rustix::net::SendFlags;
 use std::io::{self, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -14,17 +16,32 @@ pub(crate) struct DeviceStateWriter {
 }
 
 impl DeviceStateWriter {
-    /// Starts writing.
-    pub(crate) fn start(socket: UnixStream, state: Vec<u8>) -> io::Result<Self> {
+    /// Starts writing. Most states fit into the socket's buffer, and need no thread.
+    pub(crate) fn start(socket: UnixStream, mut state: Vec<u8>) -> io::Result<Self> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let written = match rustix::net::send(&socket, &state, flags) {
+            Ok(written) => written,
+            Err(Errno::AGAIN) => 0,
+            Err(error) => {
+                // QEMU reports itself what it rejected.
+                tracing::debug!(error = %Report::new(&error), "writing the device state to QEMU");
+                state.len()
+            }
+        };
+        if written >= state.len() {
+            // A truncated state must fail and not wait for more bytes.
+            let _ = socket.shutdown(Shutdown::Write);
+            let thread = None;
+            return Ok(Self { socket, thread });
+        }
+        state.drain(..written);
         let mut writer = socket.try_clone()?;
         let thread = std::thread::Builder::new()
             .name("device-load".to_owned())
             .spawn(move || {
                 if let Err(error) = writer.write_all(&state) {
-                    // QEMU reports itself what it rejected.
                     tracing::debug!(error = %Report::new(&error), "writing the device state to QEMU");
                 }
-                // A truncated state must fail and not wait for more bytes.
                 let _ = writer.shutdown(Shutdown::Write);
             })?;
         Ok(Self {
