@@ -165,7 +165,7 @@ impl PageReceiver {
 
     /// Writes or installs a frame's pages; `true` when no page is missing any more.
     fn apply(&self, frame: &Frame, doing: &'static str) -> Result<bool, DestinationFailure> {
-        let installer = self.context.installer.get();
+        let installer = self.context.installer();
         let memory = || {
             let memory = self.context.memory.as_ref();
             memory.ok_or_else(|| DestinationFailure::unexpected(doing, frame))

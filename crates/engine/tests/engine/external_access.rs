@@ -36,10 +36,10 @@ fn at(
 
 fn migrate_after_reading(mode: Mode, layout: &RamLayout) {
     let setup = Setup::with(mode, layout, layout, true);
-    // Stale pages are already dropped then, and no fault is requested yet.
+    // Stale pages are already dropped then, and their memory is registered.
     for call in ["pause", "save_device_state half-way"] {
         at(&setup.source.script, call, &setup.machine, |machine| {
-            machine.memory(Side::Destination).read_all();
+            machine.memory(Side::Destination).read_all_elsewhere();
         });
     }
     setup.run().moved(true);
@@ -49,6 +49,20 @@ fn migrate_after_reading(mode: Mode, layout: &RamLayout) {
 fn pages_read_before_the_switch_arrive() {
     for mode in MODES {
         migrate_after_reading(mode, &layout(&[(MIB, SMALL), (2 * MIB, SMALL)]));
+    }
+}
+
+/// The monitor may begin at any moment, also before the memory is registered.
+#[test]
+fn a_monitor_that_reads_before_the_switch_waits_for_the_pages() {
+    for (mode, call) in MODES.into_iter().zip(["prepare_pause", "pause"]) {
+        let layout = layout(&[(MIB, SMALL), (2 * MIB, SMALL)]);
+        let setup = Setup::with(mode, &layout, &layout, true);
+        at(&setup.source.script, call, &setup.machine, |machine| {
+            let memory = Arc::clone(machine.memory(Side::Destination));
+            std::thread::spawn(move || memory.read_all());
+        });
+        setup.run().moved(true);
     }
 }
 
@@ -72,7 +86,7 @@ fn a_page_that_cannot_be_dropped_ends_the_migration_before_ready() {
     let setup = Setup::with(Mode::Postcopy, &layout, &layout, false);
     at(&setup.source.script, "pause", &setup.machine, |machine| {
         let memory = machine.memory(Side::Destination);
-        memory.read_all();
+        memory.read_all_elsewhere();
         memory.seal();
     });
     let done = setup.run();

@@ -144,10 +144,23 @@ impl Memory {
         file.write_all_at(content, start + offset).unwrap();
     }
 
-    /// Reads all pages, as a monitor may: holes then hold zero pages.
+    /// Reads all pages, as a monitor of the guest's process may: the reads may fault, and wait.
     pub(crate) fn read_all(&self) {
         for page in 0..self.layout.pages() {
             self.load(page);
+        }
+    }
+
+    /// Reads all pages as another process may that maps the files: holes then hold zero pages, and
+    /// nothing faults.
+    pub(crate) fn read_all_elsewhere(&self) {
+        for ((block, _), (file, offset)) in self.layout.blocks().zip(&self.files) {
+            let at = FileOffset::new(file.try_clone().unwrap(), *offset);
+            let bytes = usize::try_from(block.bytes).unwrap();
+            let map: MmapRegion = MmapRegion::from_file(at, bytes).unwrap();
+            for page in (0..bytes).step_by(PAGE_SIZE) {
+                let _: u8 = map.as_volatile_slice().read_obj(page).unwrap();
+            }
         }
     }
 

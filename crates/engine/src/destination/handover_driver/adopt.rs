@@ -39,6 +39,10 @@ impl HandoverDriver<'_> {
             &self.context,
             &channel.sender(),
             &self.options,
-        )
+        )?;
+        match &self.postcopy {
+            Some(postcopy) => postcopy.begin(&self.context),
+            None => Ok(()),
+        }
     }
 }

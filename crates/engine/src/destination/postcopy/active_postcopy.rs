@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use crate::destination::context::ReceiveContext;
 use crate::destination::error::DestinationFailure;
 use crate::destination::options::DestinationOptions;
-use crate::destination::postcopy::drop_prefilled;
+use crate::destination::postcopy::drop_prefilled::{self, Since};
 use crate::destination::postcopy::fault_counters::{FaultCounters, FaultCounts, ThreadNames};
 use crate::destination::postcopy::fault_thread;
 use crate::destination::postcopy::installer::Installer;
@@ -40,7 +40,8 @@ pub(crate) struct ActivePostcopy {
 
 impl ActivePostcopy {
     /// From now on an access to a missing page faults, and is requested on the link `urgent`, or on
-    /// the one that [`set_request_link`](Self::set_request_link) sets later.
+    /// the one that [`set_request_link`](Self::set_request_link) sets later. More pages may become
+    /// missing until [`begin`](Self::begin).
     ///
     /// After a failure `slot` holds what was started, for the caller to stop it.
     pub(crate) fn start(
@@ -52,9 +53,6 @@ impl ActivePostcopy {
         options: &DestinationOptions,
     ) -> Result<(), DestinationFailure> {
         let installer = Arc::new(installer);
-        context
-            .tracker
-            .begin(Phase::Postcopy, 0, installer.missing.count());
         // Set once, here: receivers install pages from now on instead of writing them.
         let _ = context.installer.set(Arc::clone(&installer));
         let postcopy = slot.insert(Self {
@@ -71,7 +69,7 @@ impl ActivePostcopy {
         if let Some(memory) = &context.memory {
             // From now on no thread of the guest's process can fill a page unnoticed. Pages that
             // were filled before are dropped.
-            drop_prefilled::drop_prefilled(memory, &installer)?;
+            drop_prefilled::drop_prefilled(memory, &installer, Since::Start)?;
         }
         let threads = &mut postcopy.threads;
         for thread in fault_thread::start(
@@ -85,6 +83,17 @@ impl ActivePostcopy {
         ) {
             threads.push(thread?);
         }
+        Ok(())
+    }
+
+    /// All missing pages are known: pages are installed from now on.
+    pub(crate) fn begin(&self, context: &ReceiveContext) -> Result<(), DestinationFailure> {
+        if let Some(memory) = &context.memory {
+            drop_prefilled::drop_prefilled(memory, &self.installer, Since::Registration)?;
+        }
+        let missing = self.installer.missing.count();
+        context.tracker.begin(Phase::Postcopy, 0, missing);
+        context.let_pages_in();
         Ok(())
     }
 

@@ -10,6 +10,16 @@ use hikkoshi_memory::{MemoryError, PresenceError, RamWriter};
 use crate::destination::error::DestinationFailure;
 use crate::destination::postcopy::installer::Installer;
 
+/// What the missing pages are looked at for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Since {
+    /// Whether they were filled before they were registered, or since.
+    Start,
+    /// Whether they were filled although they are registered: through another mapping of a file.
+    /// Nothing but the guest's process has its anonymous memory.
+    Registration,
+}
+
 /// Checks that every missing page is absent, and drops those that are present. All of the memory
 /// must be registered, and no page may be received meanwhile.
 ///
@@ -18,10 +28,18 @@ use crate::destination::postcopy::installer::Installer;
 pub(crate) fn drop_prefilled(
     memory: &RamWriter,
     installer: &Installer,
+    since: Since,
 ) -> Result<(), DestinationFailure> {
     // Queried for each block: a guest whose RAM is in files has some private memory, too, and few
     // pages are missing there.
-    let blocks = memory.blocks_that_may_hold_more()?;
+    let mut blocks = memory.blocks_that_may_hold_more()?;
+    if since == Since::Registration {
+        for (may, backing) in blocks.iter_mut().zip(memory.ram().backings()) {
+            *may &= backing
+                .private()
+                .is_none_or(|memory| memory.file().is_some());
+        }
+    }
     if !blocks.contains(&true) {
         return Ok(());
     }

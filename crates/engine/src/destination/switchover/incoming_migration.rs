@@ -22,6 +22,7 @@ use crate::destination::network_frames::FrameReceiver;
 use crate::destination::options::DestinationOptions;
 use crate::destination::page_receiver;
 use crate::destination::postcopy::installer::Installer;
+use crate::destination::postcopy::missing_pages::MissingPages;
 use crate::destination::postcopy::{ActivePostcopy, PreparedPostcopy};
 use crate::destination::receive_control::ReceiveControl;
 use crate::destination::session::{Channel, DestinationSessionEvent, Session};
@@ -32,7 +33,7 @@ use crate::network_frames::FrameDelivery;
 use crate::report::{Account, Counters, Phase};
 use hikkoshi_handover::RecordedDestination;
 use hikkoshi_handover::{DestinationEvent, DestinationRecord, DestinationStage};
-use hikkoshi_link::AcceptedLink;
+use hikkoshi_link::{AcceptedLink, LinkReader};
 use hikkoshi_memory::GuestRam;
 
 /// Receives the offered guest.
@@ -119,36 +120,25 @@ pub(crate) struct IncomingMigration<'a> {
     pub(crate) receivers: Vec<JoinHandle<()>>,
     /// What post-copy needs, until it begins.
     pub(super) prepared: Option<PreparedPostcopy>,
-    /// What runs during post-copy.
+    /// The urgent link, from the time when faults are handled until pages may arrive there.
+    urgent: Option<LinkReader>,
+    /// What handles faults: from the last rounds on.
     pub(crate) postcopy: Option<ActivePostcopy>,
     /// What delivers frames that arrived for the guest at the source.
     frames: Option<FrameReceiver>,
     /// What was received since the source paused the guest, or last had to wait.
-    pub(super) received: Received,
+    received: Received,
     pub(super) silence: SilenceTimer,
 }
 
 /// What was received since the last *DiscardEnd*: since the source has paused the guest, if no
 /// other follows.
-#[derive(Debug)]
-pub(super) struct Received {
+#[derive(Debug, Default)]
+struct Received {
     /// When the first message came.
     first: Option<Instant>,
     /// When the last stale pages had been dropped.
     dropped: Option<Instant>,
-    /// Whether dropped pages are looked at again: not while the guest may be paused. All missing
-    /// pages are looked at before it runs (`drop_prefilled.rs`).
-    pub(super) check_drops: bool,
-}
-
-impl Default for Received {
-    fn default() -> Self {
-        Self {
-            first: None,
-            dropped: None,
-            check_drops: true,
-        }
-    }
 }
 
 impl Received {
@@ -221,6 +211,7 @@ impl<'a> IncomingMigration<'a> {
             context,
             receivers,
             prepared,
+            urgent: None,
             postcopy: None,
             frames,
             received: Received::default(),
@@ -234,27 +225,10 @@ impl<'a> IncomingMigration<'a> {
         guest: &mut dyn DestinationGuest,
     ) -> Result<SwitchMessage, DestinationFailure> {
         let (switch, state) = self.fill(guest)?;
-        self.end_installing();
-        if switch.postcopy
-            && let Some(prepared) = self.prepared.take()
-        {
-            let events = self.session.events();
-            let (reader, writer) = prepared.urgent;
-            ActivePostcopy::start(
-                &mut self.postcopy,
-                (prepared.installer, prepared.fault_threads),
-                Some(writer),
-                &self.context,
-                &events,
-                &self.options,
-            )?;
-            let context = Arc::clone(&self.context);
-            self.receivers.push(page_receiver::start_urgent(
-                context,
-                reader,
-                events,
-                &self.options,
-            )?);
+        if switch.postcopy {
+            self.begin_postcopy()?;
+        } else {
+            self.end_installing();
         }
         self.context.steps.done("faults are answered");
         self.load(guest, state)?;
@@ -269,6 +243,51 @@ impl<'a> IncomingMigration<'a> {
                 .wait_for_memory();
         }
         Ok(switch)
+    }
+
+    /// Handles faults from now on, if post-copy may follow: before the source pauses its guest,
+    /// because it takes time. Every pre-copied page is here.
+    fn register(&mut self) -> Result<(), DestinationFailure> {
+        let Some(prepared) = self.prepared.take() else {
+            return Ok(());
+        };
+        self.end_installing();
+        let (reader, writer) = prepared.urgent;
+        self.urgent = Some(reader);
+        ActivePostcopy::start(
+            &mut self.postcopy,
+            (prepared.installer, prepared.fault_threads),
+            Some(writer),
+            &self.context,
+            &self.session.events(),
+            &self.options,
+        )
+    }
+
+    /// Receives missing pages from now on. They are known, and the source answers requests.
+    fn begin_postcopy(&mut self) -> Result<(), DestinationFailure> {
+        self.register()?;
+        if let Some(postcopy) = &self.postcopy {
+            postcopy.begin(&self.context)?;
+        }
+        if let Some(reader) = self.urgent.take() {
+            let (context, events) = (Arc::clone(&self.context), self.session.events());
+            let receiver = page_receiver::start_urgent(context, reader, events, &self.options)?;
+            self.receivers.push(receiver);
+        }
+        Ok(())
+    }
+
+    /// What the source still has to send, if post-copy may follow.
+    pub(super) fn missing(&self) -> Option<&MissingPages> {
+        let active = self
+            .postcopy
+            .as_ref()
+            .map(|postcopy| &postcopy.installer().missing);
+        active.or(self
+            .prepared
+            .as_ref()
+            .map(|prepared| &prepared.installer.missing))
     }
 
     /// Every pre-copied page is here.
@@ -308,10 +327,8 @@ impl<'a> IncomingMigration<'a> {
                 }
                 ToDestination::DiscardEnd => {
                     // The source has not paused the guest yet.
-                    self.received = Received {
-                        check_drops: false,
-                        ..Received::default()
-                    };
+                    self.received = Received::default();
+                    self.register()?;
                     self.session
                         .send(&ToSource::Discarded, "dropping stale pages")?;
                 }
@@ -335,13 +352,12 @@ impl<'a> IncomingMigration<'a> {
                     digest
                         .verify(device_bytes, device_crc32c)
                         .map_err(device_state)?;
-                    let owed = self
-                        .prepared
-                        .as_ref()
-                        .map_or(0, |p| p.installer.missing.count());
-                    // Without post-copy, pages that are still owed would never arrive.
-                    let possible = match &self.prepared {
-                        Some(_) => postcopy || owed == 0,
+                    let missing = self.missing();
+                    let owed = missing.map_or(0, MissingPages::count);
+                    // Without post-copy, pages that are still owed would never arrive, and nobody
+                    // would unregister memory.
+                    let possible = match missing {
+                        Some(_) => postcopy || (owed == 0 && self.postcopy.is_none()),
                         None => !postcopy,
                     };
                     if owed != owed_pages || !possible {

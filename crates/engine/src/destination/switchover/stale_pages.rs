@@ -15,7 +15,7 @@ impl IncomingMigration<'_> {
         ranges: &PageRanges,
     ) -> Result<(), DestinationFailure> {
         let doing = "dropping stale pages";
-        let Some(prepared) = &self.prepared else {
+        let Some(missing) = self.missing() else {
             return Err(DestinationFailure::unexpected(doing, ranges));
         };
         let ram = guest.ram();
@@ -29,14 +29,18 @@ impl IncomingMigration<'_> {
                 return Err(DestinationFailure::unexpected(doing, &range));
             }
         }
-        if let Some(memory) = &self.context.memory {
-            match self.received.check_drops {
-                true => memory.drop_stale(ranges)?,
-                false => memory.drop_unchecked(ranges)?,
-            }
-        }
+        // Before they are dropped: an access to a page that is registered, absent and not missing
+        // is answered with zeros.
         for &range in ranges {
-            prepared.installer.missing.add(range);
+            missing.add(range);
+        }
+        if let Some(memory) = &self.context.memory {
+            match self.postcopy {
+                None => memory.drop_stale(ranges)?,
+                // Registered pages remain absent (`drop_prefilled.rs`), and the guest may be
+                // paused.
+                Some(_) => memory.drop_unchecked(ranges)?,
+            }
         }
         Ok(())
     }

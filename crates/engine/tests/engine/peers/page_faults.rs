@@ -57,15 +57,7 @@ impl PostcopySource<'_> {
 
     /// Waits until everything sent on the background link has been applied.
     fn applied(&mut self) {
-        let sent = self.source.background.1.sent();
-        loop {
-            let Frame::Ack { bytes } = self.source.background.0.frame().unwrap() else {
-                panic!("no acknowledgement")
-            };
-            if bytes == sent {
-                return;
-            }
-        }
+        applied(&mut self.source);
     }
 
     fn request(&mut self) -> PageRange {
@@ -109,9 +101,34 @@ impl PostcopySource<'_> {
     }
 }
 
+fn applied(source: &mut Source) {
+    let sent = source.background.1.sent();
+    loop {
+        let Frame::Ack { bytes } = source.background.0.frame().unwrap() else {
+            panic!("no acknowledgement")
+        };
+        if bytes == sent {
+            return;
+        }
+    }
+}
+
 /// Migrates a stopped guest to `destination` in post-copy with every page owed; `script` answers
 /// from the moment that the switch was sent. The content is verified.
 fn receive_postcopy(
+    destination: &RamLayout,
+    options: DestinationOptions,
+    prepare: impl FnOnce(&mut TestDestination, &Arc<Machine>),
+    script: impl FnOnce(&mut PostcopySource<'_>) + Send,
+) -> Account {
+    let pages = Limits::from(destination).pages;
+    let begin = move |_: &Machine, source: &mut Source| source.discard(0, pages);
+    receive_postcopy_after(begin, destination, options, prepare, script)
+}
+
+/// As [`receive_postcopy`]; `begin` does everything before the switch.
+fn receive_postcopy_after(
+    begin: impl FnOnce(&Machine, &mut Source) + Send,
     destination: &RamLayout,
     options: DestinationOptions,
     prepare: impl FnOnce(&mut TestDestination, &Arc<Machine>),
@@ -146,7 +163,7 @@ fn receive_postcopy(
     let account = thread::scope(|scope| {
         scope.spawn(|| {
             let mut source = Source::connect(listener.address(), limits, &description, true);
-            source.discard(0, limits.pages);
+            begin(&machine, &mut source);
             source.switch(limits.pages, true);
             script(&mut PostcopySource {
                 machine: &machine,
@@ -195,6 +212,49 @@ fn check_measures(account: &Account, reported: &(FaultMeasures, u64)) {
     let reported: Vec<_> = measures.threads.iter().map(|t| t.count).collect();
     let kept: Vec<_> = requests.faults.iter().map(|t| t.count).collect();
     assert_eq!(reported, kept);
+}
+
+/// The links are not synchronized: a page may arrive before the list that makes it stale here.
+#[test]
+fn a_page_that_overtakes_the_last_list_of_stale_pages() {
+    const PAGES: u64 = 2048;
+    const EARLY: u64 = 5;
+    let early = PageRange::one(Page::new(EARLY));
+    let begin = |machine: &Machine, source: &mut Source| {
+        // Sent by pre-copy, and overwritten at the source since then.
+        source.background.1.pages(early, &[0x5a; 4096]).unwrap();
+        applied(source);
+        source.discard(0, EARLY);
+        source.discard(EARLY + 1, PAGES - EARLY - 1);
+        source.send(&ToDestination::DiscardEnd);
+        let discarded: ToSource = source.control.0.control().unwrap();
+        assert_eq!(discarded, ToSource::Discarded);
+        let content = machine.expected(EARLY);
+        source.background.1.pages(early, &content).unwrap();
+        // Time to arrive.
+        thread::sleep(Duration::from_millis(50));
+        source.discard(EARLY, 1);
+    };
+    receive_postcopy_after(
+        begin,
+        &layout(&[(PAGES * SMALL, SMALL)]),
+        DestinationOptions::default(),
+        |_, _| (),
+        |stage| {
+            stage.loading.recv().unwrap();
+            for from in [0, EARLY + 1] {
+                let to = if from == 0 { EARLY } else { PAGES };
+                let range = PageRange::new(Page::new(from), Page::new(to));
+                for piece in range.chunks(64) {
+                    stage.background(piece);
+                }
+            }
+            stage.applied();
+            stage.go_on.send(()).unwrap();
+            stage.commit();
+            stage.end();
+        },
+    );
 }
 
 /// Half of each huge page has arrived when four threads touch it, while the device state is loaded:
