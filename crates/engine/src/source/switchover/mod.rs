@@ -3,19 +3,18 @@
 //!
 //! ```text
 //! source                                   destination
-//!   Discard (dirty so far)  ───────────▶     drops stale pages
-//!                           ◀───────────   Discarded
+//!   Discard (dirty so far)  ───────────▶     drops stale pages,
+//!                           ◀───────────   registers userfaultfd: Discarded
 //!   pauses the guest
 //!   saves device state      ── chunks ──▶    collects it
 //!   meanwhile reads the log:
 //!   last pages, or Discard  ───────────▶     drops stale pages
 //!   reads the log once more ───────────▶     the same
-//!   Switch                  ───────────▶     registers userfaultfd,
-//!   checks what was saved                    loads device state
-//!                           ◀───────────   Ready
+//!   Switch                  ───────────▶     loads device state
 //!   pages that would be lost
 //!   with QEMU, if others
-//!   would not           ─────────────▶     installs them
+//!   would not               ───────────▶     installs them
+//!   checks what was saved   ◀───────────   Ready
 //!   records that            ───────────
 //!   Commit                  ───────────▶     records that, resumes the guest
 //!                           ◀───────────   GuestResumed
@@ -144,15 +143,7 @@ fn prepare(
         discard_newly_dirty(shared, session, &rest, unsent, PausedPass::Saved)?;
     }
     steps.done("dirty log taken");
-    // Loading the device state touches memory, so requests are answered before it
-    // begins.
     let private_pages = PrivatePages::find(&shared.ram, unsent, &guest.read_at_resume());
-    let mut answering = match (rest, session.urgent.take()) {
-        (LastPages::Hybrid(_, links) | LastPages::Postcopy(links), Some(ends)) => Some(
-            PreparedPostcopy::start(shared, session, ends, links, unsent)?,
-        ),
-        _ => None,
-    };
     let doing = "switching over";
     session.may_be_ready = true;
     session.send(
@@ -165,7 +156,17 @@ fn prepare(
         },
         doing,
     )?;
-    // While the destination loads the state.
+    // The rest while the destination loads the state, which touches memory.
+    let mut answering = match (rest, session.urgent.take()) {
+        (LastPages::Hybrid(_, links) | LastPages::Postcopy(links), Some(ends)) => Some(
+            PreparedPostcopy::start(shared, session, ends, links, unsent)?,
+        ),
+        _ => None,
+    };
+    let sent = answering
+        .as_mut()
+        .and_then(|postcopy: &mut PreparedPostcopy| postcopy.links.first_mut())
+        .map(|link| private_pages.send(shared, unsent, link));
     guest.check_device_state()?;
     session.expect(
         "waiting for the destination to get ready",
@@ -175,11 +176,9 @@ fn prepare(
         |m| matches!(m, ToSource::Ready),
     )?;
     steps.done("destination ready");
-    if let Some(link) = answering
-        .as_mut()
-        .and_then(|postcopy: &mut PreparedPostcopy| postcopy.links.first_mut())
-    {
-        private_pages.send(shared, unsent, link)?;
+    // A destination that fails sends the reason on the control link, and closes the other ones.
+    if let Some(sent) = sent {
+        sent?.wait_until_installed(shared)?;
         steps.done("pages of firmware and devices sent");
     }
     Ok(ReadySwitchover {

@@ -7,7 +7,7 @@
 //! process in any case. Then only what the monitor reads when it resumes the guest is sent here:
 //! QEMU writes the whole of a flash memory to its image, and would wait for each page.
 
-use hikkoshi_link::BackgroundSender;
+use hikkoshi_link::{BackgroundSender, LinkError};
 use hikkoshi_memory::{Backing, GuestRam, PageReader, PageRun};
 use hikkoshi_pages::PageRange;
 
@@ -49,14 +49,13 @@ impl PrivatePages {
         Self(found)
     }
 
-    /// Sends them on an idle link, and waits until they have been installed. The destination is
-    /// ready.
-    pub(crate) fn send(
+    /// Sends them on an idle link. The destination has been told of all stale pages.
+    pub(crate) fn send<'a>(
         self,
         shared: &MigrationContext,
         unsent: &UnsentPages,
-        link: &mut BackgroundSender,
-    ) -> Result<(), SourceFailure> {
+        link: &'a mut BackgroundSender,
+    ) -> Result<SentPages<'a>, SourceFailure> {
         let before = link.sent();
         let mut reader = PageReader::new(PAGES_PER_READ);
         for (_, runs) in &self.0 {
@@ -67,14 +66,40 @@ impl PrivatePages {
                 send_run(shared, &mut reader, run, link)?;
             }
         }
+        link.flush(&shared.cancel).map_err(failed)?;
+        Ok(SentPages {
+            link,
+            before,
+            pages: self,
+        })
+    }
+}
+
+/// Pages that are on their way.
+#[derive(Debug)]
+#[must_use = "they may not have arrived"]
+pub(crate) struct SentPages<'a> {
+    link: &'a mut BackgroundSender,
+    /// Bytes that the link had sent before.
+    before: u64,
+    pages: PrivatePages,
+}
+
+impl SentPages<'_> {
+    /// Waits until they have been installed.
+    pub(crate) fn wait_until_installed(
+        self,
+        shared: &MigrationContext,
+    ) -> Result<(), SourceFailure> {
         let doing = "waiting for the pages of firmware and devices to arrive";
-        link.drain(&shared.cancel)
+        self.link
+            .drain(&shared.cancel)
             .map_err(SourceFailure::link(doing))?;
         Counters::add(
             &shared.counters.background_bytes,
-            link.sent().saturating_sub(before),
+            self.link.sent().saturating_sub(self.before),
         );
-        for (number, _) in self.0 {
+        for (number, _) in self.pages.0 {
             if let Some(memory) = shared.ram.backings().get(number).and_then(Backing::private) {
                 memory.set_sent();
             }
@@ -101,10 +126,13 @@ fn send_run(
             }
         };
         shared.progress.done(pages);
-        sent.map_err(SourceFailure::link(
-            "sending the pages of firmware and devices",
-        ))
+        sent.map_err(failed)
     })
+}
+
+fn failed(cause: LinkError) -> SourceFailure {
+    let doing = "sending the pages of firmware and devices";
+    SourceFailure::Link { doing, cause }
 }
 
 #[cfg(test)]
