@@ -1,4 +1,4 @@
-//! `PagemapLog` with a second process that has tmpfs and hugetlb memory.
+//! `PagemapLog` with a second process that has tmpfs and hugetlb memory, or files on a disk.
 
 // The unsafe blocks are system calls, and accesses to the test's own mappings.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
@@ -10,6 +10,8 @@
 
 #[path = "../../linux/tests/common/mod.rs"]
 mod common;
+#[path = "pagemap/disk_files.rs"]
+mod disk_files;
 #[path = "common/pinning_device.rs"]
 mod pinning_device;
 
@@ -51,6 +53,8 @@ struct Process {
     layout: RamLayout,
     /// None if the memory is private.
     files: Vec<File>,
+    /// Whether the files are on a disk.
+    on_disk: bool,
     target: TargetBox,
 }
 
@@ -65,15 +69,17 @@ impl std::fmt::Debug for TargetBox {
 impl Process {
     /// Starts a process with blocks; each is given by its size and its host page size, in bytes.
     fn new(blocks: &[(u64, u64)]) -> Self {
-        Self::with(blocks, false)
+        let file = |(bytes, host_page): &(u64, u64)| memory_file(*bytes, *host_page != SMALL);
+        Self::with(blocks, blocks.iter().map(file).collect(), false)
     }
 
     /// The same with private anonymous memory.
     fn private(blocks: &[(u64, u64)]) -> Self {
-        Self::with(blocks, true)
+        Self::with(blocks, Vec::new(), false)
     }
 
-    fn with(blocks: &[(u64, u64)], private: bool) -> Self {
+    /// The process maps these files shared; no files: private memory.
+    fn with(blocks: &[(u64, u64)], files: Vec<File>, on_disk: bool) -> Self {
         let layout = RamLayout::new(
             blocks
                 .iter()
@@ -87,10 +93,6 @@ impl Process {
                 .collect(),
         )
         .unwrap();
-        let shared = blocks.iter().filter(|_| !private);
-        let files: Vec<File> = shared
-            .map(|(bytes, host_page)| memory_file(*bytes, *host_page != SMALL))
-            .collect();
         let descriptor = |block| files.get(block).map_or(-1, AsRawFd::as_raw_fd);
         let raw: Vec<(i32, usize)> = blocks
             .iter()
@@ -98,11 +100,15 @@ impl Process {
             .map(|(block, (bytes, _))| (descriptor(block), usize::try_from(*bytes).unwrap()))
             .collect();
         let inside = layout.clone();
-        let target = Target::spawn(move |shared| guest(shared, &raw, &inside));
+        let target = Target::spawn(move |shared| {
+            let mappings = map_blocks(shared, &raw, &inside, on_disk);
+            guest(shared, mappings, &inside)
+        });
         target.shared.wait(DONE, 1);
         Self {
             layout,
             files,
+            on_disk,
             target: TargetBox(target),
         }
     }
@@ -119,7 +125,13 @@ impl Process {
         shared.set(PAGE, page.index());
         shared.set(VALUE, value);
         let number = shared.add(COMMAND, 1) + 1;
-        while shared.get(DONE) < number + 1 {
+        for round in 1u64.. {
+            if shared.get(DONE) > number {
+                break;
+            }
+            if round % 100_000 == 0 {
+                assert_ne!(self.target.0.state(), 'Z', "the second process has ended");
+            }
             std::thread::yield_now();
         }
     }
@@ -151,6 +163,9 @@ impl contract_tests::Guest for Process {
         let shared = self.target.0.shared;
         shared.set(WRITING, 0);
         common::eventually("the writers to stop", || shared.get(WRITERS) == 0);
+    }
+    fn can_pin(&self) -> bool {
+        !self.on_disk
     }
     fn pin(&self, page: Page) {
         self.command(PIN, page, 0);
@@ -185,27 +200,40 @@ fn map_private(bytes: usize, host_page: u64) -> *mut u8 {
     memory.cast()
 }
 
+/// Maps the blocks of the second process, and returns their addresses. QEMU advises the kernel to
+/// use huge pages, which it then also does for a file on a disk.
+fn map_blocks(
+    shared: &Shared,
+    blocks: &[(i32, usize)],
+    layout: &RamLayout,
+    huge_pages: bool,
+) -> Vec<usize> {
+    let advise = |start: *mut u8, bytes, advice| {
+        let result = unsafe { libc::madvise(start.cast(), bytes, advice) };
+        assert_eq!(result, 0);
+    };
+    let map = |(number, (fd, bytes)): (usize, &(i32, usize))| {
+        let host_page = layout.block(number).unwrap().0.host_page;
+        let start = match fd {
+            -1 => map_private(*bytes, host_page),
+            fd => map_shared(*bytes, *fd),
+        };
+        if huge_pages {
+            advise(start, *bytes, libc::MADV_HUGEPAGE);
+        }
+        if host_page == SMALL && *bytes > 8 * PAGE_SIZE {
+            // An madvise of a part splits the mapping into several.
+            let part = unsafe { start.add(4 * PAGE_SIZE) };
+            advise(part, PAGE_SIZE, libc::MADV_DONTDUMP);
+        }
+        shared.set(ADDRESSES + number, start.expose_provenance() as u64);
+        start.addr()
+    };
+    blocks.iter().enumerate().map(map).collect()
+}
+
 /// The program of the second process.
-fn guest(shared: &'static Shared, blocks: &[(i32, usize)], layout: &RamLayout) -> i32 {
-    let mappings: Vec<usize> = blocks
-        .iter()
-        .enumerate()
-        .map(|(number, (fd, bytes))| {
-            let host_page = layout.block(number).unwrap().0.host_page;
-            let start = match fd {
-                -1 => map_private(*bytes, host_page),
-                fd => map_shared(*bytes, *fd),
-            };
-            if host_page == SMALL && *bytes > 8 * PAGE_SIZE {
-                // An madvise of a part splits the mapping into several.
-                let part = unsafe { start.add(4 * PAGE_SIZE) };
-                let result = unsafe { libc::madvise(part.cast(), PAGE_SIZE, libc::MADV_DONTDUMP) };
-                assert_eq!(result, 0);
-            }
-            shared.set(ADDRESSES + number, start.expose_provenance() as u64);
-            start.addr()
-        })
-        .collect();
+fn guest(shared: &'static Shared, mappings: Vec<usize>, layout: &RamLayout) -> i32 {
     let word = {
         let layout = layout.clone();
         move |page: u64| -> *mut u64 {
