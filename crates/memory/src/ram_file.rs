@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 
-use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fstat, seek};
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fstat, fstatfs, seek};
 use rustix::io::Errno;
 
 /// One RAM block's file. Offsets are bytes from the beginning of the block.
@@ -19,13 +19,35 @@ use rustix::io::Errno;
 pub struct RamFile {
     file: File,
     offset: u64,
+    on_disk: bool,
 }
+
+/// How often the state of a page's blocks changes while it is written back to a disk.
+const STATE_CHANGES: u32 = 2;
+
+/// See statfs(2).
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 
 impl RamFile {
     /// The block begins at byte `offset` of `file`. The file must be open for reading at the
     /// source, and for reading and writing at the destination.
     pub fn new(file: File, offset: u64) -> Self {
-        Self { file, offset }
+        // Unknown is treated as a disk, which only makes searches for data slower.
+        let on_disk = fstatfs(&file).map_or(true, |system| {
+            ![TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&system.f_type)
+        });
+        Self {
+            file,
+            offset,
+            on_disk,
+        }
+    }
+
+    /// Whether the file's pages can be written back and evicted: it is neither on tmpfs nor on
+    /// hugetlbfs.
+    pub fn is_on_disk(&self) -> bool {
+        self.on_disk
     }
 
     /// The file.
@@ -54,7 +76,26 @@ impl RamFile {
 
     /// The first byte of data in `within`. A hole reads as zeros. File systems that do not report
     /// holes (hugetlbfs) report everything as data.
+    ///
+    /// On a disk, a page with data could look like a hole while it is written back, by the kernel's
+    /// sources (it was not observed): its blocks are reserved, then allocated, then written, and
+    /// `lseek` queries each state separately, and then the page cache, from which the page may
+    /// have been evicted since. After two changes of state every search finds it.
     pub(crate) fn first_data(&self, within: &Range<u64>) -> io::Result<Option<u64>> {
+        let mut first = self.search_data(within)?;
+        if self.on_disk {
+            for _ in 0..STATE_CHANGES {
+                if first == Some(within.start) {
+                    break;
+                }
+                let again = self.search_data(within)?;
+                first = [first, again].into_iter().flatten().min();
+            }
+        }
+        Ok(first)
+    }
+
+    fn search_data(&self, within: &Range<u64>) -> io::Result<Option<u64>> {
         match seek(&self.file, SeekFrom::Data(self.offset + within.start)) {
             Ok(at) => {
                 let at = at.saturating_sub(self.offset);
