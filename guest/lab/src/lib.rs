@@ -42,7 +42,8 @@
 //! **What is missing.** Under KVM ([`VmConfig::kvm`]) only the nano guest is tried
 //! ([`VmConfig::nano`]): one processor, without a disk and without a network. The lab needs root
 //! for namespaces, taps, mounts and huge pages; a single machine on tmpfs does not.
-// `pre_exec`: a child enters a namespace and dies with its parent; the time-stamp counter is read
+// `pre_exec`: a child enters a namespace and dies with its parent; the time-stamp counter is read;
+// QEMU's memory is paged out.
 #![allow(unsafe_code)]
 
 mod artifacts;

@@ -21,6 +21,14 @@ impl Mount {
         Self::new(lab, name, "tmpfs", &format!("size={mib}m"))
     }
 
+    /// Mounts a ramfs: a file system that is neither tmpfs nor on a disk.
+    ///
+    /// # Errors
+    /// When it cannot be mounted (that needs root).
+    pub fn ramfs(lab: &Lab, name: &str) -> Result<Self, LabError> {
+        Self::new(lab, name, "ramfs", "")
+    }
+
     /// Mounts a hugetlbfs with pages of that size.
     pub(crate) fn hugetlbfs(lab: &Lab, name: &str, size: HugePageSize) -> Result<Self, LabError> {
         let size = size.option();

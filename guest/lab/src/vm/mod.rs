@@ -1,5 +1,6 @@
 //! A running machine.
 
+mod evict;
 mod plug;
 mod ram_block;
 mod start;
