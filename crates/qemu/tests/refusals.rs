@@ -41,30 +41,57 @@ fn start(program: &Program, line: &str) -> Qemu {
     Qemu::start(program, RamPath::new(), &options(line))
 }
 
+/// The options of a guest whose memory is a file in `folder`.
+fn memory_in(folder: &Path, share: &str) -> String {
+    format!(
+        "-m 32 -machine q35,memory-backend=ram \
+         -object memory-backend-file,id=ram,size=32M,mem-path={}/ram,share={share}",
+        folder.display()
+    )
+}
+
 #[test]
-fn memory_on_a_disk() {
+fn memory_on_an_unknown_file_system() {
+    let mount = Mounted::new("ramfs", "mode=700");
+    with_each(|program| {
+        let qemu = start(program, &memory_in(mount.path(), "on"));
+        refused(&qemu, &["not on tmpfs, hugetlbfs, ext4", "share=off"]);
+    });
+}
+
+/// Elsewhere such a guest can be moved in pre-copy.
+#[test]
+fn a_guest_that_returns_memory_to_a_disk() {
     with_each(|program| {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let line = format!(
-            "-m 32 -machine q35,memory-backend=ram \
-             -object memory-backend-file,id=ram,size=32M,mem-path={}/ram,share=on",
-            folder.path().display()
-        );
+        let balloon = "-device virtio-balloon-pci,id=b,free-page-reporting=on";
+        let line = format!("{} {balloon}", memory_in(folder.path(), "on"));
         let qemu = start(program, &line);
-        refused(&qemu, &["neither on tmpfs nor on hugetlbfs", "/dev/shm"]);
+        let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+        for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {
+            let error = source.check_mode(mode).unwrap_err();
+            let text = Report::new(&error).to_string();
+            for part in ["/machine/peripheral/b", "free-page-reporting"] {
+                assert!(text.contains(part), "{part:?} is not in: {text}");
+            }
+            let of_disk = text.contains("in a shared file on a disk");
+            assert_eq!(of_disk, mode != Mode::Postcopy, "{mode:?}: {text}");
+        }
     });
 }
 
 /// A page that is dropped there becomes the file's page, without a fault that could be handled.
 #[test]
-fn post_copy_into_a_private_mapping_of_a_file_on_a_disk() {
+fn post_copy_into_a_file_on_a_disk() {
+    for share in ["on", "off"] {
+        post_copy_into_a_disk_file(share);
+    }
+}
+
+fn post_copy_into_a_disk_file(share: &str) {
     with_each(|program| {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let line = format!(
-            "-m 32 -machine q35,memory-backend=ram -incoming defer \
-             -object memory-backend-file,id=ram,size=32M,mem-path={}/ram,share=off",
-            folder.path().display()
-        );
+        let line = format!("{} -incoming defer", memory_in(folder.path(), share));
         let qemu = start(program, &line);
         let before = qemu.traces();
         let mut destination = QemuDestination::attach(&qemu.qmp()).unwrap();

@@ -43,17 +43,11 @@ fn source_refused(guest: &Guest<'_>, code: i32, parts: &[&str]) {
 }
 
 #[test]
-fn memory_on_a_disk() {
+fn memory_on_an_unknown_file_system() {
     let env = TestEnv::new();
-    let guest = start_guest(
-        &env,
-        light_guest().ram_directory(env!("CARGO_TARGET_TMPDIR")),
-    );
-    source_refused(
-        &guest,
-        1,
-        &["neither on tmpfs nor on hugetlbfs", "/dev/shm"],
-    );
+    let unknown = Mount::ramfs(env.lab(), "unknown").unwrap();
+    let guest = start_guest(&env, light_guest().ram_directory(unknown.path()));
+    source_refused(&guest, 1, &["which is not on tmpfs, hugetlbfs, ext4"]);
 }
 
 #[test]

@@ -111,7 +111,8 @@ impl DestinationLine {
         {
             self.note(format!(
                 "{words}: never the same file on the same host: it holds the running guest's \
-                 memory, and the destination empties it. Give the destination a file of its own"
+                 memory, and the destination empties it. Give the destination a file of its own, \
+                 on tmpfs or hugetlbfs unless the guest is moved by pre-copy"
             ));
         }
         if disks::is_temporary(option) {

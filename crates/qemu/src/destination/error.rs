@@ -75,14 +75,14 @@ pub enum UserfaultError {
         /// The setting that causes it.
         setting: String,
     },
-    /// The memory is a private mapping of a file on another file system.
+    /// The memory is a file on another file system.
     #[error(
         "post-copy needs memory at the destination that faults where it is empty, but the guest's \
-         memory \"{id}\" is a private mapping (share=off) of a file that is neither on tmpfs nor on \
-         hugetlbfs (use other memory there, such as -m alone or memory-backend-ram, or move the \
-         guest with --mode precopy --when-stalled go-on)"
+         memory \"{id}\" is a file that is neither on tmpfs nor on hugetlbfs (use other memory there, \
+         such as -m alone or memory-backend-ram, or move the guest with --mode precopy \
+         --when-stalled go-on)"
     )]
-    PrivateFile {
+    NeverFaults {
         /// The RAM block.
         id: String,
     },

@@ -62,8 +62,9 @@ impl QemuDestination {
             }
             let (system, _) = FileSystem::of(file.as_fd())
                 .map_err(|source| UserfaultError::FileSystem { id: id(), source })?;
-            if system == FileSystem::Other {
-                return Err(UserfaultError::PrivateFile { id: id() });
+            // In a file on a disk, the kernel itself fills absent pages.
+            if matches!(system, FileSystem::Disk | FileSystem::Other) {
+                return Err(UserfaultError::NeverFaults { id: id() });
             }
             let setting = huge_tmpfs::cause(&self.process, file.as_fd())
                 .map_err(|source| UserfaultError::MountOptions { id: id(), source })?;

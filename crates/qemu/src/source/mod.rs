@@ -206,7 +206,7 @@ impl QemuSource {
         let mut found = preflight::check_tracking(self.qemu.ram.layout());
         found.retain(|refusal| refusal.excludes().includes(mode));
         if let Some(client) = &mut self.client {
-            let more = preflight::check_mode(client, mode, &self.allowed);
+            let more = preflight::check_mode(client, mode, &self.allowed, &self.qemu.ram);
             found.extend(more.map_err(Refusal::Qmp)?);
         }
         if found.is_empty() {

@@ -39,6 +39,7 @@ impl Refusal {
             | Self::Nested { .. }
             | Self::DrainNotTested { .. }
             | Self::PinningSince { .. }
+            | Self::ReturnsMemoryToDisk { .. }
             | Self::Untracked { .. } => Excludes::Rounds,
             Self::ReturnsMemory { .. } => Excludes::Postcopy,
             _ => Excludes::AllModes,

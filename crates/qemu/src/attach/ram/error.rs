@@ -137,11 +137,12 @@ pub enum RamError {
         /// The error of the system call.
         source: io::Error,
     },
-    /// The file system is neither tmpfs nor hugetlbfs.
+    /// The file system is not known.
     #[error(
-        "the guest's memory \"{id}\" is the shared file {path}, which is neither on tmpfs nor on \
-         hugetlbfs. Page faults of shared files can be handled and writes tracked only there (put it \
-         in /dev/shm or on a hugetlbfs mount, or use share=off or another kind of memory)"
+        "the guest's memory \"{id}\" is the shared file {path}, which is not on tmpfs, hugetlbfs, \
+         ext4 or XFS (without DAX). On other file systems, it is not known that the writes of the \
+         guest are tracked, and that a read of the file returns what the guest has written (put it on \
+         one of these, or use share=off or another kind of memory)"
     )]
     FileSystem {
         /// The backend.

@@ -1,8 +1,8 @@
 //! Finds what holds the memory of a RAM block, and opens it.
 //!
 //! The mapping decides, not what QMP reports: a range of the process's addresses maps a
-//! file shared (tmpfs, hugetlbfs, a memfd), a file privately (pages that QEMU has written
-//! are the process's own), or no file.
+//! file shared (a memfd, or a file on tmpfs, hugetlbfs or a disk), a file privately (pages
+//! that QEMU has written are the process's own), or no file.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use hikkoshi_linux::Process;
 use hikkoshi_memory::{Backing, PrivateMemory, RamFile};
+use rustix::fs::{AtFlags, StatxAttributes, StatxFlags};
 
 use crate::attach::maps::Area;
 use crate::attach::ram::RamError;
@@ -55,6 +56,10 @@ pub(crate) enum FileSystem {
     Tmpfs,
     /// hugetlbfs, also of a memfd.
     Huge,
+    /// ext4 or XFS. Their files are read and mapped through the same page cache, so `pread`
+    /// returns what the guest has written, written back or not. Not with DAX, which has no page
+    /// cache.
+    Disk,
     /// Another one.
     Other,
 }
@@ -65,6 +70,10 @@ const OTHERS_SEARCH: u32 = 0o001;
 
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+/// ext4 and XFS; see statfs(2). The dirty log's tests (`dirty/tests/pagemap/disk_files.rs`) passed
+/// on both, and on Btrfs. But the device number of a file on Btrfs differs between
+/// `/proc/PID/maps` and `stat(2)`, so that `reopen` does not find such a file.
+const DISK_MAGICS: [i64; 2] = [0xef53, 0x5846_5342];
 
 impl FileSystem {
     /// The file system of `file`, and the bytes of its pages.
@@ -73,14 +82,23 @@ impl FileSystem {
     ///
     /// As `fstatfs(2)`.
     pub(crate) fn of(file: impl AsFd) -> io::Result<(Self, u64)> {
-        let system = rustix::fs::fstatfs(file)?;
+        let system = rustix::fs::fstatfs(&file)?;
         let magic: i64 = system.f_type;
         Ok(match magic {
             TMPFS_MAGIC => (Self::Tmpfs, 4096),
             HUGETLBFS_MAGIC => (Self::Huge, u64::try_from(system.f_bsize).unwrap_or(0)),
+            magic if DISK_MAGICS.contains(&magic) && !is_dax(file)? => (Self::Disk, 4096),
             _ => (Self::Other, 4096),
         })
     }
+}
+
+/// Whether the file's pages are mapped from persistent memory, without the page cache (statx(2)).
+/// Write tracking was not tested there.
+fn is_dax(file: impl AsFd) -> io::Result<bool> {
+    let (flags, mask) = (AtFlags::EMPTY_PATH, StatxFlags::empty());
+    let status = rustix::fs::statx(file, "", flags, mask)?;
+    Ok(status.stx_attributes.contains(StatxAttributes::DAX))
 }
 
 /// Opens the memory of `block`, which begins at `address` of the process. `areas` are the
@@ -278,7 +296,7 @@ fn check_shared(
     if kind.system == FileSystem::Other {
         return Err(Unsuitable::FileSystem);
     }
-    if access == FileAccess::Read && kind.system == FileSystem::Tmpfs {
+    if access == FileAccess::Read && kind.system != FileSystem::Huge {
         // hugetlbfs supports reads, too, but only of whole pages.
         let mut byte = [0];
         file.read_exact_at(&mut byte, area.offset)
