@@ -40,6 +40,10 @@ pub struct Row {
     sample: bool,
     /// The modes by which it moves.
     modes: &'static [&'static str],
+    /// A part of the reason for which it is refused in the other modes.
+    other_modes: &'static str,
+    /// Whether each mode moves it to the destination, and pre-copy back.
+    back_by_precopy: bool,
 }
 
 impl fmt::Display for Row {
@@ -66,6 +70,8 @@ impl Row {
             requires: None,
             sample: false,
             modes: &MODES,
+            other_modes: "",
+            back_by_precopy: false,
         }
     }
 
@@ -130,9 +136,17 @@ impl Row {
         self
     }
 
-    /// Moves it by pre-copy only.
-    pub(super) fn only_precopy(mut self) -> Self {
+    /// Moves it by pre-copy, and expects that the other modes are refused, with `part` in the
+    /// reason.
+    pub(super) fn only_precopy(mut self, part: &'static str) -> Self {
         self.modes = &["precopy"];
+        self.other_modes = part;
+        self
+    }
+
+    /// Moves it to the destination by each mode, and back by pre-copy.
+    pub(super) fn back_by_precopy(mut self) -> Self {
+        self.back_by_precopy = true;
         self
     }
 
@@ -231,7 +245,8 @@ impl Row {
         check(&guest, &mut network);
         let mut trips = Vec::new();
         for (number, &mode) in self.modes.iter().enumerate() {
-            let there = if number % 2 == 0 { destination } else { &back };
+            let is_there = number % 2 == 1 && !self.back_by_precopy;
+            let there = if is_there { &back } else { destination };
             let plan = MigrationPlan::new(mode).destination_config(there.clone());
             let plan = match &network {
                 Some(network) => network.between_hosts(plan, number),
@@ -242,6 +257,13 @@ impl Row {
             let report = guest.complete_migration(&exits, finished, "running");
             trips.push(Trip::new(mode, &report));
             check(&guest, &mut network);
+            if self.back_by_precopy {
+                let plan = MigrationPlan::new("precopy").destination_config(back.clone());
+                guest.migrate(&plan);
+            }
+        }
+        for mode in MODES.iter().filter(|mode| !self.modes.contains(mode)) {
+            refused_by_mode(&mut guest, mode, destination, self.other_modes);
         }
         if self.probed == Some(Probed::Screen) {
             move_paused(&mut guest, &back);
@@ -270,6 +292,14 @@ fn move_paused(guest: &mut Guest<'_>, there: &VmConfig) {
     );
     guest.vm().cont().unwrap();
     guest.assert_healthy();
+}
+
+/// Asserts that the guest is refused when it is moved by this mode, and stays.
+fn refused_by_mode(guest: &mut Guest<'_>, mode: &'static str, there: &VmConfig, part: &str) {
+    let plan = MigrationPlan::new(mode).destination_config(there.clone());
+    let (exits, finished) = guest.start_migration(&plan).wait_for_source_first();
+    exits.assert_source(1, &[part]);
+    guest.assert_stayed(finished, &format!("refused by {mode}"));
 }
 
 /// Asserts that one side refuses the guest.

@@ -11,6 +11,7 @@ mod cpu_compatibility;
 mod debian;
 mod destination_line;
 mod direct_io;
+mod disk_file_memory;
 mod fault_drills;
 mod guest_clocks;
 mod guest_network;
