@@ -51,8 +51,8 @@ impl RamWriter {
     }
 
     /// As [`drop_stale`](Self::drop_stale), but does not check that the pages are absent: fewer
-    /// system calls, while a guest is paused. The caller checks all of its missing pages
-    /// afterwards.
+    /// system calls, while a guest is paused. The caller checks pages of files afterwards, and has
+    /// registered anonymous memory, so that no access fills it.
     ///
     /// # Errors
     /// As [`drop_stale`](Self::drop_stale).

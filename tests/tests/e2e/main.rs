@@ -23,6 +23,7 @@ mod links_cut;
 mod matrix;
 mod memory_layouts;
 mod modes;
+mod monitor_reads;
 mod network_frames;
 mod out_of_space;
 mod paused_guests;

@@ -13,10 +13,6 @@ pub(crate) struct ReceiveContext {
     /// `None` when all pages go through the installer.
     pub(crate) memory: Option<RamWriter>,
     pub(crate) installer: OnceLock<Arc<Installer>>,
-    /// Set when no further page can become stale: the source has paused its guest and has listed
-    /// the last stale pages. Until then the installer gets no page, because it would leave a stale
-    /// one in place.
-    pub(crate) missing_pages_known: OnceLock<()>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) tracker: Arc<Tracker>,
     /// One for each receiver.
@@ -31,7 +27,6 @@ impl ReceiveContext {
         Arc::new(Self {
             memory,
             installer: OnceLock::new(),
-            missing_pages_known: OnceLock::new(),
             counters: Arc::default(),
             tracker: Arc::default(),
             receiver_latencies: Mutex::default(),
@@ -42,14 +37,8 @@ impl ReceiveContext {
     /// What installs pages, if post-copy is prepared. Waits until all missing pages are known.
     pub(crate) fn installer(&self) -> Option<&Installer> {
         let installer = self.installer.get()?;
-        self.missing_pages_known.wait();
+        installer.wait_until_missing_pages_are_known();
         Some(installer)
-    }
-
-    /// Lets the receivers install pages, or end: all missing pages are known, or the guest will
-    /// never run here.
-    pub(crate) fn let_pages_in(&self) {
-        let _ = self.missing_pages_known.set(());
     }
 
     /// All receivers' records, merged.

@@ -11,7 +11,7 @@ use hikkoshi_wire::{Frame, MAX_PAGES_PER_FRAME};
 use crate::destination::context::ReceiveContext;
 use crate::destination::error::DestinationFailure;
 use crate::destination::options::DestinationOptions;
-use crate::destination::postcopy::installer::SharedLatencies;
+use crate::destination::postcopy::installer::{Installer, SharedLatencies};
 use crate::destination::session::{DestinationSessionEvent, Ends};
 use crate::panic_notifier::PanicNotifier;
 use crate::report::Counters;
@@ -131,10 +131,11 @@ impl PageReceiver {
             let result = self
                 .payload(&frame, doing)
                 .and_then(|()| {
+                    let installer = self.context.installer();
                     // Counted before it is applied: after the last page the main thread writes the
                     // account.
                     self.count(&frame, self.reader.received() - before);
-                    self.apply(&frame, doing)
+                    self.apply(&frame, installer, doing)
                 })
                 .and_then(|last| {
                     if last {
@@ -164,8 +165,12 @@ impl PageReceiver {
     }
 
     /// Writes or installs a frame's pages; `true` when no page is missing any more.
-    fn apply(&self, frame: &Frame, doing: &'static str) -> Result<bool, DestinationFailure> {
-        let installer = self.context.installer();
+    fn apply(
+        &self,
+        frame: &Frame,
+        installer: Option<&Installer>,
+        doing: &'static str,
+    ) -> Result<bool, DestinationFailure> {
         let memory = || {
             let memory = self.context.memory.as_ref();
             memory.ok_or_else(|| DestinationFailure::unexpected(doing, frame))

@@ -65,8 +65,8 @@ impl QemuDestination {
     /// Loads the device state.
     pub(super) fn load(&mut self, state: Vec<u8>) -> Result<(), LoadError> {
         if let Some(userfault) = &self.userfault {
-            // From here on, threads may wait for pages. If we die or are dropped,
-            // missing pages must not read as zeros.
+            // Loading touches missing pages. If we die or are dropped, they must not read as
+            // zeros.
             userfault.leave_open_on_drop();
         }
         self.loading = true;

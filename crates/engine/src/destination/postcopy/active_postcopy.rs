@@ -39,9 +39,10 @@ pub(crate) struct ActivePostcopy {
 }
 
 impl ActivePostcopy {
-    /// From now on an access to a missing page faults, and is requested on the link `urgent`, or on
-    /// the one that [`set_request_link`](Self::set_request_link) sets later. More pages may become
-    /// missing until [`begin`](Self::begin).
+    /// From now on an access to a missing page faults. From [`begin`](Self::begin) on it is
+    /// requested on the link `urgent`, or on the one that
+    /// [`set_request_link`](Self::set_request_link) sets later. More pages may become missing until
+    /// then.
     ///
     /// After a failure `slot` holds what was started, for the caller to stop it.
     pub(crate) fn start(
@@ -86,14 +87,14 @@ impl ActivePostcopy {
         Ok(())
     }
 
-    /// All missing pages are known: pages are installed from now on.
+    /// All missing pages are known: faults are answered, and pages installed, from now on.
     pub(crate) fn begin(&self, context: &ReceiveContext) -> Result<(), DestinationFailure> {
         if let Some(memory) = &context.memory {
             drop_prefilled::drop_prefilled(memory, &self.installer, Since::Registration)?;
         }
         let missing = self.installer.missing.count();
         context.tracker.begin(Phase::Postcopy, 0, missing);
-        context.let_pages_in();
+        self.installer.set_missing_pages_known();
         Ok(())
     }
 
@@ -134,6 +135,7 @@ impl ActivePostcopy {
 
     /// Stops handling faults. Threads that fault keep waiting.
     pub(crate) fn stop(&self) {
+        self.installer.set_missing_pages_known();
         self.installer.stop().stop();
     }
 

@@ -46,7 +46,6 @@ impl IncomingMigration<'_> {
         if let Some(postcopy) = &self.postcopy {
             postcopy.release_memory();
         }
-        self.context.let_pages_in();
     }
 
     /// Ends the migration, and gives back what was taken from the guest's process.

@@ -29,18 +29,15 @@ impl IncomingMigration<'_> {
                 return Err(DestinationFailure::unexpected(doing, &range));
             }
         }
-        // Before they are dropped: an access to a page that is registered, absent and not missing
-        // is answered with zeros.
-        for &range in ranges {
-            missing.add(range);
-        }
         if let Some(memory) = &self.context.memory {
             match self.postcopy {
                 None => memory.drop_stale(ranges)?,
-                // Registered pages remain absent (`drop_prefilled.rs`), and the guest may be
-                // paused.
+                // Files are looked at again (`drop_prefilled.rs`), and the guest may be paused.
                 Some(_) => memory.drop_unchecked(ranges)?,
             }
+        }
+        for &range in ranges {
+            missing.add(range);
         }
         Ok(())
     }

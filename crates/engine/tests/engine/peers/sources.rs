@@ -17,7 +17,7 @@ use hikkoshi_wire::{
 };
 
 use crate::guests::{TestDestination, device_state};
-use crate::machine::Side;
+use crate::machine::{Machine, Side};
 use crate::memory::{HUGE, HugePages, MIB, SMALL, layout};
 use crate::run::{Notices, open, watchdog};
 
@@ -151,15 +151,24 @@ fn received(
     may_postcopy: bool,
     script: impl FnOnce(&mut Source, &Address) + Send,
 ) -> (Outcome, String, TestDestination) {
-    let _watchdog = watchdog();
     let small = layout(
         &destination
             .blocks()
             .map(|(block, _)| (block.bytes, SMALL))
             .collect::<Vec<_>>(),
     );
-    let machine = machine(&small, destination);
-    let mut guest = TestDestination::new(&machine, 1000);
+    received_into(&machine(&small, destination), may_postcopy, script)
+}
+
+/// As [`received`], into the destination of `machine`.
+fn received_into(
+    machine: &Arc<Machine>,
+    may_postcopy: bool,
+    script: impl FnOnce(&mut Source, &Address) + Send,
+) -> (Outcome, String, TestDestination) {
+    let _watchdog = watchdog();
+    let destination = machine.memory(Side::Destination).layout();
+    let mut guest = TestDestination::new(machine, 1000);
     // No scripted source sends the content that a guest would check.
     guest.checks = false;
     let description = guest.description.clone();
@@ -377,6 +386,40 @@ fn a_switch_with_wrong_totals() {
     refused(false, "0 pages owed (here: 0), post-copy: true", |source| {
         source.switch(0, true);
     });
+    // Accesses to the memory would fault, and nobody would answer.
+    refused(true, "0 pages owed (here: 0), post-copy: false", |source| {
+        source.send(&ToDestination::DiscardEnd);
+        source.switch(0, false);
+    });
+}
+
+/// A page that came too early waits for the switch, and so does a thread of the guest's process.
+#[test]
+fn a_source_that_cancels_before_the_switch_keeps_nobody_waiting() {
+    let layout = layout(&[(MIB, SMALL), (MIB, SMALL)]);
+    let pages = Limits::from(&layout).pages;
+    let machine = machine(&layout, &layout);
+    let memory = Arc::clone(machine.memory(Side::Destination));
+    let script = |source: &mut Source, _: &Address| {
+        source.discard(0, pages);
+        source.send(&ToDestination::DiscardEnd);
+        let discarded: ToSource = source.control.0.control().unwrap();
+        assert_eq!(discarded, ToSource::Discarded);
+        let reader = thread::spawn(move || memory.read_all());
+        let range = PageRange::from_len(Page::new(3), 1);
+        source.background.1.pages(range, &[1; PAGE_SIZE]).unwrap();
+        thread::sleep(Duration::from_millis(50));
+        assert!(!reader.is_finished(), "it reads missing pages");
+        source.send(&ToDestination::Cancel {
+            reason: "enough".into(),
+        });
+        reader.join().unwrap();
+    };
+    let (outcome, text, guest) = received_into(&machine, true, script);
+    assert!(text.contains("enough"), "{text}");
+    assert_eq!(outcome, Outcome::AtSource);
+    assert_eq!(guest.script.count("load_device_state"), 0);
+    assert_eq!(guest.script.count("release"), 1);
 }
 
 #[test]

@@ -47,7 +47,8 @@ struct Shared {
 }
 
 /// Starts `threads` threads, one with each item of the iterator; if one cannot be started, the
-/// others run. They end when `stop` is stopped, or with an event when something fails.
+/// others run. They read no fault until all missing pages are known. They end when `stop` is
+/// stopped, or with an event when something fails.
 pub(crate) fn start(
     installer: &Arc<Installer>,
     request_sender: &Arc<RequestSender>,
@@ -74,6 +75,8 @@ pub(crate) fn start(
                 let died = DestinationSessionEvent::Failed(DestinationFailure::ThreadDied);
                 let _notifier = PanicNotifier::new(&events, died);
                 priority.apply(PriorityClass::Urgent);
+                let installer = &fault_thread.shared.installer;
+                installer.wait_until_missing_pages_are_known();
                 if let Err(failure) = fault_thread.run() {
                     // After the end of the migration nothing receives events any more.
                     let _ = events.send(DestinationSessionEvent::Failed(failure));

@@ -1,7 +1,9 @@
 //! Installs received pages in the guest's memory, and removes them from the missing set.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
+use std::time::Duration;
 
 use hikkoshi_linux::{HostAddr, StopEventFd};
 use hikkoshi_memory::{Content, GuestRam};
@@ -26,6 +28,10 @@ pub(crate) enum FaultAction {
     Nothing,
 }
 
+/// How long a thread that has installed a page may take to remove it from the missing set, in ms.
+/// It does nothing in between, but may not get a processor.
+const INSTALLED_SOON_MS: u32 = 200;
+
 /// One thread's record of the requests that it has answered. No other thread reads it before the
 /// end.
 pub(crate) type SharedLatencies = Mutex<RequestLatencies>;
@@ -41,6 +47,8 @@ pub(crate) struct Installer {
     pub(crate) copier: PageCopier,
     /// Missing pages that another process had filled with the content that was to come.
     filled_before: AtomicU64,
+    /// Set when no further page can become missing.
+    missing_pages_known: OnceLock<()>,
     stop: StopEventFd,
 }
 
@@ -61,8 +69,22 @@ impl Installer {
             requests: OpenRequests::new(layout, links)?,
             copier: PageCopier::new(userfault, ram, hosts, stop.clone()),
             filled_before: AtomicU64::new(0),
+            missing_pages_known: OnceLock::new(),
             stop,
         })
+    }
+
+    /// No further page can become missing: the source has paused its guest, and has listed the last
+    /// stale pages. Or the guest will never run here.
+    pub(crate) fn set_missing_pages_known(&self) {
+        let _ = self.missing_pages_known.set(());
+    }
+
+    /// Waits until all missing pages are known. Before that no page may be installed, because a
+    /// stale one that is present would stay in its place. And no fault may be answered, because a
+    /// page that is not missing is filled with zeros, and may become missing meanwhile.
+    pub(crate) fn wait_until_missing_pages_are_known(&self) {
+        self.missing_pages_known.wait();
     }
 
     /// Stops every thread that waits here or reads faults.
@@ -220,7 +242,7 @@ impl Installer {
         if !self.missing.any(pages) {
             return true;
         }
-        if !sent.is_in(self.copier.ram(), pages) {
+        if !sent.is_in(self.copier.ram(), pages) && !self.is_installed_soon(pages) {
             filled.get_or_insert(pages);
             return false;
         }
@@ -232,6 +254,18 @@ impl Installer {
             );
         }
         true
+    }
+
+    /// Whether another thread has just installed `pages`, which were sent twice, and removes them
+    /// from the missing set now. QEMU may have written to them in between.
+    fn is_installed_soon(&self, pages: PageRange) -> bool {
+        for _ in 0..INSTALLED_SOON_MS {
+            if !self.missing.any(pages) {
+                return true;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        false
     }
 
     /// Removes installed pages from the missing set; `true` when no page is missing any more.
