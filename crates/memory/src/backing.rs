@@ -10,7 +10,8 @@ use crate::ram_file::RamFile;
 /// What holds the memory of one RAM block.
 #[derive(Debug)]
 pub enum Backing {
-    /// A file that the guest's process has mapped shared: tmpfs, hugetlbfs, memfd.
+    /// A file that the guest's process has mapped shared: tmpfs, hugetlbfs, memfd, or on
+    /// a disk.
     File(RamFile),
     /// Private memory of the guest's process.
     Private(PrivateMemory),

@@ -1,10 +1,12 @@
 //! Whether a guest can be moved from here, and how: [`check()`]. Changes nothing: no system call is
 //! injected, no setting of QEMU is changed, no lock is kept.
 
+use std::fs::File;
 use std::path::Path;
 
 use hikkoshi_engine::Mode;
 use hikkoshi_linux::Process;
+use hikkoshi_memory::RamFile;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 use serde_json::{Value, json};
 
@@ -276,6 +278,20 @@ impl Checked {
                  migration on, the source's QEMU must not end before every page has been sent, or \
                  the guest is lost",
                 first.id
+            ));
+        }
+        let on_disk = |part: &&MemoryPart| match (part.held, &part.path) {
+            (Some(Held::SharedFile), Some(path)) => {
+                File::open(path).is_ok_and(|file| RamFile::new(file, 0).is_on_disk())
+            }
+            _ => false,
+        };
+        if let Some(part) = self.memory.iter().find(on_disk) {
+            self.notes.push(format!(
+                "the memory {} is a shared file on a disk: from here every mode is possible, but a \
+                 destination with such a file takes the guest by --mode precopy only. Pages that \
+                 the host has evicted are read from the disk first",
+                part.id
             ));
         }
         if matches!(self.guest.processor.as_str(), "host" | "max") {

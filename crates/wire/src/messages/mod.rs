@@ -68,7 +68,8 @@ pub enum ToDestination {
     },
     /// Post-copy: most of the stale pages have been named, and the guest still
     /// runs. Answer when they are dropped. A last `Discard` may follow once the
-    /// guest is paused.
+    /// guest is paused. From now on the destination neither installs nor
+    /// acknowledges pages before `Switch`, which must say that post-copy follows.
     DiscardEnd,
     /// The next piece of the device state.
     DeviceStateChunk {
