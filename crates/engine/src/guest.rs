@@ -139,7 +139,6 @@ pub trait SourceGuest: Send {
     /// [`start_dirty_log`](Self::start_dirty_log). If so, the engine calls [`drain`](Self::drain)
     /// after it has taken the log of some pages and before it copies them. [`DirtyLog`] explains
     /// why.
-    /// it copies them. [`DirtyLog`] has the reason.
     fn needs_drain(&self) -> bool;
 
     /// Waits until every device write has landed that was in progress when this was called. The

@@ -172,11 +172,15 @@ const ALLOWED: [libc::c_long; 45] = [
     libc::SYS_rseq,
 ];
 
-/// `ioctl`s, as mask and value: userfaultfd (`UFFDIO`, 0xAA), pagemap (`PAGEMAP_SCAN`, 'f' 16), and
+/// `ioctl`s, as mask and value: userfaultfd (`UFFDIO`, 0xAA), pagemap (`PAGEMAP_SCAN`, 'f' 16),
+/// KVM's dirty logs (`KVM_GET_DIRTY_LOG`, `KVM_CLEAR_DIRTY_LOG`, `KVM_RESET_DIRTY_RINGS`), and
 /// socket queue lengths (`SIOCOUTQ`, `FIONREAD`).
-const IOCTLS: [(u64, u64); 4] = [
+const IOCTLS: [(u64, u64); 7] = [
     (0xff00, 0xaa00),
     (0xffff, 0x6610),
+    (0xffff, 0xae42),
+    (0xffff, 0xaec0),
+    (0xffff, 0xaec7),
     (0xffff, 0x5411),
     (0xffff, 0x541b),
 ];
@@ -302,11 +306,17 @@ mod tests {
             assert_eq!(signal(other), refused, "{other}");
         }
         let ioctl = |number| filter_verdict(libc::SYS_ioctl, [3, number, 0, 0, 0, 0]);
-        // UFFDIO_COPY and PAGEMAP_SCAN; TIOCSTI
+        // UFFDIO_COPY and PAGEMAP_SCAN; KVM's dirty logs; TIOCSTI, KVM_RUN, and
+        // KVM_SET_USER_MEMORY_REGION
         for (number, verdict) in [
             (0xc028_aa03, allowed),
             (0xc060_6610, allowed),
+            (0x4010_ae42, allowed),
+            (0xc018_aec0, allowed),
+            (0xaec7, allowed),
             (0x5412, refused),
+            (0xae80, refused),
+            (0x4020_ae46, refused),
         ] {
             assert_eq!(ioctl(number), verdict, "{number:#x}");
         }
