@@ -107,7 +107,7 @@ deny: ## check the dependencies' advisories, licences, duplicates and sources (n
 test-unit: setup ## tests of the crates, without guests
 # One test at a time: each engine test is two hosts with a dozen threads and a guest. In one cargo
 # command, because cargo rebuilds everything for another selection of packages.
-	cargo test --locked --workspace --exclude hikkoshi-tests --exclude hikkoshi-lab -- --test-threads=1
+	cargo test --locked --workspace --exclude hikkoshi-tests --exclude hikkoshi-lab --exclude hikkoshi-vmm -- --test-threads=1
 
 .PHONY: test-bochs
 test-bochs: setup ## second-stage tables under the real VMX instructions (part of test-unit)
@@ -120,9 +120,9 @@ test-loom: setup ## loom models: page bitmap, second-stage tables, state shared 
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-engine --package hikkoshi-link --lib -- model
 
 .PHONY: test-guests
-test-guests: guest-images ## the laboratory's own tests, and real guests moved between real QEMUs
+test-guests: guest-images ## the laboratory's own tests, and real guests moved between real QEMUs, and by the example monitor
 	cargo build --locked --release --package hikkoshi
-	cargo test --locked --package hikkoshi-lab --package hikkoshi-tests
+	cargo test --locked --package hikkoshi-lab --package hikkoshi-vmm --package hikkoshi-tests
 
 # A sixth of the random interruptions, and every second step, are part of test-guests. This target prints the table.
 .PHONY: drills

@@ -3,10 +3,11 @@
 # belongs to exactly one group.
 set -euo pipefail
 
+# The example monitor needs the guest images, which are made before the last groups run.
 case $CARGO_PKG_NAME in
 hikkoshi-engine) group=engine ;;
 hikkoshi-qemu) group=qemu ;;
-hikkoshi-lab) group=lab ;;
+hikkoshi-lab | hikkoshi-vmm) group=lab ;;
 hikkoshi-tests) group=guests ;;
 *) group=others ;;
 esac

@@ -1,0 +1,97 @@
+//! The machine that a guest arrives at.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use hikkoshi_engine::{CancelFlag, DestinationGuest, GuestError, ThreadName};
+use hikkoshi_memory::GuestRam;
+use hikkoshi_userfault::{Features, Userfault};
+use hikkoshi_wire::GuestDescription;
+
+use crate::machine::Machine;
+
+#[derive(Debug)]
+pub(crate) struct Destination {
+    machine: Machine,
+    description: GuestDescription,
+    userfault: Option<Arc<Userfault>>,
+}
+
+impl Destination {
+    pub(crate) fn new(machine: Machine) -> Self {
+        let description = machine.describe(false);
+        Self {
+            machine,
+            description,
+            userfault: None,
+        }
+    }
+
+    pub(crate) fn into_machine(self) -> Machine {
+        self.machine
+    }
+}
+
+impl DestinationGuest for Destination {
+    fn describe(&self) -> &GuestDescription {
+        &self.description
+    }
+
+    fn ram(&self) -> Arc<GuestRam> {
+        self.machine.memory().ram()
+    }
+
+    // The processor has no thread yet, so it cannot run.
+    fn prepare(&mut self) -> Result<(), GuestError> {
+        Ok(())
+    }
+
+    // It must report faults of the kernel, too: those of the guest are KVM's.
+    fn take_userfault(&mut self) -> Result<(Arc<Userfault>, Vec<u64>), GuestError> {
+        let userfault =
+            Userfault::create_for_self(Features::FOR_MISSING).map_err(GuestError::new)?;
+        let userfault = self.userfault.insert(Arc::new(userfault));
+        Ok((
+            Arc::clone(userfault),
+            vec![self.machine.memory().host_address()],
+        ))
+    }
+
+    fn load_device_state(&mut self, state: Vec<u8>) -> Result<(), GuestError> {
+        let saved = postcard::from_bytes(&state).map_err(GuestError::new)?;
+        self.machine.load(saved).map_err(GuestError::new)
+    }
+
+    fn resume(&mut self, running: bool, _: &CancelFlag) -> Result<Instant, GuestError> {
+        if running {
+            self.machine.run().map_err(GuestError::new)?;
+        }
+        Ok(Instant::now())
+    }
+
+    // The processor may wait for a page that never comes: only the process can end it.
+    fn kill(&mut self) -> Result<(), GuestError> {
+        std::process::abort()
+    }
+
+    fn has_ended(&self) -> bool {
+        self.machine.has_ended()
+    }
+
+    fn name_thread(&self, thread: u32) -> Option<ThreadName> {
+        (thread == self.machine.vcpu_thread()).then(|| ThreadName {
+            name: "vcpu0".to_owned(),
+            vcpu: Some(0),
+        })
+    }
+
+    // Missing pages must not read as zeros: the userfaultfd stays open as long as the process.
+    fn abandon_userfault(&mut self) {
+        std::mem::forget(self.userfault.take());
+    }
+
+    fn release(&mut self) -> Result<(), GuestError> {
+        self.userfault = None;
+        Ok(())
+    }
+}

@@ -1,0 +1,65 @@
+//! What the guest says about itself, before and after a move.
+
+use crate::Result;
+use crate::console::Console;
+use crate::machine::Machine;
+
+/// What must not have gone back after a move.
+#[derive(Debug)]
+pub(crate) struct GuestCheck {
+    clock: u64,
+    generation: u64,
+}
+
+impl GuestCheck {
+    /// Waits until the guest works.
+    pub(crate) fn before_move(machine: &Machine, console: &Console) -> Result<Self> {
+        let (_, ready) = console.wait_for("ready: ", console.start())?;
+        let (report, _) = console.wait_for("verify: ok ", ready)?;
+        Ok(Self {
+            clock: read_clock(machine, console)?,
+            generation: number(&report, "generation")?,
+        })
+    }
+
+    /// Checks that the guest continues: it reports accesses to its memory, all of its pages are
+    /// right, and its clock has not gone back. Returns the number of its pages.
+    pub(crate) fn after_move(&self, machine: &Machine, console: &Console) -> Result<u64> {
+        let clock = read_clock(machine, console)?;
+        if clock <= self.clock {
+            return Err(format!("the guest's clock went from {} to {clock}", self.clock).into());
+        }
+        // The first of these intervals may have begun before the move.
+        let (_, first) = console.wait_for("verify: ok ", console.end())?;
+        let (report, _) = console.wait_for("verify: ok ", first)?;
+        let generation = number(&report, "generation")?;
+        if number(&report, "checks")? == 0 || generation < self.generation {
+            return Err(format!("the guest does not continue: {report}").into());
+        }
+        let before = console.end();
+        machine.type_line("sweep\n")?;
+        let (verdict, _) = console.wait_for("verdict: ok ", before)?;
+        number(&verdict, "pages")
+    }
+}
+
+/// KVM's clock, as the guest reads it.
+fn read_clock(machine: &Machine, console: &Console) -> Result<u64> {
+    let before = console.end();
+    machine.type_line("clocks\n")?;
+    let (clocks, _) = console.wait_for("clocks: ok ", before)?;
+    match number(&clocks, "kvm_clock")? {
+        1 => number(&clocks, "ns"),
+        _ => Err(format!("the guest has no KVM clock: {clocks}").into()),
+    }
+}
+
+/// The number in a word `name=number` of a line.
+fn number(line: &str, name: &str) -> Result<u64> {
+    let value = line.split_whitespace().find_map(|word| {
+        let (key, value) = word.split_once('=')?;
+        (key == name).then_some(value)
+    });
+    let value = value.and_then(|value| value.parse().ok());
+    value.ok_or_else(|| format!("no number {name:?} in: {line}").into())
+}

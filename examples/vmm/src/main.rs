@@ -1,0 +1,170 @@
+//! A KVM monitor on rust-vmm's crates that moves its guest by the engine, as source and as
+//! destination.
+//!
+//! `docs/embedding.md` leads through it. [`machine`] is the monitor: one virtual processor
+//! ([`vcpu`]), memory in a memfd ([`memory`]), a few devices ([`ports`]), and a kernel that is
+//! booted by PVH ([`boot`]). [`source`] and [`destination`] implement the engine's two traits, and
+//! [`state`] is the device state.
+//!
+//! The guest is the nano guest of `guest/nano`, which writes and checks its memory. Each move has
+//! two machines in this process, whose engines talk over a unix socket; on two hosts the code is
+//! the same. Afterwards the guest must say that every page is right, go on working, and its clock
+//! must not have gone back.
+//!
+//! It needs `/dev/kvm`, Linux 6.7, and the right to handle the kernel's page faults by userfaultfd
+//! (root, `vm.unprivileged_userfaultfd=1`, or access to `/dev/userfaultfd`):
+//!
+//! ```text
+//! make guest
+//! cargo run --release --package hikkoshi-vmm -- build/nano/x86_64-unknown-linux-gnu/release/nano
+//! ```
+
+#![allow(clippy::print_stdout)] // The table is what the program is for.
+
+mod acpi_timer;
+mod boot;
+mod console;
+mod destination;
+mod guest_check;
+mod machine;
+mod memory;
+mod ports;
+mod serial;
+mod source;
+mod state;
+mod vcpu;
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+
+use clap::{Parser, ValueEnum};
+use hikkoshi_engine::report::Silent;
+use hikkoshi_engine::{
+    Account, CancelFlag, DestinationOptions, MigrateControl, Mode, ReceiveControl, SourceOptions,
+    migrate, receive,
+};
+use hikkoshi_handover::Unrecorded;
+use hikkoshi_link::{Address, Listener};
+
+use crate::console::Console;
+use crate::destination::Destination;
+use crate::guest_check::GuestCheck;
+use crate::machine::Machine;
+use crate::source::{Source, Tracker};
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+/// 32 MiB, written at some ten MiB a second, and a report every 100 ms.
+const COMMAND_LINE: &str = "hk.workload=verify hk.mib=32 hk.rate=5000 hk.every_ms=100";
+
+/// Moves the nano guest between two monitors, by each mode and with each dirty log.
+#[derive(Debug, Parser)]
+struct Args {
+    /// The kernel: an ELF file with a PVH entry.
+    kernel: PathBuf,
+    /// Only this mode.
+    #[arg(long)]
+    mode: Option<ModeName>,
+    /// Only this dirty log.
+    #[arg(long)]
+    tracker: Option<Tracker>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ModeName {
+    Precopy,
+    Postcopy,
+    Hybrid,
+}
+
+impl ModeName {
+    fn mode(self) -> Mode {
+        match self {
+            Self::Precopy => Mode::Precopy,
+            Self::Postcopy => Mode::Postcopy,
+            Self::Hybrid => Mode::Hybrid,
+        }
+    }
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    println!(
+        "mode      dirty log       rounds  pre-copied  urgent  background  downtime  pages  guest"
+    );
+    for mode in ModeName::value_variants() {
+        for tracker in Tracker::value_variants() {
+            // Post-copy needs no dirty log.
+            let once = *mode != ModeName::Postcopy || *tracker == Tracker::Bitmap;
+            let chosen = args.mode.is_none_or(|chosen| chosen == *mode)
+                && args.tracker.is_none_or(|chosen| chosen == *tracker);
+            if once && chosen {
+                let (account, pages) = move_guest(&args.kernel, mode.mode(), *tracker)
+                    .map_err(|error| format!("{mode:?} with {tracker:?}: {error}"))?;
+                print_row(*mode, *tracker, &account, pages);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn print_row(mode: ModeName, tracker: Tracker, account: &Account, pages: u64) {
+    let log = match mode {
+        ModeName::Postcopy => "-".to_owned(),
+        _ => format!("{tracker:?}"),
+    };
+    println!(
+        "{:<8}  {log:<14}  {:>6}  {:>10}  {:>6}  {:>10}  {:>5.1} ms  {pages:>5}  ok",
+        format!("{mode:?}").to_lowercase(),
+        account.rounds,
+        account.pages.precopy,
+        account.pages.urgent,
+        account.pages.background,
+        account.downtime_ms,
+    );
+}
+
+/// Moves a guest that runs, and checks it where it arrives. Returns how many pages it has checked.
+fn move_guest(kernel: &Path, mode: Mode, tracker: Tracker) -> Result<(Account, u64)> {
+    let console = Console::default();
+    let mut machine = Machine::new(console.clone(), tracker == Tracker::Ring)?;
+    machine.boot(kernel, COMMAND_LINE)?;
+    let check = GuestCheck::before_move(&machine, &console)?;
+    let mut source = Source::new(machine, tracker);
+    let mut destination = Destination::new(Machine::new(console.clone(), false)?);
+
+    let directory = tempfile::tempdir()?;
+    let address = format!("unix:{}", directory.path().join("socket").display());
+    let listener = Listener::bind(&address.parse::<Address>()?)?;
+    let remote = listener.address().clone().into();
+    let account = thread::scope(|scope| {
+        let receiving = scope.spawn(|| {
+            let control = ReceiveControl {
+                cancel: CancelFlag::new(),
+                observer: Arc::new(Silent),
+                journal: Arc::new(Unrecorded),
+            };
+            let options = DestinationOptions::default();
+            receive(&mut destination, &listener, &options, &control)
+        });
+        let options = SourceOptions {
+            mode,
+            ..SourceOptions::default()
+        };
+        let control = MigrateControl {
+            cancel: CancelFlag::new(),
+            observer: Arc::new(Silent),
+            journal: Arc::new(Unrecorded),
+        };
+        let account = migrate(&mut source, &remote, &options, &control)?;
+        receiving
+            .join()
+            .map_err(|_| "the destination's thread panicked")??;
+        Result::Ok(account)
+    })?;
+
+    let pages = check.after_move(&destination.into_machine(), &console)?;
+    Ok((account, pages))
+}

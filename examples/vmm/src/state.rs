@@ -1,0 +1,155 @@
+//! The device state: everything of the machine that is not in its memory, as it is sent.
+//!
+//! The structures of KVM's interface are stored as they are: the kernel never changes them.
+
+use kvm_bindings::{
+    CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_cpuid_entry2, kvm_debugregs, kvm_irqchip,
+    kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs,
+    kvm_xsave,
+};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use serde::{Deserialize, Serialize};
+
+use crate::Result;
+use crate::ports::SavedPorts;
+
+/// The machine.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedMachine {
+    pub(crate) vcpu: SavedVcpu,
+    pub(crate) interrupt_controllers: Vec<SavedInterruptController>,
+    /// KVM's clock when the guest was paused, in nanoseconds.
+    pub(crate) clock: u64,
+    pub(crate) ports: SavedPorts,
+}
+
+/// A virtual processor.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedVcpu {
+    features: Vec<kvm_cpuid_entry2>,
+    tsc_khz: u32,
+    run_state: kvm_mp_state,
+    registers: kvm_regs,
+    special_registers: kvm_sregs,
+    extended_state: kvm_xsave,
+    extended_control: kvm_xcrs,
+    debug_registers: kvm_debugregs,
+    local_apic: kvm_lapic_state,
+    /// In the order in which they are restored.
+    msrs: Vec<SavedMsr>,
+    events: kvm_vcpu_events,
+}
+
+/// A model-specific register.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct SavedMsr {
+    index: u32,
+    value: u64,
+}
+
+/// One of KVM's three interrupt controllers.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedInterruptController(kvm_irqchip);
+
+/// Restored after all others: switching asynchronous page faults on uses the vector in another
+/// register, and the deadline is relative to the time-stamp counter.
+const LAST_MSRS: [u32; 2] = [0x4b56_4d02, 0x6e0];
+
+impl SavedVcpu {
+    pub(crate) fn save(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Self> {
+        Ok(Self {
+            features: vcpu.get_cpuid2(KVM_MAX_CPUID_ENTRIES)?.as_slice().to_vec(),
+            tsc_khz: vcpu.get_tsc_khz()?,
+            run_state: vcpu.get_mp_state()?,
+            registers: vcpu.get_regs()?,
+            special_registers: vcpu.get_sregs()?,
+            extended_state: vcpu.get_xsave()?,
+            extended_control: vcpu.get_xcrs()?,
+            debug_registers: vcpu.get_debug_regs()?,
+            local_apic: vcpu.get_lapic()?,
+            msrs: save_msrs(kvm, vcpu)?,
+            events: vcpu.get_vcpu_events()?,
+        })
+    }
+
+    /// Restores a processor that has never run. The order matters: the features say which registers
+    /// exist, and the special registers say where the local APIC is.
+    #[allow(unsafe_code)]
+    pub(crate) fn restore(&self, vcpu: &VcpuFd) -> Result<()> {
+        vcpu.set_cpuid2(&CpuId::from_entries(&self.features)?)?;
+        if vcpu.get_tsc_khz()? != self.tsc_khz {
+            vcpu.set_tsc_khz(self.tsc_khz)?;
+        }
+        vcpu.set_mp_state(self.run_state)?;
+        vcpu.set_regs(&self.registers)?;
+        vcpu.set_sregs(&self.special_registers)?;
+        // SAFETY: KVM reads more than this structure only for features that a process must ask for
+        // (AMX), and this one does not.
+        unsafe { vcpu.set_xsave(&self.extended_state) }?;
+        vcpu.set_xcrs(&self.extended_control)?;
+        vcpu.set_debug_regs(&self.debug_registers)?;
+        vcpu.set_lapic(&self.local_apic)?;
+        restore_msrs(vcpu, &self.msrs)?;
+        vcpu.set_vcpu_events(&self.events)?;
+        Ok(())
+    }
+}
+
+/// Reads every register that KVM knows, KVM's own among them (its clock, asynchronous page faults),
+/// and that this processor has.
+fn save_msrs(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<SavedMsr>> {
+    let mut saved = Vec::new();
+    let indices = kvm.get_msr_index_list()?;
+    for index in indices.as_slice() {
+        let entry = kvm_msr_entry {
+            index: *index,
+            ..kvm_msr_entry::default()
+        };
+        let mut msr = Msrs::from_entries(&[entry])?;
+        if vcpu.get_msrs(&mut msr)? == 1 {
+            saved.extend(msr.as_slice().iter().map(|entry| SavedMsr {
+                index: entry.index,
+                value: entry.data,
+            }));
+        }
+    }
+    saved.sort_by_key(|msr| LAST_MSRS.iter().position(|last| *last == msr.index));
+    Ok(saved)
+}
+
+fn restore_msrs(vcpu: &VcpuFd, saved: &[SavedMsr]) -> Result<()> {
+    let entries: Vec<kvm_msr_entry> = saved
+        .iter()
+        .map(|msr| kvm_msr_entry {
+            index: msr.index,
+            data: msr.value,
+            ..kvm_msr_entry::default()
+        })
+        .collect();
+    // KVM ends at the first one that it refuses.
+    let restored = vcpu.set_msrs(&Msrs::from_entries(&entries)?)?;
+    match saved.get(restored) {
+        Some(msr) => Err(format!("KVM refuses {:#x} in MSR {:#x}", msr.value, msr.index).into()),
+        None => Ok(()),
+    }
+}
+
+impl SavedInterruptController {
+    /// Two 8259s and the I/O APIC.
+    pub(crate) fn save_all(vm: &VmFd) -> Result<Vec<Self>> {
+        (0..3)
+            .map(|chip_id| {
+                let mut chip = kvm_irqchip {
+                    chip_id,
+                    ..kvm_irqchip::default()
+                };
+                vm.get_irqchip(&mut chip)?;
+                Ok(Self(chip))
+            })
+            .collect()
+    }
+
+    pub(crate) fn restore(&self, vm: &VmFd) -> Result<()> {
+        Ok(vm.set_irqchip(&self.0)?)
+    }
+}

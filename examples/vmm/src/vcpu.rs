@@ -1,0 +1,107 @@
+//! The virtual processor: a thread that runs it, and leaves the guest when it is told to.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use hikkoshi_dirty::KvmLog;
+use kvm_bindings::KVM_EXIT_DIRTY_RING_FULL;
+use kvm_ioctls::{VcpuExit, VcpuFd};
+use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
+
+use crate::Result;
+use crate::ports::Ports;
+
+/// What the processor's thread shares with the monitor.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) ports: Mutex<Ports>,
+    /// The log to harvest when the dirty ring is full.
+    pub(crate) ring_log: Mutex<Option<Arc<KvmLog>>>,
+    /// The thread, or 0.
+    pub(crate) thread_id: AtomicU32,
+}
+
+/// Locks what is shared. A thread that panicked has left it as it was.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A processor that runs.
+#[derive(Debug)]
+pub(crate) struct RunningVcpu {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Result<VcpuFd>>,
+}
+
+impl RunningVcpu {
+    pub(crate) fn start(mut vcpu: VcpuFd, shared: Arc<Shared>) -> Result<Self> {
+        register_signal_handler(SIGRTMIN(), interrupted)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = thread::Builder::new().name("vcpu0".to_owned());
+        let thread = thread.spawn(move || {
+            let id = rustix::thread::gettid().as_raw_nonzero().get();
+            shared.thread_id.store(id.unsigned_abs(), Ordering::Relaxed);
+            while !stopped.load(Ordering::Relaxed) {
+                run(&mut vcpu, &shared)?;
+            }
+            complete_exit(&mut vcpu)?;
+            Ok(vcpu)
+        })?;
+        Ok(Self { stop, thread })
+    }
+
+    /// Makes the processor leave the guest.
+    pub(crate) fn stop(self) -> Result<VcpuFd> {
+        self.stop.store(true, Ordering::Relaxed);
+        // A signal has no effect if it arrives right before the thread enters the guest. So there
+        // is another one a little later.
+        while !self.thread.is_finished() {
+            self.thread.kill(SIGRTMIN())?;
+            thread::sleep(Duration::from_micros(50));
+        }
+        self.thread
+            .join()
+            .map_err(|_| "the processor's thread panicked")?
+    }
+
+    /// Whether the processor has ended, because the guest has.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.thread.is_finished()
+    }
+}
+
+/// Signals only make `KVM_RUN` return.
+extern "C" fn interrupted(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+
+/// Runs the guest until it needs the monitor.
+fn run(vcpu: &mut VcpuFd, shared: &Shared) -> Result<()> {
+    match vcpu.run() {
+        Ok(VcpuExit::IoIn(port, data)) => lock(&shared.ports).read(port, data),
+        Ok(VcpuExit::IoOut(port, data)) => lock(&shared.ports).write(port, data)?,
+        Ok(VcpuExit::MmioRead(_, data)) => data.fill(0xff),
+        Ok(VcpuExit::MmioWrite(..)) => {}
+        Ok(VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL)) => {
+            let log = lock(&shared.ring_log).clone();
+            log.ok_or("the dirty ring is full, and there is no log")?
+                .harvest()?;
+        }
+        Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {}
+        other => return Err(format!("the processor has stopped: {other:?}").into()),
+    }
+    Ok(())
+}
+
+/// KVM finishes an instruction that needed the monitor (such as IN) when the guest is entered
+/// again. The state must be saved after that.
+fn complete_exit(vcpu: &mut VcpuFd) -> Result<()> {
+    vcpu.set_kvm_immediate_exit(1);
+    let result = match vcpu.run() {
+        Err(error) if error.errno() == libc::EINTR => Ok(()),
+        other => Err(format!("completing an instruction: {other:?}").into()),
+    };
+    vcpu.set_kvm_immediate_exit(0);
+    result
+}
