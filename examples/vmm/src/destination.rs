@@ -15,6 +15,7 @@ pub(crate) struct Destination {
     machine: Machine,
     description: GuestDescription,
     userfault: Option<Arc<Userfault>>,
+    refuses_state: bool,
 }
 
 impl Destination {
@@ -24,7 +25,13 @@ impl Destination {
             machine,
             description,
             userfault: None,
+            refuses_state: false,
         }
+    }
+
+    /// Makes the move fail, for a test of what the source does then.
+    pub(crate) fn refuse_state(&mut self) {
+        self.refuses_state = true;
     }
 
     pub(crate) fn into_machine(self) -> Machine {
@@ -58,6 +65,9 @@ impl DestinationGuest for Destination {
     }
 
     fn load_device_state(&mut self, state: Vec<u8>) -> Result<(), GuestError> {
+        if self.refuses_state {
+            return Err(GuestError::new("told to refuse the device state"));
+        }
         let saved = postcard::from_bytes(&state).map_err(GuestError::new)?;
         self.machine.load(saved).map_err(GuestError::new)
     }

@@ -35,7 +35,7 @@ mod state;
 mod vcpu;
 
 use std::error::Error;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
@@ -56,8 +56,8 @@ use crate::source::{Source, Tracker};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// 32 MiB, written at some ten MiB a second, and a report every 100 ms.
-const COMMAND_LINE: &str = "hk.workload=verify hk.mib=32 hk.rate=5000 hk.every_ms=100";
+/// 32 MiB, written at some ten MiB a second, and a report every 25 ms.
+const COMMAND_LINE: &str = "hk.workload=verify hk.mib=32 hk.rate=5000 hk.every_ms=25";
 
 /// Moves the nano guest between two monitors, by each mode and with each dirty log.
 #[derive(Debug, Parser)]
@@ -70,6 +70,10 @@ struct Args {
     /// Only this dirty log.
     #[arg(long)]
     tracker: Option<Tracker>,
+    /// Before each move, begin another one, whose destination refuses the device state. The guest
+    /// must go on at the source.
+    #[arg(long)]
+    refuse_first: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -101,7 +105,7 @@ fn main() -> Result<()> {
             let chosen = args.mode.is_none_or(|chosen| chosen == *mode)
                 && args.tracker.is_none_or(|chosen| chosen == *tracker);
             if once && chosen {
-                let (account, pages) = move_guest(&args.kernel, mode.mode(), *tracker)
+                let (account, pages) = move_guest(&args, mode.mode(), *tracker)
                     .map_err(|error| format!("{mode:?} with {tracker:?}: {error}"))?;
                 print_row(*mode, *tracker, &account, pages);
             }
@@ -127,19 +131,35 @@ fn print_row(mode: ModeName, tracker: Tracker, account: &Account, pages: u64) {
 }
 
 /// Moves a guest that runs, and checks it where it arrives. Returns how many pages it has checked.
-fn move_guest(kernel: &Path, mode: Mode, tracker: Tracker) -> Result<(Account, u64)> {
+fn move_guest(args: &Args, mode: Mode, tracker: Tracker) -> Result<(Account, u64)> {
     let console = Console::default();
     let mut machine = Machine::new(console.clone(), tracker == Tracker::Ring)?;
-    machine.boot(kernel, COMMAND_LINE)?;
+    machine.boot(&args.kernel, COMMAND_LINE)?;
     let check = GuestCheck::before_move(&machine, &console)?;
+    if args.refuse_first {
+        let mut source = Source::new(machine, tracker);
+        let mut destination = Destination::new(Machine::new(console.clone(), false)?);
+        destination.refuse_state();
+        if connect(&mut source, &mut destination, mode).is_ok() {
+            return Err("the destination has not refused the device state".into());
+        }
+        machine = source.into_machine();
+        check.after_move(&machine, &console)?;
+    }
     let mut source = Source::new(machine, tracker);
     let mut destination = Destination::new(Machine::new(console.clone(), false)?);
+    let account = connect(&mut source, &mut destination, mode)?;
+    let pages = check.after_move(&destination.into_machine(), &console)?;
+    Ok((account, pages))
+}
 
+/// Runs both engines.
+fn connect(source: &mut Source, destination: &mut Destination, mode: Mode) -> Result<Account> {
     let directory = tempfile::tempdir()?;
     let address = format!("unix:{}", directory.path().join("socket").display());
     let listener = Listener::bind(&address.parse::<Address>()?)?;
     let remote = listener.address().clone().into();
-    let account = thread::scope(|scope| {
+    thread::scope(|scope| {
         let receiving = scope.spawn(|| {
             let control = ReceiveControl {
                 cancel: CancelFlag::new(),
@@ -147,7 +167,7 @@ fn move_guest(kernel: &Path, mode: Mode, tracker: Tracker) -> Result<(Account, u
                 journal: Arc::new(Unrecorded),
             };
             let options = DestinationOptions::default();
-            receive(&mut destination, &listener, &options, &control)
+            receive(destination, &listener, &options, &control)
         });
         let options = SourceOptions {
             mode,
@@ -158,13 +178,10 @@ fn move_guest(kernel: &Path, mode: Mode, tracker: Tracker) -> Result<(Account, u
             observer: Arc::new(Silent),
             journal: Arc::new(Unrecorded),
         };
-        let account = migrate(&mut source, &remote, &options, &control)?;
+        let account = migrate(source, &remote, &options, &control)?;
         receiving
             .join()
             .map_err(|_| "the destination's thread panicked")??;
-        Result::Ok(account)
-    })?;
-
-    let pages = check.after_move(&destination.into_machine(), &console)?;
-    Ok((account, pages))
+        Ok(account)
+    })
 }

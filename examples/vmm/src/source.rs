@@ -47,6 +47,10 @@ impl Source {
         }
     }
 
+    pub(crate) fn into_machine(self) -> Machine {
+        self.machine
+    }
+
     fn start_log(&self) -> Result<Arc<dyn DirtyLog>> {
         let slots = self.machine.memory_slots()?;
         Ok(match self.tracker {

@@ -1,4 +1,5 @@
-//! The example moves its guest by each mode and with each dirty log, and the guest goes on.
+//! The example moves its guest by each mode and with each dirty log, and the guest goes on: where
+//! it arrives, and at the source if the destination refuses it.
 
 #![allow(missing_docs)]
 
@@ -35,7 +36,7 @@ fn the_guest_goes_on_after_each_move() {
     }
     assert!(Path::new(KERNEL).exists(), "{KERNEL}: run `make guest`");
     let output = Command::new(env!("CARGO_BIN_EXE_hikkoshi-vmm"))
-        .arg(KERNEL)
+        .args([KERNEL, "--refuse-first"])
         .output()
         .unwrap();
     let table = String::from_utf8(output.stdout).unwrap();
