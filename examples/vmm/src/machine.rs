@@ -183,7 +183,13 @@ impl Machine {
         matches!(&self.vcpu, Some(Processor::Running(vcpu)) if vcpu.has_ended())
     }
 
-    fn paused(&self) -> Result<&VcpuFd> {
+    #[cfg(test)]
+    pub(crate) fn kvm(&self) -> &Kvm {
+        &self.kvm
+    }
+
+    /// The processor of a paused machine.
+    pub(crate) fn paused(&self) -> Result<&VcpuFd> {
         match &self.vcpu {
             Some(Processor::Paused(vcpu)) => Ok(vcpu),
             _ => Err("the guest is not paused".into()),

@@ -153,3 +153,80 @@ impl SavedInterruptController {
         Ok(vm.set_irqchip(&self.0)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::console::Console;
+    use crate::machine::Machine;
+
+    /// Words of the extended state: register XMM7, and which parts are in use (here: SSE).
+    const XMM7: usize = 68;
+    const IN_USE: usize = 128;
+
+    /// A value in each part of the state that the nano guest hardly uses.
+    #[allow(unsafe_code)]
+    fn set_unusual_values(vcpu: &VcpuFd) -> Result<()> {
+        let mut registers = vcpu.get_regs()?;
+        registers.r15 = 0x1234_5678_9abc_def0;
+        vcpu.set_regs(&registers)?;
+        let mut extended_state = vcpu.get_xsave()?;
+        extended_state.region[XMM7] = 0x5a5a_5a5a;
+        extended_state.region[IN_USE] |= 2;
+        // SAFETY: as in `SavedVcpu::restore`.
+        unsafe { vcpu.set_xsave(&extended_state) }?;
+        let mut debug_registers = vcpu.get_debug_regs()?;
+        debug_registers.db[1] = 0x4000;
+        vcpu.set_debug_regs(&debug_registers)?;
+        let mut local_apic = vcpu.get_lapic()?;
+        local_apic.regs[0x80] = 0x30; // the task priority
+        vcpu.set_lapic(&local_apic)?;
+        let mut events = vcpu.get_vcpu_events()?;
+        events.nmi.masked = 1;
+        vcpu.set_vcpu_events(&events)?;
+        // The address of the system-call entry, and the vector of asynchronous page faults.
+        let values = [(0xc000_0082, 0x10_2000), (0x4b56_4d06, 0xec)];
+        let values = values.map(|(index, value)| SavedMsr { index, value });
+        restore_msrs(vcpu, &values)
+    }
+
+    #[test]
+    fn every_part_is_restored() -> Result<()> {
+        if Kvm::new().is_err() {
+            eprintln!("NOT TESTED: there is no KVM");
+            return Ok(());
+        }
+        let source = Machine::new(Console::default(), false)?;
+        let destination = Machine::new(Console::default(), false)?;
+        let (kvm, from, to) = (source.kvm(), source.paused()?, destination.paused()?);
+        from.set_cpuid2(&kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?)?;
+        set_unusual_values(from)?;
+        let saved = SavedVcpu::save(kvm, from)?;
+        let bytes = postcard::to_allocvec(&saved)?;
+        postcard::from_bytes::<SavedVcpu>(&bytes)?.restore(to)?;
+        let mut restored = SavedVcpu::save(kvm, to)?;
+        // The time-stamp counter has gone on.
+        for msr in &mut restored.msrs {
+            if msr.index == 0x10 {
+                msr.value = saved.msr(0x10).ok_or("no time-stamp counter")?;
+            }
+        }
+        for (index, value) in [(0xc000_0082, 0x10_2000), (0x4b56_4d06, 0xec)] {
+            assert_eq!(restored.msr(index), Some(value), "{index:#x}");
+        }
+        assert_eq!(restored.registers.r15, 0x1234_5678_9abc_def0);
+        assert_eq!(restored.extended_state.region[XMM7], 0x5a5a_5a5a);
+        assert_eq!(restored.debug_registers.db[1], 0x4000);
+        assert_eq!(restored.local_apic.regs[0x80], 0x30);
+        assert_eq!(restored.events.nmi.masked, 1);
+        assert!(postcard::to_allocvec(&restored)? == bytes);
+        Ok(())
+    }
+
+    impl SavedVcpu {
+        fn msr(&self, index: u32) -> Option<u64> {
+            let msr = self.msrs.iter().find(|msr| msr.index == index)?;
+            Some(msr.value)
+        }
+    }
+}
