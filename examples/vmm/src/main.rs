@@ -23,6 +23,7 @@
 
 mod acpi_timer;
 mod boot;
+mod configuration;
 mod console;
 mod destination;
 mod guest_check;

@@ -5,12 +5,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::Result;
 use crate::acpi_timer::{AcpiTimer, SavedAcpiTimer};
+use crate::configuration::Configuration;
 use crate::console::Console;
 use crate::serial::{SavedSerialPort, SerialPort};
 
 /// Eight registers of a byte.
 const SERIAL: u16 = 0x3f8;
 const SERIAL_END: u16 = SERIAL + 8;
+const CONFIGURATION_SELECTOR: u16 = 0x510;
+const CONFIGURATION_DATA: u16 = 0x511;
 /// ACPI's PM1a control register, and the bit that switches the machine off.
 const POWER_CONTROL: u16 = 0x604;
 const SLEEP_ENABLE: u8 = 1 << 5;
@@ -20,12 +23,14 @@ const TIMER: u16 = 0x608;
 pub(crate) struct Ports {
     serial: SerialPort,
     timer: AcpiTimer,
+    configuration: Configuration,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SavedPorts {
     serial: SavedSerialPort,
     timer: SavedAcpiTimer,
+    configuration: Configuration,
 }
 
 impl Ports {
@@ -33,6 +38,7 @@ impl Ports {
         Ok(Self {
             serial: SerialPort::new(vm, console)?,
             timer: AcpiTimer::default(),
+            configuration: Configuration::default(),
         })
     }
 
@@ -45,6 +51,7 @@ impl Ports {
         data.fill(0xff);
         match (port, data) {
             (SERIAL..SERIAL_END, [byte]) => *byte = self.serial.read(offset(port)),
+            (CONFIGURATION_DATA, [byte]) => *byte = self.configuration.read(),
             (TIMER, data) => {
                 for (byte, value) in data.iter_mut().zip(self.timer.read().to_le_bytes()) {
                     *byte = value;
@@ -62,6 +69,10 @@ impl Ports {
     pub(crate) fn write(&mut self, port: u16, data: &[u8]) -> Result<()> {
         match (port, data) {
             (SERIAL..SERIAL_END, [byte]) => self.serial.write(offset(port), *byte),
+            (CONFIGURATION_SELECTOR, [low, high]) => {
+                self.configuration.select(u16::from_le_bytes([*low, *high]));
+                Ok(())
+            }
             (POWER_CONTROL, [_, high]) if high & SLEEP_ENABLE != 0 => {
                 Err("the guest has switched the machine off".into())
             }
@@ -73,11 +84,13 @@ impl Ports {
         SavedPorts {
             serial: self.serial.save(),
             timer: self.timer.save(),
+            configuration: self.configuration,
         }
     }
 
     pub(crate) fn load(&mut self, saved: SavedPorts) -> Result<()> {
         self.timer = AcpiTimer::load(saved.timer);
+        self.configuration = saved.configuration;
         self.serial.load(saved.serial)
     }
 }
