@@ -6,24 +6,33 @@ use serde::{Deserialize, Serialize};
 const PROCESSORS: u16 = 5;
 
 /// What is selected, and how much of it was read.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Configuration {
+    processors: u8,
     selected: u16,
     read: u8,
 }
 
 impl Configuration {
-    pub(crate) fn select(&mut self, item: u16) {
-        *self = Self {
-            selected: item,
+    pub(crate) fn new(processors: u8) -> Self {
+        Self {
+            processors,
+            selected: 0,
             read: 0,
-        };
+        }
+    }
+
+    pub(crate) fn select(&mut self, item: u16) {
+        (self.selected, self.read) = (item, 0);
     }
 
     /// The next byte of the selected item; zeros after its end.
     pub(crate) fn read(&mut self) -> u8 {
         let first = self.read == 0;
         self.read = self.read.saturating_add(1);
-        u8::from(first && self.selected == PROCESSORS)
+        match self.selected {
+            PROCESSORS if first => self.processors,
+            _ => 0,
+        }
     }
 }

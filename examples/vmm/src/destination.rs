@@ -48,7 +48,7 @@ impl DestinationGuest for Destination {
         self.machine.memory().ram()
     }
 
-    // The processor has no thread yet, so it cannot run.
+    // The processors have no threads yet, so they cannot run.
     fn prepare(&mut self) -> Result<(), GuestError> {
         Ok(())
     }
@@ -89,9 +89,10 @@ impl DestinationGuest for Destination {
     }
 
     fn name_thread(&self, thread: u32) -> Option<ThreadName> {
-        (thread == self.machine.vcpu_thread()).then(|| ThreadName {
-            name: "vcpu0".to_owned(),
-            vcpu: Some(0),
+        let vcpu = self.machine.vcpu_of_thread(thread)?;
+        Some(ThreadName {
+            name: format!("vcpu{vcpu}"),
+            vcpu: Some(vcpu),
         })
     }
 

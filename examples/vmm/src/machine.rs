@@ -1,13 +1,12 @@
-//! The machine: KVM's virtual machine, memory, devices, and one virtual processor.
+//! The machine: KVM's virtual machine, memory, devices, and virtual processors.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use hikkoshi_dirty::KvmLog;
 use hikkoshi_dirty::kvm::{DirtyRings, MemorySlots};
 use hikkoshi_wire::GuestDescription;
-use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_clock_data};
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_clock_data};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 
 use crate::console::Console;
@@ -26,25 +25,27 @@ const RING_ENTRIES: u32 = 1024;
 /// A machine. The memory is dropped after everything that uses it.
 #[derive(Debug)]
 pub(crate) struct Machine {
-    vcpu: Option<Processor>,
+    vcpus: Processors,
     shared: Arc<Shared>,
     rings: Option<Arc<DirtyRings>>,
     /// KVM's clock, while the guest is paused. It stands still then.
     clock: Option<u64>,
+    processors: u8,
     vm: Arc<VmFd>,
     kvm: Kvm,
     memory: Memory,
 }
 
+/// By number. After an error there are none.
 #[derive(Debug)]
-enum Processor {
-    Paused(VcpuFd),
-    Running(RunningVcpu),
+enum Processors {
+    Paused(Vec<VcpuFd>),
+    Running(Vec<RunningVcpu>),
 }
 
 impl Machine {
     /// A machine that waits for a guest, with a dirty ring if it is ever to be used.
-    pub(crate) fn new(console: Console, with_ring: bool) -> Result<Self> {
+    pub(crate) fn new(processors: u8, console: Console, with_ring: bool) -> Result<Self> {
         let kvm = Kvm::new().map_err(|error| format!("opening /dev/kvm: {error}"))?;
         let vm = Arc::new(kvm.create_vm()?);
         vm.set_tss_address(TASK_STATE)?;
@@ -53,17 +54,21 @@ impl Machine {
         memory.give_to(&vm)?;
         let rings = with_ring.then(|| DirtyRings::enable(&vm, RING_ENTRIES));
         let rings = rings.transpose()?.map(Arc::new);
-        let vcpu = vm.create_vcpu(0)?;
-        if let Some(rings) = &rings {
-            rings.add(&vcpu)?;
+        let mut vcpus = Vec::new();
+        for number in 0..processors {
+            let vcpu = vm.create_vcpu(number.into())?;
+            if let Some(rings) = &rings {
+                rings.add(&vcpu)?;
+            }
+            vcpus.push(vcpu);
         }
         let shared = Shared {
-            ports: Mutex::new(Ports::new(&vm, console)?),
+            ports: Mutex::new(Ports::new(&vm, processors, console)?),
             ring_log: Mutex::new(None),
-            thread_id: AtomicU32::new(0),
         };
         Ok(Self {
-            vcpu: Some(Processor::Paused(vcpu)),
+            vcpus: Processors::Paused(vcpus),
+            processors,
             shared: Arc::new(shared),
             rings,
             clock: None,
@@ -76,9 +81,13 @@ impl Machine {
     /// Boots a kernel.
     pub(crate) fn boot(&mut self, kernel: &Path, command_line: &str) -> Result<()> {
         let entry = boot::load(self.memory.map(), kernel, command_line)?;
-        let vcpu = self.paused()?;
-        vcpu.set_cpuid2(&self.kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?)?;
-        boot::set_registers(vcpu, entry)?;
+        let features = self.kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
+        for (vcpu, number) in self.paused()?.iter().zip(0..) {
+            vcpu.set_cpuid2(&numbered(features.clone(), number))?;
+        }
+        // The others wait until the guest starts them.
+        let first = self.paused()?.first().ok_or("no processor")?;
+        boot::set_registers(first, entry)?;
         self.run()
     }
 
@@ -99,20 +108,23 @@ impl Machine {
                 ..kvm_clock_data::default()
             })?;
         }
-        self.vcpu = match self.vcpu.take() {
-            Some(Processor::Paused(vcpu)) => {
-                let running = RunningVcpu::start(vcpu, Arc::clone(&self.shared))?;
-                Some(Processor::Running(running))
-            }
-            other => other,
-        };
+        if let Processors::Paused(vcpus) = &mut self.vcpus {
+            let vcpus = vcpus.drain(..).zip(0..);
+            let vcpus = vcpus
+                .map(|(vcpu, number)| RunningVcpu::start(number, vcpu, Arc::clone(&self.shared)));
+            self.vcpus = Processors::Running(vcpus.collect::<Result<_>>()?);
+        }
         Ok(())
     }
 
     /// Pauses the guest, if it runs.
     pub(crate) fn pause(&mut self) -> Result<()> {
-        if let Some(Processor::Running(vcpu)) = self.vcpu.take_if(|vcpu| vcpu.runs()) {
-            self.vcpu = Some(Processor::Paused(vcpu.stop()?));
+        if let Processors::Running(vcpus) = &mut self.vcpus {
+            for vcpu in vcpus.iter() {
+                vcpu.request_stop()?;
+            }
+            let vcpus = vcpus.drain(..).map(RunningVcpu::stop);
+            self.vcpus = Processors::Paused(vcpus.collect::<Result<_>>()?);
             self.clock = Some(self.vm.get_clock()?.clock);
         }
         Ok(())
@@ -120,8 +132,10 @@ impl Machine {
 
     /// Saves the state of a paused machine.
     pub(crate) fn save(&self) -> Result<SavedMachine> {
+        let vcpus = self.paused()?.iter();
+        let vcpus = vcpus.map(|vcpu| SavedVcpu::save(&self.kvm, vcpu));
         Ok(SavedMachine {
-            vcpu: SavedVcpu::save(&self.kvm, self.paused()?)?,
+            vcpus: vcpus.collect::<Result<_>>()?,
             interrupt_controllers: SavedInterruptController::save_all(&self.vm)?,
             clock: self.clock.ok_or("the guest has never run")?,
             ports: self.ports().save(),
@@ -133,7 +147,9 @@ impl Machine {
         for controller in &saved.interrupt_controllers {
             controller.restore(&self.vm)?;
         }
-        saved.vcpu.restore(self.paused()?)?;
+        for (saved, vcpu) in saved.vcpus.iter().zip(self.paused()?) {
+            saved.restore(vcpu)?;
+        }
         self.ports().load(saved.ports)?;
         self.clock = Some(saved.clock);
         Ok(())
@@ -165,7 +181,7 @@ impl Machine {
         GuestDescription {
             machine: "vmm-1".to_owned(),
             architecture: "x86_64".to_owned(),
-            cpus: 1,
+            cpus: self.processors.into(),
             cpu_model: "host".to_owned(),
             hypervisor: "vmm".to_owned(),
             running,
@@ -173,14 +189,16 @@ impl Machine {
         }
     }
 
-    /// The thread that runs the processor.
-    pub(crate) fn vcpu_thread(&self) -> u32 {
-        self.shared.thread_id.load(Ordering::Relaxed)
+    /// The number of the processor that a thread runs.
+    pub(crate) fn vcpu_of_thread(&self, thread: u32) -> Option<u32> {
+        let found =
+            |(vcpu, number): (&RunningVcpu, u32)| (vcpu.thread_id() == thread).then_some(number);
+        self.running().iter().zip(0..).find_map(found)
     }
 
     /// Whether the guest has ended.
     pub(crate) fn has_ended(&self) -> bool {
-        matches!(&self.vcpu, Some(Processor::Running(vcpu)) if vcpu.has_ended())
+        self.running().iter().any(RunningVcpu::has_ended)
     }
 
     #[cfg(test)]
@@ -188,11 +206,18 @@ impl Machine {
         &self.kvm
     }
 
-    /// The processor of a paused machine.
-    pub(crate) fn paused(&self) -> Result<&VcpuFd> {
-        match &self.vcpu {
-            Some(Processor::Paused(vcpu)) => Ok(vcpu),
-            _ => Err("the guest is not paused".into()),
+    /// The processors of a paused machine.
+    pub(crate) fn paused(&self) -> Result<&[VcpuFd]> {
+        match &self.vcpus {
+            Processors::Paused(vcpus) => Ok(vcpus),
+            Processors::Running(_) => Err("the guest is not paused".into()),
+        }
+    }
+
+    fn running(&self) -> &[RunningVcpu] {
+        match &self.vcpus {
+            Processors::Paused(_) => &[],
+            Processors::Running(vcpus) => vcpus,
         }
     }
 
@@ -209,8 +234,14 @@ impl Drop for Machine {
     }
 }
 
-impl Processor {
-    fn runs(&self) -> bool {
-        matches!(self, Self::Running(_))
+/// The features of the processor with this number: it is also the number of its local APIC.
+fn numbered(mut features: CpuId, number: u32) -> CpuId {
+    for leaf in features.as_mut_slice() {
+        match leaf.function {
+            0x1 => leaf.ebx = leaf.ebx & 0x00ff_ffff | number << 24,
+            0xb | 0x1f => leaf.edx = number,
+            _ => {}
+        }
     }
+    features
 }

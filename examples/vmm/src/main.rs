@@ -1,7 +1,7 @@
 //! A KVM monitor on rust-vmm's crates that moves its guest by the engine, as source and as
 //! destination.
 //!
-//! `docs/embedding.md` leads through it. [`machine`] is the monitor: one virtual processor
+//! `docs/embedding.md` leads through it. [`machine`] is the monitor: virtual processors
 //! ([`vcpu`]), memory in a memfd ([`memory`]), a few devices ([`ports`]), and a kernel that is
 //! booted by PVH ([`boot`]). [`source`] and [`destination`] implement the engine's two traits, and
 //! [`state`] is the device state.
@@ -65,6 +65,9 @@ const COMMAND_LINE: &str = "hk.workload=verify hk.mib=32 hk.rate=5000 hk.every_m
 struct Args {
     /// The kernel: an ELF file with a PVH entry.
     kernel: PathBuf,
+    /// The number of processors.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    cpus: u8,
     /// Only this mode.
     #[arg(long)]
     mode: Option<ModeName>,
@@ -134,12 +137,14 @@ fn print_row(mode: ModeName, tracker: Tracker, account: &Account, pages: u64) {
 /// Moves a guest that runs, and checks it where it arrives. Returns how many pages it has checked.
 fn move_guest(args: &Args, mode: Mode, tracker: Tracker) -> Result<(Account, u64)> {
     let console = Console::default();
-    let mut machine = Machine::new(console.clone(), tracker == Tracker::Ring)?;
-    machine.boot(&args.kernel, COMMAND_LINE)?;
+    let empty = || Machine::new(args.cpus, console.clone(), false);
+    let mut machine = Machine::new(args.cpus, console.clone(), tracker == Tracker::Ring)?;
+    let command_line = format!("{COMMAND_LINE} hk.threads={}", args.cpus);
+    machine.boot(&args.kernel, &command_line)?;
     let check = GuestCheck::before_move(&machine, &console)?;
     if args.refuse_first {
         let mut source = Source::new(machine, tracker);
-        let mut destination = Destination::new(Machine::new(console.clone(), false)?);
+        let mut destination = Destination::new(empty()?);
         destination.refuse_state();
         if connect(&mut source, &mut destination, mode).is_ok() {
             return Err("the destination has not refused the device state".into());
@@ -148,7 +153,7 @@ fn move_guest(args: &Args, mode: Mode, tracker: Tracker) -> Result<(Account, u64
         check.after_move(&machine, &console)?;
     }
     let mut source = Source::new(machine, tracker);
-    let mut destination = Destination::new(Machine::new(console.clone(), false)?);
+    let mut destination = Destination::new(empty()?);
     let account = connect(&mut source, &mut destination, mode)?;
     let pages = check.after_move(&destination.into_machine(), &console)?;
     Ok((account, pages))

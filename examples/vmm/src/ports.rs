@@ -34,11 +34,11 @@ pub(crate) struct SavedPorts {
 }
 
 impl Ports {
-    pub(crate) fn new(vm: &VmFd, console: Console) -> Result<Self> {
+    pub(crate) fn new(vm: &VmFd, processors: u8, console: Console) -> Result<Self> {
         Ok(Self {
             serial: SerialPort::new(vm, console)?,
             timer: AcpiTimer::default(),
-            configuration: Configuration::default(),
+            configuration: Configuration::new(processors),
         })
     }
 

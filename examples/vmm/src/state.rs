@@ -16,7 +16,7 @@ use crate::ports::SavedPorts;
 /// The machine.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SavedMachine {
-    pub(crate) vcpu: SavedVcpu,
+    pub(crate) vcpus: Vec<SavedVcpu>,
     pub(crate) interrupt_controllers: Vec<SavedInterruptController>,
     /// KVM's clock when the guest was paused, in nanoseconds.
     pub(crate) clock: u64,
@@ -196,9 +196,13 @@ mod tests {
             eprintln!("NOT TESTED: there is no KVM");
             return Ok(());
         }
-        let source = Machine::new(Console::default(), false)?;
-        let destination = Machine::new(Console::default(), false)?;
-        let (kvm, from, to) = (source.kvm(), source.paused()?, destination.paused()?);
+        let source = Machine::new(1, Console::default(), false)?;
+        let destination = Machine::new(1, Console::default(), false)?;
+        let (kvm, from, to) = (
+            source.kvm(),
+            &source.paused()?[0],
+            &destination.paused()?[0],
+        );
         from.set_cpuid2(&kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?)?;
         set_unusual_values(from)?;
         let saved = SavedVcpu::save(kvm, from)?;

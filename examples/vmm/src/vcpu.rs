@@ -1,4 +1,4 @@
-//! The virtual processor: a thread that runs it, and leaves the guest when it is told to.
+//! A virtual processor: a thread that runs it, and leaves the guest when it is told to.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,8 +19,6 @@ pub(crate) struct Shared {
     pub(crate) ports: Mutex<Ports>,
     /// The log to harvest when the dirty ring is full.
     pub(crate) ring_log: Mutex<Option<Arc<KvmLog>>>,
-    /// The thread, or 0.
-    pub(crate) thread_id: AtomicU32,
 }
 
 /// Locks what is shared. A thread that panicked has left it as it was.
@@ -32,34 +30,55 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug)]
 pub(crate) struct RunningVcpu {
     stop: Arc<AtomicBool>,
+    /// The thread's number, or 0 before it has begun.
+    thread_id: Arc<AtomicU32>,
     thread: JoinHandle<Result<VcpuFd>>,
 }
 
 impl RunningVcpu {
-    pub(crate) fn start(mut vcpu: VcpuFd, shared: Arc<Shared>) -> Result<Self> {
+    pub(crate) fn start(number: u32, mut vcpu: VcpuFd, shared: Arc<Shared>) -> Result<Self> {
         register_signal_handler(SIGRTMIN(), interrupted)?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let thread = thread::Builder::new().name("vcpu0".to_owned());
+        let thread_id = Arc::new(AtomicU32::new(0));
+        let own_id = Arc::clone(&thread_id);
+        let thread = thread::Builder::new().name(format!("vcpu{number}"));
         let thread = thread.spawn(move || {
             let id = rustix::thread::gettid().as_raw_nonzero().get();
-            shared.thread_id.store(id.unsigned_abs(), Ordering::Relaxed);
+            own_id.store(id.unsigned_abs(), Ordering::Relaxed);
             while !stopped.load(Ordering::Relaxed) {
                 run(&mut vcpu, &shared)?;
             }
             complete_exit(&mut vcpu)?;
             Ok(vcpu)
         })?;
-        Ok(Self { stop, thread })
+        Ok(Self {
+            stop,
+            thread_id,
+            thread,
+        })
     }
 
-    /// Makes the processor leave the guest.
-    pub(crate) fn stop(self) -> Result<VcpuFd> {
+    /// The thread that runs it.
+    pub(crate) fn thread_id(&self) -> u32 {
+        self.thread_id.load(Ordering::Relaxed)
+    }
+
+    /// Tells the processor to leave the guest.
+    pub(crate) fn request_stop(&self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
+        if !self.thread.is_finished() {
+            self.thread.kill(SIGRTMIN())?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the processor has left the guest.
+    pub(crate) fn stop(self) -> Result<VcpuFd> {
         // A signal has no effect if it arrives right before the thread enters the guest. So there
         // is another one a little later.
         while !self.thread.is_finished() {
-            self.thread.kill(SIGRTMIN())?;
+            self.request_stop()?;
             thread::sleep(Duration::from_micros(50));
         }
         self.thread
@@ -99,7 +118,7 @@ fn run(vcpu: &mut VcpuFd, shared: &Shared) -> Result<()> {
 fn complete_exit(vcpu: &mut VcpuFd) -> Result<()> {
     vcpu.set_kvm_immediate_exit(1);
     let result = match vcpu.run() {
-        Err(error) if error.errno() == libc::EINTR => Ok(()),
+        Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => Ok(()),
         other => Err(format!("completing an instruction: {other:?}").into()),
     };
     vcpu.set_kvm_immediate_exit(0);
