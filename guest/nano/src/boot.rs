@@ -1,14 +1,21 @@
-//! From QEMU's `-kernel` to ring 3.
+//! From QEMU's `-kernel`, or another processor's SIPI, to ring 3.
 //!
 //! QEMU finds the entry in the PVH note and enters in 32-bit protected mode without paging; EBX
-//! points to its `hvm_start_info`. All of ring 0 is this file and the exceptions' entries: where
-//! the processor is virtualised in software, ring 0 is interpreted, so the tables are made by the
-//! assembler and the linker, and Rust code runs in ring 3 only.
+//! points to its `hvm_start_info`. The other processors start in 16-bit real mode, in the copy of
+//! `trampoline` that the first one has made (src/processors.rs). Both go the same way into long
+//! mode and leave ring 0 for [`crate::start`], with the processor's number.
 //!
-//! The tables map the first 4 GiB identically, in pages of 2 MiB, all of it writable in ring 3:
-//! there is one program, and it fills in the kernel's tables. It may use I/O ports by the
-//! task-state segment's map: the privilege level for I/O in the flags (IOPL) is lost by a
-//! virtualised IRETQ.
+//! All of ring 0 is this file and the entries of interrupts (src/interrupts.rs): where the
+//! processor is virtualised in software, ring 0 is interpreted, so the tables are made by the
+//! assembler and the linker, or in ring 3, and Rust code runs in ring 3 only.
+//!
+//! The page tables map the first 4 GiB identically, in pages of 2 MiB, all of it writable in ring
+//! 3: there is one program, and it fills in the processors' tables and uses the local APIC. It may
+//! use I/O ports by the task-state segment's map: the privilege level for I/O in the flags (IOPL)
+//! is lost by a virtualised IRETQ.
+
+use crate::processors::{MOST_PROCESSORS, PROCESSORS, Processor, STACK_BYTES};
+use core::mem::offset_of;
 
 core::arch::global_asm!(
     r#"
@@ -26,6 +33,7 @@ pvh_entry:
     cld
     movl %ebx, start_info
     lgdtl gdt_pointer
+to_long_mode:
     movl $0x620, %eax               // PAE, and SSE for the compiler's code (OSFXSR, OSXMMEXCPT)
     movl %eax, %cr4
     movl $page_root, %eax
@@ -43,25 +51,41 @@ long_mode:
     movl $0x1b, %eax
     movl %eax, %ds
     movl %eax, %es
+    movl %eax, %gs                  // so that IRETQ to ring 3 leaves its base alone
     movl $0x10, %eax
     movl %eax, %ss
-    movl $exception_stack_top, %esp // also clears the upper half
 
-    movl $task_state, %eax          // the segment's base is spread over its descriptor
-    movw %ax, gdt_task + 2
+    movl starting_processor, %edi
+    imull ${PROCESSOR_BYTES}, %edi, %ebx
+    addl ${PROCESSORS}, %ebx        // this processor's `Processor`
+    leal {STACK}(%rbx), %esp        // also clears the upper half
+
+    movl %edi, %ecx
+    shll $4, %ecx
+    addl $gdt_tasks, %ecx           // its task-state segment's descriptor
+    leal {TASK_STATE}(%rbx), %eax   // the segment's base is spread over the descriptor
+    movw %ax, 2(%rcx)
     shrl $16, %eax
-    movb %al, gdt_task + 4
-    movb %ah, gdt_task + 7
-    movl $0x28, %eax
-    ltr %ax
+    movb %al, 4(%rcx)
+    movb %ah, 7(%rcx)
+    subl $gdt, %ecx
+    ltr %cx
     lidt idt_pointer
 
-    movl $0x40000000, %eax          // KVM's clock, if the hypervisor is KVM ("KVMKVMKVM")
+    movl $0xc0000101, %ecx          // GS's base
+    movl %ebx, %eax
+    xorl %edx, %edx
+    wrmsr
+
+    testl %edi, %edi                // what follows is for the first processor
+    jnz 1f
+    movl $0x40000000, %eax          // is the hypervisor KVM ("KVMKVMKVM")?
     cpuid
     cmpl $0x4b4d564b, %ebx
     jne 1f
     movl $0x40000001, %eax
     cpuid
+    movl %eax, kvm_features
     testl $8, %eax                  // the clock with MSR 0x4b564d01
     jz 1f
     movl $0x4b564d01, %ecx
@@ -69,13 +93,41 @@ long_mode:
     xorl %edx, %edx
     wrmsr
 1:
+    movq %rsp, %rax
     pushq $0x1b
-    pushq $task_stack_top - 8       // as after a call
+    subq $8, %rax                   // as after a call
+    pushq %rax
     pushq $2                        // interrupts off
     pushq $0x23
-    pushq $task
+    pushq $start
     iretq
 
+    // Started by a SIPI, at the start of a page below 1 MiB: CS is the page's, IP is 0.
+    .code16
+    .global trampoline
+trampoline:
+    cli
+    cld
+    movw %cs, %ax
+    movw %ax, %ds
+    lgdtl trampoline_gdt_pointer - trampoline
+    movl $0x11, %eax                // PE, ET
+    movl %eax, %cr0
+    ljmpl $0x28, $started
+    .balign 4
+trampoline_gdt_pointer:
+    .word gdt_end - gdt - 1
+    .long gdt
+    .global trampoline_end
+trampoline_end:
+    .code32
+started:
+    movl $0x10, %eax
+    movl %eax, %ds
+    movl %eax, %ss
+    jmp to_long_mode
+
+    .code64
     .data
     .balign 8
 gdt:
@@ -84,29 +136,30 @@ gdt:
     .quad 0x00cf93000000ffff        // 0x10: ring 0, data
     .quad 0x00cff3000000ffff        // 0x18: ring 3, data
     .quad 0x00affb000000ffff        // 0x20: ring 3, code, 64 bits
-gdt_task:
-    .quad 0x0000890000000268        // 0x28: task-state segment of 617 bytes
+    .quad 0x00cf9b000000ffff        // 0x28: ring 0, code, 32 bits
+gdt_tasks:
+    .rept {MOST_PROCESSORS}
+    .quad 0x0000890000000268        // a task-state segment of 617 bytes
     .quad 0
+    .endr
+gdt_end:
 gdt_pointer:
-    .word . - gdt - 1
+    .word gdt_end - gdt - 1
     .quad gdt
 idt_pointer:
-    .word 32 * 16 - 1
+    .word 64 * 16 - 1
     .quad IDT
-
-    .balign 8
-task_state:
-    .long 0
-    .quad exception_stack_top       // the stack pointer when ring 3 is interrupted
-    .skip 90
-    .word 104                       // the I/O permission map follows: ring 3 may use ports below
-    .skip 512                       // 0x1000
-    .byte 0xff
 
     .global start_info
     .balign 8
 start_info:
     .quad 0
+    .global starting_processor
+starting_processor:
+    .long 0
+    .global kvm_features
+kvm_features:
+    .long 0
 
     .balign 4096
 page_root:
@@ -124,14 +177,12 @@ page_directories:
     .quad page + 0x87               // the same, and page size: 2 MiB
     .set page, page + 0x200000
     .endr
-
-    .section .bss.stacks, "aw", @nobits
-    .balign 16
-    .skip 0x1000
-exception_stack_top:
-    .skip 0x10000
-task_stack_top:
     .text
 "#,
+    PROCESSORS = sym PROCESSORS,
+    PROCESSOR_BYTES = const size_of::<Processor>(),
+    STACK = const offset_of!(Processor, stack) + STACK_BYTES,
+    TASK_STATE = const offset_of!(Processor, task_state),
+    MOST_PROCESSORS = const MOST_PROCESSORS,
     options(att_syntax)
 );

@@ -11,6 +11,12 @@ pub enum Command {
     Stop,
     /// Say the time.
     Clocks,
+    /// Start the scan.
+    Scan,
+    /// Say what has been counted since the start.
+    Totals,
+    /// Say it of each task.
+    Tasks,
     /// Anything else.
     Unknown,
 }
@@ -39,6 +45,9 @@ impl Commands {
                 b"" => {}
                 b"sweep" => return Some(Command::Sweep),
                 b"clocks" => return Some(Command::Clocks),
+                b"scan" => return Some(Command::Scan),
+                b"totals" => return Some(Command::Totals),
+                b"tasks" => return Some(Command::Tasks),
                 b"stop" => return Some(Command::Stop),
                 _ => return Some(Command::Unknown),
             }

@@ -6,35 +6,95 @@ use hikkoshi_checked_pages::page::{PAGE_SIZE, Words};
 
 /// Where it begins, behind the kernel (link.ld).
 const START: usize = 4 << 20;
-/// The end of what the boot code maps.
-const MAPPED: u64 = 4 << 30;
+/// The end of what the boot code maps, and what the APIC's page is in.
+const MAPPED: u64 = 3 << 30;
 
-/// The pages under test, and one number for each.
-#[derive(Debug)]
-pub struct Memory {
-    /// The pages.
-    pub pages: &'static mut [Words],
-    /// The expected generation of each.
-    pub expected: &'static mut [u32],
+/// How the pages are divided between the workers.
+#[derive(Clone, Copy, Debug)]
+pub enum Division {
+    /// In turn.
+    Interleaved,
+    /// In contiguous parts.
+    Contiguous,
 }
 
-/// Hands out the memory, once; `None` if the machine has less.
-///
-/// # Safety
-/// Must be called once only.
-pub unsafe fn take(count: usize, memory_end: u64) -> Option<Memory> {
-    let numbers = START + count * PAGE_SIZE;
-    let end = numbers + count * size_of::<u32>();
-    if end as u64 > memory_end.min(MAPPED) {
-        return None;
+/// A worker's pages, and one number for each.
+#[derive(Debug)]
+pub struct Part {
+    /// The number of the first.
+    first: usize,
+    /// From one page to the next.
+    step: usize,
+    /// The expected generation of each.
+    expected: &'static mut [u32],
+}
+
+/// Whether the machine has memory for so many pages.
+pub fn has_room(pages: usize, memory_end: u64) -> bool {
+    let end = START + pages * (PAGE_SIZE + size_of::<u32>());
+    end as u64 <= memory_end.min(MAPPED)
+}
+
+impl Part {
+    /// The part of worker `number` of `workers`.
+    ///
+    /// # Safety
+    /// There must be room for `pages`, and each part must be taken once only, of one division.
+    pub unsafe fn take(pages: usize, division: Division, number: usize, workers: usize) -> Self {
+        let start = |number: usize| pages * number / workers;
+        let (first, step, count, numbers) = match division {
+            Division::Interleaved => {
+                let count = |number: usize| (pages - number).div_ceil(workers);
+                let before = (0..number).map(count).sum();
+                (number, workers, count(number), before)
+            }
+            Division::Contiguous => {
+                let first = start(number);
+                (first, 1, start(number + 1) - first, first)
+            }
+        };
+        let numbers = START + pages * PAGE_SIZE + numbers * size_of::<u32>();
+        // SAFETY: the range is mapped memory that nothing else uses: it is behind the kernel and
+        // the pages, before the end of the memory, and taken once. Any bytes are numbers.
+        let expected =
+            unsafe { slice::from_raw_parts_mut(with_exposed_provenance_mut(numbers), count) };
+        expected.fill(0);
+        Self {
+            first,
+            step,
+            expected,
+        }
     }
-    // SAFETY: the range is mapped memory that nothing else uses: it is behind the kernel, before
-    // the end of the memory, and handed out once. Any bytes are words and numbers; both are
-    // aligned.
-    unsafe {
-        Some(Memory {
-            pages: slice::from_raw_parts_mut(with_exposed_provenance_mut(START), count),
-            expected: slice::from_raw_parts_mut(with_exposed_provenance_mut(numbers), count),
-        })
+
+    /// How many pages.
+    pub fn len(&self) -> usize {
+        self.expected.len()
+    }
+
+    /// The number, in the region, of a page of this part.
+    pub fn number(&self, index: usize) -> usize {
+        self.first + index * self.step
+    }
+
+    /// Its address, which is also the physical one.
+    pub fn address(&self, index: usize) -> usize {
+        assert!(index < self.len());
+        START + self.number(index) * PAGE_SIZE
+    }
+
+    /// The page.
+    pub fn page(&mut self, index: usize) -> &mut Words {
+        // SAFETY: a page of this part, which is borrowed; any bytes are words.
+        unsafe { &mut *with_exposed_provenance_mut(self.address(index)) }
+    }
+
+    /// The expected generation.
+    pub fn expected(&self, index: usize) -> u32 {
+        self.expected[index]
+    }
+
+    /// Expects the next generation.
+    pub fn expect_next(&mut self, index: usize) {
+        self.expected[index] = self.expected[index].wrapping_add(1);
     }
 }

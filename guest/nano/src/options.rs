@@ -1,10 +1,42 @@
-//! The options on the kernel command line: those of the Linux test guest that apply here.
+//! The options on the kernel command line: those of the Linux test guest that apply here, and this
+//! guest's own.
+
+use crate::page_order::Pattern;
+use crate::tasks::MOST_WORKERS;
+
+/// What the workers do with the region.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Workload {
+    /// One counted word per page.
+    Dirty,
+    /// Whole pages, every byte checked.
+    Verify,
+    /// Whole pages, read once on command.
+    Scan,
+}
+
+impl Workload {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Dirty => "dirty",
+            Self::Verify => "verify",
+            Self::Scan => "scan",
+        }
+    }
+}
 
 /// What the guest does.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
+    /// What the workers do.
+    pub workload: Workload,
     /// Size of the region, MiB.
     pub mib: usize,
+    /// Number of workers.
+    pub threads: usize,
+    /// The order of their accesses.
+    pub pattern: Pattern,
     /// Accesses a second; 0: as fast as possible.
     pub rate: u64,
     /// Percentage of accesses that write.
@@ -19,6 +51,12 @@ pub struct Options {
     pub zero_percent: usize,
     /// Seed of the random numbers.
     pub seed: u64,
+    /// Whether asynchronous page faults are used where the host has them.
+    pub async_faults: bool,
+    /// Milliseconds between two accounts of faults and processors; 0: none.
+    pub account_ms: u64,
+    /// Microseconds for which a task runs while others could.
+    pub slice_us: u64,
 }
 
 /// An option with an unusable value: its name and the value.
@@ -31,7 +69,10 @@ impl Options {
     /// With the first unusable option.
     pub fn parse(line: &str) -> Result<Self, BadOption<'_>> {
         let mut options = Self {
+            workload: Workload::Verify,
             mib: 64,
+            threads: 1,
+            pattern: Pattern::Random,
             rate: 0,
             write_percent: 100,
             slow_us: 100,
@@ -39,6 +80,9 @@ impl Options {
             clean_percent: 10,
             zero_percent: 10,
             seed: 1,
+            async_faults: true,
+            account_ms: 0,
+            slice_us: 10_000,
         };
         for word in line.split_ascii_whitespace() {
             let Some(option) = word.strip_prefix("hk.") else {
@@ -55,8 +99,28 @@ impl Options {
 
     fn set(&mut self, name: &str, value: &str) -> Option<()> {
         match name {
-            "workload" => (value == "verify").then_some(())?,
+            "workload" => {
+                self.workload = [Workload::Dirty, Workload::Verify, Workload::Scan]
+                    .into_iter()
+                    .find(|workload| workload.name() == value)?;
+            }
+            "pattern" => {
+                self.pattern = match value {
+                    "random" => Pattern::Random,
+                    "sequential" => Pattern::Sequential,
+                    "hotspot" => Pattern::Hotspot,
+                    _ => return None,
+                }
+            }
+            "async_pf" => {
+                self.async_faults = match value {
+                    "on" => true,
+                    "off" => false,
+                    _ => return None,
+                }
+            }
             "mib" => self.mib = within(value, 1, 3 << 10)?,
+            "threads" => self.threads = within(value, 1, MOST_WORKERS)?,
             "rate" => self.rate = within(value, 0, 1 << 40)?,
             "write" => self.write_percent = within(value, 0, 100)?,
             "slow_us" => self.slow_us = within(value, 1, 1 << 30)?,
@@ -64,6 +128,8 @@ impl Options {
             "clean" => self.clean_percent = within(value, 0, 90)?,
             "zero" => self.zero_percent = within(value, 0, 90)?,
             "seed" => self.seed = within(value, 0, u64::MAX)?,
+            "account_ms" => self.account_ms = within(value, 0, 1 << 20)?,
+            "slice_us" => self.slice_us = within(value, 1000, 1 << 20)?,
             _ => {}
         }
         Some(())

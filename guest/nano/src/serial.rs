@@ -1,7 +1,9 @@
 //! The first serial port: polled, without interrupts.
 
+use crate::interrupts::yield_now;
 use crate::port;
 use core::fmt;
+use core::sync::atomic::{AtomicBool, Ordering::*};
 
 const DATA: u16 = 0x3f8;
 const INTERRUPTS: u16 = DATA + 1;
@@ -14,9 +16,34 @@ const TRANSMITTER_EMPTY: u8 = 1 << 5;
 /// Bytes that the transmitter takes when it is empty.
 const FIFO_BYTES: usize = 16;
 
-/// The port as a console.
+/// Whether a task prints a line.
+static BUSY: AtomicBool = AtomicBool::new(false);
+
+/// The port as a console, for one line of one task.
 #[derive(Debug)]
-pub struct Serial;
+pub struct Serial(());
+
+impl Serial {
+    /// Waits until no other task prints.
+    pub fn lock() -> Self {
+        while BUSY.swap(true, Acquire) {
+            yield_now();
+        }
+        Self(())
+    }
+
+    /// Interrupts the line of another task, if one prints: for the last line of the run.
+    pub fn take_over() -> Self {
+        BUSY.store(true, Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for Serial {
+    fn drop(&mut self) {
+        BUSY.store(false, Release);
+    }
+}
 
 /// Switches interrupts off and the queues on.
 pub fn initialize() {
@@ -58,11 +85,13 @@ impl fmt::Write for Serial {
 /// Prints a line, as `println!` does.
 #[macro_export]
 macro_rules! say {
-    ($($part:tt)*) => {{
-        // Writing to the port cannot fail; a failing `Display` only leaves a short line.
-        let _ = core::fmt::Write::write_fmt(
-            &mut $crate::serial::Serial,
-            format_args!("{}\r\n", format_args!($($part)*)),
-        );
-    }};
+    ($($part:tt)*) => {
+        $crate::serial::print($crate::serial::Serial::lock(), format_args!($($part)*))
+    };
+}
+
+/// Prints a line.
+pub fn print(mut port: Serial, line: fmt::Arguments<'_>) {
+    // Writing to the port cannot fail; a failing `Display` only leaves a short line.
+    let _ = fmt::write(&mut port, format_args!("{line}\r\n"));
 }

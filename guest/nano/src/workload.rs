@@ -1,113 +1,176 @@
-//! The main loop: accesses at their rate, reports at their interval, commands when they arrive. The
-//! lines are those of the Linux test guest (guest/README.md).
+//! The console's task: starts the workers, prints reports at their interval, and executes commands.
+//! The lines are those of the Linux test guest (guest/README.md), and the accounts.
 
-use crate::clock::{Clock, ticks};
+use crate::accounts::{self, Account};
+use crate::clock::ticks;
 use crate::commands::{Command, Commands};
+use crate::config::{self, Config};
+use crate::counters::{Thousandths, Totals};
+use crate::findings;
 use crate::kvm_clock;
-use crate::latency::{Latency, Thousandths};
-use crate::memory;
-use crate::options::Options;
+use crate::options::Workload;
+use crate::power;
+use crate::processors;
 use crate::say;
-use crate::start_info;
-use crate::verify::Verify;
-use core::fmt;
+use crate::scheduler;
+use crate::tasks::{self, sleep_until};
+use crate::worker::{self, PROGRESS, Progress, SCAN, SWEEP};
+use core::sync::atomic::Ordering::*;
 
-/// Runs the workload until the command `stop`.
-pub fn run() -> Result<(), &'static str> {
-    let booted = ticks();
-    let start = start_info::read().ok_or("QEMU has passed no PVH start information")?;
-    let options = match Options::parse(start.command_line) {
-        Ok(options) => options,
-        Err((name, value)) => crate::fail(format_args!(
-            "option hk.{name}={value} on the kernel command line: not for this guest"
-        )),
-    };
-    let clock = Clock::calibrate().ok_or("ACPI's timer does not run")?;
-    // SAFETY: called once.
-    let memory = unsafe { memory::take(options.mib * 256, start.memory_end) };
-    let verify = Verify::new(memory.ok_or("hk.mib is more than the memory")?, &options);
-    let uptime = clock.nanoseconds(ticks() - booted) / 10_000_000;
+/// The entry of the console's task.
+pub extern "C" fn run(_: usize) -> ! {
+    let config = config::get();
+    let workers = config.options.threads;
+    let processors = processors::all().len();
+    scheduler::measure_switch();
+    for number in 0..workers {
+        tasks::spawn(number % processors, worker::run, number);
+    }
+    let progress = &PROGRESS[..workers];
+    while !progress.iter().all(|worker| worker.ready.load(Acquire)) {
+        sleep_until(ticks() + config.clock.ticks_of_us(1000));
+    }
+    let uptime = config.clock.nanoseconds(ticks() - config.booted) / 10_000_000;
     say!(
-        "ready: workload=verify serve=0 pages={} threads=1 cpus=1 tick_mhz={} uptime={}.{:02}",
-        verify.pages(),
-        clock.hz / 1_000_000,
+        "ready: workload={} serve=0 pages={} threads={workers} cpus={processors} tick_mhz={} \
+         uptime={}.{:02}",
+        config.options.workload.name(),
+        worker::pages(),
+        config.clock.hz / 1_000_000,
         uptime / 100,
         uptime % 100,
     );
-    Run::new(clock, options, verify).until_stopped();
-    Ok(())
+    Console::new(config, progress).until_stopped();
+    power::off()
 }
 
-struct Run {
-    clock: Clock,
-    options: Options,
-    verify: Verify,
-    latency: Latency,
+struct Console {
+    config: &'static Config,
+    workers: &'static [Progress],
     started: u64,
     reported: u64,
+    before: Totals,
+    accounted: u64,
+    account: Account,
+    /// When the scan began, until it has ended.
+    scan: Option<u64>,
+    sweeps_wanted: u32,
+    sweeping: bool,
+    stopping: bool,
 }
 
-impl Run {
-    fn new(clock: Clock, options: Options, verify: Verify) -> Self {
+impl Console {
+    fn new(config: &'static Config, workers: &'static [Progress]) -> Self {
         let now = ticks();
         Self {
-            latency: Latency::new(clock, options.slow_us),
-            clock,
-            options,
-            verify,
+            config,
+            workers,
             started: now,
             reported: now,
+            before: Totals::take(workers.iter().map(|worker| &worker.accesses)),
+            accounted: now,
+            account: Account::take(workers),
+            scan: None,
+            sweeps_wanted: 0,
+            sweeping: false,
+            stopping: false,
         }
     }
 
     fn until_stopped(&mut self) {
-        let poll_interval = self.clock.ticks_of_us(1000);
-        let report_interval = self.clock.ticks_of_us(self.options.every_ms * 1000);
-        let access_interval = self.clock.hz.checked_div(self.options.rate).unwrap_or(0);
-        let (mut next_poll, mut next_access) = (self.started, self.started);
+        let clock = self.config.clock;
+        let options = &self.config.options;
+        // Each reading of the port costs an exit to the hypervisor, and the time of two switches.
+        // Workers without a rate use the processor for all of their time.
+        let poll_interval = clock.ticks_of_us(if options.rate > 0 { 1000 } else { 5000 });
+        let report_interval = clock.ticks_of_us(options.every_ms * 1000);
+        let account_interval = clock.ticks_of_us(options.account_ms * 1000);
         let mut commands = Commands::default();
         loop {
-            let now = ticks();
-            // Each reading of the port costs an exit to the hypervisor.
-            if now >= next_poll {
-                next_poll = now + poll_interval;
-                match commands.poll() {
-                    None => {}
-                    Some(Command::Sweep) => self.sweep(),
-                    Some(Command::Stop) => {
-                        self.sweep();
-                        say!("stopped:");
-                        return;
-                    }
-                    Some(Command::Clocks) => self.clocks(),
-                    Some(Command::Unknown) => say!("unknown: known are sweep, clocks and stop"),
-                }
+            if let Some(command) = commands.poll() {
+                self.execute(command);
             }
+            self.continue_sweeps();
+            self.end_scan();
+            if self.stopping && !self.sweeping && self.sweeps_wanted == 0 {
+                say!("stopped:");
+                return;
+            }
+            let now = ticks();
             if now - self.reported >= report_interval {
                 self.report(now);
             }
-            if now < next_access {
-                core::hint::spin_loop();
-                continue;
+            if account_interval > 0 && now - self.accounted >= account_interval {
+                self.print_account(now);
             }
-            // After a long delay, do not catch up in a burst.
-            if now - next_access > self.clock.hz / 10 {
-                next_access = now;
-            }
-            next_access += access_interval;
-            let took = self.verify.access();
-            self.latency.record(took);
+            sleep_until(now + poll_interval);
         }
     }
 
-    fn sweep(&mut self) {
-        self.verify.sweep();
-        say!(
-            "verdict: {} pages={} bad={} disk_pages=0",
-            self.word(),
-            self.verify.pages(),
-            self.verify.bad,
-        );
+    fn execute(&mut self, command: Command) {
+        match command {
+            Command::Sweep => self.sweeps_wanted += 1,
+            Command::Stop => {
+                self.sweeps_wanted += 1;
+                self.stopping = true;
+            }
+            Command::Clocks => self.clocks(),
+            Command::Scan if self.can_scan() => {
+                self.scan = Some(ticks());
+                SCAN.store(true, Relaxed);
+                tasks::signal();
+            }
+            Command::Totals => accounts::print_totals(self.config.clock, self.workers),
+            Command::Tasks => accounts::print_tasks(self.config.clock, self.workers),
+            Command::Scan | Command::Unknown => {
+                say!("unknown: known are sweep, clocks, totals, tasks, stop and, once, scan");
+            }
+        }
+    }
+
+    fn can_scan(&self) -> bool {
+        self.config.options.workload == Workload::Scan && !SCAN.load(Relaxed)
+    }
+
+    /// Starts the next sweep, unless one is in progress. Each requested sweep gets a verdict.
+    fn continue_sweeps(&mut self) {
+        let sweep = SWEEP.load(Relaxed);
+        if self.sweeping {
+            let done = |worker: &Progress| worker.swept.load(Acquire) == sweep;
+            if !self.workers.iter().all(done) {
+                return;
+            }
+            self.sweeping = false;
+            say!(
+                "verdict: {} pages={} bad={} disk_pages=0",
+                findings::word(),
+                worker::pages(),
+                findings::count(),
+            );
+        }
+        if self.sweeps_wanted > 0 {
+            self.sweeps_wanted -= 1;
+            self.sweeping = true;
+            SWEEP.store(sweep.wrapping_add(1), Release);
+            tasks::signal();
+        }
+    }
+
+    /// When the last worker has finished, prints how long the scan took.
+    fn end_scan(&mut self) {
+        let Some(begun) = self.scan else { return };
+        let finished = |worker: &Progress| worker.finished.load(Acquire);
+        if self.workers.iter().all(finished) {
+            self.scan = None;
+            let took = self.config.clock.nanoseconds(ticks() - begun);
+            say!(
+                "scanned: {} pages={} bad={} ms={}",
+                findings::word(),
+                worker::pages(),
+                findings::count(),
+                Thousandths(took / 1000),
+            );
+        }
     }
 
     /// Prints one time by the counter and by KVM's clock; without that, by the counter alone.
@@ -115,7 +178,7 @@ impl Run {
         let kvm = kvm_clock::read();
         let (ticks, ns) = kvm.unwrap_or_else(|| {
             let now = ticks();
-            (now, self.clock.nanoseconds(now))
+            (now, self.config.clock.nanoseconds(now))
         });
         let kvm_clock = u8::from(kvm.is_some());
         say!("clocks: ok ticks={ticks} ns={ns} kvm_clock={kvm_clock}");
@@ -123,22 +186,42 @@ impl Run {
 
     /// Prints the report of an interval.
     fn report(&mut self, now: u64) {
-        let latency = &self.latency;
-        say!(
-            "verify: {} t={} span_ms={} pages={} checks={} generation={} bad={} {latency}",
-            self.word(),
-            Thousandths(self.clock.nanoseconds(now - self.started) / 1_000_000),
-            self.clock.nanoseconds(now - self.reported) / 1_000_000,
-            self.verify.pages(),
-            latency.accesses,
-            self.verify.newest,
-            self.verify.bad,
-        );
-        self.latency = Latency::new(self.clock, self.options.slow_us);
+        let clock = self.config.clock;
+        let accesses = Totals::take(self.workers.iter().map(|worker| &worker.accesses));
+        let interval = accesses.since(&self.before);
+        let name = self.config.options.workload.name();
+        let word = findings::word();
+        let t = Thousandths(clock.nanoseconds(now - self.started) / 1_000_000);
+        let span = clock.nanoseconds(now - self.reported) / 1_000_000;
+        let (count, latency) = (interval.count(), interval.latency(clock));
+        match self.config.options.workload {
+            Workload::Verify => say!(
+                "{name}: {word} t={t} span_ms={span} pages={} checks={count} generation={} bad={} \
+                 {latency}",
+                worker::pages(),
+                self.generation(),
+                findings::count(),
+            ),
+            Workload::Dirty | Workload::Scan => {
+                say!("{name}: {word} t={t} span_ms={span} accesses={count} {latency}");
+            }
+        }
+        self.before = accesses;
         self.reported = now;
     }
 
-    fn word(&self) -> impl fmt::Display + use<> {
-        if self.verify.bad == 0 { "ok" } else { "BAD" }
+    fn generation(&self) -> u32 {
+        let generation = |worker: &Progress| worker.generation.load(Relaxed);
+        self.workers.iter().map(generation).max().unwrap_or(0)
+    }
+
+    fn print_account(&mut self, now: u64) {
+        let clock = self.config.clock;
+        let account = Account::take(self.workers);
+        let t = Thousandths(clock.nanoseconds(now - self.started) / 1_000_000);
+        let span = clock.nanoseconds(now - self.accounted) / 1_000_000;
+        account.since(&self.account).print(clock, t, span);
+        self.account = account;
+        self.accounted = now;
     }
 }

@@ -1,0 +1,281 @@
+//! Tasks: each has a stack, saved registers, and a processor on which it always runs.
+//!
+//! A task's own processor changes its state, with interrupts off; other processors only read it.
+
+use crate::counters::{Counters, add};
+use crate::interrupts::{TASK_CODE, TASK_DATA, yield_now};
+use crate::processors;
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+
+/// The console's task, and the workers.
+pub const MOST_TASKS: usize = 1 + MOST_WORKERS;
+/// Most workers.
+pub const MOST_WORKERS: usize = 128;
+const STACK_WORDS: usize = 16 << 10 >> 3;
+
+/// What IRETQ takes from the stack.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Frame {
+    /// The next instruction.
+    pub instruction: u64,
+    /// The code segment, whose privilege level is the ring.
+    pub code_segment: u64,
+    /// The flags.
+    pub flags: u64,
+    /// The stack pointer.
+    pub stack: u64,
+    /// The stack segment.
+    pub stack_segment: u64,
+}
+
+/// Interrupts on, and the bit that is always set.
+pub const INTERRUPTS_ON: u64 = 0x202;
+/// Interrupts off.
+pub const INTERRUPTS_OFF: u64 = 0x2;
+
+/// Saved registers.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Context {
+    /// As FXSAVE stores the x87 and SSE registers.
+    floating: [u8; 512],
+    /// RAX, RBX, RCX, RDX, RSI, RDI, RBP, and R8 to R15.
+    pub registers: [u64; 15],
+    /// The rest.
+    pub frame: Frame,
+}
+
+impl Context {
+    /// Zeros: not to be run.
+    pub const fn new() -> Self {
+        Self {
+            floating: [0; 512],
+            registers: [0; 15],
+            frame: Frame {
+                instruction: 0,
+                code_segment: 0,
+                flags: 0,
+                stack: 0,
+                stack_segment: 0,
+            },
+        }
+    }
+
+    /// Makes this a new context that begins at `frame`, with RDI as the argument.
+    pub fn begin(&mut self, frame: Frame, argument: u64) {
+        self.floating = [0; 512];
+        // Every exception masked, as the ABI has it: x87's control word, and MXCSR.
+        self.floating[..2].copy_from_slice(&0x37f_u16.to_le_bytes());
+        self.floating[24..28].copy_from_slice(&0x1f80_u32.to_le_bytes());
+        self.registers = [0; 15];
+        self.registers[5] = argument;
+        self.frame = frame;
+    }
+}
+
+/// What a task is doing.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u32)]
+pub enum State {
+    /// There is no such task.
+    Unused = 0,
+    /// Runs, or waits for its turn.
+    Runnable = 1,
+    /// Waits for a time.
+    Sleeping = 2,
+    /// Waits for a page (src/async_faults.rs).
+    Faulted = 3,
+    /// Waits for a signal.
+    Waiting = 4,
+}
+
+/// A task.
+#[repr(align(64))]
+#[derive(Debug)]
+pub struct Task {
+    context: UnsafeCell<Context>,
+    state: AtomicU32,
+    processor: AtomicUsize,
+    /// When a sleeping task is to run again.
+    wake_at: AtomicU64,
+    /// The number of signals when it began to wait for one.
+    signals: AtomicU32,
+    /// The token of the page that a faulted one waits for.
+    pub token: AtomicU32,
+    /// When it began to wait: for its turn, or for its page.
+    pub since: AtomicU64,
+    /// When it last stopped running.
+    pub left: AtomicU64,
+    /// Ticks for which it ran.
+    pub ran: AtomicU64,
+    /// Ticks for which it was runnable, and another task ran.
+    pub queued: AtomicU64,
+    /// Ticks for which it did not run, since the start, for any reason.
+    pub off: AtomicU64,
+    /// Its asynchronous page faults.
+    pub faults: AtomicU64,
+    /// How long it waited for each page.
+    pub waits: Counters,
+}
+
+// SAFETY: everything is atomic but the context. Only its own processor accesses that, with
+// interrupts off, or the task's creator, before the task exists.
+unsafe impl Sync for Task {}
+
+/// Every task. The first is the console's.
+pub static TASKS: [Task; MOST_TASKS] = [const { Task::new() }; MOST_TASKS];
+/// How many exist.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+#[repr(align(16))]
+struct Stack(UnsafeCell<[u64; STACK_WORDS]>);
+
+// SAFETY: each is used by its own task only, as a stack.
+unsafe impl Sync for Stack {}
+
+static STACKS: [Stack; MOST_TASKS] =
+    [const { Stack(UnsafeCell::new([0; STACK_WORDS])) }; MOST_TASKS];
+
+/// The tasks that exist.
+pub fn all() -> &'static [Task] {
+    &TASKS[..COUNT.load(Acquire)]
+}
+
+/// Starts the next task, on a processor. One task starts all.
+pub fn spawn(processor: usize, entry: extern "C" fn(usize) -> !, argument: usize) {
+    let number = COUNT.load(Relaxed);
+    let (task, stack) = (&TASKS[number], &STACKS[number]);
+    let top = stack.0.get().expose_provenance() + size_of::<Stack>();
+    let frame = Frame {
+        instruction: (entry as *const ()).expose_provenance() as u64,
+        code_segment: TASK_CODE,
+        flags: INTERRUPTS_ON,
+        stack: top as u64 - 8, // as after a call
+        stack_segment: TASK_DATA,
+    };
+    // SAFETY: no processor knows this task yet.
+    unsafe { &mut *task.context.get() }.begin(frame, argument as u64);
+    task.processor.store(processor, Relaxed);
+    let now = crate::clock::ticks();
+    task.since.store(now, Relaxed);
+    task.left.store(now, Relaxed);
+    task.set_state(State::Runnable);
+    COUNT.store(number + 1, Release);
+}
+
+impl Task {
+    const fn new() -> Self {
+        Self {
+            context: UnsafeCell::new(Context::new()),
+            state: AtomicU32::new(0),
+            processor: AtomicUsize::new(0),
+            wake_at: AtomicU64::new(0),
+            signals: AtomicU32::new(0),
+            token: AtomicU32::new(0),
+            since: AtomicU64::new(0),
+            left: AtomicU64::new(0),
+            ran: AtomicU64::new(0),
+            queued: AtomicU64::new(0),
+            off: AtomicU64::new(0),
+            faults: AtomicU64::new(0),
+            waits: Counters::new(),
+        }
+    }
+
+    /// The saved registers.
+    pub fn context(&self) -> *mut Context {
+        self.context.get()
+    }
+
+    /// The number of its processor.
+    pub fn processor(&self) -> usize {
+        self.processor.load(Relaxed)
+    }
+
+    /// What it is doing.
+    pub fn state(&self) -> State {
+        match self.state.load(Relaxed) {
+            1 => State::Runnable,
+            2 => State::Sleeping,
+            3 => State::Faulted,
+            4 => State::Waiting,
+            _ => State::Unused,
+        }
+    }
+
+    /// Changes what it is doing.
+    pub fn set_state(&self, state: State) {
+        self.state.store(state as u32, Relaxed);
+    }
+
+    /// Makes it runnable if what it waits for has come; says whether it is runnable.
+    pub fn is_runnable_at(&self, now: u64) -> bool {
+        if self.is_due(now) && self.state() != State::Runnable {
+            self.since.store(now, Relaxed);
+            self.set_state(State::Runnable);
+        }
+        self.state() == State::Runnable
+    }
+
+    /// Whether it could run now.
+    fn is_due(&self, now: u64) -> bool {
+        match self.state() {
+            State::Runnable => true,
+            State::Sleeping => self.wake_at.load(Relaxed) <= now,
+            State::Waiting => self.signals.load(Relaxed) != signals(),
+            State::Unused | State::Faulted => false,
+        }
+    }
+
+    /// It has its turn: the time until `now` was waiting.
+    pub fn dequeue(&self, now: u64) {
+        add(&self.queued, now.saturating_sub(self.since.load(Relaxed)));
+    }
+}
+
+/// The task that calls this.
+pub fn current() -> &'static Task {
+    &TASKS[processors::current().task()]
+}
+
+/// Lets others run until the counter reaches `time`; longer, up to the timer's next interrupt.
+pub fn sleep_until(time: u64) {
+    let task = current();
+    task.wake_at.store(time, Relaxed);
+    // An interrupt from here on may already put the task to sleep, which is the same.
+    task.set_state(State::Sleeping);
+    yield_now();
+}
+
+static SIGNALS: AtomicU32 = AtomicU32::new(0);
+
+/// Wakes every task that waits for a signal, at the latest when its processor's timer interrupts.
+pub fn signal() {
+    SIGNALS.fetch_add(1, Release);
+}
+
+/// How many signals there were.
+pub fn signals() -> u32 {
+    SIGNALS.load(Acquire)
+}
+
+/// Waits for a signal after the first `signals`.
+pub fn wait_for_signal(signals: u32) {
+    let task = current();
+    task.signals.store(signals, Relaxed);
+    task.set_state(State::Waiting);
+    yield_now();
+}
+
+/// Lets another task of this processor run, if one could.
+pub fn yield_to_others(now: u64) {
+    let this = current();
+    let other = |task: &Task| {
+        !core::ptr::eq(task, this) && task.processor() == this.processor() && task.is_due(now)
+    };
+    if all().iter().any(other) {
+        yield_now();
+    }
+}
