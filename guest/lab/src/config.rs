@@ -119,9 +119,9 @@ impl VmConfig {
         self
     }
 
-    /// Boots the nano guest (guest/nano) instead of Linux: one processor, no disk, no network, and
-    /// the workload `verify` only. Its firmware is the one that starts a kernel and does nothing
-    /// else.
+    /// Boots the nano guest (guest/nano) instead of Linux: no disk, no network, and the workloads
+    /// `dirty`, `verify` and `scan` only. Its firmware is the one that starts a kernel and does
+    /// nothing else.
     #[must_use]
     pub fn nano(mut self) -> Self {
         self.nano = true;

@@ -92,8 +92,8 @@ pub use qemu_migration::{QemuMigration, QemuMigrationMode, QemuMigrationReport};
 pub use qmp::{Event, Qmp};
 pub use ram::{Ram, RamBackend};
 pub use report::{
-    Clocks, Devices, Dirty, DiskWork, FineHistogram, Histogram, Idle, Latency, Ready, Report, Scan,
-    Scanned, Serve, Slow, Verdict, Verify,
+    Clocks, Devices, Dirty, DiskWork, Faults, FineHistogram, Histogram, Idle, Latency, Processors,
+    Ready, Report, Scan, Scanned, Serve, Slow, Task, Totals, Verdict, Verify,
 };
 pub use tpm::TpmEmulator;
 pub use vm::{RamBlock, Vm};

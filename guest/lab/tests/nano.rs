@@ -81,6 +81,99 @@ fn it_boots_under_kvm() {
     }
 }
 
+/// More tasks than processors. Each writes as fast as it can, so that the others only run if the
+/// timer interrupts it.
+fn every_task_runs(config: &VmConfig) {
+    const TASKS: u32 = 5;
+    for (cpus, workload) in [
+        (1, Workload::verify(16)),
+        (2, Workload::dirty(16)),
+        (4, Workload::verify(16)),
+    ] {
+        let lab = Lab::new().unwrap();
+        let workload = workload.threads(TASKS).option("every_ms", 100);
+        let config = config.clone().cpus(cpus).workload(workload);
+        let vm = config.start(&lab, "guest").unwrap();
+        let ready = vm.wait_ready().unwrap();
+        assert_eq!(
+            (ready.pages, ready.threads, ready.cpus),
+            (4096, TASKS.into(), cpus.into())
+        );
+        let mut before = vec![0; TASKS as usize];
+        for _ in 0..2 {
+            let first = vm.console().len();
+            let tasks = vm.tasks(TASKS.into(), LONG).unwrap();
+            for (task, before) in tasks.iter().zip(&mut before) {
+                assert_eq!(task.processor, task.number % u64::from(cpus));
+                assert!(task.accesses > *before, "{tasks:?}");
+                *before = task.accesses;
+            }
+            // Each task has had its turn by the next but one report.
+            let mut reports = 0;
+            vm.wait_report("reports", first, LONG, |report| {
+                reports += u32::from(matches!(report, Report::Verify(_) | Report::Dirty(_)));
+                (reports == 3).then_some(())
+            })
+            .unwrap();
+        }
+        let verdict = vm.sweep(LONG).unwrap();
+        assert!(verdict.ok && verdict.pages == 4096, "{verdict:?}");
+        vm.send("stop").unwrap();
+        assert!(vm.wait_exit(LONG).unwrap().success());
+    }
+}
+
+#[test]
+fn every_task_of_every_processor_runs_emulated() {
+    every_task_runs(&config());
+}
+
+#[test]
+fn every_task_of_every_processor_runs_under_kvm() {
+    if kvm_present() {
+        every_task_runs(&config().kvm());
+    }
+}
+
+/// A scan reads each page once, and the processors are halted before and after it.
+fn scans_once(config: &VmConfig) {
+    let lab = Lab::new().unwrap();
+    let workload = Workload::scan(16).threads(3);
+    let workload = workload.option("every_ms", 200).option("account_ms", 100);
+    let vm = config.clone().cpus(2).workload(workload);
+    let vm = vm.start(&lab, "guest").unwrap();
+    vm.wait_ready().unwrap();
+    let halted = |report: &Report| match report {
+        Report::Processors(processors) => (0..2)
+            .all(|number| processors.idle[number] > processors.ran[number])
+            .then_some(()),
+        _ => None,
+    };
+    vm.wait_report("halted processors", 0, LONG, halted)
+        .unwrap();
+    vm.send("scan").unwrap();
+    let scanned = vm.wait_report("the scan", 0, LONG, |report| match report {
+        Report::Scanned(scanned) => Some(*scanned),
+        _ => None,
+    });
+    let scanned = scanned.unwrap();
+    assert!(scanned.ok && scanned.pages == 4096, "{scanned:?}");
+    let tasks = vm.tasks(3, LONG).unwrap();
+    let accesses: Vec<_> = tasks.iter().map(|task| task.accesses).collect();
+    assert_eq!(accesses, [1365, 1365, 1366]);
+    let first = vm.console().len();
+    vm.wait_report("halted processors", first, LONG, halted)
+        .unwrap();
+}
+
+#[test]
+fn a_scan_reads_each_page_once() {
+    scans_once(&config());
+    if kvm_present() {
+        scans_once(&config().kvm());
+    }
+}
+
 fn detects_damage(config: &VmConfig) {
     let lab = Lab::new().unwrap();
     let vm = config.start(&lab, "guest").unwrap();

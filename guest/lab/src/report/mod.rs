@@ -28,6 +28,14 @@ pub enum Report {
     Slow(Slow),
     /// The nano guest's answer to `clocks`.
     Clocks(Clocks),
+    /// The nano guest's answer to `totals`.
+    Totals(Totals),
+    /// A line of the nano guest's answer to `tasks`.
+    Task(Task),
+    /// The nano guest's page faults in an interval.
+    Faults(Faults),
+    /// How the nano guest's processors spent an interval.
+    Processors(Processors),
     /// The answer to `devices`.
     Devices(Devices),
     /// The answer to `sweep`.
@@ -186,6 +194,88 @@ pub struct Clocks {
     pub kvm_clock: bool,
 }
 
+/// What the nano guest has counted since it started.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Totals {
+    /// Whether it uses asynchronous page faults.
+    pub async_faults: bool,
+    /// *Page not present* events: asynchronous page faults.
+    pub not_present: u64,
+    /// *Page ready* events.
+    pub ready: u64,
+    /// Events by which every waiting task is to try again; counted in `ready`, too.
+    pub broadcasts: u64,
+    /// *Page ready* events that no task waited for.
+    pub unmatched: u64,
+    /// Accesses that took long without an asynchronous fault, and while no other task ran.
+    pub synchronous: u64,
+    /// Asynchronous faults of accesses that had faulted before.
+    pub repeated: u64,
+    /// Tasks that wait for a page now.
+    pub waiting: u64,
+}
+
+/// What the nano guest has counted of one worker since it started.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Task {
+    /// Its number, from 0.
+    pub number: u64,
+    /// The number of its processor.
+    pub processor: u64,
+    /// Its accesses.
+    pub accesses: u64,
+    /// How long it ran, ms.
+    pub ran_ms: f64,
+    /// How long it could have run while another task did, ms.
+    pub queued_ms: f64,
+    /// How long it waited for pages, ms.
+    pub waited_ms: f64,
+    /// Its asynchronous page faults.
+    pub faults: u64,
+}
+
+/// An interval of the nano guest's page faults.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Faults {
+    /// Seconds since the workload started, by the guest's clock.
+    pub t: f64,
+    /// Length of the interval, ms.
+    pub span_ms: u64,
+    /// *Page not present* events: asynchronous page faults.
+    pub not_present: u64,
+    /// *Page ready* events.
+    pub ready: u64,
+    /// Accesses that took long without an asynchronous fault, and while no other task ran.
+    pub synchronous: u64,
+    /// Asynchronous faults of accesses that had faulted before.
+    pub repeated: u64,
+    /// Tasks that wait for a page at the end of the interval.
+    pub waiting: u64,
+    /// Mean time that tasks waited for a page, µs.
+    pub wait_mean_us: f64,
+    /// Longest time, µs.
+    pub wait_max_us: f64,
+    /// These times.
+    pub waits: Histogram,
+}
+
+/// How each of the nano guest's processors spent an interval, in ms.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Processors {
+    /// Seconds since the workload started, by the guest's clock.
+    pub t: f64,
+    /// Length of the interval, ms.
+    pub span_ms: u64,
+    /// Tasks ran.
+    pub ran: Vec<f64>,
+    /// It was halted.
+    pub idle: Vec<f64>,
+    /// A task had it, without progress.
+    pub stood: Vec<f64>,
+    /// The scheduler ran, and the ways there and back.
+    pub scheduler: Vec<f64>,
+}
+
 /// The use of the guest's devices. What the guest does not have is `None`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Devices {
@@ -287,6 +377,56 @@ mod tests {
             Report::Clocks(clocks)
         );
         assert_eq!(Report::parse("clocks: ok ticks=12 ns=5"), Report::Other);
+    }
+
+    #[test]
+    fn totals_are_parsed() {
+        let line = "totals: ok async_pf=on not_present=9 ready=8 broadcasts=1 unmatched=0 \
+                    synchronous=3 repeated=2 waiting=7 ran_ms=1.000";
+        let totals = Totals {
+            async_faults: true,
+            not_present: 9,
+            ready: 8,
+            broadcasts: 1,
+            unmatched: 0,
+            synchronous: 3,
+            repeated: 2,
+            waiting: 7,
+        };
+        assert_eq!(Report::parse(line), Report::Totals(totals));
+        let off = line.replace("=on", "=off").replace("=7", "=0");
+        let Report::Totals(totals) = Report::parse(&off) else {
+            panic!("not parsed: {off}");
+        };
+        assert_eq!((totals.async_faults, totals.waiting), (false, 0));
+        assert_eq!(Report::parse("totals: ok async_pf=on"), Report::Other);
+    }
+
+    #[test]
+    fn accounts_are_parsed() {
+        let line = "faults: ok t=1.009 span_ms=505 not_present=3 ready=2 broadcasts=0 unmatched=0 \
+                    synchronous=4 repeated=1 waiting=1 wait_mean_us=10.500 wait_max_us=20.000 \
+                    wait_hist=4:1,5:1";
+        let Report::Faults(faults) = Report::parse(line) else {
+            panic!("not parsed");
+        };
+        assert_eq!((faults.not_present, faults.waits.count()), (3, 2));
+        assert_eq!((faults.synchronous, faults.repeated), (4, 1));
+        let line = "processors: ok t=1.009 span_ms=505 ran_ms=1.500,2.000 idle_ms=3.000,4.000 \
+                    stood_ms=0.000,0.000 scheduler_ms=0.100,0.200 switches=7";
+        let Report::Processors(processors) = Report::parse(line) else {
+            panic!("not parsed");
+        };
+        assert_eq!(processors.ran, [1.5, 2.0]);
+        assert_eq!(processors.scheduler, [0.1, 0.2]);
+        let bad = line.replace("2.000", "-");
+        assert_eq!(Report::parse(&bad), Report::Other);
+        let line = "task: ok number=1 processor=0 accesses=9 ran_ms=1.000 queued_ms=2.000 \
+                    waited_ms=3.000 faults=4 synchronous=0 repeated=0 wait_mean_us=0.000";
+        let Report::Task(task) = Report::parse(line) else {
+            panic!("not parsed");
+        };
+        assert_eq!((task.number, task.accesses, task.faults), (1, 9, 4));
     }
 
     #[test]

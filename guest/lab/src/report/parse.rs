@@ -2,8 +2,8 @@
 
 use super::latency::{FineHistogram, Histogram, Latency};
 use super::{
-    Clocks, Devices, Dirty, DiskWork, Idle, Ready, Report, Scan, Scanned, Serve, Slow, Verdict,
-    Verify,
+    Clocks, Devices, Dirty, DiskWork, Faults, Idle, Processors, Ready, Report, Scan, Scanned,
+    Serve, Slow, Task, Totals, Verdict, Verify,
 };
 
 /// The `key=value` words of a line.
@@ -26,6 +26,12 @@ impl<'a> Fields<'a> {
             "-" => Some(None),
             text => text.parse().ok().map(Some),
         }
+    }
+
+    /// Values with commas between them.
+    fn list<T: std::str::FromStr>(&self, key: &str) -> Option<Vec<T>> {
+        let values = self.text(key)?.split(',');
+        values.map(|value| value.parse().ok()).collect()
     }
 
     fn latency(&self, accesses: &str) -> Option<Latency> {
@@ -122,6 +128,49 @@ impl Report {
                 ticks: fields.get("ticks")?,
                 ns: fields.get("ns")?,
                 kvm_clock: fields.get::<u8>("kvm_clock")? == 1,
+            }),
+            "totals" => Self::Totals(Totals {
+                async_faults: match fields.text("async_pf")? {
+                    "on" => true,
+                    "off" => false,
+                    _ => return None,
+                },
+                not_present: fields.get("not_present")?,
+                ready: fields.get("ready")?,
+                broadcasts: fields.get("broadcasts")?,
+                unmatched: fields.get("unmatched")?,
+                synchronous: fields.get("synchronous")?,
+                repeated: fields.get("repeated")?,
+                waiting: fields.get("waiting")?,
+            }),
+            "task" => Self::Task(Task {
+                number: fields.get("number")?,
+                processor: fields.get("processor")?,
+                accesses: fields.get("accesses")?,
+                ran_ms: fields.get("ran_ms")?,
+                queued_ms: fields.get("queued_ms")?,
+                waited_ms: fields.get("waited_ms")?,
+                faults: fields.get("faults")?,
+            }),
+            "faults" => Self::Faults(Faults {
+                t: fields.get("t")?,
+                span_ms: fields.get("span_ms")?,
+                not_present: fields.get("not_present")?,
+                ready: fields.get("ready")?,
+                synchronous: fields.get("synchronous")?,
+                repeated: fields.get("repeated")?,
+                waiting: fields.get("waiting")?,
+                wait_mean_us: fields.get("wait_mean_us")?,
+                wait_max_us: fields.get("wait_max_us")?,
+                waits: Histogram::parse(fields.text("wait_hist")?)?,
+            }),
+            "processors" => Self::Processors(Processors {
+                t: fields.get("t")?,
+                span_ms: fields.get("span_ms")?,
+                ran: fields.list("ran_ms")?,
+                idle: fields.list("idle_ms")?,
+                stood: fields.list("stood_ms")?,
+                scheduler: fields.list("scheduler_ms")?,
             }),
             "devices" => Self::Devices(Devices {
                 cpus: fields.get("cpus")?,

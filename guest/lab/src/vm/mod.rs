@@ -12,7 +12,7 @@ use crate::device::PreparedDevice;
 use crate::ram::PreparedRam;
 use crate::{
     Clocks, Console, Devices, Disk, Lab, LabError, MemoryLimit, Namespace, Qmp, Ready, Report,
-    Slow, Throttle, Verdict,
+    Slow, Task, Throttle, Totals, Verdict,
 };
 use serde_json::json;
 use std::fs;
@@ -250,6 +250,39 @@ impl Vm {
                 _ => None,
             },
         )
+    }
+
+    /// Asks the nano guest what it has counted; it must run here.
+    ///
+    /// # Errors
+    /// When there is no answer within `timeout`.
+    pub fn totals(&self, timeout: Duration) -> Result<Totals, LabError> {
+        let first = self.console.len();
+        self.send("totals")?;
+        self.wait_report("totals", first, timeout, |report| match report {
+            Report::Totals(totals) => Some(*totals),
+            _ => None,
+        })
+    }
+
+    /// Asks the nano guest what it has counted of each worker; it must run here.
+    ///
+    /// # Errors
+    /// When an answer does not come within `timeout`.
+    pub fn tasks(&self, workers: u64, timeout: Duration) -> Result<Vec<Task>, LabError> {
+        let first = self.console.len();
+        self.send("tasks")?;
+        let mut tasks = Vec::new();
+        self.wait_report("tasks", first, timeout, |report| {
+            // A line may be seen twice.
+            if let Report::Task(task) = report
+                && task.number == tasks.len() as u64
+            {
+                tasks.push(task.clone());
+            }
+            (tasks.len() as u64 == workers).then_some(())
+        })?;
+        Ok(tasks)
     }
 
     /// Makes the guest use each of its devices; it must run here.
