@@ -267,7 +267,7 @@ impl<'a> Guest<'a> {
                 let work = match report {
                     Report::Verify(verify) => verify.latency.accesses > 0,
                     Report::Dirty(dirty) => dirty.latency.accesses > 0,
-                    Report::Idle(_) => true,
+                    Report::Idle(_) | Report::Scan(_) => true,
                     _ => false,
                 };
                 lines += u32::from(work);

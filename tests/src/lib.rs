@@ -38,7 +38,7 @@
 //!
 //! # What is missing
 //!
-//! Linux guests, several processors and devices under KVM: there is the nano guest only.
+//! Linux guests and devices under KVM: there is the nano guest only.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test's failure is the message
 

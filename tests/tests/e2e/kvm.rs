@@ -1,4 +1,5 @@
-//! Moves under KVM, of the nano guest: one processor that writes and checks its memory in ring 3.
+//! Moves under KVM, of the nano guest with one processor and one task, which writes and checks its
+//! memory in ring 3.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use MessageKind::*;
