@@ -10,7 +10,8 @@
 //!   process), [`drop_pages()`], [`Process::collapse`] (`MADV_COLLAPSE`), [`Pagemap`] (which pages
 //!   it has, and which were written), [`memory_available`] (how many more it can have).
 //! * Threads: [`Priority`] (urgent threads before background
-//!   threads), [`sandbox_thread`] (Landlock, seccomp and capabilities).
+//!   threads), [`sandbox_thread`] (Landlock, seccomp and capabilities), [`kernel_thread_name`]
+//!   (threads of the kernel).
 //! * Requests to stop: [`StopEventFd`] (an eventfd, for loops that wait in `poll`), [`CancelFlag`]
 //!   (a flag, for loops that check it between pieces of work and for signal handlers).
 //! * Sockets: [`TcpInfo`] (`TCP_INFO`) and [`set_pace`] (`SO_MAX_PACING_RATE`).
@@ -39,6 +40,7 @@ mod collapse;
 mod drop_pages;
 mod errno;
 pub mod inject;
+mod kernel_thread;
 mod pagemap;
 mod priority;
 mod process;
@@ -58,6 +60,7 @@ pub use collapse::{COLLAPSE_BYTES, CollapseError};
 pub use drop_pages::{DropPagesError, drop_pages};
 pub use errno::last_errno;
 pub use inject::InjectError;
+pub use kernel_thread::{is_kernel_worker, kernel_thread_name};
 pub use pagemap::{PageCategories, PageQuery, Pagemap};
 pub use priority::{Priority, PriorityClass};
 pub use process::{CAP_SYS_PTRACE, Process};
