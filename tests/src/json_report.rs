@@ -63,6 +63,8 @@ pub struct Stages {
 pub struct ThreadFaults {
     /// The thread's name.
     pub thread: String,
+    /// `vcpu`, `asynchronous` or `other`.
+    pub kind: String,
     /// The number of the virtual processor, if the thread is one.
     pub vcpu: Option<u32>,
     /// Number of faults.

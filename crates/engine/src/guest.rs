@@ -8,6 +8,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::report::FaultKind;
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_linux::Process;
 use hikkoshi_userfault::Userfault;
@@ -216,13 +217,13 @@ pub trait SourceGuest: Send {
     }
 }
 
-/// A thread of a machine's process.
+/// A thread that faults: of a machine's process, or of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ThreadName {
     /// Its name.
     pub name: String,
-    /// The virtual processor that it runs, if it runs exactly one.
-    pub vcpu: Option<u32>,
+    /// Whose faults it takes.
+    pub kind: FaultKind,
 }
 
 /// An empty machine that waits for a guest.
@@ -391,8 +392,8 @@ pub trait DestinationGuest: Send {
         false
     }
 
-    /// The thread `thread` of the machine's process, one that faults. `None` if there is no such
-    /// thread (any more).
+    /// The thread `thread`, one that faults: of the machine's process, or a worker of the kernel.
+    /// `None` if there is no such thread (any more).
     ///
     /// Called while pages are missing: must not wait for the machine.
     fn name_thread(&self, thread: u32) -> Option<ThreadName> {

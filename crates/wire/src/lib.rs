@@ -189,10 +189,10 @@ pub use framing::{
 pub use limits::Limits;
 pub use messages::{
     AuxiliaryBlock, BlockDescription, CpuidRegister, CpuidWord, DestinationStage, Device,
-    DeviceStateDigest, DeviceStateError, FaultMeasures, GuestDescription, GuestRangeDescription,
-    MAX_DEVICE_CHUNK, MAX_DEVICE_STATE, MAX_FAULTING, MAX_LINKS, MAX_NETWORK_FRAME,
-    MAX_NETWORK_FRAMES, MAX_OBSTACLES, MAX_RANGES, MAX_TEXT, Machine, Mode, NetworkFrame,
-    OFFLOAD_LEN, OutsideLayout, PageRanges, Processor, ProcessorKind, ProcessorPlace,
+    DeviceStateDigest, DeviceStateError, FaultKind, FaultMeasures, GuestDescription,
+    GuestRangeDescription, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE, MAX_FAULTING, MAX_LINKS,
+    MAX_NETWORK_FRAME, MAX_NETWORK_FRAMES, MAX_OBSTACLES, MAX_RANGES, MAX_TEXT, Machine, Mode,
+    NetworkFrame, OFFLOAD_LEN, OutsideLayout, PageRanges, Processor, ProcessorKind, ProcessorPlace,
     ProcessorSetting, Processors, RequestSummary, SourceStage, StageSummary, ThreadFaults,
     ToDestination, ToSource, Topology,
 };

@@ -18,10 +18,10 @@ use std::path::Path;
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
     AuxiliaryBlock, BlockDescription, Capabilities, ControlMessage, CpuidRegister, CpuidWord,
-    DestinationStage, Device, FaultMeasures, Frame, GuestDescription, GuestRangeDescription, Hello,
-    Machine, MigrationId, Mode, NetworkFrame, PageRanges, Processor, ProcessorKind, ProcessorPlace,
-    ProcessorSetting, Processors, RequestSummary, Role, SourceStage, StageSummary, ThreadFaults,
-    ToDestination, ToSource, Topology, Versions, control_frame,
+    DestinationStage, Device, FaultKind, FaultMeasures, Frame, GuestDescription,
+    GuestRangeDescription, Hello, Machine, MigrationId, Mode, NetworkFrame, PageRanges, Processor,
+    ProcessorKind, ProcessorPlace, ProcessorSetting, Processors, RequestSummary, Role, SourceStage,
+    StageSummary, ThreadFaults, ToDestination, ToSource, Topology, Versions, control_frame,
 };
 
 fn range(start: u64, pages: u64) -> PageRange {
@@ -223,12 +223,12 @@ fn to_source() -> Vec<ToSource> {
                 threads: vec![
                     ThreadFaults {
                         thread: "CPU 0/KVM".into(),
-                        vcpu: Some(0),
+                        kind: FaultKind::Vcpu(0),
                         count: 1400,
                     },
                     ThreadFaults {
                         thread: "qemu-system-x86".into(),
-                        vcpu: None,
+                        kind: FaultKind::Other,
                         count: 100,
                     },
                 ],
@@ -318,6 +318,21 @@ fn streams() -> BTreeMap<&'static str, Vec<u8>> {
     for message in to_source() {
         streams.insert(source_name(&message), control_frame(&message).unwrap());
     }
+    // Added to the message later.
+    let asynchronous = ToSource::Measured {
+        faults: FaultMeasures {
+            threads: vec![ThreadFaults {
+                thread: "kernel workers".into(),
+                kind: FaultKind::Asynchronous,
+                count: 90,
+            }],
+            ..FaultMeasures::default()
+        },
+    };
+    streams.insert(
+        "to-source-measured-asynchronous",
+        control_frame(&asynchronous).unwrap(),
+    );
     let mut pages = Frame::Pages { range: range(9, 1) }.encode().to_vec();
     pages.extend([0x5a; 4096]);
     streams.insert("frame-pages", pages);

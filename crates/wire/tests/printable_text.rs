@@ -7,8 +7,8 @@
 )]
 
 use hikkoshi_wire::{
-    ControlError, FaultMeasures, MAX_TEXT, ThreadFaults, ToDestination, ToSource, decode_control,
-    encode_control,
+    ControlError, FaultKind, FaultMeasures, MAX_TEXT, ThreadFaults, ToDestination, ToSource,
+    decode_control, encode_control,
 };
 
 /// Clears a terminal, sets its window's title, returns to the start of the line.
@@ -36,7 +36,7 @@ fn names_of_threads_are_printable() {
     let faults = FaultMeasures {
         threads: vec![ThreadFaults {
             thread: TEXT.to_owned(),
-            vcpu: None,
+            kind: FaultKind::Other,
             count: 1,
         }],
         ..FaultMeasures::default()

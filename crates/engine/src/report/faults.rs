@@ -4,13 +4,45 @@ use hikkoshi_wire::{FaultMeasures, MAX_FAULTING};
 
 use crate::report::{LatencySummary, Stages};
 
-/// How many faults one thread of the guest's process took in post-copy.
+/// Whose faults a thread takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FaultKind {
+    /// Those of the virtual processor with this number, which it runs, and no other.
+    Vcpu(u32),
+    /// A worker of the kernel: those of virtual processors that KVM handles asynchronously. The
+    /// guest can run another task on the processor meanwhile, if it has switched that on.
+    Asynchronous,
+    /// Its own: a thread of a device, or one that cannot be identified.
+    Other,
+}
+
+impl From<FaultKind> for hikkoshi_wire::FaultKind {
+    fn from(kind: FaultKind) -> Self {
+        match kind {
+            FaultKind::Vcpu(number) => Self::Vcpu(number),
+            FaultKind::Asynchronous => Self::Asynchronous,
+            FaultKind::Other => Self::Other,
+        }
+    }
+}
+
+impl From<hikkoshi_wire::FaultKind> for FaultKind {
+    fn from(kind: hikkoshi_wire::FaultKind) -> Self {
+        match kind {
+            hikkoshi_wire::FaultKind::Vcpu(number) => Self::Vcpu(number),
+            hikkoshi_wire::FaultKind::Asynchronous => Self::Asynchronous,
+            hikkoshi_wire::FaultKind::Other => Self::Other,
+        }
+    }
+}
+
+/// How many faults one thread took in post-copy, or all workers of the kernel together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ThreadFaults {
     /// The thread's name.
     pub thread: String,
-    /// The virtual processor that it runs, if any.
-    pub vcpu: Option<u32>,
+    /// Whose faults.
+    pub kind: FaultKind,
     /// Faults that it waited for.
     pub count: u64,
 }
@@ -35,6 +67,12 @@ pub struct RequestStatistics {
 }
 
 impl RequestStatistics {
+    /// Faults that KVM handled asynchronously.
+    pub fn asynchronous_faults(&self) -> u64 {
+        let kind = |faults: &&ThreadFaults| faults.kind == FaultKind::Asynchronous;
+        self.faults.iter().filter(kind).map(|f| f.count).sum()
+    }
+
     /// All but the total latency, as it is sent to the source.
     pub fn measures(&self) -> FaultMeasures {
         FaultMeasures {
@@ -46,7 +84,7 @@ impl RequestStatistics {
                 .take(MAX_FAULTING)
                 .map(|faults| hikkoshi_wire::ThreadFaults {
                     thread: faults.thread.clone(),
-                    vcpu: faults.vcpu,
+                    kind: faults.kind.into(),
                     count: faults.count,
                 })
                 .collect(),
@@ -62,7 +100,7 @@ impl RequestStatistics {
             .into_iter()
             .map(|faults| ThreadFaults {
                 thread: faults.thread,
-                vcpu: faults.vcpu,
+                kind: faults.kind.into(),
                 count: faults.count,
             })
             .collect();
@@ -111,11 +149,17 @@ mod tests {
             request_latency_us: latencies.total(),
             request_stages_us: latencies.stages(),
             unmeasured_requests: 3,
-            faults: vec![ThreadFaults {
-                thread: "CPU 1/KVM".into(),
-                vcpu: Some(1),
+            faults: [
+                ("kernel workers", FaultKind::Asynchronous),
+                ("CPU 1/KVM", FaultKind::Vcpu(1)),
+                ("qemu-system-x86", FaultKind::Other),
+            ]
+            .map(|(thread, kind)| ThreadFaults {
+                thread: thread.into(),
+                kind,
                 count: 7,
-            }],
+            })
+            .to_vec(),
             ..RequestStatistics::default()
         };
         let mut there = RequestStatistics::default();

@@ -12,7 +12,7 @@ mod tracker;
 
 pub use account::{Account, Bytes, Drains, GuestState, Pages};
 pub use counters::Counters;
-pub use faults::{CollapseAccount, CollapseFailures, RequestStatistics, ThreadFaults};
+pub use faults::{CollapseAccount, CollapseFailures, FaultKind, RequestStatistics, ThreadFaults};
 pub use latency::{Bucket, Latency, LatencySummary};
 pub use progress::{Observer, Phase, Progress, Silent};
 pub use stages::{RequestLatencies, RequestTimeline, Stages};

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hikkoshi_dirty::{DirtyError, DirtyLog, PagemapLog};
+use hikkoshi_engine::report::FaultKind;
 use hikkoshi_engine::{
     CancelFlag, DestinationGuest, FrameCapture, FrameDelivery, GuestError, SourceGuest, ThreadName,
 };
@@ -423,7 +424,8 @@ impl DestinationGuest for TestDestination {
         let comm = std::fs::read_to_string(format!("/proc/self/task/{thread}/comm")).ok()?;
         let name = comm.trim_end().to_owned();
         let vcpu = name.strip_prefix("cpu").and_then(|cpu| cpu.parse().ok());
-        Some(ThreadName { name, vcpu })
+        let kind = vcpu.map_or(FaultKind::Other, FaultKind::Vcpu);
+        Some(ThreadName { name, kind })
     }
 
     fn process_memory(&self) -> Option<(Arc<Process>, Vec<u64>)> {

@@ -2,8 +2,8 @@
 //! freely; these are a contract.
 
 use hikkoshi_engine::report::{
-    Bucket, CollapseAccount, CollapseFailures, GuestState, LatencySummary, RequestStatistics,
-    Stages, SwitchoverStep, ThreadFaults,
+    Bucket, CollapseAccount, CollapseFailures, FaultKind, GuestState, LatencySummary,
+    RequestStatistics, Stages, SwitchoverStep, ThreadFaults,
 };
 use hikkoshi_engine::{Account, FramesAccount};
 use serde::Serialize;
@@ -107,6 +107,7 @@ struct StagesReport {
 #[derive(Debug, Serialize)]
 struct FaultsReport<'a> {
     thread: &'a str,
+    kind: &'static str,
     vcpu: Option<u32>,
     count: u64,
 }
@@ -233,9 +234,15 @@ impl From<&Stages> for StagesReport {
 
 impl<'a> From<&'a ThreadFaults> for FaultsReport<'a> {
     fn from(faults: &'a ThreadFaults) -> Self {
+        let (kind, vcpu) = match faults.kind {
+            FaultKind::Vcpu(number) => ("vcpu", Some(number)),
+            FaultKind::Asynchronous => ("asynchronous", None),
+            FaultKind::Other => ("other", None),
+        };
         Self {
             thread: &faults.thread,
-            vcpu: faults.vcpu,
+            kind,
+            vcpu,
             count: faults.count,
         }
     }
@@ -281,7 +288,7 @@ mod tests {
         };
         let faults = |count| ThreadFaults {
             thread: "CPU 0/KVM".into(),
-            vcpu: Some(0),
+            kind: FaultKind::Vcpu(0),
             count,
         };
         let account = Account {
@@ -358,9 +365,9 @@ mod tests {
             &format!(r#""request_stages_us":{{"fault_to_request":{},"#, shown(17)),
             &format!(r#""request_to_page":{},"#, shown(18)),
             &format!(r#""page_to_installed":{}}},"#, shown(19)),
-            r#""unmeasured_requests":20,"faults":[{"thread":"CPU 0/KVM","vcpu":0,"count":21}],"#,
+            r#""unmeasured_requests":20,"faults":[{"thread":"CPU 0/KVM","kind":"vcpu","vcpu":0,"count":21}],"#,
             r#""requests_under_way":22,"#,
-            r#""faults_before_running":[{"thread":"CPU 0/KVM","vcpu":0,"count":23}],"#,
+            r#""faults_before_running":[{"thread":"CPU 0/KVM","kind":"vcpu","vcpu":0,"count":23}],"#,
             r#""collapse":{"tried":24,"rebuilt":25,"failed":[{"reason":"in use","count":26}],"#,
             r#""stopped":"cancelled","total_ms":27.5},"source_private_bytes":28}"#,
         ]

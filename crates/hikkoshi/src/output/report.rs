@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::Account;
-use hikkoshi_engine::report::{CollapseAccount, LatencySummary, RequestStatistics};
+use hikkoshi_engine::report::{CollapseAccount, FaultKind, LatencySummary, RequestStatistics};
 use hikkoshi_wire::text;
 use serde::Serialize;
 
@@ -102,9 +102,10 @@ fn stages(requests: &RequestStatistics) -> String {
     }
     if !requests.faults.is_empty() {
         let shown = requests.faults.iter().take(FAULTING_SHOWN).map(|faults| {
-            let vcpu = faults
-                .vcpu
-                .map_or(String::new(), |n| format!(" (vCPU {n})"));
+            let vcpu = match faults.kind {
+                FaultKind::Vcpu(number) => format!(" (vCPU {number})"),
+                FaultKind::Asynchronous | FaultKind::Other => String::new(),
+            };
             format!("{}{vcpu} {}", faults.thread, faults.count)
         });
         let _ = write!(
@@ -118,6 +119,9 @@ fn stages(requests: &RequestStatistics) -> String {
                 let _ = writeln!(text, " and {more} more threads");
             }
         }
+    }
+    if let count @ 1.. = requests.asynchronous_faults() {
+        let _ = writeln!(text, "    asynchronous page faults: {count}");
     }
     text
 }
@@ -286,7 +290,7 @@ mod tests {
         });
         let faults = |number: u32| ThreadFaults {
             thread: format!("CPU {number}/KVM"),
-            vcpu: Some(number),
+            kind: FaultKind::Vcpu(number),
             count: 100,
         };
         let text = stages(&RequestStatistics {

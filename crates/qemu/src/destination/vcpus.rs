@@ -3,7 +3,8 @@
 use std::io::Read;
 
 use hikkoshi_engine::ThreadName;
-use hikkoshi_linux::Process;
+use hikkoshi_engine::report::FaultKind;
+use hikkoshi_linux::{Process, is_kernel_worker, kernel_thread_name};
 use serde_json::{Value, json};
 
 use crate::qmp::{Client, QmpError};
@@ -35,18 +36,37 @@ fn parse(answer: &Value) -> Vec<Vcpu> {
     entries.iter().filter_map(vcpu).collect()
 }
 
-/// The name of QEMU's thread `thread`. Does not query QEMU, which may be waiting.
+/// The name of the thread `thread` that a userfaultfd of QEMU reports: one of QEMU's threads, or of
+/// the kernel. Does not query QEMU, which may be waiting.
+///
+/// The kernel reports the ID in the PID namespace of the thread itself. From a container with its
+/// own, the kernel's threads cannot be seen: `None`.
 pub(crate) fn name(process: &Process, vcpus: &[Vcpu], thread: u32) -> Option<ThreadName> {
     let mut name = String::new();
     let comm = process.open_proc(&format!("task/{thread}/comm"));
-    comm.and_then(|file| file.take(64).read_to_string(&mut name))
-        .ok()?;
+    if comm
+        .and_then(|file| file.take(64).read_to_string(&mut name))
+        .is_err()
+    {
+        return kernel_thread_name(thread).map(of_the_kernel);
+    }
     let mut of_thread = vcpus.iter().filter(|vcpu| vcpu.thread == thread);
     let vcpu = of_thread.next().filter(|_| of_thread.next().is_none());
     Some(ThreadName {
         name: name.trim_end().to_owned(),
-        vcpu: vcpu.map(|vcpu| vcpu.number),
+        kind: vcpu.map_or(FaultKind::Other, |vcpu| FaultKind::Vcpu(vcpu.number)),
     })
+}
+
+/// Only its workers fault for virtual processors. Before Linux 6.4, vhost has threads of the kernel
+/// as well.
+fn of_the_kernel(name: String) -> ThreadName {
+    let kind = if is_kernel_worker(&name) {
+        FaultKind::Asynchronous
+    } else {
+        FaultKind::Other
+    };
+    ThreadName { name, kind }
 }
 
 #[cfg(test)]
@@ -73,15 +93,25 @@ mod tests {
         let own = std::fs::read_to_string("/proc/self/comm").unwrap();
         let vcpu = |number| Vcpu { number, thread };
         for (vcpus, expected) in [
-            (vec![], None),
-            (vec![vcpu(3)], Some(3)),
+            (vec![], FaultKind::Other),
+            (vec![vcpu(3)], FaultKind::Vcpu(3)),
             // Two processors in one thread: it is neither.
-            (vec![vcpu(0), vcpu(1)], None),
+            (vec![vcpu(0), vcpu(1)], FaultKind::Other),
         ] {
             let named = name(&process, &vcpus, thread).unwrap();
-            assert_eq!(named.vcpu, expected);
+            assert_eq!(named.kind, expected);
             assert_eq!(named.name, own.trim_end());
         }
         assert_eq!(name(&process, &[], u32::MAX), None);
+    }
+
+    #[test]
+    fn workers_of_the_kernel_fault_for_processors() {
+        for (name, kind) in [
+            ("kworker/1:2-events", FaultKind::Asynchronous),
+            ("vhost-4711", FaultKind::Other),
+        ] {
+            assert_eq!(of_the_kernel(name.to_owned()).kind, kind);
+        }
     }
 }

@@ -42,14 +42,26 @@ pub struct StageSummary {
 /// The most threads in a message whose faults are counted separately.
 pub const MAX_FAULTING: usize = 1024;
 
-/// The number of faults of one thread of the guest's process.
+/// What waits for a page while a thread faults.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FaultKind {
+    /// The thread, which is not a virtual processor.
+    #[default]
+    Other,
+    /// The virtual processor with this index, which the thread runs.
+    Vcpu(u32),
+    /// KVM's asynchronous page faults: a worker of the kernel faults for a virtual processor.
+    Asynchronous,
+}
+
+/// The number of faults of one thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadFaults {
     /// Its name; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
     #[serde(with = "Reason")]
     pub thread: String,
-    /// The index of its virtual processor, if it runs one.
-    pub vcpu: Option<u32>,
+    /// What waits meanwhile.
+    pub kind: FaultKind,
     /// The number of faults.
     pub count: u64,
 }

@@ -23,7 +23,9 @@ pub use bounded::MAX_TEXT;
 pub use device_state::{DeviceStateDigest, DeviceStateError, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE};
 pub use guest::{BlockDescription, GuestDescription, GuestRangeDescription};
 pub use machine::{AuxiliaryBlock, Device, Machine};
-pub use measurements::{FaultMeasures, MAX_FAULTING, RequestSummary, StageSummary, ThreadFaults};
+pub use measurements::{
+    FaultKind, FaultMeasures, MAX_FAULTING, RequestSummary, StageSummary, ThreadFaults,
+};
 pub use mode::Mode;
 pub use network_frames::{MAX_NETWORK_FRAME, MAX_NETWORK_FRAMES, NetworkFrame, OFFLOAD_LEN};
 pub use page_ranges::{MAX_RANGES, OutsideLayout, PageRanges};

@@ -3,7 +3,7 @@
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
     AuxiliaryBlock, BlockDescription, Capabilities, CpuidRegister, CpuidWord, DestinationStage,
-    Device, FaultMeasures, Frame, GuestDescription, GuestRangeDescription, Hello,
+    Device, FaultKind, FaultMeasures, Frame, GuestDescription, GuestRangeDescription, Hello,
     MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Machine, Message, MigrationId,
     Mode, NetworkFrame, OFFLOAD_LEN, PageRanges, Processor, ProcessorKind, ProcessorPlace,
     ProcessorSetting, Processors, RequestSummary, Role, SourceStage, StageSummary, ThreadFaults,
@@ -309,19 +309,26 @@ fn summary() -> impl Strategy<Value = RequestSummary> {
         )
 }
 
+fn fault_kind() -> impl Strategy<Value = FaultKind> {
+    prop_oneof![
+        Just(FaultKind::Other),
+        any::<u32>().prop_map(FaultKind::Vcpu),
+        Just(FaultKind::Asynchronous),
+    ]
+}
+
 fn measures() -> impl Strategy<Value = FaultMeasures> {
     let stages = (summary(), summary(), summary()).prop_map(|(one, two, three)| StageSummary {
         fault_to_request: one,
         request_to_page: two,
         page_to_installed: three,
     });
-    let thread = (text(), any::<Option<u32>>(), any::<u64>()).prop_map(|(thread, vcpu, count)| {
-        ThreadFaults {
+    let thread =
+        (text(), fault_kind(), any::<u64>()).prop_map(|(thread, kind, count)| ThreadFaults {
             thread: thread.chars().take(1000).collect(),
-            vcpu,
+            kind,
             count,
-        }
-    });
+        });
     let threads = prop::collection::vec(thread, 0..20);
     (stages, any::<u64>(), threads).prop_map(|(stages, unmeasured, threads)| FaultMeasures {
         stages,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::guest::{DestinationGuest, ThreadName};
-use crate::report::ThreadFaults;
+use crate::report::{FaultKind, ThreadFaults};
 
 /// Threads that are counted separately.
 const THREADS: usize = 1024;
@@ -97,27 +97,38 @@ impl ThreadNames {
         }
     }
 
-    /// Faults by thread, most first.
+    /// Faults by thread, most first. Those of the kernel's workers are one entry: which of them
+    /// takes a fault means nothing.
     pub(crate) fn account(&self, faulted: &FaultCounts) -> Vec<ThreadFaults> {
-        let named = faulted.threads.iter().map(|&(thread, count)| {
+        let mut all = Vec::new();
+        let mut asynchronous = 0;
+        for &(thread, count) in &faulted.threads {
             let name = self.0.get(&thread).cloned().flatten();
-            let (name, vcpu) = name.map_or_else(
-                || (format!("thread {thread}"), None),
-                |named| (named.name, named.vcpu),
-            );
-            ThreadFaults {
-                thread: name,
-                vcpu,
-                count,
-            }
-        });
-        let mut all: Vec<_> = named.collect();
-        if faulted.others > 0 {
-            all.push(ThreadFaults {
-                thread: "other threads".into(),
-                vcpu: None,
-                count: faulted.others,
+            let named = name.unwrap_or_else(|| ThreadName {
+                name: format!("thread {thread}"),
+                kind: FaultKind::Other,
             });
+            if named.kind == FaultKind::Asynchronous {
+                asynchronous += count;
+                continue;
+            }
+            all.push(ThreadFaults {
+                thread: named.name,
+                kind: named.kind,
+                count,
+            });
+        }
+        for (thread, kind, count) in [
+            ("kernel workers", FaultKind::Asynchronous, asynchronous),
+            ("other threads", FaultKind::Other, faulted.others),
+        ] {
+            if count > 0 {
+                all.push(ThreadFaults {
+                    thread: thread.into(),
+                    kind,
+                    count,
+                });
+            }
         }
         all.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.thread.cmp(&b.thread)));
         all
@@ -127,6 +138,35 @@ impl ThreadNames {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn workers_of_the_kernel_are_one_entry() {
+        let counters = FaultCounters::new();
+        for (thread, faults) in [(10, 3), (11, 4), (12, 5), (13, 6)] {
+            (0..faults).for_each(|_| counters.faulted(Some(thread)));
+        }
+        let named = |name: &str, kind| {
+            let name = name.to_owned();
+            Some(ThreadName { name, kind })
+        };
+        let names = ThreadNames(HashMap::from([
+            (10, named("kworker/0:1-events", FaultKind::Asynchronous)),
+            (11, named("CPU 0/KVM", FaultKind::Vcpu(0))),
+            (12, named("kworker/1:0-events", FaultKind::Asynchronous)),
+            (13, None),
+        ]));
+        let account = names.account(&counters.faulted_so_far()).into_iter();
+        let account: Vec<_> = account.map(|f| (f.thread, f.kind, f.count)).collect();
+        let expected = [
+            ("kernel workers", FaultKind::Asynchronous, 8),
+            ("thread 13", FaultKind::Other, 6),
+            ("CPU 0/KVM", FaultKind::Vcpu(0), 4),
+        ];
+        assert_eq!(
+            account,
+            expected.map(|(thread, kind, count)| (thread.to_owned(), kind, count))
+        );
+    }
 
     #[test]
     fn no_fault_is_lost() {
