@@ -8,7 +8,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::report::FaultKind;
+use crate::report::{AsynchronousFaults, FaultKind};
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_linux::Process;
 use hikkoshi_userfault::Userfault;
@@ -200,6 +200,12 @@ pub trait SourceGuest: Send {
     /// lost to the destination. Called before a migration of another engine is resumed.
     fn check_paused(&mut self) -> Result<(), GuestError> {
         Ok(())
+    }
+
+    /// Whether the guest uses KVM's asynchronous page faults, for the account; `None` if this
+    /// adapter does not find out. Called after the migration.
+    fn asynchronous_faults(&self) -> Option<AsynchronousFaults> {
+        None
     }
 
     /// Leaves everything in the guest's process as it is: the guest was handed over, and may come

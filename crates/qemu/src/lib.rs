@@ -116,6 +116,7 @@ pub use attach::preflight::jobs::Job;
 pub use attach::preflight::{AllowedTypes, Excludes, Refusal};
 pub use attach::probe::{GuestState, QmpListener};
 pub use attach::process::ProcessError;
+pub use attach::processors::asynchronous_faults::AsynchronousFaultSupport;
 pub use attach::ram::RamError;
 pub use attach::ram::free_space::FreeSpaceError;
 pub use check::{

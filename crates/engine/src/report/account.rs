@@ -3,7 +3,7 @@
 use hikkoshi_wire::Mode;
 
 use crate::network_frames::FramesAccount;
-use crate::report::{CollapseAccount, RequestStatistics, SwitchoverStep};
+use crate::report::{AsynchronousFaults, CollapseAccount, RequestStatistics, SwitchoverStep};
 
 /// Pages by the way they were sent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -103,4 +103,7 @@ pub struct Account {
     /// At the source, where post-copy was possible: the bytes of guest memory, if any, that were
     /// private to the guest's process. In post-copy they would have been lost with it.
     pub source_private_bytes: Option<u64>,
+    /// At the source, where the adapter knows it: whether the guest uses KVM's asynchronous page
+    /// faults.
+    pub asynchronous_faults: Option<AsynchronousFaults>,
 }

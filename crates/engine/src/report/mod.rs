@@ -2,6 +2,7 @@
 //! ([`Progress`]), and the account at the end ([`Account`]).
 
 mod account;
+mod asynchronous_faults;
 mod counters;
 mod faults;
 mod latency;
@@ -11,6 +12,7 @@ mod switchover;
 mod tracker;
 
 pub use account::{Account, Bytes, Drains, GuestState, Pages};
+pub use asynchronous_faults::AsynchronousFaults;
 pub use counters::Counters;
 pub use faults::{CollapseAccount, CollapseFailures, FaultKind, RequestStatistics, ThreadFaults};
 pub use latency::{Bucket, Latency, LatencySummary};

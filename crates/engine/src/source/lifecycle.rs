@@ -111,6 +111,7 @@ pub(crate) fn with_context(
                 frames: handover.frames,
                 collapse: None,
                 source_private_bytes: shared.private_blocks().map(|private| private.bytes),
+                asynchronous_faults: guest.asynchronous_faults(),
             })
         }
         Err(mut error) => {

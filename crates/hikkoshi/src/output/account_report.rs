@@ -2,8 +2,8 @@
 //! freely; these are a contract.
 
 use hikkoshi_engine::report::{
-    Bucket, CollapseAccount, CollapseFailures, FaultKind, GuestState, LatencySummary,
-    RequestStatistics, Stages, SwitchoverStep, ThreadFaults,
+    AsynchronousFaults, Bucket, CollapseAccount, CollapseFailures, FaultKind, GuestState,
+    LatencySummary, RequestStatistics, Stages, SwitchoverStep, ThreadFaults,
 };
 use hikkoshi_engine::{Account, FramesAccount};
 use serde::Serialize;
@@ -30,6 +30,8 @@ pub(crate) struct AccountReport<'a> {
     collapse: Option<CollapseReport<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     source_private_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    asynchronous_faults: Option<&'static str>,
 }
 
 #[derive(Debug, Serialize)]
@@ -163,6 +165,13 @@ impl<'a> From<&'a Account> for AccountReport<'a> {
             requests: (&account.requests).into(),
             collapse: account.collapse.as_ref().map(Into::into),
             source_private_bytes: account.source_private_bytes,
+            asynchronous_faults: account.asynchronous_faults.map(|faults| match faults {
+                AsynchronousFaults::NoKvm => "no_kvm",
+                AsynchronousFaults::Off => "off",
+                AsynchronousFaults::Unused => "unused",
+                AsynchronousFaults::Used => "used",
+                AsynchronousFaults::Unknown => "unknown",
+            }),
         }
     }
 }
@@ -348,6 +357,7 @@ mod tests {
                 total_ms: 27.5,
             }),
             source_private_bytes: Some(28),
+            asynchronous_faults: Some(AsynchronousFaults::Used),
         };
         let shown = |count| {
             format!(
@@ -369,7 +379,8 @@ mod tests {
             r#""requests_under_way":22,"#,
             r#""faults_before_running":[{"thread":"CPU 0/KVM","kind":"vcpu","vcpu":0,"count":23}],"#,
             r#""collapse":{"tried":24,"rebuilt":25,"failed":[{"reason":"in use","count":26}],"#,
-            r#""stopped":"cancelled","total_ms":27.5},"source_private_bytes":28}"#,
+            r#""stopped":"cancelled","total_ms":27.5},"source_private_bytes":28,"#,
+            r#""asynchronous_faults":"used"}"#,
         ]
         .concat();
         let written = serde_json::to_string(&AccountReport::from(&account)).unwrap();

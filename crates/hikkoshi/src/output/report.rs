@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::Account;
-use hikkoshi_engine::report::{CollapseAccount, FaultKind, LatencySummary, RequestStatistics};
+use hikkoshi_engine::report::{
+    AsynchronousFaults, CollapseAccount, FaultKind, LatencySummary, RequestStatistics,
+};
 use hikkoshi_wire::text;
 use serde::Serialize;
 
@@ -52,6 +54,9 @@ pub(crate) fn readable(account: &Account, verbose: bool) -> String {
             mib(private)
         );
     }
+    if let Some(uses) = account.asynchronous_faults.and_then(asynchronous_faults) {
+        let _ = writeln!(text, "  asynchronous page faults: {uses}");
+    }
     if let Some(frames) = &account.frames {
         let _ = writeln!(
             text,
@@ -65,6 +70,22 @@ pub(crate) fn readable(account: &Account, verbose: bool) -> String {
         text.push_str(&rebuilt(collapse));
     }
     text
+}
+
+/// Whether the guest uses them, and what to change if not. Nothing for an emulated guest.
+fn asynchronous_faults(uses: AsynchronousFaults) -> Option<&'static str> {
+    match uses {
+        AsynchronousFaults::NoKvm => None,
+        AsynchronousFaults::Off => Some(
+            "off: the processors do not have the flag kvm-asyncpf-int (hikkoshi check says how to \
+             switch it on)",
+        ),
+        AsynchronousFaults::Unused => {
+            Some("off: the processors have them, but the guest has not switched them on")
+        }
+        AsynchronousFaults::Used => Some("on: the guest has switched them on"),
+        AsynchronousFaults::Unknown => Some("not known whether the guest has switched them on"),
+    }
 }
 
 /// The stages of request latency, and the threads that waited.
@@ -121,7 +142,7 @@ fn stages(requests: &RequestStatistics) -> String {
         }
     }
     if let count @ 1.. = requests.asynchronous_faults() {
-        let _ = writeln!(text, "    asynchronous page faults: {count}");
+        let _ = writeln!(text, "    of them asynchronous page faults: {count}");
     }
     text
 }

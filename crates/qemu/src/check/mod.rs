@@ -8,13 +8,13 @@ use hikkoshi_engine::Mode;
 use hikkoshi_linux::Process;
 use hikkoshi_memory::RamFile;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
-use serde_json::{Value, json};
 
 use crate::attach::inspect::{Inspection, inspect};
 pub use crate::attach::parts::{Held, MemoryPart, Part, Verdict};
 use crate::attach::preflight::jobs::{self, Job};
 use crate::attach::preflight::{self, AllowedTypes, OLDEST_QEMU, Refusal, Side, nested};
 pub use crate::attach::privileges::{NoUserfaultfd, Privileges};
+use crate::attach::processors::asynchronous_faults::AsynchronousFaultSupport;
 use crate::attach::ram::overview;
 use crate::attach::{
     AttachError, description, exclusive_access, machine, processors, stale_userfaultfds,
@@ -72,6 +72,8 @@ pub struct CheckedGuest {
     pub accelerator: String,
     /// The processors' model, such as `qemu64`.
     pub processor: String,
+    /// Whether it can have KVM's asynchronous page faults.
+    pub asynchronous_faults: AsynchronousFaultSupport,
     /// The feature by which the guest can run nested guests under KVM: `vmx` or `svm`.
     pub nested: Option<&'static str>,
 }
@@ -138,8 +140,9 @@ pub fn check(qmp: &Path, allowed: &AllowedTypes) -> Result<Checked, AttachError>
         dirty_log: dirty_log.is_ok(),
     };
     obstacles.extend(dirty_log.err().map(AttachError::DirtyLog));
+    let processors = processors::read(client)?;
     let mut found = Checked {
-        guest: guest(client)?,
+        guest: guest(client, &processors)?,
         privileges: Privileges::of(process.as_deref()),
         obstacles,
         memory: Vec::new(),
@@ -175,7 +178,7 @@ pub fn check(qmp: &Path, allowed: &AllowedTypes) -> Result<Checked, AttachError>
     if let Some(ram) = &ram {
         found.offer = Some(OfferedMachine {
             description: description::describe(client, &ram.memory)?,
-            processors: processors::read(client)?,
+            processors,
             machine: machine::read(client)?,
         });
     }
@@ -308,19 +311,17 @@ impl Checked {
     }
 }
 
-fn guest(client: &mut Client) -> Result<CheckedGuest, QmpError> {
+fn guest(client: &mut Client, processors: &Processors) -> Result<CheckedGuest, QmpError> {
     let exact = Exact::of(client)?;
-    let kvm = client.execute("query-kvm", json!({}))?;
-    let kvm = kvm.get("enabled").and_then(Value::as_bool) == Some(true);
-    let cpus = client.execute("query-cpus-fast", json!({}))?;
     Ok(CheckedGuest {
         pid: client.peer(),
         version: client.version().to_string(),
         state: migration_status::run_state(client)?.status,
         machine: exact.machine,
-        cpus: cpus.as_array().map_or(0, Vec::len),
-        accelerator: if kvm { "kvm" } else { "tcg" }.to_owned(),
+        cpus: processors.processors.len(),
+        accelerator: processors.accelerator.to_string(),
         processor: exact.cpu,
+        asynchronous_faults: AsynchronousFaultSupport::of(processors),
         nested: nested::feature(client)?,
     })
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use error_reporter::Report;
 use hikkoshi_dirty::DirtyLog;
+use hikkoshi_engine::report::AsynchronousFaults;
 use hikkoshi_engine::{CancelFlag, FrameCapture, GuestError, SourceGuest};
 use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
@@ -100,6 +101,10 @@ impl SourceGuest for QemuSource {
             return Err(GuestError::new(GuestRunsAtSource));
         }
         Ok(())
+    }
+
+    fn asynchronous_faults(&self) -> Option<AsynchronousFaults> {
+        Some(Self::asynchronous_faults(self))
     }
 
     fn leave(&mut self) {

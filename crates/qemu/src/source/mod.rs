@@ -99,6 +99,8 @@ pub struct QemuSource {
     saving: Option<Saving>,
     /// The RAM blocks before the pause, and the list after the save whose answer was not read yet.
     unchecked: Option<(Submitted, Vec<RamBlockInfo>)>,
+    /// What `xen-save-devices-state` wrote.
+    saved: Option<Vec<u8>>,
     log: Option<Arc<PagemapLog>>,
     /// Whether disks write to memory, which the dirty log does not track.
     needs_drain: bool,
@@ -179,6 +181,7 @@ impl QemuSource {
             prepared: None,
             saving: None,
             unchecked: None,
+            saved: None,
             log: None,
             needs_drain: false,
             userfault: None,
@@ -257,6 +260,7 @@ impl QemuSource {
             prepared: None,
             saving: None,
             unchecked: None,
+            saved: None,
             log: None,
             needs_drain: false,
             userfault: None,

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::time::Instant;
 
 use error_reporter::Report;
+use hikkoshi_engine::report::AsynchronousFaults;
 use hikkoshi_engine::{CancelFlag, SourceGuest};
 use serde_json::json;
 use thiserror::Error;
@@ -11,6 +12,7 @@ use thiserror::Error;
 use super::pause::Saving;
 use super::{QemuSource, SaveError, SwitchoverStage};
 use crate::attach::preflight::{self, pause_mark};
+use crate::attach::processors::asynchronous_faults::have_flag;
 use crate::attach::ram::blocks::{self, RamBlockInfo};
 use crate::qmp::monitor::connected;
 use crate::qmp::{ConnectError, QmpError};
@@ -67,6 +69,7 @@ impl QemuSource {
         sink.write_all(&stream).map_err(SaveError::Sink)?;
         sink.flush().map_err(SaveError::Sink)?;
         tracing::debug!(bytes = stream.len(), ?answered, took = ?began.elapsed(), "the device state is saved");
+        self.saved = Some(state);
         self.stage = SwitchoverStage::Saved;
         Ok(())
     }
@@ -86,6 +89,27 @@ impl QemuSource {
             return Err(SaveError::DiskAdded);
         }
         Ok(())
+    }
+
+    /// Whether the guest uses asynchronous page faults: known once it is saved.
+    pub(super) fn asynchronous_faults(&self) -> AsynchronousFaults {
+        let processors = &self.qemu.processors;
+        match &*processors.accelerator {
+            // Another engine has read them.
+            "" => return AsynchronousFaults::Unknown,
+            "kvm" => {}
+            _ => return AsynchronousFaults::NoKvm,
+        }
+        if !have_flag(processors) {
+            return AsynchronousFaults::Off;
+        }
+        let saved = self.saved.as_deref();
+        let devices = saved.and_then(|saved| SavedDevices::parse(saved).ok());
+        match devices.and_then(|devices| devices.asynchronous_faults()) {
+            None => AsynchronousFaults::Unknown,
+            Some(0) => AsynchronousFaults::Unused,
+            Some(_) => AsynchronousFaults::Used,
+        }
     }
 
     /// The guest was handed over. Releases the images, if its owner had paused it. A failure is

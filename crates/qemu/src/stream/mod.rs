@@ -14,6 +14,7 @@
 //! from a socket (`open`): a thread of ours writes at our end (`load_writer.rs`), so the engine
 //! never waits for QEMU.
 
+mod asynchronous_faults;
 mod format;
 mod load_stream;
 mod load_writer;

@@ -7,7 +7,7 @@ use super::*;
 type Device = (u32, String, u32, u32, Vec<u8>);
 
 /// What `xen-save-devices-state` writes for these devices.
-fn saved(devices: &[Device]) -> Vec<u8> {
+pub(crate) fn saved(devices: &[Device]) -> Vec<u8> {
     let mut bytes = b"QEVM\0\0\0\x03".to_vec();
     for (id, name, instance, version, payload) in devices {
         bytes.push(4);

@@ -45,5 +45,6 @@ pub(crate) fn finish_handover(
         requests: result.requests,
         collapse,
         source_private_bytes: None,
+        asynchronous_faults: None,
     })
 }

@@ -1,7 +1,9 @@
 //! The result of `hikkoshi check`, as `--json` writes it (`docs/json.md`).
 
 use hikkoshi_engine::{Comparison, DestinationObstacle, Mode};
-use hikkoshi_qemu::{AttachError, CardPart, Checked, Held, Job, MemoryPart, Part, Verdict};
+use hikkoshi_qemu::{
+    AsynchronousFaultSupport, AttachError, CardPart, Checked, Held, Job, MemoryPart, Part, Verdict,
+};
 use serde::Serialize;
 
 pub(super) const MODES: [Mode; 3] = [Mode::Precopy, Mode::Postcopy, Mode::Hybrid];
@@ -38,6 +40,7 @@ pub(super) struct GuestReport<'a> {
     pub(super) accelerator: &'a str,
     pub(super) processor: &'a str,
     pub(super) nested: Option<&'a str>,
+    pub(super) asynchronous_faults: &'static str,
 }
 
 #[derive(Debug, Serialize)]
@@ -134,6 +137,12 @@ impl<'a> CheckReport<'a> {
                 accelerator: &guest.accelerator,
                 processor: &guest.processor,
                 nested: guest.nested,
+                asynchronous_faults: match guest.asynchronous_faults {
+                    AsynchronousFaultSupport::NoKvm => "no_kvm",
+                    AsynchronousFaultSupport::NotOffered => "not_offered",
+                    AsynchronousFaultSupport::Off => "off",
+                    AsynchronousFaultSupport::On => "on",
+                },
             },
             obstacles: unfinished
                 .into_iter()

@@ -35,6 +35,7 @@ pub(crate) fn readable(report: &CheckReport<'_>) -> String {
             job.id, job.kind, job.status
         ));
     }
+    lines.push(asynchronous_faults(&report.guest));
     lines.push(rights(report));
     lines.extend(report.notes.iter().map(|note| format!("  note: {note}")));
     // Names from QEMU can contain anything: each stays in its line.
@@ -78,6 +79,24 @@ fn guest(guest: &GuestReport<'_>) -> String {
     }
     let _ = write!(text, ", state {}", guest.state);
     text
+}
+
+/// Whether the guest can have KVM's asynchronous page faults, and what to change if not.
+fn asynchronous_faults(guest: &GuestReport<'_>) -> String {
+    let text = match guest.asynchronous_faults {
+        "on" => {
+            "the processors have them; whether the guest uses them is only known when it is moved"
+                .to_owned()
+        }
+        "off" => format!(
+            "off: in post-copy, a vCPU waits for each page; to switch them on, write -cpu \
+             {},kvm-asyncpf-int=on in the command lines of both QEMUs, and restart the guest",
+            guest.processor
+        ),
+        "not_offered" => "none: this host's KVM does not offer them".to_owned(),
+        _ => "none: the guest is emulated, and only KVM has them".to_owned(),
+    };
+    format!("  asynchronous page faults: {text}")
 }
 
 fn verdict(report: &CheckReport<'_>) -> String {

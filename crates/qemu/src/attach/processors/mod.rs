@@ -7,6 +7,7 @@
 //! Processors of `-smp` have the same properties, so each of them is queried only for
 //! its flags and for its own identifiers.
 
+pub(crate) mod asynchronous_faults;
 mod features;
 mod json_number;
 mod settings;
