@@ -41,6 +41,8 @@ pub struct JsonReport {
     /// Bytes of the guest's memory that end with the source's QEMU; in the source's report of a
     /// migration that may use post-copy.
     pub source_private_bytes: Option<u64>,
+    /// Whether the guest uses asynchronous page faults; in the source's report.
+    pub asynchronous_faults: Option<String>,
     /// Requests for pages that were already in flight; in the source's report of post-copy.
     pub requests_under_way: Option<u64>,
     /// Faults before the guest ran; in the destination's report of post-copy.

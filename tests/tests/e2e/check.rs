@@ -1,10 +1,10 @@
 //! `hikkoshi check`: whether a guest can be moved, without changing anything.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{Mount, Ram, RamBackend, Vm, VmConfig, Workload};
+use hikkoshi_lab::{Mount, QemuVersion, Ram, RamBackend, Vm, VmConfig, Workload};
 use hikkoshi_tests::{
     Breakpoint, Guest, JsonSchema, KernelFeature, LONG, MessageKind, MigrationPlan, Program,
-    QemuState, TestEnv, assert_refused, hikkoshi, unique_address,
+    QemuState, TestEnv, assert_refused, hikkoshi, kvm_present, unique_address,
 };
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
@@ -455,4 +455,39 @@ fn only_the_source_is_left(source: &Vm, journal: &Path) {
     exit.assert(0, &[]);
     source.wait_exit(LONG).unwrap();
     assert!(!journal.exists());
+}
+
+/// Whether the guest can have asynchronous page faults, and how it gets them.
+#[test]
+fn asynchronous_page_faults() {
+    let env = TestEnv::new();
+    let found_with = |version, kvm: bool, model: &str| {
+        let config = idle_guest().version(version).arguments(["-cpu", model]);
+        let config = if kvm { config.kvm() } else { config };
+        let guest = Guest::start(&env, config);
+        let (found, text) = check(guest.vm(), 0);
+        let line = text.lines().find(|line| line.contains("asynchronous"));
+        (
+            found["guest"]["asynchronous_faults"].clone(),
+            line.unwrap().trim().to_owned(),
+        )
+    };
+    let (found, text) = found_with(QemuVersion::V10_0, false, "max");
+    assert_eq!(found, "no_kvm");
+    let none = "asynchronous page faults: none: the guest is emulated, and only KVM has them";
+    assert_eq!(text, none);
+    if !kvm_present() {
+        return;
+    }
+    for version in QemuVersion::ALL {
+        for model in ["host,arch-capabilities=off", "qemu64,kvm-asyncpf-int=on"] {
+            let (found, text) = found_with(version, true, model);
+            assert_eq!(found, "on", "{version}, {model}");
+            assert!(text.ends_with("only known when it is moved"), "{text}");
+        }
+        let (found, text) = found_with(version, true, "qemu64");
+        assert_eq!(found, "off", "{version}");
+        let advice = "write -cpu qemu64,kvm-asyncpf-int=on in the command lines of both QEMUs";
+        assert!(text.contains(advice), "{text}");
+    }
 }

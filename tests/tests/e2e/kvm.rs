@@ -30,6 +30,8 @@ fn all_modes(version: QemuVersion, machine: &str, source: Ram, destination: Ram)
         let (exits, finished) = guest.start_migration(&plan).wait_for_source_first();
         let report = guest.complete_migration(&exits, finished, "running");
         assert_eq!(report.postcopy, mode != "precopy");
+        // The default model does not have them.
+        assert_eq!(report.asynchronous_faults.as_deref(), Some("off"));
     }
 }
 

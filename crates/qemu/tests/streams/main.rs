@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
 
+mod asynchronous_faults;
 mod compare;
 #[path = "../support/mod.rs"]
 mod support;
