@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use hikkoshi_engine::report::FaultKind;
 use hikkoshi_engine::{CancelFlag, DestinationGuest, GuestError, ThreadName};
+use hikkoshi_linux::{is_kernel_worker, kernel_thread_name};
 use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::{Features, Userfault};
 use hikkoshi_wire::GuestDescription;
@@ -89,11 +91,19 @@ impl DestinationGuest for Destination {
     }
 
     fn name_thread(&self, thread: u32) -> Option<ThreadName> {
-        let vcpu = self.machine.vcpu_of_thread(thread)?;
-        Some(ThreadName {
-            name: format!("vcpu{vcpu}"),
-            vcpu: Some(vcpu),
-        })
+        if let Some(vcpu) = self.machine.vcpu_of_thread(thread) {
+            return Some(ThreadName {
+                name: format!("vcpu{vcpu}"),
+                kind: FaultKind::Vcpu(vcpu),
+            });
+        }
+        // KVM's worker: the guest's task waits, and the processor may run another one.
+        let name = kernel_thread_name(thread)?;
+        let kind = match is_kernel_worker(&name) {
+            true => FaultKind::Asynchronous,
+            false => FaultKind::Other,
+        };
+        Some(ThreadName { name, kind })
     }
 
     // Missing pages must not read as zeros: the userfaultfd stays open as long as the process.

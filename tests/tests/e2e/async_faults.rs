@@ -4,7 +4,8 @@
 
 use hikkoshi_lab::{Ram, RamBackend, Report, Scanned, Totals, Vm, VmConfig, Workload};
 use hikkoshi_tests::{
-    Guest, LONG, MessageKind, Migration, MigrationPlan, TestEnv, eventually, kvm_present, log,
+    Guest, LONG, MessageKind, Migration, MigrationPlan, TestEnv, ThreadFaults, eventually,
+    kvm_present, log,
 };
 use std::time::Duration;
 
@@ -152,7 +153,16 @@ fn tasks_of_several_processors_write_during_moves() {
     let config = guest(workload.option("every_ms", 200)).cpus(4);
     let mut guest = Guest::boot_without_extra_disk(&env, config);
     for mode in ["postcopy", "hybrid", "precopy"] {
-        guest.migrate(&MigrationPlan::new(mode));
+        let report = guest.migrate(&MigrationPlan::new(mode));
+        assert_eq!(report.asynchronous_faults.as_deref(), Some("used"));
+        let of_workers = |faults: &&ThreadFaults| faults.kind == "asynchronous";
+        let handled = report.faults.iter().find(of_workers);
+        assert_eq!(
+            handled.is_some(),
+            report.postcopy,
+            "{mode}: {:?}",
+            report.faults
+        );
         let totals = guest.vm().totals(LONG).unwrap();
         log(format!("{mode}: {totals:?}"));
         assert!(totals.not_present > 0, "{totals:?}");
