@@ -211,6 +211,7 @@ fn kvm() -> Vec<Row> {
             Ram::new(RamBackend::Anonymous, 192).dimm(128),
         ),
         Row::new("KVM, nano guest, VGA, virtio-net, USB tablet", devices).without_disk(),
+        Row::new("KVM, nano guest, 4 processors", guest("pc-q35-7.2").cpus(4)).without_disk(),
     ]
 }
 

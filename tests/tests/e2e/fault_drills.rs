@@ -26,9 +26,14 @@ const STALL: [&str; 2] = ["--stall-timeout", "1s"];
 const AGAIN: &str = "reconnected to the destination";
 
 /// A guest that continues to fault on missing pages, and reports often.
+fn faulting_workload() -> Workload {
+    Workload::verify(96).rate(500).option("every_ms", 50)
+}
+
 fn faulting_guest() -> VmConfig {
-    let workload = Workload::verify(96).rate(500).option("every_ms", 50);
-    VmConfig::new().ram(Ram::shared(RAM_MIB)).workload(workload)
+    VmConfig::new()
+        .ram(Ram::shared(RAM_MIB))
+        .workload(faulting_workload())
 }
 
 /// Into private memory in every other migration of a drill, and back. `private`: whether the last
@@ -152,10 +157,15 @@ fn engines_killed_under_kvm() {
         return;
     }
     let mut drill = FaultDrill::new("engines killed, KVM");
-    for backend in [RamBackend::File { share: true }, RamBackend::Default] {
+    for (cpus, backend) in [
+        (1, RamBackend::File { share: true }),
+        (2, RamBackend::Default),
+    ] {
         let env = TestEnv::new();
-        let config = faulting_guest().kvm().nano();
-        let config = config.ram(Ram::new(backend, RAM_MIB));
+        let config = faulting_guest().kvm().nano().cpus(cpus);
+        let config = config
+            .workload(faulting_workload().threads(cpus))
+            .ram(Ram::new(backend, RAM_MIB));
         let mut guest = Guest::boot_without_extra_disk(&env, config);
         let plan = |number| {
             let plan = MigrationPlan::new("postcopy").migrate_args(&SLOW_BACKGROUND);

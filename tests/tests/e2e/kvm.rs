@@ -1,4 +1,4 @@
-//! Moves under KVM, of the nano guest with one processor and one task, which writes and checks its
+//! Moves under KVM, of the nano guest. Each of its processors has a task, which writes and checks
 //! memory in ring 3.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
@@ -10,18 +10,28 @@ use hikkoshi_tests::{
 };
 
 fn nano_guest() -> VmConfig {
-    let workload = Workload::verify(32).rate(20_000).option("every_ms", 200);
-    VmConfig::new().kvm().nano().workload(workload)
+    with_processors(1)
+}
+
+fn with_processors(cpus: u32) -> VmConfig {
+    let workload = Workload::verify(32).threads(cpus).rate(20_000);
+    let workload = workload.option("every_ms", 200);
+    VmConfig::new().kvm().nano().cpus(cpus).workload(workload)
 }
 
 /// Migrates a guest by each mode in turn. The guest checks every page after each move, and
 /// [`Guest`] that QEMU uses KVM.
 fn all_modes(version: QemuVersion, machine: &str, source: Ram, destination: Ram) {
+    let config = nano_guest().version(version).machine(machine);
+    move_by_all_modes(config, source, destination);
+}
+
+fn move_by_all_modes(config: VmConfig, source: Ram, destination: Ram) {
     if !kvm_present() {
         return;
     }
     let env = TestEnv::new();
-    let config = nano_guest().version(version).machine(machine).ram(source);
+    let config = config.ram(source);
     let there = config.clone().ram(destination);
     let mut guest = Guest::boot_without_extra_disk(&env, config.clone());
     for (number, mode) in ["hybrid", "postcopy", "precopy"].into_iter().enumerate() {
@@ -70,6 +80,16 @@ fn between_memfd_and_private_memory() {
 #[test]
 fn qemu_7_2() {
     all_modes(QemuVersion::V7_2, Q35, private(), file());
+}
+
+#[test]
+fn two_processors() {
+    move_by_all_modes(with_processors(2).machine(Q35), private(), file());
+}
+
+#[test]
+fn four_processors() {
+    move_by_all_modes(with_processors(4).machine(Q35), file(), private());
 }
 
 /// Pages of 2 MiB, requested in pieces.
