@@ -119,9 +119,8 @@ fn run(
         Ok(switched) => switched,
         Err(cause) => {
             let may_be_ready = session.may_be_ready;
-            let notify = may_be_ready && notify_guest_kept::may_be_undelivered(&cause);
-            let error = cancel(guest, &mut session, cause);
-            if notify {
+            let (error, may_be_undelivered) = cancel(guest, &mut session, cause);
+            if may_be_ready && may_be_undelivered {
                 notify_guest_kept::send(remote, machine.record().id, &*shared.observer);
             }
             return Err(error);
@@ -186,16 +185,19 @@ fn before_pause(
 }
 
 /// Cancels a migration before *Commit*: resumes the guest first, then informs
-/// the destination.
+/// the destination. Returns also whether the destination may not receive that. One that has
+/// failed itself has ended, also if another link's end was seen before its reason.
 fn cancel(
     guest: &mut dyn SourceGuest,
     session: &mut Session,
     cause: SourceFailure,
-) -> MigrateError {
+) -> (MigrateError, bool) {
     let resumed = guest.resume();
     let cause = session.explain(cause);
+    let may_be_undelivered = notify_guest_kept::may_be_undelivered(&cause);
     session.cancel(cause.cancel_reason(guest.has_ended()));
-    MigrateError::after_resume(cause, resumed, guest.has_ended())
+    let error = MigrateError::after_resume(cause, resumed, guest.has_ended());
+    (error, may_be_undelivered)
 }
 
 pub(crate) fn random() -> io::Result<[u8; 16]> {
