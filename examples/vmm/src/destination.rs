@@ -12,6 +12,9 @@ use hikkoshi_wire::GuestDescription;
 
 use crate::machine::Machine;
 
+/// The error of a destination that [refuses](Destination::refuse_state) the device state.
+pub(crate) const REFUSED: &str = "this destination refuses every device state";
+
 #[derive(Debug)]
 pub(crate) struct Destination {
     machine: Machine,
@@ -68,7 +71,7 @@ impl DestinationGuest for Destination {
 
     fn load_device_state(&mut self, state: Vec<u8>) -> Result<(), GuestError> {
         if self.refuses_state {
-            return Err(GuestError::new("told to refuse the device state"));
+            return Err(GuestError::new(REFUSED));
         }
         let saved = postcard::from_bytes(&state).map_err(GuestError::new)?;
         self.machine.load(saved).map_err(GuestError::new)

@@ -28,7 +28,7 @@ pub(crate) struct Machine {
     vcpus: Processors,
     shared: Arc<Shared>,
     rings: Option<Arc<DirtyRings>>,
-    /// KVM's clock, while the guest is paused. It stands still then.
+    /// KVM's clock, while the guest is paused. It does not advance then.
     clock: Option<u64>,
     processors: u8,
     vm: Arc<VmFd>,
@@ -36,7 +36,7 @@ pub(crate) struct Machine {
     memory: Memory,
 }
 
-/// By number. After an error there are none.
+/// By number. After an error there are none: those that ran were stopped.
 #[derive(Debug)]
 enum Processors {
     Paused(Vec<VcpuFd>),
@@ -46,7 +46,9 @@ enum Processors {
 impl Machine {
     /// A machine that waits for a guest, with a dirty ring if it is ever to be used.
     pub(crate) fn new(processors: u8, console: Console, with_ring: bool) -> Result<Self> {
-        let kvm = Kvm::new().map_err(|error| format!("opening /dev/kvm: {error}"))?;
+        let kvm = Kvm::new().map_err(|error| {
+            format!("opening /dev/kvm: {error} (is KVM loaded, and may this user open it?)")
+        })?;
         let vm = Arc::new(kvm.create_vm()?);
         vm.set_tss_address(TASK_STATE)?;
         vm.create_irq_chip()?;
@@ -144,6 +146,17 @@ impl Machine {
 
     /// Restores a state in a machine that has never run.
     pub(crate) fn load(&mut self, saved: SavedMachine) -> Result<()> {
+        // It comes from the peer.
+        let (has, machine) = (saved.vcpus.len(), usize::from(self.processors));
+        if has != machine || saved.interrupt_controllers.len() != SavedInterruptController::NUMBER {
+            return Err(format!(
+                "the saved state has {has} processors and {} interrupt controllers; this machine \
+                 has {machine} and {}",
+                saved.interrupt_controllers.len(),
+                SavedInterruptController::NUMBER
+            )
+            .into());
+        }
         for controller in &saved.interrupt_controllers {
             controller.restore(&self.vm)?;
         }
@@ -229,7 +242,7 @@ impl Machine {
 /// Nothing may run in memory that is unmapped.
 impl Drop for Machine {
     fn drop(&mut self) {
-        // On an error the processor has ended.
+        // Processors that could not be paused stop when they are dropped, before the memory.
         let _ = self.pause();
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! The guest is the nano guest of `guest/nano`, which writes and checks its memory. Each move has
 //! two machines in this process, whose engines talk over a unix socket; on two hosts the code is
-//! the same. Afterwards the guest must say that every page is right, go on working, and its clock
+//! the same. Afterwards the guest must continue and report that every page is right, and its clock
 //! must not have gone back.
 //!
 //! It needs `/dev/kvm`, Linux 6.7, and the right to handle the kernel's page faults by userfaultfd
@@ -41,6 +41,7 @@ use std::sync::Arc;
 use std::thread;
 
 use clap::{Parser, ValueEnum};
+use error_reporter::Report;
 use hikkoshi_engine::report::Silent;
 use hikkoshi_engine::{
     Account, CancelFlag, DestinationOptions, MigrateControl, Mode, ReceiveControl, SourceOptions,
@@ -50,7 +51,7 @@ use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::{Address, Listener};
 
 use crate::console::Console;
-use crate::destination::Destination;
+use crate::destination::{Destination, REFUSED};
 use crate::guest_check::GuestCheck;
 use crate::machine::Machine;
 use crate::source::{Source, Tracker};
@@ -75,7 +76,7 @@ struct Args {
     #[arg(long)]
     tracker: Option<Tracker>,
     /// Before each move, begin another one, whose destination refuses the device state. The guest
-    /// must go on at the source.
+    /// must continue at the source.
     #[arg(long)]
     refuse_first: bool,
 }
@@ -146,8 +147,10 @@ fn move_guest(args: &Args, mode: Mode, tracker: Tracker) -> Result<(Account, u64
         let mut source = Source::new(machine, tracker);
         let mut destination = Destination::new(empty()?);
         destination.refuse_state();
-        if connect(&mut source, &mut destination, mode).is_ok() {
-            return Err("the destination has not refused the device state".into());
+        match connect(&mut source, &mut destination, mode) {
+            Err(error) if error.to_string().contains(REFUSED) => {}
+            Err(error) => return Err(error),
+            Ok(_) => return Err("the destination has not refused the device state".into()),
         }
         machine = source.into_machine();
         check.after_move(&machine, &console)?;
@@ -165,10 +168,11 @@ fn connect(source: &mut Source, destination: &mut Destination, mode: Mode) -> Re
     let address = format!("unix:{}", directory.path().join("socket").display());
     let listener = Listener::bind(&address.parse::<Address>()?)?;
     let remote = listener.address().clone().into();
-    thread::scope(|scope| {
+    let cancel = CancelFlag::new();
+    let (migrated, received) = thread::scope(|scope| {
         let receiving = scope.spawn(|| {
             let control = ReceiveControl {
-                cancel: CancelFlag::new(),
+                cancel: cancel.clone(),
                 observer: Arc::new(Silent),
                 journal: Arc::new(Unrecorded),
             };
@@ -184,10 +188,23 @@ fn connect(source: &mut Source, destination: &mut Destination, mode: Mode) -> Re
             observer: Arc::new(Silent),
             journal: Arc::new(Unrecorded),
         };
-        let account = migrate(source, &remote, &options, &control)?;
-        receiving
-            .join()
-            .map_err(|_| "the destination's thread panicked")??;
-        Ok(account)
-    })
+        let migrated = migrate(source, &remote, &options, &control);
+        if migrated.is_err() {
+            // It may not have connected.
+            cancel.cancel();
+        }
+        (migrated, receiving.join())
+    });
+    let received = received.map_err(|_| "the destination's thread panicked")?;
+    match (migrated, received) {
+        (Ok(account), Ok(_)) => Ok(account),
+        (Err(source), Ok(_)) => Err(Report::new(source).to_string().into()),
+        (Ok(_), Err(destination)) => Err(Report::new(destination).to_string().into()),
+        (Err(source), Err(destination)) => Err(format!(
+            "source: {}; destination: {}",
+            Report::new(source),
+            Report::new(destination)
+        )
+        .into()),
+    }
 }

@@ -1,4 +1,4 @@
-//! A virtual processor: a thread that runs it, and leaves the guest when it is told to.
+//! A virtual processor: a thread that runs it, and leaves the guest on request.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,13 +26,14 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A processor that runs.
+/// A processor that runs. Dropping it stops it: the memory may be unmapped afterwards.
 #[derive(Debug)]
 pub(crate) struct RunningVcpu {
     stop: Arc<AtomicBool>,
     /// The thread's number, or 0 before it has begun.
     thread_id: Arc<AtomicU32>,
-    thread: JoinHandle<Result<VcpuFd>>,
+    /// `None` once it has ended and was joined.
+    thread: Option<JoinHandle<Result<VcpuFd>>>,
 }
 
 impl RunningVcpu {
@@ -55,7 +56,7 @@ impl RunningVcpu {
         Ok(Self {
             stop,
             thread_id,
-            thread,
+            thread: Some(thread),
         })
     }
 
@@ -64,31 +65,45 @@ impl RunningVcpu {
         self.thread_id.load(Ordering::Relaxed)
     }
 
-    /// Tells the processor to leave the guest.
+    /// Asks the processor to leave the guest.
     pub(crate) fn request_stop(&self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
-        if !self.thread.is_finished() {
-            self.thread.kill(SIGRTMIN())?;
+        match &self.thread {
+            Some(thread) if !thread.is_finished() => Ok(thread.kill(SIGRTMIN())?),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Waits until the processor has left the guest.
-    pub(crate) fn stop(self) -> Result<VcpuFd> {
+    pub(crate) fn stop(mut self) -> Result<VcpuFd> {
+        self.join()
+    }
+
+    fn join(&mut self) -> Result<VcpuFd> {
         // A signal has no effect if it arrives right before the thread enters the guest. So there
         // is another one a little later.
-        while !self.thread.is_finished() {
+        while !self.has_ended() {
             self.request_stop()?;
             thread::sleep(Duration::from_micros(50));
         }
-        self.thread
+        let thread = self.thread.take();
+        let thread = thread.ok_or("the processor's thread has been joined already")?;
+        thread
             .join()
             .map_err(|_| "the processor's thread panicked")?
     }
 
     /// Whether the processor has ended, because the guest has.
     pub(crate) fn has_ended(&self) -> bool {
-        self.thread.is_finished()
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+}
+
+impl Drop for RunningVcpu {
+    fn drop(&mut self) {
+        if self.thread.is_some() {
+            let _ = self.join();
+        }
     }
 }
 

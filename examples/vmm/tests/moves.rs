@@ -1,4 +1,4 @@
-//! The example moves its guest by each mode and with each dirty log, and the guest goes on: where
+//! The example moves its guest by each mode and with each dirty log, and the guest continues: where
 //! it arrives, and at the source if the destination refuses it.
 
 #![allow(missing_docs)]
@@ -30,7 +30,7 @@ fn kvm_present() -> bool {
 }
 
 #[test]
-fn the_guest_goes_on_after_each_move() {
+fn the_guest_continues_after_each_move() {
     if !kvm_present() {
         return;
     }
@@ -61,6 +61,11 @@ fn the_guest_goes_on_after_each_move() {
         let (precopied, postcopied) = (number(3), number(4) + number(5));
         assert_eq!((number(8), row[9]), (8192, "ok"), "{table}");
         assert_eq!(precopied > 7000, row[0] != "postcopy", "{table}");
-        assert_eq!(postcopied > 7000, row[0] == "postcopy", "{table}");
+        // How much hybrid sends after the switchover depends on the machine's speed.
+        match row[0] {
+            "precopy" => assert_eq!(postcopied, 0, "{table}"),
+            "postcopy" => assert!(postcopied > 7000, "{table}"),
+            _ => {}
+        }
     }
 }
