@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 struct Times {
     ran: u64,
     idle: u64,
-    stood: u64,
+    stalled: u64,
     scheduler: u64,
     switches: u64,
 }
@@ -24,11 +24,11 @@ struct Times {
 impl Times {
     fn take(processor: &Processor) -> Self {
         let load = |counter: &AtomicU64| counter.load(Relaxed);
-        let stood = load(&processor.stood);
+        let stalled = load(&processor.stalled);
         Self {
             ran: load(&processor.times[IN_TASKS]),
             idle: load(&processor.times[IN_IDLE]),
-            stood,
+            stalled,
             scheduler: load(&processor.times[IN_SCHEDULER]),
             switches: load(&processor.switches),
         }
@@ -37,9 +37,9 @@ impl Times {
     fn since(&self, before: &Self) -> Self {
         Self {
             // Standing still is first counted as running. It may be found an interval later.
-            ran: (self.ran - before.ran).saturating_sub(self.stood - before.stood),
+            ran: (self.ran - before.ran).saturating_sub(self.stalled - before.stalled),
             idle: self.idle - before.idle,
-            stood: self.stood - before.stood,
+            stalled: self.stalled - before.stalled,
             scheduler: self.scheduler - before.scheduler,
             switches: self.switches - before.switches,
         }
@@ -118,11 +118,11 @@ impl Account {
             self.waits.waits(clock),
         );
         say!(
-            "processors: ok t={t} span_ms={span_ms} ran_ms={} idle_ms={} stood_ms={} \
+            "processors: ok t={t} span_ms={span_ms} ran_ms={} idle_ms={} stalled_ms={} \
              scheduler_ms={} switches={}",
             ms(|times| times.ran),
             ms(|times| times.idle),
-            ms(|times| times.stood),
+            ms(|times| times.stalled),
             ms(|times| times.scheduler),
             times.iter().map(|times| times.switches).sum::<u64>(),
         );
@@ -181,13 +181,13 @@ pub fn print_totals(clock: Clock, workers: &[Progress]) {
     let account = Account::with_waits(workers, Totals::since_start(waits()));
     let sum = |time: fn(&Times) -> u64| ms(clock, account.times.iter().map(time).sum());
     say!(
-        "totals: ok async_pf={} {account} waiting={} ran_ms={} idle_ms={} stood_ms={} \
+        "totals: ok async_pf={} {account} waiting={} ran_ms={} idle_ms={} stalled_ms={} \
          scheduler_ms={} switch_us={} {}",
         if async_faults::are_on() { "on" } else { "off" },
         waiting(),
-        sum(|times| times.ran.saturating_sub(times.stood)),
+        sum(|times| times.ran.saturating_sub(times.stalled)),
         sum(|times| times.idle),
-        sum(|times| times.stood),
+        sum(|times| times.stalled),
         sum(|times| times.scheduler),
         Thousandths(clock.nanoseconds(SWITCH.load(Relaxed))),
         account.waits.waits(clock),

@@ -65,7 +65,7 @@ pub struct Processor {
     /// Time in tasks, idle, and in the scheduler, in ticks.
     pub times: [AtomicU64; 3],
     /// Ticks for which a task did not make progress although it had the processor.
-    pub stood: AtomicU64,
+    pub stalled: AtomicU64,
     /// How often the scheduler changed to another task.
     pub switches: AtomicU64,
     idle: UnsafeCell<Context>,
@@ -109,7 +109,7 @@ impl Processor {
             last: AtomicUsize::new(0),
             resumed: AtomicU64::new(0),
             times: [const { AtomicU64::new(0) }; 3],
-            stood: AtomicU64::new(0),
+            stalled: AtomicU64::new(0),
             switches: AtomicU64::new(0),
             idle: UnsafeCell::new(Context::new()),
             shared: Shared::new(),

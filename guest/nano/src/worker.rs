@@ -169,15 +169,15 @@ fn work(number: usize, mut work: impl Work) -> ! {
         // Time that passed without progress, and without another task: in the access, which then
         // was a synchronous page fault, or elsewhere, when the host ran something else.
         let (now, off) = (ticks(), task.off.load(Relaxed));
-        let stood = touch.took.saturating_sub(touch.off);
-        if touch.faults == 0 && stood >= config.scale.slow_ticks {
+        let stalled = touch.took.saturating_sub(touch.off);
+        if touch.faults == 0 && stalled >= config.scale.slow_ticks {
             add(&progress.synchronous, 1);
         }
         let gap = (now - last.0).saturating_sub(off - last.1);
         if gap >= config.scale.slow_ticks && !pace.has_waited {
-            add(&processor.stood, gap);
-        } else if stood >= config.scale.slow_ticks {
-            add(&processor.stood, stood);
+            processor.stalled.fetch_add(gap, Relaxed);
+        } else if stalled >= config.scale.slow_ticks {
+            processor.stalled.fetch_add(stalled, Relaxed);
         }
         add(&progress.repeated, touch.faults.saturating_sub(1));
         last = (now, off);

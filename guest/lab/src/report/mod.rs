@@ -271,7 +271,7 @@ pub struct Processors {
     /// It was halted.
     pub idle: Vec<f64>,
     /// A task had it, without progress.
-    pub stood: Vec<f64>,
+    pub stalled: Vec<f64>,
     /// The scheduler ran, and the ways there and back.
     pub scheduler: Vec<f64>,
 }
@@ -413,7 +413,7 @@ mod tests {
         assert_eq!((faults.not_present, faults.waits.count()), (3, 2));
         assert_eq!((faults.synchronous, faults.repeated), (4, 1));
         let line = "processors: ok t=1.009 span_ms=505 ran_ms=1.500,2.000 idle_ms=3.000,4.000 \
-                    stood_ms=0.000,0.000 scheduler_ms=0.100,0.200 switches=7";
+                    stalled_ms=0.000,0.000 scheduler_ms=0.100,0.200 switches=7";
         let Report::Processors(processors) = Report::parse(line) else {
             panic!("not parsed");
         };

@@ -169,7 +169,7 @@ impl Report {
                 span_ms: fields.get("span_ms")?,
                 ran: fields.list("ran_ms")?,
                 idle: fields.list("idle_ms")?,
-                stood: fields.list("stood_ms")?,
+                stalled: fields.list("stalled_ms")?,
                 scheduler: fields.list("scheduler_ms")?,
             }),
             "devices" => Self::Devices(Devices {
