@@ -203,7 +203,7 @@ pub trait SourceGuest: Send {
     }
 
     /// Whether the guest uses KVM's asynchronous page faults, for the account; `None` if this
-    /// adapter does not find out. Called after the migration.
+    /// adapter does not find out. Called after [`release`](Self::release).
     fn asynchronous_faults(&self) -> Option<AsynchronousFaults> {
         None
     }

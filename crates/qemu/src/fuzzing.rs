@@ -117,6 +117,7 @@ pub fn stream(bytes: &[u8]) {
     let Ok(devices) = SavedDevices::parse(bytes) else {
         return;
     };
+    let _ = devices.asynchronous_faults();
     assert_eq!(bytes[8..bytes.len() - 1], *devices.as_bytes());
     let blocks = [("pc.ram", 1 << 27), ("", 0)].map(|(name, used)| StreamBlock {
         name: name.to_owned(),

@@ -487,7 +487,7 @@ fn asynchronous_page_faults() {
         }
         let (found, text) = found_with(version, true, "qemu64");
         assert_eq!(found, "off", "{version}");
-        let advice = "write -cpu qemu64,kvm-asyncpf-int=on in the command lines of both QEMUs";
+        let advice = "add kvm-asyncpf-int=on to -cpu in the command lines of both QEMUs";
         assert!(text.contains(advice), "{text}");
     }
 }

@@ -142,7 +142,7 @@ fn stages(requests: &RequestStatistics) -> String {
         }
     }
     if let count @ 1.. = requests.asynchronous_faults() {
-        let _ = writeln!(text, "    of them asynchronous page faults: {count}");
+        let _ = writeln!(text, "    of them by workers of the kernel: {count}");
     }
     text
 }

@@ -140,7 +140,11 @@ pub fn check(qmp: &Path, allowed: &AllowedTypes) -> Result<Checked, AttachError>
         dirty_log: dirty_log.is_ok(),
     };
     obstacles.extend(dirty_log.err().map(AttachError::DirtyLog));
-    let processors = processors::read(client)?;
+    // An older QEMU is refused, and may not answer all of this.
+    let processors = match client.version() < OLDEST_QEMU {
+        true => Processors::default(),
+        false => processors::read(client)?,
+    };
     let mut found = Checked {
         guest: guest(client, &processors)?,
         privileges: Privileges::of(process.as_deref()),

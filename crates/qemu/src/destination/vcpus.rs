@@ -1,5 +1,6 @@
 //! Finds out which of QEMU's threads are virtual processors.
 
+use std::fs;
 use std::io::Read;
 
 use hikkoshi_engine::ThreadName;
@@ -39,23 +40,34 @@ fn parse(answer: &Value) -> Vec<Vcpu> {
 /// The name of the thread `thread` that a userfaultfd of QEMU reports: one of QEMU's threads, or of
 /// the kernel. Does not query QEMU, which may be waiting.
 ///
-/// The kernel reports the ID in the PID namespace of the thread itself. From a container with its
-/// own, the kernel's threads cannot be seen: `None`.
+/// The kernel reports the ID in the PID namespace of the thread itself, and QEMU that of its
+/// processors, too. So a processor is found if QEMU has a namespace of its own; its other threads,
+/// and the kernel's, are not: `None`.
 pub(crate) fn name(process: &Process, vcpus: &[Vcpu], thread: u32) -> Option<ThreadName> {
-    let mut name = String::new();
-    let comm = process.open_proc(&format!("task/{thread}/comm"));
-    if comm
-        .and_then(|file| file.take(64).read_to_string(&mut name))
-        .is_err()
-    {
-        return kernel_thread_name(thread).map(of_the_kernel);
-    }
     let mut of_thread = vcpus.iter().filter(|vcpu| vcpu.thread == thread);
     let vcpu = of_thread.next().filter(|_| of_thread.next().is_none());
-    Some(ThreadName {
-        name: name.trim_end().to_owned(),
-        kind: vcpu.map_or(FaultKind::Other, |vcpu| FaultKind::Vcpu(vcpu.number)),
-    })
+    let kind = vcpu.map_or(FaultKind::Other, |vcpu| FaultKind::Vcpu(vcpu.number));
+    if !has_our_process_ids(process) {
+        let name = format!("CPU {}", vcpu?.number);
+        return Some(ThreadName { name, kind });
+    }
+    let mut name = String::new();
+    let comm = process.open_proc(&format!("task/{thread}/comm"));
+    match comm.and_then(|file| file.take(64).read_to_string(&mut name)) {
+        Ok(_) => Some(ThreadName {
+            name: name.trim_end().to_owned(),
+            kind,
+        }),
+        Err(_) => kernel_thread_name(thread).map(of_the_kernel),
+    }
+}
+
+/// Whether the process is in this process's PID namespace. If that cannot be found out, it is
+/// assumed: then only a name may be wrong.
+fn has_our_process_ids(process: &Process) -> bool {
+    let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let (theirs, ours) = (namespace(&process.pid().to_string()), namespace("self"));
+    theirs.is_none() || theirs == ours
 }
 
 /// Only its workers fault for virtual processors. Before Linux 6.4, vhost has threads of the kernel

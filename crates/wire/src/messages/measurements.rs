@@ -42,15 +42,15 @@ pub struct StageSummary {
 /// The most threads in a message whose faults are counted separately.
 pub const MAX_FAULTING: usize = 1024;
 
-/// What waits for a page while a thread faults.
+/// Whose faults a thread takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FaultKind {
-    /// The thread, which is not a virtual processor.
+    /// Its own: a thread of a device, or one that cannot be identified.
     #[default]
     Other,
-    /// The virtual processor with this index, which the thread runs.
+    /// Those of the virtual processor with this number, which it runs, and no other.
     Vcpu(u32),
-    /// KVM's asynchronous page faults: a worker of the kernel faults for a virtual processor.
+    /// A worker of the kernel: those of virtual processors that KVM handles asynchronously.
     Asynchronous,
 }
 
@@ -60,7 +60,7 @@ pub struct ThreadFaults {
     /// Its name; cut at [`MAX_TEXT`](crate::MAX_TEXT) bytes.
     #[serde(with = "Reason")]
     pub thread: String,
-    /// What waits meanwhile.
+    /// Whose faults it takes.
     pub kind: FaultKind,
     /// The number of faults.
     pub count: u64,

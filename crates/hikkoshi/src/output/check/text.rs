@@ -88,11 +88,10 @@ fn asynchronous_faults(guest: &GuestReport<'_>) -> String {
             "the processors have them; whether the guest uses them is only known when it is moved"
                 .to_owned()
         }
-        "off" => format!(
-            "off: in post-copy, a vCPU waits for each page; to switch them on, write -cpu \
-             {},kvm-asyncpf-int=on in the command lines of both QEMUs, and restart the guest",
-            guest.processor
-        ),
+        "off" => "off: in post-copy, a vCPU waits for each page; to switch them on, add \
+                  kvm-asyncpf-int=on to -cpu in the command lines of both QEMUs, and restart the \
+                  guest"
+            .to_owned(),
         "not_offered" => "none: this host's KVM does not offer them".to_owned(),
         _ => "none: the guest is emulated, and only KVM has them".to_owned(),
     };
