@@ -5,14 +5,17 @@
 
 #[path = "../../linux/tests/common/mod.rs"]
 mod common;
+#[path = "../../dirty/tests/common/ring3.rs"]
+mod ring3;
 
 use std::path::Path;
 use std::thread;
 
 use hikkoshi_linux::{HostAddr, HostRange, StopEventFd, is_kernel_worker, kernel_thread_name};
 use hikkoshi_userfault::{EventBuffer, Fault, Features, RegisterMode, Userfault, UserfaultEvent};
-use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_segment, kvm_userspace_memory_region};
+use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+use ring3::enter_ring3;
 use vm_memory::{Bytes, MmapRegion, VolatileMemory};
 
 /// Guest-physical addresses: code and page tables, and the page that is missing.
@@ -123,33 +126,9 @@ fn firmware() -> MmapRegion {
     region
 }
 
-/// Puts a processor into ring 3 of 64-bit mode.
+/// Lets a processor run the code, with these flags.
 fn set_up(kvm: &Kvm, vcpu: &VcpuFd, flags: u64) {
-    let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).unwrap();
-    vcpu.set_cpuid2(&cpuid).unwrap();
-    let mut sregs = vcpu.get_sregs().unwrap();
-    let segment = |selector, type_, long| kvm_segment {
-        base: 0,
-        limit: u32::MAX,
-        selector,
-        type_,
-        present: 1,
-        dpl: 3,
-        db: 1 - long,
-        s: 1,
-        l: long,
-        g: 1,
-        ..Default::default()
-    };
-    let data = segment(0x2b, 3, 0);
-    sregs.cs = segment(0x33, 11, 1);
-    (sregs.ds, sregs.es, sregs.ss) = (data, data, data);
-    (sregs.fs, sregs.gs) = (data, data);
-    sregs.cr0 = 0x8001_0033; // paging, write protection, numeric errors, protected mode
-    sregs.cr3 = PAGE_TABLES[0];
-    sregs.cr4 = 0x20; // physical address extension
-    sregs.efer = 0x500; // long mode, enabled and active
-    vcpu.set_sregs(&sregs).unwrap();
+    enter_ring3(kvm, vcpu, PAGE_TABLES[0]);
     let mut regs = vcpu.get_regs().unwrap();
     regs.rip = CODE;
     regs.rdi = MISSING;

@@ -8,6 +8,9 @@
 // Each program uses a part of this. The unsafe blocks describe memory of this object.
 #![allow(dead_code, unsafe_code, clippy::unwrap_used)]
 
+#[path = "ring3.rs"]
+mod ring3;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -16,11 +19,9 @@ use std::thread::JoinHandle;
 use hikkoshi_dirty::kvm::{DirtyRings, KvmLog, MemorySlot, MemorySlots};
 use hikkoshi_linux::HostAddr;
 use hikkoshi_pages::{PAGE_BYTES, Page, PageRange, RamBlock, RamLayout, usize_from};
-use kvm_bindings::{
-    KVM_EXIT_DIRTY_RING_FULL, KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment,
-    kvm_userspace_memory_region,
-};
+use kvm_bindings::{KVM_EXIT_DIRTY_RING_FULL, kvm_regs, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+use ring3::enter_ring3;
 use vm_memory::{Bytes, MmapRegion, VolatileMemory};
 
 const GIB: u64 = 1 << 30;
@@ -197,7 +198,7 @@ impl KvmGuest {
                 if let Some(rings) = &rings {
                     rings.add(&vcpu).unwrap();
                 }
-                set_up(&kvm, &vcpu);
+                enter_ring3(&kvm, &vcpu, PAGE_ROOT);
                 Vcpu::start(vcpu, Arc::clone(&monitor))
             })
             .collect();
@@ -358,35 +359,6 @@ fn firmware(ram: u64) -> MmapRegion {
         }
     }
     region
-}
-
-/// Puts a processor into ring 3 of 64-bit mode.
-fn set_up(kvm: &Kvm, vcpu: &VcpuFd) {
-    let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).unwrap();
-    vcpu.set_cpuid2(&cpuid).unwrap();
-    let mut sregs = vcpu.get_sregs().unwrap();
-    let segment = |selector, type_, long| kvm_segment {
-        base: 0,
-        limit: u32::MAX,
-        selector,
-        type_,
-        present: 1,
-        dpl: 3,
-        db: 1 - long,
-        s: 1,
-        l: long,
-        g: 1,
-        ..Default::default()
-    };
-    let data = segment(0x2b, 3, 0);
-    sregs.cs = segment(0x33, 11, 1);
-    (sregs.ds, sregs.es, sregs.ss) = (data, data, data);
-    (sregs.fs, sregs.gs) = (data, data);
-    sregs.cr0 = 0x8001_0033; // paging, write protection, numeric errors, protected mode
-    sregs.cr3 = PAGE_ROOT;
-    sregs.cr4 = 0x20; // physical address extension
-    sregs.efer = 0x500; // long mode, enabled and active
-    vcpu.set_sregs(&sregs).unwrap();
 }
 
 impl Vcpu {
