@@ -71,7 +71,16 @@ fn all_interruptions(memory: [Ram; 2]) {
     let env = TestEnv::new();
     let machines = memory.map(|ram| busy_guest().ram(ram));
     let mut guest = Guest::boot(&env, machines[0].clone());
-    let steps = [
+    for (number, (mode, victim, at)) in interruptions().into_iter().enumerate() {
+        let there = machines[(number + 1) % 2].clone();
+        let plan = plan(mode).destination_config(there);
+        interrupted(&mut guest, plan, victim, at);
+    }
+    guest.migrate(&MigrationPlan::new("hybrid"));
+}
+
+fn interruptions() -> [(&'static str, Victim, Breakpoint); 9] {
+    [
         (
             "postcopy",
             Victim::Destination,
@@ -89,13 +98,7 @@ fn all_interruptions(memory: [Ram; 2]) {
         ("hybrid", Victim::Both, Breakpoint::after(Commit)),
         ("hybrid", Victim::Source, Breakpoint::before(GuestResumed)),
         ("precopy", Victim::Both, Breakpoint::before(Commit)),
-    ];
-    for (number, (mode, victim, at)) in steps.into_iter().enumerate() {
-        let there = machines[(number + 1) % 2].clone();
-        let plan = plan(mode).destination_config(there);
-        interrupted(&mut guest, plan, victim, at);
-    }
-    guest.migrate(&MigrationPlan::new("hybrid"));
+    ]
 }
 
 #[test]
@@ -158,6 +161,25 @@ fn every_interruption_with_a_dimm() {
 fn every_interruption_between_a_memfd_and_private_memory() {
     let memfd = Ram::new(RamBackend::MEMFD, 256).default_name();
     all_interruptions([memfd, Ram::new(PRIVATE, 256)]);
+}
+
+/// Each time from the file, which takes the guest back by pre-copy.
+#[test]
+#[ignore = "long: make drills"]
+fn every_interruption_from_a_file_on_a_disk() {
+    let env = TestEnv::new();
+    let on_disk = Ram::new(RamBackend::DiskFile { share: true }, 256).default_name();
+    let [on_disk, private] = [on_disk, Ram::new(PRIVATE, 256)].map(|ram| busy_guest().ram(ram));
+    let mut guest = Guest::boot(&env, on_disk.clone());
+    for (mode, victim, at) in interruptions() {
+        interrupted(
+            &mut guest,
+            plan(mode).destination_config(private.clone()),
+            victim,
+            at,
+        );
+        guest.migrate(&MigrationPlan::new("precopy").destination_config(on_disk.clone()));
+    }
 }
 
 /// No other process has an unsent page: both sides report that, and the guest waits for it. It
