@@ -3,7 +3,8 @@
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_segment};
 use kvm_ioctls::{Kvm, VcpuFd};
 
-/// Puts a processor into ring 3 of 64-bit mode, with page tables at the guest's address `page_root`.
+/// Puts a processor into ring 3 of 64-bit mode. Its page tables are at the guest's address
+/// `page_root`.
 pub(crate) fn enter_ring3(kvm: &Kvm, vcpu: &VcpuFd, page_root: u64) {
     let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).unwrap();
     vcpu.set_cpuid2(&cpuid).unwrap();
