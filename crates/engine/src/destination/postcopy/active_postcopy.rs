@@ -135,8 +135,9 @@ impl ActivePostcopy {
 
     /// Stops handling faults. Threads that fault keep waiting.
     pub(crate) fn stop(&self) {
-        self.installer.set_missing_pages_known();
         self.installer.stop().stop();
+        // Lets the threads that wait for this end.
+        self.installer.set_missing_pages_known();
     }
 
     /// Stops, and unregisters the guest's memory: when no page is missing, or when the guest will
