@@ -25,6 +25,14 @@ pub(crate) enum BenchError {
         /// The operating system's error.
         source: io::Error,
     },
+    /// The relay that delays the network cannot listen.
+    #[error("listening at {at} for the relay that delays the network")]
+    Relay {
+        /// Its address.
+        at: &'static str,
+        /// The operating system's error.
+        source: io::Error,
+    },
     /// hikkoshi failed.
     #[error("hikkoshi {side} ended with {status}:\n{stderr}")]
     Ended {

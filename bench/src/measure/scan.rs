@@ -8,7 +8,7 @@ use hikkoshi_lab::{ConsoleLine, LabError, QemuMigration, Report, Scanned};
 use super::threads::join;
 use crate::args::Args;
 use crate::error::BenchError;
-use crate::meter::{CpuMeter, seconds_between, vcpu_time_ns};
+use crate::meter::{CpuMeter, GuestAccount, seconds_between, vcpu_time_ns};
 use crate::mover::{HikkoshiMigration, qemu_migrate};
 use crate::plan::Case;
 use crate::record::{Run, ScanOutcome};
@@ -38,7 +38,7 @@ pub(super) fn measure(
             let mut moving =
                 HikkoshiMigration::start(testbed, program, mode, case.variant, args, &more)?;
             let mut failure = None;
-            let outcome = scanned(testbed, &mut || match moving.check() {
+            let outcome = scanned(case, testbed, &mut || match moving.check() {
                 Ok(()) => false,
                 Err(error) => {
                     failure = Some(error);
@@ -53,7 +53,7 @@ pub(super) fn measure(
             migration.postcopy_bandwidth = BACKGROUND_OF_QEMU;
             std::thread::scope(|scope| {
                 let mover = scope.spawn(|| qemu_migrate(&migration, testbed, None));
-                let outcome = scanned(testbed, &mut || mover.is_finished());
+                let outcome = scanned(case, testbed, &mut || mover.is_finished());
                 testbed.source.kill();
                 testbed.destination.kill();
                 // Its source was killed during the migration, so its error matters only if it came
@@ -63,20 +63,28 @@ pub(super) fn measure(
             })
         }
         (None, None) => unreachable!("every system is hikkoshi or QEMU"),
-    }?;
+    };
+    let (outcome, bytes) = outcome?;
+    run.bytes = Some(bytes);
     run.others_cores = meter.others_cores(&pids);
     run.cpu_seconds = meter.own_seconds(&pids);
     run.scan = Some(outcome);
     Ok(())
 }
 
-/// Waits for the switchover, starts the scan, and waits for its end.
-fn scanned(testbed: &Testbed, over: &mut dyn FnMut() -> bool) -> Result<ScanOutcome, BenchError> {
+/// Waits for the switchover, starts the scan, and waits for its end. The number is the bytes on the
+/// network meanwhile.
+fn scanned(
+    case: &Case,
+    testbed: &Testbed,
+    over: &mut dyn FnMut() -> bool,
+) -> Result<(ScanOutcome, u64), BenchError> {
     let guest = &testbed.destination;
     if testbed.resumed(&mut *over).is_none() {
         return Err(BenchError::NoSwitch);
     }
     let first = guest.console().len();
+    let bytes = testbed.network.bytes()?;
     let (begun, before) = (Instant::now(), vcpu_time_ns(guest)?);
     guest.send("scan")?;
     let end = loop {
@@ -94,12 +102,15 @@ fn scanned(testbed: &Testbed, over: &mut dyn FnMut() -> bool) -> Result<ScanOutc
         }
     };
     let (elapsed, after) = (begun.elapsed(), vcpu_time_ns(guest)?);
-    outcome(
-        &end,
-        &guest.console().since(first),
-        begun,
-        (elapsed, after.saturating_sub(before)),
-    )
+    let bytes = testbed.network.bytes()?.saturating_sub(bytes);
+    let lines = guest.console().since(first);
+    let ran = (elapsed, after.saturating_sub(before));
+    let mut outcome = outcome(&end, &lines, begun, ran)?;
+    if case.workload.is_nano() {
+        let account = GuestAccount::find(&lines, DESTINATION, begun, end.ms);
+        outcome.guest = Some(account);
+    }
+    Ok((outcome, bytes))
 }
 
 #[allow(clippy::cast_precision_loss)] // far below 2^52
@@ -127,6 +138,7 @@ fn outcome(
         pages: end.pages,
         ran: ran_ns as f64 / 1e9 / elapsed.as_secs_f64().max(1e-9),
         progress,
+        guest: None,
     })
 }
 

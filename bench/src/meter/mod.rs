@@ -3,6 +3,7 @@
 mod accesses;
 mod disk_reads;
 mod gaps;
+mod guest_account;
 mod host_cpu;
 mod http_clients;
 mod request_client;
@@ -13,6 +14,7 @@ mod vcpu_time;
 pub(crate) use accesses::{Accesses, access_rates, accesses_between};
 pub(crate) use disk_reads::{DiskOutcome, drains, read_rate};
 pub(crate) use gaps::{Gaps, MigrationTimeline};
+pub(crate) use guest_account::{GuestAccount, GuestInterval};
 pub(crate) use host_cpu::{CpuMeter, wait_until_idle};
 pub(crate) use http_clients::{INTERVAL, Responses, Span, run_clients};
 pub(crate) use request_client::run_requests;

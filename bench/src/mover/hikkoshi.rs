@@ -70,7 +70,7 @@ impl HikkoshiMigration {
         } else {
             vec![
                 "migrate",
-                testbed.network.address(),
+                testbed.network.address_for_source(),
                 "--plaintext",
                 "--mode",
                 mode,

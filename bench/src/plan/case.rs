@@ -1,5 +1,6 @@
 //! One thing to measure: a network, a workload and a system.
 
+use hikkoshi_lab::Workload as GuestWorkload;
 use serde::Serialize;
 use std::fmt;
 
@@ -21,17 +22,33 @@ pub(crate) struct Case {
     pub system: System,
     /// hikkoshi's options.
     pub variant: Variant,
+    /// Whether a nano guest uses asynchronous page faults. The other guests have none.
+    pub async_faults: bool,
     /// The default number of rounds.
     pub rounds: u32,
 }
 
 impl Case {
-    /// The system with its variant, for tables.
-    pub(crate) fn system_label(&self) -> String {
-        match self.variant {
-            Variant::Plain => self.system.name().to_owned(),
-            variant => format!("{}/{variant}", self.system.name()),
+    /// The workload of the guest, with its options.
+    pub(crate) fn guest_workload(&self) -> GuestWorkload {
+        let workload = self.workload.guest_workload();
+        match self.async_faults {
+            true => workload,
+            false => workload.option("async_pf", "off"),
         }
+    }
+
+    /// The system with its variant, and whether the guest has to do without asynchronous page
+    /// faults, for tables.
+    pub(crate) fn system_label(&self) -> String {
+        let mut label = self.system.name().to_owned();
+        if self.variant != Variant::Plain {
+            label.push_str(&format!("/{}", self.variant));
+        }
+        if !self.async_faults {
+            label.push_str("/no-async");
+        }
+        label
     }
 }
 

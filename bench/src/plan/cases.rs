@@ -28,6 +28,7 @@ pub(super) fn all() -> Vec<Case> {
             workload,
             system,
             variant,
+            async_faults: true,
             rounds,
         }));
     };
@@ -163,6 +164,43 @@ pub(super) fn all() -> Vec<Case> {
         1,
         &servers.map(|system| (system, Plain)),
     );
+    cases.extend(nano());
+    cases
+}
+
+/// The cases of the nano guest, each with asynchronous page faults and without.
+fn nano() -> Vec<Case> {
+    use System::{HikkoshiPostcopy, QemuPreempt};
+    use Variant::{NoReadAhead, Plain, ReadAhead8};
+
+    let mut cases = Vec::new();
+    let with = |async_faults, network, workload, rounds, (system, variant)| Case {
+        network,
+        workload,
+        system,
+        variant,
+        async_faults,
+        rounds,
+    };
+    let mut add = |network, workload, rounds, systems: &[(System, Variant)]| {
+        for &system in systems {
+            cases.extend([true, false].map(|on| with(on, network, workload, rounds, system)));
+        }
+    };
+    let read_ahead = [NoReadAhead, ReadAhead8, Plain].map(|variant| (HikkoshiPostcopy, variant));
+    for network in [NetworkKind::Gbit(10), NetworkKind::Gbit(1)] {
+        add(network, Workload::NanoScan, 5, &read_ahead);
+        // It takes a minute.
+        add(network, Workload::NanoScan, 1, &[(QemuPreempt, Plain)]);
+    }
+    let requests_only = (HikkoshiPostcopy, NoReadAhead);
+    let few = Workload::NanoTasks(4);
+    add(NetworkKind::RoundTrip(1), few, 5, &[requests_only]);
+    // Without asynchronous faults, it would take as long as with one task.
+    cases.extend([32, 64, 96, 128].map(|tasks| {
+        let workload = Workload::NanoTasks(tasks);
+        with(true, NetworkKind::RoundTrip(10), workload, 3, requests_only)
+    }));
     cases
 }
 

@@ -151,6 +151,17 @@ mod tests {
     }
 
     #[test]
+    fn only_hikkoshi_uses_the_relay_and_only_nano_guests_have_no_asynchronous_faults() {
+        for case in all() {
+            let relayed = matches!(case.network, NetworkKind::RoundTrip(_));
+            assert!(!relayed || case.system.hikkoshi_mode().is_some(), "{case}");
+            assert!(case.async_faults || case.workload.is_nano(), "{case}");
+        }
+        let nano = plan(&["--only", "nano", "--only", "async"]).unwrap();
+        assert!(nano.cases.iter().all(|case| !case.async_faults));
+    }
+
+    #[test]
     fn a_variant_becomes_options() {
         assert!(Variant::Plain.migrate_words().is_empty());
         assert_eq!(Variant::Links(4).migrate_words(), ["--links", "4"]);

@@ -14,6 +14,9 @@ pub(crate) enum NetworkKind {
     Gbit(u64),
     /// The same, with this many Gbit/s for each connection, and no limit for all of them together.
     GbitPerFlow(u64),
+    /// One namespace, and a relay that delays everything: a round trip takes this many
+    /// milliseconds. For hikkoshi only.
+    RoundTrip(u64),
 }
 
 impl NetworkKind {
@@ -21,7 +24,7 @@ impl NetworkKind {
     /// and a queue of 50 ms.
     pub(crate) fn rate_limit(self) -> Option<RateLimit> {
         match self {
-            Self::Loopback => None,
+            Self::Loopback | Self::RoundTrip(_) => None,
             Self::Gbit(gbit) | Self::GbitPerFlow(gbit) => Some(RateLimit {
                 rate_bits: gbit * 1_000_000_000,
                 burst_bytes: 512 * 1024,
@@ -37,6 +40,7 @@ impl fmt::Display for NetworkKind {
             Self::Loopback => f.write_str("loopback"),
             Self::Gbit(gbit) => write!(f, "{gbit}gbit"),
             Self::GbitPerFlow(gbit) => write!(f, "flow{gbit}gbit"),
+            Self::RoundTrip(ms) => write!(f, "rtt{ms}ms"),
         }
     }
 }

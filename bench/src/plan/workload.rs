@@ -16,6 +16,14 @@ pub(crate) const SLOW_US: u64 = 20;
 /// The same for huge pages. There are only hundreds of faults, each of a millisecond or more, so a
 /// few accesses that were delayed by the scheduler would distort them.
 const SLOW_HUGE_US: u64 = 300;
+/// The same for the nano guest: an access that the timer interrupts takes some 20 µs more, and the
+/// fastest fault more than twice this.
+const SLOW_NANO_US: u64 = 40;
+/// Time for which a task of the nano guest runs while others could, µs: longer than a page takes, so
+/// that without asynchronous page faults a task that waits for a page keeps the processor.
+const NANO_SLICE_US: u64 = 200_000;
+/// The memory that the tasks of [`Workload::NanoTasks`] read, MiB.
+const NANO_TASKS_MIB: u64 = 32;
 /// Time between two reports of the guest, ms.
 pub(crate) const REPORT_MS: u64 = 100;
 
@@ -88,6 +96,10 @@ pub(crate) enum Workload {
     Debian,
     /// Serves files over the network.
     Web,
+    /// As [`Workload::Scan`], with the nano guest under KVM.
+    NanoScan,
+    /// This many tasks of the nano guest on one processor read 32 MiB in all, without background.
+    NanoTasks(u32),
 }
 
 /// How a case is measured.
@@ -118,7 +130,7 @@ impl Workload {
     /// How the workload is measured.
     pub(crate) fn kind(self) -> Kind {
         match self {
-            Self::Sequential | Self::Scan => Kind::Scan,
+            Self::Sequential | Self::Scan | Self::NanoScan | Self::NanoTasks(_) => Kind::Scan,
             Self::Clients => Kind::Clients,
             Self::Web => Kind::Web,
             _ => Kind::Move,
@@ -128,27 +140,36 @@ impl Workload {
     /// The workload of the test guest.
     pub(crate) fn guest_workload(self) -> GuestWorkload {
         let dirty = GuestWorkload::dirty(WORKING_SET_MIB);
-        let workload = match self {
-            Self::Busy | Self::Private | Self::Endless | Self::Huge => dirty,
-            Self::Hotspot => dirty.pattern(Pattern::Hotspot),
-            Self::Paced(rate) | Self::PrivatePaced(rate) => dirty.rate(rate),
-            Self::Fill | Self::PrivateFill => dirty.rate(1),
-            Self::Sequential => GuestWorkload::scan(SEQUENTIAL_MIB),
-            Self::Scan => {
-                GuestWorkload::scan(SCAN_PART_MIB * u64::from(SCAN_THREADS)).threads(SCAN_THREADS)
-            }
-            Self::Disk20 | Self::Disk100 => GuestWorkload::dirty(DISK_WRITTEN_MIB)
-                .rate(DISK_WRITES)
-                .with_direct_reads(DISK_ARENA_MIB),
-            Self::Clients => GuestWorkload::dirty(CLIENTS_WRITTEN_MIB)
-                .rate(CLIENTS_WRITES)
-                .with_server(CLIENTS_PORT),
-            Self::Debian => GuestWorkload::dirty(DEBIAN_WRITTEN_MIB)
-                .rate(DEBIAN_WRITES)
-                .in_debian(DEBIAN_DISK_REQUESTS),
-            Self::Web => GuestWorkload::idle()
-                .option("files", WEB_FILES)
-                .option("file_bytes", WEB_FILE_BYTES),
+        let workload =
+            match self {
+                Self::Busy | Self::Private | Self::Endless | Self::Huge => dirty,
+                Self::Hotspot => dirty.pattern(Pattern::Hotspot),
+                Self::Paced(rate) | Self::PrivatePaced(rate) => dirty.rate(rate),
+                Self::Fill | Self::PrivateFill => dirty.rate(1),
+                Self::Sequential => GuestWorkload::scan(SEQUENTIAL_MIB),
+                Self::Scan => GuestWorkload::scan(SCAN_PART_MIB * u64::from(SCAN_THREADS))
+                    .threads(SCAN_THREADS),
+                Self::Disk20 | Self::Disk100 => GuestWorkload::dirty(DISK_WRITTEN_MIB)
+                    .rate(DISK_WRITES)
+                    .with_direct_reads(DISK_ARENA_MIB),
+                Self::Clients => GuestWorkload::dirty(CLIENTS_WRITTEN_MIB)
+                    .rate(CLIENTS_WRITES)
+                    .with_server(CLIENTS_PORT),
+                Self::Debian => GuestWorkload::dirty(DEBIAN_WRITTEN_MIB)
+                    .rate(DEBIAN_WRITES)
+                    .in_debian(DEBIAN_DISK_REQUESTS),
+                Self::Web => GuestWorkload::idle()
+                    .option("files", WEB_FILES)
+                    .option("file_bytes", WEB_FILE_BYTES),
+                Self::NanoScan => GuestWorkload::scan(SCAN_PART_MIB * u64::from(SCAN_THREADS))
+                    .threads(SCAN_THREADS),
+                Self::NanoTasks(tasks) => GuestWorkload::scan(NANO_TASKS_MIB).threads(tasks),
+            };
+        let workload = match self.is_nano() {
+            true => workload
+                .option("account_ms", REPORT_MS)
+                .option("slice_us", NANO_SLICE_US),
+            false => workload,
         };
         workload
             .option("slow_us", self.slow_us())
@@ -158,6 +179,11 @@ impl Workload {
     /// Whether the guest has a network card.
     pub(crate) fn has_network_card(self) -> bool {
         matches!(self, Self::Clients | Self::Debian | Self::Web)
+    }
+
+    /// Whether the guest is the nano guest, under KVM.
+    pub(crate) fn is_nano(self) -> bool {
+        matches!(self, Self::NanoScan | Self::NanoTasks(_))
     }
 
     /// The rate limit of its disk, if it has one.
@@ -173,6 +199,7 @@ impl Workload {
     pub(crate) fn slow_us(self) -> u64 {
         match self {
             Self::Huge => SLOW_HUGE_US,
+            _ if self.is_nano() => SLOW_NANO_US,
             _ => SLOW_US,
         }
     }
@@ -208,6 +235,8 @@ impl Workload {
             Self::Clients => "clients",
             Self::Debian => "debian",
             Self::Web => "web",
+            Self::NanoScan => "nano-scan",
+            Self::NanoTasks(_) => "nano-tasks",
         }
     }
 
@@ -244,6 +273,13 @@ impl Workload {
                  {DEBIAN_WRITES} pages written a second"
             ),
             Self::Web => format!("web: {WEB_FILES} files of {WEB_FILE_BYTES} bytes"),
+            Self::NanoScan => format!(
+                "nano-scan: under KVM, {SCAN_THREADS} tasks read {SCAN_PART_MIB} MiB each, no \
+                 background"
+            ),
+            Self::NanoTasks(tasks) => format!(
+                "nano-{tasks}-tasks: under KVM, {tasks} tasks read {NANO_TASKS_MIB} MiB, no background"
+            ),
         }
     }
 }
@@ -258,6 +294,9 @@ fn paced_rate(network: NetworkKind) -> u64 {
 
 impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        match self {
+            Self::NanoTasks(tasks) => write!(f, "nano-{tasks}-tasks"),
+            _ => f.write_str(self.name()),
+        }
     }
 }

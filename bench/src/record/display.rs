@@ -50,6 +50,22 @@ impl fmt::Display for Run {
                 scan.ran
             )?;
         }
+        if let Some(guest) = self.scan.as_ref().and_then(|scan| scan.guest.as_ref()) {
+            let percent = |part: f64| part * 100.0;
+            write!(
+                f,
+                ", tasks ran {:.0} %, idle {:.0} %, stalled {:.0} %, scheduler {:.0} %; {} asynchronous \
+                 and {} synchronous faults of {:.0} µs, {} repeated",
+                percent(guest.ran()),
+                percent(guest.idle()),
+                percent(guest.stalled()),
+                percent(guest.scheduler()),
+                guest.asynchronous(),
+                guest.synchronous(),
+                guest.fault_us(),
+                guest.repeated()
+            )?;
+        }
         if let Some(disk) = &self.disk {
             let mb = |rate: Option<f64>| rate.unwrap_or(0.0) / 1e6;
             write!(

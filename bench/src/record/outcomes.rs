@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::meter::{Gaps, Span};
+use crate::meter::{Gaps, GuestAccount, Span};
 
 /// The result of a scan.
 #[derive(Clone, Debug, Serialize)]
@@ -15,6 +15,8 @@ pub(crate) struct ScanOutcome {
     pub ran: f64,
     /// Pages read until a number of seconds after the command.
     pub progress: Vec<(f64, f64)>,
+    /// What the guest counted, if it is the nano guest.
+    pub guest: Option<GuestAccount>,
 }
 
 impl ScanOutcome {

@@ -10,6 +10,7 @@ pub(crate) fn test_run(system: System, workload: Workload, downtime: f64, total:
         workload,
         system,
         variant: Variant::Plain,
+        async_faults: true,
         rounds: 1,
     };
     let mut run = Run::new(&case, 0);

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::meter::GuestAccount;
 use crate::plan::{Case, Kind};
 use crate::record::Run;
 
@@ -61,6 +62,8 @@ pub(super) struct Row {
     pub scan_pages: Option<f64>,
     /// The fraction of the scan's time that the virtual processor ran.
     pub scan_ran: Option<f64>,
+    /// What the nano guest counted during the scan.
+    pub guest: GuestMedians,
     /// Bytes a second that the guest read from its disk, before the migration and during it.
     pub disk: [Option<f64>; 2],
     /// Drains: their number, their total time and the longest, ms.
@@ -75,6 +78,29 @@ pub(super) struct Row {
     pub cpu_seconds: Option<f64>,
     /// Processors that other processes used.
     pub others_cores: Option<f64>,
+}
+
+/// What the nano guest counted during a scan.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct GuestMedians {
+    /// The shares of the processors' time: tasks ran.
+    pub ran: Option<f64>,
+    /// No task could run.
+    pub idle: Option<f64>,
+    /// A task had the processor and waited for a page.
+    pub stalled: Option<f64>,
+    /// The scheduler ran.
+    pub scheduler: Option<f64>,
+    /// The share that tasks ran, of the time in which one could run.
+    pub ran_if_runnable: Option<f64>,
+    /// How long a page took, µs.
+    pub fault_us: Option<f64>,
+    /// Asynchronous page faults.
+    pub asynchronous: Option<f64>,
+    /// Accesses for which the processor waited.
+    pub synchronous: Option<f64>,
+    /// Asynchronous page faults of accesses that had faulted before.
+    pub repeated: Option<f64>,
 }
 
 /// The median of the values, if there are any.
@@ -115,6 +141,9 @@ fn row(runs: Vec<&Run>) -> Option<Row> {
         of(&|run| run.accesses.as_ref().and_then(value))
             .filter(|_| case.system.is_postcopy() && case.workload.kind() == Kind::Move)
     };
+    let guest = |value: &dyn Fn(&GuestAccount) -> f64| {
+        of(&|run| Some(value(run.scan.as_ref()?.guest.as_ref()?)))
+    };
     Some(Row {
         network: case.network.to_string(),
         workload: case.workload.to_string(),
@@ -141,6 +170,17 @@ fn row(runs: Vec<&Run>) -> Option<Row> {
         scan_ms: of(&|run| run.scan.as_ref().map(|scan| scan.ms)),
         scan_pages: of(&|run| run.scan.as_ref().map(|scan| scan.pages_per_second())),
         scan_ran: of(&|run| run.scan.as_ref().map(|scan| scan.ran)),
+        guest: GuestMedians {
+            ran: guest(&GuestAccount::ran),
+            idle: guest(&GuestAccount::idle),
+            stalled: guest(&GuestAccount::stalled),
+            scheduler: guest(&GuestAccount::scheduler),
+            ran_if_runnable: guest(&GuestAccount::ran_if_runnable),
+            fault_us: guest(&GuestAccount::fault_us),
+            asynchronous: guest(&|account| account.asynchronous() as f64),
+            synchronous: guest(&|account| account.synchronous() as f64),
+            repeated: guest(&|account| account.repeated() as f64),
+        },
         disk: [
             of(&|run| run.disk.as_ref()?.before),
             of(&|run| run.disk.as_ref()?.during),

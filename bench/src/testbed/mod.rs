@@ -1,6 +1,7 @@
 //! The testbed of one case: a working guest on the source host, a waiting QEMU on the destination
 //! host, and the network between them.
 
+mod delay_relay;
 mod disk;
 mod network;
 
@@ -19,6 +20,9 @@ pub(crate) const LONG: Duration = Duration::from_secs(60);
 /// How long a migration may take until the switchover.
 const SWITCH: Duration = Duration::from_secs(300);
 pub(crate) const DESTINATION: &str = "destination";
+/// A processor model with asynchronous page faults. (`host` also has registers that KVM does not
+/// accept where it is virtualised in software.)
+const NANO_PROCESSOR: [&str; 2] = ["-cpu", "qemu64,kvm-asyncpf-int=on"];
 
 /// A working guest, its destination, and the network between the hosts.
 #[derive(Debug)]
@@ -37,7 +41,11 @@ impl Testbed {
         let lab = Lab::new()?;
         let config = VmConfig::new()
             .ram(case.workload.ram())
-            .workload(case.workload.guest_workload());
+            .workload(case.guest_workload());
+        let config = match case.workload.is_nano() {
+            true => config.kvm().nano().arguments(NANO_PROCESSOR),
+            false => config,
+        };
         let (config, throttle) = match case.workload.disk_bytes_per_second() {
             Some(rate) => {
                 let (config, throttle) = disk::attach_throttled(&lab, config, rate)?;

@@ -3,15 +3,23 @@
 use hikkoshi_lab::{HostPair, LabError, Namespace};
 use serde_json::Value;
 use std::fs;
+use std::time::Duration;
 
+use super::delay_relay::DelayRelay;
 use crate::error::BenchError;
 use crate::plan::NetworkKind;
+
+/// The destination's address in one namespace, and the relay's.
+const DESTINATION: &str = "127.0.0.1:9001";
+const RELAY: &str = "127.0.0.1:9002";
 
 /// A network that is ready for use.
 #[derive(Debug)]
 pub(crate) enum Network {
     /// One namespace, whose loopback device carries nothing else.
     Loopback(Namespace),
+    /// One namespace, and a relay between the source and the destination.
+    Delayed { host: Namespace, _relay: DelayRelay },
     /// Two namespaces joined by a veth pair.
     HostPair(HostPair),
 }
@@ -24,6 +32,15 @@ impl Network {
     pub(crate) fn new(kind: NetworkKind, congestion: Option<&str>) -> Result<Self, BenchError> {
         let network = match kind {
             NetworkKind::Loopback => Self::Loopback(Namespace::new("host")?),
+            NetworkKind::RoundTrip(ms) => {
+                let host = Namespace::new("host")?;
+                let each_way = Duration::from_millis(ms) / 2;
+                let relay = DelayRelay::start(&host, RELAY, DESTINATION, each_way)?;
+                Self::Delayed {
+                    host,
+                    _relay: relay,
+                }
+            }
             NetworkKind::Gbit(_) => Self::HostPair(HostPair::new(kind.rate_limit())?),
             NetworkKind::GbitPerFlow(_) => {
                 let link = HostPair::new(None)?;
@@ -69,7 +86,7 @@ impl Network {
     /// The device that the source sends on.
     pub(crate) fn device(&self) -> &'static str {
         match self {
-            Self::Loopback(_) => "lo",
+            Self::Loopback(_) | Self::Delayed { .. } => "lo",
             Self::HostPair(_) => HostPair::DEVICE,
         }
     }
@@ -77,7 +94,7 @@ impl Network {
     /// The source's host.
     pub(crate) fn source(&self) -> &Namespace {
         match self {
-            Self::Loopback(host) => host,
+            Self::Loopback(host) | Self::Delayed { host, .. } => host,
             Self::HostPair(link) => link.source(),
         }
     }
@@ -85,7 +102,7 @@ impl Network {
     /// The destination's host.
     pub(crate) fn destination(&self) -> &Namespace {
         match self {
-            Self::Loopback(host) => host,
+            Self::Loopback(host) | Self::Delayed { host, .. } => host,
             Self::HostPair(link) => link.destination(),
         }
     }
@@ -93,8 +110,16 @@ impl Network {
     /// The address that the destination listens at.
     pub(crate) fn address(&self) -> &'static str {
         match self {
-            Self::Loopback(_) => "127.0.0.1:9001",
+            Self::Loopback(_) | Self::Delayed { .. } => DESTINATION,
             Self::HostPair(_) => "10.77.0.2:9001",
+        }
+    }
+
+    /// The address that the source connects to.
+    pub(crate) fn address_for_source(&self) -> &'static str {
+        match self {
+            Self::Delayed { .. } => RELAY,
+            _ => self.address(),
         }
     }
 
@@ -104,10 +129,17 @@ impl Network {
     /// When `ip` fails.
     pub(crate) fn bytes(&self) -> Result<u64, LabError> {
         match self {
-            Self::Loopback(host) => {
+            Self::Loopback(host) | Self::Delayed { host, .. } => {
                 let text = host.ip(&["-json", "-statistics", "link", "show", "dev", "lo"])?;
                 let value: Value = serde_json::from_str(&text).unwrap_or_default();
-                Ok(value[0]["stats64"]["tx"]["bytes"].as_u64().unwrap_or(0))
+                let bytes = value[0]["stats64"]["tx"]["bytes"].as_u64().unwrap_or(0);
+                // The device also carries what the relay passes on.
+                let times = if matches!(self, Self::Delayed { .. }) {
+                    2
+                } else {
+                    1
+                };
+                Ok(bytes / times)
             }
             Self::HostPair(link) => link.bytes().map(|(there, back)| there + back),
         }

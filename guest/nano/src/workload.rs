@@ -116,6 +116,7 @@ impl Console {
             }
             Command::Clocks => self.clocks(),
             Command::Scan if self.can_scan() => {
+                self.print_account_at_limit_of_scan();
                 self.scan = Some(ticks());
                 SCAN.store(true, Relaxed);
                 tasks::signal();
@@ -163,6 +164,7 @@ impl Console {
         if self.workers.iter().all(finished) {
             self.scan = None;
             let took = self.config.clock.nanoseconds(ticks() - begun);
+            self.print_account_at_limit_of_scan();
             say!(
                 "scanned: {} pages={} bad={} ms={}",
                 findings::word(),
@@ -213,6 +215,13 @@ impl Console {
     fn generation(&self) -> u32 {
         let generation = |worker: &Progress| worker.generation.load(Relaxed);
         self.workers.iter().map(generation).max().unwrap_or(0)
+    }
+
+    /// So that the intervals of the accounts are either in the scan or outside.
+    fn print_account_at_limit_of_scan(&mut self) {
+        if self.config.options.account_ms > 0 {
+            self.print_account(ticks());
+        }
     }
 
     fn print_account(&mut self, now: u64) {

@@ -2,6 +2,7 @@
 
 mod goal;
 mod guests;
+mod nano;
 mod rules;
 
 use self::goal::{Goal, Limit};
@@ -54,7 +55,7 @@ pub(crate) fn goals_table(runs: &[Run]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::meter::{Accesses, Gaps};
+    use crate::meter::{Accesses, Gaps, GuestAccount, GuestInterval};
     use crate::plan::{System, Variant, Workload};
     use crate::record::{ClientsOutcome, ScanOutcome, test_run as run};
     use serde_json::json;
@@ -228,6 +229,41 @@ mod tests {
     }
 
     #[test]
+    fn asynchronous_faults_must_halve_the_time_of_a_scan() {
+        let scan = |async_faults, ms, [ran_ms, idle_ms, stalled_ms]: [f64; 3]| {
+            let mut run = run(System::HikkoshiPostcopy, Workload::NanoScan, 1.0, 1.0);
+            run.case.async_faults = async_faults;
+            run.label = run.case.to_string();
+            let interval = GuestInterval {
+                ran_ms,
+                idle_ms,
+                stalled_ms,
+                ..GuestInterval::default()
+            };
+            run.scan = Some(ScanOutcome {
+                ms,
+                pages: 1000,
+                ran: 0.5,
+                progress: Vec::new(),
+                guest: Some(GuestAccount {
+                    intervals: vec![interval],
+                }),
+            });
+            run
+        };
+        let with = scan(true, 60.0, [47.0, 50.0, 3.0]);
+        let without = scan(false, 100.0, [25.0, 0.0, 75.0]);
+        let goals = goals(&[with.clone(), without.clone()]);
+        let values: Vec<_> = goals.iter().map(|goal| goal.value.unwrap()).collect();
+        assert!((values[0] - 0.6).abs() < 1e-9 && (values[1] - 0.94).abs() < 1e-9);
+        assert_eq!(goals.len(), 2, "the scan without is not judged by itself");
+        assert!(!goals[0].reached && goals[1].reached);
+        assert!(goals[0].shown_by.ends_with("tasks ran 0.47 and 0.25 of it"));
+        let table = &crate::report::tables(&[with, without])[0].text();
+        assert!(table.contains("0.06  0.60x     47"), "{table}");
+    }
+
+    #[test]
     fn read_ahead_must_be_three_times_as_fast() {
         let scan = |variant, ms| {
             let mut run = run(System::HikkoshiPostcopy, Workload::Sequential, 1.0, 1.0);
@@ -238,6 +274,7 @@ mod tests {
                 pages: 1000,
                 ran: 0.5,
                 progress: Vec::new(),
+                guest: None,
             });
             run
         };

@@ -69,6 +69,7 @@ impl<'a> Rules<'a> {
         self.private_memory();
         self.switchovers();
         self.clients();
+        self.asynchronous_faults();
         self.goals
     }
 

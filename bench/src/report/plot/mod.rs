@@ -3,6 +3,7 @@
 mod axis;
 mod chart;
 mod figures;
+mod nano;
 
 use std::fs;
 use std::path::Path;

@@ -2,10 +2,12 @@
 
 mod labels;
 mod moves;
+mod nano;
 mod others;
 mod policies;
 
 use self::moves::moves;
+use self::nano::{nano_scans, nano_tasks};
 use self::others::{clients, disks, fills, scans, web};
 use self::policies::policies;
 use super::medians::{Row, rows};
@@ -31,7 +33,9 @@ pub(crate) fn tables(runs: &[Run]) -> Vec<Table> {
     for group in &groups {
         let Some(first) = group.first() else { continue };
         match first.case.workload {
-            Workload::Fill => {}
+            // They are in tables for all networks or numbers of tasks.
+            Workload::Fill | Workload::NanoTasks(_) => {}
+            Workload::NanoScan => tables.push(nano_scans(group)),
             load if load.kind() == Kind::Scan => tables.push(scans(group)),
             load if load.disk_bytes_per_second().is_some() => tables.push(disks(group)),
             load if load.kind() == Kind::Clients => tables.push(clients(group, runs)),
@@ -41,6 +45,7 @@ pub(crate) fn tables(runs: &[Run]) -> Vec<Table> {
     }
     tables.extend(groups.iter().filter_map(|group| policies(group)));
     tables.extend(fills(&rows));
+    tables.extend(nano_tasks(&rows));
     tables
 }
 

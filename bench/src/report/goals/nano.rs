@@ -1,0 +1,61 @@
+//! The goals for asynchronous page faults, with the nano guest.
+
+use super::goal::Limit;
+use super::rules::Rules;
+use crate::report::medians::{GuestMedians, Row};
+
+/// The time of a scan with asynchronous page faults, relative to without.
+const SCAN: f64 = 0.5;
+
+/// The share of the time that tasks run, of the time in which one could run.
+const RAN: f64 = 0.9;
+
+impl Rules<'_> {
+    /// Scans with asynchronous page faults, beside those without.
+    pub(super) fn asynchronous_faults(&mut self) {
+        for network in self.networks() {
+            for variant in ["/no-read-ahead", "/read-ahead-8", ""] {
+                let system = format!("hikkoshi-postcopy{variant}");
+                let Some(with) = self.find(network, "nano-scan", &system) else {
+                    continue;
+                };
+                let without = format!("{system}/no-async");
+                if let Some(without) = self.find(network, "nano-scan", &without) {
+                    self.ratio(
+                        format!("{network}: scan, asynchronous faults to without, {system}"),
+                        (with.scan_ms, without.scan_ms),
+                        "ms",
+                        Limit::AtMost(SCAN),
+                        ran(with, without),
+                    );
+                }
+                self.add(
+                    format!("{network}: tasks run, of the time that one could, {system}"),
+                    with.guest.ran_if_runnable,
+                    "x",
+                    Limit::AtLeast(RAN),
+                    spent(&with.guest),
+                );
+            }
+        }
+    }
+}
+
+/// The shares of the time that tasks ran.
+fn ran(with: &Row, without: &Row) -> String {
+    match (with.guest.ran, without.guest.ran) {
+        (Some(with), Some(without)) => format!("tasks ran {with:.2} and {without:.2} of it"),
+        _ => String::new(),
+    }
+}
+
+/// How the rest of the time was spent.
+fn spent(guest: &GuestMedians) -> String {
+    match (guest.stalled, guest.scheduler) {
+        (Some(stalled), Some(scheduler)) => format!(
+            "of all time, the processor waited for pages {stalled:.2}, and the scheduler ran \
+             {scheduler:.2}"
+        ),
+        _ => String::new(),
+    }
+}

@@ -1,0 +1,100 @@
+//! The nano guest, with asynchronous page faults and without.
+
+use super::labels::{name, title};
+use crate::plan::Workload;
+use crate::report::medians::Row;
+use crate::report::table_format::{Table, number, ratio};
+
+/// Scans with asynchronous page faults and without.
+pub(super) fn nano_scans(group: &[&Row]) -> Table {
+    let lines = group
+        .iter()
+        .map(|row| {
+            let mut cells = vec![
+                name(row),
+                number(row.scan_ms.map(|ms| ms / 1e3), 2),
+                match row.case.async_faults {
+                    true => ratio(row.scan_ms, without(group, row).and_then(|row| row.scan_ms)),
+                    false => String::new(),
+                },
+            ];
+            cells.extend(account(row));
+            cells
+        })
+        .collect();
+    Table {
+        title: title(group),
+        words: false,
+        head: [&["system", "s", "x"], &ACCOUNT[..]].concat(),
+        lines,
+    }
+}
+
+/// What a number of tasks does to the counts of faults: KVM has at most 64 outstanding.
+pub(super) fn nano_tasks(rows: &[Row]) -> Option<Table> {
+    let group: Vec<&Row> = rows
+        .iter()
+        .filter(|row| matches!(row.case.workload, Workload::NanoTasks(_)))
+        .collect();
+    let lines: Vec<_> = group
+        .iter()
+        .map(|row| {
+            let mut cells = vec![
+                format!("{} {} {}", row.network, row.workload, name(row)),
+                number(row.scan_ms.map(|ms| ms / 1e3), 2),
+                number(row.scan_pages, 0),
+            ];
+            cells.extend(account(row));
+            cells
+        })
+        .collect();
+    (!lines.is_empty()).then(|| Table {
+        title: "tasks of the nano guest on one processor".to_owned(),
+        words: false,
+        head: [&["line, tasks and system", "s", "pages/s"], &ACCOUNT[..]].concat(),
+        lines,
+    })
+}
+
+/// The same case without asynchronous page faults.
+fn without<'a>(group: &[&'a Row], row: &Row) -> Option<&'a Row> {
+    let same = |other: &&&Row| {
+        (other.case.system, other.case.variant) == (row.case.system, row.case.variant)
+            && !other.case.async_faults
+    };
+    group.iter().find(same).copied()
+}
+
+/// The columns of [`account`].
+const ACCOUNT: [&str; 11] = [
+    "ran %",
+    "idle %",
+    "stalled %",
+    "scheduler %",
+    "ran, of runnable %",
+    "mean µs",
+    "asynchronous",
+    "synchronous",
+    "repeated",
+    "MB",
+    "others",
+];
+
+/// What the guest counted, and the bytes on the network.
+fn account(row: &Row) -> Vec<String> {
+    let guest = &row.guest;
+    let percent = |share: Option<f64>| number(share.map(|share| share * 100.0), 0);
+    vec![
+        percent(guest.ran),
+        percent(guest.idle),
+        percent(guest.stalled),
+        percent(guest.scheduler),
+        percent(guest.ran_if_runnable),
+        number(guest.fault_us, 0),
+        number(guest.asynchronous, 0),
+        number(guest.synchronous, 0),
+        number(guest.repeated, 0),
+        number(row.bytes.map(|bytes| bytes / 1e6), 0),
+        number(row.others_cores, 2),
+    ]
+}
