@@ -65,6 +65,9 @@ pub(crate) enum BenchError {
     /// The guest found pages with wrong content.
     #[error("the guest found {0} bad pages after the migration")]
     BadPages(u64),
+    /// No page fault could be followed.
+    #[error("no page fault was noted by the guest, the kernel and both engines")]
+    NoTimeline,
     /// Some runs failed.
     #[error("{failed} of {total} runs failed; the reasons are in the lines above")]
     Failed {

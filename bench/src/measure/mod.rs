@@ -4,6 +4,7 @@ mod clients;
 mod migration;
 mod scan;
 mod threads;
+mod timeline;
 mod web;
 
 use std::path::Path;

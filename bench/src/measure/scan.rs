@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use hikkoshi_lab::{ConsoleLine, LabError, QemuMigration, Report, Scanned};
 
 use super::threads::join;
+use super::timeline::Trace;
 use crate::args::Args;
 use crate::error::BenchError;
 use crate::meter::{CpuMeter, GuestAccount, seconds_between, vcpu_time_ns};
 use crate::mover::{HikkoshiMigration, qemu_migrate};
-use crate::plan::Case;
+use crate::plan::{Case, Workload};
 use crate::record::{Run, ScanOutcome};
 use crate::testbed::{DESTINATION, Testbed};
 
@@ -38,6 +39,8 @@ pub(super) fn measure(
             let mut moving =
                 HikkoshiMigration::start(testbed, program, mode, case.variant, args, &more)?;
             let mut failure = None;
+            let traced = case.workload == Workload::NanoTimeline;
+            let trace = traced.then(Trace::start).transpose()?;
             let outcome = scanned(case, testbed, &mut || match moving.check() {
                 Ok(()) => false,
                 Err(error) => {
@@ -45,7 +48,11 @@ pub(super) fn measure(
                     true
                 }
             });
-            failure.map_or(outcome, Err)
+            let outcome = failure.map_or(outcome, Err);
+            if let (Some(trace), Ok(_)) = (trace, &outcome) {
+                run.timeline = Some(trace.finish(&testbed.destination, &moving)?);
+            }
+            outcome
         }
         (None, Some(mode)) => {
             let mut migration = QemuMigration::new(mode);

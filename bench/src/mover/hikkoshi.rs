@@ -59,9 +59,11 @@ impl HikkoshiMigration {
             &words,
             &testbed.destination,
             &report("receive"),
+            variant.log(),
         )?;
         receive.wait_listening()?;
 
+        let log = variant.log();
         let (downtime, variant) = (args.max_downtime.to_string(), variant.migrate_words());
         let invitation;
         let mut words = if encrypted {
@@ -87,6 +89,7 @@ impl HikkoshiMigration {
             &words,
             &testbed.source,
             &report("migrate"),
+            log,
         )?;
         Ok(Self {
             receive,
@@ -141,6 +144,11 @@ impl HikkoshiMigration {
         Ok(moved)
     }
 
+    /// The fields of each entry of the destination's and the source's log so far.
+    pub(crate) fn logs(&self) -> [Vec<Value>; 2] {
+        [&self.receive, &self.migrate].map(Side::log)
+    }
+
     /// Returns an error if one of the two processes has exited early.
     pub(crate) fn check(&mut self) -> Result<(), BenchError> {
         for side in [&mut self.migrate, &mut self.receive] {
@@ -179,11 +187,13 @@ impl Side {
         arguments: &[&str],
         vm: &Vm,
         report: &Path,
+        log: Option<&str>,
     ) -> Result<Self, BenchError> {
         let failed = |source| BenchError::Program { side: name, source };
         let mut child = host
             .command(program)
             .args(arguments)
+            .envs(log.map(|selected| ("HIKKOSHI_LOG", selected)))
             .args(["--progress", "json"])
             // On a tmpfs, as /run is on a host with systemd.
             .args(["--journal", JOURNAL])
@@ -278,6 +288,16 @@ impl Side {
             let value: Value = serde_json::from_str(line).ok()?;
             value["progress"]["round"].as_u64().filter(|&n| n > 0)
         })
+    }
+
+    fn log(&self) -> Vec<Value> {
+        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        said.iter()
+            .filter_map(|line| {
+                let mut value: Value = serde_json::from_str(line).ok()?;
+                Some(value.get_mut("log")?.get_mut("fields")?.take())
+            })
+            .collect()
     }
 
     fn stderr_tail(&self) -> String {

@@ -171,7 +171,7 @@ pub(super) fn all() -> Vec<Case> {
 /// The cases of the nano guest, each with asynchronous page faults and without.
 fn nano() -> Vec<Case> {
     use System::{HikkoshiPostcopy, QemuPreempt};
-    use Variant::{NoReadAhead, Plain, ReadAhead8};
+    use Variant::{NoReadAhead, Plain, ReadAhead8, Traced};
 
     let mut cases = Vec::new();
     let with = |async_faults, network, workload, rounds, (system, variant)| Case {
@@ -201,6 +201,12 @@ fn nano() -> Vec<Case> {
         let workload = Workload::NanoTasks(tasks);
         with(true, NetworkKind::RoundTrip(10), workload, 3, requests_only)
     }));
+    cases.extend(
+        [NetworkKind::Gbit(10), NetworkKind::Gbit(1)].map(|network| {
+            let system = (HikkoshiPostcopy, Traced);
+            with(true, network, Workload::NanoTimeline, 1, system)
+        }),
+    );
     cases
 }
 

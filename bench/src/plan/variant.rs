@@ -28,6 +28,8 @@ pub(crate) enum Variant {
     Tls,
     /// Does not drain the guest's disks in pre-copy, so memory is lost.
     NoDrain,
+    /// Sends no pages around a requested page, and logs the times of each request.
+    Traced,
 }
 
 impl Variant {
@@ -43,7 +45,7 @@ impl Variant {
             Self::NoHotFirst => &["--no-hot-first"],
             Self::NoFollow => &["--no-follow"],
             Self::NoBound => &["--no-bound"],
-            Self::NoReadAhead => &["--read-ahead", "off"],
+            Self::NoReadAhead | Self::Traced => &["--read-ahead", "off"],
             Self::ReadAhead8 => &["--read-ahead", "8"],
             Self::Links(links) => return vec!["--links".to_owned(), links.to_string()],
             Self::Poll => &["--poll"],
@@ -51,6 +53,11 @@ impl Variant {
             Self::NoDrain => &["--no-drain"],
         };
         words.iter().map(|&word| word.to_owned()).collect()
+    }
+
+    /// What `HIKKOSHI_LOG` selects, if it is set.
+    pub(crate) fn log(self) -> Option<&'static str> {
+        (self == Self::Traced).then_some("hikkoshi_engine=trace")
     }
 
     /// The options for `hikkoshi receive`.
@@ -78,6 +85,7 @@ impl fmt::Display for Variant {
             Self::NoPriority => f.write_str("no-priority"),
             Self::Tls => f.write_str("tls"),
             Self::NoDrain => f.write_str("no-drain"),
+            Self::Traced => f.write_str("traced"),
         }
     }
 }

@@ -24,6 +24,10 @@ const SLOW_NANO_US: u64 = 40;
 const NANO_SLICE_US: u64 = 200_000;
 /// The memory that the tasks of [`Workload::NanoTasks`] read, MiB.
 const NANO_TASKS_MIB: u64 = 32;
+/// The memory that the tasks of [`Workload::NanoTimeline`] read, MiB, and the number of page faults
+/// that the guest notes.
+const NANO_TIMELINE_MIB: u64 = 8;
+const NANO_FAULT_TIMES: u64 = 1024;
 /// Time between two reports of the guest, ms.
 pub(crate) const REPORT_MS: u64 = 100;
 
@@ -100,6 +104,9 @@ pub(crate) enum Workload {
     NanoScan,
     /// This many tasks of the nano guest on one processor read 32 MiB in all, without background.
     NanoTasks(u32),
+    /// Four tasks of the nano guest read 8 MiB in all, without background, and the steps of each
+    /// page fault are noted.
+    NanoTimeline,
 }
 
 /// How a case is measured.
@@ -130,7 +137,11 @@ impl Workload {
     /// How the workload is measured.
     pub(crate) fn kind(self) -> Kind {
         match self {
-            Self::Sequential | Self::Scan | Self::NanoScan | Self::NanoTasks(_) => Kind::Scan,
+            Self::Sequential
+            | Self::Scan
+            | Self::NanoScan
+            | Self::NanoTasks(_)
+            | Self::NanoTimeline => Kind::Scan,
             Self::Clients => Kind::Clients,
             Self::Web => Kind::Web,
             _ => Kind::Move,
@@ -163,6 +174,9 @@ impl Workload {
                     .option("file_bytes", WEB_FILE_BYTES),
                 Self::NanoScan => GuestWorkload::scan(SCAN_PART_MIB * u64::from(SCAN_THREADS))
                     .threads(SCAN_THREADS),
+                Self::NanoTimeline => GuestWorkload::scan(NANO_TIMELINE_MIB)
+                    .threads(SCAN_THREADS)
+                    .option("fault_times", NANO_FAULT_TIMES),
                 Self::NanoTasks(tasks) => GuestWorkload::scan(NANO_TASKS_MIB).threads(tasks),
             };
         let workload = match self.is_nano() {
@@ -183,7 +197,10 @@ impl Workload {
 
     /// Whether the guest is the nano guest, under KVM.
     pub(crate) fn is_nano(self) -> bool {
-        matches!(self, Self::NanoScan | Self::NanoTasks(_))
+        matches!(
+            self,
+            Self::NanoScan | Self::NanoTasks(_) | Self::NanoTimeline
+        )
     }
 
     /// The rate limit of its disk, if it has one.
@@ -237,6 +254,7 @@ impl Workload {
             Self::Web => "web",
             Self::NanoScan => "nano-scan",
             Self::NanoTasks(_) => "nano-tasks",
+            Self::NanoTimeline => "nano-timeline",
         }
     }
 
@@ -276,6 +294,9 @@ impl Workload {
             Self::NanoScan => format!(
                 "nano-scan: under KVM, {SCAN_THREADS} tasks read {SCAN_PART_MIB} MiB each, no \
                  background"
+            ),
+            Self::NanoTimeline => format!(
+                "nano-timeline: the steps of a page fault of one of {SCAN_THREADS} tasks under KVM"
             ),
             Self::NanoTasks(tasks) => format!(
                 "nano-{tasks}-tasks: under KVM, {tasks} tasks read {NANO_TASKS_MIB} MiB, no background"

@@ -66,6 +66,9 @@ impl fmt::Display for Run {
                 guest.repeated()
             )?;
         }
+        if let Some(timeline) = &self.timeline {
+            write!(f, ", {} faults with every step", timeline.faults)?;
+        }
         if let Some(disk) = &self.disk {
             let mb = |rate: Option<f64>| rate.unwrap_or(0.0) / 1e6;
             write!(

@@ -5,6 +5,7 @@ mod outcomes;
 mod run;
 #[cfg(test)]
 mod test_run;
+mod timeline;
 
 pub(crate) use outcomes::{ClientsOutcome, ScanOutcome, WebOutcome};
 #[cfg(test)]
@@ -12,3 +13,4 @@ pub(crate) use run::SlowAccesses;
 pub(crate) use run::{Run, Series};
 #[cfg(test)]
 pub(crate) use test_run::test_run;
+pub(crate) use timeline::{FaultTimeline, Place, Step};

@@ -5,6 +5,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::outcomes::{ClientsOutcome, ScanOutcome, WebOutcome};
+use super::timeline::FaultTimeline;
 use crate::meter::{Accesses, DiskOutcome};
 use crate::mover::MoveOutcome;
 use crate::plan::Case;
@@ -47,6 +48,8 @@ pub(crate) struct Run {
     pub throughput: Option<f64>,
     /// The result of the scan.
     pub scan: Option<ScanOutcome>,
+    /// The timeline of a page fault.
+    pub timeline: Option<FaultTimeline>,
     /// The results of the disk.
     pub disk: Option<DiskOutcome>,
     /// What two clients noticed.
@@ -120,6 +123,7 @@ impl Run {
             slow: None,
             throughput: None,
             scan: None,
+            timeline: None,
             disk: None,
             clients: None,
             web: None,

@@ -14,6 +14,7 @@
 //!   (threads of the kernel).
 //! * Requests to stop: [`StopEventFd`] (an eventfd, for loops that wait in `poll`), [`CancelFlag`]
 //!   (a flag, for loops that check it between pieces of work and for signal handlers).
+//! * Clocks: [`monotonic_ns`].
 //! * Sockets: [`TcpInfo`] (`TCP_INFO`) and [`set_pace`] (`SO_MAX_PACING_RATE`).
 //!
 //! # Vocabulary
@@ -41,6 +42,7 @@ mod drop_pages;
 mod errno;
 pub mod inject;
 mod kernel_thread;
+mod monotonic;
 mod pagemap;
 mod priority;
 mod process;
@@ -61,6 +63,7 @@ pub use drop_pages::{DropPagesError, drop_pages};
 pub use errno::last_errno;
 pub use inject::InjectError;
 pub use kernel_thread::{is_kernel_worker, kernel_thread_name};
+pub use monotonic::monotonic_ns;
 pub use pagemap::{PageCategories, PageQuery, Pagemap};
 pub use priority::{Priority, PriorityClass};
 pub use process::{CAP_SYS_PTRACE, Process};

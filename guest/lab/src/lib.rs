@@ -92,9 +92,10 @@ pub use qemu_migration::{QemuMigration, QemuMigrationMode, QemuMigrationReport};
 pub use qmp::{Event, Qmp};
 pub use ram::{Ram, RamBackend};
 pub use report::{
-    Clocks, Devices, Dirty, DiskWork, Faults, FineHistogram, Histogram, Idle, Latency, Processors,
-    Ready, Report, Scan, Scanned, Serve, Slow, Task, Totals, Verdict, Verify,
+    Clocks, Devices, Dirty, DiskWork, Fault, Faults, FineHistogram, Histogram, Idle, Latency,
+    Processors, Ready, Report, Scan, Scanned, Serve, Slow, Task, Totals, Verdict, Verify,
 };
 pub use tpm::TpmEmulator;
+pub use tsc::TscReading;
 pub use vm::{RamBlock, Vm};
 pub use workload::{Pattern, Workload};

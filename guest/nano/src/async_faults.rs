@@ -162,6 +162,7 @@ pub fn park(processor: &Processor, token: u32, now: u64) -> bool {
     add(&task.faults, 1);
     task.token.store(token, Relaxed);
     task.since.store(now, Relaxed);
+    task.noted.begin(token, now);
     task.set_state(State::Faulted);
     true
 }
@@ -205,5 +206,6 @@ fn wake(task: &Task, now: u64) {
     let waited = now.saturating_sub(task.since.load(Relaxed));
     task.waits.record(&config::get().scale, waited);
     task.since.store(now, Relaxed);
+    task.noted.ready(now);
     task.set_state(State::Runnable);
 }

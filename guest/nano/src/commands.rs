@@ -17,6 +17,8 @@ pub enum Command {
     Totals,
     /// Say it of each task.
     Tasks,
+    /// Say when each noted fault began and ended.
+    Faults,
     /// Anything else.
     Unknown,
 }
@@ -48,6 +50,7 @@ impl Commands {
                 b"scan" => return Some(Command::Scan),
                 b"totals" => return Some(Command::Totals),
                 b"tasks" => return Some(Command::Tasks),
+                b"faults" => return Some(Command::Faults),
                 b"stop" => return Some(Command::Stop),
                 _ => return Some(Command::Unknown),
             }

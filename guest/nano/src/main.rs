@@ -13,6 +13,7 @@ mod commands;
 mod config;
 mod counters;
 mod dirty;
+mod fault_times;
 mod findings;
 mod interrupts;
 mod kvm_clock;

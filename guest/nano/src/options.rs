@@ -1,6 +1,7 @@
 //! The options on the kernel command line: those of the Linux test guest that apply here, and this
 //! guest's own.
 
+use crate::fault_times;
 use crate::page_order::Pattern;
 use crate::tasks::MOST_WORKERS;
 
@@ -55,6 +56,8 @@ pub struct Options {
     pub async_faults: bool,
     /// Milliseconds between two accounts of faults and processors; 0: none.
     pub account_ms: u64,
+    /// How many asynchronous page faults are noted, with their times.
+    pub fault_times: usize,
     /// Microseconds for which a task runs while others could.
     pub slice_us: u64,
 }
@@ -82,6 +85,7 @@ impl Options {
             seed: 1,
             async_faults: true,
             account_ms: 0,
+            fault_times: 0,
             slice_us: 10_000,
         };
         for word in line.split_ascii_whitespace() {
@@ -129,6 +133,7 @@ impl Options {
             "zero" => self.zero_percent = within(value, 0, 90)?,
             "seed" => self.seed = within(value, 0, u64::MAX)?,
             "account_ms" => self.account_ms = within(value, 0, 1 << 20)?,
+            "fault_times" => self.fault_times = within(value, 0, fault_times::MOST)?,
             "slice_us" => self.slice_us = within(value, 1000, 1 << 20)?,
             _ => {}
         }

@@ -149,12 +149,16 @@ fn resume(processor: &Processor, previous: usize, next: usize, entered: u64) -> 
         add(&processor.switches, 1);
     }
     let now = ticks();
+    if next != previous && previous != IDLE {
+        TASKS[previous].noted.leave(now);
+    }
     if next != IDLE {
         let task = &TASKS[next];
         let left = task.left.load(Relaxed);
         add(&task.off, now.saturating_sub(left));
         if next != previous {
             task.dequeue(now);
+            task.noted.resume(now);
         }
     }
     add(&processor.times[IN_SCHEDULER], now.saturating_sub(entered));

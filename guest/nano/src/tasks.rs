@@ -3,6 +3,7 @@
 //! A task's own processor changes its state, with interrupts off; other processors only read it.
 
 use crate::counters::{Counters, add};
+use crate::fault_times::NotedFault;
 use crate::interrupts::{TASK_CODE, TASK_DATA, yield_now};
 use crate::processors;
 use core::cell::UnsafeCell;
@@ -118,6 +119,8 @@ pub struct Task {
     pub faults: AtomicU64,
     /// How long it waited for each page.
     pub waits: Counters,
+    /// The fault that it waits for.
+    pub noted: NotedFault,
 }
 
 // SAFETY: everything is atomic but the context. Only its own processor accesses that, with
@@ -181,6 +184,7 @@ impl Task {
             off: AtomicU64::new(0),
             faults: AtomicU64::new(0),
             waits: Counters::new(),
+            noted: NotedFault::none(),
         }
     }
 

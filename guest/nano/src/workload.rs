@@ -6,6 +6,7 @@ use crate::clock::ticks;
 use crate::commands::{Command, Commands};
 use crate::config::{self, Config};
 use crate::counters::{Thousandths, Totals};
+use crate::fault_times;
 use crate::findings;
 use crate::kvm_clock;
 use crate::options::Workload;
@@ -123,8 +124,9 @@ impl Console {
             }
             Command::Totals => accounts::print_totals(self.config.clock, self.workers),
             Command::Tasks => accounts::print_tasks(self.config.clock, self.workers),
+            Command::Faults => fault_times::print(),
             Command::Scan | Command::Unknown => {
-                say!("unknown: known are sweep, clocks, totals, tasks, stop and, once, scan");
+                say!("unknown: known are sweep, clocks, totals, tasks, faults, stop and, once, scan");
             }
         }
     }

@@ -14,7 +14,7 @@ const ABOVE: f64 = 40.0;
 const BELOW: f64 = 44.0;
 
 /// Distinguishable with any kind of colour vision (palette of Okabe and Ito).
-const COLOURS: [&str; 7] = [
+pub(super) const COLOURS: [&str; 7] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444",
 ];
 
@@ -151,7 +151,7 @@ impl Panel {
     }
 }
 
-fn rule(svg: &mut String, from: (f64, f64), to: (f64, f64), colour: &str) {
+pub(super) fn rule(svg: &mut String, from: (f64, f64), to: (f64, f64), colour: &str) {
     let _ = writeln!(
         svg,
         "<line x1=\"{:.1}\" y1=\"{:.1}\" x2=\"{:.1}\" y2=\"{:.1}\" stroke=\"{colour}\"/>",
@@ -183,7 +183,7 @@ fn dots(svg: &mut String, places: &[(f64, f64)], colour: &str) {
     );
 }
 
-fn text(svg: &mut String, (x, y): (f64, f64), anchor: &str, more: &str, text: &str) {
+pub(super) fn text(svg: &mut String, (x, y): (f64, f64), anchor: &str, more: &str, text: &str) {
     let text = text
         .replace('&', "&amp;")
         .replace('<', "&lt;")

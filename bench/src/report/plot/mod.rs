@@ -4,6 +4,7 @@ mod axis;
 mod chart;
 mod figures;
 mod nano;
+mod timeline;
 
 use std::fs;
 use std::path::Path;
@@ -27,6 +28,7 @@ pub(crate) fn write_plots(folder: &Path, host: &HostInfo, runs: &[Run]) -> Resul
         .into_iter()
         .map(|(name, chart)| (name, chart.svg()))
         .collect();
+    files.extend(timeline::timelines(&host.in_two_lines(), runs));
     files.push((TABLES.to_owned(), tables_markdown(host, runs)));
     fs::create_dir_all(folder).map_err(|source| BenchError::File {
         doing: "creating",

@@ -7,7 +7,7 @@ mod others;
 mod policies;
 
 use self::moves::moves;
-use self::nano::{nano_scans, nano_tasks};
+use self::nano::{nano_scans, nano_tasks, timelines};
 use self::others::{clients, disks, fills, scans, web};
 use self::policies::policies;
 use super::medians::{Row, rows};
@@ -33,8 +33,8 @@ pub(crate) fn tables(runs: &[Run]) -> Vec<Table> {
     for group in &groups {
         let Some(first) = group.first() else { continue };
         match first.case.workload {
-            // They are in tables for all networks or numbers of tasks.
-            Workload::Fill | Workload::NanoTasks(_) => {}
+            // They are in tables of their own.
+            Workload::Fill | Workload::NanoTasks(_) | Workload::NanoTimeline => {}
             Workload::NanoScan => tables.push(nano_scans(group)),
             load if load.kind() == Kind::Scan => tables.push(scans(group)),
             load if load.disk_bytes_per_second().is_some() => tables.push(disks(group)),
@@ -46,6 +46,7 @@ pub(crate) fn tables(runs: &[Run]) -> Vec<Table> {
     tables.extend(groups.iter().filter_map(|group| policies(group)));
     tables.extend(fills(&rows));
     tables.extend(nano_tasks(&rows));
+    tables.extend(timelines(runs));
     tables
 }
 

@@ -2,6 +2,7 @@
 
 use super::labels::{name, title};
 use crate::plan::Workload;
+use crate::record::Run;
 use crate::report::medians::Row;
 use crate::report::table_format::{Table, number, ratio};
 
@@ -54,6 +55,37 @@ pub(super) fn nano_tasks(rows: &[Row]) -> Option<Table> {
         head: [&["line, tasks and system", "s", "pages/s"], &ACCOUNT[..]].concat(),
         lines,
     })
+}
+
+/// The steps of a page fault.
+pub(super) fn timelines(runs: &[Run]) -> Vec<Table> {
+    let good = runs.iter().filter(|run| run.failure.is_none());
+    good.filter_map(|run| Some((run, run.timeline.as_ref()?)))
+        .map(|(run, timeline)| {
+            let lines = timeline.steps.iter().enumerate().map(|(number, step)| {
+                vec![
+                    format!("{}. {}: {}", number + 1, step.place.name(), step.what),
+                    number_of(step.median_us),
+                    number_of(step.p90_us),
+                ]
+            });
+            Table {
+                title: format!(
+                    "{}, {}; {} faults",
+                    run.case.network,
+                    run.case.workload.describe(),
+                    timeline.faults
+                ),
+                words: false,
+                head: vec!["step", "median, µs after the first", "p90"],
+                lines: lines.collect(),
+            }
+        })
+        .collect()
+}
+
+fn number_of(value: f64) -> String {
+    number(Some(value), 1)
 }
 
 /// The same case without asynchronous page faults.

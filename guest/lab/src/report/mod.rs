@@ -32,6 +32,10 @@ pub enum Report {
     Totals(Totals),
     /// A line of the nano guest's answer to `tasks`.
     Task(Task),
+    /// A line of the nano guest's answer to `faults`.
+    Fault(Fault),
+    /// The end of that answer, with the number of the faults.
+    Noted(u64),
     /// The nano guest's page faults in an interval.
     Faults(Faults),
     /// How the nano guest's processors spent an interval.
@@ -234,6 +238,21 @@ pub struct Task {
     pub faults: u64,
 }
 
+/// The times of an asynchronous page fault of the nano guest, by the time-stamp counter.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Fault {
+    /// KVM's token.
+    pub token: u32,
+    /// The *not present* event was taken.
+    pub not_present: u64,
+    /// The processor left for another task.
+    pub other: u64,
+    /// The *page ready* event was taken.
+    pub ready: u64,
+    /// The processor left for the task.
+    pub resumed: u64,
+}
+
 /// An interval of the nano guest's page faults.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Faults {
@@ -412,6 +431,16 @@ mod tests {
         };
         assert_eq!((faults.not_present, faults.waits.count()), (3, 2));
         assert_eq!((faults.synchronous, faults.repeated), (4, 1));
+        let line = "fault: ok token=4096 not_present=1 other=2 ready=3 resumed=4";
+        let fault = Fault {
+            token: 4096,
+            not_present: 1,
+            other: 2,
+            ready: 3,
+            resumed: 4,
+        };
+        assert_eq!(Report::parse(line), Report::Fault(fault));
+        assert_eq!(Report::parse("noted: ok faults=7"), Report::Noted(7));
         let line = "processors: ok t=1.009 span_ms=505 ran_ms=1.500,2.000 idle_ms=3.000,4.000 \
                     stalled_ms=0.000,0.000 scheduler_ms=0.100,0.200 switches=7";
         let Report::Processors(processors) = Report::parse(line) else {

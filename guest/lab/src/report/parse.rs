@@ -2,8 +2,8 @@
 
 use super::latency::{FineHistogram, Histogram, Latency};
 use super::{
-    Clocks, Devices, Dirty, DiskWork, Faults, Idle, Processors, Ready, Report, Scan, Scanned,
-    Serve, Slow, Task, Totals, Verdict, Verify,
+    Clocks, Devices, Dirty, DiskWork, Fault, Faults, Idle, Processors, Ready, Report, Scan,
+    Scanned, Serve, Slow, Task, Totals, Verdict, Verify,
 };
 
 /// The `key=value` words of a line.
@@ -152,6 +152,14 @@ impl Report {
                 waited_ms: fields.get("waited_ms")?,
                 faults: fields.get("faults")?,
             }),
+            "fault" => Self::Fault(Fault {
+                token: fields.get("token")?,
+                not_present: fields.get("not_present")?,
+                other: fields.get("other")?,
+                ready: fields.get("ready")?,
+                resumed: fields.get("resumed")?,
+            }),
+            "noted" => Self::Noted(fields.get("faults")?),
             "faults" => Self::Faults(Faults {
                 t: fields.get("t")?,
                 span_ms: fields.get("span_ms")?,

@@ -11,8 +11,8 @@ pub(crate) use start::listen;
 use crate::device::PreparedDevice;
 use crate::ram::PreparedRam;
 use crate::{
-    Clocks, Console, Devices, Disk, Lab, LabError, MemoryLimit, Namespace, Qmp, Ready, Report,
-    Slow, Task, Throttle, Totals, Verdict,
+    Clocks, Console, Devices, Disk, Fault, Lab, LabError, MemoryLimit, Namespace, Qmp, Ready,
+    Report, Slow, Task, Throttle, Totals, Verdict,
 };
 use serde_json::json;
 use std::fs;
@@ -283,6 +283,26 @@ impl Vm {
             (tasks.len() as u64 == workers).then_some(())
         })?;
         Ok(tasks)
+    }
+
+    /// Asks the nano guest for the times of the page faults that it has noted; it must run here.
+    ///
+    /// # Errors
+    /// When there is no whole answer within `timeout`.
+    pub fn faults(&self, timeout: Duration) -> Result<Vec<Fault>, LabError> {
+        let first = self.console.len();
+        self.send("faults")?;
+        let what = "the faults that the guest has noted";
+        let noted = self.wait_report(what, first, timeout, |report| match report {
+            Report::Noted(faults) => Some(*faults),
+            _ => None,
+        })?;
+        let lines = self.console.since(first);
+        let faults = lines.iter().filter_map(|line| match line.report {
+            Report::Fault(fault) if *line.vm == self.name => Some(fault),
+            _ => None,
+        });
+        Ok(faults.take(usize::try_from(noted).unwrap_or(0)).collect())
     }
 
     /// Makes the guest use each of its devices; it must run here.

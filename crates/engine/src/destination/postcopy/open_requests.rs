@@ -1,8 +1,7 @@
 //! What is requested from the source: each missing host page once, huge pages a bounded number at
 //! a time, and how long each request takes.
 
-use std::time::Instant;
-
+use hikkoshi_linux::monotonic_ns;
 use hikkoshi_pages::{PageBitmap, PageRange, RamLayout};
 
 use crate::destination::error::DestinationFailure;
@@ -17,7 +16,6 @@ pub(crate) struct OpenRequests {
     /// Host pages that have been requested (or wait for admission), by their first page.
     requested: PageBitmap,
     times: RequestTimes,
-    begun: Instant,
     huge: HugePages,
 }
 
@@ -28,7 +26,6 @@ impl OpenRequests {
         Ok(Self {
             requested: PageBitmap::empty(layout.pages()),
             times: RequestTimes::new(),
-            begun: Instant::now(),
             huge: HugePages::new(layout, links)?,
         })
     }
@@ -40,7 +37,7 @@ impl OpenRequests {
 
     /// Nanoseconds on the clock that requests are measured by.
     pub(crate) fn now(&self) -> u64 {
-        u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        monotonic_ns()
     }
 
     /// Requests without a measured latency.
@@ -123,12 +120,21 @@ impl OpenRequests {
                 continue;
             }
             if let Some(time) = self.times.answered(host_page.start()) {
-                record(&RequestTimeline {
+                let times = RequestTimeline {
                     fault_read: time.fault_read,
                     request_sent: time.request_sent,
                     page_received,
                     installed,
-                });
+                };
+                tracing::trace!(
+                    page = host_page.start().index(),
+                    times.fault_read,
+                    times.request_sent,
+                    times.page_received,
+                    times.installed,
+                    "page requested"
+                );
+                record(&times);
             }
         }
     }

@@ -27,9 +27,10 @@ use crate::source::session::{Session, SourceSessionEvent};
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter, UrgentActivity};
 use hikkoshi_linux::PriorityClass;
-use hikkoshi_linux::sandbox_thread;
+use hikkoshi_linux::{monotonic_ns, sandbox_thread};
 use hikkoshi_memory::GuestRam;
 use hikkoshi_memory::{PageReader, PageRun};
+use tracing::Level;
 
 /// The most pages in one frame: a request for a huge page is answered in
 /// pieces of 32 KiB.
@@ -144,9 +145,15 @@ impl Urgent {
             if requested.len() > PAGES_PER_READ as u64 {
                 self.requests.add(requested);
             } else {
+                // Read only if it is logged.
+                let arrived = tracing::enabled!(Level::TRACE).then(monotonic_ns);
                 let mut request = OpenRequest::new(requested);
                 while !request.rest.is_empty() {
                     self.answer.piece(&mut request)?;
+                }
+                if let Some(arrived) = arrived {
+                    let (page, sent) = (requested.start().index(), monotonic_ns());
+                    tracing::trace!(page, arrived, sent, "request answered");
                 }
                 self.answer.advise_read_ahead(requested);
             }
