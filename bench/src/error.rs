@@ -66,8 +66,8 @@ pub(crate) enum BenchError {
     #[error("the guest found {0} bad pages after the migration")]
     BadPages(u64),
     /// No page fault could be followed.
-    #[error("no page fault was noted by the guest, the kernel and both engines")]
-    NoTimeline,
+    #[error("no page fault was noted by all; there are notes {0}")]
+    NoTimeline(String),
     /// Some runs failed.
     #[error("{failed} of {total} runs failed; the reasons are in the lines above")]
     Failed {

@@ -8,8 +8,7 @@ use crate::error::BenchError;
 /// A trace of its own, beside the one that others may use.
 const INSTANCE: &str = "/sys/kernel/tracing/instances/hikkoshi-bench";
 /// The events.
-const EVENTS: [&str; 5] = [
-    "kvm_page_fault",
+const EVENTS: [&str; 4] = [
     "kvm_try_async_get_page",
     "kvm_async_pf_not_present",
     "kvm_async_pf_completed",
@@ -34,9 +33,7 @@ pub(crate) struct KvmEvent {
 /// What happened.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum KvmEventKind {
-    /// A virtual processor faulted.
-    Fault,
-    /// A kernel worker is to fetch the page.
+    /// A virtual processor has faulted, and a worker thread of the kernel is to fetch the page.
     Queued,
     /// The guest is to be interrupted: the page is not present.
     NotPresent,
@@ -111,7 +108,6 @@ fn parse(line: &str) -> Option<KvmEvent> {
     let ticks = before.split_whitespace().next_back()?.parse().ok()?;
     let (name, text) = event.split_once(": ")?;
     let kind = match name {
-        "page_fault" => KvmEventKind::Fault,
         "try_async_get_page" => KvmEventKind::Queued,
         "async_pf_not_present" => KvmEventKind::NotPresent,
         "async_pf_completed" => KvmEventKind::Fetched,
@@ -123,14 +119,10 @@ fn parse(line: &str) -> Option<KvmEvent> {
         words.find(|word| *word == key)?;
         u64::from_str_radix(words.next()?.trim_start_matches("0x"), 16).ok()
     };
-    let address = match kind {
-        KvmEventKind::Fault => number("address"),
-        _ => number("gva"),
-    };
     Some(KvmEvent {
         ticks,
         kind,
-        address: address?,
+        address: number("gva")?,
         token: number("token").and_then(|token| u32::try_from(token).ok()),
     })
 }
@@ -142,10 +134,6 @@ mod tests {
     #[test]
     fn the_lines_of_each_event_are_parsed() {
         let lines = [
-            (
-                "kvm_page_fault: vcpu 0 rip 0x101ab address 0x0000000000405008 error_code 0x4",
-                None,
-            ),
             ("kvm_try_async_get_page: gva = 0x405008, gfn = 0x405", None),
             (
                 "kvm_async_pf_not_present: token 0x3000 gva 0x405008",

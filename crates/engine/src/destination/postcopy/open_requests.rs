@@ -128,10 +128,10 @@ impl OpenRequests {
                 };
                 tracing::trace!(
                     page = host_page.start().index(),
-                    times.fault_read,
-                    times.request_sent,
-                    times.page_received,
-                    times.installed,
+                    fault_read = times.fault_read,
+                    request_sent = times.request_sent,
+                    page_received,
+                    installed,
                     "page requested"
                 );
                 record(&times);
