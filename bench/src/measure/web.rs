@@ -10,16 +10,20 @@ use hikkoshi_lab::GuestNetwork;
 use super::threads::join;
 use crate::args::Args;
 use crate::error::BenchError;
-use crate::meter::{CpuMeter, INTERVAL, Responses, run_clients, seconds_between};
+use crate::meter::{CpuMeter, Demand, INTERVAL, Responses, run_clients, seconds_between};
 use crate::mover::migrate;
-use crate::plan::Case;
+use crate::plan::{Case, Workload};
 use crate::record::{Run, WebOutcome};
 use crate::testbed::Testbed;
 
 /// How long the clients are served before the migration, and after it.
 const BEFORE: Duration = Duration::from_secs(6);
 const AFTER: Duration = Duration::from_secs(6);
-/// The port of Apache (`guest/initramfs/web/httpd.conf`).
+/// The same for clients that request files without a pause.
+const BEFORE_WITHOUT_PAUSE: Duration = Duration::from_secs(3);
+/// The length of an interval of the plot.
+const REPORT: Duration = Duration::from_millis(100);
+/// The port of Apache (`guest/initramfs/web/httpd.conf`), and of the nano guest's server.
 const PORT: u16 = 80;
 
 /// Moves the guest while clients request files from it.
@@ -35,12 +39,16 @@ pub(super) fn measure(
     };
     let server = SocketAddr::from((guest_address(), PORT));
     let stop = AtomicBool::new(false);
+    let (demand, before_move) = match case.workload {
+        Workload::NanoWeb => (Demand::WithoutPause, BEFORE_WITHOUT_PAUSE),
+        _ => (Demand::AtIntervals, BEFORE),
+    };
     let pids = testbed.pids();
     let before = Instant::now();
     let (moved, seen) = std::thread::scope(|scope| {
-        let clients = scope.spawn(|| network.client().run(|| run_clients(server, &stop)));
+        let clients = scope.spawn(|| network.client().run(|| run_clients(server, demand, &stop)));
         // The first client requests its second file after one interval.
-        std::thread::sleep(INTERVAL + BEFORE);
+        std::thread::sleep(INTERVAL + before_move);
         let bytes = testbed.network.bytes();
         let meter = CpuMeter::start(&pids);
         let moved = migrate(testbed, case, program, args);
@@ -105,7 +113,26 @@ fn outcome(
             .map(|(sent, took)| (at(*sent), took.as_secs_f64() * 1e3))
             .collect(),
         unanswered: seen.unanswered,
+        per_second_before: seen.per_second(warm, command),
+        per_second_first: seen.per_second(resume, resume + Duration::from_secs(1)),
+        per_second: rates(seen, command),
     }
+}
+
+/// Answers a second, in each interval from the first answer to the last: at its middle.
+fn rates(seen: &Responses, command: Instant) -> Vec<(f64, f64)> {
+    let done = || seen.answers.iter().map(|(sent, took)| *sent + *took);
+    let (Some(first), Some(last)) = (done().min(), done().max()) else {
+        return Vec::new();
+    };
+    let mut rates = Vec::new();
+    let mut from = first;
+    while from <= last {
+        let middle = seconds_between(command, from + REPORT / 2);
+        rates.push((middle, seen.per_second(from, from + REPORT)));
+        from += REPORT;
+    }
+    rates
 }
 
 #[cfg(test)]
@@ -141,5 +168,15 @@ mod tests {
         assert_eq!(most(web.after), Some((1, 5.0)));
         assert_eq!((web.stop_s, web.resume_s, web.end_s), (2.0, 3.0, 5.0));
         assert_eq!(web.answers[0], (-4.0, 5.0));
+        // The answer of 4.006 s, and none from 8 to 9 s.
+        assert!((web.per_second_before - 1.0 / 3.0).abs() < 1e-9);
+        assert!(web.per_second_first.abs() < 1e-9);
+        // From 1.005 to 11.005 s.
+        let seen = web
+            .per_second
+            .iter()
+            .filter(|(_, rate)| *rate > 0.0)
+            .count();
+        assert_eq!((seen, web.per_second.len()), (5, 101));
     }
 }

@@ -1,7 +1,7 @@
 //! 128 clients of the guest's web server, on one thread.
 //!
-//! Each client keeps its connection and requests a file at fixed intervals. A late answer delays
-//! only the next request of that client. Every answer's content is checked: its length, the number
+//! Each client keeps its connection and requests a file at fixed intervals, or the next one as soon
+//! as it has an answer. A late answer delays only the next request of that client. Every answer's content is checked: its length, the number
 //! at its start, and the checksum at its end (`guest/workload/src/web_files.rs`).
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -28,6 +28,15 @@ const LAST: Duration = Duration::from_secs(10);
 /// Upper limit for the length of an answer's header.
 const HEADER_LIMIT: usize = 4096;
 
+/// When a client requests which file.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Demand {
+    /// The next one, at every [`INTERVAL`].
+    AtIntervals,
+    /// One at random, as soon as the last answer is complete.
+    WithoutPause,
+}
+
 /// The answers that the clients got.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Responses {
@@ -53,6 +62,14 @@ pub(crate) struct Span {
 }
 
 impl Responses {
+    /// Answers completed a second, from `from` until before `until`.
+    #[allow(clippy::cast_precision_loss)] // far below 2^52
+    pub(crate) fn per_second(&self, from: Instant, until: Instant) -> f64 {
+        let inside = |(sent, took): &&(Instant, Duration)| (from..until).contains(&(*sent + *took));
+        let answers = self.answers.iter().filter(inside).count();
+        answers as f64 / until.duration_since(from).as_secs_f64().max(1e-9)
+    }
+
     /// The answers to requests sent from `from` until before `until`.
     pub(crate) fn span(&self, from: Instant, until: Instant) -> Option<Span> {
         let mut times: Vec<f64> = self
@@ -77,11 +94,15 @@ impl Responses {
 ///
 /// # Errors
 /// When the server cannot be reached at the start.
-pub(crate) fn run_clients(server: SocketAddr, stop: &AtomicBool) -> io::Result<Responses> {
+pub(crate) fn run_clients(
+    server: SocketAddr,
+    demand: Demand,
+    stop: &AtomicBool,
+) -> io::Result<Responses> {
     let begun = Instant::now();
     let clients = u32::try_from(CLIENTS).unwrap_or(1);
     let mut clients = (0..clients)
-        .map(|number| Client::connect(server, begun, number, INTERVAL * number / clients))
+        .map(|number| Client::connect(server, demand, begun, number, INTERVAL * number / clients))
         .collect::<io::Result<Vec<_>>>()?;
     let mut seen = Responses::default();
     let mut stopped: Option<Instant> = None;
@@ -149,6 +170,9 @@ fn wait(clients: &mut [Client], seen: &mut Responses) -> io::Result<()> {
 #[derive(Debug)]
 struct Client {
     server: SocketAddr,
+    demand: Demand,
+    /// Of the random numbers.
+    seed: u64,
     stream: TcpStream,
     /// When it sends the next request, unless it is waiting.
     next: Instant,
@@ -161,12 +185,15 @@ struct Client {
 impl Client {
     fn connect(
         server: SocketAddr,
+        demand: Demand,
         begun: Instant,
         number: u32,
         offset: Duration,
     ) -> io::Result<Self> {
         Ok(Self {
             server,
+            demand,
+            seed: u64::from(number) + 1,
             stream: connect(server)?,
             next: begun + offset,
             // Spread over the files, so that any two clients request different ones.
@@ -189,8 +216,11 @@ impl Client {
         let now = Instant::now();
         self.answer.clear();
         self.sent = Some(now);
-        // Due again one interval later; missed requests are not made up for.
-        self.next = (self.next + INTERVAL).max(now);
+        self.next = match self.demand {
+            // Missed requests are not made up for.
+            Demand::AtIntervals => (self.next + INTERVAL).max(now),
+            Demand::WithoutPause => now,
+        };
         // The request is far smaller than a socket's buffer, so it is sent whole or not at all.
         if let Err(error) = self.stream.write_all(request.as_bytes()) {
             self.fail(seen, &error.to_string());
@@ -220,9 +250,22 @@ impl Client {
                     if let Err(reason) = verdict {
                         seen.errors.push(format!("file {}: {reason}", self.file));
                     }
-                    self.file = (self.file + 1) % WEB_FILES;
+                    self.file = self.next_file();
                     return;
                 }
+            }
+        }
+    }
+
+    fn next_file(&mut self) -> u64 {
+        match self.demand {
+            Demand::AtIntervals => (self.file + 1) % WEB_FILES,
+            Demand::WithoutPause => {
+                // Marsaglia's xorshift.
+                self.seed ^= self.seed << 13;
+                self.seed ^= self.seed >> 7;
+                self.seed ^= self.seed << 17;
+                self.seed % WEB_FILES
             }
         }
     }
@@ -371,5 +414,7 @@ mod tests {
         );
         assert_eq!(seen.span(at(500), at(600)).unwrap().answers, 10);
         assert_eq!(seen.span(at(2000), at(3000)), None);
+        // The requests of 0 to 450 ms are answered until 500 ms.
+        assert!((seen.per_second(at(0), at(500)) - 92.0).abs() < 1e-9);
     }
 }

@@ -17,7 +17,7 @@ pub(crate) use disk_reads::{DiskOutcome, drains, read_rate};
 pub(crate) use gaps::{Gaps, MigrationTimeline};
 pub(crate) use guest_account::{GuestAccount, GuestInterval};
 pub(crate) use host_cpu::{CpuMeter, wait_until_idle};
-pub(crate) use http_clients::{INTERVAL, Responses, Span, run_clients};
+pub(crate) use http_clients::{Demand, INTERVAL, Responses, Span, run_clients};
 pub(crate) use kvm_trace::{KvmEvent, KvmEventKind, KvmTrace};
 pub(crate) use request_client::run_requests;
 pub(crate) use time::seconds_between;

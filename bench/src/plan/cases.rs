@@ -201,12 +201,15 @@ fn nano() -> Vec<Case> {
         let workload = Workload::NanoTasks(tasks);
         with(true, NetworkKind::RoundTrip(10), workload, 3, requests_only)
     }));
-    cases.extend(
-        [NetworkKind::Gbit(10), NetworkKind::Gbit(1)].map(|network| {
-            let system = (HikkoshiPostcopy, Traced);
-            with(true, network, Workload::NanoTimeline, 1, system)
-        }),
-    );
+    for network in [NetworkKind::Gbit(10), NetworkKind::Gbit(1)] {
+        let traced = (HikkoshiPostcopy, Traced);
+        cases.push(with(true, network, Workload::NanoTimeline, 1, traced));
+        for (system, rounds) in [(HikkoshiPostcopy, 3), (QemuPreempt, 1)] {
+            let system = (system, Plain);
+            let web = |on| with(on, network, Workload::NanoWeb, rounds, system);
+            cases.extend([true, false].map(web));
+        }
+    }
     cases
 }
 

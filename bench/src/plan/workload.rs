@@ -107,6 +107,8 @@ pub(crate) enum Workload {
     /// Four tasks of the nano guest read 8 MiB in all, without background, and the steps of each
     /// page fault are noted.
     NanoTimeline,
+    /// The nano guest serves files over the network, asked for at random without a pause.
+    NanoWeb,
 }
 
 /// How a case is measured.
@@ -143,7 +145,7 @@ impl Workload {
             | Self::NanoTasks(_)
             | Self::NanoTimeline => Kind::Scan,
             Self::Clients => Kind::Clients,
-            Self::Web => Kind::Web,
+            Self::Web | Self::NanoWeb => Kind::Web,
             _ => Kind::Move,
         }
     }
@@ -169,7 +171,7 @@ impl Workload {
                 Self::Debian => GuestWorkload::dirty(DEBIAN_WRITTEN_MIB)
                     .rate(DEBIAN_WRITES)
                     .in_debian(DEBIAN_DISK_REQUESTS),
-                Self::Web => GuestWorkload::idle()
+                Self::Web | Self::NanoWeb => GuestWorkload::idle()
                     .option("files", WEB_FILES)
                     .option("file_bytes", WEB_FILE_BYTES),
                 Self::NanoScan => GuestWorkload::scan(SCAN_PART_MIB * u64::from(SCAN_THREADS))
@@ -192,14 +194,17 @@ impl Workload {
 
     /// Whether the guest has a network card.
     pub(crate) fn has_network_card(self) -> bool {
-        matches!(self, Self::Clients | Self::Debian | Self::Web)
+        matches!(
+            self,
+            Self::Clients | Self::Debian | Self::Web | Self::NanoWeb
+        )
     }
 
     /// Whether the guest is the nano guest, under KVM.
     pub(crate) fn is_nano(self) -> bool {
         matches!(
             self,
-            Self::NanoScan | Self::NanoTasks(_) | Self::NanoTimeline
+            Self::NanoScan | Self::NanoTasks(_) | Self::NanoTimeline | Self::NanoWeb
         )
     }
 
@@ -255,6 +260,7 @@ impl Workload {
             Self::NanoScan => "nano-scan",
             Self::NanoTasks(_) => "nano-tasks",
             Self::NanoTimeline => "nano-timeline",
+            Self::NanoWeb => "nano-web",
         }
     }
 
@@ -294,6 +300,10 @@ impl Workload {
             Self::NanoScan => format!(
                 "nano-scan: under KVM, {SCAN_THREADS} tasks read {SCAN_PART_MIB} MiB each, no \
                  background"
+            ),
+            Self::NanoWeb => format!(
+                "nano-web: under KVM, {WEB_FILES} files of {WEB_FILE_BYTES} bytes, asked for at random \
+                 without a pause"
             ),
             Self::NanoTimeline => format!(
                 "nano-timeline: the steps of a page fault of one of {SCAN_THREADS} tasks under KVM"

@@ -46,6 +46,12 @@ pub(crate) struct WebOutcome {
     pub end_s: f64,
     /// Requests: s after the command, and the response time in ms.
     pub answers: Vec<(f64, f64)>,
+    /// Answers a second before the command.
+    pub per_second_before: f64,
+    /// Answers in the first second at the destination.
+    pub per_second_first: f64,
+    /// Answers a second over time: s after the command, and the rate.
+    pub per_second: Vec<(f64, f64)>,
     /// Requests without an answer at the end.
     pub unanswered: usize,
 }

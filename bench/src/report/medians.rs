@@ -72,6 +72,9 @@ pub(super) struct Row {
     pub bad_pages: Option<f64>,
     /// The longest time between two answers to a client: requests over TCP, and datagrams; ms.
     pub client_gaps_ms: [Option<f64>; 2],
+    /// Answers a second of a web server: before the command, and in the first second at the
+    /// destination.
+    pub web_per_second: [Option<f64>; 2],
     /// Datagrams lost, in the worst run.
     pub datagrams_lost: Option<f64>,
     /// Processor time, s.
@@ -194,6 +197,10 @@ fn row(runs: Vec<&Run>) -> Option<Row> {
         client_gaps_ms: [
             of(&|run| Some(run.clients?.request_gaps_ms.longest)),
             of(&|run| Some(run.clients?.datagram_gaps_ms.longest)),
+        ],
+        web_per_second: [
+            of(&|run| Some(run.web.as_ref()?.per_second_before)),
+            of(&|run| Some(run.web.as_ref()?.per_second_first)),
         ],
         datagrams_lost: good
             .iter()

@@ -13,7 +13,7 @@ use hikkoshi_lab::{Event, GuestNetwork, Lab, LabError, Report, Vm, VmConfig, web
 
 use crate::args::Args;
 use crate::error::BenchError;
-use crate::plan::{Case, DISK_ARENA_MIB, Kind, Workload};
+use crate::plan::{Case, DISK_ARENA_MIB, Workload};
 
 /// How long the guest may take to print a line, or to check all of its pages.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
@@ -58,7 +58,6 @@ impl Testbed {
             _ => config,
         };
         let congestion = args.congestion.as_deref();
-        let kind = case.workload.kind();
         let (guest_network, network, config) = if case.workload.has_network_card() {
             let guest_network = GuestNetwork::new()?;
             let hosts = (
@@ -67,8 +66,8 @@ impl Testbed {
             );
             let network = Network::between(hosts, case.network, congestion)?;
             let config = config.nic(guest_network.nic());
-            let config = match kind {
-                Kind::Web => config.initramfs(web_initramfs()?),
+            let config = match case.workload {
+                Workload::Web => config.initramfs(web_initramfs()?),
                 _ => config,
             };
             (Some(guest_network), network, config)

@@ -10,7 +10,34 @@ const SCAN: f64 = 0.5;
 /// The share of the time that tasks run, of the time in which one could run.
 const RAN: f64 = 0.9;
 
+/// The answers of a server in the first second at the destination, relative to without.
+const SERVED: f64 = 2.0;
+
 impl Rules<'_> {
+    /// A server with asynchronous page faults, beside one without.
+    pub(super) fn asynchronous_server(&mut self) {
+        for network in self.networks() {
+            let find = |system| self.find(network, "nano-web", system);
+            let with = find("hikkoshi-postcopy");
+            let without = find("hikkoshi-postcopy/no-async");
+            let (Some(with), Some(without)) = (with, without) else {
+                continue;
+            };
+            let [before, first] = with.web_per_second;
+            let before = before.map(|rate| format!("{rate:.0} a second before the move"));
+            self.ratio(
+                format!(
+                    "{network}: answers in the first second, asynchronous faults to without, \
+                     hikkoshi-postcopy"
+                ),
+                (first, without.web_per_second[1]),
+                "answers",
+                Limit::AtLeast(SERVED),
+                before.unwrap_or_default(),
+            );
+        }
+    }
+
     /// Scans with asynchronous page faults, beside those without.
     pub(super) fn asynchronous_faults(&mut self) {
         for network in self.networks() {

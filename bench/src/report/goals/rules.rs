@@ -70,6 +70,7 @@ impl<'a> Rules<'a> {
         self.switchovers();
         self.clients();
         self.asynchronous_faults();
+        self.asynchronous_server();
         self.goals
     }
 

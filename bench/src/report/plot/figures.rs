@@ -4,7 +4,7 @@ use super::axis::{Axis, Scale};
 use super::chart::{Chart, Panel, Points, Style};
 use super::nano::nano_scans;
 use crate::host_info::HostInfo;
-use crate::plan::{Case, Kind, NetworkKind, Variant, Workload};
+use crate::plan::{Case, NetworkKind, Variant, Workload};
 use crate::record::Run;
 
 /// Seconds shown before the switchover.
@@ -30,7 +30,11 @@ pub(super) fn all(host: &HostInfo, runs: &[Run]) -> Vec<(String, Chart)> {
         charts.extend(switch(&good, network).map(|c| (format!("switch-{network}.svg"), c)));
         charts.extend(scans(&good, network).map(|c| (format!("scan-{network}.svg"), c)));
         charts.extend(nano_scans(&good, network).map(|c| (format!("nano-scan-{network}.svg"), c)));
-        charts.extend(web(&good, network).map(|c| (format!("web-{network}.svg"), c)));
+        for workload in [Workload::Web, Workload::NanoWeb] {
+            charts.extend(
+                web(&good, network, workload).map(|c| (format!("{workload}-{network}.svg"), c)),
+            );
+        }
     }
     for (_, chart) in &mut charts {
         chart.subtitle = host.in_two_lines();
@@ -221,9 +225,9 @@ fn scans(runs: &[&Run], network: NetworkKind) -> Option<Chart> {
 }
 
 /// When the web server's clients sent requests, and their response times.
-fn web(runs: &[&Run], network: NetworkKind) -> Option<Chart> {
+fn web(runs: &[&Run], network: NetworkKind, workload: Workload) -> Option<Chart> {
     let systems = cases(runs, |case| {
-        case.network == network && case.workload.kind() == Kind::Web
+        (case.network, case.workload) == (network, workload)
     });
     let mut panels: Vec<_> = systems
         .iter()
@@ -232,7 +236,7 @@ fn web(runs: &[&Run], network: NetworkKind) -> Option<Chart> {
             let points = vec![Points {
                 name: "responses".to_owned(),
                 style: Style::Dots,
-                points: web.answers.clone(),
+                points: thinned(&web.answers),
             }];
             let axes = (
                 ("seconds after the command", Scale::Linear),
@@ -260,8 +264,40 @@ fn web(runs: &[&Run], network: NetworkKind) -> Option<Chart> {
         (panel.x.min, panel.x.max) = x;
         (panel.y.min, panel.y.max) = y;
     }
-    let title = format!("Web server during a migration: {network}");
+    let server = match workload {
+        Workload::NanoWeb => "The nano guest's server",
+        _ => "Web server",
+    };
+    if workload == Workload::NanoWeb && !panels.is_empty() {
+        panels.insert(0, answer_rates(runs, &systems));
+    }
+    let title = format!("{server} during a migration: {network}");
     (!panels.is_empty()).then(|| chart(title, panels))
+}
+
+/// The answers a second of each system.
+fn answer_rates(runs: &[&Run], systems: &[Case]) -> Panel {
+    let lines = systems.iter().filter_map(|case| {
+        let web = runs.iter().find(|run| run.case == *case)?.web.as_ref()?;
+        Some(Points {
+            name: case.system_label(),
+            style: Style::Line,
+            points: web.per_second.clone(),
+        })
+    });
+    panel(
+        String::new(),
+        ("seconds after the command", Scale::Linear),
+        ("answers a second", Scale::Linear),
+        lines.collect(),
+    )
+}
+
+/// At most some thousands of points: every so many of them.
+fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    const MOST: usize = 3000;
+    let step = points.len().div_ceil(MOST).max(1);
+    points.iter().copied().step_by(step).collect()
 }
 
 #[cfg(test)]
@@ -310,7 +346,8 @@ mod tests {
             3,
             "99 s is after the end"
         );
-        assert!(scans(&good, network).is_none() && web(&good, network).is_none());
+        assert!(scans(&good, network).is_none());
+        assert!(web(&good, network, Workload::Web).is_none());
         assert!(faults(&good, NetworkKind::Loopback, Workload::Busy).is_none());
     }
 }

@@ -169,7 +169,8 @@ pub(super) fn clients(group: &[&Row], runs: &[Run]) -> Table {
     }
 }
 
-/// Response times of the web server's clients, from the first run of each case.
+/// Response times of the web server's clients, from the first run of each case, and answers a
+/// second, which are medians.
 pub(super) fn web(group: &[&Row], runs: &[Run]) -> Table {
     let mut lines = Vec::new();
     for row in group {
@@ -194,6 +195,8 @@ pub(super) fn web(group: &[&Row], runs: &[Run]) -> Table {
             span(outcome.and_then(|web| web.until_switch)),
             span(outcome.and_then(|web| web.until_end)),
             span(outcome.and_then(|web| web.after)),
+            number(row.web_per_second[0], 0),
+            number(row.web_per_second[1], 0),
             number(row.others_cores, 2),
         ]);
     }
@@ -208,6 +211,8 @@ pub(super) fn web(group: &[&Row], runs: &[Run]) -> Table {
             "until switchover",
             "until the last page",
             "after",
+            "answers/s before",
+            "in the first second",
             "others",
         ],
         lines,
