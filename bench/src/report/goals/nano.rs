@@ -41,15 +41,20 @@ impl Rules<'_> {
     /// Scans with asynchronous page faults, beside those without.
     pub(super) fn asynchronous_faults(&mut self) {
         for network in self.networks() {
-            for variant in ["/no-read-ahead", "/read-ahead-8", ""] {
+            for (workload, variant) in [
+                ("nano-scan", "/no-read-ahead"),
+                ("nano-scan", "/read-ahead-8"),
+                ("nano-scan", ""),
+                ("nano-4-tasks", "/no-read-ahead"),
+            ] {
                 let system = format!("hikkoshi-postcopy{variant}");
-                let Some(with) = self.find(network, "nano-scan", &system) else {
+                let Some(with) = self.find(network, workload, &system) else {
                     continue;
                 };
                 let without = format!("{system}/no-async");
-                if let Some(without) = self.find(network, "nano-scan", &without) {
+                if let Some(without) = self.find(network, workload, &without) {
                     self.ratio(
-                        format!("{network}: scan, asynchronous faults to without, {system}"),
+                        format!("{network}: {workload}, asynchronous faults to without, {system}"),
                         (with.scan_ms, without.scan_ms),
                         "ms",
                         Limit::AtMost(SCAN),
@@ -57,7 +62,9 @@ impl Rules<'_> {
                     );
                 }
                 self.add(
-                    format!("{network}: tasks run, of the time that one could, {system}"),
+                    format!(
+                        "{network}: {workload}, tasks run, of the time that one could, {system}"
+                    ),
                     with.guest.ran_if_runnable,
                     "x",
                     Limit::AtLeast(RAN),
