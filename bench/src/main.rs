@@ -6,6 +6,7 @@
 //! lets the guest check its memory. The result is a [`record::Run`], filled from the instruments in
 //! [`meter`]. Two kinds of workload are measured differently: in a scan the guest reads memory that
 //! is not there yet; in a web run 128 clients request files from the guest while it is moved. The
+//! workloads `nano-…` have the nano guest under KVM, with asynchronous page faults or without. The
 //! cases run in rounds (A B C … A B C …), so that a slow minute of the machine affects all of them.
 //! [`report`] prints medians over the rounds, compares them with the project's goals, and draws
 //! plots.
@@ -16,7 +17,7 @@
 //! both directions; *fault latency* is what the guest measures: the mean of its slow accesses from
 //! the switchover until all pages are received.
 //!
-//! **What is missing.** Guests are emulated and have one virtual processor. The `verify` workload
+//! **What is missing.** Guests have one virtual processor. All but the nano guest are emulated. The `verify` workload
 //! and huge pages of 1 GiB are covered by the tests only.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // a program for people
 
