@@ -34,8 +34,6 @@ pub(crate) struct GuestInterval {
     pub waiting: u64,
     /// How long tasks waited for pages after asynchronous faults: the sum, µs, and the number.
     pub waits: (f64, u64),
-    /// How long slow accesses took, with the time in which other tasks ran: the sum, µs.
-    pub stalls_us: f64,
     /// Tasks ran, ms, summed over the processors, as are the following.
     pub ran_ms: f64,
     /// No task could run.
@@ -67,9 +65,6 @@ impl GuestAccount {
         let mut next = GuestInterval::default();
         for line in lines.iter().filter(|line| *line.vm == *vm) {
             match &line.report {
-                Report::Scan(scan) => {
-                    next.stalls_us += scan.latency.slow as f64 * scan.latency.slow_mean_us;
-                }
                 Report::Faults(faults) => {
                     let waits = faults.waits.count();
                     next.asynchronous = faults.not_present;
@@ -139,13 +134,17 @@ impl GuestAccount {
         part(self.sum(time), self.sum(GuestInterval::all_ms))
     }
 
-    /// How long a page took, µs: the mean of the tasks' waits after asynchronous faults, or of the
-    /// slow accesses, if there was no such fault.
+    /// How long a page took, µs: the mean of the tasks' waits after asynchronous faults, or, if there
+    /// was no such fault, of the processor's waits. (An access of a task also takes the time of others
+    /// that run meanwhile.)
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     pub(crate) fn fault_us(&self) -> f64 {
         let waits: u64 = self.intervals.iter().map(|times| times.waits.1).sum();
         match waits {
-            0 => part(self.sum(|times| times.stalls_us), self.synchronous() as f64),
+            0 => part(
+                self.sum(|times| times.stalled_ms * 1e3),
+                self.synchronous() as f64,
+            ),
             _ => part(self.sum(|times| times.waits.0), waits as f64),
         }
     }
@@ -240,12 +239,9 @@ mod tests {
     }
 
     #[test]
-    fn without_asynchronous_faults_the_slow_accesses_count() {
+    fn without_asynchronous_faults_the_processors_waits_count() {
         let zero = Instant::now();
-        let scan = "scan: ok t=1.1 span_ms=100 accesses=9 slow=4 mean_us=1.0 max_us=1.0 \
-                    slow_mean_us=200.0 slow_max_us=1.0 hist=-";
-        let mut lines = vec![line(zero, scan)];
-        lines.extend(interval(zero, 1100, [0, 4, 0], [1.0, 0.0, 9.0, 0.0]));
+        let lines = interval(zero, 1100, [0, 4, 0], [1.0, 0.0, 0.8, 0.0]);
         let account = GuestAccount::find(&lines, "destination", zero, 100.0);
         assert!((account.fault_us() - 200.0).abs() < 1e-9);
     }
