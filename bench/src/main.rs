@@ -17,8 +17,8 @@
 //! both directions; *fault latency* is what the guest measures: the mean of its slow accesses from
 //! the switchover until all pages are received.
 //!
-//! **What is missing.** Guests have one virtual processor. All but the nano guest are emulated. The `verify` workload
-//! and huge pages of 1 GiB are covered by the tests only.
+//! **What is missing.** Guests have one virtual processor. All but the nano guest are emulated. The
+//! `verify` workload and huge pages of 1 GiB are covered by the tests only.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // a program for people
 
 mod args;

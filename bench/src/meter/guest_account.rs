@@ -134,9 +134,9 @@ impl GuestAccount {
         part(self.sum(time), self.sum(GuestInterval::all_ms))
     }
 
-    /// How long a page took, µs: the mean of the tasks' waits after asynchronous faults, or, if there
-    /// was no such fault, of the processor's waits. (An access of a task also takes the time of others
-    /// that run meanwhile.)
+    /// How long a page took, µs: the mean of the tasks' waits after asynchronous faults, or, if
+    /// there was no such fault, of the processor's waits. (An access of a task also takes the time
+    /// of others that run meanwhile.)
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     pub(crate) fn fault_us(&self) -> f64 {
         let waits: u64 = self.intervals.iter().map(|times| times.waits.1).sum();

@@ -1,8 +1,9 @@
 //! 128 clients of the guest's web server, on one thread.
 //!
 //! Each client keeps its connection and requests a file at fixed intervals, or the next one as soon
-//! as it has an answer. A late answer delays only the next request of that client. Every answer's content is checked: its length, the number
-//! at its start, and the checksum at its end (`guest/workload/src/web_files.rs`).
+//! as it has an answer. A late answer delays only the next request of that client. Every answer's
+//! content is checked: its length, the number at its start, and the checksum at its end
+//! (`guest/workload/src/web_files.rs`).
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -19,8 +19,8 @@ const SLOW_HUGE_US: u64 = 300;
 /// The same for the nano guest: an access that the timer interrupts takes some 20 µs more, and the
 /// fastest fault more than twice this.
 const SLOW_NANO_US: u64 = 40;
-/// Time for which a task of the nano guest runs while others could, µs: longer than a page takes, so
-/// that without asynchronous page faults a task that waits for a page keeps the processor.
+/// Time for which a task of the nano guest runs while others could, µs: longer than a page takes,
+/// so that without asynchronous page faults a task that waits for a page keeps the processor.
 const NANO_SLICE_US: u64 = 200_000;
 /// The memory that the tasks of [`Workload::NanoTasks`] read, MiB.
 const NANO_TASKS_MIB: u64 = 32;

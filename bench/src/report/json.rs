@@ -50,6 +50,13 @@ impl ResultFile {
                     "slow_us": SLOW_US,
                     "report_ms": REPORT_MS,
                 },
+                "nano_guest": {
+                    "ram_mib": RAM_MIB,
+                    "ram": "memory-backend-file on tmpfs, share=on, for all systems",
+                    "processors": 1,
+                    "accelerator": "kvm",
+                    "report_ms": REPORT_MS,
+                },
                 "lines": networks,
                 "max_downtime_ms": args.max_downtime,
                 "give_up_s": args.give_up,

@@ -126,7 +126,9 @@ impl Console {
             Command::Tasks => accounts::print_tasks(self.config.clock, self.workers),
             Command::Faults => fault_times::print(),
             Command::Scan | Command::Unknown => {
-                say!("unknown: known are sweep, clocks, totals, tasks, faults, stop and, once, scan");
+                say!(
+                    "unknown: known are sweep, clocks, totals, tasks, faults, stop and, once, scan"
+                );
             }
         }
     }
