@@ -13,6 +13,9 @@ const TASKS: u32 = 8;
 const MIB: u64 = 1;
 const PAGES: u64 = MIB * 256;
 
+/// Faults whose times the guest notes: fewer than there are.
+const NOTED: usize = 50;
+
 /// A processor model with KVM's asynchronous page faults. (`host` has them, too, but KVM that is
 /// virtualised in software does not accept all of its registers. The tests in `kvm` use the default
 /// model, which has none.)
@@ -80,12 +83,19 @@ fn other_tasks_run_while_a_page_is_missing() {
         return;
     }
     let env = TestEnv::new();
-    let mut with = Guest::boot_without_extra_disk(&env, guest(scan()));
+    let noting = scan().option("fault_times", NOTED);
+    let mut with = Guest::boot_without_extra_disk(&env, guest(noting));
     let totals = scan_missing_pages(&mut with);
     assert!(
         totals.async_faults && totals.not_present > PAGES / 2,
         "{totals:?}"
     );
+    let noted = with.vm().faults(LONG).unwrap();
+    assert_eq!(noted.len(), NOTED, "{totals:?}");
+    for fault in noted {
+        let times = [fault.not_present, fault.other, fault.ready, fault.resumed];
+        assert!(times.is_sorted() && times[0] > 0, "{fault:?}");
+    }
     drop(with);
 
     let env = TestEnv::new();
