@@ -2,9 +2,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::error::BenchError;
 
+/// Where tracefs is mounted.
+const TRACEFS: &str = "/sys/kernel/tracing";
 /// A trace of its own, beside the one that others may use.
 const INSTANCE: &str = "/sys/kernel/tracing/instances/hikkoshi-bench";
 /// The events.
@@ -53,13 +56,18 @@ impl KvmTrace {
     /// Starts it, with the time-stamp counter as the clock.
     ///
     /// # Errors
-    /// When tracefs is not mounted, or the kernel has no such events.
+    /// When tracefs cannot be mounted, or the kernel has no such events.
     pub(crate) fn start() -> Result<Self, BenchError> {
+        if !Path::new(TRACEFS).join("instances").exists() {
+            // A failure shows below.
+            let mut mount = Command::new("mount");
+            let _ = mount.args(["-t", "tracefs", "tracefs", TRACEFS]).status();
+        }
         let folder = PathBuf::from(INSTANCE);
         // An earlier bench may have been killed.
         let _ = fs::remove_dir(&folder);
         fs::create_dir(&folder).map_err(|source| BenchError::File {
-            doing: "starting a trace (mount tracefs at /sys/kernel/tracing) in",
+            doing: "starting a trace of the kernel (as root) in",
             path: folder.clone(),
             source,
         })?;
@@ -97,7 +105,7 @@ impl KvmTrace {
 impl Drop for KvmTrace {
     fn drop(&mut self) {
         // Files of tracefs cannot be removed one by one; the folder can.
-        let _ = fs::remove_dir(Path::new(&self.folder));
+        let _ = fs::remove_dir(&self.folder);
     }
 }
 
