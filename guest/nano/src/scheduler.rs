@@ -155,7 +155,9 @@ fn resume(processor: &Processor, previous: usize, next: usize, entered: u64) -> 
     if next != IDLE {
         let task = &TASKS[next];
         let left = task.left.load(Relaxed);
-        add(&task.off, now.saturating_sub(left));
+        // With the way here and back, which is counted as the scheduler's.
+        let switch = SWITCH.load(Relaxed);
+        add(&task.off, now.saturating_sub(left) + switch);
         if next != previous {
             task.dequeue(now);
             task.noted.resume(now);

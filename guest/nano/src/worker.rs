@@ -174,9 +174,13 @@ fn work(number: usize, mut work: impl Work) -> ! {
             add(&progress.synchronous, 1);
         }
         let gap = (now - last.0).saturating_sub(off - last.1);
-        if gap >= config.scale.slow_ticks && !pace.has_waited {
-            processor.stalled.fetch_add(gap, Relaxed);
-        } else if stalled >= config.scale.slow_ticks {
+        let stalled = if pace.has_waited {
+            stalled
+        } else {
+            gap.max(stalled)
+        };
+        // KVM's part of an asynchronous page fault is not such time.
+        if touch.faults == 0 && stalled >= config.scale.slow_ticks {
             processor.stalled.fetch_add(stalled, Relaxed);
         }
         add(&progress.repeated, touch.faults.saturating_sub(1));
