@@ -10,7 +10,7 @@ DEVICES_INITRAMFS := $(BUILD)/initramfs-devices.cpio
 WORKLOAD_SOURCES := $(wildcard guest/workload/src/*.rs guest/workload/src/*/*.rs guest/checked-pages/src/*.rs) \
     guest/workload/Cargo.toml Cargo.toml Cargo.lock
 NANO := $(BUILD)/nano/$(STATIC_TARGET)/release/nano
-NANO_SOURCES := $(wildcard guest/nano/src/*.rs guest/nano/.cargo/* guest/nano/build.rs guest/nano/link.ld guest/nano/Cargo.*) \
+NANO_SOURCES := $(wildcard guest/nano/src/*.rs guest/nano/src/*/*.rs guest/nano/.cargo/* guest/nano/build.rs guest/nano/link.ld guest/nano/Cargo.*) \
     $(wildcard guest/checked-pages/src/*.rs guest/bare-metal/src/*.rs)
 FUZZ_SECONDS ?= 60
 # How many targets run at once.

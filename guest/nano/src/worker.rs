@@ -8,7 +8,7 @@ use crate::memory::{Division, Part};
 use crate::options::Workload;
 use crate::processors;
 use crate::scan::Scan;
-use crate::tasks::{self, MOST_WORKERS, sleep_until, yield_to_others};
+use crate::tasks::{self, Event, MOST_WORKERS, sleep_until, yield_to_others};
 use crate::verify::Verify;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use hikkoshi_checked_pages::random::Random;
@@ -56,12 +56,14 @@ pub struct Progress {
 pub static PROGRESS: [Progress; MOST_WORKERS] = [const { Progress::new() }; MOST_WORKERS];
 /// The number of the last sweep that was requested.
 pub static SWEEP: AtomicU32 = AtomicU32::new(0);
+/// A sweep or the scan has been requested.
+pub static SIGNAL: Event = Event::new();
 /// Whether the scan has been requested.
 pub static SCAN: AtomicBool = AtomicBool::new(false);
 
 /// The pages of the region.
 pub fn pages() -> usize {
-    config::get().options.mib * 256
+    config::get().options.pages()
 }
 
 /// Whether the scan has been requested.
@@ -127,6 +129,7 @@ pub extern "C" fn run(number: usize) -> ! {
         unsafe { Part::take(pages(), division, number, options.threads) }
     };
     match options.workload {
+        Workload::Idle => unreachable!("it has no workers"),
         Workload::Dirty => work(number, Dirty::new(take(Division::Interleaved), options)),
         Workload::Verify => work(number, Verify::new(take(Division::Interleaved), options)),
         Workload::Scan => work(number, Scan::new(take(Division::Contiguous))),
@@ -149,7 +152,7 @@ fn work(number: usize, mut work: impl Work) -> ! {
     let mut swept = 0;
     let mut last = (ticks(), task.off.load(Relaxed));
     loop {
-        let signals = tasks::signals();
+        let signals = SIGNAL.count();
         let wanted = SWEEP.load(Acquire);
         if wanted != swept {
             swept = wanted;
@@ -158,7 +161,7 @@ fn work(number: usize, mut work: impl Work) -> ! {
             last = (ticks(), task.off.load(Relaxed));
         }
         if !work.is_due() {
-            tasks::wait_for_signal(signals);
+            SIGNAL.wait(signals);
             last = (ticks(), task.off.load(Relaxed));
             continue;
         }
