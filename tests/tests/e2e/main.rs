@@ -25,6 +25,7 @@ mod matrix;
 mod memory_layouts;
 mod modes;
 mod monitor_reads;
+mod nano_server;
 mod network_frames;
 mod out_of_space;
 mod paused_guests;

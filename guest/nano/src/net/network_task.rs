@@ -26,9 +26,9 @@ pub static WORK: Event = Event::new();
 static READY: AtomicBool = AtomicBool::new(false);
 
 /// Frames that are handled before what they cause is sent.
-const FRAMES: usize = 32;
-/// Room for datagrams: more than arrive in so many frames.
-const DATAGRAMS: usize = 2 * FRAMES;
+const FRAMES: usize = 64;
+/// Room for datagrams: as many as arrive in so many frames.
+const DATAGRAMS: usize = FRAMES;
 /// Bytes of a TCP socket's buffers: what arrives, and what is sent and not acknowledged.
 const RECEIVE: usize = 2048;
 const SEND: usize = 8192;
