@@ -2,7 +2,7 @@
 
 use crate::clock::ticks;
 use crate::config;
-use crate::counters::{Counters, add};
+use crate::counters::{Counters, Scale, add};
 use crate::dirty::Dirty;
 use crate::memory::{Division, Part};
 use crate::options::Workload;
@@ -119,6 +119,22 @@ impl Touch {
         };
         (touch, result)
     }
+
+    /// For how long nothing ran, if that was slow.
+    pub fn stalled(&self, scale: &Scale) -> Option<u64> {
+        let stalled = self.took.saturating_sub(self.off);
+        (stalled >= scale.slow_ticks).then_some(stalled)
+    }
+
+    /// Whether it was a page fault that the processor waited for.
+    pub fn is_synchronous(&self, scale: &Scale) -> bool {
+        self.faults == 0 && self.stalled(scale).is_some()
+    }
+
+    /// How often it faulted asynchronously once more.
+    pub fn repeated(&self) -> u64 {
+        self.faults.saturating_sub(1)
+    }
 }
 
 /// The entry of worker `number`'s task.
@@ -172,17 +188,16 @@ fn work(number: usize, mut work: impl Work) -> ! {
         // Time that passed without progress, and without another task: in the access, which then
         // was a synchronous page fault, or elsewhere, when the host ran something else.
         let (now, off) = (ticks(), task.off.load(Relaxed));
-        let stalled = touch.took.saturating_sub(touch.off);
-        if touch.faults == 0 && stalled >= config.scale.slow_ticks {
+        if touch.is_synchronous(&config.scale) {
             add(&progress.synchronous, 1);
         }
         let gap = (now - last.0).saturating_sub(off - last.1);
         if gap >= config.scale.slow_ticks && !pace.has_waited {
             processor.stalled.fetch_add(gap, Relaxed);
-        } else if stalled >= config.scale.slow_ticks {
+        } else if let Some(stalled) = touch.stalled(&config.scale) {
             processor.stalled.fetch_add(stalled, Relaxed);
         }
-        add(&progress.repeated, touch.faults.saturating_sub(1));
+        add(&progress.repeated, touch.repeated());
         last = (now, off);
         if !work.is_due() {
             progress.finished.store(true, Release);

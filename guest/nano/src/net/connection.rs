@@ -13,7 +13,7 @@ use smoltcp::socket::tcp;
 /// Bytes from the client that wait for the task.
 const INPUT: usize = 2048;
 /// Bytes from the task that wait for the TCP socket.
-const OUTPUT: usize = 8192;
+const OUTPUT: usize = 16384;
 /// A task that waits for room is woken when there is so much.
 const ROOM: usize = OUTPUT / 2;
 

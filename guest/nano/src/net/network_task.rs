@@ -31,7 +31,7 @@ const FRAMES: usize = 64;
 const DATAGRAMS: usize = FRAMES;
 /// Bytes of a TCP socket's buffers: what arrives, and what is sent and not acknowledged.
 const RECEIVE: usize = 2048;
-const SEND: usize = 8192;
+const SEND: usize = 16384;
 /// The port of the server of files.
 const FILES_PORT: u16 = 80;
 

@@ -2,15 +2,23 @@
 //!
 //! A file consists of little-endian words: its number, filling, and a checksum over all before it.
 
+use crate::config;
 use crate::findings;
 use crate::memory;
+use crate::processors;
+use crate::worker::Touch;
 use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
-use core::sync::atomic::{AtomicUsize, Ordering::*};
-use hikkoshi_checked_pages::page::{SUM_START, filling, fold};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
+use hikkoshi_checked_pages::page::{SUM_START, WORDS, filling, fold};
 
 static START: AtomicUsize = AtomicUsize::new(0);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// Pages for which the processor waited.
+pub static SYNCHRONOUS: AtomicU64 = AtomicU64::new(0);
+/// Asynchronous faults of accesses that had already faulted.
+pub static REPEATED: AtomicU64 = AtomicU64::new(0);
 
 /// A file.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +75,10 @@ impl File {
         self.length * 8
     }
 
+    fn begins_a_page(&self, at: usize) -> bool {
+        at == 0 || (self.words.addr() / 8 + at).is_multiple_of(WORDS)
+    }
+
     /// Reads it from start to end, gives its words to `take`, up to the first error, and checks
     /// them.
     pub fn read<E>(&self, mut take: impl FnMut(u64) -> Result<(), E>) -> Result<(), E> {
@@ -78,8 +90,13 @@ impl File {
                 sum = fold(sum, last);
             }
             // SAFETY: within the file. It has been written before others knew of it, and is not
-            // written again. Volatile: a move may change it, and the check must see that.
-            last = unsafe { self.words.add(at).read_volatile() };
+            // written again.
+            let word = unsafe { &*self.words.add(at) };
+            if self.begins_a_page(at) {
+                record(Touch::read(word));
+            }
+            // SAFETY: a reference. Volatile: a move may change it, and the check must see that.
+            last = unsafe { (&raw const *word).read_volatile() };
             first.get_or_insert(last);
             take(last)?;
         }
@@ -93,4 +110,16 @@ impl File {
         }
         Ok(())
     }
+}
+
+/// Counts the first access to a page, as the workers do.
+fn record(touch: Touch) {
+    let scale = &config::get().scale;
+    if touch.is_synchronous(scale) {
+        SYNCHRONOUS.fetch_add(1, Relaxed);
+    }
+    if let Some(stalled) = touch.stalled(scale) {
+        processors::current().stalled.fetch_add(stalled, Relaxed);
+    }
+    REPEATED.fetch_add(touch.repeated(), Relaxed);
 }
