@@ -22,6 +22,8 @@ const HEADER: usize = 12;
 const FRAME: usize = 1514;
 /// Bytes of a buffer, of which two are in a page.
 const BUFFER: u16 = 2048;
+/// Buffers to receive. The device uses them in turn, so all of them are touched all the time.
+const RECEIVED: u16 = 128;
 
 /// The card.
 #[derive(Debug)]
@@ -41,9 +43,11 @@ impl Card {
     /// Finds the card, and starts it.
     pub fn start() -> Result<Self, &'static str> {
         let virtio = Virtio::find(&DEVICES, HAS_ADDRESS)?;
-        let reserve = || memory::reserve_zeroed(usize::from(SIZE) * usize::from(BUFFER));
-        let no_memory = "no memory for the network card's buffers";
-        let buffers = [reserve().ok_or(no_memory)?, reserve().ok_or(no_memory)?];
+        let reserve = |buffers: u16| {
+            memory::reserve_zeroed(usize::from(buffers) * usize::from(BUFFER))
+                .ok_or("no memory for the network card's buffers")
+        };
+        let buffers = [reserve(RECEIVED)?, reserve(SIZE)?];
         let mut address = [0; 6];
         for (at, byte) in address.iter_mut().enumerate() {
             *byte = virtio.specific.read(at);
@@ -58,7 +62,7 @@ impl Card {
         };
         card.transmit.set_interrupt(false);
         virtio.start();
-        for buffer in 0..SIZE {
+        for buffer in 0..RECEIVED {
             card.offer_to_receive(buffer);
         }
         card.receive.publish();
@@ -74,8 +78,9 @@ impl Card {
         }
     }
 
-    /// Takes back what has been transmitted.
-    fn reclaim(&mut self) {
+    /// Takes back what has been transmitted. The buffer that was taken back last is used next, so
+    /// few of them are touched.
+    pub fn reclaim(&mut self) {
         while let Some((buffer, _)) = self.transmit.take() {
             self.free[self.free_count] = buffer;
             self.free_count += 1;

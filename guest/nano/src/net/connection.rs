@@ -7,13 +7,17 @@ use super::network_task::WORK;
 use super::ring::Ring;
 use crate::tasks::Event;
 use core::fmt;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*, fence};
+use core::ptr::with_exposed_provenance;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*, fence};
+use hikkoshi_checked_pages::page::PAGE_SIZE;
 use smoltcp::socket::tcp;
 
 /// Bytes from the client that wait for the task.
-const INPUT: usize = 2048;
+pub const INPUT: usize = 2048;
 /// Bytes from the task that wait for the TCP socket.
-const OUTPUT: usize = 16384;
+pub const OUTPUT: usize = 16384;
+/// Bytes that have been sent, or are to be sent next, and are not acknowledged.
+pub const SEND: usize = 16384;
 /// A task that waits for room is woken when there is so much.
 const ROOM: usize = OUTPUT / 2;
 
@@ -39,6 +43,8 @@ pub struct Connection {
     output: Ring<OUTPUT>,
     /// The task waits for room.
     is_full: AtomicBool,
+    /// The address of the TCP socket's buffer of [`SEND`] bytes.
+    send_buffer: AtomicUsize,
     /// For the task: the phase has changed, bytes have arrived, or there is room for more.
     changed: Event,
 }
@@ -52,14 +58,16 @@ impl Connection {
             input: Ring::new(),
             output: Ring::new(),
             is_full: AtomicBool::new(false),
+            send_buffer: AtomicUsize::new(0),
             changed: Event::new(),
         }
     }
 
-    /// Reserves its memory, once.
-    pub fn reserve(&self) -> Option<()> {
-        self.input.reserve()?;
-        self.output.reserve()
+    /// Gives it memory, once: that of its input, of its output, and of the socket's buffer.
+    pub fn set_memory(&self, input: usize, output: usize, send_buffer: usize) {
+        self.input.set_memory(input);
+        self.output.set_memory(output);
+        self.send_buffer.store(send_buffer, Relaxed);
     }
 
     /// Whether a client is connected.
@@ -130,6 +138,7 @@ impl Connection {
             if self.broken.load(Acquire) {
                 return Err(Broken);
             }
+            self.touch_send_buffer();
             // SAFETY: only the connection's task writes it.
             let count = unsafe {
                 self.output.write(|room| {
@@ -141,6 +150,16 @@ impl Connection {
             bytes = &bytes[count..];
         }
         Ok(())
+    }
+
+    /// Accesses each page of the socket's buffer. If one is missing, this task waits for it, and not
+    /// the network's, which is about to write there.
+    fn touch_send_buffer(&self) {
+        let start = self.send_buffer.load(Relaxed);
+        for page in (0..SEND).step_by(PAGE_SIZE) {
+            // SAFETY: within the buffer. The network's task may write there: the value is not used.
+            unsafe { with_exposed_provenance::<u8>(start + page).read_volatile() };
+        }
     }
 
     /// Sends text.

@@ -5,6 +5,7 @@
 //! timer. While it works, the card does not interrupt.
 
 use super::card::Card;
+use super::connection::{INPUT, OUTPUT, SEND};
 use super::datagrams::Datagrams;
 use super::{Connection, DATAGRAM, FILES, LINES};
 use crate::clock::ticks;
@@ -29,9 +30,8 @@ static READY: AtomicBool = AtomicBool::new(false);
 const FRAMES: usize = 64;
 /// Room for datagrams: as many as arrive in so many frames.
 const DATAGRAMS: usize = FRAMES;
-/// Bytes of a TCP socket's buffers: what arrives, and what is sent and not acknowledged.
+/// Bytes of a TCP socket that have arrived, and wait for room in the connection's input.
 const RECEIVE: usize = 2048;
-const SEND: usize = 16384;
 /// The port of the server of files.
 const FILES_PORT: u16 = 80;
 
@@ -105,11 +105,26 @@ impl Network {
         let served = reserve(count, || None)?;
         let lines = lines.iter().map(|connection| (connection, options.port));
         let files = files.iter().map(|connection| (connection, FILES_PORT));
+        // What the network's task touches for each connection is side by side: after a move, the
+        // page that it waits for brings its neighbors.
+        let mut receive = bytes(count * RECEIVE)?.chunks_exact_mut(RECEIVE);
+        let mut send = bytes(count * SEND)?.chunks_exact_mut(SEND);
+        let mut input = bytes(count * INPUT)?.chunks_exact_mut(INPUT);
+        let mut output = bytes(count * OUTPUT)?.chunks_exact_mut(OUTPUT);
         for (place, (connection, port)) in served.iter_mut().zip(lines.chain(files)) {
-            connection
-                .reserve()
-                .ok_or("not enough memory for the connections")?;
-            *place = Some((connection, sockets.add(connection_socket()?), port));
+            let buffers = (receive.next(), send.next(), input.next(), output.next());
+            let (Some(receive), Some(send), Some(input), Some(output)) = buffers else {
+                unreachable!("there is memory for each");
+            };
+            let [input, output, at] =
+                [input, output, &mut *send].map(|memory| memory.as_mut_ptr().expose_provenance());
+            connection.set_memory(input, output, at);
+            let mut socket = tcp::Socket::new(
+                tcp::SocketBuffer::new(receive),
+                tcp::SocketBuffer::new(send),
+            );
+            socket.set_nagle_enabled(false);
+            *place = Some((connection, sockets.add(socket), port));
         }
         Ok(Self {
             config,
@@ -145,6 +160,7 @@ impl Network {
     /// Handles frames that have arrived, up to a number; whether there were any.
     fn receive(&mut self) -> bool {
         let now = now(self.config);
+        self.card.reclaim();
         let mut any = false;
         for _ in 0..FRAMES {
             let result = self
@@ -212,14 +228,5 @@ fn datagram_socket(port: u16) -> Result<udp::Socket<'static>, &'static str> {
     };
     let mut socket = udp::Socket::new(buffer()?, buffer()?);
     socket.bind(port).map_err(|_| "hk.port is 0")?;
-    Ok(socket)
-}
-
-fn connection_socket() -> Result<tcp::Socket<'static>, &'static str> {
-    let mut socket = tcp::Socket::new(
-        tcp::SocketBuffer::new(bytes(RECEIVE)?),
-        tcp::SocketBuffer::new(bytes(SEND)?),
-    );
-    socket.set_nagle_enabled(false);
     Ok(socket)
 }

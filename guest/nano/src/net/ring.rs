@@ -1,6 +1,5 @@
 //! A ring of bytes that one task writes and another one reads, without a lock.
 
-use crate::memory;
 use core::ptr::with_exposed_provenance_mut;
 use core::slice;
 use core::sync::atomic::{AtomicUsize, Ordering::*};
@@ -27,11 +26,9 @@ impl<const SIZE: usize> Ring<SIZE> {
         }
     }
 
-    /// Reserves its memory, once, before it is used.
-    pub fn reserve(&self) -> Option<()> {
-        let address = memory::reserve_zeroed(SIZE)?;
+    /// Sets the address of its memory, once, before it is used.
+    pub fn set_memory(&self, address: usize) {
         self.address.store(address, Release);
-        Some(())
     }
 
     /// Forgets its content. Neither side uses it meanwhile.
