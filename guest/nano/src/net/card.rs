@@ -22,8 +22,6 @@ const HEADER: usize = 12;
 const FRAME: usize = 1514;
 /// Bytes of a buffer, of which two are in a page.
 const BUFFER: u16 = 2048;
-/// Buffers to receive. The device uses them in turn, so all of them are touched all the time.
-const RECEIVED: u16 = 128;
 
 /// The card.
 #[derive(Debug)]
@@ -43,11 +41,11 @@ impl Card {
     /// Finds the card, and starts it.
     pub fn start() -> Result<Self, &'static str> {
         let virtio = Virtio::find(&DEVICES, HAS_ADDRESS)?;
-        let reserve = |buffers: u16| {
-            memory::reserve_zeroed(usize::from(buffers) * usize::from(BUFFER))
+        let reserve = || {
+            memory::reserve_zeroed(usize::from(SIZE) * usize::from(BUFFER))
                 .ok_or("no memory for the network card's buffers")
         };
-        let buffers = [reserve(RECEIVED)?, reserve(SIZE)?];
+        let buffers = [reserve()?, reserve()?];
         let mut address = [0; 6];
         for (at, byte) in address.iter_mut().enumerate() {
             *byte = virtio.specific.read(at);
@@ -62,7 +60,7 @@ impl Card {
         };
         card.transmit.set_interrupt(false);
         virtio.start();
-        for buffer in 0..RECEIVED {
+        for buffer in 0..SIZE {
             card.offer_to_receive(buffer);
         }
         card.receive.publish();

@@ -1,7 +1,7 @@
 //! A TCP connection, between the task that serves it and the network's task.
 //!
-//! The two share rings of bytes and an event in each direction, and no lock: a task that waits for a
-//! page of what it sends, or of a ring, waits alone.
+//! The two share rings of bytes and an event in each direction, and no lock: a task that waits for
+//! a page of what it sends, or of a ring, waits alone.
 
 use super::network_task::WORK;
 use super::ring::Ring;
@@ -152,8 +152,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Accesses each page of the socket's buffer. If one is missing, this task waits for it, and not
-    /// the network's, which is about to write there.
+    /// Accesses each page of the socket's buffer. If one is missing, this task waits for it, and
+    /// not the network's, which is about to write there.
     fn touch_send_buffer(&self) {
         let start = self.send_buffer.load(Relaxed);
         for page in (0..SEND).step_by(PAGE_SIZE) {
