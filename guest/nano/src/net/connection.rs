@@ -262,7 +262,8 @@ impl Connection {
         room > before
     }
 
-    /// The task has finished: closes the socket, and waits until it is closed.
+    /// The task has finished: closes the socket. When it is closed, the place is free. A client
+    /// that has been told the end is not waited for.
     fn end(&self, socket: &mut tcp::Socket<'_>) {
         if self.output.filled() == 0 && socket.may_send() {
             socket.close();
@@ -274,8 +275,6 @@ impl Connection {
         if closed {
             socket.abort();
             self.phase.store(FREE, Release);
-            let waits = !socket.is_open();
-            debug_assert!(waits, "an aborted socket is closed");
         }
     }
 }
