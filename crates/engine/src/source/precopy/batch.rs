@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::PageRange;
 
 use crate::source::error::SourceFailure;
+use crate::source::precopy::range_log::RangeLog;
 
 /// Work for all workers, in items that are handed out by an atomic cursor.
 #[derive(Debug)]
@@ -24,9 +24,9 @@ pub(crate) struct Batch {
 /// What a batch consists of.
 #[derive(Debug)]
 pub(crate) enum Work {
-    /// All of the guest's memory. The worker that sends a chunk takes its log.
+    /// All of the guest's memory. The worker that sends a range takes its log.
     Log {
-        log: Arc<dyn DirtyLog>,
+        log: Arc<RangeLog>,
         /// The first round sends everything that is not a hole in the RAM
         /// files: the destination began with nothing but holes.
         first: bool,
@@ -38,7 +38,7 @@ pub(crate) enum Work {
 
 impl Batch {
     /// A batch that is a whole round.
-    pub(crate) fn round(log: Arc<dyn DirtyLog>, first: bool) -> Self {
+    pub(crate) fn round(log: Arc<RangeLog>, first: bool) -> Self {
         Self::new(Work::Log { log, first }, true)
     }
 

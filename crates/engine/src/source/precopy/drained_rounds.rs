@@ -8,7 +8,7 @@
 //! again. What was pinned before the log was started has landed before the first
 //! take: there is a drain at the beginning, which also measures how long one takes.
 //!
-//! One thread takes the log of a *batch* of chunks and drains. The workers send the
+//! One thread takes the log of a *batch* of ranges and drains. The workers send the
 //! batch while the next one is prepared, so the links do not wait for drains:
 //!
 //! ```text
@@ -19,16 +19,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
 
 use crate::guest::SourceGuest;
-use crate::source::chunks::CHUNK;
-use crate::source::chunks::{self, chunk};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::precopy::batch::Batch;
 use crate::source::precopy::collector::Collector;
+use crate::source::precopy::range_log::RangeLog;
 use crate::source::precopy::workers::PrecopyWorkers;
 use crate::source::unsent::UnsentPages;
 
@@ -36,7 +34,7 @@ use crate::source::unsent::UnsentPages;
 #[derive(Debug)]
 pub(crate) struct DrainedRounds {
     shared: MigrationContext,
-    log: Arc<dyn DirtyLog>,
+    log: Arc<RangeLog>,
     collector: Collector,
     size: BatchSize,
 }
@@ -52,7 +50,7 @@ struct Sending {
 impl DrainedRounds {
     pub(crate) fn new(
         shared: &MigrationContext,
-        log: &Arc<dyn DirtyLog>,
+        log: &Arc<RangeLog>,
         unsent: &Arc<UnsentPages>,
     ) -> Self {
         Self {
@@ -130,25 +128,20 @@ impl DrainedRounds {
         }
     }
 
-    /// Takes the log of chunks from number `next` on, until there are enough pages
+    /// Takes the log of ranges from number `next` on, until there are enough pages
     /// for a batch. Returns the pages, their number, and whether this was the last
-    /// chunk.
+    /// range.
     fn take(
         &mut self,
         first: bool,
         next: &mut u64,
     ) -> Result<(Vec<Vec<PageRange>>, u64, bool), SourceFailure> {
-        let ram = Arc::clone(&self.shared.ram);
-        let (layout, end) = (ram.layout(), chunks::count(ram.layout(), CHUNK));
+        let end = self.log.ranges();
         let (mut batch, mut pages) = (Vec::new(), 0);
         while *next < end && pages < self.size.pages() {
-            let Some(chunk) = chunk(layout, CHUNK, *next) else {
-                break;
-            };
-            *next += 1;
             let mut runs = Vec::new();
-            self.collector
-                .collect(&*self.log, first, chunk, &mut runs)?;
+            self.collector.collect(&self.log, first, *next, &mut runs)?;
+            *next += 1;
             if !runs.is_empty() {
                 pages += runs.iter().map(|run| run.len()).sum::<u64>();
                 batch.push(runs);
