@@ -91,6 +91,7 @@ fn options_for_benchmarks_and_tests_are_hidden() {
         hidden("migrate"),
         [
             "background-delay",
+            "log-ranges",
             "no-bound",
             "no-drain",
             "no-follow",

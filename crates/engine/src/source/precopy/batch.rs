@@ -14,6 +14,8 @@ pub(crate) struct Batch {
     work: Work,
     /// Whether it is the last one of its round.
     last: bool,
+    /// The log in which pages are looked up that are sent, to count stale ones.
+    stale: Option<Arc<RangeLog>>,
     /// The number of the next item.
     cursor: AtomicU64,
     failed: AtomicBool,
@@ -39,7 +41,8 @@ pub(crate) enum Work {
 impl Batch {
     /// A batch that is a whole round.
     pub(crate) fn round(log: Arc<RangeLog>, first: bool) -> Self {
-        Self::new(Work::Log { log, first }, true)
+        let counted = Arc::clone(&log);
+        Self::new(Work::Log { log, first }, true).of(&counted)
     }
 
     /// A part of a round; `last` if no other part follows.
@@ -47,10 +50,17 @@ impl Batch {
         Self::new(Work::Taken(chunks), last)
     }
 
+    /// The same batch, of pages that were taken from `log` while the guest runs.
+    pub(crate) fn of(mut self, log: &Arc<RangeLog>) -> Self {
+        self.stale = log.counts_stale().then(|| Arc::clone(log));
+        self
+    }
+
     fn new(work: Work, last: bool) -> Self {
         Self {
             work,
             last,
+            stale: None,
             cursor: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             failure: OnceLock::new(),
@@ -60,6 +70,11 @@ impl Batch {
     /// What the batch consists of.
     pub(crate) fn work(&self) -> &Work {
         &self.work
+    }
+
+    /// The log, if stale pages are counted.
+    pub(crate) fn stale_log(&self) -> Option<&RangeLog> {
+        self.stale.as_deref()
     }
 
     /// Whether it is the last one of its round.

@@ -99,6 +99,9 @@ impl ChunkSender {
             if batch.has_failed() {
                 break;
             }
+            if let Some(log) = batch.stale_log() {
+                Counters::add(&self.shared.counters.stale, log.whole().count(part)?);
+            }
             self.send_run(part)?;
         }
         Ok(())

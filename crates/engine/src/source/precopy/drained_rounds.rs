@@ -24,8 +24,10 @@ use hikkoshi_pages::{PAGE_BYTES, PageRange};
 use crate::guest::SourceGuest;
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
+use crate::source::options::LogRanges;
 use crate::source::precopy::batch::Batch;
 use crate::source::precopy::collector::Collector;
+use crate::source::precopy::lists;
 use crate::source::precopy::range_log::RangeLog;
 use crate::source::precopy::workers::PrecopyWorkers;
 use crate::source::unsent::UnsentPages;
@@ -100,12 +102,17 @@ impl DrainedRounds {
         let mut next = 0;
         loop {
             self.shared.check()?;
+            if self.in_turn()
+                && let Some(before) = sending.take()
+            {
+                self.finish(workers, before)?;
+            }
             let (chunks, pages, last) = self.take(first, &mut next)?;
             if pages > 0 {
                 let took = self.drain(guest)?;
                 self.size.drained(took);
             }
-            let batch = Arc::new(Batch::taken(chunks, last));
+            let batch = Arc::new(Batch::taken(chunks, last).of(&self.log));
             workers.begin(&batch)?;
             let started = Sending {
                 batch,
@@ -128,6 +135,12 @@ impl DrainedRounds {
         }
     }
 
+    /// Whether a batch is one range, for measurements. Then its log is taken when the batch before
+    /// it has been sent.
+    fn in_turn(&self) -> bool {
+        matches!(self.shared.options.log_ranges, Some(LogRanges::Number(_)))
+    }
+
     /// Takes the log of ranges from number `next` on, until there are enough pages
     /// for a batch. Returns the pages, their number, and whether this was the last
     /// range.
@@ -138,13 +151,14 @@ impl DrainedRounds {
     ) -> Result<(Vec<Vec<PageRange>>, u64, bool), SourceFailure> {
         let end = self.log.ranges();
         let (mut batch, mut pages) = (Vec::new(), 0);
-        while *next < end && pages < self.size.pages() {
+        let enough = if self.in_turn() { 1 } else { self.size.pages() };
+        while *next < end && pages < enough {
             let mut runs = Vec::new();
             self.collector.collect(&self.log, first, *next, &mut runs)?;
             *next += 1;
             if !runs.is_empty() {
                 pages += runs.iter().map(|run| run.len()).sum::<u64>();
-                batch.push(runs);
+                batch.extend(lists(&runs));
             }
         }
         Ok((batch, pages, *next >= end))

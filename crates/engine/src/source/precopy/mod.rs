@@ -13,6 +13,7 @@ pub(crate) mod convergence;
 mod dirty_estimate;
 mod drained_rounds;
 mod range_log;
+mod ranges_in_turn;
 pub(crate) mod workers;
 
 use std::sync::Arc;
@@ -26,11 +27,12 @@ use crate::guest::SourceGuest;
 use crate::report::Phase;
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::options::{SourceOptions, WhenStalled};
+use crate::source::options::{LogRanges, SourceOptions, WhenStalled};
 use crate::source::precopy::batch::Batch;
 use crate::source::precopy::convergence::{Convergence, PrecopyResult};
 use crate::source::precopy::drained_rounds::DrainedRounds;
 use crate::source::precopy::range_log::RangeLog;
+use crate::source::precopy::ranges_in_turn::RangesInTurn;
 use crate::source::precopy::workers::PrecopyWorkers;
 use crate::source::read_log::{join, peek_log, take_log};
 use crate::source::unsent::UnsentPages;
@@ -60,7 +62,11 @@ impl Precopy {
     ) -> Self {
         Self {
             shared: shared.clone(),
-            log: Arc::new(RangeLog::new(log, shared.ram.layout())),
+            log: Arc::new(RangeLog::new(
+                log,
+                shared.ram.layout(),
+                shared.options.log_ranges,
+            )),
             workers,
             unsent: Arc::clone(unsent),
             rounds: 0,
@@ -76,6 +82,8 @@ impl Precopy {
         options: &SourceOptions,
     ) -> Result<PrecopyResult, SourceFailure> {
         let mut drained = self.drained_rounds(guest, options);
+        let mut in_turn = matches!(options.log_ranges, Some(LogRanges::Number(_)))
+            .then(|| RangesInTurn::new(&self.shared, &self.log, &self.unsent));
         let mut warned = false;
         let mut expected = self.shared.ram.layout().pages();
         for round in 1.. {
@@ -83,9 +91,11 @@ impl Precopy {
             self.rounds = round;
             let begun = Instant::now();
             let sent = self.sent();
-            match &mut drained {
-                Some(drained) => drained.round(&self.workers, guest, round == 1)?,
-                None => self.round(round == 1)?,
+            let first = round == 1;
+            match (&mut drained, &mut in_turn) {
+                (Some(drained), _) => drained.round(&self.workers, guest, first)?,
+                (None, Some(in_turn)) => in_turn.round(&self.workers, first)?,
+                (None, None) => self.round(first)?,
             }
             self.convergence
                 .measure(self.sent() - sent, begun.elapsed());

@@ -7,6 +7,7 @@ use hikkoshi_dirty::{DirtyError, DirtyLog};
 use hikkoshi_pages::{PageRange, RamLayout};
 
 use crate::source::chunks::{self, CHUNK, chunk};
+use crate::source::options::LogRanges;
 use crate::source::precopy::dirty_estimate::DirtyEstimate;
 
 /// The dirty log, and an estimate of the pages that are in it. Shared by all threads that take it.
@@ -14,19 +15,33 @@ use crate::source::precopy::dirty_estimate::DirtyEstimate;
 pub(crate) struct RangeLog {
     log: Arc<dyn DirtyLog>,
     layout: RamLayout,
+    /// Pages in a range.
+    size: u64,
+    counts_stale: bool,
     started: Instant,
     estimate: Mutex<DirtyEstimate>,
 }
 
 impl RangeLog {
     /// For a log that was just started.
-    pub(crate) fn new(log: Arc<dyn DirtyLog>, layout: &RamLayout) -> Self {
-        let ranges = usize::try_from(chunks::count(layout, CHUNK)).unwrap_or(usize::MAX);
+    pub(crate) fn new(
+        log: Arc<dyn DirtyLog>,
+        layout: &RamLayout,
+        ranges: Option<LogRanges>,
+    ) -> Self {
+        let size = match ranges {
+            Some(LogRanges::Number(ranges)) => layout.pages().div_ceil(ranges.get().into()),
+            Some(LogRanges::Default) | None => CHUNK,
+        };
+        let size = size.max(1);
+        let number = usize::try_from(chunks::count(layout, size)).unwrap_or(usize::MAX);
         Self {
             log,
             layout: layout.clone(),
+            size,
+            counts_stale: ranges.is_some(),
             started: Instant::now(),
-            estimate: Mutex::new(DirtyEstimate::new(ranges)),
+            estimate: Mutex::new(DirtyEstimate::new(number)),
         }
     }
 
@@ -35,14 +50,19 @@ impl RangeLog {
         &*self.log
     }
 
+    /// Whether pages are looked up in the log again when they are sent.
+    pub(crate) fn counts_stale(&self) -> bool {
+        self.counts_stale
+    }
+
     /// The range with this number, from 0 on; `None` beyond the last one. May be empty.
     pub(crate) fn range(&self, number: u64) -> Option<PageRange> {
-        chunk(&self.layout, CHUNK, number)
+        chunk(&self.layout, self.size, number)
     }
 
     /// The number of ranges.
     pub(crate) fn ranges(&self) -> u64 {
-        chunks::count(&self.layout, CHUNK)
+        chunks::count(&self.layout, self.size)
     }
 
     /// Takes the log of the range with this number: see [`DirtyLog::take`].
