@@ -28,6 +28,10 @@ pub(crate) enum Variant {
     Tls,
     /// Does not drain the guest's disks in pre-copy, so memory is lost.
     NoDrain,
+    /// Takes the dirty log in this many ranges, and counts stale pages.
+    LogRanges(u32),
+    /// Takes the dirty log as without a variant, and counts stale pages.
+    LogDefault,
 }
 
 impl Variant {
@@ -49,6 +53,10 @@ impl Variant {
             Self::Poll => &["--poll"],
             Self::NoPriority => &["--no-priority"],
             Self::NoDrain => &["--no-drain"],
+            Self::LogRanges(ranges) => {
+                return vec!["--log-ranges".to_owned(), ranges.to_string()];
+            }
+            Self::LogDefault => &["--log-ranges", "default"],
         };
         words.iter().map(|&word| word.to_owned()).collect()
     }
@@ -78,6 +86,8 @@ impl fmt::Display for Variant {
             Self::NoPriority => f.write_str("no-priority"),
             Self::Tls => f.write_str("tls"),
             Self::NoDrain => f.write_str("no-drain"),
+            Self::LogRanges(ranges) => write!(f, "log-{ranges}"),
+            Self::LogDefault => f.write_str("log-default"),
         }
     }
 }

@@ -5,6 +5,7 @@ use serde::Serialize;
 use std::fmt;
 
 use super::network::NetworkKind;
+use super::written::{WRITTEN_RAM_MIB, Written};
 
 /// The guest's memory, MiB.
 pub(crate) const RAM_MIB: u64 = 1024;
@@ -88,6 +89,8 @@ pub(crate) enum Workload {
     Debian,
     /// Serves files over the network.
     Web,
+    /// Writes pages at a rate, moved with the dirty log taken in different ranges.
+    Written(Written),
 }
 
 /// How a case is measured.
@@ -149,6 +152,7 @@ impl Workload {
             Self::Web => GuestWorkload::idle()
                 .option("files", WEB_FILES)
                 .option("file_bytes", WEB_FILE_BYTES),
+            Self::Written(written) => written.guest_workload(),
         };
         workload
             .option("slow_us", self.slow_us())
@@ -158,6 +162,11 @@ impl Workload {
     /// Whether the guest has a network card.
     pub(crate) fn has_network_card(self) -> bool {
         matches!(self, Self::Clients | Self::Debian | Self::Web)
+    }
+
+    /// Whether the guest is the nano guest, under KVM.
+    pub(crate) fn is_nano(self) -> bool {
+        matches!(self, Self::Written(Written { nano: true, .. }))
     }
 
     /// The rate limit of its disk, if it has one.
@@ -182,6 +191,7 @@ impl Workload {
         match self {
             Self::Huge => Ram::huge_2m(RAM_MIB),
             Self::Web => Ram::shared(WEB_RAM_MIB),
+            Self::Written(_) => Ram::shared(WRITTEN_RAM_MIB),
             Self::Private | Self::PrivateFill | Self::PrivatePaced(_) => {
                 Ram::new(RamBackend::Default, RAM_MIB)
             }
@@ -208,6 +218,7 @@ impl Workload {
             Self::Clients => "clients",
             Self::Debian => "debian",
             Self::Web => "web",
+            Self::Written(written) => written.name(),
         }
     }
 
@@ -244,6 +255,7 @@ impl Workload {
                  {DEBIAN_WRITES} pages written a second"
             ),
             Self::Web => format!("web: {WEB_FILES} files of {WEB_FILE_BYTES} bytes"),
+            Self::Written(written) => written.to_string(),
         }
     }
 }

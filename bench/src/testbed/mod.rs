@@ -38,6 +38,10 @@ impl Testbed {
         let config = VmConfig::new()
             .ram(case.workload.ram())
             .workload(case.workload.guest_workload());
+        let config = match case.workload.is_nano() {
+            true => config.kvm().nano(),
+            false => config,
+        };
         let (config, throttle) = match case.workload.disk_bytes_per_second() {
             Some(rate) => {
                 let (config, throttle) = disk::attach_throttled(&lab, config, rate)?;

@@ -2,6 +2,7 @@
 
 use super::axis::{Axis, Scale};
 use super::chart::{Chart, Panel, Points, Style};
+use super::log_ranges::log_ranges;
 use crate::host_info::HostInfo;
 use crate::plan::{Case, Kind, NetworkKind, Variant, Workload};
 use crate::record::Run;
@@ -30,6 +31,7 @@ pub(super) fn all(host: &HostInfo, runs: &[Run]) -> Vec<(String, Chart)> {
         charts.extend(scans(&good, network).map(|c| (format!("scan-{network}.svg"), c)));
         charts.extend(web(&good, network).map(|c| (format!("web-{network}.svg"), c)));
     }
+    charts.extend(log_ranges(&good).map(|c| ("log-ranges.svg".to_owned(), c)));
     for (_, chart) in &mut charts {
         chart.subtitle = host.in_two_lines();
     }
@@ -37,7 +39,7 @@ pub(super) fn all(host: &HostInfo, runs: &[Run]) -> Vec<(String, Chart)> {
 }
 
 /// The cases of the runs that `wanted` accepts, in order.
-fn cases(runs: &[&Run], wanted: impl Fn(&Case) -> bool) -> Vec<Case> {
+pub(super) fn cases(runs: &[&Run], wanted: impl Fn(&Case) -> bool) -> Vec<Case> {
     let mut cases: Vec<Case> = Vec::new();
     for run in runs.iter().filter(|run| wanted(&run.case)) {
         if !cases.contains(&run.case) {
@@ -47,7 +49,7 @@ fn cases(runs: &[&Run], wanted: impl Fn(&Case) -> bool) -> Vec<Case> {
     cases
 }
 
-fn chart(title: String, panels: Vec<Panel>) -> Chart {
+pub(super) fn chart(title: String, panels: Vec<Panel>) -> Chart {
     Chart {
         title,
         subtitle: Default::default(),
@@ -55,7 +57,7 @@ fn chart(title: String, panels: Vec<Panel>) -> Chart {
     }
 }
 
-fn panel(
+pub(super) fn panel(
     title: String,
     x: (&'static str, Scale),
     y: (&'static str, Scale),

@@ -3,6 +3,7 @@
 mod axis;
 mod chart;
 mod figures;
+mod log_ranges;
 
 use std::fs;
 use std::path::Path;
