@@ -88,9 +88,9 @@ impl RangeLog {
         Ok(())
     }
 
-    /// About how many pages are dirty. Does not read the log.
+    /// About how many pages are dirty at the end of a round. Does not read the log.
     pub(crate) fn estimate(&self) -> u64 {
-        let estimate = self.estimate.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut estimate = self.estimate.lock().unwrap_or_else(PoisonError::into_inner);
         estimate.dirty(self.started.elapsed())
     }
 
