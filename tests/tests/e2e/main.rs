@@ -21,6 +21,7 @@ mod kvm;
 mod kvm_clocks;
 mod limits;
 mod links_cut;
+mod log_ranges;
 mod matrix;
 mod memory_layouts;
 mod modes;
