@@ -20,7 +20,7 @@ pub(super) fn log_ranges(runs: &[&Run]) -> Option<Chart> {
     }
     let of = |value: &dyn Fn(&Run) -> Option<f64>| -> Vec<Points> {
         let points = |workload: &Workload| Points {
-            name: workload.describe(),
+            name: workload.name().replace("ranges-", ""),
             style: Style::Line,
             points: cases
                 .iter()
@@ -57,5 +57,37 @@ fn ranges(case: &Case) -> u32 {
     match case.variant {
         Variant::LogRanges(ranges) => ranges,
         _ => DEFAULT_RANGES,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Args;
+    use crate::plan::Plan;
+    use clap::Parser;
+
+    #[test]
+    fn a_line_goes_from_the_whole_log_to_the_default_ranges() {
+        let plan = Plan::new(&Args::parse_from(["bench", "--only", "ranges-random-50"]));
+        let runs: Vec<_> = (plan.unwrap().cases.iter().zip(1..))
+            .map(|(case, number)| {
+                let mut run = Run::new(case, 0);
+                run.report = serde_json::json!({"stale_pages": 60 / number});
+                run
+            })
+            .collect();
+        let chart = log_ranges(&runs.iter().collect::<Vec<_>>()).unwrap();
+        let line = &chart.panels[0].points[0];
+        assert_eq!(line.name, "random-50");
+        let expected = [
+            (1.0, 60.0),
+            (4.0, 30.0),
+            (16.0, 20.0),
+            (64.0, 15.0),
+            (128.0, 12.0),
+        ];
+        assert_eq!(line.points, expected);
+        assert!(log_ranges(&[]).is_none());
     }
 }
