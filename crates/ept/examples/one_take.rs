@@ -5,8 +5,8 @@
 //!     target/release/examples/one_take METHOD GIB DIRTY_PAGES SPREAD_OVER_GIB
 //! ```
 //!
-//! `METHOD` is `write-protection`, `pml`, `dirty-flags` or `walk` (of all tables, the baseline). The
-//! leaves have 4 KiB. A fifth argument is the number of rounds. With a sixth argument (also a
+//! `METHOD` is `write-protection`, `pml`, `dirty-flags` or `walk` (of all tables, the baseline).
+//! The leaves have 4 KiB. A fifth argument is the number of rounds. With a sixth argument (also a
 //! number), the caches are flushed before each round. Prints the times.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // measuring is for people to read
