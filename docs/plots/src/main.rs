@@ -1,13 +1,11 @@
 //! Converts the results of `cargo bench -p hikkoshi-ept --bench cost` and the output of `--bench
-//! ranges` into plots and table rows: `cargo run -p hikkoshi-ept --example plots --
+//! ranges` into plots and table rows: `cargo run -p hikkoshi-plots --
 //! target/criterion ranges.csv docs/dirty-logging`.
 //!
 //! Writes one SVG for each group into the last folder, and prints the rows of its table. All times
 //! are criterion's medians.
-#![cfg(not(loom))]
 #![allow(clippy::print_stdout)] // the rows are for people
 
-#[path = "plots/bars.rs"]
 mod bars;
 
 use std::collections::BTreeMap;
