@@ -78,8 +78,8 @@ pub(crate) fn first_written(
 }
 
 /// Replaces `areas` by areas of `range` in which there are written pages, in ascending order. They
-/// do not cross a boundary of [`SCAN_BYTES`]. Makes one call. Returns the end of the part of `range`
-/// that was searched, or is in an area.
+/// do not cross a boundary of [`SCAN_BYTES`]. Makes one call. Returns the end of the part of
+/// `range` that was searched, or is in an area.
 pub(crate) fn written_areas(
     pagemap: &Pagemap,
     range: HostRange,

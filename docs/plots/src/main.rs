@@ -30,7 +30,8 @@ const COLOURS: [&str; 6] = [
     "#1b6ca8", "#d1495b", "#edae49", "#66a182", "#8d5a97", "#5c5c5c",
 ];
 
-/// Line plots: criterion's group, and what the horizontal axis shows. The file has the group's name.
+/// Line plots: criterion's group, and what the horizontal axis shows. The file has the group's
+/// name.
 const LINES: [(&str, &str); 5] = [
     (
         "take by dirty pages",

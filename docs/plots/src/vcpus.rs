@@ -30,3 +30,23 @@ pub(crate) fn read(csv: &str) -> Result<(Bars, Bars), Box<dyn Error>> {
     }
     Ok((writes, takes))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_without_a_log_has_writes_and_no_take() {
+        let csv = "vCPUs,method,writes/s,exits/s,kicks/s,takes/s,pages,median,worst\n\
+                   1,no log,3000000,0,0,0,0,0,0\n\
+                   1,dirty flags,2000000,0,20,20,500,7000,9000\n";
+        let (writes, takes) = read(csv).unwrap();
+        let bar = |name: &str, value: f64| (name.to_owned(), value);
+        let one = |bars: Vec<(String, f64)>| vec![("1 vCPUs".to_owned(), bars)];
+        assert_eq!(
+            writes,
+            one(vec![bar("no log", 3e6), bar("dirty flags", 2e6)])
+        );
+        assert_eq!(takes, one(vec![bar("dirty flags", 7e6)]));
+    }
+}
