@@ -56,6 +56,8 @@ source "$here/lib/bpftrace.sh"
 source "$here/lib/ovmf.sh"
 # shellcheck source=lib/swtpm.sh
 source "$here/lib/swtpm.sh"
+# shellcheck source=lib/libvirt.sh
+source "$here/lib/libvirt.sh"
 # shellcheck source=lib/debian.sh
 source "$here/lib/debian.sh"
 
@@ -82,9 +84,10 @@ for more in "$@"; do
     bpftrace) setup_bpftrace ;;
     ovmf) setup_ovmf ;;
     debian) setup_debian ;;
+    libvirt) setup_libvirt ;;
     devices-kernel) setup_devices_kernel ;;
     *) fail "unknown component: $more" \
-        "Known components: apache, bpftrace, ovmf, debian, devices-kernel." ;;
+        "Known components: apache, bpftrace, ovmf, debian, devices-kernel, libvirt." ;;
     esac
 done
 
