@@ -98,6 +98,8 @@ fn run_events() -> Result<(), String> {
     static RUNNING: OnceLock<Result<(), String>> = OnceLock::new();
     let run = || {
         let text = |error: Error| error.message().to_owned();
+        // It would print each error.
+        virt::error::clear_error_callback();
         virt::event::event_register_default_impl().map_err(text)?;
         thread::Builder::new()
             .name("libvirt-events".to_owned())

@@ -208,7 +208,7 @@ impl Client {
     /// # Errors
     ///
     /// See [`QmpError`].
-    pub(crate) fn execute_with_fd(
+    pub fn execute_with_fd(
         &mut self,
         command: &str,
         arguments: Value,
