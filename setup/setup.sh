@@ -8,6 +8,7 @@
 #   build/bochs                       the distribution's Bochs, which the second-stage tables run on
 #   build/swtpm                       the distribution's TPM emulator
 #   build/shellcheck                  the distribution's shellcheck, for `make lint`
+#   build/libvirt                     the distribution's libvirt and its headers, for domains
 #
 # and, if named on the command line (`setup.sh apache bpftrace`), what only the benchmarks need:
 #
@@ -78,16 +79,16 @@ setup_busybox
 setup_bochs
 setup_swtpm
 setup_shellcheck
+setup_libvirt
 for more in "$@"; do
     case $more in
     apache) setup_apache ;;
     bpftrace) setup_bpftrace ;;
     ovmf) setup_ovmf ;;
     debian) setup_debian ;;
-    libvirt) setup_libvirt ;;
     devices-kernel) setup_devices_kernel ;;
     *) fail "unknown component: $more" \
-        "Known components: apache, bpftrace, ovmf, debian, devices-kernel, libvirt." ;;
+        "Known components: apache, bpftrace, ovmf, debian, devices-kernel." ;;
     esac
 done
 

@@ -19,6 +19,7 @@ mod guest_network;
 mod journals;
 mod kvm;
 mod kvm_clocks;
+mod libvirt;
 mod limits;
 mod links_cut;
 mod log_ranges;
