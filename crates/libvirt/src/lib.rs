@@ -1,9 +1,9 @@
 //! libvirt domains: QEMU guests that libvirt has started and owns.
 //!
-//! libvirt is the only client of the monitor of its QEMU processes. It lends the monitor through its
-//! library: a command at a time (`virDomainQemuMonitorCommandWithFiles`), and the events of one
-//! domain. [`Domain::monitor`] makes a QMP session of that, the same as one on QEMU's own socket, so
-//! that the QEMU adapter works on either. Everything else that the adapter does with a guest, it
+//! libvirt is the only client of the monitor of its QEMU processes. It lends the monitor through
+//! its library: a command at a time (`virDomainQemuMonitorCommandWithFiles`), and the events of one
+//! domain. [`Domain::monitor`] makes a QMP session of that, the same as one on QEMU's own socket,
+//! so that the QEMU adapter works on either. Everything else that the adapter does with a guest, it
 //! does with QEMU's process, and libvirt is not involved.
 //!
 //! # Words
@@ -19,8 +19,9 @@
 //!
 //! # What is missing
 //!
-//! A domain can be checked, not moved yet: libvirt has to own it at the destination, too. Daemons on
-//! other hosts are refused, because the guest's memory is reached through its process.
+//! A domain can be checked, not moved yet: libvirt has to own it at the destination, too. Daemons
+//! on other hosts are refused, because the guest's memory is reached through its process. A user's
+//! own daemon (`qemu:///session`) was not tried.
 
 mod domain;
 mod error;

@@ -1,7 +1,7 @@
 //! The QEMU process of a domain.
 //!
-//! libvirt's library does not tell it. Its daemon writes the process ID to a file in its run folder,
-//! which only the daemon's user can write to.
+//! libvirt's library does not tell it. Its daemon writes the process ID to a file in its run
+//! folder, which only the daemon's user can write to.
 
 use std::path::{Path, PathBuf};
 

@@ -151,8 +151,9 @@ impl Client {
     }
 
     /// The process that listens on the socket: QEMU, unless another program
-    /// opened the socket for it. Of a monitor that is lent: QEMU. `None` if the kernel does not say, for example
-    /// because the process is in a PID namespace that is not visible from here.
+    /// opened the socket for it. Of a monitor that is lent: QEMU. `None` if the
+    /// kernel does not say, for example because the process is in a PID namespace
+    /// that is not visible from here.
     pub fn peer(&self) -> Option<u32> {
         self.connection.peer()
     }
