@@ -10,11 +10,15 @@ DEVICES_INITRAMFS := $(BUILD)/initramfs-devices.cpio
 WORKLOAD_SOURCES := $(wildcard guest/workload/src/*.rs guest/workload/src/*/*.rs guest/checked-pages/src/*.rs) \
     guest/workload/Cargo.toml Cargo.toml Cargo.lock
 NANO := $(BUILD)/nano/$(STATIC_TARGET)/release/nano
-NANO_SOURCES := $(wildcard guest/nano/src/*.rs guest/nano/.cargo/* guest/nano/build.rs guest/nano/link.ld guest/nano/Cargo.*) \
+NANO_SOURCES := $(wildcard guest/nano/src/*.rs guest/nano/src/*/*.rs guest/nano/.cargo/* guest/nano/build.rs guest/nano/link.ld guest/nano/Cargo.*) \
     $(wildcard guest/checked-pages/src/*.rs guest/bare-metal/src/*.rs)
 FUZZ_SECONDS ?= 60
 # How many targets run at once.
 FUZZ_JOBS ?= 1
+
+# With libvirt, for the program and its tests: headers and library of build/libvirt.
+LIBVIRT_LIB := $(abspath $(BUILD))/libvirt/root/usr/lib/x86_64-linux-gnu
+WITH_LIBVIRT = PKG_CONFIG_PATH=$(LIBVIRT_LIB)/pkgconfig LD_LIBRARY_PATH=$(LIBVIRT_LIB)
 
 .DEFAULT_GOAL := help
 
@@ -77,7 +81,7 @@ SHELL_SCRIPTS = $(shell find . \( -path ./target -o -path ./build -o -path ./.gi
 .PHONY: lint
 lint: setup check-docs ## formatting, clippy, rustdoc, shell scripts and documents; warnings are errors
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
+	$(WITH_LIBVIRT) cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
 	cd fuzz && cargo fmt --check
 	cd fuzz && RUSTFLAGS="--cfg fuzzing" CARGO_TARGET_DIR=../target/fuzz-check cargo clippy --quiet --locked -- -D warnings
 	cd crates/ept/bochs && cargo fmt --check && cargo clippy --locked --release -- -D warnings
@@ -123,6 +127,13 @@ test-loom: setup ## loom models: page bitmap, second-stage tables, state shared 
 test-guests: guest-images ## the laboratory's own tests, and real guests moved between real QEMUs, and by the example monitor
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-lab --package hikkoshi-vmm --package hikkoshi-tests
+
+# Domains of a real libvirt daemon (part of `make test`).
+.PHONY: test-libvirt
+test-libvirt: setup ## sessions on the monitors of libvirt domains, and `hikkoshi check --domain`
+	$(WITH_LIBVIRT) cargo build --locked --features libvirt --package hikkoshi
+	$(WITH_LIBVIRT) cargo test --locked --package hikkoshi-libvirt --features libvirt
+	$(WITH_LIBVIRT) HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt::
 
 # A sixth of the random interruptions, and every second step, are part of test-guests. This target prints the table.
 .PHONY: drills

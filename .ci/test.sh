@@ -14,6 +14,11 @@ set -euo pipefail
 set -m # Each part is a process group, so that all of it can be ended.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# The tests of libvirt domains, and the program that they run, need libvirt.
+libvirt=$PWD/build/libvirt/root/usr/lib/x86_64-linux-gnu
+export PKG_CONFIG_PATH=$libvirt/pkgconfig LD_LIBRARY_PATH=$libvirt
+features=(--features hikkoshi-libvirt/libvirt)
+
 logs=build/tests
 rm -rf "$logs"
 mkdir -p "$logs"
@@ -68,19 +73,19 @@ loom() {
 # the dependencies have other features, and cargo builds them again.
 group() {
     TEST_GROUP=$1 CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=$PWD/.ci/test-group.sh \
-        cargo test --locked --workspace --tests --no-fail-fast -- "${@:2}"
+        cargo test --locked --workspace "${features[@]}" --tests --no-fail-fast -- "${@:2}"
 }
 
 start guest_images guest_images
 start loom loom
-cargo test --locked --workspace --no-run
+cargo test --locked --workspace "${features[@]}" --no-run
 
 # One test at a time: each test of the engine is two hosts with a dozen threads and a guest.
 start engine group engine --test-threads=1
 start waiting group waiting --test-threads=4
 start qemu group qemu --test-threads=1
 start others group others --test-threads=1
-start documentation cargo test --locked --workspace --doc
+start documentation cargo test --locked --workspace "${features[@]}" --doc
 for part in engine waiting qemu others documentation guest_images; do
     finish $part
 done

@@ -8,6 +8,7 @@
 #   build/bochs                       the distribution's Bochs, which the second-stage tables run on
 #   build/swtpm                       the distribution's TPM emulator
 #   build/shellcheck                  the distribution's shellcheck, for `make lint`
+#   build/libvirt                     the distribution's libvirt and its headers, for domains
 #
 # and, if named on the command line (`setup.sh apache bpftrace`), what only the benchmarks need:
 #
@@ -56,6 +57,8 @@ source "$here/lib/bpftrace.sh"
 source "$here/lib/ovmf.sh"
 # shellcheck source=lib/swtpm.sh
 source "$here/lib/swtpm.sh"
+# shellcheck source=lib/libvirt.sh
+source "$here/lib/libvirt.sh"
 # shellcheck source=lib/debian.sh
 source "$here/lib/debian.sh"
 
@@ -76,6 +79,7 @@ setup_busybox
 setup_bochs
 setup_swtpm
 setup_shellcheck
+setup_libvirt
 for more in "$@"; do
     case $more in
     apache) setup_apache ;;

@@ -30,6 +30,7 @@ missing_tools() {
         /usr/bin/gcc:gcc \
         /usr/lib/x86_64-linux-gnu/libc.a:libc6-dev \
         /usr/bin/make:make \
+        /usr/bin/pkg-config:pkg-config \
         /usr/bin/cpio:cpio \
         /usr/bin/flock:util-linux \
         /usr/bin/unshare:util-linux \

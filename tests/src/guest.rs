@@ -24,12 +24,16 @@ pub struct Guest<'a> {
 }
 
 impl<'a> Guest<'a> {
-    /// Boots the guest, with a disk, and waits until its workload runs.
+    /// Boots the guest, with a disk if it can use one, and waits until its workload runs.
     ///
     /// # Panics
     /// When it does not boot.
     pub fn boot(env: &'a TestEnv, config: VmConfig) -> Self {
-        Self::boot_without_extra_disk(env, with_disk(env, config))
+        let config = match config.is_nano() {
+            true => config,
+            false => with_disk(env, config),
+        };
+        Self::boot_without_extra_disk(env, config)
     }
 
     /// Boots the guest without a disk, unless its configuration has one.

@@ -43,6 +43,8 @@ pub struct JsonReport {
     pub source_private_bytes: Option<u64>,
     /// Whether the guest uses asynchronous page faults; in the source's report.
     pub asynchronous_faults: Option<String>,
+    /// Pages that were dirty again when they were sent; in the source's report with `--log-ranges`.
+    pub stale_pages: Option<u64>,
     /// Requests for pages that were already in flight; in the source's report of post-copy.
     pub requests_under_way: Option<u64>,
     /// Faults before the guest ran; in the destination's report of post-copy.

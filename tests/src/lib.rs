@@ -56,6 +56,7 @@ mod json_report;
 mod json_schema;
 mod kernel_feature;
 mod kvm;
+mod libvirt_host;
 mod log;
 pub mod matrix;
 mod migration;
@@ -88,6 +89,7 @@ pub use json_report::{Bucket, Bytes, Frames, JsonReport, Latency, Pages, ThreadF
 pub use json_schema::JsonSchema;
 pub use kernel_feature::KernelFeature;
 pub use kvm::kvm_present;
+pub use libvirt_host::on_libvirt_host;
 pub use log::log;
 pub use migration::{FinishedMigration, Migration, Side, address_in};
 pub use migration_plan::{MigrationPlan, Transport};

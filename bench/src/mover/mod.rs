@@ -14,7 +14,7 @@ use hikkoshi_lab::QemuMigration;
 
 use crate::args::Args;
 use crate::error::BenchError;
-use crate::plan::{Case, Workload};
+use crate::plan::{Case, System, Workload};
 use crate::testbed::Testbed;
 
 /// Moves the guest from its source to its destination with the case's system.
@@ -24,10 +24,17 @@ pub(crate) fn migrate(
     program: &Path,
     args: &Args,
 ) -> Result<MoveOutcome, BenchError> {
-    let give_up = (case.workload == Workload::Endless).then(|| args.give_up());
+    // A guest that writes faster than it should, because the machine is busy, does not converge.
+    let endless = matches!(case.workload, Workload::Endless | Workload::Written(_));
+    let give_up = endless.then(|| args.give_up());
     match (case.system.hikkoshi_mode(), case.system.qemu_mode()) {
         (Some(mode), _) => {
-            HikkoshiMigration::start(testbed, program, mode, case.variant, args, &[])?
+            // In one round there is no page that is sent again.
+            let more: &[&str] = match (case.workload, case.system) {
+                (Workload::Written(_), System::HikkoshiHybrid) => &["--rounds", "3"],
+                _ => &[],
+            };
+            HikkoshiMigration::start(testbed, program, mode, case.variant, args, more)?
                 .finish(give_up)
         }
         (None, Some(mode)) => {

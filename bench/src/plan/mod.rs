@@ -6,6 +6,7 @@ mod network;
 mod system;
 mod variant;
 mod workload;
+mod written;
 
 pub(crate) use case::Case;
 pub(crate) use network::NetworkKind;
@@ -15,6 +16,7 @@ pub(crate) use workload::{
     CLIENTS_PORT, DISK_ARENA_MIB, Kind, RAM_MIB, REPORT_MS, SLOW_US, WEB_FILE_BYTES, WEB_FILES,
     WORKING_SET_MIB, Workload,
 };
+pub(crate) use written::DEFAULT_RANGES;
 
 use cases::{all, is_quick};
 
@@ -171,6 +173,9 @@ mod tests {
         );
         assert_eq!(Variant::Poll.receive_words(), ["--poll"]);
         assert_eq!(Variant::NoDrain.migrate_words(), ["--no-drain"]);
+        assert_eq!(Variant::LogRanges(4).migrate_words(), ["--log-ranges", "4"]);
+        let default = Variant::LogDefault.migrate_words();
+        assert_eq!(default, ["--log-ranges", "default"]);
         assert!(Variant::Tls.is_encrypted() && !Variant::Plain.is_encrypted());
     }
 }

@@ -30,6 +30,10 @@ pub(crate) enum Variant {
     NoDrain,
     /// Sends no pages around a requested page, and logs the times of each request.
     Traced,
+    /// Takes the dirty log in this many ranges, and counts stale pages.
+    LogRanges(u32),
+    /// Takes the dirty log as without a variant, and counts stale pages.
+    LogDefault,
 }
 
 impl Variant {
@@ -51,6 +55,10 @@ impl Variant {
             Self::Poll => &["--poll"],
             Self::NoPriority => &["--no-priority"],
             Self::NoDrain => &["--no-drain"],
+            Self::LogRanges(ranges) => {
+                return vec!["--log-ranges".to_owned(), ranges.to_string()];
+            }
+            Self::LogDefault => &["--log-ranges", "default"],
         };
         words.iter().map(|&word| word.to_owned()).collect()
     }
@@ -86,6 +94,8 @@ impl fmt::Display for Variant {
             Self::Tls => f.write_str("tls"),
             Self::NoDrain => f.write_str("no-drain"),
             Self::Traced => f.write_str("traced"),
+            Self::LogRanges(ranges) => write!(f, "log-{ranges}"),
+            Self::LogDefault => f.write_str("log-default"),
         }
     }
 }

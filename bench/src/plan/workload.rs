@@ -5,6 +5,7 @@ use serde::Serialize;
 use std::fmt;
 
 use super::network::NetworkKind;
+use super::written::{WRITTEN_RAM_MIB, Written};
 
 /// The guest's memory, MiB.
 pub(crate) const RAM_MIB: u64 = 1024;
@@ -109,6 +110,8 @@ pub(crate) enum Workload {
     NanoTimeline,
     /// The nano guest serves files over the network, asked for at random without a pause.
     NanoWeb,
+    /// Writes pages at a rate, moved with the dirty log taken in different ranges.
+    Written(Written),
 }
 
 /// How a case is measured.
@@ -179,6 +182,7 @@ impl Workload {
                 Self::NanoTimeline => GuestWorkload::scan(NANO_TIMELINE_MIB)
                     .threads(SCAN_THREADS)
                     .option("fault_times", NANO_FAULT_TIMES),
+                Self::Written(written) => written.guest_workload(),
                 Self::NanoTasks(tasks) => GuestWorkload::scan(NANO_TASKS_MIB).threads(tasks),
             };
         let workload = match self.is_nano() {
@@ -204,7 +208,11 @@ impl Workload {
     pub(crate) fn is_nano(self) -> bool {
         matches!(
             self,
-            Self::NanoScan | Self::NanoTasks(_) | Self::NanoTimeline | Self::NanoWeb
+            Self::NanoScan
+                | Self::NanoTasks(_)
+                | Self::NanoTimeline
+                | Self::NanoWeb
+                | Self::Written(Written { nano: true, .. })
         )
     }
 
@@ -231,6 +239,7 @@ impl Workload {
         match self {
             Self::Huge => Ram::huge_2m(RAM_MIB),
             Self::Web => Ram::shared(WEB_RAM_MIB),
+            Self::Written(_) => Ram::shared(WRITTEN_RAM_MIB),
             Self::Private | Self::PrivateFill | Self::PrivatePaced(_) => {
                 Ram::new(RamBackend::Default, RAM_MIB)
             }
@@ -261,6 +270,7 @@ impl Workload {
             Self::NanoTasks(_) => "nano-tasks",
             Self::NanoTimeline => "nano-timeline",
             Self::NanoWeb => "nano-web",
+            Self::Written(written) => written.name(),
         }
     }
 
@@ -311,6 +321,7 @@ impl Workload {
             Self::NanoTasks(tasks) => format!(
                 "nano-{tasks}-tasks: under KVM, {tasks} tasks read {NANO_TASKS_MIB} MiB, no background"
             ),
+            Self::Written(written) => written.to_string(),
         }
     }
 }

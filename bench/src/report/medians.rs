@@ -39,6 +39,10 @@ pub(super) struct Row {
     pub throughput: Option<f64>,
     /// Rounds of pre-copy.
     pub rounds: Option<f64>,
+    /// Pages sent with their content in pre-copy rounds.
+    pub pages_sent: Option<f64>,
+    /// Those that were dirty again when they were sent.
+    pub stale_pages: Option<f64>,
     /// Slow accesses from the switchover to the last page.
     pub faults: Option<f64>,
     /// Their mean, µs.
@@ -161,6 +165,8 @@ fn row(runs: Vec<&Run>) -> Option<Row> {
         bytes: of(&|run| run.bytes.map(|bytes| bytes as f64)),
         throughput: of(&|run| run.throughput),
         rounds: of(&|run| run.rounds.map(|rounds| rounds as f64)),
+        pages_sent: of(&|run| run.report["pages"]["precopy"].as_f64()),
+        stale_pages: of(&|run| run.report["stale_pages"].as_f64()),
         faults: accesses(&|a| Some(a.slow as f64)),
         fault_us: accesses(&|a| Some(a.slow_mean_us)),
         fault_p50_us: of(&|run| run.slow.as_ref()?.p50_us),

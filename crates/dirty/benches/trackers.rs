@@ -1,5 +1,6 @@
 //! The trackers side by side, for a guest under KVM whose processor writes: `cargo bench -p
-//! hikkoshi-dirty --bench trackers`. Needs root and /dev/kvm, 2 GiB of memory, and some minutes.
+//! hikkoshi-dirty --bench trackers`. Needs root and /dev/kvm, 2 GiB of memory (18 GiB for all of
+//! it), and some minutes.
 
 // The unsafe blocks describe memory of this program.
 #![allow(missing_docs, unsafe_code, clippy::unwrap_used)]
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, SamplingMode, criterion_group, criterion_main};
 use hikkoshi_dirty::kvm::KvmLog;
 use hikkoshi_dirty::{DirtyLog, PagemapLog};
+use hikkoshi_linux::host_memory_available;
 use hikkoshi_pages::{PAGE_BYTES, Page, PageRange};
 use hikkoshi_userfault::{Features, Userfault};
 use kvm_guest::{KvmGuest, Shape};
@@ -113,7 +115,7 @@ fn timed(rounds: u64, most: u64, mut prepare: impl FnMut(), mut work: impl FnMut
 
 /// By the number of dirty pages, in a guest of 1 GiB that has all its memory.
 fn take_by_dirty_pages(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("take by dirty pages");
+    let mut group = criterion.benchmark_group("trackers, take by dirty pages");
     group.sample_size(10).sampling_mode(SamplingMode::Flat);
     group.warm_up_time(Duration::from_millis(1));
     group.measurement_time(Duration::from_millis(200));
@@ -143,7 +145,7 @@ fn take_by_dirty_pages(criterion: &mut Criterion) {
 
 /// By the size of the guest: 1,000 pages, spread over all of it; it has touched no others.
 fn take_by_guest_size(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("take by guest size");
+    let mut group = criterion.benchmark_group("trackers, take by guest size");
     group.sample_size(10).sampling_mode(SamplingMode::Flat);
     group.warm_up_time(Duration::from_millis(1));
     group.measurement_time(Duration::from_millis(200));
@@ -166,10 +168,48 @@ fn take_by_guest_size(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// By the memory that a guest of 16 GiB has touched: 1,000 pages are dirty, spread over all of it.
+/// The largest is left out if the machine does not have the memory.
+fn take_by_touched_memory(criterion: &mut Criterion) {
+    const GUEST: u64 = 16;
+    let mut group = criterion.benchmark_group("trackers, take by touched memory");
+    group.sample_size(10).sampling_mode(SamplingMode::Flat);
+    group.warm_up_time(Duration::from_millis(1));
+    group.measurement_time(Duration::from_millis(200));
+    for (name, tracker) in [TRACKERS[0], TRACKERS[1]] {
+        let logged = Logged::new(tracker, GUEST * GIB, GUEST * GIB);
+        let mut touched = 0;
+        for gibibytes in [0, 1, 4, GUEST] {
+            if (gibibytes - touched) * GIB > host_memory_available().unwrap() / 10 * 9 {
+                continue;
+            }
+            let pages = |gibibytes| gibibytes * GIB / PAGE_BYTES;
+            let first = Page::new(pages(touched));
+            let count = pages(gibibytes) - pages(touched);
+            if count > 0 {
+                logged.guest.fill(0, first, 1, count, 1);
+            }
+            touched = gibibytes;
+            logged.take_all();
+            group.bench_function(BenchmarkId::new(name, gibibytes), |bencher| {
+                bencher.iter_custom(|rounds| {
+                    timed(
+                        rounds,
+                        20,
+                        || logged.dirty(1_000),
+                        || assert_eq!(logged.take_all(), 1_000),
+                    )
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
 /// One pass over a guest of 16 GiB with 1,000 dirty pages, in ranges of so many MiB: 2, as pre-copy
 /// takes the log, and 128. The RAM is in slots of so many GiB.
 fn pass_in_ranges(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("pass in ranges");
+    let mut group = criterion.benchmark_group("trackers, pass in ranges");
     group.sample_size(10).sampling_mode(SamplingMode::Flat);
     group.warm_up_time(Duration::from_millis(1));
     group.measurement_time(Duration::from_millis(500));
@@ -199,15 +239,15 @@ fn pass_in_ranges(criterion: &mut Criterion) {
 /// What the guest pays: the time of a write to each of 50,000 pages, clean ones and dirty ones.
 fn write(criterion: &mut Criterion) {
     const PAGES: u64 = 50_000;
-    let mut group = criterion.benchmark_group("50,000 writes");
+    let mut group = criterion.benchmark_group("trackers, writes");
     group.sample_size(10).sampling_mode(SamplingMode::Flat);
     group.warm_up_time(Duration::from_millis(1));
     group.measurement_time(Duration::from_millis(500));
     for (name, tracker) in [("no log", Tracker::Off)].into_iter().chain(TRACKERS) {
         let logged = Logged::new(tracker, GIB, GIB);
         logged.dirty(PAGES);
-        for (what, clean) in [("clean", true), ("dirty", false)] {
-            group.bench_function(BenchmarkId::new(name, what), |bencher| {
+        for (what, clean) in [("clean pages", true), ("dirty pages", false)] {
+            group.bench_function(format!("{what}, {name}"), |bencher| {
                 bencher.iter_custom(|rounds| {
                     let prepare = || {
                         if clean {
@@ -226,6 +266,7 @@ criterion_group!(
     benches,
     take_by_dirty_pages,
     take_by_guest_size,
+    take_by_touched_memory,
     pass_in_ranges,
     write
 );

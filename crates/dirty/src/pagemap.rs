@@ -8,9 +8,14 @@
 //! # Cost
 //!
 //! A protecting scan makes KVM drop its mappings of the whole range of the scan, dirty or not. A
-//! scan that only reads does not. So [`PagemapLog`] first searches for the next written page over
-//! long ranges, and runs the protecting scan only on the few MiB around it. A clean guest is not
-//! disturbed, and the number of calls is proportional to the number of dirty areas.
+//! scan that only reads does not. So [`PagemapLog`] first searches for written pages over long
+//! ranges, and runs protecting scans only on the areas in which there are some. A clean guest is
+//! not disturbed, and what a take adds to the search is in proportion to what is dirty.
+//!
+//! The search reads every entry of the page tables, 8 bytes for each page of the memory. Memory
+//! that was never touched has these tables, too: the protection of a page that does not exist yet
+//! is a mark in its entry, and the log needs that mark. Without it, the first write to one of 512
+//! pages would make the kernel report all of them.
 
 use std::io;
 use std::sync::Arc;
@@ -23,12 +28,9 @@ use hikkoshi_userfault::{RangeError, RegisterMode, Userfault};
 use thiserror::Error;
 
 use crate::log::{DirtyError, DirtyLog};
-use crate::pagemap_scan::{Clear, first_written, scan};
+use crate::pagemap_scan::{Clear, SCAN_BYTES, first_written, scan, written_areas};
 use crate::runs::RunCoalescer;
 use crate::unsupported_kernel::{UnsupportedKernel, hugetlb_support};
-
-/// Size of the range of one protecting scan, and the alignment of its boundaries.
-const SCAN_BYTES: u64 = 4 << 20;
 
 /// Size of the range of one search. It limits how long the memory layout of the process stays
 /// locked (for reading, but a writer that waits for the lock delays page faults).
@@ -226,28 +228,36 @@ impl PagemapLog {
             return Ok(());
         };
         let host_extent = HostExtent { extent, range };
+        let mut areas = Vec::new();
         let mut rest = range;
         while rest.len > 0 {
             let window = first(rest, SEARCH_BYTES.min(rest.len));
-            let Some(found) = first_written(&self.pagemap, window)? else {
-                rest = after(rest, window.len);
-                continue;
-            };
-            rest = after(rest, found.0.saturating_sub(rest.addr.0));
-            let piece = first(rest, (SCAN_BYTES - rest.addr.0 % SCAN_BYTES).min(rest.len));
-            let mut reported = piece.addr.0;
-            let result = scan(&self.pagemap, piece, Clear::Yes, |written| {
-                reported = written.addr.0 + written.len;
-                dirty.push(host_extent.pages(written));
-            });
-            if result.is_err() {
-                let unknown = after(piece, reported - piece.addr.0);
-                dirty.push(host_extent.pages(unknown));
-                return result;
+            let reached = written_areas(&self.pagemap, window, &mut areas)?;
+            for area in &areas {
+                self.take_area(*area, host_extent, dirty)?;
             }
-            rest = after(rest, piece.len);
+            rest = after(rest, reached.0.saturating_sub(rest.addr.0));
         }
         Ok(())
+    }
+
+    /// Protects and reports the dirty pages of an area. On an error, reports the rest of the area.
+    fn take_area(
+        &self,
+        area: HostRange,
+        host_extent: HostExtent,
+        dirty: &mut RunCoalescer<'_>,
+    ) -> Result<(), DirtyError> {
+        let mut reported = area.addr.0;
+        let result = scan(&self.pagemap, area, Clear::Yes, |written| {
+            reported = written.addr.0 + written.len;
+            dirty.push(host_extent.pages(written));
+        });
+        if result.is_err() {
+            let unknown = after(area, reported - area.addr.0);
+            dirty.push(host_extent.pages(unknown));
+        }
+        result
     }
 
     /// Protects and reports the dirty pages of memory with huge pages. The kernel clears whole huge

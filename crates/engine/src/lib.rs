@@ -92,8 +92,8 @@ pub use obstacle::DestinationObstacle;
 pub use report::{Account, Observer};
 pub use retry::RetryFor;
 pub use source::{
-    Comparison, MigrateControl, MigrateError, ReadAhead, SourceOptions, WhenStalled, compare,
-    give_up_migrate, migrate, resume_migrate,
+    Comparison, LogRanges, MigrateControl, MigrateError, ReadAhead, SourceOptions, WhenStalled,
+    compare, give_up_migrate, migrate, resume_migrate,
 };
 
 pub use hikkoshi_wire::{MAX_LINKS, Mode};

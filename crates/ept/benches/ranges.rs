@@ -3,14 +3,18 @@
 //! hikkoshi-ept --bench ranges`. Prints CSV.
 //!
 //! No time is measured. The guest writes a given number of pages while one page is sent, so the
-//! result is the same on every machine.
+//! result is the same on every machine. The takes' flushes of the TLB and drains of the
+//! page-modification logs are counted: each interrupts the vCPU. What they cost the guest is a
+//! model with [`KICK_MICROSECONDS`], beside the time to send the pages.
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // measuring is for people to read
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 
 use hikkoshi_ept::testing::{Access, Machine, TestMemory};
 use hikkoshi_ept::{
-    Capabilities, Gfn, GfnRange, Guest, HostFrame, Level, LogMethod, Mapping, View,
+    Capabilities, Gfn, GfnRange, Guest, HostFrame, Level, LogMethod, Mapping, Processors, TlbFlush,
+    Vcpu, View,
 };
 
 /// 64 MiB.
@@ -18,6 +22,10 @@ const PAGES: u64 = 16 * 1024;
 /// The guest is stopped when at most this many pages are left, or after `MAX_ROUNDS` rounds.
 const LEFT: u64 = 64;
 const MAX_ROUNDS: u32 = 30;
+/// The model: the time that one kick takes from the guest (an interrupt, an exit, the flush or the
+/// drain, an entry), and the time to send one page at 10 Gbit/s.
+const KICK_MICROSECONDS: f64 = 5.0;
+const PAGE_MICROSECONDS: f64 = 3.3;
 
 /// A pseudo-random generator with the same output on every machine.
 struct Numbers(u64);
@@ -40,23 +48,76 @@ enum Workload {
     Sequential,
 }
 
+/// What a migration has cost.
+#[derive(Default)]
+struct Cost {
+    rounds: u32,
+    /// Pages that were sent while the guest ran.
+    sent: u64,
+    /// Those of them that had been written again before they were sent, so that the later copy
+    /// would have been enough.
+    stale: u64,
+    /// Pages that are left when the guest is stopped.
+    left: u64,
+    takes: u64,
+    flushes: u64,
+    drains: u64,
+}
+
+/// Counts the kicks of a machine.
+struct Kicked<'m, 'g> {
+    machine: &'m Machine<'g, TestMemory>,
+    flushes: Cell<u64>,
+    drains: Cell<u64>,
+}
+
+impl Processors for Kicked<'_, '_> {
+    fn invalidate(&self, flush: &TlbFlush) {
+        self.flushes.set(self.flushes.get() + 1);
+        self.machine.invalidate(flush);
+    }
+
+    fn drain_pml(&self, drain: &dyn Fn(Vcpu, u16) -> u16) {
+        self.drains.set(self.drains.get() + 1);
+        self.machine.drain_pml(drain);
+    }
+
+    fn set_pml(&self, on: bool) {
+        self.machine.set_pml(on);
+    }
+}
+
 fn main() {
-    println!("workload,writes per page sent,ranges,rounds,pages sent,stale pages sent,left");
+    println!(
+        "workload,writes per page sent,ranges,rounds,pages sent,stale pages sent,left,\
+         takes,flushes,drains,kicks (model ms),sending (model ms)"
+    );
     for workload in [Workload::Random, Workload::Sequential] {
         for writes_in_100 in [25, 50, 75] {
             for ranges in [1, 4, 16, 64] {
-                let (rounds, sent, stale, left) = migrate(workload, writes_in_100, ranges);
+                let Cost {
+                    rounds,
+                    sent,
+                    stale,
+                    left,
+                    takes,
+                    flushes,
+                    drains,
+                } = migrate(workload, writes_in_100, ranges);
                 let rate = writes_in_100 as f64 / 100.0;
-                println!("{workload:?},{rate},{ranges},{rounds},{sent},{stale},{left}");
+                let kicks = (flushes + drains) as f64 * KICK_MICROSECONDS / 1000.0;
+                let sending = sent as f64 * PAGE_MICROSECONDS / 1000.0;
+                println!(
+                    "{workload:?},{rate},{ranges},{rounds},{sent},{stale},{left},\
+                     {takes},{flushes},{drains},{kicks:.2},{sending:.1}"
+                );
             }
         }
     }
 }
 
-/// Migrates a guest. Returns the number of rounds, of pages sent while the guest ran, of those that
-/// had been written again before they were sent (so the later copy would have been enough), and of
-/// pages left when the guest is stopped.
-fn migrate(workload: Workload, writes_in_100: u64, ranges: u64) -> (u32, u64, u64, u64) {
+/// Migrates a guest.
+fn migrate(workload: Workload, writes_in_100: u64, ranges: u64) -> Cost {
     let guest = Guest::new(TestMemory::new(200), PAGES, 1, Capabilities::ALL).unwrap();
     let mapping = Mapping {
         max_level: Level::Size4K,
@@ -69,22 +130,28 @@ fn migrate(workload: Workload, writes_in_100: u64, ranges: u64) -> (u32, u64, u6
         .unwrap();
     guest.mark_dirty(guest.all());
     let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
-    let (mut sent, mut stale, mut due, mut at) = (0, 0, 0, 0);
-    let mut rounds = 0;
+    let kicked = Kicked {
+        machine: &machine,
+        flushes: Cell::new(0),
+        drains: Cell::new(0),
+    };
+    let mut cost = Cost::default();
+    let (mut due, mut at) = (0, 0);
     loop {
-        rounds += 1;
+        cost.rounds += 1;
         for number in 0..ranges {
             let part = PAGES / ranges;
             let range = GfnRange::from_len(Gfn::new(number * part), part);
             let mut pages = Vec::new();
             guest
-                .take_log(range, &machine, &mut |run| pages.extend(run.iter()))
+                .take_log(range, &kicked, &mut |run| pages.extend(run.iter()))
                 .unwrap();
+            cost.takes += 1;
             // Pages of the taken range that are written before they are sent: they are sent twice.
             let mut again = BTreeSet::new();
             for page in pages {
-                sent += 1;
-                stale += u64::from(again.contains(&page));
+                cost.sent += 1;
+                cost.stale += u64::from(again.contains(&page));
                 due += writes_in_100;
                 while due >= 100 {
                     due -= 100;
@@ -101,9 +168,11 @@ fn migrate(workload: Workload, writes_in_100: u64, ranges: u64) -> (u32, u64, u6
                 }
             }
         }
-        let left = guest.count_dirty(guest.all(), &machine).unwrap();
-        if left <= LEFT || rounds == MAX_ROUNDS {
-            return (rounds, sent, stale, left);
+        cost.left = guest.count_dirty(guest.all(), &kicked).unwrap();
+        if cost.left <= LEFT || cost.rounds == MAX_ROUNDS {
+            cost.flushes = kicked.flushes.get();
+            cost.drains = kicked.drains.get();
+            return cost;
         }
     }
 }

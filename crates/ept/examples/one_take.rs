@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! valgrind --tool=callgrind --cache-sim=yes --toggle-collect='*one_take*measured*' \\
-//!     target/release/examples/one_take GIB DIRTY_PAGES SPREAD_OVER_GIB
+//!     target/release/examples/one_take METHOD GIB DIRTY_PAGES SPREAD_OVER_GIB
 //! ```
 //!
-//! Uses write protection and 4 KiB leaves. A fourth argument is the number of rounds. With a fifth
-//! argument (also a number), the caches are flushed before each round. Prints the times.
+//! `METHOD` is `write-protection`, `pml`, `dirty-flags` or `walk` (of all tables, the baseline).
+//! The leaves have 4 KiB. A fifth argument is the number of rounds. With a sixth argument (also a
+//! number), the caches are flushed before each round. Prints the times.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // measuring is for people to read
 
@@ -15,28 +16,35 @@ mod common;
 
 use std::time::Instant;
 
-use common::{GIB, Host, dirty_in, guest};
+use common::{GIB, Host, dirty_in, guest, take_by_walking};
 use hikkoshi_ept::{Guest, Level, LogMethod};
 
 #[inline(never)]
-fn measured(guest: &Guest<Host>) -> u64 {
-    guest.take_log(guest.all(), &(), &mut |_| ()).unwrap()
+fn measured(guest: &Guest<Host>, walk: bool) -> u64 {
+    if walk {
+        take_by_walking(guest)
+    } else {
+        guest.take_log(guest.all(), &(), &mut |_| ()).unwrap()
+    }
 }
 
 fn main() {
-    let arguments: Vec<u64> = std::env::args()
-        .skip(1)
-        .map(|text| text.parse().unwrap())
-        .collect();
-    let [gib, count, spread, cold @ ..] = &arguments[..] else {
-        println!("usage: one_take GIB DIRTY_PAGES SPREAD_OVER_GIB [ROUNDS [COLD]]");
+    let mut arguments = std::env::args().skip(1);
+    let method = match arguments.next().as_deref() {
+        Some("write-protection") => Some(LogMethod::WriteProtection),
+        Some("pml") => Some(LogMethod::Pml),
+        Some("dirty-flags" | "walk") => Some(LogMethod::DirtyFlags),
+        _ => None,
+    };
+    let walk = std::env::args().nth(1).as_deref() == Some("walk");
+    let numbers: Vec<u64> = arguments.map(|text| text.parse().unwrap()).collect();
+    let (Some(method), [gib, count, spread, cold @ ..]) = (method, &numbers[..]) else {
+        println!("usage: one_take METHOD GIB DIRTY_PAGES SPREAD_OVER_GIB [ROUNDS [COLD]]");
         return;
     };
     let guest = guest(gib * GIB, Level::Size4K);
     let vcpu = guest.add_vcpu().unwrap();
-    guest
-        .start_log(LogMethod::WriteProtection, guest.all(), &())
-        .unwrap();
+    guest.start_log(method, guest.all(), &()).unwrap();
     let mut times = Vec::new();
     for _ in 0..cold.first().copied().unwrap_or(1) {
         dirty_in(&guest, vcpu, *count, spread * GIB);
@@ -44,7 +52,7 @@ fn main() {
             flush_caches();
         }
         let start = Instant::now();
-        assert_eq!(measured(&guest), *count);
+        assert_eq!(measured(&guest, walk), *count);
         times.push(start.elapsed());
     }
     times.sort_unstable();

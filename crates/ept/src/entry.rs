@@ -173,6 +173,13 @@ impl Entry {
         self.0 & DIRTY != 0
     }
 
+    /// Whether this is a dirty leaf, or an entry that a thread is changing, which may be one. Also
+    /// true for several entries, combined by *or*, if it is true for one of them: no other kind of
+    /// entry has one of these bits.
+    pub(crate) const fn may_be_dirty(self) -> bool {
+        self.0 & (DIRTY | FROZEN) != 0
+    }
+
     /// Returns what the page is to the hypervisor.
     pub const fn page_type(self) -> PageType {
         if self.is_logged() {

@@ -119,14 +119,18 @@ impl VmConfig {
         self
     }
 
-    /// Boots the nano guest (guest/nano) instead of Linux: no disk, no network, and the workloads
-    /// `dirty`, `verify` and `scan` only. Its firmware is the one that starts a kernel and does
-    /// nothing else.
+    /// Boots the nano guest (guest/nano) instead of Linux: no disk, at most one network card, and
+    /// no workload `lockstep`. Its firmware is the one that starts a kernel and does nothing else.
     #[must_use]
     pub fn nano(mut self) -> Self {
         self.nano = true;
         self.firmware = Firmware::Qboot;
         self
+    }
+
+    /// Whether it boots the nano guest.
+    pub fn is_nano(&self) -> bool {
+        self.nano
     }
 
     /// Sets the number of virtual processors.

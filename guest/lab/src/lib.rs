@@ -40,8 +40,8 @@
 //! ```
 //!
 //! **What is missing.** Under KVM ([`VmConfig::kvm`]) only the nano guest is tried
-//! ([`VmConfig::nano`]): one processor, without a disk and without a network. The lab needs root
-//! for namespaces, taps, mounts and huge pages; a single machine on tmpfs does not.
+//! ([`VmConfig::nano`]): without a disk, and with at most one network card. The lab needs root for
+//! namespaces, taps, mounts and huge pages; a single machine on tmpfs does not.
 // `pre_exec`: a child enters a namespace and dies with its parent; the time-stamp counter is read;
 // QEMU's memory is paged out.
 #![allow(unsafe_code)]
@@ -87,7 +87,10 @@ pub use khugepaged::{FastKhugepaged, has_transparent_huge_pages};
 pub use lab::Lab;
 pub use memory_limit::{MemoryLimit, ZramSwap};
 pub use mount::Mount;
-pub use net::{DatagramClient, Datagrams, GuestNetwork, HostPair, Namespace, Pace, RateLimit};
+pub use net::{
+    DatagramClient, Datagrams, FileClients, Files, GuestNetwork, HostPair, Namespace, Pace,
+    RateLimit,
+};
 pub use qemu_migration::{QemuMigration, QemuMigrationMode, QemuMigrationReport};
 pub use qmp::{Event, Qmp};
 pub use ram::{Ram, RamBackend};

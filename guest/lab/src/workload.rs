@@ -72,6 +72,13 @@ impl Workload {
         self.option("port", port)
     }
 
+    /// Also serves so many files of `bytes` bytes by HTTP: in the nano guest, or in the Linux guest
+    /// with a web server.
+    #[must_use]
+    pub fn with_files(self, count: usize, bytes: usize) -> Self {
+        self.option("files", count).option("file_bytes", bytes)
+    }
+
     /// Sets the number of threads, pinned to the processors in turn.
     #[must_use]
     pub fn threads(self, threads: u32) -> Self {

@@ -6,6 +6,7 @@ use crate::counters::{Counters, Thousandths, Totals};
 use crate::processors::{self, MOST_PROCESSORS, Processor};
 use crate::say;
 use crate::scheduler::{IN_IDLE, IN_SCHEDULER, IN_TASKS, SWITCH};
+use crate::serve::files;
 use crate::tasks::{self, State, Task};
 use crate::worker::Progress;
 use core::fmt;
@@ -68,11 +69,11 @@ impl Account {
     fn with_waits(workers: &[Progress], waits: Totals) -> Self {
         let of_processors = |counter: fn(&Processor) -> &AtomicU64| {
             let counters = processors::all().iter().map(counter);
-            counters.map(|counter| counter.load(Relaxed)).sum()
+            counters.map(|counter| counter.load(Relaxed)).sum::<u64>()
         };
         let of_workers = |counter: fn(&Progress) -> &AtomicU64| {
             let counters = workers.iter().map(counter);
-            counters.map(|counter| counter.load(Relaxed)).sum()
+            counters.map(|counter| counter.load(Relaxed)).sum::<u64>()
         };
         let mut times = [Times::default(); MOST_PROCESSORS];
         for (times, processor) in times.iter_mut().zip(processors::all()) {
@@ -83,8 +84,9 @@ impl Account {
             ready: of_processors(|processor| &processor.shared.events.ready),
             broadcasts: of_processors(|processor| &processor.shared.events.broadcasts),
             unmatched: of_processors(|processor| &processor.shared.events.unmatched),
-            synchronous: of_workers(|worker| &worker.synchronous),
-            repeated: of_workers(|worker| &worker.repeated),
+            synchronous: of_workers(|worker| &worker.synchronous)
+                + files::SYNCHRONOUS.load(Relaxed),
+            repeated: of_workers(|worker| &worker.repeated) + files::REPEATED.load(Relaxed),
             waits,
             times,
         }

@@ -30,6 +30,8 @@ const DIVIDE_BY_16: u32 = 3;
 const PENDING: u32 = 1 << 12;
 /// INIT, level asserted.
 const INIT: u32 = 0x4500;
+/// An interrupt with the vector in the lowest byte, for every other processor.
+const ALL_OTHERS: u32 = 0x000c_4000;
 /// Start-up, with the number of the page where the processor is to start.
 const STARTUP: u32 = 0x4600;
 
@@ -100,6 +102,11 @@ pub fn send_init(processor: u32) {
 /// Starts the processor, which has been reset, at the start of a page below 1 MiB.
 pub fn send_startup(processor: u32, page: u32) {
     command(processor, STARTUP | page);
+}
+
+/// Interrupts every other processor, by one write: a task may be interrupted between two.
+pub fn interrupt_others(vector: u8) {
+    write(COMMAND_LOW, ALL_OTHERS | u32::from(vector));
 }
 
 fn command(processor: u32, command: u32) {

@@ -22,6 +22,10 @@ use core::mem::offset_of;
 pub const PAGE_READY: u8 = 0x31;
 /// The local APIC's timer.
 pub const TIMER: u8 = 0x32;
+/// Another processor has made a task runnable.
+pub const WAKE: u8 = 0x33;
+/// The network card.
+pub const NETWORK: u8 = 0x34;
 /// The local APIC's spurious interrupt, which is not acknowledged.
 pub const SPURIOUS: u8 = 0x3f;
 

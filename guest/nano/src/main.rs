@@ -18,6 +18,7 @@ mod findings;
 mod interrupts;
 mod kvm_clock;
 mod memory;
+mod net;
 mod options;
 mod page_order;
 mod port;
@@ -27,6 +28,7 @@ mod runtime;
 mod scan;
 mod scheduler;
 mod serial;
+mod serve;
 mod start_info;
 mod startup;
 mod tasks;
@@ -76,7 +78,7 @@ fn prepare() -> Result<(), &'static str> {
         )),
     };
     let clock = Clock::calibrate().ok_or("ACPI's timer does not run")?;
-    if !memory::has_room(options.mib * 256, start.memory_end) {
+    if !memory::initialize(options.pages(), start.memory_end) {
         return Err("hk.mib is more than the memory");
     }
     config::set(Config {

@@ -2,12 +2,18 @@
 
 use core::ptr::with_exposed_provenance_mut;
 use core::slice;
+use core::sync::atomic::{AtomicUsize, Ordering::*};
 use hikkoshi_checked_pages::page::{PAGE_SIZE, Words};
 
 /// Where it begins, behind the kernel (link.ld).
 const START: usize = 4 << 20;
-/// The end of what the boot code maps, and what the APIC's page is in.
+/// No memory is used from here on: devices' registers follow.
 const MAPPED: u64 = 3 << 30;
+
+/// Where the memory begins that has been reserved: it is taken from the end.
+static RESERVED: AtomicUsize = AtomicUsize::new(0);
+/// The end of the workload's pages and their numbers.
+static REGION_END: AtomicUsize = AtomicUsize::new(START);
 
 /// How the pages are divided between the workers.
 #[derive(Clone, Copy, Debug)]
@@ -29,10 +35,35 @@ pub struct Part {
     expected: &'static mut [u32],
 }
 
-/// Whether the machine has memory for so many pages.
-pub fn has_room(pages: usize, memory_end: u64) -> bool {
+/// Keeps memory for so many pages of the workload; whether the machine has it. What
+/// [`reserve`] takes is between these and the end.
+pub fn initialize(pages: usize, memory_end: u64) -> bool {
+    let memory_end = usize::try_from(memory_end.min(MAPPED)).unwrap_or(0);
     let end = START + pages * (PAGE_SIZE + size_of::<u32>());
-    end as u64 <= memory_end.min(MAPPED)
+    RESERVED.store(memory_end / PAGE_SIZE * PAGE_SIZE, Relaxed);
+    REGION_END.store(end, Relaxed);
+    end <= memory_end
+}
+
+/// Reserves memory for good, with any content. It begins at a page, or, if it is less than one, at
+/// a multiple of its size.
+pub fn reserve(bytes: usize) -> Option<usize> {
+    let alignment = bytes.next_power_of_two().clamp(64, PAGE_SIZE);
+    let region_end = REGION_END.load(Relaxed);
+    let lower = |begin: usize| {
+        let address = begin.checked_sub(bytes)? / alignment * alignment;
+        (address >= region_end).then_some(address)
+    };
+    let before = RESERVED.fetch_update(AcqRel, Relaxed, lower).ok()?;
+    lower(before)
+}
+
+/// The same, filled with zeros.
+pub fn reserve_zeroed(bytes: usize) -> Option<usize> {
+    let address = reserve(bytes)?;
+    // SAFETY: reserved, so nothing else uses it.
+    unsafe { with_exposed_provenance_mut::<u8>(address).write_bytes(0, bytes) };
+    Some(address)
 }
 
 impl Part {

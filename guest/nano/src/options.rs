@@ -2,12 +2,15 @@
 //! guest's own.
 
 use crate::fault_times;
+use crate::net::Address;
 use crate::page_order::Pattern;
 use crate::tasks::MOST_WORKERS;
 
 /// What the workers do with the region.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Workload {
+    /// None: there are no workers.
+    Idle,
     /// One counted word per page.
     Dirty,
     /// Whole pages, every byte checked.
@@ -20,6 +23,7 @@ impl Workload {
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Idle => "idle",
             Self::Dirty => "dirty",
             Self::Verify => "verify",
             Self::Scan => "scan",
@@ -32,6 +36,16 @@ impl Workload {
 pub struct Options {
     /// What the workers do.
     pub workload: Workload,
+    /// Whether lines and datagrams are answered.
+    pub serve: bool,
+    /// At this port of TCP and of UDP.
+    pub port: u16,
+    /// Number of files that are served.
+    pub files: usize,
+    /// Bytes of each, a multiple of 8.
+    pub file_bytes: usize,
+    /// The address of the network card.
+    pub net: Option<Address>,
     /// Size of the region, MiB.
     pub mib: usize,
     /// Number of workers.
@@ -73,6 +87,11 @@ impl Options {
     pub fn parse(line: &str) -> Result<Self, BadOption<'_>> {
         let mut options = Self {
             workload: Workload::Verify,
+            serve: false,
+            port: 7000,
+            files: 0,
+            file_bytes: 102_400,
+            net: None,
             mib: 64,
             threads: 1,
             pattern: Pattern::Random,
@@ -103,10 +122,14 @@ impl Options {
 
     fn set(&mut self, name: &str, value: &str) -> Option<()> {
         match name {
-            "workload" => {
-                self.workload = [Workload::Dirty, Workload::Verify, Workload::Scan]
-                    .into_iter()
-                    .find(|workload| workload.name() == value)?;
+            "workload" => self.set_workload(value)?,
+            // A first address, of a card that this guest uses.
+            "net" => self.net = Some(Address::parse(value.split(',').next()?)?),
+            "port" => self.port = within(value, 1, u16::MAX)?,
+            "files" => self.files = within(value, 0, 1 << 20)?,
+            "file_bytes" => {
+                let bytes = within(value, 16, 1_usize << 30)?;
+                self.file_bytes = bytes.is_multiple_of(8).then_some(bytes)?;
             }
             "pattern" => {
                 self.pattern = match value {
@@ -138,6 +161,45 @@ impl Options {
             _ => {}
         }
         Some(())
+    }
+}
+
+impl Options {
+    /// Names with commas: what the workers do, and `serve`.
+    fn set_workload(&mut self, names: &str) -> Option<()> {
+        (self.workload, self.serve) = (Workload::Idle, false);
+        for name in names.split(',') {
+            match name {
+                "idle" => self.workload = Workload::Idle,
+                "dirty" => self.workload = Workload::Dirty,
+                "verify" => self.workload = Workload::Verify,
+                "scan" => self.workload = Workload::Scan,
+                "serve" => self.serve = true,
+                _ => return None,
+            }
+        }
+        Some(())
+    }
+
+    /// Whether the guest has a server.
+    pub fn has_server(&self) -> bool {
+        self.serve || self.files > 0
+    }
+
+    /// The number of workers.
+    pub fn workers(&self) -> usize {
+        match self.workload {
+            Workload::Idle => 0,
+            _ => self.threads,
+        }
+    }
+
+    /// The pages of their region.
+    pub fn pages(&self) -> usize {
+        match self.workload {
+            Workload::Idle => 0,
+            _ => self.mib * 256,
+        }
     }
 }
 

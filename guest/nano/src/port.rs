@@ -24,6 +24,18 @@ pub unsafe fn write_word(port: u16, word: u16) {
     }
 }
 
+/// Writes 32 bits.
+///
+/// # Safety
+/// As [`write`].
+pub unsafe fn write_double(port: u16, double: u32) {
+    // SAFETY: as in `write`.
+    unsafe {
+        asm!("out dx, eax", in("dx") port, in("eax") double,
+            options(nomem, nostack, preserves_flags));
+    }
+}
+
 /// Reads one byte.
 ///
 /// # Safety

@@ -1,11 +1,12 @@
 //! The processors: what each has of its own.
 
+use crate::apic;
 use crate::async_faults::Shared;
-use crate::interrupts::{self, Interrupt, KERNEL_CODE, KERNEL_DATA, TASK_CODE, TASK_DATA};
+use crate::interrupts::{self, Interrupt, KERNEL_CODE, KERNEL_DATA, TASK_CODE, TASK_DATA, WAKE};
 use crate::tasks::{Context, Frame, INTERRUPTS_OFF, INTERRUPTS_ON};
 use core::arch::asm;
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*, fence};
 
 /// Most processors that are used.
 pub const MOST_PROCESSORS: usize = 16;
@@ -58,6 +59,8 @@ pub struct Processor {
     number: AtomicUsize,
     /// The number of the task that runs, or [`IDLE`].
     task: AtomicUsize,
+    /// It idles, and has been interrupted since, or is about to be.
+    woken: AtomicBool,
     /// The worker whose turn was last.
     pub last: AtomicUsize,
     /// When it was resumed.
@@ -106,6 +109,7 @@ impl Processor {
             leave_frame: UnsafeCell::new(Context::new().frame),
             number: AtomicUsize::new(0),
             task: AtomicUsize::new(0),
+            woken: AtomicBool::new(false),
             last: AtomicUsize::new(0),
             resumed: AtomicU64::new(0),
             times: [const { AtomicU64::new(0) }; 3],
@@ -183,6 +187,14 @@ impl Processor {
         self.task.store(task, Relaxed);
     }
 
+    /// It is about to halt: from here on, [`wake`] interrupts it. It has to look once more for a
+    /// task that could run.
+    pub fn begin_to_idle(&self) {
+        self.woken.store(false, Relaxed);
+        self.task.store(IDLE, SeqCst);
+        fence(SeqCst);
+    }
+
     /// What runs while there is no task.
     pub fn idle(&self) -> *mut Context {
         self.idle.get()
@@ -256,6 +268,18 @@ pub fn current() -> &'static Processor {
     unsafe {
         asm!("mov {}, gs:[0]", out(reg) this, options(nostack, preserves_flags, readonly));
         &*core::ptr::with_exposed_provenance::<Processor>(this)
+    }
+}
+
+/// Ends the halt of a processor, if it is halted. Another processor may take a while to notice,
+/// but is not waited for.
+pub fn wake(number: usize) {
+    let Some(processor) = all().get(number) else {
+        return;
+    };
+    let is_other = !core::ptr::eq(processor, current());
+    if is_other && processor.task.load(SeqCst) == IDLE && !processor.woken.swap(true, SeqCst) {
+        apic::interrupt_others(WAKE);
     }
 }
 

@@ -2,19 +2,21 @@
 //!
 //! It runs in ring 3 with interrupts off. Each processor has its own tasks, so it needs no lock:
 //! they run in turn, each until the timer's next interrupt, until it sleeps, or until it accesses a
-//! page that is not there. The console's task runs whenever it is due. A processor without a
-//! runnable task halts.
+//! page that is not there. The console's task runs whenever it is due, and the network's when the
+//! card interrupts. A processor without a runnable task halts.
 
 use crate::apic;
 use crate::async_faults::{self, NotPresent};
 use crate::clock::ticks;
 use crate::counters::add;
 use crate::interrupts::{
-    self, EXCEPTIONS, INVALID_OPCODE, Interrupt, PAGE_FAULT, PAGE_READY, SPURIOUS, TIMER,
+    self, EXCEPTIONS, INVALID_OPCODE, Interrupt, NETWORK, PAGE_FAULT, PAGE_READY, SPURIOUS, TIMER,
+    WAKE,
 };
+use crate::net;
 use crate::processors::{IDLE, Processor};
 use crate::tasks::{self, Context, TASKS};
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// The console's task.
 const CONSOLE: usize = 0;
@@ -38,6 +40,7 @@ pub extern "C" fn interrupted(processor: &'static Processor) -> *const Context {
     let previous = processor.task();
     account(processor, previous, now);
     save_frame(processor, previous, &interrupt);
+    let mut preferred = IDLE;
     let must_switch = match interrupt.vector {
         INVALID_OPCODE if yields => true,
         PAGE_FAULT => match async_faults::not_present(processor) {
@@ -53,12 +56,22 @@ pub extern "C" fn interrupted(processor: &'static Processor) -> *const Context {
             apic::end_of_interrupt();
             true
         }
+        WAKE => {
+            apic::end_of_interrupt();
+            previous == IDLE
+        }
+        NETWORK => {
+            apic::end_of_interrupt();
+            net::WORK.notify();
+            preferred = NETWORK_TASK.load(Relaxed);
+            true
+        }
         SPURIOUS => false,
         ..EXCEPTIONS => fail(processor, &interrupt),
         _ => true,
     };
     let next = if must_switch {
-        choose(processor, previous, now)
+        choose(processor, previous, preferred, now)
     } else {
         previous
     };
@@ -68,7 +81,7 @@ pub extern "C" fn interrupted(processor: &'static Processor) -> *const Context {
 /// What this processor runs first.
 pub fn first(processor: &'static Processor) -> *const Context {
     let now = ticks();
-    let next = choose(processor, IDLE, now);
+    let next = choose(processor, IDLE, IDLE, now);
     resume(processor, IDLE, next, now)
 }
 
@@ -117,8 +130,23 @@ fn context_of(processor: &Processor, task: usize) -> *mut Context {
     }
 }
 
-/// The next task: the console's if it is due and has not just run, else the one whose turn it is.
-fn choose(processor: &Processor, previous: usize, now: u64) -> usize {
+/// The number of the network's task, which runs next when the card interrupts; [`IDLE`]: none.
+pub static NETWORK_TASK: AtomicUsize = AtomicUsize::new(IDLE);
+
+/// The next task. Without one, a last look follows after other processors can wake this one.
+fn choose(processor: &Processor, previous: usize, preferred: usize, now: u64) -> usize {
+    match find(processor, previous, preferred, now) {
+        IDLE => {
+            processor.begin_to_idle();
+            find(processor, previous, preferred, now)
+        }
+        task => task,
+    }
+}
+
+/// The console's task if it is due and has not just run, else the preferred one if it can run, else
+/// the one whose turn it is.
+fn find(processor: &Processor, previous: usize, preferred: usize, now: u64) -> usize {
     let tasks = tasks::all();
     let number = processor.number();
     let runs = |task: usize| tasks[task].processor() == number && tasks[task].is_runnable_at(now);
@@ -127,6 +155,9 @@ fn choose(processor: &Processor, previous: usize, now: u64) -> usize {
     }
     if previous != CONSOLE && runs(CONSOLE) {
         return CONSOLE;
+    }
+    if preferred < tasks.len() && runs(preferred) {
+        return preferred;
     }
     let last = processor.last.load(Relaxed);
     let turn = (last + 1..tasks.len())

@@ -5,15 +5,17 @@
 use crate::counters::{Counters, add};
 use crate::fault_times::NotedFault;
 use crate::interrupts::{TASK_CODE, TASK_DATA, yield_now};
+use crate::memory;
+use crate::net::{MOST_FILES, MOST_LINES};
 use crate::processors;
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
-/// The console's task, and the workers.
-pub const MOST_TASKS: usize = 1 + MOST_WORKERS;
+/// The console's task, the workers, the network's task, and those of connections.
+pub const MOST_TASKS: usize = 1 + MOST_WORKERS + 1 + MOST_LINES + MOST_FILES;
 /// Most workers.
 pub const MOST_WORKERS: usize = 128;
-const STACK_WORDS: usize = 16 << 10 >> 3;
+const STACK_BYTES: usize = 16 << 10;
 
 /// What IRETQ takes from the stack.
 #[repr(C)]
@@ -88,7 +90,7 @@ pub enum State {
     Sleeping = 2,
     /// Waits for a page (src/async_faults.rs).
     Faulted = 3,
-    /// Waits for a signal.
+    /// Waits for an event, or for a time.
     Waiting = 4,
 }
 
@@ -99,10 +101,12 @@ pub struct Task {
     context: UnsafeCell<Context>,
     state: AtomicU32,
     processor: AtomicUsize,
-    /// When a sleeping task is to run again.
+    /// When a sleeping or waiting task is to run again.
     wake_at: AtomicU64,
-    /// The number of signals when it began to wait for one.
-    signals: AtomicU32,
+    /// What it waits for.
+    event: AtomicPtr<Event>,
+    /// The event's count when it began to wait.
+    seen: AtomicU32,
     /// The token of the page that a faulted one waits for.
     pub token: AtomicU32,
     /// When it began to wait: for its turn, or for its page.
@@ -132,25 +136,19 @@ pub static TASKS: [Task; MOST_TASKS] = [const { Task::new() }; MOST_TASKS];
 /// How many exist.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-#[repr(align(16))]
-struct Stack(UnsafeCell<[u64; STACK_WORDS]>);
-
-// SAFETY: each is used by its own task only, as a stack.
-unsafe impl Sync for Stack {}
-
-static STACKS: [Stack; MOST_TASKS] =
-    [const { Stack(UnsafeCell::new([0; STACK_WORDS])) }; MOST_TASKS];
-
 /// The tasks that exist.
 pub fn all() -> &'static [Task] {
     &TASKS[..COUNT.load(Acquire)]
 }
 
-/// Starts the next task, on a processor. One task starts all.
-pub fn spawn(processor: usize, entry: extern "C" fn(usize) -> !, argument: usize) {
+/// Starts the next task, on a processor. One task starts all. Returns its number.
+pub fn spawn(processor: usize, entry: extern "C" fn(usize) -> !, argument: usize) -> usize {
     let number = COUNT.load(Relaxed);
-    let (task, stack) = (&TASKS[number], &STACKS[number]);
-    let top = stack.0.get().expose_provenance() + size_of::<Stack>();
+    let task = &TASKS[number];
+    let Some(stack) = memory::reserve(STACK_BYTES) else {
+        crate::fail("not enough memory for the tasks");
+    };
+    let top = stack + STACK_BYTES;
     let frame = Frame {
         instruction: (entry as *const ()).expose_provenance() as u64,
         code_segment: TASK_CODE,
@@ -166,6 +164,7 @@ pub fn spawn(processor: usize, entry: extern "C" fn(usize) -> !, argument: usize
     task.left.store(now, Relaxed);
     task.set_state(State::Runnable);
     COUNT.store(number + 1, Release);
+    number
 }
 
 impl Task {
@@ -175,7 +174,8 @@ impl Task {
             state: AtomicU32::new(0),
             processor: AtomicUsize::new(0),
             wake_at: AtomicU64::new(0),
-            signals: AtomicU32::new(0),
+            event: AtomicPtr::new(core::ptr::null_mut()),
+            seen: AtomicU32::new(0),
             token: AtomicU32::new(0),
             since: AtomicU64::new(0),
             left: AtomicU64::new(0),
@@ -228,9 +228,16 @@ impl Task {
         match self.state() {
             State::Runnable => true,
             State::Sleeping => self.wake_at.load(Relaxed) <= now,
-            State::Waiting => self.signals.load(Relaxed) != signals(),
+            State::Waiting => self.wake_at.load(Relaxed) <= now || self.has_happened(),
             State::Unused | State::Faulted => false,
         }
+    }
+
+    /// Whether the event that it waits for has happened.
+    fn has_happened(&self) -> bool {
+        // SAFETY: null, or an event, which is static.
+        let event = unsafe { self.event.load(Relaxed).as_ref() };
+        event.is_some_and(|event| event.count() != self.seen.load(Relaxed))
     }
 
     /// It has its turn: the time until `now` was waiting.
@@ -253,24 +260,53 @@ pub fn sleep_until(time: u64) {
     yield_now();
 }
 
-static SIGNALS: AtomicU32 = AtomicU32::new(0);
-
-/// Wakes every task that waits for a signal, at the latest when its processor's timer interrupts.
-pub fn signal() {
-    SIGNALS.fetch_add(1, Release);
+/// Something that tasks wait for.
+#[derive(Debug)]
+pub struct Event {
+    /// How often it has happened.
+    count: AtomicU32,
+    /// The processor of the task that waited last.
+    processor: AtomicUsize,
 }
 
-/// How many signals there were.
-pub fn signals() -> u32 {
-    SIGNALS.load(Acquire)
-}
+impl Event {
+    /// It has not happened.
+    pub const fn new() -> Self {
+        Self {
+            count: AtomicU32::new(0),
+            processor: AtomicUsize::new(0),
+        }
+    }
 
-/// Waits for a signal after the first `signals`.
-pub fn wait_for_signal(signals: u32) {
-    let task = current();
-    task.signals.store(signals, Relaxed);
-    task.set_state(State::Waiting);
-    yield_now();
+    /// How often it has happened. A task reads this before it looks for what the event announces,
+    /// and then waits for more.
+    pub fn count(&self) -> u32 {
+        self.count.load(SeqCst)
+    }
+
+    /// It happens: every task that waits for it can run. The processor of the task that waited last
+    /// learns of it at once, another one at its timer's next interrupt.
+    pub fn notify(&self) {
+        self.count.fetch_add(1, SeqCst);
+        processors::wake(self.processor.load(SeqCst));
+    }
+
+    /// Waits until it has happened more often than `seen`.
+    pub fn wait(&'static self, seen: u32) {
+        self.wait_until(seen, u64::MAX);
+    }
+
+    /// The same, at most until the counter reaches `time`.
+    pub fn wait_until(&'static self, seen: u32, time: u64) {
+        let task = current();
+        self.processor.store(task.processor(), SeqCst);
+        task.wake_at.store(time, Relaxed);
+        task.seen.store(seen, Relaxed);
+        task.event.store((&raw const *self).cast_mut(), Relaxed);
+        // As in `sleep_until`.
+        task.set_state(State::Waiting);
+        yield_now();
+    }
 }
 
 /// Lets another task of this processor run, if one could.

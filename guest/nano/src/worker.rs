@@ -2,13 +2,13 @@
 
 use crate::clock::ticks;
 use crate::config;
-use crate::counters::{Counters, add};
+use crate::counters::{Counters, Scale, add};
 use crate::dirty::Dirty;
 use crate::memory::{Division, Part};
 use crate::options::Workload;
 use crate::processors;
 use crate::scan::Scan;
-use crate::tasks::{self, MOST_WORKERS, sleep_until, yield_to_others};
+use crate::tasks::{self, Event, MOST_WORKERS, sleep_until, yield_to_others};
 use crate::verify::Verify;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use hikkoshi_checked_pages::random::Random;
@@ -56,12 +56,14 @@ pub struct Progress {
 pub static PROGRESS: [Progress; MOST_WORKERS] = [const { Progress::new() }; MOST_WORKERS];
 /// The number of the last sweep that was requested.
 pub static SWEEP: AtomicU32 = AtomicU32::new(0);
+/// A sweep or the scan has been requested.
+pub static SIGNAL: Event = Event::new();
 /// Whether the scan has been requested.
 pub static SCAN: AtomicBool = AtomicBool::new(false);
 
 /// The pages of the region.
 pub fn pages() -> usize {
-    config::get().options.mib * 256
+    config::get().options.pages()
 }
 
 /// Whether the scan has been requested.
@@ -117,6 +119,23 @@ impl Touch {
         };
         (touch, result)
     }
+
+    /// For how long the processor waited for it, if that was slow. (KVM's part of an asynchronous
+    /// page fault is not such time.)
+    pub fn stalled(&self, scale: &Scale) -> Option<u64> {
+        let stalled = self.took.saturating_sub(self.off);
+        (self.faults == 0 && stalled >= scale.slow_ticks).then_some(stalled)
+    }
+
+    /// Whether it was a page fault that the processor waited for.
+    pub fn is_synchronous(&self, scale: &Scale) -> bool {
+        self.stalled(scale).is_some()
+    }
+
+    /// How often it faulted asynchronously once more.
+    pub fn repeated(&self) -> u64 {
+        self.faults.saturating_sub(1)
+    }
 }
 
 /// The entry of worker `number`'s task.
@@ -127,6 +146,7 @@ pub extern "C" fn run(number: usize) -> ! {
         unsafe { Part::take(pages(), division, number, options.threads) }
     };
     match options.workload {
+        Workload::Idle => unreachable!("it has no workers"),
         Workload::Dirty => work(number, Dirty::new(take(Division::Interleaved), options)),
         Workload::Verify => work(number, Verify::new(take(Division::Interleaved), options)),
         Workload::Scan => work(number, Scan::new(take(Division::Contiguous))),
@@ -149,7 +169,7 @@ fn work(number: usize, mut work: impl Work) -> ! {
     let mut swept = 0;
     let mut last = (ticks(), task.off.load(Relaxed));
     loop {
-        let signals = tasks::signals();
+        let signals = SIGNAL.count();
         let wanted = SWEEP.load(Acquire);
         if wanted != swept {
             swept = wanted;
@@ -158,7 +178,7 @@ fn work(number: usize, mut work: impl Work) -> ! {
             last = (ticks(), task.off.load(Relaxed));
         }
         if !work.is_due() {
-            tasks::wait_for_signal(signals);
+            SIGNAL.wait(signals);
             last = (ticks(), task.off.load(Relaxed));
             continue;
         }
@@ -169,21 +189,20 @@ fn work(number: usize, mut work: impl Work) -> ! {
         // Time that passed without progress, and without another task: in the access, which then
         // was a synchronous page fault, or elsewhere, when the host ran something else.
         let (now, off) = (ticks(), task.off.load(Relaxed));
-        let stalled = touch.took.saturating_sub(touch.off);
-        if touch.faults == 0 && stalled >= config.scale.slow_ticks {
+        if touch.is_synchronous(&config.scale) {
             add(&progress.synchronous, 1);
         }
         let gap = (now - last.0).saturating_sub(off - last.1);
-        let stalled = if pace.has_waited {
-            stalled
-        } else {
-            gap.max(stalled)
-        };
         // KVM's part of an asynchronous page fault is not such time.
-        if touch.faults == 0 && stalled >= config.scale.slow_ticks {
+        let gap = match pace.has_waited || touch.faults > 0 {
+            true => 0,
+            false => gap,
+        };
+        let stalled = gap.max(touch.stalled(&config.scale).unwrap_or(0));
+        if stalled >= config.scale.slow_ticks {
             processor.stalled.fetch_add(stalled, Relaxed);
         }
-        add(&progress.repeated, touch.faults.saturating_sub(1));
+        add(&progress.repeated, touch.repeated());
         last = (now, off);
         if !work.is_due() {
             progress.finished.store(true, Release);

@@ -14,14 +14,16 @@ use crate::power;
 use crate::processors;
 use crate::say;
 use crate::scheduler;
+use crate::serve;
 use crate::tasks::{self, sleep_until};
-use crate::worker::{self, PROGRESS, Progress, SCAN, SWEEP};
+use crate::worker::{self, PROGRESS, Progress, SCAN, SIGNAL, SWEEP};
+use core::convert::Infallible;
 use core::sync::atomic::Ordering::*;
 
 /// The entry of the console's task.
 pub extern "C" fn run(_: usize) -> ! {
     let config = config::get();
-    let workers = config.options.threads;
+    let workers = config.options.workers();
     let processors = processors::all().len();
     scheduler::measure_switch();
     for number in 0..workers {
@@ -31,11 +33,13 @@ pub extern "C" fn run(_: usize) -> ! {
     while !progress.iter().all(|worker| worker.ready.load(Acquire)) {
         sleep_until(ticks() + config.clock.ticks_of_us(1000));
     }
+    serve::start(config, processors);
     let uptime = config.clock.nanoseconds(ticks() - config.booted) / 10_000_000;
     say!(
-        "ready: workload={} serve=0 pages={} threads={workers} cpus={processors} tick_mhz={} \
+        "ready: workload={} serve={} pages={} threads={workers} cpus={processors} tick_mhz={} \
          uptime={}.{:02}",
         config.options.workload.name(),
+        u8::from(config.options.serve),
         worker::pages(),
         config.clock.hz / 1_000_000,
         uptime / 100,
@@ -50,6 +54,8 @@ struct Console {
     workers: &'static [Progress],
     started: u64,
     reported: u64,
+    /// Reports of `idle`.
+    beat: u64,
     before: Totals,
     accounted: u64,
     account: Account,
@@ -68,6 +74,7 @@ impl Console {
             workers,
             started: now,
             reported: now,
+            beat: 0,
             before: Totals::take(workers.iter().map(|worker| &worker.accesses)),
             accounted: now,
             account: Account::take(workers),
@@ -120,7 +127,7 @@ impl Console {
                 self.print_account_at_limit_of_scan();
                 self.scan = Some(ticks());
                 SCAN.store(true, Relaxed);
-                tasks::signal();
+                SIGNAL.notify();
             }
             Command::Totals => accounts::print_totals(self.config.clock, self.workers),
             Command::Tasks => accounts::print_tasks(self.config.clock, self.workers),
@@ -157,7 +164,11 @@ impl Console {
             self.sweeps_wanted -= 1;
             self.sweeping = true;
             SWEEP.store(sweep.wrapping_add(1), Release);
-            tasks::signal();
+            SIGNAL.notify();
+            // The files have no worker that could check them.
+            for file in serve::files::all() {
+                let Ok(()) = file.read(|_| Ok::<_, Infallible>(()));
+            }
         }
     }
 
@@ -201,6 +212,10 @@ impl Console {
         let span = clock.nanoseconds(now - self.reported) / 1_000_000;
         let (count, latency) = (interval.count(), interval.latency(clock));
         match self.config.options.workload {
+            Workload::Idle => {
+                self.beat += 1;
+                say!("{name}: {word} t={t} span_ms={span} beat={}", self.beat);
+            }
             Workload::Verify => say!(
                 "{name}: {word} t={t} span_ms={span} pages={} checks={count} generation={} bad={} \
                  {latency}",
@@ -212,6 +227,7 @@ impl Console {
                 say!("{name}: {word} t={t} span_ms={span} accesses={count} {latency}");
             }
         }
+        serve::report(self.config, t, span);
         self.before = accesses;
         self.reported = now;
     }

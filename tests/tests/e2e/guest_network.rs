@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// A client that sends requests continuously, over one connection.
-struct Client {
+pub(super) struct Client {
     stop: Arc<AtomicBool>,
     /// Answers so far.
     answers: Arc<AtomicU64>,
@@ -19,7 +19,7 @@ struct Client {
 }
 
 impl Client {
-    fn start(network: &GuestNetwork) -> Self {
+    pub(super) fn start(network: &GuestNetwork) -> Self {
         let stream = network
             .client()
             .run(|| TcpStream::connect((GuestNetwork::GUEST, 7000)).unwrap())
@@ -40,7 +40,7 @@ impl Client {
     }
 
     /// Waits for this many further answers.
-    fn wait_answers(&self, more: u64) {
+    pub(super) fn wait_answers(&self, more: u64) {
         let wanted = self.answers.load(Ordering::Acquire) + more;
         let deadline = Instant::now() + LONG;
         while self.answers.load(Ordering::Acquire) < wanted {
@@ -51,7 +51,7 @@ impl Client {
     }
 
     /// Stops the client, and returns the longest response time.
-    fn finish(self) -> Duration {
+    pub(super) fn finish(self) -> Duration {
         self.stop.store(true, Ordering::Release);
         self.thread.join().unwrap()
     }

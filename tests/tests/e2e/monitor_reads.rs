@@ -18,8 +18,8 @@ fn a_monitor_that_reads_before_the_switch_waits_for_the_pages() {
         .ram(Ram::new(RamBackend::Default, 288))
         .workload(workload);
     let mut guest = Guest::boot(&env, config);
-    // By hybrid, only dirty pages are missing. All but 96 MiB of this guest are written all the time,
-    // so a longer range has some. By post-copy, all pages are missing.
+    // By hybrid, only dirty pages are missing. All but 96 MiB of this guest are written all the
+    // time, so a longer range has some. By post-copy, all pages are missing.
     for (mode, read_mib) in [("hybrid", 104_u64), ("postcopy", 4)] {
         let at = Breakpoint::before(MessageKind::Discarded);
         let plan = MigrationPlan::new(mode).transport(Transport::Tcp);

@@ -1,6 +1,7 @@
 //! Frames that arrive for the guest during the switchover: no datagram of a client is lost.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
+use super::guest_network::Client;
 use hikkoshi_lab::{
     DatagramClient, Datagrams, GuestNetwork, Namespace, Nic, Pace, QemuVersion, Report, Serve,
     VmConfig, Workload,
@@ -18,14 +19,16 @@ const INTERVAL: Duration = Duration::from_millis(5);
 const SLOWER: Duration = Duration::from_millis(20);
 
 /// The guest's port.
-const PORT: u16 = 7000;
+pub(super) const PORT: u16 = 7000;
 
 /// A guest with clients that send datagrams to it.
-struct Setup<'n> {
+pub(super) struct Setup<'n> {
     network: &'n GuestNetwork,
     config: VmConfig,
     /// Where each is, the guest's address there, and when it sends.
     clients: Vec<(&'n Namespace, &'static str, Pace)>,
+    /// Whether another client sends lines over TCP.
+    lines: bool,
     arguments: &'static [&'static str],
     taps: Taps,
     engines: Engines,
@@ -63,12 +66,12 @@ enum Engines {
 }
 
 /// What came of a guest's move.
-struct Moved {
+pub(super) struct Moved {
     /// Of each client.
     clients: Vec<Datagrams>,
     /// What the guest has received.
     guest: Serve,
-    report: JsonReport,
+    pub(super) report: JsonReport,
     /// What `migrate` printed on standard error.
     stderr: String,
 }
@@ -96,14 +99,24 @@ impl<'n> Setup<'n> {
                 at(Pace::OneAfterAnother(INTERVAL)),
                 at(Pace::FixedTimes(INTERVAL)),
             ],
+            lines: false,
             arguments: &[],
             taps: Taps::Named,
             engines: Engines::InNamespaces,
         }
     }
 
+    /// The same, and a client that sends lines, of another guest.
+    pub(super) fn with_lines(network: &'n GuestNetwork, config: VmConfig) -> Self {
+        Self {
+            config,
+            lines: true,
+            ..Self::two_clients(network)
+        }
+    }
+
     /// Moves the guest while the clients send.
-    fn moved(self, mode: &'static str) -> Moved {
+    pub(super) fn moved(self, mode: &'static str) -> Moved {
         let env = TestEnv::new();
         let (from, to) = (self.network.source(), self.network.destination());
         let there = self.config.clone().version(QemuVersion::V10_0);
@@ -116,6 +129,10 @@ impl<'n> Setup<'n> {
             // The guest's address is known before more datagrams come without waiting.
             assert!(client.wait_answers(20, LONG), "the guest does not answer");
             clients.push((pace, client));
+        }
+        let lines = self.lines.then(|| Client::start(self.network));
+        if let Some(lines) = &lines {
+            lines.wait_answers(20);
         }
         let address = format!("{}:7100", GuestNetwork::DESTINATION);
         let plan = MigrationPlan::new(mode)
@@ -134,6 +151,10 @@ impl<'n> Setup<'n> {
             if matches!(pace, Pace::FixedTimes(_)) {
                 assert!(client.wait_answers(20, LONG), "the guest does not answer");
             }
+        }
+        if let Some(lines) = lines {
+            lines.wait_answers(20);
+            lines.finish();
         }
         let clients = clients.into_iter().map(|(_, client)| client.finish());
         let clients: Vec<_> = clients.collect::<Result<_, _>>().unwrap();
@@ -172,6 +193,14 @@ impl Moved {
     /// Checks that no datagram was lost, on the way there or back, and hardly one came twice: at
     /// most two for each of `queues`.
     fn assert_nothing_lost(&self, queues: usize) {
+        self.assert_all_answered();
+        let Self { clients, guest, .. } = self;
+        let repeated: usize = clients.iter().map(|client| client.repeated.len()).sum();
+        assert!(repeated <= 2 * queues, "{clients:?}, {guest:?}");
+    }
+
+    /// Checks that no datagram was lost, on the way there or back.
+    pub(super) fn assert_all_answered(&self) {
         let Self {
             clients,
             guest,
@@ -182,8 +211,6 @@ impl Moved {
         for client in clients {
             assert!(client.lost.is_empty(), "{client:?}, {guest:?}, {report:?}");
         }
-        let repeated: usize = clients.iter().map(|client| client.repeated.len()).sum();
-        assert!(repeated <= 2 * queues, "{clients:?}, {guest:?}");
         let frames = report.frames.unwrap();
         assert!(frames.kept > 0, "{frames:?}");
         assert_eq!(frames.kept, frames.delivered, "{frames:?}");

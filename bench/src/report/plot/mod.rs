@@ -3,6 +3,7 @@
 mod axis;
 mod chart;
 mod figures;
+mod log_ranges;
 mod nano;
 mod timeline;
 

@@ -1,11 +1,13 @@
 //! Tables of medians.
 
 mod labels;
+mod log_ranges;
 mod moves;
 mod nano;
 mod others;
 mod policies;
 
+use self::log_ranges::log_ranges;
 use self::moves::moves;
 use self::nano::{nano_scans, nano_tasks, timelines};
 use self::others::{clients, disks, fills, scans, web};
@@ -34,7 +36,10 @@ pub(crate) fn tables(runs: &[Run]) -> Vec<Table> {
         let Some(first) = group.first() else { continue };
         match first.case.workload {
             // They are in tables of their own.
-            Workload::Fill | Workload::NanoTasks(_) | Workload::NanoTimeline => {}
+            Workload::Fill
+            | Workload::NanoTasks(_)
+            | Workload::NanoTimeline
+            | Workload::Written(_) => {}
             Workload::NanoScan => tables.push(nano_scans(group)),
             load if load.kind() == Kind::Scan => tables.push(scans(group)),
             load if load.disk_bytes_per_second().is_some() => tables.push(disks(group)),
@@ -47,6 +52,7 @@ pub(crate) fn tables(runs: &[Run]) -> Vec<Table> {
     tables.extend(fills(&rows));
     tables.extend(nano_tasks(&rows));
     tables.extend(timelines(runs));
+    tables.extend(log_ranges(&rows));
     tables
 }
 
@@ -56,6 +62,7 @@ mod tests {
     use crate::meter::DiskOutcome;
     use crate::plan::{System, Variant};
     use crate::record::test_run as run;
+    use clap::Parser;
 
     fn text(runs: &[Run]) -> String {
         tables(runs).iter().map(Table::text).collect()
@@ -109,6 +116,31 @@ mod tests {
         let text = tables[0].text();
         assert!(text.contains("hikkoshi-precopy/no-drain"), "{text}");
         assert!(text.contains(" 19.5 ") && text.contains(" 192 "), "{text}");
+    }
+
+    #[test]
+    fn pages_are_compared_with_those_of_a_log_taken_as_a_whole() {
+        let written = crate::plan::Plan::new(&crate::args::Args::parse_from([
+            "bench", "--only", "ranges",
+        ]));
+        let runs: Vec<_> = written
+            .unwrap()
+            .cases
+            .iter()
+            .take(2)
+            .zip([(2000, 300), (1500, 60)])
+            .map(|(case, (sent, stale))| {
+                let mut run = Run::new(case, 0);
+                run.rounds = Some(5);
+                run.report = serde_json::json!({"pages": {"precopy": sent}, "stale_pages": stale});
+                run
+            })
+            .collect();
+        let tables = tables(&runs);
+        assert_eq!(tables.len(), 1, "it is neither a move nor a policy");
+        let line = &tables[0].lines[1];
+        assert_eq!(line[0], "Linux, TCG, at random, 0.5");
+        assert_eq!(line[1..7], ["pre-copy", "4", "5", "1500", "0.75x", "60"]);
     }
 
     #[test]

@@ -92,6 +92,10 @@ pub struct Account {
     pub pages: Pages,
     /// Bytes by kind.
     pub bytes: Bytes,
+    /// At the source, with [`SourceOptions::log_ranges`](crate::SourceOptions::log_ranges): pages
+    /// that were dirty again when they were sent in a pre-copy round, and so were sent once more
+    /// only because the log had been taken too early. Those of the last round are not counted.
+    pub stale_pages: Option<u64>,
     /// Drains of the guest's devices, where it needed them.
     pub drains: Option<Drains>,
     /// Frames that arrived for the guest during the switchover, where they were kept.

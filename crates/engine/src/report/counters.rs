@@ -13,6 +13,8 @@ pub struct Counters {
     pub precopy: AtomicU64,
     /// See [`Pages::zero`].
     pub zero: AtomicU64,
+    /// See [`Account::stale_pages`](crate::report::Account::stale_pages).
+    pub stale: AtomicU64,
     /// See [`Pages::urgent`].
     pub urgent: AtomicU64,
     /// See [`Pages::background`].
@@ -83,6 +85,11 @@ impl Counters {
             total_ms: millis(&self.drain_total),
             max_ms: millis(&self.drain_max),
         })
+    }
+
+    /// Stale pages.
+    pub fn stale(&self) -> u64 {
+        self.stale.load(Relaxed)
     }
 
     /// Requests for which nothing was left to send.

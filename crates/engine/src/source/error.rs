@@ -142,14 +142,14 @@ pub enum SourceFailure {
     CancelledByDestination(String),
     /// Pre-copy did not converge, and the options say to stop then.
     #[error(
-        "pre-copy does not converge: after {rounds} rounds {dirty_mib} MiB are still dirty, and \
-         at {mib_per_second} MiB/s they need longer than the downtime allowed; \
+        "pre-copy does not converge: after {rounds} rounds about {dirty_mib} MiB are still dirty, \
+         and at {mib_per_second} MiB/s they need longer than the downtime allowed; \
          allow more downtime (--max-downtime), or use --mode hybrid"
     )]
     NotConverging {
         /// Rounds done.
         rounds: u32,
-        /// Dirty memory, in MiB.
+        /// Dirty memory, in MiB: an estimate.
         dirty_mib: u64,
         /// The measured rate, in MiB/s.
         mib_per_second: u64,

@@ -103,6 +103,7 @@ pub(crate) fn with_context(
                 postcopy,
                 pages: shared.counters.pages(shared.ram.layout().pages()),
                 bytes: shared.counters.bytes(),
+                stale_pages: shared.options.log_ranges.map(|_| shared.counters.stale()),
                 drains: shared.counters.drains(),
                 requests: RequestStatistics {
                     requests_under_way: postcopy.then(|| shared.counters.requests_under_way()),

@@ -35,5 +35,5 @@ pub use context::MigrateControl;
 pub use error::{MigrateError, SourceFailure};
 pub use give_up::give_up_migrate;
 pub use migrate::migrate;
-pub use options::{ReadAhead, SourceOptions, WhenStalled};
+pub use options::{LogRanges, ReadAhead, SourceOptions, WhenStalled};
 pub use resume_migration::resume_migrate;

@@ -108,7 +108,6 @@ fn a_dirty_log_that_cannot_be_read_ends_the_migration() {
         (Mode::Precopy, "peek", 1),
         (Mode::Hybrid, "take", 3),
         (Mode::Hybrid, "peek", 1),
-        (Mode::Hybrid, "count", 1),
     ] {
         let done = source_fails(mode, name, nth);
         let (source, destination) = done.at_source();

@@ -10,6 +10,7 @@
 
 mod adapter_failures;
 mod claim_race;
+mod convergence;
 mod destination_options;
 mod direct_io;
 mod direct_io_device;
@@ -17,6 +18,7 @@ mod external_access;
 mod guests;
 mod heap;
 mod interruption;
+mod log_ranges;
 mod machine;
 mod memory;
 mod modes;

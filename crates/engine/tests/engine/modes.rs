@@ -147,18 +147,7 @@ fn precopy_that_does_not_converge() {
         setup.options.max_downtime = Duration::ZERO;
         setup.options.max_rounds = 3;
         setup.options.when_stalled = when_stalled;
-        // However fast a round was, some page is dirty at its end.
-        let machine = Arc::clone(&setup.machine);
-        // If the migration continues, the operator cancels it some rounds later.
-        let cancel = setup.source_cancel.clone();
-        let rounds = AtomicU32::new(0);
-        setup.source.script.at("count", move || {
-            machine.work(50);
-            if rounds.fetch_add(1, Ordering::Relaxed) == 20 {
-                cancel.cancel();
-            }
-            Ok(())
-        });
+        setup.write_in_each_round();
         setup
     };
     let (source, _) = stalled(WhenStalled::Switch).run().moved(true);
@@ -178,7 +167,19 @@ fn precopy_that_does_not_converge() {
         format!("cancelled at the source: the source failed: {source}")
     );
 
-    let done = stalled(WhenStalled::GoOn).run();
+    // The operator cancels it some rounds later.
+    let setup = stalled(WhenStalled::GoOn);
+    let machine = Arc::clone(&setup.machine);
+    let cancel = setup.source_cancel.clone();
+    let takes = AtomicU32::new(0);
+    setup.source.script.at("take", move || {
+        machine.work(50);
+        if takes.fetch_add(1, Ordering::Relaxed) == 40 {
+            cancel.cancel();
+        }
+        Ok(())
+    });
+    let done = setup.run();
     let (source, destination) = done.at_source();
     assert_eq!(source, "cancelled");
     assert_eq!(

@@ -1,7 +1,6 @@
 //! Background pages on several links at once: every page arrives with the last content, whichever
 //! link carried it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use hikkoshi_engine::Mode;
@@ -59,12 +58,7 @@ fn many_rounds_on_four_links_while_the_guest_writes() {
         setup.options.max_downtime = std::time::Duration::ZERO;
         setup.options.max_rounds = 25;
         setup.options.when_stalled = hikkoshi_engine::WhenStalled::Switch;
-        // However fast a round was, some page is dirty at its end.
-        let machine = Arc::clone(&setup.machine);
-        setup.source.script.at("count", move || {
-            machine.work(50);
-            Ok(())
-        });
+        setup.write_in_each_round();
         let (source, _) = setup.run().moved(true);
         assert_eq!(source.rounds, 25);
     }

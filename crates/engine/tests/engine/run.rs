@@ -184,6 +184,18 @@ pub(crate) struct Done {
 }
 
 impl Setup {
+    /// However fast a round is, the guest writes some pages in it before each take of the log. And
+    /// if the log is read because pre-copy seems to have converged, some page is dirty.
+    pub(crate) fn write_in_each_round(&self) {
+        for call in ["take", "count"] {
+            let machine = Arc::clone(&self.machine);
+            self.source.script.at(call, move || {
+                machine.work(50);
+                Ok(())
+            });
+        }
+    }
+
     /// A running guest of 3 MiB in two blocks.
     pub(crate) fn new(mode: Mode) -> Self {
         let layout = layout(&[(MIB, SMALL), (2 * MIB, SMALL)]);

@@ -26,6 +26,7 @@ core::arch::global_asm!(
     .global guest_write_list
     .global guest_write_stride
     .global guest_read_stride
+    .global guest_work_list
     .global guest_code_end
 guest_code_start:
 guest_write_list:                   // esi: list of addresses; ecx: how many; eax: what to write
@@ -50,6 +51,18 @@ guest_read_stride:                  // the same, reading
     jnz guest_read_stride
     vmcall
     jmp guest_read_stride
+guest_work_list:                    // the same as guest_write_list, after edx rounds of other work
+    mov edi, edx
+2:
+    dec edi
+    jnz 2b
+    mov ebx, [esi]
+    mov [ebx], eax
+    add esi, 4
+    dec ecx
+    jnz guest_work_list
+    vmcall
+    jmp guest_work_list
 guest_code_end:
     .code64
     .text
@@ -61,6 +74,7 @@ unsafe extern "C" {
     static guest_write_list: u8;
     static guest_write_stride: u8;
     static guest_read_stride: u8;
+    static guest_work_list: u8;
     static guest_code_end: u8;
 }
 
@@ -73,6 +87,8 @@ pub enum Program {
     WriteStride,
     /// Reads at equal distances.
     ReadStride,
+    /// Writes to each address of the list, and executes other instructions before each write.
+    WorkList,
 }
 
 impl Program {
@@ -83,6 +99,7 @@ impl Program {
             Program::WriteList => &raw const guest_write_list,
             Program::WriteStride => &raw const guest_write_stride,
             Program::ReadStride => &raw const guest_read_stride,
+            Program::WorkList => &raw const guest_work_list,
         };
         CODE + (entry.addr() - start.addr()) as u64
     }

@@ -28,6 +28,8 @@ pub struct Machine {
     host: Host,
     /// Number of TLB invalidations.
     pub invalidations: Cell<u64>,
+    /// Number of times that the page-modification logs of all vCPUs were drained.
+    pub drains: Cell<u64>,
     /// Instructions of the hypervisor between exits and entries.
     pub handling: u64,
 }
@@ -78,6 +80,7 @@ impl Machine {
             vcpus: Vec::new(),
             host,
             invalidations: Cell::new(0),
+            drains: Cell::new(0),
             handling: 0,
         };
         // The frames may have been tables of a previous guest.
@@ -251,6 +254,7 @@ impl Processors for Machine {
     }
 
     fn drain_pml(&self, drain: &dyn Fn(hikkoshi_ept::Vcpu, u16) -> u16) {
+        self.drains.set(self.drains.get() + 1);
         for cpu in &self.vcpus {
             cpu.vmx.set_pml_index(drain(cpu.id, cpu.vmx.pml_index()));
         }

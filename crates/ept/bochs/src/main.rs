@@ -57,6 +57,7 @@ extern "C" fn hypervisor() -> ! {
         checks::vcpus::run,
         checks::views::run,
         checks::measurements::run,
+        checks::throughput::run,
     ] {
         check(&mut report, host);
     }

@@ -1,12 +1,12 @@
 //! Scanning dirty flags of the non-nested views, for
 //! [`LogMethod::DirtyFlags`](super::LogMethod::DirtyFlags).
 
-use crate::address::{GfnRange, Level, usize_from};
+use crate::address::{ENTRIES, GfnRange, Level, usize_from};
 use crate::atomic::{AtomicU64, Ordering};
-use crate::bitmap::{WORD, ones, words_of};
+use crate::bitmap::{WORD, ones, word_and_bit, words_of};
 use crate::entry::Entry;
 use crate::guest::Guest;
-use crate::host_memory::HostMemory;
+use crate::host_memory::{HostMemory, Table};
 use crate::view::View;
 use crate::walk::{load_unfrozen, try_replace};
 
@@ -70,13 +70,6 @@ impl<M: HostMemory> Guest<M> {
             return None;
         }
         let mut dirty = Group::empty(part);
-        let mut scan = |at: u64, slot: &AtomicU64| {
-            let word = usize_from(at / WORD) - tracked.first;
-            let bit = 1 << (at % WORD);
-            if tracked.bits[word] & bit != 0 && test_flag(slot, clear) {
-                dirty.bits[word] |= bit;
-            }
-        };
         for number in ones(views) {
             #[allow(clippy::cast_possible_truncation)] // below 64
             let view = View::numbered(number as u8);
@@ -86,9 +79,7 @@ impl<M: HostMemory> Guest<M> {
                 };
                 if found.level == Level::Size4K {
                     let slots = self.memory.table(found.location.table());
-                    for (gfn, slot) in table.iter().zip(&slots[found.location.index()..]) {
-                        scan(gfn.index(), slot);
-                    }
+                    scan_table(slots, table, &tracked, &mut dirty, clear);
                 } else {
                     self.rmap.for_each_in(
                         &self.memory,
@@ -96,7 +87,13 @@ impl<M: HostMemory> Guest<M> {
                         table,
                         &mut |gfn, location| {
                             if !location.is_nested() {
-                                scan(gfn.index(), location.slot(&self.memory));
+                                let (word, bit) = word_and_bit(gfn);
+                                let place = word - tracked.first;
+                                if tracked.bits[place] & bit != 0
+                                    && test_flag(location.slot(&self.memory), clear)
+                                {
+                                    dirty.bits[place] |= bit;
+                                }
                             }
                         },
                     );
@@ -107,13 +104,50 @@ impl<M: HostMemory> Guest<M> {
     }
 }
 
+/// Adds the tracked pages of `part` whose dirty flag is set to `dirty`. `slots` is the page table
+/// that maps them.
+fn scan_table(slots: &Table, part: GfnRange, tracked: &Group, dirty: &mut Group, clear: bool) {
+    for (word, mask) in words_of(part) {
+        let place = word - tracked.first;
+        let mask = mask & tracked.bits[place];
+        if mask == 0 {
+            continue;
+        }
+        // A word's entries are a part of the table, or (in loom models) all of it.
+        let first = (word as u64 * WORD).max(part.start().align_down(Level::Size2M).index());
+        let index = usize_from(first) % ENTRIES;
+        let slots = &slots[index..index + ENTRIES.min(usize_from(WORD))];
+        if all_clean(slots) {
+            continue;
+        }
+        let shift = first % WORD;
+        for bit in ones(mask & maybe_dirty(slots) << shift) {
+            if test_flag(&slots[usize_from(bit - shift)], clear) {
+                dirty.bits[place] |= 1 << bit;
+            }
+        }
+    }
+}
+
+/// Whether none of these entries has its dirty flag set or is being changed. Each is read once, and
+/// no other test is made, because nearly all entries of most guests are clean.
+fn all_clean(slots: &[AtomicU64]) -> bool {
+    let bits = slots
+        .iter()
+        .fold(0, |bits, slot| bits | slot.load(Ordering::Acquire));
+    !Entry(bits).may_be_dirty()
+}
+
+/// Returns a bit for each of these entries that has its dirty flag set or is being changed.
+fn maybe_dirty(slots: &[AtomicU64]) -> u64 {
+    slots.iter().rev().fold(0, |bits, slot| {
+        let entry = Entry(slot.load(Ordering::Acquire));
+        bits << 1 | u64::from(entry.may_be_dirty())
+    })
+}
+
 /// Returns whether a logged leaf has its dirty flag set. With `clear`, clears the flag.
 fn test_flag(slot: &AtomicU64, clear: bool) -> bool {
-    // Fast path: most leaves are clean.
-    let first = Entry(slot.load(Ordering::Acquire));
-    if first.is_present() && !first.dirty() {
-        return false;
-    }
     loop {
         let old = load_unfrozen(slot);
         if !old.is_logged() || !old.dirty() {

@@ -177,7 +177,9 @@ impl<M: HostMemory> Guest<M> {
         };
         let marked = tracked.words(&dirty).map(|(word, mask, bits)| {
             let marked = self.log.dirty.take_word(word, mask);
-            self.rearm(method, &[(word, marked)]);
+            if marked != 0 {
+                self.rearm(method, &[(word, marked)]);
+            }
             (word, bits | marked)
         });
         let mut words = [(0, 0); BATCH];

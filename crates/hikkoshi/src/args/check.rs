@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::allow_device::AllowDevice;
+use super::domain::DomainArgs;
 use super::headings::{CONNECTION, MIGRATION, OUTPUT};
 use super::journal_folder::JournalFolder;
 use super::security::InvitationArg;
@@ -12,8 +13,11 @@ use super::security::InvitationArg;
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Check {
     /// QMP socket of the QEMU process
-    #[arg(long, value_name = "PATH", help_heading = CONNECTION)]
-    pub qmp: PathBuf,
+    #[arg(long, value_name = "PATH", required_unless_present = "domain", help_heading = CONNECTION)]
+    pub qmp: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub domain: DomainArgs,
 
     /// Also compare with this destination: its invitation, or "-" to read it from standard input
     ///
@@ -39,7 +43,7 @@ pub(crate) struct Check {
     /// It is made from the running QEMU's command line. Comments say what you have to adapt.
     #[arg(verbatim_doc_comment,
         long,
-        conflicts_with_all = ["to", "json", "allow_device", "journal"],
+        conflicts_with_all = ["to", "json", "allow_device", "journal", "domain"],
         help_heading = OUTPUT
     )]
     pub print_destination: bool,

@@ -66,7 +66,7 @@ fn options_stand_under_their_headings() {
     );
     assert_eq!(
         visible("check"),
-        "Connection: --qmp --to\n\
+        "Connection: --qmp --domain --connect --to\n\
          Migration: --allow-device --allow-cpu-mismatch\n\
          Recovery: --journal\n\
          Output: --print-destination --json\n\
@@ -91,6 +91,7 @@ fn options_for_benchmarks_and_tests_are_hidden() {
         hidden("migrate"),
         [
             "background-delay",
+            "log-ranges",
             "no-bound",
             "no-drain",
             "no-follow",

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::builder::TypedValueParser;
 use clap::error::ErrorKind;
 use clap::{Args, ValueEnum};
-use hikkoshi_engine::{MAX_LINKS, Mode, Priority, ReadAhead, SourceOptions};
+use hikkoshi_engine::{LogRanges, MAX_LINKS, Mode, Priority, ReadAhead, SourceOptions};
 use hikkoshi_link::Address;
 use hikkoshi_link::tls::Invitation;
 
@@ -179,6 +179,11 @@ pub(crate) struct MigrateOptions {
     #[arg(long, hide = true)]
     pub no_drain: bool,
 
+    /// Take the dirty log in N ranges of the guest's memory (1: as a whole), or as by default, and
+    /// count stale pages
+    #[arg(long, value_name = "N|default", value_parser = parse_log_ranges, hide = true)]
+    pub log_ranges: Option<LogRanges>,
+
     /// Post-copy: spin instead of sleeping while waiting for page requests
     #[arg(long, hide = true)]
     pub poll: bool,
@@ -241,6 +246,7 @@ impl Migrate {
             allow_cpu_mismatch: options.allow_cpu_mismatch,
             links: options.links.unwrap_or(default.links),
             drain: !options.no_drain,
+            log_ranges: options.log_ranges,
             keep_frames: !options.no_keep_frames,
             background_delay: Duration::from_millis(options.background_delay.unwrap_or(0)),
             read_ahead: options.read_ahead.unwrap_or(default.read_ahead),
@@ -282,6 +288,7 @@ impl MigrateOptions {
             no_bound: self.no_bound || earlier.no_bound,
             background_delay: self.background_delay.or(earlier.background_delay),
             no_drain: self.no_drain || earlier.no_drain,
+            log_ranges: self.log_ranges.or(earlier.log_ranges),
             poll: self.poll || earlier.poll,
             no_priority: self.no_priority || earlier.no_priority,
         }
@@ -325,12 +332,23 @@ fn parse_read_ahead(text: &str) -> Result<ReadAhead, String> {
     }
 }
 
+fn parse_log_ranges(text: &str) -> Result<LogRanges, String> {
+    match text {
+        "default" => Ok(LogRanges::Default),
+        number => number
+            .parse()
+            .map(LogRanges::Number)
+            .map_err(|_| format!("'{text}' must be default, or a number of ranges from 1 on")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::args::{Args as CommandLine, Command};
     use clap::Parser;
     use hikkoshi_engine::RetryFor;
+    use std::num::NonZero;
 
     fn try_migrate(words: &str) -> Result<Migrate, clap::Error> {
         let all = ["hikkoshi", "migrate"].into_iter();
@@ -426,13 +444,18 @@ mod tests {
         };
         let options = parse(
             "--links=16 --read-ahead=off --no-hot-first --no-follow --no-bound \
-             --background-delay=1500 --poll --no-priority --no-drain",
+             --background-delay=1500 --poll --no-priority --no-drain --log-ranges=4",
         )
         .unwrap();
         assert_eq!(options.links, 16);
         assert_eq!(options.read_ahead, ReadAhead::Off);
         assert!(!options.hot_first && !options.follow && !options.bound && options.poll);
         assert!(!options.drain);
+        let four = NonZero::new(4).map(LogRanges::Number);
+        assert_eq!(options.log_ranges, four);
+        let default = parse("--log-ranges=default").unwrap().log_ranges;
+        assert_eq!(default, Some(LogRanges::Default));
+        assert_eq!(parse("").unwrap().log_ranges, None);
         assert_eq!(options.background_delay, Duration::from_millis(1500));
         assert_eq!(options.priority, Priority::OFF);
         let fixed = parse("--read-ahead=8").unwrap();
@@ -442,6 +465,8 @@ mod tests {
             "--links=17",
             "--read-ahead=257",
             "--read-ahead=-1",
+            "--log-ranges=0",
+            "--log-ranges=all",
             "--max-downtime=0",
             "--max-downtime=600001",
         ] {

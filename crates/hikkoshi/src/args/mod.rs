@@ -10,6 +10,7 @@ mod allow_device;
 mod bytes;
 mod check;
 mod demo;
+mod domain;
 mod durations;
 mod guard;
 mod headings;

@@ -21,6 +21,8 @@ pub(crate) struct AccountReport<'a> {
     pages: PagesReport,
     bytes: BytesReport,
     #[serde(skip_serializing_if = "Option::is_none")]
+    stale_pages: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     drains: Option<DrainsReport>,
     #[serde(skip_serializing_if = "Option::is_none")]
     frames: Option<FramesReport>,
@@ -156,6 +158,7 @@ impl<'a> From<&'a Account> for AccountReport<'a> {
                 background: account.bytes.background,
                 device_state: account.bytes.device_state,
             },
+            stale_pages: account.stale_pages,
             drains: account.drains.map(|drains| DrainsReport {
                 count: drains.count,
                 total_ms: drains.total_ms,
@@ -324,6 +327,7 @@ mod tests {
                 background: 8,
                 device_state: 9,
             },
+            stale_pages: Some(29),
             drains: Some(Drains {
                 count: 10,
                 total_ms: 11.5,
@@ -369,6 +373,7 @@ mod tests {
             r#""switchover":[{"step":"saved","at_ms":0.5}],"rounds":2,"postcopy":true,"#,
             r#""pages":{"precopy":1,"zero":2,"urgent":3,"background":4,"guest":5},"#,
             r#""bytes":{"precopy":6,"urgent":7,"background":8,"device_state":9},"#,
+            r#""stale_pages":29,"#,
             r#""drains":{"count":10,"total_ms":11.5,"max_ms":12.5},"#,
             r#""frames":{"kept":13,"delivered":14,"dropped":15},"#,
             &format!(r#""request_latency_us":{},"#, shown(16)),

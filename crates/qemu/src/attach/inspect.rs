@@ -1,6 +1,5 @@
 //! Looks at a QEMU without changing anything, and collects every obstacle to a move.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use hikkoshi_linux::Process;
@@ -11,7 +10,7 @@ use super::ram::{self, Ram, RamError, RamErrors};
 use super::reopen::FileAccess;
 use super::{AttachError, process, stale_userfaultfds};
 use crate::attach::privileges;
-use crate::qmp::{CONNECT_TIMEOUT, Client};
+use crate::qmp::Client;
 
 /// What was found.
 #[derive(Debug)]
@@ -26,13 +25,12 @@ pub(crate) struct Inspection {
     pub(crate) obstacles: Vec<AttachError>,
 }
 
-/// Inspects the QEMU whose QMP socket is at `path`. An error: nothing is known of it.
+/// Inspects the QEMU of an open session. An error: nothing is known of it.
 pub(crate) fn inspect(
-    path: &Path,
+    mut client: Client,
     side: Side,
     allowed: &AllowedTypes,
 ) -> Result<Inspection, AttachError> {
-    let mut client = Client::connect(path, CONNECT_TIMEOUT)?;
     let refusals = preflight::check(&mut client, side, allowed).map_err(Refusal::Qmp)?;
     let mut found = Inspection {
         client,

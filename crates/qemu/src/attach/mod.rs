@@ -30,7 +30,7 @@ use self::exclusive_access::ExclusiveAccess;
 use self::inspect::{Inspection, inspect};
 use self::preflight::{AllowedTypes, Excludes, Side};
 pub use self::ram::free_space::Overcommit;
-use crate::qmp::Client;
+use crate::qmp::{CONNECT_TIMEOUT, Client};
 
 /// A QEMU that can take part in a migration.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ pub(crate) fn attach(
         process,
         ram,
         mut obstacles,
-    } = inspect(path, side, allowed)?;
+    } = inspect(Client::connect(path, CONNECT_TIMEOUT)?, side, allowed)?;
     obstacles.retain(|obstacle| obstacle.matters(mode));
     if overcommit == Overcommit::Allow {
         obstacles.retain(|obstacle| !obstacle.is_overcommit());

@@ -22,7 +22,7 @@ use crate::attach::{
 use crate::command_line::Exact;
 use crate::network::overview::{CardPart, cards};
 use crate::network::vlans_lost;
-use crate::qmp::{Client, QmpError, migration_status};
+use crate::qmp::{CONNECT_TIMEOUT, Client, QmpError, migration_status};
 
 /// What was found.
 #[derive(Debug)]
@@ -118,13 +118,22 @@ impl Checked {
 ///
 /// See [`AttachError`]: nothing can be found out about the guest.
 pub fn check(qmp: &Path, allowed: &AllowedTypes) -> Result<Checked, AttachError> {
+    check_by(Client::connect(qmp, CONNECT_TIMEOUT)?, allowed)
+}
+
+/// Checks the guest of an open session, such as one that libvirt lends.
+///
+/// # Errors
+///
+/// See [`AttachError`]: nothing can be found out about the guest.
+pub fn check_by(client: Client, allowed: &AllowedTypes) -> Result<Checked, AttachError> {
     let Inspection {
         mut client,
         process,
         ram,
         mut obstacles,
         ..
-    } = inspect(qmp, Side::Source, allowed)?;
+    } = inspect(client, Side::Source, allowed)?;
     let client = &mut client;
     let mut notes = Vec::new();
     if let Some(process) = &process {

@@ -3,10 +3,13 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hikkoshi_engine::CancelFlag;
+use hikkoshi_linux::Process;
 use serde_json::{Map, Value, json};
 
 use super::connection::{Connection, connect};
@@ -63,14 +66,13 @@ impl Client {
     ///
     /// See [`ConnectError`].
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self, ConnectError> {
-        let no_greeting = || ConnectError::NoGreeting {
-            path: path.to_owned(),
-            after: timeout,
-        };
         let deadline = Instant::now() + timeout;
         let stream = connect(path, deadline).map_err(|source| {
             if source.kind() == io::ErrorKind::WouldBlock {
-                no_greeting()
+                ConnectError::NoGreeting {
+                    path: path.to_owned(),
+                    after: timeout,
+                }
             } else {
                 ConnectError::Connect {
                     path: path.to_owned(),
@@ -78,8 +80,41 @@ impl Client {
                 }
             }
         })?;
+        Self::open(Connection::new(stream), path, deadline, timeout)
+    }
+
+    /// Opens a session on a monitor that another program owns and lends: that program greets and
+    /// answers on `stream` as QEMU does on its socket. `monitor` names the monitor in errors, and
+    /// `process` is QEMU's. The time limit is `timeout` in total.
+    ///
+    /// # Errors
+    ///
+    /// See [`ConnectError`].
+    pub fn over(
+        stream: UnixStream,
+        monitor: &Path,
+        process: Arc<Process>,
+        timeout: Duration,
+    ) -> Result<Self, ConnectError> {
+        let deadline = Instant::now() + timeout;
+        stream
+            .set_nonblocking(true)
+            .map_err(|source| ConnectError::Connect {
+                path: monitor.to_owned(),
+                source,
+            })?;
+        let connection = Connection::lent(stream, process);
+        Self::open(connection, monitor, deadline, timeout)
+    }
+
+    fn open(
+        connection: Connection,
+        path: &Path,
+        deadline: Instant,
+        timeout: Duration,
+    ) -> Result<Self, ConnectError> {
         let mut client = Self {
-            connection: Connection::new(stream),
+            connection,
             version: Version::new(0, 0, 0),
             next_id: 1,
             events: VecDeque::new(),
@@ -88,7 +123,10 @@ impl Client {
         client.version = client
             .greeting(deadline, timeout)
             .map_err(|error| match error {
-                QmpError::TimedOut { .. } => no_greeting(),
+                QmpError::TimedOut { .. } => ConnectError::NoGreeting {
+                    path: path.to_owned(),
+                    after: timeout,
+                },
                 QmpError::Unexpected { what, .. } => ConnectError::NotQmp {
                     path: path.to_owned(),
                     what,
@@ -113,8 +151,9 @@ impl Client {
     }
 
     /// The process that listens on the socket: QEMU, unless another program
-    /// opened the socket for it. `None` if the kernel does not say, for example
-    /// because the process is in a PID namespace that is not visible from here.
+    /// opened the socket for it. Of a monitor that is lent: QEMU. `None` if the
+    /// kernel does not say, for example because the process is in a PID namespace
+    /// that is not visible from here.
     pub fn peer(&self) -> Option<u32> {
         self.connection.peer()
     }
@@ -170,7 +209,7 @@ impl Client {
     /// # Errors
     ///
     /// See [`QmpError`].
-    pub(crate) fn execute_with_fd(
+    pub fn execute_with_fd(
         &mut self,
         command: &str,
         arguments: Value,

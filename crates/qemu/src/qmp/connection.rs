@@ -6,9 +6,11 @@ use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hikkoshi_engine::CancelFlag;
+use hikkoshi_linux::Process;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials, sockopt::PeerPidfd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -37,6 +39,8 @@ pub(super) struct Connection {
     stream: UnixStream,
     lines: Lines,
     cancel: Option<CancelFlag>,
+    /// QEMU's process, if the socket is another program's.
+    process: Option<Arc<Process>>,
 }
 
 impl Connection {
@@ -46,6 +50,15 @@ impl Connection {
             stream,
             lines: Lines::default(),
             cancel: None,
+            process: None,
+        }
+    }
+
+    /// The same for the socket of a program that lends the monitor of `process`.
+    pub(super) fn lent(stream: UnixStream, process: Arc<Process>) -> Self {
+        Self {
+            process: Some(process),
+            ..Self::new(stream)
         }
     }
 
@@ -182,6 +195,9 @@ impl Connection {
 
     /// See [`Client::peer`](super::Client::peer).
     pub(super) fn peer(&self) -> Option<u32> {
+        if let Some(process) = &self.process {
+            return Some(process.pid());
+        }
         // Not rustix: its type for process numbers cannot represent 0, which the
         // kernel returns for a process that is not visible from here.
         let credentials = getsockopt(&self.stream, PeerCredentials).ok()?;
@@ -192,6 +208,9 @@ impl Connection {
 
     /// See [`Client::peer_has_ended`](super::Client::peer_has_ended).
     pub(super) fn peer_has_ended(&self) -> bool {
+        if let Some(process) = &self.process {
+            return !process.is_alive();
+        }
         match getsockopt(&self.stream, PeerPidfd) {
             Ok(pidfd) => {
                 // A pidfd becomes readable when its process has ended.

@@ -3,6 +3,7 @@
 //! The addresses are always the same; namespaces separate them. Everything here needs root.
 
 mod datagram_client;
+mod file_clients;
 mod guest_network;
 mod host_pair;
 mod ip;
@@ -10,6 +11,7 @@ mod namespace;
 mod tap_queues;
 
 pub use datagram_client::{DatagramClient, Datagrams, Pace};
+pub use file_clients::{FileClients, Files};
 pub use guest_network::GuestNetwork;
 pub use host_pair::{HostPair, RateLimit};
 pub(crate) use ip::ip;

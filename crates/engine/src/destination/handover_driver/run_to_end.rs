@@ -40,6 +40,7 @@ pub(crate) fn finish_handover(
         postcopy,
         pages: context.counters.pages(pages),
         bytes: context.counters.bytes(),
+        stale_pages: None,
         drains: None,
         frames: result.frames,
         requests: result.requests,

@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::PageRange;
 
 use crate::source::error::SourceFailure;
+use crate::source::precopy::range_log::RangeLog;
 
 /// Work for all workers, in items that are handed out by an atomic cursor.
 #[derive(Debug)]
@@ -14,6 +14,8 @@ pub(crate) struct Batch {
     work: Work,
     /// Whether it is the last one of its round.
     last: bool,
+    /// The log in which pages are looked up that are sent, to count stale ones.
+    stale: Option<Arc<RangeLog>>,
     /// The number of the next item.
     cursor: AtomicU64,
     failed: AtomicBool,
@@ -24,9 +26,9 @@ pub(crate) struct Batch {
 /// What a batch consists of.
 #[derive(Debug)]
 pub(crate) enum Work {
-    /// All of the guest's memory. The worker that sends a chunk takes its log.
+    /// All of the guest's memory. The worker that sends a range takes its log.
     Log {
-        log: Arc<dyn DirtyLog>,
+        log: Arc<RangeLog>,
         /// The first round sends everything that is not a hole in the RAM
         /// files: the destination began with nothing but holes.
         first: bool,
@@ -38,8 +40,9 @@ pub(crate) enum Work {
 
 impl Batch {
     /// A batch that is a whole round.
-    pub(crate) fn round(log: Arc<dyn DirtyLog>, first: bool) -> Self {
-        Self::new(Work::Log { log, first }, true)
+    pub(crate) fn round(log: Arc<RangeLog>, first: bool) -> Self {
+        let counted = Arc::clone(&log);
+        Self::new(Work::Log { log, first }, true).of(&counted)
     }
 
     /// A part of a round; `last` if no other part follows.
@@ -47,10 +50,17 @@ impl Batch {
         Self::new(Work::Taken(chunks), last)
     }
 
+    /// The same batch, of pages that were taken from `log` while the guest runs.
+    pub(crate) fn of(mut self, log: &Arc<RangeLog>) -> Self {
+        self.stale = log.counts_stale().then(|| Arc::clone(log));
+        self
+    }
+
     fn new(work: Work, last: bool) -> Self {
         Self {
             work,
             last,
+            stale: None,
             cursor: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             failure: OnceLock::new(),
@@ -60,6 +70,11 @@ impl Batch {
     /// What the batch consists of.
     pub(crate) fn work(&self) -> &Work {
         &self.work
+    }
+
+    /// The log, if stale pages are counted.
+    pub(crate) fn stale_log(&self) -> Option<&RangeLog> {
+        self.stale.as_deref()
     }
 
     /// Whether it is the last one of its round.

@@ -5,8 +5,6 @@ use std::sync::Arc;
 use hikkoshi_pages::PageRange;
 
 use crate::report::Counters;
-use crate::source::chunks::CHUNK;
-use crate::source::chunks::chunk;
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::precopy::batch::{Batch, Work};
@@ -56,20 +54,19 @@ impl ChunkSender {
             let before = self.link.sent();
             match batch.work() {
                 Work::Log { log, first } => {
-                    let Some(chunk) = chunk(self.shared.ram.layout(), CHUNK, number) else {
-                        break;
-                    };
-                    // Taken right before the chunk is sent, the log is never
+                    // Taken right before the range is sent, the log is never
                     // stale, and a page that is dirtied again before its turn
                     // is sent once.
                     let mut runs = std::mem::take(&mut self.runs);
                     runs.clear();
                     let sent = self
                         .collector
-                        .collect(&**log, *first, chunk, &mut runs)
-                        .and_then(|()| self.send(&runs, batch));
+                        .collect(log, *first, number, &mut runs)
+                        .and_then(|exists| self.send(&runs, batch).map(|()| exists));
                     self.runs = runs;
-                    sent?;
+                    if !sent? {
+                        break;
+                    }
                 }
                 Work::Taken(chunks) => {
                     let runs = usize::try_from(number).ok().and_then(|n| chunks.get(n));
@@ -101,6 +98,9 @@ impl ChunkSender {
         {
             if batch.has_failed() {
                 break;
+            }
+            if let Some(log) = batch.stale_log() {
+                Counters::add(&self.shared.counters.stale, log.whole().count(part)?);
             }
             self.send_run(part)?;
         }

@@ -1,16 +1,16 @@
-//! Determines which pages of a chunk pre-copy sends.
+//! Determines which pages of a range pre-copy sends.
 
 use std::sync::Arc;
 
-use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::PageRange;
 
 use crate::report::Counters;
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
+use crate::source::precopy::range_log::RangeLog;
 use crate::source::unsent::UnsentPages;
 
-/// Takes the dirty log of one chunk after another. Belongs to one thread.
+/// Takes the dirty log of one range after another. Belongs to one thread.
 #[derive(Debug)]
 pub(crate) struct Collector {
     shared: MigrationContext,
@@ -36,16 +36,20 @@ impl Collector {
         self.data = PageRange::EMPTY;
     }
 
-    /// Takes the log of `chunk` and appends the pages to send to `runs`: the dirty
-    /// pages, or in the first round all pages that the RAM files hold data for.
+    /// Takes the log of the range with this number and appends the pages to send to `runs`: the
+    /// dirty pages, or in the first round all pages that the RAM files hold data for. Returns
+    /// whether there is such a range.
     pub(crate) fn collect(
         &mut self,
-        log: &dyn DirtyLog,
+        log: &RangeLog,
         first: bool,
-        chunk: PageRange,
+        number: u64,
         runs: &mut Vec<PageRange>,
-    ) -> Result<(), SourceFailure> {
-        log.take(chunk, &mut |run| {
+    ) -> Result<bool, SourceFailure> {
+        let Some(range) = log.range(number) else {
+            return Ok(false);
+        };
+        log.take(number, &mut |run| {
             self.unsent.count_write(run);
             if !first {
                 runs.push(run);
@@ -53,25 +57,25 @@ impl Collector {
         })?;
         if first {
             let before = runs.len();
-            self.find_data(chunk, runs)?;
+            self.find_data(range, runs)?;
             let data: u64 = runs.iter().skip(before).map(|run| run.len()).sum();
-            Counters::add(&self.shared.counters.zero, chunk.len() - data);
-            self.shared.progress.done(chunk.len() - data);
+            Counters::add(&self.shared.counters.zero, range.len() - data);
+            self.shared.progress.done(range.len() - data);
         }
-        Ok(())
+        Ok(true)
     }
 
-    /// Appends the parts of `chunk` that the RAM files hold data for.
+    /// Appends the parts of `range` that the RAM files hold data for.
     ///
     /// The dirty log was taken before, so a hole that is written later is in the
-    /// log. Therefore holes are searched again in every chunk, but data found once
+    /// log. Therefore holes are searched again in every range, but data found once
     /// may be treated as data later.
     fn find_data(
         &mut self,
-        chunk: PageRange,
+        range: PageRange,
         runs: &mut Vec<PageRange>,
     ) -> Result<(), SourceFailure> {
-        let mut rest = chunk;
+        let mut rest = range;
         while !rest.is_empty() {
             if !self.data.contains(rest.start()) {
                 match self.shared.ram.data_run(rest)? {

@@ -8,7 +8,7 @@
 //! again. What was pinned before the log was started has landed before the first
 //! take: there is a drain at the beginning, which also measures how long one takes.
 //!
-//! One thread takes the log of a *batch* of chunks and drains. The workers send the
+//! One thread takes the log of a *batch* of ranges and drains. The workers send the
 //! batch while the next one is prepared, so the links do not wait for drains:
 //!
 //! ```text
@@ -19,16 +19,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::{PAGE_BYTES, PageRange};
 
 use crate::guest::SourceGuest;
-use crate::source::chunks::CHUNK;
-use crate::source::chunks::{self, chunk};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
+use crate::source::options::LogRanges;
 use crate::source::precopy::batch::Batch;
 use crate::source::precopy::collector::Collector;
+use crate::source::precopy::lists;
+use crate::source::precopy::range_log::RangeLog;
 use crate::source::precopy::workers::PrecopyWorkers;
 use crate::source::unsent::UnsentPages;
 
@@ -36,7 +36,7 @@ use crate::source::unsent::UnsentPages;
 #[derive(Debug)]
 pub(crate) struct DrainedRounds {
     shared: MigrationContext,
-    log: Arc<dyn DirtyLog>,
+    log: Arc<RangeLog>,
     collector: Collector,
     size: BatchSize,
 }
@@ -52,7 +52,7 @@ struct Sending {
 impl DrainedRounds {
     pub(crate) fn new(
         shared: &MigrationContext,
-        log: &Arc<dyn DirtyLog>,
+        log: &Arc<RangeLog>,
         unsent: &Arc<UnsentPages>,
     ) -> Self {
         Self {
@@ -102,12 +102,17 @@ impl DrainedRounds {
         let mut next = 0;
         loop {
             self.shared.check()?;
+            if self.in_turn()
+                && let Some(before) = sending.take()
+            {
+                self.finish(workers, before)?;
+            }
             let (chunks, pages, last) = self.take(first, &mut next)?;
             if pages > 0 {
                 let took = self.drain(guest)?;
                 self.size.drained(took);
             }
-            let batch = Arc::new(Batch::taken(chunks, last));
+            let batch = Arc::new(Batch::taken(chunks, last).of(&self.log));
             workers.begin(&batch)?;
             let started = Sending {
                 batch,
@@ -130,28 +135,30 @@ impl DrainedRounds {
         }
     }
 
-    /// Takes the log of chunks from number `next` on, until there are enough pages
+    /// Whether a batch is one range, for measurements. Then its log is taken when the batch before
+    /// it has been sent.
+    fn in_turn(&self) -> bool {
+        matches!(self.shared.options.log_ranges, Some(LogRanges::Number(_)))
+    }
+
+    /// Takes the log of ranges from number `next` on, until there are enough pages
     /// for a batch. Returns the pages, their number, and whether this was the last
-    /// chunk.
+    /// range.
     fn take(
         &mut self,
         first: bool,
         next: &mut u64,
     ) -> Result<(Vec<Vec<PageRange>>, u64, bool), SourceFailure> {
-        let ram = Arc::clone(&self.shared.ram);
-        let (layout, end) = (ram.layout(), chunks::count(ram.layout(), CHUNK));
+        let end = self.log.ranges();
         let (mut batch, mut pages) = (Vec::new(), 0);
-        while *next < end && pages < self.size.pages() {
-            let Some(chunk) = chunk(layout, CHUNK, *next) else {
-                break;
-            };
-            *next += 1;
+        let enough = if self.in_turn() { 1 } else { self.size.pages() };
+        while *next < end && pages < enough {
             let mut runs = Vec::new();
-            self.collector
-                .collect(&*self.log, first, chunk, &mut runs)?;
+            self.collector.collect(&self.log, first, *next, &mut runs)?;
+            *next += 1;
             if !runs.is_empty() {
                 pages += runs.iter().map(|run| run.len()).sum::<u64>();
-                batch.push(runs);
+                batch.extend(lists(&runs));
             }
         }
         Ok((batch, pages, *next >= end))

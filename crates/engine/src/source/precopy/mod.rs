@@ -10,7 +10,10 @@ mod batch;
 mod chunk_sender;
 mod collector;
 pub(crate) mod convergence;
+mod dirty_estimate;
 mod drained_rounds;
+mod range_log;
+mod ranges_in_turn;
 pub(crate) mod workers;
 
 use std::sync::Arc;
@@ -24,10 +27,12 @@ use crate::guest::SourceGuest;
 use crate::report::Phase;
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::options::{SourceOptions, WhenStalled};
+use crate::source::options::{LogRanges, SourceOptions, WhenStalled};
 use crate::source::precopy::batch::Batch;
 use crate::source::precopy::convergence::{Convergence, PrecopyResult};
 use crate::source::precopy::drained_rounds::DrainedRounds;
+use crate::source::precopy::range_log::RangeLog;
+use crate::source::precopy::ranges_in_turn::RangesInTurn;
 use crate::source::precopy::workers::PrecopyWorkers;
 use crate::source::read_log::{join, peek_log, take_log};
 use crate::source::unsent::UnsentPages;
@@ -41,7 +46,7 @@ const LIST: u64 = 256;
 #[derive(Debug)]
 pub(crate) struct Precopy {
     shared: MigrationContext,
-    log: Arc<dyn DirtyLog>,
+    log: Arc<RangeLog>,
     workers: PrecopyWorkers,
     unsent: Arc<UnsentPages>,
     rounds: u32,
@@ -57,7 +62,11 @@ impl Precopy {
     ) -> Self {
         Self {
             shared: shared.clone(),
-            log,
+            log: Arc::new(RangeLog::new(
+                log,
+                shared.ram.layout(),
+                shared.options.log_ranges,
+            )),
             workers,
             unsent: Arc::clone(unsent),
             rounds: 0,
@@ -72,33 +81,37 @@ impl Precopy {
         guest: &mut dyn SourceGuest,
         options: &SourceOptions,
     ) -> Result<PrecopyResult, SourceFailure> {
-        let all = self.shared.ram.layout().all();
         let mut drained = self.drained_rounds(guest, options);
+        let mut in_turn = matches!(options.log_ranges, Some(LogRanges::Number(_)))
+            .then(|| RangesInTurn::new(&self.shared, &self.log, &self.unsent));
         let mut warned = false;
-        let mut expected = all.len();
+        let mut expected = self.shared.ram.layout().pages();
         for round in 1.. {
             self.shared.progress.begin(Phase::Precopy, round, expected);
             self.rounds = round;
             let begun = Instant::now();
             let sent = self.sent();
-            match &mut drained {
-                Some(drained) => drained.round(&self.workers, guest, round == 1)?,
-                None => self.round(round == 1)?,
+            let first = round == 1;
+            match (&mut drained, &mut in_turn) {
+                (Some(drained), _) => drained.round(&self.workers, guest, first)?,
+                (None, Some(in_turn)) => in_turn.round(&self.workers, first)?,
+                (None, None) => self.round(first)?,
             }
             self.convergence
                 .measure(self.sent() - sent, begun.elapsed());
             self.shared.check()?;
 
-            let dirty = self.log.count(all)?;
             let drain = drained
                 .as_ref()
                 .map_or(Duration::ZERO, DrainedRounds::drain_time);
-            if options.mode == Mode::Precopy
-                && self.convergence.fits(dirty, options.max_downtime, drain)
-                && !(round < options.max_rounds
-                    && self.convergence.worth_another_round(dirty, expected, drain))
-            {
-                return Ok(PrecopyResult::Converged);
+            // The log is not read after each round: that would be a pass over all memory.
+            let mut dirty = self.log.estimate();
+            if self.has_converged(options, round, dirty, expected, drain) {
+                // The guest is paused only if the pages that are in the log fit.
+                dirty = self.log.count()?;
+                if self.has_converged(options, round, dirty, expected, drain) {
+                    return Ok(PrecopyResult::Converged);
+                }
             }
             if options.mode == Mode::Hybrid && round >= options.precopy_rounds {
                 return Ok(PrecopyResult::StartPostcopy);
@@ -121,6 +134,23 @@ impl Precopy {
             expected = dirty;
         }
         unreachable!("a u32 of rounds takes centuries");
+    }
+
+    /// Whether pre-copy ends after this `round`, if so many pages are `dirty` and sending them is
+    /// preceded by a `drain`; `before` are those of the round before.
+    fn has_converged(
+        &self,
+        options: &SourceOptions,
+        round: u32,
+        dirty: u64,
+        before: u64,
+        drain: Duration,
+    ) -> bool {
+        let convergence = &self.convergence;
+        options.mode == Mode::Precopy
+            && convergence.fits(dirty, options.max_downtime, drain)
+            && !(round < options.max_rounds
+                && convergence.worth_another_round(dirty, before, drain))
     }
 
     /// Rounds with drains, if the guest's devices need them.
@@ -160,7 +190,7 @@ impl Precopy {
     ///
     /// The log is not read again, so its pages need not become clean.
     pub(crate) fn last_round(&self) -> Result<(), SourceFailure> {
-        let dirty = peek_log(&*self.log, self.shared.ram.layout(), |run, runs| {
+        let dirty = peek_log(self.log.whole(), self.shared.ram.layout(), |run, runs| {
             join(runs, run);
         })?;
         let batch = self.begin_batch(&dirty)?;
@@ -176,7 +206,7 @@ impl Precopy {
     /// faster than one chunk at a time.
     pub(crate) fn begin_round(&self) -> Result<Arc<Batch>, SourceFailure> {
         let unsent = &self.unsent;
-        let taken = take_log(&*self.log, self.shared.ram.layout(), |run, runs| {
+        let taken = take_log(self.log.whole(), self.shared.ram.layout(), |run, runs| {
             unsent.count_write(run);
             join(runs, run);
         })?;

@@ -6,6 +6,7 @@ pub mod paging;
 pub mod pml_full;
 pub mod processor;
 pub mod superpages;
+pub mod throughput;
 pub mod tracked_ranges;
 pub mod vcpus;
 pub mod views;

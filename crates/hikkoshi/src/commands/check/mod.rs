@@ -2,12 +2,14 @@
 
 mod unfinished;
 
+use std::error::Error;
 use std::path::Path;
 
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, Comparison};
+use hikkoshi_libvirt::Domain;
 use hikkoshi_link::Remote;
-use hikkoshi_qemu::{AttachError, DestinationLine, OfferedMachine};
+use hikkoshi_qemu::{Checked, DestinationLine, OfferedMachine};
 
 use crate::args::Check;
 use crate::output::check::{CheckReport, readable};
@@ -19,14 +21,13 @@ use crate::security;
 const UNCHANGED: &str = "nothing was changed";
 
 pub(crate) fn run(args: &Check) -> Result<Status, Exit> {
-    if args.print_destination {
-        let line = DestinationLine::of(&args.qmp).map_err(|error| not_found(&error))?;
+    if let (true, Some(qmp)) = (args.print_destination, &args.qmp) {
+        let line = DestinationLine::of(qmp).map_err(|error| not_found(&error))?;
         streams::to_stdout(&line.for_shell());
         return Ok(Status::Moved);
     }
     let remote = args.to.as_ref().map(security::invited).transpose()?;
-    let checked =
-        hikkoshi_qemu::check(&args.qmp, &args.devices.allowed()).map_err(|e| not_found(&e))?;
+    let checked = check(args)?;
     let destination = match (&remote, &checked.offer) {
         (None, _) => None,
         (Some(remote), Some(offer)) => Some(ask(remote, offer, args.allow_cpu_mismatch)),
@@ -47,6 +48,23 @@ pub(crate) fn run(args: &Check) -> Result<Status, Exit> {
     } else {
         Status::AtSource
     })
+}
+
+fn check(args: &Check) -> Result<Checked, Exit> {
+    let allowed = args.devices.allowed();
+    let checked = match (&args.domain.domain, &args.qmp) {
+        (Some(name), _) => {
+            let domain = Domain::open(&args.domain.connect, name).map_err(|e| not_found(&e))?;
+            let monitor = domain.monitor().map_err(|error| not_found(&error))?;
+            hikkoshi_qemu::check_by(monitor, &allowed)
+        }
+        (None, Some(qmp)) => hikkoshi_qemu::check(qmp, &allowed),
+        (None, None) => {
+            let missing = "--qmp PATH or --domain NAME is missing";
+            return Err(Exit::new(Status::Usage, Reason::Usage, missing));
+        }
+    };
+    checked.map_err(|error| not_found(&error))
 }
 
 fn ask(
@@ -73,6 +91,6 @@ fn write(written: &CheckReport<'_>, path: &Path) -> Result<(), Exit> {
     })
 }
 
-fn not_found(error: &AttachError) -> Exit {
+fn not_found(error: &dyn Error) -> Exit {
     Exit::caused(Status::AtSource, Reason::NotAttached, error).with(UNCHANGED)
 }

@@ -15,7 +15,12 @@ use crate::journal::SourceEntry;
 
 /// The obstacles. `pid`: QEMU's process, if it is known.
 pub(super) fn obstacles(args: &Check, pid: Option<u32>) -> Vec<String> {
-    let qemu = pid.map_or(Searched::Behind(&args.qmp), Searched::Process);
+    let qemu = match (pid, &args.qmp) {
+        (Some(pid), _) => Searched::Process(pid),
+        (None, Some(qmp)) => Searched::Behind(qmp),
+        // The process of a domain is always known.
+        (None, None) => return Vec::new(),
+    };
     let found = match find::<SourceEntry>(&args.journals.path(), qemu) {
         Ok(found) => found,
         Err(error) => return vec![cannot_search("of this guest", &error)],

@@ -75,6 +75,7 @@ fn all_migrate_options() -> MigrateOptions {
         no_bound: true,
         background_delay: Some(1500),
         no_drain: true,
+        log_ranges: None,
         poll: true,
         no_priority: true,
     }

@@ -132,6 +132,8 @@ impl TryFrom<MigrateOptionsRecord> for MigrateOptions {
             no_bound: record.no_bound,
             background_delay: record.background_delay_ms,
             no_drain: record.no_drain,
+            // Not stored either: pre-copy comes before a resumption.
+            log_ranges: None,
             poll: record.poll,
             no_priority: record.no_priority,
         })

@@ -1,0 +1,101 @@
+//! The dirty log of the rounds, which is taken in ranges.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use hikkoshi_dirty::{DirtyError, DirtyLog};
+use hikkoshi_pages::{PageRange, RamLayout};
+
+use crate::source::chunks::{self, CHUNK, chunk};
+use crate::source::options::LogRanges;
+use crate::source::precopy::dirty_estimate::DirtyEstimate;
+
+/// The dirty log, and an estimate of the pages that are in it. Shared by all threads that take it.
+#[derive(Debug)]
+pub(crate) struct RangeLog {
+    log: Arc<dyn DirtyLog>,
+    layout: RamLayout,
+    /// Pages in a range.
+    size: u64,
+    counts_stale: bool,
+    started: Instant,
+    estimate: Mutex<DirtyEstimate>,
+}
+
+impl RangeLog {
+    /// For a log that was just started.
+    pub(crate) fn new(
+        log: Arc<dyn DirtyLog>,
+        layout: &RamLayout,
+        ranges: Option<LogRanges>,
+    ) -> Self {
+        let size = match ranges {
+            Some(LogRanges::Number(ranges)) => layout.pages().div_ceil(ranges.get().into()),
+            Some(LogRanges::Default) | None => CHUNK,
+        };
+        let size = size.max(1);
+        let number = usize::try_from(chunks::count(layout, size)).unwrap_or(usize::MAX);
+        Self {
+            log,
+            layout: layout.clone(),
+            size,
+            counts_stale: ranges.is_some(),
+            started: Instant::now(),
+            estimate: Mutex::new(DirtyEstimate::new(number)),
+        }
+    }
+
+    /// The whole log.
+    pub(crate) fn whole(&self) -> &dyn DirtyLog {
+        &*self.log
+    }
+
+    /// Whether pages are looked up in the log again when they are sent.
+    pub(crate) fn counts_stale(&self) -> bool {
+        self.counts_stale
+    }
+
+    /// The range with this number, from 0 on; `None` beyond the last one. May be empty.
+    pub(crate) fn range(&self, number: u64) -> Option<PageRange> {
+        chunk(&self.layout, self.size, number)
+    }
+
+    /// The number of ranges.
+    pub(crate) fn ranges(&self) -> u64 {
+        chunks::count(&self.layout, self.size)
+    }
+
+    /// Takes the log of the range with this number: see [`DirtyLog::take`].
+    pub(crate) fn take(
+        &self,
+        number: u64,
+        dirty: &mut dyn FnMut(PageRange),
+    ) -> Result<(), DirtyError> {
+        let range = self.range(number).unwrap_or(PageRange::EMPTY);
+        let at = self.started.elapsed();
+        let mut found = 0;
+        self.log.take(range, &mut |run| {
+            found += run.len();
+            dirty(run);
+        })?;
+        let mut estimate = self.estimate.lock().unwrap_or_else(PoisonError::into_inner);
+        estimate.taken(
+            usize::try_from(number).unwrap_or(usize::MAX),
+            range.len(),
+            found,
+            at,
+        );
+        Ok(())
+    }
+
+    /// About how many pages are dirty at the end of a round. Does not read the log.
+    pub(crate) fn estimate(&self) -> u64 {
+        let mut estimate = self.estimate.lock().unwrap_or_else(PoisonError::into_inner);
+        estimate.dirty(self.started.elapsed())
+    }
+
+    /// How many pages are dirty: reads the log of all memory.
+    pub(crate) fn count(&self) -> Result<u64, DirtyError> {
+        self.log.count(self.layout.all())
+    }
+}

@@ -1,0 +1,80 @@
+//! The errors of domains.
+
+use hikkoshi_qemu::ProcessError;
+use hikkoshi_qemu::qmp::ConnectError;
+use thiserror::Error;
+
+/// A libvirt domain cannot be used.
+#[derive(Debug, Error)]
+pub enum DomainError {
+    /// This program was built without libvirt.
+    #[error(
+        "this hikkoshi was built without libvirt: build it with `--features libvirt`, or use --qmp \
+         with a monitor socket that libvirt does not use"
+    )]
+    NotBuilt,
+    /// The daemon runs on another host.
+    #[error(
+        "{uri} is on another host: run hikkoshi on the host where the domain runs, because it \
+         needs the guest's memory"
+    )]
+    Remote {
+        /// The daemon.
+        uri: String,
+    },
+    /// The daemon does not manage QEMU guests.
+    #[error("{uri} does not name a libvirt daemon for QEMU (such as qemu:///system)")]
+    NotQemu {
+        /// The daemon.
+        uri: String,
+    },
+    /// The daemon was not reached.
+    #[error(
+        "connecting to libvirt at {uri}: {what} (is libvirtd or virtqemud running, and may this user \
+         use it?)"
+    )]
+    Connect {
+        /// The daemon.
+        uri: String,
+        /// libvirt's message.
+        what: String,
+    },
+    /// libvirt's events cannot be received.
+    #[error("receiving libvirt's events: {what}")]
+    Events {
+        /// libvirt's message.
+        what: String,
+    },
+    /// The domain was not found, or libvirt says nothing about it.
+    #[error("looking for the domain {name} at {uri}: {what}")]
+    Lookup {
+        /// The domain.
+        name: String,
+        /// The daemon.
+        uri: String,
+        /// libvirt's message.
+        what: String,
+    },
+    /// The domain is shut off.
+    #[error("the domain {name} at {uri} does not run: there is nothing to move")]
+    NotRunning {
+        /// The domain.
+        name: String,
+        /// The daemon.
+        uri: String,
+    },
+    /// QEMU's process was not found.
+    #[error("finding the QEMU process of the domain {name}: {what}")]
+    Process {
+        /// The domain.
+        name: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// QEMU's process cannot be used.
+    #[error(transparent)]
+    Qemu(#[from] ProcessError),
+    /// No session on the monitor was opened.
+    #[error(transparent)]
+    Monitor(#[from] ConnectError),
+}

@@ -1,0 +1,168 @@
+//! Draws the plots of docs/dirty-logging.md from the results of the benches, and prints the rows of
+//! its tables:
+//!
+//! ```text
+//! cargo run --package hikkoshi-plots -- target/criterion ranges.csv vcpus.csv docs/dirty-logging
+//! ```
+//!
+//! The first argument is criterion's folder, which has the results of `hikkoshi-ept`'s bench `cost`
+//! and `hikkoshi-dirty`'s bench `trackers`. The second and the third are the outputs of
+//! `hikkoshi-ept`'s benches `ranges` and `vcpus`. What was not measured is left out. One SVG for
+//! each plot is written into the last folder. All times are medians.
+#![allow(clippy::print_stdout)] // the rows are for people
+
+mod bars;
+mod labels;
+mod lines;
+mod measurements;
+mod ranges;
+mod vcpus;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
+use std::path::Path;
+use std::{env, fs};
+
+use labels::time;
+use measurements::Group;
+
+const COLOURS: [&str; 6] = [
+    "#1b6ca8", "#d1495b", "#edae49", "#66a182", "#8d5a97", "#5c5c5c",
+];
+
+/// Line plots: criterion's group, and what the horizontal axis shows. The file has the group's
+/// name.
+const LINES: [(&str, &str); 5] = [
+    (
+        "take by dirty pages",
+        "dirty pages, of 16 GiB of guest memory",
+    ),
+    (
+        "take by guest size",
+        "guest memory in GiB; 1,000 pages dirty",
+    ),
+    (
+        "trackers, take by dirty pages",
+        "dirty pages, of 1 GiB of guest memory",
+    ),
+    (
+        "trackers, take by guest size",
+        "guest memory in GiB; 1,000 pages dirty, no others touched",
+    ),
+    (
+        "trackers, take by touched memory",
+        "GiB of the guest's 16 GiB that it has touched; 1,000 pages dirty",
+    ),
+];
+
+/// Bar charts: criterion's group, and a caption.
+const BARS: [(&str, &str); 3] = [
+    ("unmap", "time to unmap a region; logarithmic"),
+    ("age", "time to age a region; logarithmic"),
+    (
+        "trackers, writes",
+        "time of 50,000 writes of the guest to as many pages; logarithmic",
+    ),
+];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = env::args().collect();
+    let [_, from, ranges, vcpus, to] = &arguments[..] else {
+        return Err(
+            "usage: hikkoshi-plots CRITERION_FOLDER RANGES_CSV VCPUS_CSV OUTPUT_FOLDER".into(),
+        );
+    };
+    fs::create_dir_all(to)?;
+    let measured = |group: &str| {
+        let folder = Path::new(from).join(group);
+        if !folder.exists() {
+            println!("\n{group}: not measured");
+        }
+        folder.exists().then_some(folder)
+    };
+    let file = |name: &str| {
+        let name = name.replace(", ", "-").replace(' ', "-");
+        Path::new(to).join(format!("{name}.svg"))
+    };
+    for (group, axis) in LINES {
+        let Some(folder) = measured(group) else {
+            continue;
+        };
+        let values = measurements::read(&folder)?;
+        fs::write(file(group), lines::plot(group, axis, &values)?)?;
+        rows(group, &values);
+    }
+    for (group, caption) in BARS {
+        let Some(folder) = measured(group) else {
+            continue;
+        };
+        let values = measurements::read_bars(&folder)?;
+        fs::write(
+            file(group),
+            bars::plot(group, caption, &values, true, time)?,
+        )?;
+        println!("\n{group}");
+        for (region, how, ns) in values
+            .iter()
+            .flat_map(|(region, bars)| bars.iter().map(move |(how, ns)| (region, how, ns)))
+        {
+            println!("| {region} | {how} | {} |", time(*ns));
+        }
+    }
+    let output = |name: &str| {
+        if !Path::new(name).exists() {
+            println!("\n{name}: not measured");
+            return Ok(None);
+        }
+        let csv = fs::read_to_string(name)?;
+        println!("\n{name}");
+        for line in csv.lines() {
+            println!("| {} |", line.replace(',', " | "));
+        }
+        Ok::<_, std::io::Error>(Some(csv))
+    };
+    if let Some(csv) = output(ranges)? {
+        let (sent, stale) = ranges::read(&csv)?;
+        for (name, title, values) in [
+            ("ranges-stale", "stale pages sent, by ranges", stale),
+            ("ranges-sent", "pages sent in all, by ranges", sent),
+        ] {
+            let caption = "the log taken in 1, 4, 16 or 64 ranges; guest of 16,384 pages";
+            let svg = bars::plot(title, caption, &values, false, |value| format!("{value}"))?;
+            fs::write(file(name), svg)?;
+        }
+    }
+    if let Some(csv) = output(vcpus)? {
+        let (writes, takes) = vcpus::read(&csv)?;
+        let title = "writes of all vCPUs, by method";
+        let caption = "millions per second; the log is taken every 10 ms";
+        let millions = |rate: f64| format!("{:.2}", rate / 1e6);
+        let svg = bars::plot(title, caption, &writes, false, millions)?;
+        fs::write(file("vcpus-writes"), svg)?;
+        let title = "take while vCPUs write, by method";
+        let caption = "median time of a take of 4 GiB";
+        let svg = bars::plot(title, caption, &takes, false, time)?;
+        fs::write(file("vcpus-takes"), svg)?;
+    }
+    Ok(())
+}
+
+fn rows(title: &str, group: &Group) {
+    println!(
+        "\n{title}: {}",
+        group.keys().cloned().collect::<Vec<_>>().join(" | ")
+    );
+    let parameters: BTreeSet<u64> = group
+        .values()
+        .flat_map(|series| series.keys().copied())
+        .collect();
+    for parameter in parameters {
+        let cell = |series: &BTreeMap<u64, f64>| {
+            series
+                .get(&parameter)
+                .map_or_else(String::new, |ns| time(*ns))
+        };
+        let cells: Vec<_> = group.values().map(cell).collect();
+        println!("| {parameter} | {} |", cells.join(" | "));
+    }
+}

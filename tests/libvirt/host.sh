@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# A host with libvirt of its own, for tests: `unshare --mount --pid --net --fork --kill-child
+# --mount-proc host.sh BUILD FOLDER COMMAND…` starts the daemons, runs COMMAND there, and ends with it.
+#
+# This host's file system is seen, and build/libvirt in it as if it were installed. What is written
+# outside of BUILD and FOLDER is lost at the end. /run and /etc are the host's own.
+set -euo pipefail
+build=$1 folder=$2
+shift 2
+
+mount --make-rprivate /
+layers=$folder/libvirt-host
+mkdir "$layers"
+mount -t tmpfs tmpfs "$layers"
+root=$layers/root
+mkdir -p "$layers"/{upper,work} "$root"
+cp -a "$build/libvirt/root/." "$layers/upper"
+cat >"$layers/upper/usr/bin/qemu-system-x86_64" <<QEMU
+#!/bin/sh
+exec "$build/qemu-10.0/run" "\$@"
+QEMU
+chmod +x "$layers/upper/usr/bin/qemu-system-x86_64"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$layers/upper,workdir=$layers/work" "$root"
+mount -t proc proc "$root/proc"
+mount -t sysfs sysfs "$root/sys"
+mount -t tmpfs tmpfs "$root/dev"
+mkdir "$root"/dev/{net,pts,shm}
+cp -a /dev/{null,zero,full,random,urandom,tty} "$root/dev"
+[[ ! -e /dev/userfaultfd ]] || cp -a /dev/userfaultfd "$root/dev"
+cp -a /dev/net/tun "$root/dev/net"
+ln -s pts/ptmx "$root/dev/ptmx"
+# QEMU must be able to use KVM if the daemon is, or what the daemon has found out about QEMU is never
+# valid for long.
+[[ ! -e /dev/kvm ]] || { cp -a /dev/kvm "$root/dev" && chmod 0666 "$root/dev/kvm"; }
+mount -t devpts devpts "$root/dev/pts" -o newinstance,ptmxmode=0666,mode=620
+mount -t tmpfs tmpfs "$root/run"
+for kept in "$build" "$folder"; do
+    mount --bind "$kept" "$root$kept"
+done
+ip link set lo up
+
+# Not chroot: the daemon enters namespaces, whose root would be this host's.
+mkdir "$root/old"
+cd "$root"
+pivot_root . old
+# shellcheck disable=SC2016 # expanded there
+exec bash -euo pipefail -c '
+    umount --lazy /old
+    rmdir /old
+    # What the package'"'"'s installation does.
+    printf "%s\n" kvm:x:64054: libvirt-qemu:x:64055: >>/etc/group
+    echo "libvirt-qemu:x:64055:64055::/var/lib/libvirt:/usr/sbin/nologin" >>/etc/passwd
+    ldconfig
+    mkdir -p /run/lock /var/lib/libvirt/qemu /var/log/libvirt /var/cache/libvirt
+    virtlogd --daemon
+    libvirtd --daemon
+    # The first process of a PID namespace has to wait for orphans, as a shell does: the daemon waits
+    # until these are gone. A last command without this exit would replace the shell.
+    status=0
+    "$@" || status=$?
+    exit "$status"
+' host "$@"

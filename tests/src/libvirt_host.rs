@@ -1,0 +1,38 @@
+//! A host with a libvirt daemon of its own.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::program::Exit;
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/libvirt/host.sh");
+const BUILD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../build");
+
+/// Runs a shell script on a host with libvirt, in namespaces of its own (`tests/libvirt/host.sh`).
+/// `folder` is visible there, for files.
+///
+/// # Panics
+/// When it cannot be started.
+pub fn on_libvirt_host(folder: &Path, script: &str) -> Exit {
+    let build = Path::new(BUILD).canonicalize().unwrap();
+    let output = Command::new("unshare")
+        .args([
+            "--mount",
+            "--pid",
+            "--net",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+        ])
+        .arg(SCRIPT)
+        .args([&build, folder])
+        .args(["bash", "-euo", "pipefail", "-c", script])
+        .output()
+        .unwrap();
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    Exit {
+        code: output.status.code(),
+        stdout: text(&output.stdout),
+        stderr: text(&output.stderr),
+    }
+}
