@@ -40,6 +40,8 @@ pub(crate) struct GuestInterval {
     pub idle_ms: f64,
     /// A task had the processor, and waited for a page.
     pub stalled_ms: f64,
+    /// KVM started asynchronous page faults.
+    pub kvm_ms: f64,
     /// The scheduler ran.
     pub scheduler_ms: f64,
 }
@@ -53,7 +55,7 @@ impl GuestInterval {
     /// The time of all processors, ms. It is the sum of what was counted, because a time is counted
     /// when it ends, so in the interval in which it ends.
     fn all_ms(&self) -> f64 {
-        self.ran_ms + self.idle_ms + self.stalled_ms + self.scheduler_ms
+        self.ran_ms + self.idle_ms + self.stalled_ms + self.kvm_ms + self.scheduler_ms
     }
 }
 
@@ -82,6 +84,7 @@ impl GuestAccount {
                         ran_ms: sum(&times.ran),
                         idle_ms: sum(&times.idle),
                         stalled_ms: sum(&times.stalled),
+                        kvm_ms: sum(&times.in_kvm),
                         scheduler_ms: sum(&times.scheduler),
                         ..std::mem::take(&mut next)
                     };
@@ -119,6 +122,11 @@ impl GuestAccount {
         self.share(|times| times.stalled_ms)
     }
 
+    /// The share of the processors' time in which KVM started asynchronous page faults.
+    pub(crate) fn in_kvm(&self) -> f64 {
+        self.share(|times| times.kvm_ms)
+    }
+
     /// The scheduler's share of the processors' time.
     pub(crate) fn scheduler(&self) -> f64 {
         self.share(|times| times.scheduler_ms)
@@ -128,6 +136,14 @@ impl GuestAccount {
     pub(crate) fn ran_if_runnable(&self) -> f64 {
         let ran = self.sum(|times| times.ran_ms);
         part(ran, self.sum(|times| times.all_ms() - times.idle_ms))
+    }
+
+    /// The share of the time in which no task waited for a page with the processor, of the time in
+    /// which one could run.
+    pub(crate) fn not_stalled(&self) -> f64 {
+        let runnable = |times: &GuestInterval| times.all_ms() - times.idle_ms;
+        let not_stalled = self.sum(|times| runnable(times) - times.stalled_ms);
+        part(not_stalled, self.sum(runnable))
     }
 
     fn share(&self, time: impl Fn(&GuestInterval) -> f64) -> f64 {
@@ -184,9 +200,9 @@ mod tests {
     }
 
     /// The two lines of an interval that ends at `t` ms.
-    fn interval(zero: Instant, t: u64, faults: [u64; 3], times: [f64; 4]) -> [ConsoleLine; 2] {
+    fn interval(zero: Instant, t: u64, faults: [u64; 3], times: [f64; 5]) -> [ConsoleLine; 2] {
         let [asynchronous, synchronous, repeated] = faults;
-        let [ran, idle, stalled, scheduler] = times;
+        let [ran, idle, stalled, in_kvm, scheduler] = times;
         let start = format!("ok t={}.{:03} span_ms=100", t / 1000, t % 1000);
         let at = zero + Duration::from_millis(t);
         [
@@ -202,7 +218,7 @@ mod tests {
                 at,
                 &format!(
                     "processors: {start} ran_ms={ran} idle_ms={idle} stalled_ms={stalled} \
-                     scheduler_ms={scheduler}"
+                     kvm_ms={in_kvm} scheduler_ms={scheduler}"
                 ),
             ),
         ]
@@ -212,13 +228,13 @@ mod tests {
     fn only_the_intervals_of_the_scan_count() {
         let zero = Instant::now();
         let lines = [
-            interval(zero, 1000, [9, 9, 9], [9.0, 9.0, 9.0, 9.0]),
-            interval(zero, 1100, [40, 0, 1], [60.0, 10.0, 0.0, 30.0]),
-            interval(zero, 1200, [10, 5, 2], [20.0, 70.0, 10.0, 0.0]),
+            interval(zero, 1000, [9, 9, 9], [9.0, 9.0, 9.0, 9.0, 9.0]),
+            interval(zero, 1100, [40, 0, 1], [60.0, 10.0, 0.0, 10.0, 20.0]),
+            interval(zero, 1200, [10, 5, 2], [20.0, 70.0, 10.0, 0.0, 0.0]),
         ];
         let mut lines = lines.concat();
         lines.push(line(zero, "scanned: ok pages=55 bad=0 ms=200.4"));
-        lines.extend(interval(zero, 1300, [9, 9, 9], [0.0, 100.0, 0.0, 0.0]));
+        lines.extend(interval(zero, 1300, [9, 9, 9], [0.0, 100.0, 0.0, 0.0, 0.0]));
         let account = GuestAccount::find(&lines, "destination", zero, 200.4);
         assert_eq!(account.intervals.len(), 2);
         let counts = (
@@ -232,6 +248,8 @@ mod tests {
             assert!((share - expected).abs() < 1e-9, "{shares:?}");
         }
         assert!((account.ran_if_runnable() - 80.0 / 120.0).abs() < 1e-9);
+        assert!((account.not_stalled() - 110.0 / 120.0).abs() < 1e-9);
+        assert!((account.in_kvm() - 0.05).abs() < 1e-9);
         assert!((account.intervals[0].ran() - 0.6).abs() < 1e-9);
         assert!((account.fault_us() - 150.0).abs() < 1e-9);
         let nothing = GuestAccount::find(&lines, "source", zero, 200.4);
@@ -241,7 +259,7 @@ mod tests {
     #[test]
     fn without_asynchronous_faults_the_processors_waits_count() {
         let zero = Instant::now();
-        let lines = interval(zero, 1100, [0, 4, 0], [1.0, 0.0, 0.8, 0.0]);
+        let lines = interval(zero, 1100, [0, 4, 0], [1.0, 0.0, 0.8, 0.0, 0.0]);
         let account = GuestAccount::find(&lines, "destination", zero, 100.0);
         assert!((account.fault_us() - 200.0).abs() < 1e-9);
     }

@@ -197,16 +197,16 @@ fn nano() -> Vec<Case> {
     }
     let requests_only = (HikkoshiPostcopy, NoReadAhead);
     let few = Workload::NanoTasks(4);
-    add(NetworkKind::RoundTrip(1), few, 3, &[requests_only]);
+    add(NetworkKind::RoundTrip(1), few, 5, &[requests_only]);
     // Without asynchronous faults, it would take as long as with one task.
     cases.extend([32, 64, 96, 128].map(|tasks| {
         let workload = Workload::NanoTasks(tasks);
-        with(true, NetworkKind::RoundTrip(10), workload, 2, requests_only)
+        with(true, NetworkKind::RoundTrip(10), workload, 5, requests_only)
     }));
     for network in [NetworkKind::Gbit(10), NetworkKind::Gbit(1)] {
         let traced = (HikkoshiPostcopy, Traced);
         cases.push(with(true, network, Workload::NanoTimeline, 1, traced));
-        for (system, rounds) in [(HikkoshiPostcopy, 2), (QemuPreempt, 1)] {
+        for (system, rounds) in [(HikkoshiPostcopy, 5), (QemuPreempt, 1)] {
             let system = (system, Plain);
             let web = |on| with(on, network, Workload::NanoWeb, rounds, system);
             cases.extend([true, false].map(web));

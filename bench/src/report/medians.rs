@@ -96,10 +96,14 @@ pub(super) struct GuestMedians {
     pub idle: Option<f64>,
     /// A task had the processor and waited for a page.
     pub stalled: Option<f64>,
+    /// KVM started asynchronous page faults.
+    pub in_kvm: Option<f64>,
     /// The scheduler ran.
     pub scheduler: Option<f64>,
     /// The share that tasks ran, of the time in which one could run.
     pub ran_if_runnable: Option<f64>,
+    /// The share in which no task waited with the processor, of the time in which one could run.
+    pub not_stalled: Option<f64>,
     /// How long a page took, µs.
     pub fault_us: Option<f64>,
     /// Asynchronous page faults.
@@ -183,6 +187,8 @@ fn row(runs: Vec<&Run>) -> Option<Row> {
             ran: guest(&GuestAccount::ran),
             idle: guest(&GuestAccount::idle),
             stalled: guest(&GuestAccount::stalled),
+            in_kvm: guest(&GuestAccount::in_kvm),
+            not_stalled: guest(&GuestAccount::not_stalled),
             scheduler: guest(&GuestAccount::scheduler),
             ran_if_runnable: guest(&GuestAccount::ran_if_runnable),
             fault_us: guest(&GuestAccount::fault_us),

@@ -23,6 +23,8 @@
 //! on other hosts are refused, because the guest's memory is reached through its process. A user's
 //! own daemon (`qemu:///session`) was not tried.
 
+#[cfg(feature = "libvirt")]
+mod connection;
 mod domain;
 mod error;
 #[cfg(feature = "libvirt")]

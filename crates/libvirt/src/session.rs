@@ -1,47 +1,37 @@
-//! The connection to a libvirt daemon.
+//! Domains of a libvirt daemon that lends their monitors.
 
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
-use std::thread;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hikkoshi_linux::Process;
 use hikkoshi_qemu::qmp::{Client, ConnectError};
-use virt::connect::Connect;
 use virt::domain::Domain;
 use virt::error::Error;
 
 use crate::DomainError;
+use crate::connection::Connection;
 use crate::monitor::serve;
 
 /// How long to wait until a session is open.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// A daemon that answers no keep-alive message for 5 × 3 s counts as gone.
-const KEEP_ALIVE: (i32, u32) = (3, 5);
 
 /// A domain whose daemon lends its monitor. One connection, kept open.
 #[derive(Debug)]
 pub(crate) struct Lender {
-    connection: Connect,
+    connection: Connection,
     domain: Domain,
 }
 
 impl Lender {
     /// Connects to the daemon `uri` and looks for the running domain of this name or UUID.
     pub(crate) fn find(uri: &str, name: &str) -> Result<Self, DomainError> {
-        run_events().map_err(|what| DomainError::Events { what })?;
-        let connection = Connect::open(Some(uri)).map_err(|error| DomainError::Connect {
-            uri: uri.to_owned(),
-            what: error.message().to_owned(),
-        })?;
+        let connection = Connection::open(uri)?;
         let lookup = |error: Error| DomainError::Lookup {
             name: name.to_owned(),
             uri: uri.to_owned(),
             what: error.message().to_owned(),
         };
-        if let Err(error) = connection.set_keep_alive(KEEP_ALIVE.0, KEEP_ALIVE.1) {
-            tracing::debug!(error = error.message(), "libvirt's keep-alive");
-        }
         let domain = Domain::lookup_by_name(&connection, name)
             .or_else(|error| Domain::lookup_by_uuid_string(&connection, name).map_err(|_| error))
             .map_err(lookup)?;
@@ -90,25 +80,4 @@ impl Lender {
             Client::over(stream, &monitor, Arc::clone(process), TIMEOUT);
         Ok(opened?)
     }
-}
-
-/// Runs libvirt's event loop on a thread, once in a process. It must be registered before the first
-/// connection is opened.
-fn run_events() -> Result<(), String> {
-    static RUNNING: OnceLock<Result<(), String>> = OnceLock::new();
-    let run = || {
-        let text = |error: Error| error.message().to_owned();
-        // It would print each error.
-        virt::error::clear_error_callback();
-        virt::event::event_register_default_impl().map_err(text)?;
-        thread::Builder::new()
-            .name("libvirt-events".to_owned())
-            .spawn(|| {
-                while let Ok(()) = virt::event::event_run_default_impl() {}
-                tracing::warn!("libvirt's event loop has ended");
-            })
-            .map_err(|error| error.to_string())?;
-        Ok(())
-    };
-    RUNNING.get_or_init(run).clone()
 }

@@ -155,7 +155,8 @@ fn the_daemon_is_restarted() {
     let daemon = std::fs::read_to_string("/run/libvirtd.pid").unwrap();
     let killed = Command::new("kill").args(["-KILL", daemon.trim()]).status();
     assert!(killed.unwrap().success());
-    client.execute("query-status", json!({})).unwrap_err();
+    let error = client.execute("query-status", json!({})).unwrap_err();
+    assert!(error.is_closed(), "{error}");
     let started = Command::new("libvirtd").arg("--daemon").status();
     assert!(started.unwrap().success());
     let mut client = Domain::open(DEFAULT_URI, "guest")

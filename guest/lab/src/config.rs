@@ -23,6 +23,8 @@ pub struct Nic {
     pub queues: u32,
     /// QEMU's name of the card's type.
     pub model: &'static str,
+    /// Whether the host's kernel handles its frames (vhost-net).
+    pub vhost: bool,
 }
 
 /// What runs the guest's code.

@@ -131,10 +131,13 @@ fn it_serves_emulated() {
 
 #[test]
 fn it_serves_under_kvm() {
-    // Where it is missing, `nano` says so, and fails in CI.
-    if std::fs::exists("/dev/kvm").unwrap() {
-        serves(VmConfig::kvm);
+    if !std::fs::exists("/dev/kvm").unwrap() {
+        let ci = std::env::var_os("CI").is_some_and(|ci| ci == "true");
+        assert!(!ci, "no test under KVM can run: there is no /dev/kvm");
+        eprintln!("NOT TESTED: under KVM: there is no /dev/kvm");
+        return;
     }
+    serves(VmConfig::kvm);
 }
 
 /// Changes one byte of a file in the guest's memory.

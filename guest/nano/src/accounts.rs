@@ -18,6 +18,7 @@ struct Times {
     ran: u64,
     idle: u64,
     stalled: u64,
+    in_kvm: u64,
     scheduler: u64,
     switches: u64,
 }
@@ -25,11 +26,11 @@ struct Times {
 impl Times {
     fn take(processor: &Processor) -> Self {
         let load = |counter: &AtomicU64| counter.load(Relaxed);
-        let stalled = load(&processor.stalled);
         Self {
             ran: load(&processor.times[IN_TASKS]),
             idle: load(&processor.times[IN_IDLE]),
-            stalled,
+            stalled: load(&processor.stalled),
+            in_kvm: load(&processor.in_kvm),
             scheduler: load(&processor.times[IN_SCHEDULER]),
             switches: load(&processor.switches),
         }
@@ -37,13 +38,19 @@ impl Times {
 
     fn since(&self, before: &Self) -> Self {
         Self {
-            // Standing still is first counted as running. It may be found an interval later.
-            ran: (self.ran - before.ran).saturating_sub(self.stalled - before.stalled),
+            ran: self.ran - before.ran,
             idle: self.idle - before.idle,
             stalled: self.stalled - before.stalled,
+            in_kvm: self.in_kvm - before.in_kvm,
             scheduler: self.scheduler - before.scheduler,
             switches: self.switches - before.switches,
         }
+    }
+
+    /// How long tasks made progress. The rest of the time in tasks is known when an access ends,
+    /// perhaps an interval later.
+    fn in_progress(&self) -> u64 {
+        self.ran.saturating_sub(self.stalled + self.in_kvm)
     }
 }
 
@@ -121,10 +128,11 @@ impl Account {
         );
         say!(
             "processors: ok t={t} span_ms={span_ms} ran_ms={} idle_ms={} stalled_ms={} \
-             scheduler_ms={} switches={}",
-            ms(|times| times.ran),
+             kvm_ms={} scheduler_ms={} switches={}",
+            ms(Times::in_progress),
             ms(|times| times.idle),
             ms(|times| times.stalled),
+            ms(|times| times.in_kvm),
             ms(|times| times.scheduler),
             times.iter().map(|times| times.switches).sum::<u64>(),
         );
@@ -184,12 +192,13 @@ pub fn print_totals(clock: Clock, workers: &[Progress]) {
     let sum = |time: fn(&Times) -> u64| ms(clock, account.times.iter().map(time).sum());
     say!(
         "totals: ok async_pf={} {account} waiting={} ran_ms={} idle_ms={} stalled_ms={} \
-         scheduler_ms={} switch_us={} {}",
+         kvm_ms={} scheduler_ms={} switch_us={} {}",
         if async_faults::are_on() { "on" } else { "off" },
         waiting(),
-        sum(|times| times.ran.saturating_sub(times.stalled)),
+        sum(Times::in_progress),
         sum(|times| times.idle),
         sum(|times| times.stalled),
+        sum(|times| times.in_kvm),
         sum(|times| times.scheduler),
         Thousandths(clock.nanoseconds(SWITCH.load(Relaxed))),
         account.waits.waits(clock),

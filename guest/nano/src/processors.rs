@@ -69,6 +69,9 @@ pub struct Processor {
     pub times: [AtomicU64; 3],
     /// Ticks for which a task did not make progress although it had the processor.
     pub stalled: AtomicU64,
+    /// Ticks of accesses with an asynchronous page fault, without other tasks and the scheduler:
+    /// what KVM does for the fault.
+    pub in_kvm: AtomicU64,
     /// How often the scheduler changed to another task.
     pub switches: AtomicU64,
     idle: UnsafeCell<Context>,
@@ -114,6 +117,7 @@ impl Processor {
             resumed: AtomicU64::new(0),
             times: [const { AtomicU64::new(0) }; 3],
             stalled: AtomicU64::new(0),
+            in_kvm: AtomicU64::new(0),
             switches: AtomicU64::new(0),
             idle: UnsafeCell::new(Context::new()),
             shared: Shared::new(),

@@ -200,7 +200,7 @@ impl Task {
 
     /// What it is doing.
     pub fn state(&self) -> State {
-        match self.state.load(Relaxed) {
+        match self.state.load(Acquire) {
             1 => State::Runnable,
             2 => State::Sleeping,
             3 => State::Faulted,
@@ -209,9 +209,9 @@ impl Task {
         }
     }
 
-    /// Changes what it is doing.
+    /// Changes what it is doing. An interrupt that sees the change also sees what it waits for.
     pub fn set_state(&self, state: State) {
-        self.state.store(state as u32, Relaxed);
+        self.state.store(state as u32, Release);
     }
 
     /// Makes it runnable if what it waits for has come; says whether it is runnable.

@@ -121,10 +121,19 @@ impl Touch {
     }
 
     /// For how long the processor waited for it, if that was slow. (KVM's part of an asynchronous
-    /// page fault is not such time.)
+    /// page fault is not such time: [`Self::in_kvm`].)
     pub fn stalled(&self, scale: &Scale) -> Option<u64> {
-        let stalled = self.took.saturating_sub(self.off);
-        (self.faults == 0 && stalled >= scale.slow_ticks).then_some(stalled)
+        (self.faults == 0 && self.own() >= scale.slow_ticks).then(|| self.own())
+    }
+
+    /// How long KVM needed for its asynchronous page faults, if there were some.
+    pub fn in_kvm(&self) -> Option<u64> {
+        (self.faults > 0).then(|| self.own())
+    }
+
+    /// The time without other tasks and the scheduler.
+    fn own(&self) -> u64 {
+        self.took.saturating_sub(self.off)
     }
 
     /// Whether it was a page fault that the processor waited for.
@@ -192,15 +201,17 @@ fn work(number: usize, mut work: impl Work) -> ! {
         if touch.is_synchronous(&config.scale) {
             add(&progress.synchronous, 1);
         }
-        let gap = (now - last.0).saturating_sub(off - last.1);
-        // KVM's part of an asynchronous page fault is not such time.
-        let gap = match pace.has_waited || touch.faults > 0 {
+        let gap = match pace.has_waited {
             true => 0,
-            false => gap,
+            false => (now - last.0).saturating_sub(off - last.1),
         };
-        let stalled = gap.max(touch.stalled(&config.scale).unwrap_or(0));
-        if stalled >= config.scale.slow_ticks {
-            processor.stalled.fetch_add(stalled, Relaxed);
+        if let Some(in_kvm) = touch.in_kvm() {
+            processor.in_kvm.fetch_add(in_kvm.max(gap), Relaxed);
+        } else {
+            let stalled = gap.max(touch.stalled(&config.scale).unwrap_or(0));
+            if stalled >= config.scale.slow_ticks {
+                processor.stalled.fetch_add(stalled, Relaxed);
+            }
         }
         add(&progress.repeated, touch.repeated());
         last = (now, off);

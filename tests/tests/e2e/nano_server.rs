@@ -2,31 +2,37 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use super::network_frames::{PORT, Setup};
-use hikkoshi_lab::{FileClients, Files, GuestNetwork, Ram, RamBackend, VmConfig, Workload};
+use std::fs::File;
+
+use hikkoshi_lab::{FileClients, Files, GuestNetwork, Nic, Ram, RamBackend, VmConfig, Workload};
 use hikkoshi_tests::{Guest, LONG, MigrationPlan, TestEnv, Transport, kvm_present, log};
 
 /// A processor model with KVM's asynchronous page faults.
 const PROCESSOR: [&str; 2] = ["-cpu", "qemu64,kvm-asyncpf-int=on"];
 
-fn guest(network: &GuestNetwork, workload: Workload) -> VmConfig {
+fn guest(nic: Nic, workload: Workload) -> VmConfig {
     VmConfig::new()
         .kvm()
         .nano()
         .ram(Ram::new(RamBackend::File { share: true }, 64))
         .workload(workload.option("every_ms", 200))
-        .nic(network.nic())
+        .nic(nic)
         .arguments(PROCESSOR)
 }
 
 /// Datagrams and lines over TCP, and pages that are written and checked.
 fn nothing_is_lost(mode: &'static str) {
+    let network = GuestNetwork::new().unwrap();
+    nothing_is_lost_on(network.nic(), &network, mode);
+}
+
+fn nothing_is_lost_on(nic: Nic, network: &GuestNetwork, mode: &'static str) {
     if !kvm_present() {
         return;
     }
-    let network = GuestNetwork::new().unwrap();
     let workload = Workload::verify(16).rate(1000).with_server(PORT);
-    let config = guest(&network, workload).cpus(2);
-    let moved = Setup::with_lines(&network, config).moved(mode);
+    let config = guest(nic, workload).cpus(2);
+    let moved = Setup::with_lines(network, config).moved(mode);
     moved.assert_all_answered();
     assert_eq!(moved.report.asynchronous_faults.as_deref(), Some("used"));
 }
@@ -46,6 +52,24 @@ fn nothing_is_lost_in_postcopy() {
     nothing_is_lost("postcopy");
 }
 
+#[test]
+fn nothing_is_lost_on_vhost_net() {
+    if let Err(error) = File::open("/dev/vhost-net") {
+        log(format!(
+            "NOT TESTED: a card on vhost-net: /dev/vhost-net: {error}"
+        ));
+        return;
+    }
+    for mode in ["precopy", "hybrid", "postcopy"] {
+        let network = GuestNetwork::new().unwrap();
+        let nic = Nic {
+            vhost: true,
+            ..network.nic()
+        };
+        nothing_is_lost_on(nic, &network, mode);
+    }
+}
+
 const CLIENTS: u64 = 16;
 const FILES: Files = Files {
     count: 200,
@@ -61,7 +85,7 @@ fn files_are_served_while_their_pages_are_missing() {
     let env = TestEnv::new();
     let network = GuestNetwork::new().unwrap();
     let workload = Workload::idle().with_files(FILES.count, FILES.bytes);
-    let config = guest(&network, workload).namespace(network.source());
+    let config = guest(network.nic(), workload).namespace(network.source());
     let mut guest = Guest::boot(&env, config);
     let server = format!("{}:80", GuestNetwork::GUEST).parse().unwrap();
     let clients = FileClients::start(network.client(), server, CLIENTS, FILES).unwrap();

@@ -85,10 +85,10 @@ fn ran(with: &Row, without: &Row) -> String {
 
 /// How the rest of the time was spent.
 fn spent(guest: &GuestMedians) -> String {
-    match (guest.stalled, guest.scheduler) {
-        (Some(stalled), Some(scheduler)) => format!(
-            "of all time, the processor waited for pages {stalled:.2}, and the scheduler ran \
-             {scheduler:.2}"
+    match (guest.stalled, guest.in_kvm, guest.scheduler) {
+        (Some(stalled), Some(in_kvm), Some(scheduler)) => format!(
+            "of all time, the processor waited for pages {stalled:.2}, KVM started page faults \
+             {in_kvm:.2}, and the scheduler ran {scheduler:.2}"
         ),
         _ => String::new(),
     }

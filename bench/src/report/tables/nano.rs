@@ -98,12 +98,14 @@ fn without<'a>(group: &[&'a Row], row: &Row) -> Option<&'a Row> {
 }
 
 /// The columns of [`account`].
-const ACCOUNT: [&str; 11] = [
+const ACCOUNT: [&str; 13] = [
     "ran %",
     "idle %",
     "stalled %",
+    "KVM %",
     "scheduler %",
     "ran, of runnable %",
+    "not stalled, of runnable %",
     "mean µs",
     "asynchronous",
     "synchronous",
@@ -120,8 +122,10 @@ fn account(row: &Row) -> Vec<String> {
         percent(guest.ran),
         percent(guest.idle),
         percent(guest.stalled),
+        percent(guest.in_kvm),
         percent(guest.scheduler),
         percent(guest.ran_if_runnable),
+        percent(guest.not_stalled),
         number(guest.fault_us, 0),
         number(guest.asynchronous, 0),
         number(guest.synchronous, 0),

@@ -5,16 +5,16 @@ use std::ffi::{CStr, c_char, c_int, c_longlong, c_uint, c_void};
 use std::ptr;
 use std::sync::mpsc::SyncSender;
 
-use virt::connect::Connect;
 use virt::domain::Domain;
 use virt::sys;
 
 use super::qmp;
+use crate::connection::Connection;
 
 /// Passes on a domain's events until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Subscription {
-    connection: Connect,
+    connection: Connection,
     callback: c_int,
 }
 
@@ -26,7 +26,7 @@ impl Subscription {
     ///
     /// libvirt's message.
     pub(crate) fn new(
-        connection: &Connect,
+        connection: &Connection,
         domain: &Domain,
         lines: SyncSender<String>,
     ) -> Result<Self, String> {

@@ -5,13 +5,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
-use virt::connect::Connect;
 use virt::domain::Domain;
 
 use super::command;
 use super::events::Subscription;
 use super::qmp::{self, Request};
 use super::received::Received;
+use crate::connection::Connection;
 
 /// Lines that wait to be written: answers, of which there is one at a time, and events.
 const LINES: usize = 1024;
@@ -21,7 +21,7 @@ const LINES: usize = 1024;
 /// # Errors
 ///
 /// Why the session cannot be served, as text.
-pub(crate) fn start(connection: &Connect, domain: &Domain) -> Result<UnixStream, String> {
+pub(crate) fn start(connection: &Connection, domain: &Domain) -> Result<UnixStream, String> {
     let text = |error: io::Error| error.to_string();
     let (client, server) = UnixStream::pair().map_err(text)?;
     let (lines, to_write) = sync_channel(LINES);
@@ -34,19 +34,25 @@ pub(crate) fn start(connection: &Connect, domain: &Domain) -> Result<UnixStream,
         .name("libvirt-answers".to_owned())
         .spawn(move || write(&greeting, &to_write, write_end))
         .map_err(text)?;
-    let domain = domain.clone();
+    let (connection, domain) = (connection.clone(), domain.clone());
     thread::Builder::new()
         .name("libvirt-commands".to_owned())
         .spawn(move || {
-            let _events = events;
-            serve(&domain, &server, &lines);
+            serve(&connection, &domain, &server, &lines);
+            // The last senders: the other thread ends, and closes the socket.
+            drop((events, lines));
         })
         .map_err(text)?;
     Ok(client)
 }
 
-/// Executes commands until the client closes the socket.
-fn serve(domain: &Domain, socket: &UnixStream, lines: &SyncSender<String>) {
+/// Executes commands until the client closes the socket, or the daemon is gone.
+fn serve(
+    connection: &Connection,
+    domain: &Domain,
+    socket: &UnixStream,
+    lines: &SyncSender<String>,
+) {
     let mut received = Received::default();
     loop {
         let (line, descriptors) = match received.next(socket) {
@@ -66,6 +72,10 @@ fn serve(domain: &Domain, socket: &UnixStream, lines: &SyncSender<String>) {
             Some(Request::Command { id, json }) => {
                 match command::execute(domain, &json, &descriptors) {
                     Ok(returned) => qmp::answer(id, &returned),
+                    Err(error) if !connection.is_alive() => {
+                        tracing::warn!(error, "a domain's monitor: libvirt's daemon is gone");
+                        return;
+                    }
                     Err(error) => qmp::error(id, &format!("libvirt: {error}")),
                 }
             }

@@ -145,6 +145,7 @@ impl GuestNetwork {
             address: format!("{}.2/24", segment.subnet),
             queues: self.queues,
             model: "virtio-net-pci",
+            vhost: false,
         }
     }
 }

@@ -291,6 +291,8 @@ pub struct Processors {
     pub idle: Vec<f64>,
     /// A task had it, without progress.
     pub stalled: Vec<f64>,
+    /// KVM started asynchronous page faults.
+    pub in_kvm: Vec<f64>,
     /// The scheduler ran, and the ways there and back.
     pub scheduler: Vec<f64>,
 }
@@ -442,11 +444,12 @@ mod tests {
         assert_eq!(Report::parse(line), Report::Fault(fault));
         assert_eq!(Report::parse("noted: ok faults=7"), Report::Noted(7));
         let line = "processors: ok t=1.009 span_ms=505 ran_ms=1.500,2.000 idle_ms=3.000,4.000 \
-                    stalled_ms=0.000,0.000 scheduler_ms=0.100,0.200 switches=7";
+                    stalled_ms=0.000,0.000 kvm_ms=0.500,0.600 scheduler_ms=0.100,0.200 switches=7";
         let Report::Processors(processors) = Report::parse(line) else {
             panic!("not parsed");
         };
         assert_eq!(processors.ran, [1.5, 2.0]);
+        assert_eq!(processors.in_kvm, [0.5, 0.6]);
         assert_eq!(processors.scheduler, [0.1, 0.2]);
         let bad = line.replace("2.000", "-");
         assert_eq!(Report::parse(&bad), Report::Other);

@@ -178,6 +178,7 @@ impl Report {
                 ran: fields.list("ran_ms")?,
                 idle: fields.list("idle_ms")?,
                 stalled: fields.list("stalled_ms")?,
+                in_kvm: fields.list("kvm_ms")?,
                 scheduler: fields.list("scheduler_ms")?,
             }),
             "devices" => Self::Devices(Devices {

@@ -233,7 +233,8 @@ impl Nic {
                 format!("ifname={},script=no,downscript=no{queues}", self.tap)
             }
         };
-        let backend = format!("tap,id=net{number},{backend}");
+        let vhost = if self.vhost { ",vhost=on" } else { "" };
+        let backend = format!("tap,id=net{number},{backend}{vhost}");
         let mq = if several { ",mq=on" } else { "" };
         let (model, mac) = (self.model, &self.mac);
         let card = format!("{model},netdev=net{number},mac={mac},romfile={mq}");

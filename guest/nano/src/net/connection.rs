@@ -109,7 +109,6 @@ impl Connection {
             let ended = self.phase.load(Acquire) != OPEN;
             (self.input.filled() > 0 || ended).then_some(())
         });
-        let was_full = self.input.room() == 0;
         // SAFETY: only the connection's task reads it.
         let count = unsafe {
             self.input.read(|bytes| {
@@ -118,7 +117,9 @@ impl Connection {
                 count
             })
         };
-        if was_full {
+        // Between taking the bytes and looking whether there was no room, as in `receive`.
+        fence(SeqCst);
+        if self.input.room() <= count {
             WORK.notify();
         }
         count
@@ -131,6 +132,7 @@ impl Connection {
                 WORK.notify();
                 self.wait(|| {
                     self.is_full.store(true, SeqCst);
+                    fence(SeqCst);
                     let broken = self.broken.load(Acquire);
                     (self.output.room() > 0 || broken).then_some(())
                 });
@@ -157,7 +159,8 @@ impl Connection {
     fn touch_send_buffer(&self) {
         let start = self.send_buffer.load(Relaxed);
         for page in (0..SEND).step_by(PAGE_SIZE) {
-            // SAFETY: within the buffer. The network's task may write there: the value is not used.
+            // SAFETY: within the buffer. The network's task may write there. The value is not
+            // used, and the compiler must make the access, because it is volatile.
             unsafe { with_exposed_provenance::<u8>(start + page).read_volatile() };
         }
     }
@@ -225,7 +228,13 @@ impl Connection {
 
     fn receive(&self, socket: &mut tcp::Socket<'_>) -> bool {
         let mut moved = false;
-        while socket.can_recv() && self.input.room() > 0 {
+        while socket.can_recv() {
+            // Between writing the bytes before and looking for room: if there is none, the task
+            // takes the bytes later, and then sees that the ring was full.
+            fence(SeqCst);
+            if self.input.room() == 0 {
+                break;
+            }
             // SAFETY: only the network's task writes it.
             let count = unsafe {
                 self.input

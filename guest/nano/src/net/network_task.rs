@@ -151,7 +151,10 @@ impl Network {
                 continue;
             }
             self.card.enable_interrupt();
-            if !self.card.has_work() {
+            if self.card.has_work() {
+                // A frame has come meanwhile, or waits until the card has sent others.
+                yield_to_others(ticks());
+            } else {
                 WORK.wait_until(seen, self.next_timer());
             }
         }

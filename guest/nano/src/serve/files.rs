@@ -121,5 +121,8 @@ fn record(touch: Touch) {
     if let Some(stalled) = touch.stalled(scale) {
         processors::current().stalled.fetch_add(stalled, Relaxed);
     }
+    if let Some(in_kvm) = touch.in_kvm() {
+        processors::current().in_kvm.fetch_add(in_kvm, Relaxed);
+    }
     REPEATED.fetch_add(touch.repeated(), Relaxed);
 }

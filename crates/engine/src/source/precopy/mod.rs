@@ -39,6 +39,10 @@ use crate::source::unsent::UnsentPages;
 use hikkoshi_link::BackgroundSender;
 use hikkoshi_pages::PageRange;
 
+/// An estimate of this many times what fits is a reason to read the log: it may be too high, and a
+/// further round takes longer than reading.
+const LOW: u64 = 2;
+
 /// Pages of a list that a worker sends, at least, unless fewer are left: 1 MiB.
 const LIST: u64 = 256;
 
@@ -104,10 +108,13 @@ impl Precopy {
             let drain = drained
                 .as_ref()
                 .map_or(Duration::ZERO, DrainedRounds::drain_time);
-            // The log is not read after each round: that would be a pass over all memory.
+            // The log is not read after each round: that would be a pass over all memory. But the
+            // guest is paused, or pre-copy given up, only because of the pages that are in the log.
             let mut dirty = self.log.estimate();
-            if self.has_converged(options, round, dirty, expected, drain) {
-                // The guest is paused only if the pages that are in the log fit.
+            if options.mode == Mode::Precopy
+                && (is_last(options, round)
+                    || self.has_converged(options, round, dirty / LOW, expected, drain))
+            {
                 dirty = self.log.count()?;
                 if self.has_converged(options, round, dirty, expected, drain) {
                     return Ok(PrecopyResult::Converged);
@@ -238,6 +245,15 @@ impl Precopy {
     /// Bytes sent so far on all links.
     fn sent(&self) -> u64 {
         self.shared.counters.bytes().precopy
+    }
+}
+
+/// Whether pre-copy is given up after this `round`, unless it has converged. (If it never is, the
+/// user is told once that it does not converge.)
+fn is_last(options: &SourceOptions, round: u32) -> bool {
+    match options.when_stalled {
+        WhenStalled::Switch | WhenStalled::Stop => round >= options.max_rounds,
+        WhenStalled::GoOn => round == options.max_rounds,
     }
 }
 
