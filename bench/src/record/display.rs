@@ -54,8 +54,8 @@ impl fmt::Display for Run {
             let percent = |part: f64| part * 100.0;
             write!(
                 f,
-                ", tasks ran {:.0} %, idle {:.0} %, stalled {:.0} %, KVM {:.0} %, scheduler {:.0} %; {} \
-                 asynchronous                  and {} synchronous faults of {:.0} µs, {} repeated",
+                ", tasks ran {:.0} %, idle {:.0} %, stalled {:.0} %, KVM {:.0} %, scheduler {:.0} %; \
+                 {} asynchronous and {} synchronous faults of {:.0} µs, {} repeated",
                 percent(guest.ran()),
                 percent(guest.idle()),
                 percent(guest.stalled()),

@@ -150,7 +150,13 @@ impl Victim {
     }
 }
 
-/// Under KVM, with the nano guest, from shared and from private memory.
+/// The nano guest, with a task on each processor.
+fn faulting_guest_under_kvm(cpus: u32) -> VmConfig {
+    let config = faulting_guest().kvm().nano().cpus(cpus);
+    config.workload(faulting_workload().threads(cpus))
+}
+
+/// Under KVM, from shared and from private memory.
 #[test]
 fn engines_killed_under_kvm() {
     if !kvm_present() {
@@ -162,10 +168,7 @@ fn engines_killed_under_kvm() {
         (2, RamBackend::Default),
     ] {
         let env = TestEnv::new();
-        let config = faulting_guest().kvm().nano().cpus(cpus);
-        let config = config
-            .workload(faulting_workload().threads(cpus))
-            .ram(Ram::new(backend, RAM_MIB));
+        let config = faulting_guest_under_kvm(cpus).ram(Ram::new(backend, RAM_MIB));
         let mut guest = Guest::boot_without_extra_disk(&env, config);
         let plan = |number| {
             let plan = MigrationPlan::new("postcopy").migrate_args(&SLOW_BACKGROUND);
@@ -270,9 +273,24 @@ impl Cut {
 #[test]
 fn links_cut() {
     let env = TestEnv::new();
+    let guest = Guest::boot(&env, faulting_guest());
+    cut_links("links cut", guest, [(15, 8), (5, 3)]);
+}
+
+#[test]
+fn links_cut_under_kvm() {
+    if !kvm_present() {
+        return;
+    }
+    let env = TestEnv::new();
+    let guest = Guest::boot_without_extra_disk(&env, faulting_guest_under_kvm(2));
+    cut_links("links cut, KVM", guest, [(12, 6), (4, 2)]);
+}
+
+/// Cuts the network, and then the connections only, so often in all and in one migration.
+fn cut_links(what: &'static str, mut guest: Guest<'_>, times: [(usize, usize); 2]) {
     let mut link = HostPair::new(None).unwrap();
-    let mut guest = Guest::boot(&env, faulting_guest());
-    let mut drill = FaultDrill::new("links cut");
+    let mut drill = FaultDrill::new(what);
     let patient = MigrationPlan::new("postcopy")
         .migrate_args(&SLOW_BACKGROUND)
         .migrate_args(&LONG_RETRY)
@@ -288,12 +306,12 @@ fn links_cut() {
         alternate_tls(stalls, number, address).between_namespaces(from, to)
     };
     let mut turn = [Cut::Down, Cut::Dropped, Cut::Reset].into_iter().cycle();
-    drill.run(&mut guest, (15, 8), across, |migration, _| {
+    drill.run(&mut guest, times[0], across, |migration, _| {
         turn.next().unwrap().done(&mut link, migration)
     });
     // A relay that closes all links.
     let closed = |number| alternate_tls(patient.clone(), number, Transport::Tcp).with_relay();
-    drill.run(&mut guest, (5, 3), closed, |migration, _| {
+    drill.run(&mut guest, times[1], closed, |migration, _| {
         let together = migration.migrate.stderr_count(AGAIN);
         migration.relay().reset_links();
         migration

@@ -21,7 +21,9 @@ const MAX_REMEMBERED: usize = 4096;
 /// 1,000 by default (`txqueuelen`), and drops what is over without an error.
 const BURST: usize = 128;
 
-/// How long to wait until QEMU has read them, and how often to check.
+/// How long to wait until QEMU has read them, and how often to check. Each wait that is in vain
+/// halves the limit for the next one: clients that send all the time may keep the queue filled, and
+/// all waits together must not delay the end of the migration by more than twice this time.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
 const CHECK_INTERVAL: Duration = Duration::from_micros(200);
 
@@ -43,6 +45,8 @@ struct DeliveryCard {
     queues: Vec<TunQueue>,
     /// Frames that may still be transmitted before QEMU has read all.
     room: usize,
+    /// How long to wait until it has.
+    read_timeout: Duration,
     /// Whether the socket sees what the network delivers.
     observing: bool,
     /// Frames for several stations that the network has delivered here, and when they were read.
@@ -59,6 +63,7 @@ impl TapDelivery {
                 socket,
                 queues: tap.queues,
                 room: 0,
+                read_timeout: READ_TIMEOUT,
                 seen: VecDeque::new(),
             })
         });
@@ -101,12 +106,10 @@ impl DeliveryCard {
     /// Waits until the device's queue has room for another frame.
     fn wait_for_room(&mut self) {
         if self.room == 0 {
-            let deadline = Instant::now() + READ_TIMEOUT;
+            let queues = &self.queues;
             // A queue that cannot be asked does not delay the others.
             let is_empty = |queue: &TunQueue| queue.is_empty().unwrap_or(true);
-            while !self.queues.iter().all(is_empty) && Instant::now() < deadline {
-                thread::sleep(CHECK_INTERVAL);
-            }
+            wait_until_read(&mut self.read_timeout, || queues.iter().all(is_empty));
             self.room = BURST;
         }
         self.room -= 1;
@@ -127,6 +130,18 @@ impl DeliveryCard {
     }
 }
 
+/// Waits until QEMU has read all frames, and halves `limit` if it has not.
+fn wait_until_read(limit: &mut Duration, is_read: impl Fn() -> bool) {
+    let deadline = Instant::now() + *limit;
+    while !is_read() {
+        if Instant::now() >= deadline {
+            *limit /= 2;
+            return;
+        }
+        thread::sleep(CHECK_INTERVAL);
+    }
+}
+
 impl FrameDelivery for TapDelivery {
     fn observe(&mut self) {
         self.cards.iter_mut().for_each(DeliveryCard::observe);
@@ -144,5 +159,31 @@ impl FrameDelivery for TapDelivery {
         }
         card.wait_for_room();
         card.socket.transmit(&frame).map_err(GuestError::new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Clients that send all the time: the queue is never seen empty.
+    #[test]
+    fn a_queue_that_stays_filled_is_not_waited_for_each_time() {
+        let mut limit = Duration::from_millis(8);
+        for expected in [4, 2, 1] {
+            wait_until_read(&mut limit, || false);
+            assert_eq!(limit, Duration::from_millis(expected));
+        }
+        for _ in 0..64 {
+            wait_until_read(&mut limit, || false);
+        }
+        assert_eq!(limit, Duration::ZERO);
+    }
+
+    #[test]
+    fn a_queue_that_is_read_keeps_its_limit() {
+        let mut limit = READ_TIMEOUT;
+        wait_until_read(&mut limit, || true);
+        assert_eq!(limit, READ_TIMEOUT);
     }
 }

@@ -64,7 +64,7 @@ impl PrecopyWorkers {
                             }
                         }
                         // Before the report: after all reports, the main thread is the
-                        // only owner of the batch and the log in it.
+                        // only owner of the batch.
                         drop(batch);
                         if finished.send(()).is_err() {
                             break;
