@@ -27,6 +27,20 @@ fn may_not_be_paused(mut setup: Setup) -> Setup {
     setup
 }
 
+/// Lets the guest write while three rounds, of six takes each, are sent, and then nothing more.
+fn write_for_three_rounds(setup: &Setup) {
+    let takes = AtomicU32::new(0);
+    let machine = Arc::clone(&setup.machine);
+    setup.source.script.at("take", move || {
+        match takes.fetch_add(1, Ordering::Relaxed) {
+            0..18 => machine.work(20),
+            18 => machine.stop(Side::Source, Duration::from_secs(20)),
+            _ => {}
+        }
+        Ok(())
+    });
+}
+
 /// While the guest writes, the estimate shows that it has not converged. Pre-copy reads the log
 /// before it is given up. Hybrid needs no number.
 #[test]
@@ -54,17 +68,7 @@ fn the_whole_log_is_not_read_after_each_round() {
 #[test]
 fn pre_copy_ends_when_the_guest_writes_nothing_more() {
     let setup = strict(Mode::Precopy);
-    let takes = AtomicU32::new(0);
-    let machine = Arc::clone(&setup.machine);
-    setup.source.script.at("take", move || {
-        match takes.fetch_add(1, Ordering::Relaxed) {
-            // Three rounds of six takes each.
-            0..18 => machine.work(20),
-            18 => machine.stop(Side::Source, Duration::from_secs(20)),
-            _ => {}
-        }
-        Ok(())
-    });
+    write_for_three_rounds(&setup);
     let done = setup.run();
     assert_eq!(done.source_calls.count("count"), 1);
     let (source, _) = done.moved(true);
@@ -81,17 +85,7 @@ fn pre_copy_is_not_given_up_because_of_an_estimate() {
     let mut setup = strict(Mode::Precopy);
     setup.options.max_rounds = 4;
     setup.options.when_stalled = WhenStalled::Stop;
-    let takes = AtomicU32::new(0);
-    let machine = Arc::clone(&setup.machine);
-    setup.source.script.at("take", move || {
-        match takes.fetch_add(1, Ordering::Relaxed) {
-            // Three rounds of six takes each.
-            0..18 => machine.work(20),
-            18 => machine.stop(Side::Source, Duration::from_secs(20)),
-            _ => {}
-        }
-        Ok(())
-    });
+    write_for_three_rounds(&setup);
     let done = setup.run();
     assert_eq!(done.source_calls.count("count"), 1);
     let (source, _) = done.moved(true);
