@@ -1,48 +1,53 @@
 //! A running domain.
 
+use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hikkoshi_linux::Process;
-use hikkoshi_qemu::qmp::Client;
+use hikkoshi_qemu::QmpListener;
+use hikkoshi_qemu::qmp::{Client, ConnectError, Monitor, MonitorAddress, QmpError};
 
 use crate::DomainError;
+use crate::process;
 
 /// The daemon that is used if none is named: the system's, for QEMU.
 pub const DEFAULT_URI: &str = "qemu:///system";
 
-/// A running domain, and the connection to its daemon.
+/// How long to wait for a daemon that is being restarted.
+const REOPEN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A running domain, and the connection to its daemon: a [`Monitor`] that libvirt lends.
 #[derive(Debug)]
 pub struct Domain {
     name: String,
     uri: String,
-    process: Arc<Process>,
+    uuid: String,
+    address: MonitorAddress,
     #[cfg(feature = "libvirt")]
-    lent: crate::session::Lender,
+    daemon: crate::daemon::Daemon,
 }
 
 impl Domain {
-    /// The running domain `name` of the daemon `uri`, and its QEMU process. `name` may also be its
-    /// UUID.
+    /// The running domain `name` of the daemon `uri`. `name` may also be its UUID.
     ///
     /// # Errors
     ///
     /// See [`DomainError`]. [`DomainError::NotBuilt`] always, without the feature `libvirt`.
     #[cfg(feature = "libvirt")]
     pub fn open(uri: &str, name: &str) -> Result<Self, DomainError> {
-        let run_folder = crate::process::run_folder(uri)?;
-        let lent = crate::session::Lender::find(uri, name)?;
-        let name = lent.name()?;
-        let process = crate::process::find(&run_folder, &name, &lent.uuid()?)?;
+        process::run_folder(uri)?;
+        let (name, uuid, daemon) = crate::daemon::Daemon::find(uri, name)?;
         Ok(Self {
+            address: address(uri, &uuid, &name),
             name,
             uri: uri.to_owned(),
-            process: Arc::new(process),
-            lent,
+            uuid,
+            daemon,
         })
     }
 
-    /// The running domain `name` of the daemon `uri`, and its QEMU process. `name` may also be its
-    /// UUID.
+    /// The running domain `name` of the daemon `uri`. `name` may also be its UUID.
     ///
     /// # Errors
     ///
@@ -53,10 +58,30 @@ impl Domain {
         Err(DomainError::NotBuilt)
     }
 
+    /// A domain that was opened before, perhaps by another program. Does not connect to its daemon
+    /// yet: much can be done while that is being restarted.
+    #[must_use]
+    pub fn known(uri: &str, uuid: &str, name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            uri: uri.to_owned(),
+            uuid: uuid.to_owned(),
+            address: address(uri, uuid, name),
+            #[cfg(feature = "libvirt")]
+            daemon: crate::daemon::Daemon::new(uri, uuid, name),
+        }
+    }
+
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Its UUID, as libvirt writes it.
+    #[must_use]
+    pub fn uuid(&self) -> &str {
+        &self.uuid
     }
 
     /// The daemon that owns it.
@@ -65,10 +90,13 @@ impl Domain {
         &self.uri
     }
 
-    /// QEMU's process.
-    #[must_use]
-    pub fn process(&self) -> &Arc<Process> {
-        &self.process
+    /// QEMU's process. Does not need the daemon.
+    ///
+    /// # Errors
+    ///
+    /// See [`DomainError`].
+    pub fn process(&self) -> Result<Process, DomainError> {
+        process::find(&process::run_folder(&self.uri)?, &self.name, &self.uuid)
     }
 
     /// Opens a session on the domain's monitor. There can be several; libvirt executes their
@@ -78,9 +106,138 @@ impl Domain {
     ///
     /// See [`DomainError`].
     pub fn monitor(&self) -> Result<Client, DomainError> {
+        let process = Arc::new(self.process()?);
         #[cfg(feature = "libvirt")]
-        return self.lent.session(&self.name, &self.uri, &self.process);
+        return self.daemon.session(&self.address, &process);
         #[cfg(not(feature = "libvirt"))]
-        Err(DomainError::NotBuilt)
+        {
+            drop(process);
+            Err(DomainError::NotBuilt)
+        }
+    }
+}
+
+/// What libvirt knows of the domain, and does with it. If the daemon is being restarted, each of
+/// these waits until it is back, for some time.
+#[cfg(feature = "libvirt")]
+impl Domain {
+    /// The XML that describes the running domain to another host (`virsh dumpxml --migratable
+    /// --security-info`).
+    ///
+    /// # Errors
+    ///
+    /// See [`DomainError`].
+    pub fn migratable_xml(&self) -> Result<String, DomainError> {
+        self.daemon
+            .xml(virt::sys::VIR_DOMAIN_XML_MIGRATABLE | virt::sys::VIR_DOMAIN_XML_SECURE)
+    }
+
+    /// The XML that the domain would be started with: its persistent configuration. `None`: it has
+    /// none (a transient domain).
+    ///
+    /// # Errors
+    ///
+    /// See [`DomainError`].
+    pub fn inactive_xml(&self) -> Result<Option<String>, DomainError> {
+        if !self.daemon.ask(
+            "whether it is persistent",
+            virt::domain::Domain::is_persistent,
+        )? {
+            return Ok(None);
+        }
+        let flags = virt::sys::VIR_DOMAIN_XML_INACTIVE | virt::sys::VIR_DOMAIN_XML_SECURE;
+        self.daemon.xml(flags).map(Some)
+    }
+
+    /// Whether libvirt has it as paused.
+    ///
+    /// # Errors
+    ///
+    /// See [`DomainError`].
+    pub fn is_paused(&self) -> Result<bool, DomainError> {
+        let (state, _) = self
+            .daemon
+            .ask("its state", virt::domain::Domain::get_state)?;
+        Ok(state == virt::sys::VIR_DOMAIN_PAUSED)
+    }
+
+    /// Lets the paused domain run. libvirt takes its locks on disks again.
+    ///
+    /// # Errors
+    ///
+    /// See [`DomainError`].
+    pub fn resume(&self) -> Result<(), DomainError> {
+        let resumed = self
+            .daemon
+            .ask("to resume it", |domain| domain.resume().map(drop));
+        match resumed {
+            // The daemon may have been restarted in between.
+            Err(_) if !self.is_paused()? => Ok(()),
+            resumed => resumed,
+        }
+    }
+
+    /// Ends the domain's QEMU at once.
+    ///
+    /// # Errors
+    ///
+    /// See [`DomainError`].
+    pub fn destroy(&self) -> Result<(), DomainError> {
+        self.daemon
+            .ask("to destroy it", virt::domain::Domain::destroy)
+    }
+}
+
+fn address(uri: &str, uuid: &str, name: &str) -> MonitorAddress {
+    MonitorAddress::Domain {
+        uri: uri.to_owned(),
+        uuid: uuid.to_owned(),
+        name: name.to_owned(),
+    }
+}
+
+impl Monitor for Domain {
+    fn address(&self) -> &MonitorAddress {
+        &self.address
+    }
+
+    fn open(&self, _timeout: Duration) -> Result<Client, ConnectError> {
+        self.monitor().map_err(|error| match error {
+            DomainError::Monitor(error) => error,
+            error => ConnectError::Owner(error.into()),
+        })
+    }
+
+    fn listener(&self) -> io::Result<QmpListener> {
+        match self.process() {
+            Ok(process) => Ok(QmpListener::Process(process.pid())),
+            Err(DomainError::NoProcess { .. }) => Ok(QmpListener::None),
+            Err(error) => Err(io::Error::other(error)),
+        }
+    }
+
+    fn reopen_timeout(&self) -> Duration {
+        REOPEN_TIMEOUT
+    }
+
+    #[cfg(feature = "libvirt")]
+    fn resume(&self, _client: &mut Client) -> Result<(), QmpError> {
+        Self::resume(self).map_err(|error| QmpError::Owner(error.into()))
+    }
+
+    #[cfg(feature = "libvirt")]
+    fn end(&self, _client: &mut Client) -> Result<(), QmpError> {
+        self.destroy()
+            .map_err(|error| QmpError::Owner(error.into()))
+    }
+
+    #[cfg(not(feature = "libvirt"))]
+    fn resume(&self, _client: &mut Client) -> Result<(), QmpError> {
+        Err(QmpError::Owner(DomainError::NotBuilt.into()))
+    }
+
+    #[cfg(not(feature = "libvirt"))]
+    fn end(&self, _client: &mut Client) -> Result<(), QmpError> {
+        Err(QmpError::Owner(DomainError::NotBuilt.into()))
     }
 }

@@ -1,5 +1,7 @@
 //! The errors of domains.
 
+use std::path::PathBuf;
+
 use hikkoshi_qemu::ProcessError;
 use hikkoshi_qemu::qmp::ConnectError;
 use thiserror::Error;
@@ -62,6 +64,26 @@ pub enum DomainError {
         name: String,
         /// The daemon.
         uri: String,
+    },
+    /// libvirt did not answer a question, or do something.
+    #[error("asking libvirt at {uri} about the domain {name} ({asked}): {what}")]
+    Asked {
+        /// The domain.
+        name: String,
+        /// The daemon.
+        uri: String,
+        /// What was asked.
+        asked: String,
+        /// libvirt's message.
+        what: String,
+    },
+    /// The domain has no process: it does not run.
+    #[error("finding the QEMU process of the domain {name}: {path} does not exist (does it run?)", path = path.display())]
+    NoProcess {
+        /// The domain.
+        name: String,
+        /// libvirt's file with the process ID.
+        path: PathBuf,
     },
     /// QEMU's process was not found.
     #[error("finding the QEMU process of the domain {name}: {what}")]

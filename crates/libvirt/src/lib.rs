@@ -25,14 +25,13 @@
 
 #[cfg(feature = "libvirt")]
 mod connection;
+#[cfg(feature = "libvirt")]
+mod daemon;
 mod domain;
 mod error;
 #[cfg(feature = "libvirt")]
 mod monitor;
-#[cfg(feature = "libvirt")]
 mod process;
-#[cfg(feature = "libvirt")]
-mod session;
 
 pub use domain::{DEFAULT_URI, Domain};
 pub use error::DomainError;

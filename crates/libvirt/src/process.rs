@@ -3,6 +3,7 @@
 //! libvirt's library does not tell it. Its daemon writes the process ID to a file in its run
 //! folder, which only the daemon's user can write to.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use hikkoshi_linux::Process;
@@ -52,8 +53,14 @@ pub(crate) fn find(run_folder: &Path, name: &str, uuid: &str) -> Result<Process,
     }
     let path = run_folder.join(format!("{name}.pid"));
     let shown = path.display();
-    let text = std::fs::read_to_string(&path)
-        .map_err(|error| failed(format!("reading {shown}: {error}")))?;
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let name = name.to_owned();
+            return Err(DomainError::NoProcess { name, path });
+        }
+        Err(error) => return Err(failed(format!("reading {shown}: {error}"))),
+    };
     let pid = text
         .trim()
         .parse()
@@ -114,7 +121,7 @@ mod tests {
         let pid = qemu.0.id();
         let found = || find(folder.path(), "guest", UUID);
         let error = found().unwrap_err().to_string();
-        assert!(error.contains("guest.pid: No such file"), "{error}");
+        assert!(error.contains("guest.pid does not exist"), "{error}");
         std::fs::write(folder.path().join("guest.pid"), format!("{pid}\n")).unwrap();
         // The shell may not have started yet.
         while !std::fs::read_to_string(format!("/proc/{pid}/cmdline"))

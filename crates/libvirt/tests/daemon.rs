@@ -37,7 +37,7 @@ fn on_a_host_with_libvirt() {
     let output = host.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(
-        output.status.success() && text.contains("5 passed"),
+        output.status.success() && text.contains("6 passed"),
         "{text}{}",
         String::from_utf8_lossy(&output.stderr)
     );
@@ -91,7 +91,7 @@ fn a_session_is_like_one_with_qemu() {
     let domain = Domain::open(DEFAULT_URI, "guest").unwrap();
     let mut client = domain.monitor().unwrap();
     assert!(client.version() >= Version::new(10, 0, 0));
-    assert_eq!(client.peer(), Some(domain.process().pid()));
+    assert_eq!(client.peer(), Some(domain.process().unwrap().pid()));
     client.execute("stop", json!({})).unwrap();
     event(&mut client, "STOP");
     assert_eq!(virsh(&["domstate", "guest"]), "paused");
@@ -102,6 +102,12 @@ fn a_session_is_like_one_with_qemu() {
     assert_eq!(virsh(&["domstate", "guest"]), "running");
     let error = client.execute("no-such-command", json!({})).unwrap_err();
     assert!(error.to_string().contains("has not been found"), "{error}");
+    // What libvirt does itself, and what it knows.
+    client.execute("stop", json!({})).unwrap();
+    assert!(domain.is_paused().unwrap());
+    domain.resume().unwrap();
+    event(&mut client, "RESUME");
+    assert!(!domain.is_paused().unwrap());
     // Two at once, and their events.
     let mut other = Domain::open(DEFAULT_URI, UUID).unwrap().monitor().unwrap();
     other.execute("stop", json!({})).unwrap();
@@ -138,20 +144,33 @@ fn a_session_ends_with_the_domain() {
     drop(guest);
     let error = client.execute("query-status", json!({})).unwrap_err();
     assert!(error.to_string().contains("libvirt: "), "{error}");
-    assert!(!domain.process().is_alive());
+    assert!(matches!(
+        domain.process(),
+        Err(DomainError::NoProcess { .. })
+    ));
     let error = Domain::open(DEFAULT_URI, "guest").unwrap_err();
     assert!(matches!(error, DomainError::Lookup { .. }), "{error}");
 }
 
-/// The domain runs on, and can be opened again.
+#[test]
+#[ignore = "only on a host that another test makes"]
+fn a_domain_is_described_to_another_host() {
+    let _guest = Guest::start();
+    let domain = Domain::open(DEFAULT_URI, "guest").unwrap();
+    let xml = domain.migratable_xml().unwrap();
+    assert!(xml.contains(UUID), "{xml}");
+    assert!(!xml.contains("<alias"), "{xml}");
+    assert_eq!(domain.inactive_xml().unwrap(), None, "it is transient");
+    assert_eq!((domain.name(), domain.uuid()), ("guest", UUID));
+}
+
+/// The domain runs on, and can be opened again. What was opened before can still be used.
 #[test]
 #[ignore = "only on a host that another test makes"]
 fn the_daemon_is_restarted() {
     let _guest = Guest::start();
-    let mut client = Domain::open(DEFAULT_URI, "guest")
-        .unwrap()
-        .monitor()
-        .unwrap();
+    let domain = Domain::open(DEFAULT_URI, "guest").unwrap();
+    let mut client = domain.monitor().unwrap();
     let daemon = std::fs::read_to_string("/run/libvirtd.pid").unwrap();
     let killed = Command::new("kill").args(["-KILL", daemon.trim()]).status();
     assert!(killed.unwrap().success());
@@ -159,11 +178,12 @@ fn the_daemon_is_restarted() {
     assert!(error.is_closed(), "{error}");
     let started = Command::new("libvirtd").arg("--daemon").status();
     assert!(started.unwrap().success());
-    let mut client = Domain::open(DEFAULT_URI, "guest")
-        .unwrap()
-        .monitor()
-        .unwrap();
-    client.execute("query-status", json!({})).unwrap();
+    assert!(!domain.is_paused().unwrap());
+    let known = Domain::known(DEFAULT_URI, UUID, "guest");
+    for domain in [domain, known] {
+        let mut client = domain.monitor().unwrap();
+        client.execute("query-status", json!({})).unwrap();
+    }
 }
 
 #[test]

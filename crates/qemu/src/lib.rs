@@ -2,8 +2,8 @@
 //!
 //! # Model
 //!
-//! The only input is the path of a QMP socket. The socket's **peer** is QEMU's
-//! process. QMP and that process's `/proc/PID/maps` together describe the guest's
+//! The only input is a monitor ([`qmp::Monitor`]), mostly the path of a QMP socket. The socket's
+//! **peer** is QEMU's process. QMP and that process's `/proc/PID/maps` together describe the guest's
 //! memory in three ways: in the guest (guest physical addresses), in QEMU (host
 //! addresses) and in files. Then:
 //!

@@ -10,11 +10,12 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::{DestinationGuest, Mode, SourceGuest};
-use hikkoshi_qemu::qmp::Client;
+use hikkoshi_qemu::qmp::{Client, MonitorSocket};
 use hikkoshi_qemu::{
     AllowedTypes, AttachError, Overcommit, QemuDestination, QemuSource, Refusal, check,
 };
@@ -136,7 +137,12 @@ fn too_little_memory_at_the_destination() {
             assert!(text.contains(part), "{part:?} is not in: {text}");
         }
         let none = AllowedTypes::default();
-        QemuDestination::attach_allowing(&qemu.qmp(), &none, Overcommit::Allow).unwrap();
+        QemuDestination::attach_allowing(
+            Arc::new(MonitorSocket::new(qemu.qmp())),
+            &none,
+            Overcommit::Allow,
+        )
+        .unwrap();
     });
 }
 

@@ -19,7 +19,7 @@ use hikkoshi_userfault::{
     EventBuffer, Ready, RegisterMode, Userfault, UserfaultEvent, close_remote,
 };
 use serde_json::json;
-use support::{Program, Qemu, RamPath, with_each};
+use support::{Program, Qemu, RamPath, monitor, with_each};
 
 fn source(program: &Program, more: &str) -> Qemu {
     Qemu::usual(program, &format!("-vga std -smp 2 {more}"))
@@ -663,12 +663,16 @@ fn a_closed_userfaultfd_is_noticed() {
         let reattach_info = destination.reattach_info().get();
         destination.abandon_userfault();
         drop(destination);
-        let again = QemuDestination::reattach(&reattach_info).unwrap().unwrap();
+        let again = QemuDestination::reattach(&reattach_info, monitor(&reattach_info.identity))
+            .unwrap()
+            .unwrap();
         again.check_userfault().unwrap();
         drop(again);
         let process = Arc::new(Process::open(to.pid()).unwrap());
         close_remote(&process, reattach_info.userfault.unwrap()).unwrap();
-        let mut again = QemuDestination::reattach(&reattach_info).unwrap().unwrap();
+        let mut again = QemuDestination::reattach(&reattach_info, monitor(&reattach_info.identity))
+            .unwrap()
+            .unwrap();
         let error = Report::new(again.check_userfault().unwrap_err()).to_string();
         assert!(error.contains("cannot be trusted"), "{error}");
         assert!(again.take_userfault().is_err());
@@ -817,7 +821,11 @@ fn a_handed_over_guest_that_runs_is_noticed() {
         let reattach_info = engine.reattach_info();
         engine.leave();
         drop(engine);
-        let taken_up = || QemuSource::reattach(&reattach_info).unwrap().unwrap();
+        let taken_up = || {
+            QemuSource::reattach(&reattach_info, monitor(&reattach_info.identity))
+                .unwrap()
+                .unwrap()
+        };
         let mut again = taken_up();
         again.check_paused().unwrap();
         again.leave();
@@ -864,7 +872,10 @@ fn the_disks_of_a_paused_guest_are_released_after_the_handover() {
             assert!(is_locked(&image), "until the handover");
             let reattach_info = engine.reattach_info();
             let reattach = || {
-                let mut engine = QemuSource::reattach(&reattach_info).unwrap().unwrap();
+                let mut engine =
+                    QemuSource::reattach(&reattach_info, monitor(&reattach_info.identity))
+                        .unwrap()
+                        .unwrap();
                 engine.check_paused().unwrap();
                 engine
             };

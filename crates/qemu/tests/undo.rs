@@ -14,13 +14,14 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, SourceGuest};
+use hikkoshi_qemu::qmp::MonitorAddress;
 use hikkoshi_qemu::{
     QemuIdentity, QemuSource, Settings, SourceReattachInfo, UndoError, UndoOutcome, UndoRecord,
     undo,
 };
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
-use support::{Qemu, with_each};
+use support::{Qemu, monitor, with_each};
 
 const SOCKET: &str = "HIKKOSHI_TEST_SOCKET";
 const STEP: &str = "HIKKOSHI_TEST_STEP";
@@ -123,19 +124,31 @@ fn a_killed_engine_is_undone_after_every_step() {
             let stopped = matches!(step, "paused" | "saved");
             assert_eq!(record.stopped, stopped.then_some(true), "{step}");
             assert_eq!(qemu.state() == "running", !stopped, "{step}");
-            assert_eq!(undo(&identity, &record).unwrap(), state("running"));
+            assert_eq!(
+                undo(&identity, &record, &*monitor(&identity)).unwrap(),
+                state("running")
+            );
             assert_eq!(qemu.state(), "running", "{step}");
             assert_eq!(qemu.traces(), before, "{step}");
             // A second call changes nothing, also if the owner has paused or saved the
             // guest in the meantime.
-            assert_eq!(undo(&identity, &record).unwrap(), state("running"));
+            assert_eq!(
+                undo(&identity, &record, &*monitor(&identity)).unwrap(),
+                state("running")
+            );
             qemu.execute("stop", json!({}));
-            assert_eq!(undo(&identity, &record).unwrap(), state("paused"));
+            assert_eq!(
+                undo(&identity, &record, &*monitor(&identity)).unwrap(),
+                state("paused")
+            );
             qemu.execute("migrate", json!({ "uri": "exec:cat > /dev/null" }));
             support::eventually("the owner's own migration", || {
                 qemu.state() == "postmigrate"
             });
-            assert_eq!(undo(&identity, &record).unwrap(), state("postmigrate"));
+            assert_eq!(
+                undo(&identity, &record, &*monitor(&identity)).unwrap(),
+                state("postmigrate")
+            );
             assert_eq!(qemu.traces(), before);
         }
     });
@@ -149,7 +162,7 @@ fn a_guest_that_its_owner_paused_stays_paused() {
             qemu.execute("stop", json!({}));
             let before = qemu.traces();
             let (identity, record) = kill_at(&qemu, step);
-            undo(&identity, &record).unwrap();
+            undo(&identity, &record, &*monitor(&identity)).unwrap();
             assert_ne!(qemu.state(), "running", "{step}");
             assert_eq!(qemu.traces(), before, "{step}");
             assert!(!qemu.is_marked());
@@ -166,7 +179,10 @@ fn a_pause_by_the_owner_stays() {
         let qemu = Qemu::usual(program, "");
         let (identity, record) = kill_at(&qemu, "logging");
         qemu.execute("stop", json!({}));
-        assert_eq!(undo(&identity, &record).unwrap(), state("paused"));
+        assert_eq!(
+            undo(&identity, &record, &*monitor(&identity)).unwrap(),
+            state("paused")
+        );
         assert_eq!(qemu.descriptors("userfaultfd"), 0);
     });
 }
@@ -181,7 +197,10 @@ fn a_guest_that_its_owner_has_resumed_is_not_an_error() {
             assert_eq!(qemu.state(), "paused");
             qemu.execute("cont", json!({}));
             assert_eq!(qemu.state(), "running");
-            assert_eq!(undo(&identity, &record).unwrap(), state("running"));
+            assert_eq!(
+                undo(&identity, &record, &*monitor(&identity)).unwrap(),
+                state("running")
+            );
             assert_eq!(qemu.traces(), before);
         }
     });
@@ -196,12 +215,16 @@ fn another_user_has_locked_the_ram_file() {
         let stranger = std::fs::File::open(&qemu.ram.0).unwrap();
         flock(&stranger, FlockOperation::NonBlockingLockExclusive).unwrap();
         let (identity, record) = kill_at(&qemu, "saved");
-        assert_eq!(undo(&identity, &record).unwrap(), state("running"));
+        assert_eq!(
+            undo(&identity, &record, &*monitor(&identity)).unwrap(),
+            state("running")
+        );
         let reattach_info = SourceReattachInfo {
             identity,
             undo: record,
         };
-        let taken_up = QemuSource::reattach(&reattach_info).unwrap();
+        let taken_up =
+            QemuSource::reattach(&reattach_info, monitor(&reattach_info.identity)).unwrap();
         // Still only one at a time.
         let error = Report::new(QemuSource::attach(&qemu.qmp()).unwrap_err()).to_string();
         assert!(
@@ -219,7 +242,7 @@ fn another_engine_has_the_guest() {
         let qemu = Qemu::usual(program, "");
         let (identity, record) = kill_at(&qemu, "logging");
         let another = QemuSource::attach(&qemu.qmp()).unwrap();
-        let error = undo(&identity, &record).unwrap_err();
+        let error = undo(&identity, &record, &*monitor(&identity)).unwrap_err();
         assert!(matches!(error, UndoError::Occupied(_)), "{error}");
         let error = Report::new(error).to_string();
         assert!(
@@ -227,7 +250,10 @@ fn another_engine_has_the_guest() {
             "{error}"
         );
         drop(another);
-        assert_eq!(undo(&identity, &record).unwrap(), state("running"));
+        assert_eq!(
+            undo(&identity, &record, &*monitor(&identity)).unwrap(),
+            state("running")
+        );
     });
 }
 
@@ -245,29 +271,35 @@ fn the_wrong_qemu_and_an_exited_one() {
             start_time: identity.start_time + 1,
             ..identity.clone()
         };
-        assert_eq!(undo(&other, &record).unwrap(), UndoOutcome::QemuExited);
+        assert_eq!(
+            undo(&other, &record, &*monitor(&other)).unwrap(),
+            UndoOutcome::QemuExited
+        );
         // It runs, but its socket is missing: it has not ended.
         let away = QemuIdentity {
-            qmp: qemu.qmp().with_extension("away"),
+            monitor: MonitorAddress::Socket(qemu.qmp().with_extension("away")),
             ..identity.clone()
         };
-        let error = undo(&away, &record).unwrap_err();
+        let error = undo(&away, &record, &*monitor(&away)).unwrap_err();
         assert!(matches!(error, UndoError::Connect(_)), "{error}");
         // Another process listens on the socket.
         let second = Qemu::usual(program, "");
         let elsewhere = QemuIdentity {
-            qmp: second.qmp(),
+            monitor: MonitorAddress::Socket(second.qmp()),
             ..identity.clone()
         };
-        let error = undo(&elsewhere, &record).unwrap_err();
+        let error = undo(&elsewhere, &record, &*monitor(&elsewhere)).unwrap_err();
         assert!(matches!(error, UndoError::AnotherQemu { .. }), "{error}");
         // From another namespace its state is unknown.
         let mut unseen = identity.clone();
         unseen.namespaces.pid_namespace += 1;
-        let error = undo(&unseen, &record).unwrap_err();
+        let error = undo(&unseen, &record, &*monitor(&unseen)).unwrap_err();
         assert!(matches!(error, UndoError::FindProcess(_)), "{error}");
         drop(qemu);
-        assert_eq!(undo(&identity, &record).unwrap(), UndoOutcome::QemuExited);
+        assert_eq!(
+            undo(&identity, &record, &*monitor(&identity)).unwrap(),
+            UndoOutcome::QemuExited
+        );
     });
 }
 

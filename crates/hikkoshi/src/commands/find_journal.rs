@@ -4,22 +4,16 @@ use std::path::{Path, PathBuf};
 
 use error_reporter::Report;
 use hikkoshi_link::Address;
+use hikkoshi_qemu::qmp::Monitor;
 use hikkoshi_qemu::{FindProcessError, QemuIdentity, QmpListener};
 
 use crate::args::RunOptions;
+use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::no_journal::no_journal;
 use crate::commands::resume_command::quoted;
 use crate::journal::{self, Entry, JournalFile};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
-
-/// The QMP socket.
-pub(super) fn qmp(run: &RunOptions) -> Result<&Path, Exit> {
-    run.qmp.as_deref().ok_or_else(|| {
-        // The command line requires it.
-        Exit::new(Status::Usage, Reason::Usage, "--qmp PATH is missing")
-    })
-}
 
 /// Whether `given` is on the host of `recorded`, by the same name, or is not given.
 ///
@@ -32,7 +26,7 @@ pub(super) fn is_same_host(given: Option<&Address>, recorded: &Address) -> bool 
     })
 }
 
-/// Locks and reads the journal in `file`, or the one that `--qmp` and `--journal` lead to.
+/// Locks and reads the journal in `file`, or the one that the options lead to.
 pub(super) fn find<E: Entry>(
     run: &RunOptions,
     file: Option<&Path>,
@@ -45,32 +39,36 @@ pub(super) fn find<E: Entry>(
         Some(path) => path.to_owned(),
         None => search::<E>(run)?,
     };
-    let qmp = run.qmp.as_deref();
+    let guest = NamedGuest::of(run);
     if !path.exists() {
         let what = format!("there is no journal at {}", path.display());
-        return Err(no_journal::<E>(qmp, &what));
+        return Err(no_journal::<E>(guest.as_ref(), &what));
     }
     let file = JournalFile::lock(&path).map_err(cannot)?;
     match file.read().map_err(cannot)? {
         Some(entry) => Ok((file, entry)),
         None => {
             let what = format!("the journal at {} has just been removed", path.display());
-            Err(no_journal::<E>(qmp, &what))
+            Err(no_journal::<E>(guest.as_ref(), &what))
         }
     }
 }
 
 fn search<E: Entry>(run: &RunOptions) -> Result<PathBuf, Exit> {
     let folder = run.journals.path();
-    let found = journal::find::<E>(&folder, run.qmp.as_deref()).map_err(|error| {
+    let guest = NamedGuest::of(run);
+    let found = journal::find::<E>(&folder, guest.as_ref()).map_err(|error| {
         let what = format!("looking for a migration to resume: {}", Report::new(&error));
         Exit::new(Status::Usage, Reason::Journal, what)
     })?;
-    let found = match &run.qmp {
+    let found = match &guest {
         None => found,
-        Some(qmp) => found
+        Some(_) => found
             .into_iter()
-            .filter(|(_, entry)| may_listen(qmp, entry.identity()))
+            .filter(|(_, entry)| {
+                let monitor = monitor::of(&entry.identity().monitor);
+                may_listen(&*monitor, entry.identity())
+            })
             .collect(),
     };
     // Journals whose QEMU has exited are used only if there are no others.
@@ -88,13 +86,13 @@ fn search<E: Entry>(run: &RunOptions) -> Result<PathBuf, Exit> {
                 E::SIDE,
                 folder.display()
             );
-            Err(no_journal::<E>(run.qmp.as_deref(), &what))
+            Err(no_journal::<E>(guest.as_ref(), &what))
         }
         [(path, _)] => Ok(path.clone()),
         _ => {
             let all = found.iter().map(|(path, entry)| {
-                let qmp = entry.identity().qmp.display();
-                format!("--resume={} ({qmp})", quoted(path))
+                let monitor = &entry.identity().monitor;
+                format!("--resume={} ({monitor})", quoted(path))
             });
             let all = all.collect::<Vec<_>>().join(", ");
             let what = format!("there are several migrations to resume: {all}");
@@ -103,13 +101,13 @@ fn search<E: Entry>(run: &RunOptions) -> Result<PathBuf, Exit> {
     }
 }
 
-/// Whether the QEMU process in a journal may be the one behind the socket `qmp`: it listens there
-/// now, or no process does.
-pub(super) fn may_listen(qmp: &Path, identity: &QemuIdentity) -> bool {
-    let listener = match QmpListener::at(qmp) {
+/// Whether the QEMU process in a journal may be the one behind `monitor`: it listens there now, or
+/// no process does.
+pub(super) fn may_listen(monitor: &dyn Monitor, identity: &QemuIdentity) -> bool {
+    let listener = match monitor.listener() {
         Ok(listener) => listener,
         Err(error) => {
-            tracing::debug!(error = %Report::new(&error), "looking for the process that listens at the QMP socket");
+            tracing::debug!(error = %Report::new(&error), "looking for the QEMU process behind a monitor");
             return true;
         }
     };

@@ -16,6 +16,7 @@ use hikkoshi_qemu::{ExitedDestination, QemuDestination, QemuSource};
 
 use crate::args::{Migrate, Receive, RunOptions};
 use crate::commands::find_journal::find;
+use crate::commands::monitor;
 use crate::commands::print_result::print_moved;
 use crate::commands::resume_command::resume_command;
 use crate::journal::{DestinationEntry, OfflineJournal, SourceEntry};
@@ -43,8 +44,8 @@ pub(super) fn source(
     let cannot = |reason, error: &dyn Error| {
         Exit::caused(Status::Unfinished, reason, error).resumed_by(&again)
     };
-    let attached =
-        QemuSource::reattach(&entry.qemu).map_err(|error| cannot(Reason::NotAttached, &error))?;
+    let attached = QemuSource::reattach(&entry.qemu, monitor::of(&entry.qemu.identity.monitor))
+        .map_err(|error| cannot(Reason::NotAttached, &error))?;
     let Some(mut guest) = attached else {
         let what = "giving up the migration: the source's QEMU has ended, and the guest with it";
         return Err(Exit::new(Status::Unfinished, Reason::QemuEnded, what).resumed_by(&again));
@@ -106,7 +107,9 @@ pub(super) fn destination(
         Exit::caused(Status::Unfinished, reason, error).resumed_by(&again)
     };
     let not_attached = |error: &dyn Error| cannot(Reason::NotAttached, error);
-    let attached = QemuDestination::reattach(&entry.qemu).map_err(|error| not_attached(&error))?;
+    let attached =
+        QemuDestination::reattach(&entry.qemu, monitor::of(&entry.qemu.identity.monitor))
+            .map_err(|error| not_attached(&error))?;
     let mut guest: Box<dyn DestinationGuest> = match attached {
         Some(guest) => Box::new(guest),
         None => {

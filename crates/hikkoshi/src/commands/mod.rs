@@ -8,6 +8,7 @@ pub(crate) mod guard;
 mod kernel_support;
 mod late_cancel;
 pub(crate) mod migrate;
+pub(crate) mod monitor;
 mod no_journal;
 mod own_executable;
 mod print_result;

@@ -1,17 +1,18 @@
 //! `--resume` without a journal: QEMU is asked who has the guest.
 
-use std::path::Path;
-
+use error_reporter::Report;
 use hikkoshi_qemu::GuestState;
 
+use crate::commands::monitor::NamedGuest;
 use crate::journal::{Entry, SourceEntry};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::{Holder, Reason};
 
 /// There is nothing to resume, because of `what`.
-pub(super) fn no_journal<E: Entry>(qmp: Option<&Path>, what: &str) -> Exit {
-    let state = match qmp {
-        Some(qmp) => GuestState::query(qmp),
+pub(super) fn no_journal<E: Entry>(guest: Option<&NamedGuest>, what: &str) -> Exit {
+    let state = match guest.map(NamedGuest::monitor) {
+        Some(Ok(monitor)) => GuestState::query(&*monitor),
+        Some(Err(error)) => Err(Report::new(&error).to_string()),
         None => Err("name the QEMU process with --qmp".to_owned()),
     };
     let state = match state {

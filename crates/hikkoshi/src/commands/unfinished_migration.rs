@@ -6,9 +6,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use error_reporter::Report;
+use hikkoshi_qemu::qmp::Monitor;
 use hikkoshi_qemu::{FindProcessError, QemuIdentity};
 
 use crate::commands::find_journal::{may_exist, may_listen};
+use crate::commands::monitor::NamedGuest;
 use crate::journal::{self, Entry};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
@@ -20,8 +22,8 @@ pub(super) const HANDED_OVER: &str =
 /// The QEMU whose journals are searched for.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Searched<'a> {
-    /// The one behind this QMP socket.
-    Behind(&'a Path),
+    /// The one behind this monitor.
+    Behind(&'a dyn Monitor),
     /// This process.
     Process(u32),
 }
@@ -43,8 +45,8 @@ pub(super) fn find<'a, E: Entry + 'a>(
     folder: &Path,
     qemu: Searched<'a>,
 ) -> io::Result<impl Iterator<Item = Result<(PathBuf, E), Undecided>> + 'a> {
-    let socket = match qemu {
-        Searched::Behind(socket) => Some(socket),
+    let guest = match qemu {
+        Searched::Behind(monitor) => Some(NamedGuest::at(monitor.address())),
         // It may have had a socket of another name then.
         Searched::Process(_) => None,
     };
@@ -52,7 +54,7 @@ pub(super) fn find<'a, E: Entry + 'a>(
         // A user without the right to read it cannot attach to QEMU either, which is reported then.
         Vec::new()
     } else {
-        journal::find::<E>(folder, socket)?
+        journal::find::<E>(folder, guest.as_ref())?
     };
     Ok(entries.into_iter().filter_map(move |(path, entry)| {
         let identity = entry.identity();
@@ -68,7 +70,7 @@ pub(super) fn find<'a, E: Entry + 'a>(
 
 fn is_behind(qemu: Searched<'_>, identity: &QemuIdentity) -> bool {
     match qemu {
-        Searched::Behind(socket) => may_listen(socket, identity),
+        Searched::Behind(monitor) => may_listen(monitor, identity),
         Searched::Process(_) => true,
     }
 }

@@ -7,7 +7,9 @@ use super::entry::{DestinationEntry, Entry, SourceEntry};
 use super::file::{self, JournalFile};
 use super::paths::absolute;
 use super::permissions;
+use crate::commands::monitor::NamedGuest;
 use error_reporter::Report;
+use hikkoshi_qemu::qmp::MonitorAddress;
 
 /// The folder: the given one, else `/run/hikkoshi`, or for users other than root
 /// `$XDG_RUNTIME_DIR/hikkoshi`.
@@ -28,12 +30,15 @@ pub(crate) fn is_hidden(folder: &Path) -> bool {
     files.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
 }
 
-/// The journals of one side in `folder`, the newest first; with `qmp`, only those of the QEMU
-/// process behind that socket. Files that cannot be read are logged and left out.
+/// The journals of one side in `folder`, the newest first; with `guest`, only those of the guest
+/// that is named so. Files that cannot be read are logged and left out.
 ///
 /// # Errors
 /// When the folder cannot be read, or others may write to it.
-pub(crate) fn find<E: Entry>(folder: &Path, qmp: Option<&Path>) -> io::Result<Vec<(PathBuf, E)>> {
+pub(crate) fn find<E: Entry>(
+    folder: &Path,
+    guest: Option<&NamedGuest>,
+) -> io::Result<Vec<(PathBuf, E)>> {
     let folder = absolute(folder);
     let files = match std::fs::read_dir(&folder) {
         Ok(files) => files,
@@ -51,7 +56,9 @@ pub(crate) fn find<E: Entry>(folder: &Path, qmp: Option<&Path>) -> io::Result<Ve
             continue;
         }
         match file::read::<E>(&path) {
-            Ok(Some(entry)) if qmp.is_none_or(|qmp| is_same(qmp, &entry.identity().qmp)) => {
+            Ok(Some(entry))
+                if guest.is_none_or(|guest| names(guest, &entry.identity().monitor)) =>
+            {
                 let written = std::fs::metadata(&path).and_then(|m| m.modified());
                 found.push((written.ok(), path, entry));
             }
@@ -86,6 +93,22 @@ fn remove_stale_locks(folder: &Path) {
             // Dropping it removes the lock file.
             drop(file);
         }
+    }
+}
+
+/// Whether the command line means the guest whose monitor is at this address.
+fn names(guest: &NamedGuest, monitor: &MonitorAddress) -> bool {
+    match (guest, monitor) {
+        (NamedGuest::Socket(one), MonitorAddress::Socket(other)) => is_same(one, other),
+        (
+            NamedGuest::Domain { name, .. },
+            MonitorAddress::Domain {
+                uuid,
+                name: recorded,
+                ..
+            },
+        ) => name == recorded || name.eq_ignore_ascii_case(uuid),
+        _ => false,
     }
 }
 

@@ -142,11 +142,13 @@ impl Journal<SourceRecord> for SourceJournal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commands::monitor::NamedGuest;
     use crate::journal::entry::{DestinationEntry, Entry};
     use crate::journal::folder::find;
     use hikkoshi_engine::Mode;
     use hikkoshi_link::Address;
     use hikkoshi_qemu::QemuIdentity;
+    use hikkoshi_qemu::qmp::MonitorAddress;
     use std::os::unix::fs::PermissionsExt;
 
     /// A kept journal, for a QEMU with that number and socket.
@@ -156,7 +158,7 @@ mod tests {
         SourceReattachInfo {
             identity: QemuIdentity {
                 pid,
-                qmp: qmp.into(),
+                monitor: MonitorAddress::Socket(qmp.into()),
                 ..kept.identity
             },
             ..kept
@@ -207,7 +209,10 @@ mod tests {
         }
         other.record(&record(SourceStage::HandedOver)).unwrap();
         assert_eq!(find::<SourceEntry>(&folder, None).unwrap().len(), 2);
-        let of = |qmp: &Path| find::<SourceEntry>(&folder, Some(qmp)).unwrap().len();
+        let of = |qmp: &Path| {
+            let guest = NamedGuest::Socket(qmp.to_owned());
+            find::<SourceEntry>(&folder, Some(&guest)).unwrap().len()
+        };
         assert_eq!(of(Path::new("/other")), 1);
         assert!(find::<DestinationEntry>(&folder, None).unwrap().is_empty());
         // No other process works with it meanwhile.

@@ -1,4 +1,4 @@
-//! Attaching to a QEMU, given only the path of its QMP socket: finds its process and
+//! Attaching to a QEMU, given only its monitor: finds its process and
 //! its guest's memory, checks that the guest can be moved, and obtains exclusive access.
 
 pub(crate) mod description;
@@ -17,7 +17,6 @@ pub(crate) mod ram;
 pub(crate) mod reopen;
 pub(crate) mod stale_userfaultfds;
 
-use std::path::Path;
 use std::sync::Arc;
 
 use hikkoshi_engine::Mode;
@@ -30,7 +29,7 @@ use self::exclusive_access::ExclusiveAccess;
 use self::inspect::{Inspection, inspect};
 use self::preflight::{AllowedTypes, Excludes, Side};
 pub use self::ram::free_space::Overcommit;
-use crate::qmp::{CONNECT_TIMEOUT, Client};
+use crate::qmp::{CONNECT_TIMEOUT, Client, Monitor};
 
 /// A QEMU that can take part in a migration.
 #[derive(Debug)]
@@ -46,10 +45,10 @@ pub(crate) struct Attached {
     pub(crate) machine: Machine,
 }
 
-/// Attaches to the QEMU whose QMP socket is at `path`, and checks everything that can be
+/// Attaches to the QEMU of this monitor, and checks everything that can be
 /// checked without changes. The error names every obstacle, with those of `mode`.
 pub(crate) fn attach(
-    path: &Path,
+    monitor: &dyn Monitor,
     side: Side,
     allowed: &AllowedTypes,
     mode: Option<Mode>,
@@ -60,7 +59,7 @@ pub(crate) fn attach(
         process,
         ram,
         mut obstacles,
-    } = inspect(Client::connect(path, CONNECT_TIMEOUT)?, side, allowed)?;
+    } = inspect(monitor.open(CONNECT_TIMEOUT)?, side, allowed)?;
     obstacles.retain(|obstacle| obstacle.matters(mode));
     if overcommit == Overcommit::Allow {
         obstacles.retain(|obstacle| !obstacle.is_overcommit());

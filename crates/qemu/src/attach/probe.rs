@@ -1,4 +1,4 @@
-//! Queries the QEMU behind a QMP socket without attaching to it.
+//! Queries the QEMU behind a monitor without attaching to it.
 
 use std::io;
 use std::path::Path;
@@ -10,12 +10,12 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use crate::attach::preflight::pause_mark;
 use crate::attach::process;
 use crate::qmp::migration_status;
-use crate::qmp::{Client, connect};
+use crate::qmp::{Monitor, connect};
 
 /// The timeout of an answer. A QEMU that waits for a page does not answer.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The process that listens on a QMP socket.
+/// The process behind a monitor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QmpListener {
     /// No process: its QEMU has ended.
@@ -66,14 +66,14 @@ pub struct GuestState {
 }
 
 impl GuestState {
-    /// Queries the QEMU at `qmp`.
+    /// Queries the QEMU of this monitor.
     ///
     /// # Errors
     ///
     /// Why the query failed, as text.
-    pub fn query(qmp: &Path) -> Result<Self, String> {
+    pub fn query(monitor: &dyn Monitor) -> Result<Self, String> {
         let text = |error: &dyn std::error::Error| Report::new(error).to_string();
-        let mut client = Client::connect(qmp, REPLY_TIMEOUT).map_err(|error| text(&error))?;
+        let mut client = monitor.open(REPLY_TIMEOUT).map_err(|error| text(&error))?;
         let state = migration_status::run_state(&mut client).map_err(|error| text(&error))?;
         let running = state.running;
         let state = pause_mark::describe(&mut client, state).map_err(|error| text(&error))?;

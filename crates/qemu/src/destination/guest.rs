@@ -79,10 +79,10 @@ impl DestinationGuest for QemuDestination {
         if self.listener.is_some() {
             return;
         }
-        let (qmp, process) = (self.identity.qmp.clone(), Arc::clone(&self.process));
+        let (monitor, process) = (Arc::clone(&self.monitor), Arc::clone(&self.process));
         let announce = std::mem::take(&mut self.announce_self);
         let announce = announce.then(|| self.settings.parameters.clone());
-        match ShutdownListener::start(self.client.take(), qmp, process, announce) {
+        match ShutdownListener::start(self.client.take(), monitor, process, announce) {
             Ok(listener) => self.listener = Some(listener),
             Err(error) => tracing::warn!(
                 error = %Report::new(&error),

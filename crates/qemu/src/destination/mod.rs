@@ -46,7 +46,7 @@ use crate::attach::{AttachError, attach};
 use crate::identity::{QemuIdentity, ReattachError};
 use crate::migration_settings::Settings;
 use crate::network::Announcer;
-use crate::qmp::Client;
+use crate::qmp::{Client, Monitor, MonitorSocket};
 
 /// A QEMU that waits for an incoming guest; see
 /// [`DestinationGuest`](hikkoshi_engine::DestinationGuest).
@@ -55,6 +55,7 @@ pub struct QemuDestination {
     /// `None` after reattaching, until QEMU is needed: it may not answer before it
     /// gets a page.
     client: Option<Client>,
+    monitor: Arc<dyn Monitor>,
     /// Whether another program began this migration.
     reattached: bool,
     process: Arc<Process>,
@@ -95,24 +96,26 @@ impl QemuDestination {
     ///
     /// See [`AttachError`]; QEMU is unchanged.
     pub fn attach(qmp: &Path) -> Result<Self, AttachError> {
-        Self::attach_allowing(qmp, &AllowedTypes::default(), Overcommit::default())
+        let monitor = Arc::new(MonitorSocket::new(qmp));
+        Self::attach_allowing(monitor, &AllowedTypes::default(), Overcommit::default())
     }
 
-    /// Like [`attach`](Self::attach), and also allows these unknown types, and perhaps too little
+    /// Like [`attach`](Self::attach), by any monitor, and also allows these unknown types, and perhaps too little
     /// free memory.
     ///
     /// # Errors
     ///
     /// See [`AttachError`]; QEMU is unchanged.
     pub fn attach_allowing(
-        qmp: &Path,
+        monitor: Arc<dyn Monitor>,
         allowed: &AllowedTypes,
         overcommit: Overcommit,
     ) -> Result<Self, AttachError> {
-        let qemu = attach(qmp, Side::Destination, allowed, None, overcommit)?;
-        let identity = QemuIdentity::of(qmp, &qemu)?;
+        let qemu = attach(&*monitor, Side::Destination, allowed, None, overcommit)?;
+        let identity = QemuIdentity::of(&*monitor, &qemu)?;
         Ok(Self {
             client: Some(qemu.client),
+            monitor,
             reattached: false,
             process: qemu.process,
             machine: qemu.machine,
@@ -142,14 +145,15 @@ impl QemuDestination {
     }
 
     /// Reattaches to the QEMU of a migration whose program has ended. The QEMU has a
-    /// guest, or would soon have had one. Does not connect to its monitor yet. `None`
-    /// if QEMU has ended.
+    /// guest, or would soon have had one. `monitor` is that of the identity; no session is opened
+    /// yet. `None` if QEMU has ended.
     ///
     /// # Errors
     ///
     /// See [`ReattachError`]. The guest continues to wait for its pages.
     pub fn reattach(
         reattach_info: &DestinationReattachInfo,
+        monitor: Arc<dyn Monitor>,
     ) -> Result<Option<Self>, ReattachError> {
         let identity = &reattach_info.identity;
         let Some(process) = identity.process()? else {
@@ -175,6 +179,7 @@ impl QemuDestination {
         }
         Ok(Some(Self {
             client: None,
+            monitor,
             reattached: true,
             machine: Machine::default(),
             process,

@@ -16,9 +16,9 @@ impl QemuDestination {
             failing: COMMAND_TIMEOUT,
             silent: COMMAND_TIMEOUT,
         };
-        let (qmp, process) = (&self.identity.qmp, &self.process);
+        let (monitor, process) = (&*self.monitor, &self.process);
         let never = CancelFlag::new();
-        let client = monitor::get_or_connect(&mut self.client, qmp, process, timeouts, &never)?;
+        let client = monitor::get_or_connect(&mut self.client, monitor, process, timeouts, &never)?;
         migration_settings::apply(client, &self.settings)?;
         Ok(close_fd(client)?)
     }

@@ -35,8 +35,9 @@ impl QemuDestination {
             failing: CONNECT_TIMEOUT,
             silent: NO_TIMEOUT,
         };
-        let (qmp, process) = (&self.identity.qmp, &self.process);
-        let client = monitor::get_or_connect(&mut self.client, qmp, process, timeouts, give_up)?;
+        let (monitor, process) = (&*self.monitor, &self.process);
+        let client =
+            monitor::get_or_connect(&mut self.client, monitor, process, timeouts, give_up)?;
         client.set_cancel(Some(give_up.clone()));
         client.set_timeout(NO_TIMEOUT);
         if self.announcer.is_none() {

@@ -9,7 +9,6 @@
 //! read afterwards.
 
 use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -21,8 +20,8 @@ use hikkoshi_linux::Process;
 use serde_json::{Map, Value};
 
 use crate::qmp::announce_self;
-use crate::qmp::monitor::{self, ConnectTimeouts, NO_TIMEOUT};
-use crate::qmp::{Client, QmpError, QmpEvent};
+use crate::qmp::monitor::{ConnectTimeouts, NO_TIMEOUT};
+use crate::qmp::{self, Client, Monitor, QmpError, QmpEvent};
 
 /// The longest time for reading the last events of a QEMU that has ended. They are
 /// already in the socket.
@@ -45,7 +44,7 @@ impl ShutdownListener {
     /// for that are given.
     pub(crate) fn start(
         client: Option<Client>,
-        qmp: PathBuf,
+        monitor: Arc<dyn Monitor>,
         process: Arc<Process>,
         announce: Option<Map<String, Value>>,
     ) -> io::Result<Self> {
@@ -55,7 +54,7 @@ impl ShutdownListener {
         let thread = thread::Builder::new()
             .name("qemu-events".to_owned())
             .spawn(move || {
-                let mut client = connect(client, &qmp, &process, &stopped)?;
+                let mut client = connect(client, &*monitor, &process, &stopped)?;
                 // Not cancelled: it is soon over, or times out.
                 if let Some(parameters) = announce {
                     announce_self::announce_with(&mut client, &parameters);
@@ -99,7 +98,7 @@ impl Drop for ShutdownListener {
 
 fn connect(
     client: Option<Client>,
-    qmp: &Path,
+    monitor: &dyn Monitor,
     process: &Process,
     stop: &CancelFlag,
 ) -> Option<Client> {
@@ -108,7 +107,7 @@ fn connect(
         failing: NO_TIMEOUT,
         silent: NO_TIMEOUT,
     };
-    if let Err(error) = monitor::get_or_connect(&mut slot, qmp, process, timeouts, stop) {
+    if let Err(error) = qmp::monitor::get_or_connect(&mut slot, monitor, process, timeouts, stop) {
         tracing::debug!(error = %Report::new(&error), "not listening to QEMU's events");
     }
     slot

@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use hikkoshi_linux::Process;
@@ -27,12 +27,13 @@ use crate::attach::Attached;
 use crate::attach::exclusive_access;
 use crate::attach::process::{self, ProcessError};
 use crate::attach::reopen::{self, FileAccess, MappedFileRange};
+use crate::qmp::{Monitor, MonitorAddress};
 
 /// A QEMU process and its guest's memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QemuIdentity {
-    /// Its QMP socket.
-    pub qmp: PathBuf,
+    /// Its monitor.
+    pub monitor: MonitorAddress,
     /// Its process.
     pub pid: u32,
     /// When it was started, in ticks since boot. Another process can have the same
@@ -80,7 +81,7 @@ pub struct RamFileIdentity {
 
 impl QemuIdentity {
     /// The identity of a QEMU that we are attached to.
-    pub(crate) fn of(qmp: &Path, qemu: &Attached) -> Result<Self, ProcessError> {
+    pub(crate) fn of(monitor: &dyn Monitor, qemu: &Attached) -> Result<Self, ProcessError> {
         let memory = identify(&qemu.ram, &qemu.addresses).map_err(|source| {
             process::explain(
                 &qemu.process,
@@ -89,7 +90,7 @@ impl QemuIdentity {
             )
         })?;
         Ok(Self {
-            qmp: std::path::absolute(qmp).unwrap_or_else(|_| qmp.to_owned()),
+            monitor: monitor.address().absolute(),
             pid: qemu.process.pid(),
             start_time: process::start_time(&qemu.process)?,
             namespaces: NamespaceIdentity::current().map_err(|source| ProcessError::Proc {

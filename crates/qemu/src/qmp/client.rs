@@ -12,6 +12,7 @@ use hikkoshi_engine::CancelFlag;
 use hikkoshi_linux::Process;
 use serde_json::{Map, Value, json};
 
+use super::address::MonitorAddress;
 use super::connection::{Connection, connect};
 use super::error::{ConnectError, QmpError};
 use super::message::{Message, QmpEvent, Version};
@@ -67,20 +68,17 @@ impl Client {
     /// See [`ConnectError`].
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self, ConnectError> {
         let deadline = Instant::now() + timeout;
+        let monitor = &MonitorAddress::Socket(path.to_owned());
         let stream = connect(path, deadline).map_err(|source| {
+            let monitor = Box::new(monitor.clone());
             if source.kind() == io::ErrorKind::WouldBlock {
-                ConnectError::NoGreeting {
-                    path: path.to_owned(),
-                    after: timeout,
-                }
+                let after = timeout;
+                ConnectError::NoGreeting { monitor, after }
             } else {
-                ConnectError::Connect {
-                    path: path.to_owned(),
-                    source,
-                }
+                ConnectError::Connect { monitor, source }
             }
         })?;
-        Self::open(Connection::new(stream), path, deadline, timeout)
+        Self::open(Connection::new(stream), monitor, deadline, timeout)
     }
 
     /// Opens a session on a monitor that another program owns and lends: that program greets and
@@ -92,7 +90,7 @@ impl Client {
     /// See [`ConnectError`].
     pub fn over(
         stream: UnixStream,
-        monitor: &Path,
+        monitor: &MonitorAddress,
         process: Arc<Process>,
         timeout: Duration,
     ) -> Result<Self, ConnectError> {
@@ -100,7 +98,7 @@ impl Client {
         stream
             .set_nonblocking(true)
             .map_err(|source| ConnectError::Connect {
-                path: monitor.to_owned(),
+                monitor: Box::new(monitor.clone()),
                 source,
             })?;
         let connection = Connection::lent(stream, process);
@@ -109,7 +107,7 @@ impl Client {
 
     fn open(
         connection: Connection,
-        path: &Path,
+        monitor: &MonitorAddress,
         deadline: Instant,
         timeout: Duration,
     ) -> Result<Self, ConnectError> {
@@ -124,22 +122,22 @@ impl Client {
             .greeting(deadline, timeout)
             .map_err(|error| match error {
                 QmpError::TimedOut { .. } => ConnectError::NoGreeting {
-                    path: path.to_owned(),
+                    monitor: Box::new(monitor.clone()),
                     after: timeout,
                 },
                 QmpError::Unexpected { what, .. } => ConnectError::NotQmp {
-                    path: path.to_owned(),
+                    monitor: Box::new(monitor.clone()),
                     what,
                 },
                 source => ConnectError::Session {
-                    path: path.to_owned(),
+                    monitor: Box::new(monitor.clone()),
                     source,
                 },
             })?;
         client
             .execute("qmp_capabilities", json!({}))
             .map_err(|source| ConnectError::Session {
-                path: path.to_owned(),
+                monitor: Box::new(monitor.clone()),
                 source,
             })?;
         Ok(client)

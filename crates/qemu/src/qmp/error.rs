@@ -1,66 +1,71 @@
 //! The errors of QMP.
 
+use std::error::Error;
 use std::io;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use thiserror::Error;
+use thiserror::Error as ThisError;
+
+use super::address::MonitorAddress;
 
 /// No QMP session was opened.
-#[derive(Debug, Error)]
+#[derive(Debug, ThisError)]
 pub enum ConnectError {
     /// The socket does not exist, no process listens on it, or we may not use it.
-    #[error("connecting to the QMP socket {}{hint}", path.display(), hint = connect_hint(source))]
+    #[error("connecting to {monitor}{hint}", hint = connect_hint(source))]
     Connect {
-        /// The socket.
-        path: PathBuf,
+        /// The monitor.
+        monitor: Box<MonitorAddress>,
         /// The error of the system call.
         source: io::Error,
     },
     /// A process listens, but does not greet.
     #[error(
-        "connecting to the QMP socket {}: no greeting within {} s; QEMU serves one client at a \
+        "connecting to {monitor}: no greeting within {} s; QEMU serves one client at a \
          time, so another program is probably connected to this socket: close that connection, or give QEMU a \
-         second -qmp socket", path.display(), after.as_secs()
+         second -qmp socket", after.as_secs()
     )]
     NoGreeting {
-        /// The socket.
-        path: PathBuf,
+        /// The monitor.
+        monitor: Box<MonitorAddress>,
         /// How long we waited.
         after: Duration,
     },
     /// The peer does not use QMP.
     #[error(
-        "connecting to the QMP socket {}: this is not a QMP socket ({what}); is it QEMU's \
-         human monitor, a serial port or the guest agent?", path.display()
+        "connecting to {monitor}: this is not a QMP socket ({what}); is it QEMU's \
+         human monitor, a serial port or the guest agent?"
     )]
     NotQmp {
-        /// The socket.
-        path: PathBuf,
+        /// The monitor.
+        monitor: Box<MonitorAddress>,
         /// What is wrong with the first line.
         what: String,
     },
     /// Another process listens there, not the expected one.
     #[error(
-        "connecting to the QMP socket {}: process {found} listens there now, not QEMU's process \
-         {expected}; it was left alone", path.display()
+        "connecting to {monitor}: process {found} listens there now, not QEMU's process \
+         {expected}; it was left alone"
     )]
     AnotherProcess {
-        /// The socket.
-        path: PathBuf,
+        /// The monitor.
+        monitor: Box<MonitorAddress>,
         /// The expected process.
         expected: u32,
         /// The process that listens; 0 if unknown.
         found: u32,
     },
     /// The session was not established.
-    #[error("opening the QMP session on {}", path.display())]
+    #[error("opening the QMP session on {monitor}")]
     Session {
-        /// The socket.
-        path: PathBuf,
+        /// The monitor.
+        monitor: Box<MonitorAddress>,
         /// Why.
         source: QmpError,
     },
+    /// The program that owns the monitor does not lend it.
+    #[error(transparent)]
+    Owner(Box<dyn Error + Send + Sync>),
 }
 
 impl ConnectError {
@@ -69,7 +74,10 @@ impl ConnectError {
         match self {
             Self::NoGreeting { .. } => true,
             Self::Session { source, .. } => matches!(source, QmpError::TimedOut { .. }),
-            Self::Connect { .. } | Self::NotQmp { .. } | Self::AnotherProcess { .. } => false,
+            Self::Connect { .. }
+            | Self::NotQmp { .. }
+            | Self::AnotherProcess { .. }
+            | Self::Owner(_) => false,
         }
     }
 }
@@ -85,7 +93,7 @@ fn connect_hint(error: &io::Error) -> &'static str {
 }
 
 /// A QMP command failed or was not answered.
-#[derive(Debug, Error)]
+#[derive(Debug, ThisError)]
 pub enum QmpError {
     /// QEMU refused the command.
     #[error("QEMU refused the command {command}: {description}")]
@@ -139,6 +147,9 @@ pub enum QmpError {
         /// What is wrong with it.
         what: String,
     },
+    /// The program that owns the monitor failed, or says that the guest cannot be moved.
+    #[error(transparent)]
+    Owner(Box<dyn Error + Send + Sync>),
 }
 
 impl QmpError {

@@ -6,6 +6,9 @@
 //! at any time, also between a command and its answer**. Answers are matched to
 //! commands by `id`, so a late answer is not mistaken for the next command's.
 //!
+//! A [`Monitor`] is where a session is opened: QEMU's own QMP socket, or that of a program that owns
+//! QEMU and lends its monitor.
+//!
 //! A QMP socket serves one client at a time. While another program is connected,
 //! QEMU does not accept, and a new connection waits in the kernel without any
 //! answer. The error for this is [`ConnectError::NoGreeting`].
@@ -13,6 +16,7 @@
 //! All calls block, each with a deadline. The client's memory is bounded, whatever
 //! QEMU sends.
 
+mod address;
 pub(crate) mod announce_self;
 mod client;
 mod connection;
@@ -22,7 +26,9 @@ mod lines;
 mod message;
 pub(crate) mod migration_status;
 pub(crate) mod monitor;
+mod owner;
 pub(crate) mod qom;
+mod socket;
 #[cfg(test)]
 mod tests;
 
@@ -33,6 +39,7 @@ pub(crate) mod fuzzing {
     pub(crate) use super::message::Message;
 }
 
+pub use address::MonitorAddress;
 pub use client::Client;
 pub(crate) use client::Submitted;
 pub(crate) use client::{COMMAND_TIMEOUT, CONNECT_TIMEOUT};
@@ -41,3 +48,5 @@ pub use error::{ConnectError, QmpError};
 #[cfg(test)]
 pub(crate) use lines::MAX_LINE;
 pub use message::{QmpEvent, Version};
+pub use owner::Monitor;
+pub use socket::MonitorSocket;

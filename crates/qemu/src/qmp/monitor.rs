@@ -3,7 +3,6 @@
 //! The connection is made as late as possible: QEMU does not answer while its main
 //! loop waits for a page, and much can be done without it.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use hikkoshi_engine::CancelFlag;
@@ -11,7 +10,7 @@ use hikkoshi_linux::Process;
 use thiserror::Error;
 
 use crate::qmp::connection::RETRY_INTERVAL;
-use crate::qmp::{Client, ConnectError, QmpError};
+use crate::qmp::{Client, ConnectError, Monitor, QmpError};
 
 /// How long to wait for the greeting in one attempt. QEMU may be waiting for a page.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
@@ -39,12 +38,18 @@ pub(crate) struct ConnectTimeouts {
     pub(crate) silent: Duration,
 }
 
+/// How long a QEMU may be silent after reattaching.
+const SILENT_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// For a QEMU after reattaching: it first has to notice that the killed engine has
 /// disconnected.
-pub(crate) const RECONNECT_TIMEOUTS: ConnectTimeouts = ConnectTimeouts {
-    failing: Duration::from_secs(5),
-    silent: Duration::from_secs(20),
-};
+pub(crate) fn reconnect_timeouts(monitor: &dyn Monitor) -> ConnectTimeouts {
+    let failing = monitor.reopen_timeout();
+    ConnectTimeouts {
+        failing,
+        silent: failing.max(SILENT_TIMEOUT),
+    }
+}
 
 /// The monitor, which is connected since attaching.
 pub(crate) fn connected(client: &mut Option<Client>) -> Result<&mut Client, QmpError> {
@@ -58,31 +63,31 @@ pub(crate) fn connected(client: &mut Option<Client>) -> Result<&mut Client, QmpE
 /// `process` ends, or once `give_up` is set.
 pub(crate) fn get_or_connect<'a>(
     client: &'a mut Option<Client>,
-    qmp: &Path,
+    monitor: &dyn Monitor,
     process: &Process,
     timeouts: ConnectTimeouts,
     give_up: &CancelFlag,
 ) -> Result<&'a mut Client, ConnectError> {
     let connected = match client.take() {
         Some(client) => client,
-        None => connect(qmp, process, timeouts, give_up)?,
+        None => connect(monitor, process, timeouts, give_up)?,
     };
     Ok(client.insert(connected))
 }
 
 fn connect(
-    qmp: &Path,
+    monitor: &dyn Monitor,
     process: &Process,
     timeouts: ConnectTimeouts,
     give_up: &CancelFlag,
 ) -> Result<Client, ConnectError> {
     let begun = Instant::now();
     loop {
-        let error = match Client::connect(qmp, GREETING_TIMEOUT) {
+        let error = match monitor.open(GREETING_TIMEOUT) {
             // Another program may have replaced the socket.
             Ok(client) if client.peer() == Some(process.pid()) => return Ok(client),
             Ok(client) => ConnectError::AnotherProcess {
-                path: qmp.to_owned(),
+                monitor: Box::new(monitor.address().clone()),
                 expected: process.pid(),
                 found: client.peer().unwrap_or_default(),
             },
@@ -103,10 +108,16 @@ fn connect(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::qmp::MonitorSocket;
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixListener;
+    use std::path::Path;
     use std::sync::Arc;
     use std::thread;
+
+    fn socket(path: &Path) -> MonitorSocket {
+        MonitorSocket::new(path)
+    }
 
     const SILENCE_ONLY: ConnectTimeouts = ConnectTimeouts {
         failing: Duration::ZERO,
@@ -128,7 +139,9 @@ mod tests {
         let connecting = || {
             let (path, process) = (path.clone(), Arc::clone(&process));
             let give_up = give_up.clone();
-            thread::spawn(move || connect(&path, &process, SILENCE_ONLY, &give_up).unwrap_err())
+            thread::spawn(move || {
+                connect(&socket(&path), &process, SILENCE_ONLY, &give_up).unwrap_err()
+            })
         };
         let first = connecting();
         thread::sleep(GREETING_TIMEOUT + GREETING_TIMEOUT);
@@ -165,7 +178,7 @@ mod tests {
             failing: Duration::ZERO,
             silent: Duration::ZERO,
         };
-        let error = connect(&path, &process, at_once, &CancelFlag::new()).unwrap_err();
+        let error = connect(&socket(&path), &process, at_once, &CancelFlag::new()).unwrap_err();
         let own = std::process::id();
         let is_it = matches!(error, ConnectError::AnotherProcess { expected, found, .. }
             if (expected, found) == (child.id(), own));
@@ -183,7 +196,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let own = Process::open(std::process::id()).unwrap();
         let path = folder.path().join("nothing");
-        let error = connect(&path, &own, SILENCE_ONLY, &CancelFlag::new()).unwrap_err();
+        let error = connect(&socket(&path), &own, SILENCE_ONLY, &CancelFlag::new()).unwrap_err();
         assert!(!error.is_silent(), "{error}");
     }
 }

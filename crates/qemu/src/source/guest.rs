@@ -91,7 +91,7 @@ impl SourceGuest for QemuSource {
         if self.has_ended() {
             return Ok(());
         }
-        let state = match self.monitor().map(migration_status::run_state) {
+        let state = match self.session().map(migration_status::run_state) {
             Ok(Ok(state)) => state,
             // Only its memory is needed.
             Ok(Err(error)) => return log_query_failure(&error),

@@ -46,7 +46,7 @@ use crate::attach::{AttachError, Attached, attach};
 use crate::identity::{QemuIdentity, ReattachError};
 use crate::network::vlans_lost;
 use crate::qmp::monitor;
-use crate::qmp::{Client, ConnectError, Submitted};
+use crate::qmp::{Client, ConnectError, Monitor, MonitorSocket, Submitted};
 
 /// The progress of the switchover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,6 +91,7 @@ pub struct QemuSource {
     /// `None` after reattaching, until QEMU is needed: sending pages of a guest
     /// that was handed over does not need QEMU.
     client: Option<Client>,
+    monitor: Arc<dyn Monitor>,
     qemu: QemuResources,
     stage: SwitchoverStage,
     /// What the pause needs, once it is prepared.
@@ -137,27 +138,31 @@ impl QemuSource {
     ///
     /// See [`AttachError`]; the guest is unchanged.
     pub fn attach_allowing(qmp: &Path, allowed: &AllowedTypes) -> Result<Self, AttachError> {
-        Self::attach_by(qmp, allowed, None)
+        Self::attach_by(Arc::new(MonitorSocket::new(qmp)), allowed, None)
     }
 
-    /// Like [`attach_allowing`](Self::attach_allowing), for a move by this mode
+    /// Like [`attach_allowing`](Self::attach_allowing), by any monitor, for a move by this mode
     /// ([`SourceOptions::phases`](hikkoshi_engine::SourceOptions::phases)). The error names
     /// every obstacle, with those of the mode.
     ///
     /// # Errors
     ///
     /// See [`AttachError`]; the guest is unchanged.
-    pub fn attach_for(qmp: &Path, allowed: &AllowedTypes, mode: Mode) -> Result<Self, AttachError> {
-        Self::attach_by(qmp, allowed, Some(mode))
+    pub fn attach_for(
+        monitor: Arc<dyn Monitor>,
+        allowed: &AllowedTypes,
+        mode: Mode,
+    ) -> Result<Self, AttachError> {
+        Self::attach_by(monitor, allowed, Some(mode))
     }
 
     fn attach_by(
-        qmp: &Path,
+        monitor: Arc<dyn Monitor>,
         allowed: &AllowedTypes,
         mode: Option<Mode>,
     ) -> Result<Self, AttachError> {
-        let qemu = attach(qmp, Side::Source, allowed, mode, Overcommit::Refuse)?;
-        let identity = QemuIdentity::of(qmp, &qemu)?;
+        let qemu = attach(&*monitor, Side::Source, allowed, mode, Overcommit::Refuse)?;
+        let identity = QemuIdentity::of(&*monitor, &qemu)?;
         let Attached {
             client,
             process,
@@ -170,6 +175,7 @@ impl QemuSource {
         } = qemu;
         Ok(Self {
             client: Some(client),
+            monitor,
             qemu: QemuResources {
                 process,
                 ram,
@@ -224,13 +230,16 @@ impl QemuSource {
     }
 
     /// Reattaches to a guest that another program handed over, or was about to hand
-    /// over. Does not connect to QEMU's monitor yet. `None` if QEMU has ended: see
-    /// [`RamFileSource`](crate::RamFileSource).
+    /// over. `monitor` is that of the identity; no session is opened yet. `None` if QEMU has ended:
+    /// see [`RamFileSource`](crate::RamFileSource).
     ///
     /// # Errors
     ///
     /// See [`ReattachError`].
-    pub fn reattach(reattach_info: &SourceReattachInfo) -> Result<Option<Self>, ReattachError> {
+    pub fn reattach(
+        reattach_info: &SourceReattachInfo,
+        monitor: Arc<dyn Monitor>,
+    ) -> Result<Option<Self>, ReattachError> {
         let identity = &reattach_info.identity;
         let Some(process) = identity.process()? else {
             return Ok(None);
@@ -248,6 +257,7 @@ impl QemuSource {
         }
         Ok(Some(Self {
             client: None,
+            monitor,
             qemu: QemuResources {
                 process,
                 ram: Arc::new(ram),
@@ -312,14 +322,13 @@ impl QemuSource {
         self.qemu.process.pid()
     }
 
-    /// QEMU's monitor. After reattaching, connects now.
-    fn monitor(&mut self) -> Result<&mut Client, ConnectError> {
-        let (qmp, process) = (&self.identity.qmp, &self.qemu.process);
+    /// The session on QEMU's monitor. After reattaching, opens it now.
+    fn session(&mut self) -> Result<&mut Client, ConnectError> {
         monitor::get_or_connect(
             &mut self.client,
-            qmp,
-            process,
-            monitor::RECONNECT_TIMEOUTS,
+            &*self.monitor,
+            &self.qemu.process,
+            monitor::reconnect_timeouts(&*self.monitor),
             &CancelFlag::new(),
         )
     }

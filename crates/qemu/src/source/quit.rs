@@ -1,13 +1,13 @@
 //! Ends the source's QEMU after its guest has moved (`--quit-source`).
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hikkoshi_linux::Process;
-use serde_json::json;
 use thiserror::Error;
 
 use super::QemuSource;
-use crate::qmp::{Client, ConnectError, QmpError, migration_status};
+use crate::qmp::{Client, ConnectError, Monitor, QmpError, migration_status};
 
 /// How long QEMU may take to end: it flushes its disks first.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -41,7 +41,7 @@ pub enum QuitError {
     },
     /// It does not end.
     #[error(
-        "process {pid} of the source's QEMU has not ended {} s after the QMP command 'quit'",
+        "process {pid} of the source's QEMU has not ended {} s after it was asked to",
         .timeout.as_secs()
     )]
     StillRunning {
@@ -65,9 +65,10 @@ impl QemuSource {
         if self.holds_images {
             return Err(QuitError::HoldsImages { pid: self.pid() });
         }
-        let process = std::sync::Arc::clone(&self.qemu.process);
-        match self.monitor() {
-            Ok(client) => quit(client, &process, QUIT_TIMEOUT)?,
+        let process = Arc::clone(&self.qemu.process);
+        let monitor = Arc::clone(&self.monitor);
+        match self.session() {
+            Ok(client) => quit(client, &*monitor, &process, QUIT_TIMEOUT)?,
             Err(_) if !process.is_alive() => {}
             Err(error) => return Err(error.into()),
         }
@@ -77,14 +78,19 @@ impl QemuSource {
     }
 }
 
-fn quit(client: &mut Client, process: &Process, timeout: Duration) -> Result<(), QuitError> {
+fn quit(
+    client: &mut Client,
+    monitor: &dyn Monitor,
+    process: &Process,
+    timeout: Duration,
+) -> Result<(), QuitError> {
     let state = migration_status::run_state(client)?;
     if state.running {
         return Err(QuitError::Runs {
             state: state.status,
         });
     }
-    let said = client.execute("quit", json!({}));
+    let said = monitor.end(client);
     let deadline = Instant::now() + timeout;
     while process.is_alive() {
         if Instant::now() > deadline {
@@ -106,7 +112,9 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::process::Command;
 
-    use serde_json::Value;
+    use serde_json::{Value, json};
+
+    use crate::qmp::MonitorSocket;
 
     use super::*;
 
@@ -148,7 +156,7 @@ mod tests {
         });
         let mut client = Client::connect(&path, Duration::from_secs(20)).unwrap();
         let timeout = if obeys { QUIT_TIMEOUT } else { Duration::ZERO };
-        let result = quit(&mut client, &process, timeout);
+        let result = quit(&mut client, &MonitorSocket::new(&path), &process, timeout);
         let alive = process.is_alive();
         drop(client);
         let got = server.join().unwrap();

@@ -1,13 +1,13 @@
 //! Resuming the guest at the source.
 
-use serde_json::json;
+use std::sync::Arc;
 
 use super::{QemuSource, ResumeError, SwitchoverStage};
 use crate::attach::preflight::pause_mark;
 use crate::migration_settings::{self, Settings};
-use crate::qmp::Client;
 use crate::qmp::migration_status;
 use crate::qmp::monitor::MonitorError;
+use crate::qmp::{Client, Monitor};
 use crate::stream::remove_save_files;
 use error_reporter::Report;
 
@@ -25,7 +25,8 @@ impl QemuSource {
             self.stage,
             SwitchoverStage::Saved | SwitchoverStage::HandedOver
         );
-        let state = resume(self.monitor()?, ran, saved)?;
+        let monitor = Arc::clone(&self.monitor);
+        let state = resume(self.session()?, &*monitor, ran, saved)?;
         self.stage = SwitchoverStage::NotStarted;
         tracing::info!(state, "the guest is restored at the source");
         self.undo.stopped = None;
@@ -40,9 +41,9 @@ impl QemuSource {
     /// Restores the settings, and removes the files for the device state.
     pub(super) fn restore_settings(&mut self) -> Result<(), MonitorError> {
         let settings = self.undo.settings.clone();
-        migration_settings::apply(self.monitor()?, &settings)?;
+        migration_settings::apply(self.session()?, &settings)?;
         self.undo.settings = Settings::default();
-        Ok(remove_save_files(self.monitor()?)?)
+        Ok(remove_save_files(self.session()?)?)
     }
 }
 
@@ -51,13 +52,14 @@ impl QemuSource {
 /// `announce`: whether its network addresses may have been announced elsewhere.
 pub(super) fn resume(
     client: &mut Client,
+    monitor: &dyn Monitor,
     ran: bool,
     announce: bool,
 ) -> Result<String, ResumeError> {
     let mut state = migration_status::run_state(client)?;
     if ran && !state.running {
         // Takes the images back, too.
-        client.execute("cont", json!({}))?;
+        monitor.resume(client)?;
         state = migration_status::run_state(client)?;
         if !state.running {
             return Err(ResumeError::Stopped {

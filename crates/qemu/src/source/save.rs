@@ -131,7 +131,7 @@ impl QemuSource {
             );
         }
         let removed = self
-            .monitor()
+            .session()
             .map_err(ReleaseImagesError::from)
             .and_then(|client| Ok(remove_save_files(client)?));
         if let Err(error) = removed {
@@ -142,7 +142,7 @@ impl QemuSource {
     /// Saves once more, into nothing: with `live` QEMU releases the images afterwards. Another
     /// engine may have done that already.
     fn release_images(&mut self) -> Result<(), ReleaseImagesError> {
-        let client = self.monitor()?;
+        let client = self.session()?;
         if pause_mark::are_disks_released(client)? {
             return Ok(());
         }

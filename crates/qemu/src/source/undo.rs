@@ -26,8 +26,8 @@ use crate::attach::stale_userfaultfds::is_dirty_log;
 use crate::identity::QemuIdentity;
 use crate::identity::namespaces::FindProcessError;
 use crate::migration_settings;
-use crate::qmp::monitor;
-use crate::qmp::{Client, ConnectError, QmpError};
+use crate::qmp;
+use crate::qmp::{Client, ConnectError, Monitor, QmpError};
 use crate::stream::remove_save_files;
 
 /// The result of [`undo()`].
@@ -86,13 +86,17 @@ pub enum UndoError {
 /// Undoes the recorded changes: resumes the guest if we paused it and it ran before,
 /// closes the dirty log in QEMU, restores the settings.
 ///
-/// Calling it again, or without any changes, is harmless. A guest that its owner
+/// `monitor` is that of the identity. Calling it again, or without any changes, is harmless. A guest that its owner
 /// paused stays paused. Migrations of other programs are left alone.
 ///
 /// # Errors
 ///
 /// See [`UndoError`]. As much as possible was undone, first of all the pause.
-pub fn undo(identity: &QemuIdentity, record: &UndoRecord) -> Result<UndoOutcome, UndoError> {
+pub fn undo(
+    identity: &QemuIdentity,
+    record: &UndoRecord,
+    monitor: &dyn Monitor,
+) -> Result<UndoOutcome, UndoError> {
     let Some(process) = identity.process()? else {
         return Ok(UndoOutcome::QemuExited);
     };
@@ -109,15 +113,11 @@ pub fn undo(identity: &QemuIdentity, record: &UndoRecord) -> Result<UndoOutcome,
             None
         }
     };
-    let mut client = None;
+    let mut slot = None;
     let never = CancelFlag::new();
-    let client = match monitor::get_or_connect(
-        &mut client,
-        &identity.qmp,
-        &process,
-        monitor::RECONNECT_TIMEOUTS,
-        &never,
-    ) {
+    let timeouts = qmp::monitor::reconnect_timeouts(monitor);
+    let client = match qmp::monitor::get_or_connect(&mut slot, monitor, &process, timeouts, &never)
+    {
         Ok(client) => client,
         Err(_) if !process.is_alive() => return Ok(UndoOutcome::QemuExited),
         Err(ConnectError::AnotherProcess {
@@ -125,7 +125,7 @@ pub fn undo(identity: &QemuIdentity, record: &UndoRecord) -> Result<UndoOutcome,
         }) => return Err(UndoError::AnotherQemu { expected, found }),
         Err(error) => return Err(error.into()),
     };
-    let guest = undo_stop(client, record);
+    let guest = undo_stop(client, monitor, record);
     let log = close_dirty_logs(&process);
     let settings = undo_settings(client, record);
     let state = guest?;
@@ -134,7 +134,11 @@ pub fn undo(identity: &QemuIdentity, record: &UndoRecord) -> Result<UndoOutcome,
     Ok(UndoOutcome::Restored { state })
 }
 
-fn undo_stop(client: &mut Client, record: &UndoRecord) -> Result<String, UndoError> {
+fn undo_stop(
+    client: &mut Client,
+    monitor: &dyn Monitor,
+    record: &UndoRecord,
+) -> Result<String, UndoError> {
     let Some(ran) = record.stopped else {
         return Ok(crate::qmp::migration_status::run_state(client)?.status);
     };
@@ -143,7 +147,7 @@ fn undo_stop(client: &mut Client, record: &UndoRecord) -> Result<String, UndoErr
     if !pause_mark::is_set(client)? {
         return Ok(crate::qmp::migration_status::run_state(client)?.status);
     }
-    Ok(resume(client, ran, true)?)
+    Ok(resume(client, monitor, ran, true)?)
 }
 
 fn close_dirty_logs(process: &Arc<hikkoshi_linux::Process>) -> Result<(), UndoError> {

@@ -6,13 +6,23 @@ use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use hikkoshi_lab::QemuVersion;
-use hikkoshi_qemu::qmp::Client;
+use hikkoshi_qemu::QemuIdentity;
+use hikkoshi_qemu::qmp::{Client, Monitor, MonitorAddress, MonitorSocket};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+/// The monitor of a QEMU whose QMP socket is ours.
+pub(crate) fn monitor(identity: &QemuIdentity) -> Arc<dyn Monitor> {
+    match &identity.monitor {
+        MonitorAddress::Socket(path) => Arc::new(MonitorSocket::new(path)),
+        other => panic!("{other}"),
+    }
+}
 
 /// The installed QEMUs (`make setup`): label and program. Fails if there is none.
 pub(crate) fn versions() -> Vec<(String, PathBuf)> {

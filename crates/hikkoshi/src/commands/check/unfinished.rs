@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use error_reporter::Report;
 use hikkoshi_handover::SourceStage;
+use hikkoshi_qemu::qmp::MonitorSocket;
 
 use crate::args::Check;
 use crate::commands::resume_command::resume_command;
@@ -15,9 +16,10 @@ use crate::journal::SourceEntry;
 
 /// The obstacles. `pid`: QEMU's process, if it is known.
 pub(super) fn obstacles(args: &Check, pid: Option<u32>) -> Vec<String> {
-    let qemu = match (pid, &args.qmp) {
+    let socket = args.qmp.as_ref().map(MonitorSocket::new);
+    let qemu = match (pid, &socket) {
         (Some(pid), _) => Searched::Process(pid),
-        (None, Some(qmp)) => Searched::Behind(qmp),
+        (None, Some(socket)) => Searched::Behind(socket),
         // The process of a domain is always known.
         (None, None) => return Vec::new(),
     };

@@ -2,6 +2,7 @@
 
 use hikkoshi_qemu::{UndoError, UndoOutcome};
 
+use crate::commands::monitor;
 use crate::journal::{JournalFile, SourceEntry};
 
 /// Resumes the guest if it was paused, and restores what was changed in QEMU. The journal
@@ -10,7 +11,8 @@ use crate::journal::{JournalFile, SourceEntry};
 /// # Errors
 /// See [`UndoError`]; the journal stays.
 pub(crate) fn restore(file: &JournalFile, entry: &SourceEntry) -> Result<UndoOutcome, UndoError> {
-    let outcome = hikkoshi_qemu::undo(&entry.qemu.identity, &entry.qemu.undo)?;
+    let monitor = monitor::of(&entry.qemu.identity.monitor);
+    let outcome = hikkoshi_qemu::undo(&entry.qemu.identity, &entry.qemu.undo, &*monitor)?;
     if is_complete(entry, &outcome) {
         file.remove();
     }

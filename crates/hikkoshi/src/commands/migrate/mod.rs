@@ -14,11 +14,11 @@ use hikkoshi_link::Remote;
 use hikkoshi_qemu::{AttachError, Excludes, QemuSource};
 
 use crate::args::Migrate;
-use crate::commands::find_journal::{may_exist, qmp};
+use crate::commands::find_journal::may_exist;
 use crate::commands::guard::{GuardProcess, QEMU_ENDED};
 use crate::commands::kernel_support::require_dirty_log;
 use crate::commands::late_cancel::{CommitJournal, LateCancelNotice};
-use crate::commands::{give_up, signals};
+use crate::commands::{give_up, monitor, signals};
 use crate::journal::{JournalFile, SourceEntry, SourceJournal};
 use crate::output::exit::{Exit, Status};
 use crate::output::progress;
@@ -38,12 +38,12 @@ pub(crate) fn run(args: &Migrate) -> Result<Status, Exit> {
 
 /// Starts a migration.
 fn start(args: &Migrate, remote: &Remote, cancel: CancelFlag) -> Result<Status, Exit> {
-    let qmp = qmp(&args.run)?;
+    let monitor = monitor::named(&args.run)?;
     let folder = args.run.journals.path();
     let observer = progress::observer(args.run.progress);
-    unfinished::check_folder(&folder, qmp, &*observer)?;
+    unfinished::check_folder(&folder, &*monitor, &*observer)?;
     let phases = args.engine_options().phases();
-    let guest = QemuSource::attach_for(qmp, &args.options.journaled.devices.allowed(), phases)
+    let guest = QemuSource::attach_for(monitor, &args.options.journaled.devices.allowed(), phases)
         .map_err(|error| not_attached(&error))?;
     // After attaching, which reports a missing right to trace. The check fails without it.
     require_dirty_log(phases)?;

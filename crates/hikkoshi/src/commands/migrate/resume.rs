@@ -12,6 +12,7 @@ use super::outcome;
 use crate::args::Migrate;
 use crate::commands::find_journal::{find, is_same_host};
 use crate::commands::guard::{GuardProcess, QEMU_ENDED};
+use crate::commands::monitor;
 use crate::commands::print_result::print_moved;
 use crate::commands::resume_command::cannot_resume;
 use crate::journal::{self, DestinationEntry, JournalFile, SourceEntry, SourceJournal};
@@ -36,8 +37,8 @@ pub(super) fn resume(
     let cannot = |reason, error: &dyn std::error::Error| {
         cannot_resume::<SourceEntry>(reason, error, file.path())
     };
-    let mut attached =
-        QemuSource::reattach(&entry.qemu).map_err(|error| cannot(Reason::NotAttached, &error))?;
+    let mut attached = QemuSource::reattach(&entry.qemu, monitor::of(&entry.qemu.identity.monitor))
+        .map_err(|error| cannot(Reason::NotAttached, &error))?;
     let has_ended = attached.is_none();
     let reattach_info = attached
         .as_ref()
@@ -151,7 +152,7 @@ fn destination_is_complete(file: &JournalFile, entry: &SourceEntry) -> bool {
 
 /// The destination has all pages: restores what was changed in the source's QEMU.
 fn complete(args: &Migrate, file: &JournalFile, entry: &SourceEntry) -> Result<Status, Exit> {
-    let mut attached = QemuSource::reattach(&entry.qemu)
+    let mut attached = QemuSource::reattach(&entry.qemu, monitor::of(&entry.qemu.identity.monitor))
         .map_err(|error| cannot_resume::<SourceEntry>(Reason::NotAttached, &error, file.path()))?;
     if let Some(guest) = &mut attached
         && let Err(error) = guest.release()

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use hikkoshi_engine::Observer;
 use hikkoshi_handover::SourceStage;
+use hikkoshi_qemu::qmp::Monitor;
 
 use crate::commands::guard;
 use crate::commands::resume_command::resume_command;
@@ -14,11 +15,15 @@ use crate::journal::{JournalFile, SourceEntry};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::{Holder, Reason};
 
-/// Looks for unfinished migrations of the guest behind `qmp`. Undoes one that was interrupted
+/// Looks for unfinished migrations of the guest behind `monitor`. Undoes one that was interrupted
 /// before the handover, and refuses others.
-pub(super) fn check_folder(folder: &Path, qmp: &Path, observer: &dyn Observer) -> Result<(), Exit> {
+pub(super) fn check_folder(
+    folder: &Path,
+    monitor: &dyn Monitor,
+    observer: &dyn Observer,
+) -> Result<(), Exit> {
     let unreadable = unfinished_migration::unreadable("of this guest");
-    for found in unfinished_migration::find::<SourceEntry>(folder, Searched::Behind(qmp))
+    for found in unfinished_migration::find::<SourceEntry>(folder, Searched::Behind(monitor))
         .map_err(&unreadable)?
     {
         let (path, _) = found.map_err(|unknown| cannot_tell(&unknown.error, &unknown.path))?;

@@ -14,7 +14,8 @@ use hikkoshi_handover::Outcome;
 use hikkoshi_qemu::{AttachError, QemuDestination, Refusal};
 
 use crate::args::Receive;
-use crate::commands::find_journal::{may_exist, qmp};
+use crate::commands::find_journal::may_exist;
+use crate::commands::monitor;
 use crate::commands::wait_for_source::wait_for_source;
 use crate::commands::{give_up, signals};
 use crate::journal::{DestinationEntry, DestinationJournal, JournalFile};
@@ -40,11 +41,11 @@ fn start(args: &Receive, cancel: CancelFlag) -> Result<Status, Exit> {
         return Err(Exit::new(Status::Usage, Reason::Usage, what));
     };
     let acceptor = Acceptor::new(args, listen)?;
-    let qmp = qmp(&args.run)?;
+    let monitor = monitor::named(&args.run)?;
     let folder = args.run.journals.path();
-    unfinished::check_folder(&folder, qmp)?;
+    unfinished::check_folder(&folder, &*monitor)?;
     let allowed = args.options.journaled.devices.allowed();
-    let mut guest = QemuDestination::attach_allowing(qmp, &allowed, args.overcommit())
+    let mut guest = QemuDestination::attach_allowing(monitor, &allowed, args.overcommit())
         .map_err(|error| not_attached(&error))?;
     guest.cancel_load_with(cancel.clone());
     guest.cancel_on_exit(cancel.clone()).map_err(|error| {

@@ -10,6 +10,7 @@ use hikkoshi_qemu::{ExitedDestination, QemuDestination, SharedReattachInfo};
 use super::outcome;
 use crate::args::Receive;
 use crate::commands::find_journal::{find, is_same_host};
+use crate::commands::monitor;
 use crate::commands::resume_command::cannot_resume;
 use crate::journal::{DestinationEntry, DestinationJournal};
 use crate::output::exit::{Exit, Status};
@@ -30,7 +31,9 @@ pub(super) fn resume(
         cannot_resume::<DestinationEntry>(Reason::NotAttached, error, file.path())
     };
     let pid = entry.qemu.identity.pid;
-    let attached = QemuDestination::reattach(&entry.qemu).map_err(|error| cannot(&error))?;
+    let attached =
+        QemuDestination::reattach(&entry.qemu, monitor::of(&entry.qemu.identity.monitor))
+            .map_err(|error| cannot(&error))?;
     let (mut guest, reattach_info): (Box<dyn DestinationGuest>, _) = match attached {
         Some(guest) => {
             if may_miss_pages(&entry.engine) {

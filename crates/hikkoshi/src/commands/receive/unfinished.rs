@@ -5,6 +5,7 @@ use std::path::Path;
 
 use error_reporter::Report;
 use hikkoshi_handover::DestinationStage;
+use hikkoshi_qemu::qmp::Monitor;
 
 use crate::commands::resume_command::resume_command;
 use crate::commands::unfinished_migration::{self, Searched, Undecided};
@@ -12,11 +13,12 @@ use crate::journal::DestinationEntry;
 use crate::output::exit::Exit;
 use crate::output::reason::Holder;
 
-/// Looks for unfinished migrations into the QEMU behind `qmp`, and refuses them.
-pub(super) fn check_folder(folder: &Path, qmp: &Path) -> Result<(), Exit> {
+/// Looks for unfinished migrations into the QEMU behind `monitor`, and refuses them.
+pub(super) fn check_folder(folder: &Path, monitor: &dyn Monitor) -> Result<(), Exit> {
     let unreadable = unfinished_migration::unreadable("into this QEMU");
-    let mut found = unfinished_migration::find::<DestinationEntry>(folder, Searched::Behind(qmp))
-        .map_err(&unreadable)?;
+    let mut found =
+        unfinished_migration::find::<DestinationEntry>(folder, Searched::Behind(monitor))
+            .map_err(&unreadable)?;
     match found.next() {
         None => Ok(()),
         Some(Ok((path, entry))) => Err(refuse(&path, entry.engine.stage)),

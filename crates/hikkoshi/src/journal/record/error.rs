@@ -40,6 +40,9 @@ pub(crate) enum RecordError {
     /// A path that JSON cannot hold.
     #[error("the path {} is not UTF-8, so a journal cannot hold it", .0.display())]
     Path(PathBuf),
+    /// It does not say where the monitor is, or says it twice.
+    #[error("the journal is damaged: it names not one monitor of QEMU")]
+    Monitor,
     /// The migration's number.
     #[error("the migration's number '{0}' does not have 32 hexadecimal digits")]
     MigrationId(String),

@@ -12,6 +12,7 @@ use error_reporter::Report;
 use hikkoshi_engine::{Mode, ReadAhead};
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_qemu::RamIdentity;
+use hikkoshi_qemu::qmp::MonitorAddress;
 use serde_json::Value;
 
 use super::RecordError;
@@ -180,6 +181,21 @@ fn fields_that_came_later_are_in_a_kept_file() {
     assert_eq!(read.qemu.identity.memory, entry.qemu.identity.memory);
 }
 
+/// A guest of libvirt: `domain` is there instead of `qmp`.
+#[test]
+fn a_domain_is_in_a_kept_file() {
+    let mut entry = source("v3-source-full");
+    entry.qemu.identity.monitor = MonitorAddress::Domain {
+        uri: "qemu:///system".into(),
+        uuid: "6695eb01-f6a4-8304-79aa-97f2502e193f".into(),
+        name: "guest".into(),
+    };
+    keep_if_asked("v3-source-domain", &entry);
+    is_written_as_kept("v3-source-domain", &entry);
+    let read = source("v3-source-domain");
+    assert_eq!(read.qemu.identity, entry.qemu.identity);
+}
+
 fn keep_if_asked(name: &str, entry: &impl Entry) {
     if std::env::var_os("BLESS").is_some() {
         std::fs::write(path(name), entry.encode().unwrap()).unwrap();
@@ -259,7 +275,7 @@ fn other_files_are_refused_with_the_reason() {
         let error = SourceEntry::decode(file.to_string().as_bytes()).unwrap_err();
         Report::new(&error).to_string()
     };
-    let cases: [(Change, &str); 9] = [
+    let cases: [(Change, &str); 10] = [
         (
             |file| file["version"] = 4.into(),
             "version 4, and this hikkoshi reads version 3",
@@ -284,6 +300,10 @@ fn other_files_are_refused_with_the_reason() {
         (
             |file| file["address"] = "nowhere".into(),
             "'nowhere' is not an address",
+        ),
+        (
+            |file| drop(file["qemu"]["place"].as_object_mut().unwrap().remove("qmp")),
+            "names not one monitor",
         ),
         (
             |file| file["options"]["links"] = 99.into(),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use hikkoshi_qemu::qmp::MonitorAddress;
 use hikkoshi_qemu::{
     DestinationReattachInfo, NamespaceIdentity, QemuIdentity, RamFileIdentity, RamIdentity,
     Settings, SourceReattachInfo, UndoRecord,
@@ -36,13 +37,26 @@ pub(crate) struct DestinationQemuRecord {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct QemuIdentityRecord {
-    qmp: String,
+    /// Either this or `domain`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    qmp: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    domain: Option<DomainRecord>,
     pid: u32,
     started: u64,
     #[serde(rename = "view")]
     namespaces: NamespaceRecord,
     description: DescriptionRecord,
     memory: Vec<MemoryRecord>,
+}
+
+/// [`MonitorAddress::Domain`].
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DomainRecord {
+    uri: String,
+    uuid: String,
+    name: String,
 }
 
 /// [`NamespaceIdentity`].
@@ -148,15 +162,17 @@ impl TryFrom<&SourceReattachInfo> for SourceQemuRecord {
     }
 }
 
-impl From<SourceQemuRecord> for SourceReattachInfo {
-    fn from(record: SourceQemuRecord) -> Self {
-        Self {
-            identity: record.identity.into(),
+impl TryFrom<SourceQemuRecord> for SourceReattachInfo {
+    type Error = RecordError;
+
+    fn try_from(record: SourceQemuRecord) -> Result<Self, RecordError> {
+        Ok(Self {
+            identity: record.identity.try_into()?,
             undo: UndoRecord {
                 settings: record.undo.settings.into(),
                 stopped: record.undo.stopped,
             },
-        }
+        })
     }
 }
 
@@ -172,13 +188,15 @@ impl TryFrom<&DestinationReattachInfo> for DestinationQemuRecord {
     }
 }
 
-impl From<DestinationQemuRecord> for DestinationReattachInfo {
-    fn from(record: DestinationQemuRecord) -> Self {
-        Self {
-            identity: record.identity.into(),
+impl TryFrom<DestinationQemuRecord> for DestinationReattachInfo {
+    type Error = RecordError;
+
+    fn try_from(record: DestinationQemuRecord) -> Result<Self, RecordError> {
+        Ok(Self {
+            identity: record.identity.try_into()?,
             settings: record.settings.into(),
             userfault: record.userfault,
-        }
+        })
     }
 }
 
@@ -187,8 +205,20 @@ impl TryFrom<&QemuIdentity> for QemuIdentityRecord {
 
     fn try_from(identity: &QemuIdentity) -> Result<Self, RecordError> {
         let memory = identity.memory.iter().map(MemoryRecord::try_from);
+        let (qmp, domain) = match &identity.monitor {
+            MonitorAddress::Socket(path) => (Some(text(path)?), None),
+            MonitorAddress::Domain { uri, uuid, name } => (
+                None,
+                Some(DomainRecord {
+                    uri: uri.clone(),
+                    uuid: uuid.clone(),
+                    name: name.clone(),
+                }),
+            ),
+        };
         Ok(Self {
-            qmp: text(&identity.qmp)?,
+            qmp,
+            domain,
             pid: identity.pid,
             started: identity.start_time,
             namespaces: NamespaceRecord {
@@ -202,10 +232,19 @@ impl TryFrom<&QemuIdentity> for QemuIdentityRecord {
     }
 }
 
-impl From<QemuIdentityRecord> for QemuIdentity {
-    fn from(record: QemuIdentityRecord) -> Self {
-        Self {
-            qmp: record.qmp.into(),
+impl TryFrom<QemuIdentityRecord> for QemuIdentity {
+    type Error = RecordError;
+
+    fn try_from(record: QemuIdentityRecord) -> Result<Self, RecordError> {
+        let monitor = match (record.qmp, record.domain) {
+            (Some(path), None) => MonitorAddress::Socket(path.into()),
+            (None, Some(DomainRecord { uri, uuid, name })) => {
+                MonitorAddress::Domain { uri, uuid, name }
+            }
+            _ => return Err(RecordError::Monitor),
+        };
+        Ok(Self {
+            monitor,
             pid: record.pid,
             start_time: record.started,
             namespaces: NamespaceIdentity {
@@ -215,7 +254,7 @@ impl From<QemuIdentityRecord> for QemuIdentity {
             },
             description: record.description.into(),
             memory: record.memory.into_iter().map(Into::into).collect(),
-        }
+        })
     }
 }
 

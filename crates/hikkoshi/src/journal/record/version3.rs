@@ -87,7 +87,7 @@ pub(super) fn decode_source(text: &[u8]) -> Result<SourceEntry, RecordError> {
         options: file.options.try_into()?,
         security: file.security,
         engine: file.engine.try_into()?,
-        qemu: file.qemu.into(),
+        qemu: file.qemu.try_into()?,
     })
 }
 
@@ -100,7 +100,7 @@ pub(super) fn decode_destination(text: &[u8]) -> Result<DestinationEntry, Record
         options: file.options.try_into()?,
         security: file.security,
         engine: file.engine.try_into()?,
-        qemu: file.qemu.into(),
+        qemu: file.qemu.try_into()?,
     })
 }
 

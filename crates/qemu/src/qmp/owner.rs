@@ -1,0 +1,72 @@
+//! A QEMU's monitor, and what is done differently by who owns it.
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::{Client, ConnectError, MonitorAddress, QmpError};
+use crate::attach::probe::QmpListener;
+
+/// How long a QEMU may take to notice that the previous client has disconnected.
+const REOPEN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The monitor of a QEMU: its own socket ([`MonitorSocket`](super::MonitorSocket)), or one that
+/// another program owns and lends.
+///
+/// A program that owns the monitor keeps a state of the guest, too. What would make that state
+/// wrong, it does itself: [`resume`](Self::resume) and [`end`](Self::end).
+pub trait Monitor: fmt::Debug + Send + Sync {
+    /// Where it is.
+    fn address(&self) -> &MonitorAddress;
+
+    /// Opens a session, within `timeout` in total.
+    ///
+    /// # Errors
+    ///
+    /// See [`ConnectError`].
+    fn open(&self, timeout: Duration) -> Result<Client, ConnectError>;
+
+    /// Finds out which QEMU is behind it now. Sends QEMU nothing.
+    ///
+    /// # Errors
+    ///
+    /// That was not found out.
+    fn listener(&self) -> io::Result<QmpListener>;
+
+    /// How long to try to open a session again if that fails.
+    fn reopen_timeout(&self) -> Duration {
+        REOPEN_TIMEOUT
+    }
+
+    /// Lets the paused guest run. `client` is a session of this monitor.
+    ///
+    /// # Errors
+    ///
+    /// See [`QmpError`].
+    fn resume(&self, client: &mut Client) -> Result<(), QmpError> {
+        client.execute("cont", json!({})).map(drop)
+    }
+
+    /// Ends QEMU, whose guest has moved away: asks for it, and does not wait. `client` is a session
+    /// of this monitor.
+    ///
+    /// # Errors
+    ///
+    /// See [`QmpError`].
+    fn end(&self, client: &mut Client) -> Result<(), QmpError> {
+        client.execute("quit", json!({})).map(drop)
+    }
+
+    /// Checks that the guest's owner has done nothing to it since the move began that the
+    /// destination does not know of. Called before the first round, and right before the guest is
+    /// paused. (What QEMU itself reports is checked elsewhere.)
+    ///
+    /// # Errors
+    ///
+    /// What was done.
+    fn check_unchanged(&self) -> Result<(), QmpError> {
+        Ok(())
+    }
+}
