@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use hikkoshi_linux::Process;
 use hikkoshi_qemu::qmp::{Client, MonitorAddress};
 use virt::domain::Domain;
-use virt::error::Error;
+use virt::error::{Error, ErrorNumber};
 
 use crate::DomainError;
 use crate::connection::Connection;
@@ -98,15 +98,6 @@ impl Daemon {
         let connection = Connection::open(&self.0.uri)?;
         let domain = Domain::lookup_by_uuid_string(&connection, &self.0.uuid)
             .map_err(|error| self.failed("its UUID", &error))?;
-        if !domain
-            .is_active()
-            .map_err(|error| self.failed("its state", &error))?
-        {
-            return Err(DomainError::NotRunning {
-                name: self.0.name.clone(),
-                uri: self.0.uri.clone(),
-            });
-        }
         let link = Arc::new(Link { connection, domain });
         self.keep(&link);
         Ok(link)
@@ -147,6 +138,12 @@ impl Daemon {
     }
 
     fn failed(&self, what: &str, error: &Error) -> DomainError {
+        if error.code() == ErrorNumber::NoDomain {
+            return DomainError::Gone {
+                name: self.0.name.clone(),
+                uri: self.0.uri.clone(),
+            };
+        }
         DomainError::Asked {
             name: self.0.name.clone(),
             uri: self.0.uri.clone(),
@@ -162,12 +159,11 @@ impl Daemon {
         process: &Arc<Process>,
     ) -> Result<Client, DomainError> {
         let link = self.link()?;
-        let stream =
-            serve::start(&link.connection, &link.domain).map_err(|what| DomainError::Lookup {
-                name: self.0.name.clone(),
-                uri: self.0.uri.clone(),
-                what: format!("opening its monitor: {what}"),
-            })?;
+        let stream = serve::start(self, link, process).map_err(|what| DomainError::Lookup {
+            name: self.0.name.clone(),
+            uri: self.0.uri.clone(),
+            what: format!("opening its monitor: {what}"),
+        })?;
         Ok(Client::over(stream, monitor, Arc::clone(process), TIMEOUT)?)
     }
 }

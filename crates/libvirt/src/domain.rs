@@ -24,8 +24,12 @@ pub struct Domain {
     uri: String,
     uuid: String,
     address: MonitorAddress,
+    /// Whether its configuration is removed when it is ended.
+    undefined_at_end: bool,
     #[cfg(feature = "libvirt")]
     daemon: crate::daemon::Daemon,
+    #[cfg(feature = "libvirt")]
+    unchanged: crate::unchanged::Unchanged,
 }
 
 impl Domain {
@@ -43,7 +47,9 @@ impl Domain {
             name,
             uri: uri.to_owned(),
             uuid,
+            undefined_at_end: false,
             daemon,
+            unchanged: crate::unchanged::Unchanged::default(),
         })
     }
 
@@ -69,7 +75,17 @@ impl Domain {
             address: address(uri, uuid, name),
             #[cfg(feature = "libvirt")]
             daemon: crate::daemon::Daemon::new(uri, uuid, name),
+            undefined_at_end: false,
+            #[cfg(feature = "libvirt")]
+            unchanged: crate::unchanged::Unchanged::default(),
         }
+    }
+
+    /// Whether its persistent configuration is removed, too, when its guest has moved away.
+    #[must_use]
+    pub fn undefined_at_end(mut self, undefined: bool) -> Self {
+        self.undefined_at_end = undefined;
+        self
     }
 
     /// Its name.
@@ -177,6 +193,28 @@ impl Domain {
         }
     }
 
+    /// Removes the persistent configuration of a domain whose guest runs on another host, with what
+    /// belongs to it there: a saved state, and what libvirt knows of snapshots. The file of its
+    /// firmware's variables stays, as for `virsh migrate --undefinesource`: the destination may use
+    /// the same.
+    ///
+    /// # Errors
+    ///
+    /// See [`DomainError`].
+    pub fn undefine(&self) -> Result<(), DomainError> {
+        let flags = virt::sys::VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
+            | virt::sys::VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+            | virt::sys::VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
+            | virt::sys::VIR_DOMAIN_UNDEFINE_KEEP_NVRAM;
+        self.daemon.ask("to undefine it", |domain| {
+            // A transient domain has none. (It is transient afterwards, until it ends.)
+            if domain.is_persistent()? {
+                domain.undefine_flags(flags)?;
+            }
+            Ok(())
+        })
+    }
+
     /// Ends the domain's QEMU at once.
     ///
     /// # Errors
@@ -229,6 +267,24 @@ impl Monitor for Domain {
     fn end(&self, _client: &mut Client) -> Result<(), QmpError> {
         self.destroy()
             .map_err(|error| QmpError::Owner(error.into()))
+    }
+
+    #[cfg(feature = "libvirt")]
+    fn forget(&self) -> Result<(), QmpError> {
+        if !self.undefined_at_end {
+            return Ok(());
+        }
+        match self.undefine() {
+            // A transient one that has ended, or it was undefined before.
+            Err(DomainError::Gone { .. }) => Ok(()),
+            undefined => undefined.map_err(|error| QmpError::Owner(error.into())),
+        }
+    }
+
+    #[cfg(feature = "libvirt")]
+    fn check_unchanged(&self) -> Result<(), QmpError> {
+        let checked = self.unchanged.check(&self.daemon, &self.name);
+        checked.map_err(|error| QmpError::Owner(error.into()))
     }
 
     #[cfg(not(feature = "libvirt"))]

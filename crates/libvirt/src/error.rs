@@ -57,6 +57,14 @@ pub enum DomainError {
         /// libvirt's message.
         what: String,
     },
+    /// The domain that was found before does not exist any more.
+    #[error("{uri} does not know the domain {name} any more: it has ended, and was not persistent")]
+    Gone {
+        /// The domain.
+        name: String,
+        /// The daemon.
+        uri: String,
+    },
     /// The domain is shut off.
     #[error("the domain {name} at {uri} does not run: there is nothing to move")]
     NotRunning {
@@ -64,6 +72,34 @@ pub enum DomainError {
         name: String,
         /// The daemon.
         uri: String,
+    },
+    /// libvirt works on it.
+    #[error(
+        "libvirt has a job under way with the domain {name} (a save, a dump, a backup or a migration): \
+         wait until it has ended, or end it with 'virsh domjobabort'"
+    )]
+    Busy {
+        /// The domain.
+        name: String,
+    },
+    /// It has snapshots.
+    #[error(
+        "the domain {name} has {snapshots} snapshots, which libvirt knows at the source only: delete \
+         them ('virsh snapshot-delete', with --metadata to keep their content), as for 'virsh migrate'"
+    )]
+    Snapshots {
+        /// The domain.
+        name: String,
+        /// How many.
+        snapshots: usize,
+    },
+    /// It is not as it was when the move began.
+    #[error("the domain {name} was changed during the move: {what} (start the move again)")]
+    Changed {
+        /// The domain.
+        name: String,
+        /// What was changed.
+        what: String,
     },
     /// libvirt did not answer a question, or do something.
     #[error("asking libvirt at {uri} about the domain {name} ({asked}): {what}")]

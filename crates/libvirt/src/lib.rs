@@ -24,14 +24,20 @@
 //! own daemon (`qemu:///session`) was not tried.
 
 #[cfg(feature = "libvirt")]
+mod changes;
+#[cfg(feature = "libvirt")]
 mod connection;
 #[cfg(feature = "libvirt")]
 mod daemon;
 mod domain;
 mod error;
 #[cfg(feature = "libvirt")]
+mod job;
+#[cfg(feature = "libvirt")]
 mod monitor;
 mod process;
+#[cfg(feature = "libvirt")]
+mod unchanged;
 
 pub use domain::{DEFAULT_URI, Domain};
 pub use error::DomainError;

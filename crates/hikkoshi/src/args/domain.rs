@@ -3,7 +3,7 @@
 use clap::Args;
 use hikkoshi_libvirt::DEFAULT_URI;
 
-use super::headings::CONNECTION;
+use super::headings::{CONNECTION, MIGRATION};
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DomainArgs {
@@ -27,4 +27,35 @@ pub(crate) struct DomainArgs {
         help_heading = CONNECTION
     )]
     pub connect: String,
+}
+
+/// Options of `migrate` for domains, which are kept in the journal.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+pub(crate) struct DomainOptions {
+    /// Remove the domain's persistent configuration at the source
+    ///
+    /// When the guest is at the destination, with what libvirt keeps of it at the source. The file
+    /// of the firmware's variables stays: the destination may use the same.
+    #[arg(verbatim_doc_comment, long, requires = "domain", help_heading = MIGRATION)]
+    pub undefine_source: bool,
+
+    /// Make the domain persistent at the destination
+    #[arg(long, requires = "domain", help_heading = MIGRATION)]
+    pub persistent: bool,
+
+    /// Start the domain at the destination when that host boots
+    #[arg(long, requires = "persistent", help_heading = MIGRATION)]
+    pub autostart: bool,
+}
+
+impl DomainOptions {
+    /// These options, and those of `earlier`.
+    #[must_use]
+    pub(crate) fn or(self, earlier: &Self) -> Self {
+        Self {
+            undefine_source: self.undefine_source || earlier.undefine_source,
+            persistent: self.persistent || earlier.persistent,
+            autostart: self.autostart || earlier.autostart,
+        }
+    }
 }

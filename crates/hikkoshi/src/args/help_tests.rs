@@ -46,9 +46,10 @@ fn options_stand_under_their_headings() {
     assert_eq!(
         visible("migrate"),
         "-: address --help\n\
-         Connection: --to --stall-timeout --qmp\n\
+         Connection: --to --domain --connect --stall-timeout --qmp\n\
          Migration: --mode --max-downtime --bandwidth --when-stalled --allow-cpu-mismatch \
-         --no-keep-frames --quit-source --allow-device\n\
+         --no-keep-frames --quit-source --undefine-source --persistent --autostart \
+         --allow-device\n\
          Recovery: --retry-for --resume --give-up --other-side-is-lost --journal\n\
          Tuning: --links --rounds --max-rounds --read-ahead\n\
          Security: --plaintext --tls-ca --tls-cert --tls-key\n\

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use clap::builder::TypedValueParser;
 use clap::error::ErrorKind;
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use hikkoshi_engine::{LogRanges, MAX_LINKS, Mode, Priority, ReadAhead, SourceOptions};
 use hikkoshi_link::Address;
 use hikkoshi_link::tls::Invitation;
 
+use super::domain::{DomainArgs, DomainOptions};
 use super::headings::{CONNECTION, MIGRATION, TUNING};
 use super::journaled_options::JournaledOptions;
 use super::run_options::RunOptions;
@@ -23,6 +24,9 @@ pub(crate) const MAX_DOWNTIME_MS: u64 = 600_000;
 pub(crate) const MAX_READ_AHEAD: u32 = 256;
 
 #[derive(Debug, Clone, Args)]
+#[command(group(
+    ArgGroup::new("source").args(["qmp", "domain", "resume"]).required(true).multiple(true)
+))]
 pub(crate) struct Migrate {
     /// Address of `hikkoshi receive`: HOST:PORT or unix:PATH
     ///
@@ -45,6 +49,9 @@ pub(crate) struct Migrate {
         help_heading = CONNECTION
     )]
     pub to: Option<InvitationArg>,
+
+    #[command(flatten)]
+    pub domain: DomainArgs,
 
     #[command(flatten)]
     pub options: MigrateOptions,
@@ -111,9 +118,12 @@ pub(crate) struct MigrateOptions {
     /// End the source's QEMU after the migration has completed
     ///
     /// Then the old guest cannot be continued by mistake. QEMU is ended only if the exit status is
-    /// 0.
+    /// 0. A domain (--domain) is always destroyed then.
     #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
     pub quit_source: bool,
+
+    #[command(flatten)]
+    pub domain: DomainOptions,
 
     #[command(flatten)]
     pub journaled: JournaledOptions,
@@ -278,6 +288,7 @@ impl MigrateOptions {
             allow_cpu_mismatch: self.allow_cpu_mismatch || earlier.allow_cpu_mismatch,
             no_keep_frames: self.no_keep_frames || earlier.no_keep_frames,
             quit_source: self.quit_source || earlier.quit_source,
+            domain: self.domain.or(&earlier.domain),
             journaled: self.journaled.or(earlier.journaled),
             links: self.links.or(earlier.links),
             rounds: self.rounds.or(earlier.rounds),

@@ -32,6 +32,7 @@ use clap::{Parser, Subcommand};
 pub(crate) use allow_device::AllowDevice;
 pub(crate) use check::Check;
 pub(crate) use demo::Demo;
+pub(crate) use domain::DomainOptions;
 pub(crate) use guard::Guard;
 pub(crate) use journaled_options::JournaledOptions;
 pub(crate) use migrate::{MAX_DOWNTIME_MS, MAX_READ_AHEAD, Migrate, MigrateOptions, WhenStalled};

@@ -3,7 +3,7 @@
 use std::num::{NonZeroU16, NonZeroU64};
 use std::time::Duration;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use hikkoshi_engine::destination::MAX_FAULT_THREADS;
 use hikkoshi_engine::{DestinationOptions, Priority};
 use hikkoshi_link::Address;
@@ -15,6 +15,9 @@ use super::run_options::RunOptions;
 use super::{bytes, durations};
 
 #[derive(Debug, Clone, Args)]
+#[command(group(
+    ArgGroup::new("destination").args(["qmp", "resume"]).required(true).multiple(true)
+))]
 pub(crate) struct Receive {
     /// Address to listen on: HOST:PORT or unix:PATH
     ///

@@ -15,7 +15,6 @@ pub(crate) struct RunOptions {
     #[arg(
         long,
         value_name = "PATH",
-        required_unless_present = "resume",
         display_order = 0,
         help_heading = CONNECTION
     )]

@@ -28,6 +28,7 @@ pub(super) fn is_same_host(given: Option<&Address>, recorded: &Address) -> bool 
 
 /// Locks and reads the journal in `file`, or the one that the options lead to.
 pub(super) fn find<E: Entry>(
+    guest: Option<&NamedGuest>,
     run: &RunOptions,
     file: Option<&Path>,
 ) -> Result<(JournalFile, E), Exit> {
@@ -37,31 +38,29 @@ pub(super) fn find<E: Entry>(
     };
     let path = match file {
         Some(path) => path.to_owned(),
-        None => search::<E>(run)?,
+        None => search::<E>(guest, run)?,
     };
-    let guest = NamedGuest::of(run);
     if !path.exists() {
         let what = format!("there is no journal at {}", path.display());
-        return Err(no_journal::<E>(guest.as_ref(), &what));
+        return Err(no_journal::<E>(guest, &what));
     }
     let file = JournalFile::lock(&path).map_err(cannot)?;
     match file.read().map_err(cannot)? {
         Some(entry) => Ok((file, entry)),
         None => {
             let what = format!("the journal at {} has just been removed", path.display());
-            Err(no_journal::<E>(guest.as_ref(), &what))
+            Err(no_journal::<E>(guest, &what))
         }
     }
 }
 
-fn search<E: Entry>(run: &RunOptions) -> Result<PathBuf, Exit> {
+fn search<E: Entry>(guest: Option<&NamedGuest>, run: &RunOptions) -> Result<PathBuf, Exit> {
     let folder = run.journals.path();
-    let guest = NamedGuest::of(run);
-    let found = journal::find::<E>(&folder, guest.as_ref()).map_err(|error| {
+    let found = journal::find::<E>(&folder, guest).map_err(|error| {
         let what = format!("looking for a migration to resume: {}", Report::new(&error));
         Exit::new(Status::Usage, Reason::Journal, what)
     })?;
-    let found = match &guest {
+    let found = match guest {
         None => found,
         Some(_) => found
             .into_iter()
@@ -86,7 +85,7 @@ fn search<E: Entry>(run: &RunOptions) -> Result<PathBuf, Exit> {
                 E::SIDE,
                 folder.display()
             );
-            Err(no_journal::<E>(guest.as_ref(), &what))
+            Err(no_journal::<E>(guest, &what))
         }
         [(path, _)] => Ok(path.clone()),
         _ => {

@@ -16,7 +16,7 @@ use hikkoshi_qemu::{ExitedDestination, QemuDestination, QemuSource};
 
 use crate::args::{Migrate, Receive, RunOptions};
 use crate::commands::find_journal::find;
-use crate::commands::monitor;
+use crate::commands::monitor::{self, NamedGuest, resume_by_hand};
 use crate::commands::print_result::print_moved;
 use crate::commands::resume_command::resume_command;
 use crate::journal::{DestinationEntry, OfflineJournal, SourceEntry};
@@ -37,8 +37,9 @@ pub(super) fn source(
     file: Option<&Path>,
     cancel: CancelFlag,
 ) -> Result<Status, Exit> {
-    let (file, entry) = find::<SourceEntry>(&args.run, file)?;
+    let (file, entry) = find::<SourceEntry>(NamedGuest::source(args).as_ref(), &args.run, file)?;
     let stage = entry.engine.stage;
+    let address = entry.qemu.identity.monitor.clone();
     let again = resume_command::<SourceEntry>(file.path());
     require_confirmation(&args.run, source_consequence(stage).as_deref())?;
     let cannot = |reason, error: &dyn Error| {
@@ -59,10 +60,13 @@ pub(super) fn source(
     if let Err(error) = give_up_migrate(&mut guest, engine, &watch) {
         let next = match error.outcome {
             Outcome::Stopped => {
-                "the guest belongs to the source, and is paused: resume it with the QMP command \
-                 'cont', or repeat this command"
+                let by_hand = resume_by_hand(&address);
+                format!(
+                    "the guest belongs to the source, and is paused: resume it with {by_hand}, or \
+                     repeat this command"
+                )
             }
-            _ => "nothing was changed",
+            _ => "nothing was changed".to_owned(),
         };
         let reason = Reason::from(&error.cause);
         return Err(cannot(reason, &error).with(next));
@@ -99,7 +103,8 @@ pub(super) fn destination(
     file: Option<&Path>,
     cancel: CancelFlag,
 ) -> Result<Status, Exit> {
-    let (file, entry) = find::<DestinationEntry>(&args.run, file)?;
+    let (file, entry) =
+        find::<DestinationEntry>(NamedGuest::destination(args).as_ref(), &args.run, file)?;
     let (stage, pid) = (entry.engine.stage, entry.qemu.identity.pid);
     require_confirmation(&args.run, destination_consequence(stage))?;
     let again = resume_command::<DestinationEntry>(file.path());

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use hikkoshi_libvirt::{Domain, DomainError};
 use hikkoshi_qemu::qmp::{Monitor, MonitorAddress, MonitorSocket};
 
-use crate::args::RunOptions;
+use crate::args::{DomainOptions, Migrate, Receive};
+use crate::commands::resume_command::quoted;
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
 
@@ -20,9 +21,18 @@ pub(crate) enum NamedGuest {
 }
 
 impl NamedGuest {
-    /// The guest that the options name, if they do.
-    pub(crate) fn of(run: &RunOptions) -> Option<Self> {
-        run.qmp.clone().map(Self::Socket)
+    /// The guest that the options of `migrate` name, if they do.
+    pub(crate) fn source(args: &Migrate) -> Option<Self> {
+        let domain = args.domain.domain.clone().map(|name| Self::Domain {
+            name,
+            uri: args.domain.connect.clone(),
+        });
+        domain.or_else(|| args.run.qmp.clone().map(Self::Socket))
+    }
+
+    /// The QEMU that the options of `receive` name, if they do.
+    pub(crate) fn destination(args: &Receive) -> Option<Self> {
+        args.run.qmp.clone().map(Self::Socket)
     }
 
     /// The one whose monitor is at this address.
@@ -40,10 +50,13 @@ impl NamedGuest {
     ///
     /// # Errors
     /// There is no such domain that runs.
-    pub(crate) fn monitor(&self) -> Result<Arc<dyn Monitor>, DomainError> {
+    pub(crate) fn monitor(&self, options: &DomainOptions) -> Result<Arc<dyn Monitor>, DomainError> {
         Ok(match self {
             Self::Socket(path) => Arc::new(MonitorSocket::new(path)),
-            Self::Domain { name, uri } => Arc::new(Domain::open(uri, name)?),
+            Self::Domain { name, uri } => {
+                let domain = Domain::open(uri, name)?;
+                Arc::new(domain.undefined_at_end(options.undefine_source))
+            }
         })
     }
 }
@@ -52,20 +65,45 @@ impl NamedGuest {
 ///
 /// # Errors
 /// They name none, or no domain that runs.
-pub(crate) fn named(run: &RunOptions) -> Result<Arc<dyn Monitor>, Exit> {
-    let guest = NamedGuest::of(run).ok_or_else(|| {
+pub(crate) fn named(
+    guest: Option<NamedGuest>,
+    options: &DomainOptions,
+) -> Result<Arc<dyn Monitor>, Exit> {
+    let guest = guest.ok_or_else(|| {
         // The command line requires it.
         Exit::new(Status::Usage, Reason::Usage, "--qmp PATH is missing")
     })?;
-    guest.monitor().map_err(|error| {
+    guest.monitor(options).map_err(|error| {
         Exit::caused(Status::AtSource, Reason::NotAttached, &error).with("nothing was changed")
     })
 }
 
 /// The monitor at the address in a journal. Does not connect yet.
 pub(crate) fn of(address: &MonitorAddress) -> Arc<dyn Monitor> {
+    at_source(address, &DomainOptions::default())
+}
+
+/// The same, of a source with these options.
+pub(crate) fn at_source(address: &MonitorAddress, options: &DomainOptions) -> Arc<dyn Monitor> {
     match address {
         MonitorAddress::Socket(path) => Arc::new(MonitorSocket::new(path)),
-        MonitorAddress::Domain { uri, uuid, name } => Arc::new(Domain::known(uri, uuid, name)),
+        MonitorAddress::Domain { uri, uuid, name } => {
+            let domain = Domain::known(uri, uuid, name);
+            Arc::new(domain.undefined_at_end(options.undefine_source))
+        }
+    }
+}
+
+/// How a person resumes a guest that is paused at the source.
+pub(crate) fn resume_by_hand(address: &MonitorAddress) -> String {
+    match address {
+        MonitorAddress::Socket(_) => "the QMP command 'cont'".to_owned(),
+        MonitorAddress::Domain { uri, uuid, .. } => {
+            format!(
+                "'virsh --connect {} resume {}'",
+                quoted(uri.as_ref()),
+                quoted(uuid.as_ref())
+            )
+        }
     }
 }

@@ -3,6 +3,7 @@
 use error_reporter::Report;
 use hikkoshi_qemu::GuestState;
 
+use crate::args::DomainOptions;
 use crate::commands::monitor::NamedGuest;
 use crate::journal::{Entry, SourceEntry};
 use crate::output::exit::{Exit, Status};
@@ -10,10 +11,10 @@ use crate::output::reason::{Holder, Reason};
 
 /// There is nothing to resume, because of `what`.
 pub(super) fn no_journal<E: Entry>(guest: Option<&NamedGuest>, what: &str) -> Exit {
-    let state = match guest.map(NamedGuest::monitor) {
+    let state = match guest.map(|guest| guest.monitor(&DomainOptions::default())) {
         Some(Ok(monitor)) => GuestState::query(&*monitor),
         Some(Err(error)) => Err(Report::new(&error).to_string()),
-        None => Err("name the QEMU process with --qmp".to_owned()),
+        None => Err("name the guest with --qmp or --domain".to_owned()),
     };
     let state = match state {
         Ok(state) => state,

@@ -133,7 +133,8 @@ impl Journal<SourceRecord> for SourceJournal {
             .as_ref()
             .is_some_and(|engine| engine.stage == SourceStage::Done);
         // Until QEMU has ended, too: if this engine is killed before, resuming ends it.
-        if !(done && self.options.quit_source) {
+        let ended = self.options.quit_source || state.qemu.identity.monitor.is_owned();
+        if !(done && ended) {
             self.file.remove();
         }
     }

@@ -1,58 +1,88 @@
 //! The threads of a session.
 
 use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
+use std::time::{Duration, Instant};
 
-use virt::domain::Domain;
+use error_reporter::Report;
+use hikkoshi_linux::Process;
 
 use super::command;
 use super::events::Subscription;
 use super::qmp::{self, Request};
 use super::received::Received;
-use crate::connection::Connection;
+use crate::daemon::{Daemon, Link};
 
 /// Lines that wait to be written: answers, of which there is one at a time, and events.
 const LINES: usize = 1024;
+
+/// How long to wait for a daemon that is being restarted. Less than the adapter waits for the answer
+/// to a command, so that the reason is reported.
+const AWAY_TIMEOUT: Duration = Duration::from_secs(25);
+
+/// The time between two attempts to reach it.
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
+
+const QUERY_VERSION: &str = r#"{"execute":"query-version"}"#;
+
+/// The one command that is not repeated when its answer was lost with the daemon: QEMU may have
+/// written the state already, and would append it.
+const NOT_REPEATED: &str = "xen-save-devices-state";
+
+/// A session's way to QEMU. The daemon may be restarted.
+#[derive(Debug)]
+struct Way {
+    daemon: Daemon,
+    process: Arc<Process>,
+    link: Arc<Link>,
+    /// The domain's events, over that link.
+    events: Subscription,
+    lines: SyncSender<String>,
+}
 
 /// Serves a session on one end of a pair of sockets, and returns the other end.
 ///
 /// # Errors
 ///
 /// Why the session cannot be served, as text.
-pub(crate) fn start(connection: &Connection, domain: &Domain) -> Result<UnixStream, String> {
+pub(crate) fn start(
+    daemon: &Daemon,
+    link: Arc<Link>,
+    process: &Arc<Process>,
+) -> Result<UnixStream, String> {
     let text = |error: io::Error| error.to_string();
     let (client, server) = UnixStream::pair().map_err(text)?;
     let (lines, to_write) = sync_channel(LINES);
     // Before the greeting, so that no event of the session is missed.
-    let events = Subscription::new(connection, domain, lines.clone())?;
-    let version = command::execute(domain, r#"{"execute":"query-version"}"#, &[])?;
+    let events = Subscription::new(&link.connection, &link.domain, lines.clone())?;
+    let version = command::execute(&link.domain, QUERY_VERSION, &[])?;
     let greeting = qmp::greeting(&version).ok_or("QEMU did not tell its version")?;
     let write_end = server.try_clone().map_err(text)?;
     thread::Builder::new()
         .name("libvirt-answers".to_owned())
         .spawn(move || write(&greeting, &to_write, write_end))
         .map_err(text)?;
-    let (connection, domain) = (connection.clone(), domain.clone());
+    let way = Way {
+        daemon: daemon.clone(),
+        process: Arc::clone(process),
+        link,
+        events,
+        lines,
+    };
     thread::Builder::new()
         .name("libvirt-commands".to_owned())
-        .spawn(move || {
-            serve(&connection, &domain, &server, &lines);
-            // The last senders: the other thread ends, and closes the socket.
-            drop((events, lines));
-        })
+        // With the last senders, in `way`, the other thread ends, and closes the socket.
+        .spawn(move || serve(way, &server))
         .map_err(text)?;
     Ok(client)
 }
 
-/// Executes commands until the client closes the socket, or the daemon is gone.
-fn serve(
-    connection: &Connection,
-    domain: &Domain,
-    socket: &UnixStream,
-    lines: &SyncSender<String>,
-) {
+/// Executes commands until the client closes the socket, or QEMU has ended.
+fn serve(mut way: Way, socket: &UnixStream) {
     let mut received = Received::default();
     loop {
         let (line, descriptors) = match received.next(socket) {
@@ -69,20 +99,61 @@ fn serve(
                 return;
             }
             Some(Request::Capabilities { id }) => qmp::empty_answer(id),
-            Some(Request::Command { id, json }) => {
-                match command::execute(domain, &json, &descriptors) {
-                    Ok(returned) => qmp::answer(id, &returned),
-                    Err(error) if !connection.is_alive() => {
-                        tracing::warn!(error, "a domain's monitor: libvirt's daemon is gone");
-                        return;
-                    }
-                    Err(error) => qmp::error(id, &format!("libvirt: {error}")),
-                }
-            }
+            Some(Request::Command { id, json }) => match way.execute(&json, &descriptors) {
+                Ok(returned) => qmp::answer(id, &returned),
+                Err(error) => qmp::error(id, &format!("libvirt: {error}")),
+            },
         };
-        if lines.send(answer).is_err() {
+        if way.lines.send(answer).is_err() {
             return;
         }
+    }
+}
+
+impl Way {
+    /// Lets libvirt execute a command. If the daemon is being restarted, waits until it is back, and
+    /// repeats the command: that changes nothing, or the same again.
+    fn execute(&mut self, json: &str, descriptors: &[OwnedFd]) -> Result<String, String> {
+        let deadline = Instant::now() + AWAY_TIMEOUT;
+        loop {
+            let error = match command::execute(&self.link.domain, json, descriptors) {
+                Err(error) if !self.link.connection.is_alive() => error,
+                executed => return executed,
+            };
+            self.reopen(deadline, &error)?;
+            if json.contains(NOT_REPEATED) {
+                return Err(format!(
+                    "the daemon was restarted while QEMU executed a command: {error}"
+                ));
+            }
+        }
+    }
+
+    /// Waits until the daemon is back and has found the domain.
+    fn reopen(&mut self, deadline: Instant, lost: &str) -> Result<(), String> {
+        tracing::info!(error = lost, "libvirt's daemon is away: waiting for it");
+        loop {
+            let error = match self.try_reopen() {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            if Instant::now() > deadline || !self.process.is_alive() {
+                return Err(error);
+            }
+            thread::sleep(RETRY_INTERVAL);
+        }
+    }
+
+    fn try_reopen(&mut self) -> Result<(), String> {
+        let link = self
+            .daemon
+            .link()
+            .map_err(|e| Report::new(&e).to_string())?;
+        let events = Subscription::new(&link.connection, &link.domain, self.lines.clone())?;
+        // It may still be connecting to QEMU.
+        command::execute(&link.domain, QUERY_VERSION, &[])?;
+        (self.link, self.events) = (link, events);
+        Ok(())
     }
 }
 

@@ -22,6 +22,12 @@ pub enum MonitorAddress {
 }
 
 impl MonitorAddress {
+    /// Whether another program owns QEMU. It has started it, and ends it when the guest has moved.
+    #[must_use]
+    pub fn is_owned(&self) -> bool {
+        matches!(self, Self::Domain { .. })
+    }
+
     /// The same address for a program with another working directory.
     #[must_use]
     pub fn absolute(&self) -> Self {

@@ -59,6 +59,16 @@ pub trait Monitor: fmt::Debug + Send + Sync {
         client.execute("quit", json!({})).map(drop)
     }
 
+    /// Removes what the owner still keeps of a guest that has moved away, if it was asked to. QEMU
+    /// runs, or has ended. Can be repeated.
+    ///
+    /// # Errors
+    ///
+    /// See [`QmpError`].
+    fn forget(&self) -> Result<(), QmpError> {
+        Ok(())
+    }
+
     /// Checks that the guest's owner has done nothing to it since the move began that the
     /// destination does not know of. Called before the first round, and right before the guest is
     /// paused. (What QEMU itself reports is checked elsewhere.)

@@ -161,6 +161,7 @@ impl QemuSource {
         allowed: &AllowedTypes,
         mode: Option<Mode>,
     ) -> Result<Self, AttachError> {
+        monitor.check_unchanged().map_err(Refusal::Qmp)?;
         let qemu = attach(&*monitor, Side::Source, allowed, mode, Overcommit::Refuse)?;
         let identity = QemuIdentity::of(&*monitor, &qemu)?;
         let Attached {

@@ -18,7 +18,8 @@ use crate::commands::find_journal::may_exist;
 use crate::commands::guard::{GuardProcess, QEMU_ENDED};
 use crate::commands::kernel_support::require_dirty_log;
 use crate::commands::late_cancel::{CommitJournal, LateCancelNotice};
-use crate::commands::{give_up, monitor, signals};
+use crate::commands::monitor::{self, NamedGuest};
+use crate::commands::{give_up, signals};
 use crate::journal::{JournalFile, SourceEntry, SourceJournal};
 use crate::output::exit::{Exit, Status};
 use crate::output::progress;
@@ -38,7 +39,7 @@ pub(crate) fn run(args: &Migrate) -> Result<Status, Exit> {
 
 /// Starts a migration.
 fn start(args: &Migrate, remote: &Remote, cancel: CancelFlag) -> Result<Status, Exit> {
-    let monitor = monitor::named(&args.run)?;
+    let monitor = monitor::named(NamedGuest::source(args), &args.options.domain)?;
     let folder = args.run.journals.path();
     let observer = progress::observer(args.run.progress);
     unfinished::check_folder(&folder, &*monitor, &*observer)?;
@@ -96,8 +97,9 @@ fn start(args: &Migrate, remote: &Remote, cancel: CancelFlag) -> Result<Status, 
     };
     let result = migrate(&mut guest, remote, &args.engine_options(), &watch);
     late_cancel.end();
-    let quit =
-        (result.is_ok() && args.options.quit_source).then(|| outcome::quit_source(|| guest.quit()));
+    let address = &identity.monitor;
+    let quits = result.is_ok() && (args.options.quit_source || address.is_owned());
+    let quit = quits.then(|| outcome::quit_source(|| guest.quit()));
     if quit.as_ref().is_some_and(|quit| quit.source_quit) {
         journal.remove();
     }
@@ -106,6 +108,7 @@ fn start(args: &Migrate, remote: &Remote, cancel: CancelFlag) -> Result<Status, 
         args,
         result,
         journal.path(),
+        address,
         qemu_pid,
         quit.as_ref(),
         |outcome| match outcome {

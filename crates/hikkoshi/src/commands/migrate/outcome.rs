@@ -8,8 +8,10 @@ use hikkoshi_engine::source::SourceFailure;
 use hikkoshi_engine::{Account, MigrateError};
 use hikkoshi_handover::Outcome;
 use hikkoshi_qemu::QuitError;
+use hikkoshi_qemu::qmp::MonitorAddress;
 
 use crate::args::Migrate;
+use crate::commands::monitor::resume_by_hand;
 use crate::commands::print_result::print_result;
 use crate::commands::resume_command::{GIVE_UP_HINT, resume_command};
 use crate::journal::SourceEntry;
@@ -28,13 +30,14 @@ const MEMORY_LOST: &str = "the guest is lost: at the destination it waits for pa
                            exist. End its QEMU there ('hikkoshi receive --resume --give-up' does), \
                            and reboot the guest from its disks";
 
-/// Reports the outcome. `qemu_pid` is the source's QEMU, if it still exists. `special` knows in
+/// Reports the outcome for the guest whose monitor is at `monitor`. `qemu_pid` is the source's QEMU, if it still exists. `special` knows in
 /// some cases who has the guest and what to report. `quit`: whether the source's QEMU was ended, if
 /// it was to be.
 pub(super) fn report(
     args: &Migrate,
     result: Result<Account, MigrateError>,
     journal: &Path,
+    monitor: &MonitorAddress,
     qemu_pid: Option<u32>,
     quit: Option<&SourceQuit>,
     special: impl Fn(Outcome) -> Option<(Holder, &'static str)>,
@@ -68,7 +71,7 @@ pub(super) fn report(
     let again = resume_command::<SourceEntry>(journal);
     let (holder, next) = match special(error.outcome) {
         Some((holder, next)) => (holder, next.to_owned()),
-        None => (error.outcome.into(), next_step(&error, &again)),
+        None => (error.outcome.into(), next_step(&error, monitor, &again)),
     };
     let holder = match error.cause {
         SourceFailure::MemoryLost { .. } => Holder::Destination,
@@ -104,7 +107,7 @@ pub(super) fn quit_source(quit: impl FnOnce() -> Result<(), QuitError>) -> Sourc
 }
 
 /// Where the guest is after an error, and what to do.
-fn next_step(error: &MigrateError, again: &str) -> String {
+fn next_step(error: &MigrateError, monitor: &MonitorAddress, again: &str) -> String {
     match error.outcome {
         Outcome::AtSource if error.aftermath.is_empty() => {
             "the guest still runs at the source".to_owned()
@@ -115,7 +118,8 @@ fn next_step(error: &MigrateError, again: &str) -> String {
         // `Declined` is an outcome of destinations only.
         Outcome::Stopped | Outcome::Declined => format!(
             "the guest belongs to the source, and is paused. No data is lost. To resume it: \
-             {again}; or the QMP command 'cont'"
+             {again}; or {}",
+            resume_by_hand(monitor)
         ),
         Outcome::Paused => format!(
             "the guest is paused here, and may run at the destination already: never continue it \

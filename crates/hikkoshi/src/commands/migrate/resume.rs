@@ -6,13 +6,14 @@ use std::sync::Arc;
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, MigrateControl, SourceGuest, resume_migrate};
 use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
+use hikkoshi_qemu::qmp::Monitor;
 use hikkoshi_qemu::{QemuSource, QuitError, RamFileSource};
 
 use super::outcome;
 use crate::args::Migrate;
 use crate::commands::find_journal::{find, is_same_host};
 use crate::commands::guard::{GuardProcess, QEMU_ENDED};
-use crate::commands::monitor;
+use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::print_result::print_moved;
 use crate::commands::resume_command::cannot_resume;
 use crate::journal::{self, DestinationEntry, JournalFile, SourceEntry, SourceJournal};
@@ -27,7 +28,8 @@ pub(super) fn resume(
     file: Option<&Path>,
     cancel: CancelFlag,
 ) -> Result<Status, Exit> {
-    let (file, mut entry) = find::<SourceEntry>(&args.run, file)?;
+    let (file, mut entry) =
+        find::<SourceEntry>(NamedGuest::source(args).as_ref(), &args.run, file)?;
     if entry.engine.stage == SourceStage::Done || destination_is_complete(&file, &entry) {
         return complete(args, &file, &entry);
     }
@@ -37,7 +39,9 @@ pub(super) fn resume(
     let cannot = |reason, error: &dyn std::error::Error| {
         cannot_resume::<SourceEntry>(reason, error, file.path())
     };
-    let mut attached = QemuSource::reattach(&entry.qemu, monitor::of(&entry.qemu.identity.monitor))
+    let address = entry.qemu.identity.monitor.clone();
+    let monitor = monitor::at_source(&address, &args.options.domain);
+    let mut attached = QemuSource::reattach(&entry.qemu, Arc::clone(&monitor))
         .map_err(|error| cannot(Reason::NotAttached, &error))?;
     let has_ended = attached.is_none();
     let reattach_info = attached
@@ -90,8 +94,8 @@ pub(super) fn resume(
     };
     let result = resume_migrate(guest, engine, &remote, &args.engine_options(), &watch);
     let has_ended = guest.has_ended();
-    let quits = result.is_ok() && args.options.quit_source;
-    let quit = quits.then(|| outcome::quit_source(|| quit_attached(attached.as_mut())));
+    let quits = result.is_ok() && (args.options.quit_source || address.is_owned());
+    let quit = quits.then(|| outcome::quit_source(|| quit_attached(attached.as_mut(), &*monitor)));
     drop(attached);
     if quit.as_ref().is_some_and(|quit| quit.source_quit) {
         journal.remove();
@@ -102,6 +106,7 @@ pub(super) fn resume(
         args,
         result,
         journal.path(),
+        &address,
         qemu_pid,
         quit.as_ref(),
         |outcome| match outcome {
@@ -115,8 +120,11 @@ pub(super) fn resume(
 }
 
 /// Ends QEMU; `None`: it has ended.
-fn quit_attached(guest: Option<&mut QemuSource>) -> Result<(), QuitError> {
-    guest.map_or(Ok(()), QemuSource::quit)
+fn quit_attached(guest: Option<&mut QemuSource>, monitor: &dyn Monitor) -> Result<(), QuitError> {
+    match guest {
+        Some(guest) => guest.quit(),
+        None => Ok(monitor.forget()?),
+    }
 }
 
 /// Whether the destination's journal is in the same folder and says that the destination has all
@@ -152,7 +160,10 @@ fn destination_is_complete(file: &JournalFile, entry: &SourceEntry) -> bool {
 
 /// The destination has all pages: restores what was changed in the source's QEMU.
 fn complete(args: &Migrate, file: &JournalFile, entry: &SourceEntry) -> Result<Status, Exit> {
-    let mut attached = QemuSource::reattach(&entry.qemu, monitor::of(&entry.qemu.identity.monitor))
+    let address = &entry.qemu.identity.monitor;
+    let domain = args.options.domain.clone().or(&entry.options.domain);
+    let monitor = monitor::at_source(address, &domain);
+    let mut attached = QemuSource::reattach(&entry.qemu, Arc::clone(&monitor))
         .map_err(|error| cannot_resume::<SourceEntry>(Reason::NotAttached, &error, file.path()))?;
     if let Some(guest) = &mut attached
         && let Err(error) = guest.release()
@@ -160,8 +171,8 @@ fn complete(args: &Migrate, file: &JournalFile, entry: &SourceEntry) -> Result<S
         let error = Report::new(&error);
         progress::observer(args.run.progress).notice(&format!("the guest has moved, but: {error}"));
     }
-    let quits = args.options.quit_source || entry.options.quit_source;
-    let quit = quits.then(|| outcome::quit_source(|| quit_attached(attached.as_mut())));
+    let quits = args.options.quit_source || entry.options.quit_source || address.is_owned();
+    let quit = quits.then(|| outcome::quit_source(|| quit_attached(attached.as_mut(), &*monitor)));
     // Otherwise this command can be repeated: nothing else is left to do.
     if quit.as_ref().is_none_or(|quit| quit.source_quit) || entry.engine.stage != SourceStage::Done
     {

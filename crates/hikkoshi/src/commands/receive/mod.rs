@@ -13,9 +13,9 @@ use hikkoshi_engine::{CancelFlag, ReceiveControl, receive};
 use hikkoshi_handover::Outcome;
 use hikkoshi_qemu::{AttachError, QemuDestination, Refusal};
 
-use crate::args::Receive;
+use crate::args::{DomainOptions, Receive};
 use crate::commands::find_journal::may_exist;
-use crate::commands::monitor;
+use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::wait_for_source::wait_for_source;
 use crate::commands::{give_up, signals};
 use crate::journal::{DestinationEntry, DestinationJournal, JournalFile};
@@ -41,7 +41,7 @@ fn start(args: &Receive, cancel: CancelFlag) -> Result<Status, Exit> {
         return Err(Exit::new(Status::Usage, Reason::Usage, what));
     };
     let acceptor = Acceptor::new(args, listen)?;
-    let monitor = monitor::named(&args.run)?;
+    let monitor = monitor::named(NamedGuest::destination(args), &DomainOptions::default())?;
     let folder = args.run.journals.path();
     unfinished::check_folder(&folder, &*monitor)?;
     let allowed = args.options.journaled.devices.allowed();

@@ -10,7 +10,7 @@ use hikkoshi_qemu::{ExitedDestination, QemuDestination, SharedReattachInfo};
 use super::outcome;
 use crate::args::Receive;
 use crate::commands::find_journal::{find, is_same_host};
-use crate::commands::monitor;
+use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::resume_command::cannot_resume;
 use crate::journal::{DestinationEntry, DestinationJournal};
 use crate::output::exit::{Exit, Status};
@@ -24,7 +24,8 @@ pub(super) fn resume(
     file: Option<&Path>,
     cancel: CancelFlag,
 ) -> Result<Status, Exit> {
-    let (file, mut entry) = find::<DestinationEntry>(&args.run, file)?;
+    let (file, mut entry) =
+        find::<DestinationEntry>(NamedGuest::destination(args).as_ref(), &args.run, file)?;
     let plaintext = entry.plaintext && is_same_host(args.listen.as_ref(), &entry.address);
     let args = &args.clone().resumed(entry.options.clone(), plaintext);
     let cannot = |error: &dyn std::error::Error| {

@@ -16,7 +16,9 @@ use hikkoshi_qemu::qmp::MonitorAddress;
 use serde_json::Value;
 
 use super::RecordError;
-use crate::args::{AllowDevice, JournaledOptions, MigrateOptions, ReceiveOptions, WhenStalled};
+use crate::args::{
+    AllowDevice, DomainOptions, JournaledOptions, MigrateOptions, ReceiveOptions, WhenStalled,
+};
 use crate::journal::entry::{DestinationEntry, Entry, SourceEntry};
 
 fn path(name: &str) -> PathBuf {
@@ -67,6 +69,7 @@ fn all_migrate_options() -> MigrateOptions {
         no_keep_frames: false,
         // This came later: see `v3-source-later`.
         quit_source: false,
+        domain: DomainOptions::default(),
         links: Some(3),
         rounds: Some(2),
         max_rounds: Some(9),
@@ -190,10 +193,16 @@ fn a_domain_is_in_a_kept_file() {
         uuid: "6695eb01-f6a4-8304-79aa-97f2502e193f".into(),
         name: "guest".into(),
     };
+    entry.options.domain = DomainOptions {
+        undefine_source: true,
+        persistent: true,
+        autostart: true,
+    };
     keep_if_asked("v3-source-domain", &entry);
     is_written_as_kept("v3-source-domain", &entry);
     let read = source("v3-source-domain");
     assert_eq!(read.qemu.identity, entry.qemu.identity);
+    assert_eq!(read.options, entry.options);
 }
 
 fn keep_if_asked(name: &str, entry: &impl Entry) {

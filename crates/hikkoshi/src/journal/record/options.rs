@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::RecordError;
 use super::engine::ModeTag;
 use crate::args::{
-    AllowDevice, JournaledOptions, MAX_DOWNTIME_MS, MAX_READ_AHEAD, MigrateOptions, ReceiveOptions,
-    WhenStalled,
+    AllowDevice, DomainOptions, JournaledOptions, MAX_DOWNTIME_MS, MAX_READ_AHEAD, MigrateOptions,
+    ReceiveOptions, WhenStalled,
 };
 
 /// [`MigrateOptions`].
@@ -27,6 +27,12 @@ pub(crate) struct MigrateOptionsRecord {
     /// Left out if it is not set, as in journals that were written before it existed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     quit_source: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    undefine_source: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    persistent: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    autostart: bool,
     links: Option<u16>,
     rounds: Option<u32>,
     max_rounds: Option<u32>,
@@ -93,6 +99,9 @@ impl From<&MigrateOptions> for MigrateOptionsRecord {
             when_stalled: options.when_stalled.map(Into::into),
             allow_cpu_mismatch: options.allow_cpu_mismatch,
             quit_source: options.quit_source,
+            undefine_source: options.domain.undefine_source,
+            persistent: options.domain.persistent,
+            autostart: options.domain.autostart,
             links: options.links,
             rounds: options.rounds,
             max_rounds: options.max_rounds,
@@ -123,6 +132,11 @@ impl TryFrom<MigrateOptionsRecord> for MigrateOptions {
             // Not stored: frames are kept only in the switchover, which comes before a resumption.
             no_keep_frames: false,
             quit_source: record.quit_source,
+            domain: DomainOptions {
+                undefine_source: record.undefine_source,
+                persistent: record.persistent,
+                autostart: record.autostart,
+            },
             links: within("links", record.links, 1..=MAX_LINKS)?,
             rounds: within("rounds", record.rounds, 1..=u32::MAX)?,
             max_rounds: within("max-rounds", record.max_rounds, 1..=u32::MAX)?,
