@@ -12,7 +12,7 @@ use crate::report::{AsynchronousFaults, FaultKind};
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_linux::Process;
 use hikkoshi_userfault::Userfault;
-use hikkoshi_wire::{GuestDescription, Machine, Processors};
+use hikkoshi_wire::{Domain, GuestDescription, Machine, Processors};
 
 use crate::guest_error::GuestError;
 use crate::network_frames::{FrameCapture, FrameDelivery};
@@ -117,6 +117,12 @@ pub trait SourceGuest: Send {
     /// or that find differences themselves.
     fn machine(&self) -> Machine {
         Machine::default()
+    }
+
+    /// What the destination's management daemon needs to create the guest's machine. `None`: no
+    /// daemon owns the guest.
+    fn domain(&self) -> Option<Domain> {
+        None
     }
 
     /// The guest's memory, for reading.

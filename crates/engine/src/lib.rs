@@ -82,7 +82,8 @@ mod sync;
 
 pub use default_links::default_links;
 pub use destination::{
-    DestinationOptions, ReceiveControl, ReceiveError, give_up_receive, receive, resume_receive,
+    DestinationHost, DestinationOptions, OfferedGuest, ReceiveControl, ReceiveError,
+    give_up_receive, receive, receive_at, resume_receive,
 };
 pub use guest::{DestinationGuest, SourceGuest, ThreadName};
 pub use guest_error::GuestError;
@@ -92,8 +93,8 @@ pub use obstacle::DestinationObstacle;
 pub use report::{Account, Observer};
 pub use retry::RetryFor;
 pub use source::{
-    Comparison, LogRanges, MigrateControl, MigrateError, ReadAhead, SourceOptions, WhenStalled,
-    compare, give_up_migrate, migrate, resume_migrate,
+    Comparison, GuestOffer, LogRanges, MigrateControl, MigrateError, ReadAhead, SourceOptions,
+    WhenStalled, compare, give_up_migrate, migrate, resume_migrate,
 };
 
-pub use hikkoshi_wire::{MAX_LINKS, Mode};
+pub use hikkoshi_wire::{Domain, MAX_LINKS, Mode};

@@ -54,6 +54,8 @@
 //!
 //! ```text
 //!     source                                      destination
+//!       | Domain: the guest is a libvirt domain, if the |
+//!       |          destination has the capability       |
 //!       | Machine: the guest's devices, if both sides   |
 //!       |          have the capability                  |
 //!       | KeepsFrames: the source opens a link for      |
@@ -157,7 +159,8 @@
 //! A source sends [`Machine`](ToDestination::Machine) only to a destination
 //! with [`Capabilities::MACHINE`], and [`KeepsFrames`](ToDestination::KeepsFrames) and
 //! what follows from it only with [`Capabilities::FRAMES`]; and
-//! [`MemoryLost`](ToDestination::MemoryLost) only with [`Capabilities::MEMORY_LOST`].
+//! [`MemoryLost`](ToDestination::MemoryLost) only with [`Capabilities::MEMORY_LOST`];
+//! [`Domain`](ToDestination::Domain) only with [`Capabilities::DOMAIN`].
 //!
 //! Version 1 is still understood, so that an unfinished migration can be
 //! resumed after one side was updated. A new migration needs
@@ -189,12 +192,12 @@ pub use framing::{
 pub use limits::Limits;
 pub use messages::{
     AuxiliaryBlock, BlockDescription, CpuidRegister, CpuidWord, DestinationStage, Device,
-    DeviceStateDigest, DeviceStateError, FaultKind, FaultMeasures, GuestDescription,
-    GuestRangeDescription, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE, MAX_FAULTING, MAX_LINKS,
-    MAX_NETWORK_FRAME, MAX_NETWORK_FRAMES, MAX_OBSTACLES, MAX_RANGES, MAX_TEXT, Machine, Mode,
-    NetworkFrame, OFFLOAD_LEN, OutsideLayout, PageRanges, Processor, ProcessorKind, ProcessorPlace,
-    ProcessorSetting, Processors, RequestSummary, SourceStage, StageSummary, ThreadFaults,
-    ToDestination, ToSource, Topology,
+    DeviceStateDigest, DeviceStateError, Domain, FaultKind, FaultMeasures, GuestDescription,
+    GuestRangeDescription, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE, MAX_DOMAIN_XML, MAX_FAULTING,
+    MAX_LINKS, MAX_NETWORK_FRAME, MAX_NETWORK_FRAMES, MAX_OBSTACLES, MAX_RANGES, MAX_TEXT, Machine,
+    Mode, NetworkFrame, OFFLOAD_LEN, OutsideLayout, PageRanges, Processor, ProcessorKind,
+    ProcessorPlace, ProcessorSetting, Processors, RequestSummary, SourceStage, StageSummary,
+    ThreadFaults, ToDestination, ToSource, Topology,
 };
 pub use negotiation::{
     Agreed, CHALLENGE_LEN, Capabilities, HELLO_LEN, Hello, HelloError, MigrationId,

@@ -18,7 +18,7 @@ use std::path::Path;
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
     AuxiliaryBlock, BlockDescription, Capabilities, ControlMessage, CpuidRegister, CpuidWord,
-    DestinationStage, Device, FaultKind, FaultMeasures, Frame, GuestDescription,
+    DestinationStage, Device, Domain, FaultKind, FaultMeasures, Frame, GuestDescription,
     GuestRangeDescription, Hello, Machine, MigrationId, Mode, NetworkFrame, PageRanges, Processor,
     ProcessorKind, ProcessorPlace, ProcessorSetting, Processors, RequestSummary, Role, SourceStage,
     StageSummary, ThreadFaults, ToDestination, ToSource, Topology, Versions, control_frame,
@@ -112,6 +112,15 @@ fn to_destination() -> Vec<ToDestination> {
         },
         ToDestination::Compare {
             description: description(),
+        },
+        ToDestination::Domain {
+            domain: Domain {
+                name: "guest".into(),
+                uuid: "6695eb01-f6a4-8304-79aa-97f2502e193f".into(),
+                xml: b"<domain type='kvm'/>".to_vec(),
+                persistent: b"<domain/>".to_vec(),
+                autostart: true,
+            },
         },
     ]
 }
@@ -283,6 +292,7 @@ fn destination_name(message: &ToDestination) -> &'static str {
         ToDestination::FramesEnd => "to-destination-frames-end",
         ToDestination::MemoryLost { .. } => "to-destination-memory-lost",
         ToDestination::Compare { .. } => "to-destination-compare",
+        ToDestination::Domain { .. } => "to-destination-domain",
     }
 }
 
@@ -406,6 +416,6 @@ fn each_message_has_its_number_and_is_in_the_list() {
             .map(|message| hikkoshi_wire::encode_control(message).unwrap());
         payloads.map(|payload| payload[0]).collect()
     }
-    assert_eq!(numbers(&to_destination()), (0..18).collect::<Vec<u8>>());
+    assert_eq!(numbers(&to_destination()), (0..19).collect::<Vec<u8>>());
     assert_eq!(numbers(&to_source()), (0..19).collect::<Vec<u8>>());
 }

@@ -16,6 +16,8 @@ pub enum MessageKind {
     /// Destination: its greeting on any link.
     Greeting,
     /// Sent by the source.
+    Domain,
+    /// Sent by the source.
     Machine,
     /// Sent by the source.
     KeepsFrames,
@@ -117,6 +119,7 @@ pub(super) fn from_source(payload: &[u8]) -> MessageKind {
         ToDestination::FramesEnd => MessageKind::FramesEnd,
         ToDestination::MemoryLost { .. } => MessageKind::MemoryLost,
         ToDestination::Compare { .. } => MessageKind::Compare,
+        ToDestination::Domain { .. } => MessageKind::Domain,
     }
 }
 

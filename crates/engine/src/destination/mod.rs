@@ -17,6 +17,7 @@
 pub(crate) mod context;
 mod error;
 pub(crate) mod handover_driver;
+mod host;
 mod install_error;
 mod last_message;
 pub(crate) mod network_frames;
@@ -31,7 +32,8 @@ pub(crate) mod switchover;
 
 pub use error::{DestinationFailure, ReceiveError};
 pub use handover_driver::give_up::give_up_receive;
+pub use host::{DestinationHost, OfferedGuest};
 pub use install_error::{InstallError, TooManyPartial};
 pub use options::{DestinationOptions, MAX_FAULT_THREADS};
-pub use receive::{receive, resume_receive};
+pub use receive::{receive, receive_at, resume_receive};
 pub use receive_control::ReceiveControl;

@@ -6,6 +6,7 @@ use std::thread;
 use hikkoshi_wire::{MAX_LINKS, Role};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
+use crate::destination::host::{DestinationHost, WaitingMachine};
 use crate::destination::options::DestinationOptions;
 use crate::destination::receive_control::ReceiveControl;
 use crate::destination::switchover::offer::NoGuest;
@@ -33,8 +34,21 @@ pub fn receive(
     options: &DestinationOptions,
     watch: &ReceiveControl,
 ) -> Result<Account, ReceiveError> {
+    receive_at(&mut WaitingMachine(guest), listener, options, watch)
+}
+
+/// Waits at `listener` for a source and takes its guest into a machine of `host`.
+///
+/// # Errors
+/// As [`receive`].
+pub fn receive_at(
+    host: &mut dyn DestinationHost,
+    listener: &Listener,
+    options: &DestinationOptions,
+    watch: &ReceiveControl,
+) -> Result<Account, ReceiveError> {
     listener.set_migration(None);
-    listening(listener, |acceptor| accept(guest, acceptor, options, watch))
+    listening(listener, |acceptor| accept(host, acceptor, options, watch))
 }
 
 /// Resumes a migration that another engine has begun and recorded, when its source connects at
@@ -105,7 +119,7 @@ struct Acceptor<'a> {
 
 /// Waits for sources until a guest was received, or its migration failed.
 fn accept(
-    guest: &mut dyn DestinationGuest,
+    host: &mut dyn DestinationHost,
     acceptor: &mut Acceptor<'_>,
     options: &DestinationOptions,
     watch: &ReceiveControl,
@@ -132,8 +146,8 @@ fn accept(
         acceptor.listener.accept_only_links_of(&link);
         let peer = link.peer.clone();
         let over = || acceptor.listener.set_migration(None);
-        match switchover::offer::receive_offer(guest, link, options, watch, over) {
-            Ok(offered) => {
+        match switchover::offer::receive_offer(host, link, options, watch, over) {
+            Ok((guest, offered)) => {
                 watch
                     .observer
                     .notice(&format!("a guest arrives from {peer}"));
@@ -151,12 +165,14 @@ fn accept(
                     1 => format!("{peer} asked about its guest, which cannot be moved here: there is 1 obstacle"),
                     n => format!("{peer} asked about its guest, which cannot be moved here: there are {n} obstacles"),
                 });
+                host.discard();
                 acceptor.listener.set_migration(None);
             }
             Err(NoGuest::Refused(why)) => {
                 watch
                     .observer
                     .notice(&format!("refused a guest from {peer}: {why}"));
+                host.discard();
                 // Also when the source was not notified.
                 acceptor.listener.set_migration(None);
             }

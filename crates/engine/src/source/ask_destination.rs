@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use hikkoshi_link::{HandshakeError, LinkError, Remote, hello, open, split};
 use hikkoshi_linux::CancelFlag;
 use hikkoshi_wire::{
-    Capabilities, GuestDescription, Limits, MAX_OBSTACLES, Machine, MigrationId, Processors, Role,
-    ToDestination, ToSource, Versions,
+    Capabilities, Limits, MAX_OBSTACLES, MigrationId, Role, ToDestination, ToSource, Versions,
 };
 
 use crate::obstacle::DestinationObstacle;
 use crate::source::error::SourceFailure;
+use crate::source::guest_offer::GuestOffer;
 use crate::source::migrate::random;
 
 /// How long the destination may take to answer.
@@ -36,10 +36,8 @@ pub struct Comparison {
 /// If it cannot be reached, is not authentic, has no common protocol version, or does not answer.
 pub fn compare(
     remote: &Remote,
-    description: &GuestDescription,
-    processors: Processors,
+    guest: GuestOffer<'_>,
     allow_cpu_mismatch: bool,
-    machine: Machine,
     cancel: &CancelFlag,
 ) -> Result<Comparison, SourceFailure> {
     let connect = |cause| SourceFailure::Connect {
@@ -65,20 +63,15 @@ pub fn compare(
         .map_err(|error| SourceFailure::link(DOING)(LinkError::Io(error)))?;
     control.set_progress_timeout(Some(ANSWER_TIMEOUT));
     reader.set_deadline(Some(Instant::now() + ANSWER_TIMEOUT));
-    let of_machine = agreed
-        .capabilities
-        .contains(Capabilities::MACHINE)
-        .then_some(ToDestination::Machine { machine });
-    let question = [
-        ToDestination::Processors {
-            processors,
-            allow_mismatch: allow_cpu_mismatch,
-        },
-        ToDestination::Compare {
-            description: description.clone(),
-        },
-    ];
-    for message in of_machine.iter().chain(&question) {
+    let mut messages = guest.first_messages(agreed.capabilities);
+    messages.push(ToDestination::Processors {
+        processors: guest.processors,
+        allow_mismatch: allow_cpu_mismatch,
+    });
+    messages.push(ToDestination::Compare {
+        description: guest.description.clone(),
+    });
+    for message in &messages {
         control
             .control(message)
             .map_err(SourceFailure::link(DOING))?;

@@ -15,6 +15,7 @@ use crate::report::{Account, Phase};
 use crate::retry::RetryBudget;
 use crate::source::context::{MigrateControl, MigrationContext};
 use crate::source::error::{MigrateError, SourceFailure};
+use crate::source::guest_offer::GuestOffer;
 use crate::source::handover_driver::{ActiveLinks, HandoverDriver};
 use crate::source::lifecycle::{MigrationResult, with_context};
 use crate::source::notify_guest_kept;
@@ -99,9 +100,7 @@ fn run(
         shared,
         remote,
         machine.record().id,
-        guest.describe(),
-        guest.processors(),
-        guest.machine(),
+        GuestOffer::of(guest),
         capture,
     )
     .map_err(at_source)?;

@@ -95,6 +95,11 @@ impl LinkReader {
         })
     }
 
+    /// From now on, frames are about a guest of `limits`.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
+    }
+
     /// Bytes read from the link so far.
     pub fn received(&self) -> u64 {
         self.received

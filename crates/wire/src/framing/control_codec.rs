@@ -24,7 +24,7 @@ pub trait ControlMessage: Serialize + DeserializeOwned + sealed::Sealed {
 }
 
 impl ControlMessage for ToDestination {
-    const COUNT: u32 = 18;
+    const COUNT: u32 = 19;
 
     fn subject(&self) -> Subject {
         match self {

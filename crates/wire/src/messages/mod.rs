@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 mod bounded;
 mod device_state;
+mod domain;
 mod guest;
 mod machine;
 mod measurements;
@@ -21,6 +22,7 @@ use bounded::{Bytes, List, Reason};
 
 pub use bounded::MAX_TEXT;
 pub use device_state::{DeviceStateDigest, DeviceStateError, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE};
+pub use domain::{Domain, MAX_DOMAIN_XML};
 pub use guest::{BlockDescription, GuestDescription, GuestRangeDescription};
 pub use machine::{AuxiliaryBlock, Device, Machine};
 pub use measurements::{
@@ -183,6 +185,13 @@ pub enum ToDestination {
     Compare {
         /// The guest.
         description: GuestDescription,
+    },
+    /// The guest is a libvirt domain. The first message, and only to a
+    /// destination with [`Capabilities::DOMAIN`](crate::Capabilities::DOMAIN).
+    /// One with libvirt creates the domain before it answers the offer.
+    Domain {
+        /// The domain.
+        domain: Domain,
     },
 }
 

@@ -93,6 +93,9 @@ impl Capabilities {
     /// The destination supports [`MemoryLost`](crate::ToDestination::MemoryLost).
     pub const MEMORY_LOST: Self = Self(1 << 7);
 
+    /// The destination supports [`Domain`](crate::ToDestination::Domain).
+    pub const DOMAIN: Self = Self(1 << 8);
+
     /// All capabilities of this build.
     pub const KNOWN: Self = Self(
         Self::POSTCOPY.0
@@ -102,7 +105,8 @@ impl Capabilities {
             | Self::MACHINE.0
             | Self::FRAMES.0
             | Self::COMPARE.0
-            | Self::MEMORY_LOST.0,
+            | Self::MEMORY_LOST.0
+            | Self::DOMAIN.0,
     );
 
     /// Returns the capabilities with these bits, known or not.

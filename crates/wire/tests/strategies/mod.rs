@@ -3,11 +3,11 @@
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
     AuxiliaryBlock, BlockDescription, Capabilities, CpuidRegister, CpuidWord, DestinationStage,
-    Device, FaultKind, FaultMeasures, Frame, GuestDescription, GuestRangeDescription, Hello,
-    MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Machine, Message, MigrationId,
-    Mode, NetworkFrame, OFFLOAD_LEN, PageRanges, Processor, ProcessorKind, ProcessorPlace,
-    ProcessorSetting, Processors, RequestSummary, Role, SourceStage, StageSummary, ThreadFaults,
-    ToDestination, ToSource, Topology, Versions,
+    Device, Domain, FaultKind, FaultMeasures, Frame, GuestDescription, GuestRangeDescription,
+    Hello, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Machine, Message,
+    MigrationId, Mode, NetworkFrame, OFFLOAD_LEN, PageRanges, Processor, ProcessorKind,
+    ProcessorPlace, ProcessorSetting, Processors, RequestSummary, Role, SourceStage, StageSummary,
+    ThreadFaults, ToDestination, ToSource, Topology, Versions,
 };
 use proptest::prelude::*;
 
@@ -275,6 +275,7 @@ pub(crate) fn to_destination() -> impl Strategy<Value = ToDestination> {
         Just(ToDestination::FramesEnd),
         text().prop_map(|reason| ToDestination::MemoryLost { reason }),
         description().prop_map(|description| ToDestination::Compare { description }),
+        domain().prop_map(|domain| ToDestination::Domain { domain }),
         (processors(), any::<bool>()).prop_map(|(processors, allow_mismatch)| {
             ToDestination::Processors {
                 processors,
@@ -401,4 +402,17 @@ pub(crate) fn message<T: std::fmt::Debug>(
         pages,
         bare().prop_map(Message::Bare),
     ]
+}
+
+fn domain() -> impl Strategy<Value = Domain> {
+    let xml = || prop::collection::vec(any::<u8>(), 0..200);
+    (text(), text(), xml(), xml(), any::<bool>()).prop_map(
+        |(name, uuid, xml, persistent, autostart)| Domain {
+            name,
+            uuid,
+            xml,
+            persistent,
+            autostart,
+        },
+    )
 }

@@ -12,13 +12,14 @@ use hikkoshi_wire::{
 
 use crate::default_links::default_links;
 use crate::destination::error::DestinationFailure;
+use crate::destination::host::{DestinationHost, OfferedGuest};
 use crate::destination::options::DestinationOptions;
 use crate::destination::postcopy::huge::staging::Size;
 use crate::destination::receive_control::ReceiveControl;
 use crate::destination::switchover::processors;
 use crate::guest::DestinationGuest;
 use crate::obstacle::DestinationObstacle;
-use hikkoshi_link::{AcceptedLink, LinkError, LinkReader, LinkWriter, Stream, split};
+use hikkoshi_link::{AcceptedLink, LinkReader, LinkWriter, Stream, split};
 use hikkoshi_linux::{CancelFlag, host_memory_available};
 use hikkoshi_memory::RamWriter;
 
@@ -66,16 +67,13 @@ impl From<String> for NoGuest {
 /// the source, and returned here.
 ///
 /// `over` is called before a refused source is notified: it may connect again at once.
-pub(crate) fn receive_offer(
-    guest: &mut dyn DestinationGuest,
+pub(crate) fn receive_offer<'a>(
+    host: &'a mut dyn DestinationHost,
     link: AcceptedLink,
     options: &DestinationOptions,
     watch: &ReceiveControl,
     over: impl Fn(),
-) -> Result<AcceptedOffer, NoGuest> {
-    let limits = Limits {
-        pages: guest.ram().layout().pages(),
-    };
+) -> Result<(&'a mut dyn DestinationGuest, AcceptedOffer), NoGuest> {
     let stop = CancelFlag::new();
     let capabilities = link.capabilities;
     let id = link.id;
@@ -83,7 +81,8 @@ pub(crate) fn receive_offer(
         .set_stall_timeout(options.stall_timeout)
         .map_err(text)?;
     let stream = Arc::new(link.stream);
-    let (mut reader, mut writer) = split(&stream, limits, &stop).map_err(text)?;
+    // No page is named before the machine is known.
+    let (mut reader, mut writer) = split(&stream, Limits { pages: 0 }, &stop).map_err(text)?;
     // Until the commit, cancelling ends calls that block on the link.
     reader.set_stop(watch.cancel.clone());
     writer.set_stop(watch.cancel.clone());
@@ -101,6 +100,11 @@ pub(crate) fn receive_offer(
         Err(NoGuest::Refused(reason))
     };
     let mut first = reader.control().map_err(text)?;
+    let mut domain = None;
+    if let ToDestination::Domain { domain: theirs } = first {
+        domain = Some(theirs);
+        first = reader.control().map_err(text)?;
+    }
     let mut machine = None;
     if let ToDestination::Machine { machine: theirs } = first {
         machine = Some(theirs);
@@ -119,13 +123,14 @@ pub(crate) fn receive_offer(
         processors = Some((theirs, allow_mismatch));
         first = reader.control().map_err(text)?;
     }
-    let (description, mode, may_postcopy, background_links) = match first {
+    let (description, begin) = match first {
         ToDestination::Begin {
             description,
             mode,
             may_postcopy,
             background_links,
-        } => (description, mode, may_postcopy, background_links),
+        } => (description, Some((mode, may_postcopy, background_links))),
+        ToDestination::Compare { description } => (description, None),
         ToDestination::ResumeRequest { .. } => {
             return refuse(
                 "it resumes a migration that is unknown here: start 'hikkoshi receive \
@@ -133,23 +138,42 @@ pub(crate) fn receive_offer(
                     .into(),
             );
         }
-        ToDestination::Compare { description } => {
-            // How many links it would open is not part of the question: as many as by default.
-            let links = default_links();
-            let found = Found::of(guest, &description, machine.as_ref(), processors, links);
-            over();
-            let obstacles = found.obstacles.len();
-            answer(&mut writer, guest, found.obstacles).map_err(text)?;
-            // The answer arrives before the link ends.
-            let _ = reader.control::<ToDestination>();
-            return Err(NoGuest::Compared(obstacles));
-        }
         _ => {
             return Err("it does not begin with an offer of a guest"
                 .to_owned()
                 .into());
         }
     };
+    let offered = OfferedGuest {
+        description: &description,
+        domain: domain.as_ref(),
+    };
+    let guest = match host.machine(offered) {
+        Ok(guest) => guest,
+        Err(error) => match begin {
+            Some(_) => return refuse(text(error)),
+            None => {
+                over();
+                let obstacle = DestinationObstacle {
+                    reason: text(error),
+                    postcopy_only: false,
+                };
+                return Err(answer(reader, writer, &[], vec![obstacle]));
+            }
+        },
+    };
+    let Some((mode, may_postcopy, background_links)) = begin else {
+        // How many links it would open is not part of the question: as many as by default.
+        let links = default_links();
+        let found = Found::of(guest, &description, machine.as_ref(), processors, links);
+        let host_pages = host_pages(guest);
+        over();
+        return Err(answer(reader, writer, &host_pages, found.obstacles));
+    };
+    let limits = Limits {
+        pages: guest.ram().layout().pages(),
+    };
+    reader.set_limits(limits);
     let ready = check_links(background_links)
         .and_then(|()| {
             let (machine, links) = (machine.as_ref(), background_links);
@@ -176,17 +200,15 @@ pub(crate) fn receive_offer(
             return Err(give_back(guest, text(&error)).into());
         }
     }
-    let ram = guest.ram();
-    let host_pages = ram.layout().blocks().map(|(block, _)| block.host_page);
     let accept = ToSource::Accept {
-        host_pages: host_pages.collect(),
+        host_pages: host_pages(guest),
     };
     if let Err(error) = writer.control(&accept) {
         return Err(give_back(guest, text(&error)).into());
     }
     reader.set_stop(stop.clone());
     reader.set_deadline(None);
-    Ok(AcceptedOffer {
+    let offer = AcceptedOffer {
         stream,
         reader,
         writer,
@@ -199,7 +221,14 @@ pub(crate) fn receive_offer(
         memory,
         keeps_frames,
         userfault,
-    })
+    };
+    Ok((guest, offer))
+}
+
+fn host_pages(guest: &dyn DestinationGuest) -> Vec<u64> {
+    let ram = guest.ram();
+    let host_pages = ram.layout().blocks().map(|(block, _)| block.host_page);
+    host_pages.collect()
 }
 
 /// What was found without changing anything.
@@ -290,21 +319,27 @@ impl Found {
 
 /// Answers a source that only asks.
 fn answer(
-    writer: &mut LinkWriter,
-    guest: &dyn DestinationGuest,
+    mut reader: LinkReader,
+    mut writer: LinkWriter,
+    host_pages: &[u64],
     obstacles: Vec<DestinationObstacle>,
-) -> Result<(), LinkError> {
-    for obstacle in obstacles {
-        writer.control(&ToSource::Obstacle {
-            reason: obstacle.reason,
-            postcopy_only: obstacle.postcopy_only,
-        })?;
+) -> NoGuest {
+    let found = obstacles.len();
+    let compared = ToSource::Compared {
+        host_pages: host_pages.to_vec(),
+    };
+    let obstacles = obstacles.into_iter().map(|obstacle| ToSource::Obstacle {
+        reason: obstacle.reason,
+        postcopy_only: obstacle.postcopy_only,
+    });
+    for message in obstacles.chain([compared]) {
+        if let Err(error) = writer.control(&message) {
+            return text(error).into();
+        }
     }
-    let ram = guest.ram();
-    let host_pages = ram.layout().blocks().map(|(block, _)| block.host_page);
-    writer.control(&ToSource::Compared {
-        host_pages: host_pages.collect(),
-    })
+    // The answer arrives before the link ends.
+    let _ = reader.control::<ToDestination>();
+    NoGuest::Compared(found)
 }
 
 fn check_links(links: u16) -> Result<(), String> {

@@ -18,14 +18,13 @@ use hikkoshi_link::{
 };
 use hikkoshi_linux::CancelFlag;
 use hikkoshi_pages::RamLayout;
-use hikkoshi_wire::{
-    Capabilities, GuestDescription, Machine, MigrationId, Processors, ToDestination,
-};
+use hikkoshi_wire::{Capabilities, MigrationId, ToDestination};
 
 use crate::control_link::{QUEUED_EVENTS, start_reader};
 use crate::network_frames::FrameCapture;
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
+use crate::source::guest_offer::GuestOffer;
 use crate::source::network_frames::FrameForwarder;
 use crate::source::unsent::UnsentPages;
 pub(crate) use connector::DISCARD_TIMEOUT;
@@ -70,15 +69,12 @@ impl Session {
         shared: &MigrationContext,
         remote: &Remote,
         id: MigrationId,
-        description: &GuestDescription,
-        processors: Processors,
-        machine: Machine,
+        guest: GuestOffer<'_>,
         capture: Option<Box<dyn FrameCapture>>,
     ) -> Result<(Self, Vec<BackgroundSender>), SourceFailure> {
         let connector = Connector { shared, remote, id };
         let keeps_frames = capture.is_some();
-        let mut connected =
-            offer::offer(&connector, description, processors, machine, keeps_frames)?;
+        let mut connected = offer::offer(&connector, guest, keeps_frames)?;
         let frames = connected.links.frames.take();
         let (mut session, background) = Self::start(connected, shared)?;
         if let Some((capture, (stream, (mut reader, mut writer)))) = capture.zip(frames) {

@@ -2,20 +2,17 @@
 
 use std::time::Instant;
 
-use hikkoshi_wire::{
-    Capabilities, GuestDescription, Machine, Processors, ToDestination, ToSource, Versions,
-};
+use hikkoshi_wire::{Capabilities, ToDestination, ToSource, Versions};
 
 use crate::source::error::SourceFailure;
+use crate::source::guest_offer::GuestOffer;
 use crate::source::session::connector::{Connected, Connector, DISCARD_TIMEOUT, with_host_pages};
 
 /// Connects, offers the guest, and opens the other links once the destination
 /// has accepted it.
 pub(crate) fn offer(
     connector: &Connector<'_>,
-    description: &GuestDescription,
-    processors: Processors,
-    machine: Machine,
+    guest: GuestOffer<'_>,
     keeps_frames: bool,
 ) -> Result<Connected, SourceFailure> {
     let shared = connector.shared;
@@ -27,9 +24,7 @@ pub(crate) fn offer(
         return Err(SourceFailure::OlderDestination);
     }
     control.set_progress_timeout(Some(options.peer_timeout));
-    let of_machine = (agreed.capabilities.contains(Capabilities::MACHINE)
-        && machine != Machine::default())
-    .then_some(ToDestination::Machine { machine });
+    let mut messages = guest.first_messages(agreed.capabilities);
     let frames = keeps_frames && agreed.capabilities.contains(Capabilities::FRAMES);
     if keeps_frames && !frames {
         shared.observer.notice(
@@ -37,20 +32,20 @@ pub(crate) fn offer(
              paused are lost",
         );
     }
-    let of_frames = frames.then_some(ToDestination::KeepsFrames);
-    let offer = [
-        ToDestination::Processors {
-            processors,
-            allow_mismatch: options.allow_cpu_mismatch,
-        },
-        ToDestination::Begin {
-            description: description.clone(),
-            mode: options.mode,
-            may_postcopy: options.may_postcopy(),
-            background_links: links,
-        },
-    ];
-    for message in of_machine.iter().chain(&of_frames).chain(&offer) {
+    if frames {
+        messages.push(ToDestination::KeepsFrames);
+    }
+    messages.push(ToDestination::Processors {
+        processors: guest.processors,
+        allow_mismatch: options.allow_cpu_mismatch,
+    });
+    messages.push(ToDestination::Begin {
+        description: guest.description.clone(),
+        mode: options.mode,
+        may_postcopy: options.may_postcopy(),
+        background_links: links,
+    });
+    for message in &messages {
         control
             .control(message)
             .map_err(SourceFailure::link(doing))?;

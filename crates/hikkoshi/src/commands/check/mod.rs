@@ -6,7 +6,7 @@ use std::error::Error;
 use std::path::Path;
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, Comparison};
+use hikkoshi_engine::{CancelFlag, Comparison, GuestOffer};
 use hikkoshi_libvirt::Domain;
 use hikkoshi_link::Remote;
 use hikkoshi_qemu::{Checked, DestinationLine, OfferedMachine};
@@ -72,15 +72,14 @@ fn ask(
     offer: &OfferedMachine,
     allow_cpu_mismatch: bool,
 ) -> Result<Comparison, String> {
-    hikkoshi_engine::compare(
-        remote,
-        &offer.description,
-        offer.processors.clone(),
-        allow_cpu_mismatch,
-        offer.machine.clone(),
-        &CancelFlag::new(),
-    )
-    .map_err(|error| Report::new(&error).to_string())
+    let guest = GuestOffer {
+        description: &offer.description,
+        processors: offer.processors.clone(),
+        machine: offer.machine.clone(),
+        domain: None,
+    };
+    hikkoshi_engine::compare(remote, guest, allow_cpu_mismatch, &CancelFlag::new())
+        .map_err(|error| Report::new(&error).to_string())
 }
 
 fn write(written: &CheckReport<'_>, path: &Path) -> Result<(), Exit> {

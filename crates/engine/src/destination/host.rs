@@ -1,0 +1,39 @@
+//! Where a guest is received: a machine that waits already, or one that is made for the guest.
+
+use hikkoshi_wire::{Domain, GuestDescription};
+
+use crate::guest::DestinationGuest;
+use crate::guest_error::GuestError;
+
+/// A guest that a source offers, or asks about.
+#[derive(Debug, Clone, Copy)]
+pub struct OfferedGuest<'a> {
+    /// The machine as the destination must provide it.
+    pub description: &'a GuestDescription,
+    /// What a management daemon needs to create it, if one owns it at the source.
+    pub domain: Option<&'a Domain>,
+}
+
+/// Provides the machine for a guest.
+pub trait DestinationHost: Send {
+    /// The machine for the offered guest. An error refuses the guest, and the next one may be
+    /// offered.
+    fn machine(
+        &mut self,
+        offered: OfferedGuest<'_>,
+    ) -> Result<&mut dyn DestinationGuest, GuestError>;
+
+    /// The guest was refused, or the source only asked about it: a machine that was made for it is
+    /// not needed.
+    fn discard(&mut self) {}
+}
+
+/// A machine that waits for its guest.
+#[derive(Debug)]
+pub(crate) struct WaitingMachine<'a, G: ?Sized>(pub(crate) &'a mut G);
+
+impl DestinationHost for WaitingMachine<'_, dyn DestinationGuest + '_> {
+    fn machine(&mut self, _: OfferedGuest<'_>) -> Result<&mut dyn DestinationGuest, GuestError> {
+        Ok(&mut *self.0)
+    }
+}
