@@ -1,6 +1,7 @@
 //! Where a guest is received: a machine that waits already, or one that is made for the guest.
 
-use hikkoshi_wire::{Domain, GuestDescription};
+use hikkoshi_wire::{Domain, GuestDescription, Machine, Processors};
+use thiserror::Error;
 
 use crate::guest::DestinationGuest;
 use crate::guest_error::GuestError;
@@ -10,6 +11,10 @@ use crate::guest_error::GuestError;
 pub struct OfferedGuest<'a> {
     /// The machine as the destination must provide it.
     pub description: &'a GuestDescription,
+    /// Its virtual processors, if the source has described them.
+    pub processors: Option<&'a Processors>,
+    /// Its devices, if the source has described them.
+    pub machine: Option<&'a Machine>,
     /// What a management daemon needs to create it, if one owns it at the source.
     pub domain: Option<&'a Domain>,
 }
@@ -32,8 +37,27 @@ pub trait DestinationHost: Send {
 #[derive(Debug)]
 pub(crate) struct WaitingMachine<'a, G: ?Sized>(pub(crate) &'a mut G);
 
+/// What the source asks for needs a management daemon here.
+#[derive(Debug, Error)]
+#[error(
+    "the domain {name} is to be persistent at the destination, but its machine there is a QEMU that \
+     libvirt does not own: start 'hikkoshi receive --connect', or move it without --persistent"
+)]
+struct NeedsDaemon {
+    name: String,
+}
+
 impl DestinationHost for WaitingMachine<'_, dyn DestinationGuest + '_> {
-    fn machine(&mut self, _: OfferedGuest<'_>) -> Result<&mut dyn DestinationGuest, GuestError> {
-        Ok(&mut *self.0)
+    fn machine(
+        &mut self,
+        offered: OfferedGuest<'_>,
+    ) -> Result<&mut dyn DestinationGuest, GuestError> {
+        match offered.domain {
+            Some(domain) if !domain.persistent.is_empty() => {
+                let name = domain.name.clone();
+                Err(GuestError::new(NeedsDaemon { name }))
+            }
+            _ => Ok(&mut *self.0),
+        }
     }
 }

@@ -146,6 +146,8 @@ pub(crate) fn receive_offer<'a>(
     };
     let offered = OfferedGuest {
         description: &description,
+        processors: processors.as_ref().map(|(processors, _)| processors),
+        machine: machine.as_ref(),
         domain: domain.as_ref(),
     };
     let guest = match host.machine(offered) {
