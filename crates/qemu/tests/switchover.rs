@@ -663,16 +663,18 @@ fn a_closed_userfaultfd_is_noticed() {
         let reattach_info = destination.reattach_info().get();
         destination.abandon_userfault();
         drop(destination);
-        let again = QemuDestination::reattach(&reattach_info, monitor(&reattach_info.identity))
-            .unwrap()
-            .unwrap();
+        let again =
+            QemuDestination::reattach(&reattach_info, monitor(&reattach_info.identity), |_| None)
+                .unwrap()
+                .unwrap();
         again.check_userfault().unwrap();
         drop(again);
         let process = Arc::new(Process::open(to.pid()).unwrap());
         close_remote(&process, reattach_info.userfault.unwrap()).unwrap();
-        let mut again = QemuDestination::reattach(&reattach_info, monitor(&reattach_info.identity))
-            .unwrap()
-            .unwrap();
+        let mut again =
+            QemuDestination::reattach(&reattach_info, monitor(&reattach_info.identity), |_| None)
+                .unwrap()
+                .unwrap();
         let error = Report::new(again.check_userfault().unwrap_err()).to_string();
         assert!(error.contains("cannot be trusted"), "{error}");
         assert!(again.take_userfault().is_err());

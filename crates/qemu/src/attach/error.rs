@@ -11,6 +11,7 @@ use super::preflight::{Excludes, Refusal, pause_mark};
 use super::process::ProcessError;
 use super::ram::RamError;
 use crate::attach::privileges::NoUserfaultfd;
+use crate::destination::piped::PipedError;
 use crate::qmp::{ConnectError, QmpError};
 
 /// This QEMU, or its guest, cannot take part in a migration. It is unchanged.
@@ -22,6 +23,9 @@ pub enum AttachError {
     /// QEMU's process cannot be used.
     #[error(transparent)]
     Process(#[from] ProcessError),
+    /// The program that has started QEMU, or its incoming stream, failed.
+    #[error(transparent)]
+    Owner(Box<PipedError>),
     /// The guest cannot be moved.
     #[error("this guest cannot be moved")]
     Refused(#[from] Refusal),

@@ -96,7 +96,7 @@ impl Inspection {
     }
 }
 
-fn check_kernel() -> Result<(), AttachError> {
+pub(crate) fn check_kernel() -> Result<(), AttachError> {
     // If we may not query this, QEMU's process may still be allowed to use it.
     let Ok(supported) = Features::supported() else {
         return Ok(());

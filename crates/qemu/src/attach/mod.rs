@@ -34,7 +34,8 @@ use crate::qmp::{CONNECT_TIMEOUT, Client, Monitor};
 /// A QEMU that can take part in a migration.
 #[derive(Debug)]
 pub(crate) struct Attached {
-    pub(crate) client: Client,
+    /// `None`: the machine's owner does not lend its monitor yet.
+    pub(crate) client: Option<Client>,
     pub(crate) process: Arc<Process>,
     pub(crate) ram: Arc<GuestRam>,
     /// Where each block begins in the process's address space, in layout order.
@@ -92,7 +93,7 @@ pub(crate) fn attach(
         "attached to QEMU"
     );
     Ok(Attached {
-        client,
+        client: Some(client),
         process,
         ram: Arc::new(ram.memory),
         addresses: ram.addresses,

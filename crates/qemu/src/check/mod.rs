@@ -7,7 +7,7 @@ use std::path::Path;
 use hikkoshi_engine::Mode;
 use hikkoshi_linux::Process;
 use hikkoshi_memory::RamFile;
-use hikkoshi_wire::{GuestDescription, Machine, Processors};
+use hikkoshi_wire::{Domain, GuestDescription, Machine, Processors};
 
 use crate::attach::inspect::{Inspection, inspect};
 pub use crate::attach::parts::{Held, MemoryPart, Part, Verdict};
@@ -96,6 +96,8 @@ pub struct OfferedMachine {
     pub processors: Processors,
     /// The devices.
     pub machine: Machine,
+    /// What the destination's daemon needs; `None` if no daemon owns the guest.
+    pub domain: Option<Domain>,
 }
 
 impl Checked {
@@ -193,6 +195,7 @@ pub fn check_by(client: Client, allowed: &AllowedTypes) -> Result<Checked, Attac
             description: description::describe(client, &ram.memory)?,
             processors,
             machine: machine::read(client)?,
+            domain: None,
         });
     }
     Ok(found)

@@ -6,6 +6,7 @@ use std::time::Duration;
 use hikkoshi_userfault::{CloseRemoteError, RemoteUserfaultError};
 use thiserror::Error;
 
+use super::piped::PipedError;
 use crate::qmp::monitor::MonitorError;
 use crate::qmp::{ConnectError, QmpError};
 
@@ -110,6 +111,9 @@ pub(crate) enum LoadError {
     /// A QMP command failed.
     #[error("loading the device state")]
     Qmp(#[from] QmpError),
+    /// It did not reach QEMU through the pipe.
+    #[error("loading the device state")]
+    Piped(#[from] PipedError),
     /// The socket or the thread for it failed.
     #[error("loading the device state: starting to write it to QEMU")]
     Socket(#[from] io::Error),
@@ -149,6 +153,14 @@ pub(crate) enum RunError {
     /// The connection to the monitor failed.
     #[error("resuming the guest at the destination")]
     Connect(#[from] ConnectError),
+    /// The machine's owner did not run the guest.
+    #[error("resuming the guest at the destination (QEMU's process {pid})")]
+    Piped {
+        /// QEMU's process.
+        pid: u32,
+        /// Why.
+        source: PipedError,
+    },
     /// QEMU refused, and the guest has never run there.
     #[error(
         "resuming the guest at the destination. Its QEMU (process {pid}) refused and was ended: it \

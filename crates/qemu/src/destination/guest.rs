@@ -36,6 +36,10 @@ impl DestinationGuest for QemuDestination {
     }
 
     fn deliver_frames(&mut self) -> Result<Option<Box<dyn FrameDelivery>>, GuestError> {
+        if let Some(piped) = &self.piped {
+            let cards = network::cards_of(piped.cards());
+            return network::deliver_to(cards, &self.process).map_err(GuestError::new);
+        }
         let client = connected(&mut self.client).map_err(GuestError::new)?;
         network::deliver(client, &self.process).map_err(GuestError::new)
     }
@@ -119,6 +123,9 @@ impl DestinationGuest for QemuDestination {
         // Another engine continues. It also finds the settings unrestored, which
         // cannot be changed while QEMU waits for a page.
         self.settings = Settings::default();
+        if let Some(piped) = &mut self.piped {
+            piped.keep();
+        }
         if let Some(userfault) = self.userfault.take() {
             tracing::debug!(
                 pid = self.process.pid(),

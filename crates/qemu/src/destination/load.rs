@@ -5,12 +5,13 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::error::LOAD_TIMEOUT;
-use super::resume_guest::open_announcer;
+use super::resume_guest::{open_announcer, opened};
 use super::vcpus;
 use super::{LoadError, PrepareError, QemuDestination};
 use crate::attach::preflight::Side;
 use crate::attach::ram::blocks;
 use crate::migration_settings::{self, Settings};
+use crate::network::{self, Announcer};
 use crate::qmp::migration_status::{self, MigrationStatus};
 use crate::qmp::monitor::connected;
 use crate::qmp::{COMMAND_TIMEOUT, Version};
@@ -26,6 +27,12 @@ impl QemuDestination {
         self.prepared = true;
         if let Some(exit_watch) = &self.exit_watch {
             exit_watch.disable();
+        }
+        if let Some(piped) = &self.piped {
+            let cards = piped.cards();
+            self.vcpus = vcpus::named(&self.process);
+            self.announcer = opened(Announcer::of(network::cards_of(cards), &self.process));
+            return Ok(());
         }
         let client = connected(&mut self.client)?;
         let state = migration_status::run_state(client)?.status;
@@ -71,6 +78,12 @@ impl QemuDestination {
         }
         self.loading = true;
         let cancel = self.cancel.clone();
+        if let Some(piped) = &mut self.piped {
+            let cancel = cancel.unwrap_or_default();
+            piped.load(&state, &self.identity.description, &cancel)?;
+            self.loaded = true;
+            return Ok(());
+        }
         let client = connected(&mut self.client)?;
         client.set_cancel(cancel);
         client.set_timeout(LOAD_TIMEOUT);

@@ -13,6 +13,7 @@ mod exit_watch;
 mod guest;
 mod huge_tmpfs;
 mod load;
+pub(crate) mod piped;
 mod reattach_info;
 mod release;
 mod resume_guest;
@@ -42,7 +43,8 @@ use crate::attach::exclusive_access::{self, ExclusiveAccess};
 use crate::attach::preflight::{AllowedTypes, Side};
 use crate::attach::process;
 use crate::attach::reopen::FileAccess;
-use crate::attach::{AttachError, attach};
+use crate::attach::{AttachError, Attached, attach};
+use crate::destination::piped::{MachineOwner, PipedStream};
 use crate::identity::{QemuIdentity, ReattachError};
 use crate::migration_settings::Settings;
 use crate::network::Announcer;
@@ -56,6 +58,9 @@ pub struct QemuDestination {
     /// gets a page.
     client: Option<Client>,
     monitor: Arc<dyn Monitor>,
+    /// How the device state reaches a QEMU whose owner does not lend its monitor before the guest
+    /// runs. `None`: by the monitor.
+    piped: Option<PipedStream>,
     /// Whether another program began this migration.
     reattached: bool,
     process: Arc<Process>,
@@ -113,9 +118,19 @@ impl QemuDestination {
     ) -> Result<Self, AttachError> {
         let qemu = attach(&*monitor, Side::Destination, allowed, None, overcommit)?;
         let identity = QemuIdentity::of(&*monitor, &qemu)?;
-        Ok(Self {
-            client: Some(qemu.client),
+        Ok(Self::of(qemu, identity, monitor, None))
+    }
+
+    fn of(
+        qemu: Attached,
+        identity: QemuIdentity,
+        monitor: Arc<dyn Monitor>,
+        piped: Option<PipedStream>,
+    ) -> Self {
+        Self {
+            client: qemu.client,
             monitor,
+            piped,
             reattached: false,
             process: qemu.process,
             machine: qemu.machine,
@@ -125,6 +140,7 @@ impl QemuDestination {
                 identity: identity.clone(),
                 settings: Settings::default(),
                 userfault: None,
+                pipe: None,
             }),
             identity,
             settings: Settings::default(),
@@ -141,12 +157,13 @@ impl QemuDestination {
             announce_self: false,
             listener: None,
             _lock: qemu.lock,
-        })
+        }
     }
 
     /// Reattaches to the QEMU of a migration whose program has ended. The QEMU has a
     /// guest, or would soon have had one. `monitor` is that of the identity; no session is opened
-    /// yet. `None` if QEMU has ended.
+    /// yet. `owner` returns what continues to create the machine from a pipe. `None` if QEMU has
+    /// ended.
     ///
     /// # Errors
     ///
@@ -154,6 +171,7 @@ impl QemuDestination {
     pub fn reattach(
         reattach_info: &DestinationReattachInfo,
         monitor: Arc<dyn Monitor>,
+        owner: impl FnOnce(&Path) -> Option<Box<dyn MachineOwner>>,
     ) -> Result<Option<Self>, ReattachError> {
         let identity = &reattach_info.identity;
         let Some(process) = identity.process()? else {
@@ -177,9 +195,13 @@ impl QemuDestination {
         if let Some(userfault) = &userfault {
             userfault.leave_open_on_drop();
         }
+        let pipe = reattach_info.pipe.as_deref();
+        let owner = pipe.and_then(|path| Some((path, owner(path)?)));
+        let piped = owner.and_then(|(path, owner)| PipedStream::reopen(path, &process, owner));
         Ok(Some(Self {
             client: None,
             monitor,
+            piped,
             reattached: true,
             machine: Machine::default(),
             process,

@@ -1,5 +1,6 @@
 //! What another program needs to know to reattach to a destination.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::identity::QemuIdentity;
@@ -14,6 +15,8 @@ pub struct DestinationReattachInfo {
     pub settings: Settings,
     /// The userfaultfd's descriptor number inside QEMU, if there is one.
     pub userfault: Option<i32>,
+    /// The pipe through which the guest's device state reaches QEMU, if its owner uses one.
+    pub pipe: Option<PathBuf>,
 }
 
 /// Information that several threads read while it changes.

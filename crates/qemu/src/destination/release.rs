@@ -3,7 +3,7 @@
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, DestinationGuest};
 
-use super::{QemuDestination, ReleaseDestinationError};
+use super::{QemuDestination, ReleaseDestinationError, piped};
 use crate::migration_settings::{self, Settings};
 use crate::qmp::COMMAND_TIMEOUT;
 use crate::qmp::monitor::{self, ConnectTimeouts, MonitorError};
@@ -32,6 +32,11 @@ impl QemuDestination {
             }
         }
         self.socket = None;
+        if let Some(mut piped) = self.piped.take() {
+            // The guest will not run here, and QEMU cannot receive another one.
+            piped.remove();
+            piped::end(&self.process, &mut *piped.owner);
+        }
         if self.settings != Settings::default() && self.process.is_alive() {
             match self.restore_settings() {
                 // A QEMU that has exited needs no restoring.
@@ -57,6 +62,9 @@ impl Drop for QemuDestination {
         if self.loading {
             // Pages may be missing, and closing the userfaultfd would silently turn
             // them into zeros.
+            if let Some(piped) = &mut self.piped {
+                piped.keep();
+            }
             return self.abandon_userfault();
         }
         if let Err(error) = self.release_qemu() {

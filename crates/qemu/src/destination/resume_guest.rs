@@ -7,8 +7,9 @@ use hikkoshi_engine::CancelFlag;
 use hikkoshi_linux::Process;
 use serde_json::json;
 
+use super::piped::PipedError;
 use super::{QemuDestination, RunError};
-use crate::network::{Announcer, rx_filter};
+use crate::network::{Announcer, NetworkError, rx_filter};
 use crate::qmp::migration_status;
 use crate::qmp::monitor::{self, ConnectTimeouts, NO_TIMEOUT};
 use crate::qmp::{COMMAND_TIMEOUT, Client, QmpError};
@@ -26,6 +27,9 @@ impl QemuDestination {
     pub(super) fn run(&mut self, running: bool, give_up: &CancelFlag) -> Result<Instant, RunError> {
         if !self.loaded {
             return Err(RunError::NotLoaded);
+        }
+        if self.piped.is_some() {
+            return self.run_piped(give_up);
         }
         if !running {
             return Ok(Instant::now());
@@ -57,6 +61,53 @@ impl QemuDestination {
         Ok(at)
     }
 
+    /// Completes the stream, after which the machine's owner runs the guest, or leaves it paused.
+    fn run_piped(&mut self, give_up: &CancelFlag) -> Result<Instant, RunError> {
+        let Some(piped) = &mut self.piped else {
+            return Err(RunError::NotLoaded);
+        };
+        let ended = piped.end(give_up);
+        if ended.is_ok()
+            && let Some(announcer) = &self.announcer
+        {
+            announcer.announce(None);
+        }
+        match ended {
+            Ok(at) => {
+                piped.remove();
+                self.piped = None;
+                self.reattach_info.change(|info| info.pipe = None);
+                self.announce_self = true;
+                Ok(at)
+            }
+            Err(source) => {
+                self.never_ran = self.is_kept_from_running(&source);
+                Err(RunError::Piped {
+                    pid: self.process.pid(),
+                    source,
+                })
+            }
+        }
+    }
+
+    /// Whether it is certain that the guest has never run, after its owner has refused to run it:
+    /// QEMU says that it is paused. It is ended then, so that it can resume at its source.
+    fn is_kept_from_running(&mut self, error: &PipedError) -> bool {
+        if !matches!(error, PipedError::Owner { .. }) || !self.process.is_alive() {
+            return false;
+        }
+        let timeouts = ConnectTimeouts {
+            failing: CONNECT_TIMEOUT,
+            silent: CONNECT_TIMEOUT,
+        };
+        let (monitor, process) = (&*self.monitor, &self.process);
+        let never = CancelFlag::new();
+        let client = monitor::get_or_connect(&mut self.client, monitor, process, timeouts, &never);
+        let running = client.map(has_never_run);
+        let kept = matches!(running, Ok(true));
+        kept && self.process.kill().is_ok()
+    }
+
     /// Stops the listener and takes the monitor back from it.
     pub(super) fn stop_listening(&mut self) {
         if let Some(listener) = self.listener.take() {
@@ -83,7 +134,11 @@ impl QemuDestination {
 /// Opens what announces the guest. A failure is only logged, because the guest's own packets have
 /// the same effect.
 pub(super) fn open_announcer(client: &mut Client, process: &Process) -> Option<Announcer> {
-    Announcer::open(client, process)
+    opened(Announcer::open(client, process))
+}
+
+pub(super) fn opened(announcer: Result<Announcer, NetworkError>) -> Option<Announcer> {
+    announcer
         .inspect_err(|error| {
             tracing::debug!(error = %Report::new(error), "opening the tap devices for announcements");
         })

@@ -24,6 +24,26 @@ pub(crate) fn query(client: &mut Client) -> Result<Vec<Vcpu>, QmpError> {
     Ok(parse(&answer))
 }
 
+/// The processors whose threads are named `CPU N/KVM` or `CPU N/TCG`, as QEMU names them with
+/// `-name debug-threads=on`, which libvirt uses.
+pub(crate) fn named(process: &Process) -> Vec<Vcpu> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", process.pid()));
+    let mut vcpus: Vec<_> = tasks
+        .into_iter()
+        .flatten()
+        .filter_map(|task| {
+            let thread = task.ok()?.file_name().to_str()?.parse().ok()?;
+            let name = process.open_proc(&format!("task/{thread}/comm")).ok()?;
+            let name = std::io::read_to_string(name.take(64)).ok()?;
+            let (number, _) = name.strip_prefix("CPU ")?.split_once('/')?;
+            let number = number.parse().ok()?;
+            Some(Vcpu { number, thread })
+        })
+        .collect();
+    vcpus.sort_by_key(|vcpu| vcpu.number);
+    vcpus
+}
+
 /// Skips entries that cannot be parsed: the names are only for people.
 fn parse(answer: &Value) -> Vec<Vcpu> {
     let number = |value: &Value| value.as_u64().and_then(|number| number.try_into().ok());

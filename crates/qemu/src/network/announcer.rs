@@ -15,9 +15,10 @@ use hikkoshi_linux::Process;
 use hikkoshi_network_frames::{MacAddress, TunQueue, announcement};
 use serde_json::Value;
 
+use super::cards::Card;
 use super::error::NetworkError;
 use super::rx_filter::{self, RxFilter};
-use super::taps::{Tap, taps};
+use super::taps::{Tap, taps, taps_of};
 use crate::qmp::Client;
 
 /// The most announcements that are sent for one card: the guest sets the number of its addresses
@@ -41,7 +42,15 @@ struct AnnouncedCard {
 impl Announcer {
     /// Opens the tap devices of the machine.
     pub(crate) fn open(client: &mut Client, process: &Process) -> Result<Self, NetworkError> {
-        let (_, taps) = taps(client, process)?;
+        Ok(Self::on(taps(client, process)?.1))
+    }
+
+    /// Opens the tap devices of these cards.
+    pub(crate) fn of(cards: Vec<Card>, process: &Process) -> Result<Self, NetworkError> {
+        Ok(Self::on(taps_of(cards, process)?.1))
+    }
+
+    fn on(taps: Vec<Tap>) -> Self {
         let cards = taps
             .into_iter()
             .map(|Tap { card, queues, .. }| AnnouncedCard {
@@ -49,9 +58,9 @@ impl Announcer {
                 address: card.address,
                 queues,
             });
-        Ok(Self {
+        Self {
             cards: cards.collect(),
-        })
+        }
     }
 
     /// For a machine with one card, on this queue.

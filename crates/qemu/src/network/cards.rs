@@ -7,7 +7,7 @@ use crate::qmp::{Client, QmpError};
 
 /// A network card of the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Card {
+pub(crate) struct Card {
     /// QEMU's name of the card.
     pub(super) name: String,
     /// The address that it was configured with, from [`configured`](super::configured); the guest's

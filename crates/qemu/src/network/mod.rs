@@ -25,9 +25,12 @@ use hikkoshi_linux::Process;
 
 pub(crate) use self::announcer::Announcer;
 use self::capture::TapCapture;
+use self::cards::Card;
 use self::delivery::TapDelivery;
 pub(crate) use self::error::NetworkError;
-use self::opened::{Sockets, open};
+use self::opened::{OpenedNetworks, Sockets, open, open_of};
+use self::taps::taps_of;
+use crate::destination::piped::OwnedCard;
 use crate::qmp::Client;
 
 /// Opens the networks of the source's guest; `None` if the guest has no network card.
@@ -44,9 +47,38 @@ pub(crate) fn deliver(
     client: &mut Client,
     process: &Arc<Process>,
 ) -> Result<Option<Box<dyn FrameDelivery>>, NetworkError> {
-    let opened = open(client, process, Sockets::ForAll)?;
+    Ok(delivery(open(client, process, Sockets::ForAll)?))
+}
+
+/// Opens the tap devices of these network cards; `None` if there are none.
+pub(crate) fn deliver_to(
+    cards: Vec<Card>,
+    process: &Process,
+) -> Result<Option<Box<dyn FrameDelivery>>, NetworkError> {
+    let opened = open_of(taps_of(cards, process)?, process, Sockets::ForAll)?;
+    Ok(delivery(opened))
+}
+
+/// The network cards that a machine's owner knows.
+pub(crate) fn cards_of(owned: Vec<OwnedCard>) -> Vec<Card> {
+    let cards = owned.into_iter().map(|card| Card {
+        name: card.name,
+        address: card.address,
+        guest_address: card.address,
+        backend: card
+            .interface
+            .as_ref()
+            .map_or("another", |_| "tap")
+            .to_owned(),
+        interface: card.interface,
+        descriptor: None,
+    });
+    cards.collect()
+}
+
+fn delivery(opened: Option<OpenedNetworks>) -> Option<Box<dyn FrameDelivery>> {
     for card in opened.iter().flat_map(|opened| &opened.without) {
         tracing::info!(card, "frames are not delivered to this network card");
     }
-    Ok(opened.map(|opened| Box::new(TapDelivery::new(opened.cards)) as Box<dyn FrameDelivery>))
+    opened.map(|opened| Box::new(TapDelivery::new(opened.cards)) as Box<dyn FrameDelivery>)
 }

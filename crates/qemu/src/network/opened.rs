@@ -8,7 +8,7 @@ use hikkoshi_network_frames::{MacAddress, PacketSocket, TunQueue};
 use super::cards::Card;
 use super::error::NetworkError;
 use super::interfaces;
-use super::taps::taps;
+use super::taps::{Tap, taps};
 use crate::qmp::Client;
 
 /// A network card on a tap device.
@@ -45,7 +45,15 @@ pub(super) fn open(
     process: &Process,
     sockets: Sockets,
 ) -> Result<Option<OpenedNetworks>, NetworkError> {
-    let (cards, mut taps) = taps(client, process)?;
+    open_of(taps(client, process)?, process, sockets)
+}
+
+/// The same of cards and their tap devices.
+pub(super) fn open_of(
+    (cards, mut taps): (Vec<Card>, Vec<Tap>),
+    process: &Process,
+    sockets: Sockets,
+) -> Result<Option<OpenedNetworks>, NetworkError> {
     if cards.is_empty() {
         return Ok(None);
     }

@@ -24,7 +24,14 @@ pub(super) fn taps(
     client: &mut Client,
     process: &Process,
 ) -> Result<(Vec<Card>, Vec<Tap>), NetworkError> {
-    let cards = read_cards(client)?;
+    taps_of(read_cards(client)?, process)
+}
+
+/// The same of these cards.
+pub(super) fn taps_of(
+    cards: Vec<Card>,
+    process: &Process,
+) -> Result<(Vec<Card>, Vec<Tap>), NetworkError> {
     let failed = |source| NetworkError::Process {
         pid: process.pid(),
         source,

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
+use hikkoshi_wire::Domain;
 use serde_json::json;
 
 use super::{Client, ConnectError, MonitorAddress, QmpError};
@@ -67,6 +68,16 @@ pub trait Monitor: fmt::Debug + Send + Sync {
     /// See [`QmpError`].
     fn forget(&self) -> Result<(), QmpError> {
         Ok(())
+    }
+
+    /// What the destination's daemon needs to create the guest's machine. `None`: the guest belongs
+    /// to no daemon.
+    ///
+    /// # Errors
+    ///
+    /// The owner has not told it.
+    fn domain(&self) -> Result<Option<Domain>, QmpError> {
+        Ok(None)
     }
 
     /// Checks that the guest's owner has done nothing to it since the move began that the

@@ -9,7 +9,7 @@ use hikkoshi_dirty::DirtyLog;
 use hikkoshi_engine::report::AsynchronousFaults;
 use hikkoshi_engine::{CancelFlag, FrameCapture, GuestError, SourceGuest};
 use hikkoshi_memory::GuestRam;
-use hikkoshi_wire::{GuestDescription, Machine, Processors};
+use hikkoshi_wire::{Domain, GuestDescription, Machine, Processors};
 use thiserror::Error;
 
 use super::QemuSource;
@@ -29,6 +29,10 @@ impl SourceGuest for QemuSource {
 
     fn machine(&self) -> Machine {
         self.machine.clone()
+    }
+
+    fn domain(&self) -> Option<Domain> {
+        self.domain.clone()
     }
 
     fn ram(&self) -> Arc<GuestRam> {

@@ -29,7 +29,7 @@ use hikkoshi_engine::{CancelFlag, Mode};
 use hikkoshi_linux::Process;
 use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::{RemoteUserfault, close_remote};
-use hikkoshi_wire::{GuestDescription, Machine, Processors};
+use hikkoshi_wire::{Domain, GuestDescription, Machine, Processors};
 
 pub use self::error::ResumeError;
 use self::error::{PauseError, ReleaseSourceError, SaveError};
@@ -111,6 +111,8 @@ pub struct QemuSource {
     undo_recorder: UndoRecorder,
     /// The machine's devices, read when attaching.
     machine: Machine,
+    /// What the destination's daemon needs, read when attaching.
+    domain: Option<Domain>,
     /// The mode of the move, once it is known.
     mode: Option<Mode>,
     allowed: AllowedTypes,
@@ -164,6 +166,7 @@ impl QemuSource {
         monitor.check_unchanged().map_err(Refusal::Qmp)?;
         let qemu = attach(&*monitor, Side::Source, allowed, mode, Overcommit::Refuse)?;
         let identity = QemuIdentity::of(&*monitor, &qemu)?;
+        let domain = monitor.domain().map_err(Refusal::Qmp)?;
         let Attached {
             client,
             process,
@@ -175,7 +178,7 @@ impl QemuSource {
             machine,
         } = qemu;
         Ok(Self {
-            client: Some(client),
+            client,
             monitor,
             qemu: QemuResources {
                 process,
@@ -196,6 +199,7 @@ impl QemuSource {
             undo: UndoRecord::default(),
             undo_recorder: UndoRecorder::default(),
             machine,
+            domain,
             mode,
             allowed: allowed.clone(),
             holds_images: false,
@@ -279,6 +283,7 @@ impl QemuSource {
             undo: reattach_info.undo.clone(),
             undo_recorder: UndoRecorder::default(),
             machine: Machine::default(),
+            domain: None,
             mode: None,
             allowed: AllowedTypes::default(),
             holds_images: false,

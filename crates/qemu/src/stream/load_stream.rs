@@ -16,8 +16,8 @@
 use hikkoshi_pages::PAGE_BYTES;
 
 use super::format::{
-    CONFIGURATION, DESCRIPTION, END, MAGIC, SectionHeader, StreamError, VERSION, write_footer,
-    write_name,
+    Bytes, CONFIGURATION, DESCRIPTION, END, HEADER_BYTES, MAGIC, SectionHeader, StreamError,
+    VERSION, write_footer, write_name,
 };
 use super::saved_devices::SavedDevices;
 
@@ -26,6 +26,16 @@ const RAM_VERSION: u32 = 4;
 
 /// The section's number. QEMU numbers its own sections from 0 on.
 const RAM_ID: u32 = u32::MAX;
+
+const RAM: SectionHeader<'static> = SectionHeader {
+    id: RAM_ID,
+    name: "ram",
+    instance: 0,
+    version: RAM_VERSION,
+};
+
+/// `RAM_SAVE_FLAG_PAGE`: a page follows.
+const PAGE: u64 = 0x08;
 
 /// `RAM_SAVE_FLAG_MEM_SIZE` (`migration/ram.c`): the list of blocks follows. The other bits of the
 /// number are the sum of their lengths.
@@ -59,6 +69,13 @@ pub struct StreamBlock {
 ///
 /// A name that is too long, or a length that QEMU's stream cannot hold.
 pub fn head(machine: &str, blocks: &[StreamBlock]) -> Result<Vec<u8>, StreamError> {
+    let mut stream = beginning(machine)?;
+    write_ram(&mut stream, blocks)?;
+    Ok(stream)
+}
+
+/// The header and the configuration section.
+pub(crate) fn beginning(machine: &str) -> Result<Vec<u8>, StreamError> {
     let mut stream = Vec::new();
     stream.extend(MAGIC.to_be_bytes());
     stream.extend(VERSION.to_be_bytes());
@@ -71,18 +88,59 @@ pub fn head(machine: &str, blocks: &[StreamBlock]) -> Result<Vec<u8>, StreamErro
     })?;
     stream.extend(length.to_be_bytes());
     stream.extend(machine.as_bytes());
-    write_ram(&mut stream, blocks)?;
+    Ok(stream)
+}
+
+/// The sections of a stream that [`whole`] has made, without [`beginning`] and [`tail`]: for a QEMU
+/// that has loaded its beginning, and must not complete it yet.
+pub(crate) fn sections(stream: &[u8]) -> Result<&[u8], StreamError> {
+    const PART: &str = "the configuration section";
+    let mut bytes = Bytes::new(stream, HEADER_BYTES);
+    let at = bytes.at();
+    if bytes.u8(PART)? != CONFIGURATION {
+        return Err(StreamError::Section { at });
+    }
+    let length = bytes.u32(PART)?;
+    bytes.take(usize::try_from(length).unwrap_or(usize::MAX), PART)?;
+    let rest = stream.get(bytes.at()..).unwrap_or_default();
+    rest.strip_suffix(&TAIL).ok_or(StreamError::NoEnd)
+}
+
+/// A section that makes QEMU write a page to the beginning of each of these blocks.
+pub(crate) fn first_pages<'a>(
+    pages: impl Iterator<Item = (&'a str, &'a [u8])>,
+) -> Result<Vec<u8>, StreamError> {
+    let mut stream = Vec::new();
+    RAM.write(&mut stream)?;
+    for (block, page) in pages {
+        // The number is the page's offset in the block, and the flags.
+        stream.extend(PAGE.to_be_bytes());
+        write_name(&mut stream, "RAM block", block)?;
+        stream.extend(page);
+    }
+    stream.extend(END_OF_RAM.to_be_bytes());
+    write_footer(&mut stream, RAM_ID);
+    Ok(stream)
+}
+
+/// A section of at least `bytes` bytes without effect: it repeats the used lengths of a block.
+/// When QEMU has read it into its buffer, it has loaded what is further ahead than the buffer is
+/// long.
+pub(crate) fn filler(block: &StreamBlock, bytes: usize) -> Result<Vec<u8>, StreamError> {
+    let mut list = Vec::new();
+    list.extend((block.used | MEM_SIZE).to_be_bytes());
+    write_name(&mut list, "RAM block", &block.name)?;
+    list.extend(block.used.to_be_bytes());
+    let mut stream = Vec::new();
+    RAM.write(&mut stream)?;
+    stream.extend(list.repeat(bytes.div_ceil(list.len())));
+    stream.extend(END_OF_RAM.to_be_bytes());
+    write_footer(&mut stream, RAM_ID);
     Ok(stream)
 }
 
 fn write_ram(stream: &mut Vec<u8>, blocks: &[StreamBlock]) -> Result<(), StreamError> {
-    let header = SectionHeader {
-        id: RAM_ID,
-        name: "ram",
-        instance: 0,
-        version: RAM_VERSION,
-    };
-    header.write(stream)?;
+    RAM.write(stream)?;
     let mut total = 0u64;
     for block in blocks {
         let sum = total.checked_add(block.used);

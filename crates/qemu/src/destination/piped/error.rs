@@ -1,0 +1,69 @@
+//! The errors of a stream through a pipe.
+
+use std::io;
+
+use hikkoshi_linux::ReopenError;
+use thiserror::Error;
+
+use crate::attach::process::ProcessError;
+use crate::stream::StreamError;
+
+/// QEMU did not load its incoming stream.
+#[derive(Debug, Error)]
+pub enum PipedError {
+    /// The machine's owner has given up.
+    #[error("{what}")]
+    Owner {
+        /// Its reason.
+        what: String,
+    },
+    /// QEMU has ended.
+    #[error("loading {part}: QEMU has ended; its log at the destination says why")]
+    Ended {
+        /// What was being loaded.
+        part: &'static str,
+    },
+    /// The move was cancelled.
+    #[error("loading {part}: cancelled")]
+    Cancelled {
+        /// What was being loaded.
+        part: &'static str,
+    },
+    /// QEMU takes too long.
+    #[error("loading {part}: QEMU does not read it")]
+    TimedOut {
+        /// What was being loaded.
+        part: &'static str,
+    },
+    /// The pipe failed.
+    #[error("writing to the pipe from which QEMU loads the guest")]
+    Pipe {
+        /// The error of the system call.
+        source: io::Error,
+    },
+    /// QEMU does not have the pipe.
+    #[error("QEMU's process {pid} does not read from the pipe {path}")]
+    NotOpen {
+        /// Its number.
+        pid: u32,
+        /// The pipe.
+        path: String,
+    },
+    /// QEMU could not open the pipe for writing.
+    #[error(transparent)]
+    Hold(#[from] ReopenError),
+    /// The stream is not one of QEMU's.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
+    /// The process cannot be examined.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// A page is in QEMU's memory twice.
+    #[error("the RAM block \"{id}\" is mapped more than once by QEMU's process {pid}")]
+    Twice {
+        /// The block.
+        id: String,
+        /// Its number.
+        pid: u32,
+    },
+}

@@ -1,0 +1,53 @@
+//! QEMU's own descriptor of the pipe, for writing.
+//!
+//! A pipe that nobody has open for writing has ended, and QEMU fails. So QEMU holds it itself: when
+//! this program is killed, QEMU waits for another one.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+use error_reporter::Report;
+use hikkoshi_linux::{Process, close_in, reopen_for_writing};
+
+use super::error::PipedError;
+use super::pipe::StreamPipe;
+
+/// Lets the process open the pipe for writing.
+pub(super) fn open(process: &Arc<Process>, pipe: &StreamPipe) -> Result<(), PipedError> {
+    let numbers = descriptors(process, pipe)?;
+    let Some(&number) = numbers.first() else {
+        return Err(PipedError::NotOpen {
+            pid: process.pid(),
+            path: pipe.path().display().to_string(),
+        });
+    };
+    // One is for reading. An earlier program may have made the other.
+    if numbers.len() == 1 {
+        reopen_for_writing(process, number)?;
+    }
+    Ok(())
+}
+
+/// Lets the process close all its descriptors of the pipe.
+pub(super) fn close(process: &Arc<Process>, pipe: &StreamPipe) {
+    let numbers = descriptors(process, pipe).unwrap_or_default();
+    for number in numbers {
+        if let Err(error) = close_in(process, number) {
+            let error = Report::new(&error);
+            tracing::warn!(%error, number, "closing the pipe of the device state in QEMU");
+        }
+    }
+}
+
+/// The numbers of the descriptors by which the process has the pipe open.
+pub(super) fn descriptors(process: &Process, pipe: &StreamPipe) -> io::Result<Vec<i32>> {
+    let pid = process.pid();
+    let wanted = pipe.identity()?;
+    let is_pipe = |number: &i32| {
+        // It may have been closed since.
+        std::fs::metadata(format!("/proc/{pid}/fd/{number}"))
+            .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == wanted)
+    };
+    Ok(process.descriptors()?.into_iter().filter(is_pipe).collect())
+}
