@@ -17,6 +17,17 @@ pub const DEFAULT_URI: &str = "qemu:///system";
 /// How long to wait for a daemon that is being restarted.
 const REOPEN_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// What happens to a domain whose guest moves away, and at its destination.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AtSource {
+    /// Its persistent configuration is removed at the source.
+    pub undefine: bool,
+    /// It becomes persistent at the destination.
+    pub persistent: bool,
+    /// It is started when the destination's host boots.
+    pub autostart: bool,
+}
+
 /// A running domain, and the connection to its daemon: a [`Monitor`] that libvirt lends.
 #[derive(Debug)]
 pub struct Domain {
@@ -24,8 +35,7 @@ pub struct Domain {
     uri: String,
     uuid: String,
     address: MonitorAddress,
-    /// Whether its configuration is removed when it is ended.
-    undefined_at_end: bool,
+    at_source: AtSource,
     #[cfg(feature = "libvirt")]
     daemon: crate::daemon::Daemon,
     #[cfg(feature = "libvirt")]
@@ -47,7 +57,7 @@ impl Domain {
             name,
             uri: uri.to_owned(),
             uuid,
-            undefined_at_end: false,
+            at_source: AtSource::default(),
             daemon,
             unchanged: crate::unchanged::Unchanged::default(),
         })
@@ -75,16 +85,16 @@ impl Domain {
             address: address(uri, uuid, name),
             #[cfg(feature = "libvirt")]
             daemon: crate::daemon::Daemon::new(uri, uuid, name),
-            undefined_at_end: false,
+            at_source: AtSource::default(),
             #[cfg(feature = "libvirt")]
             unchanged: crate::unchanged::Unchanged::default(),
         }
     }
 
-    /// Whether its persistent configuration is removed, too, when its guest has moved away.
+    /// What else happens to it when its guest moves away.
     #[must_use]
-    pub fn undefined_at_end(mut self, undefined: bool) -> Self {
-        self.undefined_at_end = undefined;
+    pub fn with(mut self, at_source: AtSource) -> Self {
+        self.at_source = at_source;
         self
     }
 
@@ -254,6 +264,27 @@ impl Monitor for Domain {
         }
     }
 
+    #[cfg(feature = "libvirt")]
+    fn domain(&self) -> Result<Option<hikkoshi_wire::Domain>, QmpError> {
+        let owner = |error: DomainError| QmpError::Owner(error.into());
+        let xml = self.migratable_xml().map_err(owner)?;
+        let persistent = match self.at_source.persistent {
+            false => String::new(),
+            // As `virsh migrate --persistent`: that of a transient domain is the one it runs with.
+            true => self
+                .inactive_xml()
+                .map_err(owner)?
+                .unwrap_or_else(|| xml.clone()),
+        };
+        Ok(Some(hikkoshi_wire::Domain {
+            name: self.name.clone(),
+            uuid: self.uuid.clone(),
+            xml: xml.into_bytes(),
+            persistent: persistent.into_bytes(),
+            autostart: self.at_source.autostart,
+        }))
+    }
+
     fn reopen_timeout(&self) -> Duration {
         REOPEN_TIMEOUT
     }
@@ -271,7 +302,7 @@ impl Monitor for Domain {
 
     #[cfg(feature = "libvirt")]
     fn forget(&self) -> Result<(), QmpError> {
-        if !self.undefined_at_end {
+        if !self.at_source.undefine {
             return Ok(());
         }
         match self.undefine() {

@@ -31,6 +31,7 @@ mod connection;
 mod daemon;
 mod domain;
 mod error;
+mod incoming;
 #[cfg(feature = "libvirt")]
 mod job;
 #[cfg(feature = "libvirt")]
@@ -39,5 +40,9 @@ mod process;
 #[cfg(feature = "libvirt")]
 mod unchanged;
 
-pub use domain::{DEFAULT_URI, Domain};
+pub use domain::{AtSource, DEFAULT_URI, Domain};
 pub use error::DomainError;
+pub use incoming::{
+    Change, DescriptionError, IncomingError, IncomingOptions, NetworkKind, check_daemon,
+    resumed_owner,
+};

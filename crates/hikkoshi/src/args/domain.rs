@@ -1,7 +1,7 @@
 //! Names a libvirt domain.
 
 use clap::Args;
-use hikkoshi_libvirt::DEFAULT_URI;
+use hikkoshi_libvirt::{AtSource, DEFAULT_URI};
 
 use super::headings::{CONNECTION, MIGRATION};
 
@@ -49,6 +49,15 @@ pub(crate) struct DomainOptions {
 }
 
 impl DomainOptions {
+    /// What happens to the domain.
+    pub(crate) fn at_source(&self) -> AtSource {
+        AtSource {
+            undefine: self.undefine_source,
+            persistent: self.persistent,
+            autostart: self.autostart,
+        }
+    }
+
     /// These options, and those of `earlier`.
     #[must_use]
     pub(crate) fn or(self, earlier: &Self) -> Self {

@@ -16,6 +16,7 @@ mod guard;
 mod headings;
 #[cfg(test)]
 mod help_tests;
+mod incoming_domain;
 mod journal_folder;
 mod journaled_options;
 mod migrate;

@@ -10,13 +10,14 @@ use hikkoshi_link::Address;
 use hikkoshi_qemu::Overcommit;
 
 use super::headings::{CONNECTION, MIGRATION, SECURITY, TUNING};
+use super::incoming_domain::IncomingDomain;
 use super::journaled_options::JournaledOptions;
 use super::run_options::RunOptions;
 use super::{bytes, durations};
 
 #[derive(Debug, Clone, Args)]
 #[command(group(
-    ArgGroup::new("destination").args(["qmp", "resume"]).required(true).multiple(true)
+    ArgGroup::new("destination").args(["qmp", "connect", "resume"]).required(true).multiple(true)
 ))]
 pub(crate) struct Receive {
     /// Address to listen on: HOST:PORT or unix:PATH
@@ -29,6 +30,9 @@ pub(crate) struct Receive {
         help_heading = CONNECTION
     )]
     pub listen: Option<Address>,
+
+    #[command(flatten)]
+    pub domain: IncomingDomain,
 
     /// Address to put into the invitation instead of the one listened on
     #[arg(

@@ -12,12 +12,13 @@ use hikkoshi_engine::{
     CancelFlag, DestinationGuest, MigrateControl, ReceiveControl, give_up_migrate, give_up_receive,
 };
 use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
-use hikkoshi_qemu::{ExitedDestination, QemuDestination, QemuSource};
+use hikkoshi_qemu::{ExitedDestination, QemuSource};
 
 use crate::args::{Migrate, Receive, RunOptions};
 use crate::commands::find_journal::find;
 use crate::commands::monitor::{self, NamedGuest, resume_by_hand};
 use crate::commands::print_result::print_moved;
+use crate::commands::reattach_destination::reattach;
 use crate::commands::resume_command::resume_command;
 use crate::journal::{DestinationEntry, OfflineJournal, SourceEntry};
 use crate::output::exit::{Exit, Status};
@@ -112,9 +113,7 @@ pub(super) fn destination(
         Exit::caused(Status::Unfinished, reason, error).resumed_by(&again)
     };
     let not_attached = |error: &dyn Error| cannot(Reason::NotAttached, error);
-    let attached =
-        QemuDestination::reattach(&entry.qemu, monitor::of(&entry.qemu.identity.monitor))
-            .map_err(|error| not_attached(&error))?;
+    let attached = reattach(&entry.qemu).map_err(|error| not_attached(&error))?;
     let mut guest: Box<dyn DestinationGuest> = match attached {
         Some(guest) => Box::new(guest),
         None => {

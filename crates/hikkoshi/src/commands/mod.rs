@@ -12,6 +12,7 @@ pub(crate) mod monitor;
 mod no_journal;
 mod own_executable;
 mod print_result;
+mod reattach_destination;
 pub(crate) mod receive;
 mod resume_command;
 mod signals;

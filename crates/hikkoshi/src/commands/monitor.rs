@@ -1,9 +1,10 @@
 //! The monitor of the guest that a command is about.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hikkoshi_libvirt::{Domain, DomainError};
+use hikkoshi_libvirt::{Domain, DomainError, resumed_owner};
+use hikkoshi_qemu::MachineOwner;
 use hikkoshi_qemu::qmp::{Monitor, MonitorAddress, MonitorSocket};
 
 use crate::args::{DomainOptions, Migrate, Receive};
@@ -55,7 +56,7 @@ impl NamedGuest {
             Self::Socket(path) => Arc::new(MonitorSocket::new(path)),
             Self::Domain { name, uri } => {
                 let domain = Domain::open(uri, name)?;
-                Arc::new(domain.undefined_at_end(options.undefine_source))
+                Arc::new(domain.with(options.at_source()))
             }
         })
     }
@@ -89,7 +90,7 @@ pub(crate) fn at_source(address: &MonitorAddress, options: &DomainOptions) -> Ar
         MonitorAddress::Socket(path) => Arc::new(MonitorSocket::new(path)),
         MonitorAddress::Domain { uri, uuid, name } => {
             let domain = Domain::known(uri, uuid, name);
-            Arc::new(domain.undefined_at_end(options.undefine_source))
+            Arc::new(domain.with(options.at_source()))
         }
     }
 }
@@ -105,5 +106,15 @@ pub(crate) fn resume_by_hand(address: &MonitorAddress) -> String {
                 quoted(uuid.as_ref())
             )
         }
+    }
+}
+
+/// What continues to create the domain at this address from the pipe at `path`.
+pub(crate) fn owner(address: &MonitorAddress, path: &Path) -> Option<Box<dyn MachineOwner>> {
+    match address {
+        MonitorAddress::Socket(_) => None,
+        MonitorAddress::Domain { uri, uuid, .. } => resumed_owner(uri, uuid, path)
+            .map_err(|error| tracing::warn!(%error, "continuing to create the domain"))
+            .ok(),
     }
 }

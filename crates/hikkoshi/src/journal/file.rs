@@ -29,13 +29,22 @@ impl JournalFile {
     /// # Errors
     /// When the folder cannot be used, or another process holds the lock.
     pub(crate) fn for_qemu<E: Entry>(folder: &Path, identity: &QemuIdentity) -> io::Result<Self> {
+        Self::make_folder(folder)?;
+        let name = format!("{}-{}-{}.json", E::SIDE, identity.pid, identity.start_time);
+        Self::lock(&folder.join(name))
+    }
+
+    /// Creates the folder of journals if necessary, and checks that others cannot write there.
+    ///
+    /// # Errors
+    /// When the folder cannot be used.
+    pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(folder)
             .map_err(|error| suggest_folder(&about(folder, &error)))?;
-        let name = format!("{}-{}-{}.json", E::SIDE, identity.pid, identity.start_time);
-        Self::lock(&folder.join(name))
+        permissions::check_folder(folder)
     }
 
     /// Locks the journal at `path`.

@@ -9,6 +9,7 @@ use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, Comparison, GuestOffer};
 use hikkoshi_libvirt::Domain;
 use hikkoshi_link::Remote;
+use hikkoshi_qemu::qmp::Monitor;
 use hikkoshi_qemu::{Checked, DestinationLine, OfferedMachine};
 
 use crate::args::Check;
@@ -56,7 +57,12 @@ fn check(args: &Check) -> Result<Checked, Exit> {
         (Some(name), _) => {
             let domain = Domain::open(&args.domain.connect, name).map_err(|e| not_found(&e))?;
             let monitor = domain.monitor().map_err(|error| not_found(&error))?;
-            hikkoshi_qemu::check_by(monitor, &allowed)
+            hikkoshi_qemu::check_by(monitor, &allowed).and_then(|mut checked| {
+                if let Some(offer) = &mut checked.offer {
+                    offer.domain = Monitor::domain(&domain)?;
+                }
+                Ok(checked)
+            })
         }
         (None, Some(qmp)) => hikkoshi_qemu::check(qmp, &allowed),
         (None, None) => {
@@ -76,7 +82,7 @@ fn ask(
         description: &offer.description,
         processors: offer.processors.clone(),
         machine: offer.machine.clone(),
-        domain: None,
+        domain: offer.domain.clone(),
     };
     hikkoshi_engine::compare(remote, guest, allow_cpu_mismatch, &CancelFlag::new())
         .map_err(|error| Report::new(&error).to_string())

@@ -1,5 +1,6 @@
 //! `hikkoshi receive`: the destination of a migration.
 
+mod domain;
 mod outcome;
 mod resume;
 mod unfinished;
@@ -13,6 +14,7 @@ use hikkoshi_engine::{CancelFlag, ReceiveControl, receive};
 use hikkoshi_handover::Outcome;
 use hikkoshi_qemu::{AttachError, QemuDestination, Refusal};
 
+use self::outcome::After;
 use crate::args::{DomainOptions, Receive};
 use crate::commands::find_journal::may_exist;
 use crate::commands::monitor::{self, NamedGuest};
@@ -27,7 +29,10 @@ use crate::security::{self, Acceptor};
 pub(crate) fn run(args: &Receive) -> Result<Status, Exit> {
     let cancel = signals::cancel_on_signals()?;
     match &args.run.resume {
-        None => start(args, cancel),
+        None => match &args.domain.connect {
+            Some(uri) => domain::start(args, uri, cancel),
+            None => start(args, cancel),
+        },
         Some(file) if args.run.give_up => give_up::destination(args, file.as_deref(), cancel),
         Some(file) => resume::resume(args, file.as_deref(), cancel),
     }
@@ -103,8 +108,11 @@ fn start(args: &Receive, cancel: CancelFlag) -> Result<Status, Exit> {
         let what = "waiting for a guest: this QEMU has ended";
         return Err(Exit::new(Status::AtSource, Reason::QemuEnded, what).with(outcome::AT_SOURCE));
     }
-    let is_unused = guest.is_unused();
-    outcome::report(args, result, journal.path(), guest.has_ended(), is_unused)
+    let after = match guest.is_unused() {
+        true => After::Unused,
+        false => After::Used,
+    };
+    outcome::report(args, result, journal.path(), guest.has_ended(), after)
 }
 
 /// A QEMU that cannot receive a guest. The source was not contacted.

@@ -31,14 +31,24 @@ const MAY_BE_LOST: &str = "the guest was started in that QEMU, and may have run.
                            has to decide: hikkoshi migrate --resume --give-up at the source \
                            explains how";
 
-/// Reports the outcome. `qemu_has_ended` is about the destination's QEMU; `is_unused`: nothing was
-/// loaded into it.
+/// What is left of the destination's machine if the guest stays at the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum After {
+    /// A QEMU into which nothing was loaded.
+    Unused,
+    /// A QEMU that cannot receive another guest.
+    Used,
+    /// Nothing: the domain was removed again.
+    Domain,
+}
+
+/// Reports the outcome. `qemu_has_ended` is about the destination's QEMU.
 pub(super) fn report(
     args: &Receive,
     result: Result<Account, ReceiveError>,
     journal: &Path,
     qemu_has_ended: bool,
-    is_unused: bool,
+    after: After,
 ) -> Result<Status, Exit> {
     let error = match result {
         Ok(account) => return success(args, &account, journal),
@@ -57,7 +67,7 @@ pub(super) fn report(
     let again = resume_command::<DestinationEntry>(journal);
     let next = match outcome {
         // `Stopped` is an outcome of sources only.
-        Outcome::AtSource | Outcome::Stopped => at_source(&error.cause, is_unused),
+        Outcome::AtSource | Outcome::Stopped => at_source(&error.cause, after),
         Outcome::Declined => format!(
             "the guest has not run here and never will, but its source may not know that and may \
              keep the guest paused. Unless 'hikkoshi migrate' reports that the guest runs at the \
@@ -136,7 +146,7 @@ fn success(args: &Receive, account: &Account, journal: &Path) -> Result<Status, 
 }
 
 /// Where a guest is that was not received, and whether this QEMU can receive one later.
-fn at_source(cause: &DestinationFailure, is_unused: bool) -> String {
+fn at_source(cause: &DestinationFailure, after: After) -> String {
     let guest = match cause {
         DestinationFailure::SourceEnded => "the guest was not received here",
         DestinationFailure::CancelledBySource(_) => {
@@ -144,10 +154,10 @@ fn at_source(cause: &DestinationFailure, is_unused: bool) -> String {
         }
         _ => "the guest stays at the source",
     };
-    let here = if is_unused {
-        "nothing was loaded into this QEMU, which can still receive a guest"
-    } else {
-        "restart this QEMU before the next try"
+    let here = match after {
+        After::Unused => "nothing was loaded into this QEMU, which can still receive a guest",
+        After::Used => "restart this QEMU before the next try",
+        After::Domain => "nothing is left of its domain here",
     };
     format!("{guest}; {here}")
 }
@@ -179,7 +189,7 @@ mod tests {
         let reported = |cause: &DestinationFailure| {
             (
                 holder(Outcome::AtSource, cause),
-                at_source(cause, false).contains("stays at the source"),
+                at_source(cause, After::Used).contains("stays at the source"),
             )
         };
         // Whatever the source reports as the reason.

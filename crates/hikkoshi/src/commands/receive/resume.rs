@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use hikkoshi_engine::{CancelFlag, DestinationGuest, ReceiveControl, resume_receive};
 use hikkoshi_handover::{DestinationRecord, DestinationStage};
-use hikkoshi_qemu::{ExitedDestination, QemuDestination, SharedReattachInfo};
+use hikkoshi_qemu::{ExitedDestination, SharedReattachInfo};
 
-use super::outcome;
+use super::outcome::{self, After};
 use crate::args::Receive;
 use crate::commands::find_journal::{find, is_same_host};
-use crate::commands::monitor::{self, NamedGuest};
+use crate::commands::monitor::NamedGuest;
+use crate::commands::reattach_destination::reattach;
 use crate::commands::resume_command::cannot_resume;
 use crate::journal::{DestinationEntry, DestinationJournal};
 use crate::output::exit::{Exit, Status};
@@ -32,9 +33,7 @@ pub(super) fn resume(
         cannot_resume::<DestinationEntry>(Reason::NotAttached, error, file.path())
     };
     let pid = entry.qemu.identity.pid;
-    let attached =
-        QemuDestination::reattach(&entry.qemu, monitor::of(&entry.qemu.identity.monitor))
-            .map_err(|error| cannot(&error))?;
+    let attached = reattach(&entry.qemu).map_err(|error| cannot(&error))?;
     let (mut guest, reattach_info): (Box<dyn DestinationGuest>, _) = match attached {
         Some(guest) => {
             if may_miss_pages(&entry.engine) {
@@ -93,7 +92,7 @@ pub(super) fn resume(
         &args.engine_options(),
         &watch,
     );
-    outcome::report(args, result, journal.path(), guest.has_ended(), false)
+    outcome::report(args, result, journal.path(), guest.has_ended(), After::Used)
 }
 
 /// The state of the guest before the source connects.

@@ -31,6 +31,8 @@ pub(crate) struct DestinationQemuRecord {
     identity: QemuIdentityRecord,
     settings: SettingsRecord,
     userfault: Option<i32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pipe: Option<String>,
 }
 
 /// [`QemuIdentity`].
@@ -184,6 +186,7 @@ impl TryFrom<&DestinationReattachInfo> for DestinationQemuRecord {
             identity: (&reattach_info.identity).try_into()?,
             settings: (&reattach_info.settings).into(),
             userfault: reattach_info.userfault,
+            pipe: reattach_info.pipe.as_deref().map(text).transpose()?,
         })
     }
 }
@@ -196,6 +199,7 @@ impl TryFrom<DestinationQemuRecord> for DestinationReattachInfo {
             identity: record.identity.try_into()?,
             settings: record.settings.into(),
             userfault: record.userfault,
+            pipe: record.pipe.map(Into::into),
         })
     }
 }

@@ -1,0 +1,17 @@
+//! Reattaches to the destination's machine of a journal.
+
+use hikkoshi_qemu::{DestinationReattachInfo, QemuDestination, ReattachError};
+
+use super::monitor;
+
+/// The machine; `None` if its QEMU has ended.
+///
+/// # Errors
+/// See [`ReattachError`].
+pub(super) fn reattach(
+    info: &DestinationReattachInfo,
+) -> Result<Option<QemuDestination>, ReattachError> {
+    let address = &info.identity.monitor;
+    let owner = |pipe: &_| monitor::owner(address, pipe);
+    QemuDestination::reattach(info, monitor::of(address), owner)
+}

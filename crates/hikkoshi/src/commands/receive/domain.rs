@@ -1,0 +1,214 @@
+//! `hikkoshi receive --connect`: creates a libvirt domain for the guest.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use error_reporter::Report;
+use hikkoshi_engine::destination::DestinationFailure;
+use hikkoshi_engine::{
+    CancelFlag, DestinationGuest, DestinationHost, GuestError, OfferedGuest, ReceiveControl,
+    receive_at,
+};
+use hikkoshi_handover::{DestinationRecord, Journal};
+use hikkoshi_libvirt::{Domain, IncomingOptions};
+use hikkoshi_qemu::{Overcommit, PipedGuest, QemuDestination};
+use thiserror::Error;
+
+use super::outcome;
+use crate::args::Receive;
+use crate::commands::wait_for_source::wait_for_source;
+use crate::journal::{DestinationEntry, DestinationJournal, JournalFile};
+use crate::output::exit::{Exit, Status};
+use crate::output::progress;
+use crate::output::reason::Reason;
+use crate::security::{self, Acceptor};
+
+/// A guest is refused.
+#[derive(Debug, Error)]
+enum RefuseError {
+    /// It is no domain.
+    #[error(
+        "the guest is not a libvirt domain at the source, and 'hikkoshi receive --connect' creates \
+         domains only: start a QEMU for it here, and 'hikkoshi receive --qmp'"
+    )]
+    NoDomain,
+    /// There is no journal for it.
+    #[error("creating the journal")]
+    Journal(#[source] io::Error),
+}
+
+/// Waits for a source, and receives its guest as a domain of the daemon `uri`.
+pub(super) fn start(args: &Receive, uri: &str, cancel: CancelFlag) -> Result<Status, Exit> {
+    let Some(listen) = &args.listen else {
+        // The command line requires it.
+        return Err(Exit::new(
+            Status::Usage,
+            Reason::Usage,
+            "--listen ADDR is missing",
+        ));
+    };
+    let acceptor = Acceptor::new(args, listen)?;
+    let options = options(args, uri)?;
+    hikkoshi_libvirt::check_daemon(uri).map_err(|error| {
+        Exit::caused(Status::AtSource, Reason::NotAttached, &error).with("nothing was changed")
+    })?;
+    let folder = args.run.journals.path();
+    JournalFile::make_folder(&folder).map_err(|error| {
+        let what = format!("creating the journal: {}", Report::new(&error));
+        Exit::new(Status::AtSource, Reason::Journal, what)
+    })?;
+    let waiting = wait_for_source(args.wait_for, acceptor.prints_invitation(args));
+    let listener = acceptor
+        .bind(listen)?
+        .with_priority(args.engine_options().priority)
+        .with_wait_limit(waiting);
+    let observer = progress::observer(args.run.progress);
+    security::warn_of_readable_key(&args.run.security, &*observer);
+    let tls = acceptor.tls().cloned();
+    acceptor.announce(args, &listener, &*observer)?;
+    let journal = Arc::new(LaterJournal::default());
+    let mut host = DomainHost {
+        options,
+        overcommit: args.overcommit(),
+        folder: folder.clone(),
+        cancel: cancel.clone(),
+        journal: Arc::clone(&journal),
+        new_journal: Box::new(|file, guest| {
+            DestinationJournal::new(
+                file,
+                listener.address(),
+                args.run.security.plaintext,
+                args.options.clone(),
+                tls.clone(),
+                guest.reattach_info(),
+            )
+        }),
+        guest: None,
+    };
+    let watch = ReceiveControl {
+        cancel,
+        observer,
+        journal: Arc::<LaterJournal>::clone(&journal),
+    };
+    let result = receive_at(&mut host, &listener, &args.engine_options(), &watch);
+    if let Err(error) = &result
+        && matches!(error.cause, DestinationFailure::NoSource(_))
+    {
+        let exit = Exit::caused(Status::AtSource, Reason::from(&error.cause), error);
+        return Err(exit.with("nothing was changed"));
+    }
+    let has_ended = host.guest.as_ref().is_none_or(QemuDestination::has_ended);
+    let path = journal.path().unwrap_or(folder);
+    outcome::report(args, result, &path, has_ended, outcome::After::Domain)
+}
+
+fn options(args: &Receive, uri: &str) -> Result<IncomingOptions, Exit> {
+    let xml = args.domain.xml.as_ref().map(|path| {
+        std::fs::read_to_string(path).map_err(|error| {
+            let what = format!("reading {}: {}", path.display(), Report::new(&error));
+            Exit::new(Status::Usage, Reason::Usage, what)
+        })
+    });
+    Ok(IncomingOptions {
+        uri: uri.to_owned(),
+        xml: xml.transpose()?,
+        changes: args.domain.changes.clone(),
+        allow_arguments: args.domain.allow_qemu_arguments,
+    })
+}
+
+/// Makes the journal of a guest that is received into this machine.
+type NewJournal<'a> = Box<dyn Fn(JournalFile, &QemuDestination) -> DestinationJournal + Send + 'a>;
+
+/// Creates domains for offered guests, one at a time.
+struct DomainHost<'a> {
+    options: IncomingOptions,
+    overcommit: Overcommit,
+    /// Where journals are, and the pipes of domains.
+    folder: PathBuf,
+    cancel: CancelFlag,
+    journal: Arc<LaterJournal>,
+    new_journal: NewJournal<'a>,
+    guest: Option<QemuDestination>,
+}
+
+impl DestinationHost for DomainHost<'_> {
+    fn machine(
+        &mut self,
+        offered: OfferedGuest<'_>,
+    ) -> Result<&mut dyn DestinationGuest, GuestError> {
+        self.discard();
+        let domain = offered.domain;
+        let domain = domain.ok_or_else(|| GuestError::new(RefuseError::NoDomain))?;
+        let running = offered.description.running;
+        let machine = self
+            .options
+            .start(domain, running, &self.folder, &self.cancel)
+            .map_err(GuestError::new)?;
+        let guest = PipedGuest {
+            description: offered.description,
+            processors: offered.processors.cloned().unwrap_or_default(),
+            machine: offered.machine.cloned().unwrap_or_default(),
+        };
+        let monitor = Arc::new(Domain::known(&self.options.uri, &domain.uuid, &domain.name));
+        let attached =
+            QemuDestination::attach_piped(machine, guest, monitor, self.overcommit, &self.cancel);
+        let mut attached = attached.map_err(GuestError::new)?;
+        attached.cancel_load_with(self.cancel.clone());
+        let identity = attached.reattach_info().get().identity;
+        let file = JournalFile::for_qemu::<DestinationEntry>(&self.folder, &identity)
+            .map_err(|error| GuestError::new(RefuseError::Journal(error)))?;
+        self.journal.begin((self.new_journal)(file, &attached));
+        Ok(self.guest.insert(attached))
+    }
+
+    fn discard(&mut self) {
+        if let Some(mut guest) = self.guest.take()
+            && let Err(error) = guest.release()
+        {
+            tracing::warn!(error = %Report::new(&error), "ending a domain that is not needed");
+        }
+        self.journal.end();
+    }
+}
+
+/// The journal of the guest that is being received, once there is one.
+#[derive(Debug, Default)]
+struct LaterJournal(Mutex<Option<Arc<DestinationJournal>>>);
+
+impl LaterJournal {
+    fn begin(&self, journal: DestinationJournal) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(journal));
+    }
+
+    fn end(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn get(&self) -> Option<Arc<DestinationJournal>> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn path(&self) -> Option<PathBuf> {
+        Some(self.get()?.path().to_owned())
+    }
+}
+
+impl Journal<DestinationRecord> for LaterJournal {
+    fn record(&self, record: &DestinationRecord) -> io::Result<()> {
+        match self.get() {
+            Some(journal) => journal.record(record),
+            None => Err(io::Error::other("no guest is being received")),
+        }
+    }
+
+    fn close(&self) {
+        if let Some(journal) = self.get() {
+            journal.close();
+        }
+    }
+}

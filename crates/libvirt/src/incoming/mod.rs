@@ -1,0 +1,201 @@
+//! Creates a domain that receives a guest.
+//!
+//! libvirt restores it from a named pipe instead of a file (`virDomainRestoreFlags`), so libvirt
+//! makes the domain, starts QEMU with it and owns both from the beginning. What follows the
+//! domain's description in the pipe is QEMU's migration stream, which the QEMU adapter writes
+//! ([`PipedMachine`]).
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `image.rs` | what libvirt expects before QEMU's stream |
+//! | `description.rs` | checks of the description that a source sends |
+//! | `change.rs` | `--set`: changes of what is specific to a host |
+//! | `start.rs` | all of it: from the pipe to QEMU's process |
+//! | `restore.rs` | the call that restores the domain, which lasts until the guest runs |
+//! | `persistent.rs` | the configuration that a persistent domain gets |
+
+mod change;
+mod description;
+#[cfg(feature = "libvirt")]
+mod image;
+#[cfg(feature = "libvirt")]
+mod persistent;
+#[cfg(feature = "libvirt")]
+mod restore;
+#[cfg(feature = "libvirt")]
+mod start;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hikkoshi_linux::CancelFlag;
+use hikkoshi_qemu::{MachineOwner, PipedMachine};
+use hikkoshi_wire::Domain as DomainOffer;
+use thiserror::Error;
+
+pub use self::change::{Change, NetworkKind};
+pub use self::description::DescriptionError;
+use crate::DomainError;
+
+/// How long libvirt may take to start QEMU.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// A domain was not created. Nothing is left of it.
+#[derive(Debug, Error)]
+pub enum IncomingError {
+    /// The source's description is not used.
+    #[error(transparent)]
+    Description(#[from] DescriptionError),
+    /// libvirt or the domain cannot be used.
+    #[error(transparent)]
+    Domain(#[from] DomainError),
+    /// libvirt did not start the domain.
+    #[error("creating the domain {name}: {what}")]
+    Refused {
+        /// The domain.
+        name: String,
+        /// libvirt's message.
+        what: String,
+    },
+    /// It takes too long.
+    #[error("creating the domain {name}: libvirt has not started QEMU within {} s", START_TIMEOUT.as_secs())]
+    TimedOut {
+        /// The domain.
+        name: String,
+    },
+    /// The move was cancelled meanwhile.
+    #[error("creating the domain {name}: cancelled")]
+    Cancelled {
+        /// The domain.
+        name: String,
+    },
+    /// The pipe from which libvirt restores it failed.
+    #[error("writing the pipe {} from which libvirt creates the domain", path.display())]
+    Pipe {
+        /// The pipe.
+        path: PathBuf,
+        /// The error of the system call.
+        source: io::Error,
+    },
+}
+
+/// How domains are created here.
+#[derive(Debug, Clone, Default)]
+pub struct IncomingOptions {
+    /// The daemon.
+    pub uri: String,
+    /// Used instead of the source's description.
+    pub xml: Option<String>,
+    /// Changes of the description.
+    pub changes: Vec<Change>,
+    /// Whether a description may pass arguments directly to QEMU.
+    pub allow_arguments: bool,
+}
+
+impl IncomingOptions {
+    /// Starts to create the domain `offer`, whose guest `running` or is paused. `folder` is for
+    /// files that only the user may reach; they are gone when the guest runs.
+    ///
+    /// # Errors
+    ///
+    /// See [`IncomingError`]: nothing is left of it. [`DomainError::NotBuilt`] always, without the
+    /// feature `libvirt`.
+    pub fn start(
+        &self,
+        offer: &DomainOffer,
+        running: bool,
+        folder: &Path,
+        cancel: &CancelFlag,
+    ) -> Result<PipedMachine, IncomingError> {
+        let descriptions = self.descriptions(offer)?;
+        #[cfg(feature = "libvirt")]
+        return start::start(&self.uri, offer, &descriptions, running, folder, cancel);
+        #[cfg(not(feature = "libvirt"))]
+        {
+            let _ = (descriptions, running, folder, cancel);
+            Err(DomainError::NotBuilt.into())
+        }
+    }
+
+    /// Checks the descriptions in the offer, and changes them for this host.
+    fn descriptions(&self, offer: &DomainOffer) -> Result<Descriptions, DescriptionError> {
+        let text = |bytes: &[u8]| {
+            String::from_utf8(bytes.to_vec()).map_err(|error| DescriptionError::Syntax {
+                what: error.to_string(),
+            })
+        };
+        // A description of this host's operator may do anything.
+        let allowed = self.allow_arguments || self.xml.is_some();
+        let check = |xml: &str| description::check(xml, &offer.name, &offer.uuid, allowed);
+        let offered = text(&offer.xml)?;
+        check(&offered)?;
+        let wanted = self.xml.as_ref().unwrap_or(&offered);
+        check(wanted)?;
+        let persistent = text(&offer.persistent)?;
+        let persistent = match persistent.is_empty() {
+            true => None,
+            false => {
+                check(&persistent)?;
+                Some(change::apply(&persistent, &self.changes)?)
+            }
+        };
+        Ok(Descriptions {
+            here: change::apply(wanted, &self.changes)?,
+            offered,
+            persistent,
+        })
+    }
+}
+
+/// The descriptions of a domain that is created.
+#[cfg_attr(not(feature = "libvirt"), allow(dead_code))]
+#[derive(Debug)]
+struct Descriptions {
+    /// As its source has sent it.
+    offered: String,
+    /// As it is created here.
+    here: String,
+    /// As it is defined here when the guest runs, if it is to be persistent.
+    persistent: Option<String>,
+}
+
+/// Checks that the daemon `uri` can create domains here.
+///
+/// # Errors
+///
+/// See [`DomainError`].
+pub fn check_daemon(uri: &str) -> Result<(), DomainError> {
+    crate::process::run_folder(uri)?;
+    #[cfg(feature = "libvirt")]
+    return crate::connection::Connection::open(uri).map(drop);
+    #[cfg(not(feature = "libvirt"))]
+    Err(DomainError::NotBuilt)
+}
+
+/// What continues to restore a domain that another program has begun to create at `pipe`.
+///
+/// # Errors
+///
+/// [`DomainError::NotBuilt`].
+pub fn resumed_owner(
+    uri: &str,
+    uuid: &str,
+    pipe: &Path,
+) -> Result<Box<dyn MachineOwner>, DomainError> {
+    #[cfg(feature = "libvirt")]
+    return Ok(Box::new(restore::Resumed::new(uri, uuid, pipe)));
+    #[cfg(not(feature = "libvirt"))]
+    {
+        let _ = (uri, uuid, pipe);
+        Err(DomainError::NotBuilt)
+    }
+}
+
+#[cfg(feature = "libvirt")]
+fn pipe_error(path: &Path, source: io::Error) -> IncomingError {
+    IncomingError::Pipe {
+        path: path.to_owned(),
+        source,
+    }
+}
