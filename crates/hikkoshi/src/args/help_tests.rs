@@ -57,7 +57,7 @@ fn options_stand_under_their_headings() {
     );
     assert_eq!(
         visible("receive"),
-        "Connection: --listen --advertise --wait-for --stall-timeout --qmp\n\
+        "Connection: --listen --connect --set --xml --allow-qemu-arguments --advertise --wait-for --stall-timeout --qmp\n\
          Migration: --allow-overcommit --allow-device\n\
          Recovery: --retry-for --resume --give-up --other-side-is-lost --journal\n\
          Tuning: --fault-threads --collapse\n\

@@ -11,8 +11,8 @@ use super::headings::CONNECTION;
 pub(crate) struct IncomingDomain {
     /// The libvirt daemon that gets the guest, such as qemu:///system, instead of --qmp
     ///
-    /// The guest must be a libvirt domain at the source, too. Nothing has to be prepared: the domain
-    /// is created when a source has connected, from the description that it sends.
+    /// The guest must be a libvirt domain at the source, too. Nothing has to be prepared: the
+    /// domain is created when a source has connected, from the description that it sends.
     #[arg(verbatim_doc_comment,
         long,
         value_name = "URI",

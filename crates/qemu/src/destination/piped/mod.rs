@@ -7,8 +7,8 @@
 //! * The RAM blocks are found by *marks*: the stream makes QEMU write a page of our choice to the
 //!   beginning of each block, and that page is searched in QEMU's memory (`marks.rs`).
 //! * The device state is written without the stream's *end*. QEMU has loaded it, but neither opens
-//!   the images nor runs the guest (`pipe.rs` shows how that is known). Until then everything can be
-//!   cancelled.
+//!   the images nor runs the guest (`pipe.rs` shows how that is known). Until then everything can
+//!   be cancelled.
 //! * From that time on QEMU itself holds the pipe open (`hold.rs`): if this program is killed,
 //!   another one finds the machine as it was.
 //! * After *commit* the end is written. The owner runs the guest.
@@ -61,8 +61,8 @@ pub trait MachineOwner: std::fmt::Debug + Send {
     /// The machine's network cards.
     fn cards(&self) -> Vec<OwnedCard>;
 
-    /// Waits until it runs the guest, now that the stream has ended, and returns when that was. Ends
-    /// early once `give_up` is set.
+    /// Waits until it runs the guest, now that the stream has ended, and returns when that was.
+    /// Ends early once `give_up` is set.
     ///
     /// # Errors
     ///
