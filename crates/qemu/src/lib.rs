@@ -126,7 +126,7 @@ pub use check::{
 pub use command_line::DestinationLine;
 pub use destination::after_exit::ExitedDestination;
 pub use destination::piped::{
-    MachineOwner, OwnedCard, PipedError, PipedGuest, PipedMachine, StreamPipe,
+    MachineOwner, NotRun, OwnedCard, PipedError, PipedGuest, PipedMachine, StreamPipe,
 };
 pub use destination::{
     DestinationReattachInfo, QemuDestination, SharedReattachInfo, UserfaultError,

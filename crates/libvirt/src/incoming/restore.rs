@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hikkoshi_linux::CancelFlag;
-use hikkoshi_qemu::{MachineOwner, OwnedCard, StreamPipe};
+use hikkoshi_qemu::{MachineOwner, NotRun, OwnedCard, StreamPipe};
 use virt::domain::Domain;
 use virt::sys;
 
@@ -97,12 +97,14 @@ impl MachineOwner for Restore {
         cards(&self.connection, &self.uuid)
     }
 
-    fn finish(&mut self, give_up: &CancelFlag) -> Result<Instant, String> {
+    fn finish(&mut self, give_up: &CancelFlag) -> Result<Instant, NotRun> {
         while self.returned.is_none() {
             self.returned = match self.call.recv_timeout(POLL_INTERVAL) {
                 Ok(returned) => Some(returned),
                 Err(RecvTimeoutError::Timeout) if give_up.is_cancelled() => {
-                    return Err("cancelled while libvirt was about to run the guest".to_owned());
+                    return Err(unknown(
+                        "cancelled while libvirt was about to run the guest",
+                    ));
                 }
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => Some(Err("its thread has ended".to_owned())),
@@ -113,8 +115,11 @@ impl MachineOwner for Restore {
                 define(self.connection.clone(), &self.pipe);
                 Ok(*at)
             }
-            Some(Err(error)) => Err(format!("libvirt: {error}")),
-            None => Err("libvirt has not answered".to_owned()),
+            Some(Err(error)) => Err(NotRun {
+                what: format!("libvirt: {error}"),
+                refused: is_refusal(error),
+            }),
+            None => Err(unknown("libvirt has not answered")),
         }
     }
 
@@ -164,7 +169,7 @@ impl MachineOwner for Resumed {
         connection.map_or_else(|_| Vec::new(), |connection| cards(&connection, &self.uuid))
     }
 
-    fn finish(&mut self, give_up: &CancelFlag) -> Result<Instant, String> {
+    fn finish(&mut self, give_up: &CancelFlag) -> Result<Instant, NotRun> {
         let deadline = Instant::now() + END_TIMEOUT;
         loop {
             if let Some(connection) = self.running() {
@@ -172,7 +177,7 @@ impl MachineOwner for Resumed {
                 return Ok(Instant::now());
             }
             if give_up.is_cancelled() || Instant::now() > deadline {
-                return Err("libvirt does not run the domain".to_owned());
+                return Err(unknown("libvirt does not run the domain"));
             }
             thread::sleep(POLL_INTERVAL);
         }
@@ -181,6 +186,19 @@ impl MachineOwner for Resumed {
     fn forget(&mut self) {
         persistent::remove(&self.pipe);
         let _ = std::fs::remove_file(&self.pipe);
+    }
+}
+
+/// Whether QEMU has refused the command that runs the guest. libvirt's messages may be translated;
+/// the name of the command is not.
+fn is_refusal(error: &str) -> bool {
+    error.contains("'cont'")
+}
+
+fn unknown(what: &str) -> NotRun {
+    NotRun {
+        what: what.to_owned(),
+        refused: false,
     }
 }
 

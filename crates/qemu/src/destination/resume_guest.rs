@@ -7,7 +7,7 @@ use hikkoshi_engine::CancelFlag;
 use hikkoshi_linux::Process;
 use serde_json::json;
 
-use super::piped::PipedError;
+use super::piped::{NotRun, PipedError};
 use super::{QemuDestination, RunError};
 use crate::network::{Announcer, NetworkError, rx_filter};
 use crate::qmp::migration_status;
@@ -90,11 +90,15 @@ impl QemuDestination {
         }
     }
 
-    /// Whether it is certain that the guest has never run, after its owner has refused to run it:
-    /// QEMU says that it is paused. It is ended then, so that it can resume at its source.
+    /// Whether it is certain that the guest has never run, after its owner has not run it: QEMU has
+    /// refused, or says that it is paused. It is ended then, so that it can resume at its source.
     fn is_kept_from_running(&mut self, error: &PipedError) -> bool {
-        if !matches!(error, PipedError::Owner { .. }) || !self.process.is_alive() {
+        let PipedError::NotRun(NotRun { refused, .. }) = error else {
             return false;
+        };
+        if !self.process.is_alive() {
+            // The owner has ended it.
+            return *refused;
         }
         let timeouts = ConnectTimeouts {
             failing: CONNECT_TIMEOUT,
@@ -103,8 +107,7 @@ impl QemuDestination {
         let (monitor, process) = (&*self.monitor, &self.process);
         let never = CancelFlag::new();
         let client = monitor::get_or_connect(&mut self.client, monitor, process, timeouts, &never);
-        let running = client.map(has_never_run);
-        let kept = matches!(running, Ok(true));
+        let kept = *refused || matches!(client.map(has_never_run), Ok(true));
         kept && self.process.kill().is_ok()
     }
 

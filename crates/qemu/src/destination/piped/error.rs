@@ -2,6 +2,7 @@
 
 use std::io;
 
+use super::NotRun;
 use hikkoshi_linux::ReopenError;
 use thiserror::Error;
 
@@ -17,6 +18,9 @@ pub enum PipedError {
         /// Its reason.
         what: String,
     },
+    /// The machine's owner does not run the guest.
+    #[error("{}", .0.what)]
+    NotRun(NotRun),
     /// QEMU has ended.
     #[error("loading {part}: QEMU has ended; its log at the destination says why")]
     Ended {

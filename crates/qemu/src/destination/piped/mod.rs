@@ -53,6 +53,15 @@ pub struct OwnedCard {
     pub interface: Option<String>,
 }
 
+/// Why a machine's owner does not run the guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotRun {
+    /// What went wrong, as text.
+    pub what: String,
+    /// Whether it is certain that QEMU has refused to run it.
+    pub refused: bool,
+}
+
 /// The program that has started the machine.
 pub trait MachineOwner: std::fmt::Debug + Send {
     /// Why it does not start or restore the machine any more, if so.
@@ -66,8 +75,8 @@ pub trait MachineOwner: std::fmt::Debug + Send {
     ///
     /// # Errors
     ///
-    /// What went wrong, as text.
-    fn finish(&mut self, give_up: &CancelFlag) -> Result<Instant, String>;
+    /// It does not run the guest.
+    fn finish(&mut self, give_up: &CancelFlag) -> Result<Instant, NotRun>;
 
     /// The machine was ended. Waits, for a limited time, until its owner has noticed.
     fn forget(&mut self);
@@ -173,13 +182,17 @@ impl PipedStream {
     ) -> Result<(), PipedError> {
         let sections = stream::sections(state)?;
         let filler = stream::filler(&smallest(description)?, FILLER_BYTES)?;
-        hold::open(&self.process, &self.pipe)?;
-        let deadline = Instant::now() + LOAD_TIMEOUT;
+        let began = Instant::now();
+        let deadline = began + LOAD_TIMEOUT;
         let (owner, process) = (&mut self.owner, &self.process);
         let mut check = || check(&mut **owner, process, cancel, deadline, "the device state");
         self.pipe.write(sections, &mut check)?;
+        // While QEMU loads them.
+        hold::open(process, &self.pipe)?;
         self.pipe.write(&filler, &mut check)?;
-        self.pipe.wait_until_read(&mut check)
+        self.pipe.wait_until_read(&mut check)?;
+        tracing::debug!(took = ?began.elapsed(), "the device state is loaded");
+        Ok(())
     }
 
     /// Lets QEMU complete the stream, and waits until the owner runs the guest.
@@ -189,7 +202,7 @@ impl PipedStream {
         let mut check = || check(&mut **owner, process, give_up, deadline, "the stream's end");
         self.pipe.write(&stream::tail(), &mut check)?;
         let finished = self.owner.finish(give_up);
-        finished.map_err(|what| PipedError::Owner { what })
+        finished.map_err(PipedError::NotRun)
     }
 
     /// Closes QEMU's own descriptor of the pipe, and removes the pipe.

@@ -11,6 +11,10 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
+/// Room for the device state of a machine with many devices: the most that the kernel allows
+/// everybody by default (`/proc/sys/fs/pipe-max-size`).
+const BUFFER_BYTES: usize = 1 << 20;
+
 /// How often to check whether it still makes sense to wait.
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
@@ -56,6 +60,8 @@ impl StreamPipe {
                 .open(path);
             match opened {
                 Ok(file) => {
+                    // Less waiting; what the kernel allows is enough.
+                    let _ = rustix::pipe::fcntl_setpipe_size(&file, BUFFER_BYTES);
                     return Ok(Self {
                         path: path.to_owned(),
                         file,
@@ -184,13 +190,13 @@ mod tests {
         let reader = path.clone();
         let reading = std::thread::spawn(move || {
             let mut file = File::open(reader).unwrap();
-            let mut all = vec![0; 300_000];
+            let mut all = vec![0; 3_000_000];
             file.read_exact(&mut all).unwrap();
             (file, all)
         });
         let mut pipe = StreamPipe::open(&path, &mut never).unwrap();
-        // More than its buffer.
-        pipe.write(&[7; 300_000], &mut never).unwrap();
+        // More than its buffer may have.
+        pipe.write(&[7; 3_000_000], &mut never).unwrap();
         pipe.wait_until_read(&mut never).unwrap();
         let (file, all) = reading.join().unwrap();
         assert!(all.iter().all(|byte| *byte == 7));
