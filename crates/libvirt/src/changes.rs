@@ -33,12 +33,14 @@ fn elements(xml: &str) -> Vec<String> {
     let mut elements: Vec<String> = Vec::new();
     let mut depth = 2;
     for line in xml.lines() {
-        match line {
-            "  <devices>" => depth = 4,
-            "  </devices>" => depth = 2,
-            _ => {}
+        if let "  <devices>" | "  </devices>" = line {
+            depth = if line.contains('/') { 2 } else { 4 };
+            continue;
         }
         let indent = line.len() - line.trim_start().len();
+        if indent < depth {
+            continue;
+        }
         let line = line.trim();
         if indent == depth && !line.starts_with("</") {
             elements.push(String::new());
@@ -48,7 +50,8 @@ fn elements(xml: &str) -> Vec<String> {
                 .iter()
                 .filter_map(|by_guest| line.find(by_guest))
                 .min();
-            element.push_str(line.get(..changes.unwrap_or(line.len())).unwrap_or(line));
+            let kept = line.get(..changes.unwrap_or(line.len())).unwrap_or(line);
+            element.push_str(kept.trim_end_matches("/>"));
             element.push('\n');
         }
     }
@@ -67,7 +70,7 @@ fn name(element: &str) -> String {
             .any(|by| line.starts_with(by))
     };
     match lines.find(known_by) {
-        Some(line) => format!("<{tag}> ({line})"),
+        Some(line) => format!("<{tag}> ({line}/>)"),
         None => format!("<{tag}>"),
     }
 }

@@ -95,12 +95,18 @@ impl Daemon {
         {
             return Ok(link);
         }
+        let link = Arc::new(self.connect()?);
+        self.keep(&link);
+        Ok(link)
+    }
+
+    /// Opens another connection. A session has one of its own: libvirt lets a connection receive the
+    /// events of a domain's monitor once only.
+    pub(crate) fn connect(&self) -> Result<Link, DomainError> {
         let connection = Connection::open(&self.0.uri)?;
         let domain = Domain::lookup_by_uuid_string(&connection, &self.0.uuid)
             .map_err(|error| self.failed("its UUID", &error))?;
-        let link = Arc::new(Link { connection, domain });
-        self.keep(&link);
-        Ok(link)
+        Ok(Link { connection, domain })
     }
 
     /// Lets libvirt answer a question about the domain, or change it: `what`. If the daemon is being
@@ -158,7 +164,7 @@ impl Daemon {
         monitor: &MonitorAddress,
         process: &Arc<Process>,
     ) -> Result<Client, DomainError> {
-        let link = self.link()?;
+        let link = self.connect()?;
         let stream = serve::start(self, link, process).map_err(|what| DomainError::Lookup {
             name: self.0.name.clone(),
             uri: self.0.uri.clone(),

@@ -1,9 +1,10 @@
 //! Domains of a real libvirt daemon.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
+use std::path::Path;
 use std::process::Command;
 
-use hikkoshi_tests::{JsonSchema, TestEnv, hikkoshi, log, on_libvirt_host};
+use hikkoshi_tests::{Exit, JsonSchema, TestEnv, hikkoshi, log, on_libvirt_host};
 use serde_json::json;
 
 const DOMAIN: &str = "<domain type='qemu'>
@@ -81,4 +82,57 @@ fn check_of_a_domain() {
     );
     let lost = "hikkoshi: looking for the domain guest at qemu:///system: Domain not found";
     assert!(exit.stderr.contains(lost), "{exit:?}");
+}
+
+/// Runs a part of `libvirt_moves.sh`.
+fn moves(env: &TestEnv, test: &str) -> Exit {
+    let build = concat!(env!("CARGO_MANIFEST_DIR"), "/../build");
+    let build = Path::new(build).canonicalize().unwrap();
+    let script = format!(
+        "{script} {build} {folder} {program} {test}",
+        script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e/libvirt_moves.sh"),
+        build = build.display(),
+        folder = env.folder().display(),
+        program = hikkoshi().display(),
+    );
+    let exit = on_libvirt_host(env.folder(), &script);
+    assert_eq!(exit.code, Some(0), "{}\n{}", exit.stdout, exit.stderr);
+    exit
+}
+
+/// The daemon is restarted at any moment, the engine is killed, and a device is plugged.
+#[test]
+fn a_domain_is_moved_away_at_last() {
+    if !built_with_libvirt() {
+        return;
+    }
+    let env = TestEnv::new();
+    let exit = moves(&env, "failures");
+    let log = |name: &str| std::fs::read_to_string(env.folder().join(name)).unwrap();
+    let has = |line: &str| assert!(exit.stdout.lines().any(|l| l == line), "{line}: {exit:?}");
+    has("killed: status 137");
+    has("plugged: status 1");
+    let plugged = log("migrate2.log");
+    let reason = "was changed during the move: <disk> (<target dev='sdz' bus='usb'/>) was added";
+    assert!(plugged.contains(reason), "{plugged}");
+    has("moved: status 0");
+    // It was undefined.
+    assert!(!exit.stdout.contains("moved:  "), "{exit:?}");
+}
+
+#[test]
+#[ignore = "two more boots of a guest: `make matrix` runs it"]
+fn a_domain_is_moved_away_in_each_mode() {
+    if !built_with_libvirt() {
+        return;
+    }
+    let env = TestEnv::new();
+    let exit = moves(&env, "modes");
+    for mode in ["precopy", "postcopy"] {
+        assert!(
+            exit.stdout.contains(&format!("{mode}: status 0")),
+            "{exit:?}"
+        );
+    }
+    assert!(exit.stdout.contains("shut off"), "{exit:?}");
 }

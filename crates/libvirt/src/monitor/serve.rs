@@ -38,7 +38,7 @@ const NOT_REPEATED: &str = "xen-save-devices-state";
 struct Way {
     daemon: Daemon,
     process: Arc<Process>,
-    link: Arc<Link>,
+    link: Link,
     /// The domain's events, over that link.
     events: Subscription,
     lines: SyncSender<String>,
@@ -51,7 +51,7 @@ struct Way {
 /// Why the session cannot be served, as text.
 pub(crate) fn start(
     daemon: &Daemon,
-    link: Arc<Link>,
+    link: Link,
     process: &Arc<Process>,
 ) -> Result<UnixStream, String> {
     let text = |error: io::Error| error.to_string();
@@ -88,6 +88,8 @@ fn serve(mut way: Way, socket: &UnixStream) {
         let (line, descriptors) = match received.next(socket) {
             Ok(Some(next)) => next,
             Ok(None) => return,
+            // It has closed the socket without reading the last events.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return,
             Err(error) => {
                 tracing::warn!(%error, "reading a domain's monitor session");
                 return;
@@ -147,7 +149,7 @@ impl Way {
     fn try_reopen(&mut self) -> Result<(), String> {
         let link = self
             .daemon
-            .link()
+            .connect()
             .map_err(|e| Report::new(&e).to_string())?;
         let events = Subscription::new(&link.connection, &link.domain, self.lines.clone())?;
         // It may still be connecting to QEMU.
