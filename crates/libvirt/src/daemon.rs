@@ -16,8 +16,8 @@ use crate::monitor::serve;
 /// How long to wait until a session is open.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long to wait for a daemon that is being restarted. Less than the adapter waits for the answer
-/// to a command, so that the reason is reported.
+/// How long to wait for a daemon that is being restarted. Less than the adapter waits for the
+/// answer to a command, so that the reason is reported.
 const AWAY_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// The time between two attempts to reach it.
@@ -100,8 +100,8 @@ impl Daemon {
         Ok(link)
     }
 
-    /// Opens another connection. A session has one of its own: libvirt lets a connection receive the
-    /// events of a domain's monitor once only.
+    /// Opens another connection. A session has one of its own: libvirt lets a connection receive
+    /// the events of a domain's monitor once only.
     pub(crate) fn connect(&self) -> Result<Link, DomainError> {
         let connection = Connection::open(&self.0.uri)?;
         let domain = Domain::lookup_by_uuid_string(&connection, &self.0.uuid)
@@ -109,8 +109,8 @@ impl Daemon {
         Ok(Link { connection, domain })
     }
 
-    /// Lets libvirt answer a question about the domain, or change it: `what`. If the daemon is being
-    /// restarted, waits until it is back.
+    /// Lets libvirt answer a question about the domain, or change it: `what`. If the daemon is
+    /// being restarted, waits until it is back.
     ///
     /// `question` may be asked twice: a daemon that is killed may have done what it was asked to.
     pub(crate) fn ask<T>(

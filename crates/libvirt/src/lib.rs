@@ -21,19 +21,27 @@
 //!
 //! [`Domain`] is a monitor for the QEMU adapter. libvirt itself resumes the guest after a failed
 //! move (it takes its locks on disks again), and destroys the domain when its guest runs at the
-//! destination. libvirt does not know of the move, so the domain is compared with what it was at the
-//! beginning right before the guest is paused (`unchanged.rs`).
+//! destination. libvirt does not know of the move, so the domain is compared with what it was at
+//! the beginning right before the guest is paused (`unchanged.rs`).
 //!
 //! The daemon may be restarted at any moment. A session outlives it: it waits for the daemon,
-//! registers for the events again, and repeats the command whose answer was lost (`monitor/serve.rs`).
+//! registers for the events again, and repeats the command whose answer was lost
+//! (`monitor/serve.rs`).
+//!
+//! # Receiving a domain
+//!
+//! [`IncomingOptions::start`] lets libvirt restore a domain from a named pipe, into which the QEMU
+//! adapter writes the guest's stream (`incoming/`). libvirt has created the domain then, owns it,
+//! and runs its guest when the stream ends.
 //!
 //! # What is missing
 //!
-//! A domain can be moved away, to a QEMU that libvirt does not own at the destination. If the daemon
-//! is away for long while the guest is paused, the guest stays paused until `--resume` or `virsh
-//! resume`: QEMU's monitor is libvirt's also then. A domain with snapshots is refused, as `virsh
-//! migrate` does. Events that come while the daemon is away are lost. Daemons on other hosts are refused, because the guest's memory is reached through its process. A user's
-//! own daemon (`qemu:///session`) was not tried.
+//! If the daemon is away for long while the guest is paused, the guest stays paused until
+//! `--resume` or `virsh resume`: QEMU's monitor is libvirt's also then. A domain with snapshots is
+//! refused, as `virsh migrate` does. Events that come while the daemon is away are lost. libvirt's
+//! events and hooks at the destination are those of a restored domain. Daemons on other hosts are
+//! refused, because the guest's memory is reached through its process. A user's own daemon
+//! (`qemu:///session`) was not tried.
 
 #[cfg(feature = "libvirt")]
 mod changes;

@@ -1,7 +1,8 @@
 //! Checks that libvirt does nothing to a domain while it is moved.
 //!
-//! libvirt does not know of the move, so it refuses nothing. It can save the domain, take a snapshot
-//! or plug a device, as at any time. The destination has the domain as it was when the move began.
+//! libvirt does not know of the move, so it refuses nothing. It can save the domain, take a
+//! snapshot or plug a device, as at any time. The destination has the domain as it was when the
+//! move began.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;

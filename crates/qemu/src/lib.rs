@@ -3,9 +3,9 @@
 //! # Model
 //!
 //! The only input is a monitor ([`qmp::Monitor`]), mostly the path of a QMP socket. The socket's
-//! **peer** is QEMU's process. QMP and that process's `/proc/PID/maps` together describe the guest's
-//! memory in three ways: in the guest (guest physical addresses), in QEMU (host
-//! addresses) and in files. Then:
+//! **peer** is QEMU's process. QMP and that process's `/proc/PID/maps` together describe the
+//! guest's memory in three ways: in the guest (guest physical addresses), in QEMU (host addresses)
+//! and in files. Then:
 //!
 //! - the engine reads and writes the **pages** in the files;
 //! - the **dirty log** and the **missing pages** use a userfaultfd that is created

@@ -20,8 +20,8 @@ use crate::daemon::{Daemon, Link};
 /// Lines that wait to be written: answers, of which there is one at a time, and events.
 const LINES: usize = 1024;
 
-/// How long to wait for a daemon that is being restarted. Less than the adapter waits for the answer
-/// to a command, so that the reason is reported.
+/// How long to wait for a daemon that is being restarted. Less than the adapter waits for the
+/// answer to a command, so that the reason is reported.
 const AWAY_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// The time between two attempts to reach it.
@@ -113,8 +113,8 @@ fn serve(mut way: Way, socket: &UnixStream) {
 }
 
 impl Way {
-    /// Lets libvirt execute a command. If the daemon is being restarted, waits until it is back, and
-    /// repeats the command: that changes nothing, or the same again.
+    /// Lets libvirt execute a command. If the daemon is being restarted, waits until it is back,
+    /// and repeats the command: that changes nothing, or the same again.
     fn execute(&mut self, json: &str, descriptors: &[OwnedFd]) -> Result<String, String> {
         let deadline = Instant::now() + AWAY_TIMEOUT;
         loop {

@@ -105,8 +105,8 @@ impl QemuDestination {
         Self::attach_allowing(monitor, &AllowedTypes::default(), Overcommit::default())
     }
 
-    /// Like [`attach`](Self::attach), by any monitor, and also allows these unknown types, and perhaps too little
-    /// free memory.
+    /// Like [`attach`](Self::attach), by any monitor, and also allows these unknown types, and
+    /// perhaps too little free memory.
     ///
     /// # Errors
     ///

@@ -29,7 +29,7 @@ impl QemuDestination {
             return Err(RunError::NotLoaded);
         }
         if self.piped.is_some() {
-            return self.run_piped(give_up);
+            return self.run_piped(running, give_up);
         }
         if !running {
             return Ok(Instant::now());
@@ -62,11 +62,15 @@ impl QemuDestination {
     }
 
     /// Completes the stream, after which the machine's owner runs the guest, or leaves it paused.
-    fn run_piped(&mut self, give_up: &CancelFlag) -> Result<Instant, RunError> {
+    fn run_piped(&mut self, running: bool, give_up: &CancelFlag) -> Result<Instant, RunError> {
         let Some(piped) = &mut self.piped else {
             return Err(RunError::NotLoaded);
         };
-        let ended = piped.end(give_up);
+        let ended = if running == self.identity.description.running {
+            piped.end(give_up)
+        } else {
+            Err(PipedError::StateChanged { running })
+        };
         if ended.is_ok()
             && let Some(announcer) = &self.announcer
         {
@@ -93,12 +97,15 @@ impl QemuDestination {
     /// Whether it is certain that the guest has never run, after its owner has not run it: QEMU has
     /// refused, or says that it is paused. It is ended then, so that it can resume at its source.
     fn is_kept_from_running(&mut self, error: &PipedError) -> bool {
-        let PipedError::NotRun(NotRun { refused, .. }) = error else {
-            return false;
+        let refused = match error {
+            PipedError::NotRun(NotRun { refused, .. }) => *refused,
+            // The stream has not ended.
+            PipedError::StateChanged { .. } => true,
+            _ => return false,
         };
         if !self.process.is_alive() {
             // The owner has ended it.
-            return *refused;
+            return refused;
         }
         let timeouts = ConnectTimeouts {
             failing: CONNECT_TIMEOUT,
@@ -107,7 +114,7 @@ impl QemuDestination {
         let (monitor, process) = (&*self.monitor, &self.process);
         let never = CancelFlag::new();
         let client = monitor::get_or_connect(&mut self.client, monitor, process, timeouts, &never);
-        let kept = *refused || matches!(client.map(has_never_run), Ok(true));
+        let kept = refused || matches!(client.map(has_never_run), Ok(true));
         kept && self.process.kill().is_ok()
     }
 

@@ -6,8 +6,8 @@
 //! at any time, also between a command and its answer**. Answers are matched to
 //! commands by `id`, so a late answer is not mistaken for the next command's.
 //!
-//! A [`Monitor`] is where a session is opened: QEMU's own QMP socket, or that of a program that owns
-//! QEMU and lends its monitor.
+//! A [`Monitor`] is where a session is opened: QEMU's own QMP socket, or that of a program that
+//! owns QEMU and lends its monitor.
 //!
 //! A QMP socket serves one client at a time. While another program is connected,
 //! QEMU does not accept, and a new connection waits in the kernel without any

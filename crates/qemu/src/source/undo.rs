@@ -86,8 +86,8 @@ pub enum UndoError {
 /// Undoes the recorded changes: resumes the guest if we paused it and it ran before,
 /// closes the dirty log in QEMU, restores the settings.
 ///
-/// `monitor` is that of the identity. Calling it again, or without any changes, is harmless. A guest that its owner
-/// paused stays paused. Migrations of other programs are left alone.
+/// `monitor` is that of the identity. Calling it again, or without any changes, is harmless. A
+/// guest that its owner paused stays paused. Migrations of other programs are left alone.
 ///
 /// # Errors
 ///

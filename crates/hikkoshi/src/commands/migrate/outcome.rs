@@ -30,9 +30,9 @@ const MEMORY_LOST: &str = "the guest is lost: at the destination it waits for pa
                            exist. End its QEMU there ('hikkoshi receive --resume --give-up' does), \
                            and reboot the guest from its disks";
 
-/// Reports the outcome for the guest whose monitor is at `monitor`. `qemu_pid` is the source's QEMU, if it still exists. `special` knows in
-/// some cases who has the guest and what to report. `quit`: whether the source's QEMU was ended, if
-/// it was to be.
+/// Reports the outcome for the guest whose monitor is at `monitor`. `qemu_pid` is the source's
+/// QEMU, if it still exists. `special` knows in some cases who has the guest and what to report.
+/// `quit`: whether the source's QEMU was ended, if it was to be.
 pub(super) fn report(
     args: &Migrate,
     result: Result<Account, MigrateError>,

@@ -21,6 +21,16 @@ pub enum PipedError {
     /// The machine's owner does not run the guest.
     #[error("{}", .0.what)]
     NotRun(NotRun),
+    /// The owner was asked for the other.
+    #[error(
+        "the guest was {} at the source while it was being moved, and the machine here was made for \
+         the other case: move it again",
+        if *running { "resumed" } else { "paused" }
+    )]
+    StateChanged {
+        /// Whether the guest runs now.
+        running: bool,
+    },
     /// QEMU has ended.
     #[error("loading {part}: QEMU has ended; its log at the destination says why")]
     Ended {
