@@ -138,7 +138,7 @@ fn next_step(error: &MigrateError, monitor: &MonitorAddress, again: &str) -> Str
             "the guest runs at the destination: never continue it here. Pages that are missing \
              there are still here, and no data is lost as long as the destination's QEMU runs. \
              {GIVE_UP_HINT} To resume, start at the destination, unless it is running there: \
-             hikkoshi receive --resume --qmp PATH (also if it ended there with all pages: it \
+             hikkoshi receive --resume (also if it ended there with all pages: it \
              reports that to this side); and here: {again}"
         ),
     }
