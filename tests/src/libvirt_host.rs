@@ -5,10 +5,10 @@ use std::process::Command;
 
 use crate::program::Exit;
 
-const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/libvirt/host.sh");
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../guest/lab/libvirt/host.sh");
 const BUILD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../build");
 
-/// Runs a shell script on a host with libvirt, in namespaces of its own (`tests/libvirt/host.sh`).
+/// Runs a shell script on a host with libvirt, in namespaces of its own (`guest/lab/libvirt/host.sh`).
 /// `folder` is visible there, for files.
 ///
 /// # Panics

@@ -1,6 +1,6 @@
 //! Sessions on the monitor of a domain of a real daemon.
 //!
-//! The daemon runs in namespaces of its own (`tests/libvirt/host.sh`). [`on_a_host_with_libvirt`]
+//! The daemon runs in namespaces of its own (`guest/lab/libvirt/host.sh`). [`on_a_host_with_libvirt`]
 //! runs this program there again, for the other tests.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
@@ -30,7 +30,7 @@ fn on_a_host_with_libvirt() {
         "--kill-child",
         "--mount-proc",
     ])
-    .arg(project.join("tests/libvirt/host.sh"))
+    .arg(project.join("guest/lab/libvirt/host.sh"))
     .args([&project.join("build"), folder.path()])
     .arg(std::env::current_exe().unwrap())
     .args(["--ignored", "--test-threads=1", "--nocapture"]);
