@@ -128,12 +128,12 @@ test-guests: guest-images ## the laboratory's own tests, and real guests moved b
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-lab --package hikkoshi-vmm --package hikkoshi-tests
 
-# Domains of a real libvirt daemon (part of `make test`).
+# Domains of real libvirt daemons (most of it is part of `make test`).
 .PHONY: test-libvirt
-test-libvirt: setup ## sessions on the monitors of libvirt domains, and `hikkoshi check --domain`
+test-libvirt: guest-debian ## domains of libvirt: their monitors, `check`, and moves between two daemons
 	$(WITH_LIBVIRT) cargo build --locked --features libvirt --package hikkoshi
 	$(WITH_LIBVIRT) cargo test --locked --package hikkoshi-libvirt --features libvirt
-	$(WITH_LIBVIRT) HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt::
+	$(WITH_LIBVIRT) HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt --include-ignored
 
 # A sixth of the random interruptions, and every second step, are part of test-guests. This target prints the table.
 .PHONY: drills

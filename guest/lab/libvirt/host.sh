@@ -4,13 +4,19 @@
 #
 # This host's file system is seen, and build/libvirt in it as if it were installed. What is written
 # outside of BUILD and FOLDER is lost at the end. /run and /etc are the host's own.
+#
+# With HOST_NAME (and `unshare --uts`), the host is one of several in FOLDER: it has that name, and its
+# daemon listens on TCP without authentication. FOLDER/HOST_NAME is /srv/host there. With
+# HOST_USERFAULTFD=1, QEMU may open userfaultfds, which its own post-copy needs; by default libvirt
+# does not allow it.
 set -euo pipefail
 build=$1 folder=$2
 shift 2
 
 mount --make-rprivate /
-layers=$folder/libvirt-host
-mkdir "$layers"
+name=${HOST_NAME:-}
+layers=$folder/libvirt-${name:-host}
+mkdir -p "$layers"
 mount -t tmpfs tmpfs "$layers"
 root=$layers/root
 mkdir -p "$layers"/{upper,work} "$root"
@@ -29,6 +35,8 @@ cp -a /dev/{null,zero,full,random,urandom,tty} "$root/dev"
 [[ ! -e /dev/userfaultfd ]] || cp -a /dev/userfaultfd "$root/dev"
 cp -a /dev/net/tun "$root/dev/net"
 ln -s pts/ptmx "$root/dev/ptmx"
+ln -s /proc/self/fd "$root/dev/fd"
+ln -s fd/0 "$root/dev/stdin"
 # QEMU must be able to use KVM if the daemon is, or what the daemon has found out about QEMU is never
 # valid for long.
 [[ ! -e /dev/kvm ]] || { cp -a /dev/kvm "$root/dev" && chmod 0666 "$root/dev/kvm"; }
@@ -37,6 +45,34 @@ mount -t tmpfs tmpfs "$root/run"
 for kept in "$build" "$folder"; do
     mount --bind "$kept" "$root$kept"
 done
+# QEMU's user reaches them, whoever may enter the folders above.
+for kept in "$build" "$folder"; do
+    above=$kept
+    while above=$(dirname "$above") && [[ $above != / ]]; do
+        chmod a+x "$root$above"
+    done
+done
+if [[ $name ]]; then
+    hostname "$name"
+    mkdir -p "$folder/$name" "$root/srv/host" "$root/etc/libvirt"
+    mount --bind "$folder/$name" "$root/srv/host"
+    # The daemons of two hosts tell from these numbers that they are not one.
+    cat >"$root/etc/libvirt/libvirtd.conf" <<CONF
+host_uuid = "$(</proc/sys/kernel/random/uuid)"
+listen_tls = 0
+listen_tcp = 1
+auth_tcp = "none"
+CONF
+    if [[ ${HOST_USERFAULTFD:-} ]]; then
+        chmod 0666 "$root/dev/userfaultfd"
+        cat >"$root/etc/libvirt/qemu.conf" <<CONF
+cgroup_device_acl = [
+    "/dev/null", "/dev/full", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/ptmx", "/dev/kvm",
+    "/dev/userfaultfd"
+]
+CONF
+    fi
+fi
 ip link set lo up
 
 # Not chroot: the daemon enters namespaces, whose root would be this host's.
@@ -53,7 +89,7 @@ exec bash -euo pipefail -c '
     ldconfig
     mkdir -p /run/lock /var/lib/libvirt/qemu /var/log/libvirt /var/cache/libvirt
     virtlogd --daemon
-    libvirtd --daemon
+    libvirtd --daemon ${HOST_NAME:+--listen}
     # The first process of a PID namespace has to wait for orphans, as a shell does: the daemon waits
     # until these are gone. A last command without this exit would replace the shell.
     status=0

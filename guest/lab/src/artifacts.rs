@@ -116,9 +116,14 @@ pub(crate) fn qemu_img() -> Result<PathBuf, LabError> {
 
 /// The folder for disk images: in the build folder, because direct I/O needs a disk.
 pub(crate) fn disks() -> Result<PathBuf, LabError> {
-    // Any existing artifact identifies the build folder.
+    Ok(build()?.join("disks"))
+}
+
+/// The build folder.
+pub(crate) fn build() -> Result<PathBuf, LabError> {
+    // Any existing artifact identifies it.
     let kernel = present("the guest's kernel", "kernel")?;
-    Ok(kernel.with_file_name("disks"))
+    Ok(kernel.parent().map(Path::to_owned).unwrap_or_default())
 }
 
 /// The environment variable with the path of the build folder.

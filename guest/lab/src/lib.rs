@@ -8,6 +8,8 @@
 //! [`GuestNetwork`] is a switch with two hosts and a client, for a guest that serves during its
 //! migration.
 //!
+//! [`libvirt`] has hosts with libvirt daemons, and domains that move between them.
+//!
 //! A [`RamBlock`] is read and written from outside, for memory that the guest does not check.
 //! [`FastKhugepaged`] makes the kernel rebuild huge pages at once.
 //!
@@ -58,6 +60,7 @@ mod firmware;
 mod huge_pages;
 mod khugepaged;
 mod lab;
+pub mod libvirt;
 mod memory_limit;
 mod mount;
 pub mod net;

@@ -6,7 +6,7 @@ mod ram_block;
 mod start;
 
 pub use ram_block::RamBlock;
-pub(crate) use start::listen;
+pub(crate) use start::{KERNEL_ARGUMENTS, listen};
 
 use crate::device::PreparedDevice;
 use crate::ram::PreparedRam;

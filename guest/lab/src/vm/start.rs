@@ -21,7 +21,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// DIMM put online, no mitigations and no tests of cryptography, which make an emulated guest boot
 /// more slowly, and no timer check: on a busy host an emulated timer may not tick within the
 /// few milliseconds of that check, and the kernel would panic.
-const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet loglevel=1 panic=-1 nowatchdog no_timer_check \
+pub(crate) const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet loglevel=1 panic=-1 nowatchdog no_timer_check \
      rcupdate.rcu_cpu_stall_suppress=1 memhp_default_state=online_movable mitigations=off \
      cryptomgr.notests";
 
