@@ -26,6 +26,9 @@
 //! At a chosen [`Breakpoint`] it cuts every link, or holds the messages until the test has injected
 //! a fault.
 //!
+//! A [`DomainMove`] moves a domain of libvirt from one host with a daemon to another
+//! ([`hikkoshi_lab::libvirt`]).
+//!
 //! A [`FaultDrill`] interrupts the same migration repeatedly at random times, and records how long
 //! the guest waited.
 //!
@@ -44,6 +47,7 @@
 
 mod certificate_authority;
 mod disk;
+mod domain_move;
 mod eventually;
 mod exits;
 mod fault_drill;
@@ -75,6 +79,7 @@ mod transmitted_frames;
 mod unique_address;
 
 pub use certificate_authority::CertificateAuthority;
+pub use domain_move::{DomainMove, DomainPlan, virsh_migrate};
 pub use eventually::eventually;
 pub use exits::Exits;
 pub use fault_drill::{FaultDrill, RAM_MIB, Random};

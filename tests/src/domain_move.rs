@@ -1,0 +1,223 @@
+//! Moving a domain between two hosts with libvirt: by hikkoshi, or by libvirt itself.
+
+use crate::{
+    Breakpoint, Exits, JsonReport, JsonSchema, LONG, Program, Relay, RelayAction, TestEnv,
+    address_in, hikkoshi, log,
+};
+use hikkoshi_lab::libvirt::{Domain, LibvirtHost};
+use std::path::PathBuf;
+
+/// How a domain is moved by hikkoshi.
+#[derive(Clone, Debug)]
+pub struct DomainPlan {
+    mode: &'static str,
+    migrate_args: Vec<String>,
+    receive_args: Vec<String>,
+    breakpoint: Option<(Breakpoint, RelayAction)>,
+}
+
+impl DomainPlan {
+    /// A move in that mode: with an invitation, over TCP with TLS.
+    pub fn new(mode: &'static str) -> Self {
+        Self {
+            mode,
+            migrate_args: Vec::new(),
+            receive_args: Vec::new(),
+            breakpoint: None,
+        }
+    }
+
+    /// Adds arguments for `hikkoshi migrate`.
+    #[must_use]
+    pub fn migrate_args(mut self, arguments: &[&str]) -> Self {
+        self.migrate_args
+            .extend(arguments.iter().map(|&a| a.to_owned()));
+        self
+    }
+
+    /// Adds arguments for `hikkoshi receive`.
+    #[must_use]
+    pub fn receive_args(mut self, arguments: &[&str]) -> Self {
+        self.receive_args
+            .extend(arguments.iter().map(|&a| a.to_owned()));
+        self
+    }
+
+    /// Connects the engines through a relay, by Unix sockets, which holds messages at a breakpoint.
+    #[must_use]
+    pub fn hold_at(mut self, at: Breakpoint) -> Self {
+        self.breakpoint = Some((at, RelayAction::Hold));
+        self
+    }
+}
+
+/// A domain that hikkoshi moves from one host to the other.
+#[derive(Debug)]
+pub struct DomainMove<'h> {
+    /// `hikkoshi migrate`.
+    pub migrate: Program,
+    /// `hikkoshi receive`.
+    pub receive: Program,
+    relay: Option<Relay>,
+    from: &'h LibvirtHost,
+    to: &'h LibvirtHost,
+    domain: String,
+    address: String,
+    mode: &'static str,
+    json_reports: [PathBuf; 2],
+}
+
+impl<'h> DomainMove<'h> {
+    /// Starts both engines.
+    ///
+    /// # Panics
+    /// When an engine cannot be started.
+    pub fn start(
+        env: &TestEnv,
+        domain: &Domain<'_>,
+        [from, to]: [&'h LibvirtHost; 2],
+        plan: &DomainPlan,
+    ) -> Self {
+        let json_reports = ["migrate", "receive"].map(|name| {
+            let path = env.folder().join(format!("{name}-domain.json"));
+            let _ = std::fs::remove_file(&path);
+            path
+        });
+        let listen = match plan.breakpoint {
+            Some(_) => format!("unix:{}", env.folder().join("listen").display()),
+            None => format!("{}:7100", to.address()),
+        };
+        let mut receive = to.command(hikkoshi());
+        receive.args(["receive", "--connect", "qemu:///system"]);
+        receive.args(["--listen", &listen]);
+        receive.arg("--json").arg(&json_reports[1]);
+        receive.args(&plan.receive_args);
+        let receive = Program::start("receive", receive);
+        let line = receive.wait_stderr("waiting for a guest at ");
+        let relay = plan.breakpoint.map(|at| {
+            let socket = env.folder().join("relay");
+            Relay::start(Some(&socket), address_in(&line), false, Some(at), None)
+        });
+        let mut migrate = from.command(hikkoshi());
+        migrate.args(["migrate", "--mode", plan.mode, "--domain", domain.name()]);
+        migrate.arg("--json").arg(&json_reports[0]);
+        let invitation = match &relay {
+            Some(relay) => {
+                migrate.arg(relay.address());
+                String::new()
+            }
+            None => {
+                migrate.args(["--to", "-"]);
+                receive.wait_stdout("hikkoshi1:")
+            }
+        };
+        migrate.args(&plan.migrate_args);
+        Self {
+            migrate: Program::start_with_input("migrate", migrate, &invitation),
+            address: address_in(&line).to_owned(),
+            receive,
+            relay,
+            from,
+            to,
+            domain: domain.name().to_owned(),
+            mode: plan.mode,
+            json_reports,
+        }
+    }
+
+    /// The relay between the engines.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn relay(&self) -> &Relay {
+        self.relay.as_ref().unwrap()
+    }
+
+    /// Waits until the relay holds at its breakpoint.
+    ///
+    /// # Panics
+    /// When the breakpoint is not reached.
+    pub fn wait_held(&self) {
+        assert!(
+            self.relay().wait_reached(LONG),
+            "breakpoint not reached; migrate: {}; receive: {}",
+            self.migrate.stderr(),
+            self.receive.stderr()
+        );
+    }
+
+    /// Starts `hikkoshi receive --resume` in place of the engine that has ended.
+    ///
+    /// # Panics
+    /// When it does not listen.
+    pub fn resume_receive(&mut self) {
+        let mut receive = self.to.command(hikkoshi());
+        receive.args(["receive", "--resume", "--listen", &self.address]);
+        receive.args(["--domain", &self.domain, "--json"]);
+        receive.arg(&self.json_reports[1]);
+        self.receive = Program::start("receive --resume", receive);
+        self.receive.wait_stderr("waiting for its source at ");
+    }
+
+    /// Starts `hikkoshi migrate --resume` in place of the engine that has ended.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn resume_migrate(&mut self) {
+        let mut migrate = self.from.command(hikkoshi());
+        migrate.args(["migrate", "--resume", &self.address]);
+        migrate.args(["--domain", &self.domain, "--json"]);
+        migrate.arg(&self.json_reports[0]);
+        self.migrate = Program::start("migrate --resume", migrate);
+    }
+
+    /// Waits until both engines have exited.
+    ///
+    /// # Panics
+    /// When they do not exit, or a JSON report is not valid.
+    pub fn wait(mut self) -> Exits {
+        let migrate = self.migrate.wait();
+        let receive = self.receive.wait();
+        let json_reports = self.json_reports.map(|path| {
+            let text = std::fs::read_to_string(path).ok()?;
+            let written = JsonSchema::published().assert("file", &text);
+            // A file with an error has no report, and that of a guest that had moved before.
+            let has_report = written["error"].is_null() && written["moved"].is_null();
+            has_report.then(|| JsonReport::read(&text))
+        });
+        if let Some(report) = &json_reports[0] {
+            log(format!("{} {}: {report}", self.domain, self.mode));
+        }
+        Exits {
+            migrate,
+            receive,
+            json_reports,
+        }
+    }
+
+    /// Waits until both engines have exited, successfully.
+    ///
+    /// # Panics
+    /// When one fails.
+    pub fn complete(self) -> JsonReport {
+        let exits = self.wait();
+        exits.assert_source(0, &[]);
+        exits.assert_destination(0, &[]);
+        let [Some(report), Some(_)] = exits.json_reports.clone() else {
+            panic!("a JSON report is missing: {exits:?}");
+        };
+        report
+    }
+}
+
+/// Makes libvirt move a domain, by `virsh migrate --live` with these options.
+///
+/// # Panics
+/// When it fails.
+pub fn virsh_migrate(domain: &str, [from, to]: [&LibvirtHost; 2], options: &[&str]) {
+    let uri = to.uri();
+    let address = format!("tcp://{}", to.address());
+    // libvirt does not know that the hosts share their disks.
+    let words = ["migrate", "--live", "--unsafe", domain, &uri, &address];
+    from.virsh(&[&words, options].concat()).unwrap();
+}

@@ -1,0 +1,293 @@
+//! Domains that move between two libvirt daemons: what the guest, its client and the users of both
+//! daemons see.
+#![allow(clippy::unwrap_used)] // a test's failure is the message
+
+use hikkoshi_lab::libvirt::{
+    Domain, DomainConfig, DomainConsole, DomainEvents, LibvirtHost, LibvirtHosts,
+};
+use hikkoshi_lab::{
+    DatagramClient, Disk, DiskContent, DiskFormat, DiskImage, GuestNetwork, Pace, Report, Workload,
+};
+use hikkoshi_tests::{
+    DomainMove, DomainPlan, JsonReport, LONG, RedisLoad, TestEnv, log, virsh_migrate,
+};
+use std::time::Duration;
+
+/// The guest's port.
+const PORT: u16 = 7000;
+
+/// The time between two datagrams of the client.
+const INTERVAL: Duration = Duration::from_millis(5);
+
+/// What moves a domain.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum How {
+    /// libvirt, with these options of `virsh migrate`.
+    Virsh(&'static [&'static str]),
+    #[expect(dead_code, reason = "hikkoshi cannot move domains yet")]
+    /// hikkoshi, in that mode and with these options of `migrate`.
+    Hikkoshi(&'static str, &'static [&'static str]),
+}
+
+impl How {
+    /// Moves the domain. Afterwards it runs at the destination only, as both daemons say.
+    pub(super) fn moves(
+        self,
+        env: &TestEnv,
+        domain: &Domain<'_>,
+        hosts: [&LibvirtHost; 2],
+    ) -> Option<JsonReport> {
+        let report = match self {
+            Self::Virsh(options) => {
+                virsh_migrate(domain.name(), hosts, options);
+                None
+            }
+            Self::Hikkoshi(mode, options) => {
+                let plan = DomainPlan::new(mode).migrate_args(options);
+                Some(DomainMove::start(env, domain, hosts, &plan).complete())
+            }
+        };
+        assert_eq!(hosts[1].state(domain.name()).unwrap(), "running");
+        let left = hosts[0].state(domain.name()).unwrap();
+        assert!(matches!(left.as_str(), "absent" | "shut off"), "{left}");
+        report
+    }
+}
+
+/// What the daemons report while a domain is moved, the source's first.
+pub(super) type Events = [&'static [&'static str]; 2];
+
+/// `virsh migrate --live`.
+pub(super) const PRECOPY_EVENTS: Events = [
+    &[
+        "lifecycle: Suspended Migrated",
+        "lifecycle: Stopped Migrated",
+        "job-completed:",
+    ],
+    &["lifecycle: Started Migrated", "lifecycle: Resumed Migrated"],
+];
+
+/// `virsh migrate --live --postcopy`.
+pub(super) const POSTCOPY_EVENTS: Events = [
+    &[
+        "lifecycle: Suspended Migrated",
+        "lifecycle: Suspended Post-copy",
+        "lifecycle: Stopped Migrated",
+        "job-completed:",
+    ],
+    &[
+        "lifecycle: Started Migrated",
+        "lifecycle: Resumed Post-copy",
+        "lifecycle: Resumed Migrated",
+    ],
+];
+
+/// A qcow2 image on both hosts, with a file system and numbered pages.
+fn file_system(env: &TestEnv) -> Disk {
+    let content = DiskContent::FileSystem {
+        mib: 24,
+        blocks_mib: 4,
+    };
+    Disk::new(DiskImage::new(env.lab(), "disk", DiskFormat::Qcow2, content).unwrap())
+}
+
+/// A domain with a disk, a card on the bridge, a terminal and a client that sends all the time.
+pub(super) struct Served<'h> {
+    env: &'h TestEnv,
+    hosts: [&'h LibvirtHost; 2],
+    domain: Domain<'h>,
+    disk: Disk,
+    client: DatagramClient,
+}
+
+impl<'h> Served<'h> {
+    pub(super) fn boot(hosts: &'h LibvirtHosts, env: &'h TestEnv) -> Self {
+        let disk = file_system(env);
+        let workload = Workload::verify(32)
+            .with_server(PORT)
+            .option("every_ms", 200);
+        let config = DomainConfig::new("guest", workload)
+            .file_system(disk.clone())
+            .bridge(LibvirtHosts::BRIDGE)
+            .console(DomainConsole::Terminal);
+        let domain = Domain::boot(hosts, config).unwrap();
+        let server = format!("{}:{PORT}", GuestNetwork::GUEST).parse().unwrap();
+        let pace = Pace::FixedTimes(INTERVAL);
+        let client = DatagramClient::start(hosts.network().client(), server, 1, pace).unwrap();
+        assert!(client.wait_answers(20, LONG), "the guest does not answer");
+        Self {
+            env,
+            hosts: [&hosts.source, &hosts.destination],
+            domain,
+            disk,
+            client,
+        }
+    }
+
+    /// Moves the domain to the other host, and checks it there, from inside and from outside.
+    pub(super) fn assert_moved(&mut self, how: How, expected: Events) -> Option<JsonReport> {
+        let [_, to] = self.hosts;
+        let events = self.hosts.map(|host| DomainEvents::record(host).unwrap());
+        let report = how.moves(self.env, &self.domain, self.hosts);
+        let events = events.map(|events| events.of("guest").unwrap());
+        self.domain.open_terminal(to).unwrap();
+        assert_healthy(&self.domain, to);
+        assert!(
+            self.client.wait_answers(20, LONG),
+            "the guest does not answer"
+        );
+        log(format!(
+            "{how:?}: {} | {}",
+            events[0].join(", "),
+            events[1].join(", ")
+        ));
+        for (events, expected) in events.iter().zip(expected) {
+            // How many rounds there are depends on the guest.
+            let round = |event: &&String| event.starts_with("migration-iteration");
+            let events: Vec<_> = events.iter().filter(|event| !round(event)).collect();
+            assert_eq!(events, expected, "{how:?}");
+        }
+        self.hosts.reverse();
+        report
+    }
+
+    /// Ends the domain, checks its disk, and returns the number of lost datagrams.
+    pub(super) fn end(self) -> usize {
+        let [at, _] = self.hosts;
+        let datagrams = self.client.finish().unwrap();
+        log(format!("{datagrams:?}"));
+        self.domain.destroy(at).unwrap();
+        self.disk.image().check().unwrap();
+        datagrams.lost.len()
+    }
+}
+
+/// Makes the guest check all of its memory and its disk on this host.
+fn assert_healthy(domain: &Domain<'_>, host: &LibvirtHost) {
+    let verdict = domain.sweep(host, LONG).unwrap();
+    assert!(verdict.ok && verdict.bad == 0, "{verdict:?}");
+}
+
+/// What describes a domain to its users.
+const DESCRIPTION: &str = "<title>The guest of a test</title>\
+     <description>It is moved &amp; checked</description>\
+     <metadata><owner:owner xmlns:owner='https://example.org/owner'>someone</owner:owner></metadata>";
+
+/// Memory may be plugged.
+const PLUGGABLE: &str = "<maxMemory slots='2' unit='MiB'>512</maxMemory>\
+     <cpu><numa><cell id='0' cpus='0' memory='256' unit='MiB'/></numa></cpu>";
+
+/// What the workload uses, most of it after the memory was plugged, and so of that memory first.
+const GROWN_MIB: u64 = 160;
+
+const DIMM: &str = "<memory model='dimm'><target><size unit='MiB'>128</size><node>0</node></target>\
+     </memory>";
+
+/// Moves a domain with several disks, with plugged memory that the guest uses, and with a title and
+/// metadata. Its configuration is kept.
+pub(super) fn rich_domain_is_moved(how: How) {
+    let env = TestEnv::new();
+    let hosts = LibvirtHosts::start(env.lab()).unwrap();
+    let (source, destination) = (&hosts.source, &hosts.destination);
+    let blocks = |name, format| {
+        let content = DiskContent::Blocks { mib: 4 };
+        Disk::new(DiskImage::new(env.lab(), name, format, content).unwrap())
+    };
+    let disks = [
+        file_system(&env),
+        blocks("second", DiskFormat::Qcow2),
+        blocks("third", DiskFormat::Raw),
+    ];
+    let workload = Workload::verify(16)
+        .grow(64, GROWN_MIB)
+        .option("every_ms", 200);
+    let mut config = DomainConfig::new("guest", workload)
+        .elements(DESCRIPTION)
+        .elements(PLUGGABLE)
+        .memory_mib(256)
+        .file_system(disks[0].clone())
+        .persistent();
+    for disk in &disks[1..] {
+        config = config.disk(disk.clone());
+    }
+    let domain = Domain::boot(&hosts, config).unwrap();
+    std::fs::write(source.folder().join("dimm.xml"), DIMM).unwrap();
+    let plug = ["attach-device", "guest", "/srv/host/dimm.xml", "--live"];
+    source.virsh(&plug).unwrap();
+    let in_use = |report: &Report| match report {
+        Report::Verify(verify) => (verify.pages >= GROWN_MIB * 256).then_some(()),
+        _ => None,
+    };
+    domain
+        .wait_report(source, "plugged memory in use", 0, LONG, in_use)
+        .unwrap();
+    assert_healthy(&domain, source);
+    let before = description(source);
+    how.moves(&env, &domain, [source, destination]);
+    assert_eq!(description(destination), before);
+    assert_healthy(&domain, destination);
+    domain.destroy(destination).unwrap();
+    for disk in &disks {
+        disk.image().check().unwrap();
+    }
+}
+
+/// How a host's daemon describes the domain: title, metadata, memory and disks.
+fn description(host: &LibvirtHost) -> Vec<String> {
+    let metadata = ["metadata", "guest", "--uri", "https://example.org/owner"];
+    let xml = host.virsh(&["dumpxml", "guest", "--migratable"]).unwrap();
+    // What libvirt assigns on each host.
+    let kept = |line: &&str| {
+        !["<seclabel", "<label>", "<imagelabel>", "</seclabel"]
+            .iter()
+            .any(|part| line.contains(part))
+    };
+    let mut description: Vec<_> = xml
+        .lines()
+        .filter(kept)
+        .map(|line| line.trim().to_owned())
+        .collect();
+    description.push(host.virsh(&["desc", "guest", "--title"]).unwrap());
+    description.push(host.virsh(&metadata).unwrap());
+    description
+}
+
+/// Moves the Debian guest while its client checks redis's answers.
+pub(super) fn debian_is_moved(how: How) {
+    let env = TestEnv::new();
+    let hosts = LibvirtHosts::start(env.lab()).unwrap();
+    let disk = |name, content| {
+        Disk::new(DiskImage::new(env.lab(), name, DiskFormat::Qcow2, content).unwrap())
+    };
+    let disks = [
+        disk("debian", DiskContent::Debian),
+        disk("blocks", DiskContent::Blocks { mib: 64 }),
+    ];
+    let workload = Workload::verify(32)
+        .rate(5000)
+        .in_debian(40)
+        .option("every_ms", 200);
+    let config = disks.iter().fold(
+        DomainConfig::new("guest", workload)
+            .memory_mib(512)
+            .cpus(2)
+            .bridge(LibvirtHosts::BRIDGE),
+        |config, disk| config.disk(disk.clone()),
+    );
+    let domain = Domain::boot(&hosts, config).unwrap();
+    let client = RedisLoad::start(hosts.network());
+    client.wait_answers(300);
+    how.moves(&env, &domain, [&hosts.source, &hosts.destination]);
+    // The same connection.
+    client.wait_answers(300);
+    assert_healthy(&domain, &hosts.destination);
+    let longest = client.finish();
+    log(format!(
+        "{how:?}: longest response time {} ms",
+        longest.as_millis()
+    ));
+    domain.destroy(&hosts.destination).unwrap();
+    for disk in &disks {
+        disk.image().check().unwrap();
+    }
+}
