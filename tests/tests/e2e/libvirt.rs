@@ -25,7 +25,7 @@ const DOMAIN: &str = "<domain type='qemu'>
 ///
 /// # Panics
 /// In CI, when it was not.
-fn built_with_libvirt() -> bool {
+pub(super) fn built_with_libvirt() -> bool {
     let mut check = Command::new(hikkoshi());
     check.args(["check", "--domain", "guest"]);
     let output = check.output().unwrap();

@@ -24,7 +24,6 @@ const INTERVAL: Duration = Duration::from_millis(5);
 pub(super) enum How {
     /// libvirt, with these options of `virsh migrate`.
     Virsh(&'static [&'static str]),
-    #[expect(dead_code, reason = "hikkoshi cannot move domains yet")]
     /// hikkoshi, in that mode and with these options of `migrate`.
     Hikkoshi(&'static str, &'static [&'static str]),
 }

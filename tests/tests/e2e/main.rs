@@ -22,6 +22,7 @@ mod kvm_clocks;
 mod libvirt;
 mod libvirt_domains;
 mod libvirt_laboratory;
+mod libvirt_moves;
 mod limits;
 mod links_cut;
 mod log_ranges;
