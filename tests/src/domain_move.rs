@@ -2,10 +2,10 @@
 
 use crate::{
     Breakpoint, Exits, JsonReport, JsonSchema, LONG, Program, Relay, RelayAction, TestEnv,
-    address_in, hikkoshi, log,
+    address_in, eventually, hikkoshi, log,
 };
 use hikkoshi_lab::libvirt::{Domain, LibvirtHost};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// How a domain is moved by hikkoshi.
 #[derive(Clone, Debug)]
@@ -65,6 +65,7 @@ pub struct DomainMove<'h> {
     address: String,
     mode: &'static str,
     json_reports: [PathBuf; 2],
+    journals: [PathBuf; 2],
 }
 
 impl<'h> DomainMove<'h> {
@@ -83,6 +84,8 @@ impl<'h> DomainMove<'h> {
             let _ = std::fs::remove_file(&path);
             path
         });
+        let journals =
+            ["source", "destination"].map(|side| env.folder().join(format!("journals-{side}")));
         let listen = match plan.breakpoint {
             Some(_) => format!("unix:{}", env.folder().join("listen").display()),
             None => format!("{}:7100", to.address()),
@@ -91,11 +94,13 @@ impl<'h> DomainMove<'h> {
         receive.args(["receive", "--connect", "qemu:///system"]);
         receive.args(["--listen", &listen]);
         receive.arg("--json").arg(&json_reports[1]);
+        receive.arg("--journal").arg(&journals[1]);
         receive.args(&plan.receive_args);
         let receive = Program::start("receive", receive);
         let line = receive.wait_stderr("waiting for a guest at ");
         let relay = plan.breakpoint.map(|at| {
             let socket = env.folder().join("relay");
+            let _ = std::fs::remove_file(&socket);
             Relay::start(Some(&socket), address_in(&line), false, Some(at), None)
         });
         let mut migrate = from.command(hikkoshi());
@@ -111,6 +116,7 @@ impl<'h> DomainMove<'h> {
                 receive.wait_stdout("hikkoshi1:")
             }
         };
+        migrate.arg("--journal").arg(&journals[0]);
         migrate.args(&plan.migrate_args);
         Self {
             migrate: Program::start_with_input("migrate", migrate, &invitation),
@@ -122,6 +128,7 @@ impl<'h> DomainMove<'h> {
             domain: domain.name().to_owned(),
             mode: plan.mode,
             json_reports,
+            journals,
         }
     }
 
@@ -152,8 +159,8 @@ impl<'h> DomainMove<'h> {
     /// When it does not listen.
     pub fn resume_receive(&mut self) {
         let mut receive = self.to.command(hikkoshi());
-        receive.args(["receive", "--resume", "--listen", &self.address]);
-        receive.args(["--domain", &self.domain, "--json"]);
+        receive.arg("receive").arg(resume_from(&self.journals[1]));
+        receive.args(["--listen", &self.address, "--json"]);
         receive.arg(&self.json_reports[1]);
         self.receive = Program::start("receive --resume", receive);
         self.receive.wait_stderr("waiting for its source at ");
@@ -165,8 +172,8 @@ impl<'h> DomainMove<'h> {
     /// When it cannot be started.
     pub fn resume_migrate(&mut self) {
         let mut migrate = self.from.command(hikkoshi());
-        migrate.args(["migrate", "--resume", &self.address]);
-        migrate.args(["--domain", &self.domain, "--json"]);
+        migrate.arg("migrate").arg(resume_from(&self.journals[0]));
+        migrate.args([&self.address, "--json"]);
         migrate.arg(&self.json_reports[0]);
         self.migrate = Program::start("migrate --resume", migrate);
     }
@@ -195,6 +202,26 @@ impl<'h> DomainMove<'h> {
         }
     }
 
+    /// Waits until the source has exited because the domain stays there. A destination that
+    /// continues to wait for a source is interrupted.
+    ///
+    /// # Panics
+    /// When the source exits for another reason.
+    pub fn refused(mut self) -> Exits {
+        self.migrate.wait();
+        eventually("the destination to exit or to wait again", || {
+            let said = self.receive.stderr();
+            match self.receive.has_exited() || said.contains("refused a guest") {
+                true => Ok(()),
+                false => Err(said),
+            }
+        });
+        self.receive.kill();
+        let exits = self.wait();
+        exits.assert_source(1, &[]);
+        exits
+    }
+
     /// Waits until both engines have exited, successfully.
     ///
     /// # Panics
@@ -208,6 +235,17 @@ impl<'h> DomainMove<'h> {
         };
         report
     }
+}
+
+/// `--resume` with the only journal in that folder.
+fn resume_from(folder: &Path) -> String {
+    let files = std::fs::read_dir(folder).unwrap();
+    let paths = files.map(|file| file.unwrap().path());
+    let journals: Vec<_> = paths
+        .filter(|path| path.extension().is_some_and(|end| end == "json"))
+        .collect();
+    assert_eq!(journals.len(), 1, "{journals:?}");
+    format!("--resume={}", journals[0].display())
 }
 
 /// Makes libvirt move a domain, by `virsh migrate --live` with these options.

@@ -123,6 +123,31 @@ impl<'h> Served<'h> {
         }
     }
 
+    /// The host where the domain is, and the other one.
+    pub(super) fn hosts(&self) -> [&'h LibvirtHost; 2] {
+        self.hosts
+    }
+
+    /// Starts a move to the other host.
+    pub(super) fn start_move(&self, plan: &DomainPlan) -> DomainMove<'h> {
+        DomainMove::start(self.env, &self.domain, self.hosts, plan)
+    }
+
+    /// Checks that the domain has moved to the other host, and is healthy there.
+    pub(super) fn assert_arrived(&mut self) {
+        self.hosts.reverse();
+        self.assert_here();
+    }
+
+    /// Checks that the domain runs where it was, and is healthy there.
+    pub(super) fn assert_here(&mut self) {
+        let [here, there] = self.hosts;
+        assert_eq!(here.state("guest").unwrap(), "running");
+        assert_eq!(there.state("guest").unwrap(), "absent");
+        self.domain.open_terminal(here).unwrap();
+        assert_healthy(&self.domain, here);
+    }
+
     /// Moves the domain to the other host, and checks it there, from inside and from outside.
     pub(super) fn assert_moved(&mut self, how: How, expected: Events) -> Option<JsonReport> {
         let [_, to] = self.hosts;

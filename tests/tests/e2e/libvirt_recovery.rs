@@ -1,0 +1,160 @@
+//! Engines and daemons that are killed while a domain is moved, and moves that are refused.
+#![allow(clippy::unwrap_used)] // a test's failure is the message
+
+use super::libvirt::built_with_libvirt;
+use super::libvirt_domains::Served;
+use MessageKind::Pages;
+use hikkoshi_lab::libvirt::LibvirtHosts;
+use hikkoshi_tests::{Breakpoint, DomainPlan, MessageKind, TestEnv, log};
+
+/// A place in the middle of the pages.
+fn among_pages() -> Breakpoint {
+    Breakpoint::after(Pages).nth(300)
+}
+
+#[test]
+#[ignore = "as the same of a QEMU alone: make test-libvirt"]
+fn engines_killed_in_postcopy_are_resumed() {
+    if !built_with_libvirt() {
+        return;
+    }
+    let env = TestEnv::new();
+    let hosts = LibvirtHosts::start(env.lab()).unwrap();
+    let mut served = Served::boot(&hosts, &env);
+    for [source, destination] in [[false, true], [true, false], [true, true]] {
+        log(format!(
+            "killed: source {source}, destination {destination}"
+        ));
+        let plan = DomainPlan::new("postcopy")
+            .migrate_args(&["--retry-for", "0"])
+            .receive_args(&["--retry-for", "0"])
+            .hold_at(among_pages());
+        let mut moving = served.start_move(&plan);
+        moving.wait_held();
+        if source {
+            moving.migrate.kill();
+        }
+        if destination {
+            moving.receive.kill();
+        }
+        moving.relay().cut();
+        moving.receive.wait();
+        moving.migrate.wait();
+        moving.resume_receive();
+        moving.resume_migrate();
+        moving.complete();
+        served.assert_arrived();
+    }
+    served.end();
+}
+
+#[test]
+#[ignore = "long: make test-libvirt"]
+fn daemons_killed_in_postcopy_cost_nothing() {
+    if !built_with_libvirt() {
+        return;
+    }
+    let env = TestEnv::new();
+    let hosts = LibvirtHosts::start(env.lab()).unwrap();
+    let mut served = Served::boot(&hosts, &env);
+    let plan = DomainPlan::new("postcopy").hold_at(among_pages());
+    let moving = served.start_move(&plan);
+    moving.wait_held();
+    for host in served.hosts() {
+        host.kill_daemon().unwrap();
+        host.start_daemon().unwrap();
+    }
+    moving.relay().release();
+    moving.complete();
+    served.assert_arrived();
+    served.end();
+}
+
+#[test]
+#[ignore = "long: make test-libvirt"]
+fn a_daemon_of_the_source_killed_in_precopy_costs_nothing() {
+    if !built_with_libvirt() {
+        return;
+    }
+    let env = TestEnv::new();
+    let hosts = LibvirtHosts::start(env.lab()).unwrap();
+    let mut served = Served::boot(&hosts, &env);
+    let plan = DomainPlan::new("precopy").hold_at(among_pages());
+    let moving = served.start_move(&plan);
+    moving.wait_held();
+    hosts.source.kill_daemon().unwrap();
+    hosts.source.start_daemon().unwrap();
+    moving.relay().release();
+    moving.complete();
+    served.assert_arrived();
+    served.end();
+}
+
+/// libvirt ends a domain that it was restoring.
+#[test]
+#[ignore = "long: make test-libvirt"]
+fn the_domain_stays_if_the_daemon_of_the_destination_is_killed_in_precopy() {
+    if !built_with_libvirt() {
+        return;
+    }
+    let env = TestEnv::new();
+    let hosts = LibvirtHosts::start(env.lab()).unwrap();
+    let mut served = Served::boot(&hosts, &env);
+    let plan = DomainPlan::new("precopy").hold_at(among_pages());
+    let moving = served.start_move(&plan);
+    moving.wait_held();
+    hosts.destination.kill_daemon().unwrap();
+    hosts.destination.start_daemon().unwrap();
+    moving.relay().release();
+    let exits = moving.wait();
+    let stays = "the guest still runs at the source";
+    exits.assert_source(1, &["virtual machine", "has ended", stays]);
+    exits.assert_destination(1, &["nothing is left of its domain here"]);
+    served.assert_here();
+    served.end();
+}
+
+/// Card that is plugged while the domain is moved.
+const CARD: &str =
+    "<interface type='bridge'><source bridge='br0'/><model type='virtio'/></interface>";
+
+#[test]
+#[ignore = "long: make test-libvirt"]
+fn moves_are_refused_and_the_domain_stays() {
+    if !built_with_libvirt() {
+        return;
+    }
+    let env = TestEnv::new();
+    let hosts = LibvirtHosts::start(env.lab()).unwrap();
+    let mut served = Served::boot(&hosts, &env);
+    let [here, there] = served.hosts();
+
+    // A domain of that name.
+    let other = "<domain type='qemu'><name>guest</name><memory>1024</memory>\
+         <os><type arch='x86_64'>hvm</type></os></domain>";
+    std::fs::write(there.folder().join("other.xml"), other).unwrap();
+    there.virsh(&["define", "/srv/host/other.xml"]).unwrap();
+    let exits = served.start_move(&DomainPlan::new("precopy")).refused();
+    exits.assert_source(1, &["domain 'guest' already exists", "still runs"]);
+    there.virsh(&["undefine", "guest"]).unwrap();
+    served.assert_here();
+
+    // Its disk is missing.
+    let plan = DomainPlan::new("precopy").receive_args(&["--set", "disk=vda,path=/srv/none.qcow2"]);
+    let exits = served.start_move(&plan).refused();
+    exits.assert_source(1, &["/srv/none.qcow2: No such file", "still runs"]);
+    served.assert_here();
+
+    // A device is plugged.
+    std::fs::write(here.folder().join("card.xml"), CARD).unwrap();
+    let moving = served.start_move(&DomainPlan::new("precopy").hold_at(among_pages()));
+    moving.wait_held();
+    here.virsh(&["attach-device", "guest", "/srv/host/card.xml", "--live"])
+        .unwrap();
+    moving.relay().release();
+    let exits = moving.refused();
+    exits.assert_source(1, &["<interface>", "was added", "still runs"]);
+    exits.assert_destination(1, &["nothing is left of its domain here"]);
+    served.assert_here();
+    served.end();
+}
