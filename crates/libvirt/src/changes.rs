@@ -28,7 +28,8 @@ pub(crate) fn first(before: &str, now: &str) -> Option<String> {
     }
 }
 
-/// The elements, without what the guest changes.
+/// The elements, without what the guest changes, and without the security labels that libvirt makes
+/// itself: it lists more of them after its daemon was restarted.
 fn elements(xml: &str) -> Vec<String> {
     let mut elements: Vec<String> = Vec::new();
     let mut depth = 2;
@@ -55,6 +56,7 @@ fn elements(xml: &str) -> Vec<String> {
             element.push('\n');
         }
     }
+    elements.retain(|element| !element.starts_with("<seclabel type='dynamic'"));
     elements
 }
 
@@ -120,6 +122,12 @@ mod tests {
                 Some("<emulator> was removed"),
             ),
             ("<name>guest", "<name>guest2", Some("<name> was changed")),
+            // libvirt does this itself, when its daemon is restarted.
+            (
+                "</domain>",
+                "  <seclabel type='dynamic' model='dac' relabel='yes'/>\n</domain>",
+                None,
+            ),
             // The guest does these itself.
             ("65536", "32768", None),
             (" tray='open'", "", None),
