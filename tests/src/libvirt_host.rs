@@ -8,7 +8,8 @@ use crate::program::Exit;
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../guest/lab/libvirt/host.sh");
 const BUILD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../build");
 
-/// Runs a shell script on a host with libvirt, in namespaces of its own (`guest/lab/libvirt/host.sh`).
+/// Runs a shell script on a host with libvirt, in namespaces of its own
+/// (`guest/lab/libvirt/host.sh`).
 /// `folder` is visible there, for files.
 ///
 /// # Panics

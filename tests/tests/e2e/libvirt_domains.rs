@@ -14,7 +14,7 @@ use hikkoshi_tests::{
 use std::time::Duration;
 
 /// The guest's port.
-const PORT: u16 = 7000;
+pub(super) const PORT: u16 = 7000;
 
 /// The time between two datagrams of the client.
 const INTERVAL: Duration = Duration::from_millis(5);
@@ -53,6 +53,15 @@ impl How {
     }
 }
 
+/// Post-copy by libvirt begins after the first round: the guest writes more than the limit lets
+/// pass.
+pub(super) const VIRSH_POSTCOPY: How = How::Virsh(&[
+    "--bandwidth",
+    "50",
+    "--postcopy",
+    "--postcopy-after-precopy",
+]);
+
 /// What the daemons report while a domain is moved, the source's first.
 pub(super) type Events = [&'static [&'static str]; 2];
 
@@ -82,7 +91,7 @@ pub(super) const POSTCOPY_EVENTS: Events = [
 ];
 
 /// A qcow2 image on both hosts, with a file system and numbered pages.
-fn file_system(env: &TestEnv) -> Disk {
+pub(super) fn file_system(env: &TestEnv) -> Disk {
     let content = DiskContent::FileSystem {
         mib: 24,
         blocks_mib: 4,
@@ -187,7 +196,7 @@ impl<'h> Served<'h> {
 }
 
 /// Makes the guest check all of its memory and its disk on this host.
-fn assert_healthy(domain: &Domain<'_>, host: &LibvirtHost) {
+pub(super) fn assert_healthy(domain: &Domain<'_>, host: &LibvirtHost) {
     let verdict = domain.sweep(host, LONG).unwrap();
     assert!(verdict.ok && verdict.bad == 0, "{verdict:?}");
 }

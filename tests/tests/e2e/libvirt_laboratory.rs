@@ -2,18 +2,11 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use super::libvirt_domains::{
-    Events, How, POSTCOPY_EVENTS, PRECOPY_EVENTS, Served, debian_is_moved, rich_domain_is_moved,
+    Events, How, POSTCOPY_EVENTS, PRECOPY_EVENTS, Served, VIRSH_POSTCOPY, debian_is_moved,
+    rich_domain_is_moved,
 };
 use hikkoshi_lab::libvirt::LibvirtHosts;
 use hikkoshi_tests::TestEnv;
-
-/// Post-copy begins after the first round: the guest writes more than the limit lets pass.
-const POSTCOPY: How = How::Virsh(&[
-    "--bandwidth",
-    "50",
-    "--postcopy",
-    "--postcopy-after-precopy",
-]);
 
 fn moved_by_virsh(hosts: &LibvirtHosts, env: &TestEnv, how: How, events: Events) {
     let mut served = Served::boot(hosts, env);
@@ -33,7 +26,7 @@ fn virsh_migrates_a_domain_by_precopy() {
 fn virsh_migrates_a_domain_by_postcopy() {
     let env = TestEnv::new();
     let hosts = LibvirtHosts::start_with_userfaultfd(env.lab()).unwrap();
-    moved_by_virsh(&hosts, &env, POSTCOPY, POSTCOPY_EVENTS);
+    moved_by_virsh(&hosts, &env, VIRSH_POSTCOPY, POSTCOPY_EVENTS);
 }
 
 #[test]

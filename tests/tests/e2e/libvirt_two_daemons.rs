@@ -7,7 +7,8 @@ use hikkoshi_lab::libvirt::LibvirtHosts;
 use hikkoshi_tests::TestEnv;
 
 /// What the daemons report. It differs from what they report of `virsh migrate`: to libvirt, the
-/// guest is paused by a monitor command, its QEMU quits, and at the destination a domain is restored.
+/// guest is paused by a monitor command, its QEMU quits, and at the destination a domain is
+/// restored.
 const EVENTS: Events = [
     &[
         "lifecycle: Suspended Paused",
