@@ -47,10 +47,9 @@ fn elements(xml: &str) -> Vec<String> {
             elements.push(String::new());
         }
         if let Some(element) = elements.last_mut() {
-            let changes = BY_GUEST
-                .iter()
-                .filter_map(|by_guest| line.find(by_guest))
-                .min();
+            // The state of a link is the owner's.
+            let by_guest = BY_GUEST.iter().filter(|_| !line.starts_with("<link "));
+            let changes = by_guest.filter_map(|by_guest| line.find(by_guest)).min();
             let kept = line.get(..changes.unwrap_or(line.len())).unwrap_or(line);
             element.push_str(kept.trim_end_matches("/>"));
             element.push('\n');

@@ -64,5 +64,5 @@ pub use domain::{AtSource, DEFAULT_URI, Domain};
 pub use error::DomainError;
 pub use incoming::{
     Change, DescriptionError, IncomingError, IncomingOptions, NetworkKind, check_daemon,
-    resumed_owner,
+    make_persistent, resumed_owner,
 };

@@ -39,6 +39,32 @@ pub(super) fn built_with_libvirt() -> bool {
     built
 }
 
+/// A domain that is offered to the daemon where it runs is refused, and is not touched.
+#[test]
+fn a_domain_that_runs_at_the_destination_is_left_alone() {
+    if !built_with_libvirt() {
+        return;
+    }
+    let env = TestEnv::new();
+    let folder = env.folder().to_str().unwrap();
+    std::fs::write(env.folder().join("xml"), DOMAIN.replace("FOLDER", folder)).unwrap();
+    let program = hikkoshi();
+    let script = format!(
+        "chmod a+rx {folder}; truncate --size 16M {folder}/disk
+         virsh -q create {folder}/xml; virsh -q domid guest
+         {program} receive --connect qemu:///system --listen unix:{folder}/listen &
+         until [[ -S {folder}/listen ]]; do sleep 0.1; done
+         {program} migrate --domain guest unix:{folder}/listen || echo \"status $?\"
+         virsh -q domstate guest; virsh -q domid guest; ls /run/hikkoshi; kill %1; wait %1 || true",
+        program = program.display(),
+    );
+    let exit = on_libvirt_host(env.folder(), &script);
+    let lines: Vec<&str> = exit.stdout.split_whitespace().collect();
+    assert_eq!(lines, ["1", "status", "1", "running", "1"], "{exit:?}");
+    let refused = "creating the domain guest: it is active at qemu:///system already";
+    assert!(exit.stderr.contains(refused), "{exit:?}");
+}
+
 /// As libvirt starts it by default: another user, a seccomp filter, private memory, and a `/dev` of
 /// its own.
 #[test]

@@ -258,6 +258,13 @@ pub(super) fn rich_domain_is_moved(how: How) {
     let before = description(source);
     how.moves(&env, &domain, [source, destination]);
     assert_eq!(description(destination), before);
+    // The source has no configuration of it any more, and the destination has one.
+    assert_eq!(
+        source.virsh(&["list", "--all", "--name"]).unwrap().trim(),
+        ""
+    );
+    let persistent = destination.virsh(&["list", "--all", "--persistent", "--name"]);
+    assert_eq!(persistent.unwrap().trim(), "guest");
     assert_healthy(&domain, destination);
     domain.destroy(destination).unwrap();
     for disk in &disks {

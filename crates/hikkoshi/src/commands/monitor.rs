@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hikkoshi_libvirt::{Domain, DomainError, resumed_owner};
-use hikkoshi_qemu::MachineOwner;
 use hikkoshi_qemu::qmp::{Monitor, MonitorAddress, MonitorSocket};
+use hikkoshi_qemu::{MachineOwner, QemuIdentity};
 
 use crate::args::{DomainOptions, Migrate, Receive};
 use crate::commands::resume_command::quoted;
@@ -109,11 +109,12 @@ pub(crate) fn resume_by_hand(address: &MonitorAddress) -> String {
     }
 }
 
-/// What continues to create the domain at this address from the pipe at `path`.
-pub(crate) fn owner(address: &MonitorAddress, path: &Path) -> Option<Box<dyn MachineOwner>> {
-    match address {
+/// What continues to create this domain from the pipe at `path`.
+pub(crate) fn owner(qemu: &QemuIdentity, path: &Path) -> Option<Box<dyn MachineOwner>> {
+    let running = qemu.description.running;
+    match &qemu.monitor {
         MonitorAddress::Socket(_) => None,
-        MonitorAddress::Domain { uri, uuid, .. } => resumed_owner(uri, uuid, path)
+        MonitorAddress::Domain { uri, uuid, .. } => resumed_owner(uri, uuid, path, running)
             .map_err(|error| tracing::warn!(%error, "continuing to create the domain"))
             .ok(),
     }

@@ -12,6 +12,6 @@ pub(super) fn reattach(
     info: &DestinationReattachInfo,
 ) -> Result<Option<QemuDestination>, ReattachError> {
     let address = &info.identity.monitor;
-    let owner = |pipe: &_| monitor::owner(address, pipe);
+    let owner = |pipe: &_| monitor::owner(&info.identity, pipe);
     QemuDestination::reattach(info, monitor::of(address), owner)
 }

@@ -132,6 +132,14 @@ impl Exit {
         self
     }
 
+    /// What went wrong and what to do, for people.
+    pub(crate) fn text(&self) -> String {
+        match &self.next {
+            Some(next) => format!("{}; {next}", self.what),
+            None => self.what.clone(),
+        }
+    }
+
     /// Where the guest is.
     pub(crate) fn status(&self) -> Status {
         self.status

@@ -96,6 +96,19 @@ impl fmt::Display for Change {
     }
 }
 
+/// The description with those of the changes that can be made.
+pub(super) fn apply_where_possible(
+    xml: &str,
+    changes: &[Change],
+) -> Result<String, DescriptionError> {
+    changes.iter().try_fold(xml.to_owned(), |xml, change| {
+        match apply(&xml, std::slice::from_ref(change)) {
+            Err(DescriptionError::NothingToSet { .. }) => Ok(xml),
+            applied => applied,
+        }
+    })
+}
+
 /// The description with these changes.
 pub(super) fn apply(xml: &str, changes: &[Change]) -> Result<String, DescriptionError> {
     let document = parse(xml)?;

@@ -35,8 +35,8 @@ pub enum DescriptionError {
     },
     /// It passes arguments to QEMU that libvirt does not check.
     #[error(
-        "the description of the domain passes arguments directly to QEMU (<{element}>), which could \
-         reach any file of this host: pass a description without it with --xml, or allow it with \
+        "the description of the domain passes arguments directly to QEMU (<{element}>), which \
+         libvirt does not check: pass a description without it with --xml, or allow it with \
          --allow-qemu-arguments"
     )]
     Arguments {
@@ -78,6 +78,9 @@ pub(super) fn check(
 ) -> Result<(), DescriptionError> {
     let document = parse(xml)?;
     let root = document.root_element();
+    if !is_uuid(uuid) {
+        return Err(DescriptionError::Missing { element: "uuid" });
+    }
     let is_domain =
         root.has_tag_name("domain") && matches!(root.attribute("type"), Some("kvm" | "qemu"));
     if !is_domain {
@@ -125,6 +128,14 @@ pub(super) fn cards(xml: &str) -> Vec<OwnedCard> {
         .collect()
 }
 
+/// Whether it has libvirt's form, in which it is part of file names here.
+fn is_uuid(text: &str) -> bool {
+    text.split('-').map(str::len).eq([8, 4, 4, 4, 12])
+        && text
+            .bytes()
+            .all(|byte| byte == b'-' || byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+}
+
 #[cfg(any(feature = "libvirt", test))]
 fn address(text: &str) -> Option<[u8; 6]> {
     let mut address = [0; 6];
@@ -148,7 +159,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const XML: &str = "<domain type='qemu' id='3'><name>guest</name><uuid>u-1</uuid><devices>
+    const XML: &str = "<domain type='qemu' id='3'><name>guest</name><uuid>6695eb01-f6a4-8304-79aa-97f2502e193f</uuid><devices>
         <interface type='bridge'><mac address='52:54:00:aa:bb:cc'/><source bridge='br0'/>
         <target dev='vnet4'/><model type='virtio'/><alias name='net0'/></interface>
         <interface type='user'><mac address='52:54:00:aa:bb:cd'/><alias name='net1'/></interface>
@@ -156,13 +167,22 @@ mod tests {
 
     #[test]
     fn a_description_must_be_of_the_offered_domain() {
-        assert_eq!(check(XML, "guest", "u-1", false), Ok(()));
-        let error = |xml: &str| check(xml, "guest", "u-1", false).unwrap_err();
+        assert_eq!(
+            check(XML, "guest", "6695eb01-f6a4-8304-79aa-97f2502e193f", false),
+            Ok(())
+        );
+        let error = |xml: &str| {
+            check(xml, "guest", "6695eb01-f6a4-8304-79aa-97f2502e193f", false).unwrap_err()
+        };
         assert!(matches!(error("<domain"), DescriptionError::Syntax { .. }));
-        let other = error(&XML.replace("u-1", "u-2")).to_string();
+        let other = error(&XML.replace(
+            "6695eb01-f6a4-8304-79aa-97f2502e193f",
+            "6695eb01-f6a4-8304-79aa-97f2502e1930",
+        ))
+        .to_string();
         assert_eq!(
             other,
-            "the source offers the domain guest (u-1), and its description has the uuid u-2"
+            "the source offers the domain guest (6695eb01-f6a4-8304-79aa-97f2502e193f), and its description has the uuid 6695eb01-f6a4-8304-79aa-97f2502e1930"
         );
         for without in [
             XML.replace("'qemu'", "'lxc'"),
@@ -189,9 +209,19 @@ mod tests {
     #[test]
     fn qemus_own_arguments_are_refused() {
         let with = XML.replace("<devices>", "<q:commandline xmlns:q='http://libvirt.org/schemas/domain/qemu/1.0'><q:arg value='-drive'/></q:commandline><devices>");
-        let error = check(&with, "guest", "u-1", false).unwrap_err().to_string();
+        let error = check(
+            &with,
+            "guest",
+            "6695eb01-f6a4-8304-79aa-97f2502e193f",
+            false,
+        )
+        .unwrap_err()
+        .to_string();
         assert!(error.contains("<qemu:commandline>"), "{error}");
-        assert_eq!(check(&with, "guest", "u-1", true), Ok(()));
+        assert_eq!(
+            check(&with, "guest", "6695eb01-f6a4-8304-79aa-97f2502e193f", true),
+            Ok(())
+        );
     }
 
     #[test]
@@ -207,7 +237,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_is_a_description_or_not(text: String) {
-            let _ = check(&text, "guest", "u-1", false);
+            let _ = check(&text, "guest", "6695eb01-f6a4-8304-79aa-97f2502e193f", false);
             prop_assert!(cards(&text).is_empty());
         }
     }

@@ -12,12 +12,15 @@
 //! | `change.rs` | `--set`: changes of what is specific to a host |
 //! | `start.rs` | all of it: from the pipe to QEMU's process |
 //! | `restore.rs` | the call that restores the domain, which lasts until the guest runs |
+//! | `leftover.rs` | what a killed program has left |
 //! | `persistent.rs` | the configuration that a persistent domain gets |
 
 mod change;
 mod description;
 #[cfg(feature = "libvirt")]
 mod image;
+#[cfg(feature = "libvirt")]
+mod leftover;
 #[cfg(feature = "libvirt")]
 mod persistent;
 #[cfg(feature = "libvirt")]
@@ -133,11 +136,13 @@ impl IncomingOptions {
         let wanted = self.xml.as_ref().unwrap_or(&offered);
         check(wanted)?;
         let persistent = text(&offer.persistent)?;
-        let persistent = match persistent.is_empty() {
-            true => None,
-            false => {
+        let persistent = match (persistent.is_empty(), &self.xml) {
+            (true, _) => None,
+            (false, Some(xml)) => Some(change::apply(xml, &self.changes)?),
+            (false, None) => {
                 check(&persistent)?;
-                Some(change::apply(&persistent, &self.changes)?)
+                // A device that was plugged later is not in it.
+                Some(change::apply_where_possible(&persistent, &self.changes)?)
             }
         };
         Ok(Descriptions {
@@ -173,6 +178,22 @@ pub fn check_daemon(uri: &str) -> Result<(), DomainError> {
     Err(DomainError::NotBuilt)
 }
 
+/// Makes the domain with this UUID persistent, if its source has asked for that; `folder` is that of
+/// [`IncomingOptions::start`].
+///
+/// # Errors
+///
+/// What went wrong and where the configuration is, as text.
+pub fn make_persistent(uri: &str, uuid: &str, folder: &Path) -> Result<(), String> {
+    #[cfg(feature = "libvirt")]
+    return persistent::define(uri, folder, uuid);
+    #[cfg(not(feature = "libvirt"))]
+    {
+        let _ = (uri, uuid, folder);
+        Ok(())
+    }
+}
+
 /// What continues to restore a domain that another program has begun to create at `pipe`.
 ///
 /// # Errors
@@ -182,12 +203,13 @@ pub fn resumed_owner(
     uri: &str,
     uuid: &str,
     pipe: &Path,
+    running: bool,
 ) -> Result<Box<dyn MachineOwner>, DomainError> {
     #[cfg(feature = "libvirt")]
-    return Ok(Box::new(restore::Resumed::new(uri, uuid, pipe)));
+    return Ok(Box::new(restore::Resumed::new(uri, uuid, pipe, running)));
     #[cfg(not(feature = "libvirt"))]
     {
-        let _ = (uri, uuid, pipe);
+        let _ = (uri, uuid, pipe, running);
         Err(DomainError::NotBuilt)
     }
 }

@@ -1,54 +1,69 @@
-//! The configuration that a persistent domain gets when its guest runs here.
+//! The configuration that a persistent domain gets when its guest is here.
 //!
-//! It is kept in a file beside the pipe, because another program may be the one that lets the guest
-//! run.
+//! It is kept in a file until then, because another program may be the one that completes the move.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use virt::domain::Domain;
 
 use crate::connection::Connection;
 
-fn file(pipe: &Path, autostart: bool) -> PathBuf {
-    pipe.with_extension(if autostart {
-        "autostart.xml"
-    } else {
-        "persistent.xml"
-    })
+fn file(folder: &Path, uuid: &str, autostart: bool) -> PathBuf {
+    let kind = if autostart { "autostart" } else { "persistent" };
+    folder.join(format!("domain-{uuid}.{kind}.xml"))
 }
 
-/// Keeps the configuration of the domain that is created from `pipe`.
-pub(super) fn keep(pipe: &Path, xml: Option<&str>, autostart: bool) -> io::Result<()> {
-    remove(pipe);
-    match xml {
-        Some(xml) => std::fs::write(file(pipe, autostart), xml),
-        None => Ok(()),
-    }
+/// Keeps the configuration of the domain that is being created; `None`: it is to be transient.
+pub(super) fn keep(
+    folder: &Path,
+    uuid: &str,
+    xml: Option<&str>,
+    autostart: bool,
+) -> io::Result<()> {
+    remove(folder, uuid);
+    let Some(xml) = xml else {
+        return Ok(());
+    };
+    // It may have passwords.
+    let mut options = File::options();
+    options.write(true).create_new(true).mode(0o600);
+    let mut file = options.open(file(folder, uuid, autostart))?;
+    file.write_all(xml.as_bytes())
 }
 
 /// Defines the domain, if it is to be persistent.
-pub(super) fn define(connection: &Connection, pipe: &Path) -> Result<(), String> {
+pub(super) fn define(uri: &str, folder: &Path, uuid: &str) -> Result<(), String> {
     for autostart in [false, true] {
-        let path = file(pipe, autostart);
+        let path = file(folder, uuid, autostart);
+        let shown = path.display();
+        let failed = |what: &str| {
+            format!(
+                "the domain runs here, but was not made persistent: {what}. Its configuration is in \
+                 {shown}: define it with 'virsh define', and remove the file"
+            )
+        };
         let xml = match std::fs::read_to_string(&path) {
             Ok(xml) => xml,
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(format!("reading {}: {error}", path.display())),
+            Err(error) => return Err(failed(&error.to_string())),
         };
-        let text = |error: virt::error::Error| error.message().to_owned();
-        let domain = Domain::define_xml(connection, &xml).map_err(text)?;
+        let connection = Connection::open(uri).map_err(|error| failed(&error.to_string()))?;
+        let text = |error: virt::error::Error| failed(error.message());
+        let domain = Domain::define_xml(&connection, &xml).map_err(text)?;
         if autostart {
             domain.set_autostart(true).map_err(text)?;
         }
     }
-    remove(pipe);
+    remove(folder, uuid);
     Ok(())
 }
 
 /// Removes what was kept.
-pub(super) fn remove(pipe: &Path) {
+pub(super) fn remove(folder: &Path, uuid: &str) {
     for autostart in [false, true] {
-        let _ = std::fs::remove_file(file(pipe, autostart));
+        let _ = std::fs::remove_file(file(folder, uuid, autostart));
     }
 }

@@ -1,5 +1,7 @@
 //! The call by which libvirt restores a domain from a pipe. It returns when the guest runs.
 
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::thread;
@@ -8,27 +10,61 @@ use std::time::{Duration, Instant};
 use hikkoshi_linux::CancelFlag;
 use hikkoshi_qemu::{MachineOwner, NotRun, OwnedCard, StreamPipe};
 use virt::domain::Domain;
+use virt::error::{Error, ErrorDomain};
 use virt::sys;
 
 use super::{IncomingError, description, persistent, pipe_error};
 use crate::connection::Connection;
+use crate::job;
 
 /// How long libvirt may take to notice that a machine was ended.
 const END_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// How long a daemon that is being restarted may take until it has the domain again.
+const DAEMON_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// How often to look.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-type Returned = Result<Instant, String>;
+/// When the call has returned, or libvirt's error.
+type Returned = Result<Instant, CallError>;
+
+/// libvirt's error.
+#[derive(Debug, Clone)]
+struct CallError {
+    message: String,
+    /// Whether QEMU has refused the command that runs the guest.
+    refused: bool,
+}
+
+impl CallError {
+    /// libvirt's messages may be translated, but not the name of the command in
+    /// `unable to execute QEMU command 'cont': …`.
+    fn of(error: &Error) -> Self {
+        let message = error.message().to_owned();
+        let (before, _) = message.split_once("': ").unwrap_or_default();
+        Self {
+            refused: error.domain() == ErrorDomain::Qemu && before.ends_with("'cont"),
+            message,
+        }
+    }
+
+    fn thread_ended() -> Self {
+        Self {
+            message: "the thread that restores the domain has ended".to_owned(),
+            refused: false,
+        }
+    }
+}
 
 /// A domain that is being restored.
 #[derive(Debug)]
 pub(super) struct Restore {
     connection: Connection,
-    uuid: String,
-    pipe: PathBuf,
     call: Receiver<Returned>,
     returned: Option<Returned>,
+    /// What to do if the daemon ends before it answers.
+    resumed: Resumed,
 }
 
 impl Restore {
@@ -42,8 +78,6 @@ impl Restore {
     ) -> Result<Self, IncomingError> {
         let failed = |source| pipe_error(path, source);
         let connection = Connection::open(uri)?;
-        // One that a killed program has left.
-        let _ = std::fs::remove_file(path);
         StreamPipe::make(path).map_err(failed)?;
         let flags = if running {
             sys::VIR_DOMAIN_SAVE_RUNNING
@@ -61,17 +95,16 @@ impl Restore {
             .spawn(move || {
                 let restored = Domain::domain_restore_flags(&of_call, &shown, Some(&xml), flags);
                 let at = Instant::now();
-                let restored = restored.map_err(|error| error.message().to_owned());
-                // Nobody waits for it any more: the program ends.
+                let restored = restored.map_err(|error| CallError::of(&error));
+                // If the program ends, nothing receives it.
                 let _ = sender.send(restored.map(|()| at));
             })
             .map_err(failed)?;
         Ok(Self {
             connection,
-            uuid: uuid.to_owned(),
-            pipe: path.to_owned(),
             call,
             returned: None,
+            resumed: Resumed::new(uri, uuid, path, running),
         })
     }
 
@@ -81,7 +114,7 @@ impl Restore {
             self.returned = match self.call.try_recv() {
                 Ok(returned) => Some(returned),
                 Err(TryRecvError::Empty) => None,
-                Err(TryRecvError::Disconnected) => Some(Err("its thread has ended".to_owned())),
+                Err(TryRecvError::Disconnected) => Some(Err(CallError::thread_ended())),
             };
         }
         self.returned.as_ref()
@@ -90,72 +123,79 @@ impl Restore {
 
 impl MachineOwner for Restore {
     fn failure(&mut self) -> Option<String> {
-        Some(format!("libvirt: {}", self.poll()?.as_ref().err()?))
+        Some(format!("libvirt: {}", self.poll()?.as_ref().err()?.message))
     }
 
     fn cards(&self) -> Vec<OwnedCard> {
-        cards(&self.connection, &self.uuid)
+        cards(&self.connection, &self.resumed.uuid)
     }
 
     fn finish(&mut self, give_up: &CancelFlag) -> Result<Instant, NotRun> {
-        while self.returned.is_none() {
-            self.returned = match self.call.recv_timeout(POLL_INTERVAL) {
-                Ok(returned) => Some(returned),
+        let returned = loop {
+            match self.call.recv_timeout(POLL_INTERVAL) {
+                Ok(returned) => break returned,
                 Err(RecvTimeoutError::Timeout) if give_up.is_cancelled() => {
                     return Err(unknown(
                         "cancelled while libvirt was about to run the guest",
                     ));
                 }
-                Err(RecvTimeoutError::Timeout) => None,
-                Err(RecvTimeoutError::Disconnected) => Some(Err("its thread has ended".to_owned())),
-            };
-        }
-        match &self.returned {
-            Some(Ok(at)) => {
-                define(self.connection.clone(), &self.pipe);
-                Ok(*at)
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break Err(CallError::thread_ended()),
             }
-            Some(Err(error)) => Err(NotRun {
-                what: format!("libvirt: {error}"),
-                refused: is_refusal(error),
+        };
+        self.returned = Some(returned.clone());
+        match returned {
+            Ok(at) => Ok(at),
+            // The daemon has ended before it answered, and may have run the guest.
+            Err(error) if !error.refused && !self.connection.is_alive() => {
+                tracing::warn!(error = error.message, "waiting for libvirt's daemon");
+                self.resumed.finish(give_up)
+            }
+            Err(error) => Err(NotRun {
+                what: format!("libvirt: {}", error.message),
+                refused: error.refused,
             }),
-            None => Err(unknown("libvirt has not answered")),
         }
     }
 
     fn forget(&mut self) {
         let deadline = Instant::now() + END_TIMEOUT;
+        self.resumed.forget();
         while self.poll().is_none() && Instant::now() < deadline {
             thread::sleep(POLL_INTERVAL);
         }
-        persistent::remove(&self.pipe);
-        let _ = std::fs::remove_file(&self.pipe);
     }
 }
 
-/// A domain that another program has begun to restore.
+/// A domain that another program has begun to restore, or another daemon.
 #[derive(Debug)]
 pub(super) struct Resumed {
     uri: String,
     uuid: String,
     pipe: PathBuf,
+    /// Whether the guest is to run.
+    running: bool,
 }
 
 impl Resumed {
-    pub(super) fn new(uri: &str, uuid: &str, pipe: &Path) -> Self {
+    pub(super) fn new(uri: &str, uuid: &str, pipe: &Path, running: bool) -> Self {
         Self {
             uri: uri.to_owned(),
             uuid: uuid.to_owned(),
             pipe: pipe.to_owned(),
+            running,
         }
     }
 
-    /// The connection, if the domain runs; `None`: not yet, or it is not known.
-    fn running(&self) -> Option<Connection> {
-        let connection = Connection::open(&self.uri).ok()?;
-        let domain = Domain::lookup_by_uuid_string(&connection, &self.uuid).ok()?;
-        let (state, _) = domain.get_state().ok()?;
-        (state == sys::VIR_DOMAIN_RUNNING).then_some(connection)
+    /// Whether libvirt has restored the domain.
+    fn is_restored(&self, connection: &Connection) -> Result<bool, Error> {
+        let domain = Domain::lookup_by_uuid_string(connection, &self.uuid)?;
+        let (state, _) = domain.get_state()?;
+        Ok(if self.running {
+            state == sys::VIR_DOMAIN_RUNNING
+        } else {
+            state == sys::VIR_DOMAIN_PAUSED && !job::is_under_way(&domain)?
+        })
     }
 }
 
@@ -170,11 +210,16 @@ impl MachineOwner for Resumed {
     }
 
     fn finish(&mut self, give_up: &CancelFlag) -> Result<Instant, NotRun> {
-        let deadline = Instant::now() + END_TIMEOUT;
+        let deadline = Instant::now() + DAEMON_TIMEOUT;
+        let mut connection = None;
         loop {
-            if let Some(connection) = self.running() {
-                define(connection, &self.pipe);
-                return Ok(Instant::now());
+            if connection.is_none() {
+                connection = Connection::open(&self.uri).ok();
+            }
+            match connection.as_ref().map(|open| self.is_restored(open)) {
+                Some(Ok(true)) => return Ok(Instant::now()),
+                Some(Err(_)) => connection = None,
+                Some(Ok(false)) | None => {}
             }
             if give_up.is_cancelled() || Instant::now() > deadline {
                 return Err(unknown("libvirt does not run the domain"));
@@ -184,15 +229,18 @@ impl MachineOwner for Resumed {
     }
 
     fn forget(&mut self) {
-        persistent::remove(&self.pipe);
+        if let Some(folder) = self.pipe.parent() {
+            persistent::remove(folder, &self.uuid);
+        }
+        // A daemon that still waits until the pipe is opened for writing goes on, and fails.
+        let opened = File::options()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(&self.pipe);
         let _ = std::fs::remove_file(&self.pipe);
+        drop(opened);
     }
-}
-
-/// Whether QEMU has refused the command that runs the guest. libvirt's messages may be translated;
-/// the name of the command is not.
-fn is_refusal(error: &str) -> bool {
-    error.contains("'cont'")
 }
 
 fn unknown(what: &str) -> NotRun {
@@ -207,22 +255,4 @@ fn cards(connection: &Connection, uuid: &str) -> Vec<OwnedCard> {
         .and_then(|domain| domain.get_xml_desc(0))
         .map_err(|error| tracing::debug!(error = error.message(), "reading the domain's XML"));
     xml.map_or_else(|()| Vec::new(), |xml| description::cards(&xml))
-}
-
-/// Makes a domain persistent that is to be. Others wait for what comes next, so a thread does it.
-fn define(connection: Connection, pipe: &Path) {
-    let pipe = pipe.to_owned();
-    let defined = thread::Builder::new()
-        .name("libvirt-define".to_owned())
-        .spawn(move || {
-            if let Err(error) = persistent::define(&connection, &pipe) {
-                tracing::error!(
-                    error,
-                    "the domain runs here, but was not made persistent: define it with 'virsh define'"
-                );
-            }
-        });
-    if let Err(error) = defined {
-        tracing::error!(%error, "starting the thread that makes the domain persistent");
-    }
 }

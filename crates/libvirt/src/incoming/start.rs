@@ -10,7 +10,7 @@ use hikkoshi_qemu::{MachineOwner, PipedMachine, StreamPipe};
 use hikkoshi_wire::Domain as DomainOffer;
 
 use super::restore::Restore;
-use super::{Descriptions, IncomingError, START_TIMEOUT, image, persistent, pipe_error};
+use super::{Descriptions, IncomingError, START_TIMEOUT, image, leftover, persistent, pipe_error};
 use crate::process;
 
 /// How often to look for QEMU's process.
@@ -26,9 +26,12 @@ pub(super) fn start(
     cancel: &CancelFlag,
 ) -> Result<PipedMachine, IncomingError> {
     let run_folder = process::run_folder(uri)?;
-    let path = folder.join(format!("domain-{}.stream", offer.uuid));
-    persistent::keep(&path, descriptions.persistent.as_deref(), offer.autostart)
-        .map_err(|source| pipe_error(&path, source))?;
+    leftover::end(uri, offer, folder, &run_folder)?;
+    // Its own name: whatever else has the domain's pipe keeps it.
+    let path = leftover::new_path(folder, &offer.uuid);
+    let persistent = descriptions.persistent.as_deref();
+    persistent::keep(folder, &offer.uuid, persistent, offer.autostart)
+        .map_err(|source| pipe_error(folder, source))?;
     let owner = Restore::start(uri, &offer.uuid, &path, &descriptions.here, running)?;
     let mut starting = Starting {
         owner,
@@ -39,7 +42,7 @@ pub(super) fn start(
     let head = image::head(&descriptions.offered, running);
     // Dropping the pipe ends the stream, and with it the domain.
     let started = starting.open(&path, &head).and_then(|pipe| {
-        let process = starting.process(&run_folder, &offer.uuid)?;
+        let process = starting.process(&run_folder, &offer.uuid, &pipe)?;
         Ok((pipe, process))
     });
     match started {
@@ -76,13 +79,21 @@ impl Starting<'_> {
         Ok(pipe)
     }
 
-    /// Waits for QEMU's process.
-    fn process(&mut self, run_folder: &Path, uuid: &str) -> Result<Process, IncomingError> {
+    /// Waits for QEMU's process: that of the domain which has the pipe open. Another one, of an
+    /// earlier domain that is being ended, must not be touched.
+    fn process(
+        &mut self,
+        run_folder: &Path,
+        uuid: &str,
+        pipe: &StreamPipe,
+    ) -> Result<Process, IncomingError> {
         loop {
-            if let Ok(process) = process::find(run_folder, self.name, uuid) {
+            self.check()?;
+            if let Ok(process) = process::find(run_folder, self.name, uuid)
+                && pipe.is_open_in(&process).unwrap_or(false)
+            {
                 return Ok(process);
             }
-            self.check()?;
             std::thread::sleep(POLL_INTERVAL);
         }
     }

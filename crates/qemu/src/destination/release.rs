@@ -34,8 +34,8 @@ impl QemuDestination {
         self.socket = None;
         if let Some(mut piped) = self.piped.take() {
             // The guest will not run here, and QEMU cannot receive another one.
-            piped.remove();
             piped::end(&self.process, &mut *piped.owner);
+            piped.remove();
         }
         if self.settings != Settings::default() && self.process.is_alive() {
             match self.restore_settings() {

@@ -72,6 +72,7 @@ impl QemuDestination {
             Err(PipedError::StateChanged { running })
         };
         if ended.is_ok()
+            && running
             && let Some(announcer) = &self.announcer
         {
             announcer.announce(None);
@@ -81,7 +82,7 @@ impl QemuDestination {
                 piped.remove();
                 self.piped = None;
                 self.reattach_info.change(|info| info.pipe = None);
-                self.announce_self = true;
+                self.announce_self = running;
                 Ok(at)
             }
             Err(source) => {
@@ -94,28 +95,18 @@ impl QemuDestination {
         }
     }
 
-    /// Whether it is certain that the guest has never run, after its owner has not run it: QEMU has
-    /// refused, or says that it is paused. It is ended then, so that it can resume at its source.
-    fn is_kept_from_running(&mut self, error: &PipedError) -> bool {
-        let refused = match error {
+    /// Whether it is certain that the guest has never run. QEMU is ended then, so that the guest can
+    /// resume at its source.
+    fn is_kept_from_running(&self, error: &PipedError) -> bool {
+        let is_certain = match error {
             PipedError::NotRun(NotRun { refused, .. }) => *refused,
-            // The stream has not ended.
+            // After reattaching, another program may have ended it.
+            PipedError::NotEnded(_) => !self.reattached,
             PipedError::StateChanged { .. } => true,
-            _ => return false,
+            _ => false,
         };
-        if !self.process.is_alive() {
-            // The owner has ended it.
-            return refused;
-        }
-        let timeouts = ConnectTimeouts {
-            failing: CONNECT_TIMEOUT,
-            silent: CONNECT_TIMEOUT,
-        };
-        let (monitor, process) = (&*self.monitor, &self.process);
-        let never = CancelFlag::new();
-        let client = monitor::get_or_connect(&mut self.client, monitor, process, timeouts, &never);
-        let kept = refused || matches!(client.map(has_never_run), Ok(true));
-        kept && self.process.kill().is_ok()
+        // The owner may have ended it.
+        is_certain && (!self.process.is_alive() || self.process.kill().is_ok())
     }
 
     /// Stops the listener and takes the monitor back from it.

@@ -84,6 +84,8 @@ impl QemuSource {
         if now != blocks {
             return Err(SaveError::Resized);
         }
+        // The guest is paused, and the destination is loading its devices.
+        self.monitor.check_unchanged()?;
         let undrained = self.log.is_some() && !self.needs_drain;
         if undrained && preflight::needs_drain(connected(&mut self.client)?)? {
             return Err(SaveError::DiskAdded);

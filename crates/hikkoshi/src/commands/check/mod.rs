@@ -61,6 +61,8 @@ fn check(args: &Check) -> Result<Checked, Exit> {
                 if let Some(offer) = &mut checked.offer {
                     offer.domain = Monitor::domain(&domain)?;
                 }
+                let refused = domain.check_unchanged().err();
+                checked.obstacles.extend(refused.map(Into::into));
                 Ok(checked)
             })
         }

@@ -15,10 +15,10 @@ use hikkoshi_libvirt::{Domain, IncomingOptions};
 use hikkoshi_qemu::{Overcommit, PipedGuest, QemuDestination};
 use thiserror::Error;
 
-use super::outcome;
+use super::{outcome, unfinished};
 use crate::args::Receive;
 use crate::commands::wait_for_source::wait_for_source;
-use crate::journal::{DestinationEntry, DestinationJournal, JournalFile};
+use crate::journal::{DestinationEntry, DestinationJournal, JournalFile, absolute};
 use crate::output::exit::{Exit, Status};
 use crate::output::progress;
 use crate::output::reason::Reason;
@@ -33,6 +33,9 @@ enum RefuseError {
          domains only: start a QEMU for it here, and 'hikkoshi receive --qmp'"
     )]
     NoDomain,
+    /// It is here already, in part.
+    #[error("at the destination: {0}")]
+    Unfinished(String),
     /// There is no journal for it.
     #[error("creating the journal")]
     Journal(#[source] io::Error),
@@ -53,7 +56,7 @@ pub(super) fn start(args: &Receive, uri: &str, cancel: CancelFlag) -> Result<Sta
     hikkoshi_libvirt::check_daemon(uri).map_err(|error| {
         Exit::caused(Status::AtSource, Reason::NotAttached, &error).with("nothing was changed")
     })?;
-    let folder = args.run.journals.path();
+    let folder = absolute(&args.run.journals.path());
     JournalFile::make_folder(&folder).map_err(|error| {
         let what = format!("creating the journal: {}", Report::new(&error));
         Exit::new(Status::AtSource, Reason::Journal, what)
@@ -98,6 +101,9 @@ pub(super) fn start(args: &Receive, uri: &str, cancel: CancelFlag) -> Result<Sta
         let exit = Exit::caused(Status::AtSource, Reason::from(&error.cause), error);
         return Err(exit.with("nothing was changed"));
     }
+    if let (Ok(_), Some(guest)) = (&result, &host.guest) {
+        outcome::make_persistent(&guest.reattach_info().get().identity, &folder);
+    }
     let has_ended = host.guest.as_ref().is_none_or(QemuDestination::has_ended);
     let path = journal.path().unwrap_or(folder);
     outcome::report(args, result, &path, has_ended, outcome::After::Domain)
@@ -141,6 +147,9 @@ impl DestinationHost for DomainHost<'_> {
         self.discard();
         let domain = offered.domain;
         let domain = domain.ok_or_else(|| GuestError::new(RefuseError::NoDomain))?;
+        let known = Domain::known(&self.options.uri, &domain.uuid, &domain.name);
+        unfinished::check_folder(&self.folder, &known)
+            .map_err(|exit| GuestError::new(RefuseError::Unfinished(exit.text())))?;
         let running = offered.description.running;
         let machine = self
             .options
@@ -151,9 +160,13 @@ impl DestinationHost for DomainHost<'_> {
             processors: offered.processors.cloned().unwrap_or_default(),
             machine: offered.machine.cloned().unwrap_or_default(),
         };
-        let monitor = Arc::new(Domain::known(&self.options.uri, &domain.uuid, &domain.name));
-        let attached =
-            QemuDestination::attach_piped(machine, guest, monitor, self.overcommit, &self.cancel);
+        let attached = QemuDestination::attach_piped(
+            machine,
+            guest,
+            Arc::new(known),
+            self.overcommit,
+            &self.cancel,
+        );
         let mut attached = attached.map_err(GuestError::new)?;
         attached.cancel_load_with(self.cancel.clone());
         let identity = attached.reattach_info().get().identity;

@@ -6,6 +6,8 @@ use hikkoshi_engine::destination::DestinationFailure;
 use hikkoshi_engine::report::GuestState;
 use hikkoshi_engine::{Account, ReceiveError};
 use hikkoshi_handover::{DestinationRecord, Outcome};
+use hikkoshi_qemu::QemuIdentity;
+use hikkoshi_qemu::qmp::MonitorAddress;
 
 use crate::args::Receive;
 use crate::commands::print_result::print_result;
@@ -14,6 +16,7 @@ use crate::journal::DestinationEntry;
 use crate::output::exit::{Exit, Status};
 use crate::output::progress;
 use crate::output::reason::{Holder, Reason};
+use crate::output::streams;
 
 /// What to report if the guest was not received, and QEMU cannot receive another one.
 pub(super) const AT_SOURCE: &str =
@@ -89,6 +92,10 @@ pub(super) fn report(
     };
     let reason = match outcome {
         Outcome::Lost => Reason::GuestLost,
+        // A domain was ended because of the failure, if the guest stays at the source.
+        Outcome::AtSource | Outcome::Stopped if after == After::Domain => {
+            Reason::from(&error.cause)
+        }
         _ if qemu_has_ended => Reason::QemuEnded,
         _ => Reason::from(&error.cause),
     };
@@ -99,6 +106,15 @@ pub(super) fn report(
         Outcome::AtSource | Outcome::Stopped | Outcome::Lost => exit,
         Outcome::Paused | Outcome::AtDestination | Outcome::Declined => exit.resumed_by(again),
     })
+}
+
+/// Makes a domain persistent that is to be: its guest is here, with all of its pages.
+pub(super) fn make_persistent(identity: &QemuIdentity, folder: &Path) {
+    if let MonitorAddress::Domain { uri, uuid, .. } = &identity.monitor
+        && let Err(error) = hikkoshi_libvirt::make_persistent(uri, uuid, folder)
+    {
+        streams::notice(&error);
+    }
 }
 
 /// Who has the guest.

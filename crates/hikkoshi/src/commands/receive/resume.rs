@@ -32,7 +32,8 @@ pub(super) fn resume(
     let cannot = |error: &dyn std::error::Error| {
         cannot_resume::<DestinationEntry>(Reason::NotAttached, error, file.path())
     };
-    let pid = entry.qemu.identity.pid;
+    let identity = entry.qemu.identity.clone();
+    let pid = identity.pid;
     let attached = reattach(&entry.qemu).map_err(|error| cannot(&error))?;
     let (mut guest, reattach_info): (Box<dyn DestinationGuest>, _) = match attached {
         Some(guest) => {
@@ -92,6 +93,9 @@ pub(super) fn resume(
         &args.engine_options(),
         &watch,
     );
+    if let (Ok(_), Some(folder)) = (&result, journal.path().parent()) {
+        outcome::make_persistent(&identity, folder);
+    }
     outcome::report(args, result, journal.path(), guest.has_ended(), After::Used)
 }
 

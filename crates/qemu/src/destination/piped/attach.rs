@@ -10,7 +10,7 @@ use hikkoshi_memory::GuestRam;
 use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_wire::{GuestDescription, Machine, Processors};
 
-use super::{MachineOwner, PipedError, PipedMachine};
+use super::{MachineOwner, PipedError, PipedMachine, hold};
 use crate::attach::exclusive_access;
 use crate::attach::inspect::check_kernel;
 use crate::attach::ram::RamError;
@@ -92,6 +92,8 @@ fn attach(
     let process = Arc::clone(&machine.process);
     process::check_right_to_trace(&process)?;
     check_kernel()?;
+    // A security module may forbid it: not when the guest is paused.
+    hold::check(&process, &machine.pipe).map_err(Box::new)?;
     let addresses = machine.begin(guest.description, cancel).map_err(Box::new)?;
     let lock = exclusive_access::acquire(&process)?;
     let areas = process::areas(&process)?;

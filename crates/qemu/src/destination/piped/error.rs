@@ -21,6 +21,9 @@ pub enum PipedError {
     /// The machine's owner does not run the guest.
     #[error("{}", .0.what)]
     NotRun(NotRun),
+    /// The stream was not ended, so QEMU has not run the guest.
+    #[error("{0}; the guest has not run here")]
+    NotEnded(Box<PipedError>),
     /// The owner was asked for the other.
     #[error(
         "the guest was {} at the source while it was being moved, and the machine here was made for \

@@ -29,6 +29,17 @@ pub(super) fn open(process: &Arc<Process>, pipe: &StreamPipe) -> Result<(), Pipe
     Ok(())
 }
 
+/// Checks that the process can open the pipe for writing.
+pub(super) fn check(process: &Arc<Process>, pipe: &StreamPipe) -> Result<(), PipedError> {
+    let Some(&number) = descriptors(process, pipe)?.first() else {
+        return Ok(());
+    };
+    let opened = reopen_for_writing(process, number)?;
+    close_in(process, opened).map_err(|error| PipedError::Pipe {
+        source: io::Error::other(error),
+    })
+}
+
 /// Lets the process close all its descriptors of the pipe.
 pub(super) fn close(process: &Arc<Process>, pipe: &StreamPipe) {
     let numbers = descriptors(process, pipe).unwrap_or_default();

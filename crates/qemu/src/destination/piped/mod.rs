@@ -200,7 +200,9 @@ impl PipedStream {
         let deadline = Instant::now() + LOAD_TIMEOUT;
         let (owner, process) = (&mut self.owner, &self.process);
         let mut check = || check(&mut **owner, process, give_up, deadline, "the stream's end");
-        self.pipe.write(&stream::tail(), &mut check)?;
+        // Less than a page is written as a whole or not at all (pipe(7)).
+        let written = check().and_then(|()| self.pipe.write(&stream::tail(), &mut check));
+        written.map_err(|source| PipedError::NotEnded(Box::new(source)))?;
         let finished = self.owner.finish(give_up);
         finished.map_err(PipedError::NotRun)
     }

@@ -7,6 +7,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::hold;
+use hikkoshi_linux::Process;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -43,6 +45,15 @@ impl StreamPipe {
         Ok(rustix::fs::chmod(path, mode)?)
     }
 
+    /// A pipe that is open already.
+    pub fn of(path: &Path, file: File) -> Self {
+        Self {
+            path: path.to_owned(),
+            file,
+            removes: true,
+        }
+    }
+
     /// Opens the pipe for writing, once somebody reads from it. `check` is called now and then.
     ///
     /// # Errors
@@ -62,11 +73,11 @@ impl StreamPipe {
                 Ok(file) => {
                     // Less waiting; what the kernel allows is enough.
                     let _ = rustix::pipe::fcntl_setpipe_size(&file, BUFFER_BYTES);
-                    return Ok(Self {
-                        path: path.to_owned(),
-                        file,
-                        removes: true,
-                    });
+                    // Tells others that a program takes care of it.
+                    if let Err(error) = file.try_lock() {
+                        tracing::debug!(%error, path = %path.display(), "locking a pipe");
+                    }
+                    return Ok(Self::of(path, file));
                 }
                 // Nobody has it open for reading.
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::NXIO) => {}
@@ -86,6 +97,15 @@ impl StreamPipe {
     pub(super) fn identity(&self) -> io::Result<(u64, u64)> {
         let metadata = self.file.metadata()?;
         Ok((metadata.dev(), metadata.ino()))
+    }
+
+    /// Whether this process has the pipe open.
+    ///
+    /// # Errors
+    ///
+    /// When its descriptors cannot be read.
+    pub fn is_open_in(&self, process: &Process) -> io::Result<bool> {
+        Ok(!hold::descriptors(process, self)?.is_empty())
     }
 
     /// Writes all bytes; waits while the pipe is full. `check` is called now and then.

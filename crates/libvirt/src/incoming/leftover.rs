@@ -1,0 +1,111 @@
+//! What a killed program has left of a domain that it was creating.
+//!
+//! A pipe belongs to the program that has locked it (`flock`). Nobody creates a domain from a pipe
+//! without a lock any more, and its guest has not run: when it runs, the pipe is removed, or there is
+//! a journal, and the guest is refused before this is called.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use hikkoshi_qemu::StreamPipe;
+use hikkoshi_wire::Domain as DomainOffer;
+use virt::domain::Domain;
+
+use super::{IncomingError, pipe_error};
+use crate::connection::Connection;
+use crate::process;
+
+/// How long libvirt may take to notice that a QEMU has ended.
+const END_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A pipe for the domain that no other program uses.
+pub(super) fn new_path(folder: &Path, uuid: &str) -> PathBuf {
+    let mut numbers = 0..;
+    loop {
+        let number: u32 = numbers.next().unwrap_or(u32::MAX);
+        let name = format!("{}{}-{number}.stream", prefix(uuid), std::process::id());
+        let path = folder.join(name);
+        if !path.exists() {
+            return path;
+        }
+    }
+}
+
+fn prefix(uuid: &str) -> String {
+    format!("domain-{uuid}-")
+}
+
+/// Ends what is left of the domain, and refuses one that runs.
+pub(super) fn end(
+    uri: &str,
+    offer: &DomainOffer,
+    folder: &Path,
+    run_folder: &Path,
+) -> Result<(), IncomingError> {
+    for path in pipes(folder, &offer.uuid).map_err(|source| pipe_error(folder, source))? {
+        let failed = |source| pipe_error(&path, source);
+        // Not for writing only: a libvirt that waits until somebody writes goes on, and fails.
+        let nonblocking = libc::O_NONBLOCK;
+        let opened = File::options()
+            .read(true)
+            .write(true)
+            .custom_flags(nonblocking)
+            .open(&path)
+            .map_err(failed)?;
+        if opened.try_lock().is_err() {
+            // Another program is creating the domain: libvirt refuses a second one.
+            continue;
+        }
+        let pipe = StreamPipe::of(&path, opened);
+        if let Ok(process) = process::find(run_folder, &offer.name, &offer.uuid)
+            && pipe.is_open_in(&process).unwrap_or(false)
+        {
+            tracing::warn!(
+                name = offer.name,
+                "ending what a killed hikkoshi has left of the domain, whose guest has never run here"
+            );
+            process.kill().map_err(failed)?;
+        }
+        drop(pipe);
+    }
+    let connection = Connection::open(uri)?;
+    let deadline = Instant::now() + END_TIMEOUT;
+    while is_active(&connection, offer) {
+        let left = process::find(run_folder, &offer.name, &offer.uuid);
+        if left.is_ok_and(|process| process.is_alive()) || Instant::now() > deadline {
+            return Err(IncomingError::Refused {
+                name: offer.name.clone(),
+                what: format!("it is active at {uri} already"),
+            });
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+fn is_active(connection: &Connection, offer: &DomainOffer) -> bool {
+    let found = [
+        Domain::lookup_by_uuid_string(connection, &offer.uuid),
+        Domain::lookup_by_name(connection, &offer.name),
+    ];
+    found
+        .into_iter()
+        .flatten()
+        .any(|domain| domain.is_active().unwrap_or(true))
+}
+
+fn pipes(folder: &Path, uuid: &str) -> io::Result<Vec<PathBuf>> {
+    let prefix = prefix(uuid);
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        if name.is_some_and(|name| name.starts_with(&prefix) && name.ends_with(".stream")) {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
