@@ -1,0 +1,335 @@
+//! Takes a dirty log at an interval: [`measure()`].
+
+use std::fmt;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hikkoshi_dirty::{DirtyError, DirtyLog};
+use hikkoshi_linux::CancelFlag;
+use hikkoshi_pages::{PageRange, RamLayout};
+
+use crate::measurement::{Cost, Measurement};
+use crate::recorder::Recorder;
+use crate::windows::MAX_INTERVALS;
+
+/// What a page fault of the log is taken to cost one vCPU. `make bench ARGS="--only dirty-rate"`
+/// measures it.
+pub const FAULT_COST: Duration = Duration::from_nanos(1500);
+
+/// A call of the log takes at most 1 GiB, so that cancelling does not wait for long.
+const TAKE_PAGES: u64 = 1 << 18;
+
+/// How long a wait does not look at the cancel flag.
+const CANCEL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How a guest is measured.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Options {
+    interval: Duration,
+    intervals: u32,
+    max_cost: f64,
+    seed: u64,
+}
+
+/// The options contradict each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OptionsError {
+    /// The interval is 0.
+    NoInterval,
+    /// The measurement is shorter than one interval.
+    TooShort,
+    /// There would be more than [`MAX_INTERVALS`] intervals.
+    TooLong,
+}
+
+impl fmt::Display for OptionsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoInterval => write!(f, "the interval must not be 0"),
+            Self::TooShort => write!(f, "the measurement must not be shorter than one interval"),
+            Self::TooLong => write!(
+                f,
+                "the measurement has more than {MAX_INTERVALS} intervals: measure for less time, or \
+                 use a longer interval"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for OptionsError {}
+
+impl Options {
+    /// The part of one vCPU's time that measuring may cost, by default.
+    pub const DEFAULT_MAX_COST: f64 = 0.02;
+
+    /// Measures for `duration`, which is rounded to whole intervals.
+    ///
+    /// # Errors
+    ///
+    /// [`OptionsError`] if there is no interval, or if there are too many.
+    pub fn new(duration: Duration, interval: Duration) -> Result<Self, OptionsError> {
+        let micros = interval.as_micros();
+        if micros == 0 {
+            return Err(OptionsError::NoInterval);
+        }
+        if duration < interval {
+            return Err(OptionsError::TooShort);
+        }
+        let intervals = (duration.as_micros() + micros / 2) / micros;
+        let intervals = u32::try_from(intervals).unwrap_or(u32::MAX);
+        if intervals > MAX_INTERVALS {
+            return Err(OptionsError::TooLong);
+        }
+        Ok(Self {
+            interval,
+            intervals,
+            max_cost: Self::DEFAULT_MAX_COST,
+            seed: 0,
+        })
+    }
+
+    /// If a take of all memory costs more than this part of the interval, with the page faults that
+    /// follow from it ([`FAULT_COST`]), a sample is measured. From 1 on, all memory is measured,
+    /// whatever it costs.
+    #[must_use]
+    pub fn max_cost(self, part: f64) -> Self {
+        Self {
+            max_cost: part,
+            ..self
+        }
+    }
+
+    /// The number that chooses the sample.
+    #[must_use]
+    pub fn seed(self, seed: u64) -> Self {
+        Self { seed, ..self }
+    }
+
+    /// The budget of an interval; `None`: no limit.
+    fn budget(&self) -> Option<Duration> {
+        (self.max_cost < 1.0).then(|| self.interval.mul_f64(self.max_cost.max(1e-6)))
+    }
+}
+
+/// Measures the memory of `log`, which was just started with this layout. `guest` may be a part of a
+/// guest's memory: some of its blocks.
+///
+/// If `cancel` is set, it returns what was measured so far.
+///
+/// # Errors
+///
+/// The log cannot be read: the guest has ended, or its memory was remapped.
+pub fn measure(
+    log: &dyn DirtyLog,
+    layout: &RamLayout,
+    options: &Options,
+    cancel: &CancelFlag,
+) -> Result<Measurement, DirtyError> {
+    let began = Instant::now();
+    let mut run = Run {
+        log,
+        recorder: Recorder::new(layout, options.interval, options.intervals, options.seed),
+        sample: Vec::new(),
+        dirty: Vec::new(),
+        interval: options.interval,
+        cancel,
+    };
+    run.sample = run.recorder.sample();
+    if let Some(budget) = options.budget() {
+        run.choose_sample(budget)?;
+    }
+    let mut cost = Cost::default();
+    let mut last = run.take(None)?.at;
+    cost.preparation = began.elapsed();
+    let started = last;
+    let mut next = last;
+    let mut exceeded = 0;
+    while run.recorder.intervals() < options.intervals {
+        next += options.interval;
+        // After a take that was very late: no short intervals that make up for it.
+        next = next.max(last + options.interval / 2);
+        if !run.wait_until(next) {
+            break;
+        }
+        let take = run.interval(last)?;
+        last = take.at;
+        cost.takes += take.duration;
+        cost.longest_take = cost.longest_take.max(take.duration);
+        cost.faults += take.pages;
+        // Twice, because the machine may have been busy once.
+        exceeded = match options.budget() {
+            Some(budget) if take.cost() > budget.mul_f64(1.5) => exceeded + 1,
+            _ => 0,
+        };
+        if exceeded == 2 {
+            exceeded = 0;
+            run.set_level(run.recorder.level().saturating_add(1));
+        }
+    }
+    let measured = last.duration_since(started).as_secs_f64().max(1e-9);
+    cost.share = cost_of(cost.takes, cost.faults).as_secs_f64() / measured;
+    let cancelled = run.recorder.intervals() < options.intervals;
+    Ok(Measurement {
+        cost,
+        cancelled,
+        ..run.recorder.finish()
+    })
+}
+
+/// A take of the whole sample.
+#[derive(Debug, Clone, Copy)]
+struct Take {
+    /// When it began.
+    at: Instant,
+    duration: Duration,
+    pages: u64,
+}
+
+impl Take {
+    fn cost(&self) -> Duration {
+        cost_of(self.duration, self.pages)
+    }
+}
+
+fn cost_of(takes: Duration, faults: u64) -> Duration {
+    let nanos = FAULT_COST.as_nanos().saturating_mul(u128::from(faults));
+    takes.saturating_add(Duration::from_nanos(
+        u64::try_from(nanos).unwrap_or(u64::MAX),
+    ))
+}
+
+struct Run<'a> {
+    log: &'a dyn DirtyLog,
+    recorder: Recorder,
+    sample: Vec<PageRange>,
+    /// What the last call of the log has reported.
+    dirty: Vec<PageRange>,
+    interval: Duration,
+    cancel: &'a CancelFlag,
+}
+
+impl Run<'_> {
+    /// Finds the largest sample that the budget of an interval is enough for.
+    ///
+    /// First everything is taken after an eighth of an interval. The guest does not dirty more than
+    /// eight times as many pages in a whole one. If that is too much, a sample is taken after an
+    /// interval, which shows how much less it is.
+    fn choose_sample(&mut self, budget: Duration) -> Result<(), DirtyError> {
+        self.take(None)?;
+        if !self.wait_until(Instant::now() + self.interval / 8) {
+            return Ok(());
+        }
+        let take = self.take(None)?;
+        let most = cost_of(take.duration, take.pages.saturating_mul(8));
+        let level = halvings(most, budget);
+        if !self.set_level(level) {
+            return Ok(());
+        }
+        self.take(None)?;
+        if !self.wait_until(Instant::now() + self.interval) {
+            return Ok(());
+        }
+        let cost = self.take(None)?.cost();
+        let too_small = halvings(budget, cost.mul_f64(2.0).max(Duration::from_micros(1)));
+        self.set_level(self.recorder.level().saturating_sub(too_small));
+        Ok(())
+    }
+
+    /// Whether the level has changed.
+    fn set_level(&mut self, level: u8) -> bool {
+        let changed = self.recorder.set_level(level);
+        if changed {
+            self.sample = self.recorder.sample();
+        }
+        changed
+    }
+
+    /// An interval ends now that began at `last`.
+    fn interval(&mut self, last: Instant) -> Result<Take, DirtyError> {
+        let mut take = self.take(Some(last))?;
+        take.pages = self.recorder.reported();
+        Ok(take)
+    }
+
+    /// Takes the sample. `last`: records it as the interval that began then.
+    fn take(&mut self, last: Option<Instant>) -> Result<Take, DirtyError> {
+        let at = Instant::now();
+        let (mut duration, mut pages) = (Duration::ZERO, 0);
+        if last.is_some() {
+            self.recorder.begin_interval();
+        }
+        let parts = self
+            .sample
+            .iter()
+            .flat_map(|range| range.chunks(TAKE_PAGES));
+        for part in parts {
+            // Recorded after the call, which the guest may wait for.
+            self.dirty.clear();
+            let began = Instant::now();
+            self.log.take(part, &mut |run| self.dirty.push(run))?;
+            duration += began.elapsed();
+            for run in &self.dirty {
+                pages += run.len();
+                if last.is_some() {
+                    self.recorder.dirty(*run);
+                }
+            }
+        }
+        if let Some(last) = last {
+            self.recorder.end_interval(at.duration_since(last));
+        }
+        Ok(Take {
+            at,
+            duration,
+            pages,
+        })
+    }
+
+    /// Waits. Returns whether it was not cancelled.
+    fn wait_until(&self, time: Instant) -> bool {
+        loop {
+            if self.cancel.is_cancelled() {
+                return false;
+            }
+            let left = time.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            thread::sleep(left.min(CANCEL_INTERVAL));
+        }
+    }
+}
+
+/// How often `cost` must be halved to be at most `limit`.
+fn halvings(cost: Duration, limit: Duration) -> u8 {
+    let times = cost.as_nanos().div_ceil(limit.as_nanos().max(1));
+    let halvings = times.max(1).next_power_of_two().trailing_zeros();
+    u8::try_from(halvings).unwrap_or(u8::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_checked() {
+        let second = Duration::from_secs(1);
+        let new = |duration, interval| Options::new(duration, interval).map(|it| it.intervals);
+        assert_eq!(new(second, Duration::ZERO), Err(OptionsError::NoInterval));
+        assert_eq!(new(second / 2, second), Err(OptionsError::TooShort));
+        assert_eq!(new(second * 65_536, second), Err(OptionsError::TooLong));
+        assert_eq!(new(second * 65_535, second), Ok(65_535));
+        assert_eq!(new(second, Duration::from_millis(300)), Ok(3));
+    }
+
+    #[test]
+    fn a_sample_is_halved_until_it_fits() {
+        let halvings =
+            |cost, limit| halvings(Duration::from_millis(cost), Duration::from_millis(limit));
+        assert_eq!(halvings(0, 2), 0);
+        assert_eq!(halvings(2, 2), 0);
+        assert_eq!(halvings(3, 2), 1);
+        assert_eq!(halvings(9, 2), 3);
+        assert_eq!(halvings(5, 0), 23);
+    }
+}
