@@ -12,8 +12,11 @@ use crate::plan::{RAM_MIB, REPORT_MS, WORKING_SET_MIB};
 /// What the guest writes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 pub(crate) enum Writer {
-    /// Random pages of 600 MiB, as fast as it can, emulated.
+    /// Random pages of 600 MiB, as fast as it can, emulated. Its memory is a shared file, without
+    /// huge pages.
     Random,
+    /// The same with private memory, in transparent huge pages.
+    PrivateRandom,
     /// The same with 90 % of the writes to 10 % of the pages.
     Hotspot,
     /// 20,000 random pages of 600 MiB a second, emulated.
@@ -26,7 +29,13 @@ pub(crate) enum Writer {
 const PAGES: u64 = WORKING_SET_MIB << 8;
 
 impl Writer {
-    pub(super) const ALL: [Self; 4] = [Self::Random, Self::Hotspot, Self::Paced, Self::NanoRandom];
+    pub(super) const ALL: [Self; 5] = [
+        Self::Random,
+        Self::PrivateRandom,
+        Self::Hotspot,
+        Self::Paced,
+        Self::NanoRandom,
+    ];
 
     /// Whether this host has what it needs.
     pub(super) fn is_possible(self) -> bool {
@@ -36,12 +45,18 @@ impl Writer {
     pub(super) fn config(self) -> VmConfig {
         let workload = Workload::dirty(WORKING_SET_MIB).option("every_ms", REPORT_MS);
         let workload = match self {
-            Self::Random | Self::NanoRandom => workload.pattern(Pattern::Random),
+            Self::Random | Self::PrivateRandom | Self::NanoRandom => {
+                workload.pattern(Pattern::Random)
+            }
             Self::Hotspot => workload.pattern(Pattern::Hotspot),
             Self::Paced => workload.pattern(Pattern::Random).rate(20_000),
         };
+        let backend = match self {
+            Self::PrivateRandom => RamBackend::Anonymous,
+            _ => RamBackend::File { share: true },
+        };
         let config = VmConfig::new()
-            .ram(Ram::new(RamBackend::Anonymous, RAM_MIB))
+            .ram(Ram::new(backend, RAM_MIB))
             .workload(workload);
         match self {
             Self::NanoRandom => config.kvm().nano(),
@@ -71,6 +86,7 @@ impl fmt::Display for Writer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Random => "random",
+            Self::PrivateRandom => "private-random",
             Self::Hotspot => "hotspot",
             Self::Paced => "paced",
             Self::NanoRandom => "nano-random",

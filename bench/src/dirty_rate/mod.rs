@@ -36,13 +36,22 @@ pub(crate) struct Measured {
     writer: Writer,
     method: Method,
     round: u32,
-    /// Accesses a second of the guest without a measurement, before and after.
-    undisturbed: f64,
+    /// Accesses a second of the guest without a measurement, before.
+    before: f64,
+    /// The same afterwards.
+    after: f64,
     /// The same while it was measured.
     measured: f64,
     /// Different pages that the guest writes in [`SECONDS`], by its own count of writes.
     expected_pages: f64,
     reported: Reported,
+}
+
+impl Measured {
+    /// The part of its throughput that the guest has lost while it was measured.
+    fn lost(&self) -> f64 {
+        1.0 - self.measured / f64::midpoint(self.before, self.after)
+    }
 }
 
 /// Everything that was measured, as JSON.
@@ -88,7 +97,8 @@ pub(crate) fn run(args: &Args) -> Result<(), BenchError> {
                     writer,
                     method,
                     round,
-                    undisturbed: f64::midpoint(before, after),
+                    before,
+                    after,
                     measured: measured.accesses,
                     expected_pages: writer.different_pages(measured.accesses, measured.seconds),
                     reported: measured.reported,

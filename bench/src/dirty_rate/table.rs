@@ -12,7 +12,7 @@ pub(super) fn line(run: &Measured) -> String {
         run.writer,
         run.method,
         run.measured,
-        run.undisturbed,
+        f64::midpoint(run.before, run.after),
         run.reported.pages,
         run.expected_pages
     )
@@ -38,7 +38,8 @@ pub(super) fn table(all: &[Measured]) -> Table {
             let percent = |value: Option<f64>| number(value.map(|value| value * 100.0), 1);
             lines.push(vec![
                 format!("{writer}, {method}"),
-                percent(median(&|run| Some(1.0 - run.measured / run.undisturbed))),
+                percent(median(&|run| Some(run.lost()))),
+                percent(median(&|run| Some(1.0 - run.after / run.before))),
                 percent(median(&|run| run.reported.stated_cost)),
                 percent(median(&|run| run.reported.measured_part)),
                 number(median(&|run| run.reported.faults_per_second), 0),
@@ -56,6 +57,7 @@ pub(super) fn table(all: &[Measured]) -> Table {
         head: vec![
             "guest, measured by",
             "throughput lost, %",
+            "afterwards, %",
             "stated, %",
             "memory measured, %",
             "faults/s",
@@ -73,8 +75,7 @@ pub(super) fn table(all: &[Measured]) -> Table {
 /// guest does not lose anything that it does not make up for.
 fn fault_us(run: &Measured) -> Option<f64> {
     let faults = run.reported.faults_per_second?;
-    let lost = 1.0 - run.measured / run.undisturbed;
-    (run.writer != Writer::Paced && faults > 1000.0).then(|| lost * 1e6 / faults)
+    (run.writer != Writer::Paced && faults > 1000.0).then(|| run.lost() * 1e6 / faults)
 }
 
 fn number(value: Option<f64>, digits: usize) -> String {

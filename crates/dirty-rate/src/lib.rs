@@ -15,17 +15,18 @@
 //!
 //! The recorder has one number a page: the last interval that found it dirty. From that follows the
 //! working set of every window without a set for each interval (`recency.rs`). The numbers exist
-//! for each 2 MiB of memory in which a page was written, 1,152 bytes for each: at most 576 MiB for
-//! a guest of 1 TiB that writes to all of its memory.
+//! for each 2 MiB of memory in which a page was written, 1,536 bytes for each: at most 768 MiB for
+//! a guest of 1 TiB that writes to all of its memory, if all of it is measured.
 //!
 //! # Sampling
 //!
-//! The guest pays for the log: the first write to each page after a take is a page fault. If a take
-//! of all memory costs too much ([`Options::max_cost`]), only a *sample* of the memory is taken, and
-//! the results are extrapolated ([`Recorder::set_level`]). The sample stays the same, because a
-//! window needs every interval of the pages that it counts. It only shrinks, if the guest begins to
-//! write more. Memory that is not in the sample is not protected again, and costs nothing after the
-//! first write to each page.
+//! The guest pays for the log: the first write to each page after a take is a page fault. So
+//! [`measure()`] begins with a *sample* of the memory that is too small to exceed the limit
+//! ([`Options::max_cost`]) whatever the guest does, and enlarges it as far as the cost allows, up to
+//! all memory. The results are extrapolated from the sample ([`Recorder::set_level`]). During the
+//! measurement it stays the same, because a window needs every interval of the pages that it counts;
+//! it only shrinks, if the guest begins to write more. Memory that was never in the sample is not
+//! protected, and costs nothing ([`PartialLog`]).
 //!
 //! # What is missing
 //!
@@ -36,6 +37,7 @@
 mod estimate;
 mod measure;
 mod measurement;
+mod partial_log;
 mod ranges;
 mod recency;
 mod recorder;
@@ -43,7 +45,8 @@ mod sample;
 mod tracked_block;
 mod windows;
 
-pub use measure::{FAULT_COST, Options, OptionsError, measure};
+pub use measure::{FAULT_COST, KVM_FAULT_COST, MeasureError, Options, OptionsError, measure};
 pub use measurement::{BlockRate, Cost, Measurement, PagesPerSecond, RangeRate, Rates, Window};
+pub use partial_log::PartialLog;
 pub use recorder::Recorder;
 pub use windows::{MAX_INTERVALS, window_lengths};

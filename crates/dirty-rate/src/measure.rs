@@ -1,20 +1,30 @@
 //! Takes a dirty log at an interval: [`measure()`].
 
+use std::error::Error;
 use std::fmt;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hikkoshi_dirty::{DirtyError, DirtyLog};
+use hikkoshi_dirty::DirtyError;
 use hikkoshi_linux::CancelFlag;
 use hikkoshi_pages::{PageRange, RamLayout};
 
 use crate::measurement::{Cost, Measurement};
+use crate::partial_log::PartialLog;
 use crate::recorder::Recorder;
 use crate::windows::MAX_INTERVALS;
 
-/// What a page fault of the log is taken to cost one vCPU. `make bench ARGS="--only dirty-rate"`
-/// measures it.
+/// What a page fault of the log is taken to cost the vCPU of an emulated guest. `make bench
+/// ARGS="--only dirty-rate"` measures it.
 pub const FAULT_COST: Duration = Duration::from_nanos(1500);
+
+/// The same for a guest under KVM, which maps the page again, too. Measured with KVM that is
+/// virtualized in software: an upper limit.
+pub const KVM_FAULT_COST: Duration = Duration::from_nanos(9000);
+
+/// How many times the sample is doubled at most by what one interval has cost: there may be little
+/// to see in a small sample.
+const MAX_GROWTH: u32 = 3;
 
 /// A call of the log takes at most 1 GiB, so that cancelling does not wait for long.
 const TAKE_PAGES: u64 = 1 << 18;
@@ -28,6 +38,7 @@ pub struct Options {
     interval: Duration,
     intervals: u32,
     max_cost: f64,
+    fault_cost: Duration,
     seed: u64,
 }
 
@@ -56,7 +67,37 @@ impl fmt::Display for OptionsError {
     }
 }
 
-impl std::error::Error for OptionsError {}
+impl Error for OptionsError {}
+
+/// The log failed: the guest has ended, or its memory was remapped.
+#[derive(Debug)]
+pub enum MeasureError {
+    /// Memory could not be tracked.
+    Track(Box<dyn Error + Send + Sync>),
+    /// The log could not be read.
+    Take(DirtyError),
+}
+
+impl fmt::Display for MeasureError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("measuring the writes of a guest")
+    }
+}
+
+impl Error for MeasureError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(match self {
+            Self::Track(error) => &**error,
+            Self::Take(error) => error,
+        })
+    }
+}
+
+impl From<DirtyError> for MeasureError {
+    fn from(error: DirtyError) -> Self {
+        Self::Take(error)
+    }
+}
 
 impl Options {
     /// The part of one vCPU's time that measuring may cost, by default.
@@ -84,19 +125,25 @@ impl Options {
             interval,
             intervals,
             max_cost: Self::DEFAULT_MAX_COST,
+            fault_cost: FAULT_COST,
             seed: 0,
         })
     }
 
-    /// If a take of all memory costs more than this part of the interval, with the page faults that
-    /// follow from it ([`FAULT_COST`]), a sample is measured. From 1 on, all memory is measured,
-    /// whatever it costs.
+    /// If takes of all memory cost more than this part of the interval, with the page faults that
+    /// follow from them, a sample is measured. From 1 on, all memory is measured, whatever it costs.
     #[must_use]
     pub fn max_cost(self, part: f64) -> Self {
         Self {
             max_cost: part,
             ..self
         }
+    }
+
+    /// What a page fault costs the guest: [`FAULT_COST`], unless this is called.
+    #[must_use]
+    pub fn fault_cost(self, fault_cost: Duration) -> Self {
+        Self { fault_cost, ..self }
     }
 
     /// The number that chooses the sample.
@@ -111,20 +158,20 @@ impl Options {
     }
 }
 
-/// Measures the memory of `log`, which was just started with this layout. `guest` may be a part of a
-/// guest's memory: some of its blocks.
+/// Measures the memory of `log`, which tracks nothing yet. `layout` is that of the log: all of a
+/// guest's memory, or some of its blocks.
 ///
 /// If `cancel` is set, it returns what was measured so far.
 ///
 /// # Errors
 ///
-/// The log cannot be read: the guest has ended, or its memory was remapped.
+/// See [`MeasureError`].
 pub fn measure(
-    log: &dyn DirtyLog,
+    log: &dyn PartialLog,
     layout: &RamLayout,
     options: &Options,
     cancel: &CancelFlag,
-) -> Result<Measurement, DirtyError> {
+) -> Result<Measurement, MeasureError> {
     let began = Instant::now();
     let mut run = Run {
         log,
@@ -132,12 +179,11 @@ pub fn measure(
         sample: Vec::new(),
         dirty: Vec::new(),
         interval: options.interval,
+        fault_cost: options.fault_cost,
         cancel,
     };
     run.sample = run.recorder.sample();
-    if let Some(budget) = options.budget() {
-        run.choose_sample(budget)?;
-    }
+    run.choose_sample(options.budget())?;
     let mut cost = Cost::default();
     let mut last = run.take(None)?.at;
     cost.preparation = began.elapsed();
@@ -158,7 +204,7 @@ pub fn measure(
         cost.faults += take.pages;
         // Twice, because the machine may have been busy once.
         exceeded = match options.budget() {
-            Some(budget) if take.cost() > budget.mul_f64(1.5) => exceeded + 1,
+            Some(budget) if take.cost(options.fault_cost) > budget.mul_f64(1.5) => exceeded + 1,
             _ => 0,
         };
         if exceeded == 2 {
@@ -167,7 +213,8 @@ pub fn measure(
         }
     }
     let measured = last.duration_since(started).as_secs_f64().max(1e-9);
-    cost.share = cost_of(cost.takes, cost.faults).as_secs_f64() / measured;
+    let all = cost_of(cost.takes, cost.faults, options.fault_cost);
+    cost.share = all.as_secs_f64() / measured;
     let cancelled = run.recorder.intervals() < options.intervals;
     Ok(Measurement {
         cost,
@@ -186,52 +233,67 @@ struct Take {
 }
 
 impl Take {
-    fn cost(&self) -> Duration {
-        cost_of(self.duration, self.pages)
+    fn cost(&self, fault_cost: Duration) -> Duration {
+        cost_of(self.duration, self.pages, fault_cost)
     }
 }
 
-fn cost_of(takes: Duration, faults: u64) -> Duration {
-    let nanos = FAULT_COST.as_nanos().saturating_mul(u128::from(faults));
+fn cost_of(takes: Duration, faults: u64, fault_cost: Duration) -> Duration {
+    let nanos = fault_cost.as_nanos().saturating_mul(u128::from(faults));
     takes.saturating_add(Duration::from_nanos(
         u64::try_from(nanos).unwrap_or(u64::MAX),
     ))
 }
 
 struct Run<'a> {
-    log: &'a dyn DirtyLog,
+    log: &'a dyn PartialLog,
     recorder: Recorder,
     sample: Vec<PageRange>,
     /// What the last call of the log has reported.
     dirty: Vec<PageRange>,
     interval: Duration,
+    fault_cost: Duration,
     cancel: &'a CancelFlag,
 }
 
 impl Run<'_> {
-    /// Finds the largest sample that the budget of an interval is enough for.
+    /// Chooses the largest sample that the budget of an interval is enough for, and tracks it.
     ///
-    /// First everything is taken after an eighth of an interval. The guest does not dirty more than
-    /// eight times as many pages in a whole one. If that is too much, a sample is taken after an
-    /// interval, which shows how much less it is.
-    fn choose_sample(&mut self, budget: Duration) -> Result<(), DirtyError> {
-        self.take(None)?;
-        if !self.wait_until(Instant::now() + self.interval / 8) {
-            return Ok(());
+    /// The first sample has so few pages that it does not cost more even if the guest writes to all
+    /// of them. What it costs in an interval says how much larger it may be.
+    fn choose_sample(&mut self, budget: Option<Duration>) -> Result<(), MeasureError> {
+        let Some(budget) = budget else {
+            return self.track();
+        };
+        let pages = budget.as_nanos() / self.fault_cost.as_nanos().max(1);
+        let mut level = self
+            .recorder
+            .level_of(u64::try_from(pages).unwrap_or(u64::MAX));
+        loop {
+            self.set_level(level);
+            self.track()?;
+            if level == 0 || !self.wait_until(Instant::now() + self.interval) {
+                return Ok(());
+            }
+            let cost = self.take(None)?.cost(self.fault_cost);
+            // As often as doubling the cost stays within the budget.
+            let times = budget.as_nanos() / cost.as_nanos().max(1);
+            let doublings = times.checked_ilog2().unwrap_or(0).min(MAX_GROWTH);
+            let next = level.saturating_sub(u8::try_from(doublings).unwrap_or(u8::MAX));
+            if next == level {
+                return Ok(());
+            }
+            level = next;
         }
-        let take = self.take(None)?;
-        let most = cost_of(take.duration, take.pages.saturating_mul(8));
-        let level = halvings(most, budget);
-        if !self.set_level(level) {
-            return Ok(());
+    }
+
+    /// Tracks the sample.
+    fn track(&self) -> Result<(), MeasureError> {
+        for range in &self.sample {
+            for part in range.chunks(TAKE_PAGES) {
+                self.log.track(part).map_err(MeasureError::Track)?;
+            }
         }
-        self.take(None)?;
-        if !self.wait_until(Instant::now() + self.interval) {
-            return Ok(());
-        }
-        let cost = self.take(None)?.cost();
-        let too_small = halvings(budget, cost.mul_f64(2.0).max(Duration::from_micros(1)));
-        self.set_level(self.recorder.level().saturating_sub(too_small));
         Ok(())
     }
 
@@ -245,14 +307,14 @@ impl Run<'_> {
     }
 
     /// An interval ends now that began at `last`.
-    fn interval(&mut self, last: Instant) -> Result<Take, DirtyError> {
+    fn interval(&mut self, last: Instant) -> Result<Take, MeasureError> {
         let mut take = self.take(Some(last))?;
         take.pages = self.recorder.reported();
         Ok(take)
     }
 
     /// Takes the sample. `last`: records it as the interval that began then.
-    fn take(&mut self, last: Option<Instant>) -> Result<Take, DirtyError> {
+    fn take(&mut self, last: Option<Instant>) -> Result<Take, MeasureError> {
         let at = Instant::now();
         let (mut duration, mut pages) = (Duration::ZERO, 0);
         if last.is_some() {
@@ -300,13 +362,6 @@ impl Run<'_> {
     }
 }
 
-/// How often `cost` must be halved to be at most `limit`.
-fn halvings(cost: Duration, limit: Duration) -> u8 {
-    let times = cost.as_nanos().div_ceil(limit.as_nanos().max(1));
-    let halvings = times.max(1).next_power_of_two().trailing_zeros();
-    u8::try_from(halvings).unwrap_or(u8::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -320,16 +375,5 @@ mod tests {
         assert_eq!(new(second * 65_536, second), Err(OptionsError::TooLong));
         assert_eq!(new(second * 65_535, second), Ok(65_535));
         assert_eq!(new(second, Duration::from_millis(300)), Ok(3));
-    }
-
-    #[test]
-    fn a_sample_is_halved_until_it_fits() {
-        let halvings =
-            |cost, limit| halvings(Duration::from_millis(cost), Duration::from_millis(limit));
-        assert_eq!(halvings(0, 2), 0);
-        assert_eq!(halvings(2, 2), 0);
-        assert_eq!(halvings(3, 2), 1);
-        assert_eq!(halvings(9, 2), 3);
-        assert_eq!(halvings(5, 0), 23);
     }
 }

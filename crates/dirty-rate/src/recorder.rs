@@ -97,6 +97,20 @@ impl Recorder {
         levels.max().unwrap_or(0)
     }
 
+    /// The lowest level whose sample has at most this many pages; the highest level, if there is
+    /// none.
+    #[must_use]
+    pub fn level_of(&self, pages: u64) -> u8 {
+        let sampled = |level: u8| -> u64 {
+            let blocks = self.blocks.iter();
+            blocks.map(|block| block.sample.sampled_pages(level)).sum()
+        };
+        let mut levels = 0..self.max_level();
+        levels
+            .find(|level| sampled(*level) <= pages)
+            .unwrap_or(self.max_level())
+    }
+
     /// The level of sampling: 0 is all memory.
     #[must_use]
     pub fn level(&self) -> u8 {

@@ -1,11 +1,12 @@
 //! Measuring a log whose reports are known.
 
 use std::collections::BTreeSet;
+use std::error::Error;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use hikkoshi_dirty::{DirtyError, DirtyLog};
-use hikkoshi_dirty_rate::{Options, measure};
+use hikkoshi_dirty_rate::{MeasureError, Options, PartialLog, measure};
 use hikkoshi_linux::CancelFlag;
 use hikkoshi_pages::{Page, PageRange};
 
@@ -19,6 +20,7 @@ struct Fake {
     cancel_at: usize,
     cancel: CancelFlag,
     takes: Mutex<Vec<PageRange>>,
+    tracked: Mutex<Vec<PageRange>>,
 }
 
 impl Fake {
@@ -28,6 +30,7 @@ impl Fake {
             cancel_at: usize::MAX,
             cancel: CancelFlag::new(),
             takes: Mutex::default(),
+            tracked: Mutex::default(),
         }
     }
 }
@@ -50,6 +53,13 @@ impl DirtyLog for Fake {
     }
 
     fn stop(&self) -> Result<(), DirtyError> {
+        Ok(())
+    }
+}
+
+impl PartialLog for Fake {
+    fn track(&self, range: PageRange) -> Result<(), Box<dyn Error + Send + Sync>> {
+        self.tracked.lock().unwrap().push(range);
         Ok(())
     }
 }
@@ -105,6 +115,23 @@ fn a_guest_that_writes_too_much_is_sampled() {
     for window in &rates.windows {
         assert!(equal(window.mean, 40_000.0), "{window:?}");
     }
+    // The rest was not even protected.
+    let tracked = log.tracked.lock().unwrap();
+    let tracked: u64 = tracked.iter().map(|range| range.len()).sum();
+    assert!(tracked < pages / 4, "{tracked}");
+}
+
+#[test]
+fn a_guest_that_does_not_write_is_measured_wholly() {
+    let pages = 40_000;
+    let log = Fake::new([]);
+    let interval = Duration::from_millis(50);
+    let options = Options::new(interval, interval).unwrap().max_cost(0.5);
+    let found = measure(&log, &layout(&[pages]), &options, &log.cancel).unwrap();
+    assert_eq!(found.total.measured_pages, pages);
+    let takes = log.takes.lock().unwrap();
+    let first: u64 = takes[0].len();
+    assert!(first < pages, "the first sample is all memory");
 }
 
 #[test]
@@ -123,9 +150,17 @@ fn a_failed_take_is_an_error() {
             Ok(())
         }
     }
+    impl PartialLog for Ended {
+        fn track(&self, _: PageRange) -> Result<(), Box<dyn Error + Send + Sync>> {
+            Ok(())
+        }
+    }
     let found = measure(&Ended, &layout(&[10]), &options(1, 1.0), &CancelFlag::new());
     assert!(
-        matches!(found, Err(DirtyError::ProcessGone { .. })),
+        matches!(
+            found,
+            Err(MeasureError::Take(DirtyError::ProcessGone { .. }))
+        ),
         "{found:?}"
     );
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_dirty_rate::{Options, measure};
+use hikkoshi_dirty_rate::{KVM_FAULT_COST, Options, measure};
 use hikkoshi_libvirt::Domain;
 use hikkoshi_qemu::{MeasureError, QemuMeasurement};
 
@@ -30,6 +30,10 @@ pub(crate) fn run(args: &DirtyRate) -> Result<Status, Exit> {
     // Before the log is started, so that it is always closed.
     let cancel = signals::cancel_on_signals()?;
     let guest = attach(args)?;
+    let options = match guest.uses_kvm() {
+        true => options.fault_cost(KVM_FAULT_COST),
+        false => options,
+    };
     streams::notice(&format!(
         "measuring for {} s; Ctrl-C ends it earlier",
         args.seconds.as_secs_f64()

@@ -10,13 +10,14 @@ use hikkoshi_dirty::{DirtyLog, PagemapLog};
 use hikkoshi_linux::{HostAddr, Process};
 use hikkoshi_pages::RamLayout;
 use hikkoshi_userfault::{Features, RemoteUserfault};
+use serde_json::{Value, json};
 
 pub use self::error::{MeasureError, StopMeasuringError};
 use crate::attach::exclusive_access::{self, ExclusiveAccess};
 use crate::attach::inspect::{Inspection, inspect};
 use crate::attach::preflight::{AllowedTypes, Refusal, Side, pause_mark};
 use crate::attach::stale_userfaultfds;
-use crate::qmp::{CONNECT_TIMEOUT, Client};
+use crate::qmp::{CONNECT_TIMEOUT, Client, QmpError};
 
 /// The dirty log of a running QEMU, with exclusive access to its guest. The connection to its
 /// monitor is closed after attaching.
@@ -32,13 +33,14 @@ pub struct QemuMeasurement {
     // another program may attach.
     log: PagemapLog,
     userfault: RemoteUserfault,
+    kvm: bool,
     notes: Vec<String>,
     _lock: ExclusiveAccess,
 }
 
 impl QemuMeasurement {
-    /// Attaches to the guest whose QMP socket is at `qmp`, and starts the log of these RAM blocks;
-    /// of all, if none is named. Memory of other blocks is not touched.
+    /// Attaches to the guest whose QMP socket is at `qmp`, and opens the log of these RAM blocks;
+    /// of all, if none is named.
     ///
     /// # Errors
     ///
@@ -75,8 +77,10 @@ impl QemuMeasurement {
             return Err(MeasureError::PausedForMove);
         }
         stale_userfaultfds::remove(&process)?;
+        let kvm = uses_kvm(&mut client).map_err(Refusal::Qmp)?;
         let userfault = RemoteUserfault::create_in(&process, Features::FOR_DIRTY_LOG)?;
-        let log = PagemapLog::start(Arc::clone(userfault.userfault()), &layout, &hosts)?;
+        let log =
+            PagemapLog::start_unprotected(Arc::clone(userfault.userfault()), &layout, &hosts)?;
         tracing::info!(
             pid = process.pid(),
             bytes = layout.bytes(),
@@ -87,6 +91,7 @@ impl QemuMeasurement {
             layout,
             log,
             userfault,
+            kvm,
             notes,
             _lock: lock,
         })
@@ -102,9 +107,14 @@ impl QemuMeasurement {
         &self.layout
     }
 
-    /// Their log.
-    pub fn log(&self) -> &dyn DirtyLog {
+    /// Their log. It tracks nothing yet.
+    pub fn log(&self) -> &PagemapLog {
         &self.log
+    }
+
+    /// Whether the guest runs under KVM.
+    pub fn uses_kvm(&self) -> bool {
+        self.kvm
     }
 
     /// What the log does not see, for people.
@@ -126,6 +136,11 @@ impl QemuMeasurement {
         stopped?;
         Ok(closed?)
     }
+}
+
+fn uses_kvm(client: &mut Client) -> Result<bool, QmpError> {
+    let kvm = client.execute("query-kvm", json!({}))?;
+    Ok(kvm.get("enabled").and_then(Value::as_bool) == Some(true))
 }
 
 /// The addresses of blocks in QEMU, in layout order.
