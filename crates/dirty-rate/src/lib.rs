@@ -15,7 +15,7 @@
 //!
 //! The recorder has one number a page: the last interval that found it dirty. From that follows the
 //! working set of every window without a set for each interval (`recency.rs`). The numbers exist
-//! for each 2 MiB of memory in which a page was written, 1,536 bytes for each: at most 768 MiB for
+//! for each 2 MiB of memory in which a page was written, 1,280 bytes for each: at most 640 MiB for
 //! a guest of 1 TiB that writes to all of its memory, if all of it is measured.
 //!
 //! # Sampling

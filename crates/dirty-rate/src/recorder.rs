@@ -97,18 +97,13 @@ impl Recorder {
         levels.max().unwrap_or(0)
     }
 
-    /// The lowest level whose sample has at most this many pages; the highest level, if there is
-    /// none.
+    /// About how many pages the sample of a level has, and how many ranges.
     #[must_use]
-    pub fn level_of(&self, pages: u64) -> u8 {
-        let sampled = |level: u8| -> u64 {
-            let blocks = self.blocks.iter();
-            blocks.map(|block| block.sample.sampled_pages(level)).sum()
-        };
-        let mut levels = 0..self.max_level();
-        levels
-            .find(|level| sampled(*level) <= pages)
-            .unwrap_or(self.max_level())
+    pub fn sample_size(&self, level: u8) -> (u64, u64) {
+        let sizes = self.blocks.iter().map(|block| block.sample.size(level));
+        sizes.fold((0, 0), |(pages, ranges), of_block| {
+            (pages + of_block.0, ranges + of_block.1)
+        })
     }
 
     /// The level of sampling: 0 is all memory.

@@ -2,9 +2,9 @@
 
 use hikkoshi_pages::{Page, PageRange};
 
-/// The pages of a unit: 16 KiB. The more units a sample of the same size has, the more precise it
+/// The pages of a unit: 32 KiB. The more units a sample of the same size has, the more precise it
 /// is, but each unit is a system call for each take.
-pub(crate) const UNIT_PAGES: u64 = 4;
+pub(crate) const UNIT_PAGES: u64 = 8;
 
 /// A block has at least about as many units in its sample. Smaller blocks are measured wholly.
 const MIN_UNITS: u64 = 16;
@@ -76,12 +76,15 @@ impl Sample {
         })
     }
 
-    /// The number of pages in the sample of a level: about, because the unit of the last group may
-    /// be incomplete.
-    pub(crate) fn sampled_pages(&self, level: u8) -> u64 {
+    /// The number of pages in the sample of a level, and the number of ranges. A few less, if the
+    /// last group is incomplete or units are adjacent.
+    pub(crate) fn size(&self, level: u8) -> (u64, u64) {
         match level.min(self.deepest) {
-            0 => self.pages.len(),
-            level => (self.group_count(level) * self.unit).min(self.pages.len()),
+            0 => (self.pages.len(), 1),
+            level => {
+                let groups = self.group_count(level);
+                ((groups * self.unit).min(self.pages.len()), groups)
+            }
         }
     }
 
@@ -163,7 +166,7 @@ mod tests {
     fn a_small_block_is_measured_wholly() {
         assert_eq!(sample(0, 31 * UNIT_PAGES, 1).deepest(), 0);
         assert_eq!(sample(0, 32 * UNIT_PAGES, 1).deepest(), 1);
-        assert_eq!(sample(0, 1 << 28, 1).deepest(), 22);
+        assert_eq!(sample(0, 1 << 28, 1).deepest(), 21);
         // 2 MiB at once.
         let huge = Sample::new(PageRange::from_len(Page::new(0), 1 << 18), 512, 1);
         assert_eq!(huge.deepest(), 5);

@@ -8,15 +8,15 @@ use crate::sample::{Sample, UNIT_PAGES};
 /// Pages of a chunk: 2 MiB.
 const CHUNK_PAGES: usize = 512;
 
-/// The units of 16 KiB of a chunk.
-const CHUNK_UNITS: usize = CHUNK_PAGES / 4;
+/// The units of 32 KiB of a chunk.
+const CHUNK_UNITS: usize = CHUNK_PAGES / 8;
 
 /// The pages of 2 MiB of a block, of which at least one was written.
 #[derive(Debug)]
 struct Chunk {
     /// The last interval that found each page dirty; 0: never.
     last: [u16; CHUNK_PAGES],
-    /// How many pages were reported in each 16 KiB, over all intervals.
+    /// How many pages were reported in each 32 KiB, over all intervals.
     reported: [u32; CHUNK_UNITS],
 }
 

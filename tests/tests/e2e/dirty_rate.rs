@@ -124,6 +124,7 @@ fn a_guest_that_writes_in_turn() {
     // Only video memory, which this guest does not write to. Writes to the rest cost nothing.
     let found = measure(&vm, &["--block", "vga.vram", "--seconds", "0.3"]);
     assert_eq!(found["total"]["bytes"], 16 << 20, "{found}");
+    assert_eq!(found["total"]["measured_bytes"], 16 << 20, "{found}");
     assert_eq!(found["cost"]["faults_per_second"], 0.0, "{found}");
 
     ended_early(&vm);
