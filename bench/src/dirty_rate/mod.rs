@@ -1,5 +1,6 @@
-//! `hikkoshi dirty-rate` beside QEMU's `calc-dirty-rate`: what measuring costs a guest, and how near
-//! the result is to what the guest has written. `--only dirty-rate` selects it, and nothing else.
+//! `hikkoshi dirty-rate` beside QEMU's `calc-dirty-rate`: what measuring costs a guest, and how
+//! near the result is to what the guest has written. `--only dirty-rate` selects it, and nothing
+//! else.
 //!
 //! A guest runs for some seconds while it is measured, and for as long before and after without.
 //! What it loses is the difference in its accesses a second, by its own count.

@@ -22,11 +22,11 @@
 //!
 //! The guest pays for the log: the first write to each page after a take is a page fault. So
 //! [`measure()`] begins with a *sample* of the memory that is too small to exceed the limit
-//! ([`Options::max_cost`]) whatever the guest does, and enlarges it as far as the cost allows, up to
-//! all memory. The results are extrapolated from the sample ([`Recorder::set_level`]). During the
-//! measurement it stays the same, because a window needs every interval of the pages that it counts;
-//! it only shrinks, if the guest begins to write more. Memory that was never in the sample is not
-//! protected, and costs nothing ([`PartialLog`]).
+//! ([`Options::max_cost`]) whatever the guest does, and enlarges it as far as the cost allows, up
+//! to all memory. The results are extrapolated from the sample ([`Recorder::set_level`]). During
+//! the measurement it stays the same, because a window needs every interval of the pages that it
+//! counts; it only shrinks, if the guest begins to write more. Memory that was never in the sample
+//! is not protected, and costs nothing ([`PartialLog`]).
 //!
 //! # What is missing
 //!

@@ -33,7 +33,7 @@ const SCAN_COST: Duration = Duration::from_nanos(4);
 /// How many samples are tried before the measurement.
 const MAX_TRIALS: u32 = 5;
 
-/// A call of the log takes at most 1 GiB, so that cancelling does not wait for long.
+/// A call of the log takes at most 1 GiB, which limits the list of what it reports.
 const TAKE_PAGES: u64 = 1 << 18;
 
 /// How long a wait does not look at the cancel flag.
@@ -138,7 +138,8 @@ impl Options {
     }
 
     /// If takes of all memory cost more than this part of the interval, with the page faults that
-    /// follow from them, a sample is measured. From 1 on, all memory is measured, whatever it costs.
+    /// follow from them, a sample is measured. From 1 on, all memory is measured, whatever it
+    /// costs.
     #[must_use]
     pub fn max_cost(self, part: f64) -> Self {
         Self {
@@ -315,8 +316,8 @@ impl Run<'_> {
             .unwrap_or(self.recorder.max_level())
     }
 
-    /// So many dirty pages of the sample as dirty pages of all memory: the upper end of the range in
-    /// which the number may be (two standard deviations of a Poisson distribution).
+    /// So many dirty pages of the sample as dirty pages of all memory: the upper end of the range
+    /// in which the number may be (two standard deviations of a Poisson distribution).
     fn extrapolated(&self, pages: u64) -> f64 {
         let (sampled, _) = self.recorder.sample_size(self.recorder.level());
         let (all, _) = self.recorder.sample_size(0);

@@ -100,8 +100,8 @@ pub struct Cost {
     pub longest_take: Duration,
     /// The page faults of the guest: one for each page that a take has found dirty.
     pub faults: u64,
-    /// An estimate of the part of one vCPU's time that the guest has lost: by the time of the takes,
-    /// and by what a fault costs ([`Options::fault_cost`](crate::Options::fault_cost)).
+    /// An estimate of the part of one vCPU's time that the guest has lost: by the time of the
+    /// takes, and by what a fault costs ([`Options::fault_cost`](crate::Options::fault_cost)).
     pub share: f64,
     /// How long preparing took: to find out what a take costs, and how much of the memory to
     /// measure.

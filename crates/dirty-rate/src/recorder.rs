@@ -112,9 +112,9 @@ impl Recorder {
         self.level
     }
 
-    /// Halves the sample this many times: all memory is level 0. Call it between two intervals. After
-    /// the first interval the level only rises: nothing would be known of the pages that are added.
-    /// Returns whether the level has changed.
+    /// Halves the sample this many times: all memory is level 0. Call it between two intervals.
+    /// After the first interval the level only rises: nothing would be known of the pages that are
+    /// added. Returns whether the level has changed.
     pub fn set_level(&mut self, level: u8) -> bool {
         let level = level.min(self.max_level());
         if level == self.level || (level < self.level && self.now > 0) {

@@ -13,8 +13,8 @@ const MIN_UNITS: u64 = 16;
 ///
 /// Level 0 is the whole block. Each level has half of the units of the level before: one of each
 /// two adjacent groups of units, chosen at random. So level `n` has exactly one unit of each group
-/// of 2^n adjacent units, wherever the guest writes. Samples are nested: a unit of a level is in all
-/// lower levels.
+/// of 2^n adjacent units, wherever the guest writes. Samples are nested: a unit of a level is in
+/// all lower levels.
 #[derive(Debug, Clone)]
 pub(crate) struct Sample {
     pages: PageRange,

@@ -195,8 +195,8 @@ impl PagemapLog {
     }
 
     /// Makes the pages of `range` clean, without reporting them, and records writes to them from
-    /// now on. The range must consist of whole huge pages, if the block has them: they are protected
-    /// as a whole.
+    /// now on. The range must consist of whole huge pages, if the block has them: they are
+    /// protected as a whole.
     ///
     /// # Errors
     ///

@@ -1,4 +1,5 @@
-//! `hikkoshi dirty-rate`: what it reports is what the guest has written, and the guest stays as it is.
+//! `hikkoshi dirty-rate`: what it reports is what the guest has written, and the guest stays as it
+//! is.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use hikkoshi_lab::{Pattern, Ram, RamBackend, Report, Vm, VmConfig, Workload};

@@ -80,8 +80,8 @@ pub enum StopMeasuringError {
     Userfault(#[from] CloseRemoteError),
 }
 
-/// The obstacles to a move that are obstacles to measuring the blocks of `layout`, too; and notes on
-/// those by which the result is too low. The others do not matter here.
+/// The obstacles to a move that are obstacles to measuring the blocks of `layout`, too; and notes
+/// on those by which the result is too low. The others do not matter here.
 pub(super) fn sort(
     obstacles: Vec<AttachError>,
     layout: Option<&RamLayout>,
