@@ -17,11 +17,14 @@
 //! both directions; *fault latency* is what the guest measures: the mean of its slow accesses from
 //! the switchover until all pages are received.
 //!
+//! [`dirty_rate`] is a bench of its own, without a migration (`--only dirty-rate`).
+//!
 //! **What is missing.** Guests have one virtual processor. All but the nano guest are emulated. The
 //! `verify` workload and huge pages of 1 GiB are covered by the tests only.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // a program for people
 
 mod args;
+mod dirty_rate;
 mod error;
 mod host_info;
 mod measure;
@@ -53,6 +56,9 @@ fn main() -> ExitCode {
 }
 
 fn run_plan(args: &Args) -> Result<(), BenchError> {
+    if dirty_rate::is_selected(args) {
+        return dirty_rate::run(args);
+    }
     let plan = plan::Plan::new(args)?;
     if args.list {
         for case in &plan.cases {

@@ -10,4 +10,5 @@ mod tables;
 pub(crate) use goals::goals_table;
 pub(crate) use json::ResultFile;
 pub(crate) use plot::write_plots;
+pub(crate) use table_format::Table;
 pub(crate) use tables::tables;

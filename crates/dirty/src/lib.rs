@@ -62,6 +62,6 @@ pub use ept::{EptLog, EptStartError};
 pub use kernel_check::support;
 pub use kvm::KvmLog;
 pub use log::{DirtyError, DirtyLog};
-pub use pagemap::{PagemapLog, StartError};
+pub use pagemap::{PagemapLog, ProtectError, StartError};
 pub use shared::{ClientLog, SharedLog};
 pub use unsupported_kernel::{UnsupportedKernel, hugetlb_support};

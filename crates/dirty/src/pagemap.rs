@@ -94,6 +94,16 @@ pub enum StartError {
     },
 }
 
+/// Part of a block could not be protected.
+#[derive(Debug, Error)]
+#[error("tracking writes to RAM block {block}")]
+pub struct ProtectError {
+    /// The name of the block.
+    block: String,
+    /// The cause.
+    source: RangeError,
+}
+
 impl PagemapLog {
     /// Starts tracking the memory of the process that `userfault` belongs to. Block number *n* of
     /// `layout` is contiguous at host address number *n*, though it may consist of several
@@ -109,6 +119,29 @@ impl PagemapLog {
     ///
     /// See [`StartError`].
     pub fn start(
+        userfault: Arc<Userfault>,
+        layout: &RamLayout,
+        hosts: &[HostAddr],
+    ) -> Result<Self, StartError> {
+        let log = Self::start_unprotected(userfault, layout, hosts)?;
+        for extent in layout.locate_range(layout.all()) {
+            log.protect_extent(extent)
+                .map_err(|source| StartError::Block {
+                    block: log.block_name(extent.block),
+                    source,
+                })?;
+        }
+        Ok(log)
+    }
+
+    /// Like [`start`](Self::start), but protects nothing: writes cost nothing, and are not
+    /// recorded, until [`protect`](Self::protect) is called for their range. Until then the log
+    /// says that every page is dirty which is in memory.
+    ///
+    /// # Errors
+    ///
+    /// See [`StartError`].
+    pub fn start_unprotected(
         userfault: Arc<Userfault>,
         layout: &RamLayout,
         hosts: &[HostAddr],
@@ -157,17 +190,48 @@ impl PagemapLog {
             log.userfault
                 .register(range, RegisterMode::WRITE_PROTECT)
                 .map_err(failed)?;
-            // Not with a scan, which skips memory without page tables. In parts, because the
-            // guest's own faults wait for as long as one call takes.
-            let mut done = 0;
-            while done < range.len {
-                let len = SCAN_BYTES.min(range.len - done);
-                let piece = HostRange::new(HostAddr(range.addr.0 + done), len);
-                log.userfault.write_protect(piece, true).map_err(failed)?;
-                done += len;
-            }
         }
         Ok(log)
+    }
+
+    /// Makes the pages of `range` clean, without reporting them, and records writes to them from
+    /// now on. The range must consist of whole huge pages, if the block has them: they are
+    /// protected as a whole.
+    ///
+    /// # Errors
+    ///
+    /// See [`ProtectError`]. Some pages of the range may be clean.
+    pub fn protect(&self, range: PageRange) -> Result<(), ProtectError> {
+        let whole = self.layout.round_out(range);
+        for extent in self.layout.locate_range(whole) {
+            self.protect_extent(extent).map_err(|source| ProtectError {
+                block: self.block_name(extent.block),
+                source,
+            })?;
+        }
+        if let Some(pending) = &self.pending {
+            while pending.claim_run(range, u64::MAX).is_some() {}
+        }
+        Ok(())
+    }
+
+    /// Not with a scan, which skips memory without page tables. In parts, because the guest's own
+    /// faults wait for as long as one call takes.
+    fn protect_extent(&self, extent: Extent) -> Result<(), RangeError> {
+        let Some(mut rest) = self.host(extent) else {
+            return Ok(());
+        };
+        while rest.len > 0 {
+            let piece = first(rest, SCAN_BYTES.min(rest.len));
+            self.userfault.write_protect(piece, true)?;
+            rest = after(rest, piece.len);
+        }
+        Ok(())
+    }
+
+    fn block_name(&self, index: usize) -> String {
+        let block = self.layout.block(index);
+        block.map_or_else(String::new, |(block, _)| block.id.clone())
     }
 
     fn host_blocks(&self) -> impl Iterator<Item = (&hikkoshi_pages::RamBlock, HostRange)> {

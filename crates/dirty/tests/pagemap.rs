@@ -333,6 +333,40 @@ fn private_hugetlb_memory_passes_the_contract_tests() {
     taken.close_remote().unwrap();
 }
 
+#[test]
+fn memory_that_is_not_protected_costs_nothing_and_is_dirty() {
+    for process in [
+        Process::new(&[(4 * MIB, SMALL)]),
+        Process::private(&[(4 * MIB, SMALL)]),
+    ] {
+        for page in 0..1024 {
+            process.write(Page::new(page), 1);
+        }
+        let taken = process.take_userfault();
+        let log = PagemapLog::start_unprotected(
+            taken.userfault().clone(),
+            &process.layout,
+            &process.hosts(),
+        )
+        .unwrap();
+        let all = process.layout.all();
+        let protected = PageRange::from_len(Page::new(100), 8);
+        assert_eq!(log.count(all).unwrap(), 1024);
+        log.protect(protected).unwrap();
+        assert_eq!(log.count(all).unwrap(), 1024 - 8);
+        for page in [103, 500] {
+            process.write(Page::new(page), 2);
+        }
+        let mut found = Vec::new();
+        log.take(protected, &mut |run| found.push(run)).unwrap();
+        assert_eq!(found, [PageRange::one(Page::new(103))]);
+        // Taking a range protects nothing outside of it.
+        assert_eq!(log.count(all).unwrap(), 1024 - 8);
+        log.stop().unwrap();
+        taken.close_remote().unwrap();
+    }
+}
+
 /// This is why pages are drained between take and copy. If this test fails because the data is
 /// reported, the kernel now reports it, and drains may be unnecessary.
 #[test]

@@ -1,7 +1,7 @@
 //! Sessions on the monitor of a domain of a real daemon.
 //!
-//! The daemon runs in namespaces of its own (`guest/lab/libvirt/host.sh`). [`on_a_host_with_libvirt`]
-//! runs this program there again, for the other tests.
+//! The daemon runs in namespaces of its own (`guest/lab/libvirt/host.sh`).
+//! [`on_a_host_with_libvirt`] runs this program there again, for the other tests.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use std::fs::File;

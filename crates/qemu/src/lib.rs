@@ -29,6 +29,7 @@
 //! | [`stream`] | QEMU's migration stream: its bytes, and its socket |
 //! | `migration_settings` | QEMU's settings during a move |
 //! | `identity` | what proves that a process is still the same QEMU |
+//! | `measure` | the dirty log of a guest that stays where it is |
 //! | `source`, `destination` | the two sides of a move |
 //!
 //! # Vocabulary
@@ -103,6 +104,7 @@ mod destination;
 #[doc(hidden)]
 pub mod fuzzing;
 mod identity;
+mod measure;
 mod migration_settings;
 mod network;
 pub mod qmp;
@@ -136,6 +138,7 @@ pub use hikkoshi_dirty::support as dirty_log_support;
 pub use hikkoshi_memory::GuestRam;
 pub use identity::namespaces::{FindProcessError, NamespaceIdentity};
 pub use identity::{HOLD, QemuIdentity, RamFileIdentity, RamIdentity, ReattachError};
+pub use measure::{MeasureError, QemuMeasurement, StopMeasuringError};
 pub use migration_settings::Settings;
 pub use network::overview::CardPart;
 pub use source::quit::QuitError;

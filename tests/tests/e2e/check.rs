@@ -388,6 +388,13 @@ fn a_migration_in_progress() {
         "{texts}"
     );
     assert!(!found["notes"].to_string().contains("killed"), "{found}");
+    // Nor can it be measured now.
+    let measure = ["dirty-rate", "--qmp", second.to_str().unwrap()];
+    assert_refused(
+        &measure,
+        1,
+        &["another hikkoshi process is migrating this guest"],
+    );
     let journals = &migration.journal_folders()[0];
     let unfinished = |folder: &Path| {
         let more = ["--json", "-", "--journal", folder.to_str().unwrap()];

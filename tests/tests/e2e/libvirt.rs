@@ -81,6 +81,7 @@ fn check_of_a_domain() {
          virsh -q create {folder}/xml
          {program} check --domain guest --json {folder}/json
          {program} check --domain 6695eb01-f6a4-8304-79aa-97f2502e193f --connect qemu:///system | head -n 1
+         {program} dirty-rate --domain guest --seconds 0.3 --json {folder}/rate
          virsh -q domstate guest; virsh -q destroy guest
          {program} check --domain guest && exit 99 || exit $?",
         program = program.display(),
@@ -96,6 +97,14 @@ fn check_of_a_domain() {
     );
     assert_eq!(found["memory"][0]["held"], "private", "{found}");
     assert_eq!(found["disks"].as_array().unwrap().len(), 1, "{found}");
+    let object = std::fs::read_to_string(env.folder().join("rate")).unwrap();
+    let rate = JsonSchema::published().assert("dirty_rate", object.trim());
+    assert_eq!(rate["intervals"], 3, "{rate}");
+    let main = &rate["blocks"][0];
+    assert_eq!(
+        (&main["id"], &main["bytes"]),
+        (&json!("pc.ram"), &found["memory"][0]["bytes"])
+    );
     let lines: Vec<&str> = exit.stdout.lines().collect();
     assert!(
         exit.stdout

@@ -48,8 +48,8 @@ fn engines_killed_in_postcopy_are_resumed() {
     served.end();
 }
 
-/// The destination's engine is killed when the guest is loaded and may have been handed over: libvirt
-/// is still restoring the domain, and QEMU itself holds its stream open.
+/// The destination's engine is killed when the guest is loaded and may have been handed over:
+/// libvirt is still restoring the domain, and QEMU itself holds its stream open.
 #[test]
 #[ignore = "as the same of a QEMU alone: make test-libvirt"]
 fn an_engine_killed_at_the_handover_is_resumed() {

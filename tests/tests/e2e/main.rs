@@ -12,6 +12,7 @@ mod cpu_compatibility;
 mod debian;
 mod destination_line;
 mod direct_io;
+mod dirty_rate;
 mod disk_file_memory;
 mod fault_drills;
 mod guest_clocks;

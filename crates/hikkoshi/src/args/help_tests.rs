@@ -73,6 +73,13 @@ fn options_stand_under_their_headings() {
          Output: --print-destination --json\n\
          -: --help\n"
     );
+    assert_eq!(
+        visible("dirty-rate"),
+        "Connection: --qmp --domain --connect\n\
+         Measurement: --seconds --interval --block --max-cost\n\
+         Output: --map --json\n\
+         -: --help\n"
+    );
 }
 
 #[test]
@@ -108,7 +115,7 @@ fn options_for_benchmarks_and_tests_are_hidden() {
 #[test]
 fn short_help_is_one_line_an_option() {
     let command = command();
-    for name in ["migrate", "receive", "check", "demo"] {
+    for name in ["migrate", "receive", "check", "dirty-rate", "demo"] {
         let command = command.find_subcommand(name).unwrap();
         for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
             let help = arg.get_help().unwrap().to_string();

@@ -10,6 +10,7 @@ mod allow_device;
 mod bytes;
 mod check;
 mod demo;
+mod dirty_rate;
 mod domain;
 mod durations;
 mod guard;
@@ -33,6 +34,7 @@ use clap::{Parser, Subcommand};
 pub(crate) use allow_device::AllowDevice;
 pub(crate) use check::Check;
 pub(crate) use demo::Demo;
+pub(crate) use dirty_rate::DirtyRate;
 pub(crate) use domain::DomainOptions;
 pub(crate) use guard::Guard;
 pub(crate) use journaled_options::JournaledOptions;
@@ -59,6 +61,11 @@ Exit status of check:
   1  It cannot, or QEMU cannot be examined
   2  The command line or the environment is invalid, or the file of --json cannot be written
 
+Exit status of dirty-rate:
+  0  The guest was measured
+  1  It cannot be measured, or not any more
+  2  The command line or the environment is invalid, or the file of --json cannot be written
+
 Environment:
   HIKKOSHI_LOG  What to log: off, error, warn (the default), info, debug or trace, for
                 all crates or for one (hikkoshi_qemu=debug)";
@@ -79,6 +86,8 @@ pub(crate) enum Command {
     Migrate(Box<Migrate>),
     /// Check whether a guest can be moved, and how; changes nothing
     Check(Check),
+    /// Measure how fast a guest writes to its memory, and to how much of it
+    DirtyRate(DirtyRate),
     /// Move a test guest between two QEMU processes on this host
     Demo(Demo),
     /// Restore the guest if `migrate` is killed (started by `migrate`)
@@ -91,7 +100,7 @@ impl Command {
         match self {
             Self::Receive(receive) => Some(&receive.run),
             Self::Migrate(migrate) => Some(&migrate.run),
-            Self::Check(_) | Self::Demo(_) | Self::Guard(_) => None,
+            Self::Check(_) | Self::DirtyRate(_) | Self::Demo(_) | Self::Guard(_) => None,
         }
     }
 
@@ -114,6 +123,7 @@ impl Command {
     pub(crate) fn json_file(&self) -> Option<&Path> {
         match self {
             Self::Check(check) => check.json.as_deref(),
+            Self::DirtyRate(rate) => rate.json.as_deref(),
             _ => self.run_options()?.json.as_deref(),
         }
     }

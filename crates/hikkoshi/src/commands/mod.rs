@@ -2,6 +2,7 @@
 
 pub(crate) mod check;
 pub(crate) mod demo;
+pub(crate) mod dirty_rate;
 mod find_journal;
 mod give_up;
 pub(crate) mod guard;

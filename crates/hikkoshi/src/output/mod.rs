@@ -2,6 +2,7 @@
 
 pub(crate) mod account_report;
 pub(crate) mod check;
+pub(crate) mod dirty_rate;
 pub(crate) mod exit;
 pub(crate) mod log;
 pub(crate) mod progress;

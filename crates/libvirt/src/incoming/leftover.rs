@@ -1,8 +1,8 @@
 //! What a killed program has left of a domain that it was creating.
 //!
 //! A pipe belongs to the program that has locked it (`flock`). Nobody creates a domain from a pipe
-//! without a lock any more, and its guest has not run: when it runs, the pipe is removed, or there is
-//! a journal, and the guest is refused before this is called.
+//! without a lock any more, and its guest has not run: when it runs, the pipe is removed, or there
+//! is a journal, and the guest is refused before this is called.
 
 use std::fs::File;
 use std::io;

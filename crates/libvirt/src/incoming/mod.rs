@@ -178,8 +178,8 @@ pub fn check_daemon(uri: &str) -> Result<(), DomainError> {
     Err(DomainError::NotBuilt)
 }
 
-/// Makes the domain with this UUID persistent, if its source has asked for that; `folder` is that of
-/// [`IncomingOptions::start`].
+/// Makes the domain with this UUID persistent, if its source has asked for that; `folder` is that
+/// of [`IncomingOptions::start`].
 ///
 /// # Errors
 ///

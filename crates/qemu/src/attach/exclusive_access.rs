@@ -1,4 +1,4 @@
-//! Exclusive access to a guest: at most one engine migrates it at a time.
+//! Exclusive access to a guest: at most one engine migrates it, or measures it, at a time.
 //!
 //! An engine locks (`flock`) the memory of QEMU's process, `/proc/PID/mem`. Opening
 //! that file requires the right to trace the process. An engine needs this right
@@ -36,8 +36,8 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 pub enum ExclusiveAccessError {
     /// Another process has it.
     #[error(
-        "another hikkoshi process is migrating this guest (it has locked the memory of QEMU's process \
-         {pid}): wait until it ends"
+        "another hikkoshi process is migrating this guest, or measuring it (it has locked the memory \
+         of QEMU's process {pid}): wait until it ends"
     )]
     Busy {
         /// QEMU's process.

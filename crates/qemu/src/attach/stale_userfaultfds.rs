@@ -34,14 +34,14 @@ pub(crate) fn note(process: &Arc<Process>) -> Option<String> {
     let dirty_logs = left.iter().filter(|stale| is_dirty_log(stale)).count();
     (dirty_logs > 0).then(|| {
         format!(
-            "QEMU has {dirty_logs} dirty log(s) of a killed hikkoshi; the next migration closes them"
+            "QEMU has {dirty_logs} dirty log(s) of a killed hikkoshi; the next migration or measurement closes them"
         )
     })
 }
 
 /// Closes dirty logs of killed runs. This is safe: no thread waits for a dirty log. Other
 /// userfaultfds are an error.
-pub(super) fn remove(process: &Arc<Process>) -> Result<(), AttachError> {
+pub(crate) fn remove(process: &Arc<Process>) -> Result<(), AttachError> {
     check(process)?;
     let pid = process.pid();
     for stale in process::userfaults(process)? {

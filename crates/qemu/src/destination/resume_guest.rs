@@ -95,8 +95,8 @@ impl QemuDestination {
         }
     }
 
-    /// Whether it is certain that the guest has never run. QEMU is ended then, so that the guest can
-    /// resume at its source.
+    /// Whether it is certain that the guest has never run. QEMU is ended then, so that the guest
+    /// can resume at its source.
     fn is_kept_from_running(&self, error: &PipedError) -> bool {
         let is_certain = match error {
             PipedError::NotRun(NotRun { refused, .. }) => *refused,

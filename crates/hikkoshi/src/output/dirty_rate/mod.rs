@@ -1,0 +1,7 @@
+//! The result of `hikkoshi dirty-rate`.
+
+mod report;
+mod text;
+
+pub(crate) use report::DirtyRateReport;
+pub(crate) use text::readable;

@@ -1,0 +1,266 @@
+//! `hikkoshi dirty-rate`: what it reports is what the guest has written, and the guest stays as it
+//! is.
+#![allow(clippy::unwrap_used)] // a test's failure is the message
+
+use hikkoshi_lab::{Pattern, Ram, RamBackend, Report, Vm, VmConfig, Workload};
+use hikkoshi_tests::{
+    Exit, Guest, JsonSchema, MigrationPlan, Program, QemuState, TestEnv, assert_refused, hikkoshi,
+};
+use serde_json::Value;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// How often a guest is measured until the result agrees with the guest's own.
+const ATTEMPTS: u32 = 6;
+
+/// Pages of the region that the guest writes to: 64 MiB.
+const PAGES: f64 = 16384.0;
+
+/// A guest that writes one word to each page of its region in turn, or at random.
+fn writer(pattern: Pattern) -> VmConfig {
+    let workload = Workload::dirty(64).pattern(pattern).rate(20_000);
+    VmConfig::new().workload(workload.option("every_ms", 100))
+}
+
+fn command(vm: &Vm, more: &[&str]) -> Command {
+    let mut command = Command::new(hikkoshi());
+    command.args(["dirty-rate", "--qmp"]).arg(vm.qmp_path());
+    command.args(more);
+    command
+}
+
+fn start(vm: &Vm, more: &[&str]) -> Program {
+    let program = Program::start("dirty-rate", command(vm, more));
+    program.wait_stderr("measuring for");
+    program
+}
+
+/// The JSON of a measurement, which must be as published.
+fn result(exit: &Exit) -> Value {
+    assert_eq!(exit.code, Some(0), "{exit:?}");
+    JsonSchema::published().assert("dirty_rate", exit.stdout.trim())
+}
+
+/// Measures the guest, which must be as before.
+fn measure(vm: &Vm, more: &[&str]) -> Value {
+    let before = QemuState::of(vm);
+    let all: Vec<&str> = [&["--json", "-"], more].concat();
+    let found = result(&Program::start("dirty-rate", command(vm, &all)).wait());
+    before.assert_unchanged(vm);
+    found
+}
+
+/// Measures the guest until `compare` finds that the JSON agrees with how many pages a second the
+/// guest has written, by its own count and clock: the JSON. On a busy host the guest may write
+/// unevenly, or print its count late; a result that is wrong is wrong each time.
+fn measure_writer(
+    vm: &Vm,
+    more: &[&str],
+    compare: impl Fn(&Value, f64) -> Result<(), String>,
+) -> Value {
+    let mut failed = Vec::new();
+    for _ in 0..ATTEMPTS {
+        let found = measure_with(vm, more);
+        match compare(&found.0, found.1) {
+            Ok(()) => return found.0,
+            Err(why) => failed.push(why),
+        }
+    }
+    panic!("none of {ATTEMPTS} measurements agrees with the guest: {failed:#?}")
+}
+
+/// Measures the guest: the JSON, and how many pages a second it has written meanwhile.
+fn measure_with(vm: &Vm, more: &[&str]) -> (Value, f64) {
+    let found = measure(vm, more);
+    let ended = Instant::now();
+    let began = ended - Duration::from_secs_f64(number(&found["seconds"]));
+    let (mut accesses, mut ms) = (0, 0);
+    for line in vm.console().lines() {
+        if let Report::Dirty(report) = line.report
+            && line.at > began
+            && line.at < ended
+        {
+            accesses += report.latency.accesses;
+            ms += report.span_ms;
+        }
+    }
+    (found, accesses as f64 * 1000.0 / f64::max(ms as f64, 1.0))
+}
+
+fn number(value: &Value) -> f64 {
+    value
+        .as_f64()
+        .unwrap_or_else(|| panic!("{value} is not a number"))
+}
+
+/// The mean working set of the window of this length, and how long these windows were.
+fn working_set(found: &Value, window_ms: f64) -> (f64, f64) {
+    let sets = found["total"]["working_sets"].as_array().unwrap();
+    let set = sets
+        .iter()
+        .find(|set| number(&set["window_ms"]) == window_ms);
+    let set = set.unwrap_or_else(|| panic!("no {window_ms} ms in {found}"));
+    (
+        number(&set["mean_pages"]),
+        number(&set["mean_window_ms"]) / 1e3,
+    )
+}
+
+/// `part`: of 1.
+fn near(found: f64, expected: f64, part: f64, what: &str) -> Result<(), String> {
+    if (found - expected).abs() <= part * expected {
+        return Ok(());
+    }
+    let percent = part * 100.0;
+    Err(format!("{what}: {found} is not {expected} ± {percent} %"))
+}
+
+const ALL: [&str; 4] = ["--max-cost", "100", "--seconds", "2"];
+
+/// Each page is written once before the first one is written again, so that the pages of a window
+/// are the writes in it, until the region ends.
+#[test]
+fn a_guest_that_writes_in_turn() {
+    let env = TestEnv::new();
+    let config = writer(Pattern::Sequential).arguments(["-device", "VGA"]);
+    let mut guest = Guest::boot(&env, config);
+    let vm = guest.vm().clone();
+    let found = measure_writer(&vm, &ALL, |found, written| {
+        let rate = &found["total"]["pages_per_second"];
+        near(number(&rate["mean"]), written, 0.1, "the mean rate")?;
+        near(number(&rate["median"]), written, 0.1, "the median rate")?;
+        let (pages, seconds) = working_set(found, 500.0);
+        near(pages, written * seconds, 0.1, "half a second")?;
+        let (pages, _) = working_set(found, 2000.0);
+        near(pages, PAGES, 0.1, "the region")
+    });
+    assert_eq!(found["map"], Value::Null);
+    assert_eq!(found["cancelled"], false);
+
+    // A part of the memory, extrapolated.
+    let sampled = ["--max-cost", "0.5", "--seconds", "2", "--map"];
+    let found = measure_writer(&vm, &sampled, |found, written| {
+        let rate = number(&found["total"]["pages_per_second"]["mean"]);
+        near(rate, written, 0.25, "the rate of a sample")
+    });
+    let total = &found["total"];
+    assert!(
+        number(&total["measured_bytes"]) < 0.9 * number(&total["bytes"]),
+        "{found}"
+    );
+    assert!(!found["map"].as_array().unwrap().is_empty());
+
+    // Only video memory, which this guest does not write to. Writes to the rest cost nothing.
+    let video = [
+        "--block",
+        "vga.vram",
+        "--seconds",
+        "0.3",
+        "--max-cost",
+        "100",
+    ];
+    let found = measure(&vm, &video);
+    assert_eq!(found["total"]["bytes"], 16 << 20, "{found}");
+    assert_eq!(found["total"]["measured_bytes"], 16 << 20, "{found}");
+    assert_eq!(found["cost"]["faults_per_second"], 0.0, "{found}");
+
+    ended_early(&vm);
+    killed(&mut guest);
+}
+
+/// Ctrl-C ends it with what was measured; another command is refused until then.
+fn ended_early(vm: &Vm) {
+    let before = QemuState::of(vm);
+    let mut program = start(vm, &["--json", "-", "--seconds", "1000"]);
+    let qmp = vm.qmp_path().to_str().unwrap();
+    assert_refused(&["dirty-rate", "--qmp", qmp], 1, &["or measuring it"]);
+    program.interrupt();
+    let found = result(&program.wait());
+    assert_eq!(found["cancelled"], true, "{found}");
+    assert!(
+        number(&found["total"]["pages_per_second"]["mean"]) > 0.0,
+        "{found}"
+    );
+    before.assert_unchanged(vm);
+}
+
+/// A killed one leaves its log, which `migrate` closes.
+fn killed(guest: &mut Guest<'_>) {
+    let mut program = start(guest.vm(), &["--seconds", "1000"]);
+    program.kill();
+    program.wait();
+    assert!(!QemuState::of(guest.vm()).has_no_userfaultfd());
+    guest.assert_healthy();
+    let report = guest.migrate(&MigrationPlan::new("precopy"));
+    assert!(report.rounds > 0, "{report:?}");
+}
+
+/// Private memory: a window of `t` finds `n (1 - e^(-w t / n))` of `n` pages of which `w` are
+/// written a second at random.
+#[test]
+fn a_guest_that_writes_at_random() {
+    let env = TestEnv::new();
+    let ram = Ram::new(RamBackend::Anonymous, 256);
+    let guest = Guest::boot(&env, writer(Pattern::Random).ram(ram));
+    measure_writer(guest.vm(), &ALL, |found, written| {
+        for window_ms in [100.0, 500.0, 1000.0] {
+            let (pages, seconds) = working_set(found, window_ms);
+            let expected = PAGES * (1.0 - (-written * seconds / PAGES).exp());
+            near(pages, expected, 0.1, &format!("a window of {window_ms} ms"))?;
+        }
+        Ok(())
+    });
+    guest.assert_healthy();
+}
+
+/// A tenth of the region gets nine of ten writes.
+#[test]
+fn a_hot_spot_is_named() {
+    let env = TestEnv::new();
+    let guest = Guest::boot(&env, writer(Pattern::Hotspot));
+    let found = measure(guest.vm(), &[&ALL[..], &["--map"]].concat());
+    let hot = found["hot_ranges"].as_array().unwrap();
+    let sum = |member| hot.iter().map(|range| number(&range[member])).sum::<f64>();
+    let total = number(&found["total"]["pages_per_second"]["mean"]);
+    assert!(sum("pages_per_second") > 0.6 * total, "{found}");
+    assert!(sum("bytes") < 0.3 * PAGES * 4096.0, "{found}");
+    for range in hot {
+        assert_eq!(range["block"], "ram", "{found}");
+        // The address of a byte of the first gigabytes is its offset.
+        assert_eq!(range["guest_address"], range["offset"], "{found}");
+    }
+    let map = found["map"].as_array().unwrap();
+    let bytes: f64 = map.iter().map(|range| number(&range["bytes"])).sum();
+    assert_eq!(bytes, number(&found["total"]["bytes"]), "{found}");
+}
+
+#[test]
+fn a_guest_that_does_not_run() {
+    let env = TestEnv::new();
+    let config = writer(Pattern::Random).arguments(["-S"]);
+    let guest = Guest::start(&env, config);
+    let vm = guest.vm();
+    let found = measure(vm, &["--seconds", "0.3"]);
+    assert_eq!(found["total"]["pages_per_second"]["max"], 0.0, "{found}");
+    assert_eq!(
+        found["hot_ranges"].as_array().map(Vec::len),
+        Some(0),
+        "{found}"
+    );
+    let qmp = vm.qmp_path().to_str().unwrap();
+    let refused = |more: &[&str], code, part| {
+        let all = [&["dirty-rate", "--qmp", qmp], more].concat();
+        assert_refused(&all, code, &[part]);
+    };
+    refused(&["--block", "nothing"], 2, "no RAM block \"nothing\"");
+    refused(&["--seconds", "0.01"], 2, "shorter than one interval");
+    refused(
+        &["--interval", "1", "--seconds", "66"],
+        2,
+        "use a longer interval",
+    );
+    // QEMU ends while it is measured.
+    let mut program = start(vm, &["--seconds", "1000"]);
+    vm.kill();
+    program.wait().assert(1, &["has ended"]);
+}
