@@ -24,7 +24,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 const READ_INTERVAL: Duration = Duration::from_micros(50);
 
 /// The end for writing of a named pipe from which QEMU reads its incoming stream. The pipe is
-/// removed when this is dropped, unless it is [kept](Self::keep).
+/// removed when this is dropped, unless it is kept for another program.
 #[derive(Debug)]
 pub struct StreamPipe {
     path: PathBuf,
