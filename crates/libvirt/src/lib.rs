@@ -63,6 +63,6 @@ mod unchanged;
 pub use domain::{AtSource, DEFAULT_URI, Domain};
 pub use error::DomainError;
 pub use incoming::{
-    Change, DescriptionError, IncomingError, IncomingOptions, NetworkKind, check_daemon,
-    make_persistent, resumed_owner,
+    Change, DescriptionError, IncomingError, IncomingOptions, NetworkKind, check_daemon, complete,
+    resumed_owner,
 };

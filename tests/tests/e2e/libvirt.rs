@@ -65,6 +65,50 @@ fn a_domain_that_runs_at_the_destination_is_left_alone() {
     assert!(exit.stderr.contains(refused), "{exit:?}");
 }
 
+/// What `virsh migrate` refuses: a domain with a snapshot, and one with a job.
+#[test]
+#[ignore = "refused before anything is done: make test-libvirt"]
+fn a_domain_with_a_snapshot_or_a_job_is_refused() {
+    if !built_with_libvirt() {
+        return;
+    }
+    let env = TestEnv::new();
+    let folder = env.folder().to_str().unwrap();
+    let xml = DOMAIN.replace("FOLDER", folder).replace("'raw'", "'qcow2'");
+    std::fs::write(env.folder().join("xml"), xml).unwrap();
+    let backup = format!(
+        "<domainbackup mode='pull'><server transport='unix' socket='{folder}/nbd'/></domainbackup>"
+    );
+    std::fs::write(env.folder().join("backup"), backup).unwrap();
+    let program = hikkoshi();
+    let image = Path::new(env!("CARGO_MANIFEST_DIR")).join("../build/qemu-img/run");
+    let image = image.canonicalize().unwrap();
+    let script = format!(
+        "chmod a+rwx {folder}; {image} create -q -f qcow2 {folder}/disk 16M
+         virsh -q create {folder}/xml
+         refused() {{ {program} \"$@\" || echo \"status $?\"; }}
+         virsh -q snapshot-create-as guest one >/dev/null
+         refused migrate --domain guest unix:{folder}/none
+         refused check --domain guest >/dev/null
+         virsh -q snapshot-delete guest one >/dev/null
+         virsh -q backup-begin guest {folder}/backup >/dev/null
+         refused migrate --domain guest unix:{folder}/none
+         virsh -q domjobabort guest; virsh -q domstate guest",
+        program = program.display(),
+        image = image.display(),
+    );
+    let exit = on_libvirt_host(env.folder(), &script);
+    let lines: Vec<&str> = exit
+        .stdout
+        .lines()
+        .filter(|line| !line.is_empty())
+        .collect();
+    assert_eq!(lines, ["status 1", "status 1", "running"], "{exit:?}");
+    for refused in ["snapshot", "job"] {
+        assert!(exit.stderr.contains(refused), "{exit:?}");
+    }
+}
+
 /// As libvirt starts it by default: another user, a seccomp filter, private memory, and a `/dev` of
 /// its own.
 #[test]

@@ -265,6 +265,11 @@ pub(super) fn rich_domain_is_moved(how: How) {
     );
     let persistent = destination.virsh(&["list", "--all", "--persistent", "--name"]);
     assert_eq!(persistent.unwrap().trim(), "guest");
+    if let How::Hikkoshi(_, options) = how {
+        let autostart = destination.virsh(&["list", "--all", "--autostart", "--name"]);
+        let expected = options.contains(&"--autostart").then_some("guest");
+        assert_eq!(autostart.unwrap().trim(), expected.unwrap_or_default());
+    }
     assert_healthy(&domain, destination);
     domain.destroy(destination).unwrap();
     for disk in &disks {

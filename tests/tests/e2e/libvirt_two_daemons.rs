@@ -43,7 +43,7 @@ fn a_domain_with_disks_metadata_and_plugged_memory_is_moved() {
     if built_with_libvirt() {
         rich_domain_is_moved(How::Hikkoshi(
             "hybrid",
-            &["--persistent", "--undefine-source"],
+            &["--persistent", "--autostart", "--undefine-source"],
         ));
     }
 }

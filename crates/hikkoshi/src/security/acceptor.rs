@@ -136,9 +136,13 @@ impl Acceptor {
                 if let Some(notice) = invitation_address.notice() {
                     observer.notice(&notice);
                 }
+                let guest = match args.domain.connect {
+                    Some(_) => "--domain NAME",
+                    None => "--qmp PATH",
+                };
                 observer.notice(&format!(
                     "{waiting}, from the source that has this invitation. It is a secret, and \
-                     valid for one migration: 'hikkoshi migrate --qmp PATH --to -' reads it from \
+                     valid for one migration: 'hikkoshi migrate {guest} --to -' reads it from \
                      standard input"
                 ));
                 if let Some(invitation) = server.invitation(address) {

@@ -1,8 +1,8 @@
 //! What a killed program has left of a domain that it was creating.
 //!
-//! A pipe belongs to the program that has locked it (`flock`). Nobody creates a domain from a pipe
-//! without a lock any more, and its guest has not run: when it runs, the pipe is removed, or there
-//! is a journal, and the guest is refused before this is called.
+//! A pipe belongs to the program that has locked it (`flock`). No program creates a domain from a
+//! pipe without a lock any more, and its guest has not run: when it runs, the pipe is removed, or
+//! there is a journal, and the guest is refused before this is called.
 
 use std::fs::File;
 use std::io;
@@ -47,7 +47,7 @@ pub(super) fn end(
 ) -> Result<(), IncomingError> {
     for path in pipes(folder, &offer.uuid).map_err(|source| pipe_error(folder, source))? {
         let failed = |source| pipe_error(&path, source);
-        // Not for writing only: a libvirt that waits until somebody writes goes on, and fails.
+        // For both: a daemon that waits until the pipe is opened for writing goes on, and fails.
         let nonblocking = libc::O_NONBLOCK;
         let opened = File::options()
             .read(true)
@@ -95,6 +95,15 @@ fn is_active(connection: &Connection, offer: &DomainOffer) -> bool {
         .into_iter()
         .flatten()
         .any(|domain| domain.is_active().unwrap_or(true))
+}
+
+/// Removes the domain's pipes: its guest runs, so QEMU reads from none of them.
+pub(super) fn remove_pipes(folder: &Path, uuid: &str) {
+    for path in pipes(folder, uuid).unwrap_or_default() {
+        if let Err(error) = std::fs::remove_file(&path) {
+            tracing::debug!(%error, path = %path.display(), "removing a pipe");
+        }
+    }
 }
 
 fn pipes(folder: &Path, uuid: &str) -> io::Result<Vec<PathBuf>> {

@@ -184,9 +184,12 @@ pub fn check_daemon(uri: &str) -> Result<(), DomainError> {
 /// # Errors
 ///
 /// What went wrong and where the configuration is, as text.
-pub fn make_persistent(uri: &str, uuid: &str, folder: &Path) -> Result<(), String> {
+pub fn complete(uri: &str, uuid: &str, folder: &Path) -> Result<(), String> {
     #[cfg(feature = "libvirt")]
-    return persistent::define(uri, folder, uuid);
+    {
+        leftover::remove_pipes(folder, uuid);
+        persistent::define(uri, folder, uuid)
+    }
     #[cfg(not(feature = "libvirt"))]
     {
         let _ = (uri, uuid, folder);

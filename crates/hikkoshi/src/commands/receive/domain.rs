@@ -27,7 +27,7 @@ use crate::security::{self, Acceptor};
 /// A guest is refused.
 #[derive(Debug, Error)]
 enum RefuseError {
-    /// It is no domain.
+    /// It is not a domain.
     #[error(
         "the guest is not a libvirt domain at the source, and 'hikkoshi receive --connect' creates \
          domains only: start a QEMU for it here, and 'hikkoshi receive --qmp'"
@@ -102,7 +102,7 @@ pub(super) fn start(args: &Receive, uri: &str, cancel: CancelFlag) -> Result<Sta
         return Err(exit.with("nothing was changed"));
     }
     if let (Ok(_), Some(guest)) = (&result, &host.guest) {
-        outcome::make_persistent(&guest.reattach_info().get().identity, &folder);
+        outcome::complete_domain(&guest.reattach_info().get().identity, &folder);
     }
     let has_ended = host.guest.as_ref().is_none_or(QemuDestination::has_ended);
     let path = journal.path().unwrap_or(folder);

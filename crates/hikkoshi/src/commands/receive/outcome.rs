@@ -108,10 +108,10 @@ pub(super) fn report(
     })
 }
 
-/// Makes a domain persistent that is to be: its guest is here, with all of its pages.
-pub(super) fn make_persistent(identity: &QemuIdentity, folder: &Path) {
+/// Completes the move of a domain, whose guest is here with all of its pages.
+pub(super) fn complete_domain(identity: &QemuIdentity, folder: &Path) {
     if let MonitorAddress::Domain { uri, uuid, .. } = &identity.monitor
-        && let Err(error) = hikkoshi_libvirt::make_persistent(uri, uuid, folder)
+        && let Err(error) = hikkoshi_libvirt::complete(uri, uuid, folder)
     {
         streams::notice(&error);
     }

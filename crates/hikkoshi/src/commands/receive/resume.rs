@@ -94,7 +94,7 @@ pub(super) fn resume(
         &watch,
     );
     if let (Ok(_), Some(folder)) = (&result, journal.path().parent()) {
-        outcome::make_persistent(&identity, folder);
+        outcome::complete_domain(&identity, folder);
     }
     outcome::report(args, result, journal.path(), guest.has_ended(), After::Used)
 }

@@ -15,7 +15,7 @@ pub enum PipedError {
     /// The machine's owner has given up.
     #[error("{what}")]
     Owner {
-        /// Its reason.
+        /// The reason.
         what: String,
     },
     /// The machine's owner does not run the guest.

@@ -1,7 +1,7 @@
 //! QEMU's own descriptor of the pipe, for writing.
 //!
-//! A pipe that nobody has open for writing has ended, and QEMU fails. So QEMU holds it itself: when
-//! this program is killed, QEMU waits for another one.
+//! A pipe that no process has open for writing has ended, and QEMU fails. So QEMU holds it itself:
+//! when this program is killed, QEMU waits for another one.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;

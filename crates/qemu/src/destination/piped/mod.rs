@@ -233,7 +233,7 @@ fn check(
         return Err(PipedError::Owner { what });
     }
     if !process.is_alive() {
-        // The owner has QEMU's last words, and notices the end soon.
+        // The owner has what QEMU has reported, and notices the end soon.
         let until = Instant::now() + Duration::from_secs(2);
         while Instant::now() < until {
             if let Some(what) = owner.failure() {

@@ -14,7 +14,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 /// Room for the device state of a machine with many devices: the most that the kernel allows
-/// everybody by default (`/proc/sys/fs/pipe-max-size`).
+/// every user by default (`/proc/sys/fs/pipe-max-size`).
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// How often to check whether it still makes sense to wait.
@@ -54,7 +54,8 @@ impl StreamPipe {
         }
     }
 
-    /// Opens the pipe for writing, once somebody reads from it. `check` is called now and then.
+    /// Opens the pipe for writing, once another process reads from it. `check` is called now and
+    /// then.
     ///
     /// # Errors
     ///
@@ -79,7 +80,7 @@ impl StreamPipe {
                     }
                     return Ok(Self::of(path, file));
                 }
-                // Nobody has it open for reading.
+                // No process has it open for reading.
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::NXIO) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -112,7 +113,7 @@ impl StreamPipe {
     ///
     /// # Errors
     ///
-    /// The error of the system call (`BrokenPipe`: nobody reads), or of `check`.
+    /// The error of the system call (`BrokenPipe`: no process reads), or of `check`.
     pub fn write<E: From<io::Error>>(
         &mut self,
         mut bytes: &[u8],
