@@ -190,6 +190,17 @@ impl Process {
         Ok((link, info))
     }
 
+    /// The user whose rights it has when it opens a file (the file system user ID of proc(5)).
+    ///
+    /// # Errors
+    ///
+    /// When it has ended, or the kernel does not tell.
+    pub fn user(&self) -> io::Result<u32> {
+        let users = status_field(self.thread_folder()?.join("status"), "Uid");
+        let user = users.and_then(|users| users.split_whitespace().last()?.parse().ok());
+        user.ok_or_else(|| Errno::SRCH.into())
+    }
+
     /// The numbers of the open descriptors.
     pub fn descriptors(&self) -> io::Result<Vec<i32>> {
         let mut numbers = Vec::new();

@@ -33,8 +33,11 @@ impl QemuDestination {
         }
         self.socket = None;
         if let Some(mut piped) = self.piped.take() {
-            // The guest will not run here, and QEMU cannot receive another one.
-            piped::end(&self.process, &mut *piped.owner);
+            // A guest that will not run here, in a QEMU that cannot receive another one. But a
+            // guest that may run must not be ended.
+            if !piped.ended || self.never_ran {
+                piped::end(&self.process, &mut *piped.owner);
+            }
             piped.remove();
         }
         if self.settings != Settings::default() && self.process.is_alive() {

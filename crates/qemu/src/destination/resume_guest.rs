@@ -100,8 +100,11 @@ impl QemuDestination {
     fn is_kept_from_running(&self, error: &PipedError) -> bool {
         let is_certain = match error {
             PipedError::NotRun(NotRun { refused, .. }) => *refused,
-            // After reattaching, another program may have ended it.
-            PipedError::NotEnded(_) => !self.reattached,
+            // After reattaching, another program may have ended it. If this one was cancelled,
+            // another one continues.
+            PipedError::NotEnded(source) => {
+                !self.reattached && !matches!(**source, PipedError::Cancelled { .. })
+            }
             PipedError::StateChanged { .. } => true,
             _ => false,
         };

@@ -92,6 +92,8 @@ fn attach(
     let process = Arc::clone(&machine.process);
     process::check_right_to_trace(&process)?;
     check_kernel()?;
+    let given = machine.pipe.give_to(&process);
+    given.map_err(|source| Box::new(PipedError::Pipe { source }))?;
     // A security module may forbid it: not when the guest is paused.
     hold::check(&process, &machine.pipe).map_err(Box::new)?;
     let addresses = machine.begin(guest.description, cancel).map_err(Box::new)?;

@@ -2,10 +2,10 @@
 
 use std::io;
 
-use super::NotRun;
 use hikkoshi_linux::ReopenError;
 use thiserror::Error;
 
+use super::NotRun;
 use crate::attach::process::ProcessError;
 use crate::stream::StreamError;
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use error_reporter::Report;
 use hikkoshi_linux::{Process, close_in, reopen_for_writing};
+use rustix::fs::OFlags;
 
 use super::error::PipedError;
 use super::pipe::StreamPipe;
@@ -40,15 +41,29 @@ pub(super) fn check(process: &Arc<Process>, pipe: &StreamPipe) -> Result<(), Pip
     })
 }
 
-/// Lets the process close all its descriptors of the pipe.
+/// Lets the process close its descriptors of the pipe for writing. The one for reading is QEMU's
+/// own, and QEMU closes it: twice would close another file.
 pub(super) fn close(process: &Arc<Process>, pipe: &StreamPipe) {
     let numbers = descriptors(process, pipe).unwrap_or_default();
-    for number in numbers {
+    for number in numbers
+        .into_iter()
+        .filter(|&number| is_for_writing(process, number))
+    {
         if let Err(error) = close_in(process, number) {
             let error = Report::new(&error);
             tracing::warn!(%error, number, "closing the pipe of the device state in QEMU");
         }
     }
+}
+
+/// By the flags in its `fdinfo` (proc(5)), which are octal.
+fn is_for_writing(process: &Process, number: i32) -> bool {
+    let info = process.describe_descriptor(number);
+    info.is_ok_and(|(_, info)| {
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+        flags.is_some_and(|flags| flags & OFlags::ACCMODE.bits() == OFlags::WRONLY.bits())
+    })
 }
 
 /// The numbers of the descriptors by which the process has the pipe open.

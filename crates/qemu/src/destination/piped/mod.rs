@@ -88,6 +88,8 @@ pub(super) struct PipedStream {
     pipe: StreamPipe,
     pub(super) owner: Box<dyn MachineOwner>,
     process: Arc<Process>,
+    /// Whether this program has written the end: the owner may run the guest.
+    pub(super) ended: bool,
 }
 
 /// A machine of which nothing is known but its process.
@@ -138,6 +140,7 @@ impl PipedMachine {
             pipe: self.pipe,
             owner: self.owner,
             process: self.process,
+            ended: false,
         }
     }
 }
@@ -160,6 +163,7 @@ impl PipedStream {
             pipe,
             owner,
             process: Arc::clone(process),
+            ended: false,
         })
     }
 
@@ -203,6 +207,7 @@ impl PipedStream {
         // Less than a page is written as a whole or not at all (pipe(7)).
         let written = check().and_then(|()| self.pipe.write(&stream::tail(), &mut check));
         written.map_err(|source| PipedError::NotEnded(Box::new(source)))?;
+        self.ended = true;
         let finished = self.owner.finish(give_up);
         finished.map_err(PipedError::NotRun)
     }

@@ -7,11 +7,12 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::hold;
 use hikkoshi_linux::Process;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags, Uid};
 use rustix::io::Errno;
+
+use super::hold;
 
 /// Room for the device state of a machine with many devices: the most that the kernel allows
 /// every user by default (`/proc/sys/fs/pipe-max-size`).
@@ -33,16 +34,26 @@ pub struct StreamPipe {
 }
 
 impl StreamPipe {
-    /// Makes a pipe at `path`, which only the owner of its folder can reach.
+    /// Makes a pipe at `path` that only its owner can open: what is in it is the guest's.
     ///
     /// # Errors
     ///
     /// The error of the system call.
     pub fn make(path: &Path) -> io::Result<()> {
-        // QEMU, of another user, opens it for writing as well (`hold.rs`).
-        let mode = Mode::from_raw_mode(0o666);
-        rustix::fs::mknodat(rustix::fs::CWD, path, FileType::Fifo, mode, 0)?;
-        Ok(rustix::fs::chmod(path, mode)?)
+        let mode = Mode::RUSR | Mode::WUSR;
+        Ok(rustix::fs::mknodat(
+            rustix::fs::CWD,
+            path,
+            FileType::Fifo,
+            mode,
+            0,
+        )?)
+    }
+
+    /// Makes the user of this process the pipe's owner: QEMU opens it for writing (`hold.rs`).
+    pub(super) fn give_to(&self, process: &Process) -> io::Result<()> {
+        let user = Uid::from_raw(process.user()?);
+        Ok(rustix::fs::fchown(&self.file, Some(user), None)?)
     }
 
     /// A pipe that is open already.
