@@ -3,7 +3,7 @@
 //! libvirt writes an element a line, two blanks deeper for each level. The elements of `<devices>`
 //! are compared one by one, and the other elements of `<domain>`.
 
-/// Attributes and elements that change while nobody changes the domain: the guest has opened a
+/// Attributes and elements that change although the owner changes nothing: the guest has opened a
 /// tray, set its clock, or returned memory by its balloon, or its agent has connected.
 const BY_GUEST: [&str; 5] = [
     "<currentMemory ",

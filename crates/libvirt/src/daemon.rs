@@ -18,14 +18,14 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long to wait for a daemon that is being restarted. Less than the adapter waits for the
 /// answer to a command, so that the reason is reported.
-const AWAY_TIMEOUT: Duration = Duration::from_secs(25);
+pub(crate) const AWAY_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// The time between two attempts to reach it.
-const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A domain, by one connection to its daemon.
+/// A domain, by one connection to its daemon, open.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct OpenDomain {
     pub(crate) connection: Connection,
     pub(crate) domain: Domain,
 }
@@ -39,8 +39,8 @@ struct Shared {
     uri: String,
     uuid: String,
     name: String,
-    /// The connection that was used last.
-    link: Mutex<Option<Arc<Link>>>,
+    /// By the connection that was used last.
+    open: Mutex<Option<Arc<OpenDomain>>>,
 }
 
 impl Daemon {
@@ -65,7 +65,7 @@ impl Daemon {
         let name = domain.get_name().map_err(lookup)?;
         let uuid = domain.get_uuid_string().map_err(lookup)?;
         let daemon = Self::new(uri, &uuid, &name);
-        daemon.keep(&Arc::new(Link { connection, domain }));
+        daemon.keep(&Arc::new(OpenDomain { connection, domain }));
         Ok((name, uuid, daemon))
     }
 
@@ -75,38 +75,38 @@ impl Daemon {
             uri: uri.to_owned(),
             uuid: uuid.to_owned(),
             name: name.to_owned(),
-            link: Mutex::new(None),
+            open: Mutex::new(None),
         }))
     }
 
-    fn keep(&self, link: &Arc<Link>) {
-        let mut kept = self.0.link.lock().unwrap_or_else(PoisonError::into_inner);
-        *kept = Some(Arc::clone(link));
+    fn keep(&self, open: &Arc<OpenDomain>) {
+        let mut kept = self.0.open.lock().unwrap_or_else(PoisonError::into_inner);
+        *kept = Some(Arc::clone(open));
     }
 
     /// The connection. Opens one if there is none, or the daemon was restarted.
-    pub(crate) fn link(&self) -> Result<Arc<Link>, DomainError> {
+    pub(crate) fn open(&self) -> Result<Arc<OpenDomain>, DomainError> {
         let kept = {
-            let link = self.0.link.lock().unwrap_or_else(PoisonError::into_inner);
-            link.clone()
+            let open = self.0.open.lock().unwrap_or_else(PoisonError::into_inner);
+            open.clone()
         };
-        if let Some(link) = kept
-            && link.connection.is_alive()
+        if let Some(open) = kept
+            && open.connection.is_alive()
         {
-            return Ok(link);
+            return Ok(open);
         }
-        let link = Arc::new(self.connect()?);
-        self.keep(&link);
-        Ok(link)
+        let open = Arc::new(self.connect()?);
+        self.keep(&open);
+        Ok(open)
     }
 
     /// Opens another connection. A session has one of its own: libvirt lets a connection receive
     /// the events of a domain's monitor once only.
-    pub(crate) fn connect(&self) -> Result<Link, DomainError> {
+    pub(crate) fn connect(&self) -> Result<OpenDomain, DomainError> {
         let connection = Connection::open(&self.0.uri)?;
         let domain = Domain::lookup_by_uuid_string(&connection, &self.0.uuid)
             .map_err(|error| self.failed("its UUID", &error))?;
-        Ok(Link { connection, domain })
+        Ok(OpenDomain { connection, domain })
     }
 
     /// Lets libvirt answer a question about the domain, or change it: `what`. If the daemon is
@@ -120,10 +120,10 @@ impl Daemon {
     ) -> Result<T, DomainError> {
         let deadline = Instant::now() + AWAY_TIMEOUT;
         loop {
-            let error = match self.link() {
-                Ok(link) => match question(&link.domain) {
+            let error = match self.open() {
+                Ok(open) => match question(&open.domain) {
                     Ok(answer) => return Ok(answer),
-                    Err(error) if link.connection.is_alive() => {
+                    Err(error) if open.connection.is_alive() => {
                         return Err(self.failed(what, &error));
                     }
                     Err(error) => self.failed(what, &error),
@@ -164,8 +164,8 @@ impl Daemon {
         monitor: &MonitorAddress,
         process: &Arc<Process>,
     ) -> Result<Client, DomainError> {
-        let link = self.connect()?;
-        let stream = serve::start(self, link, process).map_err(|what| DomainError::Lookup {
+        let open = self.connect()?;
+        let stream = serve::start(self, open, process).map_err(|what| DomainError::Lookup {
             name: self.0.name.clone(),
             uri: self.0.uri.clone(),
             what: format!("opening its monitor: {what}"),

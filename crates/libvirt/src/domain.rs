@@ -19,7 +19,7 @@ const REOPEN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What happens to a domain whose guest moves away, and at its destination.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct AtSource {
+pub struct MoveOptions {
     /// Its persistent configuration is removed at the source.
     pub undefine: bool,
     /// It becomes persistent at the destination.
@@ -35,7 +35,7 @@ pub struct Domain {
     uri: String,
     uuid: String,
     address: MonitorAddress,
-    at_source: AtSource,
+    options: MoveOptions,
     #[cfg(feature = "libvirt")]
     daemon: crate::daemon::Daemon,
     #[cfg(feature = "libvirt")]
@@ -57,7 +57,7 @@ impl Domain {
             name,
             uri: uri.to_owned(),
             uuid,
-            at_source: AtSource::default(),
+            options: MoveOptions::default(),
             daemon,
             unchanged: crate::unchanged::Unchanged::default(),
         })
@@ -85,7 +85,7 @@ impl Domain {
             address: address(uri, uuid, name),
             #[cfg(feature = "libvirt")]
             daemon: crate::daemon::Daemon::new(uri, uuid, name),
-            at_source: AtSource::default(),
+            options: MoveOptions::default(),
             #[cfg(feature = "libvirt")]
             unchanged: crate::unchanged::Unchanged::default(),
         }
@@ -93,8 +93,8 @@ impl Domain {
 
     /// What else happens to it when its guest moves away.
     #[must_use]
-    pub fn with(mut self, at_source: AtSource) -> Self {
-        self.at_source = at_source;
+    pub fn with(mut self, options: MoveOptions) -> Self {
+        self.options = options;
         self
     }
 
@@ -268,7 +268,7 @@ impl Monitor for Domain {
     fn domain(&self) -> Result<Option<hikkoshi_wire::Domain>, QmpError> {
         let owner = |error: DomainError| QmpError::Owner(error.into());
         let xml = self.migratable_xml().map_err(owner)?;
-        let persistent = match self.at_source.persistent {
+        let persistent = match self.options.persistent {
             false => String::new(),
             // As `virsh migrate --persistent`: that of a transient domain is the one it runs with.
             true => self
@@ -281,7 +281,7 @@ impl Monitor for Domain {
             uuid: self.uuid.clone(),
             xml: xml.into_bytes(),
             persistent: persistent.into_bytes(),
-            autostart: self.at_source.autostart,
+            autostart: self.options.autostart,
         }))
     }
 
@@ -302,7 +302,7 @@ impl Monitor for Domain {
 
     #[cfg(feature = "libvirt")]
     fn forget(&self) -> Result<(), QmpError> {
-        if !self.at_source.undefine {
+        if !self.options.undefine {
             return Ok(());
         }
         match self.undefine() {

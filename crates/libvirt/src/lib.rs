@@ -60,7 +60,7 @@ mod process;
 #[cfg(feature = "libvirt")]
 mod unchanged;
 
-pub use domain::{AtSource, DEFAULT_URI, Domain};
+pub use domain::{DEFAULT_URI, Domain, MoveOptions};
 pub use error::DomainError;
 pub use incoming::{
     Change, DescriptionError, IncomingError, IncomingOptions, NetworkKind, check_daemon, complete,

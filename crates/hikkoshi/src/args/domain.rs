@@ -1,7 +1,7 @@
 //! Names a libvirt domain.
 
 use clap::Args;
-use hikkoshi_libvirt::{AtSource, DEFAULT_URI};
+use hikkoshi_libvirt::{DEFAULT_URI, MoveOptions};
 
 use super::headings::{CONNECTION, MIGRATION};
 
@@ -50,8 +50,8 @@ pub(crate) struct DomainOptions {
 
 impl DomainOptions {
     /// What happens to the domain.
-    pub(crate) fn at_source(&self) -> AtSource {
-        AtSource {
+    pub(crate) fn move_options(&self) -> MoveOptions {
+        MoveOptions {
             undefine: self.undefine_source,
             persistent: self.persistent,
             autostart: self.autostart,

@@ -56,7 +56,7 @@ impl NamedGuest {
             Self::Socket(path) => Arc::new(MonitorSocket::new(path)),
             Self::Domain { name, uri } => {
                 let domain = Domain::open(uri, name)?;
-                Arc::new(domain.with(options.at_source()))
+                Arc::new(domain.with(options.move_options()))
             }
         })
     }
@@ -90,7 +90,7 @@ pub(crate) fn at_source(address: &MonitorAddress, options: &DomainOptions) -> Ar
         MonitorAddress::Socket(path) => Arc::new(MonitorSocket::new(path)),
         MonitorAddress::Domain { uri, uuid, name } => {
             let domain = Domain::known(uri, uuid, name);
-            Arc::new(domain.with(options.at_source()))
+            Arc::new(domain.with(options.move_options()))
         }
     }
 }

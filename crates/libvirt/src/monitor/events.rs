@@ -90,7 +90,7 @@ unsafe extern "C" fn send_event(
     });
     let line = qmp::event(&name, seconds, micros, details.as_deref());
     if lines.try_send(line).is_err() {
-        tracing::warn!(event = %name, "an event of the domain was dropped: nobody reads them");
+        tracing::warn!(event = %name, "an event of the domain was dropped: the session does not read them");
     }
 }
 

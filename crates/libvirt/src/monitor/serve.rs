@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use error_reporter::Report;
 use hikkoshi_linux::Process;
@@ -15,17 +15,10 @@ use super::command;
 use super::events::Subscription;
 use super::qmp::{self, Request};
 use super::received::Received;
-use crate::daemon::{Daemon, Link};
+use crate::daemon::{AWAY_TIMEOUT, Daemon, OpenDomain, RETRY_INTERVAL};
 
 /// Lines that wait to be written: answers, of which there is one at a time, and events.
 const LINES: usize = 1024;
-
-/// How long to wait for a daemon that is being restarted. Less than the adapter waits for the
-/// answer to a command, so that the reason is reported.
-const AWAY_TIMEOUT: Duration = Duration::from_secs(25);
-
-/// The time between two attempts to reach it.
-const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 const QUERY_VERSION: &str = r#"{"execute":"query-version"}"#;
 
@@ -33,13 +26,13 @@ const QUERY_VERSION: &str = r#"{"execute":"query-version"}"#;
 /// written the state already, and would append it.
 const NOT_REPEATED: &str = "xen-save-devices-state";
 
-/// A session's way to QEMU. The daemon may be restarted.
+/// QEMU's monitor, as libvirt lends it. The daemon may be restarted.
 #[derive(Debug)]
-struct Way {
+struct LentMonitor {
     daemon: Daemon,
     process: Arc<Process>,
-    link: Link,
-    /// The domain's events, over that link.
+    open: OpenDomain,
+    /// The domain's events, over that connection.
     events: Subscription,
     lines: SyncSender<String>,
 }
@@ -51,38 +44,38 @@ struct Way {
 /// Why the session cannot be served, as text.
 pub(crate) fn start(
     daemon: &Daemon,
-    link: Link,
+    open: OpenDomain,
     process: &Arc<Process>,
 ) -> Result<UnixStream, String> {
     let text = |error: io::Error| error.to_string();
     let (client, server) = UnixStream::pair().map_err(text)?;
     let (lines, to_write) = sync_channel(LINES);
     // Before the greeting, so that no event of the session is missed.
-    let events = Subscription::new(&link.connection, &link.domain, lines.clone())?;
-    let version = command::execute(&link.domain, QUERY_VERSION, &[])?;
+    let events = Subscription::new(&open.connection, &open.domain, lines.clone())?;
+    let version = command::execute(&open.domain, QUERY_VERSION, &[])?;
     let greeting = qmp::greeting(&version).ok_or("QEMU did not tell its version")?;
     let write_end = server.try_clone().map_err(text)?;
     thread::Builder::new()
         .name("libvirt-answers".to_owned())
         .spawn(move || write(&greeting, &to_write, write_end))
         .map_err(text)?;
-    let way = Way {
+    let monitor = LentMonitor {
         daemon: daemon.clone(),
         process: Arc::clone(process),
-        link,
+        open,
         events,
         lines,
     };
     thread::Builder::new()
         .name("libvirt-commands".to_owned())
-        // With the last senders, in `way`, the other thread ends, and closes the socket.
-        .spawn(move || serve(way, &server))
+        // With the last senders, in `monitor`, the other thread ends, and closes the socket.
+        .spawn(move || serve(monitor, &server))
         .map_err(text)?;
     Ok(client)
 }
 
 /// Executes commands until the client closes the socket, or QEMU has ended.
-fn serve(mut way: Way, socket: &UnixStream) {
+fn serve(mut monitor: LentMonitor, socket: &UnixStream) {
     let mut received = Received::default();
     loop {
         let (line, descriptors) = match received.next(socket) {
@@ -101,25 +94,25 @@ fn serve(mut way: Way, socket: &UnixStream) {
                 return;
             }
             Some(Request::Capabilities { id }) => qmp::empty_answer(id),
-            Some(Request::Command { id, json }) => match way.execute(&json, &descriptors) {
+            Some(Request::Command { id, json }) => match monitor.execute(&json, &descriptors) {
                 Ok(returned) => qmp::answer(id, &returned),
                 Err(error) => qmp::error(id, &format!("libvirt: {error}")),
             },
         };
-        if way.lines.send(answer).is_err() {
+        if monitor.lines.send(answer).is_err() {
             return;
         }
     }
 }
 
-impl Way {
+impl LentMonitor {
     /// Lets libvirt execute a command. If the daemon is being restarted, waits until it is back,
     /// and repeats the command: that changes nothing, or the same again.
     fn execute(&mut self, json: &str, descriptors: &[OwnedFd]) -> Result<String, String> {
         let deadline = Instant::now() + AWAY_TIMEOUT;
         loop {
-            let error = match command::execute(&self.link.domain, json, descriptors) {
-                Err(error) if !self.link.connection.is_alive() => error,
+            let error = match command::execute(&self.open.domain, json, descriptors) {
+                Err(error) if !self.open.connection.is_alive() => error,
                 executed => return executed,
             };
             self.reopen(deadline, &error)?;
@@ -147,19 +140,19 @@ impl Way {
     }
 
     fn try_reopen(&mut self) -> Result<(), String> {
-        let link = self
+        let open = self
             .daemon
             .connect()
             .map_err(|e| Report::new(&e).to_string())?;
-        let events = Subscription::new(&link.connection, &link.domain, self.lines.clone())?;
+        let events = Subscription::new(&open.connection, &open.domain, self.lines.clone())?;
         // It may still be connecting to QEMU.
-        command::execute(&link.domain, QUERY_VERSION, &[])?;
-        (self.link, self.events) = (link, events);
+        command::execute(&open.domain, QUERY_VERSION, &[])?;
+        (self.open, self.events) = (open, events);
         Ok(())
     }
 }
 
-/// Writes lines until there is nobody who sends them, or reads them.
+/// Writes lines until no thread sends them any more, or the client does not read them.
 fn write(greeting: &str, lines: &Receiver<String>, mut socket: UnixStream) {
     let mut written = socket.write_all(greeting.as_bytes());
     while written.is_ok() {

@@ -7,7 +7,7 @@ use hikkoshi_userfault::{CloseRemoteError, RemoteUserfaultError};
 use thiserror::Error;
 
 use super::piped::PipedError;
-use crate::qmp::monitor::MonitorError;
+use crate::qmp::reconnect::MonitorError;
 use crate::qmp::{ConnectError, QmpError};
 
 /// Longest time for loading the device state. QEMU reads guest memory while it

@@ -16,7 +16,7 @@ use super::{KillError, QemuDestination};
 use crate::attach::privileges;
 use crate::migration_settings::Settings;
 use crate::network;
-use crate::qmp::monitor::connected;
+use crate::qmp::reconnect::connected;
 
 impl DestinationGuest for QemuDestination {
     fn describe(&self) -> &GuestDescription {

@@ -13,7 +13,7 @@ use crate::attach::ram::blocks;
 use crate::migration_settings::{self, Settings};
 use crate::network::{self, Announcer};
 use crate::qmp::migration_status::{self, MigrationStatus};
-use crate::qmp::monitor::connected;
+use crate::qmp::reconnect::connected;
 use crate::qmp::{COMMAND_TIMEOUT, Version};
 use crate::stream::{self, DeviceStateWriter};
 

@@ -6,7 +6,7 @@ use hikkoshi_engine::{CancelFlag, DestinationGuest};
 use super::{QemuDestination, ReleaseDestinationError, piped};
 use crate::migration_settings::{self, Settings};
 use crate::qmp::COMMAND_TIMEOUT;
-use crate::qmp::monitor::{self, ConnectTimeouts, MonitorError};
+use crate::qmp::reconnect::{self, ConnectTimeouts, MonitorError};
 use crate::stream::close_fd;
 
 impl QemuDestination {
@@ -18,7 +18,8 @@ impl QemuDestination {
         };
         let (monitor, process) = (&*self.monitor, &self.process);
         let never = CancelFlag::new();
-        let client = monitor::get_or_connect(&mut self.client, monitor, process, timeouts, &never)?;
+        let client =
+            reconnect::get_or_connect(&mut self.client, monitor, process, timeouts, &never)?;
         migration_settings::apply(client, &self.settings)?;
         Ok(close_fd(client)?)
     }

@@ -11,7 +11,7 @@ use super::piped::{NotRun, PipedError};
 use super::{QemuDestination, RunError};
 use crate::network::{Announcer, NetworkError, rx_filter};
 use crate::qmp::migration_status;
-use crate::qmp::monitor::{self, ConnectTimeouts, NO_TIMEOUT};
+use crate::qmp::reconnect::{self, ConnectTimeouts, NO_TIMEOUT};
 use crate::qmp::{COMMAND_TIMEOUT, Client, QmpError};
 
 /// How long to try to connect before resuming, if the connection fails. A QEMU that
@@ -41,7 +41,7 @@ impl QemuDestination {
         };
         let (monitor, process) = (&*self.monitor, &self.process);
         let client =
-            monitor::get_or_connect(&mut self.client, monitor, process, timeouts, give_up)?;
+            reconnect::get_or_connect(&mut self.client, monitor, process, timeouts, give_up)?;
         client.set_cancel(Some(give_up.clone()));
         client.set_timeout(NO_TIMEOUT);
         if self.announcer.is_none() {

@@ -20,7 +20,7 @@ use hikkoshi_linux::Process;
 use serde_json::{Map, Value};
 
 use crate::qmp::announce_self;
-use crate::qmp::monitor::{ConnectTimeouts, NO_TIMEOUT};
+use crate::qmp::reconnect::{ConnectTimeouts, NO_TIMEOUT};
 use crate::qmp::{self, Client, Monitor, QmpError, QmpEvent};
 
 /// The longest time for reading the last events of a QEMU that has ended. They are
@@ -107,7 +107,8 @@ fn connect(
         failing: NO_TIMEOUT,
         silent: NO_TIMEOUT,
     };
-    if let Err(error) = qmp::monitor::get_or_connect(&mut slot, monitor, process, timeouts, stop) {
+    if let Err(error) = qmp::reconnect::get_or_connect(&mut slot, monitor, process, timeouts, stop)
+    {
         tracing::debug!(error = %Report::new(&error), "not listening to QEMU's events");
     }
     slot

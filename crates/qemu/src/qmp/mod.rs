@@ -25,9 +25,9 @@ pub(crate) mod human_monitor;
 mod lines;
 mod message;
 pub(crate) mod migration_status;
-pub(crate) mod monitor;
-mod owner;
+mod monitor;
 pub(crate) mod qom;
+pub(crate) mod reconnect;
 mod socket;
 #[cfg(test)]
 mod tests;
@@ -48,5 +48,5 @@ pub use error::{ConnectError, QmpError};
 #[cfg(test)]
 pub(crate) use lines::MAX_LINE;
 pub use message::{QmpEvent, Version};
-pub use owner::Monitor;
+pub use monitor::Monitor;
 pub use socket::MonitorSocket;

@@ -7,7 +7,7 @@ use hikkoshi_userfault::{CloseRemoteError, RemoteUserfaultError};
 use thiserror::Error;
 
 use crate::attach::preflight::Refusal;
-use crate::qmp::monitor::MonitorError;
+use crate::qmp::reconnect::MonitorError;
 use crate::qmp::{ConnectError, QmpError};
 use crate::stream::StreamError;
 

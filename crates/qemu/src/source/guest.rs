@@ -15,7 +15,7 @@ use thiserror::Error;
 use super::QemuSource;
 use crate::network;
 use crate::qmp::migration_status;
-use crate::qmp::monitor::connected;
+use crate::qmp::reconnect::connected;
 use crate::source::drain;
 
 impl SourceGuest for QemuSource {

@@ -45,7 +45,7 @@ use crate::attach::stale_userfaultfds::is_dirty_log;
 use crate::attach::{AttachError, Attached, attach};
 use crate::identity::{QemuIdentity, ReattachError};
 use crate::network::vlans_lost;
-use crate::qmp::monitor;
+use crate::qmp::reconnect;
 use crate::qmp::{Client, ConnectError, Monitor, MonitorSocket, Submitted};
 
 /// The progress of the switchover.
@@ -330,11 +330,11 @@ impl QemuSource {
 
     /// The session on QEMU's monitor. After reattaching, opens it now.
     fn session(&mut self) -> Result<&mut Client, ConnectError> {
-        monitor::get_or_connect(
+        reconnect::get_or_connect(
             &mut self.client,
             &*self.monitor,
             &self.qemu.process,
-            monitor::reconnect_timeouts(&*self.monitor),
+            reconnect::reconnect_timeouts(&*self.monitor),
             &CancelFlag::new(),
         )
     }

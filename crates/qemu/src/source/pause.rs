@@ -20,7 +20,7 @@ use crate::attach::ram::blocks::{self, RamBlockInfo};
 use crate::migration_settings;
 use crate::qmp::Submitted;
 use crate::qmp::migration_status;
-use crate::qmp::monitor::connected;
+use crate::qmp::reconnect::connected;
 use crate::stream::SaveFile;
 
 /// A save that QEMU executes now, or has executed.

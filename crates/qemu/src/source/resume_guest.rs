@@ -6,7 +6,7 @@ use super::{QemuSource, ResumeError, SwitchoverStage};
 use crate::attach::preflight::pause_mark;
 use crate::migration_settings::{self, Settings};
 use crate::qmp::migration_status;
-use crate::qmp::monitor::MonitorError;
+use crate::qmp::reconnect::MonitorError;
 use crate::qmp::{Client, Monitor};
 use crate::stream::remove_save_files;
 use error_reporter::Report;

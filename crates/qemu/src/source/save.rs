@@ -14,7 +14,7 @@ use super::{QemuSource, SaveError, SwitchoverStage};
 use crate::attach::preflight::{self, pause_mark};
 use crate::attach::processors::asynchronous_faults::have_flag;
 use crate::attach::ram::blocks::{self, RamBlockInfo};
-use crate::qmp::monitor::connected;
+use crate::qmp::reconnect::connected;
 use crate::qmp::{ConnectError, QmpError};
 use crate::stream::{SaveFile, SavedDevices, StreamBlock, remove_save_files, whole};
 

@@ -9,7 +9,7 @@ use hikkoshi_userfault::{Features, RemoteUserfault};
 use super::QemuSource;
 use super::error::StartLogError;
 use crate::attach::preflight;
-use crate::qmp::monitor::connected;
+use crate::qmp::reconnect::connected;
 
 impl QemuSource {
     /// Opens a userfaultfd inside QEMU, and starts the log of its memory.

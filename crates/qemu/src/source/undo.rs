@@ -115,16 +115,16 @@ pub fn undo(
     };
     let mut slot = None;
     let never = CancelFlag::new();
-    let timeouts = qmp::monitor::reconnect_timeouts(monitor);
-    let client = match qmp::monitor::get_or_connect(&mut slot, monitor, &process, timeouts, &never)
-    {
-        Ok(client) => client,
-        Err(_) if !process.is_alive() => return Ok(UndoOutcome::QemuExited),
-        Err(ConnectError::AnotherProcess {
-            expected, found, ..
-        }) => return Err(UndoError::AnotherQemu { expected, found }),
-        Err(error) => return Err(error.into()),
-    };
+    let timeouts = qmp::reconnect::reconnect_timeouts(monitor);
+    let client =
+        match qmp::reconnect::get_or_connect(&mut slot, monitor, &process, timeouts, &never) {
+            Ok(client) => client,
+            Err(_) if !process.is_alive() => return Ok(UndoOutcome::QemuExited),
+            Err(ConnectError::AnotherProcess {
+                expected, found, ..
+            }) => return Err(UndoError::AnotherQemu { expected, found }),
+            Err(error) => return Err(error.into()),
+        };
     let guest = undo_stop(client, monitor, record);
     let log = close_dirty_logs(&process);
     let settings = undo_settings(client, record);
