@@ -152,3 +152,41 @@ fn each_way_of_being_wrong_has_its_error() {
     let error = SavedDevices::parse(&long).unwrap_err();
     assert!(matches!(error, StreamError::TooLong { .. }), "{error}");
 }
+
+proptest! {
+    /// What a machine with a pipe gets apart: the beginning, the sections, the end.
+    #[test]
+    fn a_stream_consists_of_its_parts(devices in devices(), used in 1u64..1000) {
+        let bytes = saved(&devices);
+        let blocks = [block("pc.ram", used * 4096)];
+        let stream = whole("pc-q35-7.2", &blocks, &SavedDevices::parse(&bytes).unwrap()).unwrap();
+        let parts = [
+            &beginning("pc-q35-7.2").unwrap()[..],
+            sections(&stream).unwrap(),
+            &tail(),
+        ];
+        prop_assert_eq!(parts.concat(), stream);
+    }
+
+    #[test]
+    fn any_bytes_have_sections_or_not(bytes: Vec<u8>) {
+        let _ = sections(&bytes);
+    }
+
+    #[test]
+    fn a_truncated_stream_has_no_sections(devices in devices(), left in 0usize..200) {
+        let bytes = saved(&devices);
+        let blocks = [block("pc.ram", 4096)];
+        let stream = whole("pc", &blocks, &SavedDevices::parse(&bytes).unwrap()).unwrap();
+        if let Some(part) = stream.get(..left.min(stream.len() - 1)) {
+            // (A part that happens to end like the whole is one.)
+            prop_assert!(sections(part).is_err() || part.ends_with(&tail()));
+        }
+    }
+
+    #[test]
+    fn a_filler_is_long_enough(used in 1u64..1_000_000, bytes in 0usize..100_000) {
+        let filler = filler(&block("pc.ram", used * 4096), bytes).unwrap();
+        prop_assert!(filler.len() >= bytes);
+    }
+}
