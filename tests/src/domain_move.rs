@@ -153,6 +153,14 @@ impl<'h> DomainMove<'h> {
         );
     }
 
+    /// Removes the destination's journal, as if its engine had been killed before it was written.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn forget_destination(&self) {
+        std::fs::remove_file(journal_in(&self.journals[1])).unwrap();
+    }
+
     /// Starts `hikkoshi receive --resume` in place of the engine that has ended.
     ///
     /// # Panics
@@ -239,13 +247,17 @@ impl<'h> DomainMove<'h> {
 
 /// `--resume` with the only journal in that folder.
 fn resume_from(folder: &Path) -> String {
+    format!("--resume={}", journal_in(folder).display())
+}
+
+fn journal_in(folder: &Path) -> PathBuf {
     let files = std::fs::read_dir(folder).unwrap();
     let paths = files.map(|file| file.unwrap().path());
     let journals: Vec<_> = paths
         .filter(|path| path.extension().is_some_and(|end| end == "json"))
         .collect();
     assert_eq!(journals.len(), 1, "{journals:?}");
-    format!("--resume={}", journals[0].display())
+    journals[0].clone()
 }
 
 /// Makes libvirt move a domain, by `virsh migrate --live` with these options.

@@ -39,6 +39,15 @@ pub(super) fn built_with_libvirt() -> bool {
     built
 }
 
+/// Writes a domain's XML to the file `xml` in the folder of `env`. Returns the folder, and the
+/// program.
+fn write_domain(env: &TestEnv, xml: &str) -> (String, String) {
+    let folder = env.folder().to_str().unwrap().to_owned();
+    let xml = xml.replace("FOLDER", &folder);
+    std::fs::write(env.folder().join("xml"), xml).unwrap();
+    (folder, hikkoshi().display().to_string())
+}
+
 /// A domain that is offered to the daemon where it runs is refused, and is not touched.
 #[test]
 fn a_domain_that_runs_at_the_destination_is_left_alone() {
@@ -46,9 +55,7 @@ fn a_domain_that_runs_at_the_destination_is_left_alone() {
         return;
     }
     let env = TestEnv::new();
-    let folder = env.folder().to_str().unwrap();
-    std::fs::write(env.folder().join("xml"), DOMAIN.replace("FOLDER", folder)).unwrap();
-    let program = hikkoshi();
+    let (folder, program) = write_domain(&env, DOMAIN);
     let script = format!(
         "chmod a+rx {folder}; truncate --size 16M {folder}/disk
          virsh -q create {folder}/xml; virsh -q domid guest
@@ -56,7 +63,6 @@ fn a_domain_that_runs_at_the_destination_is_left_alone() {
          until [[ -S {folder}/listen ]]; do sleep 0.1; done
          {program} migrate --domain guest unix:{folder}/listen || echo \"status $?\"
          virsh -q domstate guest; virsh -q domid guest; ls /run/hikkoshi; kill %1; wait %1 || true",
-        program = program.display(),
     );
     let exit = on_libvirt_host(env.folder(), &script);
     let lines: Vec<&str> = exit.stdout.split_whitespace().collect();
@@ -73,14 +79,11 @@ fn a_domain_with_a_snapshot_or_a_job_is_refused() {
         return;
     }
     let env = TestEnv::new();
-    let folder = env.folder().to_str().unwrap();
-    let xml = DOMAIN.replace("FOLDER", folder).replace("'raw'", "'qcow2'");
-    std::fs::write(env.folder().join("xml"), xml).unwrap();
+    let (folder, program) = write_domain(&env, &DOMAIN.replace("'raw'", "'qcow2'"));
     let backup = format!(
         "<domainbackup mode='pull'><server transport='unix' socket='{folder}/nbd'/></domainbackup>"
     );
     std::fs::write(env.folder().join("backup"), backup).unwrap();
-    let program = hikkoshi();
     let image = Path::new(env!("CARGO_MANIFEST_DIR")).join("../build/qemu-img/run");
     let image = image.canonicalize().unwrap();
     let script = format!(
@@ -94,7 +97,6 @@ fn a_domain_with_a_snapshot_or_a_job_is_refused() {
          virsh -q backup-begin guest {folder}/backup >/dev/null
          refused migrate --domain guest unix:{folder}/none
          virsh -q domjobabort guest; virsh -q domstate guest",
-        program = program.display(),
         image = image.display(),
     );
     let exit = on_libvirt_host(env.folder(), &script);
@@ -117,9 +119,7 @@ fn check_of_a_domain() {
         return;
     }
     let env = TestEnv::new();
-    let folder = env.folder().to_str().unwrap();
-    std::fs::write(env.folder().join("xml"), DOMAIN.replace("FOLDER", folder)).unwrap();
-    let program = hikkoshi();
+    let (folder, program) = write_domain(&env, DOMAIN);
     let script = format!(
         "chmod a+rx {folder}; truncate --size 16M {folder}/disk
          virsh -q create {folder}/xml
@@ -128,7 +128,6 @@ fn check_of_a_domain() {
          {program} dirty-rate --domain guest --seconds 0.3 --json {folder}/rate
          virsh -q domstate guest; virsh -q destroy guest
          {program} check --domain guest && exit 99 || exit $?",
-        program = program.display(),
     );
     let exit = on_libvirt_host(env.folder(), &script);
     assert_eq!(exit.code, Some(1), "{exit:?}");
