@@ -3,7 +3,6 @@
 use std::collections::hash_map::RandomState;
 use std::error::Error;
 use std::hash::{BuildHasher, Hasher};
-use std::path::Path;
 use std::time::Duration;
 
 use error_reporter::Report;
@@ -12,11 +11,12 @@ use hikkoshi_libvirt::Domain;
 use hikkoshi_qemu::{MeasureError, QemuMeasurement};
 
 use crate::args::DirtyRate;
+use crate::commands::print_result::write_result;
 use crate::commands::signals;
 use crate::output::dirty_rate::{DirtyRateReport, readable};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
-use crate::output::{report, streams};
+use crate::output::streams;
 
 const UNCHANGED: &str = "the guest is as before";
 
@@ -88,15 +88,7 @@ fn print(args: &DirtyRate, written: &DirtyRateReport<'_>) -> Result<(), Exit> {
     }
     args.json
         .as_ref()
-        .map_or(Ok(()), |path| write(written, path))
-}
-
-fn write(written: &DirtyRateReport<'_>, path: &Path) -> Result<(), Exit> {
-    report::write_object(written, path).map_err(|error| {
-        let path = path.display();
-        let what = format!("writing the result to {path}: {}", Report::new(&error));
-        Exit::new(Status::Usage, Reason::AccountNotWritten, what)
-    })
+        .map_or(Ok(()), |path| write_result(written, path))
 }
 
 fn not_found(error: &dyn Error) -> Exit {

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use error_reporter::Report;
 use hikkoshi_engine::Account;
+use serde::Serialize;
 
 use crate::args::RunOptions;
 use crate::output::exit::{Exit, Status};
@@ -54,5 +55,14 @@ fn written(result: io::Result<()>, what: &str, path: &Path) -> Result<(), Exit> 
         let error = Report::new(&error);
         let what = format!("{what}, but writing the result to {path}: {error}");
         Exit::new(Status::Moved, Reason::AccountNotWritten, what)
+    })
+}
+
+/// Writes the result of a command that moves nothing, for programs.
+pub(crate) fn write_result(written: &impl Serialize, path: &Path) -> Result<(), Exit> {
+    report::write_object(written, path).map_err(|error| {
+        let path = path.display();
+        let what = format!("writing the result to {path}: {}", Report::new(&error));
+        Exit::new(Status::Usage, Reason::AccountNotWritten, what)
     })
 }

@@ -3,7 +3,6 @@
 mod unfinished;
 
 use std::error::Error;
-use std::path::Path;
 
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, Comparison, GuestOffer};
@@ -13,10 +12,11 @@ use hikkoshi_qemu::qmp::Monitor;
 use hikkoshi_qemu::{Checked, DestinationLine, OfferedMachine};
 
 use crate::args::Check;
+use crate::commands::print_result::write_result;
 use crate::output::check::{CheckReport, readable};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
-use crate::output::{report, streams};
+use crate::output::streams;
 use crate::security;
 
 const UNCHANGED: &str = "nothing was changed";
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Check) -> Result<Status, Exit> {
         streams::to_stdout(&readable(&written));
     }
     if let Some(path) = &args.json {
-        write(&written, path)?;
+        write_result(&written, path)?;
     }
     Ok(if written.can_be_moved() {
         Status::Moved
@@ -88,14 +88,6 @@ fn ask(
     };
     hikkoshi_engine::compare(remote, guest, allow_cpu_mismatch, &CancelFlag::new())
         .map_err(|error| Report::new(&error).to_string())
-}
-
-fn write(written: &CheckReport<'_>, path: &Path) -> Result<(), Exit> {
-    report::write_object(written, path).map_err(|error| {
-        let path = path.display();
-        let what = format!("writing the result to {path}: {}", Report::new(&error));
-        Exit::new(Status::Usage, Reason::AccountNotWritten, what)
-    })
 }
 
 fn not_found(error: &dyn Error) -> Exit {

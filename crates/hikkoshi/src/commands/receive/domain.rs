@@ -52,6 +52,11 @@ pub(super) fn start(args: &Receive, uri: &str, cancel: CancelFlag) -> Result<Sta
         ));
     };
     let acceptor = Acceptor::new(args, listen)?;
+    if !args.options.journaled.devices.allow_device.is_empty() {
+        let what = "--allow-device has no effect with --connect: the source checks the domain's \
+                    devices, so give it there";
+        return Err(Exit::new(Status::Usage, Reason::Usage, what));
+    }
     let options = options(args, uri)?;
     hikkoshi_libvirt::check_daemon(uri).map_err(|error| {
         Exit::caused(Status::AtSource, Reason::NotAttached, &error).with("nothing was changed")
