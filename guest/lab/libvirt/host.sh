@@ -21,8 +21,13 @@ mount -t tmpfs tmpfs "$layers"
 root=$layers/root
 mkdir -p "$layers"/{upper,work} "$root"
 cp -a "$build/libvirt/root/." "$layers/upper"
+# A script, as people use: the domain's process executes other programs before it is QEMU.
 cat >"$layers/upper/usr/bin/qemu-system-x86_64" <<QEMU
 #!/bin/sh
+n=\${TIMES:-0}
+if [ \$n -lt 20 ]; then
+    TIMES=\$((n + 1)) exec "\$0" "\$@"
+fi
 exec "$build/qemu-10.0/run" "\$@"
 QEMU
 chmod +x "$layers/upper/usr/bin/qemu-system-x86_64"

@@ -92,11 +92,12 @@ fn attach(
     let process = Arc::clone(&machine.process);
     process::check_right_to_trace(&process)?;
     check_kernel()?;
+    let addresses = machine.begin(guest.description, cancel).map_err(Box::new)?;
+    // From here on the process is certainly QEMU, and not a script that executes it.
     let given = machine.pipe.give_to(&process);
     given.map_err(|source| Box::new(PipedError::Pipe { source }))?;
     // A security module may forbid it: not when the guest is paused.
     hold::check(&process, &machine.pipe).map_err(Box::new)?;
-    let addresses = machine.begin(guest.description, cancel).map_err(Box::new)?;
     let lock = exclusive_access::acquire(&process)?;
     let areas = process::areas(&process)?;
     let mut description = guest.description.clone();

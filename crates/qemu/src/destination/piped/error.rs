@@ -3,11 +3,23 @@
 use std::io;
 
 use hikkoshi_linux::ReopenError;
+use rustix::io::Errno;
 use thiserror::Error;
 
 use super::NotRun;
 use crate::attach::process::ProcessError;
 use crate::stream::StreamError;
+
+impl PipedError {
+    /// Whether the process has executed another program meanwhile, so that the memory which was
+    /// being read is gone (`ESRCH`): a script that executes QEMU.
+    pub(super) fn is_of_earlier_program(&self) -> bool {
+        let Self::Process(ProcessError::Proc { source, .. }) = self else {
+            return false;
+        };
+        Errno::from_io_error(source) == Some(Errno::SRCH)
+    }
+}
 
 /// QEMU did not load its incoming stream.
 #[derive(Debug, Error)]

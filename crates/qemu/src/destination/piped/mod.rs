@@ -127,8 +127,11 @@ impl PipedMachine {
         };
         self.pipe.write(&beginning, &mut check)?;
         loop {
-            if let Some(addresses) = marks.find(process)? {
-                return Ok(addresses);
+            match marks.find(process) {
+                Ok(Some(addresses)) => return Ok(addresses),
+                Ok(None) => {}
+                Err(error) if error.is_of_earlier_program() => {}
+                Err(error) => return Err(error),
             }
             check()?;
             std::thread::sleep(Duration::from_millis(1));
