@@ -60,7 +60,11 @@ impl CallError {
 /// A domain that is being restored.
 #[derive(Debug)]
 pub(super) struct Restore {
+    /// The call's own connection: libvirt's library delays other calls on it, now and then until
+    /// the next keep-alive message (measured: 3 s).
     connection: Connection,
+    /// For everything else.
+    questions: Connection,
     call: Receiver<Returned>,
     returned: Option<Returned>,
     /// What to do if the daemon ends before it answers.
@@ -78,6 +82,7 @@ impl Restore {
     ) -> Result<Self, IncomingError> {
         let failed = |source| pipe_error(path, source);
         let connection = Connection::open(uri)?;
+        let questions = Connection::open(uri)?;
         StreamPipe::make(path).map_err(failed)?;
         let flags = if running {
             sys::VIR_DOMAIN_SAVE_RUNNING
@@ -102,6 +107,7 @@ impl Restore {
             .map_err(failed)?;
         Ok(Self {
             connection,
+            questions,
             call,
             returned: None,
             resumed: Resumed::new(uri, uuid, path, running),
@@ -127,7 +133,7 @@ impl MachineOwner for Restore {
     }
 
     fn cards(&self) -> Vec<OwnedCard> {
-        cards(&self.connection, &self.resumed.uuid)
+        cards(&self.questions, &self.resumed.uuid)
     }
 
     fn finish(&mut self, give_up: &CancelFlag) -> Result<Instant, NotRun> {
