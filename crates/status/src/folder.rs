@@ -1,0 +1,403 @@
+//! The status folder: sockets of running, files of ended migrations.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use rustix::fs::OFlags;
+
+use crate::{Migration, Recording, Side, VERSION};
+
+/// Files of ended migrations that are kept: the newest.
+const KEPT: usize = 32;
+
+/// The longest file that is read, in bytes.
+const LONGEST: u64 = 64 << 20;
+
+/// Entries that are listed: the newest.
+const LISTED: usize = 256;
+
+/// A folder with the sockets and files of this user's migrations.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatusFolder(PathBuf);
+
+/// What an entry is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A socket: the engine runs, or was killed.
+    Socket,
+    /// The file of an ended migration.
+    File,
+}
+
+/// A migration in the folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name, without the extension: the same while it runs and when it has ended.
+    pub name: String,
+    /// Socket or file.
+    pub kind: Kind,
+    /// Where it is.
+    pub path: PathBuf,
+    /// When it was made.
+    pub modified: SystemTime,
+}
+
+/// The folder, or a file in it, cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FolderError {
+    /// It cannot be made or read.
+    #[error("the status folder {}", folder.display())]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// The reason.
+        #[source]
+        cause: io::Error,
+    },
+    /// Other users could put files into it.
+    #[error(
+        "the status folder {} belongs to user {owner} and has mode {mode:o}: it must belong to user \
+         {user} (or root), and other users must not have the right to write to it (chmod go-w)",
+        folder.display()
+    )]
+    Unsafe {
+        /// The folder.
+        folder: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// Its permissions.
+        mode: u32,
+        /// This process's user.
+        user: u32,
+    },
+    /// A file of an ended migration cannot be read or written.
+    #[error("the status file {}", file.display())]
+    File {
+        /// The file.
+        file: PathBuf,
+        /// The reason.
+        #[source]
+        cause: io::Error,
+    },
+    /// A file of another version.
+    #[error("the status file {} has version {version}, and this hikkoshi reads version {VERSION}", file.display())]
+    Version {
+        /// The file.
+        file: PathBuf,
+        /// Its version.
+        version: u64,
+    },
+}
+
+impl StatusFolder {
+    /// The status folder in this run folder (`/run/hikkoshi`).
+    pub fn in_run_folder(folder: &Path) -> Self {
+        Self(folder.join("status"))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Makes the folder, unless it exists. Only this user can enter a new one.
+    ///
+    /// # Errors
+    /// If that fails, or other users may write to it.
+    pub fn create(&self) -> Result<(), FolderError> {
+        let mut builder = DirBuilder::new();
+        builder.recursive(true).mode(0o700);
+        builder
+            .create(&self.0)
+            .map_err(|cause| self.failed(cause))?;
+        self.check()
+    }
+
+    /// The socket of a new migration.
+    pub(crate) fn socket(&self, migration: &Migration) -> PathBuf {
+        self.0.join(format!("{}.sock", name(migration)))
+    }
+
+    /// All migrations, the newest first. None if the folder does not exist.
+    ///
+    /// # Errors
+    /// If the folder cannot be read, or other users may write to it.
+    pub fn entries(&self) -> Result<Vec<Entry>, FolderError> {
+        match self.check() {
+            Err(FolderError::Folder { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => {
+                return Ok(Vec::new());
+            }
+            checked => checked?,
+        }
+        let files = fs::read_dir(&self.0).map_err(|cause| self.failed(cause))?;
+        let mut entries: Vec<_> = files
+            .filter_map(|file| Entry::of(file.ok()?.path()))
+            .collect();
+        entries.sort_by(|a, b| (b.modified, &b.name).cmp(&(a.modified, &a.name)));
+        entries.truncate(LISTED);
+        Ok(entries)
+    }
+
+    /// Stores the recording of an ended migration, and removes the oldest ones.
+    ///
+    /// # Errors
+    /// If it cannot be written. Nothing is left then.
+    pub fn store(&self, recording: &Recording) -> Result<PathBuf, FolderError> {
+        let file = self.0.join(format!("{}.json", name(&recording.migration)));
+        let new = file.with_extension("new");
+        let failed = |cause| FolderError::File {
+            file: file.clone(),
+            cause,
+        };
+        let written = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&new)
+            .and_then(|mut file| {
+                serde_json::to_writer(io::BufWriter::new(&file), recording)?;
+                file.flush()
+            })
+            .and_then(|()| fs::rename(&new, &file));
+        if let Err(cause) = written {
+            let _ = fs::remove_file(&new);
+            return Err(failed(cause));
+        }
+        let ended = self.entries()?.into_iter();
+        for old in ended.filter(|entry| entry.kind == Kind::File).skip(KEPT) {
+            let _ = fs::remove_file(old.path);
+        }
+        Ok(file)
+    }
+
+    /// Removes sockets that no engine serves any more: it was killed.
+    pub fn remove_stale_sockets(&self) {
+        for entry in self.entries().unwrap_or_default() {
+            if entry.kind == Kind::Socket
+                && UnixStream::connect(&entry.path)
+                    .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+            {
+                let _ = fs::remove_file(entry.path);
+            }
+        }
+    }
+
+    fn check(&self) -> Result<(), FolderError> {
+        let metadata = fs::metadata(&self.0).map_err(|cause| self.failed(cause))?;
+        if !metadata.is_dir() {
+            return Err(self.failed(io::ErrorKind::NotADirectory.into()));
+        }
+        let user = rustix::process::geteuid().as_raw();
+        let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
+        if (owner != user && owner != 0) || mode & 0o022 != 0 {
+            return Err(FolderError::Unsafe {
+                folder: self.0.clone(),
+                owner,
+                mode,
+                user,
+            });
+        }
+        Ok(())
+    }
+
+    fn failed(&self, cause: io::Error) -> FolderError {
+        FolderError::Folder {
+            folder: self.0.clone(),
+            cause,
+        }
+    }
+}
+
+impl Entry {
+    fn of(path: PathBuf) -> Option<Self> {
+        let kind = match path.extension()?.to_str()? {
+            "sock" => Kind::Socket,
+            "json" => Kind::File,
+            _ => return None,
+        };
+        let name = path.file_stem()?.to_str()?.to_owned();
+        let modified = fs::symlink_metadata(&path).ok()?.modified().ok()?;
+        Some(Self {
+            name,
+            kind,
+            path,
+            modified,
+        })
+    }
+}
+
+/// The name of a migration in the folder. A process may take part in several, one after another.
+fn name(migration: &Migration) -> String {
+    let side = match migration.side {
+        Side::Source => "source",
+        Side::Destination => "destination",
+    };
+    let id: String = migration
+        .id
+        .chars()
+        .filter(char::is_ascii_hexdigit)
+        .take(8)
+        .collect();
+    format!("{side}-{}-{id}", migration.pid)
+}
+
+/// Reads the file of an ended migration.
+///
+/// # Errors
+/// If it cannot be read, or is not a recording of this version.
+pub(crate) fn read(path: &Path) -> Result<Recording, FolderError> {
+    let failed = |cause| FolderError::File {
+        file: path.to_owned(),
+        cause,
+    };
+    let file = OpenOptions::new()
+        .read(true)
+        // Opening a pipe must not block.
+        .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed())
+        .open(path)
+        .map_err(failed)?;
+    let mut content = Vec::new();
+    let read = file.take(LONGEST + 1).read_to_end(&mut content);
+    if read.map_err(failed)? as u64 > LONGEST {
+        return Err(failed(io::ErrorKind::FileTooLarge.into()));
+    }
+    parse(&content).map_err(|error| match error {
+        ParseError::Version(version) => FolderError::Version {
+            file: path.to_owned(),
+            version,
+        },
+        ParseError::Json(error) => failed(error.into()),
+    })
+}
+
+/// Why a recording cannot be parsed.
+#[derive(Debug)]
+pub(crate) enum ParseError {
+    Version(u64),
+    Json(serde_json::Error),
+}
+
+/// Parses a recording. Its version comes first: the rest of another version may be anything.
+pub(crate) fn parse(json: &[u8]) -> Result<Recording, ParseError> {
+    #[derive(serde::Deserialize)]
+    struct Versioned {
+        version: u64,
+    }
+    let Versioned { version } = serde_json::from_slice(json).map_err(ParseError::Json)?;
+    if version != u64::from(VERSION) {
+        return Err(ParseError::Version(version));
+    }
+    serde_json::from_slice(json).map_err(ParseError::Json)
+}
+
+impl Recording {
+    /// Reads the file of an ended migration.
+    ///
+    /// # Errors
+    /// If it cannot be read, or is not a recording of this version.
+    pub fn read(path: &Path) -> Result<Self, FolderError> {
+        read(path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Recorder;
+    use crate::record::examples::{migration, state};
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
+
+    fn folder() -> (tempfile::TempDir, StatusFolder) {
+        let run = tempfile::tempdir().unwrap();
+        let folder = StatusFolder::in_run_folder(run.path());
+        (run, folder)
+    }
+
+    fn recorded(pid: u32) -> Recorder {
+        let mut migration = migration();
+        migration.pid = pid;
+        let mut recorder = Recorder::new(migration);
+        recorder.add(state(100));
+        recorder
+    }
+
+    #[test]
+    fn a_stored_recording_is_read_again() {
+        let (_run, folder) = folder();
+        assert_eq!(folder.entries().unwrap(), []);
+        folder.create().unwrap();
+        let recorder = recorded(1);
+        let file = folder.store(recorder.recording()).unwrap();
+        assert_eq!(&Recording::read(&file).unwrap(), recorder.recording());
+        let [entry] = &folder.entries().unwrap()[..] else {
+            panic!("one entry");
+        };
+        assert_eq!(
+            (entry.kind, entry.name.as_str()),
+            (Kind::File, "source-1-00112233")
+        );
+        assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(folder.path()).unwrap().mode() & 0o777, 0o700);
+    }
+
+    #[test]
+    fn only_the_newest_are_kept() {
+        let (_run, folder) = folder();
+        folder.create().unwrap();
+        for pid in 0..u32::try_from(KEPT).unwrap() + 5 {
+            let file = folder.store(recorded(pid).recording()).unwrap();
+            let time = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(pid.into());
+            fs::File::open(file).unwrap().set_modified(time).unwrap();
+        }
+        // The last one was stored with the present time, and is the newest.
+        let entries = folder.entries().unwrap();
+        assert_eq!(entries.len(), KEPT);
+        assert!(
+            !entries
+                .iter()
+                .any(|entry| entry.name.starts_with("source-0-"))
+        );
+    }
+
+    #[test]
+    fn another_version_is_refused() {
+        let (_run, folder) = folder();
+        folder.create().unwrap();
+        let file = folder.path().join("source-1-00.json");
+        fs::write(&file, r#"{"version":2,"anything":[]}"#).unwrap();
+        let error = Recording::read(&file).unwrap_err().to_string();
+        assert!(error.contains("has version 2"), "{error}");
+        fs::write(&file, "{").unwrap();
+        assert!(matches!(
+            Recording::read(&file),
+            Err(FolderError::File { .. })
+        ));
+    }
+
+    #[test]
+    fn a_folder_that_others_may_write_to_is_refused() {
+        let (_run, folder) = folder();
+        folder.create().unwrap();
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let error = folder.create().unwrap_err().to_string();
+        assert!(error.contains("mode 777"), "{error}");
+        assert!(folder.entries().is_err());
+    }
+
+    #[test]
+    fn sockets_of_killed_engines_are_removed() {
+        let (_run, folder) = folder();
+        folder.create().unwrap();
+        let (stale, served) = (folder.path().join("a.sock"), folder.path().join("b.sock"));
+        drop(UnixListener::bind(&stale).unwrap());
+        let _listener = UnixListener::bind(&served).unwrap();
+        folder.remove_stale_sockets();
+        assert!(!stale.exists() && served.exists());
+    }
+}

@@ -1,0 +1,52 @@
+//! The status of migrations on this host, for people and programs that watch them.
+//!
+//! # Model
+//!
+//! An engine **records** its migration: ten times a second it adds the present [`State`] to a
+//! [`Recording`], which also has what came before (coarser, the longer it lasts) and what was
+//! reported to the operator. It serves that on a unix socket in the **status folder**
+//! ([`StatusFolder`]): a client that connects receives the recording so far, and then each new
+//! state, until the end. When the migration has ended, the whole recording stays there as a file.
+//!
+//! A dashboard, `/metrics` and a report are views of a [`Recording`].
+//!
+//! | file | holds |
+//! |---|---|
+//! | `record/` | what is sent and stored: JSON, one object a line, with a version |
+//! | `recorder.rs` | adds to a recording, and keeps it bounded |
+//! | `folder.rs` | the status folder: sockets of running, files of ended migrations |
+//! | `server.rs` | serves the recording of this process |
+//! | `client.rs` | follows a migration of another process |
+//!
+//! # The map
+//!
+//! A guest's memory is shown as at most [`MAX_CELLS`] **cells** of equal size. What happens to pages
+//! is counted by cell ([`Map`]), so the size of a status does not depend on the size of the guest.
+//!
+//! # What is missing
+//!
+//! - A client cannot control a migration here.
+
+mod client;
+mod folder;
+mod record;
+mod recorder;
+mod server;
+
+pub use client::{Follow, FollowError};
+pub use folder::{Entry, FolderError, Kind, StatusFolder};
+pub use record::{
+    Block, Bytes, End, Frame, GuestAt, LatencyBucket, Map, Memory, Migration, Notice, Outage,
+    Pages, Phase, Record, Recording, Requests, Round, Sample, Side, State, Step, TimeLeft,
+};
+pub use recorder::Recorder;
+pub use server::{ServeError, StatusServer};
+
+/// The version of the records. A reader refuses others.
+pub const VERSION: u32 = 1;
+
+/// The most cells of a map.
+pub const MAX_CELLS: usize = 1024;
+
+/// The longest line that a reader accepts, in bytes.
+pub const MAX_LINE: usize = 16 << 20;

@@ -1,0 +1,58 @@
+//! Records for tests.
+
+use super::*;
+
+pub(crate) fn migration() -> Migration {
+    Migration {
+        id: "00112233445566778899aabbccddeeff".into(),
+        side: Side::Source,
+        pid: 4711,
+        host: "host-a".into(),
+        guest: "web".into(),
+        peer: "host-b:7000".into(),
+        mode: "hybrid".into(),
+        started_unix_ms: 1_700_000_000_000,
+        max_downtime_ms: Some(300),
+        bandwidth: None,
+        resumed: false,
+        memory: Memory {
+            pages: 1024,
+            page_bytes: 4096,
+            cell_pages: 512,
+            blocks: vec![Block {
+                id: "pc.ram".into(),
+                first_page: 0,
+                pages: 1024,
+            }],
+        },
+    }
+}
+
+pub(crate) fn state(at_ms: u64) -> State {
+    State {
+        at_ms,
+        phase: Phase::Precopy,
+        round: 1,
+        done_pages: 10,
+        total_pages: 1024,
+        stage: "owned".into(),
+        peer_stage: "receiving".into(),
+        guest_at: GuestAt::Source,
+        pages: Pages::default(),
+        bytes: Bytes::default(),
+        bytes_per_second: 0.0,
+        dirty_pages_per_second: None,
+        time_left: None,
+        missing_pages: None,
+        waiting_pages: 0,
+        requests: Requests::default(),
+        downtime_ms: None,
+        switchover: Vec::new(),
+        rounds: Vec::new(),
+        outages: Vec::new(),
+        map: Map {
+            sent: vec![10, 0],
+            ..Map::default()
+        },
+    }
+}

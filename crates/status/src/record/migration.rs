@@ -1,0 +1,73 @@
+//! What is moved, from where to where.
+
+use serde::{Deserialize, Serialize};
+
+/// A side of a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Side {
+    /// The guest leaves it: `hikkoshi migrate`.
+    Source,
+    /// The guest moves to it: `hikkoshi receive`.
+    Destination,
+}
+
+/// What is moved, from where to where. Does not change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Migration {
+    /// The number of the migration, in hexadecimal: the same on both sides.
+    pub id: String,
+    /// This side.
+    pub side: Side,
+    /// The engine's process.
+    pub pid: u32,
+    /// The name of this host.
+    pub host: String,
+    /// The guest's name, or how its QEMU is reached.
+    pub guest: String,
+    /// The other side's address.
+    pub peer: String,
+    /// `precopy`, `postcopy` or `hybrid`.
+    pub mode: String,
+    /// When it began: milliseconds since 1970 (UTC).
+    pub started_unix_ms: u64,
+    /// The limit of the downtime, in milliseconds, where there is one (source).
+    pub max_downtime_ms: Option<u64>,
+    /// The limit of background traffic, in bytes per second, where there is one (source).
+    pub bandwidth: Option<u64>,
+    /// Whether this engine resumed a migration that another one had begun.
+    pub resumed: bool,
+    /// The guest's memory.
+    pub memory: Memory,
+}
+
+/// The guest's memory: a flat space of pages, the RAM blocks one after another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memory {
+    /// Pages in total.
+    pub pages: u64,
+    /// Bytes of a page: 4096.
+    pub page_bytes: u64,
+    /// Pages of a cell of the map. The last cell may be smaller.
+    pub cell_pages: u64,
+    /// RAM blocks, in order.
+    pub blocks: Vec<Block>,
+}
+
+impl Memory {
+    /// Cells of the map.
+    pub fn cells(&self) -> u64 {
+        self.pages.div_ceil(self.cell_pages.max(1))
+    }
+}
+
+/// A RAM block.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Block {
+    /// QEMU's name of it.
+    pub id: String,
+    /// Its first page in the flat space.
+    pub first_page: u64,
+    /// Its pages.
+    pub pages: u64,
+}

@@ -1,0 +1,184 @@
+//! The state of a migration at one time.
+
+use serde::{Deserialize, Serialize};
+
+use super::Map;
+
+/// The phase that a migration is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Links are opened, or opened again after an outage.
+    Connecting,
+    /// Memory is sent while the guest runs at the source.
+    Precopy,
+    /// The guest is paused.
+    Switchover,
+    /// The guest runs at the destination, pages follow.
+    Postcopy,
+}
+
+/// Where the guest is, as far as this side knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GuestAt {
+    /// It runs at the source, or its owner has paused it there.
+    Source,
+    /// It is paused for the switchover.
+    Paused,
+    /// It runs at the destination.
+    Destination,
+}
+
+/// The state of a migration at one time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    /// When.
+    pub at_ms: u64,
+    /// The phase.
+    pub phase: Phase,
+    /// The round of pre-copy, from 1.
+    pub round: u32,
+    /// Pages of this round or phase that are done.
+    pub done_pages: u64,
+    /// Pages of this round or phase, as far as they are known.
+    pub total_pages: u64,
+    /// The stage of the handover that this side has recorded: at the source `owned`, `committed`,
+    /// `handed_over`, `done`; at the destination `receiving`, `ready`, `running`, `declined`,
+    /// `complete` (`docs/protocol.md`).
+    pub stage: String,
+    /// The stage of the other side, as far as it follows from its messages: the same names.
+    pub peer_stage: String,
+    /// Where the guest is.
+    pub guest_at: GuestAt,
+    /// Pages so far.
+    pub pages: Pages,
+    /// Bytes so far.
+    pub bytes: Bytes,
+    /// Bytes per second on all links, over the last second.
+    pub bytes_per_second: f64,
+    /// Pages that the guest dirties per second; source, in pre-copy, from the second round on.
+    pub dirty_pages_per_second: Option<f64>,
+    /// How long the migration still takes. `None`: not known, or pre-copy does not converge.
+    pub time_left: Option<TimeLeft>,
+    /// Pages that are missing at the destination, at the source: not sent yet; in post-copy.
+    pub missing_pages: Option<u64>,
+    /// Destination: page requests without an answer.
+    pub waiting_pages: u64,
+    /// The latency of page requests: destination only.
+    pub requests: Requests,
+    /// How long the guest has been paused: grows until it runs again. `None` before the pause, and
+    /// for a guest that its owner had paused.
+    pub downtime_ms: Option<f64>,
+    /// The steps of the switchover that are done on this side.
+    pub switchover: Vec<Step>,
+    /// The rounds of pre-copy that have ended, and the present one: the newest 100 (source).
+    pub rounds: Vec<Round>,
+    /// Times without links after the handover: the newest 100.
+    pub outages: Vec<Outage>,
+    /// What has happened to the guest's memory.
+    pub map: Map,
+}
+
+/// Pages by the way they were sent or have arrived.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pages {
+    /// With their content in pre-copy, repeats included.
+    pub precopy: u64,
+    /// As a mark, because they held only zeros.
+    pub zero: u64,
+    /// Because they were requested.
+    pub urgent: u64,
+    /// In post-copy without a request.
+    pub background: u64,
+    /// Sent again in pre-copy, because the guest had written to them (source).
+    pub again: u64,
+}
+
+/// Bytes by kind, frame headers included.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bytes {
+    /// In pre-copy.
+    pub precopy: u64,
+    /// Answers of page requests.
+    pub urgent: u64,
+    /// In post-copy without a request.
+    pub background: u64,
+    /// The device state.
+    pub device_state: u64,
+}
+
+/// An estimate with its uncertainty, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct TimeLeft {
+    /// If the rates become as good as they were recently at their best.
+    pub low_s: f64,
+    /// With the present rates.
+    pub likely_s: f64,
+    /// If the rates become as bad as they were recently at their worst; `None`: it may not end.
+    pub high_s: Option<f64>,
+}
+
+/// The latency of page requests, in µs: from the fault to the installed page.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Requests {
+    /// Number of requests that were answered.
+    pub count: u64,
+    /// Their mean.
+    pub mean_us: f64,
+    /// The median.
+    pub p50_us: f64,
+    /// The 99th percentile.
+    pub p99_us: f64,
+    /// The slowest.
+    pub max_us: f64,
+    /// The distribution: powers of two, from the first to the last that is not empty.
+    pub histogram: Vec<LatencyBucket>,
+}
+
+/// The requests that took at most `le_us`, and longer than the bucket before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LatencyBucket {
+    /// Upper bound, in µs.
+    pub le_us: u64,
+    /// Requests in the bucket.
+    pub count: u64,
+}
+
+/// A step of the switchover.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    /// What was done.
+    pub step: String,
+    /// When it was done: milliseconds after the pause (at the destination: after the first message
+    /// that the source sent since then).
+    pub after_pause_ms: f64,
+}
+
+/// A round of pre-copy.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Round {
+    /// From 1.
+    pub round: u32,
+    /// When it began.
+    pub begun_ms: u64,
+    /// When everything had arrived. `None`: it is in progress.
+    pub ended_ms: Option<u64>,
+    /// Pages that were sent with their content.
+    pub pages: u64,
+    /// Pages that were sent as a mark.
+    pub zero: u64,
+    /// Bytes on the links.
+    pub bytes: u64,
+    /// Pages that were dirty at its end, estimated. `None`: it is in progress.
+    pub dirty_pages: Option<u64>,
+}
+
+/// A time without links.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outage {
+    /// When the links were lost.
+    pub from_ms: u64,
+    /// When the links were up again. `None`: they are not.
+    pub to_ms: Option<u64>,
+}
