@@ -250,7 +250,8 @@ struct Lines(Every);
 
 impl Display for Lines {
     fn state(&self, state: &State) {
-        if !self.0.is_due(state) {
+        // There is nothing to count before a phase has pages.
+        if state.total_pages == 0 || !self.0.is_due(state) {
             return;
         }
         let guest = guest(state).map_or_else(String::new, |guest| format!(", {guest}"));
@@ -404,9 +405,9 @@ mod tests {
             "{wide}"
         );
         assert!(
-            line(100).ends_with("dirty 10.0 MiB/s, 3.5 s left"),
+            line(90).ends_with("dirty 10.0 MiB/s, 3.5 s left"),
             "{}",
-            line(100)
+            line(90)
         );
         assert!(
             line(70).ends_with("123.4 MiB/s, 3.5 s left"),
