@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use hikkoshi_lab::{VmConfig, Workload};
+use hikkoshi_lab::{Ram, VmConfig, Workload};
 use hikkoshi_status::{
     Entry, Follow, GuestAt, Kind, Phase, Record, Recording, Side, State, StatusFolder,
 };
@@ -169,4 +169,67 @@ fn a_cancelled_migration_is_recorded() {
     assert!(end.next.unwrap().contains("still runs at the source"));
     assert_eq!(stored.state.unwrap().guest_at, GuestAt::Source);
     guest.assert_healthy();
+}
+
+/// Nanoseconds that the thread `status` of a process has run.
+fn cpu_ns(pid: u32) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    for task in tasks.map(|task| task.unwrap().path()) {
+        if std::fs::read_to_string(task.join("comm")).unwrap().trim() == "status" {
+            let times = std::fs::read_to_string(task.join("schedstat")).unwrap();
+            return times.split(' ').next().unwrap().parse().unwrap();
+        }
+    }
+    panic!("process {pid} has no thread named status");
+}
+
+/// What it costs an engine to record and serve the status of a guest whose map has all of its 1,024
+/// cells, as that of a guest of 1 TiB has.
+#[test]
+#[ignore = "a measurement, for docs/dashboard.md: make bench-status"]
+fn what_a_status_costs() {
+    let env = TestEnv::new();
+    let workload = Workload::verify(64).rate(3000);
+    let config = VmConfig::new().ram(Ram::shared(2048)).workload(workload);
+    let mut guest = Guest::boot(&env, config);
+    let slowly = ["--bandwidth", "4M", "--max-rounds", "1000000"];
+    let plan = MigrationPlan::new("precopy").migrate_args(&slowly);
+    let mut migration = guest.start_migration(&plan);
+    let folder = StatusFolder::in_run_folder(&migration.journal_folders()[0]);
+    let pid = migration.migrate.pid();
+    let mut clients = Vec::new();
+    for number in [0, 1, 4, 16] {
+        while clients.len() < number {
+            let mut opened = None;
+            eventually("a status socket", || {
+                let entries = folder.entries().map_err(|error| error.to_string())?;
+                let of_source = |entry: &&Entry| entry.name.starts_with("source");
+                let entry = entries.iter().find(of_source).ok_or("none")?;
+                opened = Follow::open(&entry.path, LONG).ok();
+                opened
+                    .is_some()
+                    .then_some(())
+                    .ok_or_else(|| "no client".into())
+            });
+            let mut follow = opened.unwrap();
+            clients.push(std::thread::spawn(
+                move || {
+                    while let Ok(Some(_)) = follow.next() {}
+                },
+            ));
+        }
+        // All are connected, and a record is a page in the cache.
+        std::thread::sleep(Duration::from_secs(2));
+        let (cpu, begun) = (cpu_ns(pid), std::time::Instant::now());
+        std::thread::sleep(Duration::from_secs(8));
+        let (cpu, real) = (cpu_ns(pid) - cpu, begun.elapsed());
+        let share = 100.0 * cpu as f64 / real.as_nanos() as f64;
+        println!("{number} clients: the thread status took {share:.2} % of a CPU");
+    }
+    migration.migrate.interrupt();
+    let (exits, _) = migration.wait();
+    exits.assert_source(1, &["the guest still runs at the source"]);
+    clients
+        .into_iter()
+        .for_each(|client| client.join().unwrap());
 }
