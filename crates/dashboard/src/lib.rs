@@ -26,4 +26,4 @@ mod assets;
 mod report;
 
 pub use assets::{Asset, CONTENT_SECURITY_POLICY, asset};
-pub use report::{report, report_policy};
+pub use report::{recordings_in, report, report_policy};

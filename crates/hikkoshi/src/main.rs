@@ -26,7 +26,7 @@ mod status;
 use args::requested_output::RequestedOutput;
 use args::{Args, Command};
 use clap::Parser;
-use commands::{check, demo, dirty_rate, guard, migrate, receive};
+use commands::{check, demo, dirty_rate, guard, migrate, receive, report as report_command};
 use output::exit::{End, Exit, Status};
 use output::reason::Reason;
 use output::{log, report, streams};
@@ -44,6 +44,7 @@ fn main() -> std::process::ExitCode {
         Command::Migrate(args) => migrate::run(args),
         Command::Check(args) => check::run(args),
         Command::DirtyRate(args) => dirty_rate::run(args),
+        Command::Report(args) => report_command::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Guard(args) => guard::run(args),
     });

@@ -23,6 +23,7 @@ mod journaled_options;
 mod migrate;
 mod mode;
 mod receive;
+mod report;
 pub(crate) mod requested_output;
 mod run_options;
 mod security;
@@ -40,6 +41,7 @@ pub(crate) use guard::Guard;
 pub(crate) use journaled_options::JournaledOptions;
 pub(crate) use migrate::{MAX_DOWNTIME_MS, MAX_READ_AHEAD, Migrate, MigrateOptions, WhenStalled};
 pub(crate) use receive::{Receive, ReceiveOptions};
+pub(crate) use report::Report;
 pub(crate) use run_options::{ProgressFormat, RunOptions};
 pub(crate) use security::{InvitationArg, Security};
 
@@ -66,6 +68,10 @@ Exit status of dirty-rate:
   1  It cannot be measured, or not any more
   2  The command line or the environment is invalid, or the file of --json cannot be written
 
+Exit status of report:
+  0  The page was written
+  2  The command line is invalid, or a file cannot be read or written
+
 Environment:
   HIKKOSHI_LOG  What to log: off, error, warn (the default), info, debug or trace, for
                 all crates or for one (hikkoshi_qemu=debug)";
@@ -88,6 +94,8 @@ pub(crate) enum Command {
     Check(Check),
     /// Measure how fast a guest writes to its memory, and to how much of it
     DirtyRate(DirtyRate),
+    /// Make a page about one migration, or one that compares several
+    Report(Report),
     /// Move a test guest between two QEMU processes on this host
     Demo(Demo),
     /// Restore the guest if `migrate` is killed (started by `migrate`)
@@ -100,7 +108,11 @@ impl Command {
         match self {
             Self::Receive(receive) => Some(&receive.run),
             Self::Migrate(migrate) => Some(&migrate.run),
-            Self::Check(_) | Self::DirtyRate(_) | Self::Demo(_) | Self::Guard(_) => None,
+            Self::Check(_)
+            | Self::DirtyRate(_)
+            | Self::Report(_)
+            | Self::Demo(_)
+            | Self::Guard(_) => None,
         }
     }
 
