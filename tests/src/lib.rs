@@ -97,7 +97,7 @@ pub use kernel_feature::KernelFeature;
 pub use kvm::kvm_present;
 pub use libvirt_host::on_libvirt_host;
 pub use log::log;
-pub use migration::{FinishedMigration, Migration, Side, address_in};
+pub use migration::{FinishedMigration, Migration, Side, address_in, left_in};
 pub use migration_plan::{MigrationPlan, Transport};
 pub use packet_capture::{Captured, PacketCapture};
 pub use program::{Exit, Program, hikkoshi};

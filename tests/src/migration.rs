@@ -444,6 +444,16 @@ fn locked(path: &Path) -> Option<File> {
     Some(file)
 }
 
+/// What is left in a run folder after a migration, besides the recording of its status.
+///
+/// # Panics
+/// When the folder cannot be read.
+pub fn left_in(folder: &Path) -> Vec<String> {
+    let files = std::fs::read_dir(folder).unwrap();
+    let names = files.map(|file| file.unwrap().file_name().to_string_lossy().into_owned());
+    names.filter(|name| name != "status").collect()
+}
+
 /// The journals in that folder.
 fn journals_in(folder: &Path) -> Vec<String> {
     let files = std::fs::read_dir(folder).unwrap();

@@ -14,6 +14,13 @@ use crate::{Migration, Recording, Side, VERSION};
 /// Files of ended migrations that are kept: the newest.
 const KEPT: usize = 32;
 
+/// Their size together, in bytes, above which fewer are kept.
+const KEPT_BYTES: u64 = 32 << 20;
+
+/// Room that is left for others in the file system, in bytes. Journals are in the same one, and a
+/// migration cannot go on without its journal.
+const LEFT_FREE: u64 = 16 << 20;
+
 /// The longest file that is read, in bytes.
 const LONGEST: u64 = 64 << 20;
 
@@ -153,26 +160,39 @@ impl StatusFolder {
             file: file.clone(),
             cause,
         };
+        let content = serde_json::to_vec(recording).map_err(|error| failed(error.into()))?;
+        self.make_room(content.len() as u64)?;
         let written = OpenOptions::new()
             .write(true)
             .create(true)
             .truncate(true)
             .mode(0o600)
             .open(&new)
-            .and_then(|mut file| {
-                serde_json::to_writer(io::BufWriter::new(&file), recording)?;
-                file.flush()
-            })
+            .and_then(|mut file| file.write_all(&content))
             .and_then(|()| fs::rename(&new, &file));
         if let Err(cause) = written {
             let _ = fs::remove_file(&new);
             return Err(failed(cause));
         }
-        let ended = self.entries()?.into_iter();
-        for old in ended.filter(|entry| entry.kind == Kind::File).skip(KEPT) {
-            let _ = fs::remove_file(old.path);
-        }
         Ok(file)
+    }
+
+    /// Removes the oldest recordings, so that another one of `bytes` can be stored.
+    fn make_room(&self, bytes: u64) -> Result<(), FolderError> {
+        let mut sum = bytes;
+        let ended = self.entries()?.into_iter();
+        for (number, old) in ended.filter(|entry| entry.kind == Kind::File).enumerate() {
+            sum += fs::metadata(&old.path).map_or(0, |metadata| metadata.len());
+            if number + 1 >= KEPT || sum > KEPT_BYTES {
+                let _ = fs::remove_file(old.path);
+            }
+        }
+        let system = rustix::fs::statvfs(&self.0).map_err(|error| self.failed(error.into()))?;
+        let free = system.f_bavail.saturating_mul(system.f_frsize);
+        match free >= bytes.saturating_add(LEFT_FREE) {
+            true => Ok(()),
+            false => Err(self.failed(io::ErrorKind::StorageFull.into())),
+        }
     }
 
     /// Removes sockets that no engine serves any more: it was killed.
@@ -363,6 +383,22 @@ mod tests {
                 .iter()
                 .any(|entry| entry.name.starts_with("source-0-"))
         );
+    }
+
+    #[test]
+    fn large_recordings_make_room_for_new_ones() {
+        let (_run, folder) = folder();
+        folder.create().unwrap();
+        for number in 0..5 {
+            let file = fs::File::create(folder.path().join(format!("a-{number}.json"))).unwrap();
+            file.set_len(10 << 20).unwrap();
+            let time = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(number);
+            file.set_modified(time).unwrap();
+        }
+        folder.store(recorded(7).recording()).unwrap();
+        let left = folder.entries().unwrap();
+        let names: Vec<_> = left.iter().map(|entry| entry.name.as_str()).collect();
+        assert_eq!(names, ["source-7-00112233", "a-4", "a-3", "a-2"]);
     }
 
     #[test]

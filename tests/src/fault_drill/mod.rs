@@ -13,7 +13,7 @@ mod table;
 pub use ram_held::RAM_MIB;
 pub use random::Random;
 
-use crate::{Guest, LONG, Migration, MigrationPlan, log};
+use crate::{Guest, LONG, Migration, MigrationPlan, left_in, log};
 use hikkoshi_lab::{Report, Vm};
 use ram_held::ram_held;
 use random::seed;
@@ -146,10 +146,7 @@ impl FaultDrill {
             guest.complete_resumed_migration(&exits, finished, self.what);
         }
         for folder in journals {
-            let left: Vec<_> = std::fs::read_dir(&folder)
-                .unwrap()
-                .map(|file| file.unwrap().file_name())
-                .collect();
+            let left = left_in(&folder);
             assert!(left.is_empty(), "journals left: {left:?}");
         }
     }

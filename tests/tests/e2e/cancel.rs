@@ -90,7 +90,7 @@ fn cancelled_by_any_signal_during_precopy() {
             .migrate_args(&endless)
             .migrate_args(&["--progress", "json"]);
         let migration = guest.start_migration(&plan);
-        migration.migrate.wait_stderr("\"done_pages\"");
+        migration.migrate.wait_stderr("\"phase\":\"precopy\"");
         migration.migrate.signal(signal);
         let (exits, finished) = migration.wait();
         exits.assert_source(1, &["cancelled", "runs at the source"]);

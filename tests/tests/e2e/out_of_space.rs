@@ -6,7 +6,7 @@ use MessageKind::*;
 use hikkoshi_lab::Mount;
 use hikkoshi_tests::{
     Breakpoint, Guest, JsonSchema, LONG, MessageKind, Migration, MigrationPlan, Side, TestEnv,
-    Transport, assert_not_running, busy_guest, log,
+    Transport, assert_not_running, busy_guest, left_in, log,
 };
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use rustix::process::Signal;
@@ -247,10 +247,7 @@ fn no_room_for_a_journal_after_commit() {
 
 fn assert_nothing_in(folders: &[PathBuf]) {
     for folder in folders {
-        let left: Vec<_> = std::fs::read_dir(folder)
-            .unwrap()
-            .map(|file| file.unwrap().file_name())
-            .collect();
+        let left = left_in(folder);
         assert!(left.is_empty(), "{left:?}");
     }
 }
