@@ -21,7 +21,6 @@ mod journals;
 mod kvm;
 mod kvm_clocks;
 mod libvirt;
-mod libvirt_comparison;
 mod libvirt_domains;
 mod libvirt_laboratory;
 mod libvirt_recovery;
