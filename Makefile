@@ -130,7 +130,7 @@ test-guests: guest-images ## the laboratory's own tests, and real guests moved b
 
 # Domains of real libvirt daemons (most of it is part of `make test`).
 .PHONY: test-libvirt
-test-libvirt: guest-debian ## domains of libvirt: their monitors, `check`, and moves between two daemons
+test-libvirt: guest-images ## domains of libvirt: their monitors, `check`, and moves between two daemons
 	$(WITH_LIBVIRT) cargo build --locked --features libvirt --package hikkoshi
 	$(WITH_LIBVIRT) cargo test --locked --package hikkoshi-libvirt --features libvirt
 	$(WITH_LIBVIRT) HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt --include-ignored
