@@ -135,16 +135,10 @@ test-guests: guest-images browser ## the laboratory's own tests, and real guests
 
 # Domains of real libvirt daemons (most of it is part of `make test`).
 .PHONY: test-libvirt
-test-libvirt: guest-debian ## domains of libvirt: their monitors, `check`, and moves between two daemons
+test-libvirt: guest-images ## domains of libvirt: their monitors, `check`, and moves between two daemons
 	$(WITH_LIBVIRT) cargo build --locked --features libvirt --package hikkoshi
 	$(WITH_LIBVIRT) cargo test --locked --package hikkoshi-libvirt --features libvirt
-	$(WITH_LIBVIRT) HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt --include-ignored --skip libvirt_comparison
-
-# The machine should be quiet. ROUNDS=N moves by each, default 5.
-.PHONY: bench-libvirt
-bench-libvirt: guest ## the same domain moved by `virsh migrate` and by hikkoshi, alternating, with a client: a table
-	$(WITH_LIBVIRT) cargo build --locked --release --features libvirt --package hikkoshi
-	HIKKOSHI_BIN=$(abspath target/release/hikkoshi) $(WITH_LIBVIRT) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt_comparison --include-ignored
+	$(WITH_LIBVIRT) HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt --include-ignored
 
 # The machine should be quiet. For docs/dashboard.md.
 .PHONY: bench-status
@@ -190,9 +184,9 @@ guest-web: guest
 	@$(MAKE) --no-print-directory $(WEB_INITRAMFS)
 
 .PHONY: bench
-bench: guest-web guest-debian ## benchmarks beside QEMU's own migration
-	cargo build --locked --release --package hikkoshi
-	cargo run --locked --release --package hikkoshi-bench -- $(ARGS)
+bench: guest-web guest-debian ## benchmarks beside QEMU's own migration, and beside libvirt's
+	$(WITH_LIBVIRT) cargo build --locked --release --features libvirt --package hikkoshi
+	$(WITH_LIBVIRT) cargo run --locked --release --package hikkoshi-bench -- $(ARGS)
 
 .PHONY: fuzz
 fuzz: ## fuzz each decoder and both state machines for FUZZ_SECONDS (needs a C++ compiler)

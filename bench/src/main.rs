@@ -1,12 +1,14 @@
-//! Compares hikkoshi with QEMU's own migration: same guest, same memory, same network, in turns.
+//! Compares hikkoshi with QEMU's own migration, and with libvirt's: same guest, same memory, same
+//! network, in turns.
 //!
 //! **Model.** A [`plan::Case`] is a network, a workload and a *system*: one of hikkoshi's three
-//! modes or of QEMU's four; for hikkoshi also a *variant*, with one policy disabled or set.
-//! [`measure`] boots a fresh [`testbed`] for it, lets the guest work, moves it with [`mover`], and
-//! lets the guest check its memory. The result is a [`record::Run`], filled from the instruments in
-//! [`meter`]. Two kinds of workload are measured differently: in a scan the guest reads memory that
-//! is not there yet; in a web run 128 clients request files from the guest while it is moved. The
-//! workloads `nano-…` have the nano guest under KVM, with asynchronous page faults or without. The
+//! modes, of QEMU's four or of libvirt's two; for hikkoshi also a *variant*, with one policy
+//! disabled or set. [`measure`] boots a fresh [`testbed`] for it, lets the guest work, moves it
+//! with [`mover`], and lets the guest check its memory. The result is a [`record::Run`], filled
+//! from the instruments in [`meter`]. Two kinds of workload are measured differently: in a scan the
+//! guest reads memory that is not there yet; in a web run 128 clients request files from the guest
+//! while it is moved. The workloads `nano-…` have the nano guest under KVM, with asynchronous page
+//! faults or without. The guest of `libvirt` is a domain, on two hosts with libvirt daemons. The
 //! cases run in rounds (A B C … A B C …), so that a slow minute of the machine affects all of them.
 //! [`report`] prints medians over the rounds, compares them with the project's goals, and draws
 //! plots.

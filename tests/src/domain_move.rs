@@ -1,7 +1,7 @@
 //! Moving a domain between two hosts with libvirt: by hikkoshi, or by libvirt itself.
 
 use crate::{
-    Breakpoint, Exits, JsonReport, JsonSchema, LONG, Program, Relay, RelayAction, TestEnv,
+    Breakpoint, Exit, Exits, JsonReport, JsonSchema, LONG, Program, Relay, RelayAction, TestEnv,
     address_in, eventually, hikkoshi, log,
 };
 use hikkoshi_lab::libvirt::{Domain, LibvirtHost};
@@ -186,6 +186,40 @@ impl<'h> DomainMove<'h> {
         self.migrate = Program::start("migrate --resume", migrate);
     }
 
+    /// How `hikkoshi receive --resume --give-up` ends, with more arguments, in place of the engine
+    /// that has ended.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn give_up_receive(&self, more: &[&str]) -> Exit {
+        let mut receive = self.to.command(hikkoshi());
+        receive.args(["receive", &resume_from(&self.journals[1]), "--give-up"]);
+        receive.args(more);
+        Program::start("receive --give-up", receive).wait()
+    }
+
+    /// The same of `hikkoshi migrate`.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn give_up_migrate(&self, more: &[&str]) -> Exit {
+        let mut migrate = self.from.command(hikkoshi());
+        migrate.args(["migrate", &resume_from(&self.journals[0]), "--give-up"]);
+        migrate.args(more);
+        Program::start("migrate --give-up", migrate).wait()
+    }
+
+    /// The journals that are left.
+    ///
+    /// # Panics
+    /// When a folder cannot be read.
+    pub fn journals(&self) -> Vec<PathBuf> {
+        self.journals
+            .iter()
+            .flat_map(|folder| journals_in(folder))
+            .collect()
+    }
+
     /// Waits until both engines have exited.
     ///
     /// # Panics
@@ -251,13 +285,17 @@ fn resume_from(folder: &Path) -> String {
 }
 
 fn journal_in(folder: &Path) -> PathBuf {
-    let files = std::fs::read_dir(folder).unwrap();
-    let paths = files.map(|file| file.unwrap().path());
-    let journals: Vec<_> = paths
-        .filter(|path| path.extension().is_some_and(|end| end == "json"))
-        .collect();
+    let journals = journals_in(folder);
     assert_eq!(journals.len(), 1, "{journals:?}");
     journals[0].clone()
+}
+
+fn journals_in(folder: &Path) -> Vec<PathBuf> {
+    let files = std::fs::read_dir(folder).unwrap();
+    let paths = files.map(|file| file.unwrap().path());
+    paths
+        .filter(|path| path.extension().is_some_and(|end| end == "json"))
+        .collect()
 }
 
 /// Makes libvirt move a domain, by `virsh migrate --live` with these options.

@@ -6,16 +6,16 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use hikkoshi_lab::{DatagramClient, GuestNetwork, Pace};
+use hikkoshi_lab::{DatagramClient, Datagrams, GuestNetwork, Pace};
 
 use super::threads::join;
 use crate::args::Args;
 use crate::error::BenchError;
-use crate::meter::{CpuMeter, Gaps, MigrationTimeline, run_requests};
-use crate::mover::migrate;
+use crate::meter::{CpuMeter, Gaps, MigrationTimeline, Requests, run_requests};
+use crate::mover::{MoveOutcome, migrate};
 use crate::plan::{CLIENTS_PORT, Case};
 use crate::record::{ClientsOutcome, Run};
-use crate::testbed::{LONG, Testbed};
+use crate::testbed::{LONG, Network, Testbed};
 
 /// How long the clients are served before the migration, and after it.
 const BEFORE: Duration = Duration::from_millis(1500);
@@ -35,24 +35,77 @@ pub(super) fn measure(
     let Some(network) = &testbed.guest_network else {
         unreachable!("this workload has a guest network");
     };
+    let pids = || testbed.pids().to_vec();
+    let (moved, answers) = serve(network, &testbed.network, pids, run, || {
+        migrate(testbed, case, program, args)
+    })?;
+    run.take(&moved);
+    let (left, resumed) = testbed.switch()?;
+    run.downtime_ms = Some(resumed.happened.saturating_sub(left.happened).as_secs_f64() * 1e3);
+    run.clients = Some(answers.outcome(MigrationTimeline {
+        started: moved.started,
+        stop: left.instant(),
+        resume: resumed.instant(),
+        ended: moved.ended,
+    }));
+    let verdict = testbed.destination.sweep(LONG)?;
+    match verdict.ok {
+        true => Ok(()),
+        false => Err(BenchError::BadPages(verdict.bad)),
+    }
+}
+
+/// What the guest answered to both clients.
+pub(super) struct Answers {
+    requests: Requests,
+    datagrams: Datagrams,
+}
+
+impl Answers {
+    /// The longest gaps between them.
+    pub(super) fn outcome(&self, moments: MigrationTimeline) -> ClientsOutcome {
+        let Self {
+            requests,
+            datagrams,
+        } = self;
+        ClientsOutcome {
+            requests: requests.count(),
+            request_gaps_ms: Gaps::find(&requests.answered, moments),
+            datagrams: datagrams.sent,
+            lost: datagrams.lost.len(),
+            repeated: datagrams.repeated.len(),
+            datagram_gaps_ms: Gaps::find(&datagrams.answered, moments),
+        }
+    }
+}
+
+/// Runs both clients on the guest's network while `migrate` moves the guest over `line`. `pids` are
+/// the processes of the testbed.
+pub(super) fn serve(
+    network: &GuestNetwork,
+    line: &Network,
+    pids: impl Fn() -> Vec<u32>,
+    run: &mut Run,
+    migrate: impl FnOnce() -> Result<MoveOutcome, BenchError>,
+) -> Result<(MoveOutcome, Answers), BenchError> {
     let guest: Ipv4Addr = GuestNetwork::GUEST.parse().unwrap_or(Ipv4Addr::LOCALHOST);
     let server = SocketAddr::from((guest, CLIENTS_PORT));
     let failed = |source| BenchError::Clients { server, source };
     let stream = network.client().run(|| TcpStream::connect(server))?;
     let stream = stream.map_err(failed)?;
     let stop = AtomicBool::new(false);
-    let pids = testbed.pids();
     let (moved, requests, datagrams) = std::thread::scope(|scope| {
         let requests = scope.spawn(|| run_requests(stream, INTERVAL, &stop));
         let pace = Pace::FixedTimes(INTERVAL);
         let datagrams = DatagramClient::start(network.client(), server, 1, pace);
         std::thread::sleep(BEFORE);
-        let bytes = testbed.network.bytes();
-        let meter = CpuMeter::start(&pids);
-        let moved = migrate(testbed, case, program, args);
+        let bytes = line.bytes();
+        let meter = CpuMeter::start(&pids());
+        let moved = migrate();
+        let pids = pids();
         run.others_cores = meter.others_cores(&pids);
         run.cpu_seconds = meter.own_seconds(&pids);
-        if let (Ok(before), Ok(after)) = (bytes, testbed.network.bytes()) {
+        if let (Ok(before), Ok(after)) = (bytes, line.bytes()) {
             run.bytes = Some(after.saturating_sub(before));
         }
         if moved.is_ok() {
@@ -63,27 +116,12 @@ pub(super) fn measure(
         (moved, join(requests), datagrams)
     });
     let moved = moved?;
-    run.take(&moved);
-    let (left, resumed) = testbed.switch()?;
-    run.downtime_ms = Some(resumed.happened.saturating_sub(left.happened).as_secs_f64() * 1e3);
-    let moments = MigrationTimeline {
-        started: moved.started,
-        stop: left.instant(),
-        resume: resumed.instant(),
-        ended: moved.ended,
-    };
     let (requests, datagrams) = (requests.map_err(failed)?, datagrams?.map_err(failed)?);
-    run.clients = Some(ClientsOutcome {
-        requests: requests.count(),
-        request_gaps_ms: Gaps::find(&requests.answered, moments),
-        datagrams: datagrams.sent,
-        lost: datagrams.lost.len(),
-        repeated: datagrams.repeated.len(),
-        datagram_gaps_ms: Gaps::find(&datagrams.answered, moments),
-    });
-    let verdict = testbed.destination.sweep(LONG)?;
-    match verdict.ok {
-        true => Ok(()),
-        false => Err(BenchError::BadPages(verdict.bad)),
-    }
+    Ok((
+        moved,
+        Answers {
+            requests,
+            datagrams,
+        },
+    ))
 }

@@ -1,6 +1,7 @@
 //! Measures one case: boots the guest, moves it, and has it check its memory.
 
 mod clients;
+mod domain;
 mod migration;
 mod scan;
 mod threads;
@@ -17,12 +18,18 @@ use crate::testbed::Testbed;
 /// Measures a case once. A failure is stored in the run.
 pub(crate) fn measure(case: &Case, program: &Path, round: u32, args: &Args) -> Run {
     let mut run = Run::new(case, round);
-    let measured = Testbed::boot(case, args).and_then(|testbed| match case.workload.kind() {
-        Kind::Move => migration::measure(case, &testbed, program, args, &mut run),
-        Kind::Scan => scan::measure(case, &testbed, program, args, &mut run),
-        Kind::Clients => clients::measure(case, &testbed, program, args, &mut run),
-        Kind::Web => web::measure(case, &testbed, program, args, &mut run),
-    });
+    let measured = match case.workload.kind() {
+        Kind::Domain => domain::measure(case, program, args, &mut run),
+        kind => Testbed::boot(case, args).and_then(|testbed| {
+            let measure = match kind {
+                Kind::Scan => scan::measure,
+                Kind::Clients => clients::measure,
+                Kind::Web => web::measure,
+                Kind::Move | Kind::Domain => migration::measure,
+            };
+            measure(case, &testbed, program, args, &mut run)
+        }),
+    };
     if let Err(error) = measured {
         run.failure = Some(error_reporter::Report::new(&error).to_string());
     }

@@ -72,12 +72,13 @@ fn busy_seconds() -> f64 {
 }
 
 fn own_seconds(pids: &[u32]) -> f64 {
-    // This process and its children: the ones it has waited for, and the running ones.
-    stat("self", &[11, 12, 13, 14])
-        + pids
-            .iter()
-            .map(|pid| stat(&pid.to_string(), &[11, 12]))
-            .sum::<f64>()
+    // Also of their children that have ended: a host's first process waits for all of its others.
+    const WITH_CHILDREN: [usize; 4] = [11, 12, 13, 14];
+    let others = pids
+        .iter()
+        .map(|pid| stat(&pid.to_string(), &WITH_CHILDREN))
+        .sum::<f64>();
+    stat("self", &WITH_CHILDREN) + others
 }
 
 /// Sums fields of `/proc/PID/stat`, counted from the state field (number 3 in proc(5)).

@@ -19,7 +19,7 @@ pub(crate) use guest_account::{GuestAccount, GuestInterval};
 pub(crate) use host_cpu::{CpuMeter, wait_until_idle};
 pub(crate) use http_clients::{Demand, INTERVAL, Responses, Span, run_clients};
 pub(crate) use kvm_trace::{KvmEvent, KvmEventKind, KvmTrace};
-pub(crate) use request_client::run_requests;
+pub(crate) use request_client::{Requests, run_requests};
 pub(crate) use time::seconds_between;
 pub(crate) use traffic::{Sent, record_traffic, throughput, traffic_rates};
 pub(crate) use vcpu_time::vcpu_time_ns;

@@ -3,12 +3,12 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use hikkoshi_lab::{Namespace, Vm};
+use hikkoshi_lab::Vm;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -16,7 +16,7 @@ use super::outcome::MoveOutcome;
 use crate::args::Args;
 use crate::error::BenchError;
 use crate::plan::Variant;
-use crate::testbed::Testbed;
+use crate::testbed::{DomainTestbed, Testbed};
 
 /// How long the destination may take until it listens, and either side until it exits.
 const SOON: Duration = Duration::from_secs(30);
@@ -52,12 +52,17 @@ impl HikkoshiMigration {
         let open = if encrypted { "--invite" } else { "--plaintext" };
         let mut words = vec!["receive", "--listen", testbed.network.address(), open];
         words.extend(variant.receive_words());
+        let on = |vm: &Vm, mut command: Command| {
+            command.arg("--qmp").arg(vm.qmp_path());
+            command
+        };
         let mut receive = Side::start(
             "receive",
-            program,
-            testbed.network.destination(),
+            on(
+                &testbed.destination,
+                testbed.network.destination().command(program),
+            ),
             &words,
-            &testbed.destination,
             &report("receive"),
             variant.log(),
         )?;
@@ -84,13 +89,55 @@ impl HikkoshiMigration {
         let started = Instant::now();
         let migrate = Side::start(
             "migrate",
-            program,
-            testbed.network.source(),
+            on(&testbed.source, testbed.network.source().command(program)),
             &words,
-            &testbed.source,
             &report("migrate"),
             log,
         )?;
+        Ok(Self {
+            receive,
+            migrate,
+            started,
+            report: report("migrate"),
+            received: report("receive"),
+        })
+    }
+
+    /// Starts to move a domain from one libvirt daemon to the other, without TLS, as libvirt does.
+    pub(crate) fn start_domain(
+        testbed: &DomainTestbed<'_>,
+        program: &Path,
+        mode: &str,
+        args: &Args,
+    ) -> Result<Self, BenchError> {
+        let report = |name: &str| testbed.folder.join(format!("{name}.json"));
+        let address = testbed.network.address();
+        let words = [
+            "receive",
+            "--connect",
+            "qemu:///system",
+            "--listen",
+            address,
+            "--plaintext",
+        ];
+        let command = testbed.destination.command(program);
+        let mut receive = Side::start("receive", command, &words, &report("receive"), None)?;
+        receive.wait_listening()?;
+        let downtime = args.max_downtime.to_string();
+        let words = [
+            "migrate",
+            "--domain",
+            testbed.domain.name(),
+            address,
+            "--plaintext",
+            "--mode",
+            mode,
+            "--max-downtime",
+            &downtime,
+        ];
+        let started = Instant::now();
+        let command = testbed.source.command(program);
+        let migrate = Side::start("migrate", command, &words, &report("migrate"), None)?;
         Ok(Self {
             receive,
             migrate,
@@ -180,25 +227,21 @@ struct Side {
 }
 
 impl Side {
+    /// Starts `command`, the program on its host, with these and the common arguments.
     fn start(
         name: &'static str,
-        program: &Path,
-        host: &Namespace,
+        mut command: Command,
         arguments: &[&str],
-        vm: &Vm,
         report: &Path,
         log: Option<&str>,
     ) -> Result<Self, BenchError> {
         let failed = |source| BenchError::Program { side: name, source };
-        let mut child = host
-            .command(program)
+        let mut child = command
             .args(arguments)
             .envs(log.map(|selected| ("HIKKOSHI_LOG", selected)))
             .args(["--progress", "json"])
             // On a tmpfs, as /run is on a host with systemd.
             .args(["--journal", JOURNAL])
-            .arg("--qmp")
-            .arg(vm.qmp_path())
             .arg("--json")
             .arg(report)
             .stdin(Stdio::null())

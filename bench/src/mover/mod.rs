@@ -1,9 +1,11 @@
-//! Moves the guest, with hikkoshi or with QEMU's own migration.
+//! Moves the guest, with hikkoshi, with QEMU's own migration, or with libvirt.
 
+mod domain;
 mod hikkoshi;
 mod outcome;
 mod qemu;
 
+pub(crate) use domain::migrate_domain;
 pub(crate) use hikkoshi::HikkoshiMigration;
 pub(crate) use outcome::MoveOutcome;
 pub(crate) use qemu::migrate as qemu_migrate;
@@ -43,6 +45,6 @@ pub(crate) fn migrate(
             migration.switch_at_once = case.system.switches_at_once();
             qemu_migrate(&migration, testbed, give_up)
         }
-        (None, None) => unreachable!("every system is hikkoshi or QEMU"),
+        (None, None) => unreachable!("libvirt moves domains only"),
     }
 }

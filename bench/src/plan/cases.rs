@@ -11,7 +11,7 @@ use super::written::Written;
 pub(super) fn all() -> Vec<Case> {
     use System::{
         HikkoshiHybrid, HikkoshiPostcopy, HikkoshiPrecopy, QemuMultifd, QemuPostcopy,
-        QemuPostcopyAtOnce, QemuPrecopy, QemuPreempt,
+        QemuPostcopyAtOnce, QemuPrecopy, QemuPreempt, VirshPostcopy, VirshPrecopy,
     };
     use Variant::{
         Links, NoBound, NoDrain, NoFollow, NoHotFirst, NoPriority, NoReadAhead, Plain, Poll,
@@ -157,6 +157,19 @@ pub(super) fn all() -> Vec<Case> {
         Workload::Debian,
         5,
         &both.map(|system| (system, Plain)),
+    );
+    let domains = [
+        VirshPrecopy,
+        HikkoshiPrecopy,
+        VirshPostcopy,
+        HikkoshiHybrid,
+        HikkoshiPostcopy,
+    ];
+    add(
+        TEN,
+        Workload::Domain,
+        5,
+        &domains.map(|system| (system, Plain)),
     );
     let servers = [HikkoshiHybrid, QemuPreempt, HikkoshiPostcopy, QemuPrecopy];
     add(

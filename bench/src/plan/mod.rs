@@ -164,6 +164,26 @@ mod tests {
     }
 
     #[test]
+    fn domains_are_moved_by_libvirt_and_by_hikkoshi() {
+        let plan = plan(&["--only", "libvirt"]).unwrap();
+        let names: Vec<_> = plan.cases.iter().map(|case| case.system.name()).collect();
+        assert_eq!(
+            names,
+            [
+                "virsh-precopy",
+                "hikkoshi-precopy",
+                "virsh-postcopy",
+                "hikkoshi-hybrid",
+                "hikkoshi-postcopy"
+            ]
+        );
+        for case in all() {
+            let by_virsh = case.system.virsh_options().is_some();
+            assert!(!by_virsh || case.workload == Workload::Domain, "{case}");
+        }
+    }
+
+    #[test]
     fn a_variant_becomes_options() {
         assert!(Variant::Plain.migrate_words().is_empty());
         assert_eq!(Variant::Links(4).migrate_words(), ["--links", "4"]);

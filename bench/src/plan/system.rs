@@ -26,6 +26,10 @@ pub(crate) enum System {
     QemuPostcopyAtOnce,
     /// As [`System::QemuPostcopy`], with a separate connection for urgent pages.
     QemuPreempt,
+    /// libvirt's `virsh migrate --live`: QEMU's pre-copy.
+    VirshPrecopy,
+    /// The same with `--postcopy`, after one round of pre-copy.
+    VirshPostcopy,
 }
 
 impl System {
@@ -50,6 +54,22 @@ impl System {
         }
     }
 
+    /// The options of `virsh migrate`, if the system is libvirt.
+    pub(crate) fn virsh_options(self) -> Option<&'static [&'static str]> {
+        match self {
+            Self::VirshPrecopy => Some(&[]),
+            // MiB a second: the guest writes more than this limit lets pass in `--max-downtime`, so
+            // pre-copy does not complete in its first round. Post-copy is not limited.
+            Self::VirshPostcopy => Some(&[
+                "--bandwidth",
+                "32",
+                "--postcopy",
+                "--postcopy-after-precopy",
+            ]),
+            _ => None,
+        }
+    }
+
     /// Whether QEMU switches before the first round is complete.
     pub(crate) fn switches_at_once(self) -> bool {
         self == Self::QemuPostcopyAtOnce
@@ -64,6 +84,7 @@ impl System {
                 | Self::QemuPostcopy
                 | Self::QemuPostcopyAtOnce
                 | Self::QemuPreempt
+                | Self::VirshPostcopy
         )
     }
 
@@ -78,6 +99,8 @@ impl System {
             Self::QemuPostcopy => "qemu-postcopy",
             Self::QemuPostcopyAtOnce => "qemu-postcopy-at-once",
             Self::QemuPreempt => "qemu-preempt",
+            Self::VirshPrecopy => "virsh-precopy",
+            Self::VirshPostcopy => "virsh-postcopy",
         }
     }
 }

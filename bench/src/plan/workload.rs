@@ -96,6 +96,8 @@ pub(crate) enum Workload {
     Disk100,
     /// Answers two clients, each a thousand times a second.
     Clients,
+    /// As [`Workload::Clients`], as a domain of libvirt with a disk, between two daemons.
+    Domain,
     /// A whole Debian with its network card and two disks, which writes some pages and checks its
     /// disks.
     Debian,
@@ -125,6 +127,8 @@ pub(crate) enum Kind {
     Clients,
     /// The guest is moved while clients request files from it.
     Web,
+    /// The guest is a domain of libvirt, and is moved while two clients wait for its answers.
+    Domain,
 }
 
 impl Workload {
@@ -148,6 +152,7 @@ impl Workload {
             | Self::NanoTasks(_)
             | Self::NanoTimeline => Kind::Scan,
             Self::Clients => Kind::Clients,
+            Self::Domain => Kind::Domain,
             Self::Web | Self::NanoWeb => Kind::Web,
             _ => Kind::Move,
         }
@@ -168,7 +173,7 @@ impl Workload {
                 Self::Disk20 | Self::Disk100 => GuestWorkload::dirty(DISK_WRITTEN_MIB)
                     .rate(DISK_WRITES)
                     .with_direct_reads(DISK_ARENA_MIB),
-                Self::Clients => GuestWorkload::dirty(CLIENTS_WRITTEN_MIB)
+                Self::Clients | Self::Domain => GuestWorkload::dirty(CLIENTS_WRITTEN_MIB)
                     .rate(CLIENTS_WRITES)
                     .with_server(CLIENTS_PORT),
                 Self::Debian => GuestWorkload::dirty(DEBIAN_WRITTEN_MIB)
@@ -200,7 +205,7 @@ impl Workload {
     pub(crate) fn has_network_card(self) -> bool {
         matches!(
             self,
-            Self::Clients | Self::Debian | Self::Web | Self::NanoWeb
+            Self::Clients | Self::Domain | Self::Debian | Self::Web | Self::NanoWeb
         )
     }
 
@@ -264,6 +269,7 @@ impl Workload {
             Self::Disk20 => "disk20",
             Self::Disk100 => "disk100",
             Self::Clients => "clients",
+            Self::Domain => "libvirt",
             Self::Debian => "debian",
             Self::Web => "web",
             Self::NanoScan => "nano-scan",
@@ -302,6 +308,9 @@ impl Workload {
                 "clients: requests over TCP and datagrams, 1,000 a second each; {CLIENTS_WRITES} \
                  pages written a second"
             ),
+            Self::Domain => {
+                "libvirt: as clients, a domain of libvirt with private memory and a disk".to_owned()
+            }
             Self::Debian => format!(
                 "debian: a whole Debian, two processors, network card and two disks; \
                  {DEBIAN_WRITES} pages written a second"

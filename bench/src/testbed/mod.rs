@@ -3,8 +3,10 @@
 
 mod delay_relay;
 mod disk;
+mod domain;
 mod network;
 
+pub(crate) use domain::{DomainHosts, DomainTestbed};
 pub(crate) use network::Network;
 
 use std::time::{Duration, Instant};

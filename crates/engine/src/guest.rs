@@ -364,6 +364,13 @@ pub trait DestinationGuest: Send {
         Ok(None)
     }
 
+    /// Whether the machine can still take the guest; an error ends the migration, and says why not.
+    /// Called now and then while the guest runs at the source and its memory is received. Must not
+    /// wait for the machine.
+    fn check_receiving(&mut self) -> Result<(), GuestError> {
+        Ok(())
+    }
+
     /// Loads the device state. This accesses guest memory: with post-copy, faults are handled
     /// meanwhile.
     fn load_device_state(&mut self, state: Vec<u8>) -> Result<(), GuestError>;

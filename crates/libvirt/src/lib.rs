@@ -41,7 +41,7 @@
 //! refused, as `virsh migrate` does. Events that come while the daemon is away are lost. libvirt's
 //! events and hooks at the destination are those of a restored domain. Daemons on other hosts are
 //! refused, because the guest's memory is reached through its process. A user's own daemon
-//! (`qemu:///session`) was not tried.
+//! (`qemu:///session`) receives no domains: docs/libvirt.md.
 
 #[cfg(feature = "libvirt")]
 mod changes;

@@ -32,7 +32,9 @@ pub(crate) fn run_folder(uri: &str) -> Result<PathBuf, DomainError> {
             let runtime =
                 std::env::var_os("XDG_RUNTIME_DIR").ok_or_else(|| DomainError::Connect {
                     uri: uri.to_owned(),
-                    what: "XDG_RUNTIME_DIR is not set, so the user's daemon cannot be found"
+                    what: "XDG_RUNTIME_DIR is not set, which says where the user's daemon is (as root: \
+                           set it to that of the user, and name the daemon's socket, \
+                           $XDG_RUNTIME_DIR/libvirt/libvirt-sock, by '?socket=' in the URI)"
                         .to_owned(),
                 })?;
             Ok(Path::new(&runtime).join("libvirt/qemu/run"))

@@ -67,7 +67,7 @@ pub use kernel_thread::{is_kernel_worker, kernel_thread_name};
 pub use monotonic::monotonic_ns;
 pub use pagemap::{PageCategories, PageQuery, Pagemap};
 pub use priority::{Priority, PriorityClass};
-pub use process::{CAP_SYS_PTRACE, Process};
+pub use process::{CAP_SYS_ADMIN, CAP_SYS_PTRACE, Process};
 pub use remote_file::{ReopenError, close_in, reopen_for_writing};
 pub use rustix::io::Errno;
 pub use sandbox::sandbox_thread;

@@ -162,6 +162,49 @@ fn check_of_a_domain() {
     assert!(exit.stderr.contains(lost), "{exit:?}");
 }
 
+/// A user's own daemon. Root reaches its domains by the daemon's socket; the user itself may not
+/// suspend QEMU's seccomp filter, whoever may open `/dev/userfaultfd`.
+#[test]
+#[ignore = "the same program, another daemon: make test-libvirt"]
+fn check_of_a_domain_of_a_users_daemon() {
+    if !built_with_libvirt() {
+        return;
+    }
+    let env = TestEnv::new();
+    let (folder, program) = write_domain(&env, DOMAIN);
+    let script = format!(
+        r#"chmod a+rwx {folder}; truncate --size 16M {folder}/disk; chmod a+rw {folder}/disk
+         echo 'user:x:1000:1000::/home/user:/bin/bash' >>/etc/passwd
+         export XDG_RUNTIME_DIR=/run/user/1000
+         mkdir -p /home/user $XDG_RUNTIME_DIR
+         chown 1000:1000 /home/user $XDG_RUNTIME_DIR
+         user() {{ setpriv --reuid 1000 --regid 1000 --clear-groups env HOME=/home/user "$@"; }}
+         chmod a+rw /dev/userfaultfd || true
+         user virtlogd --daemon; user libvirtd --daemon
+         user virsh -q --connect qemu:///session create {folder}/xml
+         {program} check --domain guest \
+             --connect "qemu:///session?socket=$XDG_RUNTIME_DIR/libvirt/libvirt-sock"
+         user {program} check --domain guest --connect qemu:///session
+         unset XDG_RUNTIME_DIR
+         {program} check --domain guest --connect qemu:///session && exit 99 || exit $?"#,
+    );
+    let exit = on_libvirt_host(env.folder(), &script);
+    assert_eq!(exit.code, Some(1), "{exit:?}");
+    let can: Vec<_> = exit
+        .stdout
+        .lines()
+        .filter(|line| line.starts_with("the guest can be moved"))
+        .collect();
+    let all = "the guest can be moved: precopy, postcopy, hybrid";
+    assert_eq!(can, [all, "the guest can be moved: postcopy"], "{exit:?}");
+    let obstacle = "it runs under seccomp (QEMU's -sandbox), whose filter can be suspended only";
+    assert!(exit.stdout.contains(obstacle), "{exit:?}");
+    assert!(
+        exit.stderr.contains("XDG_RUNTIME_DIR is not set"),
+        "{exit:?}"
+    );
+}
+
 /// Runs a part of `libvirt_moves.sh`.
 fn moves(env: &TestEnv, test: &str) -> Exit {
     let build = concat!(env!("CARGO_MANIFEST_DIR"), "/../build");

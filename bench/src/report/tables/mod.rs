@@ -43,7 +43,9 @@ pub(crate) fn tables(runs: &[Run]) -> Vec<Table> {
             Workload::NanoScan => tables.push(nano_scans(group)),
             load if load.kind() == Kind::Scan => tables.push(scans(group)),
             load if load.disk_bytes_per_second().is_some() => tables.push(disks(group)),
-            load if load.kind() == Kind::Clients => tables.push(clients(group, runs)),
+            load if matches!(load.kind(), Kind::Clients | Kind::Domain) => {
+                tables.push(clients(group, runs));
+            }
             load if load.kind() == Kind::Web => tables.push(web(group, runs)),
             _ => tables.extend(moves(group)),
         }

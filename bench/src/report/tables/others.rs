@@ -134,6 +134,8 @@ pub(super) fn clients(group: &[&Row], runs: &[Run]) -> Table {
         lines.push(vec![
             name(row),
             number(row.downtime_ms, 1),
+            number(row.own_downtime_ms, 1),
+            number(row.total_ms.map(|ms| ms / 1e3), 2),
             both(|clients| clients.request_gaps_ms.longest),
             both(|clients| clients.request_gaps_ms.until_stop),
             both(|clients| clients.request_gaps_ms.switchover),
@@ -153,6 +155,8 @@ pub(super) fn clients(group: &[&Row], runs: &[Run]) -> Table {
         head: vec![
             "system",
             "downtime ms",
+            "reported",
+            "total s",
             "requests: longest gap, ms",
             "until STOP",
             "switchover",

@@ -274,6 +274,41 @@ fn a_guest_that_does_not_fit_is_refused() {
     assert_eq!(done.destination_calls.count("prepare"), 0);
 }
 
+/// It is noticed while memory is received: the source sends nothing until the destination has given
+/// up.
+#[test]
+fn a_machine_that_cannot_take_the_guest_any_more_is_noticed_in_precopy() {
+    for mode in [Mode::Precopy, Mode::Hybrid] {
+        for ended in [false, true] {
+            let setup = Setup::new(mode);
+            let script = Arc::clone(&setup.destination.script);
+            let process = Arc::clone(&setup.destination.ended);
+            match ended {
+                true => script.at("check_receiving", move || {
+                    process.store(true, Ordering::Relaxed);
+                    Ok(())
+                }),
+                false => script.fail("check_receiving"),
+            }
+            setup.source.script.at("take", move || {
+                while script.count("release") == 0 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Ok(())
+            });
+            let done = setup.run();
+            let (source, destination) = done.at_source();
+            match ended {
+                true => assert!(destination.contains("has ended"), "{destination}"),
+                false => assert_eq!(destination, "check_receiving does not work"),
+            }
+            assert_eq!(source, format!("the destination failed: {destination}"));
+            assert_eq!(done.source_calls.count("pause"), 0);
+            assert_eq!(done.destination_calls.count("load_device_state"), 0);
+        }
+    }
+}
+
 #[test]
 fn a_device_state_that_cannot_be_loaded() {
     for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {

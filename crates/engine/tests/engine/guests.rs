@@ -373,6 +373,10 @@ impl DestinationGuest for TestDestination {
         Ok((Arc::clone(userfault), hosts))
     }
 
+    fn check_receiving(&mut self) -> Result<(), GuestError> {
+        self.script.call("check_receiving")
+    }
+
     fn load_device_state(&mut self, state: Vec<u8>) -> Result<(), GuestError> {
         self.script.call("load_device_state")?;
         assert!(state == device_state(self.device_bytes), "device state");

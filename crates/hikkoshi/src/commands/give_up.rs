@@ -12,6 +12,7 @@ use hikkoshi_engine::{
     CancelFlag, DestinationGuest, MigrateControl, ReceiveControl, give_up_migrate, give_up_receive,
 };
 use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
+use hikkoshi_qemu::qmp::MonitorAddress;
 use hikkoshi_qemu::{ExitedDestination, QemuSource};
 
 use crate::args::{Migrate, Receive, RunOptions};
@@ -107,6 +108,11 @@ pub(super) fn destination(
     let (file, entry) =
         find::<DestinationEntry>(NamedGuest::destination(args).as_ref(), &args.run, file)?;
     let (stage, pid) = (entry.engine.stage, entry.qemu.identity.pid);
+    let here = match entry.qemu.identity.monitor {
+        // It was ended, because its guest has not run.
+        MonitorAddress::Domain { .. } => "nothing is left of its domain here",
+        MonitorAddress::Socket(_) => "end this QEMU",
+    };
     require_confirmation(&args.run, destination_consequence(stage))?;
     let again = resume_command::<DestinationEntry>(file.path());
     let cannot = |reason, error: &dyn Error| {
@@ -137,7 +143,7 @@ pub(super) fn destination(
         }
         DestinationStage::Ready => given_up(Status::AtSource)
             .with(format!(
-                "the guest has not run here and never will: end this QEMU. The source \
+                "the guest has not run here and never will: {here}. The source \
                  resumes the guest when this is reported to it: {again} waits for the source"
             ))
             .resumed_by(again),

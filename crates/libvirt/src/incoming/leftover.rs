@@ -38,7 +38,7 @@ fn prefix(uuid: &str) -> String {
     format!("domain-{uuid}-")
 }
 
-/// Ends what is left of the domain, and refuses one that runs.
+/// Ends what is left of the domain, and refuses one that runs, or was saved here.
 pub(super) fn end(
     uri: &str,
     offer: &DomainOffer,
@@ -83,7 +83,16 @@ pub(super) fn end(
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    Ok(())
+    // libvirt would keep it, and restore it when the domain is started again.
+    let saved = Domain::lookup_by_uuid_string(&connection, &offer.uuid)
+        .and_then(|domain| domain.has_managed_save(0));
+    match saved {
+        Ok(true) => Err(IncomingError::Saved {
+            name: offer.name.clone(),
+            uri: uri.to_owned(),
+        }),
+        Ok(false) | Err(_) => Ok(()),
+    }
 }
 
 fn is_active(connection: &Connection, offer: &DomainOffer) -> bool {

@@ -61,6 +61,18 @@ pub enum IncomingError {
         /// libvirt's message.
         what: String,
     },
+    /// An earlier state of it is kept.
+    #[error(
+        "creating the domain {name}: it has a managed save image at {uri}, which its next start there \
+         would restore, on disks that are newer by then (remove it with 'virsh managedsave-remove \
+         {name}')"
+    )]
+    Saved {
+        /// The domain.
+        name: String,
+        /// The daemon.
+        uri: String,
+    },
     /// It takes too long.
     #[error("creating the domain {name}: libvirt has not started QEMU within {} s", START_TIMEOUT.as_secs())]
     TimedOut {

@@ -129,7 +129,14 @@ impl Restore {
 
 impl MachineOwner for Restore {
     fn failure(&mut self) -> Option<String> {
-        Some(format!("libvirt: {}", self.poll()?.as_ref().err()?.message))
+        let message = self.poll()?.as_ref().err()?.message.clone();
+        Some(match self.connection.is_alive() {
+            true => format!("libvirt: {message}"),
+            false => format!(
+                "libvirt's daemon has ended while it restored the domain, which it does not \
+                 continue when it is started again: {message}"
+            ),
+        })
     }
 
     fn cards(&self) -> Vec<OwnedCard> {

@@ -2,7 +2,7 @@
 
 use std::{fs, io};
 
-use hikkoshi_linux::{CAP_SYS_PTRACE, Process};
+use hikkoshi_linux::{CAP_SYS_ADMIN, CAP_SYS_PTRACE, Process};
 use thiserror::Error;
 
 /// `CAP_NET_RAW`, `linux/capability.h`.
@@ -22,23 +22,40 @@ pub struct Privileges {
 
 /// No way to a userfaultfd in QEMU's process is open.
 #[derive(Debug, Error)]
-#[error(
-    "a userfaultfd cannot be created in QEMU's process {pid}, which lacks the capability \
-     CAP_SYS_PTRACE (set sysctl vm.unprivileged_userfaultfd=1, or run hikkoshi as a user that may \
-     open /dev/userfaultfd, Linux 6.1 and later): opening /dev/userfaultfd"
-)]
-pub struct NoUserfaultfd {
-    /// The process.
-    pub pid: u32,
-    /// The error of the device.
-    pub source: io::Error,
+pub enum NoUserfaultfd {
+    /// The kernel does not allow it.
+    #[error(
+        "a userfaultfd cannot be created in QEMU's process {pid}, which lacks the capability \
+         CAP_SYS_PTRACE (set sysctl vm.unprivileged_userfaultfd=1, or run hikkoshi as a user that \
+         may open /dev/userfaultfd, Linux 6.1 and later): opening /dev/userfaultfd"
+    )]
+    NotPermitted {
+        /// The process.
+        pid: u32,
+        /// The error of the device.
+        source: io::Error,
+    },
+    /// No system call can be executed in the process.
+    #[error(
+        "a userfaultfd cannot be created in QEMU's process {pid}: it runs under seccomp (QEMU's \
+         -sandbox), whose filter can be suspended only with CAP_SYS_ADMIN (run hikkoshi as root or \
+         with that capability)"
+    )]
+    Sandboxed {
+        /// The process.
+        pid: u32,
+    },
 }
 
 /// Checks that one of the ways to a userfaultfd in `process` is open
 /// (`Documentation/admin-guide/mm/userfaultfd.rst`, "Creating a userfaultfd").
 pub(crate) fn check_userfaultfd(process: &Process) -> Result<(), NoUserfaultfd> {
     let pid = process.pid();
-    let theirs = capabilities(&pid.to_string());
+    let status = status(&pid.to_string());
+    if is_sandboxed(&status) && !has(capabilities("self"), CAP_SYS_ADMIN) {
+        return Err(NoUserfaultfd::Sandboxed { pid });
+    }
+    let theirs = parse(&status).unwrap_or(0);
     if has(theirs, CAP_SYS_PTRACE) || unprivileged_allowed() {
         return Ok(());
     }
@@ -48,7 +65,7 @@ pub(crate) fn check_userfaultfd(process: &Process) -> Result<(), NoUserfaultfd> 
         .open("/dev/userfaultfd");
     match device {
         Ok(_) => Ok(()),
-        Err(source) => Err(NoUserfaultfd { pid, source }),
+        Err(source) => Err(NoUserfaultfd::NotPermitted { pid, source }),
     }
 }
 
@@ -70,8 +87,18 @@ fn has(capabilities: u64, number: u32) -> bool {
 
 /// The effective capabilities of a process; none if they cannot be read.
 fn capabilities(pid: &str) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    parse(&status).unwrap_or(0)
+    parse(&status(pid)).unwrap_or(0)
+}
+
+fn status(pid: &str) -> String {
+    fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default()
+}
+
+/// Whether the process runs under seccomp (proc_pid_status(5)).
+fn is_sandboxed(status: &str) -> bool {
+    let mut lines = status.lines();
+    let mode = lines.find_map(|line| line.strip_prefix("Seccomp:"));
+    mode.is_some_and(|mode| mode.trim() != "0")
 }
 
 fn parse(status: &str) -> Option<u64> {
@@ -95,6 +122,10 @@ mod tests {
         let mask = parse(status).unwrap();
         assert!(has(mask, CAP_NET_RAW) && has(mask, CAP_SYS_PTRACE));
         assert!(!has(mask, 0));
+        assert!(!is_sandboxed(status) && !is_sandboxed("Seccomp:\t0\nSeccomp_filters:\t0\n"));
+        assert!(is_sandboxed(
+            "NoNewPrivs:\t1\nSeccomp:\t2\nSeccomp_filters:\t1\n"
+        ));
         assert_eq!(parse("CapEff:\tnothing\n"), None);
         assert_eq!(parse(""), None);
     }

@@ -67,6 +67,13 @@ impl DestinationGuest for QemuDestination {
         Ok(Some(created))
     }
 
+    fn check_receiving(&mut self) -> Result<(), GuestError> {
+        match &mut self.piped {
+            Some(piped) => piped.check_receiving().map_err(GuestError::new),
+            None => Ok(()),
+        }
+    }
+
     fn load_device_state(&mut self, state: Vec<u8>) -> Result<(), GuestError> {
         self.load(state).map_err(GuestError::new)
     }

@@ -1,7 +1,8 @@
 //! A domain's XML.
 
+use crate::artifacts::ovmf;
 use crate::vm::KERNEL_ARGUMENTS;
-use crate::{DEFAULT_MACHINE, Disk, GuestNetwork, LabError, Workload, initramfs, kernel};
+use crate::{DEFAULT_MACHINE, Disk, Firmware, GuestNetwork, LabError, Workload, initramfs, kernel};
 
 /// Where the guest's console is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -23,6 +24,7 @@ pub struct DomainConfig {
     pub(super) disks: Vec<Disk>,
     bridge: Option<&'static str>,
     pub(super) console: DomainConsole,
+    firmware: Firmware,
     elements: String,
     devices: String,
     pub(super) persistent: bool,
@@ -42,6 +44,7 @@ impl DomainConfig {
             disks: Vec::new(),
             bridge: None,
             console: DomainConsole::Socket,
+            firmware: Firmware::Default,
             elements: String::new(),
             devices: String::new(),
             persistent: false,
@@ -88,6 +91,14 @@ impl DomainConfig {
     #[must_use]
     pub fn console(mut self, console: DomainConsole) -> Self {
         self.console = console;
+        self
+    }
+
+    /// Sets the firmware. The file with the variables of [`Firmware::Ovmf`] is where libvirt puts
+    /// it, on each host another one.
+    #[must_use]
+    pub fn firmware(mut self, firmware: Firmware) -> Self {
+        self.firmware = firmware;
         self
     }
 
@@ -145,9 +156,18 @@ impl DomainConfig {
             ),
             DomainConsole::Terminal => "<serial type='pty'/>".to_owned(),
         });
+        let firmware = match self.firmware {
+            Firmware::Default => String::new(),
+            Firmware::Qboot => "<loader>qboot.rom</loader>".to_owned(),
+            Firmware::Ovmf => format!(
+                "<loader readonly='yes' type='pflash'>{}</loader><nvram template='{}'/>",
+                ovmf("code.fd")?.display(),
+                ovmf("vars.fd")?.display(),
+            ),
+        };
         Ok(format!(
             "<domain type='qemu'><name>{}</name>{}<memory unit='MiB'>{}</memory><vcpu>{}</vcpu>\
-             <os><type arch='x86_64' machine='{DEFAULT_MACHINE}'>hvm</type>\
+             <os><type arch='x86_64' machine='{DEFAULT_MACHINE}'>hvm</type>{firmware}\
              <kernel>{}</kernel><initrd>{}</initrd><cmdline>{command_line}</cmdline></os>\
              <features><acpi/><apic/></features>\
              <devices>{devices}{}<memballoon model='none'/></devices></domain>",

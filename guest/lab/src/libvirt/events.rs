@@ -20,7 +20,7 @@ const MARKER: &str = "<domain type='qemu'><name>marker</name><memory>1024</memor
 pub struct DomainEvents<'h> {
     host: &'h LibvirtHost,
     process: Child,
-    lines: Arc<Mutex<Vec<String>>>,
+    lines: Arc<Mutex<Vec<(Instant, String)>>>,
 }
 
 impl<'h> DomainEvents<'h> {
@@ -44,7 +44,7 @@ impl<'h> DomainEvents<'h> {
                     added
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner)
-                        .push(line);
+                        .push((Instant::now(), line));
                 }
             });
         }
@@ -63,22 +63,31 @@ impl<'h> DomainEvents<'h> {
     /// # Errors
     /// When the daemon does not answer.
     pub fn of(&self, domain: &str) -> Result<Vec<String>, LabError> {
+        let events = self.with_times(domain)?.into_iter();
+        Ok(events.map(|(_, event)| event).collect())
+    }
+
+    /// The same, each with the time at which it was received.
+    ///
+    /// # Errors
+    /// When the daemon does not answer.
+    pub fn with_times(&self, domain: &str) -> Result<Vec<(Instant, String)>, LabError> {
         self.mark()?;
         let named = format!(" for domain '{domain}'");
         let lines = self.lines();
-        let events = lines.iter().filter_map(|line| {
+        let events = lines.iter().filter_map(|(at, line)| {
             let (kind, details) = line.split_once(&named)?;
             let kind = kind.strip_prefix("event ")?.trim_matches('\'');
-            Some(format!("{kind}{details}"))
+            Some((*at, format!("{kind}{details}")))
         });
         Ok(events.collect())
     }
 
     /// Makes the daemon report something, and waits for that.
     fn mark(&self) -> Result<(), LabError> {
-        let marks = |lines: &[String]| {
-            let marks = lines.iter().filter(|line| line.contains("'marker'"));
-            marks.filter(|line| line.contains("Undefined")).count()
+        let marks = |lines: &[(Instant, String)]| {
+            let marks = lines.iter().filter(|(_, line)| line.contains("'marker'"));
+            marks.filter(|(_, line)| line.contains("Undefined")).count()
         };
         let before = marks(&self.lines());
         let deadline = Instant::now() + LONG;
@@ -96,11 +105,11 @@ impl<'h> DomainEvents<'h> {
         Err(LabError::TimedOut {
             what: format!("the events of {}", self.host.name()),
             after: LONG,
-            seen: self.lines().join("\n"),
+            seen: format!("{:#?}", self.lines()),
         })
     }
 
-    fn lines(&self) -> Vec<String> {
+    fn lines(&self) -> Vec<(Instant, String)> {
         self.lines
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

@@ -99,6 +99,16 @@ impl LibvirtHost {
         &self.folder
     }
 
+    /// The process IDs of everything that runs on the host, as this process sees them.
+    pub fn processes(&self) -> Vec<u32> {
+        let namespace = |pid: u32, kind: &str| fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok();
+        let own = namespace(self.process.id(), "pid_for_children");
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let all = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        all.filter(|&pid| own.is_some() && namespace(pid, "pid") == own)
+            .collect()
+    }
+
     /// A command that runs on the host. Its process is not the started one: that one waits for it,
     /// and the kernel kills it when that one ends.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {

@@ -314,7 +314,7 @@ impl<'a> IncomingMigration<'a> {
     /// reports that it is paused.
     fn fill(
         &mut self,
-        guest: &dyn DestinationGuest,
+        guest: &mut dyn DestinationGuest,
     ) -> Result<(SwitchMessage, Vec<u8>), DestinationFailure> {
         let doing = "receiving the guest";
         let mut digest = DeviceStateDigest::new();
@@ -324,6 +324,10 @@ impl<'a> IncomingMigration<'a> {
             let message = match self.session.next() {
                 None => {
                     self.silence.check(&self.context, doing)?;
+                    if guest.has_ended() {
+                        return Err(DestinationFailure::process_ended(guest));
+                    }
+                    guest.check_receiving()?;
                     continue;
                 }
                 Some(DestinationSessionEvent::Message(message)) => message,

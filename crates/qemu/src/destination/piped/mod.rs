@@ -180,6 +180,14 @@ impl PipedStream {
         self.owner.cards()
     }
 
+    /// Whether the owner still waits for the rest of the stream.
+    pub(super) fn check_receiving(&mut self) -> Result<(), PipedError> {
+        match self.owner.failure() {
+            Some(what) => Err(PipedError::Owner { what }),
+            None => Ok(()),
+        }
+    }
+
     /// Lets QEMU load a stream that [`stream::whole`] has made, but for its end.
     pub(super) fn load(
         &mut self,

@@ -1,0 +1,96 @@
+//! Moves of domains that are given up (`--resume --give-up`) after both engines were killed.
+#![allow(clippy::unwrap_used)] // a test's failure is the message
+
+use super::libvirt::built_with_libvirt;
+use super::libvirt_domains::assert_healthy;
+use hikkoshi_lab::Workload;
+use hikkoshi_lab::libvirt::{Domain, DomainConfig, LibvirtHosts};
+use hikkoshi_tests::MessageKind::{Commit, Pages};
+use hikkoshi_tests::{Breakpoint, DomainMove, DomainPlan, TestEnv};
+
+/// A domain without a disk: what a guest that continues from an earlier state would damage.
+fn domain(hosts: &LibvirtHosts) -> Domain<'_> {
+    let workload = Workload::verify(32).option("every_ms", 200);
+    Domain::boot(hosts, DomainConfig::new("guest", workload)).unwrap()
+}
+
+/// Starts a move by post-copy, and kills both engines.
+fn killed<'h>(env: &TestEnv, domain: &Domain<'h>, at: Breakpoint) -> DomainMove<'h> {
+    let hosts = domain.hosts();
+    let plan = DomainPlan::new("postcopy").hold_at(at);
+    let mut moving = DomainMove::start(env, domain, [&hosts.source, &hosts.destination], &plan);
+    moving.wait_held();
+    moving.migrate.kill();
+    moving.receive.kill();
+    moving.relay().cut();
+    moving
+}
+
+/// The guest may have been handed over, but has not run at the destination: its domain ends there.
+#[test]
+#[ignore = "as the same of a QEMU alone: make test-libvirt"]
+fn a_domain_that_has_not_run_is_given_up() {
+    if !built_with_libvirt() {
+        return;
+    }
+    let env = TestEnv::new();
+    let hosts = LibvirtHosts::start(env.lab()).unwrap();
+    let (source, destination) = (&hosts.source, &hosts.destination);
+    let domain = domain(&hosts);
+    let moving = killed(&env, &domain, Breakpoint::before(Commit));
+    assert_eq!(source.state("guest").unwrap(), "paused");
+    assert_eq!(destination.state("guest").unwrap(), "paused");
+
+    let exit = moving.give_up_receive(&[]);
+    exit.assert(
+        1,
+        &["the guest has not run here and never will: nothing is left of its domain here"],
+    );
+    assert_eq!(destination.state("guest").unwrap(), "absent");
+
+    let exit = moving.give_up_migrate(&[]);
+    let needs = ["two copies of the guest run", "--other-side-is-lost"];
+    exit.assert(2, &needs);
+    assert_eq!(source.state("guest").unwrap(), "paused");
+    let exit = moving.give_up_migrate(&["--other-side-is-lost"]);
+    exit.assert(1, &["the guest runs at the source"]);
+    assert_eq!(source.state("guest").unwrap(), "running");
+    assert_healthy(&domain, source);
+
+    // Nothing is in the way of the next move.
+    let order = [source, destination];
+    DomainMove::start(&env, &domain, order, &DomainPlan::new("hybrid")).complete();
+    assert_healthy(&domain, destination);
+}
+
+/// The guest runs at the destination, and pages are missing: it ends there, and continues at the
+/// source from the moment when it was paused.
+#[test]
+#[ignore = "as the same of a QEMU alone: make test-libvirt"]
+fn a_domain_with_missing_pages_is_given_up() {
+    if !built_with_libvirt() {
+        return;
+    }
+    let env = TestEnv::new();
+    let hosts = LibvirtHosts::start(env.lab()).unwrap();
+    let (source, destination) = (&hosts.source, &hosts.destination);
+    let domain = domain(&hosts);
+    let moving = killed(&env, &domain, Breakpoint::after(Pages).nth(300));
+    assert_eq!(source.state("guest").unwrap(), "paused");
+    assert_eq!(destination.state("guest").unwrap(), "running");
+
+    let exit = moving.give_up_receive(&[]);
+    exit.assert(2, &["would be ended", "--other-side-is-lost"]);
+    assert_eq!(destination.state("guest").unwrap(), "running");
+    let exit = moving.give_up_receive(&["--other-side-is-lost"]);
+    exit.assert(4, &["the guest has ended here"]);
+    assert_eq!(destination.state("guest").unwrap(), "absent");
+
+    let exit = moving.give_up_migrate(&[]);
+    exit.assert(2, &["otherwise two copies of the guest run"]);
+    let exit = moving.give_up_migrate(&["--other-side-is-lost"]);
+    exit.assert(1, &["the guest runs at the source"]);
+    assert_eq!(source.state("guest").unwrap(), "running");
+    assert!(moving.journals().is_empty(), "{:?}", moving.journals());
+    assert_healthy(&domain, source);
+}
