@@ -9,6 +9,7 @@
 mod allow_device;
 mod bytes;
 mod check;
+mod dashboard;
 mod demo;
 mod dirty_rate;
 mod domain;
@@ -34,6 +35,7 @@ use clap::{Parser, Subcommand};
 
 pub(crate) use allow_device::AllowDevice;
 pub(crate) use check::Check;
+pub(crate) use dashboard::Dashboard;
 pub(crate) use demo::Demo;
 pub(crate) use dirty_rate::DirtyRate;
 pub(crate) use domain::DomainOptions;
@@ -72,6 +74,11 @@ Exit status of report:
   0  The page was written
   2  The command line is invalid, or a file cannot be read or written
 
+Exit status of dashboard:
+  0  It was ended by Ctrl-C or SIGTERM
+  2  The command line or the environment is invalid, the address cannot be listened on, the
+     status folder cannot be used, or the process cannot give up its rights
+
 Environment:
   HIKKOSHI_LOG  What to log: off, error, warn (the default), info, debug or trace, for
                 all crates or for one (hikkoshi_qemu=debug)";
@@ -96,6 +103,8 @@ pub(crate) enum Command {
     DirtyRate(DirtyRate),
     /// Make a page about one migration, or one that compares several
     Report(Report),
+    /// Show this host's migrations on a web page, and as metrics for Prometheus
+    Dashboard(Dashboard),
     /// Move a test guest between two QEMU processes on this host
     Demo(Demo),
     /// Restore the guest if `migrate` is killed (started by `migrate`)
@@ -111,6 +120,7 @@ impl Command {
             Self::Check(_)
             | Self::DirtyRate(_)
             | Self::Report(_)
+            | Self::Dashboard(_)
             | Self::Demo(_)
             | Self::Guard(_) => None,
         }
