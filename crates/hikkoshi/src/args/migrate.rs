@@ -309,7 +309,7 @@ impl MigrateOptions {
 /// Parses an address. An invitation in its place is refused without repeating its secret, and is
 /// not looked up as a host name.
 #[derive(Debug, Clone, Copy)]
-struct DestinationAddress;
+pub(super) struct DestinationAddress;
 
 impl TypedValueParser for DestinationAddress {
     type Value = Address;

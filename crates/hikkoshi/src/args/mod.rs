@@ -13,6 +13,7 @@ mod demo;
 mod dirty_rate;
 mod domain;
 mod durations;
+mod estimate;
 mod guard;
 mod headings;
 #[cfg(test)]
@@ -35,7 +36,8 @@ pub(crate) use allow_device::AllowDevice;
 pub(crate) use check::Check;
 pub(crate) use demo::Demo;
 pub(crate) use dirty_rate::DirtyRate;
-pub(crate) use domain::DomainOptions;
+pub(crate) use domain::{DomainArgs, DomainOptions};
+pub(crate) use estimate::Estimate;
 pub(crate) use guard::Guard;
 pub(crate) use journaled_options::JournaledOptions;
 pub(crate) use migrate::{MAX_DOWNTIME_MS, MAX_READ_AHEAD, Migrate, MigrateOptions, WhenStalled};
@@ -66,6 +68,11 @@ Exit status of dirty-rate:
   1  It cannot be measured, or not any more
   2  The command line or the environment is invalid, or the file of --json cannot be written
 
+Exit status of estimate:
+  0  There is an estimate
+  1  The guest cannot be measured, or the destination does not answer
+  2  The command line or the environment is invalid, or the file of --json cannot be written
+
 Environment:
   HIKKOSHI_LOG  What to log: off, error, warn (the default), info, debug or trace, for
                 all crates or for one (hikkoshi_qemu=debug)";
@@ -88,6 +95,8 @@ pub(crate) enum Command {
     Check(Check),
     /// Measure how fast a guest writes to its memory, and to how much of it
     DirtyRate(DirtyRate),
+    /// Predict for each mode what a migration would be like; nothing moves
+    Estimate(Box<Estimate>),
     /// Move a test guest between two QEMU processes on this host
     Demo(Demo),
     /// Restore the guest if `migrate` is killed (started by `migrate`)
@@ -100,7 +109,11 @@ impl Command {
         match self {
             Self::Receive(receive) => Some(&receive.run),
             Self::Migrate(migrate) => Some(&migrate.run),
-            Self::Check(_) | Self::DirtyRate(_) | Self::Demo(_) | Self::Guard(_) => None,
+            Self::Check(_)
+            | Self::DirtyRate(_)
+            | Self::Estimate(_)
+            | Self::Demo(_)
+            | Self::Guard(_) => None,
         }
     }
 
@@ -124,6 +137,7 @@ impl Command {
         match self {
             Self::Check(check) => check.json.as_deref(),
             Self::DirtyRate(rate) => rate.json.as_deref(),
+            Self::Estimate(estimate) => estimate.json.as_deref(),
             _ => self.run_options()?.json.as_deref(),
         }
     }

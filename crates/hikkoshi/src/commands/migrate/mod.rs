@@ -31,10 +31,15 @@ const UNCHANGED: &str = "the guest still runs at the source; nothing was changed
 pub(crate) fn run(args: &Migrate) -> Result<Status, Exit> {
     let cancel = signals::cancel_on_signals()?;
     match &args.run.resume {
-        None => start(args, &security::remote(args)?, cancel),
+        None => start(args, &remote(args)?, cancel),
         Some(file) if args.run.give_up => give_up::source(args, file.as_deref(), cancel),
         Some(file) => resume::resume(args, file.as_deref(), cancel),
     }
+}
+
+/// The destination.
+fn remote(args: &Migrate) -> Result<Remote, Exit> {
+    security::remote(args.to.as_ref(), args.address.as_ref(), &args.run.security)
 }
 
 /// Starts a migration.
