@@ -4,7 +4,7 @@ mod hikkoshi;
 mod outcome;
 mod qemu;
 
-pub(crate) use hikkoshi::HikkoshiMigration;
+pub(crate) use hikkoshi::{HikkoshiMigration, estimate};
 pub(crate) use outcome::MoveOutcome;
 pub(crate) use qemu::migrate as qemu_migrate;
 

@@ -5,6 +5,7 @@ mod delay_relay;
 mod disk;
 mod network;
 
+pub(crate) use disk::attach_debian;
 pub(crate) use network::Network;
 
 use std::time::{Duration, Instant};

@@ -80,6 +80,16 @@ fn options_stand_under_their_headings() {
          Output: --map --json\n\
          -: --help\n"
     );
+    assert_eq!(
+        visible("estimate"),
+        "-: address --help\n\
+         Connection: --to --qmp --domain --connect\n\
+         Migration: --bandwidth --max-downtime --when-stalled --allow-cpu-mismatch --allow-device\n\
+         Measurement: --seconds --max-cost --probe-limit --round-trip\n\
+         Tuning: --links --rounds --max-rounds\n\
+         Security: --plaintext --tls-ca --tls-cert --tls-key\n\
+         Output: --json\n"
+    );
 }
 
 #[test]
@@ -115,7 +125,14 @@ fn options_for_benchmarks_and_tests_are_hidden() {
 #[test]
 fn short_help_is_one_line_an_option() {
     let command = command();
-    for name in ["migrate", "receive", "check", "dirty-rate", "demo"] {
+    for name in [
+        "migrate",
+        "receive",
+        "check",
+        "dirty-rate",
+        "estimate",
+        "demo",
+    ] {
         let command = command.find_subcommand(name).unwrap();
         for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
             let help = arg.get_help().unwrap().to_string();

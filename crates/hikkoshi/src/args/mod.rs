@@ -41,6 +41,7 @@ pub(crate) use estimate::Estimate;
 pub(crate) use guard::Guard;
 pub(crate) use journaled_options::JournaledOptions;
 pub(crate) use migrate::{MAX_DOWNTIME_MS, MAX_READ_AHEAD, Migrate, MigrateOptions, WhenStalled};
+pub(crate) use mode::RequestedMode;
 pub(crate) use receive::{Receive, ReceiveOptions};
 pub(crate) use run_options::{ProgressFormat, RunOptions};
 pub(crate) use security::{InvitationArg, Security};

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::args::RunOptions;
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
-use crate::output::report::{self, SourceQuit};
+use crate::output::report::{self, SourceExtras, SourceQuit};
 use crate::output::streams;
 
 /// Like [`print_result`], for a guest that an earlier run has moved: there are no statistics.
@@ -28,14 +28,13 @@ pub(super) fn print_moved(
     Ok(Status::Moved)
 }
 
-/// Prints and writes the statistics; `what` says where the guest is, and `next` what is to be done;
-/// `quit`: whether the source's QEMU was ended.
+/// Prints and writes the statistics; `what` says where the guest is, and `next` what is to be done.
 pub(super) fn print_result(
     account: &Account,
     run: &RunOptions,
     what: &str,
     next: Option<&str>,
-    quit: Option<&SourceQuit>,
+    extras: SourceExtras<'_>,
 ) -> Result<(), Exit> {
     if run.json.as_deref() != Some("-".as_ref()) {
         let readable = report::readable(account, run.verbose);
@@ -43,7 +42,7 @@ pub(super) fn print_result(
         streams::to_stdout(&format!("{what}\n{readable}{next}"));
     }
     if let Some(path) = &run.json {
-        written(report::write_json(account, quit, path), what, path)?;
+        written(report::write_json(account, extras, path), what, path)?;
     }
     Ok(())
 }

@@ -36,7 +36,10 @@ const UNCHANGED: &str = "the guest is as before";
 const TOO_OLD: &str = "hikkoshi at the destination is too old to measure the line: give its rate \
                        with --bandwidth, or update hikkoshi there";
 
-pub(crate) const MODES: [Mode; 3] = [Mode::Precopy, Mode::Postcopy, Mode::Hybrid];
+const NO_DIRTY_LOG: &str = "this host's kernel cannot track writes to the guest's memory, so what \
+                            pre-copy would be like is not known ('hikkoshi check' says what is missing)";
+
+const MODES: [Mode; 3] = [Mode::Precopy, Mode::Postcopy, Mode::Hybrid];
 
 /// What is to be measured.
 #[derive(Debug)]
@@ -77,12 +80,50 @@ pub(crate) struct EstimatedMode {
     pub(crate) obstacles: Vec<String>,
 }
 
+/// Why there is no estimate. The guest is as before.
+#[derive(Debug)]
+pub(crate) enum NotEstimated {
+    /// The destination cannot measure the line, and its rate was not given.
+    OlderDestination,
+    /// The kernel cannot track writes.
+    NoDirtyLog,
+    /// The guest cannot be measured, or the destination does not answer.
+    Failed(Exit),
+}
+
+impl From<Exit> for NotEstimated {
+    fn from(exit: Exit) -> Self {
+        Self::Failed(exit)
+    }
+}
+
+impl From<NotEstimated> for Exit {
+    fn from(why: NotEstimated) -> Self {
+        let exit = match why {
+            NotEstimated::Failed(exit) => return exit,
+            NotEstimated::OlderDestination => {
+                Exit::new(Status::AtSource, Reason::Unsupported, TOO_OLD)
+            }
+            NotEstimated::NoDirtyLog => {
+                Exit::new(Status::AtSource, Reason::Unsupported, NO_DIRTY_LOG)
+            }
+        };
+        exit.with(UNCHANGED)
+    }
+}
+
 /// Measures and predicts.
 ///
 /// # Errors
-/// The guest cannot be measured, or the destination does not answer. The guest is as before.
-pub(crate) fn estimate(request: &Request<'_>, cancel: &CancelFlag) -> Result<Estimated, Exit> {
+/// See [`NotEstimated`].
+pub(crate) fn estimate(
+    request: &Request<'_>,
+    cancel: &CancelFlag,
+) -> Result<Estimated, NotEstimated> {
     let checked = check::check(&request.guest)?;
+    if !checked.kernel.dirty_log {
+        return Err(NotEstimated::NoDirtyLog);
+    }
     let comparison = compared(request, &checked, cancel)?;
     let attached = dirty_rate::attach(request.qmp, request.domain, &[])?;
     let measured = measure_guest(request, &attached, cancel);
@@ -246,9 +287,13 @@ fn measure_guest(
 }
 
 /// The line of `--bandwidth`.
-fn given(request: &Request<'_>, guest: &Guest, notes: &mut Vec<String>) -> Result<Line, Exit> {
+fn given(
+    request: &Request<'_>,
+    guest: &Guest,
+    notes: &mut Vec<String>,
+) -> Result<Line, NotEstimated> {
     let Some(rate) = request.options.bandwidth else {
-        return Err(Exit::new(Status::AtSource, Reason::Unsupported, TOO_OLD).with(UNCHANGED));
+        return Err(NotEstimated::OlderDestination);
     };
     if request.remote.is_some() {
         notes.push(

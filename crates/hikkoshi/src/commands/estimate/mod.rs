@@ -2,7 +2,7 @@
 
 mod measure;
 
-pub(crate) use measure::{Estimated, Request, estimate};
+pub(crate) use measure::{Estimated, NotEstimated, Request, estimate};
 
 use crate::args::Estimate;
 use crate::commands::check::CheckedGuestOf;

@@ -1,5 +1,6 @@
 //! `hikkoshi migrate`: the source of a migration.
 
+mod auto;
 mod outcome;
 mod resume;
 mod unfinished;
@@ -24,6 +25,7 @@ use crate::journal::{JournalFile, SourceEntry, SourceJournal};
 use crate::output::exit::{Exit, Status};
 use crate::output::progress;
 use crate::output::reason::{Holder, Reason};
+use crate::output::report::SourceExtras;
 use crate::security;
 
 const UNCHANGED: &str = "the guest still runs at the source; nothing was changed";
@@ -48,6 +50,8 @@ fn start(args: &Migrate, remote: &Remote, cancel: CancelFlag) -> Result<Status, 
     let folder = args.run.journals.path();
     let observer = progress::observer(args.run.progress);
     unfinished::check_folder(&folder, &*monitor, &*observer)?;
+    let chosen = auto::choose(args, remote, &cancel, &*observer)?;
+    let args = chosen.as_ref().map_or(args, |(args, _)| args);
     let phases = args.engine_options().phases();
     let guest = QemuSource::attach_for(monitor, &args.options.journaled.devices.allowed(), phases)
         .map_err(|error| not_attached(&error))?;
@@ -115,7 +119,10 @@ fn start(args: &Migrate, remote: &Remote, cancel: CancelFlag) -> Result<Status, 
         journal.path(),
         address,
         qemu_pid,
-        quit.as_ref(),
+        SourceExtras {
+            quit: quit.as_ref(),
+            auto: chosen.as_ref().map(|(_, auto)| auto),
+        },
         |outcome| match outcome {
             Outcome::AtSource | Outcome::Stopped if guest.has_ended() => {
                 Some((Holder::Nobody, QEMU_ENDED))

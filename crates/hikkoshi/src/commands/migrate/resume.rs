@@ -20,6 +20,7 @@ use crate::journal::{self, DestinationEntry, JournalFile, SourceEntry, SourceJou
 use crate::output::exit::{Exit, Status};
 use crate::output::progress;
 use crate::output::reason::{Holder, Reason};
+use crate::output::report::SourceExtras;
 use crate::security;
 
 /// Continues the migration in the journal `file`, or the one that the options lead to.
@@ -108,7 +109,10 @@ pub(super) fn resume(
         journal.path(),
         &address,
         qemu_pid,
-        quit.as_ref(),
+        SourceExtras {
+            quit: quit.as_ref(),
+            auto: None,
+        },
         |outcome| match outcome {
             Outcome::AtSource | Outcome::Stopped if has_ended => Some((Holder::Nobody, QEMU_ENDED)),
             _ => None,

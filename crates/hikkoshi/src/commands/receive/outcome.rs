@@ -16,6 +16,7 @@ use crate::journal::DestinationEntry;
 use crate::output::exit::{Exit, Status};
 use crate::output::progress;
 use crate::output::reason::{Holder, Reason};
+use crate::output::report::SourceExtras;
 use crate::output::streams;
 
 /// What to report if the guest was not received, and QEMU cannot receive another one.
@@ -150,7 +151,7 @@ fn success(args: &Receive, account: &Account, journal: &Path) -> Result<Status, 
         GuestState::Paused => "the guest is here, paused as before",
         GuestState::ShutDown => "the guest has run here and has shut down",
     };
-    print_result(account, &args.run, what, None, None)?;
+    print_result(account, &args.run, what, None, SourceExtras::default())?;
     if journal.exists() {
         progress::observer(args.run.progress).notice(&format!(
             "the source may not know that: do not continue the guest there. If 'hikkoshi migrate' \

@@ -3,5 +3,5 @@
 mod report;
 mod text;
 
-pub(crate) use report::EstimateReport;
+pub(crate) use report::{EstimateReport, SpanReport};
 pub(crate) use text::readable;
