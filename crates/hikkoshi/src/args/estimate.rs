@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use hikkoshi_engine::{MAX_LINKS, SourceOptions};
 use hikkoshi_link::Address;
 
@@ -15,14 +15,16 @@ use super::security::{InvitationArg, Security};
 use super::{bytes, dirty_rate};
 
 #[derive(Debug, Clone, Args)]
+#[command(group(
+    ArgGroup::new("line").args(["address", "to", "bandwidth"]).required(true).multiple(true)
+))]
 pub(crate) struct Estimate {
     /// Address of a waiting `hikkoshi receive`: HOST:PORT or unix:PATH
     ///
     /// The line to it is measured. It waits for a guest afterwards as before.
     #[arg(verbatim_doc_comment,
         value_name = "ADDR",
-        value_parser = DestinationAddress,
-        required_unless_present_any = ["to", "bandwidth"]
+        value_parser = DestinationAddress
     )]
     pub address: Option<Address>,
 
