@@ -20,6 +20,8 @@ pub struct Guest {
     pub vcpus: u32,
     /// The number of its devices.
     pub devices: u32,
+    /// The number of its disks, whose images are opened at the destination in the pause.
+    pub disks: u32,
     /// What the first write to a page after a take of the dirty log costs it.
     pub write_fault: Duration,
     /// How long reading one page of it takes, with the test for zeros, in seconds.

@@ -21,6 +21,10 @@ const LOG_PAGE: f64 = 6e-9;
 /// What a round costs beside its pages, s: the workers begin and end.
 const ROUND: f64 = 0.3e-3;
 
+/// In the hard scenario, this part of the pages are dirtied right after they were sent: the guest
+/// writes to memory in the order in which it is sent.
+const IN_ORDER: f64 = 0.5;
+
 /// Drains take this part of a round more (`docs/direct-io.md`).
 const DRAINS: f64 = 1.05;
 
@@ -79,6 +83,17 @@ impl<'a> Simulation<'a> {
         float(self.guest.pages) * LOG_PAGE
     }
 
+    /// The pages that are dirty in ranges whose logs were taken `from` to `until` seconds ago.
+    pub(crate) fn dirty(&self, from: f64, until: f64) -> f64 {
+        let spread = self.curve.mean_pages(from, until);
+        match self.scenario {
+            Scenario::Hard => {
+                spread + IN_ORDER * (self.curve.pages(from.max(until)) - spread).max(0.0)
+            }
+            Scenario::Easy | Scenario::Likely => spread,
+        }
+    }
+
     fn drains(&self, seconds: f64) -> f64 {
         if self.guest.drains {
             seconds * DRAINS
@@ -101,7 +116,7 @@ impl<'a> Simulation<'a> {
         let mut pages = 0.0;
         // The later ranges are taken, the more pages they have, and the longer the round takes.
         for _ in 0..24 {
-            pages = self.curve.mean_pages(before, seconds);
+            pages = self.dirty(before, seconds);
             let next = self.drains(pages * self.scattered_page()) + fixed;
             if (next - seconds).abs() < 1e-6 {
                 break;
@@ -168,7 +183,7 @@ pub(crate) fn rounds(simulation: &Simulation<'_>, options: &SourceOptions) -> Ro
         all.pages += pages;
         all.last = seconds;
         // Those since each range was taken in this round.
-        let dirty = simulation.curve.mean_pages(0.0, seconds);
+        let dirty = simulation.dirty(0.0, seconds);
         all.dirty = dirty;
         all.faults += dirty.max(if round == 1 { 0.0 } else { pages });
         convergence.measure(

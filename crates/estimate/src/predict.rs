@@ -126,7 +126,7 @@ fn simulate(guest: &Guest, line: &Line, options: &SourceOptions, scenario: Scena
             RoundsEnd::Postcopy => {
                 let dropped = drop_stale(&simulation, rounds.dirty);
                 seconds += dropped;
-                let stale = simulation.curve.mean_pages(dropped, rounds.last + dropped);
+                let stale = simulation.dirty(dropped, rounds.last + dropped);
                 // The stale pages are those that are written often. Of the pages that the guest
                 // writes in the next seconds, this part is among them.
                 let written = simulation.curve.pages(rounds.last + dropped + 1.0);
@@ -177,6 +177,7 @@ pub(crate) mod tests {
             working_set,
             vcpus: 1,
             devices: 3,
+            disks: 0,
             write_fault: Duration::from_nanos(1500),
             read_page: 0.4e-6,
             drains: false,

@@ -24,19 +24,27 @@ const END: Span = Span {
 /// Preparing the pause, while the guest runs, s.
 const PREPARE: f64 = 4e-3;
 
-/// The pause of a guest with no dirty page, s: pausing, saving and loading the device state,
-/// resuming.
+/// The pause of a guest with no dirty page and no devices, s: pausing, saving and loading the
+/// device state, resuming. A guest of 512 MiB with one device: 7 to 8.5 ms on 2 cores Intel Xeon
+/// (`make bench ARGS="--only estimate"`), 11 to 15 ms on 2 cores AMD EPYC
+/// (`docs/benchmarks/measured.md`).
 const PAUSE: Span = Span {
-    low: 8e-3,
-    likely: 12e-3,
-    high: 22e-3,
+    low: 5e-3,
+    likely: 6.5e-3,
+    high: 16e-3,
 };
 
-/// What a device adds to it, s.
+/// What a device adds to it, s, and a disk: the Debian guest of `docs/benchmarks.md` has four, two
+/// of them disks, and is paused for 17 to 20 ms, 4.2 to 5.2 ms of them to open the disks' images.
 const DEVICE: Span = Span {
-    low: 0.1e-3,
-    likely: 0.3e-3,
-    high: 1.2e-3,
+    low: 0.3e-3,
+    likely: 1.2e-3,
+    high: 3e-3,
+};
+const DISK: Span = Span {
+    low: 0.5e-3,
+    likely: 2.3e-3,
+    high: 10e-3,
 };
 
 /// What a vCPU beyond the first adds to it, s.
@@ -97,6 +105,7 @@ pub(crate) fn pause(simulation: &Simulation<'_>) -> f64 {
     let scenario = simulation.scenario;
     PAUSE.cost(scenario)
         + DEVICE.cost(scenario) * f64::from(guest.devices)
+        + DISK.cost(scenario) * f64::from(guest.disks)
         + VCPU * f64::from(guest.vcpus.saturating_sub(1))
         + simulation.read_log()
         + TURNS * simulation.round_trip
@@ -117,16 +126,9 @@ pub(crate) struct LastRounds {
 pub(crate) fn last_rounds(simulation: &Simulation<'_>, dirty: f64, last: f64) -> LastRounds {
     let page = simulation.scattered_page();
     let (running, before, rest) = if simulation.guest.drains {
-        (
-            PREPARE,
-            0.0,
-            simulation.curve.mean_pages(PREPARE, last + PREPARE),
-        )
+        (PREPARE, 0.0, simulation.dirty(PREPARE, last + PREPARE))
     } else {
-        let pages = simulation
-            .curve
-            .mean_pages(PREPARE, last + PREPARE)
-            .max(dirty);
+        let pages = simulation.dirty(PREPARE, last + PREPARE).max(dirty);
         let seconds = pages * page + simulation.read_log() + simulation.round_trip;
         (PREPARE + seconds, pages, simulation.curve.pages(seconds))
     };

@@ -107,6 +107,9 @@ fn a_measurement_is_cancelled() {
 
 type Ends = (LinkReader, LinkWriter);
 
+/// What a source does after the destination has accepted the measurement.
+type Peer = fn(&Remote, &mut Ends);
+
 fn link(remote: &Remote, role: Role) -> Ends {
     let id = MigrationId::from_bytes(*b"the right number");
     let stream = Arc::new(open(remote, &hello(role, id)).unwrap());
@@ -150,7 +153,7 @@ fn a_number_of_links_that_does_not_exist_is_refused() {
 fn a_source_that_does_something_else_is_stopped() {
     // Too many echoes; an offer in between; the same link twice; pages that do not exist; a frame
     // that is not for a page.
-    let cases: [(&str, fn(&Remote, &mut Ends)); 4] = [
+    let cases: [(&str, Peer); 4] = [
         ("broke the protocol", |_, (_, writer)| {
             for _ in 0..=MAX_ECHOES {
                 let _ = writer.control(&ToDestination::Echo);

@@ -341,6 +341,7 @@ fn guest(
         working_set: WorkingSet::of(measurement),
         vcpus: u32::try_from(checked.guest.cpus).unwrap_or(u32::MAX),
         devices: u32::try_from(checked.devices.len()).unwrap_or(u32::MAX),
+        disks: u32::try_from(checked.disks.len()).unwrap_or(u32::MAX),
         write_fault: if kvm { KVM_FAULT_COST } else { FAULT_COST },
         read_page: content.time.as_secs_f64() / read,
         drains: checked
