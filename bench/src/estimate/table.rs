@@ -17,15 +17,14 @@ pub(super) fn line(moved: &Moved) -> String {
     if let Some(failure) = &moved.failure {
         return format!("{}: FAILED: {failure}", moved.case);
     }
-    let of = |member: &str, unit: f64| match (
-        moved.predicted()[member]["likely"].as_f64(),
-        moved.measured(member),
-    ) {
-        (predicted, measured) => format!(
+    let of = |member: &str, unit: f64| {
+        let predicted = moved.predicted()[member]["likely"].as_f64();
+        let measured = moved.measured(member);
+        format!(
             "{} {}",
             value(predicted.map(|it| it / unit)),
             value(measured.map(|it| it / unit))
-        ),
+        )
     };
     format!(
         "{}: predicted and measured: total {} s, downtime {} ms, {} MB; converges: {}; others {:.2}",

@@ -37,6 +37,6 @@ pub(crate) const FAULT_STOPS_BACKGROUND: f64 = 60e-6;
 /// The part of the time that the background gets, however many faults there are.
 pub(crate) const LEAST_BACKGROUND: f64 = 0.25;
 
-/// What a page takes the processors to send and receive in pre-copy, s, without reading it: 992 MB/s
-/// at 10 Gbit/s.
+/// What a page takes the processors to send and receive in pre-copy, s, without reading it: 992
+/// MB/s at 10 Gbit/s.
 pub(crate) const PRECOPY_PAGE: f64 = 3.7e-6;

@@ -338,8 +338,8 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        /// Whatever the guest and the line: the spans are in order, and nothing is negative or not a
-        /// number.
+        /// Whatever the guest and the line: the spans are in order, and nothing is negative or not
+        /// a number.
         #[test]
         fn spans_are_in_order(
             rate in 0.0..2e6_f64,

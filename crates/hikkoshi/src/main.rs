@@ -1,8 +1,8 @@
 //! `hikkoshi`: moves a running virtual machine to another host.
 //!
 //! `receive` waits at the destination, `migrate` moves a guest to it, and `demo` shows both with a
-//! test guest. `check`, `dirty-rate` and `estimate` examine a guest that stays where it is. Their output is for
-//! people; `--json` and `--progress json` are for programs.
+//! test guest. `check`, `dirty-rate` and `estimate` examine a guest that stays where it is. Their
+//! output is for people; `--json` and `--progress json` are for programs.
 //!
 //! | folder | holds |
 //! |---|---|

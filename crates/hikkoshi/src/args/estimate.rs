@@ -104,7 +104,7 @@ pub(crate) struct Estimate {
     #[arg(
         long,
         value_name = "BYTES",
-        default_value = "256MiB",
+        default_value = "512MiB",
         value_parser = bytes::parse,
         help_heading = MEASUREMENT
     )]

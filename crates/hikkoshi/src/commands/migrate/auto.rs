@@ -20,7 +20,7 @@ const SECONDS: Duration = Duration::from_millis(1500);
 const MAX_COST: f64 = 0.02;
 
 /// The most bytes to measure the line with.
-const PROBE_LIMIT: u64 = 128 << 20;
+const PROBE_LIMIT: u64 = 256 << 20;
 
 /// What was chosen, and the command line with it. `None`: `--mode auto` was not given.
 ///
