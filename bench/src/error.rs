@@ -33,6 +33,12 @@ pub(crate) enum BenchError {
         /// The operating system's error.
         source: io::Error,
     },
+    /// The client of the guest's redis failed.
+    #[error("requesting keys from the guest's redis")]
+    Redis {
+        /// The operating system's error, or the wrong answer.
+        source: io::Error,
+    },
     /// hikkoshi failed.
     #[error("hikkoshi {side} ended with {status}:\n{stderr}")]
     Ended {

@@ -19,7 +19,8 @@
 //! both directions; *fault latency* is what the guest measures: the mean of its slow accesses from
 //! the switchover until all pages are received.
 //!
-//! [`dirty_rate`] is a bench of its own, without a migration (`--only dirty-rate`).
+//! [`dirty_rate`] is a bench of its own, without a migration (`--only dirty-rate`), and so is
+//! [`estimate`], which compares predictions with what happens (`--only estimate`).
 //!
 //! **What is missing.** Guests have one virtual processor. All but the nano guest are emulated. The
 //! `verify` workload and huge pages of 1 GiB are covered by the tests only.
@@ -28,6 +29,7 @@
 mod args;
 mod dirty_rate;
 mod error;
+mod estimate;
 mod host_info;
 mod measure;
 mod meter;
@@ -60,6 +62,9 @@ fn main() -> ExitCode {
 fn run_plan(args: &Args) -> Result<(), BenchError> {
     if dirty_rate::is_selected(args) {
         return dirty_rate::run(args);
+    }
+    if estimate::is_selected(args) {
+        return estimate::run(args);
     }
     let plan = plan::Plan::new(args)?;
     if args.list {

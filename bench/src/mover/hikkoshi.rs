@@ -47,15 +47,20 @@ impl HikkoshiMigration {
         args: &Args,
         more: &[&str],
     ) -> Result<Self, BenchError> {
-        let report = |name: &str| testbed.lab.folder().join(format!("{name}.json"));
+        let waiting = Self::receive(testbed, program, variant)?;
+        Self::migrate(waiting, testbed, program, mode, variant, args, more)
+    }
+
+    /// Starts the destination, and waits until it listens.
+    pub(crate) fn receive(
+        testbed: &Testbed,
+        program: &Path,
+        variant: Variant,
+    ) -> Result<WaitingDestination, BenchError> {
         let encrypted = variant.is_encrypted();
         let open = if encrypted { "--invite" } else { "--plaintext" };
         let mut words = vec!["receive", "--listen", testbed.network.address(), open];
         words.extend(variant.receive_words());
-        let on = |vm: &Vm, mut command: Command| {
-            command.arg("--qmp").arg(vm.qmp_path());
-            command
-        };
         let mut receive = Side::start(
             "receive",
             on(
@@ -63,11 +68,25 @@ impl HikkoshiMigration {
                 testbed.network.destination().command(program),
             ),
             &words,
-            &report("receive"),
+            &report(testbed, "receive"),
             variant.log(),
         )?;
         receive.wait_listening()?;
+        Ok(WaitingDestination(receive))
+    }
 
+    /// Starts the migration to a destination that waits.
+    pub(crate) fn migrate(
+        waiting: WaitingDestination,
+        testbed: &Testbed,
+        program: &Path,
+        mode: &str,
+        variant: Variant,
+        args: &Args,
+        more: &[&str],
+    ) -> Result<Self, BenchError> {
+        let WaitingDestination(mut receive) = waiting;
+        let encrypted = variant.is_encrypted();
         let log = variant.log();
         let (downtime, variant) = (args.max_downtime.to_string(), variant.migrate_words());
         let invitation;
@@ -91,15 +110,15 @@ impl HikkoshiMigration {
             "migrate",
             on(&testbed.source, testbed.network.source().command(program)),
             &words,
-            &report("migrate"),
+            &report(testbed, "migrate"),
             log,
         )?;
         Ok(Self {
             receive,
             migrate,
             started,
-            report: report("migrate"),
-            received: report("receive"),
+            report: report(testbed, "migrate"),
+            received: report(testbed, "receive"),
         })
     }
 
@@ -205,6 +224,53 @@ impl HikkoshiMigration {
         }
         Ok(())
     }
+}
+
+/// `hikkoshi receive` that waits for a guest.
+#[derive(Debug)]
+pub(crate) struct WaitingDestination(Side);
+
+/// What `hikkoshi estimate` predicts for the testbed's guest and its destination, which waits.
+/// `options` are further arguments.
+pub(crate) fn estimate(
+    testbed: &Testbed,
+    program: &Path,
+    options: &[&str],
+) -> Result<Value, BenchError> {
+    let side = "estimate";
+    let output = testbed
+        .network
+        .source()
+        .command(program)
+        .args([side, testbed.network.address_for_source()])
+        .args(["--plaintext", "--json", "-", "--qmp"])
+        .arg(testbed.source.qmp_path())
+        .args(options)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|source| BenchError::Program { side, source })?;
+    if !output.status.success() {
+        return Err(BenchError::Ended {
+            side,
+            status: output.status.to_string(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        });
+    }
+    serde_json::from_slice(&output.stdout).map_err(|error| BenchError::Program {
+        side,
+        source: error.into(),
+    })
+}
+
+/// The command of a side, for the guest in this QEMU.
+fn on(vm: &Vm, mut command: Command) -> Command {
+    command.arg("--qmp").arg(vm.qmp_path());
+    command
+}
+
+/// Where a side writes its report.
+fn report(testbed: &Testbed, name: &str) -> PathBuf {
+    testbed.lab.folder().join(format!("{name}.json"))
 }
 
 fn read(path: &Path) -> Result<Value, BenchError> {

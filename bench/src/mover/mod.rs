@@ -6,7 +6,7 @@ mod outcome;
 mod qemu;
 
 pub(crate) use domain::migrate_domain;
-pub(crate) use hikkoshi::HikkoshiMigration;
+pub(crate) use hikkoshi::{HikkoshiMigration, estimate};
 pub(crate) use outcome::MoveOutcome;
 pub(crate) use qemu::migrate as qemu_migrate;
 

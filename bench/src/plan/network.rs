@@ -12,6 +12,8 @@ pub(crate) enum NetworkKind {
     Loopback,
     /// Two namespaces and a veth pair, limited to this many Gbit/s.
     Gbit(u64),
+    /// The same in Mbit/s.
+    Mbit(u64),
     /// The same, with this many Gbit/s for each connection, and no limit for all of them together.
     GbitPerFlow(u64),
     /// One namespace, and a relay that delays everything: a round trip takes this many
@@ -25,12 +27,17 @@ impl NetworkKind {
     pub(crate) fn rate_limit(self) -> Option<RateLimit> {
         match self {
             Self::Loopback | Self::RoundTrip(_) => None,
-            Self::Gbit(gbit) | Self::GbitPerFlow(gbit) => Some(RateLimit {
-                rate_bits: gbit * 1_000_000_000,
-                burst_bytes: 512 * 1024,
-                latency: Duration::from_millis(50),
-            }),
+            Self::Gbit(gbit) | Self::GbitPerFlow(gbit) => Some(limit(gbit * 1_000_000_000)),
+            Self::Mbit(mbit) => Some(limit(mbit * 1_000_000)),
         }
+    }
+}
+
+fn limit(rate_bits: u64) -> RateLimit {
+    RateLimit {
+        rate_bits,
+        burst_bytes: 512 * 1024,
+        latency: Duration::from_millis(50),
     }
 }
 
@@ -39,6 +46,7 @@ impl fmt::Display for NetworkKind {
         match self {
             Self::Loopback => f.write_str("loopback"),
             Self::Gbit(gbit) => write!(f, "{gbit}gbit"),
+            Self::Mbit(mbit) => write!(f, "{mbit}mbit"),
             Self::GbitPerFlow(gbit) => write!(f, "flow{gbit}gbit"),
             Self::RoundTrip(ms) => write!(f, "rtt{ms}ms"),
         }

@@ -3,7 +3,7 @@
 mod goals;
 mod json;
 mod medians;
-mod plot;
+pub(crate) mod plot;
 mod table_format;
 mod tables;
 

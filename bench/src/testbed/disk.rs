@@ -24,7 +24,7 @@ pub(super) fn attach_throttled(
 ///
 /// # Errors
 /// When an image cannot be created.
-pub(super) fn attach_debian(lab: &Lab, config: VmConfig) -> Result<VmConfig, LabError> {
+pub(crate) fn attach_debian(lab: &Lab, config: VmConfig) -> Result<VmConfig, LabError> {
     let disk = |name, content| -> Result<Disk, LabError> {
         let image = DiskImage::new(lab, name, DiskFormat::Qcow2, content)?;
         Ok(Disk::new(image))

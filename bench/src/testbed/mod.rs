@@ -6,6 +6,7 @@ mod disk;
 mod domain;
 mod network;
 
+pub(crate) use disk::attach_debian;
 pub(crate) use domain::{DomainHosts, DomainTestbed};
 pub(crate) use network::Network;
 

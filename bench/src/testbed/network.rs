@@ -41,7 +41,9 @@ impl Network {
                     _relay: relay,
                 }
             }
-            NetworkKind::Gbit(_) => Self::HostPair(HostPair::new(kind.rate_limit())?),
+            NetworkKind::Gbit(_) | NetworkKind::Mbit(_) => {
+                Self::HostPair(HostPair::new(kind.rate_limit())?)
+            }
             NetworkKind::GbitPerFlow(_) => {
                 let link = HostPair::new(None)?;
                 if let Some(rate_limit) = kind.rate_limit() {

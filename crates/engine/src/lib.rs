@@ -93,8 +93,9 @@ pub use obstacle::DestinationObstacle;
 pub use report::{Account, Observer};
 pub use retry::RetryFor;
 pub use source::{
-    Comparison, GuestOffer, LogRanges, MigrateControl, MigrateError, ReadAhead, SourceOptions,
-    WhenStalled, compare, give_up_migrate, migrate, resume_migrate,
+    Comparison, Convergence, GuestOffer, LogRanges, MigrateControl, MigrateError, ProbeOptions,
+    ProbedLine, ReadAhead, SourceOptions, WhenStalled, compare, give_up_migrate, migrate, probe,
+    resume_migrate,
 };
 
 pub use hikkoshi_wire::{Domain, MAX_LINKS, Mode};

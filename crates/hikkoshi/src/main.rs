@@ -1,9 +1,9 @@
 //! `hikkoshi`: moves a running virtual machine to another host.
 //!
 //! `receive` waits at the destination, `migrate` moves a guest to it, and `demo` shows both with a
-//! test guest. `check` and `dirty-rate` examine a guest that stays where it is. `dashboard` shows
-//! the migrations of this host. Their output is for
-//! people; `--json` and `--progress json` are for programs.
+//! test guest. `check`, `dirty-rate` and `estimate` examine a guest that stays where it is.
+//! `dashboard` shows the migrations of this host, and `report` makes a page of those that have ended.
+//! Their output is for people; `--json` and `--progress json` are for programs.
 //!
 //! | folder | holds |
 //! |---|---|
@@ -28,7 +28,7 @@ use args::requested_output::RequestedOutput;
 use args::{Args, Command};
 use clap::Parser;
 use commands::{
-    check, dashboard, demo, dirty_rate, guard, migrate, receive, report as report_command,
+    check, dashboard, demo, dirty_rate, estimate, guard, migrate, receive, report as report_command,
 };
 use output::exit::{End, Exit, Status};
 use output::reason::Reason;
@@ -49,6 +49,7 @@ fn main() -> std::process::ExitCode {
         Command::DirtyRate(args) => dirty_rate::run(args),
         Command::Report(args) => report_command::run(args),
         Command::Dashboard(args) => dashboard::run(args),
+        Command::Estimate(args) => estimate::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Guard(args) => guard::run(args),
     });

@@ -31,6 +31,7 @@
 
 mod backing;
 mod compare;
+mod content_sample;
 mod dropping;
 mod error;
 mod guest_ram;
@@ -43,6 +44,7 @@ mod writer;
 
 pub use backing::Backing;
 pub use compare::Content;
+pub use content_sample::{ContentSample, sample_content};
 pub use error::{MemoryError, MemoryLost};
 pub use guest_ram::GuestRam;
 pub use page_installer::PageInstallerError;

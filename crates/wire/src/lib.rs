@@ -100,6 +100,27 @@
 //! starts a host page. So the number of incomplete host pages is at most the
 //! number of links plus the number of unanswered requests.
 //!
+//! # How the line is measured
+//!
+//! A source that moves nothing measures the line to a waiting destination that
+//! has [`Capabilities::PROBE`]. The page frames on the background links, at
+//! most of [`PROBE_PAGES`] pages, have any content:
+//!
+//! ```text
+//!     source                                      destination
+//!       | Probe: the number of background links         |
+//!       |---------------------------------------------->|
+//!       |                ProbeReady: what it accepts    |
+//!       |<----------------------------------------------|
+//!       | Echo                                          |
+//!       |---------------------------------------------->|
+//!       |                                        Echoed |
+//!       |<----------------------------------------------|
+//!       |  pages on the background links, acknowledgements back
+//!       | Goodbye                                       |
+//!       |---------------------------------------------->|
+//! ```
+//!
 //! # How a migration is resumed
 //!
 //! From `Ready` on, a migration survives the loss of its links if both sides
@@ -160,7 +181,9 @@
 //! with [`Capabilities::MACHINE`], and [`KeepsFrames`](ToDestination::KeepsFrames) and
 //! what follows from it only with [`Capabilities::FRAMES`]; and
 //! [`MemoryLost`](ToDestination::MemoryLost) only with [`Capabilities::MEMORY_LOST`];
-//! [`Domain`](ToDestination::Domain) only with [`Capabilities::DOMAIN`].
+//! [`Domain`](ToDestination::Domain) only with [`Capabilities::DOMAIN`], and
+//! [`Probe`](ToDestination::Probe) and [`Echo`](ToDestination::Echo) only with
+//! [`Capabilities::PROBE`].
 //!
 //! Version 1 is still understood, so that an unfinished migration can be
 //! resumed after one side was updated. A new migration needs
@@ -193,11 +216,11 @@ pub use limits::Limits;
 pub use messages::{
     AuxiliaryBlock, BlockDescription, CpuidRegister, CpuidWord, DestinationStage, Device,
     DeviceStateDigest, DeviceStateError, Domain, FaultKind, FaultMeasures, GuestDescription,
-    GuestRangeDescription, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE, MAX_DOMAIN_XML, MAX_FAULTING,
-    MAX_LINKS, MAX_NETWORK_FRAME, MAX_NETWORK_FRAMES, MAX_OBSTACLES, MAX_RANGES, MAX_TEXT, Machine,
-    Mode, NetworkFrame, OFFLOAD_LEN, OutsideLayout, PageRanges, Processor, ProcessorKind,
-    ProcessorPlace, ProcessorSetting, Processors, RequestSummary, SourceStage, StageSummary,
-    ThreadFaults, ToDestination, ToSource, Topology,
+    GuestRangeDescription, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE, MAX_DOMAIN_XML, MAX_ECHOES,
+    MAX_FAULTING, MAX_LINKS, MAX_NETWORK_FRAME, MAX_NETWORK_FRAMES, MAX_OBSTACLES, MAX_RANGES,
+    MAX_TEXT, Machine, Mode, NetworkFrame, OFFLOAD_LEN, OutsideLayout, PROBE_PAGES, PageRanges,
+    Processor, ProcessorKind, ProcessorPlace, ProcessorSetting, Processors, RequestSummary,
+    SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource, Topology,
 };
 pub use negotiation::{
     Agreed, CHALLENGE_LEN, Capabilities, HELLO_LEN, Hello, HelloError, MigrationId,

@@ -122,6 +122,10 @@ fn to_destination() -> Vec<ToDestination> {
                 autostart: true,
             },
         },
+        ToDestination::Probe {
+            background_links: 2,
+        },
+        ToDestination::Echo,
     ]
 }
 
@@ -267,6 +271,11 @@ fn to_source() -> Vec<ToSource> {
         ToSource::Compared {
             host_pages: vec![4096, 2 << 20],
         },
+        ToSource::ProbeReady {
+            bytes: 1 << 30,
+            millis: 10_000,
+        },
+        ToSource::Echoed,
     ]
 }
 
@@ -293,6 +302,8 @@ fn destination_name(message: &ToDestination) -> &'static str {
         ToDestination::MemoryLost { .. } => "to-destination-memory-lost",
         ToDestination::Compare { .. } => "to-destination-compare",
         ToDestination::Domain { .. } => "to-destination-domain",
+        ToDestination::Probe { .. } => "to-destination-probe",
+        ToDestination::Echo => "to-destination-echo",
     }
 }
 
@@ -317,6 +328,8 @@ fn source_name(message: &ToSource) -> &'static str {
         ToSource::FramesDelivered { .. } => "to-source-frames-delivered",
         ToSource::Obstacle { .. } => "to-source-obstacle",
         ToSource::Compared { .. } => "to-source-compared",
+        ToSource::ProbeReady { .. } => "to-source-probe-ready",
+        ToSource::Echoed => "to-source-echoed",
     }
 }
 
@@ -416,6 +429,6 @@ fn each_message_has_its_number_and_is_in_the_list() {
             .map(|message| hikkoshi_wire::encode_control(message).unwrap());
         payloads.map(|payload| payload[0]).collect()
     }
-    assert_eq!(numbers(&to_destination()), (0..19).collect::<Vec<u8>>());
-    assert_eq!(numbers(&to_source()), (0..19).collect::<Vec<u8>>());
+    assert_eq!(numbers(&to_destination()), (0..21).collect::<Vec<u8>>());
+    assert_eq!(numbers(&to_source()), (0..21).collect::<Vec<u8>>());
 }

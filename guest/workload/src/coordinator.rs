@@ -107,6 +107,7 @@ impl Coordinator {
                     0 => 0,
                     rate => (rate / options.threads as u64).max(1),
                 },
+                burst_ms: options.burst_ms,
                 clock,
                 scale: Scale::new(clock, options.slow_us),
                 commands: Arc::clone(&coordinator.commands),

@@ -68,6 +68,8 @@ pub(crate) struct Options {
     pub(crate) threads: usize,
     /// Accesses a second over all threads; 0 = as fast as possible.
     pub(crate) rate: u64,
+    /// Milliseconds of accesses at that rate, then as many without; 0 = no pauses.
+    pub(crate) burst_ms: u64,
     /// Percentage of accesses that write.
     pub(crate) write_percent: u64,
     /// An access that took longer counts as slow, µs.
@@ -109,6 +111,7 @@ impl Default for Options {
             mib: 64,
             threads: 1,
             rate: 0,
+            burst_ms: 0,
             write_percent: 100,
             slow_us: 100,
             every_ms: 1000,
@@ -203,6 +206,7 @@ impl Options {
             "mib" => self.mib = within(value, 1, 1 << 20)?,
             "threads" => self.threads = within(value, 1, 256)?,
             "rate" => self.rate = within(value, 0, 1 << 40)?,
+            "burst_ms" => self.burst_ms = within(value, 0, 1 << 20)?,
             "write" => self.write_percent = within(value, 0, 100)?,
             "slow_us" => self.slow_us = within(value, 1, 1 << 30)?,
             "every_ms" => self.every_ms = within(value, 10, 1 << 20)?,

@@ -61,6 +61,8 @@ pub(crate) struct WorkerConfig {
     pub(crate) seed: u64,
     /// Accesses a second for this worker; 0 = no limit.
     pub(crate) rate: u64,
+    /// Milliseconds of a burst; 0 = no pauses.
+    pub(crate) burst_ms: u64,
     pub(crate) clock: Clock,
     pub(crate) scale: Scale,
     pub(crate) commands: Arc<Commands>,
@@ -82,7 +84,7 @@ fn run(config: &WorkerConfig, work: &mut dyn Workload) {
     // Pinned, so that the scheduler does not move it while it measures.
     let _ = system::pin_to(config.number % system::processors());
     let mut random = Random::new(config.seed.wrapping_add(config.number as u64));
-    let mut limiter = RateLimiter::new(config.clock, config.rate);
+    let mut limiter = RateLimiter::new(config.clock, config.rate, config.burst_ms);
     let mut findings = Vec::new();
     let mut swept = 0;
     while !config.commands.stop.load(Ordering::Relaxed) {

@@ -97,6 +97,14 @@ pub enum MessageKind {
     Obstacle,
     /// Sent by the destination.
     Compared,
+    /// Source: measures the line.
+    Probe,
+    /// Sent by the source.
+    Echo,
+    /// Sent by the destination.
+    ProbeReady,
+    /// Sent by the destination.
+    Echoed,
 }
 
 pub(super) fn from_source(payload: &[u8]) -> MessageKind {
@@ -120,6 +128,8 @@ pub(super) fn from_source(payload: &[u8]) -> MessageKind {
         ToDestination::MemoryLost { .. } => MessageKind::MemoryLost,
         ToDestination::Compare { .. } => MessageKind::Compare,
         ToDestination::Domain { .. } => MessageKind::Domain,
+        ToDestination::Probe { .. } => MessageKind::Probe,
+        ToDestination::Echo => MessageKind::Echo,
     }
 }
 
@@ -144,5 +154,7 @@ pub(super) fn from_destination(payload: &[u8]) -> MessageKind {
         ToSource::FramesDelivered { .. } => MessageKind::FramesDelivered,
         ToSource::Obstacle { .. } => MessageKind::Obstacle,
         ToSource::Compared { .. } => MessageKind::Compared,
+        ToSource::ProbeReady { .. } => MessageKind::ProbeReady,
+        ToSource::Echoed => MessageKind::Echoed,
     }
 }

@@ -254,17 +254,15 @@ fn rules_and_queries_work_on_the_exported_metrics() {
     let status = StatusFolder::in_run_folder(&folder);
     let recorded = RecordedCase::new("web", "hybrid").record();
     // In the middle, so that all values are there.
-    let is_measured: [(Side, fn(&State) -> bool); 2] = [
-        (Side::Source, |state| {
-            state.dirty_pages_per_second.is_some() && state.time_left.is_some()
-        }),
-        (Side::Destination, |state| {
-            state.missing_pages.is_some() && state.requests.count > 0
-        }),
-    ];
-    for (side, is_measured) in is_measured {
+    let is_measured = |side, state: &State| match side {
+        Side::Source => state.dirty_pages_per_second.is_some() && state.time_left.is_some(),
+        Side::Destination => state.missing_pages.is_some() && state.requests.count > 0,
+    };
+    for side in [Side::Source, Side::Destination] {
         let mut recorder = recorded.recorder(side);
-        let state = recorded.states_of(side).find(|state| is_measured(state));
+        let state = recorded
+            .states_of(side)
+            .find(|state| is_measured(side, state));
         recorder.add(state.unwrap().clone());
         status.store(recorder.recording()).unwrap();
     }

@@ -89,10 +89,9 @@ fn the_cost_of_a_guest_of_one_tib() {
             let counted = Arc::clone(&received);
             std::thread::spawn(move || {
                 let mut buffer = vec![0; 1 << 20];
-                while let Ok(1..) = stream.read(&mut buffer).map(|bytes| {
+                while let Ok(bytes @ 1..) = stream.read(&mut buffer) {
                     counted.fetch_add(bytes as u64, Ordering::Relaxed);
-                    bytes
-                }) {}
+                }
             });
             readers.push(received);
         }

@@ -16,6 +16,7 @@ mod destination_line;
 mod direct_io;
 mod dirty_rate;
 mod disk_file_memory;
+mod estimate;
 mod fault_drills;
 mod guest_clocks;
 mod guest_network;

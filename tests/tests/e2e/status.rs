@@ -194,7 +194,7 @@ fn what_a_status_costs() {
     let mut guest = Guest::boot(&env, config);
     let slowly = ["--bandwidth", "4M", "--max-rounds", "1000000"];
     let plan = MigrationPlan::new("precopy").migrate_args(&slowly);
-    let mut migration = guest.start_migration(&plan);
+    let migration = guest.start_migration(&plan);
     let folder = StatusFolder::in_run_folder(&migration.journal_folders()[0]);
     let pid = migration.migrate.pid();
     let mut clients = Vec::new();

@@ -2,7 +2,7 @@
 
 /// The scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Scale {
+pub(crate) enum Scale {
     /// Linear.
     Linear,
     /// Logarithmic; values not above zero are drawn at the lower end.
@@ -11,7 +11,7 @@ pub(super) enum Scale {
 
 /// An axis from `min` to `max`.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Axis {
+pub(crate) struct Axis {
     pub label: &'static str,
     pub scale: Scale,
     pub min: f64,

@@ -20,7 +20,7 @@ pub(super) const COLOURS: [&str; 7] = [
 
 /// How points are drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Style {
+pub(crate) enum Style {
     /// Joined by a line.
     Line,
     /// Single dots.
@@ -29,7 +29,7 @@ pub(super) enum Style {
 
 /// A series of points with a name.
 #[derive(Clone, Debug)]
-pub(super) struct Points {
+pub(crate) struct Points {
     pub name: String,
     pub style: Style,
     pub points: Vec<(f64, f64)>,
@@ -37,7 +37,7 @@ pub(super) struct Points {
 
 /// A plot with one pair of axes.
 #[derive(Clone, Debug)]
-pub(super) struct Panel {
+pub(crate) struct Panel {
     pub title: String,
     pub x: Axis,
     pub y: Axis,
@@ -48,7 +48,7 @@ pub(super) struct Panel {
 
 /// A chart of panels, one below the other.
 #[derive(Clone, Debug)]
-pub(super) struct Chart {
+pub(crate) struct Chart {
     pub title: String,
     /// The host and the date, in two lines.
     pub subtitle: [String; 2],
@@ -57,7 +57,7 @@ pub(super) struct Chart {
 
 impl Chart {
     /// The chart as an SVG document.
-    pub(super) fn svg(&self) -> String {
+    pub(crate) fn svg(&self) -> String {
         let each = ABOVE + PANEL + BELOW;
         #[allow(clippy::cast_precision_loss)] // a handful
         let height = HEAD + each * self.panels.len() as f64;

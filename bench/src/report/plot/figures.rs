@@ -63,7 +63,7 @@ pub(super) fn chart(title: String, panels: Vec<Panel>) -> Chart {
     }
 }
 
-pub(super) fn panel(
+pub(crate) fn panel(
     title: String,
     x: (&'static str, Scale),
     y: (&'static str, Scale),

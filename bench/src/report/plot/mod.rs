@@ -7,6 +7,10 @@ mod log_ranges;
 mod nano;
 mod timeline;
 
+pub(crate) use axis::Scale;
+pub(crate) use chart::{Chart, Panel, Points, Style};
+pub(crate) use figures::panel;
+
 use std::fs;
 use std::path::Path;
 

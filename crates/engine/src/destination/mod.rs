@@ -24,6 +24,7 @@ pub(crate) mod network_frames;
 mod options;
 pub(crate) mod page_receiver;
 pub(crate) mod postcopy;
+pub(crate) mod probe;
 mod receive;
 mod receive_control;
 mod resume_migration;

@@ -21,7 +21,7 @@ use hikkoshi_linux::{Priority, PriorityClass};
 
 /// The source receives an acknowledgement at least this often, so that a window of twice as many
 /// bytes keeps the link busy.
-const ACK_EVERY: u64 = 32 << 10;
+pub(crate) const ACK_EVERY: u64 = 32 << 10;
 
 /// The largest frame's content. A small constant: no truncation.
 #[allow(clippy::cast_possible_truncation)]

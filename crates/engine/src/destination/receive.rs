@@ -8,6 +8,7 @@ use hikkoshi_wire::{MAX_LINKS, Role};
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::destination::host::{DestinationHost, WaitingMachine};
 use crate::destination::options::DestinationOptions;
+use crate::destination::probe;
 use crate::destination::receive_control::ReceiveControl;
 use crate::destination::switchover::offer::NoGuest;
 use crate::destination::{resume_migration, switchover};
@@ -167,6 +168,18 @@ fn accept(
                 });
                 host.discard();
                 acceptor.listener.set_migration(None);
+            }
+            Err(NoGuest::Probes(request)) => {
+                let probed = probe::serve(*request, acceptor.incoming, options, &watch.cancel);
+                acceptor.listener.set_migration(None);
+                watch.observer.notice(&match probed {
+                    Ok(probed) => format!(
+                        "{peer} has measured the line: {} MiB in {:.1} s",
+                        probed.bytes >> 20,
+                        probed.time.as_secs_f64()
+                    ),
+                    Err(why) => format!("{peer} has not measured the line: {why}"),
+                });
             }
             Err(NoGuest::Refused(why)) => {
                 watch

@@ -65,7 +65,7 @@ pub(crate) struct DirtyRate {
 }
 
 /// Parses a number of seconds, which may have a fraction.
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds| *seconds > 0.0);
     seconds
         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
@@ -73,7 +73,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses a percentage. The result is a part of 1.
-fn percent(text: &str) -> Result<f64, String> {
+pub(super) fn percent(text: &str) -> Result<f64, String> {
     let percent: Option<f64> = text.parse().ok();
     percent
         .filter(|percent| *percent > 0.0 && *percent <= 100.0)

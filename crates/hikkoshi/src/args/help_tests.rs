@@ -86,6 +86,16 @@ fn options_stand_under_their_headings() {
          Security: --allow-remote --allow-host\n\
          -: --help\n"
     );
+    assert_eq!(
+        visible("estimate"),
+        "-: address --help\n\
+         Connection: --to --qmp --domain --connect\n\
+         Migration: --bandwidth --max-downtime --when-stalled --allow-cpu-mismatch --allow-device\n\
+         Measurement: --seconds --max-cost --probe-limit --round-trip\n\
+         Tuning: --links --rounds --max-rounds\n\
+         Security: --plaintext --tls-ca --tls-cert --tls-key\n\
+         Output: --json\n"
+    );
 }
 
 #[test]
@@ -127,6 +137,7 @@ fn short_help_is_one_line_an_option() {
         "check",
         "dirty-rate",
         "dashboard",
+        "estimate",
         "demo",
     ] {
         let command = command.find_subcommand(name).unwrap();

@@ -13,6 +13,7 @@ use hikkoshi_link::tls::Invitation;
 use super::domain::{DomainArgs, DomainOptions};
 use super::headings::{CONNECTION, MIGRATION, TUNING};
 use super::journaled_options::JournaledOptions;
+use super::mode::RequestedMode;
 use super::run_options::RunOptions;
 use super::security::InvitationArg;
 use super::{bytes, mode};
@@ -63,14 +64,15 @@ pub(crate) struct Migrate {
 /// Options of `migrate` that are kept in the journal; `None`: not given.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub(crate) struct MigrateOptions {
-    /// Migration mode: precopy, postcopy or hybrid [default: hybrid]
+    /// Migration mode: precopy, postcopy, hybrid or auto [default: hybrid]
     ///
     /// precopy copies memory while the guest runs at the source. The switchover follows when the
     /// rest fits into --max-downtime. postcopy begins with the switchover; pages follow while the
     /// guest runs at the destination. hybrid copies memory once (--rounds), and sends the pages
-    /// that were written since after the switchover.
-    #[arg(verbatim_doc_comment, long, value_name = "MODE", value_parser = mode::parse, help_heading = MIGRATION)]
-    pub mode: Option<Mode>,
+    /// that were written since after the switchover. auto measures the guest and the line for about
+    /// 3 s, and chooses one of the three, as `hikkoshi estimate` recommends.
+    #[arg(verbatim_doc_comment, long, value_name = "MODE", value_parser = mode::parse_requested, help_heading = MIGRATION)]
+    pub mode: Option<RequestedMode>,
 
     /// Longest pause of the guest in pre-copy, in milliseconds [default: 300]
     #[arg(
@@ -233,9 +235,10 @@ impl Migrate {
         self
     }
 
-    /// How the guest is moved.
+    /// How the guest is moved. `auto` is replaced before it is.
     fn mode(&self) -> Mode {
-        self.options.mode.unwrap_or(SourceOptions::default().mode)
+        let requested = self.options.mode.and_then(RequestedMode::fixed);
+        requested.unwrap_or(SourceOptions::default().mode)
     }
 
     /// The engine's options.
@@ -281,7 +284,11 @@ impl MigrateOptions {
     #[must_use]
     pub(crate) fn or(self, earlier: Self) -> Self {
         Self {
-            mode: self.mode.or(earlier.mode),
+            // The mode of a migration that has begun was chosen.
+            mode: self
+                .mode
+                .filter(|mode| *mode != RequestedMode::Auto)
+                .or(earlier.mode),
             max_downtime: self.max_downtime.or(earlier.max_downtime),
             bandwidth: self.bandwidth.or(earlier.bandwidth),
             when_stalled: self.when_stalled.or(earlier.when_stalled),
@@ -309,7 +316,7 @@ impl MigrateOptions {
 /// Parses an address. An invitation in its place is refused without repeating its secret, and is
 /// not looked up as a host name.
 #[derive(Debug, Clone, Copy)]
-struct DestinationAddress;
+pub(super) struct DestinationAddress;
 
 impl TypedValueParser for DestinationAddress {
     type Value = Address;
@@ -497,6 +504,8 @@ mod tests {
         assert_eq!(options.bandwidth, Some(50_000_000));
         assert_eq!(options.links, 3);
         assert_eq!(options.mode, Mode::Postcopy);
+        let auto = migrate("--resume=/j/s.json --mode auto").resumed(second.options.clone(), true);
+        assert_eq!(auto.engine_options().mode, Mode::Postcopy, "it has begun");
         assert!(!options.follow && options.hot_first);
         assert_eq!(
             options.retry_for,

@@ -14,6 +14,7 @@ mod demo;
 mod dirty_rate;
 mod domain;
 mod durations;
+mod estimate;
 mod guard;
 mod headings;
 #[cfg(test)]
@@ -38,10 +39,12 @@ pub(crate) use check::Check;
 pub(crate) use dashboard::Dashboard;
 pub(crate) use demo::Demo;
 pub(crate) use dirty_rate::DirtyRate;
-pub(crate) use domain::DomainOptions;
+pub(crate) use domain::{DomainArgs, DomainOptions};
+pub(crate) use estimate::Estimate;
 pub(crate) use guard::Guard;
 pub(crate) use journaled_options::JournaledOptions;
 pub(crate) use migrate::{MAX_DOWNTIME_MS, MAX_READ_AHEAD, Migrate, MigrateOptions, WhenStalled};
+pub(crate) use mode::RequestedMode;
 pub(crate) use receive::{Receive, ReceiveOptions};
 pub(crate) use report::Report;
 pub(crate) use run_options::{ProgressFormat, RunOptions};
@@ -78,6 +81,10 @@ Exit status of dashboard:
   0  It was ended by Ctrl-C or SIGTERM
   2  The command line or the environment is invalid, the address cannot be listened on, the
      status folder cannot be used, or the process cannot give up its rights
+Exit status of estimate:
+  0  There is an estimate
+  1  The guest cannot be measured, or the destination does not answer
+  2  The command line or the environment is invalid, or the file of --json cannot be written
 
 Environment:
   HIKKOSHI_LOG  What to log: off, error, warn (the default), info, debug or trace, for
@@ -105,6 +112,8 @@ pub(crate) enum Command {
     Report(Report),
     /// Show this host's migrations on a web page, and as metrics for Prometheus
     Dashboard(Dashboard),
+    /// Predict for each mode what a migration would be like; nothing moves
+    Estimate(Box<Estimate>),
     /// Move a test guest between two QEMU processes on this host
     Demo(Demo),
     /// Restore the guest if `migrate` is killed (started by `migrate`)
@@ -121,6 +130,7 @@ impl Command {
             | Self::DirtyRate(_)
             | Self::Report(_)
             | Self::Dashboard(_)
+            | Self::Estimate(_)
             | Self::Demo(_)
             | Self::Guard(_) => None,
         }
@@ -146,6 +156,7 @@ impl Command {
         match self {
             Self::Check(check) => check.json.as_deref(),
             Self::DirtyRate(rate) => rate.json.as_deref(),
+            Self::Estimate(estimate) => estimate.json.as_deref(),
             _ => self.run_options()?.json.as_deref(),
         }
     }

@@ -3,6 +3,7 @@
 use std::collections::hash_map::RandomState;
 use std::error::Error;
 use std::hash::{BuildHasher, Hasher};
+use std::path::Path;
 use std::time::Duration;
 
 use error_reporter::Report;
@@ -10,7 +11,7 @@ use hikkoshi_dirty_rate::{KVM_FAULT_COST, Options, measure};
 use hikkoshi_libvirt::Domain;
 use hikkoshi_qemu::{MeasureError, QemuMeasurement};
 
-use crate::args::DirtyRate;
+use crate::args::{DirtyRate, DomainArgs};
 use crate::commands::print_result::write_result;
 use crate::commands::signals;
 use crate::output::dirty_rate::{DirtyRateReport, readable};
@@ -29,7 +30,7 @@ pub(crate) fn run(args: &DirtyRate) -> Result<Status, Exit> {
         .seed(RandomState::new().build_hasher().finish());
     // Before the log is started, so that it is always closed.
     let cancel = signals::cancel_on_signals()?;
-    let guest = attach(args)?;
+    let guest = attach(args.qmp.as_deref(), &args.domain, &args.block)?;
     let options = match guest.uses_kvm() {
         true => options.fault_cost(KVM_FAULT_COST),
         false => options,
@@ -58,14 +59,19 @@ pub(crate) fn run(args: &DirtyRate) -> Result<Status, Exit> {
     Ok(Status::Moved)
 }
 
-fn attach(args: &DirtyRate) -> Result<QemuMeasurement, Exit> {
-    let attached = match (&args.domain.domain, &args.qmp) {
+/// Attaches to the guest that `domain` or `qmp` names, to measure these blocks, or all.
+pub(crate) fn attach(
+    qmp: Option<&Path>,
+    domain: &DomainArgs,
+    blocks: &[String],
+) -> Result<QemuMeasurement, Exit> {
+    let attached = match (&domain.domain, qmp) {
         (Some(name), _) => {
-            let domain = Domain::open(&args.domain.connect, name).map_err(|e| not_found(&e))?;
+            let domain = Domain::open(&domain.connect, name).map_err(|e| not_found(&e))?;
             let monitor = domain.monitor().map_err(|error| not_found(&error))?;
-            QemuMeasurement::attach_by(monitor, &args.block)
+            QemuMeasurement::attach_by(monitor, blocks)
         }
-        (None, Some(qmp)) => QemuMeasurement::attach(qmp, &args.block),
+        (None, Some(qmp)) => QemuMeasurement::attach(qmp, blocks),
         (None, None) => {
             let missing = "--qmp PATH or --domain NAME is missing";
             return Err(Exit::new(Status::Usage, Reason::Usage, missing));

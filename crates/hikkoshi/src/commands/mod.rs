@@ -4,6 +4,7 @@ pub(crate) mod check;
 pub(crate) mod dashboard;
 pub(crate) mod demo;
 pub(crate) mod dirty_rate;
+pub(crate) mod estimate;
 mod find_journal;
 mod give_up;
 pub(crate) mod guard;

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::args::RunOptions;
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
-use crate::output::report::{self, SourceQuit};
+use crate::output::report::{self, SourceExtras, SourceQuit};
 use crate::output::streams;
 use crate::status::Session;
 
@@ -29,25 +29,24 @@ pub(super) fn print_moved(
     Ok(Status::Moved)
 }
 
-/// Prints and writes the statistics; `what` says where the guest is, and `next` what is to be done;
-/// `quit`: whether the source's QEMU was ended.
+/// Prints and writes the statistics; `what` says where the guest is, and `next` what is to be done.
 pub(super) fn print_result(
     account: &Account,
     session: &Session,
     what: &str,
     next: Option<&str>,
-    quit: Option<&SourceQuit>,
+    extras: SourceExtras<'_>,
 ) -> Result<(), Exit> {
     let run = session.options();
     session.end_display();
-    session.set_account(report::json_value(account, quit));
+    session.set_account(report::json_value(account, extras));
     if run.json.as_deref() != Some("-".as_ref()) {
         let readable = report::readable(account, run.verbose);
         let next = next.map_or_else(String::new, |next| format!("{next}\n"));
         streams::to_stdout(&format!("{what}\n{readable}{next}"));
     }
     if let Some(path) = &run.json {
-        written(report::write_json(account, quit, path), what, path)?;
+        written(report::write_json(account, extras, path), what, path)?;
     }
     Ok(())
 }

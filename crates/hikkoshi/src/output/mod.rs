@@ -3,6 +3,7 @@
 pub(crate) mod account_report;
 pub(crate) mod check;
 pub(crate) mod dirty_rate;
+pub(crate) mod estimate;
 pub(crate) mod exit;
 pub(crate) mod log;
 pub(crate) mod progress;

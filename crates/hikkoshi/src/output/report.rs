@@ -6,14 +6,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_engine::Account;
 use hikkoshi_engine::report::{
     AsynchronousFaults, CollapseAccount, FaultKind, LatencySummary, RequestStatistics,
 };
+use hikkoshi_engine::{Account, Mode};
 use hikkoshi_wire::text;
 use serde::Serialize;
 
 use crate::output::account_report::AccountReport;
+use crate::output::estimate::SpanReport;
 use crate::output::exit::{End, Exit};
 use crate::output::reason::Reason;
 use crate::output::streams;
@@ -232,30 +233,64 @@ pub(crate) struct SourceQuit {
     pub(crate) source_quit_error: Option<String>,
 }
 
+/// What `--mode auto` has chosen.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct AutoReport {
+    #[serde(skip)]
+    pub(crate) mode: Mode,
+    pub(crate) chosen_mode: String,
+    /// Why.
+    pub(crate) reason: String,
+    /// What was predicted; `null`: nothing could be predicted.
+    pub(crate) downtime_ms: Option<SpanReport>,
+    pub(crate) total_ms: Option<SpanReport>,
+    /// Whether post-copy is possible.
+    #[serde(skip)]
+    pub(crate) may_postcopy: bool,
+}
+
+impl AutoReport {
+    /// The mode that was chosen.
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
+    }
+}
+
+/// What only the source's command reports.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub(crate) struct SourceExtras<'a> {
+    /// Whether the source's QEMU was ended, if it was to be.
+    #[serde(flatten)]
+    pub(crate) quit: Option<&'a SourceQuit>,
+    /// With `--mode auto`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) auto: Option<&'a AutoReport>,
+}
+
 /// The result of a successful migration, for programs.
 #[derive(Debug, Serialize)]
 struct Written<'a> {
     #[serde(flatten)]
     account: AccountReport<'a>,
     #[serde(flatten)]
-    quit: Option<&'a SourceQuit>,
+    extras: SourceExtras<'a>,
 }
 
 /// Writes the result of a successful migration to `path`.
 pub(crate) fn write_json(
     account: &Account,
-    quit: Option<&SourceQuit>,
+    extras: SourceExtras<'_>,
     path: &Path,
 ) -> io::Result<()> {
     let account = account.into();
-    write_object(&Written { account, quit }, path)
+    write_object(&Written { account, extras }, path)
 }
 
 /// The result of a successful migration, as [`write_json`] writes it.
-pub(crate) fn json_value(account: &Account, quit: Option<&SourceQuit>) -> serde_json::Value {
+pub(crate) fn json_value(account: &Account, extras: SourceExtras<'_>) -> serde_json::Value {
     let account = account.into();
     // It has no maps with other keys than strings, the only way to fail.
-    serde_json::to_value(Written { account, quit }).unwrap_or_default()
+    serde_json::to_value(Written { account, extras }).unwrap_or_default()
 }
 
 /// A guest that had moved before this run.

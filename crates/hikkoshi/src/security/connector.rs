@@ -11,7 +11,7 @@ use super::errors::{
     beyond_this_machine, check_still_encrypted, check_still_plaintext, credentials, unencrypted,
     usage,
 };
-use crate::args::{InvitationArg, Migrate};
+use crate::args::{InvitationArg, Migrate, Security};
 use crate::output::exit::Exit;
 
 /// The longest line that is read for an invitation, in bytes.
@@ -21,14 +21,17 @@ const NO_INVITATION: &str = "--to -: there is no invitation on standard input: i
                              first line is empty";
 
 /// The destination of a new migration.
-pub(crate) fn remote(args: &Migrate) -> Result<Remote, Exit> {
-    if let Some(argument) = &args.to {
+pub(crate) fn remote(
+    invitation: Option<&InvitationArg>,
+    address: Option<&Address>,
+    security: &Security,
+) -> Result<Remote, Exit> {
+    if let Some(argument) = invitation {
         return invited(argument);
     }
-    let Some(address) = args.address.clone() else {
+    let Some(address) = address.cloned() else {
         return Err(usage("neither an address nor an invitation is given"));
     };
-    let security = &args.run.security;
     if let Some(certificates) = certificates::read(security)? {
         let host = address.host().unwrap_or("localhost");
         let tls = Some(

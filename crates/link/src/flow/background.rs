@@ -101,6 +101,11 @@ impl BackgroundSender {
         self.window.sent() + self.batch.len() as u64
     }
 
+    /// Bytes that the peer has applied so far, including headers.
+    pub fn arrived(&self) -> u64 {
+        self.window.sent() - self.window.in_flight()
+    }
+
     /// Sends the content of `range` when the window has room. A small frame is sent with the next
     /// ones, or at the next [`flush`](Self::flush).
     ///
@@ -176,6 +181,15 @@ impl BackgroundSender {
             check(stop)?;
         }
         Ok(())
+    }
+
+    /// Waits for the peer's next acknowledgement, at most for a tick.
+    ///
+    /// # Errors
+    /// As [`drain`](Self::drain).
+    pub fn await_acknowledgement(&mut self, stop: &CancelFlag) -> Result<(), LinkError> {
+        self.read_acks(TICK)?;
+        check(stop)
     }
 
     /// Accounts for the bytes that the writer has sent since the last call.

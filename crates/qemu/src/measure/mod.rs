@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use hikkoshi_dirty::{DirtyLog, PagemapLog};
 use hikkoshi_linux::{HostAddr, Process};
+use hikkoshi_memory::GuestRam;
 use hikkoshi_pages::RamLayout;
 use hikkoshi_userfault::{Features, RemoteUserfault};
 use serde_json::{Value, json};
@@ -29,6 +30,7 @@ use crate::qmp::{CONNECT_TIMEOUT, Client, QmpError};
 pub struct QemuMeasurement {
     process: Arc<Process>,
     layout: RamLayout,
+    memory: GuestRam,
     // Dropped in this order: the memory is unregistered, then the userfaultfd is closed, then
     // another program may attach.
     log: PagemapLog,
@@ -63,10 +65,15 @@ impl QemuMeasurement {
             ram,
             obstacles,
         } = inspect(client, Side::Source, &AllowedTypes::default())?;
-        let chosen = ram.map(|ram| blocks::choose(ram.memory.layout(), &ram.addresses, blocks));
+        let chosen = ram.map(|ram| {
+            let chosen = blocks::choose(ram.memory.layout(), &ram.addresses, blocks)?;
+            Ok::<_, MeasureError>((chosen, ram.memory))
+        });
         let chosen = chosen.transpose()?;
-        let (refused, notes) = error::sort(obstacles, chosen.as_ref().map(|(layout, _)| layout));
-        let (Some(process), Some((layout, hosts)), true) = (process, chosen, refused.is_empty())
+        let layout = chosen.as_ref().map(|((layout, _), _)| layout);
+        let (refused, notes) = error::sort(obstacles, layout);
+        let (Some(process), Some(((layout, hosts), memory)), true) =
+            (process, chosen, refused.is_empty())
         else {
             return Err(MeasureError::Refused(refused));
         };
@@ -89,6 +96,7 @@ impl QemuMeasurement {
         Ok(Self {
             process,
             layout,
+            memory,
             log,
             userfault,
             kvm,
@@ -105,6 +113,11 @@ impl QemuMeasurement {
     /// The blocks that are measured.
     pub fn layout(&self) -> &RamLayout {
         &self.layout
+    }
+
+    /// All of the guest's memory, also if some blocks are measured only. To be read.
+    pub fn memory(&self) -> &GuestRam {
+        &self.memory
     }
 
     /// Their log. It tracks nothing yet.

@@ -24,7 +24,7 @@ pub trait ControlMessage: Serialize + DeserializeOwned + sealed::Sealed {
 }
 
 impl ControlMessage for ToDestination {
-    const COUNT: u32 = 19;
+    const COUNT: u32 = 21;
 
     fn subject(&self) -> Subject {
         match self {
@@ -37,7 +37,7 @@ impl ControlMessage for ToDestination {
 }
 
 impl ControlMessage for ToSource {
-    const COUNT: u32 = 19;
+    const COUNT: u32 = 21;
 }
 
 /// What a control message describes. Each message whose length depends on the

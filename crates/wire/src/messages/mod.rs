@@ -44,6 +44,12 @@ pub const MAX_LINKS: u16 = 16;
 /// The most [`Obstacle`](ToSource::Obstacle) messages in one answer.
 pub const MAX_OBSTACLES: usize = 64;
 
+/// The most [`Echo`](ToDestination::Echo) messages in one measurement of the line.
+pub const MAX_ECHOES: u32 = 64;
+
+/// The pages that frames name while the line is measured: 8 MiB.
+pub const PROBE_PAGES: u64 = 2048;
+
 /// Messages from the source to the destination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToDestination {
@@ -193,6 +199,22 @@ pub enum ToDestination {
         /// The domain.
         domain: Domain,
     },
+    /// The first message, instead of the offer of a guest: the source only
+    /// measures the line. The destination answers with
+    /// [`ProbeReady`](ToSource::ProbeReady), and the source opens the background
+    /// links and sends page frames on them, as in pre-copy. The destination
+    /// acknowledges and discards them. The link ends with
+    /// [`Goodbye`](Self::Goodbye), and the destination waits for the next
+    /// source. Sent only to a destination with
+    /// [`Capabilities::PROBE`](crate::Capabilities::PROBE).
+    Probe {
+        /// The number of background links that the source opens, 1 to
+        /// [`MAX_LINKS`].
+        background_links: u16,
+    },
+    /// While the line is measured: answer with [`Echoed`](ToSource::Echoed) at
+    /// once. At most [`MAX_ECHOES`] of them.
+    Echo,
 }
 
 /// Messages from the destination to the source.
@@ -320,4 +342,14 @@ pub enum ToSource {
         #[serde(with = "List::<MAX_BLOCKS>")]
         host_pages: Vec<u64>,
     },
+    /// The answer to [`Probe`](ToDestination::Probe): the destination accepts
+    /// the background links, and this much on them. Then it closes all links.
+    ProbeReady {
+        /// The most bytes on all background links together, with headers.
+        bytes: u64,
+        /// The most milliseconds from this message on.
+        millis: u64,
+    },
+    /// The answer to [`Echo`](ToDestination::Echo).
+    Echoed,
 }

@@ -96,6 +96,9 @@ impl Capabilities {
     /// The destination supports [`Domain`](crate::ToDestination::Domain).
     pub const DOMAIN: Self = Self(1 << 8);
 
+    /// The destination supports [`Probe`](crate::ToDestination::Probe).
+    pub const PROBE: Self = Self(1 << 9);
+
     /// All capabilities of this build.
     pub const KNOWN: Self = Self(
         Self::POSTCOPY.0
@@ -106,7 +109,8 @@ impl Capabilities {
             | Self::FRAMES.0
             | Self::COMPARE.0
             | Self::MEMORY_LOST.0
-            | Self::DOMAIN.0,
+            | Self::DOMAIN.0
+            | Self::PROBE.0,
     );
 
     /// Returns the capabilities with these bits, known or not.

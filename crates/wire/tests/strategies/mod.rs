@@ -276,6 +276,8 @@ pub(crate) fn to_destination() -> impl Strategy<Value = ToDestination> {
         text().prop_map(|reason| ToDestination::MemoryLost { reason }),
         description().prop_map(|description| ToDestination::Compare { description }),
         domain().prop_map(|domain| ToDestination::Domain { domain }),
+        any::<u16>().prop_map(|background_links| ToDestination::Probe { background_links }),
+        Just(ToDestination::Echo),
         (processors(), any::<bool>()).prop_map(|(processors, allow_mismatch)| {
             ToDestination::Processors {
                 processors,
@@ -386,6 +388,9 @@ pub(crate) fn to_source() -> impl Strategy<Value = ToSource> {
         }),
         prop::collection::vec(any::<u64>(), 0..=8)
             .prop_map(|host_pages| ToSource::Compared { host_pages }),
+        (any::<u64>(), any::<u64>())
+            .prop_map(|(bytes, millis)| ToSource::ProbeReady { bytes, millis }),
+        Just(ToSource::Echoed),
     ]
 }
 

@@ -31,7 +31,7 @@ fn run(number: usize, usage: DiskUse, store: &Store, arena: &Arena, context: &Di
         0 => 0,
         rate => (rate / usage.threads as u64).max(1),
     };
-    let mut limiter = RateLimiter::new(context.clock, rate);
+    let mut limiter = RateLimiter::new(context.clock, rate, 0);
     let mut findings = Vec::new();
     while !context.is_stopped() {
         limiter.wait();

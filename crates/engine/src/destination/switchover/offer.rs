@@ -15,6 +15,7 @@ use crate::destination::error::DestinationFailure;
 use crate::destination::host::{DestinationHost, OfferedGuest};
 use crate::destination::options::DestinationOptions;
 use crate::destination::postcopy::huge::staging::Size;
+use crate::destination::probe::ProbeRequest;
 use crate::destination::receive_control::ReceiveControl;
 use crate::destination::switchover::processors;
 use crate::guest::DestinationGuest;
@@ -55,6 +56,8 @@ pub(crate) enum NoGuest {
     Refused(String),
     /// It only asked whether its guest could move here. The number of obstacles.
     Compared(usize),
+    /// It measures the line.
+    Probes(Box<ProbeRequest>),
 }
 
 impl From<String> for NoGuest {
@@ -100,6 +103,15 @@ pub(crate) fn receive_offer<'a>(
         Err(NoGuest::Refused(reason))
     };
     let mut first = reader.control().map_err(text)?;
+    if let ToDestination::Probe { background_links } = first {
+        return Err(NoGuest::Probes(Box::new(ProbeRequest {
+            stream,
+            reader,
+            writer,
+            id,
+            background_links,
+        })));
+    }
     let mut domain = None;
     if let ToDestination::Domain { domain: theirs } = first {
         domain = Some(theirs);

@@ -1,8 +1,11 @@
-//! Whether pre-copy has converged: whether the dirty pages fit into the downtime.
+//! Whether pre-copy has converged: whether the dirty pages fit into the downtime. `hikkoshi
+//! estimate` simulates rounds by the same rules.
 
 use std::time::Duration;
 
 use crate::source::error::SourceFailure;
+use crate::source::options::SourceOptions;
+use hikkoshi_wire::Mode;
 
 /// The part of the downtime that is not sending dirty pages: pausing, saving
 /// and loading the device state, resuming. 17 ms were measured for QEMU.
@@ -28,19 +31,34 @@ pub(crate) enum PrecopyResult {
 
 /// Estimates the downtime from the rate of the rounds.
 #[derive(Debug, Default)]
-pub(crate) struct Convergence {
+pub struct Convergence {
     /// Bytes a second, in the last round that was large enough to measure.
     rate: f64,
 }
 
 impl Convergence {
-    #[allow(clippy::cast_precision_loss)]
     /// Records a round that sent `bytes` in `time`.
-    pub(crate) fn measure(&mut self, bytes: u64, time: Duration) {
+    #[allow(clippy::cast_precision_loss)]
+    pub fn measure(&mut self, bytes: u64, time: Duration) {
         // A short round measures buffers rather than the link.
         if bytes > 8 << 20 || self.rate == 0.0 {
             self.rate = bytes as f64 / time.as_secs_f64().max(1e-6);
         }
+    }
+
+    /// Whether pre-copy ends after this `round`, if so many pages are `dirty` and sending them is
+    /// preceded by a `drain`; `before` are those of the round before.
+    pub fn has_converged(
+        &self,
+        options: &SourceOptions,
+        round: u32,
+        dirty: u64,
+        before: u64,
+        drain: Duration,
+    ) -> bool {
+        options.mode == Mode::Precopy
+            && self.fits(dirty, options.max_downtime, drain)
+            && !(round < options.max_rounds && self.worth_another_round(dirty, before, drain))
     }
 
     /// Whether so many pages can be sent within the downtime. The pause takes a

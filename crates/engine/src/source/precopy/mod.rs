@@ -119,10 +119,16 @@ impl Precopy {
                 .end(&self.shared.counters, Some(dirty));
             if options.mode == Mode::Precopy
                 && (is_last(options, round)
-                    || self.has_converged(options, round, dirty / LOW, expected, drain))
+                    || (self.convergence).has_converged(
+                        options,
+                        round,
+                        dirty / LOW,
+                        expected,
+                        drain,
+                    ))
             {
                 dirty = self.log.count()?;
-                if self.has_converged(options, round, dirty, expected, drain) {
+                if (self.convergence).has_converged(options, round, dirty, expected, drain) {
                     return Ok(PrecopyResult::Converged);
                 }
             }
@@ -147,23 +153,6 @@ impl Precopy {
             expected = dirty;
         }
         unreachable!("a u32 of rounds takes centuries");
-    }
-
-    /// Whether pre-copy ends after this `round`, if so many pages are `dirty` and sending them is
-    /// preceded by a `drain`; `before` are those of the round before.
-    fn has_converged(
-        &self,
-        options: &SourceOptions,
-        round: u32,
-        dirty: u64,
-        before: u64,
-        drain: Duration,
-    ) -> bool {
-        let convergence = &self.convergence;
-        options.mode == Mode::Precopy
-            && convergence.fits(dirty, options.max_downtime, drain)
-            && !(round < options.max_rounds
-                && convergence.worth_another_round(dirty, before, drain))
     }
 
     /// Rounds with drains, if the guest's devices need them.

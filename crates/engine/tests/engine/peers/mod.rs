@@ -5,6 +5,7 @@ mod connection_flood;
 mod destinations;
 mod handshake;
 mod page_faults;
+mod probes;
 mod replay;
 mod resource_limits;
 mod sources;

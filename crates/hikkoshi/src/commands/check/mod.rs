@@ -3,6 +3,7 @@
 mod unfinished;
 
 use std::error::Error;
+use std::path::Path;
 
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, Comparison, GuestOffer};
@@ -11,7 +12,7 @@ use hikkoshi_link::Remote;
 use hikkoshi_qemu::qmp::Monitor;
 use hikkoshi_qemu::{Checked, DestinationLine, OfferedMachine};
 
-use crate::args::Check;
+use crate::args::{AllowDevice, Check, DomainArgs};
 use crate::commands::print_result::write_result;
 use crate::output::check::{CheckReport, readable};
 use crate::output::exit::{Exit, Status};
@@ -28,7 +29,11 @@ pub(crate) fn run(args: &Check) -> Result<Status, Exit> {
         return Ok(Status::Moved);
     }
     let remote = args.to.as_ref().map(security::invited).transpose()?;
-    let checked = check(args)?;
+    let checked = check(&CheckedGuestOf {
+        domain: &args.domain,
+        qmp: args.qmp.as_deref(),
+        devices: &args.devices,
+    })?;
     let destination = match (&remote, &checked.offer) {
         (None, _) => None,
         (Some(remote), Some(offer)) => Some(ask(remote, offer, args.allow_cpu_mismatch)),
@@ -51,11 +56,23 @@ pub(crate) fn run(args: &Check) -> Result<Status, Exit> {
     })
 }
 
-fn check(args: &Check) -> Result<Checked, Exit> {
-    let allowed = args.devices.allowed();
-    let checked = match (&args.domain.domain, &args.qmp) {
+/// Which guest is checked.
+#[derive(Debug)]
+pub(crate) struct CheckedGuestOf<'a> {
+    pub(crate) domain: &'a DomainArgs,
+    pub(crate) qmp: Option<&'a Path>,
+    pub(crate) devices: &'a AllowDevice,
+}
+
+/// Checks a guest.
+///
+/// # Errors
+/// Nothing can be found out about it.
+pub(crate) fn check(guest: &CheckedGuestOf<'_>) -> Result<Checked, Exit> {
+    let allowed = guest.devices.allowed();
+    let checked = match (&guest.domain.domain, guest.qmp) {
         (Some(name), _) => {
-            let domain = Domain::open(&args.domain.connect, name).map_err(|e| not_found(&e))?;
+            let domain = Domain::open(&guest.domain.connect, name).map_err(|e| not_found(&e))?;
             let monitor = domain.monitor().map_err(|error| not_found(&error))?;
             hikkoshi_qemu::check_by(monitor, &allowed).and_then(|mut checked| {
                 if let Some(offer) = &mut checked.offer {

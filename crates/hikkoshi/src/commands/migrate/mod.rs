@@ -1,5 +1,6 @@
 //! `hikkoshi migrate`: the source of a migration.
 
+mod auto;
 mod outcome;
 mod resume;
 mod unfinished;
@@ -24,6 +25,7 @@ use crate::commands::{give_up, signals};
 use crate::journal::{JournalFile, SourceEntry, SourceJournal};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::{Holder, Reason};
+use crate::output::report::SourceExtras;
 use crate::security;
 use crate::status::{Session, SessionInfo};
 
@@ -41,12 +43,17 @@ pub(crate) fn run(args: &Migrate) -> Result<Status, Exit> {
         },
     );
     let result = match &args.run.resume {
-        None => security::remote(args).and_then(|remote| start(args, &remote, cancel, &session)),
+        None => remote(args).and_then(|remote| start(args, &remote, cancel, &session)),
         Some(file) if args.run.give_up => give_up::source(args, file.as_deref(), cancel),
         Some(file) => resume::resume(args, file.as_deref(), cancel, &session),
     };
     session.end(&result);
     result
+}
+
+/// The destination.
+fn remote(args: &Migrate) -> Result<Remote, Exit> {
+    security::remote(args.to.as_ref(), args.address.as_ref(), &args.run.security)
 }
 
 /// Starts a migration.
@@ -60,6 +67,8 @@ fn start(
     let folder = args.run.journals.path();
     let observer = session.observer();
     unfinished::check_folder(&folder, &*monitor, &*observer)?;
+    let chosen = auto::choose(args, remote, &cancel, &*observer)?;
+    let args = chosen.as_ref().map_or(args, |(args, _)| args);
     let phases = args.engine_options().phases();
     let guest = QemuSource::attach_for(monitor, &args.options.journaled.devices.allowed(), phases)
         .map_err(|error| not_attached(&error))?;
@@ -127,7 +136,10 @@ fn start(
         journal.path(),
         address,
         qemu_pid,
-        quit.as_ref(),
+        SourceExtras {
+            quit: quit.as_ref(),
+            auto: chosen.as_ref().map(|(_, auto)| auto),
+        },
         |outcome| match outcome {
             Outcome::AtSource | Outcome::Stopped if guest.has_ended() => {
                 Some((Holder::Nobody, QEMU_ENDED))

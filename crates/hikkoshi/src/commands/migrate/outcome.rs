@@ -16,7 +16,7 @@ use crate::commands::resume_command::{GIVE_UP_HINT, resume_command};
 use crate::journal::SourceEntry;
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::{Holder, Reason};
-use crate::output::report::SourceQuit;
+use crate::output::report::{SourceExtras, SourceQuit};
 use crate::output::streams;
 use crate::status::Session;
 
@@ -32,14 +32,14 @@ const MEMORY_LOST: &str = "the guest is lost: at the destination it waits for pa
 
 /// Reports the outcome for the guest whose monitor is at `monitor`. `qemu_pid` is the source's
 /// QEMU, if it still exists. `special` knows in some cases who has the guest and what to report.
-/// `quit`: whether the source's QEMU was ended, if it was to be.
+/// `extras`: what else this side reports.
 pub(super) fn report(
     session: &Session,
     result: Result<Account, MigrateError>,
     journal: &Path,
     monitor: &MonitorAddress,
     qemu_pid: Option<u32>,
-    quit: Option<&SourceQuit>,
+    extras: SourceExtras<'_>,
     special: impl Fn(Outcome) -> Option<(Holder, &'static str)>,
 ) -> Result<Status, Exit> {
     let error = match result {
@@ -52,7 +52,7 @@ pub(super) fn report(
                      and must not be continued here"
                 }
             };
-            let next = match quit {
+            let next = match extras.quit {
                 Some(SourceQuit {
                     source_quit_error: Some(error),
                     ..
@@ -63,7 +63,7 @@ pub(super) fn report(
                 )),
                 _ => qemu_pid.map(end_qemu),
             };
-            print_result(&account, session, what, next.as_deref(), quit)?;
+            print_result(&account, session, what, next.as_deref(), extras)?;
             return Ok(Status::of(account.guest_state));
         }
         Err(error) => error,

@@ -19,6 +19,7 @@ use crate::commands::resume_command::cannot_resume;
 use crate::journal::{self, DestinationEntry, JournalFile, SourceEntry, SourceJournal};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::{Holder, Reason};
+use crate::output::report::SourceExtras;
 use crate::output::streams;
 use crate::security;
 use crate::status::Session;
@@ -111,7 +112,10 @@ pub(super) fn resume(
         journal.path(),
         &address,
         qemu_pid,
-        quit.as_ref(),
+        SourceExtras {
+            quit: quit.as_ref(),
+            auto: None,
+        },
         |outcome| match outcome {
             Outcome::AtSource | Outcome::Stopped if has_ended => Some((Holder::Nobody, QEMU_ENDED)),
             _ => None,

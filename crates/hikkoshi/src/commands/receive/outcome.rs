@@ -14,6 +14,7 @@ use crate::commands::resume_command::{GIVE_UP_HINT, resume_command};
 use crate::journal::DestinationEntry;
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::{Holder, Reason};
+use crate::output::report::SourceExtras;
 use crate::output::streams;
 use crate::status::Session;
 
@@ -149,7 +150,7 @@ fn success(session: &Session, account: &Account, journal: &Path) -> Result<Statu
         GuestState::Paused => "the guest is here, paused as before",
         GuestState::ShutDown => "the guest has run here and has shut down",
     };
-    print_result(account, session, what, None, None)?;
+    print_result(account, session, what, None, SourceExtras::default())?;
     if journal.exists() {
         session.observer().notice(&format!(
             "the source may not know that: do not continue the guest there. If 'hikkoshi migrate' \

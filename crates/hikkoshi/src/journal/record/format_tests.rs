@@ -17,7 +17,8 @@ use serde_json::Value;
 
 use super::RecordError;
 use crate::args::{
-    AllowDevice, DomainOptions, JournaledOptions, MigrateOptions, ReceiveOptions, WhenStalled,
+    AllowDevice, DomainOptions, JournaledOptions, MigrateOptions, ReceiveOptions, RequestedMode,
+    WhenStalled,
 };
 use crate::journal::entry::{DestinationEntry, Entry, SourceEntry};
 
@@ -61,7 +62,7 @@ fn all_journaled_options() -> JournaledOptions {
 fn all_migrate_options() -> MigrateOptions {
     MigrateOptions {
         journaled: all_journaled_options(),
-        mode: Some(Mode::Precopy),
+        mode: Some(RequestedMode::Fixed(Mode::Precopy)),
         max_downtime: Some(50),
         bandwidth: Some(50_000_000),
         when_stalled: Some(WhenStalled::Switch),
@@ -231,10 +232,14 @@ fn tags_are_stable() {
         (Mode::Postcopy, "postcopy"),
         (Mode::Hybrid, "hybrid"),
     ] {
-        (entry.engine.mode, entry.options.mode) = (value, Some(value));
+        entry.engine.mode = value;
+        entry.options.mode = Some(RequestedMode::Fixed(value));
         assert_eq!(field(&entry, "/engine/mode"), tag);
         assert_eq!(field(&entry, "/options/mode"), tag);
-        assert_eq!(again(&entry).options.mode, Some(value));
+        assert_eq!(
+            again(&entry).options.mode,
+            Some(RequestedMode::Fixed(value))
+        );
     }
     for (value, tag) in [
         (WhenStalled::GoOn, "go_on"),

@@ -11,7 +11,7 @@ use super::RecordError;
 use super::engine::ModeTag;
 use crate::args::{
     AllowDevice, DomainOptions, JournaledOptions, MAX_DOWNTIME_MS, MAX_READ_AHEAD, MigrateOptions,
-    ReceiveOptions, WhenStalled,
+    ReceiveOptions, RequestedMode, WhenStalled,
 };
 
 /// [`MigrateOptions`].
@@ -93,7 +93,7 @@ impl From<&MigrateOptions> for MigrateOptionsRecord {
     fn from(options: &MigrateOptions) -> Self {
         Self {
             shared: (&options.journaled).into(),
-            mode: options.mode.map(Into::into),
+            mode: options.mode.and_then(RequestedMode::fixed).map(Into::into),
             max_downtime_ms: options.max_downtime,
             bandwidth_bytes_per_s: options.bandwidth,
             when_stalled: options.when_stalled.map(Into::into),
@@ -124,7 +124,7 @@ impl TryFrom<MigrateOptionsRecord> for MigrateOptions {
         let read_ahead = record.read_ahead.map(ReadAhead::try_from).transpose()?;
         Ok(Self {
             journaled: record.shared.try_into()?,
-            mode: record.mode.map(Into::into),
+            mode: record.mode.map(|mode| RequestedMode::Fixed(mode.into())),
             max_downtime: within("max-downtime", record.max_downtime_ms, 1..=MAX_DOWNTIME_MS)?,
             bandwidth: within("bandwidth", record.bandwidth_bytes_per_s, 1..=u64::MAX)?,
             when_stalled: record.when_stalled.map(Into::into),

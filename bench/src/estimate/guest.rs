@@ -1,0 +1,120 @@
+//! The guests that are moved, and the lines.
+
+use std::fmt;
+
+use hikkoshi_lab::{GuestNetwork, Lab, Pattern, Ram, VmConfig, Workload};
+use serde::Serialize;
+
+use crate::error::BenchError;
+use crate::plan::NetworkKind;
+use crate::testbed::{DESTINATION, LONG, Network, Testbed, attach_debian};
+
+/// The guest's memory, MiB.
+const RAM_MIB: u64 = 512;
+/// The memory that its workload fills and writes to, MiB.
+const WRITTEN_MIB: u64 = 200;
+/// The same of the Debian guest, in which redis writes, too.
+const DEBIAN_MIB: u64 = 64;
+/// Time between two reports of the guest, ms.
+const REPORT_MS: u64 = 100;
+
+/// What the guest does.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Writer {
+    /// Almost nothing.
+    Idle,
+    /// Writes pages at random.
+    Random,
+    /// Writes one page after the other.
+    Sequential,
+    /// Nine of ten writes are to a tenth of the pages.
+    Hotspot,
+    /// Writes for half a second, and pauses for half a second.
+    Bursts,
+    /// A whole Debian whose redis answers a client.
+    Redis,
+}
+
+impl Writer {
+    pub(super) const ALL: [Self; 6] = [
+        Self::Idle,
+        Self::Random,
+        Self::Sequential,
+        Self::Hotspot,
+        Self::Bursts,
+        Self::Redis,
+    ];
+
+    fn workload(self) -> Workload {
+        let dirty = Workload::dirty(WRITTEN_MIB);
+        let workload = match self {
+            Self::Idle => dirty.rate(1),
+            Self::Random => dirty.rate(6000),
+            Self::Sequential => dirty.pattern(Pattern::Sequential).rate(8000),
+            Self::Hotspot => dirty.pattern(Pattern::Hotspot).rate(40_000),
+            Self::Bursts => dirty.rate(12_000).option("burst_ms", 500),
+            Self::Redis => Workload::dirty(DEBIAN_MIB).rate(1000).in_debian(40),
+        };
+        workload.option("every_ms", REPORT_MS)
+    }
+
+    /// Boots it as the source of a migration, and waits until its workload runs.
+    pub(super) fn boot(self, line: NetworkKind) -> Result<Testbed, BenchError> {
+        let lab = Lab::new()?;
+        let config = VmConfig::new()
+            .ram(Ram::shared(RAM_MIB))
+            .workload(self.workload());
+        let (guest_network, network, config) = if self == Self::Redis {
+            let guest_network = GuestNetwork::new()?;
+            let hosts = (
+                guest_network.source().clone(),
+                guest_network.destination().clone(),
+            );
+            let network = Network::between(hosts, line, None)?;
+            let config = attach_debian(&lab, config)?.nic(guest_network.nic());
+            (Some(guest_network), network, config)
+        } else {
+            (None, Network::new(line, None)?, config)
+        };
+        let source = config
+            .clone()
+            .namespace(network.source())
+            .start(&lab, "source")?;
+        let destination = config
+            .namespace(network.destination())
+            .console(source.console().clone())
+            .incoming()
+            .start(&lab, DESTINATION)?;
+        source.wait_ready()?;
+        source.wait_output(LONG)?;
+        Ok(Testbed {
+            lab,
+            network,
+            source,
+            destination,
+            guest_network,
+        })
+    }
+}
+
+impl fmt::Display for Writer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Idle => "idle",
+            Self::Random => "random",
+            Self::Sequential => "sequential",
+            Self::Hotspot => "hotspot",
+            Self::Bursts => "bursts",
+            Self::Redis => "redis",
+        })
+    }
+}
+
+/// The line of a case, as it is called.
+pub(super) fn line_name(line: NetworkKind) -> String {
+    match line {
+        NetworkKind::Loopback => "unshaped".to_owned(),
+        other => other.to_string(),
+    }
+}

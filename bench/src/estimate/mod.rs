@@ -1,0 +1,303 @@
+//! `hikkoshi estimate` beside what happens then: each case boots a guest, predicts its migration in
+//! every mode, writes that down, and moves the guest in one of them. `--only estimate` selects it,
+//! and nothing else; further words select among its cases (`LINE/GUEST/MODE`).
+
+mod guest;
+mod plot;
+mod redis;
+mod table;
+
+use std::fmt;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use self::guest::{Writer, line_name};
+use self::redis::RedisClient;
+use crate::args::Args;
+use crate::error::BenchError;
+use crate::host_info::HostInfo;
+use crate::meter::{CpuMeter, wait_until_idle};
+use crate::mover::{HikkoshiMigration, estimate};
+use crate::plan::{NetworkKind, Variant};
+use crate::testbed::LONG;
+
+/// How `--only` selects this bench.
+const NAME: &str = "estimate";
+
+/// How long the guest works before it is measured.
+const WARM_UP: Duration = Duration::from_millis(1500);
+
+/// How long the guest's writes are measured, s.
+const SECONDS: &str = "3";
+
+/// Rounds, unless `--rounds` says something else.
+const ROUNDS: u32 = 1;
+
+/// The modes.
+const MODES: [&str; 3] = ["precopy", "postcopy", "hybrid"];
+
+/// What is moved, over which line, and how.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+struct Case {
+    line: NetworkKind,
+    guest: Writer,
+    mode: &'static str,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", line_name(self.line), self.guest, self.mode)
+    }
+}
+
+/// One move.
+#[derive(Clone, Debug, Serialize)]
+struct Moved {
+    case: Case,
+    round: u32,
+    /// What `hikkoshi estimate --json` wrote before the move.
+    prediction: Value,
+    /// What `hikkoshi migrate --json` wrote; `null` if pre-copy did not converge and was cancelled.
+    account: Value,
+    /// Processors that other processes used meanwhile.
+    others_cores: f64,
+    failure: Option<String>,
+}
+
+impl Moved {
+    /// The prediction for the mode that was used.
+    fn predicted(&self) -> &Value {
+        let modes = self.prediction["modes"].as_array();
+        modes
+            .into_iter()
+            .flatten()
+            .find(|mode| mode["mode"] == self.case.mode)
+            .unwrap_or(&Value::Null)
+    }
+
+    /// The likely value that was predicted, and the measured one.
+    fn pair(&self, member: &str) -> Option<(f64, f64)> {
+        let predicted = self.predicted()[member]["likely"].as_f64()?;
+        Some((predicted, self.measured(member)?))
+    }
+
+    fn measured(&self, member: &str) -> Option<f64> {
+        match member {
+            "bytes" => {
+                let bytes = &self.account["bytes"];
+                let of = |kind: &str| bytes[kind].as_f64();
+                Some(of("precopy")? + of("background")? + of("urgent")?)
+            }
+            _ => self.account[member].as_f64(),
+        }
+    }
+
+    /// Whether the measured value was between the predicted ends.
+    fn is_within(&self, member: &str) -> Option<bool> {
+        let span = &self.predicted()[member];
+        let measured = self.measured(member)?;
+        let low = span["low"].as_f64()?;
+        Some(measured >= low && span["high"].as_f64().is_none_or(|high| measured <= high))
+    }
+}
+
+/// Everything that was measured, as JSON.
+#[derive(Debug, Serialize)]
+struct Results<'a> {
+    host: &'a HostInfo,
+    moves: &'a [Moved],
+}
+
+/// Whether the arguments select this bench.
+pub(crate) fn is_selected(args: &Args) -> bool {
+    args.only.iter().any(|words| words == NAME)
+}
+
+/// Every guest in every mode over the most common line; over the others, those that differ there.
+fn cases() -> Vec<Case> {
+    let lines = [
+        NetworkKind::Gbit(1),
+        NetworkKind::Gbit(10),
+        NetworkKind::Loopback,
+        NetworkKind::Mbit(200),
+    ];
+    let mut cases = Vec::new();
+    for line in lines {
+        for guest in Writer::ALL {
+            let modes: &[&'static str] = match (line, guest) {
+                (NetworkKind::Gbit(1), _) => &MODES,
+                (_, Writer::Idle | Writer::Random | Writer::Hotspot) => &MODES,
+                (NetworkKind::Mbit(_), _) => &["hybrid"],
+                _ => &["precopy", "hybrid"],
+            };
+            cases.extend(modes.iter().map(|&mode| Case { line, guest, mode }));
+        }
+    }
+    cases
+}
+
+/// Runs it, and writes the results.
+pub(crate) fn run(args: &Args) -> Result<(), BenchError> {
+    let cases: Vec<_> = cases()
+        .into_iter()
+        .filter(|case| {
+            let label = case.to_string();
+            let has = |word: &str| word == label || label.split('/').any(|part| part == word);
+            args.only
+                .iter()
+                .filter(|words| *words != NAME)
+                .all(|words| words.split(',').any(has))
+        })
+        .collect();
+    if args.list {
+        for case in &cases {
+            println!("{NAME}: {case}");
+        }
+        return Ok(());
+    }
+    let program = args.program()?;
+    let host = HostInfo::collect(args.congestion.as_deref());
+    println!("{host}\n");
+    let mut all: Vec<Moved> = Vec::new();
+    let rounds = args.rounds.unwrap_or(ROUNDS);
+    let total = cases.len() * usize::try_from(rounds).unwrap_or(1);
+    for round in 0..rounds {
+        for case in &cases {
+            wait_until_idle(args.idle_limit());
+            let moved = moved(*case, round, &program, args);
+            println!(
+                "[{}/{total}] round {} {}",
+                all.len() + 1,
+                round + 1,
+                table::line(&moved)
+            );
+            all.push(moved);
+            // After every move, so that an interrupted bench keeps its results.
+            let results = Results {
+                host: &host,
+                moves: &all,
+            };
+            let json = serde_json::to_string_pretty(&results).unwrap_or_default();
+            write(&args.json, &json)?;
+        }
+    }
+    let tables = [
+        table::moves(&all),
+        table::errors(&all),
+        table::choices(&all),
+    ];
+    for table in &tables {
+        println!("\n{}", table.text());
+    }
+    let markdown: Vec<_> = tables.iter().map(|table| table.markdown()).collect();
+    write(
+        &args.plots.join("estimate.md"),
+        &format!("{host}\n\n{}", markdown.join("\n")),
+    )?;
+    if let Some(chart) = plot::scatter(&all, &host) {
+        write(&args.plots.join("predicted.svg"), &chart.svg())?;
+    }
+    match all.iter().filter(|moved| moved.failure.is_some()).count() {
+        0 => Ok(()),
+        failed => Err(BenchError::Failed { failed, total }),
+    }
+}
+
+/// Predicts, and moves.
+fn moved(case: Case, round: u32, program: &Path, args: &Args) -> Moved {
+    let mut moved = Moved {
+        case,
+        round,
+        prediction: Value::Null,
+        account: Value::Null,
+        others_cores: 0.0,
+        failure: None,
+    };
+    if let Err(error) = predict_and_move(&mut moved, program, args) {
+        moved.failure = Some(error_reporter::Report::new(&error).to_string());
+    }
+    moved
+}
+
+fn predict_and_move(moved: &mut Moved, program: &Path, args: &Args) -> Result<(), BenchError> {
+    let case = moved.case;
+    let testbed = case.guest.boot(case.line)?;
+    let client = match (&testbed.guest_network, case.guest) {
+        (Some(network), Writer::Redis) => Some(RedisClient::start(network)?),
+        _ => None,
+    };
+    std::thread::sleep(WARM_UP);
+    let max_downtime = args.max_downtime.to_string();
+    let options = ["--max-downtime", &max_downtime, "--seconds", SECONDS];
+    let waiting = HikkoshiMigration::receive(&testbed, program, Variant::Plain)?;
+    moved.prediction = estimate(&testbed, program, &options)?;
+    // Before the guest is moved.
+    let file = args.json.with_extension("predictions.jsonl");
+    append(
+        &file,
+        &json!({ "case": case.to_string(), "round": moved.round, "prediction": &moved.prediction }),
+    )?;
+    let pids = testbed.pids();
+    let meter = CpuMeter::start(&pids);
+    let outcome = HikkoshiMigration::migrate(
+        waiting,
+        &testbed,
+        program,
+        case.mode,
+        Variant::Plain,
+        args,
+        &[],
+    )?
+    .finish(Some(args.give_up()))?;
+    moved.others_cores = meter.others_cores(&pids);
+    if !outcome.called_off {
+        moved.account = outcome.report;
+    }
+    let home = if outcome.called_off {
+        &testbed.source
+    } else {
+        &testbed.destination
+    };
+    if let Some(client) = client {
+        client.finish()?;
+    }
+    let verdict = home.sweep(LONG)?;
+    match verdict.ok {
+        true => Ok(()),
+        false => Err(BenchError::BadPages(verdict.bad)),
+    }
+}
+
+fn append(path: &Path, line: &Value) -> Result<(), BenchError> {
+    let failed = |source| BenchError::File {
+        doing: "writing the prediction to",
+        path: path.to_owned(),
+        source,
+    };
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(failed)?;
+    }
+    let mut file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(path)
+        .map_err(failed)?;
+    writeln!(file, "{line}").map_err(failed)
+}
+
+fn write(path: &Path, text: &str) -> Result<(), BenchError> {
+    let failed = |source| BenchError::File {
+        doing: "writing",
+        path: path.to_owned(),
+        source,
+    };
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(failed)?;
+    }
+    std::fs::write(path, text).map_err(failed)
+}

@@ -1,0 +1,336 @@
+//! The tables: every move, the errors, and what the recommended mode would have been like.
+
+use std::collections::BTreeMap;
+
+use super::{Moved, line_name};
+use crate::report::Table;
+
+/// What is predicted, as in the JSON, and as it is called.
+const PREDICTED: [(&str, &str); 3] = [
+    ("total_ms", "total time"),
+    ("downtime_ms", "downtime"),
+    ("bytes", "bytes"),
+];
+
+/// One move, in a line.
+pub(super) fn line(moved: &Moved) -> String {
+    if let Some(failure) = &moved.failure {
+        return format!("{}: FAILED: {failure}", moved.case);
+    }
+    let of = |member: &str, unit: f64| {
+        let predicted = moved.predicted()[member]["likely"].as_f64();
+        let measured = moved.measured(member);
+        format!(
+            "{} {}",
+            value(predicted.map(|it| it / unit)),
+            value(measured.map(|it| it / unit))
+        )
+    };
+    format!(
+        "{}: predicted and measured: total {} s, downtime {} ms, {} MB; converges: {}; others {:.2}",
+        moved.case,
+        of("total_ms", 1e3),
+        of("downtime_ms", 1.0),
+        of("bytes", 1e6),
+        moved.predicted()["converges"].as_str().unwrap_or("-"),
+        moved.others_cores
+    )
+}
+
+/// A row for each move.
+pub(super) fn moves(moves: &[Moved]) -> Table {
+    let lines = moves.iter().filter(|moved| moved.failure.is_none());
+    let lines = lines.map(|moved| {
+        let predicted = moved.predicted();
+        let mut row = vec![
+            line_name(moved.case.line),
+            moved.case.guest.to_string(),
+            moved.case.mode.to_owned(),
+            predicted["converges"].as_str().unwrap_or("-").to_owned(),
+            match moved.account.is_null() {
+                true => "cancelled".to_owned(),
+                false => "yes".to_owned(),
+            },
+        ];
+        for (member, unit) in [
+            ("rounds", 1.0),
+            ("total_ms", 1e3),
+            ("downtime_ms", 1.0),
+            ("bytes", 1e6),
+        ] {
+            row.push(value(
+                predicted[member]["likely"].as_f64().map(|it| it / unit),
+            ));
+            row.push(value(moved.measured(member).map(|it| it / unit)));
+            if member != "rounds" {
+                row.push(percent(moved.pair(member)));
+            }
+        }
+        row.push(format!("{:.2}", moved.others_cores));
+        row
+    });
+    Table {
+        title: "each move: predicted (p) and measured (m)".to_owned(),
+        words: false,
+        head: vec![
+            "line",
+            "guest",
+            "mode",
+            "converges p",
+            "m",
+            "rounds p",
+            "m",
+            "total s p",
+            "m",
+            "error %",
+            "downtime ms p",
+            "m",
+            "error %",
+            "MB p",
+            "m",
+            "error %",
+            "others",
+        ],
+        lines: lines.collect(),
+    }
+}
+
+/// The errors over all moves, and how many results were between the predicted ends.
+pub(super) fn errors(moves: &[Moved]) -> Table {
+    let good: Vec<_> = moves
+        .iter()
+        .filter(|moved| moved.failure.is_none())
+        .collect();
+    let mut lines = Vec::new();
+    let groups = [None, Some("precopy"), Some("postcopy"), Some("hybrid")];
+    for (member, name) in PREDICTED {
+        for mode in groups {
+            let of_mode = good
+                .iter()
+                .filter(|moved| mode.is_none_or(|mode| moved.case.mode == mode));
+            let (mut errors, mut within) = (Vec::new(), 0);
+            for moved in of_mode {
+                let Some(pair) = moved.pair(member) else {
+                    continue;
+                };
+                errors.push((pair.0 / pair.1 - 1.0).abs());
+                within += usize::from(moved.is_within(member) == Some(true));
+            }
+            errors.sort_by(f64::total_cmp);
+            let at = |part: f64| quantile(&errors, part).map(|error| error * 100.0);
+            lines.push(vec![
+                name.to_owned(),
+                mode.unwrap_or("all").to_owned(),
+                errors.len().to_string(),
+                value(at(0.5)),
+                value(at(0.9)),
+                value(at(1.0)),
+                format!("{within}"),
+            ]);
+        }
+    }
+    let converged = good.iter().filter(|moved| moved.case.mode == "precopy");
+    let right = converged.clone().filter(|moved| {
+        let says_yes = matches!(
+            moved.predicted()["converges"].as_str(),
+            Some("yes" | "likely")
+        );
+        says_yes != moved.account.is_null()
+    });
+    lines.push(vec![
+        "whether pre-copy converges".to_owned(),
+        "precopy".to_owned(),
+        converged.clone().count().to_string(),
+        "-".to_owned(),
+        "-".to_owned(),
+        "-".to_owned(),
+        right.count().to_string(),
+    ]);
+    Table {
+        title: "errors of the likely values".to_owned(),
+        words: false,
+        head: vec![
+            "predicted",
+            "mode",
+            "moves",
+            "median %",
+            "nine in ten % <",
+            "most %",
+            "within the range",
+        ],
+        lines,
+    }
+}
+
+/// For each guest and line that was moved in several modes: the recommended mode, and what was
+/// measured in each.
+pub(super) fn choices(moves: &[Moved]) -> Table {
+    let mut groups: BTreeMap<(String, String), Vec<&Moved>> = BTreeMap::new();
+    for moved in moves.iter().filter(|moved| moved.failure.is_none()) {
+        let key = (line_name(moved.case.line), moved.case.guest.to_string());
+        groups.entry(key).or_default().push(moved);
+    }
+    let lines = groups.into_iter().filter_map(|((line, guest), moves)| {
+        let recommended = moves
+            .iter()
+            .filter_map(|moved| moved.prediction["recommended"]["mode"].as_str());
+        // The estimates of one guest may differ.
+        let mut all: Vec<_> = recommended.collect();
+        all.sort_unstable();
+        all.dedup();
+        let of = |mode: &str| {
+            let of_mode: Vec<_> = moves
+                .iter()
+                .filter(|moved| moved.case.mode == mode)
+                .collect();
+            let first = of_mode.first()?;
+            if first.account.is_null() {
+                return Some("does not converge".to_owned());
+            }
+            let median = |member: &str| {
+                let mut values: Vec<_> = of_mode
+                    .iter()
+                    .filter_map(|moved| moved.measured(member))
+                    .collect();
+                values.sort_by(f64::total_cmp);
+                quantile(&values, 0.5)
+            };
+            Some(format!(
+                "{} s, {} ms, {} MB, {} faults",
+                value(median("total_ms").map(|it| it / 1e3)),
+                value(median("downtime_ms")),
+                value(median("bytes").map(|it| it / 1e6)),
+                first.account["request_latency_us"]["count"]
+            ))
+        };
+        let shown = |mode| of(mode).unwrap_or_else(|| "-".to_owned());
+        (moves.len() > 1).then(|| {
+            vec![
+                line,
+                guest,
+                all.join(" or "),
+                shown("precopy"),
+                shown("hybrid"),
+                shown("postcopy"),
+            ]
+        })
+    });
+    Table {
+        title: "the recommended mode, and what each mode took: total, downtime, bytes, faults"
+            .to_owned(),
+        words: true,
+        head: vec![
+            "line",
+            "guest",
+            "recommended",
+            "precopy",
+            "hybrid",
+            "postcopy",
+        ],
+        lines: lines.collect(),
+    }
+}
+
+/// Three digits.
+fn value(value: Option<f64>) -> String {
+    value.map_or("-".to_owned(), |value| {
+        let digits = if value.abs() >= 100.0 {
+            0
+        } else if value.abs() >= 10.0 {
+            1
+        } else {
+            2
+        };
+        format!("{value:.digits$}")
+    })
+}
+
+/// By how much the prediction is above the measurement.
+fn percent(pair: Option<(f64, f64)>) -> String {
+    pair.map_or("-".to_owned(), |(predicted, measured)| {
+        format!("{:+.0}", (predicted / measured - 1.0) * 100.0)
+    })
+}
+
+/// Of sorted values.
+#[allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss
+)] // a handful
+pub(super) fn quantile(sorted: &[f64], part: f64) -> Option<f64> {
+    let last = sorted.len().checked_sub(1)?;
+    let at = part * last as f64;
+    let (low, high) = (at.floor() as usize, at.ceil() as usize);
+    let (low, high) = (sorted.get(low)?, sorted.get(high)?);
+    Some(low + (high - low) * at.fract())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::estimate::{Case, Writer};
+    use crate::plan::NetworkKind;
+    use serde_json::json;
+
+    fn moved(mode: &'static str, predicted: f64, measured: f64) -> Moved {
+        let span = json!({ "low": predicted * 0.9, "likely": predicted, "high": predicted * 1.1 });
+        Moved {
+            case: Case {
+                line: NetworkKind::Gbit(1),
+                guest: Writer::Idle,
+                mode,
+            },
+            round: 0,
+            prediction: json!({
+                "modes": [{
+                    "mode": mode, "converges": "yes", "rounds": span, "total_ms": span,
+                    "downtime_ms": span, "bytes": span,
+                }],
+                "recommended": { "mode": "precopy" },
+            }),
+            account: json!({
+                "total_ms": measured, "downtime_ms": measured, "rounds": 2,
+                "bytes": { "precopy": measured, "background": 0, "urgent": 0 },
+                "request_latency_us": { "count": 3 },
+            }),
+            others_cores: 0.0,
+            failure: None,
+        }
+    }
+
+    #[test]
+    fn errors_are_medians_and_results_within_the_range_are_counted() {
+        let moves = [
+            moved("precopy", 1000.0, 1050.0),
+            moved("hybrid", 1000.0, 500.0),
+            moved("hybrid", 1000.0, 1000.0),
+        ];
+        let table = errors(&moves);
+        // Of all: 0, 4.8 and 100 %.
+        assert_eq!(table.lines[0][..4], ["total time", "all", "3", "4.76"]);
+        assert_eq!(table.lines[0][5..], ["100", "2"]);
+        assert_eq!(table.lines[1][..4], ["total time", "precopy", "1", "4.76"]);
+        let last = table.lines.last().unwrap();
+        assert_eq!((&*last[2], &*last[6]), ("1", "1"), "it has converged");
+        let each = super::moves(&moves);
+        assert!(each.lines[1].contains(&"+100".to_owned()), "{each:?}");
+        let text = choices(&moves).text();
+        assert!(
+            text.contains("1.05 s, 1050 ms, 0.00 MB, 3 faults"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_precopy_that_was_cancelled_did_not_converge() {
+        let mut moved = moved("precopy", 1000.0, 1000.0);
+        moved.account = Value::Null;
+        let table = errors(&[moved.clone()]);
+        assert_eq!(table.lines.last().unwrap()[6], "0", "predicted was yes");
+        moved.prediction["modes"][0]["converges"] = json!("no");
+        assert_eq!(errors(&[moved]).lines.last().unwrap()[6], "1");
+    }
+
+    use serde_json::Value;
+}

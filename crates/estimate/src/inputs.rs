@@ -1,0 +1,43 @@
+//! What is known about the guest and the line.
+
+use std::time::Duration;
+
+use crate::span::Span;
+use crate::working_set::WorkingSet;
+
+/// The guest, as measured.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Guest {
+    /// All pages of its memory.
+    pub pages: u64,
+    /// Pages with content: these are sent.
+    pub data_pages: Span,
+    /// Pages that are allocated on the host and hold only zeros: these are read, and only marked.
+    pub zero_pages: Span,
+    /// What it writes.
+    pub working_set: WorkingSet,
+    /// Its virtual processors.
+    pub vcpus: u32,
+    /// The number of its devices.
+    pub devices: u32,
+    /// The number of its disks, whose images are opened at the destination in the pause.
+    pub disks: u32,
+    /// What the first write to a page after a take of the dirty log costs it.
+    pub write_fault: Duration,
+    /// How long reading one page of it takes, with the test for zeros, in seconds.
+    pub read_page: f64,
+    /// Whether its disks are drained in each round.
+    pub drains: bool,
+}
+
+/// The line between the hosts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Line {
+    /// What all background links together carry in pre-copy, in bytes a second, with the time that
+    /// both hosts' processors take.
+    pub rate: Span,
+    /// The time from a message to its answer, in seconds.
+    pub round_trip: Span,
+    /// The time to open a link, in seconds.
+    pub open_link: Span,
+}

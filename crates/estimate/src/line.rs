@@ -1,0 +1,176 @@
+//! The line, from what has arrived in a probe.
+
+use std::time::Duration;
+
+use crate::costs::{PAGE_BYTES, PRECOPY_PAGE};
+use crate::inputs::{Guest, Line};
+use crate::span::Span;
+
+/// The part of the time in which the connections become fast.
+const RAMP: f64 = 0.25;
+
+/// The length of the parts whose rates give the span, s.
+const SLICE: f64 = 0.1;
+
+/// The span is at least as wide as this.
+const LEAST: (f64, f64) = (0.93, 1.04);
+
+/// A round trip that was not measured, s: within a room, a city, a country.
+const UNKNOWN_ROUND_TRIP: Span = Span {
+    low: 50e-6,
+    likely: 200e-6,
+    high: 5e-3,
+};
+
+/// Round trips that opening a link takes: connecting, two greetings, and the challenge.
+const TRIPS_TO_OPEN: f64 = 4.0;
+
+impl Line {
+    /// A line that was measured: `arrived` are times from the start, and the bytes that had arrived
+    /// by then. `None` if nothing has arrived.
+    ///
+    /// The rate is that after the first quarter of the time, in which the connections become fast.
+    /// Its ends are the slowest and the fastest tenth of a second of that, and at least 7 % below
+    /// and 4 % above.
+    #[must_use]
+    pub fn measured(
+        arrived: &[(Duration, u64)],
+        round_trip: Duration,
+        median_round_trip: Duration,
+        open_link: Duration,
+    ) -> Option<Self> {
+        let points: Vec<_> = arrived
+            .iter()
+            .map(|&(at, bytes)| (at.as_secs_f64(), crate::precopy::float(bytes)))
+            .collect();
+        let last = *points.last()?;
+        let first = points
+            .iter()
+            .copied()
+            .find(|point| point.0 >= last.0 * RAMP && point.1 > 0.0)
+            .filter(|first| first.0 < last.0 && first.1 < last.1)
+            .or(points.first().copied())?;
+        let rate = |from: (f64, f64), to: (f64, f64)| (to.1 - from.1) / (to.0 - from.0).max(1e-6);
+        let likely = rate(first, last);
+        if likely <= 0.0 {
+            return None;
+        }
+        let (mut low, mut high) = (likely * LEAST.0, likely * LEAST.1);
+        let mut from = first;
+        for &point in points.iter().filter(|point| point.0 > first.0) {
+            if point.0 - from.0 >= SLICE {
+                low = low.min(rate(from, point));
+                high = high.max(rate(from, point));
+                from = point;
+            }
+        }
+        let trip = (round_trip.as_secs_f64(), median_round_trip.as_secs_f64());
+        Some(Self {
+            rate: Span {
+                low: low.max(likely / 4.0),
+                likely,
+                high,
+            },
+            round_trip: Span {
+                low: trip.0,
+                likely: trip.1.max(trip.0),
+                high: trip.1.max(trip.0) * 2.0,
+            },
+            open_link: Span::within(open_link.as_secs_f64(), 0.5, 2.0),
+        })
+    }
+
+    /// A line that was not measured: of so many bytes a second, and with this round trip if it is
+    /// known. Processors do not use up a line that is faster than `links` links of them.
+    #[must_use]
+    pub fn given(rate: u64, round_trip: Option<Duration>, guest: &Guest, links: u16) -> Self {
+        let round_trip = round_trip.map_or(UNKNOWN_ROUND_TRIP, |time| {
+            Span::within(time.as_secs_f64(), 0.9, 1.2)
+        });
+        let processors = f64::from(links.max(1)) * PAGE_BYTES / (guest.read_page + PRECOPY_PAGE);
+        let rate = crate::precopy::float(rate);
+        Self {
+            // Headers of TCP, IP and Ethernet take 5 % of a line.
+            rate: Span {
+                low: (rate * 0.9).min(processors * 0.7),
+                likely: (rate * 0.95).min(processors),
+                high: rate.min(processors * 1.5),
+            },
+            round_trip,
+            open_link: Span {
+                low: round_trip.low * TRIPS_TO_OPEN,
+                likely: round_trip.likely * TRIPS_TO_OPEN + 0.3e-3,
+                high: round_trip.high * TRIPS_TO_OPEN + 5e-3,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TRIP: Duration = Duration::from_micros(100);
+
+    fn measured(points: &[(u64, u64)]) -> Option<Line> {
+        let points: Vec<_> = points
+            .iter()
+            .map(|&(millis, bytes)| (Duration::from_millis(millis), bytes))
+            .collect();
+        Line::measured(&points, TRIP, 2 * TRIP, TRIP)
+    }
+
+    #[test]
+    fn the_start_does_not_count() {
+        // 10 MB/s for a quarter of a second, then 100 MB/s.
+        let points: Vec<_> = (0..=100)
+            .map(|step| {
+                let millis = step * 10;
+                let fast = u64::saturating_sub(millis, 250);
+                (millis, millis.min(250) * 10_000 + fast * 100_000)
+            })
+            .collect();
+        let line = measured(&points).unwrap();
+        assert!((line.rate.likely - 1e8).abs() < 1e6, "{line:?}");
+        assert!(line.rate.low < line.rate.likely && line.rate.likely < line.rate.high);
+        assert!((line.round_trip.low - 100e-6).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_ends_are_the_slowest_and_the_fastest_part() {
+        let mut bytes = 0;
+        let points: Vec<_> = (0..=100)
+            .map(|step| {
+                bytes += if (50..60).contains(&step) {
+                    500_000
+                } else {
+                    1_000_000
+                };
+                (step * 10, bytes)
+            })
+            .collect();
+        let line = measured(&points).unwrap();
+        assert!(line.rate.low < 0.7e8 && line.rate.high < 1.1e8, "{line:?}");
+    }
+
+    #[test]
+    fn a_probe_with_one_sample_has_a_rate_and_one_with_none_has_not() {
+        let line = measured(&[(0, 0), (7, 7_000_000)]).unwrap();
+        assert!((line.rate.likely - 1e9).abs() < 1e6, "{line:?}");
+        assert_eq!(measured(&[(0, 0), (7, 0)]), None);
+        assert_eq!(measured(&[]), None);
+    }
+
+    #[test]
+    fn a_given_line_is_not_faster_than_the_processors() {
+        let guest = crate::predict::tests::idle();
+        let line = Line::given(100_000_000_000, None, &guest, 1);
+        assert!(
+            line.rate.likely < 2e9 && line.rate.low < line.rate.high,
+            "{line:?}"
+        );
+        let line = Line::given(125_000_000, Some(Duration::from_millis(20)), &guest, 1);
+        assert!((line.rate.likely - 0.95 * 125e6).abs() < 1.0, "{line:?}");
+        assert!((line.round_trip.likely - 0.02).abs() < 1e-9);
+    }
+}

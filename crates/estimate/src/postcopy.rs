@@ -1,0 +1,72 @@
+//! Post-copy, simulated in small steps of time: background pages, and the guest's page faults.
+
+use crate::costs::{
+    FAULT, FAULT_STOPS_BACKGROUND, INSTALL_PAGE, LEAST_BACKGROUND, PAGE_BYTES, POSTCOPY_SHARE,
+    SEND_PAGE,
+};
+use crate::precopy::Simulation;
+use crate::span::Scenario;
+
+/// Steps in which the missing pages would arrive without faults.
+const STEPS: f64 = 400.0;
+
+/// The most steps: a guest whose faults leave the background the least time.
+const MOST_STEPS: u32 = 20_000;
+
+/// How post-copy went.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Postcopy {
+    pub(crate) seconds: f64,
+    /// Page faults.
+    pub(crate) faults: f64,
+    /// How long the guest's vCPUs waited, together, in seconds.
+    pub(crate) waited: f64,
+}
+
+/// Simulates post-copy until `missing` pages have arrived. `hit`: the part of the pages that the
+/// guest writes for the first time which is missing at the beginning.
+pub(crate) fn postcopy(simulation: &Simulation<'_>, missing: f64, hit: f64) -> Postcopy {
+    let mut all = Postcopy::default();
+    if missing < 1.0 {
+        return all;
+    }
+    // Reads are not known. Read-ahead saves faults where accesses are near each other.
+    let (touched, faults_saved) = match simulation.scenario {
+        Scenario::Easy => (1.0, 4.0),
+        Scenario::Likely => (1.0, 1.3),
+        Scenario::Hard => (2.0, 1.0),
+    };
+    let on_line = PAGE_BYTES / (simulation.rate * POSTCOPY_SHARE);
+    // On a fast line, the measured rate contains the processors' time.
+    let by_processor = (simulation.guest.read_page + SEND_PAGE) / simulation.links;
+    let page = on_line.max(simulation.page() + INSTALL_PAGE);
+    let latency = simulation.round_trip + simulation.page() + FAULT;
+    let vcpus = f64::from(simulation.guest.vcpus.max(1));
+    let step = missing * page / STEPS;
+    let mut left = missing;
+    // How long the guest has run, without its waits.
+    let mut ran = 0.0;
+    for _ in 0..MOST_STEPS {
+        let density = hit * left / missing;
+        let wanted = simulation.curve.growth(ran) * touched * density / faults_saved;
+        let runs = step / (1.0 + wanted * latency / vcpus);
+        let faults = (wanted * runs).min(left);
+        let processor = (step - faults * FAULT_STOPS_BACKGROUND).max(LEAST_BACKGROUND * step);
+        let background = (step / page - faults)
+            .max(0.0)
+            .min(processor / by_processor);
+        ran += runs;
+        all.seconds += step;
+        all.faults += faults;
+        all.waited += faults * latency;
+        let arrived = faults + background.max(LEAST_BACKGROUND * step / page);
+        if arrived >= left {
+            // The step ends with the last page.
+            all.seconds -= step * (1.0 - left / arrived);
+            break;
+        }
+        left -= arrived;
+    }
+    all.seconds += simulation.round_trip;
+    all
+}

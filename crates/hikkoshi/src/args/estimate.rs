@@ -1,0 +1,240 @@
+//! `hikkoshi estimate`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgGroup, Args};
+use hikkoshi_engine::{MAX_LINKS, SourceOptions};
+use hikkoshi_link::Address;
+
+use super::allow_device::AllowDevice;
+use super::domain::DomainArgs;
+use super::headings::{CONNECTION, MEASUREMENT, MIGRATION, OUTPUT, TUNING};
+use super::migrate::{DestinationAddress, MAX_DOWNTIME_MS, WhenStalled};
+use super::security::{InvitationArg, Security};
+use super::{bytes, dirty_rate};
+
+#[derive(Debug, Clone, Args)]
+#[command(group(
+    ArgGroup::new("line").args(["address", "to", "bandwidth"]).required(true).multiple(true)
+))]
+pub(crate) struct Estimate {
+    /// Address of a waiting `hikkoshi receive`: HOST:PORT or unix:PATH
+    ///
+    /// The line to it is measured. It waits for a guest afterwards as before.
+    #[arg(verbatim_doc_comment,
+        value_name = "ADDR",
+        value_parser = DestinationAddress
+    )]
+    pub address: Option<Address>,
+
+    /// Invitation printed by `hikkoshi receive`, or "-" to read it from standard input
+    ///
+    /// The line to it is measured. The invitation stays valid.
+    #[arg(verbatim_doc_comment,
+        long,
+        value_name = "INVITATION",
+        conflicts_with_all = ["address", "plaintext", "tls_ca"],
+        help_heading = CONNECTION
+    )]
+    pub to: Option<InvitationArg>,
+
+    /// QMP socket of the QEMU process
+    #[arg(long, value_name = "PATH", required_unless_present = "domain", help_heading = CONNECTION)]
+    pub qmp: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub domain: DomainArgs,
+
+    /// The rate of the line, or the limit for `migrate`, such as 1Gbit or 100MiB a second
+    ///
+    /// Without a destination it is the rate of the line. With one it is the limit for background
+    /// traffic.
+    #[arg(verbatim_doc_comment,
+        long,
+        value_name = "BYTES_PER_S",
+        value_parser = bytes::parse,
+        help_heading = MIGRATION
+    )]
+    pub bandwidth: Option<u64>,
+
+    /// Longest pause of the guest in pre-copy, in milliseconds [default: 300]
+    #[arg(
+        long,
+        value_name = "MS",
+        value_parser = clap::value_parser!(u64).range(1..=MAX_DOWNTIME_MS),
+        help_heading = MIGRATION
+    )]
+    pub max_downtime: Option<u64>,
+
+    /// What `migrate` does if pre-copy does not converge [default: go-on]
+    #[arg(long, value_name = "ACTION", value_enum, help_heading = MIGRATION)]
+    pub when_stalled: Option<WhenStalled>,
+
+    /// Accept a destination whose vCPUs differ
+    ///
+    /// As for `hikkoshi migrate`.
+    #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
+    pub allow_cpu_mismatch: bool,
+
+    #[command(flatten)]
+    pub devices: AllowDevice,
+
+    /// How long to measure the guest's writes
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "5",
+        value_parser = dirty_rate::seconds,
+        help_heading = MEASUREMENT
+    )]
+    pub seconds: Duration,
+
+    /// How much of one vCPU's time measuring may cost, as for `dirty-rate`
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        default_value = "2",
+        value_parser = dirty_rate::percent,
+        help_heading = MEASUREMENT
+    )]
+    pub max_cost: f64,
+
+    /// Most bytes to send to the destination, which takes at most a second
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value = "512MiB",
+        value_parser = bytes::parse,
+        help_heading = MEASUREMENT
+    )]
+    pub probe_limit: u64,
+
+    /// Time from a message to its answer, if there is no destination
+    #[arg(
+        long,
+        value_name = "MS",
+        value_parser = round_trip,
+        conflicts_with_all = ["address", "to"],
+        help_heading = MEASUREMENT
+    )]
+    pub round_trip: Option<Duration>,
+
+    /// Background connections, as for `migrate`
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_LINKS)),
+        help_heading = TUNING
+    )]
+    pub links: Option<u16>,
+
+    /// Pre-copy rounds before the switchover in hybrid mode [default: 1]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..),
+        help_heading = TUNING
+    )]
+    pub rounds: Option<u32>,
+
+    /// Number of rounds after which pre-copy counts as not converging [default: 30]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..),
+        help_heading = TUNING
+    )]
+    pub max_rounds: Option<u32>,
+
+    #[command(flatten)]
+    pub security: Security,
+
+    /// Write the result to FILE as one JSON object
+    ///
+    /// With "-" it is written to standard output, instead of the text.
+    #[arg(verbatim_doc_comment, long, value_name = "FILE", help_heading = OUTPUT)]
+    pub json: Option<PathBuf>,
+}
+
+impl Estimate {
+    /// The options of the migration.
+    pub(crate) fn engine_options(&self) -> SourceOptions {
+        let default = SourceOptions::default();
+        SourceOptions {
+            max_downtime: self
+                .max_downtime
+                .map_or(default.max_downtime, Duration::from_millis),
+            bandwidth: self.bandwidth,
+            precopy_rounds: self.rounds.unwrap_or(default.precopy_rounds),
+            max_rounds: self.max_rounds.unwrap_or(default.max_rounds),
+            when_stalled: self.when_stalled.map_or(default.when_stalled, Into::into),
+            links: self.links.unwrap_or(default.links),
+            ..default
+        }
+    }
+}
+
+/// Parses a number of milliseconds, which may have a fraction.
+fn round_trip(text: &str) -> Result<Duration, String> {
+    let millis: Option<f64> = text.parse().ok();
+    millis
+        .filter(|millis| *millis >= 0.0 && *millis <= 60_000.0)
+        .map(|millis| Duration::from_secs_f64(millis / 1e3))
+        .ok_or_else(|| format!("'{text}' is not a number of milliseconds from 0 to 60000"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Args as CommandLine, Command};
+    use clap::Parser;
+
+    fn estimate(words: &str) -> Option<Estimate> {
+        let all = ["hikkoshi", "estimate"].into_iter();
+        match CommandLine::try_parse_from(all.chain(words.split_whitespace()))
+            .ok()?
+            .command
+        {
+            Command::Estimate(estimate) => Some(*estimate),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn there_is_a_destination_or_a_bandwidth() {
+        for good in [
+            "--qmp /q h:1 --plaintext",
+            "--qmp /q --to -",
+            "--qmp /q --bandwidth 1Gbit",
+            "--domain d --bandwidth 1Gbit --round-trip 0.5",
+            "--qmp /q --to - --bandwidth 1G",
+        ] {
+            assert!(estimate(good).is_some(), "{good}");
+        }
+        for bad in [
+            "--qmp /q",
+            "--bandwidth 1Gbit",
+            "--qmp /q h:1 --to -",
+            "--qmp /q h:1 --round-trip 1",
+            "--qmp /q --bandwidth 1Gbit --round-trip -1",
+            "--qmp /q --bandwidth 1Gbit --round-trip NaN",
+            "--qmp /q --bandwidth 1Gb",
+            "--qmp /q --bandwidth 0",
+        ] {
+            assert!(estimate(bad).is_none(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn options_are_those_of_migrate() {
+        let words = "--qmp /q --bandwidth 1G --max-downtime 50 --links 3 --rounds 2 --max-rounds 9 \
+                     --when-stalled switch";
+        let options = estimate(words).unwrap().engine_options();
+        assert_eq!(options.bandwidth, Some(1_000_000_000));
+        assert_eq!(options.max_downtime, Duration::from_millis(50));
+        let numbers = (options.links, options.precopy_rounds, options.max_rounds);
+        assert_eq!(numbers, (3, 2, 9));
+        assert_eq!(options.when_stalled, hikkoshi_engine::WhenStalled::Switch);
+    }
+}

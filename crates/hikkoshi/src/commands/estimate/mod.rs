@@ -1,0 +1,61 @@
+//! `hikkoshi estimate`: what a migration would be like in each mode. Nothing moves.
+
+mod measure;
+
+pub(crate) use measure::{Estimated, NotEstimated, Request, estimate};
+
+use crate::args::Estimate;
+use crate::commands::check::CheckedGuestOf;
+use crate::commands::print_result::write_result;
+use crate::commands::signals;
+use crate::output::estimate::{EstimateReport, readable};
+use crate::output::exit::{Exit, Status};
+use crate::output::streams;
+use crate::security;
+
+pub(crate) fn run(args: &Estimate) -> Result<Status, Exit> {
+    // Before the dirty log is started, so that it is always closed.
+    let cancel = signals::cancel_on_signals()?;
+    let remote = match (&args.to, &args.address) {
+        (None, None) => None,
+        (to, address) => Some(security::remote(
+            to.as_ref(),
+            address.as_ref(),
+            &args.security,
+        )?),
+    };
+    streams::notice(&format!(
+        "measuring the guest for {} s{}",
+        args.seconds.as_secs_f64(),
+        if remote.is_some() {
+            ", then the line to the destination for about 1 s"
+        } else {
+            ""
+        }
+    ));
+    let request = Request {
+        guest: CheckedGuestOf {
+            domain: &args.domain,
+            qmp: args.qmp.as_deref(),
+            devices: &args.devices,
+        },
+        domain: &args.domain,
+        qmp: args.qmp.as_deref(),
+        remote: remote.as_ref(),
+        allow_cpu_mismatch: args.allow_cpu_mismatch,
+        round_trip: args.round_trip,
+        options: args.engine_options(),
+        seconds: args.seconds,
+        max_cost: args.max_cost,
+        probe_limit: args.probe_limit,
+    };
+    let estimated = estimate(&request, &cancel)?;
+    let written = EstimateReport::new(&estimated);
+    if args.json.as_deref() != Some("-".as_ref()) {
+        streams::to_stdout(&readable(&written));
+    }
+    if let Some(path) = &args.json {
+        write_result(&written, path)?;
+    }
+    Ok(Status::Moved)
+}

@@ -1,0 +1,115 @@
+//! `--mode auto`: measures the guest and the line for a moment, and chooses the mode.
+
+use std::time::Duration;
+
+use hikkoshi_engine::{CancelFlag, Mode, Observer};
+use hikkoshi_estimate::Span;
+use hikkoshi_link::Remote;
+
+use crate::args::{Migrate, RequestedMode, WhenStalled};
+use crate::commands::check::CheckedGuestOf;
+use crate::commands::estimate::{Estimated, NotEstimated, Request, estimate};
+use crate::output::estimate::SpanReport;
+use crate::output::exit::Exit;
+use crate::output::report::AutoReport;
+
+/// How long the guest's writes are measured.
+const SECONDS: Duration = Duration::from_millis(1500);
+
+/// How much of one vCPU's time that may cost.
+const MAX_COST: f64 = 0.02;
+
+/// The most bytes to measure the line with.
+const PROBE_LIMIT: u64 = 256 << 20;
+
+/// What was chosen, and the command line with it. `None`: `--mode auto` was not given.
+///
+/// # Errors
+/// The guest cannot be measured, or the destination does not answer. The guest is as before.
+pub(super) fn choose(
+    args: &Migrate,
+    remote: &Remote,
+    cancel: &CancelFlag,
+    observer: &dyn Observer,
+) -> Result<Option<(Migrate, AutoReport)>, Exit> {
+    if args.options.mode != Some(RequestedMode::Auto) {
+        return Ok(None);
+    }
+    let mut options = args.engine_options();
+    options.bandwidth = args.options.bandwidth;
+    let request = Request {
+        guest: CheckedGuestOf {
+            domain: &args.domain,
+            qmp: args.run.qmp.as_deref(),
+            devices: &args.options.journaled.devices,
+        },
+        domain: &args.domain,
+        qmp: args.run.qmp.as_deref(),
+        remote: Some(remote),
+        allow_cpu_mismatch: args.options.allow_cpu_mismatch,
+        round_trip: None,
+        options,
+        seconds: SECONDS,
+        max_cost: MAX_COST,
+        probe_limit: PROBE_LIMIT,
+    };
+    let report = match estimate(&request, cancel) {
+        Ok(estimated) => chosen(&estimated),
+        Err(NotEstimated::OlderDestination) => without_estimate(
+            Mode::Hybrid,
+            "hikkoshi at the destination is too old to measure the line, and --bandwidth does not \
+             say its rate",
+        ),
+        Err(NotEstimated::NoDirtyLog) => without_estimate(
+            Mode::Postcopy,
+            "this host's kernel cannot track writes to the guest's memory",
+        ),
+        Err(NotEstimated::Failed(exit)) => return Err(exit),
+    };
+    observer.notice(&format!(
+        "mode {} was chosen: {}",
+        report.mode(),
+        report.reason
+    ));
+    let mut args = args.clone();
+    args.options.mode = Some(RequestedMode::Fixed(report.mode()));
+    if report.mode() == Mode::Precopy && report.may_postcopy {
+        // The guest may write more than it did while it was measured.
+        args.options.when_stalled.get_or_insert(WhenStalled::Switch);
+    }
+    Ok(Some((args, report)))
+}
+
+fn chosen(estimated: &Estimated) -> AutoReport {
+    // If no mode is possible, the attempt says why.
+    let (mode, reason) = match &estimated.choice {
+        Some(choice) => (choice.mode, choice.reason.clone()),
+        None => (Mode::Hybrid, "no mode is possible".to_owned()),
+    };
+    let of = |mode| {
+        let mut modes = estimated.modes.iter();
+        modes.find(move |other| other.prediction.mode == mode)
+    };
+    let span = |span: fn(&hikkoshi_estimate::Prediction) -> Span| {
+        of(mode).map(|of| SpanReport::new(span(&of.prediction), 1e3))
+    };
+    AutoReport {
+        mode,
+        chosen_mode: mode.to_string(),
+        reason,
+        downtime_ms: span(|prediction| prediction.downtime),
+        total_ms: span(|prediction| prediction.total),
+        may_postcopy: of(Mode::Hybrid).is_some_and(|hybrid| hybrid.obstacles.is_empty()),
+    }
+}
+
+fn without_estimate(mode: Mode, reason: &str) -> AutoReport {
+    AutoReport {
+        mode,
+        chosen_mode: mode.to_string(),
+        reason: reason.to_owned(),
+        downtime_ms: None,
+        total_ms: None,
+        may_postcopy: true,
+    }
+}

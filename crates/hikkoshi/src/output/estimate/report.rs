@@ -1,0 +1,167 @@
+//! The result of `hikkoshi estimate`, as `--json` writes it (`docs/json.md`).
+
+use hikkoshi_estimate::{Converges, Span};
+use hikkoshi_pages::PAGE_BYTES;
+use serde::Serialize;
+
+use crate::commands::estimate::Estimated;
+
+/// The result.
+#[derive(Debug, Serialize)]
+pub(crate) struct EstimateReport<'a> {
+    pub(super) guest: GuestReport,
+    pub(super) line: LineReport,
+    pub(super) modes: Vec<ModeReport<'a>>,
+    /// `null`: no mode is possible.
+    pub(super) recommended: Option<RecommendedReport<'a>>,
+    pub(super) notes: &'a [String],
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct GuestReport {
+    pub(super) pid: u32,
+    pub(super) vcpus: u32,
+    pub(super) devices: u32,
+    pub(super) bytes: u64,
+    /// Memory that is allocated on this host.
+    pub(super) allocated_bytes: u64,
+    /// Memory with something else than zeros.
+    pub(super) content_bytes: SpanReport,
+    /// How long the writes were measured.
+    pub(super) measured_seconds: f64,
+    pub(super) dirtied_pages_per_second: f64,
+    pub(super) working_sets: Vec<WorkingSetReport>,
+    /// What measuring has cost, of one vCPU's time.
+    pub(super) vcpu_share: f64,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct WorkingSetReport {
+    pub(super) window_ms: f64,
+    pub(super) pages: f64,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct LineReport {
+    /// Otherwise it was given.
+    pub(super) measured: bool,
+    pub(super) bytes_per_second: SpanReport,
+    pub(super) round_trip_ms: SpanReport,
+    /// `null`: it was not measured.
+    pub(super) probe_bytes: Option<u64>,
+    pub(super) probe_ms: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct ModeReport<'a> {
+    pub(super) mode: String,
+    pub(super) possible: bool,
+    pub(super) obstacles: &'a [String],
+    pub(super) converges: &'static str,
+    pub(super) rounds: SpanReport,
+    pub(super) downtime_ms: SpanReport,
+    pub(super) total_ms: SpanReport,
+    pub(super) bytes: SpanReport,
+    pub(super) postcopy_ms: SpanReport,
+    pub(super) faults: SpanReport,
+    /// The part of the guest's time that it loses.
+    pub(super) slowdown: SpanReport,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct RecommendedReport<'a> {
+    pub(super) mode: String,
+    pub(super) reason: &'a str,
+}
+
+/// `null`: without a bound.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct SpanReport {
+    pub(super) low: Option<f64>,
+    pub(super) likely: Option<f64>,
+    pub(super) high: Option<f64>,
+}
+
+impl SpanReport {
+    /// `span`, in a unit of which it has so many.
+    pub(crate) fn new(span: Span, unit: f64) -> Self {
+        let finite = |value: f64| Some(value * unit).filter(|value| value.is_finite());
+        Self {
+            low: finite(span.low),
+            likely: finite(span.likely),
+            high: finite(span.high),
+        }
+    }
+}
+
+impl<'a> EstimateReport<'a> {
+    pub(crate) fn new(estimated: &'a Estimated) -> Self {
+        let page = number(PAGE_BYTES);
+        let Estimated {
+            guest,
+            line,
+            measurement,
+            ..
+        } = estimated;
+        let modes = estimated.modes.iter().map(|mode| {
+            let prediction = &mode.prediction;
+            ModeReport {
+                mode: prediction.mode.to_string(),
+                possible: mode.obstacles.is_empty(),
+                obstacles: &mode.obstacles,
+                converges: match prediction.converges {
+                    Converges::Yes => "yes",
+                    Converges::Likely => "likely",
+                    Converges::Unlikely => "unlikely",
+                    Converges::No => "no",
+                },
+                rounds: SpanReport::new(prediction.rounds, 1.0),
+                downtime_ms: SpanReport::new(prediction.downtime, 1e3),
+                total_ms: SpanReport::new(prediction.total, 1e3),
+                bytes: SpanReport::new(prediction.bytes, 1.0),
+                postcopy_ms: SpanReport::new(prediction.postcopy, 1e3),
+                faults: SpanReport::new(prediction.faults, 1.0),
+                slowdown: SpanReport::new(prediction.slowdown, 1.0),
+            }
+        });
+        let windows = measurement.total.windows.iter();
+        Self {
+            guest: GuestReport {
+                pid: estimated.pid,
+                vcpus: guest.vcpus,
+                devices: guest.devices,
+                bytes: guest.pages * PAGE_BYTES,
+                allocated_bytes: estimated.content.allocated * PAGE_BYTES,
+                content_bytes: SpanReport::new(guest.data_pages, page),
+                measured_seconds: measurement.elapsed.as_secs_f64(),
+                dirtied_pages_per_second: measurement.total.pages_per_second.mean,
+                working_sets: windows
+                    .map(|window| WorkingSetReport {
+                        window_ms: window.mean_length.as_secs_f64() * 1e3,
+                        pages: window.mean,
+                    })
+                    .collect(),
+                vcpu_share: measurement.cost.share,
+            },
+            line: LineReport {
+                measured: estimated.probed.is_some(),
+                bytes_per_second: SpanReport::new(line.rate, 1.0),
+                round_trip_ms: SpanReport::new(line.round_trip, 1e3),
+                probe_bytes: estimated.probed.map(|(bytes, _)| bytes),
+                probe_ms: estimated.probed.map(|(_, time)| time.as_secs_f64() * 1e3),
+            },
+            modes: modes.collect(),
+            recommended: estimated.choice.as_ref().map(|choice| RecommendedReport {
+                mode: choice.mode.to_string(),
+                reason: &choice.reason,
+            }),
+            notes: &estimated.notes,
+        }
+    }
+}
+
+/// Exact below 2^53.
+#[allow(clippy::cast_precision_loss)]
+fn number(number: u64) -> f64 {
+    number as f64
+}
