@@ -53,8 +53,8 @@ pub(crate) struct Probed {
     pub(crate) time: Duration,
 }
 
-/// Serves the source until it ends the measurement, or has used up what it is allowed. Its links
-/// are closed then.
+/// Serves the source until it ends the measurement, or has used up what it is allowed. `over` is
+/// called before its control link is closed: it may begin a migration at once.
 ///
 /// # Errors
 /// Why the measurement failed, for people. The destination can wait for the next source.
@@ -63,10 +63,24 @@ pub(crate) fn serve(
     incoming: &Receiver<AcceptedLink>,
     options: &DestinationOptions,
     cancel: &CancelFlag,
+    over: impl Fn(),
+) -> Result<Probed, String> {
+    let stream = Arc::clone(&request.stream);
+    let served = serve_links(request, incoming, options, cancel);
+    over();
+    stream.shutdown();
+    served
+}
+
+fn serve_links(
+    request: ProbeRequest,
+    incoming: &Receiver<AcceptedLink>,
+    options: &DestinationOptions,
+    cancel: &CancelFlag,
 ) -> Result<Probed, String> {
     let text = |error: LinkError| Report::new(&error).to_string();
     let ProbeRequest {
-        stream,
+        stream: _stream,
         mut reader,
         mut writer,
         id,
@@ -139,7 +153,6 @@ pub(crate) fn serve(
         })();
         let time = begun.elapsed();
         stop.cancel();
-        stream.shutdown();
         links.iter().flatten().for_each(|stream| stream.shutdown());
         let mut failed = None;
         for thread in threads {

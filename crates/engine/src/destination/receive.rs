@@ -170,8 +170,9 @@ fn accept(
                 acceptor.listener.set_migration(None);
             }
             Err(NoGuest::Probes(request)) => {
-                let probed = probe::serve(*request, acceptor.incoming, options, &watch.cancel);
-                acceptor.listener.set_migration(None);
+                let (incoming, cancel) = (acceptor.incoming, &watch.cancel);
+                let over = || acceptor.listener.set_migration(None);
+                let probed = probe::serve(*request, incoming, options, cancel, over);
                 watch.observer.notice(&match probed {
                     Ok(probed) => format!(
                         "{peer} has measured the line: {} MiB in {:.1} s",

@@ -147,6 +147,9 @@ pub fn probe(
     let arrived = sending.run(senders)?;
     // The measurement is complete: a destination that does not receive this ends it by itself.
     let _ = control.control(&ToDestination::Goodbye);
+    // When the destination has closed the link, it waits for the next source.
+    reader.set_deadline(Some(Instant::now() + ANSWER_TIMEOUT));
+    while reader.control::<ToSource>().is_ok() {}
     Ok(Some(ProbedLine {
         round_trip: round_trips.first().copied().unwrap_or_default(),
         median_round_trip: round_trips

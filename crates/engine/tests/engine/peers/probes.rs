@@ -67,11 +67,12 @@ fn a_measured_line_has_a_rate_and_a_round_trip() {
     let options = ProbeOptions {
         links: 3,
         time: Duration::from_secs(60),
-        bytes: 24 << 20,
+        bytes: 6 << 20,
         priority: Priority::OFF,
     };
+    // Each of them, and the guest, may connect as soon as the one before has ended.
     let said = then_a_guest_arrives(|remote| {
-        for _ in 0..2 {
+        for _ in 0..20 {
             let found = probe(remote, &options, None, &CancelFlag::new())
                 .unwrap()
                 .unwrap();
@@ -79,11 +80,11 @@ fn a_measured_line_has_a_rate_and_a_round_trip() {
             assert!(at > Duration::ZERO && found.round_trip > Duration::ZERO);
             assert!(found.round_trip <= found.median_round_trip);
             // Each link ends with the piece of 1 MiB with which it has sent enough.
-            assert!((24 << 20..28 << 20).contains(&bytes), "{found:?}");
+            assert!((6 << 20..10 << 20).contains(&bytes), "{found:?}");
             assert!(found.arrived.is_sorted(), "{found:?}");
         }
     });
-    assert_eq!(said.matches("has measured the line").count(), 2, "{said}");
+    assert_eq!(said.matches("has measured the line").count(), 20, "{said}");
 }
 
 #[test]
