@@ -48,6 +48,11 @@ guest-devices: guest ## fetch UEFI firmware, and a kernel with the drivers of al
 	@setup/setup.sh ovmf devices-kernel
 	@$(MAKE) --no-print-directory $(DEVICES_INITRAMFS)
 
+# Only tests of the dashboard and of the metrics need these.
+.PHONY: browser
+browser: ## fetch headless Chromium, and Prometheus
+	@setup/setup.sh chromium prometheus
+
 # Linked statically with the host's C library, because the guest has none.
 $(WORKLOAD): $(WORKLOAD_SOURCES)
 	CARGO_TARGET_DIR=$(BUILD)/workload RUSTFLAGS="-C target-feature=+crt-static -C strip=symbols" \
