@@ -7,14 +7,16 @@ use std::time::Duration;
 /// Why an operation of the lab failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// A file that `make guest` provides is missing.
+    /// A file that a target of the Makefile provides is missing.
     #[error(
-        "{what} is missing: no {looked}; run `make guest guest-devices` in the project's folder first, \
+        "{what} is missing: no {looked}; run `make {target}` in the project's folder first, \
          and start from there or set HIKKOSHI_BUILD to its folder `build`"
     )]
     Missing {
         /// The missing artifact.
         what: &'static str,
+        /// The target that provides it.
+        target: &'static str,
         /// Where it was searched.
         looked: String,
     },
