@@ -121,6 +121,15 @@ pub(crate) fn swtpm() -> Result<PathBuf, LabError> {
     present("the TPM emulator", "swtpm/run", "guest")
 }
 
+/// Prometheus or promtool.
+pub(crate) fn prometheus(program: &str) -> Result<PathBuf, LabError> {
+    present(
+        "Prometheus",
+        Path::new("prometheus").join(program),
+        "browser",
+    )
+}
+
 /// The disk image of the Debian guest.
 pub(crate) fn debian_disk() -> Result<PathBuf, LabError> {
     present("the Debian guest", "debian/disk.qcow2", "guest-debian")

@@ -1,6 +1,7 @@
 //! Errors of the lab. Each message names the object and shows the last output.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -99,6 +100,16 @@ pub enum LabError {
         path: PathBuf,
         /// What is damaged.
         how: String,
+    },
+    /// A request by HTTP failed.
+    #[error("GET http://{address}{path}: {reason}")]
+    Http {
+        /// The server.
+        address: SocketAddr,
+        /// The path, with the query.
+        path: String,
+        /// What went wrong.
+        reason: String,
     },
     /// This host cannot limit the read rate of a disk.
     #[error("the disk's read rate cannot be limited for QEMU: {reason}; {remedy}")]

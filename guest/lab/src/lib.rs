@@ -13,6 +13,8 @@
 //! A [`RamBlock`] is read and written from outside, for memory that the guest does not check.
 //! [`FastKhugepaged`] makes the kernel rebuild huge pages at once.
 //!
+//! A [`Prometheus`](prometheus::Prometheus) scrapes metrics.
+//!
 //! A [`Disk`] has a [`DiskImage`] of numbered pages; a [`Throttle`] limits its read rate.
 //!
 //! Everything is undone on drop, also when a test panics: processes are killed, RAM files, mounts
@@ -57,6 +59,7 @@ mod disk_image;
 mod disk_throttle;
 mod error;
 mod firmware;
+mod http;
 mod huge_pages;
 mod khugepaged;
 mod lab;
@@ -64,11 +67,14 @@ pub mod libvirt;
 mod memory_limit;
 mod mount;
 pub mod net;
+pub mod prometheus;
 mod qemu_migration;
 mod qmp;
 mod ram;
 mod report;
 mod spawn;
+#[cfg(test)]
+mod test_server;
 mod tpm;
 mod tsc;
 mod vm;
@@ -85,6 +91,7 @@ pub use disk_image::{DiskContent, DiskFormat, DiskImage, DiskState};
 pub use disk_throttle::Throttle;
 pub use error::LabError;
 pub use firmware::Firmware;
+pub use http::http_get;
 pub use huge_pages::{HugePageSize, HugePages};
 pub use khugepaged::{FastKhugepaged, has_transparent_huge_pages};
 pub use lab::Lab;
