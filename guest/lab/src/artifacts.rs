@@ -121,6 +121,11 @@ pub(crate) fn swtpm() -> Result<PathBuf, LabError> {
     present("the TPM emulator", "swtpm/run", "guest")
 }
 
+/// Chromium without windows, with fonts.
+pub(crate) fn chromium() -> Result<PathBuf, LabError> {
+    present("Chromium", "chromium/run", "browser")
+}
+
 /// Prometheus or promtool.
 pub(crate) fn prometheus(program: &str) -> Result<PathBuf, LabError> {
     present(

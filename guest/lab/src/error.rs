@@ -101,6 +101,16 @@ pub enum LabError {
         /// What is damaged.
         how: String,
     },
+    /// A page could not be shown or controlled.
+    #[error("browser: {doing}: {reason}; the page's errors: {messages}")]
+    Browser {
+        /// The operation, such as "clicking on #start".
+        doing: String,
+        /// The browser's error, or what the page lacks.
+        reason: String,
+        /// What the page has written to its console as errors.
+        messages: String,
+    },
     /// A request by HTTP failed.
     #[error("GET http://{address}{path}: {reason}")]
     Http {

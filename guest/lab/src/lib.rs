@@ -13,7 +13,8 @@
 //! A [`RamBlock`] is read and written from outside, for memory that the guest does not check.
 //! [`FastKhugepaged`] makes the kernel rebuild huge pages at once.
 //!
-//! A [`Prometheus`](prometheus::Prometheus) scrapes metrics.
+//! A [`Browser`](browser::Browser) shows a page of the program; a
+//! [`Prometheus`](prometheus::Prometheus) scrapes its metrics.
 //!
 //! A [`Disk`] has a [`DiskImage`] of numbered pages; a [`Throttle`] limits its read rate.
 //!
@@ -51,6 +52,7 @@
 #![allow(unsafe_code)]
 
 mod artifacts;
+pub mod browser;
 mod config;
 mod console;
 mod device;
