@@ -129,7 +129,7 @@ test-loom: setup ## loom models: page bitmap, second-stage tables, state shared 
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-engine --package hikkoshi-link --lib -- model
 
 .PHONY: test-guests
-test-guests: guest-images ## the laboratory's own tests, and real guests moved between real QEMUs, and by the example monitor
+test-guests: guest-images browser ## the laboratory's own tests, and real guests moved between real QEMUs, and by the example monitor
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-lab --package hikkoshi-vmm --package hikkoshi-tests
 
