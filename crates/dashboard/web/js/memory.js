@@ -60,8 +60,8 @@ hikkoshi.memory = (() => {
       );
     }
 
-    /** `pc.ram + 64 MiB to 68 MiB`. */
-    name(cell) {
+    /** Where a cell begins: `pc.ram + 64 MiB`. */
+    start(cell) {
       const { bytes, plural } = hikkoshi.format;
       const inside = this.blocksIn(cell);
       if (inside.length > 1) {
@@ -69,11 +69,16 @@ hikkoshi.memory = (() => {
         return inside.length > 3 ? `${names} and ${plural(inside.length - 3, "other block")}` : names;
       }
       const [block] = inside;
-      if (!block) return `from ${bytes(cell * this.cellPages * this.memory.page_bytes)}`;
-      const first = Math.max(cell * this.cellPages - block.first_page, 0);
+      const page = cell * this.cellPages - (block?.first_page ?? 0);
+      return `${block?.id ?? "memory"} + ${bytes(Math.max(page, 0) * this.memory.page_bytes)}`;
+    }
+
+    /** `pc.ram + 64 MiB to 68 MiB`. */
+    name(cell) {
+      const [block, ...others] = this.blocksIn(cell);
+      if (!block || others.length > 0) return this.start(cell);
       const end = Math.min(cell * this.cellPages + this.pages(cell) - block.first_page, block.pages);
-      const size = this.memory.page_bytes;
-      return `${block.id} + ${bytes(first * size)} to ${bytes(end * size)}`;
+      return `${this.start(cell)} to ${hikkoshi.format.bytes(end * this.memory.page_bytes)}`;
     }
 
     /**

@@ -20,7 +20,7 @@ hikkoshi.views.repeats = (() => {
         { name: "of all pages sent", number: true },
       ]);
       this.cells = new Table("Cells with the highest dirty rate", [
-        { name: "cell" },
+        { name: "cell from" },
         { name: "pages dirtied per second", number: true, bar: "dirty" },
       ]);
       this.none = el("p", { class: "note" });
@@ -42,7 +42,7 @@ hikkoshi.views.repeats = (() => {
       const most = Math.max(1, ...hot.map(({ rate }) => rate));
       this.cells.element.hidden = hot.length === 0;
       this.cells.update(hot.map(({ cell, rate }) => [
-        layout.name(cell),
+        layout.start(cell),
         { text: `${format.count(rate)} (${format.rate(rate * memory.page_bytes)})`, part: rate / most },
       ]));
       setText(this.none, rows.length === 0 ? "No page was sent twice." : "");
