@@ -231,6 +231,41 @@ fn assert_samples(shown: &Shown, feed: &Feed<'_>) {
     }
 }
 
+/// The page thins what it keeps of a long migration as the engine does.
+#[test]
+fn a_long_migration_has_as_many_samples_as_the_engine_records() {
+    let server = EventServer::start();
+    let shown = Shown::start();
+    let recorded = RecordedCase {
+        cells: 3,
+        cell_pages: 2048,
+        ..RecordedCase::new("web", "hybrid")
+    };
+    let recorded = recorded.record();
+    let mut feed = Feed::new(&server, &recorded, Side::Source);
+    open(&shown, &server, &[&feed]);
+    let mut state = recorded.states[1].0.clone();
+    for tick in 0..3000_u64 {
+        state.at_ms = tick * 100;
+        state.bytes.precopy += 1000 + tick;
+        server.send(&status(&feed.name, &Record::State(Box::new(state.clone()))));
+        feed.recorder.add(state.clone());
+    }
+    shown.wait_for_state(&feed.name, state.at_ms);
+    assert_eq!(feed.recording().samples.len(), 750);
+    assert_samples(&shown, &feed);
+    let name = json!(feed.name);
+    let times = format!("hikkoshi.live.recordings.get({name}).data.frames.map(f => f.at_ms)");
+    let frames: Vec<_> = feed
+        .recording()
+        .frames
+        .iter()
+        .map(|frame| frame.at_ms)
+        .collect();
+    assert_eq!(shown.evaluate(&times), json!(frames));
+    shown.assert_clean();
+}
+
 #[test]
 fn a_migration_and_a_cell_are_chosen_with_the_keyboard() {
     let server = EventServer::start();
@@ -485,3 +520,100 @@ fn text_of_recordings_is_shown_as_text() {
     assert_eq!(shown.browser.text("article h2").unwrap(), HOSTILE);
     shown.assert_clean();
 }
+
+/// The time that the page's main thread takes for one update: a guest of 1 TiB, ten times a second,
+/// with all tables open and as many samples as a recording can have.
+#[test]
+#[ignore = "measures; make bench-dashboard-page runs it"]
+fn updates_of_a_large_guest_are_cheap() {
+    let server = EventServer::start();
+    let shown = Shown::start();
+    let case = RecordedCase {
+        cells: 1024,
+        cell_pages: 1 << 18,
+        link_pages: 800_000,
+        hot_rate: 3000,
+        ..RecordedCase::new("large", "hybrid")
+    };
+    let recorded = case.record();
+    let mut source = Feed::new(&server, &recorded, Side::Source);
+    let mut destination = Feed::new(&server, &recorded, Side::Destination);
+    let line = source.first().len();
+    let postcopy = recorded
+        .states
+        .iter()
+        .position(|(state, _)| state.missing_pages.is_some());
+    let begin = postcopy.unwrap() - 60;
+    for feed in [&mut source, &mut destination] {
+        for state in recorded.states_of(feed.side).take(begin) {
+            feed.recorder.add(state.clone());
+        }
+        feed.sent = begin;
+    }
+    open(&shown, &server, &[&source, &destination]);
+    assert!(line < source.first().len());
+    shown.evaluate(MEASURE);
+    let states = 120;
+    for (from_source, from_destination) in recorded.states.iter().skip(begin).take(states) {
+        for (feed, state) in [(&source, from_source), (&destination, from_destination)] {
+            server.send(&status(&feed.name, &Record::State(Box::new(state.clone()))));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    let result = shown.evaluate("measured()");
+    println!(
+        "{} samples, {states} states of each side in 12 s",
+        source.recording().samples.len()
+    );
+    println!("{}", serde_json::to_string_pretty(&result).unwrap());
+    shown.screenshot("live-large");
+    assert!(result["updates"].as_u64().unwrap() > 0);
+    shown.assert_clean();
+}
+
+/// Records how long parsing, updating, and layout and painting take. A message is handled after the
+/// frame in which it was posted.
+const MEASURE: &str = "(() => {
+    const { live } = hikkoshi;
+    document.querySelectorAll('details').forEach(element => (element.open = true));
+    const times = { parse: [], update: [], whole: [], long: [] };
+    const timed = (list, call) => {
+        const begin = performance.now();
+        const result = call();
+        list.push(performance.now() - begin);
+        return result;
+    };
+    const parse = JSON.parse;
+    JSON.parse = text => timed(times.parse, () => parse(text));
+    const draw = live.draw.bind(live);
+    live.draw = now => {
+        const begin = performance.now();
+        timed(times.update, () => draw(now));
+        const channel = new MessageChannel();
+        channel.port1.onmessage = () => times.whole.push(performance.now() - begin);
+        channel.port2.postMessage(0);
+    };
+    const views = {};
+    for (const view of live.sections.views) {
+        const update = view.update.bind(view);
+        views[view.constructor.name] = [];
+        view.update = migration => timed(views[view.constructor.name], () => update(migration));
+    }
+    new PerformanceObserver(list => times.long.push(...list.getEntries().map(e => e.duration)))
+        .observe({ type: 'longtask' });
+    globalThis.measured = () => {
+        const summary = list => {
+            const sorted = [...list].sort((a, b) => a - b);
+            const at = part => Math.round(sorted[Math.floor((sorted.length - 1) * part)] * 100) / 100;
+            return { count: list.length, median_ms: at(0.5), p99_ms: at(0.99), max_ms: at(1) };
+        };
+        return {
+            updates: times.update.length,
+            views: Object.fromEntries(Object.entries(views).map(([name, list]) => [name, summary(list)])),
+            parsing_a_state: summary(times.parse),
+            update: summary(times.update),
+            update_with_layout_and_painting: summary(times.whole),
+            tasks_of_more_than_50_ms: times.long.length,
+        };
+    };
+})()";

@@ -151,6 +151,45 @@ fn several_migrations_are_compared() {
     shown.assert_clean();
 }
 
+/// The tables that the report has without scripts have the same numbers.
+#[test]
+fn a_report_can_be_read_without_scripts() {
+    let shown = Shown::start();
+    let case = RecordedCase {
+        outage: true,
+        link_pages: 12_000,
+        ..RecordedCase::new("web", "hybrid")
+    };
+    let recordings = both(&case);
+    shown.browser.set_scripts(false).unwrap();
+    let _folder = open(&shown, "report", &recordings);
+    assert_eq!(
+        shown.evaluate("document.querySelector('article')"),
+        serde_json::Value::Null
+    );
+    let rows = shown.table("Steps of the switchover at the source");
+    assert_eq!(rows[4], ["destination ready", "2.12 ms", "3.94 ms"]);
+    let rounds = shown.table("What each round sent, and what was dirty at its end");
+    let round = recordings[0].state.as_ref().unwrap().rounds[0];
+    assert_eq!(rounds[0][2], count(round.pages));
+    let latencies = shown.table("Page requests by latency, from the fault to the installed page");
+    let histogram = &recordings[1].state.as_ref().unwrap().requests.histogram;
+    let counts: Vec<_> = latencies.iter().map(|row| row[1].clone()).collect();
+    assert_eq!(
+        counts,
+        histogram
+            .iter()
+            .map(|bucket| count(bucket.count))
+            .collect::<Vec<_>>()
+    );
+    let outages = shown.table("Times without links after the handover");
+    assert_eq!(outages[0][2], "2.00 s");
+    let hot = shown.table("Cells with the highest dirty rate");
+    assert_eq!(hot[0], ["pc.ram + 3.80 GiB", "960"]);
+    shown.screenshot("report-without-scripts");
+    shown.assert_clean();
+}
+
 /// The policy forbids what is not in the file, also if a server sends the report.
 #[test]
 fn a_report_runs_nothing_that_it_does_not_declare() {

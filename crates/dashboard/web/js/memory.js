@@ -165,19 +165,45 @@ hikkoshi.memory = (() => {
     return { list, totals, hot, rate: all };
   };
 
-  /** The cells that were dirtied most, by their highest rate in all maps: `[{cell, rate}]`. */
-  const hottest = (layout, maps, most) => {
-    const highest = new Map();
-    for (const map of maps) {
-      map.dirty_per_second.forEach((rate, cell) => {
-        if (rate > (highest.get(cell) ?? 0) && cell < layout.cells) highest.set(cell, rate);
-      });
+  /** What can be said of all maps of a migration together. */
+  class Maxima {
+    constructor(layout) {
+      this.layout = layout;
+      this.rates = new Float64Array(layout.cells);
+      this.stale = 0;
     }
-    return [...highest]
-      .map(([cell, rate]) => ({ cell, rate }))
-      .sort((a, b) => b.rate - a.rate || a.cell - b.cell)
-      .slice(0, most);
-  };
 
-  return { STATES, Layout, cells, hottest, sum };
+    add(map) {
+      const { layout, rates } = this;
+      const dirtied = map.dirty_per_second;
+      for (let cell = Math.min(dirtied.length, rates.length) - 1; cell >= 0; cell -= 1) {
+        if (dirtied[cell] > rates[cell]) rates[cell] = dirtied[cell];
+      }
+      const { missing, by_request: requested, background, sent } = map;
+      const length = Math.min(Math.max(missing.length, requested.length, background.length), layout.cells);
+      let stale = 0;
+      for (let cell = 0; cell < length; cell += 1) {
+        const later = (missing[cell] ?? 0) + (requested[cell] ?? 0) + (background[cell] ?? 0);
+        if (later > 0) stale += Math.max((sent[cell] ?? 0) + later - layout.pages(cell), 0);
+      }
+      this.stale = Math.max(this.stale, stale);
+    }
+
+    /** The cells that were dirtied most, by their highest rate: `[{cell, rate}]`. */
+    hottest(most) {
+      const cells = [];
+      this.rates.forEach((rate, cell) => rate > 0 && cells.push({ cell, rate }));
+      return cells.sort((a, b) => b.rate - a.rate || a.cell - b.cell).slice(0, most);
+    }
+
+    /**
+     * Pages that were sent in pre-copy and are sent in post-copy, too. Maps count by cell, so this
+     * is what the pages of a cell do not suffice for: at least so many.
+     */
+    get stalePages() {
+      return this.stale;
+    }
+  }
+
+  return { STATES, Layout, Maxima, cells, sum };
 })();

@@ -225,7 +225,7 @@ hikkoshi.views.memoryMap = (() => {
         });
         return input;
       });
-      const labels = this.inputs.map((input) => el("label", {}, input, ` ${input.value}`));
+      const labels = this.inputs.map((input) => el("label", {}, input, input.value));
       this.element = el("fieldset", { class: "choice" }, el("legend", { text: "Side" }), ...labels);
     }
 
@@ -425,7 +425,7 @@ hikkoshi.views.memoryMap = (() => {
         "",
         one ? (one.hot ? "yes" : "no") : "",
       ]);
-      rows.push(["Pages dirtied per second", format.count(all.rate), "", one ? format.count(one.rate) : ""]);
+      rows.push([{ text: "Pages dirtied per second", swatch: "none" }, format.count(all.rate), "", one ? format.count(one.rate) : ""]);
       this.legend.update(rows);
       const name = one ? `Cell ${cell + 1} of ${layout.cells}: ${layout.name(cell)}` : "No cell chosen";
       setText(this.cellName, name);

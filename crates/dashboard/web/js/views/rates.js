@@ -10,6 +10,12 @@ hikkoshi.views.rates = (() => {
   /** The most rows of the table. */
   const ROWS = 60;
 
+  /** Samples of both sides that are so near, in ms, belong together: half the least distance. */
+  const NEAR = 50;
+
+  /** About the width of the charts. */
+  const PIXELS = 600;
+
   let keys = 0;
 
   class Rates {
@@ -66,7 +72,7 @@ hikkoshi.views.rates = (() => {
       this.fold = fold("Table of rates", this.table.element);
       this.fold.addEventListener("toggle", () => this.shown && this.updateTable(this.shown));
       const key = el("ul", { class: "band-key" },
-        el("li", {}, el("span", { class: "swatch band-paused" }), " guest paused"),
+        el("li", {}, el("span", { class: "swatch band-paused" }), " switchover"),
         el("li", {}, el("span", { class: "swatch band-postcopy" }), " post-copy"),
         el("li", {}, el("span", { class: "swatch band-outage" }), " links lost"));
       this.postcopy = el("div", {}, this.missing.element, this.requests.element, this.latency.element);
@@ -74,6 +80,7 @@ hikkoshi.views.rates = (() => {
     }
 
     update(migration) {
+      if (this.isDrawn(migration)) return;
       this.shown = migration;
       const rows = merged(migration);
       this.element.hidden = rows.length === 0;
@@ -89,6 +96,16 @@ hikkoshi.views.rates = (() => {
         this.latency.update([times, column("latency")]);
       }
       if (this.fold.open) this.updateTable(migration);
+    }
+
+    /** Whether what is new would move the charts by less than a pixel. */
+    isDrawn(migration) {
+      const { id, main, running } = migration;
+      const last = main.data.samples.at(-1)?.at_ms ?? 0;
+      const same = this.drawn?.id === id && this.drawn.main === main && this.drawn.running === running;
+      if (same && last >= this.drawn.last && last - this.drawn.last <= last / PIXELS) return true;
+      this.drawn = { id, main, running, last };
+      return false;
     }
 
     updateTable(migration) {
@@ -111,8 +128,8 @@ hikkoshi.views.rates = (() => {
   }
 
   /**
-   * The samples of both sides on the time axis of the source. What a side does not measure comes
-   * from the other one: its nearest earlier sample.
+   * The samples of both sides on the time axis of the source. What only the destination measures
+   * comes from its last sample up to then.
    */
   const merged = (migration) => {
     const { main, destination } = migration;
@@ -122,7 +139,7 @@ hikkoshi.views.rates = (() => {
     const others = other?.data.samples ?? [];
     let next = 0;
     return main.data.samples.map((sample) => {
-      while (next < others.length && others[next].at_ms + offset <= sample.at_ms) next += 1;
+      while (next < others.length && others[next].at_ms + offset <= sample.at_ms + NEAR) next += 1;
       const measured = other ? others[next - 1] : sample;
       const dirty = sample.dirty_pages_per_second;
       return {
