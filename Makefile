@@ -146,6 +146,12 @@ bench-libvirt: guest ## the same domain moved by `virsh migrate` and by hikkoshi
 	$(WITH_LIBVIRT) cargo build --locked --release --features libvirt --package hikkoshi
 	HIKKOSHI_BIN=$(abspath target/release/hikkoshi) $(WITH_LIBVIRT) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt_comparison --include-ignored
 
+# The machine should be quiet. For docs/dashboard.md.
+.PHONY: bench-status
+bench-status: guest ## what it costs an engine to serve the status of a large guest
+	cargo build --locked --release --package hikkoshi
+	HIKKOSHI_BIN=$(abspath target/release/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- status:: --ignored --nocapture
+
 # A sixth of the random interruptions, and every second step, are part of test-guests. This target prints the table.
 .PHONY: drills
 drills: guest-debian ## fault injection: the table of docs/reliability.md

@@ -21,6 +21,8 @@ setup_chromium() {
         chromium-headless-shell | chromium-common) ;;
         # The C library must match the host's loader.
         libc6 | libc-bin) continue ;;
+        # Graphics drivers and interpreters of the X11 tools that the package asks for.
+        libgl1* | libglx* | libglvnd0 | libglapi* | libllvm* | libz3* | libperl*) continue ;;
         lib*) ! machine_has "$name" "$package_version" || continue ;;
         *) continue ;;
         esac

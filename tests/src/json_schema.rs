@@ -1,22 +1,36 @@
-//! Checks the program's output against `docs/json.schema.json`.
+//! Checks the program's output against the published schemas.
 //!
 //! Supports the part of JSON Schema that this file uses, and fails on any other keyword. A complete
 //! validator takes minutes to compile.
 
+use std::path::Path;
+
 use serde_json::Value;
 
-/// The published schema.
+/// A published schema.
 #[derive(Debug)]
 pub struct JsonSchema(Value);
 
 impl JsonSchema {
-    /// Reads the published schema.
+    /// Reads the schema of the output: `docs/json.schema.json`.
     ///
     /// # Panics
     /// When the file does not exist.
     pub fn published() -> Self {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.schema.json");
-        let text = std::fs::read_to_string(path).unwrap();
+        Self::read("json.schema.json")
+    }
+
+    /// Reads the schema of the status: `docs/status.schema.json`.
+    ///
+    /// # Panics
+    /// When the file does not exist.
+    pub fn of_status() -> Self {
+        Self::read("status.schema.json")
+    }
+
+    fn read(name: &str) -> Self {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let text = std::fs::read_to_string(docs.join(name)).unwrap();
         Self(serde_json::from_str(&text).unwrap())
     }
 

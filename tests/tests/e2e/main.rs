@@ -44,6 +44,7 @@ mod recovery;
 mod refusals;
 mod security;
 mod shutdown;
+mod status;
 mod swapped_memory;
 mod transparent_huge_pages;
 mod urgent_pages;

@@ -1,7 +1,7 @@
 //! A headless browser that shows one page, as a user would see it.
 //!
-//! **Model.** A [`Browser`] is Debian's Chromium without windows (`make browser`), controlled by the
-//! DevTools protocol. It opens one page after another, with a real layout, real fonts, and real
+//! **Model.** A [`Browser`] is Debian's Chromium without windows (`make browser`). The DevTools
+//! protocol controls it. It opens one page after another, with a real layout, real fonts, and real
 //! input events. A test reads the page by expressions in JavaScript, and sees what a developer sees
 //! in the console: errors, violations of the content-security policy, and each request.
 //!

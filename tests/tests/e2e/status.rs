@@ -1,0 +1,235 @@
+//! What is served and recorded of a migration.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test's failure is the message
+
+use std::path::Path;
+use std::time::Duration;
+
+use hikkoshi_lab::{Ram, VmConfig, Workload};
+use hikkoshi_status::{
+    Entry, Follow, GuestAt, Kind, Phase, Record, Recording, Side, State, StatusFolder,
+};
+use hikkoshi_tests::{Guest, JsonSchema, MigrationPlan, TestEnv, eventually};
+
+const LONG: Duration = Duration::from_secs(120);
+
+/// Follows the socket of this side to its end: the first recording, all states, and the last end.
+fn follow(folder: &Path, side: &str) -> (Recording, Vec<State>, hikkoshi_status::End) {
+    let folder = StatusFolder::in_run_folder(folder);
+    let mut follow = None;
+    eventually("a status socket", || {
+        let entries = folder.entries().map_err(|error| error.to_string())?;
+        let of_side = |entry: &&Entry| entry.name.starts_with(side);
+        let entry = entries.iter().find(of_side).ok_or("none")?;
+        let opened = Follow::open(&entry.path, LONG);
+        follow = Some(opened.map_err(|error| error.to_string())?);
+        Ok(())
+    });
+    let mut follow = follow.unwrap();
+    let Some(Record::Recording(first)) = follow.next().unwrap() else {
+        panic!("the first record is the recording");
+    };
+    let schema = JsonSchema::of_status();
+    let (mut states, mut end) = (Vec::new(), None);
+    while let Some(record) = follow.next().unwrap() {
+        schema.assert("line", &serde_json::to_string(&record).unwrap());
+        assert!(end.is_none(), "nothing follows the end");
+        match record {
+            Record::State(state) => states.push(*state),
+            Record::End(last) => end = Some(last),
+            Record::Notice(notice) => assert!(!notice.text.is_empty()),
+            Record::Recording(_) => panic!("a second recording"),
+        }
+    }
+    (*first, states, end.expect("the engine was not killed"))
+}
+
+/// The file of the ended migration on this side.
+fn file(folder: &Path, side: &str) -> Recording {
+    let folder = StatusFolder::in_run_folder(folder);
+    let entries = folder.entries().unwrap();
+    let ended: Vec<_> = entries
+        .iter()
+        .filter(|entry| entry.name.starts_with(side))
+        .collect();
+    let [entry] = ended[..] else {
+        panic!("one ended migration: {entries:?}");
+    };
+    assert_eq!(entry.kind, Kind::File, "the socket is gone");
+    Recording::read(&entry.path).unwrap()
+}
+
+/// A guest that writes is moved by hybrid over a limited line, and both engines are watched.
+#[test]
+fn both_sides_of_a_move_can_be_watched() {
+    let env = TestEnv::new();
+    let workload = Workload::verify(64).rate(3000);
+    let mut guest = Guest::boot(&env, VmConfig::new().workload(workload));
+    let slowly = ["--bandwidth", "40M", "--rounds", "2"];
+    let plan = MigrationPlan::new("hybrid").migrate_args(&slowly);
+    let migration = guest.start_migration(&plan);
+    let folders = migration.journal_folders().clone();
+    let [source, destination] = std::thread::scope(|scope| {
+        let [here, there] = &folders;
+        let source = scope.spawn(|| follow(here, "source"));
+        let destination = scope.spawn(|| follow(there, "destination"));
+        [source.join().unwrap(), destination.join().unwrap()]
+    });
+    let (exits, finished) = migration.wait();
+    let report = guest.complete_migration(&exits, finished, "running");
+
+    for ((first, states, end), folder, side) in [
+        (&source, &folders[0], "source"),
+        (&destination, &folders[1], "destination"),
+    ] {
+        assert!(first.end.is_none());
+        assert_eq!((end.exit_status, end.reason.as_str()), (0, "moved"));
+        let pages = first.migration.memory.pages;
+        assert_eq!(pages, report.pages.guest);
+        assert!(states.windows(2).all(|pair| pair[0].at_ms <= pair[1].at_ms));
+        let phases: Vec<_> = states.iter().map(|state| state.phase).collect();
+        assert!(phases.contains(&Phase::Precopy), "{side}: {phases:?}");
+        let last = states.last().unwrap();
+        assert_eq!((last.phase, last.missing_pages), (Phase::Postcopy, Some(0)));
+        assert_eq!(last.guest_at, GuestAt::Destination);
+        assert!(last.downtime_ms.is_some_and(|downtime| downtime > 0.0));
+        assert!(!last.switchover.is_empty());
+        let stored = file(folder, side);
+        assert_eq!(stored.migration, first.migration);
+        assert_eq!(stored.end.as_ref(), Some(end));
+        assert_eq!(stored.state.as_ref(), Some(last));
+        assert!(stored.samples.len() >= states.len());
+        assert_eq!(
+            stored.frames.last().map(|frame| &frame.map),
+            Some(&last.map)
+        );
+    }
+    let (first, states, end) = &source;
+    assert_eq!(first.migration.side, Side::Source);
+    assert_eq!(first.migration.id, destination.0.migration.id);
+    assert_eq!(first.migration.bandwidth, Some(40_000_000));
+    // While it was sent, the number of sent pages grew, and the dirty rate became known.
+    let sent = |state: &State| state.map.sent.iter().sum::<u64>();
+    let second = states.iter().find(|state| state.round == 2).unwrap();
+    assert!(sent(&states[0]) < sent(second));
+    let dirty = states.iter().filter_map(|s| s.dirty_pages_per_second);
+    let highest = dirty.fold(0.0, f64::max);
+    assert!(highest > 0.0, "the guest writes");
+    assert!(states.iter().any(|state| state.time_left.is_some()));
+    let last = states.last().unwrap();
+    assert_eq!(
+        (last.stage.as_str(), last.peer_stage.as_str()),
+        ("done", "complete")
+    );
+    assert_eq!(last.rounds.len(), 2, "{:?}", last.rounds);
+    // The account is that of `--json`.
+    let account = end.account.as_ref().unwrap();
+    assert_eq!(account["downtime_ms"], report.downtime_ms);
+    assert_eq!(last.pages.urgent, report.pages.urgent);
+
+    let (_, states, _) = &destination;
+    let last = states.last().unwrap();
+    assert_eq!(last.stage, "complete");
+    let arrived = |list: &[u64]| list.iter().sum::<u64>();
+    assert_eq!(last.requests.count, report.request_latency_us.count);
+    assert_eq!(
+        arrived(&last.map.by_request) + arrived(&last.map.background),
+        arrived(&source.1.last().unwrap().map.by_request)
+            + arrived(&source.1.last().unwrap().map.background)
+    );
+    assert!(last.map.missing.is_empty() && last.waiting_pages == 0);
+}
+
+/// A migration that is cancelled is recorded, too.
+#[test]
+fn a_cancelled_migration_is_recorded() {
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, VmConfig::new().workload(Workload::verify(16)));
+    let plan = MigrationPlan::new("precopy").migrate_args(&["--bandwidth", "2M"]);
+    let migration = guest.start_migration(&plan);
+    let folder = StatusFolder::in_run_folder(&migration.journal_folders()[0]);
+    eventually("a state", || {
+        let entries = folder.entries().map_err(|error| error.to_string())?;
+        let of_source = |entry: &&Entry| entry.name.starts_with("source");
+        let entry = entries.iter().find(of_source).ok_or("none")?;
+        let mut follow = Follow::open(&entry.path, LONG).map_err(|error| error.to_string())?;
+        follow.next().map_err(|error| error.to_string())?;
+        match follow.next() {
+            Ok(Some(Record::State(_))) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    });
+    migration.migrate.interrupt();
+    let folders = migration.journal_folders().clone();
+    let (exits, _) = migration.wait();
+    exits.assert_source(1, &["the guest still runs at the source"]);
+    let stored = file(&folders[0], "source");
+    let end = stored.end.unwrap();
+    assert_eq!((end.exit_status, end.reason.as_str()), (1, "cancelled"));
+    assert!(end.next.unwrap().contains("still runs at the source"));
+    assert_eq!(stored.state.unwrap().guest_at, GuestAt::Source);
+    guest.assert_healthy();
+}
+
+/// Nanoseconds that the thread `status` of a process has run.
+fn cpu_ns(pid: u32) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    for task in tasks.map(|task| task.unwrap().path()) {
+        if std::fs::read_to_string(task.join("comm")).unwrap().trim() == "status" {
+            let times = std::fs::read_to_string(task.join("schedstat")).unwrap();
+            return times.split(' ').next().unwrap().parse().unwrap();
+        }
+    }
+    panic!("process {pid} has no thread named status");
+}
+
+/// What it costs an engine to record and serve the status of a guest whose map has all of its 1,024
+/// cells, as that of a guest of 1 TiB has.
+#[test]
+#[ignore = "a measurement, for docs/dashboard.md: make bench-status"]
+fn what_a_status_costs() {
+    let env = TestEnv::new();
+    let workload = Workload::verify(64).rate(3000);
+    let config = VmConfig::new().ram(Ram::shared(2048)).workload(workload);
+    let mut guest = Guest::boot(&env, config);
+    let slowly = ["--bandwidth", "4M", "--max-rounds", "1000000"];
+    let plan = MigrationPlan::new("precopy").migrate_args(&slowly);
+    let mut migration = guest.start_migration(&plan);
+    let folder = StatusFolder::in_run_folder(&migration.journal_folders()[0]);
+    let pid = migration.migrate.pid();
+    let mut clients = Vec::new();
+    for number in [0, 1, 4, 16] {
+        while clients.len() < number {
+            let mut opened = None;
+            eventually("a status socket", || {
+                let entries = folder.entries().map_err(|error| error.to_string())?;
+                let of_source = |entry: &&Entry| entry.name.starts_with("source");
+                let entry = entries.iter().find(of_source).ok_or("none")?;
+                opened = Follow::open(&entry.path, LONG).ok();
+                opened
+                    .is_some()
+                    .then_some(())
+                    .ok_or_else(|| "no client".into())
+            });
+            let mut follow = opened.unwrap();
+            clients.push(std::thread::spawn(
+                move || {
+                    while let Ok(Some(_)) = follow.next() {}
+                },
+            ));
+        }
+        // All are connected, and a record is a page in the cache.
+        std::thread::sleep(Duration::from_secs(2));
+        let (cpu, begun) = (cpu_ns(pid), std::time::Instant::now());
+        std::thread::sleep(Duration::from_secs(8));
+        let (cpu, real) = (cpu_ns(pid) - cpu, begun.elapsed());
+        let share = 100.0 * cpu as f64 / real.as_nanos() as f64;
+        println!("{number} clients: the thread status took {share:.2} % of a CPU");
+    }
+    migration.migrate.interrupt();
+    let (exits, _) = migration.wait();
+    exits.assert_source(1, &["the guest still runs at the source"]);
+    clients
+        .into_iter()
+        .for_each(|client| client.join().unwrap());
+}
