@@ -48,6 +48,11 @@ guest-devices: guest ## fetch UEFI firmware, and a kernel with the drivers of al
 	@setup/setup.sh ovmf devices-kernel
 	@$(MAKE) --no-print-directory $(DEVICES_INITRAMFS)
 
+# Only tests of the dashboard and of the metrics need these.
+.PHONY: browser
+browser: ## fetch headless Chromium, and Prometheus
+	@setup/setup.sh chromium prometheus
+
 # Linked statically with the host's C library, because the guest has none.
 $(WORKLOAD): $(WORKLOAD_SOURCES)
 	CARGO_TARGET_DIR=$(BUILD)/workload RUSTFLAGS="-C target-feature=+crt-static -C strip=symbols" \
@@ -124,7 +129,7 @@ test-loom: setup ## loom models: page bitmap, second-stage tables, state shared 
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-engine --package hikkoshi-link --lib -- model
 
 .PHONY: test-guests
-test-guests: guest-images ## the laboratory's own tests, and real guests moved between real QEMUs, and by the example monitor
+test-guests: guest-images browser ## the laboratory's own tests, and real guests moved between real QEMUs, and by the example monitor
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-lab --package hikkoshi-vmm --package hikkoshi-tests
 

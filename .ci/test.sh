@@ -60,7 +60,7 @@ stop_if_failed() {
 # What the tests with guests need.
 guest_images() {
     renice --priority 19 --pid "$BASHPID" >/dev/null
-    make --no-print-directory guest-images
+    make --no-print-directory guest-images browser
 }
 
 loom() {

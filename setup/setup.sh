@@ -21,6 +21,11 @@
 #   build/debian                      an image of a whole Debian guest, made by mmdebstrap (as root)
 #   build/kernel-devices              the distribution's kernel with the drivers of all devices
 #
+# or only tests of pages and metrics (`setup.sh chromium prometheus`):
+#
+#   build/chromium                    the distribution's Chromium without windows, and fonts
+#   build/prometheus                  the distribution's Prometheus, and promtool
+#
 # None of this is installed: apt downloads the packages, with its signatures checked, into a private
 # state directory, and they are unpacked into build/. Only small tools that are
 # missing (a linker, iproute2, cpio) are installed in the system, and only then is root needed.
@@ -61,6 +66,10 @@ source "$here/lib/swtpm.sh"
 source "$here/lib/libvirt.sh"
 # shellcheck source=lib/debian.sh
 source "$here/lib/debian.sh"
+# shellcheck source=lib/chromium.sh
+source "$here/lib/chromium.sh"
+# shellcheck source=lib/prometheus.sh
+source "$here/lib/prometheus.sh"
 
 check_machine
 install_missing_tools
@@ -87,8 +96,10 @@ for more in "$@"; do
     ovmf) setup_ovmf ;;
     debian) setup_debian ;;
     devices-kernel) setup_devices_kernel ;;
+    chromium) setup_chromium ;;
+    prometheus) setup_prometheus ;;
     *) fail "unknown component: $more" \
-        "Known components: apache, bpftrace, ovmf, debian, devices-kernel." ;;
+        "Known components: apache, bpftrace, ovmf, debian, devices-kernel, chromium, prometheus." ;;
     esac
 done
 

@@ -68,6 +68,7 @@ mod migration_plan;
 mod packet_capture;
 mod program;
 mod qemu_state;
+pub mod recordings;
 mod redis;
 mod refusal;
 mod relay;

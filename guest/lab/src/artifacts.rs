@@ -1,4 +1,4 @@
-//! Paths of the files that `make guest` and `make guest-devices` provide.
+//! Paths of the files that the Makefile's targets provide.
 //!
 //! They are searched at run time, because the program may have been built elsewhere.
 
@@ -32,7 +32,7 @@ impl QemuVersion {
     /// # Errors
     /// When it has not been set up.
     pub fn runner(self) -> Result<PathBuf, LabError> {
-        present("QEMU", format!("qemu-{self}/run"))
+        present("QEMU", format!("qemu-{self}/run"), "guest")
     }
 }
 
@@ -47,7 +47,7 @@ impl fmt::Display for QemuVersion {
 /// # Errors
 /// When it has not been set up.
 pub fn kernel() -> Result<PathBuf, LabError> {
-    present("the guest's kernel", "kernel/vmlinuz")
+    present("the guest's kernel", "kernel/vmlinuz", "guest")
 }
 
 /// The guest's initramfs.
@@ -55,7 +55,7 @@ pub fn kernel() -> Result<PathBuf, LabError> {
 /// # Errors
 /// When it has not been built.
 pub fn initramfs() -> Result<PathBuf, LabError> {
-    present("the guest's initramfs", "initramfs.cpio")
+    present("the guest's initramfs", "initramfs.cpio", "guest")
 }
 
 /// The nano guest's kernel.
@@ -66,6 +66,7 @@ pub fn nano_kernel() -> Result<PathBuf, LabError> {
     present(
         "the nano guest's kernel",
         "nano/x86_64-unknown-linux-gnu/release/nano",
+        "guest",
     )
 }
 
@@ -74,7 +75,11 @@ pub fn nano_kernel() -> Result<PathBuf, LabError> {
 /// # Errors
 /// When it has not been built (by `make guest-web`).
 pub fn web_initramfs() -> Result<PathBuf, LabError> {
-    present("the web guest's initramfs", "initramfs-web.cpio")
+    present(
+        "the web guest's initramfs",
+        "initramfs-web.cpio",
+        "guest-web",
+    )
 }
 
 /// A kernel with the drivers of devices that the test guest's own kernel does not support: AHCI,
@@ -83,7 +88,11 @@ pub fn web_initramfs() -> Result<PathBuf, LabError> {
 /// # Errors
 /// When it has not been set up (by `make guest-devices`).
 pub fn devices_kernel() -> Result<PathBuf, LabError> {
-    present("the kernel with all drivers", "kernel-devices/vmlinuz")
+    present(
+        "the kernel with all drivers",
+        "kernel-devices/vmlinuz",
+        "guest-devices",
+    )
 }
 
 /// The initramfs for [`devices_kernel`].
@@ -91,27 +100,49 @@ pub fn devices_kernel() -> Result<PathBuf, LabError> {
 /// # Errors
 /// When it has not been built (by `make guest-devices`).
 pub fn devices_initramfs() -> Result<PathBuf, LabError> {
-    present("the initramfs with all drivers", "initramfs-devices.cpio")
+    present(
+        "the initramfs with all drivers",
+        "initramfs-devices.cpio",
+        "guest-devices",
+    )
 }
 
 /// The UEFI firmware's file of that name.
 pub(crate) fn ovmf(name: &str) -> Result<PathBuf, LabError> {
-    present("the UEFI firmware", Path::new("ovmf").join(name))
+    present(
+        "the UEFI firmware",
+        Path::new("ovmf").join(name),
+        "guest-images",
+    )
 }
 
 /// The TPM emulator.
 pub(crate) fn swtpm() -> Result<PathBuf, LabError> {
-    present("the TPM emulator", "swtpm/run")
+    present("the TPM emulator", "swtpm/run", "guest")
+}
+
+/// Chromium without windows, with fonts.
+pub(crate) fn chromium() -> Result<PathBuf, LabError> {
+    present("Chromium", "chromium/run", "browser")
+}
+
+/// Prometheus or promtool.
+pub(crate) fn prometheus(program: &str) -> Result<PathBuf, LabError> {
+    present(
+        "Prometheus",
+        Path::new("prometheus").join(program),
+        "browser",
+    )
 }
 
 /// The disk image of the Debian guest.
 pub(crate) fn debian_disk() -> Result<PathBuf, LabError> {
-    present("the Debian guest", "debian/disk.qcow2")
+    present("the Debian guest", "debian/disk.qcow2", "guest-debian")
 }
 
 /// The program that creates and checks disk images.
 pub(crate) fn qemu_img() -> Result<PathBuf, LabError> {
-    present("qemu-img", "qemu-img/run")
+    present("qemu-img", "qemu-img/run", "guest")
 }
 
 /// The folder for disk images: in the build folder, because direct I/O needs a disk.
@@ -122,20 +153,29 @@ pub(crate) fn disks() -> Result<PathBuf, LabError> {
 /// The build folder.
 pub(crate) fn build() -> Result<PathBuf, LabError> {
     // Any existing artifact identifies it.
-    let kernel = present("the guest's kernel", "kernel")?;
+    let kernel = present("the guest's kernel", "kernel", "guest")?;
     Ok(kernel.parent().map(Path::to_owned).unwrap_or_default())
 }
 
 /// The environment variable with the path of the build folder.
 const BUILD: &str = "HIKKOSHI_BUILD";
 
-fn present(what: &'static str, name: impl AsRef<Path>) -> Result<PathBuf, LabError> {
+/// A file or folder of the build folder, which `make TARGET` provides.
+fn present(
+    what: &'static str,
+    name: impl AsRef<Path>,
+    target: &'static str,
+) -> Result<PathBuf, LabError> {
     let given = std::env::var_os(BUILD).map(PathBuf::from);
     // The program or the working directory may be inside the source tree.
     let program = std::env::current_exe().ok();
     let here = std::env::current_dir().ok();
     let starts: Vec<PathBuf> = program.into_iter().chain(here).collect();
-    find(given, &starts, name.as_ref()).map_err(|looked| LabError::Missing { what, looked })
+    find(given, &starts, name.as_ref()).map_err(|looked| LabError::Missing {
+        what,
+        target,
+        looked,
+    })
 }
 
 /// Searches `name` in the build folder `given`, or else in the first folder `build` that contains

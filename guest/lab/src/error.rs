@@ -1,20 +1,23 @@
 //! Errors of the lab. Each message names the object and shows the last output.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Why an operation of the lab failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// A file that `make guest` provides is missing.
+    /// A file that a target of the Makefile provides is missing.
     #[error(
-        "{what} is missing: no {looked}; run `make guest guest-devices` in the project's folder first, \
+        "{what} is missing: no {looked}; run `make {target}` in the project's folder first, \
          and start from there or set HIKKOSHI_BUILD to its folder `build`"
     )]
     Missing {
         /// The missing artifact.
         what: &'static str,
+        /// The target that provides it.
+        target: &'static str,
         /// Where it was searched.
         looked: String,
     },
@@ -97,6 +100,26 @@ pub enum LabError {
         path: PathBuf,
         /// What is damaged.
         how: String,
+    },
+    /// A page could not be shown or controlled.
+    #[error("browser: {doing}: {reason}; the page's errors: {messages}")]
+    Browser {
+        /// The operation, such as "clicking on #start".
+        doing: String,
+        /// The browser's error, or what the page lacks.
+        reason: String,
+        /// What the page has written to its console as errors.
+        messages: String,
+    },
+    /// A request by HTTP failed.
+    #[error("GET http://{address}{path}: {reason}")]
+    Http {
+        /// The server.
+        address: SocketAddr,
+        /// The path, with the query.
+        path: String,
+        /// What went wrong.
+        reason: String,
     },
     /// This host cannot limit the read rate of a disk.
     #[error("the disk's read rate cannot be limited for QEMU: {reason}; {remedy}")]

@@ -13,6 +13,9 @@
 //! A [`RamBlock`] is read and written from outside, for memory that the guest does not check.
 //! [`FastKhugepaged`] makes the kernel rebuild huge pages at once.
 //!
+//! A [`Browser`](browser::Browser) shows a page of the program; a
+//! [`Prometheus`](prometheus::Prometheus) scrapes its metrics.
+//!
 //! A [`Disk`] has a [`DiskImage`] of numbered pages; a [`Throttle`] limits its read rate.
 //!
 //! Everything is undone on drop, also when a test panics: processes are killed, RAM files, mounts
@@ -49,6 +52,7 @@
 #![allow(unsafe_code)]
 
 mod artifacts;
+pub mod browser;
 mod config;
 mod console;
 mod device;
@@ -57,6 +61,7 @@ mod disk_image;
 mod disk_throttle;
 mod error;
 mod firmware;
+mod http;
 mod huge_pages;
 mod khugepaged;
 mod lab;
@@ -64,11 +69,14 @@ pub mod libvirt;
 mod memory_limit;
 mod mount;
 pub mod net;
+pub mod prometheus;
 mod qemu_migration;
 mod qmp;
 mod ram;
 mod report;
 mod spawn;
+#[cfg(test)]
+mod test_server;
 mod tpm;
 mod tsc;
 mod vm;
@@ -85,6 +93,7 @@ pub use disk_image::{DiskContent, DiskFormat, DiskImage, DiskState};
 pub use disk_throttle::Throttle;
 pub use error::LabError;
 pub use firmware::Firmware;
+pub use http::http_get;
 pub use huge_pages::{HugePageSize, HugePages};
 pub use khugepaged::{FastKhugepaged, has_transparent_huge_pages};
 pub use lab::Lab;

@@ -1,0 +1,135 @@
+//! The recordings of one migration.
+
+use hikkoshi_status::{End, Migration, Outage, Recording, Requests, Side, State, Step};
+
+/// One migration: its source, its destination, or both.
+#[derive(Debug)]
+pub(super) struct BothSides<'a> {
+    /// The newest first. Engines that were resumed have recordings of their own.
+    recordings: Vec<&'a Recording>,
+}
+
+/// Recordings by migration, in the order of their first recordings.
+pub(super) fn group(recordings: &[Recording]) -> Vec<BothSides<'_>> {
+    let mut groups: Vec<BothSides<'_>> = Vec::new();
+    for recording in recordings {
+        let id = &recording.migration.id;
+        match groups.iter_mut().find(|group| group.id() == id) {
+            Some(group) => group.recordings.push(recording),
+            None => groups.push(BothSides {
+                recordings: vec![recording],
+            }),
+        }
+    }
+    for group in &mut groups {
+        let began = |recording: &&Recording| recording.migration.started_unix_ms;
+        group
+            .recordings
+            .sort_by_key(|recording| std::cmp::Reverse(began(recording)));
+    }
+    groups
+}
+
+impl<'a> BothSides<'a> {
+    /// All recordings, the newest first.
+    pub(super) fn all(&self) -> &[&'a Recording] {
+        &self.recordings
+    }
+
+    /// The newest recording of a side.
+    pub(super) fn side(&self, side: Side) -> Option<&'a Recording> {
+        let mut recordings = self.recordings.iter();
+        recordings
+            .find(|recording| recording.migration.side == side)
+            .copied()
+    }
+
+    /// The recording that has most to say in general: the source's.
+    fn main(&self) -> Option<&'a Recording> {
+        self.side(Side::Source)
+            .or_else(|| self.side(Side::Destination))
+    }
+
+    /// What is moved, as the source says if it is known.
+    pub(super) fn migration(&self) -> Option<&'a Migration> {
+        self.main().map(|recording| &recording.migration)
+    }
+
+    pub(super) fn id(&self) -> &str {
+        let first = self.recordings.first();
+        first.map_or("", |recording| recording.migration.id.as_str())
+    }
+
+    /// The last state of a side, or of the other one if that side is not known.
+    pub(super) fn state(&self, side: Side) -> Option<&'a State> {
+        let recording = self.side(side).or_else(|| self.main());
+        recording.and_then(|recording| recording.state.as_ref())
+    }
+
+    /// How long the guest was paused, in ms.
+    pub(super) fn downtime_ms(&self) -> Option<f64> {
+        let of = |recording: &Recording| {
+            let account = recording.end.as_ref().and_then(|end| end.account.as_ref());
+            let measured = account.and_then(|account| account.get("downtime_ms")?.as_f64());
+            measured.or(recording.state.as_ref()?.downtime_ms)
+        };
+        let sides = [Side::Source, Side::Destination];
+        sides.into_iter().find_map(|side| of(self.side(side)?))
+    }
+
+    /// The latency of page requests, if there were any.
+    pub(super) fn requests(&self) -> Option<&'a Requests> {
+        let requests = &self.state(Side::Destination)?.requests;
+        (requests.count > 0).then_some(requests)
+    }
+
+    /// Times without links.
+    pub(super) fn outages(&self) -> &'a [Outage] {
+        let destination = self.state(Side::Destination);
+        destination.map_or(&[], |state| &state.outages)
+    }
+
+    /// The steps of the switchover at a side.
+    pub(super) fn switchover(&self, side: Side) -> &'a [Step] {
+        let state = self
+            .side(side)
+            .and_then(|recording| recording.state.as_ref());
+        state.map_or(&[], |state| &state.switchover)
+    }
+
+    /// How it ended: the side that is worse off.
+    pub(super) fn end(&self) -> Option<&'a End> {
+        let sides = [Side::Source, Side::Destination];
+        let ends = sides
+            .into_iter()
+            .filter_map(|side| self.side(side)?.end.as_ref());
+        // Of equal ones the source's.
+        ends.rev().max_by_key(|end| end.exit_status)
+    }
+
+    /// When the last thing happened: ms since the migration began.
+    pub(super) fn total_ms(&self) -> u64 {
+        self.main().map_or(0, last_ms)
+    }
+}
+
+/// When the last thing of a recording happened.
+pub(super) fn last_ms(recording: &Recording) -> u64 {
+    let end = recording.end.as_ref().map_or(0, |end| end.at_ms);
+    let state = recording.state.as_ref().map_or(0, |state| state.at_ms);
+    let sample = recording.samples.last().map_or(0, |sample| sample.at_ms);
+    end.max(state).max(sample)
+}
+
+/// What an exit status means (`docs/json.md`).
+pub(super) fn outcome(end: Option<&End>) -> &'static str {
+    match end.map(|end| end.exit_status) {
+        None => "in progress, or its engine was killed",
+        Some(0) => "moved",
+        Some(1) => "stays at the source",
+        Some(2) => "not begun",
+        Some(3) => "handed over, not complete",
+        Some(4) => "guest lost",
+        Some(_) => "ended",
+    }
+}

@@ -1,0 +1,255 @@
+//! The summary: a table with one column for each migration, and bars that compare several.
+
+use std::fmt::Write;
+
+use hikkoshi_status::{Pages, Requests, Side};
+
+use super::both_sides::{BothSides, outcome};
+use super::format::{NONE, bytes, clock, count, duration, duration_of, micros};
+use super::markup::{Column, Table, escape, panel, text};
+
+/// Widths of the bars' pictures, in units of their own.
+const WIDTH: f64 = 600.0;
+const NAMES: f64 = 190.0;
+const VALUES: f64 = 90.0;
+const ROW: f64 = 20.0;
+
+/// The summary of all migrations: for one, tables beside each other; for several one with a column
+/// for each, and bars.
+pub(super) fn summary(migrations: &[BothSides<'_>]) -> String {
+    let parts = [
+        ("Result", result(migrations)),
+        ("Time and data", time_and_data(migrations)),
+        ("Pages and page requests", pages_and_requests(migrations)),
+    ];
+    if let [_] = migrations {
+        let tables = parts.map(|(caption, rows)| table(caption, &[text(""), text("")], &rows));
+        let tables = tables.concat();
+        return panel(
+            "Summary",
+            &format!("<div class=\"summary-tables\">{tables}</div>"),
+        );
+    }
+    let mut columns: Vec<Column> = vec![text("")];
+    let names = migrations.iter().enumerate();
+    columns.extend(names.map(|(index, migration)| text(&name(index, migration))));
+    let rows = parts.map(|(_, rows)| rows).concat();
+    let table = table("Migrations", &columns, &rows);
+    let charts = charts(migrations).concat();
+    let html = format!(
+        "<div class=\"summary-table\">{table}</div><div class=\"comparison\">{charts}</div>"
+    );
+    panel("Comparison", &html)
+}
+
+fn table(caption: &str, columns: &[Column], rows: &[Vec<String>]) -> String {
+    let mut table = Table::new(caption, columns);
+    for row in rows {
+        table.row(row);
+    }
+    table.finish()
+}
+
+/// `2. web, hybrid`: what a column is called.
+pub(super) fn name(index: usize, migration: &BothSides<'_>) -> String {
+    let (guest, mode) = migration
+        .migration()
+        .map_or(("", ""), |migration| (&*migration.guest, &*migration.mode));
+    format!("{}. {guest}, {mode}", index + 1)
+}
+
+/// Rows of a table with a column for each migration.
+struct Rows<'m> {
+    migrations: &'m [BothSides<'m>],
+    rows: Vec<Vec<String>>,
+}
+
+impl<'m> Rows<'m> {
+    fn of(migrations: &'m [BothSides<'m>]) -> Self {
+        Self {
+            migrations,
+            rows: Vec::new(),
+        }
+    }
+
+    /// Adds a row, unless no migration has a value for it.
+    fn add(&mut self, name: &str, value: impl Fn(&BothSides<'_>) -> Option<String>) {
+        let values: Vec<_> = self.migrations.iter().map(value).collect();
+        if values.iter().any(Option::is_some) {
+            let values = values
+                .into_iter()
+                .map(|value| value.unwrap_or_else(|| NONE.into()));
+            let mut row = vec![name.to_owned()];
+            row.extend(values);
+            self.rows.push(row);
+        }
+    }
+}
+
+fn result(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
+    let mut rows = Rows::of(migrations);
+    rows.add("Result", |m| Some(outcome(m.end()).to_owned()));
+    rows.add("What happened", |m| Some(m.end()?.message.clone()));
+    rows.add("What to do next", |m| m.end()?.next.clone());
+    rows.add("From", |m| Some(host(m, Side::Source)));
+    rows.add("To", |m| Some(host(m, Side::Destination)));
+    rows.add("Mode", |m| Some(m.migration()?.mode.clone()));
+    rows.add("Outages", |m| Some(outages(m)));
+    rows.rows
+}
+
+fn time_and_data(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
+    let mut rows = Rows::of(migrations);
+    rows.add("Began", |m| Some(clock(m.migration()?.started_unix_ms)));
+    rows.add("Total time", |m| Some(duration_of(m.total_ms())));
+    rows.add("Guest paused for", |m| Some(duration(m.downtime_ms()?)));
+    rows.add("Limit of the downtime", |m| {
+        Some(duration_of(m.migration()?.max_downtime_ms?))
+    });
+    rows.add("Guest memory", |m| {
+        let memory = &m.migration()?.memory;
+        Some(bytes(memory.pages.saturating_mul(memory.page_bytes)))
+    });
+    rows.add("Bytes sent", |m| Some(bytes(sent(m)?)));
+    rows.add("Rounds of pre-copy", |m| {
+        let rounds = &m.state(Side::Source)?.rounds;
+        Some(count(u64::from(rounds.last()?.round)))
+    });
+    rows.rows
+}
+
+fn pages_and_requests(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
+    let mut rows = Rows::of(migrations);
+    let mut pages = |name: &str, pages: fn(&Pages) -> u64| {
+        rows.add(name, |m| Some(count(pages(&m.state(Side::Source)?.pages))));
+    };
+    pages("Pages sent in pre-copy", |pages| pages.precopy);
+    pages("… again, because the guest had written to them", |pages| {
+        pages.again
+    });
+    pages("Pages sent as zero", |pages| pages.zero);
+    pages("Urgent pages", |pages| pages.urgent);
+    pages("Background pages", |pages| pages.background);
+    rows.add("Page requests", |m| Some(count(m.requests()?.count)));
+    let mut latency = |name: &str, value: fn(&Requests) -> f64| {
+        rows.add(name, |m| Some(micros(value(m.requests()?))));
+    };
+    latency("Latency of page requests: mean", |requests| {
+        requests.mean_us
+    });
+    latency("… median", |requests| requests.p50_us);
+    latency("… 99th percentile", |requests| requests.p99_us);
+    latency("… slowest", |requests| requests.max_us);
+    rows.rows
+}
+
+fn host(migration: &BothSides<'_>, side: Side) -> String {
+    match (migration.side(side), migration.migration()) {
+        (Some(recording), _) => recording.migration.host.clone(),
+        (None, Some(other)) => other.peer.clone(),
+        (None, None) => NONE.to_owned(),
+    }
+}
+
+fn sent(migration: &BothSides<'_>) -> Option<u64> {
+    let bytes = &migration.state(Side::Source)?.bytes;
+    let all = [
+        bytes.precopy,
+        bytes.urgent,
+        bytes.background,
+        bytes.device_state,
+    ];
+    Some(all.into_iter().fold(0, u64::saturating_add))
+}
+
+fn outages(migration: &BothSides<'_>) -> String {
+    let outages = migration.outages();
+    let end = migration.total_ms();
+    let total: u64 = outages
+        .iter()
+        .map(|outage| outage.to_ms.unwrap_or(end).saturating_sub(outage.from_ms))
+        .fold(0, u64::saturating_add);
+    match outages.len() {
+        0 => "none".to_owned(),
+        number => format!("{number}, {} in total", duration_of(total)),
+    }
+}
+
+/// Bars of what several migrations differ in.
+#[allow(clippy::cast_precision_loss)] // Lengths of bars.
+fn charts(migrations: &[BothSides<'_>]) -> Vec<String> {
+    let names: Vec<_> = migrations
+        .iter()
+        .enumerate()
+        .map(|(index, migration)| name(index, migration))
+        .collect();
+    let chart = |title: &str, values: Vec<Option<f64>>, shown: &dyn Fn(f64) -> String| {
+        bars(title, &names, &values, shown)
+    };
+    let of = |value: &dyn Fn(&BothSides<'_>) -> Option<f64>| migrations.iter().map(value).collect();
+    vec![
+        chart("Total time", of(&|m| Some(m.total_ms() as f64)), &duration),
+        chart("Guest paused for", of(&|m| m.downtime_ms()), &duration),
+        chart("Bytes sent", of(&|m| Some(sent(m)? as f64)), &bytes_of),
+        chart(
+            "99th percentile of the latency of page requests",
+            of(&|m| Some(m.requests()?.p99_us)),
+            &micros,
+        ),
+    ]
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Was a u64.
+fn bytes_of(value: f64) -> String {
+    bytes(value as u64)
+}
+
+/// A picture with one bar for each name. Lengths are attributes: a style would need an exception in
+/// the policy.
+#[allow(clippy::cast_precision_loss)] // Few rows.
+fn bars(
+    title: &str,
+    names: &[String],
+    values: &[Option<f64>],
+    shown: &dyn Fn(f64) -> String,
+) -> String {
+    let most = values
+        .iter()
+        .flatten()
+        .fold(0.0, |most: f64, value| most.max(*value));
+    let height = ROW * names.len() as f64;
+    let mut html = format!(
+        "<figure><figcaption>{0}</figcaption><svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" \
+         aria-label=\"{0}: the numbers are in the table\">",
+        escape(title)
+    );
+    for (index, (name, value)) in names.iter().zip(values).enumerate() {
+        let top = ROW * index as f64;
+        let length = match value {
+            Some(value) if most > 0.0 => value / most * (WIDTH - NAMES - VALUES),
+            _ => 0.0,
+        };
+        let text = value.map_or(NONE.to_owned(), shown);
+        let (middle, left) = (top + 14.0, NAMES + length + 5.0);
+        let _ = write!(
+            html,
+            "<text x=\"{}\" y=\"{middle}\" class=\"name\">{}</text>\
+             <rect x=\"{NAMES}\" y=\"{}\" width=\"{length:.1}\" height=\"12\"/>\
+             <text x=\"{left:.1}\" y=\"{middle}\">{}</text>",
+            NAMES - 8.0,
+            escape(&short(name)),
+            top + 4.0,
+            escape(&text)
+        );
+    }
+    html.push_str("</svg></figure>");
+    html
+}
+
+/// A name that fits beside the bars.
+fn short(name: &str) -> String {
+    match name.char_indices().nth(27) {
+        Some((end, _)) => format!("{}…", name.get(..end).unwrap_or_default()),
+        None => name.to_owned(),
+    }
+}

@@ -1,0 +1,95 @@
+// The list of migrations.
+"use strict";
+
+hikkoshi.List = (() => {
+  const { el, setText, setAttribute } = hikkoshi.dom;
+  const { format } = hikkoshi;
+
+  /** The most migrations in the list: the newest. */
+  const MOST = 200;
+
+  class Item {
+    constructor(id) {
+      this.mark = el("span", { class: "mark", "aria-hidden": "true" });
+      this.guest = el("span", { class: "guest" });
+      this.text = el("span", { class: "text" });
+      this.progress = hikkoshi.dom.bar("running");
+      this.link = el("a", { href: `#${encodeURIComponent(id)}` }, this.mark, this.guest, this.text, this.progress.element);
+      this.element = el("li", {}, this.link);
+    }
+
+    update(migration, chosen) {
+      const { outcome, running } = migration;
+      const { mode } = migration.main.data.migration;
+      const state = migration.leading.data.state;
+      setText(this.mark, outcome.symbol);
+      setText(this.guest, migration.guest);
+      const sides = migration.sides.map((side) => side.data.migration.side).join(" and ");
+      const what = running ? migration.phase : outcome.text;
+      setText(this.text, `${what} · ${mode} · ${sides} · ${format.clock(migration.began)}`);
+      setAttribute(this.link, "class", outcome.kind);
+      setAttribute(this.link, "aria-current", chosen ? "true" : null);
+      this.progress.element.toggleAttribute("hidden", !running);
+      if (running && state) this.progress.set(state.done_pages / Math.max(state.total_pages, 1));
+    }
+  }
+
+  class List {
+    constructor() {
+      this.items = new Map();
+      this.running = el("ul");
+      this.ended = el("ul");
+      this.runningHeading = el("h2");
+      this.endedHeading = el("h2");
+      this.element = el("nav", { "aria-label": "Migrations" },
+        this.runningHeading, this.running, this.endedHeading, this.ended);
+      this.element.addEventListener("keydown", (event) => this.key(event));
+    }
+
+    /** Arrow keys move between the links; Enter follows one, as everywhere. */
+    key(event) {
+      const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+      if (!step) return;
+      const links = [...this.element.querySelectorAll("a")];
+      const next = links[links.indexOf(document.activeElement) + step];
+      if (next) {
+        next.focus();
+        event.preventDefault();
+      }
+    }
+
+    update(migrations, chosen) {
+      const newest = migrations.slice(0, MOST);
+      for (const [id, item] of this.items) {
+        if (!newest.some((migration) => migration.id === id)) {
+          item.element.remove();
+          this.items.delete(id);
+        }
+      }
+      const running = newest.filter((migration) => migration.running);
+      const ended = newest.filter((migration) => !migration.running);
+      setText(this.runningHeading, `In progress (${running.length})`);
+      setText(this.endedHeading, `Ended (${ended.length})`);
+      this.show(this.running, running, chosen);
+      this.show(this.ended, ended, chosen);
+    }
+
+    show(list, migrations, chosen) {
+      migrations.forEach((migration, index) => {
+        let item = this.items.get(migration.id);
+        if (!item) {
+          item = new Item(migration.id);
+          this.items.set(migration.id, item);
+        }
+        item.update(migration, migration.id === chosen);
+        if (list.children[index] !== item.element) {
+          const focused = item.link === document.activeElement;
+          list.insertBefore(item.element, list.children[index] ?? null);
+          if (focused) item.link.focus();
+        }
+      });
+    }
+  }
+
+  return List;
+})();

@@ -1,0 +1,136 @@
+// The live page: applies the server's events, and draws at most ten times a second.
+"use strict";
+
+hikkoshi.live = (() => {
+  const { el, setText, setAttribute } = hikkoshi.dom;
+  const { Recording } = hikkoshi.recording;
+
+  /** The least time between two updates, in ms: 10 Hz, less the inaccuracy of frames. */
+  const DISTANCE = 92;
+
+  class Page {
+    constructor() {
+      this.recordings = new Map();
+      this.migrations = [];
+      this.changed = true;
+      this.drawn = -Infinity;
+      this.list = new hikkoshi.List();
+      this.sections = new hikkoshi.Sections();
+      this.connection = document.getElementById("connection");
+      this.empty = document.getElementById("empty");
+      this.reports = document.getElementById("reports");
+      document.getElementById("list").append(this.list.element);
+      document.getElementById("main").append(this.sections.element);
+      this.sections.element.hidden = true;
+      addEventListener("hashchange", () => {
+        this.changed = true;
+        this.drawn = -Infinity;
+        this.focus = true;
+      });
+      this.listen();
+      const frame = (now) => {
+        if (this.changed && now - this.drawn >= DISTANCE) this.draw(now);
+        requestAnimationFrame(frame);
+      };
+      requestAnimationFrame(frame);
+    }
+
+    listen() {
+      const events = new EventSource("events");
+      const on = (kind, handle) =>
+        events.addEventListener(kind, (event) => {
+          handle(JSON.parse(event.data));
+          this.changed = true;
+        });
+      // After a reconnection the server sends everything again; what it does not send is gone.
+      events.addEventListener("open", () => {
+        this.recordings.clear();
+        this.regroup = true;
+        this.connected("on", "Connected");
+      });
+      events.addEventListener("error", () => {
+        const closed = events.readyState === EventSource.CLOSED;
+        this.connected("off", closed
+          ? "The connection was refused. Reload the page."
+          : "Connection lost: what is shown is old. Trying again.");
+        if (closed) setTimeout(() => this.listen(), 2000);
+      });
+      on("status", ({ name, record }) => this.status(name, record));
+      on("lost", ({ name, text }) => {
+        const recording = this.recordings.get(name);
+        if (recording) recording.lost = text;
+      });
+      on("gone", ({ name }) => {
+        this.recordings.delete(name);
+        this.regroup = true;
+      });
+    }
+
+    status(name, record) {
+      const recording = this.recordings.get(name);
+      if (recording) {
+        recording.apply(record);
+        this.regroup ||= Boolean(record.recording);
+      } else if (record.recording) {
+        this.recordings.set(name, new Recording(name, record.recording));
+        this.regroup = true;
+      }
+    }
+
+    connected(state, text) {
+      setAttribute(this.connection, "class", state);
+      setText(this.connection, text);
+      this.changed = true;
+    }
+
+    draw(now) {
+      this.changed = false;
+      this.drawn = now;
+      if (this.regroup) {
+        this.regroup = false;
+        this.migrations = hikkoshi.migration.group([...this.recordings.values()]);
+      }
+      this.migrations.sort((a, b) => b.running - a.running || b.began - a.began);
+      const chosen = this.chosen();
+      this.list.update(this.migrations, chosen?.id);
+      this.empty.hidden = this.migrations.length > 0;
+      this.sections.element.hidden = !chosen;
+      if (chosen) {
+        this.sections.update(chosen);
+        this.showReports(chosen);
+        const running = this.migrations.filter((migration) => migration.running).length;
+        document.title = running > 0 ? `(${running}) hikkoshi: ${chosen.guest}` : `hikkoshi: ${chosen.guest}`;
+      }
+      this.reports.hidden = !chosen;
+      if (this.focus) {
+        this.focus = false;
+        this.sections.summary.title.focus({ preventScroll: true });
+      }
+    }
+
+    /** The migration that the address names, or the first one. */
+    chosen() {
+      let id = "";
+      try {
+        id = decodeURIComponent(location.hash.slice(1));
+      } catch {
+        // Not an address that this page made.
+      }
+      const named = this.migrations.find((migration) => migration.id === id);
+      // The first one stays chosen when another one begins.
+      const shown = named ?? this.migrations.find((migration) => migration.id === this.first) ?? this.migrations[0];
+      if (!named) this.first = shown?.id;
+      return shown;
+    }
+
+    showReports(migration) {
+      const names = migration.recordings.map((recording) => recording.name).join("/");
+      if (names === this.reported) return;
+      this.reported = names;
+      this.reports.replaceChildren(...migration.recordings.map(({ name, data }) =>
+        el("a", { href: `report/${encodeURIComponent(name)}.html`, text: `Report of the ${data.migration.side}` })));
+    }
+  }
+
+  return new Page();
+})();

@@ -1,0 +1,178 @@
+// What has happened to the pages of a cell of the map.
+"use strict";
+
+hikkoshi.memory = (() => {
+  /**
+   * The states of a page, in the order in which a cell shows them, from the bottom. A page is in
+   * exactly one. Names differ by side, as the map's fields do.
+   */
+  const STATES = [
+    { id: "requested", source: "Sent by request", destination: "Received by request" },
+    { id: "background", source: "Sent in the background", destination: "Received in the background" },
+    { id: "sent", source: "Sent in pre-copy, clean since", destination: "Received in pre-copy" },
+    { id: "dirty", source: "Sent, and dirty again", destination: "Sent, and dirty again" },
+    { id: "waiting", source: "Requested, no answer yet", destination: "Requested, no answer yet" },
+    { id: "missing", source: "Missing: not sent yet", destination: "Missing: not received yet" },
+    { id: "unsent", source: "Clean or not sent", destination: "Not received" },
+  ];
+
+  /** A hot cell is dirtied so much more than the mean cell, as for `hikkoshi dirty-rate`. */
+  const HOT = 4;
+
+  /** A hot cell has at least this part of all that is dirtied. */
+  const HOT_SHARE = 0.01;
+
+  /** A row of the gutter's blocks is at least this part of a row of cells. */
+  const LABELLED = 0.25;
+
+  /** Cells, blocks and addresses of a guest's memory. */
+  class Layout {
+    constructor(memory) {
+      this.memory = memory;
+      this.cellPages = Math.max(memory.cell_pages, 1);
+      this.cells = Math.min(Math.ceil(memory.pages / this.cellPages), 4096);
+    }
+
+    /** The pages of a cell: the last one may be smaller. */
+    pages(cell) {
+      return Math.min(this.cellPages, this.memory.pages - cell * this.cellPages);
+    }
+
+    /** The block that has most of a cell's pages. */
+    block(cell) {
+      const first = cell * this.cellPages;
+      const end = first + this.pages(cell);
+      let best = null;
+      let most = 0;
+      for (const block of this.memory.blocks) {
+        const part = Math.min(end, block.first_page + block.pages) - Math.max(first, block.first_page);
+        if (part > most) [best, most] = [block, part];
+      }
+      return best;
+    }
+
+    /** Names of all blocks that have pages of a cell. */
+    blocksIn(cell) {
+      const first = cell * this.cellPages;
+      const end = first + this.pages(cell);
+      return this.memory.blocks.filter(
+        (block) => block.first_page < end && block.first_page + block.pages > first,
+      );
+    }
+
+    /** `pc.ram + 64 MiB to 68 MiB`. */
+    name(cell) {
+      const { bytes, plural } = hikkoshi.format;
+      const inside = this.blocksIn(cell);
+      if (inside.length > 1) {
+        const names = inside.slice(0, 3).map((block) => block.id).join(", ");
+        return inside.length > 3 ? `${names} and ${plural(inside.length - 3, "other block")}` : names;
+      }
+      const [block] = inside;
+      if (!block) return `from ${bytes(cell * this.cellPages * this.memory.page_bytes)}`;
+      const first = Math.max(cell * this.cellPages - block.first_page, 0);
+      const end = Math.min(cell * this.cellPages + this.pages(cell) - block.first_page, block.pages);
+      const size = this.memory.page_bytes;
+      return `${block.id} + ${bytes(first * size)} to ${bytes(end * size)}`;
+    }
+
+    /**
+     * Groups of cells that are drawn together: a block, or neighbouring blocks that are too small
+     * to have rows of their own with so many columns.
+     */
+    groups(columns) {
+      const groups = [];
+      const least = Math.max(columns * LABELLED, 1);
+      let first = 0;
+      while (first < this.cells) {
+        const block = this.block(first);
+        let end = first + 1;
+        while (end < this.cells && this.block(end) === block) end += 1;
+        const small = end - first < least;
+        const last = groups.at(-1);
+        if (small && last?.small) {
+          last.end = end;
+          last.blocks.push(block);
+        } else {
+          groups.push({ first, end, small, blocks: [block] });
+        }
+        first = end;
+      }
+      const named = new Set(groups.flatMap(({ blocks }) => blocks));
+      groups.forEach((group) => (group.name = this.groupName(group, named)));
+      return groups;
+    }
+
+    /** Its blocks, and those that share cells with them and are `named` nowhere. */
+    groupName({ first, end, blocks }, named) {
+      const names = blocks.filter((block) => block !== null).map((block) => block.id);
+      const shared = new Set();
+      for (let cell = Math.max(first, end - 2); cell < end; cell += 1) {
+        this.blocksIn(cell).forEach((block) => named.has(block) || shared.add(block.id));
+      }
+      const [one, ...others] = [...names, ...shared];
+      if (!one) return "memory";
+      return others.length === 0 ? one : `${one} and ${hikkoshi.format.plural(others.length, "other block")}`;
+    }
+  }
+
+  /** The pages of one cell by state (the order of `STATES`), from the numbers of a map. */
+  const cellPages = (map, cell, pages, postcopy) => {
+    const at = (list) => Math.max(list[cell] ?? 0, 0);
+    let left = pages;
+    const take = (count) => {
+      const taken = Math.min(count, left);
+      left -= taken;
+      return taken;
+    };
+    const missing = take(at(map.missing));
+    const waiting = Math.min(at(map.waiting), missing);
+    const requested = take(at(map.by_request));
+    const background = take(at(map.background));
+    const sent = take(at(map.sent));
+    const dirty = postcopy ? 0 : Math.min(at(map.dirty), sent);
+    return [requested, background, sent - dirty, dirty, waiting, missing - waiting, left];
+  };
+
+  const sum = (list) => list.reduce((total, value) => total + value, 0);
+
+  /** Whether a map has what only post-copy brings. */
+  const isPostcopy = (map) => [map.missing, map.by_request, map.background].some((list) => sum(list) > 0);
+
+  /** All cells of a map: pages by state, rates, and which are hot. */
+  const cells = (layout, map) => {
+    const postcopy = isPostcopy(map);
+    const rates = map.dirty_per_second;
+    const all = sum(rates);
+    const mean = all / Math.max(layout.cells, 1);
+    const list = [];
+    const totals = STATES.map(() => 0);
+    let hot = 0;
+    for (let cell = 0; cell < layout.cells; cell += 1) {
+      const pages = layout.pages(cell);
+      const states = cellPages(map, cell, pages, postcopy);
+      states.forEach((count, state) => (totals[state] += count));
+      const rate = rates[cell] ?? 0;
+      const isHot = rate > 0 && rate >= HOT * mean && rate >= HOT_SHARE * all;
+      hot += isHot ? 1 : 0;
+      list.push({ pages, states, rate, hot: isHot });
+    }
+    return { list, totals, hot, rate: all };
+  };
+
+  /** The cells that were dirtied most, by their highest rate in all maps: `[{cell, rate}]`. */
+  const hottest = (layout, maps, most) => {
+    const highest = new Map();
+    for (const map of maps) {
+      map.dirty_per_second.forEach((rate, cell) => {
+        if (rate > (highest.get(cell) ?? 0) && cell < layout.cells) highest.set(cell, rate);
+      });
+    }
+    return [...highest]
+      .map(([cell, rate]) => ({ cell, rate }))
+      .sort((a, b) => b.rate - a.rate || a.cell - b.cell)
+      .slice(0, most);
+  };
+
+  return { STATES, Layout, cells, hottest, sum };
+})();

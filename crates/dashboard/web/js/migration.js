@@ -1,0 +1,159 @@
+// One migration: the recordings of its source, its destination, or both.
+"use strict";
+
+hikkoshi.migration = (() => {
+  const PHASES = {
+    connecting: "Connecting",
+    precopy: "Pre-copy",
+    switchover: "Switchover",
+    postcopy: "Post-copy",
+  };
+
+  /** What the exit status means. `kind` is a class: `good`, `bad` or `warning`. */
+  const OUTCOMES = [
+    { kind: "good", symbol: "✓", text: "moved" },
+    { kind: "warning", symbol: "↩", text: "stays at the source" },
+    { kind: "warning", symbol: "–", text: "not begun" },
+    { kind: "warning", symbol: "‖", text: "handed over, not complete" },
+    { kind: "bad", symbol: "✕", text: "guest lost" },
+  ];
+  const SHUT_DOWN = { kind: "good", symbol: "✓", text: "shut down at the destination" };
+  const UNKNOWN = { kind: "bad", symbol: "?", text: "ended" };
+  const LOST = { kind: "bad", symbol: "?", text: "engine not reached" };
+  const RUNNING = { kind: "running", symbol: "▶", text: "running" };
+
+  const outcomeOf = (recording) => {
+    const { end } = recording.data;
+    if (end) {
+      return end.reason === "shut_down" ? SHUT_DOWN : (OUTCOMES[end.exit_status] ?? UNKNOWN);
+    }
+    return recording.lost === null ? RUNNING : LOST;
+  };
+
+  const newestFirst = (a, b) =>
+    b.data.migration.started_unix_ms - a.data.migration.started_unix_ms;
+
+  class Migration {
+    constructor(id) {
+      this.id = id;
+      this.recordings = [];
+    }
+
+    add(recording) {
+      this.recordings.push(recording);
+      this.recordings.sort(newestFirst);
+    }
+
+    remove(recording) {
+      this.recordings = this.recordings.filter((other) => other !== recording);
+    }
+
+    /** The newest recording of a side. Earlier ones are those of engines that were resumed. */
+    side(side) {
+      return this.recordings.find((recording) => recording.data.migration.side === side) ?? null;
+    }
+
+    get source() {
+      return this.side("source");
+    }
+
+    get destination() {
+      return this.side("destination");
+    }
+
+    /** The sides that are known here. */
+    get sides() {
+      return [this.source, this.destination].filter((side) => side !== null);
+    }
+
+    /** The recording that has most to say in general: the source's. */
+    get main() {
+      return this.source ?? this.destination;
+    }
+
+    get guest() {
+      return this.main.data.migration.guest;
+    }
+
+    /** When its first engine began, in ms since 1970. */
+    get began() {
+      return Math.min(...this.recordings.map((recording) => recording.data.migration.started_unix_ms));
+    }
+
+    get running() {
+      return this.sides.some((side) => outcomeOf(side) === RUNNING);
+    }
+
+    /** How it ended, or that it runs. The side that is worse off decides. */
+    get outcome() {
+      const outcomes = this.sides.map(outcomeOf);
+      const rank = ({ kind }) => ["running", "good", "warning", "bad"].indexOf(kind);
+      if (outcomes.includes(RUNNING)) return RUNNING;
+      return outcomes.reduce((worst, other) => (rank(other) > rank(worst) ? other : worst));
+    }
+
+    /** The recording whose state tells how far it is: in post-copy the destination's. */
+    get leading() {
+      const { source, destination } = this;
+      if (!source || !destination) return source ?? destination;
+      return destination.data.state?.phase === "postcopy" ? destination : source;
+    }
+
+    /** The present or last phase, for people. */
+    get phase() {
+      const state = this.leading.data.state;
+      if (!state) return "Beginning";
+      const round = state.phase === "precopy" && state.round > 0 ? `, round ${state.round}` : "";
+      return `${PHASES[state.phase] ?? state.phase}${round}`;
+    }
+
+    /** The state of a side, or of the other one if that side is not known here. */
+    stateOf(side) {
+      return (this.side(side) ?? this.main).data.state;
+    }
+
+    /**
+     * What has to be added to times of a recording, in ms, so that both sides have one time axis.
+     * The hosts' clocks say how much. If the times then have nothing in common, the clocks are
+     * wrong, and both sides are shown as if they had begun together.
+     */
+    offset(recording) {
+      const { main } = this;
+      const { side, started_unix_ms: began } = recording.data.migration;
+      const offset = began - main.data.migration.started_unix_ms;
+      if (side === main.data.migration.side) return offset;
+      const overlaps = offset < lastTime(main) && offset + lastTime(recording) > 0;
+      return overlaps ? offset : 0;
+    }
+
+    /** How long the guest was paused, in ms, or null: the source's account, which has all of it. */
+    get downtime() {
+      const measured = this.sides.map(
+        ({ data }) => data.end?.account?.downtime_ms ?? data.state?.downtime_ms ?? null,
+      );
+      return measured.find((downtime) => downtime !== null) ?? null;
+    }
+
+    /** The latency of page requests, which the destination measures. */
+    get requests() {
+      return this.stateOf("destination")?.requests ?? null;
+    }
+  }
+
+  /** The time of the last thing that a recording has. */
+  const lastTime = ({ data }) =>
+    Math.max(data.end?.at_ms ?? 0, data.state?.at_ms ?? 0, data.samples.at(-1)?.at_ms ?? 0);
+
+  /** Recordings by migration. */
+  const group = (recordings) => {
+    const migrations = new Map();
+    for (const recording of recordings) {
+      const { id } = recording.data.migration;
+      if (!migrations.has(id)) migrations.set(id, new Migration(id));
+      migrations.get(id).add(recording);
+    }
+    return [...migrations.values()];
+  };
+
+  return { Migration, PHASES, group, outcomeOf, lastTime };
+})();

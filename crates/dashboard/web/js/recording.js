@@ -1,0 +1,98 @@
+// A recording, and the records that are added to it. The fields are those of the crate
+// `hikkoshi-status`; its `Recorder` adds to a recording in the same way.
+"use strict";
+
+hikkoshi.recording = (() => {
+  /** The most samples, frames and notices, as in `Recorder`. */
+  const SAMPLES = 1200;
+  const FRAMES = 32;
+  const NOTICES = 200;
+
+  /** The distance of states, in ms. */
+  const TICK = 100;
+
+  /** A list of records that stay at equal distances: half of them goes when there are too many. */
+  const thin = (entries, most) =>
+    entries.length > most ? entries.filter((_, index) => index % 2 === 0) : entries;
+
+  /** Whether it is time for another entry after `entries`, at their distance. */
+  const due = (entries, atMs) => {
+    const last = entries.at(-1);
+    if (!last) return true;
+    const distance = entries.length > 1 ? last.at_ms - entries.at(-2).at_ms : TICK;
+    return atMs - last.at_ms >= distance - TICK / 2;
+  };
+
+  const totals = (state) => ({
+    at_ms: state.at_ms,
+    bytes: state.bytes.precopy + state.bytes.urgent + state.bytes.background,
+    requests: state.requests.count,
+    latency: state.requests.mean_us * state.requests.count,
+  });
+
+  /** The rates since the totals at `before`. */
+  const sample = (state, before) => {
+    const now = totals(state);
+    const seconds = Math.max(now.at_ms - before.at_ms, 0) / 1000;
+    const rate = (count) => (seconds > 0 ? Math.max(count, 0) / seconds : 0);
+    const answered = Math.max(now.requests - before.requests, 0);
+    return {
+      at_ms: state.at_ms,
+      phase: state.phase,
+      bytes_per_second: rate(now.bytes - before.bytes),
+      dirty_pages_per_second: state.dirty_pages_per_second,
+      missing_pages: state.missing_pages,
+      waiting_pages: state.waiting_pages,
+      requests_per_second: rate(answered),
+      latency_us: answered > 0 ? Math.max((now.latency - before.latency) / answered, 0) : null,
+    };
+  };
+
+  /** What is known about one migration on one side. */
+  class Recording {
+    constructor(name, data) {
+      this.name = name;
+      this.data = data;
+      this.lost = null;
+      this.sampled = null;
+    }
+
+    /** Adds a record: `{state}`, `{notice}`, `{end}` or `{recording}`, which replaces everything. */
+    apply(record) {
+      if (record.recording) {
+        this.data = record.recording;
+        this.lost = null;
+        this.sampled = null;
+      } else if (record.state) {
+        this.addState(record.state);
+      } else if (record.notice) {
+        this.data.notices.push(record.notice);
+        if (this.data.notices.length > NOTICES) this.data.notices.shift();
+      } else if (record.end) {
+        const last = this.data.state;
+        if (last && this.data.frames.at(-1)?.at_ms !== last.at_ms) {
+          this.data.frames.push({ at_ms: last.at_ms, map: last.map });
+        }
+        this.data.end = record.end;
+      }
+    }
+
+    addState(state) {
+      const { data } = this;
+      const none = { at_ms: 0, bytes: 0, requests: 0, latency: 0 };
+      this.sampled ??= data.state ? totals(data.state) : none;
+      if (due(data.samples, state.at_ms)) {
+        data.samples.push(sample(state, this.sampled));
+        data.samples = thin(data.samples, SAMPLES);
+        this.sampled = totals(state);
+      }
+      if (due(data.frames, state.at_ms)) {
+        data.frames.push({ at_ms: state.at_ms, map: state.map });
+        data.frames = thin(data.frames, FRAMES);
+      }
+      data.state = state;
+    }
+  }
+
+  return { Recording };
+})();

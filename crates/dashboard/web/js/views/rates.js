@@ -1,0 +1,162 @@
+// Rates over time.
+"use strict";
+
+hikkoshi.views.rates = (() => {
+  const { el, panel, fold, Table } = hikkoshi.dom;
+  const { format } = hikkoshi;
+  const { lines } = hikkoshi.chart;
+  const { lastTime } = hikkoshi.migration;
+
+  /** The most rows of the table. */
+  const ROWS = 60;
+
+  let keys = 0;
+
+  class Rates {
+    constructor() {
+      const { element } = panel("Rates over time", "rates");
+      this.element = element;
+      this.bands = [];
+      const common = { key: `rates-${(keys += 1)}`, bands: () => this.bands };
+      this.traffic = lines({
+        ...common,
+        label: "Bytes sent and dirtied per second over time",
+        height: 190,
+        format: format.rate,
+        steps: "binary",
+        series: [
+          { name: "sent", colour: "--line-a" },
+          { name: "dirtied", colour: "--line-b", dash: [7, 4] },
+        ],
+      });
+      this.missing = lines({
+        ...common,
+        label: "Missing pages over time",
+        height: 130,
+        format: format.count,
+        series: [{ name: "missing pages", colour: "--line-c" }],
+      });
+      this.requests = lines({
+        ...common,
+        label: "Page requests per second over time",
+        height: 130,
+        format: format.number,
+        series: [
+          { name: "page requests per second", colour: "--line-a" },
+          { name: "without an answer", colour: "--line-b", dash: [7, 4] },
+        ],
+      });
+      this.latency = lines({
+        ...common,
+        label: "Mean latency of page requests over time",
+        height: 130,
+        format: format.micros,
+        series: [{ name: "mean latency", colour: "--line-d" }],
+      });
+      this.table = new Table("Rates over time", [
+        { name: "time" },
+        { name: "phase" },
+        { name: "sent", number: true },
+        { name: "dirtied", number: true },
+        { name: "missing pages", number: true },
+        { name: "requests/s", number: true },
+        { name: "without answer", number: true },
+        { name: "mean latency", number: true },
+      ]);
+      this.fold = fold("Table of rates", this.table.element);
+      this.fold.addEventListener("toggle", () => this.shown && this.updateTable(this.shown));
+      const key = el("ul", { class: "band-key" },
+        el("li", {}, el("span", { class: "swatch band-paused" }), " guest paused"),
+        el("li", {}, el("span", { class: "swatch band-postcopy" }), " post-copy"),
+        el("li", {}, el("span", { class: "swatch band-outage" }), " links lost"));
+      this.postcopy = el("div", {}, this.missing.element, this.requests.element, this.latency.element);
+      element.append(this.traffic.element, this.postcopy, key, this.fold);
+    }
+
+    update(migration) {
+      this.shown = migration;
+      const rows = merged(migration);
+      this.element.hidden = rows.length === 0;
+      if (rows.length === 0) return;
+      this.bands = bands(migration);
+      const times = rows.map((row) => row.time);
+      const column = (name) => rows.map((row) => row[name]);
+      this.traffic.update([times, column("sent"), column("dirtied")]);
+      this.postcopy.hidden = rows.every((row) => row.missing === null && row.requests === 0);
+      if (!this.postcopy.hidden) {
+        this.missing.update([times, column("missing")]);
+        this.requests.update([times, column("requests"), column("waiting")]);
+        this.latency.update([times, column("latency")]);
+      }
+      if (this.fold.open) this.updateTable(migration);
+    }
+
+    updateTable(migration) {
+      const rows = merged(migration);
+      const every = Math.max(1, Math.ceil(rows.length / ROWS));
+      this.table.caption.textContent = every === 1
+        ? "Rates over time: all samples"
+        : `Rates over time: one of ${every} samples`;
+      this.table.update(rows.filter((_, index) => index % every === 0).map((row) => [
+        format.elapsed(row.time),
+        hikkoshi.migration.PHASES[row.phase] ?? row.phase,
+        format.rate(row.sent),
+        format.rate(row.dirtied),
+        format.count(row.missing),
+        format.number(row.requests),
+        format.count(row.waiting),
+        format.micros(row.latency),
+      ]));
+    }
+  }
+
+  /**
+   * The samples of both sides on the time axis of the source. What a side does not measure comes
+   * from the other one: its nearest earlier sample.
+   */
+  const merged = (migration) => {
+    const { main, destination } = migration;
+    const pageBytes = main.data.migration.memory.page_bytes;
+    const other = destination && destination !== main ? destination : null;
+    const offset = other ? migration.offset(other) : 0;
+    const others = other?.data.samples ?? [];
+    let next = 0;
+    return main.data.samples.map((sample) => {
+      while (next < others.length && others[next].at_ms + offset <= sample.at_ms) next += 1;
+      const measured = other ? others[next - 1] : sample;
+      const dirty = sample.dirty_pages_per_second;
+      return {
+        time: sample.at_ms,
+        phase: sample.phase,
+        sent: sample.bytes_per_second,
+        dirtied: dirty === null ? null : dirty * pageBytes,
+        missing: measured?.missing_pages ?? null,
+        requests: measured?.requests_per_second ?? 0,
+        waiting: measured?.waiting_pages ?? 0,
+        latency: measured?.latency_us ?? null,
+      };
+    });
+  };
+
+  /** Times to mark: paused, post-copy, outages. */
+  const bands = (migration) => {
+    const { main } = migration;
+    const { samples } = main.data;
+    const end = lastTime(main);
+    const list = [];
+    samples.forEach((sample, index) => {
+      const colour = { switchover: "--band-paused", postcopy: "--band-postcopy" }[sample.phase];
+      const to = samples[index + 1]?.at_ms ?? end;
+      const last = list.at(-1);
+      if (!colour) return;
+      if (last?.colour === colour && last.to === sample.at_ms) last.to = to;
+      else list.push({ from: sample.at_ms, to, colour });
+    });
+    for (const { from_ms: from, to_ms: to } of main.data.state?.outages ?? []) {
+      list.push({ from, to: to ?? end, colour: "--band-outage" });
+    }
+    return list;
+  };
+
+  return Rates;
+})();

@@ -1,0 +1,172 @@
+// How far a migration is, or how it ended.
+"use strict";
+
+hikkoshi.views.summary = (() => {
+  const { el, setText, setAttribute, fold, Table } = hikkoshi.dom;
+  const { format } = hikkoshi;
+  const { PHASES, outcomeOf, lastTime } = hikkoshi.migration;
+
+  const GUEST = {
+    source: "runs at the source",
+    paused: "paused",
+    destination: "runs at the destination",
+  };
+
+  class Summary {
+    constructor() {
+      this.title = el("h2", { tabindex: -1 });
+      this.route = el("p", { class: "route" });
+      // Only what changes seldom is announced: not the numbers.
+      this.phase = el("p", { class: "phase", role: "status", "aria-live": "polite" });
+      this.progress = el("progress", { max: 1, value: 0 });
+      this.progressText = el("span", { class: "progress-text" });
+      this.work = el("div", { class: "work" }, this.progress, this.progressText);
+      this.facts = el("dl", { class: "facts" });
+      this.shownFacts = new Map();
+      this.message = el("p");
+      this.next = el("p");
+      this.engines = el("div", { class: "engines" });
+      this.fold = fold("Engines", this.engines);
+      this.element = el("section", { class: "summary" }, this.title, this.route, this.phase,
+        this.message, this.next, this.work, this.facts, this.fold);
+    }
+
+    update(migration) {
+      const { main, leading, outcome } = migration;
+      const { migration: moved } = main.data;
+      const state = leading.data.state;
+      setText(this.title, migration.guest);
+      setText(this.route, route(migration));
+      const running = migration.running;
+      setText(this.phase, running ? phaseText(migration) : `${outcome.symbol} ${capital(outcome.text)}`);
+      setAttribute(this.phase, "class", `phase ${outcome.kind}`);
+      this.showEnd(migration);
+      this.work.hidden = !running || !state || state.total_pages === 0;
+      if (!this.work.hidden) this.showProgress(state);
+      this.showFacts(facts(migration, moved, state));
+      this.showEngines(migration.recordings);
+    }
+
+    /** What the side says that is worse off, as the outcome does. */
+    showEnd(migration) {
+      const { outcome, running } = migration;
+      const side = migration.sides.find((recording) => outcomeOf(recording) === outcome) ?? migration.main;
+      const message = running ? "" : (side.data.end?.message ?? side.lost ?? "");
+      const next = running ? "" : (side.data.end?.next ?? "");
+      setText(this.message, capital(message));
+      setText(this.next, next === "" ? "" : `Next: ${next}`);
+      this.message.hidden = message === "";
+      this.next.hidden = next === "";
+    }
+
+    showProgress(state) {
+      const done = Math.min(state.done_pages, state.total_pages);
+      const part = done / state.total_pages;
+      this.progress.value = part;
+      const what = state.phase === "precopy" ? `round ${state.round}` : (PHASES[state.phase] ?? state.phase).toLowerCase();
+      setAttribute(this.progress, "aria-label", `Pages of ${what}`);
+      setText(
+        this.progressText,
+        `${format.count(done)} of ${format.count(state.total_pages)} pages of ${what} (${format.share(part)})`,
+      );
+    }
+
+    /** A table with a column for each engine. */
+    showEngines(newestFirst) {
+      const of = (side) => newestFirst.filter(({ data }) => data.migration.side === side);
+      const recordings = [...of("source"), ...of("destination")];
+      const columns = recordings.map(({ data }) => data.migration.side);
+      if (columns.join() !== this.engineColumns) {
+        this.engineColumns = columns.join();
+        this.engineTable = new Table("Engines of this migration", [
+          { name: "" },
+          ...columns.map((side) => ({ name: side })),
+        ]);
+        this.engines.replaceChildren(this.engineTable.element);
+      }
+      const rows = ENGINE.map(([name, value]) => [name, ...recordings.map((recording) => value(recording) ?? "")]);
+      this.engineTable.update(rows.filter(([, ...values]) => values.some((value) => value !== "")));
+    }
+
+    showFacts(list) {
+      for (const [name, value] of list) {
+        if (!this.shownFacts.has(name)) {
+          const shown = { value: el("dd") };
+          shown.element = el("div", {}, el("dt", { text: name }), shown.value);
+          this.shownFacts.set(name, shown);
+          this.facts.append(shown.element);
+        }
+        const shown = this.shownFacts.get(name);
+        shown.element.hidden = value === null;
+        if (value !== null) setText(shown.value, value);
+      }
+    }
+  }
+
+  const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
+  const phaseText = (migration) => {
+    const state = migration.leading.data.state;
+    const lost = state && state.outages.some((outage) => outage.to_ms === null);
+    return lost ? `${migration.phase}: links lost, trying to connect again` : migration.phase;
+  };
+
+  const route = (migration) => {
+    const { source, destination, main } = migration;
+    const { mode, peer } = main.data.migration;
+    const from = source ? source.data.migration.host : peer;
+    const to = destination ? destination.data.migration.host : peer;
+    return `${from} → ${to} · ${mode} · began ${format.clock(migration.began)} · migration ${migration.id}`;
+  };
+
+  /** Null: the fact says nothing now. */
+  const facts = (migration, moved, state) => {
+    if (!state) return [];
+    const { running } = migration;
+    const pageBytes = moved.memory.page_bytes;
+    const dirty = migration.stateOf("source").dirty_pages_per_second;
+    const missing = migration.stateOf("destination").missing_pages;
+    const { requests, downtime } = migration;
+    const bytes = migration.stateOf("source").bytes;
+    const total = bytes.precopy + bytes.urgent + bytes.background + bytes.device_state;
+    const limit = moved.max_downtime_ms === null ? "" : ` (limit ${format.duration(moved.max_downtime_ms)})`;
+    return [
+      ["Time left", running ? timeLeft(migration) : null],
+      ["Elapsed", running ? format.elapsed(state.at_ms) : null],
+      ["Total time", running ? null : format.duration(lastTime(migration.main))],
+      ["Guest", GUEST[state.guest_at] ?? state.guest_at],
+      ["Paused for", downtime === null ? null : `${format.duration(downtime)}${limit}`],
+      ["Sent", format.bytes(total)],
+      ["Rate", running ? format.rate(state.bytes_per_second) : null],
+      ["Dirtied", running && dirty !== null ? format.rate(dirty * pageBytes) : null],
+      ["Missing", missing === null ? null : `${format.plural(missing, "page")} (${format.bytes(missing * pageBytes)})`],
+      ["Page requests", requests && requests.count > 0
+        ? `${format.count(requests.count)}, median ${format.micros(requests.p50_us)}, p99 ${format.micros(requests.p99_us)}`
+        : null],
+    ];
+  };
+
+  const timeLeft = (migration) => {
+    const left = migration.sides.map(({ data }) => data.state?.time_left).find((value) => value);
+    return left ? format.timeLeft(left) : "not known, or pre-copy does not converge";
+  };
+
+  const result = (recording) => {
+    const { end } = recording.data;
+    const { symbol, text } = outcomeOf(recording);
+    return `${symbol} ${text}${end ? ` (status ${end.exit_status}, ${end.reason})` : ""}`;
+  };
+
+  /** What is said about an engine. */
+  const ENGINE = [
+    ["host", ({ data }) => data.migration.host],
+    ["process", ({ data }) => String(data.migration.pid)],
+    ["began", ({ data }) => `${format.clock(data.migration.started_unix_ms)}${data.migration.resumed ? ", resumed" : ""}`],
+    ["took", (recording) => format.duration(lastTime(recording))],
+    ["result", result],
+    ["message", ({ data, lost }) => data.end?.message ?? lost],
+    ["what to do next", ({ data }) => data.end?.next],
+  ];
+
+  return Summary;
+})();
