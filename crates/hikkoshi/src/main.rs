@@ -11,6 +11,7 @@
 //! | `commands` | the commands |
 //! | `journal` | what is stored for `--resume` |
 //! | `security` | how the links are protected: invitations, certificates |
+//! | `status` | a migration while it runs: shown, recorded, served on a socket |
 //! | `output` | standard output and standard error, exit status, log |
 //!
 //! `commands` uses all others. `security` and `journal` use `args` and `output`; these two use no
@@ -21,6 +22,7 @@ mod commands;
 mod journal;
 mod output;
 mod security;
+mod status;
 
 use args::requested_output::RequestedOutput;
 use args::{Args, Command};

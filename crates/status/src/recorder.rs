@@ -166,6 +166,11 @@ impl Recorder {
         &self.recording
     }
 
+    /// The recording, when nothing more is added.
+    pub fn into_recording(self) -> Recording {
+        self.recording
+    }
+
     /// Adds the present state. Called at equal distances.
     pub fn add(&mut self, state: State) {
         if self.samples.takes() {

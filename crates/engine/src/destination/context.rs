@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::destination::postcopy::installer::{Installer, SharedLatencies};
-use crate::report::{Counters, Observer, RequestLatencies, SwitchoverSteps, Tracker};
+use crate::destination::postcopy::installer::{Installer, ReceiverLatencies};
+use crate::report::{Counters, Live, MemoryMap, RequestLatencies, SwitchoverSteps, Tracker};
 use hikkoshi_memory::RamWriter;
 
 /// What the receivers share. Pages go into guest memory, and from the switchover on through the
@@ -13,24 +13,29 @@ pub(crate) struct ReceiveContext {
     /// `None` when all pages go through the installer.
     pub(crate) memory: Option<RamWriter>,
     pub(crate) installer: OnceLock<Arc<Installer>>,
+    /// What an observer reads; the next four are parts of it.
+    pub(crate) live: Arc<Live>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) tracker: Arc<Tracker>,
-    /// One for each receiver.
-    pub(crate) receiver_latencies: Mutex<Vec<Arc<SharedLatencies>>>,
+    pub(crate) map: Arc<MemoryMap>,
     /// The steps of the switchover so far.
-    pub(crate) steps: SwitchoverSteps,
+    pub(crate) steps: Arc<SwitchoverSteps>,
+    /// One for each receiver.
+    receivers: Mutex<Vec<Arc<ReceiverLatencies>>>,
 }
 
 impl ReceiveContext {
     /// Pages go to `memory` until there is an installer.
-    pub(crate) fn new(memory: Option<RamWriter>) -> Arc<Self> {
+    pub(crate) fn new(memory: Option<RamWriter>, live: Arc<Live>) -> Arc<Self> {
         Arc::new(Self {
             memory,
             installer: OnceLock::new(),
-            counters: Arc::default(),
-            tracker: Arc::default(),
-            receiver_latencies: Mutex::default(),
-            steps: SwitchoverSteps::default(),
+            counters: Arc::clone(&live.counters),
+            tracker: Arc::clone(&live.tracker),
+            map: Arc::clone(&live.map),
+            steps: Arc::clone(&live.steps),
+            live,
+            receivers: Mutex::default(),
         })
     }
 
@@ -44,27 +49,18 @@ impl ReceiveContext {
     /// All receivers' records, merged.
     pub(crate) fn latencies(&self) -> RequestLatencies {
         let mut all = RequestLatencies::default();
-        if let Ok(receivers) = self.receiver_latencies.lock() {
+        if let Ok(receivers) = self.receivers.lock() {
             for receiver in receivers.iter() {
-                if let Ok(latencies) = receiver.lock() {
-                    all.merge(&latencies);
-                }
+                receiver.merge_into(&mut all);
             }
         }
         all
     }
 
-    /// Reports to `observer` how many bytes have arrived.
-    pub(crate) fn report_progress(&self, observer: &dyn Observer) {
-        let bytes = self.counters.bytes();
-        let sum = bytes.precopy + bytes.urgent + bytes.background;
-        self.tracker.report(observer, sum);
-    }
-
     /// A record for one more receiver.
-    pub(crate) fn add_latencies(&self) -> Arc<SharedLatencies> {
-        let latencies = Arc::<SharedLatencies>::default();
-        if let Ok(mut receivers) = self.receiver_latencies.lock() {
+    pub(crate) fn add_latencies(&self) -> Arc<ReceiverLatencies> {
+        let latencies = Arc::new(ReceiverLatencies::new(&self.live.latencies));
+        if let Ok(mut receivers) = self.receivers.lock() {
             receivers.push(Arc::clone(&latencies));
         }
         latencies

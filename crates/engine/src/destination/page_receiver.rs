@@ -11,10 +11,10 @@ use hikkoshi_wire::{Frame, MAX_PAGES_PER_FRAME};
 use crate::destination::context::ReceiveContext;
 use crate::destination::error::DestinationFailure;
 use crate::destination::options::DestinationOptions;
-use crate::destination::postcopy::installer::{Installer, SharedLatencies};
+use crate::destination::postcopy::installer::{Installer, ReceiverLatencies};
 use crate::destination::session::{DestinationSessionEvent, Ends};
 use crate::panic_notifier::PanicNotifier;
-use crate::report::Counters;
+use crate::report::{Cell, Counters};
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter};
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_linux::{Priority, PriorityClass};
@@ -92,7 +92,7 @@ struct PageReceiver {
     acks: Option<LinkWriter>,
     acked: u64,
     buffer: Vec<u8>,
-    latencies: Arc<SharedLatencies>,
+    latencies: Arc<ReceiverLatencies>,
     events: SyncSender<DestinationSessionEvent>,
 }
 
@@ -247,5 +247,11 @@ impl PageReceiver {
         };
         Counters::add(total, bytes);
         self.context.tracker.done(range.len());
+        let cell = match (self.kind, self.context.installer.get().is_some()) {
+            (Kind::Urgent, _) => Cell::Urgent,
+            (Kind::Background, true) => Cell::Background,
+            (Kind::Background, false) => Cell::Copied,
+        };
+        self.context.map.add(cell, range);
     }
 }

@@ -153,7 +153,7 @@ fn accept(
                     .notice(&format!("a guest arrives from {peer}"));
                 return switchover::incoming_migration::run(
                     guest,
-                    offered,
+                    (offered, peer),
                     acceptor.incoming,
                     options,
                     watch,

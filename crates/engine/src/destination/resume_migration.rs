@@ -15,7 +15,7 @@ use crate::destination::options::DestinationOptions;
 use crate::destination::receive_control::ReceiveControl;
 use crate::destination::session::Channel;
 use crate::guest::DestinationGuest;
-use crate::report::Account;
+use crate::report::{Account, Live, LiveStart};
 use hikkoshi_handover::{
     DestinationEvent, DestinationRecord, DestinationStage, Outcome, RecordedDestination,
 };
@@ -41,12 +41,23 @@ pub(crate) fn resume(
     };
     let ram = guest.ram();
     let postcopy = record.postcopy;
+    let live = Arc::new(Live::new(LiveStart {
+        id: record.id,
+        stage: (&record).into(),
+        resumed: true,
+        mode: record.mode,
+        // It connects later.
+        peer: String::new(),
+        layout: ram.layout(),
+    }));
+    live.outages.begin();
+    watch.observer.begin(&live);
     let start = HandoverStart {
-        machine: RecordedDestination::new(record, Arc::clone(&watch.journal)),
+        machine: RecordedDestination::new(record, live.stages_from(&watch.journal)),
         // Its next connection says what it supports.
         capabilities: Capabilities::NONE,
         ram,
-        context: ReceiveContext::new(None),
+        context: ReceiveContext::new(None, live),
         postcopy: None,
         links: LinkState::Down(Channel::new()),
         source_paused: None,

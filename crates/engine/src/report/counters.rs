@@ -13,6 +13,8 @@ pub struct Counters {
     pub precopy: AtomicU64,
     /// See [`Pages::zero`].
     pub zero: AtomicU64,
+    /// Pages that were sent again in pre-copy, because the guest had written to them (source).
+    pub again: AtomicU64,
     /// See [`Account::stale_pages`](crate::report::Account::stale_pages).
     pub stale: AtomicU64,
     /// See [`Pages::urgent`].
@@ -85,6 +87,11 @@ impl Counters {
             total_ms: millis(&self.drain_total),
             max_ms: millis(&self.drain_max),
         })
+    }
+
+    /// Pages that were sent again in pre-copy.
+    pub fn again(&self) -> u64 {
+        self.again.load(Relaxed)
     }
 
     /// Stale pages.

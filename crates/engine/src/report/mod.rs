@@ -1,12 +1,13 @@
-//! What a migration does, in numbers: counters ([`Counters`], [`Latency`]), progress while it runs
-//! ([`Progress`]), and the account at the end ([`Account`]).
+//! What a migration does, in numbers: counters ([`Counters`], [`Latency`]), the state while it runs
+//! ([`Live`], [`Snapshot`]), and the account at the end ([`Account`]).
 
 mod account;
 mod asynchronous_faults;
 mod counters;
 mod faults;
 mod latency;
-mod progress;
+mod live;
+mod observer;
 mod stages;
 mod switchover;
 mod tracker;
@@ -16,8 +17,13 @@ pub use asynchronous_faults::AsynchronousFaults;
 pub use counters::Counters;
 pub use faults::{CollapseAccount, CollapseFailures, FaultKind, RequestStatistics, ThreadFaults};
 pub use latency::{Bucket, Latency, LatencySummary};
-pub use progress::{Observer, Phase, Progress, Silent};
+pub use live::{
+    Cell, CellCounts, GuestAt, LatencyCounters, Live, MAX_CELLS, MemoryMap, Outage, RoundAccount,
+    Snapshot, Stage,
+};
+pub(crate) use live::{LiveStart, MissingAndRequested};
+pub use observer::{Observer, Silent};
 pub use stages::{RequestLatencies, RequestTimeline, Stages};
 pub use switchover::SwitchoverStep;
 pub(crate) use switchover::SwitchoverSteps;
-pub use tracker::Tracker;
+pub use tracker::{Phase, Tracker};

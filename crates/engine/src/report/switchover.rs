@@ -1,7 +1,7 @@
 //! The steps of a switchover, with the time of each.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A step of the switchover that is done.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -21,15 +21,42 @@ pub(crate) struct SwitchoverSteps(Mutex<Steps>);
 struct Steps {
     zero: Option<Instant>,
     steps: Vec<SwitchoverStep>,
+    /// When the guest was paused at the source, and when it ran again, on either side.
+    paused: Option<Instant>,
+    resumed: Option<Instant>,
 }
 
 impl SwitchoverSteps {
-    /// Times count from `zero`.
+    /// Times count from `zero`, when the guest was paused.
     pub(crate) fn begin(&self, zero: Instant) {
+        self.begin_with(zero, zero);
+    }
+
+    /// Times count from `zero`. The guest was paused at `paused`.
+    pub(crate) fn begin_with(&self, zero: Instant, paused: Instant) {
         *self.lock() = Steps {
             zero: Some(zero),
-            steps: Vec::new(),
+            paused: Some(paused),
+            ..Steps::default()
         };
+    }
+
+    /// The guest runs again since `at`.
+    pub(crate) fn end(&self, at: Instant) {
+        self.lock().resumed.get_or_insert(at);
+    }
+
+    /// How long the guest has been paused, or was paused. `None`: it was not.
+    pub(crate) fn downtime(&self, now: Instant) -> Option<Duration> {
+        let recorded = self.lock();
+        let until = recorded.resumed.unwrap_or(now);
+        Some(until.saturating_duration_since(recorded.paused?))
+    }
+
+    /// Whether the guest is paused for the switchover.
+    pub(crate) fn is_paused(&self) -> bool {
+        let recorded = self.lock();
+        recorded.paused.is_some() && recorded.resumed.is_none()
     }
 
     /// `step` is done now.
@@ -60,7 +87,6 @@ impl SwitchoverSteps {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn steps_count_from_the_beginning() {

@@ -7,8 +7,9 @@ use hikkoshi_handover::{Journal, SourceRecord};
 use hikkoshi_link::UrgentActivity;
 use hikkoshi_linux::CancelFlag;
 use hikkoshi_memory::GuestRam;
+use hikkoshi_pages::PageRange;
 
-use crate::report::{Counters, Observer, SwitchoverSteps, Tracker};
+use crate::report::{Cell, Counters, Live, MemoryMap, Observer, SwitchoverSteps, Tracker};
 use crate::source::error::{SourceFailure, list_blocks};
 use crate::source::options::SourceOptions;
 use crate::source::private_blocks::may_be_lost;
@@ -18,7 +19,7 @@ use crate::source::private_blocks::may_be_lost;
 pub struct MigrateControl {
     /// Cancels the migration.
     pub cancel: CancelFlag,
-    /// Receives progress and notices.
+    /// Can read the state, and receives notices.
     pub observer: Arc<dyn Observer>,
     /// Stores the record. *Commit* is sent only after
     /// [`SourceStage::Committed`](hikkoshi_handover::SourceStage::Committed) is
@@ -38,15 +39,18 @@ impl fmt::Debug for MigrateControl {
 #[derive(Debug, Clone)]
 pub(crate) struct MigrationContext {
     pub(crate) ram: Arc<GuestRam>,
+    /// What an observer reads; the next four are parts of it.
+    pub(crate) live: Arc<Live>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) progress: Arc<Tracker>,
+    pub(crate) map: Arc<MemoryMap>,
+    /// The steps of the switchover so far.
+    pub(crate) steps: Arc<SwitchoverSteps>,
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) cancel: CancelFlag,
     pub(crate) options: SourceOptions,
     /// Set by the thread that answers requests. The background links yield to it.
     pub(crate) urgency: UrgentActivity,
-    /// The steps of the switchover so far.
-    pub(crate) steps: Arc<SwitchoverSteps>,
 }
 
 /// Guest memory that is private to the guest's process at the source, where post-copy may need it.
@@ -89,6 +93,12 @@ impl MigrationContext {
             bytes,
             blocks: names,
         })
+    }
+
+    /// Counts pages that pre-copy sends again, because the dirty log has reported them.
+    pub(crate) fn count_again(&self, run: PageRange) {
+        self.map.add(Cell::Dirty, run);
+        Counters::add(&self.counters.again, run.len());
     }
 
     /// Fails after the migration was cancelled.

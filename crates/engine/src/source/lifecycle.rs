@@ -5,15 +5,23 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use error_reporter::Report;
-use hikkoshi_handover::{Outcome, RecordedSource, SourceStage};
-use hikkoshi_link::UrgentActivity;
+use hikkoshi_handover::{Outcome, RecordedSource, SourceRecord, SourceStage};
+use hikkoshi_link::{Remote, UrgentActivity};
 
 use crate::guest::SourceGuest;
-use crate::report::{Account, GuestState, RequestStatistics};
+use crate::report::{Account, GuestState, Live, LiveStart, RequestStatistics};
 use crate::source::context::{MigrateControl, MigrationContext};
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover_driver::HandoverResult;
 use crate::source::options::SourceOptions;
+
+/// How a migration starts at the source.
+pub(crate) struct SourceStart<'a> {
+    pub(crate) record: SourceRecord,
+    pub(crate) remote: &'a Remote,
+    /// Another engine had begun it.
+    pub(crate) resumed: bool,
+}
 
 /// Runs `body` with a new context. Then releases the guest, or keeps it as it is
 /// for another engine, and returns the account.
@@ -21,7 +29,7 @@ pub(crate) fn with_context(
     guest: &mut dyn SourceGuest,
     options: &SourceOptions,
     watch: &MigrateControl,
-    mut machine: RecordedSource,
+    start: SourceStart<'_>,
     body: impl FnOnce(
         &MigrationContext,
         &mut dyn SourceGuest,
@@ -29,15 +37,28 @@ pub(crate) fn with_context(
     ) -> Result<MigrationResult, MigrateError>,
 ) -> Result<Account, MigrateError> {
     let observer = &watch.observer;
+    let ram = guest.ram();
+    let live = Arc::new(Live::new(LiveStart {
+        id: start.record.id,
+        stage: (&start.record).into(),
+        resumed: start.resumed,
+        mode: start.record.mode,
+        peer: start.remote.address.to_string(),
+        layout: ram.layout(),
+    }));
+    let mut machine = RecordedSource::new(start.record, live.stages_from(&watch.journal));
+    observer.begin(&live);
     let shared = MigrationContext {
-        ram: guest.ram(),
-        counters: Arc::default(),
-        progress: Arc::default(),
+        ram,
+        counters: Arc::clone(&live.counters),
+        progress: Arc::clone(&live.tracker),
+        map: Arc::clone(&live.map),
+        steps: Arc::clone(&live.steps),
+        live,
         observer: Arc::clone(observer),
         cancel: watch.cancel.clone(),
         options: options.clone(),
         urgency: UrgentActivity::new(),
-        steps: Arc::default(),
     };
     let begun = Instant::now();
     let result = body(&shared, guest, &mut machine);

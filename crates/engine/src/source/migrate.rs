@@ -17,7 +17,7 @@ use crate::source::context::{MigrateControl, MigrationContext};
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::guest_offer::GuestOffer;
 use crate::source::handover_driver::{ActiveLinks, HandoverDriver};
-use crate::source::lifecycle::{MigrationResult, with_context};
+use crate::source::lifecycle::{MigrationResult, SourceStart, with_context};
 use crate::source::notify_guest_kept;
 use crate::source::options::SourceOptions;
 use crate::source::precopy::Precopy;
@@ -58,8 +58,12 @@ pub fn migrate(
         memory.clear_sent();
     }
     record.and_then(|record| {
-        let machine = RecordedSource::new(record, Arc::clone(&watch.journal));
-        with_context(guest, options, watch, machine, |shared, guest, machine| {
+        let start = SourceStart {
+            record,
+            remote,
+            resumed: false,
+        };
+        with_context(guest, options, watch, start, |shared, guest, machine| {
             run(shared, guest, remote, machine)
         })
     })
@@ -119,6 +123,7 @@ fn run(
         Err(cause) => {
             let may_be_ready = session.may_be_ready;
             let (error, may_be_undelivered) = cancel(guest, &mut session, cause);
+            shared.steps.end(Instant::now());
             if may_be_ready && may_be_undelivered {
                 notify_guest_kept::send(remote, machine.record().id, &*shared.observer);
             }

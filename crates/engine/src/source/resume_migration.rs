@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use hikkoshi_handover::{Outcome, RecordedSource, SourceEvent, SourceRecord, SourceStage};
+use hikkoshi_handover::{Outcome, SourceEvent, SourceRecord, SourceStage};
 use hikkoshi_link::Remote;
 use hikkoshi_wire::Mode;
 
@@ -13,7 +13,7 @@ use crate::retry::RetryBudget;
 use crate::source::context::MigrateControl;
 use crate::source::error::MigrateError;
 use crate::source::handover_driver::HandoverDriver;
-use crate::source::lifecycle::{MigrationResult, with_context};
+use crate::source::lifecycle::{MigrationResult, SourceStart, with_context};
 use crate::source::options::SourceOptions;
 use crate::source::unsent::UnsentPages;
 
@@ -38,8 +38,12 @@ pub fn resume_migrate(
         mode: record.mode,
         ..options.clone()
     };
-    let machine = RecordedSource::new(record, Arc::clone(&watch.journal));
-    with_context(guest, &options, watch, machine, |shared, guest, machine| {
+    let start = SourceStart {
+        record,
+        remote,
+        resumed: true,
+    };
+    with_context(guest, &options, watch, start, |shared, guest, machine| {
         let outcome = match machine.stage() {
             SourceStage::Committed => Some(Outcome::Paused),
             SourceStage::HandedOver => Some(Outcome::AtDestination),

@@ -18,6 +18,7 @@ mod external_access;
 mod guests;
 mod heap;
 mod interruption;
+mod live_state;
 mod log_ranges;
 mod machine;
 mod memory;

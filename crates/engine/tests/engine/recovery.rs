@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_engine::report::Phase;
+use hikkoshi_engine::report::{GuestAt, Outage, Phase};
 use hikkoshi_engine::{Mode, RetryFor};
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::{DestinationStage, SourceStage};
@@ -290,15 +290,14 @@ fn a_lost_ready_message_leaves_the_guest_at_the_source() {
     }
 }
 
-/// After reconnecting, both sides count the pages that were missing then.
+/// After reconnecting, both sides count the pages that were missing then, and show the outage.
 #[test]
 fn both_sides_count_the_same_pages_after_links_were_lost() {
     let mut setup = Setup::new(Mode::Postcopy);
     setup.options.retry_for = LONG.into();
     setup.receive_options.retry_for = LONG.into();
-    let reported = setup.progress.clone();
     let (pages, owed) = (AtomicU32::new(0), Arc::new(AtomicU64::new(0)));
-    let (missing, held) = (Arc::clone(&owed), AtomicBool::new(false));
+    let missing = Arc::clone(&owed);
     setup.relay(move |passing: &Passing| {
         if let Some(ToDestination::OwedEnd { pages, .. }) = passing.control {
             missing.store(pages, Ordering::Relaxed);
@@ -311,27 +310,26 @@ fn both_sides_count_the_same_pages_after_links_were_lost() {
         if committed == 20 {
             return Fate::CutAfter;
         }
-        if missing.load(Ordering::Relaxed) > 0 && !held.swap(true, Ordering::Relaxed) {
-            // Until both sides have reported twice from here on: one report may have been before.
-            let target = reported
-                .clone()
-                .map(|reported| reported.lock().unwrap().len() + 2);
-            while (reported.iter().zip(&target))
-                .any(|(reported, target)| reported.lock().unwrap().len() < *target)
-            {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-        }
         Fate::Pass
     });
-    let reported = setup.progress.clone();
+    let live = setup.live.clone();
     let done = setup.run();
     done.moved(true);
     let owed = owed.load(Ordering::Relaxed);
     assert!(owed > 0);
-    for reported in reported {
-        let last = *reported.lock().unwrap().last().unwrap();
+    for live in live {
+        let live = live.get().unwrap();
+        let last = live.snapshot();
         assert_eq!((last.phase, last.total_pages), (Phase::Postcopy, owed));
+        assert_eq!(last.missing, Some(0));
+        assert_eq!(last.guest_at, GuestAt::Destination);
+        assert!(
+            matches!(last.outages[..], [Outage { from, to: Some(to) }] if from <= to && to <= last.at),
+            "{:?}",
+            last.outages
+        );
+        let map = live.map();
+        assert!((0..map.cells()).all(|cell| map.cell(cell).missing == 0));
     }
 }
 

@@ -3,11 +3,12 @@
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use error_reporter::Report;
+use hikkoshi_engine::report::Live;
 use hikkoshi_engine::{
     Account, CancelFlag, DestinationOptions, MigrateControl, MigrateError, Mode, Observer,
     ReceiveControl, ReceiveError, SourceOptions, give_up_migrate, give_up_receive, migrate,
@@ -61,26 +62,26 @@ impl Notices {
 }
 
 impl Observer for Notices {
-    fn progress(&self, _: &hikkoshi_engine::report::Progress) {}
+    fn begin(&self, _: &Arc<Live>) {}
 
     fn notice(&self, text: &str) {
         self.0.lock().unwrap().push(text.to_owned());
     }
 }
 
-/// The progress reports of one side.
-pub(crate) type ProgressLog = Arc<Mutex<Vec<hikkoshi_engine::report::Progress>>>;
+/// The state of one side, as soon as its migration has begun.
+pub(crate) type LiveState = Arc<OnceLock<Arc<Live>>>;
 
-/// The observer of one side: records its messages and its progress.
+/// The observer of one side: records its messages, and keeps its state.
 #[derive(Debug)]
 struct RecordingObserver {
     notices: Arc<Notices>,
-    progress: ProgressLog,
+    live: LiveState,
 }
 
 impl Observer for RecordingObserver {
-    fn progress(&self, progress: &hikkoshi_engine::report::Progress) {
-        self.progress.lock().unwrap().push(*progress);
+    fn begin(&self, live: &Arc<Live>) {
+        self.live.set(Arc::clone(live)).unwrap();
     }
 
     fn notice(&self, text: &str) {
@@ -104,8 +105,8 @@ pub(crate) struct Setup {
     pub tls: Option<(TlsClient, TlsServer)>,
     /// Carries every byte between the two sides, if set.
     pub proxy: Option<Arc<TamperingProxy>>,
-    /// The progress reports of the source, and of the destination.
-    pub progress: [ProgressLog; 2],
+    /// The state of the source, and of the destination.
+    pub live: [LiveState; 2],
     folder: TempDir,
 }
 
@@ -258,7 +259,7 @@ impl Setup {
             destination_journal: Arc::default(),
             tls: None,
             proxy: None,
-            progress: Default::default(),
+            live: Default::default(),
             folder: tempfile::tempdir().unwrap(),
         }
     }
@@ -291,7 +292,7 @@ impl Setup {
             destination_journal,
             tls,
             proxy,
-            progress,
+            live,
             folder,
         } = self;
         let address = format!("unix:{}", folder.path().join("listen").display());
@@ -317,10 +318,10 @@ impl Setup {
         let notices = Arc::new(Notices::default());
         let (source_calls, destination_calls) =
             (Arc::clone(&source.script), Arc::clone(&destination.script));
-        let [here, there] = progress.map(|progress| {
+        let [here, there] = live.map(|live| {
             Arc::new(RecordingObserver {
                 notices: Arc::clone(&notices),
-                progress,
+                live,
             })
         });
         let receive_control = ReceiveControl {

@@ -22,7 +22,7 @@ use crate::commands::reattach_destination::reattach;
 use crate::commands::resume_command::resume_command;
 use crate::journal::{DestinationEntry, OfflineJournal, SourceEntry};
 use crate::output::exit::{Exit, Status};
-use crate::output::progress;
+use crate::output::progress::Notices;
 use crate::output::reason::Reason;
 
 const GIVEN_UP: &str = "the migration was given up";
@@ -55,7 +55,7 @@ pub(super) fn source(
     let engine = entry.engine.clone();
     let watch = MigrateControl {
         cancel,
-        observer: progress::observer(args.run.progress),
+        observer: Arc::new(Notices),
         journal: Arc::new(OfflineJournal::new(file, entry)),
     };
     if let Err(error) = give_up_migrate(&mut guest, engine, &watch) {
@@ -123,7 +123,7 @@ pub(super) fn destination(
     let engine = entry.engine.clone();
     let watch = ReceiveControl {
         cancel,
-        observer: progress::observer(args.run.progress),
+        observer: Arc::new(Notices),
         journal: Arc::new(OfflineJournal::new(file, entry)),
     };
     give_up_receive(&mut *guest, engine, &watch).map_err(|error| {

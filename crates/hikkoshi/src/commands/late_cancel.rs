@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_engine::report::{Phase, Progress};
+use hikkoshi_engine::report::Live;
 use hikkoshi_engine::{CancelFlag, Observer};
 use hikkoshi_handover::{Journal, SourceRecord, SourceStage};
 
@@ -19,8 +19,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const TOO_LATE: &str = "too late to cancel: the destination was asked to run the guest and has not \
                         answered; waiting for its answer";
 
-/// Watches the cancel flag from *commit* until the destination's answer. The engine reports nothing
-/// in that time.
+/// Watches the cancel flag from *commit* until the destination's answer.
 #[derive(Debug)]
 pub(super) struct LateCancelNotice {
     cancel: CancelFlag,
@@ -39,7 +38,8 @@ impl LateCancelNotice {
         }
     }
 
-    /// The observer for the engine. A report of the engine shows that the destination has answered.
+    /// The observer for the engine. A notice of the engine shows that the destination has answered, or
+    /// that the link was lost.
     pub(super) fn observer(&self) -> Arc<dyn Observer> {
         Arc::new(AnswerObserver {
             observer: Arc::clone(&self.observer),
@@ -93,11 +93,8 @@ struct AnswerObserver {
 }
 
 impl Observer for AnswerObserver {
-    fn progress(&self, progress: &Progress) {
-        if progress.phase == Phase::Postcopy {
-            self.ended.store(true, Ordering::Release);
-        }
-        self.observer.progress(progress);
+    fn begin(&self, live: &Arc<Live>) {
+        self.observer.begin(live);
     }
 
     fn notice(&self, text: &str) {
@@ -116,8 +113,10 @@ pub(super) struct CommitJournal {
 impl Journal<SourceRecord> for CommitJournal {
     fn record(&self, record: &SourceRecord) -> io::Result<()> {
         self.journal.record(record)?;
-        if record.stage == SourceStage::Committed {
-            self.late_cancel.begin();
+        match record.stage {
+            SourceStage::Committed => self.late_cancel.begin(),
+            // The destination has answered.
+            _ => self.late_cancel.end(),
         }
         Ok(())
     }
@@ -136,7 +135,7 @@ mod tests {
     struct Notices(Sender<String>);
 
     impl Observer for Notices {
-        fn progress(&self, _: &Progress) {}
+        fn begin(&self, _: &Arc<Live>) {}
         fn notice(&self, text: &str) {
             self.0.send(text.to_owned()).unwrap();
         }

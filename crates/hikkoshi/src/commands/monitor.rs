@@ -1,5 +1,6 @@
 //! The monitor of the guest that a command is about.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -19,6 +20,15 @@ pub(crate) enum NamedGuest {
     Socket(PathBuf),
     /// `--domain`: a name or a UUID, and the daemon.
     Domain { name: String, uri: String },
+}
+
+impl fmt::Display for NamedGuest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Socket(path) => path.display().fmt(f),
+            Self::Domain { name, .. } => f.write_str(name),
+        }
+    }
 }
 
 impl NamedGuest {

@@ -12,6 +12,7 @@ use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
 use crate::output::report::{self, SourceQuit};
 use crate::output::streams;
+use crate::status::Session;
 
 /// Like [`print_result`], for a guest that an earlier run has moved: there are no statistics.
 pub(super) fn print_moved(
@@ -32,11 +33,14 @@ pub(super) fn print_moved(
 /// `quit`: whether the source's QEMU was ended.
 pub(super) fn print_result(
     account: &Account,
-    run: &RunOptions,
+    session: &Session,
     what: &str,
     next: Option<&str>,
     quit: Option<&SourceQuit>,
 ) -> Result<(), Exit> {
+    let run = session.options();
+    session.end_display();
+    session.set_account(report::json_value(account, quit));
     if run.json.as_deref() != Some("-".as_ref()) {
         let readable = report::readable(account, run.verbose);
         let next = next.map_or_else(String::new, |next| format!("{next}\n"));

@@ -155,8 +155,8 @@ impl Exit {
 #[derive(Debug, Serialize)]
 pub(crate) struct End<'a> {
     /// The exit status of the program.
-    exit_status: u8,
-    reason: Reason,
+    pub exit_status: u8,
+    pub reason: Reason,
     /// Who has the guest.
     guest: Holder,
     /// What happened, for people.

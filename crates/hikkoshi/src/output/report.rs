@@ -251,6 +251,13 @@ pub(crate) fn write_json(
     write_object(&Written { account, quit }, path)
 }
 
+/// The result of a successful migration, as [`write_json`] writes it.
+pub(crate) fn json_value(account: &Account, quit: Option<&SourceQuit>) -> serde_json::Value {
+    let account = account.into();
+    // It has no maps with other keys than strings, the only way to fail.
+    serde_json::to_value(Written { account, quit }).unwrap_or_default()
+}
+
 /// A guest that had moved before this run.
 #[derive(Debug, Serialize)]
 struct Moved<'a> {

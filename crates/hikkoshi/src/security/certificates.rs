@@ -58,7 +58,7 @@ mod tests {
     struct Notices(Mutex<Vec<String>>);
 
     impl Observer for Notices {
-        fn progress(&self, _: &hikkoshi_engine::report::Progress) {}
+        fn begin(&self, _: &std::sync::Arc<hikkoshi_engine::report::Live>) {}
 
         fn notice(&self, text: &str) {
             self.0.lock().unwrap().push(text.to_owned());

@@ -78,6 +78,7 @@ impl HandoverDriver<'_> {
             links.session.send_last(&last_message(&lost));
         }
         self.close_links();
+        self.context.live.outages.begin();
         self.connection.deadline = Some(Instant::now() + wait);
         if !wait.is_zero() {
             let guest = match stage {

@@ -40,7 +40,6 @@ impl HandoverDriver<'_> {
                 let gone = DestinationFailure::process_ended(guest);
                 return Ok((DestinationEvent::GuestFailed, Some(gone)));
             }
-            self.context.report_progress(&*self.watch.observer);
             if let Some(postcopy) = &mut self.postcopy {
                 postcopy.name_threads(guest);
             }

@@ -95,6 +95,8 @@ impl HandoverDriver<'_> {
                 // What is missing now, as the source counts it.
                 let missing = postcopy.installer().missing.count();
                 self.context.tracker.begin(Phase::Postcopy, 0, missing);
+                let ranges = postcopy.installer().missing.ranges();
+                self.context.map.set_missing(ranges);
             }
         }
         let stop = CancelFlag::new();
@@ -153,6 +155,7 @@ impl HandoverDriver<'_> {
         });
         // Also after a failure: its threads have to be joined.
         self.set_links(line);
+        self.context.live.outages.end();
         begun
     }
 

@@ -90,6 +90,7 @@ impl HandoverDriver<'_> {
         self.guest.resumed = true;
         if running {
             self.context.steps.done_at("guest runs", resumed);
+            self.context.steps.end(resumed);
             self.context.steps.done("guest announced");
         }
         if running && let Some(frames) = &self.frames {

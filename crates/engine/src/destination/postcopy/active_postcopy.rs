@@ -56,6 +56,9 @@ impl ActivePostcopy {
         let installer = Arc::new(installer);
         // Set once, here: receivers install pages from now on instead of writing them.
         let _ = context.installer.set(Arc::clone(&installer));
+        context
+            .live
+            .set_missing(Arc::<Installer>::clone(&installer));
         let postcopy = slot.insert(Self {
             installer: Arc::clone(&installer),
             request_sender: Arc::new(RequestSender::new(fault_threads, fault_thread::BATCH_BYTES)),
@@ -94,6 +97,7 @@ impl ActivePostcopy {
         }
         let missing = self.installer.missing.count();
         context.tracker.begin(Phase::Postcopy, 0, missing);
+        context.map.set_missing(self.installer.missing.ranges());
         self.installer.set_missing_pages_known();
         Ok(())
     }

@@ -2,7 +2,7 @@
 //! a time, and how long each request takes.
 
 use hikkoshi_linux::monotonic_ns;
-use hikkoshi_pages::{PageBitmap, PageRange, RamLayout};
+use hikkoshi_pages::{Page, PageBitmap, PageRange, RamLayout};
 
 use crate::destination::error::DestinationFailure;
 use crate::destination::postcopy::huge::HugePages;
@@ -137,6 +137,12 @@ impl OpenRequests {
                 record(&times);
             }
         }
+    }
+
+    /// Calls `each` with the first page of each host page that is requested and has not arrived; a
+    /// huge page that waits for admission is not one of them.
+    pub(crate) fn each_outstanding(&self, each: &mut dyn FnMut(Page)) {
+        self.times.each(each);
     }
 
     /// Forgets all requests: they were lost with their link and are made again.

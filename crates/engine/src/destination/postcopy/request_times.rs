@@ -98,6 +98,16 @@ impl RequestTimes {
         false
     }
 
+    /// Calls `each` with each recorded page.
+    pub(crate) fn each(&self, each: &mut dyn FnMut(Page)) {
+        for entry in &self.entries {
+            let page = entry.page.load(Ordering::Relaxed);
+            if page != FREE && page != TAKEN {
+                each(Page::new(page - 1));
+            }
+        }
+    }
+
     /// Removes all entries: those requests are not measured.
     pub(crate) fn forget(&self) {
         for entry in &self.entries {

@@ -30,16 +30,16 @@ use crate::destination::switchover::offer::AcceptedOffer;
 use crate::destination::switchover::silence_timer::SilenceTimer;
 use crate::guest::DestinationGuest;
 use crate::network_frames::FrameDelivery;
-use crate::report::{Account, Counters, Phase};
+use crate::report::{Account, Counters, Live, LiveStart, Phase};
 use hikkoshi_handover::RecordedDestination;
 use hikkoshi_handover::{DestinationEvent, DestinationRecord, DestinationStage};
 use hikkoshi_link::{AcceptedLink, LinkReader};
 use hikkoshi_memory::GuestRam;
 
-/// Receives the offered guest.
+/// Receives the guest that was offered by the source at `peer`.
 pub(crate) fn run(
     guest: &mut dyn DestinationGuest,
-    offered: AcceptedOffer,
+    (offered, peer): (AcceptedOffer, String),
     incoming: &Receiver<AcceptedLink>,
     options: &DestinationOptions,
     watch: &ReceiveControl,
@@ -56,6 +56,15 @@ pub(crate) fn run(
         started: false,
         links: offered.background_links,
     };
+    let live = Arc::new(Live::new(LiveStart {
+        id: record.id,
+        stage: (&record).into(),
+        resumed: false,
+        mode: record.mode,
+        peer,
+        layout: ram.layout(),
+    }));
+    watch.observer.begin(&live);
     let delivery = if offered.keeps_frames {
         guest.deliver_frames()
     } else {
@@ -68,8 +77,9 @@ pub(crate) fn run(
         ));
         None
     });
+    let memory = (&ram, live);
     let opened =
-        IncomingMigration::open(offered, incoming, options, threads, watch, &ram, delivery);
+        IncomingMigration::open(offered, incoming, options, threads, watch, memory, delivery);
     let mut migration = match opened {
         Ok(migration) => migration,
         Err(cause) => return Err(give_back(guest, cause)),
@@ -84,7 +94,10 @@ pub(crate) fn run(
     record.postcopy = switch.postcopy;
     record.running = switch.running;
     let start = HandoverStart {
-        machine: RecordedDestination::new(record, Arc::clone(&watch.journal)),
+        machine: RecordedDestination::new(
+            record,
+            migration.context.live.stages_from(&watch.journal),
+        ),
         capabilities: migration.capabilities,
         ram,
         context: migration.context,
@@ -155,7 +168,7 @@ impl<'a> IncomingMigration<'a> {
         options: &DestinationOptions,
         fault_threads: usize,
         watch: &'a ReceiveControl,
-        ram: &Arc<GuestRam>,
+        (ram, live): (&Arc<GuestRam>, Arc<Live>),
         delivery: Option<Box<dyn FrameDelivery>>,
     ) -> Result<Self, DestinationFailure> {
         let mut session = Session::start(
@@ -192,7 +205,7 @@ impl<'a> IncomingMigration<'a> {
             .frames
             .map(|ends| FrameReceiver::start(ends, delivery));
         let frames = frames.transpose().map_err(DestinationFailure::Thread)?;
-        let context = ReceiveContext::new(Some(offered.memory));
+        let context = ReceiveContext::new(Some(offered.memory), live);
         context
             .tracker
             .begin(Phase::Precopy, 1, ram.layout().pages());
@@ -308,7 +321,6 @@ impl<'a> IncomingMigration<'a> {
         let mut state = Vec::new();
         loop {
             self.check()?;
-            self.context.report_progress(&*self.watch.observer);
             let message = match self.session.next() {
                 None => {
                     self.silence.check(&self.context, doing)?;
@@ -389,7 +401,7 @@ impl<'a> IncomingMigration<'a> {
             return;
         }
         let (steps, received) = (&self.context.steps, &self.received);
-        steps.begin(received.first.unwrap_or(switch.at));
+        steps.begin_with(received.first.unwrap_or(switch.at), switch.at);
         if let Some(at) = received.dropped {
             steps.done_at("stale pages dropped", at);
         }

@@ -1,5 +1,7 @@
 //! How the source's part in a handover ends.
 
+use std::time::Instant;
+
 use error_reporter::Report;
 use hikkoshi_handover::{Outcome, SourceStage};
 use hikkoshi_wire::ToDestination;
@@ -61,6 +63,7 @@ impl HandoverDriver<'_> {
     /// Resumes the guest, which the source owns, and cancels the migration.
     fn resume_at_source(&mut self, cause: SourceFailure) -> MigrateError {
         let resumed = self.guest.resume();
+        self.shared.steps.end(Instant::now());
         if let Some(mut active) = self.active.take() {
             active
                 .session

@@ -76,6 +76,7 @@ impl HandoverDriver<'_> {
             };
             if event.event == SourceEvent::GuestResumed {
                 self.shared.steps.done("guest resumed");
+                self.shared.steps.end(Instant::now());
                 result.downtime = self.downtime();
                 let session = self.active.as_ref().map(|active| &active.session);
                 if let Some(frames) = session.and_then(|session| session.frames.as_ref()) {
@@ -150,10 +151,11 @@ impl HandoverDriver<'_> {
     /// Starts to send the missing pages.
     fn send_pages(&mut self) -> Result<(), SourceFailure> {
         let shared = self.shared;
+        // Not after a pre-copy: there are no pages to send.
         if self
             .active
             .as_ref()
-            .is_none_or(|active| !active.progress_begun)
+            .is_some_and(|active| active.idle.is_some() && !active.progress_begun)
         {
             shared
                 .progress

@@ -33,10 +33,7 @@ impl HandoverDriver<'_> {
                 return Ok(SourceEvent::LinkLost.into());
             };
             let message = match active.session.receive_after_commit(DOING) {
-                Ok(None) => {
-                    self.report_progress();
-                    continue;
-                }
+                Ok(None) => continue,
                 Ok(Some(message)) => message,
                 Err(SourceFailure::Destination(reason)) => {
                     let failed = SourceFailure::Destination(reason);
@@ -104,13 +101,5 @@ impl HandoverDriver<'_> {
             }
             Err(violation) => EventWithCause::with_cause(SourceEvent::LinkLost, violation),
         }
-    }
-
-    fn report_progress(&self) {
-        let bytes = self.shared.counters.bytes();
-        self.shared.progress.report(
-            &*self.shared.observer,
-            bytes.precopy + bytes.urgent + bytes.background,
-        );
     }
 }

@@ -43,12 +43,14 @@ impl HandoverDriver<'_> {
             ));
         }
         self.shared.progress.begin(Phase::Connecting, 0, 0);
+        self.shared.live.outages.begin();
         let mut last_notice = String::new();
         loop {
             self.pause();
             let failure = match self.connect() {
                 Ok(event) => {
                     self.retry_budget.back(Instant::now());
+                    self.shared.live.outages.end();
                     self.shared
                         .observer
                         .notice("reconnected to the destination; the migration continues");

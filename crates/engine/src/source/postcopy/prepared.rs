@@ -33,6 +33,7 @@ impl PreparedPostcopy {
         unsent: &Arc<UnsentPages>,
     ) -> Result<Self, SourceFailure> {
         let policy = Arc::new(PushPolicy::new(links.len()));
+        shared.map.set_missing(unsent.runs());
         Ok(Self {
             urgent: UrgentThread::start(shared, session, urgent, unsent, &policy)?,
             links,

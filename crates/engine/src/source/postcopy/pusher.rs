@@ -13,7 +13,7 @@ use hikkoshi_pages::{PAGE_SIZE, PageRange};
 use hikkoshi_wire::HEADER_LEN;
 
 use crate::panic_notifier::PanicNotifier;
-use crate::report::{Counters, Tracker};
+use crate::report::{Cell, Counters, MemoryMap, Tracker};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::postcopy::push_policy::{Next, NextPages, PushPolicy};
@@ -74,6 +74,7 @@ impl Pushers {
                 ram: Arc::clone(&shared.ram),
                 counters: Arc::clone(&shared.counters),
                 tracker: Arc::clone(&shared.progress),
+                map: Arc::clone(&shared.map),
                 reader: PageReader::new(PAGES_PER_READ),
                 stop: session.stop.clone(),
             };
@@ -131,6 +132,7 @@ struct Pusher {
     ram: Arc<GuestRam>,
     counters: Arc<Counters>,
     tracker: Arc<Tracker>,
+    map: Arc<MemoryMap>,
     reader: PageReader,
     stop: CancelFlag,
 }
@@ -176,6 +178,7 @@ impl Pusher {
         // claimed together.
         self.link.flush(&self.stop).map_err(Failure::Link)?;
         self.tracker.done(run.len());
+        self.map.add(Cell::Background, run);
         Counters::add(&self.counters.background_bytes, self.link.sent() - before);
         Ok(())
     }

@@ -18,7 +18,7 @@ use hikkoshi_pages::{PageRange, RamLayout};
 use hikkoshi_wire::Frame;
 
 use crate::panic_notifier::PanicNotifier;
-use crate::report::{Counters, Tracker};
+use crate::report::{Cell, Counters, MemoryMap, Tracker};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::postcopy::push_policy::{AccessStreams, PushPolicy, RequestPosition};
@@ -69,6 +69,7 @@ impl UrgentThread {
                 streams: AccessStreams::new(options.read_ahead),
                 counters: Arc::clone(&shared.counters),
                 tracker: Arc::clone(&shared.progress),
+                map: Arc::clone(&shared.map),
                 reader: PageReader::new(PAGES_PER_READ),
             },
             requests: RequestQueue::empty(),
@@ -180,6 +181,7 @@ struct Answer {
     streams: AccessStreams,
     counters: Arc<Counters>,
     tracker: Arc<Tracker>,
+    map: Arc<MemoryMap>,
     reader: PageReader,
 }
 
@@ -213,6 +215,7 @@ impl Answer {
             })?;
         Counters::add(&self.counters.urgent_bytes, self.writer.sent() - before);
         self.tracker.done(run.len());
+        self.map.add(Cell::Urgent, run);
         self.policy.urgent_upto(run.end());
         request.rest = PageRange::new(run.end(), request.rest.end());
         Ok(())

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hikkoshi_pages::PageRange;
 
-use crate::report::Counters;
+use crate::report::{Cell, Counters};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::precopy::batch::{Batch, Work};
@@ -76,9 +76,6 @@ impl ChunkSender {
             }
             let counters = &self.shared.counters;
             Counters::add(&counters.precopy_bytes, self.link.sent() - before);
-            self.shared
-                .progress
-                .report(&*self.shared.observer, counters.bytes().precopy);
         }
         if batch.has_failed() || !batch.is_last() {
             return Ok(());
@@ -110,18 +107,19 @@ impl ChunkSender {
     fn send_run(&mut self, run: PageRange) -> Result<(), SourceFailure> {
         let (shared, link) = (&self.shared, &mut self.link);
         self.reader.runs(&shared.ram, run, |run| {
-            let (pages, result) = match run {
+            let (range, result) = match run {
                 PageRun::Data(range, content) => {
                     Counters::add(&shared.counters.precopy, range.len());
-                    (range.len(), link.pages(range, content, &shared.cancel))
+                    (range, link.pages(range, content, &shared.cancel))
                 }
                 PageRun::Zeros(range) => {
                     Counters::add(&shared.counters.zero, range.len());
-                    (range.len(), link.zeros(range, &shared.cancel))
+                    (range, link.zeros(range, &shared.cancel))
                 }
             };
+            shared.map.add(Cell::Copied, range);
             result.map_err(SourceFailure::link("sending pages"))?;
-            shared.progress.done(pages);
+            shared.progress.done(range.len());
             Ok(())
         })
     }

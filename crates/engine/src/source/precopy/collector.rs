@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hikkoshi_pages::PageRange;
 
-use crate::report::Counters;
+use crate::report::{Cell, Counters};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::precopy::range_log::RangeLog;
@@ -52,17 +52,31 @@ impl Collector {
         log.take(number, &mut |run| {
             self.unsent.count_write(run);
             if !first {
+                self.shared.count_again(run);
                 runs.push(run);
             }
         })?;
+        self.shared.map.add(Cell::Visited, range);
         if first {
             let before = runs.len();
             self.find_data(range, runs)?;
             let data: u64 = runs.iter().skip(before).map(|run| run.len()).sum();
             Counters::add(&self.shared.counters.zero, range.len() - data);
+            self.count_holes(range, runs.get(before..).unwrap_or_default());
             self.shared.progress.done(range.len() - data);
         }
         Ok(true)
+    }
+
+    /// Counts the parts of `range` between `data`: the destination has them.
+    fn count_holes(&self, range: PageRange, data: &[PageRange]) {
+        let mut from = range.start();
+        let end = PageRange::new(range.end(), range.end());
+        for run in data.iter().chain([&end]) {
+            let hole = PageRange::new(from, run.start());
+            self.shared.map.add(Cell::Copied, hole);
+            from = run.end();
+        }
     }
 
     /// Appends the parts of `range` that the RAM files hold data for.

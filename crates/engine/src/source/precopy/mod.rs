@@ -93,6 +93,8 @@ impl Precopy {
         for round in 1.. {
             self.shared.progress.begin(Phase::Precopy, round, expected);
             self.rounds = round;
+            let (rounds, counters) = (&self.shared.live.rounds, &self.shared.counters);
+            rounds.begin(round, counters);
             let begun = Instant::now();
             let sent = self.sent();
             let first = round == 1;
@@ -111,6 +113,10 @@ impl Precopy {
             // The log is not read after each round: that would be a pass over all memory. But the
             // guest is paused, or pre-copy given up, only because of the pages that are in the log.
             let mut dirty = self.log.estimate();
+            self.shared
+                .live
+                .rounds
+                .end(&self.shared.counters, Some(dirty));
             if options.mode == Mode::Precopy
                 && (is_last(options, round)
                     || self.has_converged(options, round, dirty / LOW, expected, drain))
@@ -220,7 +226,11 @@ impl Precopy {
         self.begin_batch(&taken)
     }
 
+    /// Begins to send pages that the log has reported.
     fn begin_batch(&self, runs: &[PageRange]) -> Result<Arc<Batch>, SourceFailure> {
+        for &run in runs {
+            self.shared.count_again(run);
+        }
         let batch = Arc::new(Batch::taken(lists(runs), true));
         self.workers.begin(&batch)?;
         Ok(batch)

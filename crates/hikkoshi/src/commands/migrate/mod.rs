@@ -12,6 +12,7 @@ use hikkoshi_engine::{CancelFlag, MigrateControl, SourceGuest, migrate};
 use hikkoshi_handover::Outcome;
 use hikkoshi_link::Remote;
 use hikkoshi_qemu::{AttachError, Excludes, QemuSource};
+use hikkoshi_status::Side;
 
 use crate::args::Migrate;
 use crate::commands::find_journal::may_exist;
@@ -22,26 +23,42 @@ use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::{give_up, signals};
 use crate::journal::{JournalFile, SourceEntry, SourceJournal};
 use crate::output::exit::{Exit, Status};
-use crate::output::progress;
 use crate::output::reason::{Holder, Reason};
 use crate::security;
+use crate::status::{Session, SessionInfo};
 
 const UNCHANGED: &str = "the guest still runs at the source; nothing was changed";
 
 pub(crate) fn run(args: &Migrate) -> Result<Status, Exit> {
     let cancel = signals::cancel_on_signals()?;
-    match &args.run.resume {
-        None => start(args, &security::remote(args)?, cancel),
+    let session = Session::new(
+        &args.run,
+        SessionInfo {
+            side: Side::Source,
+            guest: NamedGuest::source(args).map_or_else(String::new, |guest| guest.to_string()),
+            max_downtime_ms: args.options.max_downtime,
+            bandwidth: args.options.bandwidth,
+        },
+    );
+    let result = match &args.run.resume {
+        None => security::remote(args).and_then(|remote| start(args, &remote, cancel, &session)),
         Some(file) if args.run.give_up => give_up::source(args, file.as_deref(), cancel),
-        Some(file) => resume::resume(args, file.as_deref(), cancel),
-    }
+        Some(file) => resume::resume(args, file.as_deref(), cancel, &session),
+    };
+    session.end(&result);
+    result
 }
 
 /// Starts a migration.
-fn start(args: &Migrate, remote: &Remote, cancel: CancelFlag) -> Result<Status, Exit> {
+fn start(
+    args: &Migrate,
+    remote: &Remote,
+    cancel: CancelFlag,
+    session: &Session,
+) -> Result<Status, Exit> {
     let monitor = monitor::named(NamedGuest::source(args), &args.options.domain)?;
     let folder = args.run.journals.path();
-    let observer = progress::observer(args.run.progress);
+    let observer = session.observer();
     unfinished::check_folder(&folder, &*monitor, &*observer)?;
     let phases = args.engine_options().phases();
     let guest = QemuSource::attach_for(monitor, &args.options.journaled.devices.allowed(), phases)
@@ -105,7 +122,7 @@ fn start(args: &Migrate, remote: &Remote, cancel: CancelFlag) -> Result<Status, 
     }
     let qemu_pid = (!guest.has_ended()).then(|| guest.pid());
     let status = outcome::report(
-        args,
+        session,
         result,
         journal.path(),
         address,

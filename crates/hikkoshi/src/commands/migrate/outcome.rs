@@ -10,7 +10,6 @@ use hikkoshi_handover::Outcome;
 use hikkoshi_qemu::QuitError;
 use hikkoshi_qemu::qmp::MonitorAddress;
 
-use crate::args::Migrate;
 use crate::commands::monitor::resume_by_hand;
 use crate::commands::print_result::print_result;
 use crate::commands::resume_command::{GIVE_UP_HINT, resume_command};
@@ -19,6 +18,7 @@ use crate::output::exit::{Exit, Status};
 use crate::output::reason::{Holder, Reason};
 use crate::output::report::SourceQuit;
 use crate::output::streams;
+use crate::status::Session;
 
 const LOST: &str = "the guest is lost: it ran at the destination, and its QEMU there has ended. \
                     Unless the guest was shut down there, the changes to its memory since the \
@@ -34,7 +34,7 @@ const MEMORY_LOST: &str = "the guest is lost: at the destination it waits for pa
 /// QEMU, if it still exists. `special` knows in some cases who has the guest and what to report.
 /// `quit`: whether the source's QEMU was ended, if it was to be.
 pub(super) fn report(
-    args: &Migrate,
+    session: &Session,
     result: Result<Account, MigrateError>,
     journal: &Path,
     monitor: &MonitorAddress,
@@ -63,7 +63,7 @@ pub(super) fn report(
                 )),
                 _ => qemu_pid.map(end_qemu),
             };
-            print_result(&account, &args.run, what, next.as_deref(), quit)?;
+            print_result(&account, session, what, next.as_deref(), quit)?;
             return Ok(Status::of(account.guest_state));
         }
         Err(error) => error,

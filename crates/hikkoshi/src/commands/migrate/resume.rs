@@ -18,15 +18,17 @@ use crate::commands::print_result::print_moved;
 use crate::commands::resume_command::cannot_resume;
 use crate::journal::{self, DestinationEntry, JournalFile, SourceEntry, SourceJournal};
 use crate::output::exit::{Exit, Status};
-use crate::output::progress;
 use crate::output::reason::{Holder, Reason};
+use crate::output::streams;
 use crate::security;
+use crate::status::Session;
 
 /// Continues the migration in the journal `file`, or the one that the options lead to.
 pub(super) fn resume(
     args: &Migrate,
     file: Option<&Path>,
     cancel: CancelFlag,
+    session: &Session,
 ) -> Result<Status, Exit> {
     let (file, mut entry) =
         find::<SourceEntry>(NamedGuest::source(args).as_ref(), &args.run, file)?;
@@ -85,7 +87,8 @@ pub(super) fn resume(
         reattach_info,
         Some(engine.clone()),
     ));
-    let observer = progress::observer(args.run.progress);
+    session.set_guest(&NamedGuest::at(&address).to_string());
+    let observer = session.observer();
     security::warn_of_readable_key(&args.run.security, &*observer);
     let watch = MigrateControl {
         cancel,
@@ -103,7 +106,7 @@ pub(super) fn resume(
     let has_ended = has_ended || matches!(identity.process(), Ok(None));
     let qemu_pid = (!has_ended).then_some(pid);
     let status = outcome::report(
-        args,
+        session,
         result,
         journal.path(),
         &address,
@@ -169,7 +172,7 @@ fn complete(args: &Migrate, file: &JournalFile, entry: &SourceEntry) -> Result<S
         && let Err(error) = guest.release()
     {
         let error = Report::new(&error);
-        progress::observer(args.run.progress).notice(&format!("the guest has moved, but: {error}"));
+        streams::notice(&format!("the guest has moved, but: {error}"));
     }
     let quits = args.options.quit_source || entry.options.quit_source || address.is_owned();
     let quit = quits.then(|| outcome::quit_source(|| quit_attached(attached.as_mut(), &*monitor)));

@@ -20,9 +20,9 @@ use crate::args::Receive;
 use crate::commands::wait_for_source::wait_for_source;
 use crate::journal::{DestinationEntry, DestinationJournal, JournalFile, absolute};
 use crate::output::exit::{Exit, Status};
-use crate::output::progress;
 use crate::output::reason::Reason;
 use crate::security::{self, Acceptor};
+use crate::status::Session;
 
 /// A guest is refused.
 #[derive(Debug, Error)]
@@ -42,7 +42,12 @@ enum RefuseError {
 }
 
 /// Waits for a source, and receives its guest as a domain of the daemon `uri`.
-pub(super) fn start(args: &Receive, uri: &str, cancel: CancelFlag) -> Result<Status, Exit> {
+pub(super) fn start(
+    args: &Receive,
+    uri: &str,
+    cancel: CancelFlag,
+    session: &Session,
+) -> Result<Status, Exit> {
     let Some(listen) = &args.listen else {
         // The command line requires it.
         return Err(Exit::new(
@@ -71,7 +76,7 @@ pub(super) fn start(args: &Receive, uri: &str, cancel: CancelFlag) -> Result<Sta
         .bind(listen)?
         .with_priority(args.engine_options().priority)
         .with_wait_limit(waiting);
-    let observer = progress::observer(args.run.progress);
+    let observer = session.observer();
     security::warn_of_readable_key(&args.run.security, &*observer);
     let tls = acceptor.tls().cloned();
     acceptor.announce(args, &listener, &*observer)?;
@@ -93,6 +98,7 @@ pub(super) fn start(args: &Receive, uri: &str, cancel: CancelFlag) -> Result<Sta
             )
         }),
         guest: None,
+        session,
     };
     let watch = ReceiveControl {
         cancel,
@@ -111,7 +117,7 @@ pub(super) fn start(args: &Receive, uri: &str, cancel: CancelFlag) -> Result<Sta
     }
     let has_ended = host.guest.as_ref().is_none_or(QemuDestination::has_ended);
     let path = journal.path().unwrap_or(folder);
-    outcome::report(args, result, &path, has_ended, outcome::After::Domain)
+    outcome::report(session, result, &path, has_ended, outcome::After::Domain)
 }
 
 fn options(args: &Receive, uri: &str) -> Result<IncomingOptions, Exit> {
@@ -142,6 +148,7 @@ struct DomainHost<'a> {
     journal: Arc<LaterJournal>,
     new_journal: NewJournal<'a>,
     guest: Option<QemuDestination>,
+    session: &'a Session,
 }
 
 impl DestinationHost for DomainHost<'_> {
@@ -155,6 +162,7 @@ impl DestinationHost for DomainHost<'_> {
         let known = Domain::known(&self.options.uri, &domain.uuid, &domain.name);
         unfinished::check_folder(&self.folder, &known)
             .map_err(|exit| GuestError::new(RefuseError::Unfinished(exit.text())))?;
+        self.session.set_guest(&domain.name);
         let running = offered.description.running;
         let machine = self
             .options

@@ -13,6 +13,7 @@ use hikkoshi_engine::destination::DestinationFailure;
 use hikkoshi_engine::{CancelFlag, ReceiveControl, receive};
 use hikkoshi_handover::Outcome;
 use hikkoshi_qemu::{AttachError, QemuDestination, Refusal};
+use hikkoshi_status::Side;
 
 use self::outcome::After;
 use crate::args::{DomainOptions, Receive};
@@ -22,24 +23,36 @@ use crate::commands::wait_for_source::wait_for_source;
 use crate::commands::{give_up, signals};
 use crate::journal::{DestinationEntry, DestinationJournal, JournalFile};
 use crate::output::exit::{Exit, Status};
-use crate::output::progress;
 use crate::output::reason::Reason;
 use crate::security::{self, Acceptor};
+use crate::status::{Session, SessionInfo};
 
 pub(crate) fn run(args: &Receive) -> Result<Status, Exit> {
     let cancel = signals::cancel_on_signals()?;
-    match &args.run.resume {
+    let session = Session::new(
+        &args.run,
+        SessionInfo {
+            side: Side::Destination,
+            guest: NamedGuest::destination(args)
+                .map_or_else(String::new, |guest| guest.to_string()),
+            max_downtime_ms: None,
+            bandwidth: None,
+        },
+    );
+    let result = match &args.run.resume {
         None => match &args.domain.connect {
-            Some(uri) => domain::start(args, uri, cancel),
-            None => start(args, cancel),
+            Some(uri) => domain::start(args, uri, cancel, &session),
+            None => start(args, cancel, &session),
         },
         Some(file) if args.run.give_up => give_up::destination(args, file.as_deref(), cancel),
-        Some(file) => resume::resume(args, file.as_deref(), cancel),
-    }
+        Some(file) => resume::resume(args, file.as_deref(), cancel, &session),
+    };
+    session.end(&result);
+    result
 }
 
 /// Waits for a source and receives its guest.
-fn start(args: &Receive, cancel: CancelFlag) -> Result<Status, Exit> {
+fn start(args: &Receive, cancel: CancelFlag, session: &Session) -> Result<Status, Exit> {
     let Some(listen) = &args.listen else {
         // The command line requires it.
         let what = "--listen ADDR is missing";
@@ -83,7 +96,7 @@ fn start(args: &Receive, cancel: CancelFlag) -> Result<Status, Exit> {
         acceptor.tls().cloned(),
         guest.reattach_info(),
     ));
-    let observer = progress::observer(args.run.progress);
+    let observer = session.observer();
     security::warn_of_readable_key(&args.run.security, &*observer);
     args.options.journaled.devices.warn(&*observer);
     acceptor.announce(args, &listener, &*observer)?;
@@ -112,7 +125,7 @@ fn start(args: &Receive, cancel: CancelFlag) -> Result<Status, Exit> {
         true => After::Unused,
         false => After::Used,
     };
-    outcome::report(args, result, journal.path(), guest.has_ended(), after)
+    outcome::report(session, result, journal.path(), guest.has_ended(), after)
 }
 
 /// A QEMU that cannot receive a guest. The source was not contacted.

@@ -9,14 +9,13 @@ use hikkoshi_handover::{DestinationRecord, Outcome};
 use hikkoshi_qemu::QemuIdentity;
 use hikkoshi_qemu::qmp::MonitorAddress;
 
-use crate::args::Receive;
 use crate::commands::print_result::print_result;
 use crate::commands::resume_command::{GIVE_UP_HINT, resume_command};
 use crate::journal::DestinationEntry;
 use crate::output::exit::{Exit, Status};
-use crate::output::progress;
 use crate::output::reason::{Holder, Reason};
 use crate::output::streams;
+use crate::status::Session;
 
 /// What to report if the guest was not received, and QEMU cannot receive another one.
 pub(super) const AT_SOURCE: &str =
@@ -47,14 +46,14 @@ pub(super) enum After {
 
 /// Reports the outcome. `qemu_has_ended` is about the destination's QEMU.
 pub(super) fn report(
-    args: &Receive,
+    session: &Session,
     result: Result<Account, ReceiveError>,
     journal: &Path,
     qemu_has_ended: bool,
     after: After,
 ) -> Result<Status, Exit> {
     let error = match result {
-        Ok(account) => return success(args, &account, journal),
+        Ok(account) => return success(session, &account, journal),
         Err(error) => error,
     };
     if let DestinationFailure::SourceMemoryLost(_) = error.cause
@@ -144,15 +143,15 @@ fn source_memory_lost(error: &ReceiveError, journal: &Path) -> Exit {
         .resumed_by(give_up)
 }
 
-fn success(args: &Receive, account: &Account, journal: &Path) -> Result<Status, Exit> {
+fn success(session: &Session, account: &Account, journal: &Path) -> Result<Status, Exit> {
     let what = match account.guest_state {
         GuestState::Running => "the guest runs here",
         GuestState::Paused => "the guest is here, paused as before",
         GuestState::ShutDown => "the guest has run here and has shut down",
     };
-    print_result(account, &args.run, what, None, None)?;
+    print_result(account, session, what, None, None)?;
     if journal.exists() {
-        progress::observer(args.run.progress).notice(&format!(
+        session.observer().notice(&format!(
             "the source may not know that: do not continue the guest there. If 'hikkoshi migrate' \
              has not ended with success there, run it with --resume there, and here: {}",
             resume_command::<DestinationEntry>(journal)

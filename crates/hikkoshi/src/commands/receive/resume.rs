@@ -15,15 +15,16 @@ use crate::commands::reattach_destination::reattach;
 use crate::commands::resume_command::cannot_resume;
 use crate::journal::{DestinationEntry, DestinationJournal};
 use crate::output::exit::{Exit, Status};
-use crate::output::progress;
 use crate::output::reason::Reason;
 use crate::security::{self, Acceptor};
+use crate::status::Session;
 
 /// Continues the migration in the journal `file`, or the one that the options lead to.
 pub(super) fn resume(
     args: &Receive,
     file: Option<&Path>,
     cancel: CancelFlag,
+    session: &Session,
 ) -> Result<Status, Exit> {
     let (file, mut entry) =
         find::<DestinationEntry>(NamedGuest::destination(args).as_ref(), &args.run, file)?;
@@ -77,7 +78,8 @@ pub(super) fn resume(
         tls,
         reattach_info,
     ));
-    let observer = progress::observer(args.run.progress);
+    session.set_guest(&NamedGuest::at(&identity.monitor).to_string());
+    let observer = session.observer();
     security::warn_of_readable_key(&args.run.security, &*observer);
     let state = state(entry.engine.stage, guest.has_ended());
     observer.notice(&format!("{state}; waiting for its source at {address}"));
@@ -96,7 +98,13 @@ pub(super) fn resume(
     if let (Ok(_), Some(folder)) = (&result, journal.path().parent()) {
         outcome::complete_domain(&identity, folder);
     }
-    outcome::report(args, result, journal.path(), guest.has_ended(), After::Used)
+    outcome::report(
+        session,
+        result,
+        journal.path(),
+        guest.has_ended(),
+        After::Used,
+    )
 }
 
 /// The state of the guest before the source connects.

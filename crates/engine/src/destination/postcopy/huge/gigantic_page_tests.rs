@@ -15,7 +15,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 use crate::destination::postcopy::installer::tests::in_file;
-use crate::destination::postcopy::installer::{FaultAction, Installer, SharedLatencies};
+use crate::destination::postcopy::installer::{FaultAction, Installer, ReceiverLatencies};
 
 const GIB: u64 = 1 << 30;
 const PAGES: u64 = GIB / 4096;
@@ -93,7 +93,7 @@ fn a_page_of_a_gigabyte() {
         requests.sent(whole, requests.now(), requests.now(), &installer.missing);
         // Two links bring a half each, from the far end of it; one of them the
         // last piece.
-        let latencies = [SharedLatencies::default(), SharedLatencies::default()];
+        let latencies = [ReceiverLatencies::default(), ReceiverLatencies::default()];
         let last: Vec<bool> = thread::scope(|scope| {
             let halves = [0, PAGES / 2].map(|from| PageRange::from_len(Page::new(from), PAGES / 2));
             let links = halves.into_iter().zip(&latencies).map(|(half, latencies)| {
@@ -118,7 +118,7 @@ fn a_page_of_a_gigabyte() {
         });
         assert_eq!(last.iter().filter(|&&last| last).count(), 1);
         assert_eq!(waiting.join().unwrap(), value(77_777));
-        let recorded = latencies.map(|r| r.into_inner().unwrap().total().count);
+        let recorded = latencies.map(|r| r.requests());
         assert_eq!(recorded.iter().sum::<u64>(), 1);
     });
     assert_eq!(installer.missing.count(), 0);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hikkoshi_linux::{HostAddr, StopEventFd};
 use hikkoshi_memory::{Content, GuestRam};
-use hikkoshi_pages::{Extent, PAGE_BYTES, PageRange};
+use hikkoshi_pages::{Extent, PAGE_BYTES, Page, PageRange};
 use hikkoshi_userfault::{RangeError, Userfault};
 
 use crate::destination::error::DestinationFailure;
@@ -15,7 +15,7 @@ use crate::destination::install_error::InstallError;
 use crate::destination::postcopy::missing_pages::MissingPages;
 use crate::destination::postcopy::open_requests::OpenRequests;
 use crate::destination::postcopy::page_copier::PageCopier;
-use crate::report::RequestLatencies;
+use crate::report::{LatencyCounters, MissingAndRequested, RequestLatencies, RequestTimeline};
 
 /// What to do for a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,8 +33,45 @@ pub(crate) enum FaultAction {
 const INSTALLED_SOON_MS: u32 = 200;
 
 /// One thread's record of the requests that it has answered. No other thread reads it before the
-/// end.
-pub(crate) type SharedLatencies = Mutex<RequestLatencies>;
+/// end; until then `live` can be read.
+#[derive(Debug, Default)]
+pub(crate) struct ReceiverLatencies {
+    all: Mutex<RequestLatencies>,
+    live: Arc<LatencyCounters>,
+}
+
+impl ReceiverLatencies {
+    /// Empty; what is recorded is also counted in `live`.
+    pub(crate) fn new(live: &Arc<LatencyCounters>) -> Self {
+        Self {
+            all: Mutex::default(),
+            live: Arc::clone(live),
+        }
+    }
+
+    /// Adds this record to `sum`.
+    pub(crate) fn merge_into(&self, sum: &mut RequestLatencies) {
+        if let Ok(all) = self.all.lock() {
+            sum.merge(&all);
+        }
+    }
+
+    /// Requests so far.
+    #[cfg(test)]
+    pub(crate) fn requests(&self) -> u64 {
+        let all = self.all.lock().unwrap().total().count;
+        assert_eq!(self.live.summary().count, all);
+        all
+    }
+
+    fn record(&self, moments: &RequestTimeline) {
+        let total = moments.installed.saturating_sub(moments.fault_read);
+        self.live.record(total);
+        if let Ok(mut all) = self.all.lock() {
+            all.record(moments);
+        }
+    }
+}
 
 /// Installs pages and decides about faults. Shared by the fault threads and the links' receivers.
 #[derive(Debug)]
@@ -132,7 +169,7 @@ impl Installer {
         range: PageRange,
         content: &[u8],
         received: u64,
-        latencies: &SharedLatencies,
+        latencies: &ReceiverLatencies,
     ) -> Result<bool, InstallError> {
         let mut rest = content;
         let mut last = false;
@@ -150,7 +187,7 @@ impl Installer {
         &self,
         range: PageRange,
         received: u64,
-        latencies: &SharedLatencies,
+        latencies: &ReceiverLatencies,
     ) -> Result<bool, InstallError> {
         let mut last = false;
         for part in range.chunks(self.copier.most_zeros()) {
@@ -164,7 +201,7 @@ impl Installer {
         extent: &Extent,
         content: &[u8],
         received: u64,
-        latencies: &SharedLatencies,
+        latencies: &ReceiverLatencies,
     ) -> Result<bool, InstallError> {
         let mut last = false;
         let mut content = content;
@@ -208,7 +245,7 @@ impl Installer {
         extent: &Extent,
         content: &[u8],
         received: u64,
-        latencies: &SharedLatencies,
+        latencies: &ReceiverLatencies,
     ) -> Result<bool, InstallError> {
         let first = extent.pages.start();
         let start = self.copier.address(first).unwrap_or(HostAddr(0));
@@ -274,7 +311,7 @@ impl Installer {
         range: PageRange,
         step: u64,
         received: u64,
-        latencies: &SharedLatencies,
+        latencies: &ReceiverLatencies,
     ) -> bool {
         let now = self.requests.now();
         let new = self.missing.clear(range);
@@ -283,11 +320,19 @@ impl Installer {
         }
         self.requests
             .answered(range, step, received, now, |moments| {
-                if let Ok(mut latencies) = latencies.lock() {
-                    latencies.record(moments);
-                }
+                latencies.record(moments);
             });
         self.missing.subtract(new)
+    }
+}
+
+impl MissingAndRequested for Installer {
+    fn missing_pages(&self) -> u64 {
+        self.missing.count()
+    }
+
+    fn each_waiting(&self, each: &mut dyn FnMut(Page)) {
+        self.requests.each_outstanding(each);
     }
 }
 

@@ -81,7 +81,7 @@ fn a_page_is_asked_for_once() {
     installer
         .requests
         .sent(range(5, 6), read, sent, &installer.missing);
-    let latencies = SharedLatencies::default();
+    let latencies = ReceiverLatencies::default();
     let install = |range, content: &[u8]| {
         installer
             .install(range, content, installer.requests.now(), &latencies)
@@ -91,7 +91,7 @@ fn a_page_is_asked_for_once() {
     assert!(!install(range(5, 6), &[8; PAGE_SIZE]), "again");
     assert_eq!(ask(5), FaultAction::Fill(range(5, 6)), "it is there");
     installer.copier.fill(range(5, 6)).unwrap();
-    assert_eq!(latencies.lock().unwrap().total().count, 1);
+    assert_eq!(latencies.requests(), 1);
     let byte: u8 = map.as_volatile_slice().read_obj(5 * PAGE_SIZE + 9).unwrap();
     assert_eq!(byte, 7);
     installer.copier.unregister().unwrap();
@@ -100,7 +100,7 @@ fn a_page_is_asked_for_once() {
 #[test]
 fn the_last_page_is_told_once_and_a_second_copy_is_left_alone() {
     let (installer, map) = installer();
-    let latencies = SharedLatencies::default();
+    let latencies = ReceiverLatencies::default();
     let install = |range, content: &[u8]| {
         installer
             .install(range, content, installer.requests.now(), &latencies)
@@ -116,11 +116,7 @@ fn the_last_page_is_told_once_and_a_second_copy_is_left_alone() {
     assert!(install(range(8, 12), &content), "the last");
     assert!(!install(range(8, 12), &content), "again");
     assert_eq!(installer.missing.count(), 0);
-    assert_eq!(
-        latencies.lock().unwrap().total().count,
-        0,
-        "it was not requested"
-    );
+    assert_eq!(latencies.requests(), 0, "it was not requested");
     installer.copier.unregister().unwrap();
     installer.copier.unregister().unwrap();
 }
@@ -169,7 +165,7 @@ fn a_turn_brings_the_time_of_its_fault() {
 #[test]
 fn an_owed_page_that_is_there_already_must_hold_what_is_to_come() {
     let (installer, map) = installer();
-    let latencies = SharedLatencies::default();
+    let latencies = ReceiverLatencies::default();
     let install = |range, content: &[u8]| {
         let now = installer.requests.now();
         installer.install(range, content, now, &latencies)
@@ -223,7 +219,7 @@ fn who_waits_does_not_get_what_is_not_to_be_there() {
             std::thread::yield_now();
         }
         file.write_all_at(&[9; PAGE_SIZE], 5 * PAGE_BYTES).unwrap();
-        let latencies = SharedLatencies::default();
+        let latencies = ReceiverLatencies::default();
         let install = |range, content: &[u8]| {
             installer.install(range, content, installer.requests.now(), &latencies)
         };

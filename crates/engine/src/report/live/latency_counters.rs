@@ -1,0 +1,170 @@
+//! Latencies of page requests that are read while they are recorded.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::report::{Bucket, LatencySummary};
+
+/// Each power of two of nanoseconds is divided into so many buckets, as a power of two.
+const PART_BITS: u32 = 3;
+const PARTS: u64 = 1 << PART_BITS;
+/// 2^40 ns are 18 minutes; longer ones count as this.
+const POWERS: u32 = 40;
+const BUCKETS: usize = (POWERS as usize + 1) << PART_BITS;
+
+/// A histogram without a lock. [`Latency`](crate::report::Latency) is more exact, but only its own
+/// thread can read it. Quantiles are exact to an eighth of their value.
+#[derive(Debug)]
+pub struct LatencyCounters {
+    buckets: Box<[AtomicU64]>,
+    sum_ns: AtomicU64,
+    max_ns: AtomicU64,
+}
+
+impl Default for LatencyCounters {
+    fn default() -> Self {
+        Self {
+            buckets: (0..BUCKETS).map(|_| AtomicU64::new(0)).collect(),
+            sum_ns: AtomicU64::new(0),
+            max_ns: AtomicU64::new(0),
+        }
+    }
+}
+
+impl LatencyCounters {
+    /// Adds one latency. Three atomic operations.
+    pub(crate) fn record(&self, ns: u64) {
+        if let Some(bucket) = self.buckets.get(bucket(ns)) {
+            bucket.fetch_add(1, Relaxed);
+        }
+        self.sum_ns.fetch_add(ns, Relaxed);
+        self.max_ns.fetch_max(ns, Relaxed);
+    }
+
+    /// The distribution so far.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn summary(&self) -> LatencySummary {
+        let counts: Vec<u64> = self.buckets.iter().map(|b| b.load(Relaxed)).collect();
+        let count: u64 = counts.iter().sum();
+        if count == 0 {
+            return LatencySummary::default();
+        }
+        let max_ns = self.max_ns.load(Relaxed);
+        let us = |ns: u64| ns as f64 / 1000.0;
+        let quantile = |share: f64| {
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+            let rank = ((count as f64 * share).ceil() as u64).max(1);
+            let mut below = 0;
+            let number = counts.iter().position(|&in_bucket| {
+                below += in_bucket;
+                below >= rank
+            });
+            us(number.map_or(max_ns, |number| middle(number).min(max_ns)))
+        };
+        LatencySummary {
+            count,
+            mean: us(self.sum_ns.load(Relaxed)) / count as f64,
+            p50: quantile(0.5),
+            p99: quantile(0.99),
+            max: us(max_ns),
+            histogram: by_power_of_two(&counts),
+        }
+    }
+}
+
+/// The bucket of a latency.
+fn bucket(ns: u64) -> usize {
+    let ns = ns.clamp(1, (1 << POWERS) - 1);
+    let power = ns.ilog2();
+    // Small values have fewer distinct parts.
+    let part = match power.checked_sub(PART_BITS) {
+        Some(shift) => (ns >> shift) & (PARTS - 1),
+        None => (ns << (PART_BITS - power)) & (PARTS - 1),
+    };
+    (power as usize) << PART_BITS | usize::try_from(part).unwrap_or_default()
+}
+
+/// The first latency in a bucket.
+fn first(bucket: usize) -> u64 {
+    let (power, part) = (bucket >> PART_BITS, (bucket as u64) & (PARTS - 1));
+    ((PARTS + part) << power) >> PART_BITS
+}
+
+/// The latency in the middle of a bucket.
+fn middle(bucket: usize) -> u64 {
+    u64::midpoint(first(bucket), first(bucket + 1))
+}
+
+/// The distribution in powers of two of microseconds, from the first to the last that is not empty.
+fn by_power_of_two(counts: &[u64]) -> Vec<Bucket> {
+    let mut histogram: Vec<Bucket> = Vec::new();
+    for (number, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+        let le_us = middle(number).div_ceil(1000).next_power_of_two();
+        while let Some(last) = histogram.last().map(|bucket| bucket.le_us)
+            && last < le_us
+        {
+            histogram.push(Bucket {
+                le_us: last * 2,
+                count: 0,
+            });
+        }
+        match histogram.last_mut() {
+            Some(bucket) => bucket.count += count,
+            None => histogram.push(Bucket { le_us, count }),
+        }
+    }
+    histogram
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::report::Latency;
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    proptest! {
+        #[test]
+        fn a_latency_is_in_its_bucket(ns in 1_u64..1 << POWERS) {
+            let number = bucket(ns);
+            prop_assert!(first(number) <= ns && ns < first(number + 1), "{number}");
+        }
+
+        /// Beside the exact histogram.
+        #[test]
+        fn quantiles_are_right_to_an_eighth(
+            latencies in proptest::collection::vec(1_000_u64..10_000_000_000, 1..300),
+        ) {
+            let (counters, mut exact) = (LatencyCounters::default(), Latency::default());
+            for &ns in &latencies {
+                counters.record(ns);
+                exact.record(Duration::from_nanos(ns));
+            }
+            let (here, exact) = (counters.summary(), exact.summary());
+            prop_assert_eq!(here.count, exact.count);
+            let near = |a: f64, b: f64| (a - b).abs() <= b / 7.0 + 0.01;
+            prop_assert!(near(here.mean, exact.mean), "{here:?} {exact:?}");
+            prop_assert!(near(here.p50, exact.p50), "{here:?} {exact:?}");
+            prop_assert!(near(here.p99, exact.p99), "{here:?} {exact:?}");
+            let counted: u64 = here.histogram.iter().map(|b| b.count).sum();
+            prop_assert_eq!(counted, here.count);
+            prop_assert!(here.histogram.windows(2).all(|pair| pair[1].le_us == 2 * pair[0].le_us));
+        }
+    }
+
+    #[test]
+    fn nothing_is_nothing() {
+        assert_eq!(
+            LatencyCounters::default().summary(),
+            LatencySummary::default()
+        );
+    }
+
+    #[test]
+    fn extremes_are_counted() {
+        let counters = LatencyCounters::default();
+        counters.record(0);
+        counters.record(u64::MAX / 4);
+        assert_eq!(counters.summary().count, 2);
+    }
+}

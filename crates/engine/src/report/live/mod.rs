@@ -1,0 +1,398 @@
+//! What an observer can read of a migration while it runs.
+//!
+//! The threads of a migration count what they do in atomics ([`Counters`], [`MemoryMap`],
+//! [`LatencyCounters`]); the few that change a phase or a stage take a lock for a moment. An
+//! observer takes a [`Snapshot`] as often as it likes. That delays no page.
+
+mod latency_counters;
+mod memory_map;
+mod outages;
+mod rounds;
+mod stage;
+
+use std::fmt::{self, Debug};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime};
+
+use hikkoshi_handover::{DestinationStage, SourceStage};
+use hikkoshi_pages::{Page, RamLayout};
+use hikkoshi_wire::{MigrationId, Mode};
+use ring::digest::{SHA256, digest};
+
+use crate::report::{
+    Bytes, Counters, LatencySummary, Pages, Phase, SwitchoverStep, SwitchoverSteps, Tracker,
+};
+
+pub use latency_counters::LatencyCounters;
+pub use memory_map::{Cell, CellCounts, MAX_CELLS, MemoryMap};
+pub use outages::Outage;
+pub(crate) use outages::Outages;
+pub use rounds::RoundAccount;
+pub(crate) use rounds::Rounds;
+pub(crate) use stage::StageJournal;
+
+/// The stage of the handover that one side has recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// This is the source.
+    Source(SourceStage),
+    /// This is the destination.
+    Destination(DestinationStage),
+}
+
+/// Where the guest is, as far as this side knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GuestAt {
+    /// At the source.
+    Source,
+    /// Paused for the switchover.
+    Paused,
+    /// At the destination.
+    Destination,
+}
+
+/// Page requests without an answer, and missing pages: at the destination, in post-copy.
+pub(crate) trait MissingAndRequested: Debug + Send + Sync {
+    /// Pages that are not installed yet.
+    fn missing_pages(&self) -> u64;
+
+    /// Calls `each` with the first page of each host page that is requested and has not arrived.
+    fn each_waiting(&self, each: &mut dyn FnMut(Page));
+}
+
+/// A migration that runs, on one side.
+pub struct Live {
+    id: MigrationId,
+    /// `migrate` or `receive` resumed it.
+    resumed: bool,
+    mode: Mode,
+    peer: String,
+    begun: Instant,
+    started: SystemTime,
+    layout: RamLayout,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) tracker: Arc<Tracker>,
+    pub(crate) map: Arc<MemoryMap>,
+    pub(crate) steps: Arc<SwitchoverSteps>,
+    pub(crate) latencies: Arc<LatencyCounters>,
+    pub(crate) rounds: Rounds,
+    pub(crate) outages: Outages,
+    stage: Arc<stage::Present>,
+    missing: OnceLock<Arc<dyn MissingAndRequested>>,
+}
+
+impl Debug for Live {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without the number, which is a secret.
+        f.debug_struct("Live")
+            .field("mode", &self.mode)
+            .field("peer", &self.peer)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What is known when a migration begins.
+pub(crate) struct LiveStart<'a> {
+    pub(crate) id: MigrationId,
+    pub(crate) stage: Stage,
+    pub(crate) resumed: bool,
+    pub(crate) mode: Mode,
+    pub(crate) peer: String,
+    pub(crate) layout: &'a RamLayout,
+}
+
+/// The state of a migration at one time.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// When: the time since the migration began on this side.
+    pub at: Duration,
+    /// The phase.
+    pub phase: Phase,
+    /// The present pre-copy round, counted from 1.
+    pub round: u32,
+    /// Pages of this phase (of this round) that are done.
+    pub done_pages: u64,
+    /// Pages of this phase (of this round) in total.
+    pub total_pages: u64,
+    /// The stage that this side has recorded.
+    pub stage: Stage,
+    /// The stage of the other side, as far as it follows from its messages.
+    pub peer_stage: Stage,
+    /// Where the guest is.
+    pub guest_at: GuestAt,
+    /// Pages so far.
+    pub pages: Pages,
+    /// Pages that were sent again in pre-copy because the guest had written to them (source).
+    pub again: u64,
+    /// Bytes so far.
+    pub bytes: Bytes,
+    /// Pages that are missing at the destination, at the source: not sent yet; in post-copy.
+    pub missing: Option<u64>,
+    /// First pages of the host pages that are requested and have not arrived (destination).
+    pub waiting: Vec<Page>,
+    /// Latency of page requests (destination).
+    pub requests: LatencySummary,
+    /// How long the guest has been paused: grows until it runs again. `None` before the pause, and
+    /// with a guest that its owner had paused.
+    pub downtime: Option<Duration>,
+    /// The steps of the switchover that are done.
+    pub switchover: Vec<SwitchoverStep>,
+    /// The newest rounds of pre-copy (source).
+    pub rounds: Vec<RoundAccount>,
+    /// The newest times without links after the handover.
+    pub outages: Vec<Outage>,
+}
+
+impl Live {
+    pub(crate) fn new(start: LiveStart<'_>) -> Self {
+        Self {
+            id: start.id,
+            resumed: start.resumed,
+            mode: start.mode,
+            peer: start.peer,
+            begun: Instant::now(),
+            started: SystemTime::now(),
+            layout: start.layout.clone(),
+            counters: Arc::default(),
+            tracker: Arc::default(),
+            map: Arc::new(MemoryMap::new(start.layout.pages())),
+            steps: Arc::default(),
+            latencies: Arc::default(),
+            rounds: Rounds::default(),
+            outages: Outages::default(),
+            stage: Arc::new(stage::Present::new(start.stage)),
+            missing: OnceLock::new(),
+        }
+    }
+
+    /// A name of the migration, the same on both sides: the beginning of a hash, in hexadecimal.
+    /// The number itself is a secret, with which a source may reconnect.
+    pub fn name(&self) -> String {
+        let hash = digest(&SHA256, &self.id.to_bytes());
+        let name = hash.as_ref().iter().take(8);
+        name.map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Whether another engine had begun it.
+    pub fn is_resumed(&self) -> bool {
+        self.resumed
+    }
+
+    /// The mode that was requested.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// The other side's address; empty if it has not connected yet.
+    pub fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    /// When the migration began on this side.
+    pub fn started(&self) -> SystemTime {
+        self.started
+    }
+
+    /// When the migration began on this side, by the clock of [`Snapshot::at`].
+    pub fn begun(&self) -> Instant {
+        self.begun
+    }
+
+    /// The guest's RAM.
+    pub fn layout(&self) -> &RamLayout {
+        &self.layout
+    }
+
+    /// What has happened to the guest's memory.
+    pub fn map(&self) -> &MemoryMap {
+        &self.map
+    }
+
+    /// From now on the missing pages are known (destination).
+    pub(crate) fn set_missing(&self, missing: Arc<dyn MissingAndRequested>) {
+        let _ = self.missing.set(missing);
+    }
+
+    /// A journal that also notes the stage here.
+    pub(crate) fn stages_from<R>(
+        &self,
+        journal: &Arc<dyn hikkoshi_handover::Journal<R>>,
+    ) -> Arc<dyn hikkoshi_handover::Journal<R>>
+    where
+        R: Debug + 'static,
+        for<'a> Stage: From<&'a R>,
+    {
+        Arc::new(StageJournal::new(journal, &self.stage))
+    }
+
+    /// Milliseconds, as [`Snapshot::at`] counts them, of a moment.
+    fn since(&self, at: Instant) -> Duration {
+        at.saturating_duration_since(self.begun)
+    }
+
+    /// The present state.
+    pub fn snapshot(&self) -> Snapshot {
+        let (phase, round, done_pages, total_pages) = self.tracker.present();
+        let stage = self.stage.get();
+        let downtime = self.steps.downtime(Instant::now());
+        let missing = match (self.missing.get(), stage) {
+            (Some(missing), _) => Some(missing.missing_pages()),
+            (None, Stage::Source(_)) if phase == Phase::Postcopy => {
+                Some(total_pages.saturating_sub(done_pages))
+            }
+            _ => None,
+        };
+        let mut waiting = Vec::new();
+        if let Some(missing) = self.missing.get() {
+            missing.each_waiting(&mut |page| waiting.push(page));
+        }
+        let switchover = self.steps.all();
+        Snapshot {
+            at: self.since(Instant::now()),
+            phase,
+            round,
+            done_pages,
+            total_pages,
+            stage,
+            peer_stage: stage.of_peer(&switchover),
+            guest_at: guest_at(stage, downtime.is_some(), self.steps.is_paused()),
+            pages: self.counters.pages(self.layout.pages()),
+            again: self.counters.again(),
+            bytes: self.counters.bytes(),
+            missing,
+            waiting,
+            requests: self.latencies.summary(),
+            downtime,
+            switchover,
+            rounds: self.rounds.newest(self.begun),
+            outages: self.outages.newest(self.begun),
+        }
+    }
+}
+
+/// Where the guest is.
+fn guest_at(stage: Stage, was_paused: bool, is_paused: bool) -> GuestAt {
+    match stage {
+        Stage::Source(SourceStage::HandedOver | SourceStage::Done)
+        | Stage::Destination(DestinationStage::Complete) => GuestAt::Destination,
+        _ if is_paused => GuestAt::Paused,
+        Stage::Destination(DestinationStage::Running) => GuestAt::Destination,
+        Stage::Source(SourceStage::Committed) | Stage::Destination(DestinationStage::Ready)
+            if !was_paused =>
+        {
+            GuestAt::Paused
+        }
+        _ => GuestAt::Source,
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use hikkoshi_handover::{Journal, SourceRecord, Unrecorded};
+    use hikkoshi_pages::{PAGE_BYTES, PageRange, RamBlock};
+    use std::thread;
+
+    fn live() -> Live {
+        let block = RamBlock {
+            id: "ram".into(),
+            bytes: 4096 * PAGE_BYTES,
+            host_page: PAGE_BYTES,
+            guest: Vec::new(),
+        };
+        Live::new(LiveStart {
+            id: MigrationId::from_bytes([7; 16]),
+            stage: Stage::Source(SourceStage::Owned),
+            resumed: false,
+            mode: Mode::Hybrid,
+            peer: "there".into(),
+            layout: &RamLayout::new(vec![block]).unwrap(),
+        })
+    }
+
+    #[test]
+    fn the_secret_number_is_not_shown() {
+        let live = live();
+        let name = live.name();
+        assert_eq!(name.len(), 16);
+        assert!(!name.contains("0707") && !format!("{live:?}").contains('7'));
+    }
+
+    #[test]
+    fn a_snapshot_follows_the_stages_and_the_pause() {
+        let live = live();
+        let inner: Arc<dyn Journal<SourceRecord>> = Arc::new(Unrecorded);
+        let journal = live.stages_from(&inner);
+        let record = |stage| {
+            let record = SourceRecord {
+                id: MigrationId::from_bytes([7; 16]),
+                stage,
+                mode: Mode::Hybrid,
+            };
+            journal.record(&record).unwrap();
+        };
+        let state = || {
+            let now = live.snapshot();
+            (
+                now.guest_at,
+                now.stage,
+                now.peer_stage,
+                now.downtime.is_some(),
+            )
+        };
+        let (source, there) = (Stage::Source, Stage::Destination);
+        let (owned, receiving) = (
+            source(SourceStage::Owned),
+            there(DestinationStage::Receiving),
+        );
+        assert_eq!(state(), (GuestAt::Source, owned, receiving, false));
+        live.steps.begin(Instant::now());
+        assert_eq!(state(), (GuestAt::Paused, owned, receiving, true));
+        live.steps.done("destination ready");
+        record(SourceStage::Committed);
+        let ready = there(DestinationStage::Ready);
+        assert_eq!(
+            state(),
+            (GuestAt::Paused, source(SourceStage::Committed), ready, true)
+        );
+        record(SourceStage::HandedOver);
+        live.steps.end(Instant::now());
+        let running = there(DestinationStage::Running);
+        assert_eq!(
+            state(),
+            (
+                GuestAt::Destination,
+                source(SourceStage::HandedOver),
+                running,
+                true
+            )
+        );
+        // The downtime does not grow any more.
+        let downtime = live.snapshot().downtime;
+        thread::sleep(Duration::from_millis(2));
+        assert_eq!(live.snapshot().downtime, downtime);
+    }
+
+    #[test]
+    fn a_guest_that_stays_is_at_the_source_again() {
+        let live = live();
+        live.steps.begin(Instant::now());
+        live.steps.end(Instant::now());
+        let now = live.snapshot();
+        assert_eq!(now.guest_at, GuestAt::Source);
+        assert!(now.downtime.is_some(), "it was paused");
+    }
+
+    #[test]
+    fn missing_pages_are_those_of_the_phase_at_the_source() {
+        let live = live();
+        assert_eq!(live.snapshot().missing, None);
+        live.tracker.begin(Phase::Postcopy, 0, 100);
+        live.tracker.done(30);
+        assert_eq!(live.snapshot().missing, Some(70));
+        live.map
+            .add(Cell::Urgent, PageRange::from_len(Page::new(0), 3));
+        assert_eq!(live.map().cell(0).urgent, 3);
+    }
+}

@@ -1,0 +1,61 @@
+//! Who observes a migration.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use crate::report::Live;
+
+/// Observes one side of a migration.
+///
+/// ```
+/// use std::sync::{Arc, OnceLock};
+///
+/// use hikkoshi_engine::Observer;
+/// use hikkoshi_engine::report::Live;
+///
+/// /// Prints notices. Another thread reads how far the migration is.
+/// #[derive(Debug, Default)]
+/// struct Meter {
+///     live: OnceLock<Arc<Live>>,
+/// }
+///
+/// impl Meter {
+///     /// Bytes sent so far in pre-copy.
+///     fn bytes(&self) -> Option<u64> {
+///         Some(self.live.get()?.snapshot().bytes.precopy)
+///     }
+/// }
+///
+/// impl Observer for Meter {
+///     fn begin(&self, live: &Arc<Live>) {
+///         let _ = self.live.set(Arc::clone(live));
+///     }
+///
+///     fn notice(&self, text: &str) {
+///         eprintln!("{text}");
+///     }
+/// }
+///
+/// // For `MigrateControl` at the source, or `ReceiveControl` at the destination.
+/// let meter = Arc::new(Meter::default());
+/// let observer: Arc<dyn Observer> = Arc::<Meter>::clone(&meter);
+/// # observer.notice("a sentence");
+/// assert_eq!(meter.bytes(), None);
+/// ```
+pub trait Observer: Send + Sync + Debug {
+    /// A migration begins. Its state can be read from `live`, also after its end. Must return at
+    /// once.
+    fn begin(&self, live: &Arc<Live>);
+
+    /// A sentence for the operator. Called from several threads: must return at once.
+    fn notice(&self, text: &str);
+}
+
+/// Ignores everything.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Silent;
+
+impl Observer for Silent {
+    fn begin(&self, _: &Arc<Live>) {}
+    fn notice(&self, _: &str) {}
+}

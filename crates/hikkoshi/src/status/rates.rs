@@ -1,0 +1,118 @@
+//! Rates over the last second, and how much they vary.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// The time over which the present rate is taken.
+const PRESENT: Duration = Duration::from_secs(1);
+
+/// The time over which the best and the worst rate are looked for.
+const RECENT: Duration = Duration::from_secs(10);
+
+/// A count that grows, and its rate.
+#[derive(Debug, Default)]
+pub(super) struct Rate {
+    /// When, and the count then: the last second.
+    counts: VecDeque<(Duration, u64)>,
+    /// When, and the rate then: the last ten seconds.
+    rates: VecDeque<(Duration, f64)>,
+}
+
+/// Rates per second.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Rates {
+    /// Over the last second.
+    pub(super) present: f64,
+    /// The lowest over the last ten seconds.
+    pub(super) worst: f64,
+    /// The highest over the last ten seconds.
+    pub(super) best: f64,
+}
+
+impl Rate {
+    /// The count is `count` at this time. Times ascend.
+    #[allow(clippy::cast_precision_loss)]
+    pub(super) fn add(&mut self, at: Duration, count: u64) -> Rates {
+        self.counts.push_back((at, count));
+        while self
+            .counts
+            .get(1)
+            .is_some_and(|(second, _)| at.saturating_sub(*second) >= PRESENT)
+        {
+            self.counts.pop_front();
+        }
+        let (from, before) = self.counts.front().copied().unwrap_or((at, count));
+        let seconds = at.saturating_sub(from).as_secs_f64();
+        let present = match seconds > 0.0 {
+            true => count.saturating_sub(before) as f64 / seconds,
+            false => 0.0,
+        };
+        // Over less than half a second, a rate says little.
+        if seconds >= PRESENT.as_secs_f64() / 2.0 {
+            self.rates.push_back((at, present));
+        }
+        while self
+            .rates
+            .front()
+            .is_some_and(|(first, _)| at.saturating_sub(*first) > RECENT)
+        {
+            self.rates.pop_front();
+        }
+        let of_all = |pick: fn(f64, f64) -> f64| {
+            let rates = self.rates.iter().map(|(_, rate)| *rate);
+            rates.fold(present, pick)
+        };
+        Rates {
+            present,
+            worst: of_all(f64::min),
+            best: of_all(f64::max),
+        }
+    }
+
+    /// What was counted before says nothing about what follows.
+    pub(super) fn forget(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tenths(number: u64) -> Duration {
+        Duration::from_millis(number * 100)
+    }
+
+    #[test]
+    fn a_rate_is_that_of_the_last_second() {
+        let mut rate = Rate::default();
+        assert_eq!(rate.add(tenths(0), 50).present, 0.0);
+        for tenth in 1..=30 {
+            let rates = rate.add(tenths(tenth), 50 + tenth * 10);
+            assert!((rates.present - 100.0).abs() < 1e-6, "{rates:?}");
+        }
+        // Twice as fast: a second later that is the rate.
+        let mut last = Rates::default();
+        for tenth in 1..=10 {
+            last = rate.add(tenths(30 + tenth), 350 + tenth * 20);
+        }
+        assert!((last.present - 200.0).abs() < 1e-6, "{last:?}");
+        assert!((last.best - 200.0).abs() < 1e-6 && (last.worst - 100.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn old_rates_do_not_count() {
+        let mut rate = Rate::default();
+        let mut count = 0;
+        for tenth in 0..50 {
+            count += 1000;
+            rate.add(tenths(tenth), count);
+        }
+        let mut last = Rates::default();
+        for tenth in 50..200 {
+            count += 10;
+            last = rate.add(tenths(tenth), count);
+        }
+        assert!((last.best - 100.0).abs() < 1e-6, "{last:?}");
+    }
+}

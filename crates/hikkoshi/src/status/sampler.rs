@@ -1,0 +1,269 @@
+//! Takes the state of a migration from the engine.
+
+use std::sync::Arc;
+use std::time::UNIX_EPOCH;
+
+use hikkoshi_engine::report::{GuestAt, Live, Outage, Phase, RoundAccount, Snapshot, Stage};
+use hikkoshi_engine::{Mode, report};
+use hikkoshi_handover::{DestinationStage, SourceStage};
+use hikkoshi_pages::PAGE_BYTES;
+use hikkoshi_status::{self as status, Block, Memory, Migration, State};
+
+use super::cells::Cells;
+use super::rates::Rate;
+use super::session::SessionInfo;
+use super::time_left::time_left;
+
+/// Takes one state after another.
+#[derive(Debug)]
+pub(super) struct Sampler {
+    live: Arc<Live>,
+    bytes: Rate,
+    done: Rate,
+    cells: Cells,
+    phase: Phase,
+}
+
+impl Sampler {
+    pub(super) fn new(live: &Arc<Live>) -> Self {
+        Self {
+            live: Arc::clone(live),
+            bytes: Rate::default(),
+            done: Rate::default(),
+            cells: Cells::default(),
+            phase: Phase::Connecting,
+        }
+    }
+
+    /// The present state.
+    pub(super) fn state(&mut self) -> State {
+        let now = self.live.snapshot();
+        if now.phase != self.phase {
+            // The rate of a pre-copy says little about post-copy.
+            self.done.forget();
+            self.phase = now.phase;
+        }
+        let bytes = now.bytes;
+        let bytes = bytes.precopy + bytes.urgent + bytes.background;
+        let bytes_per_second = self.bytes.add(now.at, bytes).present;
+        let pages = now.pages;
+        let done = pages.precopy + pages.zero + pages.urgent + pages.background;
+        let rates = self.done.add(now.at, done);
+        let (map, dirty_rate) = self.cells.map(self.live.map(), &now);
+        let dirty = map.dirty.iter().sum();
+        State {
+            time_left: time_left(&now, self.live.mode(), rates, dirty_rate, dirty),
+            dirty_pages_per_second: dirty_rate,
+            bytes_per_second,
+            map,
+            ..state(&now)
+        }
+    }
+}
+
+/// What is moved.
+pub(super) fn migration(live: &Live, info: &SessionInfo) -> Migration {
+    let started = live.started().duration_since(UNIX_EPOCH);
+    Migration {
+        id: live.name(),
+        side: info.side,
+        pid: std::process::id(),
+        host: host(),
+        guest: info.guest.clone(),
+        peer: live.peer().to_owned(),
+        mode: mode(live.mode()).to_owned(),
+        started_unix_ms: started.map_or(0, millis),
+        max_downtime_ms: info.max_downtime_ms,
+        bandwidth: info.bandwidth,
+        resumed: live.is_resumed(),
+        memory: Memory {
+            pages: live.layout().pages(),
+            page_bytes: PAGE_BYTES,
+            cell_pages: live.map().cell_pages(),
+            blocks: live
+                .layout()
+                .blocks()
+                .map(|(block, range)| Block {
+                    id: block.id.clone(),
+                    first_page: range.start().index(),
+                    pages: range.len(),
+                })
+                .collect(),
+        },
+    }
+}
+
+fn host() -> String {
+    let name = rustix::system::uname();
+    name.nodename().to_string_lossy().into_owned()
+}
+
+fn mode(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Precopy => "precopy",
+        Mode::Postcopy => "postcopy",
+        Mode::Hybrid => "hybrid",
+    }
+}
+
+fn millis(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// All but rates and the map.
+fn state(now: &Snapshot) -> State {
+    let requests = &now.requests;
+    State {
+        at_ms: millis(now.at),
+        phase: match now.phase {
+            Phase::Connecting => status::Phase::Connecting,
+            Phase::Precopy => status::Phase::Precopy,
+            Phase::Switchover => status::Phase::Switchover,
+            Phase::Postcopy => status::Phase::Postcopy,
+        },
+        round: now.round,
+        done_pages: now.done_pages,
+        total_pages: now.total_pages,
+        stage: stage(now.stage).to_owned(),
+        peer_stage: stage(now.peer_stage).to_owned(),
+        guest_at: match now.guest_at {
+            GuestAt::Source => status::GuestAt::Source,
+            GuestAt::Paused => status::GuestAt::Paused,
+            GuestAt::Destination => status::GuestAt::Destination,
+        },
+        pages: status::Pages {
+            precopy: now.pages.precopy,
+            zero: now.pages.zero,
+            urgent: now.pages.urgent,
+            background: now.pages.background,
+            again: now.again,
+        },
+        bytes: status::Bytes {
+            precopy: now.bytes.precopy,
+            urgent: now.bytes.urgent,
+            background: now.bytes.background,
+            device_state: now.bytes.device_state,
+        },
+        bytes_per_second: 0.0,
+        dirty_pages_per_second: None,
+        time_left: None,
+        missing_pages: now.missing,
+        waiting_pages: now.waiting.len() as u64,
+        requests: status::Requests {
+            count: requests.count,
+            mean_us: requests.mean,
+            p50_us: requests.p50,
+            p99_us: requests.p99,
+            max_us: requests.max,
+            histogram: requests.histogram.iter().map(bucket).collect(),
+        },
+        downtime_ms: now.downtime.map(|downtime| downtime.as_secs_f64() * 1e3),
+        switchover: now
+            .switchover
+            .iter()
+            .map(|step| status::Step {
+                step: step.step.to_owned(),
+                after_pause_ms: step.at_ms,
+            })
+            .collect(),
+        rounds: now.rounds.iter().map(round).collect(),
+        outages: now.outages.iter().map(outage).collect(),
+        map: status::Map::default(),
+    }
+}
+
+fn bucket(bucket: &report::Bucket) -> status::LatencyBucket {
+    status::LatencyBucket {
+        le_us: bucket.le_us,
+        count: bucket.count,
+    }
+}
+
+fn round(round: &RoundAccount) -> status::Round {
+    status::Round {
+        round: round.round,
+        begun_ms: millis(round.begun),
+        ended_ms: round.ended.map(millis),
+        pages: round.pages,
+        zero: round.zero,
+        bytes: round.bytes,
+        dirty_pages: round.dirty_pages,
+    }
+}
+
+fn outage(outage: &Outage) -> status::Outage {
+    status::Outage {
+        from_ms: millis(outage.from),
+        to_ms: outage.to.map(millis),
+    }
+}
+
+fn stage(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Source(SourceStage::Owned) => "owned",
+        Stage::Source(SourceStage::Committed) => "committed",
+        Stage::Source(SourceStage::HandedOver) => "handed_over",
+        Stage::Source(SourceStage::Done) => "done",
+        Stage::Destination(DestinationStage::Receiving) => "receiving",
+        Stage::Destination(DestinationStage::Ready) => "ready",
+        Stage::Destination(DestinationStage::Running) => "running",
+        Stage::Destination(DestinationStage::Complete) => "complete",
+        Stage::Destination(DestinationStage::Declined) => "declined",
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use hikkoshi_engine::report::{Bytes, LatencySummary, Pages};
+    use std::time::Duration;
+
+    pub(crate) fn snapshot() -> Snapshot {
+        Snapshot {
+            at: Duration::from_secs(1),
+            phase: Phase::Precopy,
+            round: 1,
+            done_pages: 0,
+            total_pages: 0,
+            stage: Stage::Source(SourceStage::Owned),
+            peer_stage: Stage::Destination(DestinationStage::Receiving),
+            guest_at: GuestAt::Source,
+            pages: Pages {
+                guest: 1000,
+                ..Pages::default()
+            },
+            again: 0,
+            bytes: Bytes::default(),
+            missing: None,
+            waiting: Vec::new(),
+            requests: LatencySummary::default(),
+            downtime: None,
+            switchover: Vec::new(),
+            rounds: Vec::new(),
+            outages: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_state_has_the_numbers_of_the_snapshot() {
+        let mut now = snapshot();
+        now.pages.urgent = 5;
+        now.again = 7;
+        now.downtime = Some(Duration::from_micros(2500));
+        now.outages = vec![Outage {
+            from: Duration::from_millis(3),
+            to: None,
+        }];
+        let state = state(&now);
+        assert_eq!(
+            (state.at_ms, state.pages.urgent, state.pages.again),
+            (1000, 5, 7)
+        );
+        assert_eq!(state.downtime_ms, Some(2.5));
+        assert_eq!(
+            (state.stage.as_str(), state.peer_stage.as_str()),
+            ("owned", "receiving")
+        );
+        assert_eq!(state.outages[0].from_ms, 3);
+    }
+}

@@ -1,0 +1,267 @@
+//! One run of `migrate` or `receive`, as it is shown and recorded.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use error_reporter::Report;
+use hikkoshi_engine::report::Live;
+use hikkoshi_engine::{Observer, Priority, PriorityClass};
+use hikkoshi_status::{End, Record, Recorder, Recording, Side, StatusFolder, StatusServer};
+use serde_json::Value;
+
+use super::sampler::{Sampler, migration};
+use crate::args::RunOptions;
+use crate::output::exit::{self, Exit, Status};
+use crate::output::progress::{self, Display};
+
+/// How often a state is taken.
+const PERIOD: Duration = Duration::from_millis(100);
+
+/// What the command line says of a run.
+#[derive(Debug, Clone)]
+pub(crate) struct SessionInfo {
+    /// The side.
+    pub(crate) side: Side,
+    /// The guest's name, for people.
+    pub(crate) guest: String,
+    /// The limit of the downtime, where there is one.
+    pub(crate) max_downtime_ms: Option<u64>,
+    /// The limit of background traffic, where there is one.
+    pub(crate) bandwidth: Option<u64>,
+}
+
+/// Shows, records and serves the migration of one run. Created before the engine, and ended with
+/// the result of the run.
+#[derive(Debug)]
+pub(crate) struct Session {
+    run: RunOptions,
+    shared: Arc<Shared>,
+}
+
+/// What the session and its observer share.
+#[derive(Debug)]
+struct Shared {
+    info: Mutex<SessionInfo>,
+    folder: StatusFolder,
+    display: Arc<dyn Display>,
+    recording: Mutex<Option<RecordingThread>>,
+    account: Mutex<Option<Value>>,
+}
+
+/// The thread that takes states.
+#[derive(Debug)]
+struct RecordingThread {
+    begun: Instant,
+    events: Sender<Event>,
+    thread: JoinHandle<Recording>,
+}
+
+/// What the thread is sent.
+#[derive(Debug)]
+enum Event {
+    /// A notice, and when it was made.
+    Notice(u64, String),
+    /// The run ends.
+    End(End),
+}
+
+impl Session {
+    /// A session with the display that `run` asks for.
+    pub(crate) fn new(run: &RunOptions, info: SessionInfo) -> Self {
+        Self {
+            run: run.clone(),
+            shared: Arc::new(Shared {
+                info: Mutex::new(info),
+                folder: StatusFolder::in_run_folder(&run.journals.path()),
+                display: progress::display(run.progress),
+                recording: Mutex::default(),
+                account: Mutex::default(),
+            }),
+        }
+    }
+
+    /// The options of the run.
+    pub(crate) fn options(&self) -> &RunOptions {
+        &self.run
+    }
+
+    /// The guest's name, if the command line does not have it.
+    pub(crate) fn set_guest(&self, guest: &str) {
+        guest.clone_into(&mut lock(&self.shared.info).guest);
+    }
+
+    /// The observer for the engine.
+    pub(crate) fn observer(&self) -> Arc<dyn Observer> {
+        Arc::<Shared>::clone(&self.shared)
+    }
+
+    /// No progress is drawn any more: a result follows.
+    pub(crate) fn end_display(&self) {
+        self.shared.display.clear();
+    }
+
+    /// The statistics of the migration, as `--json` has them.
+    pub(crate) fn set_account(&self, account: Value) {
+        *lock(&self.shared.account) = Some(account);
+    }
+
+    /// Ends the session with the result of the run. The recording stays in the status folder.
+    /// Returns it, if a migration had begun.
+    pub(crate) fn end(self, result: &Result<Status, Exit>) -> Option<Recording> {
+        self.end_display();
+        let recording = lock(&self.shared.recording).take()?;
+        let account = lock(&self.shared.account).take();
+        let event = Event::End(end(result, recording.at_ms(), account));
+        // A thread that has panicked does not receive it; the panic was reported.
+        let _ = recording.events.send(event);
+        recording.thread.join().ok()
+    }
+}
+
+impl RecordingThread {
+    /// Milliseconds since the migration began.
+    fn at_ms(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Observer for Shared {
+    fn begin(&self, live: &Arc<Live>) {
+        let recorder = Recorder::new(migration(live, &lock(&self.info)));
+        let server = StatusServer::start(&self.folder, &recorder)
+            .inspect_err(|error| {
+                tracing::warn!(
+                    error = %Report::new(error),
+                    "a dashboard will not show this migration while it runs"
+                );
+            })
+            .ok();
+        let mut recorded = Recorded {
+            sampler: Sampler::new(live),
+            recorder,
+            server,
+            display: Arc::clone(&self.display),
+        };
+        let (sender, events) = channel();
+        let folder = self.folder.clone();
+        let started = thread::Builder::new().name("status".into()).spawn(move || {
+            Priority::ON.apply(PriorityClass::Background);
+            let end = recorded.until_end(&events);
+            recorded.finish(end, &folder)
+        });
+        match started {
+            Ok(thread) => {
+                *lock(&self.recording) = Some(RecordingThread {
+                    begun: live.begun(),
+                    events: sender,
+                    thread,
+                });
+            }
+            Err(error) => tracing::warn!(
+                error = %Report::new(&error),
+                "starting the thread that shows and records the migration"
+            ),
+        }
+    }
+
+    fn notice(&self, text: &str) {
+        self.display.notice(text);
+        if let Some(recording) = &*lock(&self.recording) {
+            let notice = Event::Notice(recording.at_ms(), text.to_owned());
+            let _ = recording.events.send(notice);
+        }
+    }
+}
+
+/// What the thread works with.
+struct Recorded {
+    sampler: Sampler,
+    recorder: Recorder,
+    server: Option<StatusServer>,
+    display: Arc<dyn Display>,
+}
+
+impl Recorded {
+    /// Takes a state every [`PERIOD`]. `None`: the session was dropped.
+    fn until_end(&mut self, events: &Receiver<Event>) -> Option<End> {
+        let mut next = Instant::now();
+        loop {
+            let wait = next.saturating_duration_since(Instant::now());
+            match events.recv_timeout(wait) {
+                Ok(Event::Notice(at_ms, text)) => {
+                    let notice = self.recorder.notice(at_ms, &text);
+                    self.publish(&Record::Notice(notice));
+                }
+                Ok(Event::End(end)) => return Some(end),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => {
+                    // Late ticks are left out: the thread has a low priority.
+                    next = (next + PERIOD).max(Instant::now());
+                    self.take();
+                }
+            }
+        }
+    }
+
+    /// Takes the present state.
+    fn take(&mut self) {
+        let state = self.sampler.state();
+        self.display.state(&state);
+        if let Some(server) = &mut self.server {
+            server.accept(&self.recorder);
+            server.publish(&Record::State(Box::new(state.clone())));
+        }
+        self.recorder.add(state);
+    }
+
+    fn publish(&mut self, record: &Record) {
+        if let Some(server) = &mut self.server {
+            server.publish(record);
+        }
+    }
+
+    /// The last state, and the end.
+    fn finish(mut self, end: Option<End>, folder: &StatusFolder) -> Recording {
+        self.take();
+        if let Some(end) = end {
+            self.recorder.end(end.clone());
+            self.publish(&Record::End(end));
+        }
+        // The file is there before the socket is gone.
+        if self.server.is_some()
+            && let Err(error) = folder.store(self.recorder.recording())
+        {
+            tracing::warn!(
+                error = %Report::new(&error),
+                "a dashboard will not show this migration after its end"
+            );
+        }
+        if let Some(server) = self.server {
+            server.finish();
+        }
+        self.recorder.into_recording()
+    }
+}
+
+/// How the run ended.
+fn end(result: &Result<Status, Exit>, at_ms: u64, account: Option<Value>) -> End {
+    let end = match result {
+        Ok(Status::ShutDown) => exit::End::SHUT_DOWN,
+        Ok(_) => exit::End::MOVED,
+        Err(exit) => exit::End::from(exit),
+    };
+    End {
+        at_ms,
+        exit_status: end.exit_status,
+        reason: end.reason.code().to_owned(),
+        message: end.message.to_owned(),
+        next: end.next.map(ToOwned::to_owned),
+        account,
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
