@@ -84,7 +84,10 @@ fn restrict_with_landlock() -> Result<(), String> {
 }
 
 /// Checks that all restrictions are enforced; the error lists the others.
-pub(crate) fn check_landlock(ruleset: &RulesetStatus, landlock: &LandlockStatus) -> Result<(), String> {
+pub(crate) fn check_landlock(
+    ruleset: &RulesetStatus,
+    landlock: &LandlockStatus,
+) -> Result<(), String> {
     let abi = match landlock {
         LandlockStatus::Available { effective_abi, .. } => *effective_abi,
         LandlockStatus::NotEnabled | LandlockStatus::NotImplemented => ABI::Unsupported,

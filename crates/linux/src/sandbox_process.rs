@@ -100,8 +100,8 @@ fn restrict(folder: &Path) -> Result<PathBuf, SandboxError> {
 
 /// Makes the folder the root folder, if the process has the right to. Returns its path then.
 fn change_root(folder: &Path) -> Result<PathBuf, SandboxError> {
-    let has_right = capabilities(None)
-        .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_CHROOT));
+    let has_right =
+        capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_CHROOT));
     if !has_right {
         return Ok(folder.to_owned());
     }
@@ -240,7 +240,10 @@ fn filters() -> Result<[BpfProgram; 2], seccompiler::Error> {
     // Limits of this process: the size of its stack is read.
     rules.insert(libc::SYS_prlimit64, vec![only(0, all, 0)?]);
     // Names of threads.
-    rules.insert(libc::SYS_prctl, vec![only(0, all, flags(libc::PR_SET_NAME))?]);
+    rules.insert(
+        libc::SYS_prctl,
+        vec![only(0, all, flags(libc::PR_SET_NAME))?],
+    );
     let ioctls = IOCTLS.iter().map(|&number| only(1, all, number));
     rules.insert(libc::SYS_ioctl, ioctls.collect::<Result<_, _>>()?);
     // A filter cannot read the arguments of `clone3`. The C library uses `clone` if there is none.
@@ -297,7 +300,10 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let mut client = TcpStream::connect(address).unwrap();
         let is_root = rustix::process::geteuid().is_root();
-        assert!(matches!(sandbox_process(&folder), Err(SandboxError::Threads(2..))));
+        assert!(matches!(
+            sandbox_process(&folder),
+            Err(SandboxError::Threads(2..))
+        ));
 
         let server = thread::spawn(move || {
             let folder = restrict(&folder).unwrap();

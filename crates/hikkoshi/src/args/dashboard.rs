@@ -67,7 +67,14 @@ mod tests {
         ] {
             assert_eq!(address(text).unwrap().to_string(), parsed);
         }
-        for bad in ["", "8077", "127.0.0.1", "localhost", "host.example:80", "localhost:70000"] {
+        for bad in [
+            "",
+            "8077",
+            "127.0.0.1",
+            "localhost",
+            "host.example:80",
+            "localhost:70000",
+        ] {
             assert!(address(bad).is_err(), "{bad}");
         }
     }
