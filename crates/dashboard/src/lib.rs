@@ -6,8 +6,8 @@
 //! knows: as a page that shows each change, as JSON, as metrics for Prometheus. It only reads. It
 //! has no user and no password: it listens on loopback, unless the operator says otherwise.
 //!
-//! The page and the report show the same **views** (`web/js/views/`) of the same data, [`Recording`]s of
-//! `hikkoshi-status`:
+//! The page and the report show the same **views** (`web/js/views/`) of the same data,
+//! [`Recording`]s of `hikkoshi-status`:
 //!
 //! - The live page asks the server for `events`, a stream of Server-Sent Events, and applies each
 //!   record to the recording that it keeps.
@@ -15,8 +15,8 @@
 //!   recordings.
 //!
 //! Neither fetches anything from another host, and their content security policies forbid it. All
-//! text of a recording is untrusted: guest names, messages, names of RAM blocks. Scripts set it only
-//! as the text of an element, and the report escapes it.
+//! text of a recording is untrusted: guest names, messages, names of RAM blocks. Scripts set it
+//! only as the text of an element, and the report escapes it.
 //!
 //! | folder or file | holds |
 //! |---|---|

@@ -1,14 +1,14 @@
 //! Sandbox for a process that serves clients, and only reads one folder.
 //!
-//! The process gives up what [`sandbox_thread`](crate::sandbox_thread) gives up, with fewer exceptions
-//! for memory and more for files and threads: it may list and read the folder, connect to unix
-//! sockets, accept connections on sockets that listen already, and start threads. It cannot write to
-//! a file, open a connection to a port, or execute a program.
+//! The process gives up what a [sandboxed thread](crate::sandbox_thread) gives up, with fewer
+//! exceptions for memory and more for files and threads: it may list and read the folder, connect
+//! to unix sockets, accept connections on sockets that listen already, and start threads. It cannot
+//! write to a file, open a connection to a port, or execute a program.
 //!
-//! Landlock does not restrict connections to the unix sockets of files (Linux 6.18), and a process of
-//! root may connect to all of root's sockets: monitors of QEMU, for example. So a process that may
-//! change its root folder makes the folder its root. Other users have no such right; their process
-//! can connect to all sockets of the same user.
+//! Landlock does not restrict connections to the unix sockets of files (Linux 6.18), and a process
+//! of root may connect to all of root's sockets: monitors of QEMU, for example. So a process that
+//! may change its root folder makes the folder its root. Other users have no such right; their
+//! process can connect to all sockets of the same user.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -55,8 +55,8 @@ impl Dashboard {
         http_get(self.address, path).unwrap()
     }
 
-    /// Reads `/events` in a thread until both sides of a migration have ended. Returns, by side, the
-    /// phases that it saw and the last end.
+    /// Reads `/events` in a thread until both sides of a migration have ended. The result are, by
+    /// side, the phases that it saw and the exit status.
     fn follow(&self) -> impl FnOnce() -> [(BTreeSet<String>, u8); 2] + use<> {
         let mut stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
@@ -240,8 +240,8 @@ fn prometheus_scrapes_a_move_and_its_end() {
     dashboard.end();
 }
 
-/// The rules and the queries of the Grafana dashboard are valid, and each query of the dashboard has
-/// a result for a recorded migration.
+/// The rules and the queries of the Grafana dashboard are valid, and each query of the dashboard
+/// has a result for a recorded migration.
 #[test]
 fn rules_and_queries_work_on_the_exported_metrics() {
     check_rules(&documents().join("alerts.yaml")).unwrap();

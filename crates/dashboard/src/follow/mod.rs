@@ -1,7 +1,7 @@
 //! Follows all migrations of a status folder, and keeps what is known about each.
 //!
-//! A thread lists the folder four times a second. It reads the files of ended migrations, and starts
-//! a thread for each socket, which reads the records of the engine there. Both report to
+//! A thread lists the folder four times a second. It reads the files of ended migrations, and
+//! starts a thread for each socket, which reads the records of the engine there. Both report to
 //! [`Migrations`], which keeps a recording for each entry of the folder and passes each change to
 //! the subscribers.
 //!

@@ -1,9 +1,9 @@
 //! `/metrics`: what is known, in Prometheus' text format.
 //!
-//! The text is written by hand: the crates for it keep the values themselves, in registries
-//! that are updated where something happens. Here all values are in recordings, and a histogram
-//! comes as counts; and the crate of the Prometheus project (`prometheus-client`) writes OpenMetrics
-//! only, whose counters `promtool check metrics` refuses.
+//! The text is written by hand. The crates for it keep the values themselves, in registries that
+//! are updated where something happens; here all values are in recordings, and a histogram comes as
+//! counts. The crate of the Prometheus project (`prometheus-client`) writes OpenMetrics only, whose
+//! counters `promtool check metrics` refuses.
 
 mod families;
 mod text;

@@ -1,7 +1,7 @@
 //! The HTTP server.
 //!
-//! One thread serves all connections (tokio, hyper). It answers GET and HEAD, and there is nothing to
-//! change: no request has an effect. What a client can use is bounded ([`Limits`]).
+//! One thread serves all connections (tokio, hyper). It answers GET and HEAD, and no request has an
+//! effect. What a client can use is bounded ([`Limits`]).
 //!
 //! | path | what |
 //! |---|---|
