@@ -194,6 +194,12 @@ bench: guest-web guest-debian ## benchmarks beside QEMU's own migration
 	cargo build --locked --release --package hikkoshi
 	cargo run --locked --release --package hikkoshi-bench -- $(ARGS)
 
+# The machine should be quiet.
+.PHONY: bench-dashboard
+bench-dashboard: ## CPU time and memory of the dashboard for a guest of 1 TiB: the table of docs/dashboard.md
+	cargo build --locked --release --package hikkoshi
+	cargo test --locked --package hikkoshi-tests --test e2e -- dashboard_cost:: --include-ignored --nocapture
+
 .PHONY: fuzz
 fuzz: ## fuzz each decoder and both state machines for FUZZ_SECONDS (needs a C++ compiler)
 	.ci/fuzz.sh $(FUZZ_SECONDS) $(FUZZ_JOBS)

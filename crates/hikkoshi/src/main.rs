@@ -1,7 +1,8 @@
 //! `hikkoshi`: moves a running virtual machine to another host.
 //!
 //! `receive` waits at the destination, `migrate` moves a guest to it, and `demo` shows both with a
-//! test guest. `check` and `dirty-rate` examine a guest that stays where it is. Their output is for
+//! test guest. `check` and `dirty-rate` examine a guest that stays where it is. `dashboard` shows
+//! the migrations of this host. Their output is for
 //! people; `--json` and `--progress json` are for programs.
 //!
 //! | folder | holds |
@@ -26,7 +27,7 @@ mod status;
 use args::requested_output::RequestedOutput;
 use args::{Args, Command};
 use clap::Parser;
-use commands::{check, demo, dirty_rate, guard, migrate, receive};
+use commands::{check, dashboard, demo, dirty_rate, guard, migrate, receive};
 use output::exit::{End, Exit, Status};
 use output::reason::Reason;
 use output::{log, report, streams};
@@ -44,6 +45,7 @@ fn main() -> std::process::ExitCode {
         Command::Migrate(args) => migrate::run(args),
         Command::Check(args) => check::run(args),
         Command::DirtyRate(args) => dirty_rate::run(args),
+        Command::Dashboard(args) => dashboard::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Guard(args) => guard::run(args),
     });

@@ -12,6 +12,7 @@
 //! * Threads: [`Priority`] (urgent threads before background
 //!   threads), [`sandbox_thread`] (Landlock, seccomp and capabilities), [`kernel_thread_name`]
 //!   (threads of the kernel).
+//! * This process: [`sandbox_process`] (the same, for a server that only reads one folder).
 //! * Requests to stop: [`StopEventFd`] (an eventfd, for loops that wait in `poll`), [`CancelFlag`]
 //!   (a flag, for loops that check it between pieces of work and for signal handlers).
 //! * Clocks: [`monotonic_ns`].
@@ -48,6 +49,7 @@ mod priority;
 mod process;
 mod remote_file;
 mod sandbox;
+mod sandbox_process;
 mod schedule;
 mod stop_eventfd;
 mod tcp;
@@ -71,6 +73,7 @@ pub use process::{CAP_SYS_PTRACE, Process};
 pub use remote_file::{ReopenError, close_in, reopen_for_writing};
 pub use rustix::io::Errno;
 pub use sandbox::sandbox_thread;
+pub use sandbox_process::{SandboxError, sandbox_process};
 pub use schedule::Policy;
 pub use stop_eventfd::StopEventFd;
 pub use tcp::{TcpInfo, set_pace};

@@ -84,7 +84,10 @@ fn restrict_with_landlock() -> Result<(), String> {
 }
 
 /// Checks that all restrictions are enforced; the error lists the others.
-fn check_landlock(ruleset: &RulesetStatus, landlock: &LandlockStatus) -> Result<(), String> {
+pub(crate) fn check_landlock(
+    ruleset: &RulesetStatus,
+    landlock: &LandlockStatus,
+) -> Result<(), String> {
     let abi = match landlock {
         LandlockStatus::Available { effective_abi, .. } => *effective_abi,
         LandlockStatus::NotEnabled | LandlockStatus::NotImplemented => ABI::Unsupported,
@@ -195,7 +198,14 @@ fn build_filter() -> Result<BpfProgram, seccompiler::Error> {
         SeccompRule::new(vec![condition])
     });
     rules.insert(libc::SYS_ioctl, ioctls.collect::<Result<_, _>>()?);
-    // Memory, but not executable memory.
+    compile(rules)
+}
+
+/// A filter that allows these calls, memory that is not executable, and signals of the process to
+/// itself, and refuses all others.
+pub(crate) fn compile(
+    mut rules: BTreeMap<i64, Vec<SeccompRule>>,
+) -> Result<BpfProgram, seccompiler::Error> {
     let exec = u64::from(libc::PROT_EXEC.unsigned_abs());
     let data = SeccompCondition::new(2, Len::Dword, Op::MaskedEq(exec), 0)?;
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {

@@ -99,6 +99,11 @@ impl StatusFolder {
         Self(folder.join("status"))
     }
 
+    /// The status folder with this path.
+    pub fn at(path: PathBuf) -> Self {
+        Self(path)
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.0

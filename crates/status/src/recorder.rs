@@ -1,6 +1,6 @@
 //! Adds to a recording, and keeps it bounded.
 
-use crate::{End, Frame, Map, Migration, Notice, Recording, Sample, State, VERSION};
+use crate::{End, Frame, Map, Migration, Notice, Record, Recording, Sample, State, VERSION};
 
 /// The most samples. When there are more, every second one is dropped, and from then on half as
 /// many are taken.
@@ -15,7 +15,11 @@ const NOTICES: usize = 200;
 /// The longest notice, in bytes.
 const NOTICE_BYTES: usize = 4096;
 
-/// Records one migration.
+/// How much earlier than usual a state may come that becomes a sample or a frame, in milliseconds:
+/// half the distance of two states.
+const EARLY_MS: u64 = 50;
+
+/// Records one migration: that of this process, or as a follower that of another one.
 #[derive(Debug)]
 pub struct Recorder {
     recording: Recording,
@@ -59,18 +63,42 @@ impl Thinned {
         takes
     }
 
-    /// Drops every second entry if there are too many. The first one always stays.
+    /// Drops every second entry while there are too many. The first one always stays.
     fn thin<T>(&mut self, entries: &mut Vec<T>) {
-        if entries.len() <= self.most {
-            return;
+        while entries.len() > self.most {
+            let mut number = 0_usize;
+            entries.retain(|_| {
+                number += 1;
+                number % 2 == 1
+            });
+            self.every *= 2;
         }
-        let mut number = 0_usize;
-        entries.retain(|_| {
-            number += 1;
-            number % 2 == 1
-        });
-        self.every *= 2;
     }
+}
+
+impl Sampled {
+    #[allow(clippy::cast_precision_loss)] // Rates for people.
+    fn of(state: &State) -> Self {
+        let (bytes, requests) = (&state.bytes, &state.requests);
+        let parts = [bytes.precopy, bytes.urgent, bytes.background];
+        Self {
+            at_ms: state.at_ms,
+            bytes: parts.into_iter().fold(0, u64::saturating_add),
+            requests: requests.count,
+            latency_us: requests.mean_us * requests.count as f64,
+        }
+    }
+}
+
+/// Whether a state at `at_ms` continues the list, whose entries have about equal distances.
+fn is_due<T>(entries: &[T], at_ms: u64, time: impl Fn(&T) -> u64) -> bool {
+    let (Some(first), Some(last)) = (entries.first(), entries.last()) else {
+        return true;
+    };
+    let distances = entries.len() as u64 - 1;
+    let distance = time(last).saturating_sub(time(first)) / distances.max(1);
+    let due = time(last).saturating_add(distance.saturating_sub(EARLY_MS));
+    at_ms >= due
 }
 
 impl Recorder {
@@ -90,6 +118,47 @@ impl Recorder {
             frames: Thinned::new(FRAMES),
             sampled: None,
         }
+    }
+
+    /// Continues the recording of another process, whose records follow ([`apply`](Self::apply)).
+    pub fn following(mut recording: Recording) -> Self {
+        let (mut samples, mut frames) = (Thinned::new(SAMPLES), Thinned::new(FRAMES));
+        samples.thin(&mut recording.samples);
+        frames.thin(&mut recording.frames);
+        let notices = &mut recording.notices;
+        notices.drain(..notices.len().saturating_sub(NOTICES));
+        Self {
+            sampled: recording.state.as_ref().map(Sampled::of),
+            recording,
+            samples,
+            frames,
+        }
+    }
+
+    /// Adds a record of the process that is followed. It need not get all states: those that are
+    /// sampled are chosen by their times.
+    pub fn apply(&mut self, record: Record) {
+        match record {
+            Record::Recording(recording) => *self = Self::following(*recording),
+            Record::State(state) => self.add_followed(*state),
+            Record::Notice(notice) => {
+                self.notice(notice.at_ms, &notice.text);
+            }
+            Record::End(end) => self.end(end),
+        }
+    }
+
+    fn add_followed(&mut self, state: State) {
+        if is_due(&self.recording.samples, state.at_ms, |sample| sample.at_ms) {
+            let sample = self.sample(&state);
+            self.recording.samples.push(sample);
+            self.samples.thin(&mut self.recording.samples);
+        }
+        if is_due(&self.recording.frames, state.at_ms, |frame| frame.at_ms) {
+            self.add_frame(state.at_ms, state.map.clone());
+            self.frames.thin(&mut self.recording.frames);
+        }
+        self.recording.state = Some(state);
     }
 
     /// What was recorded so far.
@@ -149,13 +218,7 @@ impl Recorder {
 
     #[allow(clippy::cast_precision_loss)] // Rates for people.
     fn sample(&mut self, state: &State) -> Sample {
-        let bytes = &state.bytes;
-        let now = Sampled {
-            at_ms: state.at_ms,
-            bytes: bytes.precopy + bytes.urgent + bytes.background,
-            requests: state.requests.count,
-            latency_us: state.requests.mean_us * state.requests.count as f64,
-        };
+        let now = Sampled::of(state);
         let before = self.sampled.replace(now).unwrap_or(Sampled {
             at_ms: 0,
             bytes: 0,
@@ -257,6 +320,99 @@ mod tests {
         let frames = &recorder.recording().frames;
         assert_eq!(frames.last().map(|frame| frame.at_ms), Some(9900));
         assert_eq!(frames.first().map(|frame| frame.at_ms), Some(0));
+    }
+
+    /// What a follower has that connected after `begun` states, and gets every `step`th one since.
+    fn followed(begun: u64, step: usize, states: u64) -> (Recording, Recording) {
+        let mut recorder = Recorder::new(migration());
+        let counted = |tenth: u64| {
+            let mut state = state(tenth * 100);
+            state.bytes.precopy = tenth * 1000;
+            state
+        };
+        (0..begun).for_each(|tenth| recorder.add(counted(tenth)));
+        let mut follower = Recorder::following(recorder.recording().clone());
+        for tenth in begun..states {
+            recorder.add(counted(tenth));
+            if tenth % step as u64 == 0 {
+                follower.apply(Record::State(Box::new(counted(tenth))));
+            }
+        }
+        (recorder.recording, follower.recording)
+    }
+
+    #[test]
+    fn a_follower_has_the_samples_of_the_process_that_it_follows() {
+        for begun in [1, 2, 1000, 5000] {
+            let (recorded, followed) = followed(begun, 1, 9000);
+            assert_eq!(followed.state, recorded.state);
+            let times = |recording: &Recording| {
+                let samples = recording.samples.iter().map(|sample| sample.at_ms);
+                samples.collect::<Vec<_>>()
+            };
+            assert_eq!(times(&followed), times(&recorded), "{begun}");
+            // All have the same rate, except the first ones.
+            let rates = followed.samples.iter().skip(2).map(|s| s.bytes_per_second);
+            rates.for_each(|rate| assert!((rate - 10_000.0).abs() < 1.0, "{rate}"));
+        }
+    }
+
+    #[test]
+    fn a_follower_that_misses_states_is_bounded_too() {
+        let (_, followed) = followed(1000, 7, 50_000);
+        let samples = followed.samples.len();
+        assert!((SAMPLES / 4..=SAMPLES).contains(&samples), "{samples}");
+        let frames = followed.frames.len();
+        assert!((FRAMES / 4..=FRAMES).contains(&frames), "{frames}");
+    }
+
+    #[test]
+    fn a_recording_that_is_too_long_is_thinned() {
+        let mut recorder = Recorder::new(migration());
+        for tenth in 0..20 {
+            recorder.add(state(tenth * 100));
+        }
+        let mut long = recorder.recording().clone();
+        long.samples = std::iter::repeat_n(long.samples[0], 10 * SAMPLES).collect();
+        long.frames = std::iter::repeat_n(long.frames[0].clone(), 10 * FRAMES).collect();
+        let notice = Notice {
+            at_ms: 1,
+            text: "a notice".into(),
+        };
+        long.notices = std::iter::repeat_n(notice, 10 * NOTICES).collect();
+        let mut follower = Recorder::new(migration());
+        follower.apply(Record::Recording(Box::new(long)));
+        let bounded = follower.recording();
+        assert!(bounded.samples.len() <= SAMPLES && bounded.samples.len() > SAMPLES / 2);
+        assert!(bounded.frames.len() <= FRAMES && bounded.frames.len() > FRAMES / 2);
+        assert_eq!(bounded.notices.len(), NOTICES);
+    }
+
+    #[test]
+    fn a_follower_applies_notices_and_the_end() {
+        let mut follower = Recorder::following(Recorder::new(migration()).recording);
+        follower.apply(Record::State(Box::new(state(100))));
+        for number in 0..300 {
+            follower.apply(Record::Notice(Notice {
+                at_ms: number,
+                text: "x".repeat(2 * NOTICE_BYTES),
+            }));
+        }
+        let end = End {
+            at_ms: 950,
+            exit_status: 0,
+            reason: "moved".into(),
+            message: "moved".into(),
+            next: None,
+            account: None,
+        };
+        follower.apply(Record::End(end.clone()));
+        let recording = follower.recording();
+        assert_eq!(recording.notices.len(), NOTICES);
+        let last = recording.notices.last().unwrap();
+        assert_eq!((last.at_ms, last.text.len()), (299, NOTICE_BYTES));
+        assert_eq!(recording.end, Some(end));
+        assert_eq!(recording.frames.last().map(|frame| frame.at_ms), Some(100));
     }
 
     #[test]

@@ -9,6 +9,8 @@ mod check;
 mod cli_output;
 mod completion;
 mod cpu_compatibility;
+mod dashboard;
+mod dashboard_cost;
 mod debian;
 mod destination_line;
 mod direct_io;

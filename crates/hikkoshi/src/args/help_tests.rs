@@ -80,6 +80,12 @@ fn options_stand_under_their_headings() {
          Output: --map --json\n\
          -: --help\n"
     );
+    assert_eq!(
+        visible("dashboard"),
+        "Connection: --listen --journal\n\
+         Security: --allow-remote --allow-host\n\
+         -: --help\n"
+    );
 }
 
 #[test]
@@ -115,7 +121,14 @@ fn options_for_benchmarks_and_tests_are_hidden() {
 #[test]
 fn short_help_is_one_line_an_option() {
     let command = command();
-    for name in ["migrate", "receive", "check", "dirty-rate", "demo"] {
+    for name in [
+        "migrate",
+        "receive",
+        "check",
+        "dirty-rate",
+        "dashboard",
+        "demo",
+    ] {
         let command = command.find_subcommand(name).unwrap();
         for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
             let help = arg.get_help().unwrap().to_string();

@@ -9,6 +9,7 @@
 mod allow_device;
 mod bytes;
 mod check;
+mod dashboard;
 mod demo;
 mod dirty_rate;
 mod domain;
@@ -33,6 +34,7 @@ use clap::{Parser, Subcommand};
 
 pub(crate) use allow_device::AllowDevice;
 pub(crate) use check::Check;
+pub(crate) use dashboard::Dashboard;
 pub(crate) use demo::Demo;
 pub(crate) use dirty_rate::DirtyRate;
 pub(crate) use domain::DomainOptions;
@@ -66,6 +68,11 @@ Exit status of dirty-rate:
   1  It cannot be measured, or not any more
   2  The command line or the environment is invalid, or the file of --json cannot be written
 
+Exit status of dashboard:
+  0  It was ended by Ctrl-C or SIGTERM
+  2  The command line or the environment is invalid, the address cannot be listened on, the
+     status folder cannot be used, or the process cannot give up its rights
+
 Environment:
   HIKKOSHI_LOG  What to log: off, error, warn (the default), info, debug or trace, for
                 all crates or for one (hikkoshi_qemu=debug)";
@@ -88,6 +95,8 @@ pub(crate) enum Command {
     Check(Check),
     /// Measure how fast a guest writes to its memory, and to how much of it
     DirtyRate(DirtyRate),
+    /// Show this host's migrations on a web page, and as metrics for Prometheus
+    Dashboard(Dashboard),
     /// Move a test guest between two QEMU processes on this host
     Demo(Demo),
     /// Restore the guest if `migrate` is killed (started by `migrate`)
@@ -100,7 +109,11 @@ impl Command {
         match self {
             Self::Receive(receive) => Some(&receive.run),
             Self::Migrate(migrate) => Some(&migrate.run),
-            Self::Check(_) | Self::DirtyRate(_) | Self::Demo(_) | Self::Guard(_) => None,
+            Self::Check(_)
+            | Self::DirtyRate(_)
+            | Self::Dashboard(_)
+            | Self::Demo(_)
+            | Self::Guard(_) => None,
         }
     }
 

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// A side of a migration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Side {
     /// The guest leaves it: `hikkoshi migrate`.

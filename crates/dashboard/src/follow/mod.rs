@@ -1,0 +1,18 @@
+//! Follows all migrations of a status folder, and keeps what is known about each.
+//!
+//! A thread lists the folder four times a second. It reads the files of ended migrations, and
+//! starts a thread for each socket, which reads the records of the engine there. Both report to
+//! [`Migrations`], which keeps a recording for each entry of the folder and passes each change to
+//! the subscribers.
+//!
+//! Nothing is written to the folder, and nothing is sent to an engine.
+
+mod known;
+mod migrations;
+mod subscription;
+mod watch;
+
+pub(crate) use known::Known;
+pub(crate) use migrations::{Migrations, View};
+pub(crate) use subscription::Subscription;
+pub(crate) use watch::Watch;

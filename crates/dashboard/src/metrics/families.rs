@@ -1,0 +1,526 @@
+//! The metrics: names, types and meanings, and where their values are.
+
+use std::fmt::{self, Display};
+
+use hikkoshi_status::{GuestAt, Phase, Requests, Side, State};
+
+use super::text::{Exposition, count_value};
+use super::{Migration, side};
+use crate::follow::View;
+
+/// The type of a metric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A number that only grows.
+    Counter,
+    /// A number.
+    Gauge,
+    /// Counts by size.
+    Histogram,
+}
+
+impl Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+        })
+    }
+}
+
+/// A metric.
+#[allow(missing_debug_implementations)] // It has a function.
+pub struct Family {
+    /// Its name.
+    pub name: &'static str,
+    /// Its type.
+    pub kind: Kind,
+    /// Its meaning.
+    pub help: &'static str,
+    pub(super) write: fn(&mut Exposition, &View<'_>, &[Migration<'_>]),
+}
+
+const fn family(
+    name: &'static str,
+    kind: Kind,
+    help: &'static str,
+    write: fn(&mut Exposition, &View<'_>, &[Migration<'_>]),
+) -> Family {
+    Family {
+        name,
+        kind,
+        help,
+        write,
+    }
+}
+
+/// All metrics, in the order of `/metrics`.
+pub const FAMILIES: &[Family] = &[
+    family(
+        "hikkoshi_migrations",
+        Kind::Gauge,
+        "Migrations in the status folder, by `state`: running, ended, or lost (the engine was \
+         killed, or cannot be read).",
+        |out, view, _| {
+            let count = |state| {
+                let known = view.entries.values();
+                count_value(known.filter(|known| state_of(known) == Some(state)).count() as u64)
+            };
+            for state in ["running", "ended", "lost"] {
+                out.sample(&[("state", state)], count(state));
+            }
+        },
+    ),
+    family(
+        "hikkoshi_migrations_ended_total",
+        Kind::Counter,
+        "Migrations that have ended since the dashboard was started, or before and are in the \
+         status folder, by `side` and `reason`: moved, shut_down, engine_lost, or a reason of \
+         docs/json.md.",
+        |out, view, _| {
+            for ((of, reason), count) in view.ended {
+                out.sample(
+                    &[("side", side(*of)), ("reason", reason)],
+                    count_value(*count),
+                );
+            }
+        },
+    ),
+    family(
+        "hikkoshi_migration_info",
+        Kind::Gauge,
+        "Always 1. The labels `id` and `side` are those of the other metrics; `guest`, `mode`, \
+         `host` and `peer` describe the migration.",
+        |out, _, migrations| {
+            for it in migrations {
+                let migration = &it.recording.migration;
+                let labels = [
+                    ("id", &*it.id()),
+                    ("side", it.side()),
+                    ("guest", &*migration.guest),
+                    ("mode", &*migration.mode),
+                    ("host", &*migration.host),
+                    ("peer", &*migration.peer),
+                ];
+                out.sample(&labels, 1.0);
+            }
+        },
+    ),
+    family(
+        "hikkoshi_migration_start_time_seconds",
+        Kind::Gauge,
+        "When the migration began: seconds since 1970.",
+        |out, _, migrations| {
+            one(out, migrations, |it| {
+                Some(milliseconds(it.recording.migration.started_unix_ms))
+            });
+        },
+    ),
+    family(
+        "hikkoshi_migration_running",
+        Kind::Gauge,
+        "1 while the migration is in progress, 0 when it has ended or its engine was killed.",
+        |out, _, migrations| one(out, migrations, |it| Some(flag(!it.known.is_over()))),
+    ),
+    family(
+        "hikkoshi_migration_engine_lost",
+        Kind::Gauge,
+        "1 if the engine was killed or cannot be read, else 0.",
+        |out, _, migrations| one(out, migrations, |it| Some(flag(it.known.lost().is_some()))),
+    ),
+    family(
+        "hikkoshi_migration_exit_status",
+        Kind::Gauge,
+        "The exit status of an engine that has ended: 0 the guest has moved, 1 it stays at the \
+         source, 3 it is handed over and not complete, 4 it is lost.",
+        |out, _, migrations| {
+            one(out, migrations, |it| {
+                let end = it.recording.end.as_ref()?;
+                Some(f64::from(end.exit_status))
+            });
+        },
+    ),
+    family(
+        "hikkoshi_migration_elapsed_seconds",
+        Kind::Gauge,
+        "How long the migration takes, or took.",
+        |out, _, migrations| {
+            one(out, migrations, |it| {
+                let end = it.recording.end.as_ref().map(|end| end.at_ms);
+                Some(milliseconds(end.or(it.state.map(|state| state.at_ms))?))
+            });
+        },
+    ),
+    family(
+        "hikkoshi_migration_memory_bytes",
+        Kind::Gauge,
+        "The guest's memory.",
+        |out, _, migrations| {
+            one(out, migrations, |it| {
+                let memory = &it.recording.migration.memory;
+                Some(count_value(memory.pages.saturating_mul(memory.page_bytes)))
+            });
+        },
+    ),
+    family(
+        "hikkoshi_migration_max_downtime_seconds",
+        Kind::Gauge,
+        "The limit of the downtime, at the source, if there is one.",
+        |out, _, migrations| {
+            one(out, migrations, |it| {
+                it.recording.migration.max_downtime_ms.map(milliseconds)
+            });
+        },
+    ),
+    family(
+        "hikkoshi_migration_phase",
+        Kind::Gauge,
+        "1 for the present `phase`, 0 for the others: connecting, precopy, switchover, postcopy.",
+        |out, _, migrations| {
+            of_set(
+                out,
+                migrations,
+                "phase",
+                |_| &PHASES,
+                |state| phase(state.phase),
+            );
+        },
+    ),
+    family(
+        "hikkoshi_migration_stage",
+        Kind::Gauge,
+        "1 for the recorded `stage` of the handover, 0 for the others: owned, committed, \
+         handed_over, done at the source; receiving, ready, running, declined, complete at the \
+         destination.",
+        |out, _, migrations| of_set(out, migrations, "stage", stages, |state| &state.stage),
+    ),
+    family(
+        "hikkoshi_migration_guest_at",
+        Kind::Gauge,
+        "1 for the `place` of the guest as far as this side knows, 0 for the others: source, \
+         paused, destination.",
+        |out, _, migrations| {
+            of_set(
+                out,
+                migrations,
+                "place",
+                |_| &PLACES,
+                |state| place(state.guest_at),
+            );
+        },
+    ),
+    family(
+        "hikkoshi_migration_phase_progress_ratio",
+        Kind::Gauge,
+        "The part of the present round or phase that is done.",
+        |out, _, migrations| {
+            of_state(out, migrations, |state| {
+                let (done, total) = (
+                    count_value(state.done_pages),
+                    count_value(state.total_pages),
+                );
+                (total > 0.0).then(|| (done / total).min(1.0))
+            });
+        },
+    ),
+    family(
+        "hikkoshi_migration_rounds_total",
+        Kind::Counter,
+        "Rounds of pre-copy that have begun.",
+        |out, _, migrations| of_state(out, migrations, |state| Some(f64::from(state.round))),
+    ),
+    family(
+        "hikkoshi_migration_pages_total",
+        Kind::Counter,
+        "Pages that were sent or have arrived, by `kind`: precopy (repeats included), zero (as a \
+         mark), urgent (requested), background (in post-copy without a request).",
+        |out, _, migrations| {
+            by_kind(out, migrations, |state| {
+                let pages = &state.pages;
+                vec![
+                    ("precopy", pages.precopy),
+                    ("zero", pages.zero),
+                    ("urgent", pages.urgent),
+                    ("background", pages.background),
+                ]
+            });
+        },
+    ),
+    family(
+        "hikkoshi_migration_resent_pages_total",
+        Kind::Counter,
+        "Pages that were sent again in pre-copy, because the guest had written to them (source).",
+        |out, _, migrations| {
+            of_state(out, migrations, |state| {
+                Some(count_value(state.pages.again))
+            });
+        },
+    ),
+    family(
+        "hikkoshi_migration_bytes_total",
+        Kind::Counter,
+        "Bytes on the links, by `kind`: precopy, urgent, background, device_state.",
+        |out, _, migrations| {
+            by_kind(out, migrations, |state| {
+                let bytes = &state.bytes;
+                vec![
+                    ("precopy", bytes.precopy),
+                    ("urgent", bytes.urgent),
+                    ("background", bytes.background),
+                    ("device_state", bytes.device_state),
+                ]
+            });
+        },
+    ),
+    family(
+        "hikkoshi_migration_dirty_pages_per_second",
+        Kind::Gauge,
+        "Pages that the guest dirties per second, at the source in pre-copy from the second round \
+         on.",
+        |out, _, migrations| of_state(out, migrations, |state| state.dirty_pages_per_second),
+    ),
+    family(
+        "hikkoshi_migration_time_left_seconds",
+        Kind::Gauge,
+        "How long the migration still takes, by `estimate`: low, likely, high (+Inf: it may not \
+         end). Without a value it is not known, or pre-copy does not converge.",
+        |out, _, migrations| {
+            for it in migrations.iter().filter(|it| !it.known.is_over()) {
+                let Some(left) = it.state.and_then(|state| state.time_left) else {
+                    continue;
+                };
+                let high = left.high_s.unwrap_or(f64::INFINITY);
+                for (estimate, value) in [
+                    ("low", left.low_s),
+                    ("likely", left.likely_s),
+                    ("high", high),
+                ] {
+                    labelled(out, it, "estimate", estimate, value);
+                }
+            }
+        },
+    ),
+    family(
+        "hikkoshi_migration_missing_pages",
+        Kind::Gauge,
+        "Pages that are missing at the destination, or not sent yet at the source, in post-copy.",
+        |out, _, migrations| {
+            of_state(out, migrations, |state| {
+                state.missing_pages.map(count_value)
+            });
+        },
+    ),
+    family(
+        "hikkoshi_migration_waiting_requests",
+        Kind::Gauge,
+        "Page requests without an answer, at the destination.",
+        |out, _, migrations| {
+            of_state(out, migrations, |state| {
+                Some(count_value(state.waiting_pages))
+            });
+        },
+    ),
+    family(
+        "hikkoshi_migration_downtime_seconds",
+        Kind::Gauge,
+        "How long the guest has been paused; grows until it runs again. Without a value it was not \
+         paused yet.",
+        |out, _, migrations| {
+            of_state(out, migrations, |state| Some(state.downtime_ms? / 1e3));
+        },
+    ),
+    family(
+        "hikkoshi_migration_outages_total",
+        Kind::Counter,
+        "Times without links after the handover, up to 100.",
+        |out, _, migrations| {
+            of_state(out, migrations, |state| {
+                Some(count_value(state.outages.len() as u64))
+            });
+        },
+    ),
+    family(
+        "hikkoshi_migration_outage_seconds",
+        Kind::Gauge,
+        "How long the links have been lost now; 0 while they are up.",
+        |out, _, migrations| {
+            of_state(out, migrations, |state| {
+                let present = state.outages.last().filter(|outage| outage.to_ms.is_none());
+                let lasted = present.map(|outage| state.at_ms.saturating_sub(outage.from_ms));
+                Some(milliseconds(lasted.unwrap_or(0)))
+            });
+        },
+    ),
+    family(
+        "hikkoshi_migration_request_latency_seconds",
+        Kind::Histogram,
+        "The latency of page requests, from the fault to the installed page, at the destination.",
+        |out, _, migrations| {
+            let destinations = migrations.iter().filter(|it| is_destination(it));
+            for it in destinations {
+                if let Some(state) = it.state {
+                    let labels = [("id", &*it.id()), ("side", it.side())];
+                    latency(out, &labels, &state.requests);
+                }
+            }
+        },
+    ),
+    family(
+        "hikkoshi_migration_request_latency_max_seconds",
+        Kind::Gauge,
+        "The latency of the slowest page request, at the destination.",
+        |out, _, migrations| {
+            one(out, migrations, |it| {
+                let requests = &it.state.filter(|_| is_destination(it))?.requests;
+                (requests.count > 0).then_some(requests.max_us / 1e6)
+            });
+        },
+    ),
+    family(
+        "hikkoshi_dashboard_status_folder_readable",
+        Kind::Gauge,
+        "1 if the dashboard can read the status folder or there is none, else 0.",
+        |out, view, _| out.sample(&[], flag(view.folder_is_readable)),
+    ),
+    family(
+        "hikkoshi_dashboard_event_streams",
+        Kind::Gauge,
+        "Open pages and other readers of /events.",
+        |out, view, _| out.sample(&[], count_value(view.subscribers as u64)),
+    ),
+    family(
+        "hikkoshi_build_info",
+        Kind::Gauge,
+        "Always 1. The label `version` is that of hikkoshi.",
+        |out, _, _| out.sample(&[("version", env!("CARGO_PKG_VERSION"))], 1.0),
+    ),
+];
+
+/// Upper bounds of the latency's histogram, as powers of two in µs: 16 µs to 16.8 s. They are the
+/// same for all migrations, so that histograms can be added.
+const BOUNDS: std::ops::RangeInclusive<u32> = 4..=24;
+
+const PHASES: [&str; 4] = ["connecting", "precopy", "switchover", "postcopy"];
+const PLACES: [&str; 3] = ["source", "paused", "destination"];
+const SOURCE_STAGES: [&str; 4] = ["owned", "committed", "handed_over", "done"];
+const DESTINATION_STAGES: [&str; 5] = ["receiving", "ready", "running", "declined", "complete"];
+
+fn phase(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Connecting => "connecting",
+        Phase::Precopy => "precopy",
+        Phase::Switchover => "switchover",
+        Phase::Postcopy => "postcopy",
+    }
+}
+
+fn place(guest_at: GuestAt) -> &'static str {
+    match guest_at {
+        GuestAt::Source => "source",
+        GuestAt::Paused => "paused",
+        GuestAt::Destination => "destination",
+    }
+}
+
+fn stages(side: Side) -> &'static [&'static str] {
+    match side {
+        Side::Source => &SOURCE_STAGES,
+        Side::Destination => &DESTINATION_STAGES,
+    }
+}
+
+fn is_destination(it: &Migration<'_>) -> bool {
+    it.recording.migration.side == Side::Destination
+}
+
+/// Running, ended or lost. `None`: nothing was read yet.
+fn state_of(known: &crate::follow::Known) -> Option<&'static str> {
+    if known.lost().is_some() {
+        return Some("lost");
+    }
+    let ended = known.short()?.end.is_some();
+    Some(if ended { "ended" } else { "running" })
+}
+
+fn milliseconds(time: u64) -> f64 {
+    count_value(time) / 1e3
+}
+
+fn flag(is_set: bool) -> f64 {
+    f64::from(u8::from(is_set))
+}
+
+/// A sample for each migration that has a value.
+fn one(
+    out: &mut Exposition,
+    migrations: &[Migration<'_>],
+    value: impl Fn(&Migration<'_>) -> Option<f64>,
+) {
+    for it in migrations {
+        if let Some(value) = value(it) {
+            out.sample(&[("id", &*it.id()), ("side", it.side())], value);
+        }
+    }
+}
+
+/// A sample for each migration whose state has a value.
+fn of_state(
+    out: &mut Exposition,
+    migrations: &[Migration<'_>],
+    value: impl Fn(&State) -> Option<f64>,
+) {
+    one(out, migrations, |it| value(it.state?));
+}
+
+fn labelled(out: &mut Exposition, it: &Migration<'_>, label: &str, content: &str, value: f64) {
+    let labels = [("id", &*it.id()), ("side", it.side()), (label, content)];
+    out.sample(&labels, value);
+}
+
+/// Several counts of each migration.
+fn by_kind(
+    out: &mut Exposition,
+    migrations: &[Migration<'_>],
+    counts: impl Fn(&State) -> Vec<(&'static str, u64)>,
+) {
+    for it in migrations {
+        for (kind, count) in it.state.map(&counts).unwrap_or_default() {
+            labelled(out, it, "kind", kind, count_value(count));
+        }
+    }
+}
+
+/// One of several names for each migration: 1 for this one, and 0 for the others.
+fn of_set(
+    out: &mut Exposition,
+    migrations: &[Migration<'_>],
+    label: &str,
+    names: impl Fn(Side) -> &'static [&'static str],
+    present: impl Fn(&State) -> &str,
+) {
+    for it in migrations {
+        let Some(state) = it.state else { continue };
+        for name in names(it.recording.migration.side) {
+            labelled(out, it, label, name, flag(*name == present(state)));
+        }
+    }
+}
+
+/// The latency of page requests, with the bounds of [`BOUNDS`].
+fn latency(out: &mut Exposition, labels: &[(&str, &str)], requests: &Requests) {
+    let mut before = None;
+    let buckets: Vec<(f64, u64)> = BOUNDS
+        .map(|power| {
+            let bound = 1_u64 << power;
+            let within = |le_us: u64| le_us <= bound && before.is_none_or(|before| le_us > before);
+            let counts = requests.histogram.iter();
+            let counts = counts.filter(|bucket| within(bucket.le_us));
+            let count = counts.fold(0_u64, |all, bucket| all.saturating_add(bucket.count));
+            before = Some(bound);
+            (count_value(bound) / 1e6, count)
+        })
+        .collect();
+    let sum = requests.mean_us * count_value(requests.count) / 1e6;
+    out.histogram(labels, &buckets, requests.count, sum);
+}

@@ -1,0 +1,86 @@
+//! `/metrics`: what is known, in Prometheus' text format.
+//!
+//! The text is written by hand. The crates for it keep the values themselves, in registries that
+//! are updated where something happens; here all values are in recordings, and a histogram comes as
+//! counts. The crate of the Prometheus project (`prometheus-client`) writes OpenMetrics only, whose
+//! counters `promtool check metrics` refuses.
+
+mod families;
+mod text;
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+use hikkoshi_status::{Recording, Side, State};
+
+use crate::follow::{Known, View};
+
+pub use families::{FAMILIES, Family, Kind};
+
+/// The format, for `Content-Type`.
+pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The most migrations with metrics of their own: the newest.
+const MIGRATIONS: usize = 32;
+
+/// A migration on one side.
+#[derive(Debug)]
+struct Migration<'a> {
+    known: &'a Known,
+    recording: &'a Recording,
+    state: Option<&'a State>,
+}
+
+/// The metrics of all that is known.
+pub(crate) fn metrics(view: &View<'_>) -> String {
+    let migrations = newest(view);
+    let mut out = text::Exposition::default();
+    for family in FAMILIES {
+        out.family(family);
+        (family.write)(&mut out, view, &migrations);
+    }
+    out.into_text()
+}
+
+/// The newest migrations. Several engines can have taken part in one on the same side, one after
+/// another: only the newest of these has metrics.
+fn newest<'a>(view: &View<'a>) -> Vec<Migration<'a>> {
+    let mut all: Vec<Migration<'a>> = view
+        .entries
+        .values()
+        .filter_map(|known| {
+            let recording = known.short()?;
+            let state = recording.state.as_ref();
+            Some(Migration {
+                known,
+                recording,
+                state,
+            })
+        })
+        .collect();
+    all.sort_by_key(|it| Reverse(it.recording.migration.started_unix_ms));
+    let mut seen = BTreeSet::new();
+    all.retain(|it| seen.insert((it.id(), it.side())));
+    all.truncate(MIGRATIONS);
+    all
+}
+
+impl Migration<'_> {
+    fn id(&self) -> String {
+        text::bounded(&self.recording.migration.id)
+    }
+
+    fn side(&self) -> &'static str {
+        side(self.recording.migration.side)
+    }
+}
+
+fn side(side: Side) -> &'static str {
+    match side {
+        Side::Source => "source",
+        Side::Destination => "destination",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,205 @@
+//! Values of all metrics, and their bounds.
+
+use hikkoshi_status::{Record, Recorder, Side};
+
+use super::*;
+use crate::examples::{end, migration, state};
+use crate::follow::Migrations;
+
+fn text(migrations: &Migrations) -> String {
+    migrations.view(|view| metrics(&view))
+}
+
+/// Adds a migration with a state, under a name of its own.
+fn add(migrations: &Migrations, side: Side, number: u32) -> String {
+    let migration = migration(side, number, 4);
+    let name = format!("{side:?}-{number}");
+    let state = state(&migration, 3000);
+    let recording = Recorder::new(migration).recording().clone();
+    migrations.apply(&name, Record::Recording(Box::new(recording)));
+    migrations.apply(&name, Record::State(Box::new(state)));
+    name
+}
+
+/// Samples of a text, without comments.
+fn samples(text: &str) -> Vec<&str> {
+    text.lines().filter(|line| !line.starts_with('#')).collect()
+}
+
+#[test]
+fn each_metric_has_the_value_of_the_recording() {
+    let migrations = Migrations::default();
+    add(&migrations, Side::Destination, 7);
+    let text = text(&migrations);
+    let id = "id=\"00000007000000000000000000000000\",side=\"destination\"";
+    for (name, labels, value) in [
+        ("start_time_seconds", "", "1700000007"),
+        ("running", "", "1"),
+        ("engine_lost", "", "0"),
+        ("elapsed_seconds", "", "3"),
+        ("memory_bytes", "", "8388608"),
+        ("max_downtime_seconds", "", "0.3"),
+        ("phase", ",phase=\"postcopy\"", "1"),
+        ("phase", ",phase=\"precopy\"", "0"),
+        ("stage", ",stage=\"running\"", "1"),
+        ("stage", ",stage=\"ready\"", "0"),
+        ("guest_at", ",place=\"destination\"", "1"),
+        ("guest_at", ",place=\"source\"", "0"),
+        ("phase_progress_ratio", "", "0.25"),
+        ("rounds_total", "", "3"),
+        ("pages_total", ",kind=\"precopy\"", "1001"),
+        ("pages_total", ",kind=\"zero\"", "1002"),
+        ("pages_total", ",kind=\"urgent\"", "1003"),
+        ("pages_total", ",kind=\"background\"", "1004"),
+        ("resent_pages_total", "", "1005"),
+        ("bytes_total", ",kind=\"precopy\"", "2001"),
+        ("bytes_total", ",kind=\"urgent\"", "2002"),
+        ("bytes_total", ",kind=\"background\"", "2003"),
+        ("bytes_total", ",kind=\"device_state\"", "2004"),
+        ("dirty_pages_per_second", "", "3002.5"),
+        ("time_left_seconds", ",estimate=\"low\"", "1.5"),
+        ("time_left_seconds", ",estimate=\"likely\"", "2.5"),
+        ("time_left_seconds", ",estimate=\"high\"", "+Inf"),
+        ("missing_pages", "", "4001"),
+        ("waiting_requests", "", "4002"),
+        ("downtime_seconds", "", "0.0125"),
+        ("outages_total", "", "2"),
+        ("outage_seconds", "", "1.5"),
+        ("request_latency_seconds_bucket", ",le=\"0.000016\"", "10"),
+        ("request_latency_seconds_bucket", ",le=\"0.000032\"", "10"),
+        ("request_latency_seconds_bucket", ",le=\"0.000064\"", "60"),
+        ("request_latency_seconds_bucket", ",le=\"0.000512\"", "60"),
+        ("request_latency_seconds_bucket", ",le=\"0.001024\"", "100"),
+        ("request_latency_seconds_bucket", ",le=\"16.777216\"", "110"),
+        ("request_latency_seconds_bucket", ",le=\"+Inf\"", "110"),
+        ("request_latency_seconds_count", "", "110"),
+        ("request_latency_seconds_sum", "", "0.022"),
+        ("request_latency_max_seconds", "", "0.0019"),
+    ] {
+        let sample = format!("hikkoshi_migration_{name}{{{id}{labels}}} {value}");
+        assert!(samples(&text).contains(&&*sample), "{sample}\n{text}");
+    }
+    let info = format!(
+        "hikkoshi_migration_info{{{id},guest=\"web\",mode=\"hybrid\",host=\"host-a\",\
+         peer=\"host-b:7000\"}} 1"
+    );
+    assert!(samples(&text).contains(&&*info), "{text}");
+    assert!(samples(&text).contains(&"hikkoshi_migrations{state=\"running\"} 1"));
+}
+
+/// All families have a sample once there is a migration that has ended on each side.
+#[test]
+fn each_family_has_samples_and_is_written_once() {
+    let migrations = Migrations::default();
+    add(&migrations, Side::Destination, 1);
+    let source = add(&migrations, Side::Source, 2);
+    migrations.apply(&source, Record::End(end(4, "guest_lost")));
+    let text = text(&migrations);
+    for family in FAMILIES {
+        let begins = |line: &&&str| {
+            line.starts_with(&format!("{}{{", family.name))
+                || line.starts_with(&format!("{} ", family.name))
+                || line.starts_with(&format!("{}_bucket{{", family.name))
+        };
+        let samples = samples(&text);
+        assert!(samples.iter().any(|line| begins(&line)), "{}", family.name);
+        let help = format!("# HELP {} ", family.name);
+        assert_eq!(text.matches(&help).count(), 1, "{}", family.name);
+    }
+    let mut seen = BTreeSet::new();
+    for sample in samples(&text) {
+        let series = sample.rsplit_once(' ').unwrap().0;
+        assert!(seen.insert(series), "{series} has two values");
+    }
+}
+
+#[test]
+fn ends_are_counted_once_and_stay_counted() {
+    let migrations = Migrations::default();
+    for number in 0..3 {
+        let name = add(&migrations, Side::Source, number);
+        migrations.apply(&name, Record::End(end(0, "moved")));
+        migrations.apply(&name, Record::End(end(0, "moved")));
+    }
+    let lost = add(&migrations, Side::Source, 9);
+    migrations.lose(&lost, "its engine was killed");
+    // The folder has none of them any more.
+    for _ in 0..10 {
+        migrations.listed(&BTreeSet::new());
+    }
+    let text = text(&migrations);
+    for sample in [
+        "hikkoshi_migrations_ended_total{side=\"source\",reason=\"moved\"} 3",
+        "hikkoshi_migrations_ended_total{side=\"source\",reason=\"engine_lost\"} 1",
+        "hikkoshi_migrations{state=\"ended\"} 0",
+    ] {
+        assert!(samples(&text).contains(&sample), "{sample}\n{text}");
+    }
+}
+
+#[test]
+fn reasons_are_bounded() {
+    let migrations = Migrations::default();
+    for number in 0..200 {
+        let name = add(&migrations, Side::Source, number);
+        migrations.apply(&name, Record::End(end(1, &format!("reason_{number}"))));
+    }
+    let text = text(&migrations);
+    let ended = "hikkoshi_migrations_ended_total{";
+    let reasons: Vec<_> = samples(&text)
+        .into_iter()
+        .filter(|line| line.starts_with(ended))
+        .collect();
+    assert_eq!(reasons.len(), 65);
+    let other = format!("{ended}side=\"source\",reason=\"other\"}} 136");
+    assert!(reasons.contains(&&*other), "{reasons:?}");
+}
+
+#[test]
+fn only_the_newest_migrations_have_metrics() {
+    let migrations = Migrations::default();
+    for number in 0..100 {
+        // The side with more metrics.
+        add(&migrations, Side::Destination, number);
+    }
+    let text = text(&migrations);
+    // As docs/dashboard.md says.
+    assert!(samples(&text).len() < 2200, "{}", samples(&text).len());
+    let infos = text.matches("\nhikkoshi_migration_info{").count();
+    assert_eq!(infos, MIGRATIONS);
+    assert!(text.contains("id=\"00000063"), "number 99 is the newest");
+    assert!(!text.contains("id=\"00000000"));
+}
+
+/// Several engines on the same side, one after another.
+#[test]
+fn a_resumed_migration_has_one_set_of_metrics() {
+    let migrations = Migrations::default();
+    let killed = add(&migrations, Side::Source, 5);
+    migrations.lose(&killed, "its engine was killed");
+    let mut resumed = migration(Side::Source, 5, 4);
+    resumed.started_unix_ms += 1;
+    resumed.resumed = true;
+    resumed.guest = "resumed".into();
+    let recording = Recorder::new(resumed).recording().clone();
+    migrations.apply("resumed", Record::Recording(Box::new(recording)));
+    let text = text(&migrations);
+    assert_eq!(text.matches("\nhikkoshi_migration_info{").count(), 1);
+    assert!(text.contains("guest=\"resumed\""));
+}
+
+#[test]
+fn text_of_other_programs_cannot_add_metrics() {
+    let migrations = Migrations::default();
+    let mut hostile = migration(Side::Source, 1, 4);
+    hostile.guest = "a\"} 1\nhikkoshi_migrations{state=\"running\"} 99\n# \\".into();
+    hostile.host = "x".repeat(100_000);
+    let recording = Recorder::new(hostile).recording().clone();
+    migrations.apply("hostile", Record::Recording(Box::new(recording)));
+    let text = text(&migrations);
+    let guest = r#"guest="a\"} 1\nhikkoshi_migrations{state=\"running\"} 99\n# \\""#;
+    assert!(text.contains(guest), "{text}");
+    assert!(text.lines().all(|line| line.len() < 1000));
+    let running = samples(&text);
+    assert!(!running.contains(&"hikkoshi_migrations{state=\"running\"} 99"));
+}

@@ -1,0 +1,25 @@
+//! The HTTP server.
+//!
+//! One thread serves all connections (tokio, hyper). It answers GET and HEAD, and no request has an
+//! effect. What a client can use is bounded ([`Limits`]).
+//!
+//! | path | what |
+//! |---|---|
+//! | `/` and the page's files | the page |
+//! | `/events` | changes, as Server-Sent Events |
+//! | `/api/migrations` | the migrations, in short |
+//! | `/api/migrations/NAME` | the recording of one |
+//! | `/report/NAME.html` | the report of one, with both sides if both are here |
+//! | `/metrics` | metrics for Prometheus |
+
+mod allowed_hosts;
+mod events;
+mod limits;
+mod respond;
+mod routes;
+mod serve;
+mod write_timeout;
+
+pub use allowed_hosts::{AllowedHost, InvalidHost};
+pub use limits::Limits;
+pub use serve::{BindError, Options, RunError, Server};
