@@ -5,7 +5,7 @@ use hikkoshi_tests::recordings::{Ending, RecordedCase, RecordedMigration};
 use serde_json::json;
 
 use crate::event_server::{EventServer, event, status};
-use crate::shown::{Shown, count, pages_by_state};
+use hikkoshi_tests::{ShownPage, count, pages_by_state};
 
 /// One side of a recorded migration that is sent to the page, state by state.
 struct Feed<'a> {
@@ -79,19 +79,19 @@ impl<'a> Feed<'a> {
 }
 
 /// Opens the page with these feeds.
-fn open(shown: &Shown, server: &EventServer, feeds: &[&Feed<'_>]) {
+fn open(shown: &ShownPage, server: &EventServer, feeds: &[&Feed<'_>]) {
     server.begin_with(feeds.iter().map(|feed| feed.first()).collect());
     shown.open(&server.url);
     let all = format!("hikkoshi.live.recordings.size === {}", feeds.len());
     shown.wait("the recordings", &all);
 }
 
-fn legend(shown: &Shown) -> Vec<(String, String)> {
+fn legend(shown: &ShownPage) -> Vec<(String, String)> {
     let rows = shown.table("Pages by state").into_iter().take(7);
     rows.map(|row| (row[0].clone(), row[1].clone())).collect()
 }
 
-fn stages(shown: &Shown) -> Vec<String> {
+fn stages(shown: &ShownPage) -> Vec<String> {
     let stages = shown.evaluate(
         "[...document.querySelectorAll('.stages [aria-current=step] strong')].map(e => e.textContent)",
     );
@@ -101,7 +101,7 @@ fn stages(shown: &Shown) -> Vec<String> {
 #[test]
 fn a_migration_is_shown_while_it_moves() {
     let server = EventServer::start();
-    let shown = Shown::start();
+    let shown = ShownPage::start();
     let recorded = RecordedCase::new("web", "hybrid").record();
     let mut source = Feed::new(&server, &recorded, Side::Source);
     let mut destination = Feed::new(&server, &recorded, Side::Destination);
@@ -168,7 +168,7 @@ fn a_migration_is_shown_while_it_moves() {
 }
 
 /// The table and the chart of latencies have the buckets of the recording.
-fn assert_latencies(shown: &Shown, destination: &Feed<'_>) {
+fn assert_latencies(shown: &ShownPage, destination: &Feed<'_>) {
     let requests = &destination.recording().state.as_ref().unwrap().requests;
     shown.evaluate("document.querySelectorAll('.latency details').forEach(e => e.open = true)");
     let rows = shown.table("Page requests by latency, from the fault to the installed page");
@@ -191,7 +191,7 @@ fn assert_latencies(shown: &Shown, destination: &Feed<'_>) {
 }
 
 /// Each step of the switchover has its time, and its part of the bar.
-fn assert_steps(shown: &Shown) {
+fn assert_steps(shown: &ShownPage) {
     let rows = shown.table("Steps of the switchover at the source");
     assert_eq!(rows[4], ["5. destination ready", "2.12 ms", "3.94 ms"]);
     assert_eq!(
@@ -214,7 +214,7 @@ fn assert_steps(shown: &Shown) {
 }
 
 /// The page has the samples that the engine's recorder has.
-fn assert_samples(shown: &Shown, feed: &Feed<'_>) {
+fn assert_samples(shown: &ShownPage, feed: &Feed<'_>) {
     let samples = shown.evaluate(&format!(
         "hikkoshi.live.recordings.get({}).data.samples",
         json!(feed.name)
@@ -235,7 +235,7 @@ fn assert_samples(shown: &Shown, feed: &Feed<'_>) {
 #[test]
 fn a_long_migration_has_as_many_samples_as_the_engine_records() {
     let server = EventServer::start();
-    let shown = Shown::start();
+    let shown = ShownPage::start();
     let recorded = RecordedCase {
         cells: 3,
         cell_pages: 2048,
@@ -269,7 +269,7 @@ fn a_long_migration_has_as_many_samples_as_the_engine_records() {
 #[test]
 fn a_migration_and_a_cell_are_chosen_with_the_keyboard() {
     let server = EventServer::start();
-    let shown = Shown::start();
+    let shown = ShownPage::start();
     let records = [
         RecordedCase::new("web", "hybrid").record(),
         RecordedCase::new("mail", "precopy").record(),
@@ -325,7 +325,7 @@ fn a_migration_and_a_cell_are_chosen_with_the_keyboard() {
         shown.browser.focused().unwrap(),
         "canvas Cell of the memory map"
     );
-    let cell = |shown: &Shown| shown.browser.text(".cell-name").unwrap();
+    let cell = |shown: &ShownPage| shown.browser.text(".cell-name").unwrap();
     assert_eq!(cell(&shown), "No cell chosen");
     press("ArrowRight");
     assert_eq!(cell(&shown), "Cell 1 of 515: pc.ram + 0 B to 8 MiB");
@@ -367,7 +367,7 @@ fn a_migration_and_a_cell_are_chosen_with_the_keyboard() {
 #[test]
 fn a_lost_connection_and_a_lost_engine_are_shown() {
     let server = EventServer::start();
-    let shown = Shown::start();
+    let shown = ShownPage::start();
     let records = [
         RecordedCase::new("web", "hybrid").record(),
         RecordedCase {
@@ -468,7 +468,7 @@ fn a_lost_connection_and_a_lost_engine_are_shown() {
 fn text_of_recordings_is_shown_as_text() {
     const HOSTILE: &str = "<img src=x onerror=alert(1)><b>\"'&</script>";
     let server = EventServer::start();
-    let shown = Shown::start();
+    let shown = ShownPage::start();
     let mut recorded = RecordedCase::new("web", "hybrid").record();
     for migration in [&mut recorded.source, &mut recorded.destination] {
         for text in [
@@ -527,7 +527,7 @@ fn text_of_recordings_is_shown_as_text() {
 #[ignore = "measures; make bench-dashboard-page runs it"]
 fn updates_of_a_large_guest_are_cheap() {
     let server = EventServer::start();
-    let shown = Shown::start();
+    let shown = ShownPage::start();
     let case = RecordedCase {
         cells: 1024,
         cell_pages: 1 << 18,

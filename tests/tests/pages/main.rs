@@ -9,4 +9,3 @@
 mod event_server;
 mod live;
 mod report;
-mod shown;

@@ -5,7 +5,7 @@ use hikkoshi_status::{Recording, Side};
 use hikkoshi_tests::recordings::{Ending, RecordedCase};
 
 use crate::event_server::EventServer;
-use crate::shown::{Shown, count};
+use hikkoshi_tests::{ShownPage, count};
 
 /// Both sides of a migration.
 fn both(case: &RecordedCase) -> Vec<Recording> {
@@ -17,7 +17,7 @@ fn both(case: &RecordedCase) -> Vec<Recording> {
 }
 
 /// Opens a report as a file, as a user does.
-fn open(shown: &Shown, name: &str, recordings: &[Recording]) -> tempfile::TempDir {
+fn open(shown: &ShownPage, name: &str, recordings: &[Recording]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join(format!("{name}.html"));
     std::fs::write(&file, report(recordings)).unwrap();
@@ -27,7 +27,7 @@ fn open(shown: &Shown, name: &str, recordings: &[Recording]) -> tempfile::TempDi
 
 #[test]
 fn a_report_shows_what_happened() {
-    let shown = Shown::start();
+    let shown = ShownPage::start();
     let case = RecordedCase {
         outage: true,
         ..RecordedCase::new("database", "postcopy")
@@ -88,7 +88,7 @@ fn a_report_shows_what_happened() {
 
 #[test]
 fn several_migrations_are_compared() {
-    let shown = Shown::start();
+    let shown = ShownPage::start();
     let cases = [
         RecordedCase::new("web", "hybrid"),
         RecordedCase::new("mail", "precopy"),
@@ -154,7 +154,7 @@ fn several_migrations_are_compared() {
 /// The tables that the report has without scripts have the same numbers.
 #[test]
 fn a_report_can_be_read_without_scripts() {
-    let shown = Shown::start();
+    let shown = ShownPage::start();
     let case = RecordedCase {
         outage: true,
         link_pages: 12_000,
@@ -193,7 +193,7 @@ fn a_report_can_be_read_without_scripts() {
 /// The policy forbids what is not in the file, also if a server sends the report.
 #[test]
 fn a_report_runs_nothing_that_it_does_not_declare() {
-    let shown = Shown::start();
+    let shown = ShownPage::start();
     let server = EventServer::start();
     let recordings = both(&RecordedCase::new("web", "hybrid"));
     server.add_page("/report/web.html", report(&recordings), report_policy());

@@ -1,4 +1,4 @@
-//! A browser, and what it shows.
+//! A browser with one of the pages that show migrations, and what it shows.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -27,38 +27,41 @@ const LARGE: Viewport = Viewport {
     mobile: false,
 };
 
-/// A browser with one of the pages.
+/// A browser with the live page or a report.
 #[derive(Debug)]
-pub(crate) struct Shown {
-    pub(crate) browser: Browser,
+pub struct ShownPage {
+    /// The browser.
+    pub browser: Browser,
     // Last: the browser's files are in it.
     _lab: Lab,
 }
 
-impl Shown {
-    pub(crate) fn start() -> Self {
+impl ShownPage {
+    /// Starts a browser, which shows nothing yet.
+    pub fn start() -> Self {
         let lab = Lab::new().unwrap();
         let browser = Browser::start(&lab).unwrap();
         browser.set_viewport(LARGE).unwrap();
         Self { browser, _lab: lab }
     }
 
-    /// Opens a page and waits until it shows a migration.
-    pub(crate) fn open(&self, url: &str) {
+    /// Opens a page.
+    pub fn open(&self, url: &str) {
         self.browser.open(url).unwrap();
     }
 
-    pub(crate) fn evaluate(&self, expression: &str) -> Value {
+    /// The value of an expression in the page.
+    pub fn evaluate(&self, expression: &str) -> Value {
         self.browser.evaluate(expression).unwrap()
     }
 
     /// Waits until an expression is true.
-    pub(crate) fn wait(&self, what: &str, expression: &str) {
+    pub fn wait(&self, what: &str, expression: &str) {
         self.browser.wait_until(what, expression, PATIENCE).unwrap();
     }
 
     /// Waits until the newest state of the first recording with this name is drawn.
-    pub(crate) fn wait_for_state(&self, name: &str, at_ms: u64) {
+    pub fn wait_for_state(&self, name: &str, at_ms: u64) {
         self.wait(
             &format!("the state at {at_ms} ms"),
             &format!(
@@ -69,7 +72,7 @@ impl Shown {
     }
 
     /// The rows of the table with this caption: the texts of their cells.
-    pub(crate) fn table(&self, caption: &str) -> Vec<Vec<String>> {
+    pub fn table(&self, caption: &str) -> Vec<Vec<String>> {
         let rows = self.evaluate(&format!(
             "(() => {{
                 const shown = [...document.querySelectorAll('table')].filter(table =>
@@ -93,7 +96,7 @@ impl Shown {
     }
 
     /// The value of a fact at the head of a migration.
-    pub(crate) fn fact(&self, name: &str) -> String {
+    pub fn fact(&self, name: &str) -> String {
         let value = self.evaluate(&format!(
             "[...document.querySelectorAll('.facts dt')].filter(dt =>
                 dt.textContent === {} && dt.checkVisibility())[0]?.nextSibling.textContent ?? 'none'",
@@ -103,7 +106,7 @@ impl Shown {
     }
 
     /// The color that the map has near the lower or upper edge of a cell, as `r,g,b`.
-    pub(crate) fn color_of_cell(&self, cell: usize, upper: bool) -> String {
+    pub fn color_of_cell(&self, cell: usize, upper: bool) -> String {
         let y = if upper { "1.5" } else { "view.grid.size - 3" };
         let color = self.evaluate(&format!(
             "(() => {{
@@ -119,7 +122,7 @@ impl Shown {
     }
 
     /// A color of the style sheet, as `r,g,b`.
-    pub(crate) fn color(&self, name: &str) -> String {
+    pub fn color(&self, name: &str) -> String {
         let color = self.evaluate(&format!(
             "(() => {{
                 const context = document.createElement('canvas').getContext('2d');
@@ -133,7 +136,7 @@ impl Shown {
     }
 
     /// Nothing was reported to the console, forbidden by the policy, or asked of another host.
-    pub(crate) fn assert_clean(&self) {
+    pub fn assert_clean(&self) {
         assert_eq!(self.browser.console_errors().unwrap(), [""; 0]);
         assert_eq!(self.browser.csp_violations().unwrap(), []);
         assert_eq!(self.browser.foreign_requests().unwrap(), []);
@@ -141,7 +144,7 @@ impl Shown {
 
     /// Takes pictures on a desktop and a phone, light and dark. On each, the page is not wider than
     /// the window, and its colors differ.
-    pub(crate) fn assert_fits_everywhere(&self, name: &str) {
+    pub fn assert_fits_everywhere(&self, name: &str) {
         let mut backgrounds = Vec::new();
         for (size, viewport) in [("desktop", LARGE), ("phone", SMALL_PHONE)] {
             self.browser.set_viewport(viewport).unwrap();
@@ -169,7 +172,7 @@ impl Shown {
     }
 
     /// Takes a picture of the window.
-    pub(crate) fn screenshot(&self, name: &str) {
+    pub fn screenshot(&self, name: &str) {
         let file = screenshots().join(format!("{name}.png"));
         self.browser.screenshot(&file).unwrap();
     }
@@ -186,7 +189,7 @@ fn screenshots() -> PathBuf {
 }
 
 /// A whole number as the pages write it.
-pub(crate) fn count(value: u64) -> String {
+pub fn count(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
@@ -199,7 +202,7 @@ pub(crate) fn count(value: u64) -> String {
 }
 
 /// Pages of a guest by state, as the legend of the map has them for a state.
-pub(crate) fn pages_by_state(recording: &Recording, state: &State) -> Vec<(String, u64)> {
+pub fn pages_by_state(recording: &Recording, state: &State) -> Vec<(String, u64)> {
     let map = &state.map;
     let memory = &recording.migration.memory;
     let at = |list: &[u64], cell: usize| list.get(cell).copied().unwrap_or(0);
