@@ -196,9 +196,9 @@ bench: guest-web guest-debian ## benchmarks beside QEMU's own migration
 
 # The machine should be quiet.
 .PHONY: bench-dashboard
-bench-dashboard: ## CPU time and memory of the dashboard for a guest of 1 TiB: the table of docs/dashboard.md
+bench-dashboard: ## CPU time and memory of the dashboard and its page for a guest of 1 TiB: for docs/dashboard.md
 	cargo build --locked --release --package hikkoshi
-	cargo test --locked --package hikkoshi-tests --test e2e -- dashboard_cost:: --include-ignored --nocapture
+	cargo test --locked --package hikkoshi-tests --test e2e --test pages -- dashboard_cost:: updates_of_a_large_guest --include-ignored --nocapture
 
 .PHONY: fuzz
 fuzz: ## fuzz each decoder and both state machines for FUZZ_SECONDS (needs a C++ compiler)

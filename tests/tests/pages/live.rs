@@ -524,7 +524,7 @@ fn text_of_recordings_is_shown_as_text() {
 /// The time that the page's main thread takes for one update: a guest of 1 TiB, ten times a second,
 /// with all tables open and as many samples as a recording can have.
 #[test]
-#[ignore = "measures; make bench-dashboard-page runs it"]
+#[ignore = "measures; make bench-dashboard runs it"]
 fn updates_of_a_large_guest_are_cheap() {
     let server = EventServer::start();
     let shown = ShownPage::start();
