@@ -206,7 +206,8 @@ pub fn pages_by_state(recording: &Recording, state: &State) -> Vec<(String, u64)
     let map = &state.map;
     let memory = &recording.migration.memory;
     let at = |list: &[u64], cell: usize| list.get(cell).copied().unwrap_or(0);
-    let postcopy = !map.missing.is_empty();
+    let lists = [&map.missing, &map.by_request, &map.background];
+    let postcopy = lists.iter().any(|list| list.iter().any(|pages| *pages > 0));
     let mut totals = [0_u64; 7];
     for cell in 0..usize::try_from(memory.cells()).unwrap() {
         let first = cell as u64 * memory.cell_pages;
@@ -242,7 +243,7 @@ pub fn pages_by_state(recording: &Recording, state: &State) -> Vec<(String, u64)
             "Sent, and dirty again",
             "Requested, no answer yet",
             "Missing: not sent yet",
-            "Clean or not sent",
+            "Not sent",
         ],
         Side::Destination => [
             "Received by request",
@@ -251,7 +252,7 @@ pub fn pages_by_state(recording: &Recording, state: &State) -> Vec<(String, u64)
             "Sent, and dirty again",
             "Requested, no answer yet",
             "Missing: not received yet",
-            "Not received",
+            "Not received: not yet, or unused",
         ],
     };
     names.map(str::to_owned).into_iter().zip(totals).collect()

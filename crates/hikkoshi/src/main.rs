@@ -27,7 +27,9 @@ mod status;
 use args::requested_output::RequestedOutput;
 use args::{Args, Command};
 use clap::Parser;
-use commands::{check, dashboard, demo, dirty_rate, guard, migrate, receive};
+use commands::{
+    check, dashboard, demo, dirty_rate, guard, migrate, receive, report as report_command,
+};
 use output::exit::{End, Exit, Status};
 use output::reason::Reason;
 use output::{log, report, streams};
@@ -46,6 +48,7 @@ fn main() -> std::process::ExitCode {
         Command::Check(args) => check::run(args),
         Command::DirtyRate(args) => dirty_rate::run(args),
         Command::Dashboard(args) => dashboard::run(args),
+        Command::Report(args) => report_command::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Guard(args) => guard::run(args),
     });

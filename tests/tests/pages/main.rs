@@ -7,5 +7,8 @@
 //! names.
 
 mod event_server;
+mod feed;
 mod live;
 mod report;
+mod update_cost;
+mod usage;

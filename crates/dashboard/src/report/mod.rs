@@ -34,17 +34,22 @@ pub fn report(recordings: &[Recording]) -> String {
     page.push_str(&footer());
     // The records have no maps with other keys than strings, the only way to fail.
     let data = serde_json::to_string(recordings).unwrap_or_default();
-    let _ = writeln!(
-        page,
-        "<script type=\"application/json\" id=\"recordings\">{}</script>",
-        escape_json(&data)
-    );
+    let _ = writeln!(page, "{RECORDINGS}{}</script>", escape_json(&data));
     for script in scripts() {
         let _ = writeln!(page, "<script>{script}</script>");
     }
     page.push_str("</body>\n</html>\n");
     page
 }
+
+/// The recordings in a page that [`report`] has made, as JSON. `None`: it is another page.
+pub fn recordings_in(page: &str) -> Option<&str> {
+    let (_, rest) = page.split_once(RECORDINGS)?;
+    Some(rest.split_once("</script>")?.0)
+}
+
+/// What precedes the recordings in a page.
+const RECORDINGS: &str = "<script type=\"application/json\" id=\"recordings\">";
 
 fn head(migrations: &[BothSides<'_>]) -> String {
     let title = match migrations {

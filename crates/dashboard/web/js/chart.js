@@ -95,7 +95,8 @@ hikkoshi.chart = (() => {
   };
 
   /**
-   * Lines over time. `series`: `{name, colour, dash, format}`. `format` is that of the axis.
+   * Lines over time. `series`: `{name, colour, dash, points, format}`. `points`: single values
+   * between unknown ones are visible. `format` is that of the axis.
    * `bands()` gives the times to mark. Charts of one `key` show the same time under the cursor.
    */
   const lines = ({ label, height, series, format, key, bands, steps = "decimal" }) => {
@@ -111,12 +112,12 @@ hikkoshi.chart = (() => {
       ],
       series: [
         { label: "time", value: (_plot, time) => (time === null ? "–" : elapsed(time)) },
-        ...series.map(({ name, colour, dash, format: own }) => ({
+        ...series.map(({ name, colour, dash, points, format: own }) => ({
           label: name,
           stroke: () => theme.colour(colour),
           width: 1.75,
           dash,
-          points: { show: false },
+          points: { show: points ?? false, size: 4, fill: () => theme.colour(colour) },
           value: (_plot, value) => (own ?? format)(value),
         })),
       ],

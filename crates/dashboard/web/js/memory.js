@@ -13,7 +13,7 @@ hikkoshi.memory = (() => {
     { id: "dirty", source: "Sent, and dirty again", destination: "Sent, and dirty again" },
     { id: "waiting", source: "Requested, no answer yet", destination: "Requested, no answer yet" },
     { id: "missing", source: "Missing: not sent yet", destination: "Missing: not received yet" },
-    { id: "unsent", source: "Clean or not sent", destination: "Not received" },
+    { id: "unsent", source: "Not sent", destination: "Not received: not yet, or unused" },
   ];
 
   /** A hot cell is dirtied so much more than the mean cell, as for `hikkoshi dirty-rate`. */

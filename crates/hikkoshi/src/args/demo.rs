@@ -1,5 +1,7 @@
 //! `hikkoshi demo`.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use hikkoshi_engine::Mode;
 
@@ -19,6 +21,10 @@ pub(crate) struct Demo {
         value_parser = clap::value_parser!(u64).range(256..=16_384)
     )]
     pub memory: u64,
+
+    /// Where to write the report
+    #[arg(long, value_name = "FILE", default_value = "hikkoshi-demo.html")]
+    pub report: PathBuf,
 
     /// QEMU version on both sides: 7.2 or 10.0
     #[arg(long, value_name = "VERSION", default_value = "10.0")]

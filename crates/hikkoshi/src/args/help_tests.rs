@@ -53,7 +53,7 @@ fn options_stand_under_their_headings() {
          Recovery: --retry-for --resume --give-up --other-side-is-lost --journal\n\
          Tuning: --links --rounds --max-rounds --read-ahead\n\
          Security: --plaintext --tls-ca --tls-cert --tls-key\n\
-         Output: --progress --json --verbose\n"
+         Output: --progress --json --report --verbose\n"
     );
     assert_eq!(
         visible("receive"),
@@ -62,7 +62,7 @@ fn options_stand_under_their_headings() {
          Recovery: --retry-for --resume --give-up --other-side-is-lost --journal\n\
          Tuning: --fault-threads --collapse\n\
          Security: --invite --plaintext --tls-ca --tls-cert --tls-key\n\
-         Output: --progress --json --verbose\n\
+         Output: --progress --json --report --verbose\n\
          -: --help\n"
     );
     assert_eq!(

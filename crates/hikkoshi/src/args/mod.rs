@@ -24,6 +24,7 @@ mod journaled_options;
 mod migrate;
 mod mode;
 mod receive;
+mod report;
 pub(crate) mod requested_output;
 mod run_options;
 mod security;
@@ -42,6 +43,7 @@ pub(crate) use guard::Guard;
 pub(crate) use journaled_options::JournaledOptions;
 pub(crate) use migrate::{MAX_DOWNTIME_MS, MAX_READ_AHEAD, Migrate, MigrateOptions, WhenStalled};
 pub(crate) use receive::{Receive, ReceiveOptions};
+pub(crate) use report::Report;
 pub(crate) use run_options::{ProgressFormat, RunOptions};
 pub(crate) use security::{InvitationArg, Security};
 
@@ -73,6 +75,10 @@ Exit status of dashboard:
   2  The command line or the environment is invalid, the address cannot be listened on, the
      status folder cannot be used, or the process cannot give up its rights
 
+Exit status of report:
+  0  The page was written
+  2  The command line is invalid, or a file cannot be read or written
+
 Environment:
   HIKKOSHI_LOG  What to log: off, error, warn (the default), info, debug or trace, for
                 all crates or for one (hikkoshi_qemu=debug)";
@@ -97,6 +103,8 @@ pub(crate) enum Command {
     DirtyRate(DirtyRate),
     /// Show this host's migrations on a web page, and as metrics for Prometheus
     Dashboard(Dashboard),
+    /// Make a page about one migration, or one that compares several
+    Report(Report),
     /// Move a test guest between two QEMU processes on this host
     Demo(Demo),
     /// Restore the guest if `migrate` is killed (started by `migrate`)
@@ -112,6 +120,7 @@ impl Command {
             Self::Check(_)
             | Self::DirtyRate(_)
             | Self::Dashboard(_)
+            | Self::Report(_)
             | Self::Demo(_)
             | Self::Guard(_) => None,
         }

@@ -72,6 +72,14 @@ pub(crate) struct RunOptions {
     #[arg(verbatim_doc_comment, long, value_name = "FILE", help_heading = OUTPUT)]
     pub json: Option<PathBuf>,
 
+    /// Write a report of the migration to FILE: a web page
+    ///
+    /// It has what happened and when, how long the guest was paused and why, the latency of page
+    /// requests, and a map of the guest's memory. It needs no other files, and can be shown without
+    /// a network. Also written after a failure.
+    #[arg(verbatim_doc_comment, long, value_name = "FILE.html", help_heading = OUTPUT)]
+    pub report: Option<PathBuf>,
+
     /// Print a histogram of page request latency at the end
     #[arg(short, long, help_heading = OUTPUT)]
     pub verbose: bool,

@@ -36,6 +36,9 @@ enum DemoError {
         #[source]
         cause: std::io::Error,
     },
+    /// `report` failed; it has said why.
+    #[error("'hikkoshi report' failed: {0}")]
+    Report(ExitStatus),
     /// `receive` did not come up.
     #[error("'hikkoshi receive' ended before it listened: {0}")]
     NotListening(String),
@@ -110,6 +113,10 @@ fn show(args: &Demo, version: QemuVersion) -> Result<Status, DemoError> {
         "The guest's check: {} pages checked, {} bad",
         check.pages, check.bad
     ));
+    line(&format!(
+        "\nWhat happened, with pictures, for a browser: {}",
+        args.report.display()
+    ));
     Ok(if check.ok {
         Status::Moved
     } else {
@@ -144,7 +151,18 @@ fn move_guest(
         "--verbose",
     ]))?;
     let status = migrate.0.wait().map_err(failed("waiting for"))?;
-    Ok((status, receive.0.wait().map_err(failed("waiting for"))?))
+    let received = receive.0.wait().map_err(failed("waiting for"))?;
+    // Afterwards, so that it has both sides.
+    let reported = hikkoshi_without_qmp(source.qmp_path(), "report")
+        .arg("--output")
+        .arg(&args.report)
+        .stdout(Stdio::null())
+        .status()
+        .map_err(failed("starting"))?;
+    if !reported.success() {
+        return Err(DemoError::Report(reported));
+    }
+    Ok((status, received))
 }
 
 /// A child process that ends with the demo.
@@ -170,11 +188,16 @@ impl Drop for Running {
 
 /// This program, with a subcommand.
 fn hikkoshi(qmp: &Path, subcommand: &str) -> Command {
+    let mut command = hikkoshi_without_qmp(qmp, subcommand);
+    command.arg("--qmp").arg(qmp);
+    command
+}
+
+/// The same, for one that is not about a machine. The journals are those of the machine at `qmp`.
+fn hikkoshi_without_qmp(qmp: &Path, subcommand: &str) -> Command {
     let mut command = own_executable::command();
     command
         .arg(subcommand)
-        .arg("--qmp")
-        .arg(qmp)
         // Beside the machine's socket: removed together with it.
         .arg("--journal")
         .arg(qmp.with_file_name("journal"))

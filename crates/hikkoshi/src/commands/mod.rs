@@ -16,6 +16,7 @@ mod own_executable;
 mod print_result;
 mod reattach_destination;
 pub(crate) mod receive;
+pub(crate) mod report;
 mod resume_command;
 mod signals;
 mod unfinished_migration;

@@ -7,8 +7,10 @@
 
 mod cells;
 mod rates;
+mod report_file;
 mod sampler;
 mod session;
 mod time_left;
 
+pub(crate) use report_file::write_report;
 pub(crate) use session::{Session, SessionInfo};

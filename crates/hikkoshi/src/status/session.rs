@@ -11,10 +11,12 @@ use hikkoshi_engine::{Observer, Priority, PriorityClass};
 use hikkoshi_status::{End, Record, Recorder, Recording, Side, StatusFolder, StatusServer};
 use serde_json::Value;
 
+use super::report_file::write_report_of;
 use super::sampler::{Sampler, migration};
 use crate::args::RunOptions;
 use crate::output::exit::{self, Exit, Status};
 use crate::output::progress::{self, Display};
+use crate::output::streams;
 
 /// How often a state is taken.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -107,10 +109,23 @@ impl Session {
         *lock(&self.shared.account) = Some(account);
     }
 
-    /// Ends the session with the result of the run. The recording stays in the status folder.
-    /// Returns it, if a migration had begun.
-    pub(crate) fn end(self, result: &Result<Status, Exit>) -> Option<Recording> {
+    /// Ends the session with the result of the run. The recording stays in the status folder. The
+    /// report is written, if it was requested.
+    pub(crate) fn end(self, result: &Result<Status, Exit>) {
         self.end_display();
+        let recording = self.end_recording(result);
+        let Some(path) = &self.run.report else { return };
+        match recording {
+            Some(recording) => write_report_of(recording, &self.shared.folder, path),
+            None => streams::notice(&format!(
+                "no report was written to {}: no migration had begun",
+                path.display()
+            )),
+        }
+    }
+
+    /// The whole recording; `None`: no migration had begun.
+    fn end_recording(&self, result: &Result<Status, Exit>) -> Option<Recording> {
         let recording = lock(&self.shared.recording).take()?;
         let account = lock(&self.shared.account).take();
         let event = Event::End(end(result, recording.at_ms(), account));

@@ -57,7 +57,7 @@ hikkoshi.views.rates = (() => {
         label: "Mean latency of page requests over time",
         height: 130,
         format: format.micros,
-        series: [{ name: "mean latency", colour: "--line-d" }],
+        series: [{ name: "mean latency", colour: "--line-d", points: true }],
       });
       this.table = new Table("Rates over time", [
         { name: "time" },

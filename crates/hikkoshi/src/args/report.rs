@@ -1,0 +1,26 @@
+//! `hikkoshi report`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::headings::OUTPUT;
+use super::journal_folder::JournalFolder;
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Report {
+    /// Results of --json, reports, or files of the status folder
+    ///
+    /// Several migrations are compared. A result of --json has the statistics only; a report
+    /// (.html) and a file of the status folder also have what happened over time. Without FILE, the
+    /// last migration that ended on this host.
+    #[arg(verbatim_doc_comment, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+
+    /// Write the page to FILE; "-" is standard output
+    #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
+    pub output: PathBuf,
+
+    #[command(flatten)]
+    pub journals: JournalFolder,
+}

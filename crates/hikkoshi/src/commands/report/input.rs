@@ -1,0 +1,156 @@
+//! Reads the files that a report is made of.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use hikkoshi_dashboard::recordings_in;
+use hikkoshi_status::{Recording, VERSION};
+use serde_json::Value;
+use thiserror::Error;
+
+use super::statistics;
+
+/// The longest file, in bytes.
+const LONGEST: u64 = 256 << 20;
+
+/// A file that is not a part of a report.
+#[derive(Debug, Error)]
+pub(super) enum InputError {
+    /// It cannot be read.
+    #[error("reading {}", file.display())]
+    Read {
+        file: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    /// It is something else.
+    #[error("{} is neither a result of --json, nor a report, nor a recording: {problem}", file.display())]
+    Unknown { file: PathBuf, problem: String },
+    /// It is of another version.
+    #[error("{} has version {version} of the status, and this hikkoshi reads version {VERSION}", file.display())]
+    Version { file: PathBuf, version: u64 },
+    /// The migration failed, and there are no statistics.
+    #[error("{} is the result of a run without statistics: {message}", file.display())]
+    NoStatistics { file: PathBuf, message: String },
+}
+
+/// The recordings in a file.
+pub(super) fn read(file: &Path) -> Result<Vec<Recording>, InputError> {
+    let failed = |cause| InputError::Read {
+        file: file.to_owned(),
+        cause,
+    };
+    let mut content = Vec::new();
+    let opened = File::open(file).map_err(failed)?;
+    let length = opened.take(LONGEST + 1).read_to_end(&mut content);
+    if length.map_err(failed)? as u64 > LONGEST {
+        return Err(failed(io::ErrorKind::FileTooLarge.into()));
+    }
+    parse(file, &content)
+}
+
+fn parse(file: &Path, content: &[u8]) -> Result<Vec<Recording>, InputError> {
+    let unknown = |problem: String| InputError::Unknown {
+        file: file.to_owned(),
+        problem,
+    };
+    let text = std::str::from_utf8(content).map_err(|error| unknown(error.to_string()))?;
+    if text.trim_start().starts_with('<') {
+        let data = recordings_in(text)
+            .ok_or_else(|| unknown("it is a page without recordings".to_owned()))?;
+        let values: Vec<Value> =
+            serde_json::from_str(data).map_err(|error| unknown(error.to_string()))?;
+        return values
+            .into_iter()
+            .map(|value| recording(file, value))
+            .collect();
+    }
+    let value: Value = serde_json::from_str(text).map_err(|error| unknown(error.to_string()))?;
+    if value.get("migration").is_some() {
+        return Ok(vec![recording(file, value)?]);
+    }
+    let message = value
+        .pointer("/error/message")
+        .or_else(|| value.get("moved"));
+    if let Some(message) = message.and_then(Value::as_str) {
+        return Err(InputError::NoStatistics {
+            file: file.to_owned(),
+            message: message.to_owned(),
+        });
+    }
+    let name = file.file_stem().unwrap_or_default().to_string_lossy();
+    statistics::recording(&name, value)
+        .map(|recording| vec![recording])
+        .map_err(|error| unknown(error.to_string()))
+}
+
+fn recording(file: &Path, value: Value) -> Result<Recording, InputError> {
+    let version = value.get("version").and_then(Value::as_u64).unwrap_or(0);
+    if version != u64::from(VERSION) {
+        return Err(InputError::Version {
+            file: file.to_owned(),
+            version,
+        });
+    }
+    serde_json::from_value(value).map_err(|error| InputError::Unknown {
+        file: file.to_owned(),
+        problem: error.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use error_reporter::Report;
+
+    fn parsed(content: &str) -> Result<Vec<Recording>, String> {
+        parse("a/web.json".as_ref(), content.as_bytes())
+            .map_err(|error| Report::new(&error).to_string())
+    }
+
+    #[test]
+    fn other_files_are_refused_with_the_reason() {
+        for (content, reason) in [
+            ("", "neither a result"),
+            ("[]", "neither a result"),
+            ("<html></html>", "a page without recordings"),
+            (r#"{"migration":{},"version":3}"#, "has version 3"),
+            (r#"{"migration":{},"version":1}"#, "missing field"),
+            (
+                r#"{"error":{"message":"no link"}}"#,
+                "without statistics: no link",
+            ),
+            (
+                r#"{"moved":"it has moved"}"#,
+                "without statistics: it has moved",
+            ),
+            (r#"{"mode":"hybrid"}"#, "missing field"),
+        ] {
+            let error = parsed(content).unwrap_err();
+            assert!(error.contains(reason), "{content}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_recordings_of_a_report_are_read_again() {
+        let latency = r#"{"count":3,"mean":50.0,"p50":40.0,"p99":90.0,"max":91.0,
+            "histogram":[{"le_us":64,"count":2},{"le_us":128,"count":1}]}"#;
+        let result = format!(
+            r#"{{"mode":"hybrid","guest_state":"running","total_ms":1500.5,"downtime_ms":8.5,
+            "switchover":[{{"step":"paused","at_ms":0.5}}],"rounds":1,"postcopy":true,
+            "pages":{{"precopy":10,"zero":20,"urgent":3,"background":4,"guest":30}},
+            "bytes":{{"precopy":100,"urgent":30,"background":40,"device_state":5}},
+            "request_latency_us":{latency}}}"#
+        );
+        let one = parsed(&result).unwrap();
+        assert_eq!(one[0].migration.guest, "web");
+        let state = one[0].state.as_ref().unwrap();
+        assert_eq!((state.pages.urgent, state.requests.count), (3, 3));
+        assert_eq!(state.downtime_ms, Some(8.5));
+        let page = hikkoshi_dashboard::report(&one);
+        assert_eq!(parsed(&page).unwrap(), one);
+        let stored = serde_json::to_string(&one[0]).unwrap();
+        assert_eq!(parsed(&stored).unwrap(), one);
+    }
+}

@@ -1,0 +1,66 @@
+//! `hikkoshi report`: a page about one migration, or one that compares several.
+
+mod input;
+mod statistics;
+
+use error_reporter::Report as ErrorReport;
+use hikkoshi_status::{Kind, Recording, StatusFolder};
+
+use crate::args::Report;
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::Reason;
+use crate::output::streams;
+use crate::status::write_report;
+
+pub(crate) fn run(args: &Report) -> Result<Status, Exit> {
+    let recordings = if args.files.is_empty() {
+        last_migration(&StatusFolder::in_run_folder(&args.journals.path()))?
+    } else {
+        let mut recordings = Vec::new();
+        for file in &args.files {
+            recordings.extend(input::read(file).map_err(|error| {
+                Exit::caused(Status::Usage, Reason::Usage, &error).with(
+                    "a report is made of results of --json, of other reports (.html) and of files \
+                     of the status folder",
+                )
+            })?);
+        }
+        recordings
+    };
+    write_report(&args.output, &recordings).map_err(|error| {
+        let path = args.output.display();
+        let what = format!("writing the report to {path}: {}", ErrorReport::new(&error));
+        Exit::new(Status::Usage, Reason::AccountNotWritten, what)
+    })?;
+    if args.output.as_os_str() != "-" {
+        streams::to_stdout(&format!("the report is in {}\n", args.output.display()));
+    }
+    Ok(Status::Moved)
+}
+
+/// All sides of the migration that ended last.
+fn last_migration(folder: &StatusFolder) -> Result<Vec<Recording>, Exit> {
+    let entries = folder
+        .entries()
+        .map_err(|error| Exit::caused(Status::Usage, Reason::Usage, &error))?;
+    let mut recordings: Vec<Recording> = Vec::new();
+    for entry in entries.iter().filter(|entry| entry.kind == Kind::File) {
+        match Recording::read(&entry.path) {
+            Ok(recording) => recordings.push(recording),
+            Err(error) => tracing::warn!(
+                error = %ErrorReport::new(&error),
+                "ignoring a recording that cannot be read"
+            ),
+        }
+    }
+    let Some(id) = recordings.first().map(|last| last.migration.id.clone()) else {
+        let what = format!(
+            "no migration has ended on this host, as far as {} says",
+            folder.path().display()
+        );
+        return Err(Exit::new(Status::Usage, Reason::Usage, what)
+            .with("name files: results of --json, or reports"));
+    };
+    recordings.retain(|recording| recording.migration.id == id);
+    Ok(recordings)
+}
