@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hikkoshi_lab::Lab;
 use hikkoshi_lab::browser::{Browser, ColorScheme, Viewport};
-use hikkoshi_status::{Recording, Side, State};
+use hikkoshi_status::{Recording, Side};
 use serde_json::{Value, json};
 
 /// Only ends a test that hangs.
@@ -201,8 +201,9 @@ pub fn count(value: u64) -> String {
     text
 }
 
-/// Pages of a guest by state, as the legend of the map has them for a state.
-pub fn pages_by_state(recording: &Recording, state: &State) -> Vec<(String, u64)> {
+/// The legend of the map for the last state of a recording: pages of the guest by state.
+pub fn legend_of(recording: &Recording) -> Vec<[String; 2]> {
+    let state = recording.state.as_ref().unwrap();
     let map = &state.map;
     let memory = &recording.migration.memory;
     let at = |list: &[u64], cell: usize| list.get(cell).copied().unwrap_or(0);
@@ -255,5 +256,12 @@ pub fn pages_by_state(recording: &Recording, state: &State) -> Vec<(String, u64)
             "Not received: not yet, or unused",
         ],
     };
-    names.map(str::to_owned).into_iter().zip(totals).collect()
+    let source = recording.migration.side == Side::Source;
+    let texts = totals.iter().enumerate().map(|(index, pages)| match index {
+        // Only the destination has it.
+        4 if source => "–".to_owned(),
+        _ => count(*pages),
+    });
+    let names = names.map(str::to_owned).into_iter();
+    names.zip(texts).map(|(name, text)| [name, text]).collect()
 }

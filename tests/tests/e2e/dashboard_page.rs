@@ -3,8 +3,7 @@
 
 use hikkoshi_status::{Recording, Side};
 use hikkoshi_tests::{
-    Breakpoint, Guest, MessageKind, MigrationPlan, ShownPage, TestEnv, busy_guest, count,
-    pages_by_state,
+    Breakpoint, Guest, MessageKind, MigrationPlan, ShownPage, TestEnv, busy_guest, count, legend_of,
 };
 use serde_json::{Value, json};
 
@@ -24,15 +23,6 @@ fn names(dashboard: &Dashboard) -> [String; 2] {
 
 fn recording(dashboard: &Dashboard, name: &str) -> Recording {
     serde_json::from_str(&dashboard.get(&format!("/api/migrations/{name}"))).unwrap()
-}
-
-/// What the legend of the map must show for a recording.
-fn legend(recording: &Recording) -> Vec<[String; 2]> {
-    let pages = pages_by_state(recording, recording.state.as_ref().unwrap());
-    pages
-        .into_iter()
-        .map(|(name, pages)| [name, count(pages)])
-        .collect()
 }
 
 /// A guest is moved by hybrid and held in post-copy: both sides, the map and the stages are shown as
@@ -73,7 +63,7 @@ fn a_browser_shows_a_real_move() {
     let [_, destination] = names(&dashboard);
     let there = recording(&dashboard, &destination);
     assert_eq!(there.migration.side, Side::Destination);
-    let expected = legend(&there);
+    let expected = legend_of(&there);
     let rows = "[...document.querySelectorAll('.legend tbody tr')].slice(0, 7)
         .map(row => [row.cells[0].textContent, row.cells[1].textContent])";
     let same = format!(

@@ -2,7 +2,7 @@
 
 use hikkoshi_status::{End, Record, Recorder, Recording, Side, State};
 use hikkoshi_tests::recordings::RecordedMigration;
-use hikkoshi_tests::{ShownPage, count, pages_by_state};
+use hikkoshi_tests::{ShownPage, legend_of};
 
 use crate::event_server::{EventServer, status};
 
@@ -71,13 +71,8 @@ impl<'a> Feed<'a> {
     }
 
     /// What the legend of the map must show.
-    pub(crate) fn legend(&self) -> Vec<(String, String)> {
-        let recording = self.recording();
-        let pages = pages_by_state(recording, recording.state.as_ref().unwrap());
-        pages
-            .into_iter()
-            .map(|(name, pages)| (name, count(pages)))
-            .collect()
+    pub(crate) fn legend(&self) -> Vec<[String; 2]> {
+        legend_of(self.recording())
     }
 }
 
@@ -89,9 +84,9 @@ pub(crate) fn open(shown: &ShownPage, server: &EventServer, feeds: &[&Feed<'_>])
     shown.wait("the recordings", &all);
 }
 
-pub(crate) fn legend(shown: &ShownPage) -> Vec<(String, String)> {
+pub(crate) fn legend(shown: &ShownPage) -> Vec<[String; 2]> {
     let rows = shown.table("Pages by state").into_iter().take(7);
-    rows.map(|row| (row[0].clone(), row[1].clone())).collect()
+    rows.map(|row| [row[0].clone(), row[1].clone()]).collect()
 }
 
 pub(crate) fn stages(shown: &ShownPage) -> Vec<String> {

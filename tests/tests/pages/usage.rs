@@ -190,9 +190,13 @@ fn a_lost_connection_and_a_lost_engine_are_shown() {
     assert!(summary.contains(next), "{summary}");
     shown.screenshot("live-guest-lost");
 
-    for feed in &feeds {
-        server.send(&event("gone", &json!({ "name": feed.name })));
-    }
+    // One is removed while the page is connected, the other one while it is not.
+    server.send(&event("gone", &json!({ "name": feeds[0].name })));
+    let one = format!("{headings} === 'In progress (0),Ended (1)'");
+    shown.wait("one migration", &one);
+    server.refuse(true);
+    server.begin_with(Vec::new());
+    server.refuse(false);
     shown.wait("no migration", "!document.querySelector('#empty').hidden");
     assert_eq!(
         shown.evaluate("document.querySelector('article').checkVisibility()"),

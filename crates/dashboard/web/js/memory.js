@@ -7,14 +7,14 @@ hikkoshi.memory = (() => {
    * exactly one. Names differ by side, as the map's fields do.
    */
   const STATES = [
-    { id: "requested", source: "Sent by request", destination: "Received by request" },
-    { id: "background", source: "Sent in the background", destination: "Received in the background" },
-    { id: "sent", source: "Sent in pre-copy, clean since", destination: "Received in pre-copy" },
-    { id: "dirty", source: "Sent, and dirty again", destination: "Sent, and dirty again" },
-    { id: "waiting", source: "Requested, no answer yet", destination: "Requested, no answer yet" },
-    { id: "missing", source: "Missing: not sent yet", destination: "Missing: not received yet" },
-    { id: "unsent", source: "Not sent", destination: "Not received: not yet, or unused" },
-  ];
+    ["requested", "by request", "Sent by request", "Received by request"],
+    ["background", "in the background", "Sent in the background", "Received in the background"],
+    ["sent", "in pre-copy", "Sent in pre-copy, clean since", "Received in pre-copy"],
+    ["dirty", "dirty", "Sent, and dirty again", "Sent, and dirty again"],
+    ["waiting", "requested", "Requested, no answer yet", "Requested, no answer yet"],
+    ["missing", "missing", "Missing: not sent yet", "Missing: not received yet"],
+    ["unsent", "rest", "Not sent", "Not received: not yet, or unused"],
+  ].map(([id, short, source, destination]) => ({ id, short, source, destination }));
 
   /** A hot cell is dirtied so much more than the mean cell, as for `hikkoshi dirty-rate`. */
   const HOT = 4;

@@ -90,6 +90,10 @@ hikkoshi.views.rates = (() => {
       const column = (name) => rows.map((row) => row[name]);
       this.traffic.update([times, column("sent"), column("dirtied")]);
       this.postcopy.hidden = rows.every((row) => row.missing === null && row.requests === 0);
+      // Only the destination measures page requests.
+      const measured = migration.destination !== null;
+      this.requests.element.hidden = !measured;
+      this.latency.element.hidden = !measured;
       if (!this.postcopy.hidden) {
         this.missing.update([times, column("missing")]);
         this.requests.update([times, column("requests"), column("waiting")]);
