@@ -25,8 +25,8 @@ fn recording(dashboard: &Dashboard, name: &str) -> Recording {
     serde_json::from_str(&dashboard.get(&format!("/api/migrations/{name}"))).unwrap()
 }
 
-/// A guest is moved by hybrid and held in post-copy: both sides, the map and the stages are shown as
-/// the engines recorded them. Then it is released: the end, and the report.
+/// A guest is moved by hybrid and held in post-copy: both sides, the map and the stages are shown
+/// as the engines recorded them. Then it is released: the end, and the report.
 #[test]
 fn a_browser_shows_a_real_move() {
     let env = TestEnv::new();

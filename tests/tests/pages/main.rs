@@ -6,6 +6,8 @@
 //! Screenshots are kept in `build/tests/screenshots`, or in the folder that `HIKKOSHI_SCREENSHOTS`
 //! names.
 
+#![allow(clippy::unwrap_used)] // a test's failure is the message
+
 mod event_server;
 mod feed;
 mod live;

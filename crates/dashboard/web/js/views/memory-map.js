@@ -12,7 +12,7 @@ hikkoshi.views.memoryMap = (() => {
   const HEADING = 17;
   const LARGEST = 22;
   const SMALLEST = 6;
-  const HIGHEST = 440;
+  const HIGHEST = 500;
 
   /** How many columns (a power of two, so that addresses of rows are round) fit best. */
   const columnsFor = (width, count) => {
