@@ -194,6 +194,12 @@ bench-dashboard: ## CPU time and memory of the dashboard for a guest of 1 TiB: t
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-tests --test e2e -- dashboard_cost:: --include-ignored --nocapture
 
+# The machine should be quiet.
+.PHONY: bench-dashboard
+bench-dashboard: ## CPU time and memory of the dashboard and its page for a guest of 1 TiB: for docs/dashboard.md
+	cargo build --locked --release --package hikkoshi
+	cargo test --locked --package hikkoshi-tests --test e2e --test pages -- dashboard_cost:: updates_of_a_large_guest --include-ignored --nocapture
+
 .PHONY: fuzz
 fuzz: ## fuzz each decoder and both state machines for FUZZ_SECONDS (needs a C++ compiler)
 	.ci/fuzz.sh $(FUZZ_SECONDS) $(FUZZ_JOBS)

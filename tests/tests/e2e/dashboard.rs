@@ -19,13 +19,13 @@ use std::process::Command;
 use std::sync::mpsc::channel;
 
 /// A running `hikkoshi dashboard` on a free port.
-struct Dashboard {
+pub(crate) struct Dashboard {
     program: Program,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
 }
 
 impl Dashboard {
-    fn start(run_folder: &Path) -> Self {
+    pub(crate) fn start(run_folder: &Path) -> Self {
         let mut command = Command::new(hikkoshi());
         command.args(["dashboard", "--listen", "127.0.0.1:0", "--journal"]);
         command.arg(run_folder);
@@ -43,7 +43,7 @@ impl Dashboard {
     }
 
     /// Ends it as a service manager does.
-    fn end(mut self) {
+    pub(crate) fn end(mut self) {
         self.program.signal(Signal::TERM);
         let exit = self.program.wait();
         assert_eq!(exit.code, Some(0), "{exit:?}");
@@ -51,7 +51,7 @@ impl Dashboard {
         assert_eq!(exit.stdout.lines().count(), 1, "{exit:?}");
     }
 
-    fn get(&self, path: &str) -> String {
+    pub(crate) fn get(&self, path: &str) -> String {
         http_get(self.address, path).unwrap()
     }
 
@@ -96,7 +96,7 @@ impl Dashboard {
     }
 }
 
-fn run_folder(env: &TestEnv) -> PathBuf {
+pub(crate) fn run_folder(env: &TestEnv) -> PathBuf {
     env.folder().join("run")
 }
 

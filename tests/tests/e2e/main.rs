@@ -11,6 +11,7 @@ mod completion;
 mod cpu_compatibility;
 mod dashboard;
 mod dashboard_cost;
+mod dashboard_page;
 mod debian;
 mod destination_line;
 mod direct_io;

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 
 /// Serves the live page to any number of browsers.
 #[derive(Debug)]
-pub struct EventServer {
+pub(crate) struct EventServer {
     /// The address of the page.
-    pub url: String,
+    pub(crate) url: String,
     shared: Arc<Mutex<Shared>>,
 }
 
@@ -30,7 +30,7 @@ struct Shared {
 }
 
 impl EventServer {
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/", listener.local_addr().unwrap());
         let shared = Arc::new(Mutex::new(Shared::default()));
@@ -48,28 +48,23 @@ impl EventServer {
     }
 
     /// What each new connection gets first.
-    pub fn begin_with(&self, events: Vec<String>) {
+    pub(crate) fn begin_with(&self, events: Vec<String>) {
         self.lock().first = events;
     }
 
     /// Serves another page.
-    pub fn add_page(&self, path: &str, html: String, policy: String) {
+    pub(crate) fn add_page(&self, path: &str, html: String, policy: String) {
         self.lock().pages.push((path.to_owned(), html, policy));
     }
 
     /// Sends an event to all connections.
-    pub fn send(&self, event: &str) {
+    pub(crate) fn send(&self, event: &str) {
         let send = |stream: &mut TcpStream| stream.write_all(event.as_bytes()).is_ok();
         self.lock().streams.retain_mut(send);
     }
 
-    /// Connections that wait for events.
-    pub fn connections(&self) -> usize {
-        self.lock().streams.len()
-    }
-
     /// Closes all connections for events, and refuses new ones, or not.
-    pub fn refuse(&self, refuses: bool) {
+    pub(crate) fn refuse(&self, refuses: bool) {
         let mut shared = self.lock();
         shared.refuses = refuses;
         if refuses {
@@ -89,12 +84,12 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 }
 
 /// An event with a record of a migration.
-pub fn status(name: &str, record: &Record) -> String {
+pub(crate) fn status(name: &str, record: &Record) -> String {
     event("status", &json!({ "name": name, "record": record }))
 }
 
 /// An event of the stream.
-pub fn event(kind: &str, data: &Value) -> String {
+pub(crate) fn event(kind: &str, data: &Value) -> String {
     format!("event: {kind}\ndata: {data}\n\n")
 }
 
@@ -106,7 +101,10 @@ fn answer(mut stream: TcpStream, shared: &Mutex<Shared>) {
     let Some(Ok(request)) = lines.next() else {
         return;
     };
-    while lines.next().is_some_and(|line| line.is_ok_and(|line| !line.is_empty())) {}
+    while lines
+        .next()
+        .is_some_and(|line| line.is_ok_and(|line| !line.is_empty()))
+    {}
     let path = request.split(' ').nth(1).unwrap_or("/");
     if path == "/events" {
         let mut shared = lock(shared);
@@ -122,7 +120,11 @@ fn answer(mut stream: TcpStream, shared: &Mutex<Shared>) {
         }
         return;
     }
-    let page = lock(shared).pages.iter().find(|(name, ..)| name == path).cloned();
+    let page = lock(shared)
+        .pages
+        .iter()
+        .find(|(name, ..)| name == path)
+        .cloned();
     let (status, kind, policy, bytes) = match (page, asset(path)) {
         (Some((_, html, policy)), _) => ("200 OK", "text/html", policy, html.into_bytes()),
         (None, Some(asset)) => (
@@ -138,5 +140,7 @@ fn answer(mut stream: TcpStream, shared: &Mutex<Shared>) {
          Content-Security-Policy: {policy}\r\nConnection: close\r\n\r\n",
         bytes.len()
     );
-    let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&bytes));
+    let _ = stream
+        .write_all(head.as_bytes())
+        .and_then(|()| stream.write_all(&bytes));
 }

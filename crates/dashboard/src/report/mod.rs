@@ -15,7 +15,7 @@ use std::fmt::Write;
 
 use hikkoshi_status::Recording;
 
-use crate::assets::UPLOT_LICENSE;
+use crate::assets::{ICON, UPLOT_LICENSE};
 use both_sides::{BothSides, group};
 use markup::{escape, escape_json};
 pub use policy::report_policy;
@@ -63,9 +63,11 @@ fn head(migrations: &[BothSides<'_>]) -> String {
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta http-equiv=\"Content-Security-Policy\" content=\"{}\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n<title>{}</title>\n",
+         <meta name=\"color-scheme\" content=\"light dark\">\n<title>{}</title>\n\
+         <link rel=\"icon\" href=\"data:image/svg+xml;base64,{}\">\n",
         escape(&report_policy()),
-        escape(&title)
+        escape(&title),
+        data_encoding::BASE64.encode(ICON.as_bytes())
     );
     for style in styles() {
         let _ = writeln!(head, "<style>{style}</style>");
@@ -99,4 +101,149 @@ fn footer() -> String {
          </details></footer>\n",
         escape(UPLOT_LICENSE)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hikkoshi_status::{Block, Memory, Migration, Side, VERSION};
+    use ring::digest::{SHA256, digest};
+
+    const HOSTILE: &str = "</script><script>alert(1)</script><!--\"'&";
+
+    /// A recording without states, with `text` wherever there is text.
+    fn recording(side: Side, text: &str) -> Recording {
+        Recording {
+            version: VERSION,
+            migration: Migration {
+                id: text.into(),
+                side,
+                pid: 1,
+                host: text.into(),
+                guest: text.into(),
+                peer: text.into(),
+                mode: text.into(),
+                started_unix_ms: 0,
+                max_downtime_ms: None,
+                bandwidth: None,
+                resumed: false,
+                memory: Memory {
+                    pages: 512,
+                    page_bytes: 4096,
+                    cell_pages: 512,
+                    blocks: vec![Block {
+                        id: text.into(),
+                        first_page: 0,
+                        pages: 512,
+                    }],
+                },
+            },
+            samples: Vec::new(),
+            frames: Vec::new(),
+            notices: Vec::new(),
+            state: None,
+            end: None,
+        }
+    }
+
+    /// What stands between these texts, each time.
+    fn between<'a>(page: &'a str, begin: &str, end: &str) -> Vec<&'a str> {
+        let parts = page.split(begin).skip(1);
+        parts
+            .map(|part| part.split(end).next().unwrap_or(part))
+            .collect()
+    }
+
+    #[test]
+    fn the_policy_allows_exactly_the_scripts_and_styles_in_the_page() {
+        let page = report(&[recording(Side::Source, "web")]);
+        let policy = report_policy();
+        let [declared] = between(&page, "Content-Security-Policy\" content=\"", "\">")[..] else {
+            panic!("one policy");
+        };
+        assert_eq!(declared.replace("&#39;", "'"), policy);
+        for (element, end, directive) in [
+            ("<script>", "</script>", "script-src"),
+            ("<style>", "</style>", "style-src"),
+        ] {
+            let digests: String = between(&page, element, end)
+                .iter()
+                .map(|text| {
+                    let digest = digest(&SHA256, text.as_bytes());
+                    format!(
+                        " 'sha256-{}'",
+                        data_encoding::BASE64.encode(digest.as_ref())
+                    )
+                })
+                .collect();
+            assert!(digests.len() > 100);
+            assert!(
+                policy.contains(&format!("; {directive}{digests};")),
+                "{policy}"
+            );
+        }
+        assert!(policy.starts_with("default-src 'none';"));
+        assert!(!policy.contains("unsafe") && !policy.contains("http"));
+    }
+
+    /// A script or style that ended its element early would be cut off, and refused.
+    #[test]
+    fn no_script_or_style_ends_its_element() {
+        for text in scripts().chain(styles()) {
+            let text = text.to_lowercase();
+            assert!(!text.contains("</s") && !text.contains("<!--") && !text.contains("<script"));
+        }
+    }
+
+    #[test]
+    fn nothing_refers_to_another_file() {
+        let page = report(&[recording(Side::Source, "web")]);
+        for attribute in [" src=", "url(", "@import"] {
+            assert!(!page.contains(attribute), "{attribute}");
+        }
+        let references = between(&page, "href=\"", "\"");
+        assert_eq!(references.len(), 2, "{references:?}");
+        assert!(
+            references
+                .iter()
+                .all(|to| to.starts_with('#') || to.starts_with("data:"))
+        );
+    }
+
+    #[test]
+    fn text_of_recordings_is_escaped() {
+        let recordings = [Side::Source, Side::Destination].map(|side| recording(side, HOSTILE));
+        let page = report(&recordings);
+        let plain = report(&[Side::Source, Side::Destination].map(|side| recording(side, "x")));
+        for markup in ["<script", "</script>", "<!--", "alert(1)</"] {
+            assert_eq!(
+                page.matches(markup).count(),
+                plain.matches(markup).count(),
+                "{markup}"
+            );
+        }
+        let [data] = between(&page, "id=\"recordings\">", "</script>")[..] else {
+            panic!("one element with data");
+        };
+        let read: Vec<Recording> = serde_json::from_str(data).expect("the data is JSON");
+        assert_eq!(read, recordings);
+    }
+
+    /// Both sides of a migration have one place; another migration has its own.
+    #[test]
+    fn sides_of_one_migration_are_shown_together() {
+        let page = report(&[
+            recording(Side::Destination, "web"),
+            recording(Side::Source, "mail"),
+            recording(Side::Source, "web"),
+        ]);
+        let places = between(&page, "<section id=\"migration-", "\"");
+        assert_eq!(places, ["web", "mail"]);
+        assert!(page.contains("<title>2 migrations</title>"));
+    }
+
+    #[test]
+    fn a_report_of_nothing_is_a_page() {
+        assert!(report(&[]).contains("<h1>0 migrations</h1>"));
+    }
 }

@@ -1,5 +1,5 @@
-//! The content security policy of a report: the scripts and styles in it, by their digests, and
-//! nothing else.
+//! The content security policy of a report: the scripts and styles in it, by their digests, its
+//! icon, and nothing else.
 
 use ring::digest::{SHA256, digest};
 
@@ -20,7 +20,8 @@ pub(super) fn styles() -> impl Iterator<Item = &'static str> {
 /// it. A server that sends a report must send this one with it, not that of the live page.
 pub fn report_policy() -> String {
     format!(
-        "default-src 'none'; script-src{}; style-src{}; base-uri 'none'; form-action 'none'",
+        "default-src 'none'; script-src{}; style-src{}; img-src data:; base-uri 'none'; \
+         form-action 'none'",
         digests(scripts()),
         digests(styles())
     )

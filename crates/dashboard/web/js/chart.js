@@ -27,10 +27,14 @@ hikkoshi.chart = (() => {
 
   /** A chart that fills the width of its element. */
   class Chart {
-    /** `label` is what a screen reader says; `options` are uPlot's. */
-    constructor(label, height, options) {
+    /**
+     * `label` is what a screen reader says, `options` are uPlot's, and `scaled` makes what is drawn
+     * of the data.
+     */
+    constructor(label, height, options, scaled = (data) => data) {
       this.height = height;
       this.options = options;
+      this.scaled = scaled;
       this.plot = null;
       this.data = null;
       this.element = el("div", { class: "chart", role: "img", "aria-label": label });
@@ -41,26 +45,30 @@ hikkoshi.chart = (() => {
       theme.onChange(() => this.rebuild());
     }
 
-    /** Draws with the present colours, the legend's included. */
-    rebuild() {
-      this.plot?.destroy();
-      this.plot = null;
-      if (this.data) this.update(this.data);
-    }
-
     describe(text) {
       setAttribute(this.element, "aria-label", text);
     }
 
     update(data) {
-      this.data = data;
-      if (this.width === 0) return;
+      this.data = this.scaled(data);
+      this.show();
+    }
+
+    show() {
+      if (this.width === 0 || this.data === null) return;
       if (this.plot) {
-        this.plot.setData(data);
+        this.plot.setData(this.data);
       } else {
         const size = { width: this.width, height: this.height };
-        this.plot = new uPlot({ ...size, ...this.options }, data, this.element);
+        this.plot = new uPlot({ ...size, ...this.options }, this.data, this.element);
       }
+    }
+
+    /** Draws with the present colours, the legend's included. */
+    rebuild() {
+      this.plot?.destroy();
+      this.plot = null;
+      this.show();
     }
 
     resize() {
@@ -68,7 +76,7 @@ hikkoshi.chart = (() => {
       if (width === this.width || width === 0) return;
       this.width = width;
       if (this.plot) this.plot.setSize({ width, height: this.height });
-      else if (this.data) this.update(this.data);
+      else this.show();
     }
   }
 
@@ -87,7 +95,8 @@ hikkoshi.chart = (() => {
   };
 
   /**
-   * Lines over time. `series`: `{name, colour, dash, format}`. `format` is that of the axis.
+   * Lines over time. `series`: `{name, colour, dash, points, format}`. `points`: single values
+   * between unknown ones are visible. `format` is that of the axis.
    * `bands()` gives the times to mark. Charts of one `key` show the same time under the cursor.
    */
   const lines = ({ label, height, series, format, key, bands, steps = "decimal" }) => {
@@ -103,12 +112,12 @@ hikkoshi.chart = (() => {
       ],
       series: [
         { label: "time", value: (_plot, time) => (time === null ? "–" : elapsed(time)) },
-        ...series.map(({ name, colour, dash, format: own }) => ({
+        ...series.map(({ name, colour, dash, points, format: own }) => ({
           label: name,
           stroke: () => theme.colour(colour),
           width: 1.75,
           dash,
-          points: { show: false },
+          points: { show: points ?? false, size: 4, fill: () => theme.colour(colour) },
           value: (_plot, value) => (own ?? format)(value),
         })),
       ],
@@ -164,10 +173,7 @@ hikkoshi.chart = (() => {
       ],
       hooks: { draw: [(plot) => drawMarks(plot, marks())] },
     };
-    const chart = new Chart(label, height, options);
-    const update = chart.update.bind(chart);
-    chart.update = ([places, counts]) => update([places, counts.map(logarithm)]);
-    return chart;
+    return new Chart(label, height, options, ([places, counts]) => [places, counts.map(logarithm)]);
   };
 
   /** Vertical lines with a name: `[{at, name}]`. */

@@ -8,6 +8,9 @@ hikkoshi.live = (() => {
   /** The least time between two updates, in ms: 10 Hz, less the inaccuracy of frames. */
   const DISTANCE = 92;
 
+  /** How long the server may take to send everything again, in ms. */
+  const RESEND = 2000;
+
   class Page {
     constructor() {
       this.recordings = new Map();
@@ -42,10 +45,8 @@ hikkoshi.live = (() => {
           handle(JSON.parse(event.data));
           this.changed = true;
         });
-      // After a reconnection the server sends everything again; what it does not send is gone.
       events.addEventListener("open", () => {
-        this.recordings.clear();
-        this.regroup = true;
+        this.removeUnsent();
         this.connected("on", "Connected");
       });
       events.addEventListener("error", () => {
@@ -66,7 +67,20 @@ hikkoshi.live = (() => {
       });
     }
 
+    /** After a reconnection the server sends everything again; what it does not send is gone. */
+    removeUnsent() {
+      const unsent = new Set(this.recordings.keys());
+      this.unsent = unsent;
+      setTimeout(() => {
+        if (this.unsent !== unsent) return;
+        unsent.forEach((name) => this.recordings.delete(name));
+        this.regroup = true;
+        this.changed = true;
+      }, RESEND);
+    }
+
     status(name, record) {
+      if (record.recording) this.unsent?.delete(name);
       const recording = this.recordings.get(name);
       if (recording) {
         recording.apply(record);

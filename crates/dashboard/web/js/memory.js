@@ -7,14 +7,14 @@ hikkoshi.memory = (() => {
    * exactly one. Names differ by side, as the map's fields do.
    */
   const STATES = [
-    { id: "requested", source: "Sent by request", destination: "Received by request" },
-    { id: "background", source: "Sent in the background", destination: "Received in the background" },
-    { id: "sent", source: "Sent in pre-copy, clean since", destination: "Received in pre-copy" },
-    { id: "dirty", source: "Sent, and dirty again", destination: "Sent, and dirty again" },
-    { id: "waiting", source: "Requested, no answer yet", destination: "Requested, no answer yet" },
-    { id: "missing", source: "Missing: not sent yet", destination: "Missing: not received yet" },
-    { id: "unsent", source: "Clean or not sent", destination: "Not received" },
-  ];
+    ["requested", "by request", "Sent by request", "Received by request"],
+    ["background", "in the background", "Sent in the background", "Received in the background"],
+    ["sent", "in pre-copy", "Sent in pre-copy, clean since", "Received in pre-copy"],
+    ["dirty", "dirty", "Sent, and dirty again", "Sent, and dirty again"],
+    ["waiting", "requested", "Requested, no answer yet", "Requested, no answer yet"],
+    ["missing", "missing", "Missing: not sent yet", "Missing: not received yet"],
+    ["unsent", "rest", "Not sent", "Not received: not yet, or unused"],
+  ].map(([id, short, source, destination]) => ({ id, short, source, destination }));
 
   /** A hot cell is dirtied so much more than the mean cell, as for `hikkoshi dirty-rate`. */
   const HOT = 4;
@@ -60,8 +60,8 @@ hikkoshi.memory = (() => {
       );
     }
 
-    /** `pc.ram + 64 MiB to 68 MiB`. */
-    name(cell) {
+    /** Where a cell begins: `pc.ram + 64 MiB`. */
+    start(cell) {
       const { bytes, plural } = hikkoshi.format;
       const inside = this.blocksIn(cell);
       if (inside.length > 1) {
@@ -69,11 +69,16 @@ hikkoshi.memory = (() => {
         return inside.length > 3 ? `${names} and ${plural(inside.length - 3, "other block")}` : names;
       }
       const [block] = inside;
-      if (!block) return `from ${bytes(cell * this.cellPages * this.memory.page_bytes)}`;
-      const first = Math.max(cell * this.cellPages - block.first_page, 0);
+      const page = cell * this.cellPages - (block?.first_page ?? 0);
+      return `${block?.id ?? "memory"} + ${bytes(Math.max(page, 0) * this.memory.page_bytes)}`;
+    }
+
+    /** `pc.ram + 64 MiB to 68 MiB`. */
+    name(cell) {
+      const [block, ...others] = this.blocksIn(cell);
+      if (!block || others.length > 0) return this.start(cell);
       const end = Math.min(cell * this.cellPages + this.pages(cell) - block.first_page, block.pages);
-      const size = this.memory.page_bytes;
-      return `${block.id} + ${bytes(first * size)} to ${bytes(end * size)}`;
+      return `${this.start(cell)} to ${hikkoshi.format.bytes(end * this.memory.page_bytes)}`;
     }
 
     /**
@@ -160,19 +165,45 @@ hikkoshi.memory = (() => {
     return { list, totals, hot, rate: all };
   };
 
-  /** The cells that were dirtied most, by their highest rate in all maps: `[{cell, rate}]`. */
-  const hottest = (layout, maps, most) => {
-    const highest = new Map();
-    for (const map of maps) {
-      map.dirty_per_second.forEach((rate, cell) => {
-        if (rate > (highest.get(cell) ?? 0) && cell < layout.cells) highest.set(cell, rate);
-      });
+  /** What can be said of all maps of a migration together. */
+  class Maxima {
+    constructor(layout) {
+      this.layout = layout;
+      this.rates = new Float64Array(layout.cells);
+      this.stale = 0;
     }
-    return [...highest]
-      .map(([cell, rate]) => ({ cell, rate }))
-      .sort((a, b) => b.rate - a.rate || a.cell - b.cell)
-      .slice(0, most);
-  };
 
-  return { STATES, Layout, cells, hottest, sum };
+    add(map) {
+      const { layout, rates } = this;
+      const dirtied = map.dirty_per_second;
+      for (let cell = Math.min(dirtied.length, rates.length) - 1; cell >= 0; cell -= 1) {
+        if (dirtied[cell] > rates[cell]) rates[cell] = dirtied[cell];
+      }
+      const { missing, by_request: requested, background, sent } = map;
+      const length = Math.min(Math.max(missing.length, requested.length, background.length), layout.cells);
+      let stale = 0;
+      for (let cell = 0; cell < length; cell += 1) {
+        const later = (missing[cell] ?? 0) + (requested[cell] ?? 0) + (background[cell] ?? 0);
+        if (later > 0) stale += Math.max((sent[cell] ?? 0) + later - layout.pages(cell), 0);
+      }
+      this.stale = Math.max(this.stale, stale);
+    }
+
+    /** The cells that were dirtied most, by their highest rate: `[{cell, rate}]`. */
+    hottest(most) {
+      const cells = [];
+      this.rates.forEach((rate, cell) => rate > 0 && cells.push({ cell, rate }));
+      return cells.sort((a, b) => b.rate - a.rate || a.cell - b.cell).slice(0, most);
+    }
+
+    /**
+     * Pages that were sent in pre-copy and are sent in post-copy, too. Maps count by cell, so this
+     * is what the pages of a cell do not suffice for: at least so many.
+     */
+    get stalePages() {
+      return this.stale;
+    }
+  }
+
+  return { STATES, Layout, Maxima, cells, sum };
 })();

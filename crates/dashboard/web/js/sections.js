@@ -8,11 +8,10 @@ hikkoshi.Sections = (() => {
     constructor() {
       const { views } = hikkoshi;
       this.summary = new views.summary();
-      const main = [views.memoryMap, views.rates, views.course].map((View) => new View());
+      const main = [views.memoryMap, views.rates, views.latency, views.course].map((View) => new View());
       const side = [
         views.handover,
         views.downtime,
-        views.latency,
         views.rounds,
         views.repeats,
         views.outages,

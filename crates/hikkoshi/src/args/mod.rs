@@ -73,6 +73,11 @@ Exit status of dirty-rate:
   1  It cannot be measured, or not any more
   2  The command line or the environment is invalid, or the file of --json cannot be written
 
+Exit status of dashboard:
+  0  It was ended by Ctrl-C or SIGTERM
+  2  The command line or the environment is invalid, the address cannot be listened on, the
+     status folder cannot be used, or the process cannot give up its rights
+
 Exit status of report:
   0  The page was written
   2  The command line is invalid, or a file cannot be read or written
@@ -108,6 +113,8 @@ pub(crate) enum Command {
     Check(Check),
     /// Measure how fast a guest writes to its memory, and to how much of it
     DirtyRate(DirtyRate),
+    /// Show this host's migrations on a web page, and as metrics for Prometheus
+    Dashboard(Dashboard),
     /// Make a page about one migration, or one that compares several
     Report(Report),
     /// Show this host's migrations on a web page, and as metrics for Prometheus
@@ -128,6 +135,7 @@ impl Command {
             Self::Migrate(migrate) => Some(&migrate.run),
             Self::Check(_)
             | Self::DirtyRate(_)
+            | Self::Dashboard(_)
             | Self::Report(_)
             | Self::Dashboard(_)
             | Self::Estimate(_)

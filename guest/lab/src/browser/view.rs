@@ -82,6 +82,20 @@ impl Browser {
             .map(drop)
     }
 
+    /// Sets whether pages that are opened from now on may run scripts. Expressions of a test are
+    /// evaluated in any case.
+    ///
+    /// # Errors
+    /// When the browser refuses it.
+    pub fn set_scripts(&self, run: bool) -> Result<(), LabError> {
+        self.lock()
+            .call(
+                "Emulation.setScriptExecutionDisabled",
+                json!({ "value": !run }),
+            )
+            .map(drop)
+    }
+
     /// Writes a picture of the window into a file, as PNG.
     ///
     /// # Errors

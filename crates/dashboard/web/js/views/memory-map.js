@@ -12,7 +12,7 @@ hikkoshi.views.memoryMap = (() => {
   const HEADING = 17;
   const LARGEST = 22;
   const SMALLEST = 6;
-  const HIGHEST = 440;
+  const HIGHEST = 500;
 
   /** How many columns (a power of two, so that addresses of rows are round) fit best. */
   const columnsFor = (width, count) => {
@@ -225,7 +225,7 @@ hikkoshi.views.memoryMap = (() => {
         });
         return input;
       });
-      const labels = this.inputs.map((input) => el("label", {}, input, ` ${input.value}`));
+      const labels = this.inputs.map((input) => el("label", {}, input, input.value));
       this.element = el("fieldset", { class: "choice" }, el("legend", { text: "Side" }), ...labels);
     }
 
@@ -310,7 +310,7 @@ hikkoshi.views.memoryMap = (() => {
       this.blocks = new Table("Pages by RAM block (cells with several blocks count for the largest)", [
         { name: "block" },
         { name: "pages", number: true },
-        ...STATES.map(({ id, source }) => ({ name: source, number: true, id })),
+        ...STATES.map(({ short }) => ({ name: short, number: true })),
         { name: "dirtied/s", number: true },
       ]);
       this.fold = fold("Table by RAM block", this.blocks.element);
@@ -410,13 +410,15 @@ hikkoshi.views.memoryMap = (() => {
           `${format.bytes(layout.cellPages * memory.page_bytes)}; each is filled from the bottom by the states of its pages.`,
       );
       const rows = STATES.map((state, index) => {
+        // Only the destination has which requests have no answer.
+        const known = state.id !== "waiting" || moved.side === "destination";
         const count = all.totals[index];
         const part = count / Math.max(memory.pages, 1);
         return [
           { text: state[moved.side], swatch: state.id },
-          format.count(count),
-          { text: format.share(part), part },
-          one ? format.count(one.states[index]) : "",
+          known ? format.count(count) : format.NONE,
+          known ? { text: format.share(part), part } : format.NONE,
+          one && known ? format.count(one.states[index]) : "",
         ];
       });
       rows.push([
@@ -425,7 +427,7 @@ hikkoshi.views.memoryMap = (() => {
         "",
         one ? (one.hot ? "yes" : "no") : "",
       ]);
-      rows.push(["Pages dirtied per second", format.count(all.rate), "", one ? format.count(one.rate) : ""]);
+      rows.push([{ text: "Pages dirtied per second", swatch: "none" }, format.count(all.rate), "", one ? format.count(one.rate) : ""]);
       this.legend.update(rows);
       const name = one ? `Cell ${cell + 1} of ${layout.cells}: ${layout.name(cell)}` : "No cell chosen";
       setText(this.cellName, name);

@@ -10,6 +10,12 @@ hikkoshi.views.rates = (() => {
   /** The most rows of the table. */
   const ROWS = 60;
 
+  /** Samples of both sides that are so near, in ms, belong together: half the least distance. */
+  const NEAR = 50;
+
+  /** About the width of the charts. */
+  const PIXELS = 600;
+
   let keys = 0;
 
   class Rates {
@@ -51,7 +57,7 @@ hikkoshi.views.rates = (() => {
         label: "Mean latency of page requests over time",
         height: 130,
         format: format.micros,
-        series: [{ name: "mean latency", colour: "--line-d" }],
+        series: [{ name: "mean latency", colour: "--line-d", points: true }],
       });
       this.table = new Table("Rates over time", [
         { name: "time" },
@@ -66,7 +72,7 @@ hikkoshi.views.rates = (() => {
       this.fold = fold("Table of rates", this.table.element);
       this.fold.addEventListener("toggle", () => this.shown && this.updateTable(this.shown));
       const key = el("ul", { class: "band-key" },
-        el("li", {}, el("span", { class: "swatch band-paused" }), " guest paused"),
+        el("li", {}, el("span", { class: "swatch band-paused" }), " switchover"),
         el("li", {}, el("span", { class: "swatch band-postcopy" }), " post-copy"),
         el("li", {}, el("span", { class: "swatch band-outage" }), " links lost"));
       this.postcopy = el("div", {}, this.missing.element, this.requests.element, this.latency.element);
@@ -74,6 +80,7 @@ hikkoshi.views.rates = (() => {
     }
 
     update(migration) {
+      if (this.isDrawn(migration)) return;
       this.shown = migration;
       const rows = merged(migration);
       this.element.hidden = rows.length === 0;
@@ -83,12 +90,26 @@ hikkoshi.views.rates = (() => {
       const column = (name) => rows.map((row) => row[name]);
       this.traffic.update([times, column("sent"), column("dirtied")]);
       this.postcopy.hidden = rows.every((row) => row.missing === null && row.requests === 0);
+      // Only the destination measures page requests.
+      const measured = migration.destination !== null;
+      this.requests.element.hidden = !measured;
+      this.latency.element.hidden = !measured;
       if (!this.postcopy.hidden) {
         this.missing.update([times, column("missing")]);
         this.requests.update([times, column("requests"), column("waiting")]);
         this.latency.update([times, column("latency")]);
       }
       if (this.fold.open) this.updateTable(migration);
+    }
+
+    /** Whether what is new would move the charts by less than a pixel. */
+    isDrawn(migration) {
+      const { id, main, running } = migration;
+      const last = main.data.samples.at(-1)?.at_ms ?? 0;
+      const same = this.drawn?.id === id && this.drawn.main === main && this.drawn.running === running;
+      if (same && last >= this.drawn.last && last - this.drawn.last <= last / PIXELS) return true;
+      this.drawn = { id, main, running, last };
+      return false;
     }
 
     updateTable(migration) {
@@ -111,8 +132,8 @@ hikkoshi.views.rates = (() => {
   }
 
   /**
-   * The samples of both sides on the time axis of the source. What a side does not measure comes
-   * from the other one: its nearest earlier sample.
+   * The samples of both sides on the time axis of the source. What only the destination measures
+   * comes from its last sample up to then.
    */
   const merged = (migration) => {
     const { main, destination } = migration;
@@ -122,7 +143,7 @@ hikkoshi.views.rates = (() => {
     const others = other?.data.samples ?? [];
     let next = 0;
     return main.data.samples.map((sample) => {
-      while (next < others.length && others[next].at_ms + offset <= sample.at_ms) next += 1;
+      while (next < others.length && others[next].at_ms + offset <= sample.at_ms + NEAR) next += 1;
       const measured = other ? others[next - 1] : sample;
       const dirty = sample.dirty_pages_per_second;
       return {

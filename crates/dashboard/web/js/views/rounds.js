@@ -17,7 +17,7 @@ hikkoshi.views.rounds = (() => {
         { name: "bytes", number: true },
         { name: "rate", number: true },
         { name: "dirty after", number: true, bar: "dirty" },
-      ]);
+      ], "dense");
       element.append(this.table.element);
     }
 
@@ -32,7 +32,7 @@ hikkoshi.views.rounds = (() => {
         const took = (round.ended_ms ?? now) - round.begun_ms;
         const running = round.ended_ms === null;
         return [
-          `${round.round}${running && migration.running ? " (now)" : ""}`,
+          `${round.round}${running && migration.running ? ", now" : ""}`,
           format.duration(took),
           { text: format.count(round.pages), part: round.pages / most },
           format.count(round.zero),

@@ -148,7 +148,9 @@ hikkoshi.views.summary = (() => {
 
   const timeLeft = (migration) => {
     const left = migration.sides.map(({ data }) => data.state?.time_left).find((value) => value);
-    return left ? format.timeLeft(left) : "not known, or pre-copy does not converge";
+    if (left) return format.timeLeft(left);
+    const precopy = migration.leading.data.state?.phase === "precopy";
+    return precopy ? "not known, or pre-copy does not converge" : "not known";
   };
 
   const result = (recording) => {

@@ -1,0 +1,239 @@
+//! Reports.
+
+use hikkoshi_dashboard::{report, report_policy};
+use hikkoshi_status::{Recording, Side};
+use hikkoshi_tests::recordings::{Ending, RecordedCase};
+
+use crate::event_server::EventServer;
+use hikkoshi_tests::{ShownPage, count};
+
+/// Both sides of a migration.
+fn both(case: &RecordedCase) -> Vec<Recording> {
+    let recorded = case.record();
+    vec![
+        recorded.recording(Side::Source),
+        recorded.recording(Side::Destination),
+    ]
+}
+
+/// Opens a report as a file, as a user does.
+fn open(shown: &ShownPage, name: &str, recordings: &[Recording]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join(format!("{name}.html"));
+    std::fs::write(&file, report(recordings)).unwrap();
+    shown.open(&format!("file://{}", file.display()));
+    folder
+}
+
+#[test]
+fn a_report_shows_what_happened() {
+    let shown = ShownPage::start();
+    let case = RecordedCase {
+        outage: true,
+        ..RecordedCase::new("database", "postcopy")
+    };
+    let recordings = both(&case);
+    let _folder = open(&shown, "report-postcopy", &recordings);
+    let source = recordings[0].state.as_ref().unwrap();
+    let destination = recordings[1].state.as_ref().unwrap();
+
+    // The summary, which is written without scripts.
+    let rows = shown.table("Pages and page requests");
+    let urgent = rows.iter().find(|row| row[0] == "Urgent pages").unwrap();
+    assert_eq!(urgent[1], count(source.pages.urgent));
+    let rows = shown.table("Time and data");
+    assert!(
+        rows.contains(&vec!["Guest paused for".to_owned(), "4.38 ms".to_owned()]),
+        "{rows:?}"
+    );
+
+    // The views.
+    assert_eq!(
+        shown.table("Times without links after the handover"),
+        [["0:00.5", "0:02.5", "2.00 s"]]
+    );
+    let text = shown.browser.text(".latency .figures").unwrap();
+    let requests = &destination.requests;
+    assert!(
+        text.starts_with(&format!("{} requests:", count(requests.count))),
+        "{text}"
+    );
+    assert!(text.ends_with("slowest 2.00 s"), "{text}");
+    let course = shown.table("Phases, outages and messages, the newest first");
+    let what = |text: &str| course.iter().filter(|row| row[2].contains(text)).count();
+    assert_eq!(what("The links were lost"), 2, "{course:?}");
+    assert_eq!(
+        what("Post-copy: the guest runs at the destination"),
+        1,
+        "{course:?}"
+    );
+    assert_eq!(what("the guest was moved"), 2, "{course:?}");
+
+    // An earlier map, chosen with the keyboard.
+    let legend = shown.table("Pages by state");
+    shown.evaluate("document.querySelector('.time input').focus()");
+    shown.browser.press("Home").unwrap();
+    let earlier = shown.table("Pages by state");
+    assert_eq!(
+        earlier[6],
+        [
+            "Not received: not yet, or unused",
+            &count(1_054_720),
+            "100 %",
+            ""
+        ]
+    );
+    shown.browser.press("ArrowRight").unwrap();
+    shown.browser.press("ArrowRight").unwrap();
+    let at_ms = recordings[1].frames[2].at_ms;
+    let time = format!("0:{:02}.{}", at_ms / 1000, at_ms % 1000 / 100);
+    assert_eq!(shown.browser.text(".time output").unwrap(), time);
+    shown.browser.press("End").unwrap();
+    assert_eq!(shown.table("Pages by state"), legend);
+    shown.assert_fits_everywhere("report-postcopy");
+    shown.assert_clean();
+}
+
+#[test]
+fn several_migrations_are_compared() {
+    let shown = ShownPage::start();
+    let cases = [
+        RecordedCase::new("web", "hybrid"),
+        RecordedCase::new("mail", "precopy"),
+        RecordedCase {
+            ending: Ending::Cancelled(20),
+            ..RecordedCase::new("build", "precopy")
+        },
+        RecordedCase {
+            ending: Ending::Lost,
+            ..RecordedCase::new("cache", "hybrid")
+        },
+    ];
+    let recordings: Vec<_> = cases.iter().flat_map(both).collect();
+    let _folder = open(&shown, "report-several", &recordings);
+    let rows = shown.table("Migrations");
+    let row = |name: &str| rows.iter().find(|row| row[0] == name).unwrap()[1..].to_vec();
+    assert_eq!(
+        row("Result"),
+        ["moved", "moved", "stays at the source", "guest lost"]
+    );
+    assert_eq!(row("Mode"), ["hybrid", "precopy", "precopy", "hybrid"]);
+    let again = |index: usize| {
+        let state = recordings[2 * index].state.as_ref().unwrap();
+        count(state.pages.again)
+    };
+    assert_eq!(
+        row("… again, because the guest had written to them"),
+        [again(0), again(1), again(2), again(3)]
+    );
+    assert_ne!(again(1), "0");
+    // Each has its own sections.
+    let titles =
+        shown.evaluate("[...document.querySelectorAll('article h2')].map(e => e.textContent)");
+    assert_eq!(titles, serde_json::json!(["web", "mail", "build", "cache"]));
+    let phases = shown.evaluate("[...document.querySelectorAll('.phase')].map(e => e.textContent)");
+    assert_eq!(
+        phases,
+        serde_json::json!([
+            "✓ Moved",
+            "✓ Moved",
+            "↩ Stays at the source",
+            "✕ Guest lost"
+        ])
+    );
+    // A bar is as long as its part of the longest one.
+    let widths = shown.evaluate(
+        "[...document.querySelector('.comparison svg').querySelectorAll('rect')]
+            .map(bar => Number(bar.getAttribute('width')))",
+    );
+    let widths: Vec<f64> = serde_json::from_value(widths).unwrap();
+    let total = |index: usize| {
+        let end = recordings[2 * index].end.as_ref().unwrap();
+        f64::from(u32::try_from(end.at_ms).unwrap())
+    };
+    assert!(
+        (widths[2] / widths[0] - total(2) / total(0)).abs() < 0.01,
+        "{widths:?}"
+    );
+    shown.assert_fits_everywhere("report-several");
+    shown.assert_clean();
+}
+
+/// The tables that the report has without scripts have the same numbers.
+#[test]
+fn a_report_can_be_read_without_scripts() {
+    let shown = ShownPage::start();
+    let case = RecordedCase {
+        outage: true,
+        link_pages: 12_000,
+        ..RecordedCase::new("web", "hybrid")
+    };
+    let recordings = both(&case);
+    shown.browser.set_scripts(false).unwrap();
+    let _folder = open(&shown, "report", &recordings);
+    assert_eq!(
+        shown.evaluate("document.querySelector('article')"),
+        serde_json::Value::Null
+    );
+    let rows = shown.table("Steps of the switchover at the source");
+    assert_eq!(rows[4], ["destination ready", "2.12 ms", "3.94 ms"]);
+    let rounds = shown.table("What each round sent, and what was dirty at its end");
+    let round = recordings[0].state.as_ref().unwrap().rounds[0];
+    assert_eq!(rounds[0][2], count(round.pages));
+    let latencies = shown.table("Page requests by latency, from the fault to the installed page");
+    let histogram = &recordings[1].state.as_ref().unwrap().requests.histogram;
+    let counts: Vec<_> = latencies.iter().map(|row| row[1].clone()).collect();
+    assert_eq!(
+        counts,
+        histogram
+            .iter()
+            .map(|bucket| count(bucket.count))
+            .collect::<Vec<_>>()
+    );
+    let outages = shown.table("Times without links after the handover");
+    assert_eq!(outages[0][2], "2.00 s");
+    let hot = shown.table("Cells with the highest dirty rate");
+    assert_eq!(hot[0], ["pc.ram + 3.80 GiB", "960"]);
+    shown.screenshot("report-without-scripts");
+    shown.assert_clean();
+}
+
+/// The policy forbids what is not in the file, also if a server sends the report.
+#[test]
+fn a_report_runs_nothing_that_it_does_not_declare() {
+    let shown = ShownPage::start();
+    let server = EventServer::start();
+    let recordings = both(&RecordedCase::new("web", "hybrid"));
+    server.add_page("/report/web.html", report(&recordings), report_policy());
+    shown.open(&format!("{}report/web.html", server.url));
+    shown.wait("the views", "document.querySelector('article')");
+    shown.assert_clean();
+    // A script that came in would not run, and an image would not be fetched.
+    shown.evaluate(
+        "(() => {
+            const script = document.createElement('script');
+            script.textContent = 'document.title = \"changed\"';
+            document.body.append(script);
+            const image = document.createElement('img');
+            image.src = 'http://localhost:9/x';
+            document.body.append(image);
+        })()",
+    );
+    assert_ne!(shown.evaluate("document.title"), "changed");
+    shown.wait(
+        "the image to be refused",
+        "document.querySelector('img').complete",
+    );
+    let violations = shown.browser.csp_violations().unwrap();
+    let mut directives: Vec<_> = violations
+        .iter()
+        .map(|found| found.directive.as_str())
+        .collect();
+    directives.sort_unstable();
+    // The page's own policy, and the same one from the server.
+    directives.dedup();
+    assert_eq!(directives, ["img-src", "script-src-elem"]);
+    for request in shown.browser.foreign_requests().unwrap() {
+        assert_eq!(request.failure.as_deref(), Some("csp"), "{request:?}");
+    }
+}

@@ -1,0 +1,265 @@
+//! The live page for its users: keyboard, lost connections, hostile text.
+
+use hikkoshi_status::Side;
+use hikkoshi_tests::recordings::{Ending, RecordedCase};
+use hikkoshi_tests::{ShownPage, count};
+use serde_json::json;
+
+use crate::event_server::{EventServer, event};
+use crate::feed::{Feed, open};
+
+#[test]
+fn a_migration_and_a_cell_are_chosen_with_the_keyboard() {
+    let server = EventServer::start();
+    let shown = ShownPage::start();
+    let records = [
+        RecordedCase::new("web", "hybrid").record(),
+        RecordedCase::new("mail", "precopy").record(),
+    ];
+    let mut feeds: Vec<_> = records
+        .iter()
+        .map(|recorded| Feed::new(&server, recorded, Side::Source))
+        .collect();
+    open(&shown, &server, &feeds.iter().collect::<Vec<_>>());
+    for feed in &mut feeds {
+        feed.send_until(|state| state.at_ms == 1000);
+        shown.wait_for_state(&feed.name, 1000);
+    }
+    let press = |key: &str| shown.browser.press(key).unwrap();
+    assert_eq!(shown.browser.text("article h2").unwrap(), "web");
+
+    press("Tab");
+    assert_eq!(shown.browser.focused().unwrap(), "a Skip to the migration");
+    let visible = "document.activeElement.getBoundingClientRect().top >= 0";
+    assert_eq!(shown.evaluate(visible), true);
+    press("Tab");
+    assert!(
+        shown
+            .browser
+            .focused()
+            .unwrap()
+            .contains("Report of the source")
+    );
+    press("Tab");
+    assert!(shown.browser.focused().unwrap().contains("web"));
+    let outline = "getComputedStyle(document.activeElement).outlineStyle";
+    assert_eq!(shown.evaluate(outline), "solid");
+    press("ArrowDown");
+    assert!(shown.browser.focused().unwrap().contains("mail"));
+    press("Enter");
+    shown.wait(
+        "the other migration",
+        "document.querySelector('article h2').textContent === 'mail'",
+    );
+    let current = "document.querySelector('nav [aria-current] .guest').textContent";
+    assert_eq!(shown.evaluate(current), "mail");
+    // Its heading has the focus, so that a screen reader goes on there.
+    shown.wait("the focus", "document.activeElement.localName === 'h2'");
+
+    // On to the map.
+    for _ in 0..10 {
+        if shown.browser.focused().unwrap().starts_with("canvas") {
+            break;
+        }
+        press("Tab");
+    }
+    assert_eq!(
+        shown.browser.focused().unwrap(),
+        "canvas Cell of the memory map"
+    );
+    let cell = |shown: &ShownPage| shown.browser.text(".cell-name").unwrap();
+    assert_eq!(cell(&shown), "No cell chosen");
+    press("ArrowRight");
+    assert_eq!(cell(&shown), "Cell 1 of 515: pc.ram + 0 B to 8 MiB");
+    press("ArrowRight");
+    assert_eq!(cell(&shown), "Cell 2 of 515: pc.ram + 8 MiB to 16 MiB");
+    press("ArrowDown");
+    let columns =
+        shown.evaluate("hikkoshi.live.sections.views.find(view => view.grid).grid.columns");
+    let below = 2 + columns.as_u64().unwrap();
+    assert!(
+        cell(&shown).starts_with(&format!("Cell {below} of 515: ")),
+        "{}",
+        cell(&shown)
+    );
+    press("End");
+    assert!(cell(&shown).starts_with("Cell 515 of 515: 0000:00:02.0/vga.vram, pc.bios, "));
+    let legend = shown.table("Pages by state");
+    assert_eq!(
+        legend[6][3],
+        count(2048),
+        "the last cell is not sent yet: {legend:?}"
+    );
+    let spoken = shown.evaluate("document.querySelector('canvas[role=slider]').ariaValueText");
+    assert!(
+        spoken.as_str().unwrap().ends_with("Not sent: 2,048"),
+        "{spoken}"
+    );
+    press("Home");
+    press("ArrowLeft");
+    assert!(cell(&shown).starts_with("Cell 1 of 515"));
+    press("Escape");
+    assert_eq!(cell(&shown), "No cell chosen");
+    shown.assert_clean();
+}
+
+#[test]
+fn a_lost_connection_and_a_lost_engine_are_shown() {
+    let server = EventServer::start();
+    let shown = ShownPage::start();
+    let records = [
+        RecordedCase::new("web", "hybrid").record(),
+        RecordedCase {
+            ending: Ending::Lost,
+            ..RecordedCase::new("cache", "hybrid")
+        }
+        .record(),
+    ];
+    let mut feeds: Vec<_> = records
+        .iter()
+        .map(|recorded| Feed::new(&server, recorded, Side::Source))
+        .collect();
+    open(&shown, &server, &feeds.iter().collect::<Vec<_>>());
+    assert_eq!(shown.browser.text("#connection").unwrap(), "Connected");
+    for feed in &mut feeds {
+        feed.send_until(|state| state.at_ms == 500);
+    }
+    let headings = "[...document.querySelectorAll('nav h2')].map(e => e.textContent).join()";
+    shown.wait(
+        "two migrations",
+        &format!("{headings} === 'In progress (2),Ended (0)'"),
+    );
+
+    server.refuse(true);
+    shown.wait(
+        "the loss",
+        "document.querySelector('#connection').className === 'off'",
+    );
+    let text = shown.browser.text("#connection").unwrap();
+    assert!(text.starts_with("Connection lost"), "{text}");
+    assert_eq!(
+        shown.browser.text("article h2").unwrap(),
+        "web",
+        "what is known stays"
+    );
+    shown.screenshot("live-connection-lost");
+    server.begin_with(feeds.iter().map(Feed::first).collect());
+    server.refuse(false);
+    shown.wait(
+        "the connection",
+        "document.querySelector('#connection').className === 'on'",
+    );
+    shown.wait(
+        "two migrations",
+        &format!("{headings} === 'In progress (2),Ended (0)'"),
+    );
+
+    // One engine is killed, the other one reports that the guest is lost.
+    let text = "the engine (process 4711) was killed";
+    server.send(&event(
+        "lost",
+        &json!({ "name": feeds[0].name, "text": text }),
+    ));
+    feeds[1].send_until(|_| false);
+    feeds[1].end();
+    shown.wait(
+        "the end",
+        &format!("{headings} === 'In progress (0),Ended (2)'"),
+    );
+    assert_eq!(
+        shown.browser.text(".phase").unwrap(),
+        "? Engine not reached"
+    );
+    assert!(
+        shown
+            .browser
+            .text(".summary")
+            .unwrap()
+            .contains("The engine (process 4711) was killed")
+    );
+    shown
+        .browser
+        .click("nav li:not(:has([aria-current])) a")
+        .unwrap();
+    shown.wait(
+        "the other",
+        "document.querySelector('.phase').textContent === '✕ Guest lost'",
+    );
+    let summary = shown.browser.text(".summary").unwrap();
+    let next = "Next: end the source's QEMU, and boot the guest again from its disks";
+    assert!(summary.contains(next), "{summary}");
+    shown.screenshot("live-guest-lost");
+
+    // One is removed while the page is connected, the other one while it is not.
+    server.send(&event("gone", &json!({ "name": feeds[0].name })));
+    let one = format!("{headings} === 'In progress (0),Ended (1)'");
+    shown.wait("one migration", &one);
+    server.refuse(true);
+    server.begin_with(Vec::new());
+    server.refuse(false);
+    shown.wait("no migration", "!document.querySelector('#empty').hidden");
+    assert_eq!(
+        shown.evaluate("document.querySelector('article').checkVisibility()"),
+        false
+    );
+    assert_eq!(shown.browser.csp_violations().unwrap(), []);
+    assert_eq!(shown.browser.foreign_requests().unwrap(), []);
+}
+
+/// Text of a guest, a peer or an engine is never markup.
+#[test]
+fn text_of_recordings_is_shown_as_text() {
+    const HOSTILE: &str = "<img src=x onerror=alert(1)><b>\"'&</script>";
+    let server = EventServer::start();
+    let shown = ShownPage::start();
+    let mut recorded = RecordedCase::new("web", "hybrid").record();
+    for migration in [&mut recorded.source, &mut recorded.destination] {
+        for text in [
+            &mut migration.guest,
+            &mut migration.host,
+            &mut migration.peer,
+        ] {
+            HOSTILE.clone_into(text);
+        }
+        HOSTILE.clone_into(&mut migration.memory.blocks[0].id);
+        HOSTILE.clone_into(&mut migration.mode);
+    }
+    HOSTILE.clone_into(&mut recorded.source_end.message);
+    recorded.source_end.next = Some(HOSTILE.to_owned());
+    for (state, _) in &mut recorded.states {
+        for step in &mut state.switchover {
+            HOSTILE.clone_into(&mut step.step);
+        }
+        HOSTILE.clone_into(&mut state.stage);
+    }
+    let mut feed = Feed::new(&server, &recorded, Side::Source);
+    open(&shown, &server, &[&feed]);
+    feed.send_until(|_| false);
+    feed.end();
+    shown.wait(
+        "the end",
+        "document.querySelector('.phase').textContent.includes('Moved')",
+    );
+    shown.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)");
+    assert_eq!(
+        shown.evaluate("document.querySelectorAll('img, b').length"),
+        0
+    );
+    assert_eq!(shown.browser.text("article h2").unwrap(), HOSTILE);
+    shown.assert_clean();
+
+    let report = hikkoshi_dashboard::report(&[feed.recording().clone()]);
+    server.add_page(
+        "/report/x.html",
+        report,
+        hikkoshi_dashboard::report_policy(),
+    );
+    shown.open(&format!("{}report/x.html", server.url));
+    shown.wait("the views", "document.querySelector('article')");
+    assert_eq!(
+        shown.evaluate("document.querySelectorAll('img, b').length"),
+        0
+    );
+    assert_eq!(shown.browser.text("article h2").unwrap(), HOSTILE);
+    shown.assert_clean();
+}
