@@ -47,7 +47,6 @@ fn main() -> std::process::ExitCode {
         Command::Migrate(args) => migrate::run(args),
         Command::Check(args) => check::run(args),
         Command::DirtyRate(args) => dirty_rate::run(args),
-        Command::Dashboard(args) => dashboard::run(args),
         Command::Report(args) => report_command::run(args),
         Command::Dashboard(args) => dashboard::run(args),
         Command::Estimate(args) => estimate::run(args),

@@ -73,11 +73,6 @@ Exit status of dirty-rate:
   1  It cannot be measured, or not any more
   2  The command line or the environment is invalid, or the file of --json cannot be written
 
-Exit status of dashboard:
-  0  It was ended by Ctrl-C or SIGTERM
-  2  The command line or the environment is invalid, the address cannot be listened on, the
-     status folder cannot be used, or the process cannot give up its rights
-
 Exit status of report:
   0  The page was written
   2  The command line is invalid, or a file cannot be read or written
@@ -86,6 +81,7 @@ Exit status of dashboard:
   0  It was ended by Ctrl-C or SIGTERM
   2  The command line or the environment is invalid, the address cannot be listened on, the
      status folder cannot be used, or the process cannot give up its rights
+
 Exit status of estimate:
   0  There is an estimate
   1  The guest cannot be measured, or the destination does not answer
@@ -113,8 +109,6 @@ pub(crate) enum Command {
     Check(Check),
     /// Measure how fast a guest writes to its memory, and to how much of it
     DirtyRate(DirtyRate),
-    /// Show this host's migrations on a web page, and as metrics for Prometheus
-    Dashboard(Dashboard),
     /// Make a page about one migration, or one that compares several
     Report(Report),
     /// Show this host's migrations on a web page, and as metrics for Prometheus
@@ -135,7 +129,6 @@ impl Command {
             Self::Migrate(migrate) => Some(&migrate.run),
             Self::Check(_)
             | Self::DirtyRate(_)
-            | Self::Dashboard(_)
             | Self::Report(_)
             | Self::Dashboard(_)
             | Self::Estimate(_)
