@@ -190,12 +190,6 @@ bench: guest-web guest-debian ## benchmarks beside QEMU's own migration, and bes
 
 # The machine should be quiet.
 .PHONY: bench-dashboard
-bench-dashboard: ## CPU time and memory of the dashboard for a guest of 1 TiB: the table of docs/dashboard.md
-	cargo build --locked --release --package hikkoshi
-	cargo test --locked --package hikkoshi-tests --test e2e -- dashboard_cost:: --include-ignored --nocapture
-
-# The machine should be quiet.
-.PHONY: bench-dashboard
 bench-dashboard: ## CPU time and memory of the dashboard and its page for a guest of 1 TiB: for docs/dashboard.md
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-tests --test e2e --test pages -- dashboard_cost:: updates_of_a_large_guest --include-ignored --nocapture

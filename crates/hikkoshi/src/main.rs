@@ -2,8 +2,8 @@
 //!
 //! `receive` waits at the destination, `migrate` moves a guest to it, and `demo` shows both with a
 //! test guest. `check`, `dirty-rate` and `estimate` examine a guest that stays where it is.
-//! `dashboard` shows the migrations of this host, and `report` makes a page of those that have ended.
-//! Their output is for people; `--json` and `--progress json` are for programs.
+//! `dashboard` shows the migrations of this host, and `report` makes a page of those that have
+//! ended. Their output is for people; `--json` and `--progress json` are for programs.
 //!
 //! | folder | holds |
 //! |---|---|

@@ -20,8 +20,9 @@
 //!
 //! # The map
 //!
-//! A guest's memory is shown as at most [`MAX_CELLS`] **cells** of equal size. What happens to pages
-//! is counted by cell ([`Map`]), so the size of a status does not depend on the size of the guest.
+//! A guest's memory is shown as at most [`MAX_CELLS`] **cells** of equal size. What happens to
+//! pages is counted by cell ([`Map`]), so the size of a status does not depend on the size of the
+//! guest.
 //!
 //! # What is missing
 //!

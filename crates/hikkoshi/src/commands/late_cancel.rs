@@ -38,8 +38,8 @@ impl LateCancelNotice {
         }
     }
 
-    /// The observer for the engine. A notice of the engine shows that the destination has answered, or
-    /// that the link was lost.
+    /// The observer for the engine. A notice of the engine shows that the destination has answered,
+    /// or that the link was lost.
     pub(super) fn observer(&self) -> Arc<dyn Observer> {
         Arc::new(AnswerObserver {
             observer: Arc::clone(&self.observer),

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A number for each cell, in order. A list is empty where nothing is known: then it counts as zeros.
+/// A number for each cell, in order. A list is empty where nothing is known: then it counts as
+/// zeros.
 ///
 /// At the source `missing` are pages that are not sent yet in post-copy. At the destination, they
 /// are not installed yet.
