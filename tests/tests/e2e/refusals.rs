@@ -157,7 +157,10 @@ fn a_destination_that_does_not_listen() {
     // The program's file has been replaced by an upgrade; the guard process is started
     // nevertheless.
     let copy = env.folder().join("hikkoshi");
-    std::fs::copy(hikkoshi(), &copy).unwrap();
+    // By another process: a child that another test starts at this moment would inherit a descriptor
+    // that is open for writing, and a file that is open for writing cannot be executed.
+    let copied = Command::new("cp").arg(hikkoshi()).arg(&copy).status();
+    assert!(copied.unwrap().success());
     let program = std::fs::File::open(&copy).unwrap();
     std::fs::remove_file(&copy).unwrap();
     let mut replaced = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
