@@ -157,8 +157,8 @@ fn a_destination_that_does_not_listen() {
     // The program's file has been replaced by an upgrade; the guard process is started
     // nevertheless.
     let copy = env.folder().join("hikkoshi");
-    // By another process: a child that another test starts at this moment would inherit a descriptor
-    // that is open for writing, and a file that is open for writing cannot be executed.
+    // By another process: a child that another test starts at this moment would inherit a
+    // descriptor that is open for writing, and then the file could not be executed.
     let copied = Command::new("cp").arg(hikkoshi()).arg(&copy).status();
     assert!(copied.unwrap().success());
     let program = std::fs::File::open(&copy).unwrap();
