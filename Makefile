@@ -150,7 +150,7 @@ bench-status: guest ## what it costs an engine to serve the status of a large gu
 .PHONY: drills
 drills: guest-debian ## fault injection: the table of docs/reliability.md
 	cargo build --locked --release --package hikkoshi
-	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test e2e -- fault_drills:: out_of_space:: completion:: links_cut:: processes_killed::
+	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored fault_drills:: out_of_space:: completion:: links_cut:: processes_killed::
 	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored debian:: private_memory_recovery::
 	@cat $(BUILD)/drills.md
 
@@ -161,7 +161,7 @@ matrix: guest-devices ## move every kind of guest in every mode: the table of do
 	cargo test --locked --package hikkoshi-lab --test guests -- --ignored
 	cargo test --locked --package hikkoshi-qemu --test streams -- --ignored
 	HIKKOSHI_MATRIX=$(abspath $(BUILD))/matrix.md cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored matrix::the_whole
-	cargo test --locked --package hikkoshi-tests --test e2e -- --ignored destination_line:: auxiliary_memory:: disk_file_memory:: network_frames::
+	cargo test --locked --package hikkoshi-tests --test e2e -- --ignored destination_line:: auxiliary_memory:: disk_file_memory:: network_frames:: qemu_versions::
 	@cat $(BUILD)/matrix.md
 
 # A selection is part of test-guests.

@@ -12,7 +12,7 @@
 //! * Threads: [`Priority`] (urgent threads before background
 //!   threads), [`sandbox_thread`] (Landlock, seccomp and capabilities), [`kernel_thread_name`]
 //!   (threads of the kernel).
-//! * This process: [`sandbox_process`] (the same, for a server that only reads one folder).
+//! * This process: [`sandbox_process()`] (the same, for a server that only reads one folder).
 //! * Requests to stop: [`StopEventFd`] (an eventfd, for loops that wait in `poll`), [`CancelFlag`]
 //!   (a flag, for loops that check it between pieces of work and for signal handlers).
 //! * Clocks: [`monotonic_ns`].

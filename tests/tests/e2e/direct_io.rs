@@ -136,6 +136,7 @@ fn direct_reads_of_a_raw_disk_in_each_mode() {
 }
 
 #[test]
+#[ignore = "part of `make direct-io`"]
 fn direct_reads_of_a_qcow2_disk_with_an_iothread() {
     use Aio::{IoUring, Native, Threads};
     let moves = [("precopy", IoUring), ("hybrid", Threads)];
@@ -186,6 +187,7 @@ fn a_disk_with_cache_writeback_needs_no_draining() {
 
 /// Shows that the tests above would detect stale pages.
 #[test]
+#[ignore = "part of `make direct-io`"]
 fn without_draining_pages_are_stale() {
     let env = TestEnv::new();
     let Some(throttle) = slow_disk(&env) else {

@@ -6,7 +6,7 @@ use MessageKind::*;
 use hikkoshi_lab::Vm;
 use hikkoshi_tests::{
     Breakpoint, Exit, Guest, LONG, MessageKind, MigrationPlan, Program, TestEnv, Transport,
-    busy_guest, hikkoshi,
+    busy_guest, hikkoshi, left_in,
 };
 use std::path::Path;
 use std::process::Command;
@@ -62,8 +62,11 @@ fn a_migration_right_after_one_that_was_killed() {
         migration.relay().cut();
         let (_, finished) = migration.wait();
         finished.destination.kill();
-        let left = std::fs::read_dir(&journal).unwrap().count();
-        assert_eq!(left, 0, "no journal, and no lock beside it");
+        let left = left_in(&journal);
+        assert!(
+            left.is_empty(),
+            "no journal, and no lock beside it: {left:?}"
+        );
     }
     guest.migrate(&MigrationPlan::new("hybrid"));
 }

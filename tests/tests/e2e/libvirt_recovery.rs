@@ -57,6 +57,7 @@ fn engines_killed_in_postcopy_are_resumed() {
 /// The destination's engine is killed when the guest is loaded and may have been handed over:
 /// libvirt is still restoring the domain, and QEMU itself holds its stream open.
 #[test]
+#[ignore = "takes long: make test-libvirt"]
 fn an_engine_killed_at_the_handover_is_resumed() {
     if !built_with_libvirt() {
         return;

@@ -67,7 +67,7 @@ pub(crate) struct Estimate {
     )]
     pub max_downtime: Option<u64>,
 
-    /// What `migrate` does if pre-copy does not converge [default: go-on]
+    /// What to do if pre-copy does not converge [default: go-on]
     #[arg(long, value_name = "ACTION", value_enum, help_heading = MIGRATION)]
     pub when_stalled: Option<WhenStalled>,
 

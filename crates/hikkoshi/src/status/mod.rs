@@ -1,9 +1,10 @@
 //! The status of a migration while this program runs it: shown as progress, recorded, served on a
 //! socket, and kept in a file when it has ended.
 //!
-//! The engine hands over a [`Live`] when a migration begins. One thread (`session.rs`) takes its
-//! state ten times a second (`sampler.rs`) and passes it on: to the progress display, and to the
-//! recording, which clients of the status socket get (`hikkoshi-status`).
+//! The engine hands over a [`Live`](hikkoshi_engine::report::Live) when a migration begins. One
+//! thread (`session.rs`) takes its state ten times a second (`sampler.rs`) and passes it on: to the
+//! progress display, and to the recording, which clients of the status socket get
+//! (`hikkoshi-status`).
 
 mod cells;
 mod rates;
