@@ -32,6 +32,10 @@ const NAME: &str = "estimate";
 /// How long the guest works before it is measured.
 const WARM_UP: Duration = Duration::from_millis(1500);
 
+/// The slowest pre-copy that converges takes about half of this: 12 s for its first round at 200
+/// Mbit/s.
+const LEAST_PATIENCE: Duration = Duration::from_secs(60);
+
 /// How long the guest's writes are measured, s.
 const SECONDS: &str = "3";
 
@@ -253,7 +257,8 @@ fn predict_and_move(moved: &mut Moved, program: &Path, args: &Args) -> Result<()
         args,
         &[],
     )?
-    .finish(Some(args.give_up()))?;
+    // Pre-copy is cancelled if it does not converge; the other modes end by themselves.
+    .finish((case.mode == "precopy").then(|| args.give_up().max(LEAST_PATIENCE)))?;
     moved.others_cores = meter.others_cores(&pids);
     if !outcome.called_off {
         moved.account = outcome.report;

@@ -63,11 +63,9 @@ impl HikkoshiMigration {
         words.extend(variant.receive_words());
         let mut receive = Side::start(
             "receive",
-            on(
-                &testbed.destination,
-                testbed.network.destination().command(program),
-            ),
+            testbed.network.destination().command(program),
             &words,
+            Some(&testbed.destination),
             &report(testbed, "receive"),
             variant.log(),
         )?;
@@ -108,8 +106,9 @@ impl HikkoshiMigration {
         let started = Instant::now();
         let migrate = Side::start(
             "migrate",
-            on(&testbed.source, testbed.network.source().command(program)),
+            testbed.network.source().command(program),
             &words,
+            Some(&testbed.source),
             &report(testbed, "migrate"),
             log,
         )?;
@@ -140,7 +139,7 @@ impl HikkoshiMigration {
             "--plaintext",
         ];
         let command = testbed.destination.command(program);
-        let mut receive = Side::start("receive", command, &words, &report("receive"), None)?;
+        let mut receive = Side::start("receive", command, &words, None, &report("receive"), None)?;
         receive.wait_listening()?;
         let downtime = args.max_downtime.to_string();
         let words = [
@@ -156,7 +155,7 @@ impl HikkoshiMigration {
         ];
         let started = Instant::now();
         let command = testbed.source.command(program);
-        let migrate = Side::start("migrate", command, &words, &report("migrate"), None)?;
+        let migrate = Side::start("migrate", command, &words, None, &report("migrate"), None)?;
         Ok(Self {
             receive,
             migrate,
@@ -262,12 +261,6 @@ pub(crate) fn estimate(
     })
 }
 
-/// The command of a side, for the guest in this QEMU.
-fn on(vm: &Vm, mut command: Command) -> Command {
-    command.arg("--qmp").arg(vm.qmp_path());
-    command
-}
-
 /// Where a side writes its report.
 fn report(testbed: &Testbed, name: &str) -> PathBuf {
     testbed.lab.folder().join(format!("{name}.json"))
@@ -298,12 +291,17 @@ impl Side {
         name: &'static str,
         mut command: Command,
         arguments: &[&str],
+        vm: Option<&Vm>,
         report: &Path,
         log: Option<&str>,
     ) -> Result<Self, BenchError> {
         let failed = |source| BenchError::Program { side: name, source };
+        command.args(arguments);
+        // After the name of the subcommand.
+        if let Some(vm) = vm {
+            command.arg("--qmp").arg(vm.qmp_path());
+        }
         let mut child = command
-            .args(arguments)
             .envs(log.map(|selected| ("HIKKOSHI_LOG", selected)))
             .args(["--progress", "json"])
             // On a tmpfs, as /run is on a host with systemd.

@@ -37,9 +37,10 @@ pub(crate) fn postcopy(simulation: &Simulation<'_>, missing: f64, hit: f64) -> P
         Scenario::Hard => (2.0, 1.0),
     };
     let on_line = PAGE_BYTES / (simulation.rate * POSTCOPY_SHARE);
-    // On a fast line, the measured rate contains the processors' time.
-    let by_processor = (simulation.guest.read_page + SEND_PAGE) / simulation.links;
     let page = on_line.max(simulation.page() + INSTALL_PAGE);
+    // The measured rate contains the processors' time. So it is less than that of other processors,
+    // if the rate is higher than they allow.
+    let by_processor = ((simulation.guest.read_page + SEND_PAGE) / simulation.links).min(page);
     let latency = simulation.round_trip + simulation.page() + FAULT;
     let vcpus = f64::from(simulation.guest.vcpus.max(1));
     let step = missing * page / STEPS;

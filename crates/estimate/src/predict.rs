@@ -296,6 +296,18 @@ pub(crate) mod tests {
         assert!(near(pages, 153_600.0 + 40_000.0, 0.02), "{pages}");
     }
 
+    /// As fast as the line was measured, less what installing takes, on processors that are faster
+    /// than those of the constants.
+    #[test]
+    fn postcopy_over_a_fast_line_is_not_slower_than_that_line() {
+        let prediction = predicted(&idle(), &gbit(16.0), Mode::Postcopy);
+        let seconds = 153_600.0 * (4096.0 / (16.0 * 119e6) + 1.1e-6);
+        assert!(
+            near(prediction.postcopy.likely, seconds, 0.05),
+            "{prediction:?}"
+        );
+    }
+
     #[test]
     fn the_only_possible_mode_is_chosen() {
         let guest = writes(400_000.0);
