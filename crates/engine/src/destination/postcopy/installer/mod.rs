@@ -57,7 +57,8 @@ impl ReceiverLatencies {
     }
 
     /// Requests so far.
-    #[cfg(all(test, not(loom)))]
+    #[cfg(test)]
+    #[cfg(not(loom))]
     pub(crate) fn requests(&self) -> u64 {
         let all = self.all.lock().unwrap().total().count;
         assert_eq!(self.live.summary().count, all);
