@@ -21,7 +21,7 @@ pub use live::{
     Cell, CellCounts, GuestAt, LatencyCounters, Live, MAX_CELLS, MemoryMap, Outage, RoundAccount,
     Snapshot, Stage,
 };
-pub(crate) use live::{LiveStart, MissingAndRequested};
+pub(crate) use live::{LiveStart, MissingAndRequested, MissingRanges};
 pub use observer::{Observer, Silent};
 pub use stages::{RequestLatencies, RequestTimeline, Stages};
 pub use switchover::SwitchoverStep;

@@ -35,8 +35,19 @@ impl Cells {
         let mut rate = None;
         for (number, tracked) in self.cells.iter_mut().enumerate() {
             let (pages, counts) = (map.pages_of(number), map.cell(number));
-            shown.sent.push(counts.copied.min(pages));
-            shown.missing.push(counts.missing);
+            // The last page may have arrived while the map was made.
+            let missing = match now.missing {
+                Some(0) => 0,
+                _ => counts.missing,
+            };
+            // Zeros that are holes at the source do not travel. When it is known what is missing,
+            // everything else is at the destination.
+            let here = match is_source || now.missing.is_none() {
+                true => counts.copied,
+                false => pages.saturating_sub(missing + counts.urgent + counts.background),
+            };
+            shown.sent.push(here.min(pages));
+            shown.missing.push(missing);
             shown.by_request.push(counts.urgent);
             shown.background.push(counts.background);
             if has_log {

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Map {
     /// Pages that were sent at least once in pre-copy; at the destination, that have arrived in
-    /// pre-copy. At most the pages of the cell.
+    /// pre-copy. From post-copy on, at the destination: that are neither missing nor arrived in
+    /// post-copy, pages of zeros included. At most the pages of the cell.
     pub sent: Vec<u64>,
     /// Source, in pre-copy: an estimate of the pages that are dirty now, from what the dirty log
     /// had when the cell was last visited, and the time since.

@@ -10,6 +10,7 @@ use crate::destination::error::DestinationFailure;
 use crate::destination::handover_driver::HandoverDriver;
 use crate::destination::handover_driver::links::{ActiveLinks, LinkState};
 use crate::destination::page_receiver;
+use crate::destination::postcopy::installer::Installer;
 use crate::destination::session::Session;
 use crate::report::Phase;
 use hikkoshi_handover::{DestinationStage, SourceStage};
@@ -95,8 +96,8 @@ impl HandoverDriver<'_> {
                 // What is missing now, as the source counts it.
                 let missing = postcopy.installer().missing.count();
                 self.context.tracker.begin(Phase::Postcopy, 0, missing);
-                let ranges = postcopy.installer().missing.ranges();
-                self.context.map.set_missing(ranges);
+                let installer = Arc::<Installer>::clone(postcopy.installer());
+                self.context.live.note_missing(installer);
             }
         }
         let stop = CancelFlag::new();

@@ -97,7 +97,8 @@ impl ActivePostcopy {
         }
         let missing = self.installer.missing.count();
         context.tracker.begin(Phase::Postcopy, 0, missing);
-        context.map.set_missing(self.installer.missing.ranges());
+        let installer = Arc::<Installer>::clone(&self.installer);
+        context.live.note_missing(installer);
         self.installer.set_missing_pages_known();
         Ok(())
     }

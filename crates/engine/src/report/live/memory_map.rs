@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use hikkoshi_pages::{Page, PageRange};
 
+use super::MissingRanges;
+
 /// The most cells of a map.
 pub const MAX_CELLS: u64 = 1024;
 
@@ -143,16 +145,16 @@ impl MemoryMap {
         });
     }
 
-    /// Exactly these pages are missing now. Few pages may arrive meanwhile.
-    pub(crate) fn set_missing(&self, missing: impl Iterator<Item = PageRange>) {
+    /// Exactly these pages are missing now. A page that arrives meanwhile may be counted wrongly.
+    pub(crate) fn set_missing(&self, missing: &dyn MissingRanges) {
         for counts in &self.cells {
             counts.owed.store(counts.arrived(), Relaxed);
         }
-        for run in missing {
+        missing.each_missing(&mut |run| {
             self.each(run, |counts, pages| {
                 counts.owed.fetch_add(pages, Relaxed);
             });
-        }
+        });
     }
 
     fn each(&self, pages: PageRange, mut each: impl FnMut(&Counts, u64)) {
@@ -173,6 +175,15 @@ impl MemoryMap {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[derive(Debug)]
+    struct Missing(PageRange);
+
+    impl MissingRanges for Missing {
+        fn each_missing(&self, each: &mut dyn FnMut(PageRange)) {
+            each(self.0);
+        }
+    }
 
     fn range(start: u64, pages: u64) -> PageRange {
         PageRange::from_len(Page::new(start), pages)
@@ -202,13 +213,13 @@ mod tests {
     #[test]
     fn a_page_that_arrives_is_not_missing() {
         let map = MemoryMap::new(2048);
-        map.set_missing([range(500, 20)].into_iter());
+        map.set_missing(&Missing(range(500, 20)));
         assert_eq!((map.cell(0).missing, map.cell(1).missing), (12, 8));
         map.add(Cell::Urgent, range(500, 1));
         map.add(Cell::Background, range(510, 4));
         assert_eq!((map.cell(0).missing, map.cell(1).missing), (9, 6));
         // After a reconnect: pages that were on their way are missing again.
-        map.set_missing([range(505, 12)].into_iter());
+        map.set_missing(&Missing(range(505, 12)));
         assert_eq!((map.cell(0).missing, map.cell(1).missing), (7, 5));
         assert_eq!(map.cell(0).background, 2);
     }

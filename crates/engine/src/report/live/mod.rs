@@ -11,11 +11,11 @@ mod rounds;
 mod stage;
 
 use std::fmt::{self, Debug};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use hikkoshi_handover::{DestinationStage, SourceStage};
-use hikkoshi_pages::{Page, RamLayout};
+use hikkoshi_pages::{Page, PageRange, RamLayout};
 use hikkoshi_wire::{MigrationId, Mode};
 use ring::digest::{SHA256, digest};
 
@@ -51,8 +51,15 @@ pub enum GuestAt {
     Destination,
 }
 
+/// The pages that are missing at the destination, at the source: that are not sent yet; in
+/// post-copy.
+pub(crate) trait MissingRanges: Debug + Send + Sync {
+    /// Calls `each` with each range of them.
+    fn each_missing(&self, each: &mut dyn FnMut(PageRange));
+}
+
 /// Page requests without an answer, and missing pages: at the destination, in post-copy.
-pub(crate) trait MissingAndRequested: Debug + Send + Sync {
+pub(crate) trait MissingAndRequested: MissingRanges {
     /// Pages that are not installed yet.
     fn missing_pages(&self) -> u64;
 
@@ -79,6 +86,8 @@ pub struct Live {
     pub(crate) outages: Outages,
     stage: Arc<stage::Present>,
     missing: OnceLock<Arc<dyn MissingAndRequested>>,
+    /// Missing pages that the map does not have yet.
+    new_missing: Mutex<Option<Arc<dyn MissingRanges>>>,
 }
 
 impl Debug for Live {
@@ -162,6 +171,7 @@ impl Live {
             outages: Outages::default(),
             stage: Arc::new(stage::Present::new(start.stage)),
             missing: OnceLock::new(),
+            new_missing: Mutex::default(),
         }
     }
 
@@ -208,6 +218,12 @@ impl Live {
         &self.map
     }
 
+    /// These pages are missing now. Only notes that: to find them takes a pass over all memory, and
+    /// the guest may be paused. The next [`snapshot`](Self::snapshot) does it.
+    pub(crate) fn note_missing(&self, missing: Arc<dyn MissingRanges>) {
+        *self.lock_new_missing() = Some(missing);
+    }
+
     /// From now on the missing pages are known (destination).
     pub(crate) fn set_missing(&self, missing: Arc<dyn MissingAndRequested>) {
         let _ = self.missing.set(missing);
@@ -225,13 +241,22 @@ impl Live {
         Arc::new(StageJournal::new(journal, &self.stage))
     }
 
-    /// Milliseconds, as [`Snapshot::at`] counts them, of a moment.
+    fn lock_new_missing(&self) -> MutexGuard<'_, Option<Arc<dyn MissingRanges>>> {
+        let locked = self.new_missing.lock();
+        locked.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The time of a moment, as [`Snapshot::at`] counts it.
     fn since(&self, at: Instant) -> Duration {
         at.saturating_duration_since(self.begun)
     }
 
     /// The present state.
     pub fn snapshot(&self) -> Snapshot {
+        let new_missing = self.lock_new_missing().take();
+        if let Some(missing) = new_missing {
+            self.map.set_missing(&*missing);
+        }
         let (phase, round, done_pages, total_pages) = self.tracker.present();
         let stage = self.stage.get();
         let downtime = self.steps.downtime(Instant::now());
@@ -291,7 +316,7 @@ fn guest_at(stage: Stage, was_paused: bool, is_paused: bool) -> GuestAt {
 mod tests {
     use super::*;
     use hikkoshi_handover::{Journal, SourceRecord, Unrecorded};
-    use hikkoshi_pages::{PAGE_BYTES, PageRange, RamBlock};
+    use hikkoshi_pages::{PAGE_BYTES, RamBlock};
     use std::thread;
 
     fn live() -> Live {

@@ -33,7 +33,7 @@ impl PreparedPostcopy {
         unsent: &Arc<UnsentPages>,
     ) -> Result<Self, SourceFailure> {
         let policy = Arc::new(PushPolicy::new(links.len()));
-        shared.map.set_missing(unsent.runs());
+        shared.live.note_missing(Arc::<UnsentPages>::clone(unsent));
         Ok(Self {
             urgent: UrgentThread::start(shared, session, urgent, unsent, &policy)?,
             links,

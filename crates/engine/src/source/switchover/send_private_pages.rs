@@ -11,7 +11,7 @@ use hikkoshi_link::{BackgroundSender, LinkError};
 use hikkoshi_memory::{Backing, GuestRam, PageReader, PageRun};
 use hikkoshi_pages::PageRange;
 
-use crate::report::Counters;
+use crate::report::{Cell, Counters};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::private_blocks::{MAX_SENT_BEFORE_COMMIT, sent_before_commit, smallest_first};
@@ -115,17 +115,18 @@ fn send_run(
     link: &mut BackgroundSender,
 ) -> Result<(), SourceFailure> {
     reader.runs(&shared.ram, run, |run| {
-        let (pages, sent) = match run {
+        let (range, sent) = match run {
             PageRun::Data(range, content) => {
                 Counters::add(&shared.counters.background, range.len());
-                (range.len(), link.pages(range, content, &shared.cancel))
+                (range, link.pages(range, content, &shared.cancel))
             }
             PageRun::Zeros(range) => {
                 Counters::add(&shared.counters.zero, range.len());
-                (range.len(), link.zeros(range, &shared.cancel))
+                (range, link.zeros(range, &shared.cancel))
             }
         };
-        shared.progress.done(pages);
+        shared.map.add(Cell::Background, range);
+        shared.progress.done(range.len());
         sent.map_err(failed)
     })
 }

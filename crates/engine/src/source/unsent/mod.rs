@@ -8,6 +8,7 @@ use std::io;
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_pages::{PageBitmap, PageRange, RamLayout};
 
+use crate::report::MissingRanges;
 use crate::source::error::SourceFailure;
 use crate::source::read_log::{join, peek_log, take_log};
 use bit_scan::first_run;
@@ -214,6 +215,12 @@ impl UnsentPages {
             from = known.end();
         }
         self.pages.set_range(run);
+    }
+}
+
+impl MissingRanges for UnsentPages {
+    fn each_missing(&self, each: &mut dyn FnMut(PageRange)) {
+        self.runs().for_each(each);
     }
 }
 

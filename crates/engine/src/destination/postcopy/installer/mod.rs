@@ -15,7 +15,9 @@ use crate::destination::install_error::InstallError;
 use crate::destination::postcopy::missing_pages::MissingPages;
 use crate::destination::postcopy::open_requests::OpenRequests;
 use crate::destination::postcopy::page_copier::PageCopier;
-use crate::report::{LatencyCounters, MissingAndRequested, RequestLatencies, RequestTimeline};
+use crate::report::{
+    LatencyCounters, MissingAndRequested, MissingRanges, RequestLatencies, RequestTimeline,
+};
 
 /// What to do for a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -324,6 +326,12 @@ impl Installer {
                 latencies.record(moments);
             });
         self.missing.subtract(new)
+    }
+}
+
+impl MissingRanges for Installer {
+    fn each_missing(&self, each: &mut dyn FnMut(PageRange)) {
+        self.missing.ranges().for_each(each);
     }
 }
 
