@@ -3,7 +3,8 @@
 
 use hikkoshi_status::{Recording, Side};
 use hikkoshi_tests::{
-    Breakpoint, Guest, MessageKind, MigrationPlan, ShownPage, TestEnv, busy_guest, count, legend_of,
+    Breakpoint, Guest, MessageKind, MigrationPlan, ShownPage, TestEnv, busy_guest, count,
+    eventually, legend_of,
 };
 use serde_json::{Value, json};
 
@@ -59,18 +60,24 @@ fn a_browser_shows_a_real_move() {
         .map(stage => stage.textContent).join()";
     shown.wait("the stages", &format!("{stages} === 'HandedOver,Running'"));
     assert_eq!(shown.fact("Guest"), "runs at the destination");
-    // Nothing changes while the messages are held: the map is the destination's last one.
+    // While the messages are held, nothing changes any more after a while: the map is the
+    // destination's last one.
     let [_, destination] = names(&dashboard);
-    let there = recording(&dashboard, &destination);
-    assert_eq!(there.migration.side, Side::Destination);
-    let expected = legend_of(&there);
     let rows = "[...document.querySelectorAll('.legend tbody tr')].slice(0, 7)
         .map(row => [row.cells[0].textContent, row.cells[1].textContent])";
-    let same = format!(
-        "JSON.stringify({rows}) === JSON.stringify({})",
-        json!(expected)
-    );
-    shown.wait("the map of the destination", &same);
+    let mut last = None;
+    eventually("the map of the destination", || {
+        let there = recording(&dashboard, &destination);
+        let expected = json!(legend_of(&there));
+        last = Some(there);
+        let rows: Value = shown.browser.evaluate(rows).map_err(|e| e.to_string())?;
+        match rows == expected {
+            true => Ok(()),
+            false => Err(format!("{rows} instead of {expected}")),
+        }
+    });
+    let there = last.unwrap();
+    assert_eq!(there.migration.side, Side::Destination);
     let missing = there.state.as_ref().unwrap().missing_pages.unwrap();
     assert!(missing > 0);
     assert!(
