@@ -96,7 +96,7 @@ impl HandoverDriver<'_> {
                 // What is missing now, as the source counts it.
                 let missing = postcopy.installer().missing.count();
                 self.context.tracker.begin(Phase::Postcopy, 0, missing);
-                let installer = Arc::<Installer>::clone(postcopy.installer());
+                let installer = Arc::<Installer>::downgrade(postcopy.installer());
                 self.context.live.note_missing(installer);
             }
         }

@@ -56,9 +56,8 @@ impl ActivePostcopy {
         let installer = Arc::new(installer);
         // Set once, here: receivers install pages from now on instead of writing them.
         let _ = context.installer.set(Arc::clone(&installer));
-        context
-            .live
-            .set_missing(Arc::<Installer>::clone(&installer));
+        let weak = Arc::<Installer>::downgrade(&installer);
+        context.live.set_missing(weak);
         let postcopy = slot.insert(Self {
             installer: Arc::clone(&installer),
             request_sender: Arc::new(RequestSender::new(fault_threads, fault_thread::BATCH_BYTES)),
@@ -97,7 +96,7 @@ impl ActivePostcopy {
         }
         let missing = self.installer.missing.count();
         context.tracker.begin(Phase::Postcopy, 0, missing);
-        let installer = Arc::<Installer>::clone(&self.installer);
+        let installer = Arc::<Installer>::downgrade(&self.installer);
         context.live.note_missing(installer);
         self.installer.set_missing_pages_known();
         Ok(())

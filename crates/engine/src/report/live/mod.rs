@@ -11,7 +11,8 @@ mod rounds;
 mod stage;
 
 use std::fmt::{self, Debug};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use hikkoshi_handover::{DestinationStage, SourceStage};
@@ -85,9 +86,12 @@ pub struct Live {
     pub(crate) rounds: Rounds,
     pub(crate) outages: Outages,
     stage: Arc<stage::Present>,
-    missing: OnceLock<Arc<dyn MissingAndRequested>>,
+    /// Weak, because it holds the userfaultfd, and an observer may keep this for long.
+    missing: OnceLock<Weak<dyn MissingAndRequested>>,
+    /// The number of missing pages when it was last read.
+    last_missing: AtomicU64,
     /// Missing pages that the map does not have yet.
-    new_missing: Mutex<Option<Arc<dyn MissingRanges>>>,
+    new_missing: Mutex<Option<Weak<dyn MissingRanges>>>,
 }
 
 impl Debug for Live {
@@ -171,6 +175,7 @@ impl Live {
             outages: Outages::default(),
             stage: Arc::new(stage::Present::new(start.stage)),
             missing: OnceLock::new(),
+            last_missing: AtomicU64::new(0),
             new_missing: Mutex::default(),
         }
     }
@@ -220,12 +225,12 @@ impl Live {
 
     /// These pages are missing now. Only notes that: to find them takes a pass over all memory, and
     /// the guest may be paused. The next [`snapshot`](Self::snapshot) does it.
-    pub(crate) fn note_missing(&self, missing: Arc<dyn MissingRanges>) {
+    pub(crate) fn note_missing(&self, missing: Weak<dyn MissingRanges>) {
         *self.lock_new_missing() = Some(missing);
     }
 
     /// From now on the missing pages are known (destination).
-    pub(crate) fn set_missing(&self, missing: Arc<dyn MissingAndRequested>) {
+    pub(crate) fn set_missing(&self, missing: Weak<dyn MissingAndRequested>) {
         let _ = self.missing.set(missing);
     }
 
@@ -241,7 +246,7 @@ impl Live {
         Arc::new(StageJournal::new(journal, &self.stage))
     }
 
-    fn lock_new_missing(&self) -> MutexGuard<'_, Option<Arc<dyn MissingRanges>>> {
+    fn lock_new_missing(&self) -> MutexGuard<'_, Option<Weak<dyn MissingRanges>>> {
         let locked = self.new_missing.lock();
         locked.unwrap_or_else(PoisonError::into_inner)
     }
@@ -254,22 +259,30 @@ impl Live {
     /// The present state.
     pub fn snapshot(&self) -> Snapshot {
         let new_missing = self.lock_new_missing().take();
-        if let Some(missing) = new_missing {
+        if let Some(missing) = new_missing.and_then(|missing| missing.upgrade()) {
             self.map.set_missing(&*missing);
         }
         let (phase, round, done_pages, total_pages) = self.tracker.present();
         let stage = self.stage.get();
         let downtime = self.steps.downtime(Instant::now());
-        let missing = match (self.missing.get(), stage) {
-            (Some(missing), _) => Some(missing.missing_pages()),
+        let post_copy = self.missing.get().map(Weak::upgrade);
+        let missing = match (&post_copy, stage) {
+            (Some(Some(present)), _) => {
+                let missing = present.missing_pages();
+                self.last_missing.store(missing, Relaxed);
+                Some(missing)
+            }
+            // It has ended.
+            (Some(None), Stage::Destination(DestinationStage::Complete)) => Some(0),
+            (Some(None), _) => Some(self.last_missing.load(Relaxed)),
             (None, Stage::Source(_)) if phase == Phase::Postcopy => {
                 Some(total_pages.saturating_sub(done_pages))
             }
             _ => None,
         };
         let mut waiting = Vec::new();
-        if let Some(missing) = self.missing.get() {
-            missing.each_waiting(&mut |page| waiting.push(page));
+        if let Some(Some(present)) = &post_copy {
+            present.each_waiting(&mut |page| waiting.push(page));
         }
         let switchover = self.steps.all();
         Snapshot {

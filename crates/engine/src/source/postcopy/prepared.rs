@@ -33,7 +33,8 @@ impl PreparedPostcopy {
         unsent: &Arc<UnsentPages>,
     ) -> Result<Self, SourceFailure> {
         let policy = Arc::new(PushPolicy::new(links.len()));
-        shared.live.note_missing(Arc::<UnsentPages>::clone(unsent));
+        let weak = Arc::<UnsentPages>::downgrade(unsent);
+        shared.live.note_missing(weak);
         Ok(Self {
             urgent: UrgentThread::start(shared, session, urgent, unsent, &policy)?,
             links,
