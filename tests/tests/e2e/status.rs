@@ -148,14 +148,15 @@ fn a_cancelled_migration_is_recorded() {
     let plan = MigrationPlan::new("precopy").migrate_args(&["--bandwidth", "2M"]);
     let migration = guest.start_migration(&plan);
     let folder = StatusFolder::in_run_folder(&migration.journal_folders()[0]);
-    eventually("a state", || {
+    eventually("pre-copy", || {
         let entries = folder.entries().map_err(|error| error.to_string())?;
         let of_source = |entry: &&Entry| entry.name.starts_with("source");
         let entry = entries.iter().find(of_source).ok_or("none")?;
         let mut follow = Follow::open(&entry.path, LONG).map_err(|error| error.to_string())?;
         follow.next().map_err(|error| error.to_string())?;
+        // Not earlier: a destination that has not accepted the guest would wait for another one.
         match follow.next() {
-            Ok(Some(Record::State(_))) => Ok(()),
+            Ok(Some(Record::State(state))) if state.phase == Phase::Precopy => Ok(()),
             other => Err(format!("{other:?}")),
         }
     });
