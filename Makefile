@@ -140,7 +140,7 @@ test-libvirt: guest-images ## domains of libvirt: their monitors, `check`, and m
 	$(WITH_LIBVIRT) cargo test --locked --package hikkoshi-libvirt --features libvirt
 	$(WITH_LIBVIRT) HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt --include-ignored
 
-# The machine should be quiet. For docs/dashboard.md.
+# The machine should be quiet. For docs/status.md.
 .PHONY: bench-status
 bench-status: guest ## what it costs an engine to serve the status of a large guest
 	cargo build --locked --release --package hikkoshi

@@ -187,7 +187,7 @@ fn cpu_ns(pid: u32) -> u64 {
 /// What it costs an engine to record and serve the status of a guest whose map has all of its 1,024
 /// cells, as that of a guest of 1 TiB has.
 #[test]
-#[ignore = "a measurement, for docs/dashboard.md: make bench-status"]
+#[ignore = "a measurement, for docs/status.md: make bench-status"]
 fn what_a_status_costs() {
     let env = TestEnv::new();
     let workload = Workload::verify(64).rate(3000);
