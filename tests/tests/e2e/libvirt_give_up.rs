@@ -4,9 +4,9 @@
 use super::libvirt::built_with_libvirt;
 use super::libvirt_domains::assert_healthy;
 use hikkoshi_lab::Workload;
-use hikkoshi_lab::libvirt::{Domain, DomainConfig, LibvirtHosts};
+use hikkoshi_lab::libvirt::{Domain, DomainConfig, LibvirtHost, LibvirtHosts};
 use hikkoshi_tests::MessageKind::{Commit, Pages};
-use hikkoshi_tests::{Breakpoint, DomainMove, DomainPlan, TestEnv};
+use hikkoshi_tests::{Breakpoint, DomainMove, DomainPlan, TestEnv, eventually};
 
 /// A domain without a disk: what a guest that continues from an earlier state would damage.
 fn domain(hosts: &LibvirtHosts) -> Domain<'_> {
@@ -24,6 +24,16 @@ fn killed<'h>(env: &TestEnv, domain: &Domain<'h>, at: Breakpoint) -> DomainMove<
     moving.receive.kill();
     moving.relay().cut();
     moving
+}
+
+/// The daemon notices the end of QEMU a moment later.
+fn wait_absent(host: &LibvirtHost) {
+    eventually("the domain's end", || {
+        match host.state("guest").map_err(|error| error.to_string())? {
+            state if state == "absent" => Ok(()),
+            state => Err(state),
+        }
+    });
 }
 
 /// The guest may have been handed over, but has not run at the destination: its domain ends there.
@@ -46,7 +56,7 @@ fn a_domain_that_has_not_run_is_given_up() {
         1,
         &["the guest has not run here and never will: nothing is left of its domain here"],
     );
-    assert_eq!(destination.state("guest").unwrap(), "absent");
+    wait_absent(destination);
 
     let exit = moving.give_up_migrate(&[]);
     let needs = ["two copies of the guest run", "--other-side-is-lost"];
@@ -84,7 +94,7 @@ fn a_domain_with_missing_pages_is_given_up() {
     assert_eq!(destination.state("guest").unwrap(), "running");
     let exit = moving.give_up_receive(&["--other-side-is-lost"]);
     exit.assert(4, &["the guest has ended here"]);
-    assert_eq!(destination.state("guest").unwrap(), "absent");
+    wait_absent(destination);
 
     let exit = moving.give_up_migrate(&[]);
     exit.assert(2, &["otherwise two copies of the guest run"]);

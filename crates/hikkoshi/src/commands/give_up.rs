@@ -16,6 +16,7 @@ use hikkoshi_qemu::qmp::MonitorAddress;
 use hikkoshi_qemu::{ExitedDestination, QemuSource};
 
 use crate::args::{Migrate, Receive, RunOptions};
+use crate::commands::complete_domain::complete_domain;
 use crate::commands::find_journal::find;
 use crate::commands::monitor::{self, NamedGuest, resume_by_hand};
 use crate::commands::print_result::print_moved;
@@ -127,6 +128,10 @@ pub(super) fn destination(
         }
     };
     let engine = entry.engine.clone();
+    let (identity, folder) = (
+        entry.qemu.identity.clone(),
+        file.path().parent().map(Path::to_owned),
+    );
     let watch = ReceiveControl {
         cancel,
         observer: Arc::new(Notices),
@@ -138,6 +143,9 @@ pub(super) fn destination(
     let given_up = |status| Exit::new(status, Reason::GivenUp, GIVEN_UP);
     Err(match stage {
         DestinationStage::Complete => {
+            if let Some(folder) = folder {
+                complete_domain(&identity, &folder);
+            }
             let what = "the guest runs here with all of its pages; its source was not informed";
             return print_moved(&args.run, what, None);
         }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use hikkoshi_qemu::StreamPipe;
 use hikkoshi_wire::Domain as DomainOffer;
 use virt::domain::Domain;
+use virt::error::ErrorNumber;
 
 use super::{IncomingError, pipe_error};
 use crate::connection::Connection;
@@ -91,7 +92,13 @@ pub(super) fn end(
             name: offer.name.clone(),
             uri: uri.to_owned(),
         }),
-        Ok(false) | Err(_) => Ok(()),
+        Ok(false) => Ok(()),
+        // It is not known there: it was never persistent.
+        Err(error) if error.code() == ErrorNumber::NoDomain => Ok(()),
+        Err(error) => Err(IncomingError::Refused {
+            name: offer.name.clone(),
+            what: format!("asking {uri} for a managed save image: {}", error.message()),
+        }),
     }
 }
 

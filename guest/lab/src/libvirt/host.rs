@@ -150,7 +150,12 @@ impl LibvirtHost {
     /// When `virsh` fails for another reason.
     pub fn state(&self, domain: &str) -> Result<String, LabError> {
         match self.virsh(&["domstate", domain]) {
-            Err(LabError::Command { stderr, .. }) if stderr.contains("failed to get domain") => {
+            // The second one if it ends while `virsh` asks.
+            Err(LabError::Command { stderr, .. })
+                if ["failed to get domain", "Domain not found"]
+                    .iter()
+                    .any(|absent| stderr.contains(absent)) =>
+            {
                 Ok("absent".to_owned())
             }
             other => other,

@@ -11,6 +11,7 @@ use hikkoshi_qemu::{QemuSource, QuitError, RamFileSource};
 
 use super::outcome;
 use crate::args::Migrate;
+use crate::commands::complete_domain::complete_domain;
 use crate::commands::find_journal::{find, is_same_host};
 use crate::commands::guard::{GuardProcess, QEMU_ENDED};
 use crate::commands::monitor::{self, NamedGuest};
@@ -157,12 +158,14 @@ fn destination_is_complete(file: &JournalFile, entry: &SourceEntry) -> bool {
     let Ok(there) = JournalFile::lock(&path) else {
         return false;
     };
-    let complete =
-        matches!(there.read::<DestinationEntry>(), Ok(Some(there)) if is_complete(&there));
-    if complete {
-        there.remove();
+    match there.read::<DestinationEntry>() {
+        Ok(Some(entry)) if is_complete(&entry) => {
+            complete_domain(&entry.qemu.identity, folder);
+            there.remove();
+            true
+        }
+        _ => false,
     }
-    complete
 }
 
 /// The destination has all pages: restores what was changed in the source's QEMU.

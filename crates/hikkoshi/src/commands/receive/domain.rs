@@ -17,6 +17,7 @@ use thiserror::Error;
 
 use super::{outcome, unfinished};
 use crate::args::Receive;
+use crate::commands::complete_domain::complete_domain;
 use crate::commands::wait_for_source::wait_for_source;
 use crate::journal::{DestinationEntry, DestinationJournal, JournalFile, absolute};
 use crate::output::exit::{Exit, Status};
@@ -113,7 +114,7 @@ pub(super) fn start(
         return Err(exit.with("nothing was changed"));
     }
     if let (Ok(_), Some(guest)) = (&result, &host.guest) {
-        outcome::complete_domain(&guest.reattach_info().get().identity, &folder);
+        complete_domain(&guest.reattach_info().get().identity, &folder);
     }
     let has_ended = host.guest.as_ref().is_none_or(QemuDestination::has_ended);
     let path = journal.path().unwrap_or(folder);

@@ -6,8 +6,6 @@ use hikkoshi_engine::destination::DestinationFailure;
 use hikkoshi_engine::report::GuestState;
 use hikkoshi_engine::{Account, ReceiveError};
 use hikkoshi_handover::{DestinationRecord, Outcome};
-use hikkoshi_qemu::QemuIdentity;
-use hikkoshi_qemu::qmp::MonitorAddress;
 
 use crate::commands::print_result::print_result;
 use crate::commands::resume_command::{GIVE_UP_HINT, resume_command};
@@ -15,7 +13,6 @@ use crate::journal::DestinationEntry;
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::{Holder, Reason};
 use crate::output::report::SourceExtras;
-use crate::output::streams;
 use crate::status::Session;
 
 /// What to report if the guest was not received, and QEMU cannot receive another one.
@@ -106,15 +103,6 @@ pub(super) fn report(
         Outcome::AtSource | Outcome::Stopped | Outcome::Lost => exit,
         Outcome::Paused | Outcome::AtDestination | Outcome::Declined => exit.resumed_by(again),
     })
-}
-
-/// Completes the move of a domain, whose guest is here with all of its pages.
-pub(super) fn complete_domain(identity: &QemuIdentity, folder: &Path) {
-    if let MonitorAddress::Domain { uri, uuid, .. } = &identity.monitor
-        && let Err(error) = hikkoshi_libvirt::complete(uri, uuid, folder)
-    {
-        streams::notice(&error);
-    }
 }
 
 /// Who has the guest.

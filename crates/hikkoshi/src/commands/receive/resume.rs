@@ -9,6 +9,7 @@ use hikkoshi_qemu::{ExitedDestination, SharedReattachInfo};
 
 use super::outcome::{self, After};
 use crate::args::Receive;
+use crate::commands::complete_domain::complete_domain;
 use crate::commands::find_journal::{find, is_same_host};
 use crate::commands::monitor::NamedGuest;
 use crate::commands::reattach_destination::reattach;
@@ -96,7 +97,7 @@ pub(super) fn resume(
         &watch,
     );
     if let (Ok(_), Some(folder)) = (&result, journal.path().parent()) {
-        outcome::complete_domain(&identity, folder);
+        complete_domain(&identity, folder);
     }
     outcome::report(
         session,
