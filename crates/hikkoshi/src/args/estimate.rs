@@ -4,13 +4,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args};
-use hikkoshi_engine::{MAX_LINKS, SourceOptions};
+use hikkoshi_engine::SourceOptions;
 use hikkoshi_link::Address;
 
 use super::allow_device::AllowDevice;
+use super::convergence::ConvergenceOptions;
 use super::domain::DomainArgs;
-use super::headings::{CONNECTION, MEASUREMENT, MIGRATION, OUTPUT, TUNING};
-use super::migrate::{DestinationAddress, MAX_DOWNTIME_MS, WhenStalled};
+use super::headings::{CONNECTION, MEASUREMENT, MIGRATION, OUTPUT};
+use super::migrate::DestinationAddress;
 use super::security::{InvitationArg, Security};
 use super::{bytes, dirty_rate};
 
@@ -58,24 +59,14 @@ pub(crate) struct Estimate {
     )]
     pub bandwidth: Option<u64>,
 
-    /// Longest pause of the guest in pre-copy, in milliseconds [default: 300]
-    #[arg(
-        long,
-        value_name = "MS",
-        value_parser = clap::value_parser!(u64).range(1..=MAX_DOWNTIME_MS),
-        help_heading = MIGRATION
-    )]
-    pub max_downtime: Option<u64>,
-
-    /// What to do if pre-copy does not converge [default: go-on]
-    #[arg(long, value_name = "ACTION", value_enum, help_heading = MIGRATION)]
-    pub when_stalled: Option<WhenStalled>,
-
     /// Accept a destination whose vCPUs differ
     ///
     /// As for `hikkoshi migrate`.
     #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
     pub allow_cpu_mismatch: bool,
+
+    #[command(flatten)]
+    pub convergence: ConvergenceOptions,
 
     #[command(flatten)]
     pub devices: AllowDevice,
@@ -120,33 +111,6 @@ pub(crate) struct Estimate {
     )]
     pub round_trip: Option<Duration>,
 
-    /// Background connections, as for `migrate`
-    #[arg(
-        long,
-        value_name = "N",
-        value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_LINKS)),
-        help_heading = TUNING
-    )]
-    pub links: Option<u16>,
-
-    /// Pre-copy rounds before the switchover in hybrid mode [default: 1]
-    #[arg(
-        long,
-        value_name = "N",
-        value_parser = clap::value_parser!(u32).range(1..),
-        help_heading = TUNING
-    )]
-    pub rounds: Option<u32>,
-
-    /// Number of rounds after which pre-copy counts as not converging [default: 30]
-    #[arg(
-        long,
-        value_name = "N",
-        value_parser = clap::value_parser!(u32).range(1..),
-        help_heading = TUNING
-    )]
-    pub max_rounds: Option<u32>,
-
     #[command(flatten)]
     pub security: Security,
 
@@ -160,17 +124,9 @@ pub(crate) struct Estimate {
 impl Estimate {
     /// The options of the migration.
     pub(crate) fn engine_options(&self) -> SourceOptions {
-        let default = SourceOptions::default();
         SourceOptions {
-            max_downtime: self
-                .max_downtime
-                .map_or(default.max_downtime, Duration::from_millis),
             bandwidth: self.bandwidth,
-            precopy_rounds: self.rounds.unwrap_or(default.precopy_rounds),
-            max_rounds: self.max_rounds.unwrap_or(default.max_rounds),
-            when_stalled: self.when_stalled.map_or(default.when_stalled, Into::into),
-            links: self.links.unwrap_or(default.links),
-            ..default
+            ..self.convergence.engine_options()
         }
     }
 }

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use clap::builder::TypedValueParser;
 use clap::error::ErrorKind;
-use clap::{ArgGroup, Args, ValueEnum};
-use hikkoshi_engine::{LogRanges, MAX_LINKS, Mode, Priority, ReadAhead, SourceOptions};
+use clap::{ArgGroup, Args};
+use hikkoshi_engine::{LogRanges, Mode, Priority, ReadAhead, SourceOptions};
 use hikkoshi_link::Address;
 use hikkoshi_link::tls::Invitation;
 
+use super::convergence::ConvergenceOptions;
 use super::domain::{DomainArgs, DomainOptions};
 use super::headings::{CONNECTION, MIGRATION, TUNING};
 use super::journaled_options::JournaledOptions;
@@ -17,9 +18,6 @@ use super::mode::RequestedMode;
 use super::run_options::RunOptions;
 use super::security::InvitationArg;
 use super::{bytes, mode};
-
-/// The longest `--max-downtime`, in milliseconds.
-pub(crate) const MAX_DOWNTIME_MS: u64 = 600_000;
 
 /// The largest number of pages that `--read-ahead` takes.
 pub(crate) const MAX_READ_AHEAD: u32 = 256;
@@ -74,15 +72,6 @@ pub(crate) struct MigrateOptions {
     #[arg(verbatim_doc_comment, long, value_name = "MODE", value_parser = mode::parse_requested, help_heading = MIGRATION)]
     pub mode: Option<RequestedMode>,
 
-    /// Longest pause of the guest in pre-copy, in milliseconds [default: 300]
-    #[arg(
-        long,
-        value_name = "MS",
-        value_parser = clap::value_parser!(u64).range(1..=MAX_DOWNTIME_MS),
-        help_heading = MIGRATION
-    )]
-    pub max_downtime: Option<u64>,
-
     /// Limit for background traffic, such as 50M, 50MiB or 400Mbit a second
     ///
     /// Pages that the guest waits for are not limited. Units: K, M, G, T or KB, MB, ... (powers of
@@ -95,12 +84,6 @@ pub(crate) struct MigrateOptions {
         help_heading = MIGRATION
     )]
     pub bandwidth: Option<u64>,
-
-    /// What to do if pre-copy does not converge [default: go-on]
-    ///
-    /// That is, after --max-rounds rounds. Not related to --stall-timeout, which is about links.
-    #[arg(verbatim_doc_comment, long, value_name = "ACTION", value_enum, help_heading = MIGRATION)]
-    pub when_stalled: Option<WhenStalled>,
 
     /// Move the guest although the destination's vCPUs differ
     ///
@@ -125,39 +108,13 @@ pub(crate) struct MigrateOptions {
     pub quit_source: bool,
 
     #[command(flatten)]
+    pub convergence: ConvergenceOptions,
+
+    #[command(flatten)]
     pub domain: DomainOptions,
 
     #[command(flatten)]
     pub journaled: JournaledOptions,
-
-    /// Background connections, each with a thread on both sides
-    ///
-    /// [default: half of this host's CPUs, between 1 and 8]
-    #[arg(verbatim_doc_comment,
-        long,
-        value_name = "N",
-        value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_LINKS)),
-        help_heading = TUNING
-    )]
-    pub links: Option<u16>,
-
-    /// Pre-copy rounds before the switchover in hybrid mode [default: 1]
-    #[arg(
-        long,
-        value_name = "N",
-        value_parser = clap::value_parser!(u32).range(1..),
-        help_heading = TUNING
-    )]
-    pub rounds: Option<u32>,
-
-    /// Number of rounds after which pre-copy counts as not converging [default: 30]
-    #[arg(
-        long,
-        value_name = "N",
-        value_parser = clap::value_parser!(u32).range(1..),
-        help_heading = TUNING
-    )]
-    pub max_rounds: Option<u32>,
 
     /// Pages to send around a requested page: adaptive, off or a number [default: adaptive]
     ///
@@ -205,27 +162,6 @@ pub(crate) struct MigrateOptions {
     pub no_priority: bool,
 }
 
-/// What to do if pre-copy does not converge.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum WhenStalled {
-    /// Report it and continue pre-copy
-    GoOn,
-    /// Continue with post-copy
-    Switch,
-    /// Cancel the migration; the guest stays at the source
-    Stop,
-}
-
-impl From<WhenStalled> for hikkoshi_engine::WhenStalled {
-    fn from(action: WhenStalled) -> Self {
-        match action {
-            WhenStalled::GoOn => Self::GoOn,
-            WhenStalled::Switch => Self::Switch,
-            WhenStalled::Stop => Self::Stop,
-        }
-    }
-}
-
 impl Migrate {
     /// The same command with the options that were given `earlier`, where they are not given now.
     #[must_use]
@@ -244,25 +180,16 @@ impl Migrate {
     /// The engine's options.
     pub(crate) fn engine_options(&self) -> SourceOptions {
         let options = &self.options;
-        let default = SourceOptions::default();
+        let chosen = options.convergence.engine_options();
         SourceOptions {
             mode: self.mode(),
-            max_downtime: options
-                .max_downtime
-                .map_or(default.max_downtime, Duration::from_millis),
             bandwidth: options.bandwidth,
-            precopy_rounds: options.rounds.unwrap_or(default.precopy_rounds),
-            max_rounds: options.max_rounds.unwrap_or(default.max_rounds),
-            when_stalled: options
-                .when_stalled
-                .map_or(default.when_stalled, Into::into),
             allow_cpu_mismatch: options.allow_cpu_mismatch,
-            links: options.links.unwrap_or(default.links),
             drain: !options.no_drain,
             log_ranges: options.log_ranges,
             keep_frames: !options.no_keep_frames,
             background_delay: Duration::from_millis(options.background_delay.unwrap_or(0)),
-            read_ahead: options.read_ahead.unwrap_or(default.read_ahead),
+            read_ahead: options.read_ahead.unwrap_or(chosen.read_ahead),
             hot_first: !options.no_hot_first,
             follow: !options.no_follow,
             bound: !options.no_bound,
@@ -275,6 +202,7 @@ impl Migrate {
             retry_for: options.journaled.retry_for(),
             stall_timeout: options.journaled.stall_timeout(),
             peer_timeout: SourceOptions::DEFAULT_PEER_TIMEOUT,
+            ..chosen
         }
     }
 }
@@ -289,17 +217,13 @@ impl MigrateOptions {
                 .mode
                 .filter(|mode| *mode != RequestedMode::Auto)
                 .or(earlier.mode),
-            max_downtime: self.max_downtime.or(earlier.max_downtime),
             bandwidth: self.bandwidth.or(earlier.bandwidth),
-            when_stalled: self.when_stalled.or(earlier.when_stalled),
             allow_cpu_mismatch: self.allow_cpu_mismatch || earlier.allow_cpu_mismatch,
             no_keep_frames: self.no_keep_frames || earlier.no_keep_frames,
             quit_source: self.quit_source || earlier.quit_source,
             domain: self.domain.or(&earlier.domain),
             journaled: self.journaled.or(earlier.journaled),
-            links: self.links.or(earlier.links),
-            rounds: self.rounds.or(earlier.rounds),
-            max_rounds: self.max_rounds.or(earlier.max_rounds),
+            convergence: self.convergence.or(earlier.convergence),
             read_ahead: self.read_ahead.or(earlier.read_ahead),
             no_hot_first: self.no_hot_first || earlier.no_hot_first,
             no_follow: self.no_follow || earlier.no_follow,

@@ -9,6 +9,7 @@
 mod allow_device;
 mod bytes;
 mod check;
+mod convergence;
 mod dashboard;
 mod demo;
 mod dirty_rate;
@@ -36,6 +37,7 @@ use clap::{Parser, Subcommand};
 
 pub(crate) use allow_device::AllowDevice;
 pub(crate) use check::Check;
+pub(crate) use convergence::{ConvergenceOptions, MAX_DOWNTIME_MS, WhenStalled};
 pub(crate) use dashboard::Dashboard;
 pub(crate) use demo::Demo;
 pub(crate) use dirty_rate::DirtyRate;
@@ -43,7 +45,7 @@ pub(crate) use domain::{DomainArgs, DomainOptions};
 pub(crate) use estimate::Estimate;
 pub(crate) use guard::Guard;
 pub(crate) use journaled_options::JournaledOptions;
-pub(crate) use migrate::{MAX_DOWNTIME_MS, MAX_READ_AHEAD, Migrate, MigrateOptions, WhenStalled};
+pub(crate) use migrate::{MAX_READ_AHEAD, Migrate, MigrateOptions};
 pub(crate) use mode::RequestedMode;
 pub(crate) use receive::{Receive, ReceiveOptions};
 pub(crate) use report::Report;

@@ -75,7 +75,10 @@ pub(super) fn choose(
     args.options.mode = Some(RequestedMode::Fixed(report.mode()));
     if report.mode() == Mode::Precopy && report.may_postcopy {
         // The guest may write more than it did while it was measured.
-        args.options.when_stalled.get_or_insert(WhenStalled::Switch);
+        args.options
+            .convergence
+            .when_stalled
+            .get_or_insert(WhenStalled::Switch);
     }
     Ok(Some((args, report)))
 }

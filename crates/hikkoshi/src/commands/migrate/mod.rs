@@ -38,7 +38,7 @@ pub(crate) fn run(args: &Migrate) -> Result<Status, Exit> {
         SessionInfo {
             side: Side::Source,
             guest: NamedGuest::source(args).map_or_else(String::new, |guest| guest.to_string()),
-            max_downtime_ms: args.options.max_downtime,
+            max_downtime_ms: args.options.convergence.max_downtime,
             bandwidth: args.options.bandwidth,
         },
     );

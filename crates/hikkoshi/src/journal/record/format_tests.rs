@@ -17,8 +17,8 @@ use serde_json::Value;
 
 use super::RecordError;
 use crate::args::{
-    AllowDevice, DomainOptions, JournaledOptions, MigrateOptions, ReceiveOptions, RequestedMode,
-    WhenStalled,
+    AllowDevice, ConvergenceOptions, DomainOptions, JournaledOptions, MigrateOptions,
+    ReceiveOptions, RequestedMode, WhenStalled,
 };
 use crate::journal::entry::{DestinationEntry, Entry, SourceEntry};
 
@@ -63,17 +63,19 @@ fn all_migrate_options() -> MigrateOptions {
     MigrateOptions {
         journaled: all_journaled_options(),
         mode: Some(RequestedMode::Fixed(Mode::Precopy)),
-        max_downtime: Some(50),
+        convergence: ConvergenceOptions {
+            max_downtime: Some(50),
+            when_stalled: Some(WhenStalled::Switch),
+            links: Some(3),
+            rounds: Some(2),
+            max_rounds: Some(9),
+        },
         bandwidth: Some(50_000_000),
-        when_stalled: Some(WhenStalled::Switch),
         allow_cpu_mismatch: true,
         no_keep_frames: false,
         // This came later: see `v3-source-later`.
         quit_source: false,
         domain: DomainOptions::default(),
-        links: Some(3),
-        rounds: Some(2),
-        max_rounds: Some(9),
         read_ahead: Some(ReadAhead::Fixed(16)),
         no_hot_first: true,
         no_follow: true,
@@ -246,9 +248,9 @@ fn tags_are_stable() {
         (WhenStalled::Switch, "switch"),
         (WhenStalled::Stop, "stop"),
     ] {
-        entry.options.when_stalled = Some(value);
+        entry.options.convergence.when_stalled = Some(value);
         assert_eq!(field(&entry, "/options/when_stalled"), tag);
-        assert_eq!(again(&entry).options.when_stalled, Some(value));
+        assert_eq!(again(&entry).options.convergence.when_stalled, Some(value));
     }
     for (value, tag) in [(ReadAhead::Off, "off"), (ReadAhead::Adaptive, "adaptive")] {
         entry.options.read_ahead = Some(value);

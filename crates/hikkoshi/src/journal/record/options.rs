@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::RecordError;
 use super::engine::ModeTag;
 use crate::args::{
-    AllowDevice, DomainOptions, JournaledOptions, MAX_DOWNTIME_MS, MAX_READ_AHEAD, MigrateOptions,
-    ReceiveOptions, RequestedMode, WhenStalled,
+    AllowDevice, ConvergenceOptions, DomainOptions, JournaledOptions, MAX_DOWNTIME_MS,
+    MAX_READ_AHEAD, MigrateOptions, ReceiveOptions, RequestedMode, WhenStalled,
 };
 
 /// [`MigrateOptions`].
@@ -94,17 +94,17 @@ impl From<&MigrateOptions> for MigrateOptionsRecord {
         Self {
             shared: (&options.journaled).into(),
             mode: options.mode.and_then(RequestedMode::fixed).map(Into::into),
-            max_downtime_ms: options.max_downtime,
+            max_downtime_ms: options.convergence.max_downtime,
             bandwidth_bytes_per_s: options.bandwidth,
-            when_stalled: options.when_stalled.map(Into::into),
+            when_stalled: options.convergence.when_stalled.map(Into::into),
             allow_cpu_mismatch: options.allow_cpu_mismatch,
             quit_source: options.quit_source,
             undefine_source: options.domain.undefine_source,
             persistent: options.domain.persistent,
             autostart: options.domain.autostart,
-            links: options.links,
-            rounds: options.rounds,
-            max_rounds: options.max_rounds,
+            links: options.convergence.links,
+            rounds: options.convergence.rounds,
+            max_rounds: options.convergence.max_rounds,
             read_ahead: options.read_ahead.map(Into::into),
             no_hot_first: options.no_hot_first,
             no_follow: options.no_follow,
@@ -125,9 +125,14 @@ impl TryFrom<MigrateOptionsRecord> for MigrateOptions {
         Ok(Self {
             journaled: record.shared.try_into()?,
             mode: record.mode.map(|mode| RequestedMode::Fixed(mode.into())),
-            max_downtime: within("max-downtime", record.max_downtime_ms, 1..=MAX_DOWNTIME_MS)?,
             bandwidth: within("bandwidth", record.bandwidth_bytes_per_s, 1..=u64::MAX)?,
-            when_stalled: record.when_stalled.map(Into::into),
+            convergence: ConvergenceOptions {
+                max_downtime: within("max-downtime", record.max_downtime_ms, 1..=MAX_DOWNTIME_MS)?,
+                when_stalled: record.when_stalled.map(Into::into),
+                links: within("links", record.links, 1..=MAX_LINKS)?,
+                rounds: within("rounds", record.rounds, 1..=u32::MAX)?,
+                max_rounds: within("max-rounds", record.max_rounds, 1..=u32::MAX)?,
+            },
             allow_cpu_mismatch: record.allow_cpu_mismatch,
             // Not stored: frames are kept only in the switchover, which comes before a resumption.
             no_keep_frames: false,
@@ -137,9 +142,6 @@ impl TryFrom<MigrateOptionsRecord> for MigrateOptions {
                 persistent: record.persistent,
                 autostart: record.autostart,
             },
-            links: within("links", record.links, 1..=MAX_LINKS)?,
-            rounds: within("rounds", record.rounds, 1..=u32::MAX)?,
-            max_rounds: within("max-rounds", record.max_rounds, 1..=u32::MAX)?,
             read_ahead,
             no_hot_first: record.no_hot_first,
             no_follow: record.no_follow,

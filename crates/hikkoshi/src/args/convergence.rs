@@ -1,0 +1,109 @@
+//! Options of pre-copy and of the links, for `migrate` and `estimate`.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use hikkoshi_engine::{MAX_LINKS, SourceOptions};
+
+use super::headings::{MIGRATION, TUNING};
+
+/// The longest `--max-downtime`, in milliseconds.
+pub(crate) const MAX_DOWNTIME_MS: u64 = 600_000;
+
+/// When pre-copy ends, and how many links there are; `None`: not given.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+pub(crate) struct ConvergenceOptions {
+    /// Longest pause of the guest in pre-copy, in milliseconds [default: 300]
+    #[arg(
+        long,
+        value_name = "MS",
+        value_parser = clap::value_parser!(u64).range(1..=MAX_DOWNTIME_MS),
+        help_heading = MIGRATION
+    )]
+    pub max_downtime: Option<u64>,
+
+    /// What to do if pre-copy does not converge [default: go-on]
+    ///
+    /// That is, after --max-rounds rounds. Not related to --stall-timeout, which is about links.
+    #[arg(verbatim_doc_comment, long, value_name = "ACTION", value_enum, help_heading = MIGRATION)]
+    pub when_stalled: Option<WhenStalled>,
+
+    /// Background connections, each with a thread on both sides
+    ///
+    /// [default: half of this host's CPUs, between 1 and 8]
+    #[arg(verbatim_doc_comment,
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_LINKS)),
+        help_heading = TUNING
+    )]
+    pub links: Option<u16>,
+
+    /// Pre-copy rounds before the switchover in hybrid mode [default: 1]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..),
+        help_heading = TUNING
+    )]
+    pub rounds: Option<u32>,
+
+    /// Number of rounds after which pre-copy counts as not converging [default: 30]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..),
+        help_heading = TUNING
+    )]
+    pub max_rounds: Option<u32>,
+}
+
+impl ConvergenceOptions {
+    /// These options, and where one was not given, that of `earlier`.
+    #[must_use]
+    pub(super) fn or(self, earlier: Self) -> Self {
+        Self {
+            max_downtime: self.max_downtime.or(earlier.max_downtime),
+            when_stalled: self.when_stalled.or(earlier.when_stalled),
+            links: self.links.or(earlier.links),
+            rounds: self.rounds.or(earlier.rounds),
+            max_rounds: self.max_rounds.or(earlier.max_rounds),
+        }
+    }
+
+    /// The engine's options with these; where one was not given, its default.
+    pub(super) fn engine_options(&self) -> SourceOptions {
+        let default = SourceOptions::default();
+        SourceOptions {
+            max_downtime: self
+                .max_downtime
+                .map_or(default.max_downtime, Duration::from_millis),
+            precopy_rounds: self.rounds.unwrap_or(default.precopy_rounds),
+            max_rounds: self.max_rounds.unwrap_or(default.max_rounds),
+            when_stalled: self.when_stalled.map_or(default.when_stalled, Into::into),
+            links: self.links.unwrap_or(default.links),
+            ..default
+        }
+    }
+}
+
+/// What to do if pre-copy does not converge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WhenStalled {
+    /// Report it and continue pre-copy
+    GoOn,
+    /// Continue with post-copy
+    Switch,
+    /// Cancel the migration; the guest stays at the source
+    Stop,
+}
+
+impl From<WhenStalled> for hikkoshi_engine::WhenStalled {
+    fn from(action: WhenStalled) -> Self {
+        match action {
+            WhenStalled::GoOn => Self::GoOn,
+            WhenStalled::Switch => Self::Switch,
+            WhenStalled::Stop => Self::Stop,
+        }
+    }
+}
