@@ -11,6 +11,9 @@ pub(crate) enum BenchError {
     /// The program under test does not exist.
     #[error("the program to measure is not at {0}; run `make bench`, which builds it")]
     NoProgram(PathBuf),
+    /// A plot could not be drawn.
+    #[error("drawing a plot")]
+    Plot(#[from] crate::report::plot::DrawError),
     /// No case matches the filters.
     #[error("no case matches --only; the cases are:\n{0}")]
     NothingToDo(String),

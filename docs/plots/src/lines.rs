@@ -1,86 +1,61 @@
 //! Line plots with logarithmic axes.
 
-use std::fmt::{Error, Write};
+use std::error::Error;
+
+use plotters::prelude::*;
 
 use super::COLOURS;
 use super::labels::{short, time};
 use super::measurements::Group;
+use super::picture::{picture, text};
 
-const WIDTH: f64 = 720.0;
-const HEIGHT: f64 = 420.0;
-const LEFT: f64 = 80.0;
-const RIGHT: f64 = 200.0;
-const TOP: f64 = 40.0;
-const BOTTOM: f64 = 60.0;
+const SIZE: (u32, u32) = (720, 420);
+const LEFT: i32 = 80;
+/// Space for the names of the series.
+const RIGHT: i32 = 200;
+const TOP: i32 = 40;
+
 /// Draws a line for each series of times. Points at 0 have no place on the axis and are left out.
-pub(crate) fn plot(title: &str, axis: &str, group: &Group) -> Result<String, Error> {
+#[allow(clippy::cast_precision_loss)] // parameters of benches
+pub(crate) fn plot(title: &str, axis: &str, group: &Group) -> Result<String, Box<dyn Error>> {
     let points = || group.values().flatten().filter(|(x, _)| **x > 0);
-    let x_end = points()
-        .map(|(x, _)| (*x as f64).log10())
-        .fold(0.0, f64::max)
-        .max(1.0);
-    let low = points()
-        .map(|(_, y)| y.log10().floor())
-        .fold(f64::INFINITY, f64::min);
-    let high = points()
-        .map(|(_, y)| y.log10().ceil())
-        .fold(low + 1.0, f64::max);
-    let x = |value: f64| LEFT + value / x_end * (WIDTH - LEFT - RIGHT);
-    let y = |value: f64| HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - TOP - BOTTOM);
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
-         font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n\
-         <text x=\"{LEFT}\" y=\"24\" font-size=\"16\">{title}</text>\n\
-         <text x=\"{LEFT}\" y=\"{}\">{axis}</text>\n",
-        HEIGHT - 16.0
-    );
-    let mut decade = low;
-    while decade <= high {
-        let (at, right) = (y(decade), WIDTH - RIGHT);
-        writeln!(svg, "<path d=\"M{LEFT} {at}H{right}\" stroke=\"#ddd\"/>")?;
-        let label = time(10f64.powf(decade)).replace(".0 ", " ");
-        writeln!(
-            svg,
-            "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{label}</text>",
-            LEFT - 8.0,
-            at + 4.0
-        )?;
-        decade += 1.0;
-    }
-    let mut parameters: Vec<u64> = points().map(|(parameter, _)| *parameter).collect();
-    parameters.sort_unstable();
-    parameters.dedup();
-    for parameter in parameters {
-        let at = x((parameter as f64).log10());
-        let (bottom, label) = (HEIGHT - BOTTOM, short(parameter));
-        writeln!(
-            svg,
-            "<text x=\"{at}\" y=\"{}\" text-anchor=\"middle\">{label}</text>",
-            bottom + 18.0
-        )?;
-    }
-    for ((number, (name, series)), colour) in group.iter().enumerate().zip(COLOURS) {
-        let mut path = String::new();
-        let shown = series.iter().filter(|(x, _)| **x > 0);
-        for (index, (parameter, ns)) in shown.enumerate() {
-            let (x, y) = (x((*parameter as f64).log10()), y(ns.log10()));
-            write!(path, "{}{x:.1} {y:.1}", if index == 0 { 'M' } else { 'L' })?;
-            writeln!(
-                svg,
-                "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>"
-            )?;
+    let last = points().map(|(x, _)| *x as f64).fold(10.0, f64::max);
+    let times = || points().map(|(_, ns)| ns.log10());
+    let low = times().fold(f64::INFINITY, |low, at| low.min(at.floor()));
+    let high = times().fold(low + 1.0, |high, at| high.max(at.ceil()));
+    picture(SIZE, |area| {
+        text(area, title, (LEFT, 12), 16, &BLACK)?;
+        // A little more than the decades, so that rounding does not take the last one away.
+        let (x, y) = (
+            0.999..last * 1.001,
+            10f64.powf(low) * 0.999..10f64.powf(high) * 1.001,
+        );
+        let mut chart = ChartBuilder::on(area)
+            .margin_top(TOP)
+            .margin_right(RIGHT)
+            .x_label_area_size(50)
+            .y_label_area_size(LEFT)
+            .build_cartesian_2d(x.log_scale(), y.log_scale())?;
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // from 1 on
+        let parameter = |at: &f64| short(at.round() as u64);
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .light_line_style(TRANSPARENT)
+            .x_desc(axis)
+            .x_label_formatter(&parameter)
+            .y_label_formatter(&|ns| time(*ns).replace(".0 ", " "))
+            .draw()?;
+        let names = (TOP + 4..).step_by(20);
+        for (((name, series), colour), row) in group.iter().zip(COLOURS).zip(names) {
+            let line = series.iter().filter(|(x, _)| **x > 0);
+            let line: Vec<_> = line.map(|(x, ns)| (*x as f64, *ns)).collect();
+            let dots = line.iter().map(|at| Circle::new(*at, 3, colour.filled()));
+            chart.draw_series(dots)?;
+            chart.draw_series(LineSeries::new(line, colour.stroke_width(2)))?;
+            let right = SIZE.0.cast_signed() - RIGHT + 16;
+            text(area, name, (right, row), 12, &colour)?;
         }
-        writeln!(
-            svg,
-            "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>"
-        )?;
-        let (right, row) = (WIDTH - RIGHT + 16.0, TOP + 20.0 * number as f64 + 10.0);
-        writeln!(
-            svg,
-            "<text x=\"{right}\" y=\"{row}\" fill=\"{colour}\">{name}</text>"
-        )?;
-    }
-    svg.push_str("</svg>\n");
-    Ok(svg)
+        Ok(())
+    })
 }

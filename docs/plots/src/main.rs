@@ -15,6 +15,7 @@ mod bars;
 mod labels;
 mod lines;
 mod measurements;
+mod picture;
 mod ranges;
 mod vcpus;
 
@@ -25,9 +26,15 @@ use std::{env, fs};
 
 use labels::time;
 use measurements::Group;
+use plotters::style::RGBColor;
 
-const COLOURS: [&str; 6] = [
-    "#1b6ca8", "#d1495b", "#edae49", "#66a182", "#8d5a97", "#5c5c5c",
+const COLOURS: [RGBColor; 6] = [
+    RGBColor(0x1b, 0x6c, 0xa8),
+    RGBColor(0xd1, 0x49, 0x5b),
+    RGBColor(0xed, 0xae, 0x49),
+    RGBColor(0x66, 0xa1, 0x82),
+    RGBColor(0x8d, 0x5a, 0x97),
+    RGBColor(0x5c, 0x5c, 0x5c),
 ];
 
 /// Line plots: criterion's group, and what the horizontal axis shows. The file has the group's

@@ -1,4 +1,10 @@
-//! Axes: positions of values, and ticks.
+//! The axes of a plot: their ends, and the library's scales.
+
+use std::ops::Range;
+
+use plotters::coord::combinators::{IntoLogRange as _, LogCoord};
+use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
+use plotters::coord::types::RangedCoordf64;
 
 /// The scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -9,7 +15,7 @@ pub(crate) enum Scale {
     Log,
 }
 
-/// An axis from `min` to `max`.
+/// An axis from `min` to `max`. Values outside are drawn at the nearest end.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Axis {
     pub label: &'static str,
@@ -19,8 +25,9 @@ pub(crate) struct Axis {
 }
 
 impl Axis {
-    /// An axis from the smallest to the largest of `values`, rounded outwards. A linear axis begins
-    /// at zero, unless a value is below.
+    /// An axis from the smallest to the largest of `values`. A linear axis begins at zero, unless a
+    /// value is below, and has some space above the largest one; a logarithmic one has whole
+    /// decades.
     pub(super) fn around(
         label: &'static str,
         scale: Scale,
@@ -35,15 +42,12 @@ impl Axis {
         let (min, max) = match scale {
             _ if least > most => (1.0, 10.0),
             Scale::Linear => {
-                let step = step((most - least.min(0.0)).max(1e-9));
-                (
-                    (least.min(0.0) / step).floor() * step,
-                    (most / step).ceil() * step,
-                )
+                let min = least.min(0.0);
+                (min, most + (most - min) / 20.0)
             }
             Scale::Log => {
                 let (low, high) = (least.log10().floor(), most.log10().ceil());
-                (power_of_ten(low), power_of_ten(high.max(low + 1.0)))
+                (10f64.powf(low), 10f64.powf(high.max(low + 1.0)))
             }
         };
         let max = if max > min { max } else { min + 1.0 };
@@ -55,73 +59,55 @@ impl Axis {
         }
     }
 
-    /// The position of a value, from 0 to 1; values outside are clamped.
-    pub(super) fn place(&self, value: f64) -> f64 {
-        let place = match self.scale {
-            Scale::Linear => (value - self.min) / (self.max - self.min),
-            Scale::Log => {
-                (value.max(self.min).log10() - self.min.log10())
-                    / (self.max.log10() - self.min.log10())
-            }
-        };
-        place.clamp(0.0, 1.0)
+    fn logarithmic(&self) -> LogCoord<f64> {
+        // Rounding must not take the decades at the ends away.
+        (self.min * 0.999_999..self.max * 1.000_001)
+            .log_scale()
+            .into()
     }
+}
 
-    /// The values of the ticks, and their labels.
-    pub(super) fn ticks(&self) -> Vec<(f64, String)> {
-        let mut ticks = Vec::new();
+impl Ranged for Axis {
+    type FormatOption = NoDefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        let value = value.clamp(self.min, self.max);
         match self.scale {
-            Scale::Linear => {
-                let step = step(self.max - self.min);
-                let mut tick = (self.min / step).ceil() * step;
-                while tick <= self.max + step * 1e-6 {
-                    ticks.push((tick, label(tick)));
-                    tick += step;
-                }
-            }
-            Scale::Log => {
-                let mut tick = self.min;
-                while tick <= self.max * 1.0001 {
-                    ticks.push((tick, label(tick)));
-                    tick *= 10.0;
-                }
-            }
+            Scale::Linear => RangedCoordf64::from(self.range()).map(&value, limit),
+            Scale::Log => self.logarithmic().map(&value, limit),
         }
-        ticks
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
+        match self.scale {
+            Scale::Linear => RangedCoordf64::from(self.range()).key_points(hint),
+            Scale::Log => self.logarithmic().key_points(hint),
+        }
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.min..self.max
     }
 }
 
-fn power_of_ten(exponent: f64) -> f64 {
-    10f64.powf(exponent)
-}
-
-/// A step of 1, 2 or 5 times a power of ten that divides a span into four to ten parts.
-fn step(span: f64) -> f64 {
-    let rough = (span / 8.0).max(f64::MIN_POSITIVE);
-    let decade = power_of_ten(rough.log10().floor());
-    match rough / decade {
-        part if part <= 1.0 => decade,
-        part if part <= 2.0 => decade * 2.0,
-        part if part <= 5.0 => decade * 5.0,
-        _ => decade * 10.0,
+impl ValueFormatter<f64> for Axis {
+    fn format_ext(&self, value: &f64) -> String {
+        let size = value.abs();
+        // The steps of a linear axis do not meet zero exactly.
+        if size < (self.max - self.min) * 1e-9 {
+            "0".to_owned()
+        } else if size >= 1e6 {
+            format!("{} M", short(value / 1e6))
+        } else if size >= 1e4 {
+            format!("{} k", short(value / 1e3))
+        } else {
+            short(*value)
+        }
     }
 }
 
-/// A short label for a tick.
-fn label(value: f64) -> String {
-    let size = value.abs();
-    if size < 1e-12 {
-        "0".to_owned()
-    } else if size >= 1e6 {
-        format!("{} M", trim(value / 1e6))
-    } else if size >= 1e4 {
-        format!("{} k", trim(value / 1e3))
-    } else {
-        trim(value)
-    }
-}
-
-fn trim(value: f64) -> String {
+fn short(value: f64) -> String {
     let text = format!("{value:.6}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
@@ -129,34 +115,42 @@ fn trim(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plotters::coord::ranged1d::BoldPoints;
+
+    fn ticks(axis: &Axis) -> Vec<String> {
+        let points = axis.key_points(BoldPoints(10));
+        points.iter().map(|value| axis.format_ext(value)).collect()
+    }
 
     #[test]
     fn a_linear_axis_begins_at_zero_and_has_round_ticks() {
         let axis = Axis::around("s", Scale::Linear, [0.3, 9.7].into_iter());
-        assert_eq!((axis.min, axis.max), (0.0, 10.0));
-        let ticks = axis.ticks();
-        assert_eq!(ticks.first().unwrap().1, "0");
-        assert_eq!(ticks.last().unwrap().1, "10");
-        assert!((axis.place(5.0) - 0.5).abs() < 1e-9);
+        assert!(axis.min.abs() < 1e-9 && axis.max > 9.7);
+        let ticks = ticks(&axis);
+        assert_eq!(ticks.first().unwrap(), "0");
+        assert!(ticks.contains(&"5".to_owned()), "{ticks:?}");
+        assert_eq!(axis.map(&0.0, (0, 1000)), 0);
+        assert_eq!(axis.map(&99.0, (0, 1000)), 1000, "at the nearest end");
         let axis = Axis::around("s", Scale::Linear, [-2.5, 4.0].into_iter());
-        assert!(axis.min <= -2.5 && axis.ticks().iter().any(|tick| tick.1 == "0"));
+        assert!(axis.min <= -2.5);
     }
 
     #[test]
     fn a_logarithmic_axis_goes_by_decades() {
         let axis = Axis::around("µs", Scale::Log, [0.0, 30.0, 4500.0].into_iter());
         assert!((axis.min - 10.0).abs() < 1e-9 && (axis.max - 10_000.0).abs() < 1e-6);
-        let labels: Vec<_> = axis.ticks().into_iter().map(|tick| tick.1).collect();
-        assert_eq!(labels, ["10", "100", "1000", "10 k"]);
-        assert!(axis.place(0.0).abs() < 1e-9);
-        assert!((axis.place(100.0) - 1.0 / 3.0).abs() < 1e-9);
+        assert_eq!(ticks(&axis), ["10", "100", "1000", "10 k"]);
+        assert_eq!(axis.map(&0.0, (0, 300)), 0);
+        assert_eq!(axis.map(&100.0, (0, 300)), 100);
+        let small = Axis::around("", Scale::Log, [0.002, 0.5].into_iter());
+        assert_eq!(ticks(&small), ["0.001", "0.01", "0.1", "1"]);
     }
 
     #[test]
     fn an_axis_without_values_is_valid() {
         for scale in [Scale::Linear, Scale::Log] {
             let axis = Axis::around("", scale, [].into_iter());
-            assert!(axis.max > axis.min && !axis.ticks().is_empty());
+            assert!(axis.max > axis.min && !ticks(&axis).is_empty());
         }
     }
 }

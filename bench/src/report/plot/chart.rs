@@ -1,22 +1,41 @@
-//! A chart as SVG, from a few shapes.
+//! A chart as SVG, drawn by plotters.
 
-use std::fmt::Write as _;
+use std::collections::HashSet;
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
 
 use super::axis::Axis;
 
-const WIDTH: f64 = 800.0;
-const LEFT: f64 = 70.0;
-const RIGHT: f64 = 20.0;
-const HEAD: f64 = 58.0;
-/// Height of one panel: the plot, and the space above and below it.
-const PANEL: f64 = 240.0;
-const ABOVE: f64 = 40.0;
-const BELOW: f64 = 44.0;
+/// What can go wrong while a chart is drawn.
+pub(crate) type DrawError = DrawingAreaErrorKind<std::io::Error>;
+
+/// A part of an SVG picture.
+pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+const WIDTH: u32 = 800;
+const LEFT: i32 = 70;
+const RIGHT: i32 = 20;
+/// Height of the title, of a panel, and of a panel's own title and legend.
+const HEAD: u32 = 58;
+const PANEL: u32 = 330;
+const ABOVE: i32 = 40;
 
 /// Distinguishable with any kind of colour vision (palette of Okabe and Ito).
-pub(super) const COLOURS: [&str; 7] = [
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444",
+pub(super) const COLOURS: [RGBColor; 7] = [
+    RGBColor(0x00, 0x72, 0xb2),
+    RGBColor(0xd5, 0x5e, 0x00),
+    RGBColor(0x00, 0x9e, 0x73),
+    RGBColor(0xcc, 0x79, 0xa7),
+    RGBColor(0xe6, 0x9f, 0x00),
+    RGBColor(0x56, 0xb4, 0xe9),
+    RGBColor(0x44, 0x44, 0x44),
 ];
+
+/// Grid lines, marks and secondary text.
+pub(super) const LIGHT: RGBColor = RGBColor(0xe0, 0xe0, 0xe0);
+const MARK: RGBColor = RGBColor(0x88, 0x88, 0x88);
+pub(super) const GREY: RGBColor = RGBColor(0x66, 0x66, 0x66);
 
 /// How points are drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,141 +76,119 @@ pub(crate) struct Chart {
 
 impl Chart {
     /// The chart as an SVG document.
-    pub(crate) fn svg(&self) -> String {
-        let each = ABOVE + PANEL + BELOW;
-        #[allow(clippy::cast_precision_loss)] // a handful
-        let height = HEAD + each * self.panels.len() as f64;
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
-             font-family=\"sans-serif\" font-size=\"12\">\n\
-             <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#ffffff\"/>\n"
-        );
-        text(
-            &mut svg,
-            (LEFT, 20.0),
-            "start",
-            "font-size=\"15\" font-weight=\"bold\"",
-            &self.title,
-        );
-        for (line, y) in self.subtitle.iter().zip([36.0, 48.0]) {
-            let grey = "font-size=\"10\" fill=\"#666666\"";
-            text(&mut svg, (LEFT, y), "start", grey, line);
-        }
-        let mut top = HEAD;
-        for panel in &self.panels {
-            panel.draw(&mut svg, top + ABOVE);
-            top += each;
-        }
-        svg.push_str("</svg>\n");
-        svg
+    ///
+    /// # Errors
+    /// When the library cannot draw.
+    pub(crate) fn svg(&self) -> Result<String, DrawError> {
+        #[allow(clippy::cast_possible_truncation)] // a handful
+        let height = HEAD + PANEL * self.panels.len() as u32;
+        picture((WIDTH, height), |root| {
+            heading(root, LEFT, &self.title, &self.subtitle)?;
+            let (_, below) = root.split_vertically(HEAD);
+            let areas = below.split_evenly((self.panels.len(), 1));
+            for (panel, area) in self.panels.iter().zip(areas) {
+                panel.draw(&area)?;
+            }
+            Ok(())
+        })
     }
 }
 
 impl Panel {
-    fn draw(&self, svg: &mut String, top: f64) {
-        let (right, bottom) = (WIDTH - RIGHT, top + PANEL);
-        let x = |value: f64| LEFT + self.x.place(value) * (right - LEFT);
-        let y = |value: f64| bottom - self.y.place(value) * PANEL;
-        for (value, label) in self.x.ticks() {
-            rule(svg, (x(value), top), (x(value), bottom), "#e0e0e0");
-            text(svg, (x(value), bottom + 15.0), "middle", "", &label);
-        }
-        for (value, label) in self.y.ticks() {
-            rule(svg, (LEFT, y(value)), (right, y(value)), "#e0e0e0");
-            text(svg, (LEFT - 6.0, y(value) + 4.0), "end", "", &label);
-        }
-        // One below the other, because marks can be close together.
-        let mut down = top + 11.0;
-        for &(value, word) in &self.marks {
-            rule(svg, (x(value), top), (x(value), bottom), "#888888");
-            let grey = "font-size=\"10\" fill=\"#666666\"";
-            text(svg, (x(value) + 3.0, down), "start", grey, word);
-            down += 12.0;
+    fn draw(&self, area: &Area<'_>) -> Result<(), DrawError> {
+        let (above, plot) = area.split_vertically(ABOVE);
+        self.legend(&above)?;
+        let mut chart = ChartBuilder::on(&plot)
+            .margin_right(RIGHT)
+            .x_label_area_size(44)
+            .y_label_area_size(LEFT)
+            .build_cartesian_2d(self.x.clone(), self.y.clone())?;
+        chart
+            .configure_mesh()
+            .x_labels(10)
+            .y_labels(8)
+            .x_desc(self.x.label)
+            .y_desc(self.y.label)
+            .bold_line_style(LIGHT)
+            .light_line_style(TRANSPARENT)
+            .draw()?;
+        for (mark, down) in self.marks.iter().zip((2..).step_by(12)) {
+            let ends = [(mark.0, self.y.min), (mark.0, self.y.max)];
+            chart.draw_series([PathElement::new(ends, MARK)])?;
+            // One below the other, because marks can be close together.
+            let label = Text::new(mark.1, (3, down), font(10, GREY));
+            let at = EmptyElement::at((mark.0, self.y.max));
+            chart.draw_series([at + label])?;
         }
         for (points, colour) in self.points.iter().zip(COLOURS.iter().cycle()) {
-            let places: Vec<_> = points.points.iter().map(|&(a, b)| (x(a), y(b))).collect();
             match points.style {
-                Style::Line => line(svg, &places, colour),
-                Style::Dots => dots(svg, &places, colour),
+                Style::Line => {
+                    let line = points.points.iter().copied();
+                    chart.draw_series(LineSeries::new(line, colour.stroke_width(2)))?;
+                }
+                Style::Dots => {
+                    // One dot for each place: thousands of points can be in the same few.
+                    let mut drawn = HashSet::new();
+                    let mut dots = points.points.clone();
+                    dots.retain(|dot| drawn.insert(chart.plotting_area().map_coordinate(dot)));
+                    let dot = |at| Circle::new(at, 2, colour.mix(0.6).filled());
+                    chart.draw_series(dots.into_iter().map(dot))?;
+                }
             }
         }
-        let _ = writeln!(
-            svg,
-            "<rect x=\"{LEFT}\" y=\"{top}\" width=\"{}\" height=\"{PANEL}\" fill=\"none\" stroke=\"#444444\"/>",
-            right - LEFT
-        );
-        text(svg, (right, bottom + 32.0), "end", "", self.x.label);
-        text(svg, (LEFT - 60.0, top - 26.0), "start", "", self.y.label);
-        text(
-            svg,
-            (LEFT + 160.0, top - 26.0),
-            "start",
-            "font-weight=\"bold\"",
-            &self.title,
-        );
+        Ok(())
+    }
+
+    /// The panel's title, and below it the names of the series.
+    fn legend(&self, area: &Area<'_>) -> Result<(), DrawError> {
+        let title = font(12, BLACK).transform(FontTransform::None);
+        area.draw(&Text::new(self.title.as_str(), (LEFT, 4), title))?;
+        let style = font(11, BLACK);
         let mut at = LEFT;
         for (points, colour) in self.points.iter().zip(COLOURS.iter().cycle()) {
-            let _ = writeln!(
-                svg,
-                "<rect x=\"{at:.1}\" y=\"{:.1}\" width=\"10\" height=\"10\" fill=\"{colour}\"/>",
-                top - 17.0
-            );
-            text(
-                svg,
-                (at + 14.0, top - 8.0),
-                "start",
-                "font-size=\"11\"",
-                &points.name,
-            );
-            // Approximate width of a letter at this size.
-            #[allow(clippy::cast_precision_loss)]
-            let width = points.name.chars().count() as f64 * 6.2;
-            at += width + 30.0;
+            let key = [(at, 22), (at + 10, 32)];
+            area.draw(&Rectangle::new(key, colour.filled()))?;
+            area.draw(&Text::new(points.name.as_str(), (at + 14, 22), &style))?;
+            let (width, _) = area.estimate_text_size(&points.name, &style)?;
+            at += i32::try_from(width).unwrap_or(0) + 34;
         }
+        Ok(())
     }
 }
 
-pub(super) fn rule(svg: &mut String, from: (f64, f64), to: (f64, f64), colour: &str) {
-    let _ = writeln!(
-        svg,
-        "<line x1=\"{:.1}\" y1=\"{:.1}\" x2=\"{:.1}\" y2=\"{:.1}\" stroke=\"{colour}\"/>",
-        from.0, from.1, to.0, to.1
-    );
-}
-
-fn line(svg: &mut String, places: &[(f64, f64)], colour: &str) {
-    let points: Vec<_> = places
-        .iter()
-        .map(|(x, y)| format!("{x:.1},{y:.1}"))
-        .collect();
-    let _ = writeln!(
-        svg,
-        "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"/>",
-        points.join(" ")
-    );
-}
-
-fn dots(svg: &mut String, places: &[(f64, f64)], colour: &str) {
-    let mut path = String::new();
-    for (x, y) in places {
-        // A line of length zero with round ends is a dot: one path for thousands of dots.
-        let _ = write!(path, "M{x:.1} {y:.1}h0");
+/// Draws an SVG document of this size, on white.
+pub(super) fn picture(
+    size: (u32, u32),
+    draw: impl FnOnce(&Area<'_>) -> Result<(), DrawError>,
+) -> Result<String, DrawError> {
+    let mut svg = String::new();
+    {
+        let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+        root.fill(&WHITE)?;
+        draw(&root)?;
+        root.present()?;
     }
-    let _ = writeln!(
-        svg,
-        "<path d=\"{path}\" stroke=\"{colour}\" stroke-width=\"3\" stroke-linecap=\"round\" stroke-opacity=\"0.6\"/>"
-    );
+    Ok(svg)
 }
 
-pub(super) fn text(svg: &mut String, (x, y): (f64, f64), anchor: &str, more: &str, text: &str) {
-    let text = text
-        .replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;");
-    let _ = writeln!(
-        svg,
-        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" {more}>{text}</text>"
-    );
+/// The title of a picture, and two lines below it.
+pub(super) fn heading(
+    area: &Area<'_>,
+    left: i32,
+    title: &str,
+    subtitle: &[String; 2],
+) -> Result<(), DrawError> {
+    let bold = FontDesc::new(FontFamily::SansSerif, 15.0, FontStyle::Bold);
+    area.draw(&Text::new(title, (left, 6), bold))?;
+    for (line, y) in subtitle.iter().zip([28, 40]) {
+        area.draw(&Text::new(line.as_str(), (left, y), font(10, GREY)))?;
+    }
+    Ok(())
+}
+
+/// Text of this size and colour.
+pub(super) fn font(size: u32, colour: RGBColor) -> TextStyle<'static> {
+    (FontFamily::SansSerif, size).into_font().color(&colour)
 }
 
 #[cfg(test)]
@@ -217,18 +214,30 @@ mod tests {
                     Points {
                         name: "two".to_owned(),
                         style: Style::Dots,
-                        points: vec![(5.0, 10.0), (20.0, 0.0)],
+                        points: vec![(5.0, 10.0), (5.0, 10.0), (20.0, 0.0)],
                     },
                 ],
                 marks: vec![(5.0, "switch")],
             }],
         };
-        let svg = chart.svg();
+        let svg = chart.svg().unwrap();
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
-        assert!(svg.contains("a &lt; b &amp; c") && svg.contains(">switch<"));
-        assert!(svg.contains("points=\"70.0,338.0 780.0,98.0\""), "{svg}");
-        // The second dot is outside the axes: it is drawn at the nearest corner.
-        assert!(svg.contains("M425.0 218.0h0M780.0 338.0h0"), "{svg}");
-        assert_eq!(svg.matches("<rect").count(), 4);
+        for text in [
+            "a &lt; b &amp; c",
+            "switch",
+            "panel",
+            "one",
+            "two",
+            "here",
+            "now",
+        ] {
+            assert!(svg.contains(text), "{text}: {svg}");
+        }
+        let line = COLOURS[0];
+        let line = format!("#{:02X}{:02X}{:02X}", line.0, line.1, line.2);
+        assert!(svg.contains(&format!("stroke=\"{line}\"")), "{svg}");
+        // Two points are in the same place. One is outside of the axes: it is in the corner.
+        assert_eq!(svg.matches("<circle").count(), 2, "{svg}");
+        assert!(svg.contains("cx=\"779\" cy=\"343\""), "{svg}");
     }
 }

@@ -238,7 +238,7 @@ fn web(runs: &[&Run], network: NetworkKind, workload: Workload) -> Option<Chart>
             let points = vec![Points {
                 name: "responses".to_owned(),
                 style: Style::Dots,
-                points: thinned(&web.answers),
+                points: web.answers.clone(),
             }];
             let axes = (
                 ("seconds after the command", Scale::Linear),
@@ -295,13 +295,6 @@ fn answer_rates(runs: &[&Run], systems: &[Case]) -> Panel {
     )
 }
 
-/// At most some thousands of points: every so many of them.
-fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
-    const MOST: usize = 3000;
-    let step = points.len().div_ceil(MOST).max(1);
-    points.iter().copied().step_by(step).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -339,7 +332,8 @@ mod tests {
         let runs = [one, failed];
         let good: Vec<&Run> = runs.iter().filter(|run| run.failure.is_none()).collect();
         let network = NetworkKind::Gbit(1);
-        let svg = faults(&good, network, Workload::Busy).unwrap().svg();
+        let svg = faults(&good, network, Workload::Busy).unwrap();
+        let svg = svg.svg().unwrap();
         assert!(svg.contains("hikkoshi-hybrid") && !svg.contains("qemu-preempt"));
         let through = switch(&good, network).unwrap();
         assert_eq!(through.panels.len(), 2);

@@ -8,7 +8,7 @@ mod nano;
 mod timeline;
 
 pub(crate) use axis::Scale;
-pub(crate) use chart::{Chart, Panel, Points, Style};
+pub(crate) use chart::{Chart, DrawError, Panel, Points, Style};
 pub(crate) use figures::panel;
 
 use std::fs;
@@ -27,13 +27,12 @@ const TABLES: &str = "measured.md";
 /// earlier selections of cases stay.
 ///
 /// # Errors
-/// When a file cannot be written.
+/// When a plot cannot be drawn, or a file not be written.
 pub(crate) fn write_plots(folder: &Path, host: &HostInfo, runs: &[Run]) -> Result<(), BenchError> {
-    let mut files: Vec<_> = figures::all(host, runs)
-        .into_iter()
-        .map(|(name, chart)| (name, chart.svg()))
-        .collect();
-    files.extend(timeline::timelines(&host.in_two_lines(), runs));
+    let mut files = timeline::timelines(&host.in_two_lines(), runs)?;
+    for (name, chart) in figures::all(host, runs) {
+        files.push((name, chart.svg()?));
+    }
     files.push((TABLES.to_owned(), tables_markdown(host, runs)));
     fs::create_dir_all(folder).map_err(|source| BenchError::File {
         doing: "creating",

@@ -1,23 +1,32 @@
 //! The timeline of a page fault, as a picture: each place has a line, and each step is a dot on it.
 
-use std::fmt::Write as _;
+use plotters::coord::ranged1d::{BoldPoints, Ranged as _, ValueFormatter as _};
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::axis::{Axis, Scale};
-use super::chart::{COLOURS, rule, text};
-use crate::record::{FaultTimeline, Place, Run};
+use super::chart::{Area, COLOURS, DrawError, GREY, LIGHT, font, heading, picture};
+use crate::record::{FaultTimeline, Place, Run, Step};
 
-const WIDTH: f64 = 800.0;
-const LEFT: f64 = 140.0;
-const RIGHT: f64 = 20.0;
+const WIDTH: i32 = 800;
+const LEFT: i32 = 140;
+const RIGHT: i32 = 20;
 /// The first line's distance from the top, and that of two lines.
-const TOP: f64 = 86.0;
-const LANE: f64 = 62.0;
+const TOP: i32 = 86;
+const LANE: i32 = 62;
 /// Height of a step in the list below.
-const ROW: f64 = 17.0;
-const GREY: &str = "font-size=\"10\" fill=\"#666666\"";
+const ROW: i32 = 17;
+const DARK: RGBColor = RGBColor(0x44, 0x44, 0x44);
+const PLACE: RGBColor = RGBColor(0xaa, 0xaa, 0xaa);
 
 /// The picture of each run that has a timeline, with its file name.
-pub(super) fn timelines(subtitle: &[String; 2], runs: &[Run]) -> Vec<(String, String)> {
+///
+/// # Errors
+/// When the library cannot draw.
+pub(super) fn timelines(
+    subtitle: &[String; 2],
+    runs: &[Run],
+) -> Result<Vec<(String, String)>, DrawError> {
     let mut files: Vec<(String, String)> = Vec::new();
     for run in runs.iter().filter(|run| run.failure.is_none()) {
         let Some(timeline) = &run.timeline else {
@@ -29,101 +38,82 @@ pub(super) fn timelines(subtitle: &[String; 2], runs: &[Run]) -> Vec<(String, St
                 "An asynchronous page fault: {}, medians of {} faults",
                 run.case.network, timeline.faults
             );
-            files.push((name, draw(&title, subtitle, timeline)));
+            let [width, height] = [WIDTH, list(rows(timeline.steps.len())) + 10];
+            let size = (width.unsigned_abs(), height.unsigned_abs());
+            let svg = picture(size, |area| {
+                heading(area, 10, &title, subtitle)?;
+                draw(area, timeline)
+            })?;
+            files.push((name, svg));
         }
     }
-    files
+    Ok(files)
 }
 
-#[allow(clippy::cast_precision_loss)] // a handful of lines
-fn draw(title: &str, subtitle: &[String; 2], timeline: &FaultTimeline) -> String {
-    let lanes = Place::ALL.len() as f64;
-    let bottom = TOP + LANE * (lanes - 1.0) + 30.0;
-    let list = bottom + 56.0;
-    let height = list + ROW * timeline.steps.len() as f64 + 10.0;
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
-         font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#ffffff\"/>\n"
-    );
-    let bold = "font-size=\"15\" font-weight=\"bold\"";
-    text(&mut svg, (10.0, 20.0), "start", bold, title);
-    for (line, y) in subtitle.iter().zip([36.0, 48.0]) {
-        text(&mut svg, (10.0, y), "start", GREY, line);
-    }
+/// The height of this many steps of the list.
+fn rows(steps: usize) -> i32 {
+    ROW * i32::try_from(steps).unwrap_or(0)
+}
+
+/// Where the axis is, below the lines of all places.
+fn bottom() -> i32 {
+    y(Place::ALL.len() - 1) + 30
+}
+
+/// Where the list is, at this distance from its beginning.
+fn list(down: i32) -> i32 {
+    bottom() + 56 + down
+}
+
+/// Where the line of a place is.
+fn y(lane: usize) -> i32 {
+    TOP + LANE * i32::try_from(lane).unwrap_or(0)
+}
+
+fn lane(place: Place) -> usize {
+    let place = Place::ALL.iter().position(|other| *other == place);
+    place.unwrap_or(0)
+}
+
+fn draw(area: &Area<'_>, timeline: &FaultTimeline) -> Result<(), DrawError> {
     let times = timeline.steps.iter().map(|step| step.median_us);
     let axis = Axis::around("µs", Scale::Linear, times);
-    let x = |us: f64| LEFT + axis.place(us) * (WIDTH - RIGHT - LEFT);
-    let lane = |place: Place| Place::ALL.iter().position(|other| *other == place);
-    let y = |place: Place| TOP + LANE * lane(place).unwrap_or(0) as f64;
-    for (value, label) in axis.ticks() {
-        rule(
-            &mut svg,
-            (x(value), TOP - 20.0),
-            (x(value), bottom),
-            "#e0e0e0",
-        );
-        text(&mut svg, (x(value), bottom + 15.0), "middle", "", &label);
+    let x = |us: f64| axis.map(&us, (LEFT, WIDTH - RIGHT));
+    let rule = |from, to, colour: RGBColor| area.draw(&PathElement::new([from, to], colour));
+    let text = |at, text: &str, anchor, size, colour| {
+        let style = font(size, colour).pos(Pos::new(anchor, VPos::Center));
+        area.draw(&Text::new(text, at, style))
+    };
+    for value in axis.key_points(BoldPoints(10)) {
+        let label = axis.format_ext(&value);
+        rule((x(value), TOP - 20), (x(value), bottom()), LIGHT)?;
+        text((x(value), bottom() + 10), &label, HPos::Center, 12, BLACK)?;
     }
-    text(
-        &mut svg,
-        (WIDTH - RIGHT, bottom + 32.0),
-        "end",
-        "",
-        axis.label,
-    );
+    let end = (WIDTH - RIGHT, bottom() + 28);
+    text(end, axis.label, HPos::Right, 12, BLACK)?;
     for place in Place::ALL {
-        rule(
-            &mut svg,
-            (LEFT, y(place)),
-            (WIDTH - RIGHT, y(place)),
-            "#aaaaaa",
-        );
-        text(&mut svg, (10.0, y(place) + 4.0), "start", "", place.name());
+        let y = y(lane(place));
+        rule((LEFT, y), (WIDTH - RIGHT, y), PLACE)?;
+        text((10, y), place.name(), HPos::Left, 12, BLACK)?;
     }
-    // From each step to the next one.
-    for pair in timeline.steps.windows(2) {
-        if let [one, next] = pair {
-            let from = (x(one.median_us), y(one.place));
-            rule(
-                &mut svg,
-                from,
-                (x(next.median_us), y(next.place)),
-                "#444444",
-            );
-        }
-    }
+    let at = |step: &Step| (x(step.median_us), y(lane(step.place)));
+    let path = PathElement::new(timeline.steps.iter().map(at).collect::<Vec<_>>(), DARK);
+    area.draw(&path)?;
     for (number, step) in (1..).zip(&timeline.steps) {
-        let (x, y) = (x(step.median_us), y(step.place));
-        let colour = lane(step.place).and_then(|lane| COLOURS.get(lane));
-        let colour = colour.unwrap_or(&"#444444");
-        let _ = writeln!(
-            svg,
-            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"{colour}\"/>"
-        );
+        let at = at(step);
+        let colour = COLOURS.get(lane(step.place)).unwrap_or(&DARK);
+        area.draw(&Circle::new(at, 4, colour.filled()))?;
         // Above and below in turn, because steps can be close together.
-        let beside = if number % 2 == 0 { y + 18.0 } else { y - 9.0 };
-        text(
-            &mut svg,
-            (x, beside),
-            "middle",
-            "font-size=\"10\"",
-            &number.to_string(),
-        );
-        let below = list + ROW * f64::from(number - 1);
+        let beside = if number % 2 == 0 { 14 } else { -12 };
+        let label = number.to_string();
+        text((at.0, at.1 + beside), &label, HPos::Center, 10, BLACK)?;
+        let below = list(rows(number - 1));
         let what = format!("{number}. {}: {}", step.place.name(), step.what);
-        text(&mut svg, (LEFT, below), "start", "font-size=\"11\"", &what);
+        text((LEFT, below), &what, HPos::Left, 11, BLACK)?;
         let us = format!("{:.1} µs", step.median_us);
-        text(
-            &mut svg,
-            (LEFT - 12.0, below),
-            "end",
-            "font-size=\"11\"",
-            &us,
-        );
+        text((LEFT - 12, below), &us, HPos::Right, 11, GREY)?;
     }
-    svg.push_str("</svg>\n");
-    svg
+    Ok(())
 }
 
 #[cfg(test)]
@@ -147,13 +137,13 @@ mod tests {
             step(Place::Guest, 100.0),
         ];
         run.timeline = Some(FaultTimeline { faults: 9, steps });
-        let files = timelines(&Default::default(), &[run.clone(), run]);
+        let files = timelines(&Default::default(), &[run.clone(), run]).unwrap();
         assert_eq!(files.len(), 1, "one picture for each network");
         let (name, svg) = &files[0];
         assert_eq!(name, "fault-timeline-1gbit.svg");
         assert_eq!(svg.matches("<circle").count(), 3);
-        assert!(svg.contains("cx=\"140.0\" cy=\"148.0\""), "{svg}");
-        assert!(svg.contains("cx=\"780.0\" cy=\"86.0\""), "{svg}");
+        assert!(svg.contains("cx=\"140\" cy=\"148\""), "{svg}");
+        assert!(svg.contains("cy=\"86\""), "the first place is above: {svg}");
         assert!(svg.contains("2. source engine: something"), "{svg}");
     }
 }
