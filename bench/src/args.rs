@@ -35,6 +35,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", default_value = "bench/results/latest.json")]
     pub json: PathBuf,
 
+    /// With "--only estimate": do not measure, but make the tables and plots of the results in FILE
+    #[arg(long, value_name = "FILE")]
+    pub from: Option<PathBuf>,
+
     /// Write the plots, and the tables as Markdown, to FOLDER
     #[arg(long, value_name = "FOLDER", default_value = "bench/results/plots")]
     pub plots: PathBuf,

@@ -5,10 +5,10 @@ use std::fs;
 use std::process::Command;
 
 use hikkoshi_lab::QemuVersion;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The properties of the host that matter for the results.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct HostInfo {
     /// Date and time, UTC.
     pub date: String,

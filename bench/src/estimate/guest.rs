@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-use hikkoshi_lab::{GuestNetwork, Lab, Pattern, Ram, VmConfig, Workload};
+use hikkoshi_lab::{Lab, Pattern, Ram, VmConfig, Workload};
 use serde::Serialize;
 
 use crate::error::BenchError;
 use crate::plan::NetworkKind;
-use crate::testbed::{DESTINATION, LONG, Network, Testbed, attach_debian};
+use crate::testbed::{Testbed, attach_debian};
 
 /// The guest's memory, MiB.
 const RAM_MIB: u64 = 512;
@@ -65,36 +65,11 @@ impl Writer {
         let config = VmConfig::new()
             .ram(Ram::shared(RAM_MIB))
             .workload(self.workload());
-        let (guest_network, network, config) = if self == Self::Redis {
-            let guest_network = GuestNetwork::new()?;
-            let hosts = (
-                guest_network.source().clone(),
-                guest_network.destination().clone(),
-            );
-            let network = Network::between(hosts, line, None)?;
-            let config = attach_debian(&lab, config)?.nic(guest_network.nic());
-            (Some(guest_network), network, config)
-        } else {
-            (None, Network::new(line, None)?, config)
+        let config = match self {
+            Self::Redis => attach_debian(&lab, config)?,
+            _ => config,
         };
-        let source = config
-            .clone()
-            .namespace(network.source())
-            .start(&lab, "source")?;
-        let destination = config
-            .namespace(network.destination())
-            .console(source.console().clone())
-            .incoming()
-            .start(&lab, DESTINATION)?;
-        source.wait_ready()?;
-        source.wait_output(LONG)?;
-        Ok(Testbed {
-            lab,
-            network,
-            source,
-            destination,
-            guest_network,
-        })
+        Testbed::start(lab, config, (line, None), self == Self::Redis)
     }
 }
 

@@ -3,6 +3,7 @@
 //! and nothing else; further words select among its cases (`LINE/GUEST/MODE`).
 
 mod guest;
+mod moved;
 mod plot;
 mod redis;
 mod table;
@@ -17,6 +18,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::guest::{Writer, line_name};
+use self::moved::{Moved, Results};
 use self::redis::RedisClient;
 use crate::args::Args;
 use crate::error::BenchError;
@@ -57,64 +59,6 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}/{}", line_name(self.line), self.guest, self.mode)
     }
-}
-
-/// One move.
-#[derive(Clone, Debug, Serialize)]
-struct Moved {
-    case: Case,
-    round: u32,
-    /// What `hikkoshi estimate --json` wrote before the move.
-    prediction: Value,
-    /// What `hikkoshi migrate --json` wrote; `null` if pre-copy did not converge and was cancelled.
-    account: Value,
-    /// Processors that other processes used meanwhile.
-    others_cores: f64,
-    failure: Option<String>,
-}
-
-impl Moved {
-    /// The prediction for the mode that was used.
-    fn predicted(&self) -> &Value {
-        let modes = self.prediction["modes"].as_array();
-        modes
-            .into_iter()
-            .flatten()
-            .find(|mode| mode["mode"] == self.case.mode)
-            .unwrap_or(&Value::Null)
-    }
-
-    /// The likely value that was predicted, and the measured one.
-    fn pair(&self, member: &str) -> Option<(f64, f64)> {
-        let predicted = self.predicted()[member]["likely"].as_f64()?;
-        Some((predicted, self.measured(member)?))
-    }
-
-    fn measured(&self, member: &str) -> Option<f64> {
-        match member {
-            "bytes" => {
-                let bytes = &self.account["bytes"];
-                let of = |kind: &str| bytes[kind].as_f64();
-                Some(of("precopy")? + of("background")? + of("urgent")?)
-            }
-            _ => self.account[member].as_f64(),
-        }
-    }
-
-    /// Whether the measured value was between the predicted ends.
-    fn is_within(&self, member: &str) -> Option<bool> {
-        let span = &self.predicted()[member];
-        let measured = self.measured(member)?;
-        let low = span["low"].as_f64()?;
-        Some(measured >= low && span["high"].as_f64().is_none_or(|high| measured <= high))
-    }
-}
-
-/// Everything that was measured, as JSON.
-#[derive(Debug, Serialize)]
-struct Results<'a> {
-    host: &'a HostInfo,
-    moves: &'a [Moved],
 }
 
 /// Whether the arguments select this bench.
@@ -164,10 +108,15 @@ pub(crate) fn run(args: &Args) -> Result<(), BenchError> {
         }
         return Ok(());
     }
+    if let Some(file) = &args.from {
+        return report(&Results::read(file)?, args);
+    }
     let program = args.program()?;
-    let host = HostInfo::collect(args.congestion.as_deref());
-    println!("{host}\n");
-    let mut all: Vec<Moved> = Vec::new();
+    let mut results = Results {
+        host: HostInfo::collect(args.congestion.as_deref()),
+        moves: Vec::new(),
+    };
+    println!("{}\n", results.host);
     let rounds = args.rounds.unwrap_or(ROUNDS);
     let total = cases.len() * usize::try_from(rounds).unwrap_or(1);
     for round in 0..rounds {
@@ -176,39 +125,40 @@ pub(crate) fn run(args: &Args) -> Result<(), BenchError> {
             let moved = moved(*case, round, &program, args);
             println!(
                 "[{}/{total}] round {} {}",
-                all.len() + 1,
+                results.moves.len() + 1,
                 round + 1,
                 table::line(&moved)
             );
-            all.push(moved);
+            results.moves.push(moved);
             // After every move, so that an interrupted bench keeps its results.
-            let results = Results {
-                host: &host,
-                moves: &all,
-            };
             let json = serde_json::to_string_pretty(&results).unwrap_or_default();
             write(&args.json, &json)?;
         }
     }
-    let tables = [
-        table::moves(&all),
-        table::errors(&all),
-        table::choices(&all),
-    ];
+    report(&results, args)
+}
+
+/// Prints the tables, and writes them and the plots to `--plots`.
+fn report(results: &Results, args: &Args) -> Result<(), BenchError> {
+    let all = &results.moves;
+    let tables = [table::moves(all), table::errors(all), table::choices(all)];
     for table in &tables {
         println!("\n{}", table.text());
     }
     let markdown: Vec<_> = tables.iter().map(|table| table.markdown()).collect();
     write(
         &args.plots.join("estimate.md"),
-        &format!("{host}\n\n{}", markdown.join("\n")),
+        &format!("{}\n\n{}", results.host, markdown.join("\n")),
     )?;
-    if let Some(chart) = plot::scatter(&all, &host) {
-        write(&args.plots.join("predicted.svg"), &chart.svg())?;
+    if let Some(chart) = plot::scatter(all, &results.host) {
+        write(&args.plots.join("predicted.svg"), &chart.svg()?)?;
     }
     match all.iter().filter(|moved| moved.failure.is_some()).count() {
         0 => Ok(()),
-        failed => Err(BenchError::Failed { failed, total }),
+        failed => Err(BenchError::Failed {
+            failed,
+            total: all.len(),
+        }),
     }
 }
 

@@ -5,11 +5,18 @@ use std::collections::BTreeMap;
 use super::{Moved, line_name};
 use crate::report::Table;
 
-/// What is predicted, as in the JSON, and as it is called.
-const PREDICTED: [(&str, &str); 3] = [
-    ("total_ms", "total time"),
-    ("downtime_ms", "downtime"),
-    ("bytes", "bytes"),
+/// What is predicted, as in the JSON, and as it is called; and the least measured value that has an
+/// error: a prediction of 4 faults instead of 2 is a good one.
+const PREDICTED: [(&str, &str, f64); 5] = [
+    ("total_ms", "total time", 0.0),
+    ("downtime_ms", "downtime", 0.0),
+    ("bytes", "bytes", 0.0),
+    ("faults", "page faults, where 100 or more", 100.0),
+    (
+        "slowdown",
+        "time lost to page faults, where 1 % or more",
+        0.01,
+    ),
 ];
 
 /// One move, in a line.
@@ -66,6 +73,11 @@ pub(super) fn moves(moves: &[Moved]) -> Table {
                 row.push(percent(moved.pair(member)));
             }
         }
+        for (member, unit) in [("faults", 1.0), ("slowdown", 0.01)] {
+            let pair = moved.pair(member);
+            row.push(value(pair.map(|pair| pair.0 / unit)));
+            row.push(value(pair.map(|pair| pair.1 / unit)));
+        }
         row.push(format!("{:.2}", moved.others_cores));
         row
     });
@@ -89,6 +101,10 @@ pub(super) fn moves(moves: &[Moved]) -> Table {
             "MB p",
             "m",
             "error %",
+            "faults p",
+            "m",
+            "lost % p",
+            "m",
             "others",
         ],
         lines: lines.collect(),
@@ -103,14 +119,14 @@ pub(super) fn errors(moves: &[Moved]) -> Table {
         .collect();
     let mut lines = Vec::new();
     let groups = [None, Some("precopy"), Some("postcopy"), Some("hybrid")];
-    for (member, name) in PREDICTED {
+    for (member, name, least) in PREDICTED {
         for mode in groups {
             let of_mode = good
                 .iter()
                 .filter(|moved| mode.is_none_or(|mode| moved.case.mode == mode));
             let (mut errors, mut within) = (Vec::new(), 0);
             for moved in of_mode {
-                let Some(pair) = moved.pair(member) else {
+                let Some(pair) = moved.pair(member).filter(|pair| pair.1 >= least) else {
                     continue;
                 };
                 errors.push((pair.0 / pair.1 - 1.0).abs());

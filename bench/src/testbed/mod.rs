@@ -16,7 +16,7 @@ use hikkoshi_lab::{Event, GuestNetwork, Lab, LabError, Report, Vm, VmConfig, web
 
 use crate::args::Args;
 use crate::error::BenchError;
-use crate::plan::{Case, DISK_ARENA_MIB, Workload};
+use crate::plan::{Case, DISK_ARENA_MIB, NetworkKind, Workload};
 
 /// How long the guest may take to print a line, or to check all of its pages.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
@@ -60,22 +60,40 @@ impl Testbed {
             Workload::Debian => disk::attach_debian(&lab, config)?,
             _ => config,
         };
-        let congestion = args.congestion.as_deref();
-        let (guest_network, network, config) = if case.workload.has_network_card() {
+        let config = match case.workload {
+            Workload::Web => config.initramfs(web_initramfs()?),
+            _ => config,
+        };
+        let line = (case.network, args.congestion.as_deref());
+        let testbed = Self::start(lab, config, line, case.workload.has_network_card())?;
+        if let (Some(throttle), Some(rate)) = (&throttle, case.workload.disk_bytes_per_second()) {
+            // All memory that the disk is read into is used before measuring.
+            throttle.set(0)?;
+            wait_read(&testbed.source, 2 * DISK_ARENA_MIB * 1024)?;
+            throttle.set(rate)?;
+        }
+        Ok(testbed)
+    }
+
+    /// Starts a guest on the source host, and its destination, over a line with this congestion
+    /// control, and waits until its workload runs.
+    pub(crate) fn start(
+        lab: Lab,
+        config: VmConfig,
+        (line, congestion): (NetworkKind, Option<&str>),
+        network_card: bool,
+    ) -> Result<Self, BenchError> {
+        let (guest_network, network, config) = if network_card {
             let guest_network = GuestNetwork::new()?;
             let hosts = (
                 guest_network.source().clone(),
                 guest_network.destination().clone(),
             );
-            let network = Network::between(hosts, case.network, congestion)?;
+            let network = Network::between(hosts, line, congestion)?;
             let config = config.nic(guest_network.nic());
-            let config = match case.workload {
-                Workload::Web => config.initramfs(web_initramfs()?),
-                _ => config,
-            };
             (Some(guest_network), network, config)
         } else {
-            (None, Network::new(case.network, congestion)?, config)
+            (None, Network::new(line, congestion)?, config)
         };
         let source = config
             .clone()
@@ -88,12 +106,6 @@ impl Testbed {
             .start(&lab, DESTINATION)?;
         source.wait_ready()?;
         source.wait_output(LONG)?;
-        if let (Some(throttle), Some(rate)) = (&throttle, case.workload.disk_bytes_per_second()) {
-            // All memory that the disk is read into is used before measuring.
-            throttle.set(0)?;
-            wait_read(&source, 2 * DISK_ARENA_MIB * 1024)?;
-            throttle.set(rate)?;
-        }
         Ok(Self {
             lab,
             network,
