@@ -39,10 +39,13 @@ impl Line {
         median_round_trip: Duration,
         open_link: Duration,
     ) -> Option<Self> {
-        let points: Vec<_> = arrived
+        let mut points: Vec<_> = arrived
             .iter()
             .map(|&(at, bytes)| (at.as_secs_f64(), crate::precopy::float(bytes)))
             .collect();
+        // Only the times at which something arrived. On a slow line that is seldom, and a rate
+        // that begins in between would count the bytes of a longer time.
+        points.dedup_by(|later, earlier| later.1 <= earlier.1);
         let last = *points.last()?;
         let first = points
             .iter()
@@ -151,6 +154,17 @@ mod tests {
             .collect();
         let line = measured(&points).unwrap();
         assert!(line.rate.low < 0.7e8 && line.rate.high < 1.1e8, "{line:?}");
+    }
+
+    /// 2 MB arrive every 80 ms, and samples are taken every 10 ms.
+    #[test]
+    fn arrivals_in_lumps_do_not_make_a_line_faster() {
+        let points: Vec<_> = (0..=104)
+            .map(|step| (step * 10, step / 8 * 2_000_000))
+            .collect();
+        let line = measured(&points).unwrap();
+        assert!((line.rate.likely - 25e6).abs() < 1e3, "{line:?}");
+        assert!(line.rate.low > 20e6 && line.rate.high < 30e6, "{line:?}");
     }
 
     #[test]

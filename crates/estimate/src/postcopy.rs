@@ -1,8 +1,8 @@
 //! Post-copy, simulated in small steps of time: background pages, and the guest's page faults.
 
 use crate::costs::{
-    FAULT, FAULT_STOPS_BACKGROUND, INSTALL_PAGE, LEAST_BACKGROUND, PAGE_BYTES, POSTCOPY_SHARE,
-    SEND_PAGE,
+    FAULT, FAULT_PAGES, FAULT_STOPS_BACKGROUND, INSTALL_PAGE, LEAST_BACKGROUND, PAGE_BYTES,
+    POSTCOPY_SHARE, SEND_PAGE,
 };
 use crate::precopy::Simulation;
 use crate::span::Scenario;
@@ -41,7 +41,9 @@ pub(crate) fn postcopy(simulation: &Simulation<'_>, missing: f64, hit: f64) -> P
     // The measured rate contains the processors' time. So it is less than that of other processors,
     // if the rate is higher than they allow.
     let by_processor = ((simulation.guest.read_page + SEND_PAGE) / simulation.links).min(page);
-    let latency = simulation.round_trip + simulation.page() + FAULT;
+    let latency =
+        simulation.round_trip + FAULT_PAGES * simulation.page() + FAULT.cost(simulation.scenario);
+    let stops = FAULT_STOPS_BACKGROUND.cost(simulation.scenario);
     let vcpus = f64::from(simulation.guest.vcpus.max(1));
     let step = missing * page / STEPS;
     let mut left = missing;
@@ -51,15 +53,16 @@ pub(crate) fn postcopy(simulation: &Simulation<'_>, missing: f64, hit: f64) -> P
         let density = hit * left / missing;
         let wanted = simulation.curve.growth(ran) * touched * density / faults_saved;
         let runs = step / (1.0 + wanted * latency / vcpus);
-        let faults = (wanted * runs).min(left);
-        let processor = (step - faults * FAULT_STOPS_BACKGROUND).max(LEAST_BACKGROUND * step);
-        let background = (step / page - faults)
-            .max(0.0)
-            .min(processor / by_processor);
+        // The background keeps a part of the line, however many vCPUs wait.
+        let on_line = (1.0 - LEAST_BACKGROUND) * step / page;
+        let faults = (wanted * runs).min(on_line).min(left);
+        let runs = if wanted > 0.0 { faults / wanted } else { runs };
+        let processor = (step - faults * stops).max(LEAST_BACKGROUND * step);
+        let background = (step / page - faults).min(processor / by_processor);
         ran += runs;
         all.seconds += step;
         all.faults += faults;
-        all.waited += faults * latency;
+        all.waited += vcpus * (step - runs).max(0.0);
         let arrived = faults + background.max(LEAST_BACKGROUND * step / page);
         if arrived >= left {
             // The step ends with the last page.

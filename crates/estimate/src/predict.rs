@@ -372,6 +372,7 @@ pub(crate) mod tests {
                 round_trip: Span::within(trip, 0.7, 2.0),
                 ..gbit(line)
             };
+            let simulated_rate = line.rate.likely;
             let options = SourceOptions {
                 max_downtime: Duration::from_millis(max_downtime),
                 ..options(MODES[mode])
@@ -385,6 +386,11 @@ pub(crate) mod tests {
                     "{prediction:?}");
             }
             prop_assert!(prediction.slowdown.high <= 1.0);
+            // However many vCPUs wait for pages, the line carries no more than its rate.
+            if MODES[mode] == Mode::Postcopy {
+                let carries = 153_600.0 * 4096.0 / simulated_rate;
+                prop_assert!(prediction.postcopy.likely >= carries * 0.999, "{prediction:?}");
+            }
             prop_assert_eq!(prediction.total.likely.is_infinite(),
                 matches!(prediction.converges, Converges::No | Converges::Unlikely));
         }

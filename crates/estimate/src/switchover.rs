@@ -25,12 +25,12 @@ const END: Span = Span {
 const PREPARE: f64 = 4e-3;
 
 /// The pause of a guest with no dirty page and no devices, s: pausing, saving and loading the
-/// device state, resuming. A guest of 512 MiB with one device: 7 to 8.5 ms on 2 cores Intel Xeon
-/// (`make bench ARGS="--only estimate"`), 11 to 15 ms on 2 cores AMD EPYC
+/// device state, resuming. A guest of 512 MiB with one device is paused for 4.5 to 8.5 ms on 2 cores
+/// Intel Xeon (`make bench ARGS="--only estimate"`), and for 11 to 15 ms on 2 cores AMD EPYC
 /// (`docs/benchmarks/measured.md`).
 const PAUSE: Span = Span {
-    low: 5e-3,
-    likely: 6.5e-3,
+    low: 3e-3,
+    likely: 4e-3,
     high: 16e-3,
 };
 
@@ -38,12 +38,12 @@ const PAUSE: Span = Span {
 /// of them disks, and is paused for 17 to 20 ms, 4.2 to 5.2 ms of them to open the disks' images.
 const DEVICE: Span = Span {
     low: 0.3e-3,
-    likely: 1.2e-3,
+    likely: 1.5e-3,
     high: 3e-3,
 };
 const DISK: Span = Span {
     low: 0.5e-3,
-    likely: 2.3e-3,
+    likely: 2.9e-3,
     high: 10e-3,
 };
 

@@ -240,14 +240,15 @@ fn measure_guest(
         .seed(seed);
     let failed =
         |reason, error: &dyn Error| Exit::caused(Status::AtSource, reason, error).with(UNCHANGED);
-    let content = sample_content(attached.memory(), READ_TIME, seed)
-        .map_err(|error| failed(Reason::Memory, &error))?;
     let measurement = measure(attached.log(), attached.layout(), &options, cancel)
         .map_err(|error| failed(Reason::DirtyLog, &error))?;
     if cancel.is_cancelled() || measurement.intervals == 0 {
         let what = "estimating was cancelled";
         return Err(Exit::new(Status::AtSource, Reason::Cancelled, what).with(UNCHANGED));
     }
+    // After the writes: a guest that allocates memory has most of it now.
+    let content = sample_content(attached.memory(), READ_TIME, seed)
+        .map_err(|error| failed(Reason::Memory, &error))?;
     let Some(remote) = request.remote else {
         return Ok((measurement, content, None, None));
     };
