@@ -146,6 +146,7 @@ test-libvirt: guest-images ## domains of libvirt: their monitors, `check`, and m
 bench-status: guest ## what it costs an engine to serve the status of a large guest
 	cargo build --locked --release --package hikkoshi
 	HIKKOSHI_BIN=$(abspath target/release/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- status:: --ignored --nocapture
+	cargo test --locked --release --package hikkoshi-engine --lib -- what_counting_and_reading_cost --ignored --nocapture
 
 # A sixth of the random interruptions, and every second step, are part of test-guests. This target prints the table.
 .PHONY: drills

@@ -4,6 +4,9 @@
 //! [`LatencyCounters`]); the few that change a phase or a stage take a lock for a moment. An
 //! observer takes a [`Snapshot`] as often as it likes. That delays no page.
 
+#[cfg(test)]
+#[cfg(not(loom))]
+mod cost_tests;
 mod latency_counters;
 mod memory_map;
 mod outages;
