@@ -160,6 +160,7 @@ fn part(lost: f64, seconds: f64, vcpus: u32) -> f64 {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::costs::INSTALL_PAGE;
     use crate::working_set::tests::{at_random, measured};
     use crate::{Choice, choose};
     use hikkoshi_engine::WhenStalled;
@@ -301,7 +302,7 @@ pub(crate) mod tests {
     #[test]
     fn postcopy_over_a_fast_line_is_not_slower_than_that_line() {
         let prediction = predicted(&idle(), &gbit(16.0), Mode::Postcopy);
-        let seconds = 153_600.0 * (4096.0 / (16.0 * 119e6) + 1.1e-6);
+        let seconds = 153_600.0 * (4096.0 / (16.0 * 119e6) + INSTALL_PAGE);
         assert!(
             near(prediction.postcopy.likely, seconds, 0.05),
             "{prediction:?}"

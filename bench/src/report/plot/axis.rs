@@ -127,8 +127,7 @@ mod tests {
         let axis = Axis::around("s", Scale::Linear, [0.3, 9.7].into_iter());
         assert!(axis.min.abs() < 1e-9 && axis.max > 9.7);
         let ticks = ticks(&axis);
-        assert_eq!(ticks.first().unwrap(), "0");
-        assert!(ticks.contains(&"5".to_owned()), "{ticks:?}");
+        assert_eq!(ticks, ["0", "2", "4", "6", "8", "10"]);
         assert_eq!(axis.map(&0.0, (0, 1000)), 0);
         assert_eq!(axis.map(&99.0, (0, 1000)), 1000, "at the nearest end");
         let axis = Axis::around("s", Scale::Linear, [-2.5, 4.0].into_iter());

@@ -59,14 +59,14 @@ pub(crate) struct Estimate {
     )]
     pub bandwidth: Option<u64>,
 
+    #[command(flatten)]
+    pub convergence: ConvergenceOptions,
+
     /// Accept a destination whose vCPUs differ
     ///
     /// As for `hikkoshi migrate`.
     #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
     pub allow_cpu_mismatch: bool,
-
-    #[command(flatten)]
-    pub convergence: ConvergenceOptions,
 
     #[command(flatten)]
     pub devices: AllowDevice,

@@ -47,11 +47,11 @@ fn options_stand_under_their_headings() {
         visible("migrate"),
         "-: address --help\n\
          Connection: --to --domain --connect --stall-timeout --qmp\n\
-         Migration: --mode --max-downtime --bandwidth --when-stalled --allow-cpu-mismatch \
+         Migration: --mode --max-downtime --when-stalled --bandwidth --allow-cpu-mismatch \
          --no-keep-frames --quit-source --undefine-source --persistent --autostart \
          --allow-device\n\
-         Recovery: --retry-for --resume --give-up --other-side-is-lost --journal\n\
          Tuning: --links --rounds --max-rounds --read-ahead\n\
+         Recovery: --retry-for --resume --give-up --other-side-is-lost --journal\n\
          Security: --plaintext --tls-ca --tls-cert --tls-key\n\
          Output: --progress --json --report --verbose\n"
     );
@@ -91,8 +91,8 @@ fn options_stand_under_their_headings() {
         "-: address --help\n\
          Connection: --to --qmp --domain --connect\n\
          Migration: --bandwidth --max-downtime --when-stalled --allow-cpu-mismatch --allow-device\n\
-         Measurement: --seconds --max-cost --probe-limit --round-trip\n\
          Tuning: --links --rounds --max-rounds\n\
+         Measurement: --seconds --max-cost --probe-limit --round-trip\n\
          Security: --plaintext --tls-ca --tls-cert --tls-key\n\
          Output: --json\n"
     );

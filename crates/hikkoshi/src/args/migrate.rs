@@ -72,6 +72,9 @@ pub(crate) struct MigrateOptions {
     #[arg(verbatim_doc_comment, long, value_name = "MODE", value_parser = mode::parse_requested, help_heading = MIGRATION)]
     pub mode: Option<RequestedMode>,
 
+    #[command(flatten)]
+    pub convergence: ConvergenceOptions,
+
     /// Limit for background traffic, such as 50M, 50MiB or 400Mbit a second
     ///
     /// Pages that the guest waits for are not limited. Units: K, M, G, T or KB, MB, ... (powers of
@@ -106,9 +109,6 @@ pub(crate) struct MigrateOptions {
     /// 0. A domain (--domain) is always destroyed then.
     #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
     pub quit_source: bool,
-
-    #[command(flatten)]
-    pub convergence: ConvergenceOptions,
 
     #[command(flatten)]
     pub domain: DomainOptions,
