@@ -99,9 +99,10 @@ impl Panel {
         let (above, plot) = area.split_vertically(ABOVE);
         self.legend(&above)?;
         let mut chart = ChartBuilder::on(&plot)
+            .margin_left(10)
             .margin_right(RIGHT)
             .x_label_area_size(44)
-            .y_label_area_size(LEFT)
+            .y_label_area_size(LEFT - 10)
             .build_cartesian_2d(self.x.clone(), self.y.clone())?;
         chart
             .configure_mesh()
