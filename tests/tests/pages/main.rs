@@ -12,5 +12,7 @@ mod event_server;
 mod feed;
 mod live;
 mod report;
+mod resumed;
+
 mod update_cost;
 mod usage;
