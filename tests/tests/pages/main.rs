@@ -13,6 +13,7 @@ mod feed;
 mod live;
 mod report;
 mod resumed;
+mod tables;
 
 mod update_cost;
 mod usage;
