@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::connect::connect;
 use crate::folder::{ParseError, parse};
 use crate::{MAX_LINE, Record, VERSION};
 
@@ -66,9 +67,9 @@ impl Follow {
     /// Connects to an engine's socket. Reading fails after `timeout` without a record.
     ///
     /// # Errors
-    /// If it cannot be connected to.
+    /// If it cannot be connected to now: it never waits for an engine that accepts no connections.
     pub fn open(socket: &Path, timeout: Duration) -> Result<Self, FollowError> {
-        let opened = UnixStream::connect(socket).and_then(|stream| {
+        let opened = connect(socket).and_then(|stream| {
             stream.set_read_timeout(Some(timeout))?;
             Ok(stream)
         });

@@ -1,17 +1,18 @@
-//! The status folder: sockets of running, files of ended migrations.
+//! The status folder: sockets of running migrations, and files of these and of ended ones.
 
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use rustix::fs::OFlags;
 
+use crate::connect::connect;
 use crate::{Migration, Recording, Side, VERSION};
 
-/// Files of ended migrations that are kept: the newest.
+/// Files that are kept: those of migrations that run, and the newest of ended ones.
 const KEPT: usize = 32;
 
 /// Their size together, in bytes, above which fewer are kept.
@@ -36,7 +37,7 @@ pub struct StatusFolder(PathBuf);
 pub enum Kind {
     /// A socket: the engine runs, or was killed.
     Socket,
-    /// The file of an ended migration.
+    /// The file of a migration that runs or has ended, or whose engine was killed.
     File,
 }
 
@@ -81,7 +82,22 @@ pub enum FolderError {
         /// This process's user.
         user: u32,
     },
-    /// A file of an ended migration cannot be read or written.
+    /// There are too many migrations that run.
+    #[error(
+        "the status folder {} has the recordings of {running} other migrations that run, {bytes} \
+         bytes: there is no room for another recording (it holds {KEPT}, of {KEPT_BYTES} bytes \
+         together)",
+        folder.display()
+    )]
+    Full {
+        /// The folder.
+        folder: PathBuf,
+        /// The other migrations that run.
+        running: usize,
+        /// The size of their recordings together.
+        bytes: u64,
+    },
+    /// The file of a migration cannot be read or written.
     #[error("the status file {}", file.display())]
     File {
         /// The file.
@@ -154,19 +170,22 @@ impl StatusFolder {
         Ok(entries)
     }
 
-    /// Stores the recording of an ended migration, and removes the oldest ones.
+    /// Stores the recording of a migration, in place of what was stored of it before, and removes the
+    /// oldest recordings of ended ones, so that the limits are kept. Recordings of migrations that
+    /// run (they have a socket) are never removed.
     ///
     /// # Errors
-    /// If it cannot be written. Nothing is left then.
+    /// If it cannot be written. What was stored before is still there then.
     pub fn store(&self, recording: &Recording) -> Result<PathBuf, FolderError> {
-        let file = self.0.join(format!("{}.json", name(&recording.migration)));
+        let name = name(&recording.migration);
+        let file = self.0.join(format!("{name}.json"));
         let new = file.with_extension("new");
         let failed = |cause| FolderError::File {
             file: file.clone(),
             cause,
         };
         let content = serde_json::to_vec(recording).map_err(|error| failed(error.into()))?;
-        self.make_room(content.len() as u64)?;
+        self.make_room(&name, content.len() as u64)?;
         let written = OpenOptions::new()
             .write(true)
             .create(true)
@@ -182,14 +201,31 @@ impl StatusFolder {
         Ok(file)
     }
 
-    /// Removes the oldest recordings, so that another one of `bytes` can be stored.
-    fn make_room(&self, bytes: u64) -> Result<(), FolderError> {
-        let mut sum = bytes;
-        let ended = self.entries()?.into_iter();
-        for (number, old) in ended.filter(|entry| entry.kind == Kind::File).enumerate() {
-            sum += fs::metadata(&old.path).map_or(0, |metadata| metadata.len());
-            if number + 1 >= KEPT || sum > KEPT_BYTES {
-                let _ = fs::remove_file(old.path);
+    /// Removes the oldest recordings of ended migrations, so that one of `bytes` can be stored as
+    /// `name`.
+    fn make_room(&self, name: &str, bytes: u64) -> Result<(), FolderError> {
+        let entries = self.entries()?;
+        let sockets = entries.iter().filter(|entry| entry.kind == Kind::Socket);
+        let running: BTreeSet<&str> = sockets.map(|entry| &*entry.name).collect();
+        let others = entries
+            .iter()
+            .filter(|entry| entry.kind == Kind::File && entry.name != name);
+        let (kept, ended): (Vec<_>, Vec<_>) =
+            others.partition(|entry| running.contains(&*entry.name));
+        let size = |entry: &&Entry| fs::metadata(&entry.path).map_or(0, |file| file.len());
+        let of_running = kept.iter().map(size).fold(0, u64::saturating_add);
+        let mut sum = of_running.saturating_add(bytes);
+        if kept.len() >= KEPT || sum > KEPT_BYTES {
+            return Err(FolderError::Full {
+                folder: self.0.clone(),
+                running: kept.len(),
+                bytes: of_running,
+            });
+        }
+        for (number, old) in (kept.len() + 1..).zip(&ended) {
+            sum = sum.saturating_add(size(&old));
+            if number >= KEPT || sum > KEPT_BYTES {
+                let _ = fs::remove_file(&old.path);
             }
         }
         let system = rustix::fs::statvfs(&self.0).map_err(|error| self.failed(error.into()))?;
@@ -200,14 +236,28 @@ impl StatusFolder {
         }
     }
 
-    /// Removes sockets that no engine serves any more: it was killed.
-    pub fn remove_stale_sockets(&self) {
-        for entry in self.entries().unwrap_or_default() {
-            if entry.kind == Kind::Socket
-                && UnixStream::connect(&entry.path)
-                    .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
-            {
-                let _ = fs::remove_file(entry.path);
+    /// Removes what killed engines left beside their recordings: sockets that no process serves,
+    /// and files that were not complete. Never waits for an engine.
+    pub fn remove_stale(&self) {
+        let Ok(entries) = self.entries() else { return };
+        let mut running = BTreeSet::new();
+        for entry in entries {
+            if entry.kind != Kind::Socket {
+                continue;
+            }
+            match connect(&entry.path) {
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    let _ = fs::remove_file(entry.path);
+                }
+                _ => {
+                    running.insert(entry.path.with_extension("new"));
+                }
+            }
+        }
+        let files = fs::read_dir(&self.0).into_iter().flatten().flatten();
+        for file in files.map(|file| file.path()) {
+            if file.extension().is_some_and(|it| it == "new") && !running.contains(&file) {
+                let _ = fs::remove_file(file);
             }
         }
     }
@@ -271,7 +321,7 @@ fn name(migration: &Migration) -> String {
     format!("{side}-{}-{id}", migration.pid)
 }
 
-/// Reads the file of an ended migration.
+/// Reads the file of a migration.
 ///
 /// # Errors
 /// If it cannot be read, or is not a recording of this version.
@@ -321,7 +371,7 @@ pub(crate) fn parse(json: &[u8]) -> Result<Recording, ParseError> {
 }
 
 impl Recording {
-    /// Reads the file of an ended migration.
+    /// Reads the file of a migration.
     ///
     /// # Errors
     /// If it cannot be read, or is not a recording of this version.
@@ -431,14 +481,114 @@ mod tests {
         assert!(folder.entries().is_err());
     }
 
+    /// Makes room for a recording that is stored next as if these files were there: name and bytes.
+    fn filled(files: &[(&str, u64)]) -> (tempfile::TempDir, StatusFolder) {
+        let (run, folder) = folder();
+        folder.create().unwrap();
+        for (number, (name, bytes)) in (0..).zip(files) {
+            let file = fs::File::create(folder.path().join(name)).unwrap();
+            file.set_len(*bytes).unwrap();
+            let time = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(number);
+            file.set_modified(time).unwrap();
+        }
+        (run, folder)
+    }
+
+    fn files(folder: &StatusFolder) -> Vec<String> {
+        let entries = folder.entries().unwrap().into_iter();
+        let files = entries.filter(|entry| entry.kind == Kind::File);
+        files.map(|entry| entry.name).collect()
+    }
+
     #[test]
-    fn sockets_of_killed_engines_are_removed() {
+    fn recordings_of_running_migrations_are_never_removed() {
+        // The oldest one belongs to a migration that runs, and is as large as all others.
+        let (_run, folder) = filled(&[
+            ("running.json", 15 << 20),
+            ("a.json", 8 << 20),
+            ("b.json", 8 << 20),
+            ("c.json", 8 << 20),
+        ]);
+        let _socket = UnixListener::bind(folder.path().join("running.sock")).unwrap();
+        folder.store(recorded(7).recording()).unwrap();
+        assert_eq!(files(&folder), ["source-7-00112233", "c", "b", "running"]);
+        // Also not by their number.
+        for pid in 100..200 {
+            folder.store(recorded(pid).recording()).unwrap();
+        }
+        let left = files(&folder);
+        assert_eq!(left.len(), KEPT);
+        assert!(left.contains(&"running".to_owned()), "{left:?}");
+    }
+
+    #[test]
+    fn too_many_running_migrations_are_refused() {
+        let names: Vec<_> = (0..KEPT).map(|number| format!("r{number}.json")).collect();
+        let all: Vec<_> = names.iter().map(|name| (name.as_str(), 10)).collect();
+        let (_run, folder) = filled(&all);
+        for name in &names {
+            let socket = folder.path().join(name).with_extension("sock");
+            drop(UnixListener::bind(socket).unwrap());
+        }
+        let refused = folder.store(recorded(7).recording()).unwrap_err();
+        assert!(
+            matches!(refused, FolderError::Full { running: 32, .. }),
+            "{refused}"
+        );
+        assert_eq!(files(&folder).len(), KEPT);
+        // One of them can be stored again.
+        let own = recorded(8);
+        let own_name = folder.path().join(name(&own.recording().migration));
+        for extension in ["json", "sock"] {
+            let old = folder.path().join("r0").with_extension(extension);
+            fs::rename(old, own_name.with_extension(extension)).unwrap();
+        }
+        folder.store(own.recording()).unwrap();
+        assert_eq!(files(&folder).len(), KEPT);
+    }
+
+    #[test]
+    fn a_recording_replaces_what_was_stored_of_it_before() {
         let (_run, folder) = folder();
         folder.create().unwrap();
-        let (stale, served) = (folder.path().join("a.sock"), folder.path().join("b.sock"));
-        drop(UnixListener::bind(&stale).unwrap());
-        let _listener = UnixListener::bind(&served).unwrap();
-        folder.remove_stale_sockets();
-        assert!(!stale.exists() && served.exists());
+        let mut recorder = recorded(7);
+        folder.store(recorder.recording()).unwrap();
+        recorder.add(state(5000));
+        let file = folder.store(recorder.recording()).unwrap();
+        assert_eq!(&Recording::read(&file).unwrap(), recorder.recording());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_killed_engines_left_is_removed_except_recordings() {
+        let (_run, folder) = folder();
+        folder.create().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        for name in ["a.json", "a.new", "b.json", "b.new", "c.new"] {
+            fs::write(path(name), "{}").unwrap();
+        }
+        drop(UnixListener::bind(path("a.sock")).unwrap());
+        let _listener = UnixListener::bind(path("b.sock")).unwrap();
+        folder.remove_stale();
+        let mut left: Vec<_> = fs::read_dir(folder.path())
+            .unwrap()
+            .map(|file| file.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        assert_eq!(left, ["a.json", "b.json", "b.new", "b.sock"]);
+    }
+
+    #[test]
+    fn an_engine_that_accepts_nothing_is_neither_waited_for_nor_removed() {
+        let (_run, folder) = folder();
+        folder.create().unwrap();
+        let socket = folder.path().join("a.sock");
+        let _listener = UnixListener::bind(&socket).unwrap();
+        let mut clients = Vec::new();
+        while let Ok(client) = connect(&socket) {
+            clients.push(client);
+        }
+        folder.remove_stale();
+        assert!(socket.exists());
     }
 }

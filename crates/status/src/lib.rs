@@ -6,7 +6,12 @@
 //! [`Recording`], which also has what came before (coarser, the longer it lasts) and what was
 //! reported to the operator. It serves that on a unix socket in the **status folder**
 //! ([`StatusFolder`]): a client that connects receives the recording so far, and then each new
-//! state, until the end. When the migration has ended, the whole recording stays there as a file.
+//! state, until the end. The recording is also kept there in a file, which is renewed now and then
+//! while the migration runs: if the engine is killed, it has what is known. When the migration has
+//! ended, it has everything.
+//!
+//! If an engine is killed or gives up in post-copy, another one resumes the migration, and records
+//! that in a file of its own. [`join_all`] and [`Continued`] make one recording of both.
 //!
 //! A dashboard, `/metrics` and a report are views of a [`Recording`].
 //!
@@ -17,6 +22,7 @@
 //! | `folder.rs` | the status folder: sockets of running, files of ended migrations |
 //! | `server.rs` | serves the recording of this process |
 //! | `client.rs` | follows a migration of another process |
+//! | `join/` | one recording of several engines of a side, one after another |
 //!
 //! # The map
 //!
@@ -29,16 +35,19 @@
 //! - A client cannot control a migration here.
 
 mod client;
+mod connect;
 mod folder;
+mod join;
 mod record;
 mod recorder;
 mod server;
 
 pub use client::{Follow, FollowError};
 pub use folder::{Entry, FolderError, Kind, StatusFolder};
+pub use join::{Continued, join_all};
 pub use record::{
-    Block, Bytes, End, Frame, GuestAt, LatencyBucket, Map, Memory, Migration, Notice, Outage,
-    Pages, Phase, Record, Recording, Requests, Round, Sample, Side, State, Step, TimeLeft,
+    Block, Bytes, End, Engine, Frame, GuestAt, LatencyBucket, Map, Memory, Migration, Notice,
+    Outage, Pages, Phase, Record, Recording, Requests, Round, Sample, Side, State, Step, TimeLeft,
 };
 pub use recorder::Recorder;
 pub use server::{ServeError, StatusServer};

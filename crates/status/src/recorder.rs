@@ -90,8 +90,11 @@ impl Sampled {
     }
 }
 
-/// Whether a state at `at_ms` continues the list, whose entries have about equal distances.
-fn is_due<T>(entries: &[T], at_ms: u64, time: impl Fn(&T) -> u64) -> bool {
+/// Whether a state at `at_ms` continues the list, whose entries since `begun_ms`, when the engine
+/// began, have about equal distances.
+fn is_due<T>(entries: &[T], begun_ms: u64, at_ms: u64, time: impl Fn(&T) -> u64) -> bool {
+    let before = entries.partition_point(|entry| time(entry) < begun_ms);
+    let entries = entries.get(before..).unwrap_or_default();
     let (Some(first), Some(last)) = (entries.first(), entries.last()) else {
         return true;
     };
@@ -113,6 +116,7 @@ impl Recorder {
                 notices: Vec::new(),
                 state: None,
                 end: None,
+                engines: Vec::new(),
             },
             samples: Thinned::new(SAMPLES),
             frames: Thinned::new(FRAMES),
@@ -149,12 +153,16 @@ impl Recorder {
     }
 
     fn add_followed(&mut self, state: State) {
-        if is_due(&self.recording.samples, state.at_ms, |sample| sample.at_ms) {
+        let begun_ms = self.recording.engines.last().map_or(0, |it| it.begun_ms);
+        let (samples, frames) = (&self.recording.samples, &self.recording.frames);
+        let samples = is_due(samples, begun_ms, state.at_ms, |sample| sample.at_ms);
+        let frames = is_due(frames, begun_ms, state.at_ms, |frame| frame.at_ms);
+        if samples {
             let sample = self.sample(&state);
             self.recording.samples.push(sample);
             self.samples.thin(&mut self.recording.samples);
         }
-        if is_due(&self.recording.frames, state.at_ms, |frame| frame.at_ms) {
+        if frames {
             self.add_frame(state.at_ms, state.map.clone());
             self.frames.thin(&mut self.recording.frames);
         }

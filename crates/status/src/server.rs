@@ -63,7 +63,7 @@ impl StatusServer {
     /// If the folder or the socket cannot be made.
     pub fn start(folder: &StatusFolder, recorder: &Recorder) -> Result<Self, ServeError> {
         folder.create()?;
-        folder.remove_stale_sockets();
+        folder.remove_stale();
         let socket = folder.socket(&recorder.recording().migration);
         let listener = UnixListener::bind(&socket)
             .and_then(|listener| {

@@ -5,12 +5,14 @@
 //! the pages are: numbers of pages add up, both sides agree, and the same case gives the same
 //! recording each time.
 
+mod interrupted;
 mod latency;
 mod model;
 
 use hikkoshi_status::{End, Migration, Recorder, Recording, Side, State};
 use serde_json::json;
 
+pub use interrupted::GAP_MS;
 pub use latency::Latencies;
 use model::Model;
 

@@ -4,7 +4,7 @@
 
 use hikkoshi_lab::http_get;
 use hikkoshi_lab::prometheus::{Prometheus, check_metrics, check_rules, test_rules};
-use hikkoshi_status::{Phase, Record, Side, State, StatusFolder};
+use hikkoshi_status::{Phase, Record, Side, State, StatusFolder, StatusServer};
 use hikkoshi_tests::recordings::RecordedCase;
 use hikkoshi_tests::{
     Breakpoint, Guest, LONG, MessageKind, MigrationPlan, Program, TestEnv, busy_guest, eventually,
@@ -12,11 +12,16 @@ use hikkoshi_tests::{
 };
 use rustix::process::Signal;
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 /// A running `hikkoshi dashboard` on a free port.
 pub(crate) struct Dashboard {
@@ -133,12 +138,36 @@ fn the_process_has_no_privileges_and_ends_cleanly() {
     }
     dashboard.end();
 
+    // On a unix socket, which only this user can connect to.
+    let socket = env.folder().join("page.sock");
+    let mut command = Command::new(hikkoshi());
+    let listen = format!("unix:{}", socket.display());
+    command
+        .args(["dashboard", "--listen", &listen, "--journal"])
+        .arg(&folder);
+    let mut program = Program::start("dashboard", command);
+    program.wait_stdout(&listen);
+    assert_eq!(
+        socket.metadata().unwrap().permissions().mode() & 0o777,
+        0o600
+    );
+    let mut stream = UnixStream::connect(&socket).unwrap();
+    stream
+        .write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost:8077\r\n\r\n")
+        .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("hikkoshi_build_info"), "{answer}");
+    program.signal(Signal::TERM);
+    let exit = program.wait();
+    assert_eq!((exit.code, &*exit.stderr), (Some(0), ""), "{exit:?}");
+
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().to_string();
     for (listen, part) in [
         (&*taken, "Address already in use"),
         ("0.0.0.0:0", "--allow-remote"),
-        ("example.com:80", "is not IP:PORT"),
+        ("example.com:80", "is not IP:PORT or unix:PATH"),
     ] {
         let mut command = Command::new(hikkoshi());
         command
@@ -258,14 +287,24 @@ fn rules_and_queries_work_on_the_exported_metrics() {
         Side::Source => state.dirty_pages_per_second.is_some() && state.time_left.is_some(),
         Side::Destination => state.missing_pages.is_some() && state.requests.count > 0,
     };
-    for side in [Side::Source, Side::Destination] {
+    let ended = Arc::new(AtomicBool::new(false));
+    let engines = [Side::Source, Side::Destination].map(|side| {
         let mut recorder = recorded.recorder(side);
         let state = recorded
             .states_of(side)
             .find(|state| is_measured(side, state));
-        recorder.add(state.unwrap().clone());
-        status.store(recorder.recording()).unwrap();
-    }
+        let state = state.unwrap().clone();
+        recorder.add(state.clone());
+        let mut server = StatusServer::start(&status, &recorder).unwrap();
+        let ended = Arc::clone(&ended);
+        std::thread::spawn(move || {
+            while !ended.load(Ordering::Relaxed) {
+                server.accept(&recorder);
+                server.publish(&Record::State(Box::new(state.clone())));
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        })
+    });
     let grafana = std::fs::read_to_string(documents().join("grafana-dashboard.json")).unwrap();
     let grafana: serde_json::Value = serde_json::from_str(&grafana).unwrap();
     prometheus
@@ -291,5 +330,9 @@ fn rules_and_queries_work_on_the_exported_metrics() {
     }
     assert!(queries > 20, "{queries}");
     check_metrics(&dashboard.get("/metrics")).unwrap();
+    ended.store(true, Ordering::Relaxed);
+    engines
+        .into_iter()
+        .for_each(|engine| engine.join().unwrap());
     dashboard.end();
 }

@@ -12,6 +12,7 @@ mod cpu_compatibility;
 mod dashboard;
 mod dashboard_cost;
 mod dashboard_page;
+mod dashboard_resumed;
 mod debian;
 mod destination_line;
 mod direct_io;

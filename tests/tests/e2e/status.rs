@@ -19,7 +19,7 @@ fn follow(folder: &Path, side: &str) -> (Recording, Vec<State>, hikkoshi_status:
     let mut follow = None;
     eventually("a status socket", || {
         let entries = folder.entries().map_err(|error| error.to_string())?;
-        let of_side = |entry: &&Entry| entry.name.starts_with(side);
+        let of_side = |entry: &&Entry| entry.kind == Kind::Socket && entry.name.starts_with(side);
         let entry = entries.iter().find(of_side).ok_or("none")?;
         let opened = Follow::open(&entry.path, LONG);
         follow = Some(opened.map_err(|error| error.to_string())?);
@@ -44,7 +44,7 @@ fn follow(folder: &Path, side: &str) -> (Recording, Vec<State>, hikkoshi_status:
     (*first, states, end.expect("the engine was not killed"))
 }
 
-/// The file of the ended migration on this side.
+/// The file of the migration on this side.
 fn file(folder: &Path, side: &str) -> Recording {
     let folder = StatusFolder::in_run_folder(folder);
     let entries = folder.entries().unwrap();
@@ -150,7 +150,8 @@ fn a_cancelled_migration_is_recorded() {
     let folder = StatusFolder::in_run_folder(&migration.journal_folders()[0]);
     eventually("pre-copy", || {
         let entries = folder.entries().map_err(|error| error.to_string())?;
-        let of_source = |entry: &&Entry| entry.name.starts_with("source");
+        let of_source =
+            |entry: &&Entry| entry.kind == Kind::Socket && entry.name.starts_with("source");
         let entry = entries.iter().find(of_source).ok_or("none")?;
         let mut follow = Follow::open(&entry.path, LONG).map_err(|error| error.to_string())?;
         follow.next().map_err(|error| error.to_string())?;
@@ -204,7 +205,8 @@ fn what_a_status_costs() {
             let mut opened = None;
             eventually("a status socket", || {
                 let entries = folder.entries().map_err(|error| error.to_string())?;
-                let of_source = |entry: &&Entry| entry.name.starts_with("source");
+                let of_source =
+                    |entry: &&Entry| entry.kind == Kind::Socket && entry.name.starts_with("source");
                 let entry = entries.iter().find(of_source).ok_or("none")?;
                 opened = Follow::open(&entry.path, LONG).ok();
                 opened

@@ -6,8 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use hikkoshi_dashboard::{CONTENT_SECURITY_POLICY, asset};
-use hikkoshi_status::Record;
+use hikkoshi_status::{Record, Recording};
 use serde_json::{Value, json};
+
+/// The event that follows the first recordings.
+pub(crate) const ALL_SENT: &str = "event: all-sent\ndata: {}\n\n";
 
 /// Serves the live page to any number of browsers.
 #[derive(Debug)]
@@ -25,6 +28,8 @@ struct Shared {
     first: Vec<String>,
     /// Whether new connections for events are refused.
     refuses: bool,
+    /// Whether new connections are not told that everything was sent.
+    has_more: bool,
     /// Other files: a path, and HTML with its policy.
     pages: Vec<(String, String, String)>,
 }
@@ -50,6 +55,11 @@ impl EventServer {
     /// What each new connection gets first.
     pub(crate) fn begin_with(&self, events: Vec<String>) {
         self.lock().first = events;
+    }
+
+    /// Whether new connections get more first, and then [`ALL_SENT`], which the test sends.
+    pub(crate) fn has_more(&self, has_more: bool) {
+        self.lock().has_more = has_more;
     }
 
     /// Serves another page.
@@ -88,6 +98,18 @@ pub(crate) fn status(name: &str, record: &Record) -> String {
     event("status", &json!({ "name": name, "record": record }))
 }
 
+/// An event with a recording without samples and frames.
+pub(crate) fn short(name: &str, recording: &Recording) -> String {
+    let mut recording = recording.clone();
+    recording.samples.clear();
+    recording.frames.clear();
+    let record = json!({ "recording": recording });
+    event(
+        "status",
+        &json!({ "name": name, "record": record, "short": true }),
+    )
+}
+
 /// An event of the stream.
 pub(crate) fn event(kind: &str, data: &Value) -> String {
     format!("event: {kind}\ndata: {data}\n\n")
@@ -115,6 +137,9 @@ fn answer(mut stream: TcpStream, shared: &Mutex<Shared>) {
                         Cache-Control: no-store\r\n\r\nretry: 100\n\n"
             .to_owned();
         head.extend(shared.first.iter().map(String::as_str));
+        if !shared.has_more {
+            head.push_str(ALL_SENT);
+        }
         if stream.write_all(head.as_bytes()).is_ok() {
             shared.streams.push(stream);
         }

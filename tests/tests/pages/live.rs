@@ -124,7 +124,7 @@ fn assert_steps(shown: &ShownPage) {
 }
 
 /// The page has the samples that the engine's recorder has.
-fn assert_samples(shown: &ShownPage, feed: &Feed<'_>) {
+pub(crate) fn assert_samples(shown: &ShownPage, feed: &Feed<'_>) {
     let samples = shown.evaluate(&format!(
         "hikkoshi.live.recordings.get({}).data.samples",
         json!(feed.name)

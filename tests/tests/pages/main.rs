@@ -12,5 +12,8 @@ mod event_server;
 mod feed;
 mod live;
 mod report;
+mod resumed;
+mod tables;
+
 mod update_cost;
 mod usage;

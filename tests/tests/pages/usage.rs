@@ -5,8 +5,9 @@ use hikkoshi_tests::recordings::{Ending, RecordedCase};
 use hikkoshi_tests::{ShownPage, count};
 use serde_json::json;
 
-use crate::event_server::{EventServer, event};
+use crate::event_server::{ALL_SENT, EventServer, event, short};
 use crate::feed::{Feed, open};
+use crate::live::assert_samples;
 
 #[test]
 fn a_migration_and_a_cell_are_chosen_with_the_keyboard() {
@@ -195,8 +196,20 @@ fn a_lost_connection_and_a_lost_engine_are_shown() {
     let one = format!("{headings} === 'In progress (0),Ended (1)'");
     shown.wait("one migration", &one);
     server.refuse(true);
+    shown.wait(
+        "the loss",
+        "document.querySelector('#connection').className === 'off'",
+    );
     server.begin_with(Vec::new());
+    server.has_more(true);
     server.refuse(false);
+    shown.wait(
+        "the connection",
+        "document.querySelector('#connection').className === 'on'",
+    );
+    // A slow line: what was not sent yet stays.
+    assert_eq!(shown.evaluate("hikkoshi.live.recordings.size"), 1);
+    server.send(ALL_SENT);
     shown.wait("no migration", "!document.querySelector('#empty').hidden");
     assert_eq!(
         shown.evaluate("document.querySelector('article').checkVisibility()"),
@@ -204,6 +217,102 @@ fn a_lost_connection_and_a_lost_engine_are_shown() {
     );
     assert_eq!(shown.browser.csp_violations().unwrap(), []);
     assert_eq!(shown.browser.foreign_requests().unwrap(), []);
+}
+
+/// Events have no samples and maps of the past. The page fetches those of the migration that it
+/// shows, also while that goes on.
+#[test]
+fn what_the_events_leave_out_is_fetched() {
+    let server = EventServer::start();
+    let shown = ShownPage::start();
+    let records = [
+        RecordedCase::new("web", "hybrid").record(),
+        RecordedCase::new("mail", "precopy").record(),
+    ];
+    let mut web = Feed::new(&server, &records[0], Side::Source);
+    for state in records[0].states_of(Side::Source).take(20) {
+        web.recorder.add(state.clone());
+        web.sent += 1;
+    }
+    let mail = records[1].recording(Side::Source);
+    server.begin_with(vec![
+        short(&web.name, web.recording()),
+        short("mail", &mail),
+    ]);
+    for (name, recording) in [(&*web.name, web.recording()), ("mail", &mail)] {
+        let text = serde_json::to_string(recording).unwrap();
+        server.add_page(&format!("/api/migrations/{name}"), text, String::new());
+    }
+    shown.open(&server.url);
+    shown.wait("both", "hikkoshi.live.recordings.size === 2");
+    let title = "document.querySelector('article h2').textContent";
+    shown.wait("the one that runs", &format!("{title} === 'web'"));
+    web.send_until(|_| false);
+    let get = |name: &str| format!("hikkoshi.live.recordings.get({})", json!(name));
+    let web_of_page = get(&web.name);
+    shown.wait("its history", &format!("!{web_of_page}.short"));
+    shown.wait_for_state(&web.name, web.at_ms());
+    assert_samples(&shown, &web);
+    let frames = shown.evaluate(&format!("{web_of_page}.data.frames.map(f => f.at_ms)"));
+    let expected: Vec<_> = web.recording().frames.iter().map(|f| f.at_ms).collect();
+    assert_eq!(frames, json!(expected));
+    // The other one is fetched when it is chosen.
+    let mail_of_page = get("mail");
+    assert_eq!(shown.evaluate(&format!("{mail_of_page}.short")), true);
+    shown
+        .browser
+        .click("nav li:not(:has([aria-current])) a")
+        .unwrap();
+    shown.wait("the other's history", &format!("!{mail_of_page}.short"));
+    let samples = shown.evaluate(&format!("{mail_of_page}.data.samples.length"));
+    assert_eq!(samples, json!(mail.samples.len()));
+    shown.wait(
+        "its rates",
+        "document.querySelector('.rates').checkVisibility() && !hikkoshi.live.changed",
+    );
+    let drawn =
+        "hikkoshi.live.sections.views.find(view => view.traffic).traffic.plot.data[0].length";
+    assert_eq!(shown.evaluate(drawn), json!(mail.samples.len()));
+    shown.assert_clean();
+}
+
+#[test]
+fn entries_that_cannot_be_read_are_named() {
+    let server = EventServer::start();
+    let shown = ShownPage::start();
+    shown.open(&server.url);
+    shown.wait("no migration", "!document.querySelector('#empty').hidden");
+    let text = "the status file source-1-ff.json has version 99, and this hikkoshi reads version 1";
+    let lost = event("lost", &json!({ "name": "source-1-ff", "text": text }));
+    server.send(&lost);
+    shown.wait("the entry", "document.querySelector('.unreadable li')");
+    let named = shown.browser.text("nav .unreadable").unwrap();
+    assert!(
+        named.contains("source-1-ff") && named.contains(text),
+        "{named}"
+    );
+    assert_eq!(
+        shown.evaluate("document.querySelector('#empty').hidden"),
+        true
+    );
+    shown.screenshot("live-unreadable");
+    // It stays when everything is sent again, as long as it is.
+    server.refuse(true);
+    shown.wait(
+        "the loss",
+        "document.querySelector('#connection').className === 'off'",
+    );
+    server.begin_with(vec![lost]);
+    server.refuse(false);
+    let on = "document.querySelector('#connection').className === 'on'";
+    shown.wait(
+        "the connection",
+        &format!("{on} && hikkoshi.live.unsent === null"),
+    );
+    assert_eq!(shown.evaluate("hikkoshi.live.unreadable.size"), 1);
+    server.send(&event("gone", &json!({ "name": "source-1-ff" })));
+    shown.wait("no entry", "!document.querySelector('.unreadable')");
+    shown.assert_clean();
 }
 
 /// Text of a guest, a peer or an engine is never markup.

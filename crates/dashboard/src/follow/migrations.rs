@@ -4,20 +4,29 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
-use hikkoshi_status::{Record, Recording, Side};
-use serde::Serialize;
+use hikkoshi_status::{Continued, Record, Recording, Side};
 
-use super::known::Known;
+use super::events::{all_sent_event, gone_event, lost_event, status_event};
+use super::known::{Known, Whole};
 use super::subscription::{Event, Queue, Subscription};
 
 /// The most sockets that are followed at once.
 const FOLLOWED: usize = 32;
 
-/// The most different reasons that ends are counted by; others are counted together.
+/// The most different reasons that ends are counted by, beside those that are known from the
+/// beginning; others are counted together.
 const REASONS: usize = 64;
 
+/// The reason of an engine that was killed.
+const ENGINE_LOST: &str = "engine_lost";
+
+/// What is said of an engine that was killed.
+pub(super) const KILLED: &str = "its engine was killed, or its host was restarted. If the guest \
+    was handed over, `hikkoshi migrate --resume` and `hikkoshi receive --resume` complete the \
+    migration";
+
 /// All migrations of the status folder. Clones share them.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct Migrations(Arc<Mutex<State>>);
 
 /// What is known.
@@ -26,6 +35,10 @@ struct State {
     entries: BTreeMap<Arc<str>, Known>,
     subscribers: Vec<Arc<Queue>>,
     ended: BTreeMap<(Side, String), u64>,
+    /// The most entries of `ended`.
+    most_ended: usize,
+    /// The folder was listed.
+    is_listed: bool,
     folder_problem: Option<String>,
 }
 
@@ -43,6 +56,25 @@ pub(crate) struct View<'a> {
 }
 
 impl Migrations {
+    /// No migrations. Ends are counted from zero for each of these reasons, so that the first one
+    /// is a change.
+    pub(crate) fn new(reasons: &[&str]) -> Self {
+        let sides = [Side::Source, Side::Destination].into_iter();
+        let known = reasons.iter().copied().chain([ENGINE_LOST]);
+        let ended: BTreeMap<_, _> = sides
+            .flat_map(|side| {
+                known
+                    .clone()
+                    .map(move |reason| ((side, reason.to_owned()), 0))
+            })
+            .collect();
+        Self(Arc::new(Mutex::new(State {
+            most_ended: ended.len() + REASONS,
+            ended,
+            ..State::default()
+        })))
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -59,7 +91,22 @@ impl Migrations {
         })
     }
 
-    /// A subscriber: gets all recordings, then all changes. `None`: there are `most` others.
+    /// The whole recording of an entry. `None`: there is none.
+    pub(crate) fn whole(&self, name: &str) -> Option<Whole> {
+        self.lock().entries.get(name)?.whole()
+    }
+
+    /// The whole recordings of the migration that an entry belongs to. `None`: there is none.
+    pub(crate) fn whole_migration(&self, name: &str) -> Option<Vec<Whole>> {
+        let state = self.lock();
+        let id = &state.entries.get(name)?.short()?.migration.id;
+        let known = state.entries.values();
+        let same = known.filter(|it| it.short().is_some_and(|it| it.migration.id == *id));
+        Some(same.filter_map(Known::whole).collect())
+    }
+
+    /// A subscriber: gets all recordings, without samples and frames, then all changes. `None`:
+    /// there are `most` others.
     pub(crate) fn subscribe(&self, most: usize) -> Option<Subscription> {
         let mut state = self.lock();
         state.forget_closed();
@@ -68,9 +115,10 @@ impl Migrations {
         }
         let mut events = Vec::new();
         for (name, known) in &state.entries {
-            events.extend(known.json().map(|json| recording_event(name, &json)));
+            events.extend(known.event(name).map(Event::of));
             events.extend(known.lost().map(|text| lost_event(name, text)));
         }
+        events.push(all_sent_event());
         let queue = Arc::new(Queue::default());
         queue.begin(events);
         state.subscribers.push(Arc::clone(&queue));
@@ -96,7 +144,7 @@ impl Migrations {
         let is_full = followed.count() >= FOLLOWED;
         let known = state.known(name);
         let waits = known.retry.is_some_and(|retry| Instant::now() < retry);
-        if is_full || waits || known.is_followed || known.is_file() {
+        if is_full || waits || known.is_followed || known.is_final() {
             return false;
         }
         known.is_followed = true;
@@ -111,53 +159,76 @@ impl Migrations {
     }
 
     /// A file that was written at this time is in the folder. Returns whether it is to be read.
-    pub(super) fn must_read(&self, name: &str, written: SystemTime) -> bool {
+    /// `has_socket`: its engine runs, or was killed.
+    pub(super) fn must_read(&self, name: &str, written: SystemTime, has_socket: bool) -> bool {
         let mut state = self.lock();
-        state.known(name).file.replace(written) != Some(written)
+        let known = state.known(name);
+        // Its engine sends everything that it writes to the file.
+        if has_socket && known.is_live() {
+            return false;
+        }
+        let is_new = known.file.replace(written) != Some(written);
+        is_new || (!has_socket && !known.is_over())
     }
 
     /// An engine has sent a record. Returns whether it is still of interest.
     pub(crate) fn apply(&self, name: &str, record: Record) -> bool {
         let mut state = self.lock();
-        // Serialized once for all subscribers, and only if there are some.
-        let event = match &record {
-            Record::Recording(_) => None,
-            _ if state.subscribers.is_empty() => None,
-            record => status_event(name, record),
-        };
-        let is_recording = matches!(record, Record::Recording(_));
-        if !state.known(name).apply(record) {
-            return false;
-        }
-        if is_recording {
-            state.publish_recording(name);
-        } else {
-            state.publish(event);
+        match record {
+            _ if state.known(name).is_final() => return false,
+            Record::Recording(recording) => {
+                let (recording, continued) = state.joined(name, *recording);
+                state.known(name).begin(recording, continued);
+                state.publish_recording(name);
+            }
+            record => {
+                let Some(record) = state.known(name).apply(record) else {
+                    return false;
+                };
+                // Serialized once for all subscribers, and only if there are some.
+                if !state.subscribers.is_empty() {
+                    state.publish(&status_event(name, &record));
+                }
+            }
         }
         state.count_end(name);
         true
     }
 
-    /// A migration has ended, and this is its file.
-    pub(super) fn end(&self, name: &str, recording: Recording) {
+    /// A file has this recording. Without an end, and without a socket (`has_socket`), its engine
+    /// was killed.
+    pub(super) fn read(&self, name: &str, recording: Recording, has_socket: bool) {
         let mut state = self.lock();
-        state.known(name).end(recording);
-        state.publish_recording(name);
+        let was_killed = recording.end.is_none() && !has_socket;
+        if state.known(name).is_news(&recording) {
+            let (recording, _) = state.joined(name, recording);
+            state.known(name).read(name, recording);
+            state.publish_recording(name);
+        }
+        if was_killed {
+            return state.lose(name, KILLED, true);
+        }
+        if !state.is_listed {
+            state.known(name).ended_before();
+        }
         state.count_end(name);
     }
 
-    /// Nothing more is known about a migration.
+    /// Nothing more is known about a migration: its engine cannot be reached, or its file not be
+    /// read. It may have more to say later.
     pub(crate) fn lose(&self, name: &str, text: &str) {
-        let mut state = self.lock();
-        if state.known(name).lose(text) {
-            state.publish(Some(lost_event(name, text)));
-            state.count_end(name);
-        }
+        self.lock().lose(name, text, false);
+    }
+
+    /// The engine of a migration was killed.
+    pub(crate) fn lose_killed(&self, name: &str) {
+        self.lock().lose(name, KILLED, true);
     }
 
     /// The folder has these entries. Others are forgotten.
     pub(crate) fn listed(&self, names: &BTreeSet<&str>) {
         let mut state = self.lock();
+        state.is_listed = true;
         let entries = state.entries.iter_mut();
         let gone: Vec<_> = entries
             .filter_map(|(name, known)| {
@@ -167,24 +238,51 @@ impl Migrations {
             .collect();
         for name in gone {
             state.entries.remove(&name);
-            state.publish(Some(gone_event(&name)));
+            state.publish(&gone_event(&name));
         }
     }
 }
 
 impl State {
     fn known(&mut self, name: &str) -> &mut Known {
-        self.entries.entry(Arc::from(name)).or_default()
+        let is_old = !self.is_listed;
+        let entry = self.entries.entry(Arc::from(name));
+        entry.or_insert_with(|| Known::new(is_old))
+    }
+
+    /// The recording of an entry, joined to that of the engine that it resumed, if that is known.
+    fn joined(&self, name: &str, recording: Recording) -> (Recording, Option<Continued>) {
+        let others = self.entries.iter().filter(|(other, _)| &***other != name);
+        let earlier = others
+            .filter_map(|(_, known)| Some((known.short()?, known)))
+            .filter(|(short, _)| Continued::can_join(short, &recording))
+            .max_by_key(|(short, _)| (short.engine_started_unix_ms(), short.engines.len()))
+            .and_then(|(_, known)| known.whole()?.into_recording());
+        match earlier {
+            Some(earlier) => {
+                let (recording, continued) = Continued::join(earlier, recording);
+                (recording, Some(continued))
+            }
+            None => (recording, None),
+        }
+    }
+
+    fn lose(&mut self, name: &str, text: &str, was_killed: bool) {
+        if self.known(name).lose(text) {
+            self.publish(&lost_event(name, text));
+        }
+        if was_killed && let Some(side) = self.known(name).count_loss() {
+            self.count(side, ENGINE_LOST.to_owned());
+        }
     }
 
     fn forget_closed(&mut self) {
         self.subscribers.retain(|queue| !queue.is_closed());
     }
 
-    fn publish(&mut self, event: Option<Event>) {
-        let Some(event) = event else { return };
+    fn publish(&mut self, event: &Event) {
         self.subscribers.retain(|queue| {
-            queue.push(&event);
+            queue.push(event);
             !queue.is_closed()
         });
     }
@@ -193,90 +291,23 @@ impl State {
         if self.subscribers.is_empty() {
             return;
         }
-        let json = self.known(name).json();
-        self.publish(json.map(|json| recording_event(name, &json)));
+        if let Some(text) = self.known(name).event(name) {
+            self.publish(&Event::of(text));
+        }
     }
 
     fn count_end(&mut self, name: &str) {
-        let Some((side, reason)) = self.known(name).count_end() else {
-            return;
-        };
+        if let Some((side, reason)) = self.known(name).count_end() {
+            self.count(side, reason);
+        }
+    }
+
+    fn count(&mut self, side: Side, reason: String) {
         let is_known = self.ended.contains_key(&(side, reason.clone()));
-        let reason = match is_known || self.ended.len() < REASONS {
+        let reason = match is_known || self.ended.len() < self.most_ended {
             true => reason,
             false => "other".to_owned(),
         };
         *self.ended.entry((side, reason)).or_default() += 1;
-    }
-}
-
-/// The data of an event.
-#[derive(Serialize)]
-struct Data<'a, R> {
-    name: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    record: Option<R>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    text: Option<&'a str>,
-}
-
-/// The whole recording of a migration, which is JSON already.
-fn recording_event(name: &str, recording: &[u8]) -> Event {
-    // Names of entries have letters, digits and hyphens only.
-    let begin = format!("event: status\ndata: {{\"name\":\"{name}\",\"record\":{{\"recording\":");
-    Event {
-        state_of: None,
-        text: [begin.as_bytes(), recording, b"}}\n\n"].concat().into(),
-    }
-}
-
-fn status_event(name: &str, record: &Record) -> Option<Event> {
-    let state_of = matches!(record, Record::State(_)).then(|| Arc::from(name));
-    let record = Some(record);
-    Some(event(
-        "status",
-        state_of,
-        &Data {
-            name,
-            record,
-            text: None,
-        },
-    ))
-}
-
-fn lost_event(name: &str, text: &str) -> Event {
-    let text = Some(text);
-    event(
-        "lost",
-        None,
-        &Data::<()> {
-            name,
-            record: None,
-            text,
-        },
-    )
-}
-
-fn gone_event(name: &str) -> Event {
-    event(
-        "gone",
-        None,
-        &Data::<()> {
-            name,
-            record: None,
-            text: None,
-        },
-    )
-}
-
-/// An event in the format of Server-Sent Events (HTML standard, 9.2). JSON has no line breaks.
-fn event(kind: &str, state_of: Option<Arc<str>>, data: &impl Serialize) -> Event {
-    let mut text = format!("event: {kind}\ndata: ").into_bytes();
-    // As in `known.rs`, this cannot fail.
-    let _ = serde_json::to_writer(&mut text, data);
-    text.extend_from_slice(b"\n\n");
-    Event {
-        state_of,
-        text: text.into(),
     }
 }

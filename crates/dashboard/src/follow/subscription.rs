@@ -20,6 +20,16 @@ pub(super) struct Event {
     pub(super) text: Bytes,
 }
 
+impl Event {
+    /// An event that is never left out.
+    pub(super) fn of(text: Bytes) -> Self {
+        Self {
+            state_of: None,
+            text,
+        }
+    }
+}
+
 /// The events that wait for a subscriber.
 #[derive(Debug, Default)]
 pub(super) struct Queue(Mutex<Waiting>);

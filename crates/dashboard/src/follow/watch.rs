@@ -20,12 +20,8 @@ const INTERVAL: Duration = Duration::from_millis(250);
 /// ten states a second.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// The most files of ended migrations that are kept: the newest. Engines keep 32.
+/// The most files that are read: the newest. Engines keep 32.
 const FILES: usize = 64;
-
-const KILLED: &str = "its engine was killed: the socket is there, and no process serves it. If the \
-    guest was handed over, `hikkoshi migrate --resume` and `hikkoshi receive --resume` complete the \
-    migration";
 
 /// Watches a status folder until it is dropped.
 #[derive(Debug)]
@@ -73,22 +69,26 @@ fn list(folder: &StatusFolder, migrations: &Migrations, stop: &Arc<AtomicBool>) 
             .iter()
             .filter(move |entry| entry.kind == kind && is_plain(entry))
     };
-    let files: Vec<_> = has_kind(Kind::File).take(FILES).collect();
+    let sockets: BTreeSet<&str> = has_kind(Kind::Socket).map(|it| &*it.name).collect();
+    let mut files: Vec<_> = has_kind(Kind::File).take(FILES).collect();
+    // The oldest first: a recording is joined to that of the engine before.
+    files.reverse();
     for file in &files {
-        if migrations.must_read(&file.name, file.modified) {
+        let has_socket = sockets.contains(&*file.name);
+        if migrations.must_read(&file.name, file.modified, has_socket) {
             match Recording::read(&file.path) {
-                Ok(recording) => migrations.end(&file.name, recording),
+                Ok(recording) => migrations.read(&file.name, recording, has_socket),
                 Err(error) => migrations.lose(&file.name, &Report::new(&error).to_string()),
             }
         }
     }
-    let mut names: BTreeSet<&str> = files.iter().map(|file| &*file.name).collect();
     for socket in has_kind(Kind::Socket) {
-        // An engine that ends has both for a moment.
-        if names.insert(&socket.name) && migrations.must_follow(&socket.name) {
+        if migrations.must_follow(&socket.name) {
             follow(socket, migrations, stop);
         }
     }
+    let mut names: BTreeSet<&str> = files.iter().map(|file| &*file.name).collect();
+    names.extend(sockets);
     migrations.listed(&names);
 }
 
@@ -106,7 +106,7 @@ fn follow(entry: &Entry, migrations: &Migrations, stop: &Arc<AtomicBool>) {
     let spawned = thread.spawn(move || {
         match read_records(&name, &path, &followed, &stop) {
             Ok(()) => {}
-            Err(error) if is_refused(&error) => followed.lose(&name, KILLED),
+            Err(error) if is_refused(&error) => followed.lose_killed(&name),
             // The engine has just ended.
             Err(error) if error.has_ended() => {}
             Err(error) => followed.lose(&name, &Report::new(&error).to_string()),

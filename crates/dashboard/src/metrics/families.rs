@@ -75,9 +75,8 @@ pub const FAMILIES: &[Family] = &[
     family(
         "hikkoshi_migrations_ended_total",
         Kind::Counter,
-        "Migrations that have ended since the dashboard was started, or before and are in the \
-         status folder, by `side` and `reason`: moved, shut_down, engine_lost, or a reason of \
-         docs/json.md.",
+        "Migrations that have ended, and engines that were killed, since the dashboard was started, \
+         by `side` and `reason`: engine_lost, or a reason of docs/json.md.",
         |out, view, _| {
             for ((of, reason), count) in view.ended {
                 out.sample(

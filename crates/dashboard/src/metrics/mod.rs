@@ -43,7 +43,7 @@ pub(crate) fn metrics(view: &View<'_>) -> String {
 }
 
 /// The newest migrations. Several engines can have taken part in one on the same side, one after
-/// another: only the newest of these has metrics.
+/// another: the newest of these has metrics, to which those before it are joined.
 fn newest<'a>(view: &View<'a>) -> Vec<Migration<'a>> {
     let mut all: Vec<Migration<'a>> = view
         .entries
@@ -58,7 +58,7 @@ fn newest<'a>(view: &View<'a>) -> Vec<Migration<'a>> {
             })
         })
         .collect();
-    all.sort_by_key(|it| Reverse(it.recording.migration.started_unix_ms));
+    all.sort_by_key(|it| Reverse(it.recording.engine_started_unix_ms()));
     let mut seen = BTreeSet::new();
     all.retain(|it| seen.insert((it.id(), it.side())));
     all.truncate(MIGRATIONS);

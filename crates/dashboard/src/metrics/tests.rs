@@ -28,7 +28,7 @@ fn samples(text: &str) -> Vec<&str> {
 
 #[test]
 fn each_metric_has_the_value_of_the_recording() {
-    let migrations = Migrations::default();
+    let migrations = Migrations::new(&["moved"]);
     add(&migrations, Side::Destination, 7);
     let text = text(&migrations);
     let id = "id=\"00000007000000000000000000000000\",side=\"destination\"";
@@ -90,7 +90,7 @@ fn each_metric_has_the_value_of_the_recording() {
 /// All families have a sample once there is a migration that has ended on each side.
 #[test]
 fn each_family_has_samples_and_is_written_once() {
-    let migrations = Migrations::default();
+    let migrations = Migrations::new(&["moved"]);
     add(&migrations, Side::Destination, 1);
     let source = add(&migrations, Side::Source, 2);
     migrations.apply(&source, Record::End(end(4, "guest_lost")));
@@ -115,14 +115,14 @@ fn each_family_has_samples_and_is_written_once() {
 
 #[test]
 fn ends_are_counted_once_and_stay_counted() {
-    let migrations = Migrations::default();
+    let migrations = Migrations::new(&["moved"]);
     for number in 0..3 {
         let name = add(&migrations, Side::Source, number);
         migrations.apply(&name, Record::End(end(0, "moved")));
         migrations.apply(&name, Record::End(end(0, "moved")));
     }
     let lost = add(&migrations, Side::Source, 9);
-    migrations.lose(&lost, "its engine was killed");
+    migrations.lose_killed(&lost);
     // The folder has none of them any more.
     for _ in 0..10 {
         migrations.listed(&BTreeSet::new());
@@ -137,9 +137,29 @@ fn ends_are_counted_once_and_stay_counted() {
     }
 }
 
+/// It was stopped for a while, and could not be read.
+#[test]
+fn an_engine_that_was_silent_is_counted_when_it_ends() {
+    let migrations = Migrations::new(&["moved"]);
+    let name = add(&migrations, Side::Source, 1);
+    migrations.lose(&name, "it sends nothing");
+    let counts = |lost: u8, moved: u8| {
+        let text = text(&migrations);
+        for (reason, count) in [("engine_lost", lost), ("moved", moved)] {
+            let sample = format!(
+                "hikkoshi_migrations_ended_total{{side=\"source\",reason=\"{reason}\"}} {count}"
+            );
+            assert!(samples(&text).contains(&&*sample), "{sample}\n{text}");
+        }
+    };
+    counts(0, 0);
+    migrations.apply(&name, Record::End(end(0, "moved")));
+    counts(0, 1);
+}
+
 #[test]
 fn reasons_are_bounded() {
-    let migrations = Migrations::default();
+    let migrations = Migrations::new(&["moved"]);
     for number in 0..200 {
         let name = add(&migrations, Side::Source, number);
         migrations.apply(&name, Record::End(end(1, &format!("reason_{number}"))));
@@ -150,14 +170,32 @@ fn reasons_are_bounded() {
         .into_iter()
         .filter(|line| line.starts_with(ended))
         .collect();
+    // Those that are known from the beginning have no end here.
+    let reasons: Vec<_> = reasons
+        .into_iter()
+        .filter(|it| !it.ends_with(" 0"))
+        .collect();
     assert_eq!(reasons.len(), 65);
     let other = format!("{ended}side=\"source\",reason=\"other\"}} 136");
     assert!(reasons.contains(&&*other), "{reasons:?}");
 }
 
+/// So that the first end is an increase.
+#[test]
+fn ends_are_counted_from_zero() {
+    let text = text(&Migrations::new(&["moved", "guest_lost"]));
+    for side in ["source", "destination"] {
+        for reason in ["moved", "guest_lost", "engine_lost"] {
+            let sample =
+                format!("hikkoshi_migrations_ended_total{{side=\"{side}\",reason=\"{reason}\"}} 0");
+            assert!(samples(&text).contains(&&*sample), "{sample}\n{text}");
+        }
+    }
+}
+
 #[test]
 fn only_the_newest_migrations_have_metrics() {
-    let migrations = Migrations::default();
+    let migrations = Migrations::new(&["moved"]);
     for number in 0..100 {
         // The side with more metrics.
         add(&migrations, Side::Destination, number);
@@ -174,23 +212,42 @@ fn only_the_newest_migrations_have_metrics() {
 /// Several engines on the same side, one after another.
 #[test]
 fn a_resumed_migration_has_one_set_of_metrics() {
-    let migrations = Migrations::default();
+    let migrations = Migrations::new(&["moved"]);
     let killed = add(&migrations, Side::Source, 5);
-    migrations.lose(&killed, "its engine was killed");
+    migrations.lose_killed(&killed);
     let mut resumed = migration(Side::Source, 5, 4);
-    resumed.started_unix_ms += 1;
+    resumed.started_unix_ms += 10_000;
+    resumed.pid += 1;
     resumed.resumed = true;
     resumed.guest = "resumed".into();
+    let mut further = state(&resumed, 2000);
+    further.downtime_ms = None;
     let recording = Recorder::new(resumed).recording().clone();
     migrations.apply("resumed", Record::Recording(Box::new(recording)));
+    migrations.apply("resumed", Record::State(Box::new(further)));
     let text = text(&migrations);
     assert_eq!(text.matches("\nhikkoshi_migration_info{").count(), 1);
     assert!(text.contains("guest=\"resumed\""));
+    // It has what both engines have done, since the first one began.
+    let id = "id=\"00000005000000000000000000000000\",side=\"source\"";
+    for (name, labels, value) in [
+        ("engine_lost", "", "0"),
+        ("start_time_seconds", "", "1700000005"),
+        ("elapsed_seconds", "", "12"),
+        ("pages_total", ",kind=\"urgent\"", "2006"),
+        ("bytes_total", ",kind=\"background\"", "4006"),
+        ("downtime_seconds", "", "0.0125"),
+        // The last one of the first engine lasted until the second one had links.
+        ("outages_total", "", "3"),
+    ] {
+        let sample = format!("hikkoshi_migration_{name}{{{id}{labels}}} {value}");
+        assert!(samples(&text).contains(&&*sample), "{sample}\n{text}");
+    }
 }
 
 #[test]
 fn text_of_other_programs_cannot_add_metrics() {
-    let migrations = Migrations::default();
+    let migrations = Migrations::new(&["moved"]);
     let mut hostile = migration(Side::Source, 1, 4);
     hostile.guest = "a\"} 1\nhikkoshi_migrations{state=\"running\"} 99\n# \\".into();
     hostile.host = "x".repeat(100_000);

@@ -5,7 +5,7 @@ use hikkoshi_status::{End, Migration, Outage, Recording, Requests, Side, State, 
 /// One migration: its source, its destination, or both.
 #[derive(Debug)]
 pub(super) struct BothSides<'a> {
-    /// The newest first. Engines that were resumed have recordings of their own.
+    /// The newest first: one of each side, as a rule.
     recordings: Vec<&'a Recording>,
 }
 
@@ -22,7 +22,7 @@ pub(super) fn group(recordings: &[Recording]) -> Vec<BothSides<'_>> {
         }
     }
     for group in &mut groups {
-        let began = |recording: &&Recording| recording.migration.started_unix_ms;
+        let began = |recording: &&Recording| recording.engine_started_unix_ms();
         group
             .recordings
             .sort_by_key(|recording| std::cmp::Reverse(began(recording)));
@@ -71,6 +71,8 @@ impl<'a> BothSides<'a> {
         let of = |recording: &Recording| {
             let account = recording.end.as_ref().and_then(|end| end.account.as_ref());
             let measured = account.and_then(|account| account.get("downtime_ms")?.as_f64());
+            // The account of an engine that has resumed does not have it.
+            let measured = measured.filter(|_| !recording.migration.resumed);
             measured.or(recording.state.as_ref()?.downtime_ms)
         };
         let sides = [Side::Source, Side::Destination];
@@ -109,16 +111,8 @@ impl<'a> BothSides<'a> {
 
     /// When the last thing happened: ms since the migration began.
     pub(super) fn total_ms(&self) -> u64 {
-        self.main().map_or(0, last_ms)
+        self.main().map_or(0, Recording::last_ms)
     }
-}
-
-/// When the last thing of a recording happened.
-pub(super) fn last_ms(recording: &Recording) -> u64 {
-    let end = recording.end.as_ref().map_or(0, |end| end.at_ms);
-    let state = recording.state.as_ref().map_or(0, |state| state.at_ms);
-    let sample = recording.samples.last().map_or(0, |sample| sample.at_ms);
-    end.max(state).max(sample)
 }
 
 /// What an exit status means (`docs/json.md`).

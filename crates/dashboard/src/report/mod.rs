@@ -13,7 +13,7 @@ mod tables;
 
 use std::fmt::Write;
 
-use hikkoshi_status::Recording;
+use hikkoshi_status::{Recording, join_all};
 
 use crate::assets::{ICON, UPLOT_LICENSE};
 use both_sides::{BothSides, group};
@@ -22,9 +22,10 @@ pub use policy::report_policy;
 use policy::{scripts, styles};
 
 /// A report of migrations: an HTML page without references to other files. Both sides of one
-/// migration are shown as one.
+/// migration are shown as one, and so are the engines that took part on one side, one after another.
 pub fn report(recordings: &[Recording]) -> String {
-    let migrations = group(recordings);
+    let recordings = join_all(recordings.to_vec());
+    let migrations = group(&recordings);
     let mut page = head(&migrations);
     page.push_str(&compare::summary(&migrations));
     for (index, migration) in migrations.iter().enumerate() {
@@ -33,7 +34,7 @@ pub fn report(recordings: &[Recording]) -> String {
     page.push_str("</main>\n");
     page.push_str(&footer());
     // The records have no maps with other keys than strings, the only way to fail.
-    let data = serde_json::to_string(recordings).unwrap_or_default();
+    let data = serde_json::to_string(&recordings).unwrap_or_default();
     let _ = writeln!(page, "{RECORDINGS}{}</script>", escape_json(&data));
     for script in scripts() {
         let _ = writeln!(page, "<script>{script}</script>");
@@ -143,6 +144,7 @@ mod tests {
             notices: Vec::new(),
             state: None,
             end: None,
+            engines: Vec::new(),
         }
     }
 
@@ -240,6 +242,22 @@ mod tests {
         let places = between(&page, "<section id=\"migration-", "\"");
         assert_eq!(places, ["web", "mail"]);
         assert!(page.contains("<title>2 migrations</title>"));
+    }
+
+    /// One that is made of a report again has the same.
+    #[test]
+    fn engines_of_one_side_are_shown_together() {
+        let killed = recording(Side::Source, "web");
+        let mut resumed = killed.clone();
+        resumed.migration.pid = 2;
+        resumed.migration.started_unix_ms = 60_000;
+        resumed.migration.resumed = true;
+        let page = report(&[resumed, killed]);
+        assert!(page.contains("the engine (process 1) was killed"));
+        let read: Vec<Recording> =
+            serde_json::from_str(recordings_in(&page).expect("it has recordings")).expect("JSON");
+        assert_eq!((read.len(), read[0].engines.len()), (1, 2));
+        assert_eq!(report(&read), page);
     }
 
     #[test]

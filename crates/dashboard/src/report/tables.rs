@@ -3,7 +3,7 @@
 
 use hikkoshi_status::{Recording, Side};
 
-use super::both_sides::{BothSides, last_ms, outcome};
+use super::both_sides::{BothSides, outcome};
 use super::format::{NONE, bytes, clock, count, duration, duration_of, elapsed, micros};
 use super::markup::{Table, number, panel, text};
 
@@ -44,15 +44,17 @@ fn engines(migration: &BothSides<'_>) -> Option<String> {
     ];
     let mut table = Table::new("Engines of this migration", &columns);
     for recording in migration.all() {
-        let moved = &recording.migration;
-        table.row(&[
-            side_name(moved.side),
-            &moved.host,
-            &moved.pid.to_string(),
-            &clock(moved.started_unix_ms),
-            &duration_of(last_ms(recording)),
-            outcome(recording.end.as_ref()),
-        ]);
+        for engine in recording.all_engines() {
+            let took = engine.until_ms.unwrap_or(0).saturating_sub(engine.begun_ms);
+            table.row(&[
+                side_name(recording.migration.side),
+                &engine.host,
+                &engine.pid.to_string(),
+                &clock(engine.started_unix_ms),
+                &duration_of(took),
+                outcome(engine.end.as_ref()),
+            ]);
+        }
     }
     Some(table.finish())
 }

@@ -46,12 +46,12 @@ fn requested(uri: &Uri, headers: &HeaderMap) -> Option<Authority> {
     Some(uri.authority().cloned().unwrap_or(header))
 }
 
-/// Whether a request names this server. `local` is the address that it was sent to. Ports are not
-/// compared: the end of a tunnel has another one.
+/// Whether a request names this server. `local` is the IP address that it was sent to, if there is
+/// one. Ports are not compared: the end of a tunnel has another one.
 pub(super) fn is_allowed(
     uri: &Uri,
     headers: &HeaderMap,
-    local: IpAddr,
+    local: Option<IpAddr>,
     allowed: &[AllowedHost],
 ) -> bool {
     let Some(authority) = requested(uri, headers) else {
@@ -62,13 +62,9 @@ pub(super) fn is_allowed(
     }
     let host = authority.host().to_ascii_lowercase();
     let without_brackets = host.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
-    let own = [
-        Ipv4Addr::LOCALHOST.into(),
-        Ipv6Addr::LOCALHOST.into(),
-        local,
-    ];
+    let loopback = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
     let address = without_brackets.unwrap_or(&host).parse::<IpAddr>();
-    address.is_ok_and(|address| own.contains(&address))
+    address.is_ok_and(|address| loopback.contains(&address) || Some(address) == local)
         || host == "localhost"
         || allowed.iter().any(|allowed| allowed.0 == host)
 }
@@ -83,7 +79,7 @@ mod tests {
             headers.append(HOST, host.parse().unwrap());
         }
         let allowed: Vec<_> = allowed.iter().map(|host| host.parse().unwrap()).collect();
-        let local = local.parse().unwrap();
+        let local = local.parse().ok();
         is_allowed(&Uri::from_static("/"), &headers, local, &allowed)
     }
 
@@ -112,6 +108,9 @@ mod tests {
         ] {
             assert!(!allows(&[host], "10.0.0.7", &[]), "{host}");
         }
+        // A unix socket, at the end of a tunnel.
+        assert!(allows(&["localhost:8077"], "none", &[]));
+        assert!(!allows(&["10.0.0.7:8077"], "none", &[]));
         assert!(!allows(&[], "127.0.0.1", &[]));
         assert!(!allows(&["localhost", "localhost"], "127.0.0.1", &[]));
         let names = ["monitor.Example", "fd00::1"];
@@ -125,7 +124,8 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.append(HOST, "localhost".parse().unwrap());
         let uri = Uri::from_static("http://example.com/metrics");
-        assert!(!is_allowed(&uri, &headers, Ipv4Addr::LOCALHOST.into(), &[]));
+        let local = Some(Ipv4Addr::LOCALHOST.into());
+        assert!(!is_allowed(&uri, &headers, local, &[]));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The HTTP server.
 //!
-//! One thread serves all connections (tokio, hyper). It answers GET and HEAD, and no request has an
-//! effect. What a client can use is bounded ([`Limits`]).
+//! One thread serves all connections (tokio, hyper); a few others make large responses. It answers
+//! GET and HEAD, and no request has an effect. What a client can use is bounded ([`Limits`]).
 //!
 //! | path | what |
 //! |---|---|
@@ -14,7 +14,10 @@
 
 mod allowed_hosts;
 mod events;
+mod fetch_metadata;
+mod large;
 mod limits;
+mod listen;
 mod respond;
 mod routes;
 mod serve;
@@ -22,4 +25,5 @@ mod write_timeout;
 
 pub use allowed_hosts::{AllowedHost, InvalidHost};
 pub use limits::Limits;
+pub use listen::{InvalidListen, Listen};
 pub use serve::{BindError, Options, RunError, Server};

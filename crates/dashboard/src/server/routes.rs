@@ -1,20 +1,24 @@
 //! What is behind each path.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use hikkoshi_status::{End, Migration, Phase, Recording};
+use hikkoshi_status::{End, Migration, Phase};
 use http_body_util::BodyExt;
 use hyper::body::Body;
-use hyper::header::{ALLOW, CONTENT_SECURITY_POLICY, HeaderValue};
+use hyper::header::{ALLOW, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use serde::Serialize;
+use tokio::sync::Semaphore;
 
 use super::allowed_hosts::{AllowedHost, is_allowed};
 use super::events::Events;
+use super::fetch_metadata::is_of_another_site;
+use super::large::Large;
 use super::limits::Limits;
 use super::respond::{Answer, JSON, answer, ok, refused};
 use crate::follow::{Known, Migrations};
-use crate::{asset, metrics, report, report_policy};
+use crate::{asset, metrics};
 
 const EVENTS: &str = "text/event-stream";
 
@@ -24,28 +28,66 @@ pub(super) struct Routes {
     pub(super) migrations: Migrations,
     pub(super) allowed_hosts: Vec<AllowedHost>,
     pub(super) limits: Limits,
+    /// For large responses.
+    pub(super) turns: Arc<Semaphore>,
 }
 
 impl Routes {
     /// The answer to a request that was sent to the address `local`.
-    pub(super) fn answer<B: Body>(&self, request: &Request<B>, local: IpAddr) -> Answer {
-        if !is_allowed(request.uri(), request.headers(), local, &self.allowed_hosts) {
-            return refused(
+    pub(super) fn answer<B: Body>(
+        &self,
+        request: &Request<B>,
+        local: Option<IpAddr>,
+    ) -> impl Future<Output = Answer> + Send + use<B> {
+        // Only what is needed of the request is kept.
+        let answer = self.small(request, local);
+        let large = match &answer {
+            None => Large::of(request.uri().path()),
+            Some(_) => None,
+        };
+        let (migrations, turns) = (self.migrations.clone(), Arc::clone(&self.turns));
+        async move {
+            match (answer, large) {
+                (Some(answer), _) => answer,
+                (None, Some(large)) => large.answer(migrations, turns).await,
+                (None, None) => refused(StatusCode::NOT_FOUND, "there is nothing with this path"),
+            }
+        }
+    }
+
+    /// An answer that is made at once. `None`: it is none of these.
+    fn small<B: Body>(&self, request: &Request<B>, local: Option<IpAddr>) -> Option<Answer> {
+        self.refusal(request, local).or_else(|| self.route(request))
+    }
+
+    /// Why a request is refused, if it is.
+    fn refusal<B: Body>(&self, request: &Request<B>, local: Option<IpAddr>) -> Option<Answer> {
+        let (uri, headers) = (request.uri(), request.headers());
+        if !is_allowed(uri, headers, local, &self.allowed_hosts) {
+            return Some(refused(
                 StatusCode::FORBIDDEN,
                 "the request names another host than this server (start `hikkoshi dashboard` with \
                  --allow-host NAME for each other name that the server has)",
-            );
+            ));
+        }
+        if is_of_another_site(uri.path(), headers) {
+            return Some(refused(
+                StatusCode::FORBIDDEN,
+                "a page of another site has made the request (open the dashboard's page itself)",
+            ));
         }
         if ![Method::GET, Method::HEAD].contains(request.method()) {
             let mut answer = refused(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD");
             let methods = HeaderValue::from_static("GET, HEAD");
             answer.headers_mut().insert(ALLOW, methods);
-            return answer;
+            return Some(answer);
         }
-        if !request.body().is_end_stream() {
-            return refused(StatusCode::BAD_REQUEST, "a request must not have a body");
-        }
-        match request.uri().path() {
+        (!request.body().is_end_stream())
+            .then(|| refused(StatusCode::BAD_REQUEST, "a request must not have a body"))
+    }
+
+    fn route<B>(&self, request: &Request<B>) -> Option<Answer> {
+        Some(match request.uri().path() {
             "/events" if request.method() == Method::HEAD => ok(EVENTS, ""),
             "/events" => self.events(),
             "/metrics" => {
@@ -53,11 +95,11 @@ impl Routes {
                 ok(metrics::CONTENT_TYPE, text)
             }
             "/api/migrations" => self.list(),
-            path => self.named(path).unwrap_or_else(|| match asset(path) {
-                Some(asset) => ok(asset.content_type, asset.bytes),
-                None => refused(StatusCode::NOT_FOUND, "there is nothing with this path"),
-            }),
-        }
+            path => {
+                let asset = asset(path)?;
+                ok(asset.content_type, asset.bytes)
+            }
+        })
     }
 
     fn events(&self) -> Answer {
@@ -81,40 +123,14 @@ impl Routes {
         });
         ok(JSON, list)
     }
-
-    /// A path with the name of a migration. `None`: it is not such a path, or there is none.
-    fn named(&self, path: &str) -> Option<Answer> {
-        if let Some(name) = path.strip_prefix("/api/migrations/") {
-            let json = self
-                .migrations
-                .view(|view| view.entries.get(name)?.json())?;
-            return Some(ok(JSON, json));
-        }
-        let name = path.strip_prefix("/report/")?.strip_suffix(".html")?;
-        let sides = self.migrations.view(|view| {
-            let id = &view.entries.get(name)?.short()?.migration.id;
-            let known = view.entries.values();
-            let same = known.filter(|it| it.short().is_some_and(|it| it.migration.id == *id));
-            Some(same.filter_map(Known::json).collect::<Vec<_>>())
-        })?;
-        // Outside of the lock: a recording may have some MiB.
-        let recordings: Vec<Recording> = sides
-            .iter()
-            .filter_map(|json| serde_json::from_slice(json).ok())
-            .collect();
-        let mut answer = ok("text/html; charset=utf-8", report(&recordings));
-        // It allows what is part of the report, and nothing else.
-        let policy = HeaderValue::try_from(report_policy()).ok()?;
-        answer.headers_mut().insert(CONTENT_SECURITY_POLICY, policy);
-        Some(answer)
-    }
 }
 
 /// A migration in the list.
 #[derive(Serialize)]
 struct Summary<'a> {
     name: &'a str,
-    migration: &'a Migration,
+    /// `None`: it cannot be read.
+    migration: Option<&'a Migration>,
     phase: Option<Phase>,
     missing_pages: Option<u64>,
     downtime_ms: Option<f64>,
@@ -134,16 +150,19 @@ struct ShortEnd<'a> {
 impl<'a> Summary<'a> {
     /// `None`: nothing was read yet.
     fn new(name: &'a str, known: &'a Known) -> Option<Self> {
-        let recording = known.short()?;
-        let state = recording.state.as_ref();
+        let (recording, lost) = (known.short(), known.lost());
+        if recording.is_none() && lost.is_none() {
+            return None;
+        }
+        let state = recording.and_then(|it| it.state.as_ref());
         Some(Self {
             name,
-            migration: &recording.migration,
+            migration: recording.map(|it| &it.migration),
             phase: state.map(|state| state.phase),
             missing_pages: state.and_then(|state| state.missing_pages),
             downtime_ms: state.and_then(|state| state.downtime_ms),
-            end: recording.end.as_ref().map(ShortEnd::new),
-            lost: known.lost(),
+            end: recording.and_then(|it| it.end.as_ref()).map(ShortEnd::new),
+            lost,
         })
     }
 }

@@ -1,9 +1,9 @@
 //! Listens, and serves connections.
 
 use std::convert::Infallible;
-use std::future::{Future, ready};
+use std::future::Future;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,11 +12,12 @@ use hikkoshi_status::StatusFolder;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
 use super::allowed_hosts::AllowedHost;
+use super::large::AT_ONCE;
 use super::limits::Limits;
+use super::listen::{AsyncListener, Listen, Listener, Stream};
 use super::routes::Routes;
 use super::write_timeout::WriteTimeout;
 use crate::follow::{Migrations, Watch};
@@ -33,14 +34,16 @@ const CANCEL: Duration = Duration::from_millis(100);
 /// How the server runs.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The address. Port 0: a free one.
-    pub listen: SocketAddr,
+    /// The address.
+    pub listen: Listen,
     /// Whether the address may be reached from other hosts.
     pub allow_remote: bool,
     /// Further names that `Host` may have.
     pub allowed_hosts: Vec<AllowedHost>,
     /// What clients can use.
     pub limits: Limits,
+    /// Reasons of ends (`docs/json.md`) that are counted from the beginning.
+    pub reasons: Vec<&'static str>,
 }
 
 /// The server cannot listen.
@@ -49,8 +52,8 @@ pub enum BindError {
     /// Other hosts could reach it.
     #[error(
         "listening on {address}: other hosts can reach this address, and the dashboard does not \
-         encrypt and asks for no password (listen on 127.0.0.1, and use a tunnel (ssh -L \
-         {port}:127.0.0.1:{port} HOST) or a reverse proxy; with --allow-remote it listens there)",
+         encrypt and asks for no password (listen on unix:PATH or 127.0.0.1, and use a tunnel (ssh \
+         -L {port}:127.0.0.1:{port} HOST) or a reverse proxy; with --allow-remote it listens there)",
         port = address.port()
     )]
     Remote {
@@ -61,7 +64,7 @@ pub enum BindError {
     #[error("listening on {address} (choose another one with --listen; port 0 is a free port)")]
     Listen {
         /// The address.
-        address: SocketAddr,
+        address: Listen,
         /// The reason.
         #[source]
         cause: io::Error,
@@ -86,8 +89,8 @@ impl RunError {
 /// A server that listens.
 #[derive(Debug)]
 pub struct Server {
-    listener: TcpListener,
-    address: SocketAddr,
+    listener: Listener,
+    address: Listen,
     options: Options,
 }
 
@@ -97,16 +100,17 @@ impl Server {
     /// # Errors
     /// If other hosts can reach the address and that is not allowed, or it cannot be used.
     pub fn bind(options: Options) -> Result<Self, BindError> {
-        let address = options.listen;
-        if !address.ip().to_canonical().is_loopback() && !options.allow_remote {
+        if let Listen::Tcp(address) = options.listen
+            && !address.ip().to_canonical().is_loopback()
+            && !options.allow_remote
+        {
             return Err(BindError::Remote { address });
         }
-        let bound = TcpListener::bind(address).and_then(|listener| {
-            listener.set_nonblocking(true)?;
-            let address = listener.local_addr()?;
-            Ok((listener, address))
-        });
-        let (listener, address) = bound.map_err(|cause| BindError::Listen { address, cause })?;
+        let bound = Listener::bind(&options.listen);
+        let (listener, address) = bound.map_err(|cause| BindError::Listen {
+            address: options.listen.clone(),
+            cause,
+        })?;
         Ok(Self {
             listener,
             address,
@@ -114,9 +118,12 @@ impl Server {
         })
     }
 
-    /// The address of the page: `http://127.0.0.1:8080/`.
+    /// The address of the page: `http://127.0.0.1:8080/`, or `unix:/run/page.sock`.
     pub fn url(&self) -> String {
-        format!("http://{}/", self.address)
+        match &self.address {
+            Listen::Tcp(address) => format!("http://{address}/"),
+            unix @ Listen::Unix(_) => unix.to_string(),
+        }
     }
 
     /// Serves what is in the status folder, until `cancel` is set.
@@ -127,18 +134,21 @@ impl Server {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
+            .max_blocking_threads(AT_ONCE)
+            .thread_name("dash-large")
             .build()
             .map_err(RunError::of("server"))?;
-        let migrations = Migrations::default();
+        let migrations = Migrations::new(&self.options.reasons);
         let watch = Watch::start(folder, migrations.clone());
         let _watch = watch.map_err(RunError::of("thread that watches the status folder"))?;
         let routes = Arc::new(Routes {
             migrations,
             allowed_hosts: self.options.allowed_hosts,
             limits: self.options.limits,
+            turns: Arc::new(Semaphore::new(AT_ONCE)),
         });
         runtime.block_on(async {
-            let listener = tokio::net::TcpListener::from_std(self.listener);
+            let listener = self.listener.into_async();
             let listener = listener.map_err(RunError::of("server"))?;
             // Ends with the runtime, as all connections do.
             tokio::spawn(accept(listener, routes));
@@ -154,12 +164,12 @@ async fn cancelled(cancel: &CancelFlag) {
     }
 }
 
-async fn accept(listener: tokio::net::TcpListener, routes: Arc<Routes>) {
+async fn accept(listener: AsyncListener, routes: Arc<Routes>) {
     let slots = Arc::new(Semaphore::new(routes.limits.connections));
     // The semaphore is never closed.
     while let Ok(slot) = Arc::clone(&slots).acquire_owned().await {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, local) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 // Too many open files, or the client has gone already.
                 tracing::debug!(%error, "accepting a connection");
@@ -167,10 +177,7 @@ async fn accept(listener: tokio::net::TcpListener, routes: Arc<Routes>) {
                 continue;
             }
         };
-        let Ok(local) = stream.local_addr() else {
-            continue;
-        };
-        let connection = serve(stream, local.ip().to_canonical(), Arc::clone(&routes));
+        let connection = serve(stream, local, Arc::clone(&routes));
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a connection has ended");
@@ -182,11 +189,10 @@ async fn accept(listener: tokio::net::TcpListener, routes: Arc<Routes>) {
 
 /// Serves one connection.
 fn serve(
-    stream: TcpStream,
-    local: IpAddr,
+    stream: Box<dyn Stream>,
+    local: Option<IpAddr>,
     routes: Arc<Routes>,
 ) -> impl Future<Output = hyper::Result<()>> {
-    let _ = stream.set_nodelay(true);
     let limits = routes.limits;
     let stream = TokioIo::new(WriteTimeout::new(stream, limits.write));
     let mut http = http1::Builder::new();
@@ -196,6 +202,9 @@ fn serve(
         .max_buf_size(BUFFER);
     http.serve_connection(
         stream,
-        service_fn(move |request| ready(Ok::<_, Infallible>(routes.answer(&request, local)))),
+        service_fn(move |request| {
+            let answer = routes.answer(&request, local);
+            async move { Ok::<_, Infallible>(answer.await) }
+        }),
     )
 }

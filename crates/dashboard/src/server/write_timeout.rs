@@ -7,20 +7,19 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
 /// A connection whose writes time out.
 #[derive(Debug)]
-pub(super) struct WriteTimeout {
-    stream: TcpStream,
+pub(super) struct WriteTimeout<S> {
+    stream: S,
     limit: Duration,
     /// Runs while the peer accepts nothing.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-impl WriteTimeout {
-    pub(super) fn new(stream: TcpStream, limit: Duration) -> Self {
+impl<S> WriteTimeout<S> {
+    pub(super) fn new(stream: S, limit: Duration) -> Self {
         Self {
             stream,
             limit,
@@ -48,7 +47,7 @@ impl WriteTimeout {
     }
 }
 
-impl AsyncRead for WriteTimeout {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -58,7 +57,7 @@ impl AsyncRead for WriteTimeout {
     }
 }
 
-impl AsyncWrite for WriteTimeout {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -101,8 +101,18 @@ impl Client {
         client
     }
 
-    /// The next event: its kind and its data. Comments are skipped.
+    /// The next event: its kind and its data. That all was sent is skipped.
     pub(crate) fn event(&mut self) -> (String, Value) {
+        loop {
+            let event = self.any_event();
+            if event.0 != "all-sent" {
+                return event;
+            }
+        }
+    }
+
+    /// The next event. Comments are skipped.
+    pub(crate) fn any_event(&mut self) -> (String, Value) {
         loop {
             let line = self.line();
             if let Some(kind) = line.strip_prefix("event: ") {

@@ -20,6 +20,7 @@ pub(crate) struct Engine {
 enum Order {
     State(Box<State>),
     Notice(String),
+    Store(Sender<()>),
     End(Box<End>),
 }
 
@@ -47,6 +48,13 @@ impl Engine {
 
     pub(crate) fn notice(&self, text: &str) {
         self.orders.send(Order::Notice(text.into())).unwrap();
+    }
+
+    /// Stores what it has recorded, as engines do now and then.
+    pub(crate) fn store(&self) {
+        let (sender, stored) = channel();
+        self.orders.send(Order::Store(sender)).unwrap();
+        stored.recv().unwrap();
     }
 
     /// Ends as engines do: the recording stays as a file.
@@ -79,6 +87,10 @@ fn serve(
             Ok(Order::Notice(text)) => {
                 let notice = recorder.notice(1, &text);
                 server.publish(&Record::Notice(notice));
+            }
+            Ok(Order::Store(stored)) => {
+                folder.store(recorder.recording()).unwrap();
+                stored.send(()).unwrap();
             }
             Ok(Order::End(end)) => {
                 recorder.end((*end).clone());

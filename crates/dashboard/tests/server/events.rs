@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use hikkoshi_dashboard::Limits;
-use hikkoshi_status::{Record, Side};
+use hikkoshi_status::{Map, Record, Recording, Side};
 
 use crate::client::Client;
 use crate::engine::Engine;
@@ -15,6 +15,18 @@ use crate::running_server::RunningServer;
 fn wait_until_known(server: &RunningServer, engine: &Engine) {
     let path = format!("/api/migrations/{}", engine.name);
     server.get_until(&path, |response| response.status == 200);
+}
+
+fn recording(server: &RunningServer, name: &str) -> Recording {
+    serde_json::from_str(&server.get(&format!("/api/migrations/{name}")).body).unwrap()
+}
+
+/// What an event has of the recording of an ended migration.
+fn short(mut recording: Recording) -> Recording {
+    recording.samples.clear();
+    recording.frames.clear();
+    recording.state.as_mut().unwrap().map = Map::default();
+    recording
 }
 
 #[test]
@@ -41,7 +53,10 @@ fn a_reader_gets_the_recording_then_each_change_and_the_end() {
         panic!("a recording comes first");
     };
     assert_eq!(later.state, Some(first));
-    assert_eq!((later.samples.len(), later.frames.len()), (1, 1));
+    // The rest can be fetched.
+    assert_eq!((later.samples.len(), later.frames.len()), (0, 0));
+    let whole = recording(&server, &name);
+    assert_eq!((whole.samples.len(), whole.frames.len()), (1, 1));
 
     let second = state(&migration, 200);
     engine.state(second.clone());
@@ -60,7 +75,7 @@ fn a_reader_gets_the_recording_then_each_change_and_the_end() {
             assert_eq!(Some(ended), recorded.end.as_ref());
             record = reader.record().1;
         }
-        assert_eq!(record, Record::Recording(Box::new(recorded.clone())));
+        assert_eq!(record, Record::Recording(Box::new(short(recorded.clone()))));
     }
     let text = server.get(&format!("/api/migrations/{name}")).body;
     assert_eq!(text, serde_json::to_string(&recorded).unwrap());
@@ -103,6 +118,136 @@ fn a_killed_engine_is_lost_and_its_recording_stays() {
     assert!(metrics.contains("hikkoshi_migrations{state=\"lost\"} 1"));
 }
 
+/// The file of a killed engine stays when its socket is gone, and is read by another dashboard.
+#[test]
+fn a_killed_engine_is_known_to_a_dashboard_that_begins_later() {
+    let server = RunningServer::start();
+    let first = migration(Side::Source, 1, 16);
+    let engine = Engine::start(&server.folder, first.clone());
+    let name = engine.name.clone();
+    engine.state(state(&first, 100));
+    engine.store();
+    engine.kill();
+    let server = server.restart();
+    let lost =
+        "hikkoshi_migration_engine_lost{id=\"00000001000000000000000000000000\",side=\"source\"} 1";
+    server.get_until("/metrics", |metrics| metrics.body.contains(lost));
+    // The next engine removes the socket.
+    let other = Engine::start(&server.folder, migration(Side::Source, 2, 16));
+    wait_until_known(&server, &other);
+    assert!(!server.folder.path().join(format!("{name}.sock")).exists());
+    let mut reader = Client::events(server.address);
+    let (mut kinds, mut gone) = (Vec::new(), false);
+    loop {
+        let (kind, data) = reader.any_event();
+        if kind == "all-sent" {
+            break;
+        }
+        gone |= kind == "gone";
+        if data["name"] == *name {
+            kinds.push(kind);
+        }
+    }
+    assert_eq!((kinds, gone), (vec!["status".into(), "lost".into()], false));
+    assert_eq!(recording(&server, &name).state, Some(state(&first, 100)));
+    let metrics = server.get("/metrics").body;
+    assert!(metrics.contains(lost), "{metrics}");
+    // It was killed before this dashboard began.
+    let counted = "hikkoshi_migrations_ended_total{side=\"source\",reason=\"engine_lost\"}";
+    assert!(metrics.contains(&format!("{counted} 0")), "{metrics}");
+    other.kill();
+    let one = format!("{counted} 1");
+    server.get_until("/metrics", |metrics| metrics.body.contains(&one));
+}
+
+/// Only what ends while the dashboard runs is counted.
+#[test]
+fn ends_before_the_dashboard_began_are_not_counted() {
+    let server = RunningServer::start();
+    let start = |server: &RunningServer, number| {
+        Engine::start(&server.folder, migration(Side::Source, number, 4))
+    };
+    let counted = |count: u8| {
+        format!("hikkoshi_migrations_ended_total{{side=\"source\",reason=\"moved\"}} {count}\n")
+    };
+    let ended = |count: u8| format!("hikkoshi_migrations{{state=\"ended\"}} {count}\n");
+    let engine = start(&server, 1);
+    wait_until_known(&server, &engine);
+    engine.end(end(0, "moved"));
+    server.get_until("/metrics", |metrics| metrics.body.contains(&counted(1)));
+    let server = server.restart();
+    server.get_until("/metrics", |metrics| metrics.body.contains(&ended(1)));
+    assert!(server.get("/metrics").body.contains(&counted(0)));
+    // Also an engine that ends before it was seen.
+    start(&server, 2).end(end(0, "moved"));
+    server.get_until("/metrics", |metrics| metrics.body.contains(&ended(2)));
+    let metrics = server.get("/metrics").body;
+    assert!(metrics.contains(&counted(1)), "{metrics}");
+}
+
+/// The records of an engine that resumes a migration are joined to those of the one before, for a
+/// dashboard that saw both, and for one that begins later.
+#[test]
+fn a_resumed_migration_has_what_both_engines_recorded() {
+    let server = RunningServer::start();
+    let first = migration(Side::Destination, 1, 16);
+    let engine = Engine::start(&server.folder, first.clone());
+    wait_until_known(&server, &engine);
+    engine.state(state(&first, 100));
+    engine.store();
+    engine.kill();
+    let mut second = first.clone();
+    second.pid += 500;
+    second.resumed = true;
+    second.started_unix_ms += 10_000;
+    let engine = Engine::start(&server.folder, second.clone());
+    wait_until_known(&server, &engine);
+    let mut reader = Client::events(server.address);
+    engine.state(state(&second, 200));
+    let joined = loop {
+        match reader.event() {
+            (kind, data) if kind == "status" && data["name"] == *engine.name => {
+                match serde_json::from_value(data["record"].clone()).unwrap() {
+                    Record::State(state) => break *state,
+                    _ => continue,
+                }
+            }
+            _ => continue,
+        }
+    };
+    assert_eq!((joined.at_ms, joined.pages.urgent), (10_200, 2006));
+    // The map is sent, and is that of both.
+    let own = state(&second, 200).map.by_request;
+    let doubled: Vec<_> = own.iter().map(|pages| 2 * pages).collect();
+    assert_eq!(joined.map.by_request, doubled);
+    engine.store();
+    let name = engine.name.clone();
+    let check = |server: &RunningServer| {
+        let recording = recording(server, &name);
+        assert_eq!(recording.engines.len(), 2);
+        assert_eq!(recording.state.as_ref(), Some(&joined));
+        let times: Vec<_> = recording.samples.iter().map(|it| it.at_ms).collect();
+        assert_eq!(times, [100, 10_200]);
+        let report = server.get(&format!("/report/{name}.html")).body;
+        assert!(report.contains("the engine (process 1001) was killed"));
+        let metrics = server.get("/metrics").body;
+        let urgent = "side=\"destination\",kind=\"urgent\"} 2006\n";
+        assert!(metrics.contains(urgent), "{metrics}");
+    };
+    check(&server);
+    let server = server.restart();
+    let path = format!("/api/migrations/{name}");
+    server.get_until(&path, |response| response.status == 200);
+    check(&server);
+    // The end is joined, too.
+    engine.end(end(0, "moved"));
+    let ended = |response: &crate::client::Response| response.body.contains("\"exit_status\":0");
+    server.get_until(&path, ended);
+    let recording = recording(&server, &name);
+    assert_eq!(recording.end.unwrap().at_ms, 15_000);
+    assert_eq!(recording.engines.len(), 2);
+}
+
 #[test]
 fn a_file_that_is_not_a_recording_is_lost() {
     let server = RunningServer::start();
@@ -113,6 +258,11 @@ fn a_file_that_is_not_a_recording_is_lost() {
         let (kind, data) = reader.event();
         assert_eq!((&*kind, data["name"].as_str()), ("lost", Some(name)));
         assert_eq!(server.get(&format!("/api/migrations/{name}")).status, 404);
+        let list = server.get("/api/migrations").body;
+        assert!(
+            list.contains(&format!("{{\"name\":\"{name}\",\"migration\":null")),
+            "{list}"
+        );
         assert_eq!(server.get(&format!("/report/{name}.html")).status, 404);
     }
 }
@@ -193,6 +343,7 @@ fn a_silent_stream_is_kept_alive_by_comments() {
         ..Limits::default()
     });
     let mut reader = Client::events(server.address);
+    assert_eq!(reader.any_event().0, "all-sent");
     for _ in 0..3 {
         assert_eq!(reader.line(), ":");
         assert_eq!(reader.line(), "");

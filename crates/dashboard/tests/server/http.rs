@@ -1,10 +1,16 @@
 //! Requests and responses.
 
+use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::thread;
 
-use hikkoshi_dashboard::{BindError, CONTENT_SECURITY_POLICY, Options, Server, report_policy};
-use hikkoshi_status::Side;
+use hikkoshi_dashboard::{
+    BindError, CONTENT_SECURITY_POLICY, Listen, Options, Server, report_policy,
+};
+use hikkoshi_linux::CancelFlag;
+use hikkoshi_status::{Side, StatusFolder};
 
 use crate::client::Client;
 use crate::engine::Engine;
@@ -109,7 +115,7 @@ fn a_report_has_its_own_policy_and_both_sides() {
 #[test]
 fn addresses_that_other_hosts_can_reach_need_a_permission() {
     for listen in ["0.0.0.0:0", "[::]:0", "[::ffff:192.0.2.1]:0", "192.0.2.1:0"] {
-        let listen = listen.parse().unwrap();
+        let listen: Listen = listen.parse().unwrap();
         let refused = Server::bind(Options {
             listen,
             ..options()
@@ -119,7 +125,7 @@ fn addresses_that_other_hosts_can_reach_need_a_permission() {
         assert!(refused.to_string().contains("ssh -L"), "{refused}");
     }
     let allowed = Options {
-        listen: ([0, 0, 0, 0], 0).into(),
+        listen: Listen::Tcp(([0, 0, 0, 0], 0).into()),
         allow_remote: true,
         ..options()
     };
@@ -131,7 +137,7 @@ fn a_port_in_use_is_named() {
     let taken = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let listen = taken.local_addr().unwrap();
     let refused = Server::bind(Options {
-        listen,
+        listen: Listen::Tcp(listen),
         ..options()
     })
     .unwrap_err();
@@ -154,4 +160,57 @@ fn a_folder_that_others_may_write_to_is_not_read() {
     server.get_until("/metrics", |metrics| metrics.body.contains(&readable(0)));
     set(0o700);
     server.get_until("/metrics", |metrics| metrics.body.contains(&readable(1)));
+}
+
+#[test]
+fn requests_of_pages_of_other_sites_are_refused() {
+    let server = RunningServer::start();
+    for path in [
+        "/events",
+        "/api/migrations",
+        "/report/a.html",
+        "/metrics",
+        "/style.css",
+    ] {
+        let headers = "Sec-Fetch-Site: cross-site\r\nSec-Fetch-Dest: image\r\n";
+        let response = Client::connect(server.address).request("GET", path, headers);
+        assert_eq!(response.status, 403, "{path}");
+        assert!(response.body.contains("another site"), "{}", response.body);
+    }
+    let own = "Sec-Fetch-Site: same-origin\r\n";
+    let response = Client::connect(server.address).request("GET", "/metrics", own);
+    assert_eq!(response.status, 200);
+}
+
+/// Only the user can connect to it; `Host` is that of the tunnel.
+#[test]
+fn a_unix_socket_is_served() {
+    let run = tempfile::tempdir().unwrap();
+    let path = run.path().join("page.sock");
+    let server = Server::bind(Options {
+        listen: Listen::Unix(path.clone()),
+        ..options()
+    })
+    .unwrap();
+    assert_eq!(server.url(), format!("unix:{}", path.display()));
+    assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    let cancel = CancelFlag::new();
+    let folder = StatusFolder::in_run_folder(run.path());
+    thread::scope(|scope| {
+        let served = scope.spawn(|| server.run(folder, &cancel));
+        let get = |host: &str| {
+            let mut stream = UnixStream::connect(&path).unwrap();
+            let request = format!("GET /metrics HTTP/1.0\r\nHost: {host}\r\n\r\n");
+            stream.write_all(request.as_bytes()).unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            answer
+        };
+        let (answer, refused) = (get("localhost:8077"), get("example.com"));
+        cancel.cancel();
+        served.join().unwrap().unwrap();
+        assert!(answer.starts_with("HTTP/1.0 200"), "{answer}");
+        assert!(answer.contains("hikkoshi_build_info"), "{answer}");
+        assert!(refused.starts_with("HTTP/1.0 403"), "{refused}");
+    });
 }

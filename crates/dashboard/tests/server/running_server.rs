@@ -1,9 +1,10 @@
 //! A server on a free port, with a status folder of its own.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use hikkoshi_dashboard::{Limits, Options, Server};
+use hikkoshi_dashboard::{Limits, Listen, Options, Server};
 use hikkoshi_linux::CancelFlag;
 use hikkoshi_status::StatusFolder;
 
@@ -14,15 +15,16 @@ pub(crate) struct RunningServer {
     pub(crate) address: SocketAddr,
     cancel: CancelFlag,
     thread: Option<JoinHandle<()>>,
-    _run: tempfile::TempDir,
+    run: Arc<tempfile::TempDir>,
 }
 
 pub(crate) fn options() -> Options {
     Options {
-        listen: ([127, 0, 0, 1], 0).into(),
+        listen: Listen::Tcp(([127, 0, 0, 1], 0).into()),
         allow_remote: false,
         allowed_hosts: vec!["monitor.example".parse().unwrap()],
         limits: Limits::default(),
+        reasons: vec!["moved"],
     }
 }
 
@@ -33,6 +35,17 @@ impl RunningServer {
 
     pub(crate) fn with(limits: Limits) -> Self {
         let run = tempfile::tempdir().unwrap();
+        Self::of(&Arc::new(run), limits)
+    }
+
+    /// Another server for the same run folder.
+    pub(crate) fn restart(self) -> Self {
+        let run = Arc::clone(&self.run);
+        drop(self);
+        Self::of(&run, Limits::default())
+    }
+
+    fn of(run: &Arc<tempfile::TempDir>, limits: Limits) -> Self {
         let folder = StatusFolder::in_run_folder(run.path());
         let server = Server::bind(Options {
             limits,
@@ -54,7 +67,7 @@ impl RunningServer {
             address,
             cancel,
             thread: Some(thread),
-            _run: run,
+            run: Arc::clone(run),
         }
     }
 

@@ -45,6 +45,37 @@ hikkoshi.chart = (() => {
       theme.onChange(() => this.rebuild());
     }
 
+    /**
+     * Arrow keys move the cursor from one time to the next, as pointing does. `spoken(plot, index)`
+     * is what a screen reader says then.
+     */
+    useKeys(spoken) {
+      const set = (name, value) => setAttribute(this.element, name, value);
+      set("role", "slider");
+      set("tabindex", 0);
+      set("aria-valuemin", 0);
+      let index = null;
+      const choose = (next) => {
+        const times = this.data[0];
+        index = next === null ? null : Math.min(Math.max(next, 0), times.length - 1);
+        const left = index === null ? -10 : this.plot.valToPos(times[index], "x");
+        this.plot.setCursor({ left, top: index === null ? -10 : 10 }, true, true);
+        set("aria-valuemax", times.length - 1);
+        set("aria-valuenow", index ?? 0);
+        set("aria-valuetext", index === null ? null : spoken(this.plot, index));
+      };
+      this.element.addEventListener("keydown", (event) => {
+        if (!this.plot || this.data[0].length === 0) return;
+        const steps = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -Infinity, End: Infinity };
+        if (event.key === "Escape") {
+          choose(null);
+        } else if (event.key in steps) {
+          event.preventDefault();
+          choose(index === null ? 0 : index + steps[event.key]);
+        }
+      });
+    }
+
     describe(text) {
       setAttribute(this.element, "aria-label", text);
     }
@@ -123,7 +154,12 @@ hikkoshi.chart = (() => {
       ],
       hooks: { drawClear: [(plot) => drawBands(plot, bands())] },
     };
-    return new Chart(label, height, options);
+    const chart = new Chart(label, height, options);
+    chart.useKeys((plot, index) => {
+      const values = series.map(({ name, format: own }, at) => `${name} ${(own ?? format)(plot.data[at + 1][index])}`);
+      return [elapsed(plot.data[0][index]), ...values].join(", ");
+    });
+    return chart;
   };
 
   /** Counts are shown by their logarithm, so that a single one beside thousands is visible. */

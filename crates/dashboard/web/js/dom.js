@@ -133,5 +133,48 @@ hikkoshi.dom = (() => {
     }
   }
 
-  return { el, svg, setText, setAttribute, bar, id, panel, fold, Table };
+  /** Rows that a paged table shows at once. */
+  const ROWS = 60;
+
+  /** A table of many rows, of which a page is shown. `what`: the plural of what a row is. */
+  class PagedTable {
+    constructor(caption, columns, what, className = "") {
+      this.name = caption;
+      this.what = what;
+      this.table = new Table(caption, columns, className);
+      this.page = 0;
+      const button = (text, step) => {
+        const element = el("button", { type: "button", text });
+        element.addEventListener("click", () => this.show(this.page + step));
+        return element;
+      };
+      this.before = button("Previous rows", -1);
+      this.after = button("Next rows", 1);
+      this.place = el("span", { role: "status" });
+      this.pager = el("div", { class: "pager" }, this.before, this.after, this.place);
+      this.element = el("div", {}, this.table.element, this.pager);
+      this.count = 0;
+    }
+
+    /** `count` rows; `row(index)` makes one. */
+    update(count, row) {
+      this.count = count;
+      this.row = row;
+      this.show(this.page);
+    }
+
+    show(page) {
+      const pages = Math.max(Math.ceil(this.count / ROWS), 1);
+      this.page = Math.min(Math.max(page, 0), pages - 1);
+      const first = this.page * ROWS;
+      const shown = Array.from({ length: Math.min(ROWS, this.count - first) }, (_, index) => this.row(first + index));
+      this.table.update(shown);
+      this.pager.hidden = pages === 1;
+      this.before.disabled = this.page === 0;
+      this.after.disabled = this.page === pages - 1;
+      setText(this.place, `${this.what} ${first + 1} to ${first + shown.length} of ${this.count}`);
+    }
+  }
+
+  return { el, svg, setText, setAttribute, bar, id, panel, fold, Table, PagedTable };
 })();

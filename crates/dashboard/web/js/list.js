@@ -41,8 +41,9 @@ hikkoshi.List = (() => {
       this.ended = el("ul");
       this.runningHeading = el("h2");
       this.endedHeading = el("h2");
+      this.unreadable = el("div");
       this.element = el("nav", { "aria-label": "Migrations" },
-        this.runningHeading, this.running, this.endedHeading, this.ended);
+        this.runningHeading, this.running, this.endedHeading, this.ended, this.unreadable);
       this.element.addEventListener("keydown", (event) => this.key(event));
     }
 
@@ -58,7 +59,9 @@ hikkoshi.List = (() => {
       }
     }
 
-    update(migrations, chosen) {
+    /** `unreadable`: names of entries that have no recording, and why. */
+    update(migrations, chosen, unreadable) {
+      this.showUnreadable([...unreadable].slice(0, MOST));
       const newest = migrations.slice(0, MOST);
       for (const [id, item] of this.items) {
         if (!newest.some((migration) => migration.id === id)) {
@@ -72,6 +75,18 @@ hikkoshi.List = (() => {
       setText(this.endedHeading, `Ended (${ended.length})`);
       this.show(this.running, running, chosen);
       this.show(this.ended, ended, chosen);
+    }
+
+    showUnreadable(entries) {
+      const shown = JSON.stringify(entries);
+      if (shown === this.shownUnreadable) return;
+      this.shownUnreadable = shown;
+      const item = ([name, why]) =>
+        el("li", {}, el("p", { class: "guest", text: name }), el("p", { class: "text", text: why }));
+      this.unreadable.replaceChildren(...(entries.length === 0 ? [] : [
+        el("h2", { text: `Not readable (${entries.length})` }),
+        el("ul", { class: "unreadable" }, ...entries.map(item)),
+      ]));
     }
 
     show(list, migrations, chosen) {

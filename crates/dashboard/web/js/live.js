@@ -8,12 +8,16 @@ hikkoshi.live = (() => {
   /** The least time between two updates, in ms: 10 Hz, less the inaccuracy of frames. */
   const DISTANCE = 92;
 
-  /** How long the server may take to send everything again, in ms. */
-  const RESEND = 2000;
+  /** How long to wait before a recording that could not be fetched is fetched again, in ms. */
+  const RETRY = 2000;
 
   class Page {
     constructor() {
       this.recordings = new Map();
+      /** Entries without a recording, and why: they cannot be read. */
+      this.unreadable = new Map();
+      /** Names of recordings that are fetched now. */
+      this.fetched = new Set();
       this.migrations = [];
       this.changed = true;
       this.drawn = -Infinity;
@@ -46,8 +50,13 @@ hikkoshi.live = (() => {
           this.changed = true;
         });
       events.addEventListener("open", () => {
-        this.removeUnsent();
+        // The server sends everything again; what it does not send is gone.
+        this.unsent = new Set([...this.recordings.keys(), ...this.unreadable.keys()]);
         this.connected("on", "Connected");
+      });
+      on("all-sent", () => {
+        this.unsent?.forEach((name) => this.remove(name));
+        this.unsent = null;
       });
       events.addEventListener("error", () => {
         const closed = events.readyState === EventSource.CLOSED;
@@ -56,38 +65,56 @@ hikkoshi.live = (() => {
           : "Connection lost: what is shown is old. Trying again.");
         if (closed) setTimeout(() => this.listen(), 2000);
       });
-      on("status", ({ name, record }) => this.status(name, record));
-      on("lost", ({ name, text }) => {
-        const recording = this.recordings.get(name);
-        if (recording) recording.lost = text;
-      });
-      on("gone", ({ name }) => {
-        this.recordings.delete(name);
-        this.regroup = true;
-      });
+      on("status", ({ name, record, short }) => this.status(name, record, short));
+      on("lost", ({ name, text }) => this.lose(name, text));
+      on("gone", ({ name }) => this.remove(name));
     }
 
-    /** After a reconnection the server sends everything again; what it does not send is gone. */
-    removeUnsent() {
-      const unsent = new Set(this.recordings.keys());
-      this.unsent = unsent;
-      setTimeout(() => {
-        if (this.unsent !== unsent) return;
-        unsent.forEach((name) => this.recordings.delete(name));
-        this.regroup = true;
-        this.changed = true;
-      }, RESEND);
+    remove(name) {
+      this.recordings.delete(name);
+      this.unreadable.delete(name);
+      this.regroup = true;
     }
 
-    status(name, record) {
-      if (record.recording) this.unsent?.delete(name);
+    lose(name, text) {
       const recording = this.recordings.get(name);
       if (recording) {
-        recording.apply(record);
-        this.regroup ||= Boolean(record.recording);
-      } else if (record.recording) {
-        this.recordings.set(name, new Recording(name, record.recording));
+        recording.lost = text;
+      } else {
+        this.unsent?.delete(name);
+        this.unreadable.set(name, text);
+      }
+    }
+
+    status(name, record, short = false) {
+      if (record.recording) {
+        this.unsent?.delete(name);
+        this.unreadable.delete(name);
         this.regroup = true;
+      }
+      const recording = this.recordings.get(name);
+      if (recording) recording.apply(record, short);
+      else if (record.recording) this.recordings.set(name, new Recording(name, record.recording, short));
+    }
+
+    /** Fetches what the events leave out: samples and frames. */
+    complete(migration) {
+      for (const recording of migration.recordings) {
+        const { name, data, short } = recording;
+        if (!short || this.fetched.has(name)) continue;
+        this.fetched.add(name);
+        const done = () => {
+          this.fetched.delete(name);
+          this.changed = true;
+        };
+        fetch(`api/migrations/${encodeURIComponent(name)}`)
+          .then((answer) => (answer.ok ? answer.json() : Promise.reject(new Error(answer.statusText))))
+          .then((whole) => {
+            // If another recording has come meanwhile, that one is fetched.
+            if (recording.data === data) recording.complete(whole);
+            done();
+          })
+          .catch(() => setTimeout(done, RETRY));
       }
     }
 
@@ -106,10 +133,11 @@ hikkoshi.live = (() => {
       }
       this.migrations.sort((a, b) => b.running - a.running || b.began - a.began);
       const chosen = this.chosen();
-      this.list.update(this.migrations, chosen?.id);
-      this.empty.hidden = this.migrations.length > 0;
+      this.list.update(this.migrations, chosen?.id, this.unreadable);
+      this.empty.hidden = this.migrations.length + this.unreadable.size > 0;
       this.sections.element.hidden = !chosen;
       if (chosen) {
+        this.complete(chosen);
         this.sections.update(chosen);
         this.showReports(chosen);
         const running = this.migrations.filter((migration) => migration.running).length;

@@ -22,16 +22,39 @@ hikkoshi.migration = (() => {
   const LOST = { kind: "bad", symbol: "?", text: "engine not reached" };
   const RUNNING = { kind: "running", symbol: "▶", text: "running" };
 
-  const outcomeOf = (recording) => {
-    const { end } = recording.data;
+  /** How a recording or an engine ended. */
+  const outcome = ({ end, lost }) => {
     if (end) {
       return end.reason === "shut_down" ? SHUT_DOWN : (OUTCOMES[end.exit_status] ?? UNKNOWN);
     }
-    return recording.lost === null ? RUNNING : LOST;
+    return lost === null ? RUNNING : LOST;
+  };
+
+  const outcomeOf = (recording) => outcome({ end: recording.data.end, lost: recording.lost });
+
+  /** The time of the last thing that a recording has. */
+  const lastTime = ({ data }) =>
+    Math.max(data.end?.at_ms ?? 0, data.state?.at_ms ?? 0, data.samples.at(-1)?.at_ms ?? 0);
+
+  /** The engines of a recording, the first one first: several, if one resumed what another had begun. */
+  const enginesOf = (recording) => {
+    const { migration, engines, end } = recording.data;
+    const { pid, host, started_unix_ms, resumed } = migration;
+    const all = engines?.length ? engines : [{ pid, host, started_unix_ms, resumed, begun_ms: 0 }];
+    const last = { ...all.at(-1), until_ms: lastTime(recording), end, lost: recording.lost };
+    return [...all.slice(0, -1).map((engine) => ({ ...engine, lost: "its engine was killed" })), last];
   };
 
   const newestFirst = (a, b) =>
-    b.data.migration.started_unix_ms - a.data.migration.started_unix_ms;
+    enginesOf(b).at(-1).started_unix_ms - enginesOf(a).at(-1).started_unix_ms;
+
+  /** Whether all engines of another recording are in this one, which has more. */
+  const contains = (recording, other) => {
+    const [own, others] = [enginesOf(recording), enginesOf(other)];
+    const isOwn = (engine) =>
+      own.some(({ pid, started_unix_ms: at }) => engine.pid === pid && engine.started_unix_ms === at);
+    return recording.data.migration.side === other.data.migration.side && own.length > others.length && others.every(isOwn);
+  };
 
   class Migration {
     constructor(id) {
@@ -39,16 +62,15 @@ hikkoshi.migration = (() => {
       this.recordings = [];
     }
 
+    /** The recording of an engine that another one has resumed is a part of that one's recording. */
     add(recording) {
+      if (this.recordings.some((other) => contains(other, recording))) return;
+      this.recordings = this.recordings.filter((other) => !contains(recording, other));
       this.recordings.push(recording);
       this.recordings.sort(newestFirst);
     }
 
-    remove(recording) {
-      this.recordings = this.recordings.filter((other) => other !== recording);
-    }
-
-    /** The newest recording of a side. Earlier ones are those of engines that were resumed. */
+    /** The newest recording of a side. */
     side(side) {
       return this.recordings.find((recording) => recording.data.migration.side === side) ?? null;
     }
@@ -129,7 +151,8 @@ hikkoshi.migration = (() => {
     /** How long the guest was paused, in ms, or null: the source's account, which has all of it. */
     get downtime() {
       const measured = this.sides.map(
-        ({ data }) => data.end?.account?.downtime_ms ?? data.state?.downtime_ms ?? null,
+        // The account of an engine that has resumed does not have it.
+        ({ data }) => (data.migration.resumed ? null : data.end?.account?.downtime_ms) ?? data.state?.downtime_ms ?? null,
       );
       return measured.find((downtime) => downtime !== null) ?? null;
     }
@@ -139,10 +162,6 @@ hikkoshi.migration = (() => {
       return this.stateOf("destination")?.requests ?? null;
     }
   }
-
-  /** The time of the last thing that a recording has. */
-  const lastTime = ({ data }) =>
-    Math.max(data.end?.at_ms ?? 0, data.state?.at_ms ?? 0, data.samples.at(-1)?.at_ms ?? 0);
 
   /** Recordings by migration. */
   const group = (recordings) => {
@@ -155,5 +174,5 @@ hikkoshi.migration = (() => {
     return [...migrations.values()];
   };
 
-  return { Migration, PHASES, group, outcomeOf, lastTime };
+  return { Migration, PHASES, enginesOf, group, outcome, outcomeOf, lastTime };
 })();

@@ -15,11 +15,12 @@ hikkoshi.recording = (() => {
   const thin = (entries, most) =>
     entries.length > most ? entries.filter((_, index) => index % 2 === 0) : entries;
 
-  /** Whether it is time for another entry after `entries`, at their distance. */
-  const due = (entries, atMs) => {
+  /** Whether it is time for another entry after `entries`, at the distance that they have since the engine began. */
+  const due = (entries, atMs, begun) => {
     const last = entries.at(-1);
     if (!last) return true;
-    const distance = entries.length > 1 ? last.at_ms - entries.at(-2).at_ms : TICK;
+    const [before] = entries.slice(-2);
+    const distance = before !== last && before.at_ms >= begun ? last.at_ms - before.at_ms : TICK;
     return atMs - last.at_ms >= distance - TICK / 2;
   };
 
@@ -48,19 +49,34 @@ hikkoshi.recording = (() => {
     };
   };
 
+  /** Entries of two lists, those of the second one that are later than all of the first one. */
+  const joined = (before, after) => {
+    const last = before.at(-1)?.at_ms ?? -1;
+    return [...before, ...after.filter(({ at_ms: at }) => at > last)];
+  };
+
   /** What is known about one migration on one side. */
   class Recording {
-    constructor(name, data) {
+    /** `short`: samples and frames are left out; `complete` adds them. */
+    constructor(name, data, short = false) {
       this.name = name;
       this.data = data;
+      this.short = short;
       this.lost = null;
       this.sampled = null;
     }
 
     /** Adds a record: `{state}`, `{notice}`, `{end}` or `{recording}`, which replaces everything. */
-    apply(record) {
+    apply(record, short = false) {
       if (record.recording) {
+        const { samples, frames, state } = this.data;
         this.data = record.recording;
+        // What is known is shown until the rest was fetched.
+        if (short) {
+          Object.assign(this.data, { samples, frames });
+          if (this.data.state && state && this.data.end) this.data.state.map = state.map;
+        }
+        this.short = short;
         this.lost = null;
         this.sampled = null;
       } else if (record.state) {
@@ -77,16 +93,28 @@ hikkoshi.recording = (() => {
       }
     }
 
+    /** Adds what a short recording does not have, from the whole one, which may be older or newer. */
+    complete(whole) {
+      const { data } = this;
+      // Another object: what views have computed from the frames is old.
+      data.migration = whole.migration;
+      data.samples = thin(joined(whole.samples, data.samples), SAMPLES);
+      data.frames = thin(joined(whole.frames, data.frames), FRAMES);
+      if (!data.state || (whole.state && whole.state.at_ms >= data.state.at_ms)) data.state = whole.state;
+      this.short = false;
+    }
+
     addState(state) {
       const { data } = this;
+      const begun = data.engines?.at(-1)?.begun_ms ?? 0;
       const none = { at_ms: 0, bytes: 0, requests: 0, latency: 0 };
       this.sampled ??= data.state ? totals(data.state) : none;
-      if (due(data.samples, state.at_ms)) {
+      if (due(data.samples, state.at_ms, begun)) {
         data.samples.push(sample(state, this.sampled));
         data.samples = thin(data.samples, SAMPLES);
         this.sampled = totals(state);
       }
-      if (due(data.frames, state.at_ms)) {
+      if (due(data.frames, state.at_ms, begun)) {
         data.frames.push({ at_ms: state.at_ms, map: state.map });
         data.frames = thin(data.frames, FRAMES);
       }

@@ -1,6 +1,6 @@
 //! `hikkoshi dashboard`: shows the migrations of this host. It only reads.
 
-use hikkoshi_dashboard::{Limits, Options, Server};
+use hikkoshi_dashboard::{Limits, Listen, Options, Server};
 use hikkoshi_linux::sandbox_process;
 use hikkoshi_status::StatusFolder;
 
@@ -22,15 +22,18 @@ pub(crate) fn run(args: &Dashboard) -> Result<Status, Exit> {
         )
     })?;
     let options = Options {
-        listen: args.listen,
+        listen: args.listen.clone(),
         allow_remote: args.allow_remote,
         allowed_hosts: args.allow_host.clone(),
         limits: Limits::default(),
+        reasons: Reason::CODES.to_vec(),
     };
     let server = Server::bind(options)
         .map_err(|error| Exit::caused(Status::Usage, Reason::CannotListen, &error))?;
     let url = server.url();
-    if !args.listen.ip().to_canonical().is_loopback() {
+    if let Listen::Tcp(address) = args.listen
+        && !address.ip().to_canonical().is_loopback()
+    {
         streams::notice(
             "other hosts may be able to connect: nothing is encrypted, and there is no password",
         );

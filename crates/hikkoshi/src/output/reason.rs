@@ -26,6 +26,9 @@ macro_rules! reasons {
                 }
             }
 
+            /// All codes.
+            pub(crate) const CODES: &[&str] = &[$($code,)*];
+
             /// All codes with their meanings.
             #[cfg(test)]
             const ALL: &[(&str, &str)] = &[$(($code, $meaning),)*];

@@ -4,10 +4,11 @@
 //! The engine hands over a [`Live`](hikkoshi_engine::report::Live) when a migration begins. One
 //! thread (`session.rs`) takes its state ten times a second (`sampler.rs`) and passes it on: to the
 //! progress display, and to the recording, which clients of the status socket get
-//! (`hikkoshi-status`).
+//! (`hikkoshi-status`). Now and then (`renewal.rs`) it stores the recording in the status folder.
 
 mod cells;
 mod rates;
+mod renewal;
 mod report_file;
 mod sampler;
 mod session;

@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 
 use error_reporter::Report;
-use hikkoshi_status::{Kind, Recording, StatusFolder};
+use hikkoshi_status::{Entry, Kind, Recording, StatusFolder};
 
 use crate::output::streams;
 
@@ -22,14 +22,19 @@ pub(crate) fn write_report(path: &Path, recordings: &[Recording]) -> io::Result<
 }
 
 /// Writes the report of a migration that has ended on this side. If the other side has ended on
-/// this host, too, it is a part of it.
+/// this host, too, it is a part of it, and so are earlier engines of this side.
 pub(super) fn write_report_of(recording: Recording, folder: &StatusFolder, path: &Path) {
     let mut recordings = vec![recording];
-    for entry in folder.entries().unwrap_or_default() {
+    let entries = folder.entries().unwrap_or_default();
+    let is_running = |entry: &Entry| {
+        let same = |other: &Entry| other.kind == Kind::Socket && other.name == entry.name;
+        entries.iter().any(same)
+    };
+    for entry in &entries {
         if entry.kind == Kind::File
+            && !is_running(entry)
             && let Ok(other) = Recording::read(&entry.path)
             && other.migration.id == recordings[0].migration.id
-            && other.migration.side != recordings[0].migration.side
         {
             recordings.push(other);
         }

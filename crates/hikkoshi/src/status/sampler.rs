@@ -244,6 +244,11 @@ pub(super) mod tests {
         }
     }
 
+    /// A state in which the guest runs at the source.
+    pub(crate) fn precopy_state() -> State {
+        state(&snapshot())
+    }
+
     #[test]
     fn a_state_has_the_numbers_of_the_snapshot() {
         let mut now = snapshot();

@@ -11,6 +11,7 @@ use hikkoshi_engine::{Observer, Priority, PriorityClass};
 use hikkoshi_status::{End, Record, Recorder, Recording, Side, StatusFolder, StatusServer};
 use serde_json::Value;
 
+use super::renewal::Renewal;
 use super::report_file::write_report_of;
 use super::sampler::{Sampler, migration};
 use crate::args::RunOptions;
@@ -145,26 +146,15 @@ impl RecordingThread {
 impl Observer for Shared {
     fn begin(&self, live: &Arc<Live>) {
         let recorder = Recorder::new(migration(live, &lock(&self.info)));
-        let server = StatusServer::start(&self.folder, &recorder)
-            .inspect_err(|error| {
-                tracing::warn!(
-                    error = %Report::new(error),
-                    "a dashboard will not show this migration while it runs"
-                );
-            })
-            .ok();
-        let mut recorded = Recorded {
-            sampler: Sampler::new(live),
-            recorder,
-            server,
-            display: Arc::clone(&self.display),
-        };
+        let sampler = Sampler::new(live);
+        let display = Arc::clone(&self.display);
         let (sender, events) = channel();
         let folder = self.folder.clone();
         let started = thread::Builder::new().name("status".into()).spawn(move || {
             Priority::ON.apply(PriorityClass::Background);
+            let mut recorded = Recorded::begin(sampler, recorder, display, folder);
             let end = recorded.until_end(&events);
-            recorded.finish(end, &folder)
+            recorded.finish(end)
         });
         match started {
             Ok(thread) => {
@@ -194,11 +184,44 @@ impl Observer for Shared {
 struct Recorded {
     sampler: Sampler,
     recorder: Recorder,
+    /// `None`: the status folder cannot be used.
     server: Option<StatusServer>,
     display: Arc<dyn Display>,
+    folder: StatusFolder,
+    renewal: Renewal,
+    /// A warning was logged that the recording cannot be stored.
+    has_warned: bool,
 }
 
 impl Recorded {
+    /// Makes the socket and the file.
+    fn begin(
+        sampler: Sampler,
+        recorder: Recorder,
+        display: Arc<dyn Display>,
+        folder: StatusFolder,
+    ) -> Self {
+        let server = StatusServer::start(&folder, &recorder)
+            .inspect_err(|error| {
+                tracing::warn!(
+                    error = %Report::new(error),
+                    "a dashboard will not show this migration"
+                );
+            })
+            .ok();
+        let mut recorded = Self {
+            sampler,
+            recorder,
+            server,
+            display,
+            folder,
+            renewal: Renewal::default(),
+            has_warned: false,
+        };
+        recorded.store();
+        recorded
+    }
+
     /// Takes a state every [`PERIOD`]. `None`: the session was dropped.
     fn until_end(&mut self, events: &Receiver<Event>) -> Option<End> {
         let mut next = Instant::now();
@@ -215,6 +238,7 @@ impl Recorded {
                     // Late ticks are left out: the thread has a low priority.
                     next = (next + PERIOD).max(Instant::now());
                     self.take();
+                    self.renew();
                 }
             }
         }
@@ -231,6 +255,36 @@ impl Recorded {
         self.recorder.add(state);
     }
 
+    /// Stores the recording if it is time to. If the engine is killed, that is what is left of it.
+    fn renew(&mut self) {
+        let begun = Instant::now();
+        let Some(state) = &self.recorder.recording().state else {
+            return;
+        };
+        if !self.renewal.is_due(state, begun) {
+            return;
+        }
+        self.store();
+        if let Some(state) = &self.recorder.recording().state {
+            self.renewal.stored(state, begun, Instant::now());
+        }
+    }
+
+    fn store(&mut self) {
+        if self.server.is_none() {
+            return;
+        }
+        let stored = self.folder.store(self.recorder.recording());
+        if let Err(error) = stored
+            && !std::mem::replace(&mut self.has_warned, true)
+        {
+            tracing::warn!(
+                error = %Report::new(&error),
+                "a dashboard will not show this migration after its end"
+            );
+        }
+    }
+
     fn publish(&mut self, record: &Record) {
         if let Some(server) = &mut self.server {
             server.publish(record);
@@ -238,21 +292,15 @@ impl Recorded {
     }
 
     /// The last state, and the end.
-    fn finish(mut self, end: Option<End>, folder: &StatusFolder) -> Recording {
+    fn finish(mut self, end: Option<End>) -> Recording {
         self.take();
         if let Some(end) = end {
             self.recorder.end(end.clone());
             self.publish(&Record::End(end));
         }
         // The file is there before the socket is gone.
-        if self.server.is_some()
-            && let Err(error) = folder.store(self.recorder.recording())
-        {
-            tracing::warn!(
-                error = %Report::new(&error),
-                "a dashboard will not show this migration after its end"
-            );
-        }
+        self.has_warned = false;
+        self.store();
         if let Some(server) = self.server {
             server.finish();
         }

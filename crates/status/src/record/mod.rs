@@ -49,6 +49,72 @@ pub struct Recording {
     pub state: Option<State>,
     /// How it ended. `None`: it is in progress, or its engine was killed.
     pub end: Option<End>,
+    /// The engines of this side, one after another, if there were several: the recording has what
+    /// all of them recorded. Empty: one engine, that of `migration`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub engines: Vec<Engine>,
+}
+
+/// One of several engines of a side, one after another.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Engine {
+    /// Its process.
+    pub pid: u32,
+    /// The name of its host.
+    pub host: String,
+    /// When it began: milliseconds since 1970 (UTC).
+    pub started_unix_ms: u64,
+    /// Whether it resumed what another engine had begun.
+    pub resumed: bool,
+    /// When it began, in the times of the recording.
+    pub begun_ms: u64,
+    /// When the last thing happened that it recorded. `None`: it is the last engine.
+    pub until_ms: Option<u64>,
+    /// How it ended, without the statistics. `None`: it was killed, or is the last engine.
+    pub end: Option<End>,
+}
+
+impl Recording {
+    /// When the last thing of the recording happened.
+    pub fn last_ms(&self) -> u64 {
+        let end = self.end.as_ref().map_or(0, |end| end.at_ms);
+        let state = self.state.as_ref().map_or(0, |state| state.at_ms);
+        let sample = self.samples.last().map_or(0, |sample| sample.at_ms);
+        end.max(state).max(sample)
+    }
+
+    /// When its last engine began: milliseconds since 1970 (UTC).
+    pub fn engine_started_unix_ms(&self) -> u64 {
+        let last = self.engines.last();
+        last.map_or(self.migration.started_unix_ms, |engine| {
+            engine.started_unix_ms
+        })
+    }
+
+    /// All engines, the first one first, also if there was only one. The last one has what the
+    /// recording says of its end.
+    pub fn all_engines(&self) -> Vec<Engine> {
+        let mut engines = self.engines.clone();
+        if engines.is_empty() {
+            engines.push(Engine {
+                pid: self.migration.pid,
+                host: self.migration.host.clone(),
+                started_unix_ms: self.migration.started_unix_ms,
+                resumed: self.migration.resumed,
+                begun_ms: 0,
+                until_ms: None,
+                end: None,
+            });
+        }
+        if let Some(last) = engines.last_mut() {
+            last.until_ms = Some(self.last_ms());
+            last.end = self.end.as_ref().map(|end| End {
+                account: None,
+                ..end.clone()
+            });
+        }
+        engines
+    }
 }
 
 /// Rates at one time.

@@ -4,7 +4,7 @@
 hikkoshi.views = {};
 
 hikkoshi.views.memoryMap = (() => {
-  const { el, setText, setAttribute, panel, fold, Table } = hikkoshi.dom;
+  const { el, setText, setAttribute, panel, fold, Table, PagedTable } = hikkoshi.dom;
   const { STATES, Layout, cells, sum } = hikkoshi.memory;
   const { theme, format } = hikkoshi;
 
@@ -314,10 +314,18 @@ hikkoshi.views.memoryMap = (() => {
         { name: "dirtied/s", number: true },
       ]);
       this.fold = fold("Table by RAM block", this.blocks.element);
-      this.fold.addEventListener("toggle", changed);
+      this.cells = new PagedTable("Pages by cell", [
+        { name: "cell" },
+        { name: "pages", number: true },
+        ...STATES.map(({ short }) => ({ name: short, number: true })),
+        { name: "dirtied/s", number: true },
+        { name: "hot" },
+      ], "cells", "cells");
+      this.cellFold = fold("Table by cell", this.cells.element);
+      [this.fold, this.cellFold].forEach((element) => element.addEventListener("toggle", changed));
       const head = el("div", { class: "tools" }, this.sides.element, this.times.element);
       const beside = el("div", { class: "map-figures" }, this.legend.element, this.cellName, help);
-      element.append(head, this.scale, el("div", { class: "map-and-figures" }, this.frame, beside), this.fold);
+      element.append(head, this.scale, el("div", { class: "map-and-figures" }, this.frame, beside), this.fold, this.cellFold);
       this.cell = null;
       this.pinned = false;
       this.listen();
@@ -388,6 +396,7 @@ hikkoshi.views.memoryMap = (() => {
       this.draw(all.list);
       this.describe(moved, all);
       if (this.fold.open) this.updateBlocks(all);
+      if (this.cellFold.open) this.updateCells(all);
     }
 
     draw(list) {
@@ -446,6 +455,14 @@ hikkoshi.views.memoryMap = (() => {
         return [name, ...[pages, ...states, rate].map(format.count)];
       });
       this.blocks.update(rows);
+    }
+
+    updateCells(all) {
+      const { layout } = this;
+      this.cells.update(layout.cells, (index) => {
+        const { pages, states, rate, hot } = all.list[index];
+        return [layout.name(index), ...[pages, ...states, rate].map(format.count), hot ? "yes" : ""];
+      });
     }
   }
 

@@ -2,13 +2,10 @@
 "use strict";
 
 hikkoshi.views.rates = (() => {
-  const { el, panel, fold, Table } = hikkoshi.dom;
+  const { el, panel, fold, PagedTable } = hikkoshi.dom;
   const { format } = hikkoshi;
   const { lines } = hikkoshi.chart;
   const { lastTime } = hikkoshi.migration;
-
-  /** The most rows of the table. */
-  const ROWS = 60;
 
   /** Samples of both sides that are so near, in ms, belong together: half the least distance. */
   const NEAR = 50;
@@ -59,7 +56,7 @@ hikkoshi.views.rates = (() => {
         format: format.micros,
         series: [{ name: "mean latency", colour: "--line-d", points: true }],
       });
-      this.table = new Table("Rates over time", [
+      this.table = new PagedTable("Rates over time", [
         { name: "time" },
         { name: "phase" },
         { name: "sent", number: true },
@@ -68,7 +65,7 @@ hikkoshi.views.rates = (() => {
         { name: "requests/s", number: true },
         { name: "without answer", number: true },
         { name: "mean latency", number: true },
-      ]);
+      ], "samples");
       this.fold = fold("Table of rates", this.table.element);
       this.fold.addEventListener("toggle", () => this.shown && this.updateTable(this.shown));
       const key = el("ul", { class: "band-key" },
@@ -106,28 +103,29 @@ hikkoshi.views.rates = (() => {
     isDrawn(migration) {
       const { id, main, running } = migration;
       const last = main.data.samples.at(-1)?.at_ms ?? 0;
-      const same = this.drawn?.id === id && this.drawn.main === main && this.drawn.running === running;
-      if (same && last >= this.drawn.last && last - this.drawn.last <= last / PIXELS) return true;
-      this.drawn = { id, main, running, last };
+      const whole = migration.recordings.filter(({ short }) => !short).length;
+      const { drawn } = this;
+      const same = drawn?.id === id && drawn.main === main && drawn.running === running && drawn.whole === whole;
+      if (same && last >= drawn.last && last - drawn.last <= last / PIXELS) return true;
+      this.drawn = { id, main, running, whole, last };
       return false;
     }
 
     updateTable(migration) {
       const rows = merged(migration);
-      const every = Math.max(1, Math.ceil(rows.length / ROWS));
-      this.table.caption.textContent = every === 1
-        ? "Rates over time: all samples"
-        : `Rates over time: one of ${every} samples`;
-      this.table.update(rows.filter((_, index) => index % every === 0).map((row) => [
-        format.elapsed(row.time),
-        hikkoshi.migration.PHASES[row.phase] ?? row.phase,
-        format.rate(row.sent),
-        format.rate(row.dirtied),
-        format.count(row.missing),
-        format.number(row.requests),
-        format.count(row.waiting),
-        format.micros(row.latency),
-      ]));
+      this.table.update(rows.length, (index) => {
+        const row = rows[index];
+        return [
+          format.elapsed(row.time),
+          hikkoshi.migration.PHASES[row.phase] ?? row.phase,
+          format.rate(row.sent),
+          format.rate(row.dirtied),
+          format.count(row.missing),
+          format.number(row.requests),
+          format.count(row.waiting),
+          format.micros(row.latency),
+        ];
+      });
     }
   }
 

@@ -4,7 +4,7 @@
 hikkoshi.views.summary = (() => {
   const { el, setText, setAttribute, fold, Table } = hikkoshi.dom;
   const { format } = hikkoshi;
-  const { PHASES, outcomeOf, lastTime } = hikkoshi.migration;
+  const { PHASES, enginesOf, outcome, outcomeOf, lastTime } = hikkoshi.migration;
 
   const GUEST = {
     source: "runs at the source",
@@ -73,9 +73,10 @@ hikkoshi.views.summary = (() => {
 
     /** A table with a column for each engine. */
     showEngines(newestFirst) {
-      const of = (side) => newestFirst.filter(({ data }) => data.migration.side === side);
-      const recordings = [...of("source"), ...of("destination")];
-      const columns = recordings.map(({ data }) => data.migration.side);
+      const of = (side) => newestFirst.filter(({ data }) => data.migration.side === side).flatMap(enginesOf);
+      const [source, destination] = [of("source"), of("destination")];
+      const engines = [...source, ...destination];
+      const columns = engines.map((_, index) => (index < source.length ? "source" : "destination"));
       if (columns.join() !== this.engineColumns) {
         this.engineColumns = columns.join();
         this.engineTable = new Table("Engines of this migration", [
@@ -84,7 +85,7 @@ hikkoshi.views.summary = (() => {
         ]);
         this.engines.replaceChildren(this.engineTable.element);
       }
-      const rows = ENGINE.map(([name, value]) => [name, ...recordings.map((recording) => value(recording) ?? "")]);
+      const rows = ENGINE.map(([name, value]) => [name, ...engines.map((engine) => value(engine) ?? "")]);
       this.engineTable.update(rows.filter(([, ...values]) => values.some((value) => value !== "")));
     }
 
@@ -153,21 +154,21 @@ hikkoshi.views.summary = (() => {
     return precopy ? "not known, or pre-copy does not converge" : "not known";
   };
 
-  const result = (recording) => {
-    const { end } = recording.data;
-    const { symbol, text } = outcomeOf(recording);
+  const result = (engine) => {
+    const { end } = engine;
+    const { symbol, text } = outcome(engine);
     return `${symbol} ${text}${end ? ` (status ${end.exit_status}, ${end.reason})` : ""}`;
   };
 
   /** What is said about an engine. */
   const ENGINE = [
-    ["host", ({ data }) => data.migration.host],
-    ["process", ({ data }) => String(data.migration.pid)],
-    ["began", ({ data }) => `${format.clock(data.migration.started_unix_ms)}${data.migration.resumed ? ", resumed" : ""}`],
-    ["took", (recording) => format.duration(lastTime(recording))],
+    ["host", ({ host }) => host],
+    ["process", ({ pid }) => String(pid)],
+    ["began", ({ started_unix_ms: began, resumed }) => `${format.clock(began)}${resumed ? ", resumed" : ""}`],
+    ["took", ({ begun_ms: from, until_ms: to }) => format.duration(Math.max(to - from, 0))],
     ["result", result],
-    ["message", ({ data, lost }) => data.end?.message ?? lost],
-    ["what to do next", ({ data }) => data.end?.next],
+    ["message", ({ end, lost }) => end?.message ?? lost],
+    ["what to do next", ({ end }) => end?.next],
   ];
 
   return Summary;

@@ -3,8 +3,10 @@
 mod input;
 mod statistics;
 
+use std::collections::BTreeSet;
+
 use error_reporter::Report as ErrorReport;
-use hikkoshi_status::{Kind, Recording, StatusFolder};
+use hikkoshi_status::{Entry, Kind, Recording, StatusFolder};
 
 use crate::args::Report;
 use crate::output::exit::{Exit, Status};
@@ -44,7 +46,11 @@ fn last_migration(folder: &StatusFolder) -> Result<Vec<Recording>, Exit> {
         .entries()
         .map_err(|error| Exit::caused(Status::Usage, Reason::Usage, &error))?;
     let mut recordings: Vec<Recording> = Vec::new();
-    for entry in entries.iter().filter(|entry| entry.kind == Kind::File) {
+    // Migrations that run have files, too.
+    let sockets = entries.iter().filter(|entry| entry.kind == Kind::Socket);
+    let running: BTreeSet<&str> = sockets.map(|entry| &*entry.name).collect();
+    let has_ended = |entry: &&Entry| entry.kind == Kind::File && !running.contains(&*entry.name);
+    for entry in entries.iter().filter(has_ended) {
         match Recording::read(&entry.path) {
             Ok(recording) => recordings.push(recording),
             Err(error) => tracing::warn!(

@@ -105,6 +105,7 @@ pub(super) fn recording(name: &str, value: Value) -> Result<Recording, serde_jso
             next: None,
             account: Some(value),
         }),
+        engines: Vec::new(),
     })
 }
 

@@ -1,0 +1,58 @@
+//! Connects to a unix socket without waiting.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// Connects to a socket. A process that is stopped, or too slow, may have as many connections that
+/// it has not accepted as it allows: then this fails at once, and does not wait for it.
+///
+/// # Errors
+/// [`io::ErrorKind::ConnectionRefused`]: no process serves the socket.
+/// [`io::ErrorKind::TimedOut`]: a process does, and accepts no connection now.
+pub(crate) fn connect(socket: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let stream = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let address = SocketAddrUnix::new(socket)?;
+    match rustix::net::connect(&stream, &address) {
+        // unix(7): the queue of the socket is full.
+        Err(Errno::AGAIN) => Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "its process accepts no connection (it may be stopped)",
+        )),
+        connected => connected.map_err(io::Error::from),
+    }?;
+    let stream = UnixStream::from(stream);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::ErrorKind;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn a_process_that_accepts_nothing_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("a.sock");
+        assert_eq!(connect(&socket).unwrap_err().kind(), ErrorKind::NotFound);
+        let listener = UnixListener::bind(&socket).unwrap();
+        let mut accepted = Vec::new();
+        let refused = loop {
+            match connect(&socket) {
+                Ok(stream) => accepted.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert!(!accepted.is_empty());
+        assert_eq!(refused.kind(), ErrorKind::TimedOut, "{refused}");
+        drop(listener);
+        let refused = connect(&socket).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "{refused}");
+    }
+}

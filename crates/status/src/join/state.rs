@@ -1,0 +1,244 @@
+//! The state of a later engine, joined to the last one of the engine before.
+
+use std::collections::BTreeMap;
+
+use super::is_handed_over;
+use super::map::join_map;
+use crate::{
+    Bytes, GuestAt, LatencyBucket, Map, Outage, Pages, Recording, Requests, Round, Side, State,
+};
+
+/// The most rounds and outages of a state.
+const KEPT: usize = 100;
+
+/// An engine that resumes begins without links: an outage that begins so early, in ms, began before.
+const AT_ONCE: u64 = 1000;
+
+/// What is remembered of the engine before.
+#[derive(Debug, Clone)]
+pub(super) struct JoinedState {
+    side: Side,
+    /// What is added to the times of the later engine.
+    pub(super) offset_ms: u64,
+    /// When the last thing happened that the engine before recorded.
+    last_ms: u64,
+    /// The last state of the engine before. Without a map, if the cells were others.
+    before: Option<State>,
+}
+
+impl JoinedState {
+    /// `has_same_cells`: the maps of both have the same cells.
+    pub(super) fn after(earlier: &Recording, offset_ms: u64, has_same_cells: bool) -> Self {
+        let mut before = earlier.state.clone();
+        if let Some(state) = before.as_mut().filter(|_| !has_same_cells) {
+            state.map = Map::default();
+        }
+        Self {
+            side: earlier.migration.side,
+            offset_ms,
+            last_ms: earlier.last_ms(),
+            before,
+        }
+    }
+
+    /// A state of the later engine, with what the engine before had done.
+    pub(super) fn join(&self, state: State) -> State {
+        let at = |at_ms: u64| at_ms.saturating_add(self.offset_ms);
+        let rounds = state.rounds.iter().map(|round| Round {
+            begun_ms: at(round.begun_ms),
+            ended_ms: round.ended_ms.map(at),
+            ..*round
+        });
+        let outages = state.outages.iter().map(|outage| Outage {
+            from_ms: at(outage.from_ms),
+            to_ms: outage.to_ms.map(at),
+        });
+        let later = State {
+            at_ms: at(state.at_ms),
+            rounds: rounds.collect(),
+            outages: outages.collect(),
+            ..state
+        };
+        let Some(before) = &self.before else {
+            return later;
+        };
+        let (downtime_ms, switchover) = switchover(before, &later);
+        State {
+            round: before.round.max(later.round),
+            pages: pages(before.pages, later.pages),
+            bytes: bytes(before.bytes, later.bytes),
+            requests: requests(&before.requests, &later.requests),
+            downtime_ms,
+            switchover,
+            rounds: self.rounds(before, &later),
+            outages: self.outages(before, &later),
+            map: join_map(self.side, &before.map, later.map),
+            ..later
+        }
+    }
+
+    pub(super) fn join_map(&self, map: Map) -> Map {
+        match &self.before {
+            Some(before) => join_map(self.side, &before.map, map),
+            None => map,
+        }
+    }
+
+    /// The rounds of both. One that was in progress has ended with its engine.
+    fn rounds(&self, before: &State, later: &State) -> Vec<Round> {
+        let ended = before.rounds.iter().map(|round| Round {
+            ended_ms: Some(round.ended_ms.unwrap_or(self.last_ms)),
+            ..*round
+        });
+        newest(ended.chain(later.rounds.iter().copied()).collect())
+    }
+
+    /// The outages of both, and the time without an engine.
+    fn outages(&self, before: &State, later: &State) -> Vec<Outage> {
+        let mut all = before.outages.clone();
+        let open = all.pop_if(|outage| outage.to_ms.is_none());
+        let mut after = later.outages.iter().copied().peekable();
+        if open.is_some() || is_handed_over(self.side, &before.stage) {
+            let at_once = self.offset_ms.saturating_add(AT_ONCE);
+            let first = after.next_if(|outage| outage.from_ms <= at_once);
+            all.push(Outage {
+                from_ms: open.map_or(self.last_ms, |outage| outage.from_ms),
+                to_ms: first.map_or(Some(self.offset_ms), |outage| outage.to_ms),
+            });
+        }
+        newest(all.into_iter().chain(after).collect())
+    }
+}
+
+fn newest<T>(mut all: Vec<T>) -> Vec<T> {
+    all.drain(..all.len().saturating_sub(KEPT));
+    all
+}
+
+/// How long the guest was paused, and the steps: of the engine that knows them.
+fn switchover(before: &State, later: &State) -> (Option<f64>, Vec<crate::Step>) {
+    // An engine that ended while the guest was paused knows only a part of it.
+    let downtime = match before.guest_at {
+        GuestAt::Paused => later.downtime_ms.or(before.downtime_ms),
+        _ => before.downtime_ms.or(later.downtime_ms),
+    };
+    let steps = match before.switchover.is_empty() {
+        true => &later.switchover,
+        false => &before.switchover,
+    };
+    (downtime, steps.clone())
+}
+
+fn pages(one: Pages, other: Pages) -> Pages {
+    Pages {
+        precopy: one.precopy.saturating_add(other.precopy),
+        zero: one.zero.saturating_add(other.zero),
+        urgent: one.urgent.saturating_add(other.urgent),
+        background: one.background.saturating_add(other.background),
+        again: one.again.saturating_add(other.again),
+    }
+}
+
+fn bytes(one: Bytes, other: Bytes) -> Bytes {
+    Bytes {
+        precopy: one.precopy.saturating_add(other.precopy),
+        urgent: one.urgent.saturating_add(other.urgent),
+        background: one.background.saturating_add(other.background),
+        device_state: one.device_state.saturating_add(other.device_state),
+    }
+}
+
+/// The latencies of both. Percentiles follow from the histogram, and are between those of both.
+#[allow(clippy::cast_precision_loss)] // A mean.
+fn requests(one: &Requests, other: &Requests) -> Requests {
+    if one.count == 0 || other.count == 0 {
+        return if one.count == 0 { other } else { one }.clone();
+    }
+    let mut counts = BTreeMap::<u64, u64>::new();
+    for bucket in one.histogram.iter().chain(&other.histogram) {
+        let count = counts.entry(bucket.le_us).or_default();
+        *count = count.saturating_add(bucket.count);
+    }
+    let count = one.count.saturating_add(other.count);
+    let sum = one.mean_us * one.count as f64 + other.mean_us * other.count as f64;
+    let between = |part: f64, one: f64, other: f64| {
+        let estimate = percentile(&counts, part).max(one.min(other));
+        estimate.min(one.max(other))
+    };
+    Requests {
+        count,
+        mean_us: sum / count as f64,
+        p50_us: between(0.5, one.p50_us, other.p50_us),
+        p99_us: between(0.99, one.p99_us, other.p99_us),
+        max_us: one.max_us.max(other.max_us),
+        histogram: counts
+            .into_iter()
+            .map(|(le_us, count)| LatencyBucket { le_us, count })
+            .collect(),
+    }
+}
+
+/// The latency that `part` of the requests do not exceed, in a histogram of powers of two. Those of
+/// a bucket count as if they were at equal distances.
+#[allow(clippy::cast_precision_loss)] // An estimate.
+fn percentile(counts: &BTreeMap<u64, u64>, part: f64) -> f64 {
+    let all: f64 = counts.values().map(|count| *count as f64).sum();
+    let wanted = all * part;
+    let mut below = 0.0;
+    for (le_us, count) in counts {
+        let (upper, count) = (*le_us as f64, *count as f64);
+        if count > 0.0 && below + count >= wanted {
+            let lower = upper / 2.0;
+            return lower + (upper - lower) * (wanted - below) / count;
+        }
+        below += count;
+    }
+    0.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_between_those_of_both() {
+        let of = |p50_us: f64, p99_us: f64, histogram: &[(u64, u64)]| Requests {
+            count: histogram.iter().map(|(_, count)| count).sum(),
+            mean_us: p50_us,
+            p50_us,
+            p99_us,
+            max_us: p99_us,
+            histogram: histogram
+                .iter()
+                .map(|&(le_us, count)| LatencyBucket { le_us, count })
+                .collect(),
+        };
+        let fast = of(50.0, 60.0, &[(64, 100)]);
+        let slow = of(1800.0, 2000.0, &[(2048, 100)]);
+        let both = requests(&fast, &slow);
+        assert_eq!((both.count, both.max_us), (200, 2000.0));
+        assert!((both.mean_us - 925.0).abs() < 1e-9);
+        // Half of all are the fast ones: the end of their bucket.
+        assert!((both.p50_us - 64.0).abs() < 1e-9, "{}", both.p50_us);
+        // 98 of the 100 slow ones.
+        assert!((both.p99_us - 2000.0).abs() < 1e-9, "{}", both.p99_us);
+        let buckets: Vec<_> = both.histogram.iter().map(|b| (b.le_us, b.count)).collect();
+        assert_eq!(buckets, [(64, 100), (2048, 100)]);
+        assert_eq!(requests(&fast, &Requests::default()), fast);
+        assert_eq!(requests(&Requests::default(), &slow), slow);
+    }
+
+    #[test]
+    fn percentiles_do_not_panic_with_values_from_outside() {
+        let bad = Requests {
+            count: u64::MAX,
+            mean_us: f64::NAN,
+            p50_us: 5.0,
+            p99_us: 1.0,
+            max_us: 0.0,
+            histogram: Vec::new(),
+        };
+        let both = requests(&bad, &bad.clone());
+        assert!((both.p50_us - 5.0).abs() < 1e-9);
+    }
+}
