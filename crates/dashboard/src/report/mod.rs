@@ -7,6 +7,7 @@
 mod both_sides;
 mod compare;
 mod format;
+mod hot_ranges;
 mod markup;
 mod policy;
 mod tables;
@@ -135,14 +136,17 @@ mod tests {
                         id: text.into(),
                         first_page: 0,
                         pages: 512,
+                        guest: Vec::new(),
                     }],
                 },
             },
             samples: Vec::new(),
             frames: Vec::new(),
+            dirty_rates: None,
             notices: Vec::new(),
             state: None,
             end: None,
+            unknown: Vec::new(),
         }
     }
 

@@ -48,6 +48,21 @@ hikkoshi.recording = (() => {
     };
   };
 
+  /** Adds the dirty rates of a state, which count for the time since the state before. */
+  const addRates = (rates, state, before) => {
+    const lasted = Math.max(state.at_ms - before, 0);
+    if (state.dirty_pages_per_second === null || lasted === 0) return;
+    const present = state.map.dirty_per_second;
+    const cells = Math.max(present.length, rates.mean.length);
+    const total = rates.measured_ms + lasted;
+    for (let cell = 0; cell < cells; cell += 1) {
+      const rate = present[cell] ?? 0;
+      rates.highest[cell] = Math.max(rates.highest[cell] ?? 0, rate);
+      rates.mean[cell] = ((rates.mean[cell] ?? 0) * rates.measured_ms + rate * lasted) / total;
+    }
+    rates.measured_ms = total;
+  };
+
   /** What is known about one migration on one side. */
   class Recording {
     constructor(name, data) {
@@ -55,6 +70,11 @@ hikkoshi.recording = (() => {
       this.data = data;
       this.lost = null;
       this.sampled = null;
+    }
+
+    /** Whether that part is known: see `Unknown` of the crate. */
+    knows(part) {
+      return !(this.data.unknown ?? []).includes(part);
     }
 
     /** Adds a record: `{state}`, `{notice}`, `{end}` or `{recording}`, which replaces everything. */
@@ -79,6 +99,7 @@ hikkoshi.recording = (() => {
 
     addState(state) {
       const { data } = this;
+      if (data.dirty_rates) addRates(data.dirty_rates, state, data.state?.at_ms ?? 0);
       const none = { at_ms: 0, bytes: 0, requests: 0, latency: 0 };
       this.sampled ??= data.state ? totals(data.state) : none;
       if (due(data.samples, state.at_ms)) {

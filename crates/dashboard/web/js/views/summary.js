@@ -75,7 +75,7 @@ hikkoshi.views.summary = (() => {
     showEngines(newestFirst) {
       const of = (side) => newestFirst.filter(({ data }) => data.migration.side === side);
       const recordings = [...of("source"), ...of("destination")];
-      const columns = recordings.map(({ data }) => data.migration.side);
+      const columns = recordings.map((recording) => ifKnown(recording, "side", recording.data.migration.side));
       if (columns.join() !== this.engineColumns) {
         this.engineColumns = columns.join();
         this.engineTable = new Table("Engines of this migration", [
@@ -114,9 +114,11 @@ hikkoshi.views.summary = (() => {
   const route = (migration) => {
     const { source, destination, main } = migration;
     const { mode, peer } = main.data.migration;
-    const from = source ? source.data.migration.host : peer;
-    const to = destination ? destination.data.migration.host : peer;
-    return `${from} → ${to} · ${mode} · began ${format.clock(migration.began)} · migration ${migration.id}`;
+    const known = main.knows("engine") && main.knows("side");
+    const host = (side) => (known && (side ? side.data.migration.host : peer)) || format.NONE;
+    const how = main.knows("mode") ? mode : `mode ${format.NONE}`;
+    const began = main.knows("began") ? format.clock(migration.began) : format.NONE;
+    return `${host(source)} → ${host(destination)} · ${how} · began ${began} · migration ${migration.id}`;
   };
 
   /** Null: the fact says nothing now. */
@@ -159,12 +161,17 @@ hikkoshi.views.summary = (() => {
     return `${symbol} ${text}${end ? ` (status ${end.exit_status}, ${end.reason})` : ""}`;
   };
 
+  /** A value, if that part of the recording is known. */
+  const ifKnown = (recording, part, value) => (recording.knows(part) ? value : format.NONE);
+
+  const beganAt = ({ started_unix_ms: began, resumed }) => `${format.clock(began)}${resumed ? ", resumed" : ""}`;
+
   /** What is said about an engine. */
   const ENGINE = [
-    ["host", ({ data }) => data.migration.host],
-    ["process", ({ data }) => String(data.migration.pid)],
-    ["began", ({ data }) => `${format.clock(data.migration.started_unix_ms)}${data.migration.resumed ? ", resumed" : ""}`],
-    ["took", (recording) => format.duration(lastTime(recording))],
+    ["host", (recording) => ifKnown(recording, "engine", recording.data.migration.host)],
+    ["process", (recording) => ifKnown(recording, "engine", String(recording.data.migration.pid))],
+    ["began", (recording) => ifKnown(recording, "began", beganAt(recording.data.migration))],
+    ["took", (recording) => ifKnown(recording, "duration", format.duration(lastTime(recording)))],
     ["result", result],
     ["message", ({ data, lost }) => data.end?.message ?? lost],
     ["what to do next", ({ data }) => data.end?.next],
