@@ -134,7 +134,7 @@ mod tests {
     fn lists_are_bounded() {
         let mut recorder = Recorder::new(migration());
         recorder.add(dirty(100, &vec![u64::MAX; 10 * MAX_CELLS]));
-        recorder.add(dirty(u64::MAX, &vec![u64::MAX; 3]));
+        recorder.add(dirty(u64::MAX, &[u64::MAX; 3]));
         let rates = recorder.recording().dirty_rates.clone().unwrap();
         assert_eq!(
             (rates.highest.len(), rates.mean.len()),

@@ -94,7 +94,7 @@ pub struct Pages {
     pub urgent: u64,
     /// In post-copy without a request.
     pub background: u64,
-    /// Sent again in pre-copy, because the guest had written to them (source): `repeats` has it, too.
+    /// Sent again in pre-copy, because the guest had written to them (source). Also in `repeats`.
     pub again: u64,
 }
 

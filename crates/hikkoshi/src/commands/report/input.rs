@@ -77,8 +77,9 @@ fn parse(file: &Path, content: &[u8]) -> Result<Vec<Recording>, InputError> {
         .map_err(|error| unknown(error.to_string()))
 }
 
-/// The number of a migration whose result does not have it: the same for the same file with the same
-/// content. Other files may have the same name, and the file may be overwritten by another result.
+/// The number of a migration whose result does not have it: the same for the same file with the
+/// same content. Other files may have the same name, and the file may be overwritten by another
+/// result.
 fn id(file: &Path, content: &str) -> String {
     let mut hasher = DefaultHasher::new();
     (file, content).hash(&mut hasher);

@@ -200,17 +200,17 @@ fn with_statistics(of: Source<'_>, statistics: Statistics, value: Value) -> Reco
 
 /// The side of a result that does not say it, if something in it tells.
 fn side(statistics: &Statistics, value: &Value) -> Option<Side> {
-    let has = |name: &&str| value.get(name).is_some();
+    let has = |name: &str| value.get(name).is_some();
     let did = |steps: [&str; 2]| {
         let mut done = statistics.switchover.iter();
         done.any(|done| steps.contains(&done.step.as_str()))
     };
-    if statistics.rounds > 0 || OF_SOURCE.iter().any(|name| has(&name)) || did(SOURCE_STEPS) {
+    if statistics.rounds > 0 || OF_SOURCE.iter().any(|name| has(name)) || did(SOURCE_STEPS) {
         return Some(Side::Source);
     }
     // A source that has sent pages in pre-copy has had rounds.
     let received = statistics.pages.precopy > 0;
-    (received || has(&"faults_before_running") || did(DESTINATION_STEPS))
+    (received || has("faults_before_running") || did(DESTINATION_STEPS))
         .then_some(Side::Destination)
 }
 
