@@ -2,6 +2,7 @@
 
 use crate::switchover_steps::SwitchoverStep;
 use crate::{Side, free_huge_pages, log};
+use hikkoshi_status::{Outage, Repeats, Round};
 use serde::Deserialize;
 use std::fmt;
 
@@ -26,6 +27,17 @@ pub struct JsonReport {
     pub pages: Pages,
     /// Bytes by kind.
     pub bytes: Bytes,
+    /// Pages that were sent more than once; in the source's report.
+    pub repeats: Option<Repeats>,
+    /// The rounds of pre-copy; in the source's report.
+    #[serde(default)]
+    pub rounds_detail: Vec<Round>,
+    /// Times without links after the handover.
+    pub outages: Vec<Outage>,
+    /// The number of the migration, the same on both sides.
+    pub migration_id: String,
+    /// `source` or `destination`.
+    pub side: String,
     /// Latency of page requests.
     pub request_latency_us: Latency,
     /// The stages of that latency.
@@ -207,6 +219,7 @@ impl JsonReport {
         if mode == "postcopy" {
             assert_eq!((pages.precopy, bytes.precopy), (0, 0), "{self:?}");
         }
+        self.check_engine(side);
         let sum: u64 = latency.histogram.iter().map(|bucket| bucket.count).sum();
         assert_eq!(sum, latency.count, "{self:?}");
         if latency.count > 0 {
@@ -230,6 +243,36 @@ impl JsonReport {
             bounds.iter().all(|b| b.is_power_of_two()) && bounds.is_sorted(),
             "{self:?}"
         );
+    }
+}
+
+impl JsonReport {
+    /// Which engine it was, and what it has counted of pages that were sent twice.
+    fn check_engine(&self, side: Side) {
+        let (pages, bytes) = (&self.pages, &self.bytes);
+        let is_source = side == Side::Source;
+        let name = if is_source { "source" } else { "destination" };
+        assert_eq!(self.side, name, "{self:?}");
+        assert_eq!(self.migration_id.len(), 16, "{self:?}");
+        assert_eq!(self.repeats.is_some(), is_source, "{self:?}");
+        if let Some(repeats) = &self.repeats {
+            assert!(repeats.precopy.bytes <= bytes.precopy, "{self:?}");
+            let later = [
+                repeats.stale,
+                repeats.host_page,
+                repeats.resent,
+                repeats.requested,
+            ];
+            let later: u64 = later.iter().map(|repeated| repeated.bytes).sum();
+            assert!(
+                later <= (pages.urgent + pages.background) * 4096,
+                "{self:?}"
+            );
+            assert!(
+                self.rounds == 0 || !self.rounds_detail.is_empty(),
+                "{self:?}"
+            );
+        }
     }
 }
 

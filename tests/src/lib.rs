@@ -105,7 +105,7 @@ pub use program::{Exit, Program, hikkoshi};
 pub use qemu_state::QemuState;
 pub use redis::RedisLoad;
 pub use refusal::{assert_command_refused, assert_refused};
-pub use relay::{Breakpoint, MessageKind, Relay, RelayAction, When};
+pub use relay::{Breakpoint, MessageKind, Relay, RelayAction, SentPages, When};
 pub use shown_page::{ShownPage, count, legend_of};
 pub use split_brain::SplitBrainWatcher;
 pub use switchover_steps::SwitchoverStep;

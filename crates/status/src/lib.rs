@@ -19,6 +19,7 @@
 //! |---|---|
 //! | `record/` | what is sent and stored: JSON, one object a line, with a version |
 //! | `recorder.rs` | adds to a recording, and keeps it bounded |
+//! | `rates_by_cell.rs` | the highest and the mean dirty rate of each cell |
 //! | `folder.rs` | the status folder: sockets of running, files of ended migrations |
 //! | `server.rs` | serves the recording of this process |
 //! | `client.rs` | follows a migration of another process |
@@ -38,6 +39,7 @@ mod client;
 mod connect;
 mod folder;
 mod join;
+mod rates_by_cell;
 mod record;
 mod recorder;
 mod server;
@@ -46,8 +48,9 @@ pub use client::{Follow, FollowError};
 pub use folder::{Entry, FolderError, Kind, StatusFolder};
 pub use join::{Continued, join_all};
 pub use record::{
-    Block, Bytes, End, Engine, Frame, GuestAt, LatencyBucket, Map, Memory, Migration, Notice,
-    Outage, Pages, Phase, Record, Recording, Requests, Round, Sample, Side, State, Step, TimeLeft,
+    Block, Bytes, DirtyRates, End, Engine, Frame, GuestAt, GuestRange, LatencyBucket, Map, Memory,
+    Migration, Notice, Outage, Pages, Phase, Record, Recording, Repeated, Repeats, Requests, Round,
+    Sample, Side, State, Step, TimeLeft, Unknown,
 };
 pub use recorder::Recorder;
 pub use server::{ServeError, StatusServer};

@@ -1,6 +1,10 @@
 //! Adds to a recording, and keeps it bounded.
 
-use crate::{End, Frame, Map, Migration, Notice, Record, Recording, Sample, State, VERSION};
+use crate::rates_by_cell::RatesByCell;
+use crate::{
+    DirtyRates, End, Frame, MAX_CELLS, Map, Migration, Notice, Record, Recording, Sample, State,
+    VERSION,
+};
 
 /// The most samples. When there are more, every second one is dropped, and from then on half as
 /// many are taken.
@@ -25,6 +29,7 @@ pub struct Recorder {
     recording: Recording,
     samples: Thinned,
     frames: Thinned,
+    rates: RatesByCell,
     /// What a sample's rates are computed from.
     sampled: Option<Sampled>,
 }
@@ -113,13 +118,16 @@ impl Recorder {
                 migration,
                 samples: Vec::new(),
                 frames: Vec::new(),
+                dirty_rates: Some(DirtyRates::default()),
                 notices: Vec::new(),
                 state: None,
                 end: None,
                 engines: Vec::new(),
+                unknown: Vec::new(),
             },
             samples: Thinned::new(SAMPLES),
             frames: Thinned::new(FRAMES),
+            rates: RatesByCell::default(),
             sampled: None,
         }
     }
@@ -131,8 +139,13 @@ impl Recorder {
         frames.thin(&mut recording.frames);
         let notices = &mut recording.notices;
         notices.drain(..notices.len().saturating_sub(NOTICES));
+        if let Some(rates) = &mut recording.dirty_rates {
+            rates.highest.truncate(MAX_CELLS);
+            rates.mean.truncate(MAX_CELLS);
+        }
         Self {
             sampled: recording.state.as_ref().map(Sampled::of),
+            rates: RatesByCell::of(&recording),
             recording,
             samples,
             frames,
@@ -166,7 +179,7 @@ impl Recorder {
             self.add_frame(state.at_ms, state.map.clone());
             self.frames.thin(&mut self.recording.frames);
         }
-        self.recording.state = Some(state);
+        self.set_state(state);
     }
 
     /// What was recorded so far.
@@ -189,6 +202,13 @@ impl Recorder {
         if self.frames.takes() {
             self.add_frame(state.at_ms, state.map.clone());
             self.frames.thin(&mut self.recording.frames);
+        }
+        self.set_state(state);
+    }
+
+    fn set_state(&mut self, state: State) {
+        if let Some(rates) = &mut self.recording.dirty_rates {
+            self.rates.add(&state, rates);
         }
         self.recording.state = Some(state);
     }

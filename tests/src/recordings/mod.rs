@@ -29,7 +29,8 @@ pub struct RecordedCase {
     pub cell_pages: u64,
     /// Pages that the link sends in 100 ms.
     pub link_pages: u64,
-    /// Pages that the guest dirties per second in a hot cell. One cell in 40 is hot.
+    /// Pages that the guest dirties per second in a hot cell. Two neighbours in 40
+    /// cells are hot.
     pub hot_rate: u64,
     /// Whether the links are lost for two seconds in post-copy.
     pub outage: bool,

@@ -1,8 +1,8 @@
 //! A guest and a link, in steps of 100 ms.
 
 use hikkoshi_status::{
-    Block, Bytes, GuestAt, Map, Memory, Migration, Outage, Pages, Phase, Requests, Round, Side,
-    State, Step, TimeLeft,
+    Block, Bytes, GuestAt, GuestRange, Map, Memory, Migration, Outage, Pages, Phase, Repeated,
+    Repeats, Requests, Round, Side, State, Step, TimeLeft,
 };
 
 use super::{Ending, Latencies, RecordedCase, RecordedMigration, account, end};
@@ -12,6 +12,9 @@ const TICK: u64 = 100;
 
 /// Bytes of a page on a link, with its header.
 const PAGE_BYTES: u64 = 4108;
+
+/// Pages that are on their way when the links are lost.
+const RESENT: u64 = 48;
 
 /// When the migration begins, in ms since 1970.
 const BEGAN: u64 = 1_790_000_000_000;
@@ -49,6 +52,7 @@ pub(super) struct Model<'a> {
     arrived: Map,
     pages: Pages,
     bytes: Bytes,
+    repeats: Repeats,
     rounds: Vec<Round>,
     latencies: Latencies,
     outages: Vec<Outage>,
@@ -86,6 +90,7 @@ impl<'a> Model<'a> {
             arrived,
             pages: Pages::default(),
             bytes: Bytes::default(),
+            repeats: Repeats::default(),
             rounds: Vec::new(),
             latencies: Latencies::default(),
             outages: Vec::new(),
@@ -114,7 +119,7 @@ impl<'a> Model<'a> {
     }
 
     fn hot(&self, cell: usize) -> bool {
-        cell % 40 == 7
+        matches!(cell % 40, 7 | 8)
     }
 
     /// Rounds until few pages are dirty. Returns whether it was not cancelled.
@@ -170,7 +175,7 @@ impl<'a> Model<'a> {
             send -= zero;
             if round > 1 {
                 self.map.dirty[cell] = 0;
-                self.pages.again += send;
+                self.sent_again(send);
             }
             while send > 0 {
                 let part = send.min(left);
@@ -195,6 +200,11 @@ impl<'a> Model<'a> {
         self.dirty();
         self.tick();
         true
+    }
+
+    fn sent_again(&mut self, pages: u64) {
+        self.pages.again += pages;
+        add(&mut self.repeats.precopy, pages);
     }
 
     fn send_precopy(&mut self, pages: u64) {
@@ -241,7 +251,7 @@ impl<'a> Model<'a> {
                 bytes: 0,
                 dirty_pages: Some(0),
             });
-            self.pages.again += dirty;
+            self.sent_again(dirty);
             self.send_precopy(dirty);
             self.map.dirty.fill(0);
         }
@@ -331,6 +341,9 @@ impl<'a> Model<'a> {
 
     fn install(&mut self, cell: usize, pages: u64, requested: bool) {
         self.done += pages;
+        if self.case.mode == "hybrid" {
+            add(&mut self.repeats.stale, pages);
+        }
         for map in [&mut self.map, &mut self.arrived] {
             map.missing[cell] -= pages;
             match requested {
@@ -352,6 +365,10 @@ impl<'a> Model<'a> {
             self.tick();
         }
         self.latencies.add_micros(2_000_310.0);
+        // These were on their way.
+        add(&mut self.repeats.resent, RESENT);
+        self.pages.background += RESENT;
+        self.bytes.background += RESENT * PAGE_BYTES;
         self.outages.last_mut().unwrap().to_ms = Some(self.at_ms);
     }
 
@@ -410,6 +427,7 @@ impl<'a> Model<'a> {
             },
             pages: self.pages,
             bytes: self.bytes,
+            repeats: source.then_some(self.repeats),
             bytes_per_second: rate,
             dirty_pages_per_second: dirty,
             time_left: (self.total > self.done)
@@ -509,6 +527,11 @@ impl<'a> Model<'a> {
     }
 }
 
+fn add(repeated: &mut Repeated, pages: u64) {
+    repeated.pages += pages;
+    repeated.bytes += pages * 4096;
+}
+
 fn step((step, after_pause_ms): &(&str, f64)) -> Step {
     Step {
         step: (*step).to_owned(),
@@ -539,6 +562,7 @@ fn blocks(pages: u64) -> Vec<Block> {
         id: "pc.ram".into(),
         first_page: 0,
         pages: pages - small,
+        guest: mapped(pages - small),
     }];
     let mut first_page = pages - small;
     for (id, pages) in others {
@@ -546,8 +570,24 @@ fn blocks(pages: u64) -> Vec<Block> {
             id: id.into(),
             first_page,
             pages,
+            guest: Vec::new(),
         });
         first_page += pages;
     }
     blocks
+}
+
+/// Where a PC has its main memory: from 3 GiB on it is mapped at 4 GiB.
+fn mapped(pages: u64) -> Vec<GuestRange> {
+    const GIB: u64 = 1 << 30;
+    let bytes = pages * 4096;
+    let range = |address, offset, bytes| GuestRange {
+        address,
+        offset,
+        bytes,
+    };
+    vec![
+        range(0, 0, bytes.min(3 * GIB)),
+        range(4 * GIB, 3 * GIB, bytes.saturating_sub(3 * GIB)),
+    ]
 }

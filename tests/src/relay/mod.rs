@@ -3,10 +3,12 @@
 
 mod breakpoint;
 mod message;
+mod sent_pages;
 mod socket;
 
 pub use breakpoint::{Breakpoint, When};
 pub use message::MessageKind;
+pub use sent_pages::SentPages;
 
 use crate::unique_address;
 use hikkoshi_wire::{CHALLENGE_LEN, Frame, HEADER_LEN, HELLO_LEN, Hello, Limits, Role};
@@ -50,6 +52,7 @@ struct Shared {
     delay: Option<(MessageKind, Duration)>,
     state: Mutex<State>,
     changed: Condvar,
+    sent: SentPages,
 }
 
 #[derive(Debug, Default)]
@@ -114,6 +117,7 @@ impl Relay {
             delay,
             state: Mutex::default(),
             changed: Condvar::new(),
+            sent: SentPages::default(),
         });
         let serving = Arc::clone(&shared);
         std::thread::spawn(move || serving.serve(&listener));
@@ -156,6 +160,11 @@ impl Relay {
     /// Number of messages of that kind so far.
     pub fn seen(&self, kind: MessageKind) -> u32 {
         self.shared.lock().seen.get(&kind).copied().unwrap_or(0)
+    }
+
+    /// The guest's memory that has passed, also after the relay has ended.
+    pub fn sent_pages(&self) -> SentPages {
+        self.shared.sent.clone()
     }
 
     /// Releases held messages.
@@ -318,6 +327,9 @@ impl Shared {
                 Frame::Control { .. } if to_destination => from_source(&bytes[HEADER_LEN..]),
                 Frame::Control { .. } => from_destination(&bytes[HEADER_LEN..]),
             };
+            if to_destination {
+                self.sent.add(&frame, kind);
+            }
             self.message(kind, to, &bytes, link)?;
         }
     }

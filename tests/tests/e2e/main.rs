@@ -48,6 +48,7 @@ mod processes_killed;
 mod qemu_versions;
 mod recovery;
 mod refusals;
+mod repeats;
 mod security;
 mod shutdown;
 mod status;

@@ -1,7 +1,7 @@
 //! Reports.
 
 use hikkoshi_dashboard::{report, report_policy};
-use hikkoshi_status::{Recording, Side};
+use hikkoshi_status::{Recording, Side, Unknown};
 use hikkoshi_tests::recordings::{Ending, RecordedCase};
 
 use crate::event_server::EventServer;
@@ -169,6 +169,11 @@ fn a_report_can_be_read_without_scripts() {
         ..RecordedCase::new("web", "hybrid")
     };
     let recordings = both(&case);
+    const REPEATS: &str = "Pages that were sent more than once";
+    const RANGES: &str = "Ranges that the guest dirtied most";
+    let folder = open(&shown, "report", &recordings);
+    let with_scripts = [REPEATS, RANGES].map(|caption| shown.table(caption));
+    drop(folder);
     shown.browser.set_scripts(false).unwrap();
     let _folder = open(&shown, "report", &recordings);
     assert_eq!(
@@ -192,9 +197,105 @@ fn a_report_can_be_read_without_scripts() {
     );
     let outages = shown.table("Times without links after the handover");
     assert_eq!(outages[0][2], "2.00 s");
-    let hot = shown.table("Cells with the highest dirty rate");
-    assert_eq!(hot[0], ["pc.ram + 3.80 GiB", "960"]);
+    // Two cells in 40 are hot; the first ones were sent first, and so were known for longest.
+    let hot = shown.table(RANGES);
+    let rates = recordings[0].dirty_rates.as_ref().unwrap();
+    let expected = [
+        "pc.ram + 56 MiB to 72 MiB",
+        "0x3800000",
+        &count(rates.mean[7] + rates.mean[8]),
+    ];
+    assert_eq!(hot[0][..3], expected);
+    assert_eq!((hot[0][4].as_str(), hot.len()), ("901", 10));
+    assert_eq!(hot, with_scripts[1]);
+    let repeats = shown.table(REPEATS);
+    let of = recordings[0].state.as_ref().unwrap().repeats.unwrap();
+    let why = "Sent in pre-copy, and again in post-copy: the guest had written to them";
+    assert_eq!(repeats[0][..2], [why, &count(of.stale.pages)]);
+    assert_eq!(repeats[1][1], count(of.resent.pages));
+    assert!(of.stale.pages > 0 && of.resent.pages > 0 && repeats.len() == 2);
+    let first: Vec<_> = with_scripts[0]
+        .iter()
+        .map(|row| row[..3].to_vec())
+        .collect();
+    assert_eq!(repeats, first);
     shown.screenshot("report-without-scripts");
+    shown.assert_clean();
+}
+
+/// A recording of a result of `--json` that has not all, and one of a run that has only failed.
+#[test]
+fn what_is_not_known_is_not_shown_as_a_number() {
+    let shown = ShownPage::start();
+    let mut recordings = both(&RecordedCase::new("web", "hybrid"));
+    recordings.truncate(1);
+    recordings.extend(both(&RecordedCase::new("mail", "hybrid")));
+    recordings.truncate(2);
+    let (known, failed) = (recordings[0].clone(), &mut recordings[1]);
+    failed.migration.started_unix_ms = 0;
+    failed.migration.pid = 0;
+    (failed.migration.host, failed.migration.peer) = (String::new(), String::new());
+    (failed.state, failed.dirty_rates) = (None, None);
+    (failed.samples, failed.frames, failed.notices) = (Vec::new(), Vec::new(), Vec::new());
+    failed.unknown = vec![
+        Unknown::Side,
+        Unknown::Engine,
+        Unknown::Mode,
+        Unknown::Began,
+        Unknown::Duration,
+        Unknown::Memory,
+        Unknown::Map,
+        Unknown::Outages,
+        Unknown::Rounds,
+    ];
+    let end = failed.end.as_mut().unwrap();
+    (end.at_ms, end.exit_status, end.account) = (0, 1, None);
+    end.message = "the links failed".into();
+    let mut old = known.clone();
+    old.migration.id = "older".into();
+    old.unknown = vec![Unknown::Map, Unknown::Outages];
+    old.state.as_mut().unwrap().repeats = None;
+    (old.dirty_rates, old.frames) = (None, Vec::new());
+    recordings.push(old);
+    let _folder = open(&shown, "report-unknown", &recordings);
+    let rows = shown.table("Migrations");
+    let row = |name: &str| {
+        let row = rows.iter().find(|row| row[0] == name);
+        row.unwrap_or_else(|| panic!("no row {name}: {rows:?}"))[2..].to_vec()
+    };
+    assert_eq!(row("Result"), ["stays at the source", "moved"]);
+    assert_eq!(row("What happened")[0], "the links failed");
+    for name in [
+        "From",
+        "To",
+        "Mode",
+        "Began",
+        "Total time",
+        "Guest memory",
+        "Bytes sent",
+    ] {
+        assert_eq!(row(name)[0], "–", "{name}");
+        assert_ne!(row(name)[1], "–", "{name}");
+    }
+    for name in ["Outages", "… again, because the guest had written to them"] {
+        assert_eq!(row(name), ["–", "–"], "{name}");
+    }
+    // The views of the pages' scripts.
+    let text = shown.evaluate("document.querySelector('#main').innerText");
+    let text = text.as_str().unwrap();
+    assert!(!text.contains("1970") && !text.contains("NaN"), "{text}");
+    let texts = |what: &str| {
+        let list = format!("[...document.querySelectorAll('{what}')].map(e => e.hidden)");
+        serde_json::from_value::<Vec<bool>>(shown.evaluate(&list)).unwrap()
+    };
+    assert_eq!(texts(".memory-map"), [false, true, true]);
+    assert_eq!(texts(".repeats"), [false, true, false]);
+    let notes = shown.evaluate("[...document.querySelectorAll('.repeats')].map(e => e.innerText)");
+    let notes: Vec<String> = serde_json::from_value(notes).unwrap();
+    assert!(
+        notes[2].contains("What was sent twice is not known"),
+        "{notes:?}"
+    );
     shown.assert_clean();
 }
 

@@ -249,10 +249,12 @@ fn without_history(recording: &Recording) -> Recording {
         migration: recording.migration.clone(),
         samples: Vec::new(),
         frames: Vec::new(),
+        dirty_rates: recording.dirty_rates.clone(),
         notices: recording.notices.clone(),
         state: recording.state.clone(),
         end: recording.end.clone(),
         engines: recording.engines.clone(),
+        unknown: recording.unknown.clone(),
     }
 }
 

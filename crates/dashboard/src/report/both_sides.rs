@@ -1,6 +1,8 @@
 //! The recordings of one migration.
 
-use hikkoshi_status::{End, Migration, Outage, Recording, Requests, Side, State, Step};
+use hikkoshi_status::{
+    End, Migration, Outage, Recording, Repeats, Requests, Side, State, Step, Unknown,
+};
 
 /// One migration: its source, its destination, or both.
 #[derive(Debug)]
@@ -55,6 +57,11 @@ impl<'a> BothSides<'a> {
         self.main().map(|recording| &recording.migration)
     }
 
+    /// Whether that part is known of the source, or else of the destination.
+    pub(super) fn knows(&self, part: Unknown) -> bool {
+        self.main().is_some_and(|recording| recording.knows(part))
+    }
+
     pub(super) fn id(&self) -> &str {
         let first = self.recordings.first();
         first.map_or("", |recording| recording.migration.id.as_str())
@@ -85,10 +92,31 @@ impl<'a> BothSides<'a> {
         (requests.count > 0).then_some(requests)
     }
 
-    /// Times without links.
-    pub(super) fn outages(&self) -> &'a [Outage] {
-        let destination = self.state(Side::Destination);
-        destination.map_or(&[], |state| &state.outages)
+    /// Times without links; `None`: not known.
+    pub(super) fn outages(&self) -> Option<&'a [Outage]> {
+        let recording = self.side(Side::Destination).or_else(|| self.main())?;
+        let known = recording
+            .state
+            .as_ref()
+            .map_or(&[][..], |state| &state.outages);
+        recording.knows(Unknown::Outages).then_some(known)
+    }
+
+    /// Pages that were sent more than once; `None`: not known.
+    pub(super) fn repeats(&self) -> Option<&'a Repeats> {
+        self.state(Side::Source)?.repeats.as_ref()
+    }
+
+    /// The number of rounds of pre-copy, with the last one in which the guest was paused.
+    pub(super) fn rounds(&self) -> Option<u64> {
+        let source = self.side(Side::Source)?;
+        let account = source.end.as_ref().and_then(|end| end.account.as_ref());
+        let counted = account.and_then(|account| account.get("rounds")?.as_u64());
+        let recorded = || {
+            let state = source.state.as_ref()?;
+            Some(u64::from(state.rounds.last()?.round))
+        };
+        counted.or_else(recorded).filter(|rounds| *rounds > 0)
     }
 
     /// The steps of the switchover at a side.
@@ -109,9 +137,10 @@ impl<'a> BothSides<'a> {
         ends.rev().max_by_key(|end| end.exit_status)
     }
 
-    /// When the last thing happened: ms since the migration began.
-    pub(super) fn total_ms(&self) -> u64 {
-        self.main().map_or(0, Recording::last_ms)
+    /// When the last thing happened: ms since the migration began; `None`: not known.
+    pub(super) fn total_ms(&self) -> Option<u64> {
+        let main = self.main()?;
+        main.knows(Unknown::Duration).then(|| main.last_ms())
     }
 }
 

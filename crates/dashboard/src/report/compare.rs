@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use hikkoshi_status::{Pages, Requests, Side};
+use hikkoshi_status::{Pages, Repeated, Repeats, Requests, Side, Unknown};
 
 use super::both_sides::{BothSides, outcome};
 use super::format::{NONE, bytes, clock, count, duration, duration_of, micros};
@@ -52,10 +52,18 @@ fn table(caption: &str, columns: &[Column], rows: &[Vec<String>]) -> String {
 
 /// `2. web, hybrid`: what a column is called.
 pub(super) fn name(index: usize, migration: &BothSides<'_>) -> String {
-    let (guest, mode) = migration
+    let guest = migration
         .migration()
-        .map_or(("", ""), |migration| (&*migration.guest, &*migration.mode));
-    format!("{}. {guest}, {mode}", index + 1)
+        .map_or("", |migration| &migration.guest);
+    match mode(migration) {
+        Some(mode) => format!("{}. {guest}, {mode}", index + 1),
+        None => format!("{}. {guest}", index + 1),
+    }
+}
+
+fn mode(migration: &BothSides<'_>) -> Option<String> {
+    let moved = migration.migration()?;
+    migration.knows(Unknown::Mode).then(|| moved.mode.clone())
 }
 
 /// Rows of a table with a column for each migration.
@@ -91,30 +99,31 @@ fn result(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
     rows.add("Result", |m| Some(outcome(m.end()).to_owned()));
     rows.add("What happened", |m| Some(m.end()?.message.clone()));
     rows.add("What to do next", |m| m.end()?.next.clone());
-    rows.add("From", |m| Some(host(m, Side::Source)));
-    rows.add("To", |m| Some(host(m, Side::Destination)));
-    rows.add("Mode", |m| Some(m.migration()?.mode.clone()));
-    rows.add("Outages", |m| Some(outages(m)));
+    rows.add("From", |m| host(m, Side::Source));
+    rows.add("To", |m| host(m, Side::Destination));
+    rows.add("Mode", mode);
+    rows.add("Outages", outages);
     rows.rows
 }
 
 fn time_and_data(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
     let mut rows = Rows::of(migrations);
-    rows.add("Began", |m| Some(clock(m.migration()?.started_unix_ms)));
-    rows.add("Total time", |m| Some(duration_of(m.total_ms())));
+    rows.add("Began", |m| {
+        let began = m.migration()?.started_unix_ms;
+        m.knows(Unknown::Began).then(|| clock(began))
+    });
+    rows.add("Total time", |m| Some(duration_of(m.total_ms()?)));
     rows.add("Guest paused for", |m| Some(duration(m.downtime_ms()?)));
     rows.add("Limit of the downtime", |m| {
         Some(duration_of(m.migration()?.max_downtime_ms?))
     });
     rows.add("Guest memory", |m| {
         let memory = &m.migration()?.memory;
-        Some(bytes(memory.pages.saturating_mul(memory.page_bytes)))
+        let size = memory.pages.saturating_mul(memory.page_bytes);
+        m.knows(Unknown::Memory).then(|| bytes(size))
     });
     rows.add("Bytes sent", |m| Some(bytes(sent(m)?)));
-    rows.add("Rounds of pre-copy", |m| {
-        let rounds = &m.state(Side::Source)?.rounds;
-        Some(count(u64::from(rounds.last()?.round)))
-    });
+    rows.add("Rounds of pre-copy", |m| Some(count(m.rounds()?)));
     rows.rows
 }
 
@@ -124,12 +133,24 @@ fn pages_and_requests(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
         rows.add(name, |m| Some(count(pages(&m.state(Side::Source)?.pages))));
     };
     pages("Pages sent in pre-copy", |pages| pages.precopy);
-    pages("… again, because the guest had written to them", |pages| {
-        pages.again
+    let mut repeats = |name: &str, of: fn(&Repeats) -> Repeated| {
+        rows.add(name, |m| Some(count(of(m.repeats()?).pages)));
+    };
+    repeats("… again, because the guest had written to them", |of| {
+        of.precopy
     });
+    repeats("… and again in post-copy, for the same reason", |of| {
+        of.stale
+    });
+    let mut pages = |name: &str, pages: fn(&Pages) -> u64| {
+        rows.add(name, |m| Some(count(pages(&m.state(Side::Source)?.pages))));
+    };
     pages("Pages sent as zero", |pages| pages.zero);
     pages("Urgent pages", |pages| pages.urgent);
     pages("Background pages", |pages| pages.background);
+    rows.add("Pages sent again after lost links", |m| {
+        Some(count(m.repeats()?.resent.pages))
+    });
     rows.add("Page requests", |m| Some(count(m.requests()?.count)));
     let mut latency = |name: &str, value: fn(&Requests) -> f64| {
         rows.add(name, |m| Some(micros(value(m.requests()?))));
@@ -143,12 +164,14 @@ fn pages_and_requests(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
     rows.rows
 }
 
-fn host(migration: &BothSides<'_>, side: Side) -> String {
-    match (migration.side(side), migration.migration()) {
-        (Some(recording), _) => recording.migration.host.clone(),
-        (None, Some(other)) => other.peer.clone(),
-        (None, None) => NONE.to_owned(),
-    }
+/// The host of a side, or its address as the other side says; `None`: not known.
+fn host(migration: &BothSides<'_>, side: Side) -> Option<String> {
+    let known = migration.knows(Unknown::Engine) && migration.knows(Unknown::Side);
+    let name = match migration.side(side) {
+        Some(recording) => &recording.migration.host,
+        None => &migration.migration()?.peer,
+    };
+    (known && !name.is_empty()).then(|| name.clone())
 }
 
 fn sent(migration: &BothSides<'_>) -> Option<u64> {
@@ -162,17 +185,17 @@ fn sent(migration: &BothSides<'_>) -> Option<u64> {
     Some(all.into_iter().fold(0, u64::saturating_add))
 }
 
-fn outages(migration: &BothSides<'_>) -> String {
-    let outages = migration.outages();
-    let end = migration.total_ms();
+fn outages(migration: &BothSides<'_>) -> Option<String> {
+    let outages = migration.outages()?;
+    let end = migration.total_ms().unwrap_or(0);
     let total: u64 = outages
         .iter()
         .map(|outage| outage.to_ms.unwrap_or(end).saturating_sub(outage.from_ms))
         .fold(0, u64::saturating_add);
-    match outages.len() {
+    Some(match outages.len() {
         0 => "none".to_owned(),
         number => format!("{number}, {} in total", duration_of(total)),
-    }
+    })
 }
 
 /// Bars of what several migrations differ in.
@@ -188,7 +211,7 @@ fn charts(migrations: &[BothSides<'_>]) -> Vec<String> {
     };
     let of = |value: &dyn Fn(&BothSides<'_>) -> Option<f64>| migrations.iter().map(value).collect();
     vec![
-        chart("Total time", of(&|m| Some(m.total_ms() as f64)), &duration),
+        chart("Total time", of(&|m| Some(m.total_ms()? as f64)), &duration),
         chart("Guest paused for", of(&|m| m.downtime_ms()), &duration),
         chart("Bytes sent", of(&|m| Some(sent(m)? as f64)), &bytes_of),
         chart(

@@ -51,6 +51,22 @@ pub(super) fn bytes(bytes: u64) -> String {
     format!("{number} {}", units.get(unit).copied().unwrap_or_default())
 }
 
+/// An address or a length without rounding: `1,664 MiB`.
+pub(super) fn exact_bytes(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut value = bytes;
+    let mut unit = 0;
+    while value > 0 && value.is_multiple_of(1024) && unit + 1 < units.len() {
+        value /= 1024;
+        unit += 1;
+    }
+    format!(
+        "{} {}",
+        count(value),
+        units.get(unit).copied().unwrap_or_default()
+    )
+}
+
 /// A time in ms: `0.42 ms`, `3.10 s`, `2 min 5 s`, `1 h 2 min`.
 pub(super) fn duration(ms: f64) -> String {
     if !ms.is_finite() {
@@ -128,6 +144,10 @@ mod tests {
         assert_eq!(bytes(1 << 30), "1 GiB");
         assert_eq!(bytes(1_500_000), "1.43 MiB");
         assert_eq!(bytes(u64::MAX), "16,384 PiB");
+        assert_eq!(exact_bytes(0), "0 B");
+        assert_eq!(exact_bytes(1664 << 20), "1,664 MiB");
+        assert_eq!(exact_bytes(3 << 30), "3 GiB");
+        assert_eq!(exact_bytes(4097), "4,097 B");
         assert_eq!(duration(0.0), "0 ms");
         assert_eq!(duration(0.416), "0.42 ms");
         assert_eq!(duration(99_000.0), "99.0 s");

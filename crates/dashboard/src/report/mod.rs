@@ -7,6 +7,7 @@
 mod both_sides;
 mod compare;
 mod format;
+mod hot_ranges;
 mod markup;
 mod policy;
 mod tables;
@@ -136,15 +137,18 @@ mod tests {
                         id: text.into(),
                         first_page: 0,
                         pages: 512,
+                        guest: Vec::new(),
                     }],
                 },
             },
             samples: Vec::new(),
             frames: Vec::new(),
+            dirty_rates: None,
             notices: Vec::new(),
             state: None,
             end: None,
             engines: Vec::new(),
+            unknown: Vec::new(),
         }
     }
 

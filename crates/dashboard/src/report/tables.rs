@@ -1,14 +1,14 @@
 //! The tables of one migration, for a browser without scripts. With scripts the views show the same
 //! and more (`web/js/views/`).
 
-use hikkoshi_status::{Recording, Side};
+use hikkoshi_status::{Recording, Repeats, Side, Unknown};
 
 use super::both_sides::{BothSides, outcome};
-use super::format::{NONE, bytes, clock, count, duration, duration_of, elapsed, micros};
+use super::format::{
+    NONE, bytes, clock, count, duration, duration_of, elapsed, exact_bytes, micros,
+};
+use super::hot_ranges::hot_ranges;
 use super::markup::{Table, number, panel, text};
-
-/// Cells in the table of hot ones.
-const CELLS: usize = 10;
 
 /// All tables of a migration.
 pub(super) fn tables(migration: &BothSides<'_>) -> String {
@@ -18,7 +18,8 @@ pub(super) fn tables(migration: &BothSides<'_>) -> String {
         ("Switchover and downtime", switchover(migration)),
         ("Rounds of pre-copy", rounds(migration)),
         ("Latency of page requests", latency(migration)),
-        ("Cells with the highest dirty rate", hot_cells(migration)),
+        ("Sent twice, and why", repeats(migration)),
+        ("Hot ranges", hottest(migration)),
         ("Outages", outages(migration)),
     ]
     .into_iter()
@@ -33,6 +34,14 @@ fn side_name(side: Side) -> &'static str {
     }
 }
 
+/// The side of a recording, if it is known.
+fn side_of(recording: &Recording) -> &'static str {
+    match recording.knows(Unknown::Side) {
+        true => side_name(recording.migration.side),
+        false => NONE,
+    }
+}
+
 fn engines(migration: &BothSides<'_>) -> Option<String> {
     let columns = [
         text("side"),
@@ -44,14 +53,18 @@ fn engines(migration: &BothSides<'_>) -> Option<String> {
     ];
     let mut table = Table::new("Engines of this migration", &columns);
     for recording in migration.all() {
+        let known = |part, value: String| match recording.knows(part) && !value.is_empty() {
+            true => value,
+            false => NONE.to_owned(),
+        };
         for engine in recording.all_engines() {
             let took = engine.until_ms.unwrap_or(0).saturating_sub(engine.begun_ms);
             table.row(&[
-                side_name(recording.migration.side),
-                &engine.host,
-                &engine.pid.to_string(),
-                &clock(engine.started_unix_ms),
-                &duration_of(took),
+                side_of(recording),
+                &known(Unknown::Engine, engine.host.clone()),
+                &known(Unknown::Engine, engine.pid.to_string()),
+                &known(Unknown::Began, clock(engine.started_unix_ms)),
+                &known(Unknown::Duration, duration_of(took)),
                 outcome(engine.end.as_ref()),
             ]);
         }
@@ -64,15 +77,16 @@ fn course(migration: &BothSides<'_>) -> Option<String> {
     let mut table = Table::new("Messages and the end of each side", &columns);
     let mut empty = true;
     for recording in migration.all() {
-        let side = side_name(recording.migration.side);
-        let end = recording
-            .end
-            .as_ref()
-            .map(|end| (end.at_ms, end.message.as_str()));
+        let side = side_of(recording);
+        let ended = recording.knows(Unknown::Duration);
+        let end = recording.end.as_ref().map(|end| {
+            let at_ms = ended.then_some(end.at_ms);
+            (at_ms, end.message.as_str())
+        });
         let notices = recording.notices.iter();
-        let notices = notices.map(|notice| (notice.at_ms, notice.text.as_str()));
+        let notices = notices.map(|notice| (Some(notice.at_ms), notice.text.as_str()));
         for (at_ms, message) in notices.chain(end) {
-            table.row(&[&elapsed(at_ms), side, message]);
+            table.row(&[&*at_ms.map_or(NONE.to_owned(), elapsed), side, message]);
             empty = false;
         }
     }
@@ -154,59 +168,87 @@ fn latency(migration: &BothSides<'_>) -> Option<String> {
     Some(table.finish())
 }
 
-fn hot_cells(migration: &BothSides<'_>) -> Option<String> {
-    let source = migration.side(Side::Source)?;
-    let cells = hottest(source);
-    if cells.is_empty() {
-        return None;
+fn repeats(migration: &BothSides<'_>) -> Option<String> {
+    let repeats = migration.repeats()?;
+    let columns = [text("why"), number("pages"), number("bytes")];
+    let mut table = Table::new(REPEATS, &columns);
+    for (why, repeated) in [
+        (
+            "Sent again in pre-copy: the guest had written to them",
+            repeats.precopy,
+        ),
+        (
+            "Sent in pre-copy, and again in post-copy: the guest had written to them",
+            repeats.stale,
+        ),
+        (
+            "Sent in pre-copy, and again in post-copy: the guest had written to another part of \
+             their huge page",
+            repeats.host_page,
+        ),
+        (
+            "Sent in post-copy, and again after the links were lost",
+            repeats.resent,
+        ),
+        (
+            "Pages of firmware and devices: sent before the guest ran at the destination, and also \
+             requested",
+            repeats.requested,
+        ),
+    ] {
+        if repeated.pages > 0 {
+            table.row(&[why.to_owned(), count(repeated.pages), bytes(repeated.bytes)]);
+        }
     }
-    let columns = [text("cell"), number("pages dirtied per second")];
-    let mut table = Table::new("Cells with the highest dirty rate", &columns);
-    for (cell, rate) in cells {
-        table.row(&[cell_name(source, cell), count(rate)]);
+    if *repeats == Repeats::default() {
+        table.row(&["No page was sent twice.", "0", "0 B"]);
     }
     Some(table.finish())
 }
 
-/// Cells by their highest dirty rate in all maps.
-fn hottest(recording: &Recording) -> Vec<(u64, u64)> {
-    let frames = recording.frames.iter().map(|frame| &frame.map);
-    let last = recording.state.as_ref().map(|state| &state.map);
-    let mut highest: Vec<u64> = Vec::new();
-    for map in frames.chain(last) {
-        let rates = map.dirty_per_second.iter().take(hikkoshi_status::MAX_CELLS);
-        for (cell, rate) in rates.enumerate() {
-            match highest.get_mut(cell) {
-                Some(most) => *most = (*most).max(*rate),
-                None => highest.push(*rate),
-            }
-        }
-    }
-    let mut cells: Vec<_> = (0..).zip(highest).filter(|(_, rate)| *rate > 0).collect();
-    cells.sort_by_key(|(cell, rate)| (std::cmp::Reverse(*rate), *cell));
-    cells.truncate(CELLS);
-    cells
-}
+/// The caption of the table, the same as with scripts.
+const REPEATS: &str = "Pages that were sent more than once";
 
-/// `pc.ram + 64 MiB`: the block and the offset of a cell's first page.
-fn cell_name(recording: &Recording, cell: u64) -> String {
-    let memory = &recording.migration.memory;
-    let first = cell.saturating_mul(memory.cell_pages);
-    let inside = |block: &&hikkoshi_status::Block| {
-        (block.first_page..block.first_page.saturating_add(block.pages)).contains(&first)
-    };
-    match memory.blocks.iter().find(inside) {
-        Some(block) => {
-            let offset = first.saturating_sub(block.first_page);
-            let offset = offset.saturating_mul(memory.page_bytes);
-            format!("{} + {}", block.id, bytes(offset))
-        }
-        None => format!("cell {}", cell.saturating_add(1)),
+fn hottest(migration: &BothSides<'_>) -> Option<String> {
+    let source = migration.side(Side::Source)?;
+    let page_bytes = source.migration.memory.page_bytes;
+    let ranges = hot_ranges(source);
+    if ranges.is_empty() {
+        return None;
     }
+    let columns = [
+        text("range"),
+        text("guest address"),
+        number("pages dirtied per second"),
+        number("bytes per second"),
+        number("a cell's highest rate"),
+    ];
+    let mut table = Table::new("Ranges that the guest dirtied most", &columns);
+    for range in ranges {
+        let end = range.offset.saturating_add(range.bytes);
+        let block = range.block.as_deref().unwrap_or("memory");
+        let rate = range
+            .mean
+            .map(|mean| bytes(mean.saturating_mul(page_bytes)));
+        table.row(&[
+            format!(
+                "{block} + {} to {}",
+                exact_bytes(range.offset),
+                exact_bytes(end)
+            ),
+            range
+                .address
+                .map_or(NONE.to_owned(), |address| format!("{address:#x}")),
+            range.mean.map_or(NONE.to_owned(), count),
+            rate.map_or(NONE.to_owned(), |rate| format!("{rate}/s")),
+            count(range.highest),
+        ]);
+    }
+    Some(table.finish())
 }
 
 fn outages(migration: &BothSides<'_>) -> Option<String> {
-    let outages = migration.outages();
+    let outages = migration.outages()?;
     if outages.is_empty() {
         return None;
     }

@@ -28,6 +28,7 @@ pub(crate) fn migration(side: Side, number: u32, cells: u64) -> Migration {
                 id: "pc.ram".into(),
                 first_page: 0,
                 pages: cells * cell_pages,
+                guest: Vec::new(),
             }],
         },
     }
@@ -62,6 +63,7 @@ pub(crate) fn state(migration: &Migration, at_ms: u64) -> State {
             background: 2003,
             device_state: 2004,
         },
+        repeats: None,
         bytes_per_second: 3001.5,
         dirty_pages_per_second: Some(3002.5),
         time_left: Some(TimeLeft {

@@ -33,6 +33,16 @@ hikkoshi.format = (() => {
     return `${unit === 0 || Number.isInteger(value) ? digits(value, 0) : three(value)} ${BYTES[unit]}`;
   };
 
+  /** An address or a length without rounding: `1,664 MiB`. */
+  const exactBytes = (value) => {
+    let unit = 0;
+    while (value > 0 && value % 1024 === 0 && unit < BYTES.length - 1) {
+      value /= 1024;
+      unit += 1;
+    }
+    return `${digits(value, 0)} ${BYTES[unit]}`;
+  };
+
   /** A time in ms: `0.42 ms`, `3.1 s`, `2 min 5 s`, `1 h 2 min`. */
   const duration = (ms) => {
     if (!known(ms)) return NONE;
@@ -75,6 +85,7 @@ hikkoshi.format = (() => {
     known,
     count,
     bytes,
+    exactBytes,
     duration,
     elapsed,
     clock,

@@ -60,6 +60,20 @@ hikkoshi.memory = (() => {
       );
     }
 
+    /** The block that has most of a cell, and where the cell is in it and in the guest, in bytes. */
+    place(cell) {
+      const { page_bytes: pageBytes } = this.memory;
+      const block = this.block(cell);
+      const offset = Math.max(cell * this.cellPages - (block?.first_page ?? 0), 0) * pageBytes;
+      const mapped = (block?.guest ?? []).find((range) => offset >= range.offset && offset < range.offset + range.bytes);
+      return {
+        block,
+        offset,
+        bytes: this.pages(cell) * pageBytes,
+        address: mapped ? mapped.address + offset - mapped.offset : null,
+      };
+    }
+
     /** Where a cell begins: `pc.ram + 64 MiB`. */
     start(cell) {
       const { bytes, plural } = hikkoshi.format;
@@ -165,45 +179,62 @@ hikkoshi.memory = (() => {
     return { list, totals, hot, rate: all };
   };
 
-  /** What can be said of all maps of a migration together. */
-  class Maxima {
-    constructor(layout) {
-      this.layout = layout;
-      this.rates = new Float64Array(layout.cells);
-      this.stale = 0;
-    }
+  /** The most ranges that are listed: the hottest. */
+  const MOST_RANGES = 10;
 
-    add(map) {
-      const { layout, rates } = this;
-      const dirtied = map.dirty_per_second;
-      for (let cell = Math.min(dirtied.length, rates.length) - 1; cell >= 0; cell -= 1) {
-        if (dirtied[cell] > rates[cell]) rates[cell] = dirtied[cell];
+  /** Which cells are hot: four times the mean or more, and a hundredth of all. */
+  const hotCells = (rates, cells) => {
+    const list = Array.from({ length: cells }, (_, cell) => rates[cell] ?? 0);
+    const all = sum(list);
+    const least = Math.max((all * HOT) / Math.max(cells, 1), all * HOT_SHARE);
+    return list.map((rate) => rate > 0 && rate >= least);
+  };
+
+  /**
+   * Adjacent hot cells as ranges, the hottest first: `{name, address, mean, highest}`. `rates` are
+   * the lists of a recording; `mean` is null in those of older engines. Adjacent cells are one range
+   * only if their guest addresses are, too.
+   */
+  const hotRanges = (layout, { highest, mean }) => {
+    const byHighest = hotCells(highest, layout.cells);
+    const byMean = mean === null ? [] : hotCells(mean, layout.cells);
+    const ranges = [];
+    let last = null;
+    for (let cell = 0; cell < layout.cells; cell += 1) {
+      if (!byHighest[cell] && !byMean[cell]) continue;
+      const place = layout.place(cell);
+      const rate = mean === null ? null : (mean[cell] ?? 0);
+      const next = last && last.cell + 1 === cell && last.block === place.block &&
+        last.offset + last.bytes === place.offset &&
+        (last.address === null ? null : last.address + last.bytes) === place.address;
+      if (next) {
+        last.bytes += place.bytes;
+        last.mean = rate === null ? null : last.mean + rate;
+        last.highest = Math.max(last.highest, highest[cell] ?? 0);
+        last.cell = cell;
+      } else {
+        last = { cell, ...place, mean: rate, highest: highest[cell] ?? 0 };
+        ranges.push(last);
       }
-      const { missing, by_request: requested, background, sent } = map;
-      const length = Math.min(Math.max(missing.length, requested.length, background.length), layout.cells);
-      let stale = 0;
-      for (let cell = 0; cell < length; cell += 1) {
-        const later = (missing[cell] ?? 0) + (requested[cell] ?? 0) + (background[cell] ?? 0);
-        if (later > 0) stale += Math.max((sent[cell] ?? 0) + later - layout.pages(cell), 0);
-      }
-      this.stale = Math.max(this.stale, stale);
     }
+    const { exactBytes: bytes } = hikkoshi.format;
+    return ranges
+      .map((range) => ({
+        ...range,
+        name: `${range.block?.id ?? "memory"} + ${bytes(range.offset)} to ${bytes(range.offset + range.bytes)}`,
+      }))
+      .sort((a, b) => (b.mean ?? 0) - (a.mean ?? 0) || b.highest - a.highest)
+      .slice(0, MOST_RANGES);
+  };
 
-    /** The cells that were dirtied most, by their highest rate: `[{cell, rate}]`. */
-    hottest(most) {
-      const cells = [];
-      this.rates.forEach((rate, cell) => rate > 0 && cells.push({ cell, rate }));
-      return cells.sort((a, b) => b.rate - a.rate || a.cell - b.cell).slice(0, most);
+  /** The highest rate of each cell, of the maps that a recording of an older engine has. */
+  const highestOfMaps = ({ frames, state }) => {
+    const highest = [];
+    for (const map of [...frames.map((frame) => frame.map), state.map]) {
+      map.dirty_per_second.forEach((rate, cell) => (highest[cell] = Math.max(highest[cell] ?? 0, rate)));
     }
+    return highest;
+  };
 
-    /**
-     * Pages that were sent in pre-copy and are sent in post-copy, too. Maps count by cell, so this
-     * is what the pages of a cell do not suffice for: at least so many.
-     */
-    get stalePages() {
-      return this.stale;
-    }
-  }
-
-  return { STATES, Layout, Maxima, cells, sum };
+  return { STATES, Layout, cells, sum, hotRanges, highestOfMaps };
 })();

@@ -55,6 +55,21 @@ hikkoshi.recording = (() => {
     return [...before, ...after.filter(({ at_ms: at }) => at > last)];
   };
 
+  /** Adds the dirty rates of a state, which count for the time since the state before. */
+  const addRates = (rates, state, before) => {
+    const lasted = Math.max(state.at_ms - before, 0);
+    if (state.dirty_pages_per_second === null || lasted === 0) return;
+    const present = state.map.dirty_per_second;
+    const cells = Math.max(present.length, rates.mean.length);
+    const total = rates.measured_ms + lasted;
+    for (let cell = 0; cell < cells; cell += 1) {
+      const rate = present[cell] ?? 0;
+      rates.highest[cell] = Math.max(rates.highest[cell] ?? 0, rate);
+      rates.mean[cell] = ((rates.mean[cell] ?? 0) * rates.measured_ms + rate * lasted) / total;
+    }
+    rates.measured_ms = total;
+  };
+
   /** What is known about one migration on one side. */
   class Recording {
     /** `short`: samples and frames are left out; `complete` adds them. */
@@ -64,6 +79,11 @@ hikkoshi.recording = (() => {
       this.short = short;
       this.lost = null;
       this.sampled = null;
+    }
+
+    /** Whether that part is known: see `Unknown` of the crate. */
+    knows(part) {
+      return !(this.data.unknown ?? []).includes(part);
     }
 
     /** Adds a record: `{state}`, `{notice}`, `{end}` or `{recording}`, which replaces everything. */
@@ -107,6 +127,7 @@ hikkoshi.recording = (() => {
     addState(state) {
       const { data } = this;
       const begun = data.engines?.at(-1)?.begun_ms ?? 0;
+      if (data.dirty_rates) addRates(data.dirty_rates, state, data.state?.at_ms ?? 0);
       const none = { at_ms: 0, bytes: 0, requests: 0, latency: 0 };
       this.sampled ??= data.state ? totals(data.state) : none;
       if (due(data.samples, state.at_ms, begun)) {

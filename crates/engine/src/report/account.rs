@@ -3,7 +3,10 @@
 use hikkoshi_wire::Mode;
 
 use crate::network_frames::FramesAccount;
-use crate::report::{AsynchronousFaults, CollapseAccount, RequestStatistics, SwitchoverStep};
+use crate::report::{
+    AsynchronousFaults, CollapseAccount, Outage, Repeats, RequestStatistics, RoundAccount,
+    SwitchoverStep,
+};
 
 /// Pages by the way they were sent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -92,6 +95,14 @@ pub struct Account {
     pub pages: Pages,
     /// Bytes by kind.
     pub bytes: Bytes,
+    /// At the source: pages that were sent more than once. `None` if another engine began the
+    /// migration: what it sent is not known.
+    pub repeats: Option<Repeats>,
+    /// At the source: the newest rounds of pre-copy. They do not include the last one with the
+    /// guest paused.
+    pub round_accounts: Vec<RoundAccount>,
+    /// The newest times without links after the handover.
+    pub outages: Vec<Outage>,
     /// At the source, with [`SourceOptions::log_ranges`](crate::SourceOptions::log_ranges): pages
     /// that were dirty again when they were sent in a pre-copy round, and so were sent once more
     /// only because the log had been taken too early. Those of the last round are not counted.

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::report::{Bytes, Drains, Pages};
+use crate::report::{Bytes, Drains, Pages, RepeatCounters};
 
 /// Pages and bytes so far. Each field has one or more writers and only grows; readers need a recent
 /// value only, so `Relaxed` is enough.
@@ -13,8 +13,8 @@ pub struct Counters {
     pub precopy: AtomicU64,
     /// See [`Pages::zero`].
     pub zero: AtomicU64,
-    /// Pages that were sent again in pre-copy, because the guest had written to them (source).
-    pub again: AtomicU64,
+    /// Pages that were sent more than once (source).
+    pub repeats: RepeatCounters,
     /// See [`Account::stale_pages`](crate::report::Account::stale_pages).
     pub stale: AtomicU64,
     /// See [`Pages::urgent`].
@@ -87,11 +87,6 @@ impl Counters {
             total_ms: millis(&self.drain_total),
             max_ms: millis(&self.drain_max),
         })
-    }
-
-    /// Pages that were sent again in pre-copy.
-    pub fn again(&self) -> u64 {
-        self.again.load(Relaxed)
     }
 
     /// Stale pages.

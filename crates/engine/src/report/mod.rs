@@ -8,6 +8,7 @@ mod faults;
 mod latency;
 mod live;
 mod observer;
+mod repeats;
 mod stages;
 mod switchover;
 mod tracker;
@@ -23,6 +24,8 @@ pub use live::{
 };
 pub(crate) use live::{LiveStart, MissingAndRequested, MissingRanges};
 pub use observer::{Observer, Silent};
+pub(crate) use repeats::Repeat;
+pub use repeats::{RepeatCounters, Repeated, Repeats};
 pub use stages::{RequestLatencies, RequestTimeline, Stages};
 pub use switchover::SwitchoverStep;
 pub(crate) use switchover::SwitchoverSteps;

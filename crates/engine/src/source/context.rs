@@ -7,12 +7,12 @@ use hikkoshi_handover::{Journal, SourceRecord};
 use hikkoshi_link::UrgentActivity;
 use hikkoshi_linux::CancelFlag;
 use hikkoshi_memory::GuestRam;
-use hikkoshi_pages::PageRange;
 
-use crate::report::{Cell, Counters, Live, MemoryMap, Observer, SwitchoverSteps, Tracker};
+use crate::report::{Counters, Live, MemoryMap, Observer, SwitchoverSteps, Tracker};
 use crate::source::error::{SourceFailure, list_blocks};
 use crate::source::options::SourceOptions;
 use crate::source::private_blocks::may_be_lost;
+use crate::source::sent_pages::SentPages;
 
 /// How the caller controls and observes a migration.
 #[derive(Clone)]
@@ -44,6 +44,8 @@ pub(crate) struct MigrationContext {
     pub(crate) counters: Arc<Counters>,
     pub(crate) progress: Arc<Tracker>,
     pub(crate) map: Arc<MemoryMap>,
+    /// The pages that were sent.
+    pub(crate) sent: Arc<SentPages>,
     /// The steps of the switchover so far.
     pub(crate) steps: Arc<SwitchoverSteps>,
     pub(crate) observer: Arc<dyn Observer>,
@@ -93,12 +95,6 @@ impl MigrationContext {
             bytes,
             blocks: names,
         })
-    }
-
-    /// Counts pages that pre-copy sends again, because the dirty log has reported them.
-    pub(crate) fn count_again(&self, run: PageRange) {
-        self.map.add(Cell::Dirty, run);
-        Counters::add(&self.counters.again, run.len());
     }
 
     /// Fails after the migration was cancelled.

@@ -14,6 +14,7 @@ use crate::source::context::{MigrateControl, MigrationContext};
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover_driver::HandoverResult;
 use crate::source::options::SourceOptions;
+use crate::source::sent_pages::SentPages;
 
 /// How a migration starts at the source.
 pub(crate) struct SourceStart<'a> {
@@ -48,11 +49,16 @@ pub(crate) fn with_context(
     }));
     let mut machine = RecordedSource::new(start.record, live.stages_from(&watch.journal));
     observer.begin(&live);
+    let sent = match start.resumed {
+        false => SentPages::none(ram.layout().pages(), options),
+        true => SentPages::unknown(),
+    };
     let shared = MigrationContext {
         ram,
         counters: Arc::clone(&live.counters),
         progress: Arc::clone(&live.tracker),
         map: Arc::clone(&live.map),
+        sent: Arc::new(sent),
         steps: Arc::clone(&live.steps),
         live,
         observer: Arc::clone(observer),
@@ -114,6 +120,7 @@ pub(crate) fn with_context(
                     Report::new(&error)
                 ));
             }
+            let (repeats, round_accounts, outages) = shared.live.history();
             Ok(Account {
                 mode: options.mode,
                 guest_state: GuestState::new(guest.describe().running, handover.shut_down),
@@ -124,6 +131,9 @@ pub(crate) fn with_context(
                 postcopy,
                 pages: shared.counters.pages(shared.ram.layout().pages()),
                 bytes: shared.counters.bytes(),
+                repeats,
+                round_accounts,
+                outages,
                 stale_pages: shared.options.log_ranges.map(|_| shared.counters.stale()),
                 drains: shared.counters.drains(),
                 requests: RequestStatistics {

@@ -108,6 +108,9 @@ fn run(
         capture,
     )
     .map_err(at_source)?;
+    shared
+        .sent
+        .set_destination(shared.ram.layout(), &session.destination);
     let options = &shared.options;
     let write_counts =
         options.hot_first && options.mode != Mode::Postcopy && options.may_postcopy();

@@ -28,6 +28,7 @@ mod private_blocks;
 mod probe;
 mod read_log;
 mod resume_migration;
+mod sent_pages;
 mod session;
 mod switchover;
 mod unsent;

@@ -31,6 +31,7 @@ mod processors;
 mod push_order;
 mod recovery;
 mod relay;
+mod repeats;
 mod run;
 mod sandbox;
 mod tampering_proxy;

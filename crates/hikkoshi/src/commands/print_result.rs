@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::args::RunOptions;
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
-use crate::output::report::{self, SourceExtras, SourceQuit};
+use crate::output::report::{self, SourceExtras, SourceQuit, Written};
 use crate::output::streams;
 use crate::status::Session;
 
@@ -39,14 +39,16 @@ pub(super) fn print_result(
 ) -> Result<(), Exit> {
     let run = session.options();
     session.end_display();
-    session.set_account(report::json_value(account, extras));
+    let migration = session.migration();
+    let result = Written::new(account, migration.as_ref(), extras);
+    session.set_account(result.value());
     if run.json.as_deref() != Some("-".as_ref()) {
         let readable = report::readable(account, run.verbose);
         let next = next.map_or_else(String::new, |next| format!("{next}\n"));
         streams::to_stdout(&format!("{what}\n{readable}{next}"));
     }
     if let Some(path) = &run.json {
-        written(report::write_json(account, extras, path), what, path)?;
+        written(report::write_object(&result, path), what, path)?;
     }
     Ok(())
 }

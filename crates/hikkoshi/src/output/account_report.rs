@@ -6,7 +6,10 @@ use hikkoshi_engine::report::{
     LatencySummary, RequestStatistics, Stages, SwitchoverStep, ThreadFaults,
 };
 use hikkoshi_engine::{Account, FramesAccount};
+use hikkoshi_status::{Migration, Outage, Repeats, Round, Side};
 use serde::Serialize;
+
+use crate::status;
 
 /// [`Account`].
 #[derive(Debug, Serialize)]
@@ -21,6 +24,11 @@ pub(crate) struct AccountReport<'a> {
     pages: PagesReport,
     bytes: BytesReport,
     #[serde(skip_serializing_if = "Option::is_none")]
+    repeats: Option<Repeats>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    rounds_detail: Vec<Round>,
+    outages: Vec<Outage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     stale_pages: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     drains: Option<DrainsReport>,
@@ -34,6 +42,40 @@ pub(crate) struct AccountReport<'a> {
     source_private_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     asynchronous_faults: Option<&'static str>,
+}
+
+/// Which engine it was, and of which migration.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct EngineReport<'a> {
+    migration_id: &'a str,
+    side: Side,
+    pid: u32,
+    host: &'a str,
+    guest: &'a str,
+    peer: &'a str,
+    started_unix_ms: u64,
+    resumed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_downtime_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bandwidth: Option<u64>,
+}
+
+impl<'a> From<&'a Migration> for EngineReport<'a> {
+    fn from(migration: &'a Migration) -> Self {
+        Self {
+            migration_id: &migration.id,
+            side: migration.side,
+            pid: migration.pid,
+            host: &migration.host,
+            guest: &migration.guest,
+            peer: &migration.peer,
+            started_unix_ms: migration.started_unix_ms,
+            resumed: migration.resumed,
+            max_downtime_ms: migration.max_downtime_ms,
+            bandwidth: migration.bandwidth,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -158,6 +200,9 @@ impl<'a> From<&'a Account> for AccountReport<'a> {
                 background: account.bytes.background,
                 device_state: account.bytes.device_state,
             },
+            repeats: account.repeats.as_ref().map(status::repeats),
+            rounds_detail: account.round_accounts.iter().map(status::round).collect(),
+            outages: account.outages.iter().map(status::outage).collect(),
             stale_pages: account.stale_pages,
             drains: account.drains.map(|drains| DrainsReport {
                 count: drains.count,
@@ -285,7 +330,8 @@ impl<'a> From<&'a CollapseFailures> for FailuresReport<'a> {
 mod tests {
     use super::*;
     use hikkoshi_engine::Mode;
-    use hikkoshi_engine::report::{Bytes, Drains, Pages};
+    use hikkoshi_engine::report::{Bytes, Drains, Outage, Pages, Repeated, Repeats, RoundAccount};
+    use std::time::Duration;
 
     /// Every member, as programs read it; the schema has their types.
     #[test]
@@ -327,6 +373,30 @@ mod tests {
                 background: 8,
                 device_state: 9,
             },
+            repeats: Some(Repeats {
+                precopy: Repeated {
+                    pages: 30,
+                    bytes: 31,
+                },
+                resent: Repeated {
+                    pages: 32,
+                    bytes: 33,
+                },
+                ..Repeats::default()
+            }),
+            round_accounts: vec![RoundAccount {
+                round: 1,
+                begun: Duration::from_millis(34),
+                ended: Some(Duration::from_millis(35)),
+                pages: 36,
+                zero: 37,
+                bytes: 38,
+                dirty_pages: None,
+            }],
+            outages: vec![Outage {
+                from: Duration::from_millis(39),
+                to: Some(Duration::from_millis(40)),
+            }],
             stale_pages: Some(29),
             drains: Some(Drains {
                 count: 10,
@@ -373,6 +443,11 @@ mod tests {
             r#""switchover":[{"step":"saved","at_ms":0.5}],"rounds":2,"postcopy":true,"#,
             r#""pages":{"precopy":1,"zero":2,"urgent":3,"background":4,"guest":5},"#,
             r#""bytes":{"precopy":6,"urgent":7,"background":8,"device_state":9},"#,
+            r#""repeats":{"precopy":{"pages":30,"bytes":31},"stale":{"pages":0,"bytes":0},"#,
+            r#""host_page":{"pages":0,"bytes":0},"resent":{"pages":32,"bytes":33},"#,
+            r#""requested":{"pages":0,"bytes":0}},"#,
+            r#""rounds_detail":[{"round":1,"begun_ms":34,"ended_ms":35,"pages":36,"zero":37,"#,
+            r#""bytes":38,"dirty_pages":null}],"outages":[{"from_ms":39,"to_ms":40}],"#,
             r#""stale_pages":29,"#,
             r#""drains":{"count":10,"total_ms":11.5,"max_ms":12.5},"#,
             r#""frames":{"kept":13,"delivered":14,"dropped":15},"#,

@@ -355,6 +355,7 @@ mod tests {
             guest_at: GuestAt::Source,
             pages: Pages::default(),
             bytes: Bytes::default(),
+            repeats: None,
             bytes_per_second: 123.4 * 1_048_576.0,
             dirty_pages_per_second: Some(2560.0),
             time_left: Some(TimeLeft {

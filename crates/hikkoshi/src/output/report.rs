@@ -10,10 +10,11 @@ use hikkoshi_engine::report::{
     AsynchronousFaults, CollapseAccount, FaultKind, LatencySummary, RequestStatistics,
 };
 use hikkoshi_engine::{Account, Mode};
+use hikkoshi_status::Migration;
 use hikkoshi_wire::text;
 use serde::Serialize;
 
-use crate::output::account_report::AccountReport;
+use crate::output::account_report::{AccountReport, EngineReport};
 use crate::output::estimate::SpanReport;
 use crate::output::exit::{End, Exit};
 use crate::output::reason::Reason;
@@ -269,28 +270,34 @@ pub(crate) struct SourceExtras<'a> {
 
 /// The result of a successful migration, for programs.
 #[derive(Debug, Serialize)]
-struct Written<'a> {
+pub(crate) struct Written<'a> {
     #[serde(flatten)]
     account: AccountReport<'a>,
+    #[serde(flatten)]
+    engine: Option<EngineReport<'a>>,
     #[serde(flatten)]
     extras: SourceExtras<'a>,
 }
 
-/// Writes the result of a successful migration to `path`.
-pub(crate) fn write_json(
-    account: &Account,
-    extras: SourceExtras<'_>,
-    path: &Path,
-) -> io::Result<()> {
-    let account = account.into();
-    write_object(&Written { account, extras }, path)
-}
+impl<'a> Written<'a> {
+    /// The result of this migration. `None`: it had not begun.
+    pub(crate) fn new(
+        account: &'a Account,
+        migration: Option<&'a Migration>,
+        extras: SourceExtras<'a>,
+    ) -> Self {
+        Self {
+            account: account.into(),
+            engine: migration.map(Into::into),
+            extras,
+        }
+    }
 
-/// The result of a successful migration, as [`write_json`] writes it.
-pub(crate) fn json_value(account: &Account, extras: SourceExtras<'_>) -> serde_json::Value {
-    let account = account.into();
-    // It has no maps with other keys than strings, the only way to fail.
-    serde_json::to_value(Written { account, extras }).unwrap_or_default()
+    /// The same as a value.
+    pub(crate) fn value(&self) -> serde_json::Value {
+        // It has no maps with other keys than strings, the only way to fail.
+        serde_json::to_value(self).unwrap_or_default()
+    }
 }
 
 /// A guest that had moved before this run.

@@ -15,4 +15,5 @@ mod session;
 mod time_left;
 
 pub(crate) use report_file::write_report;
+pub(crate) use sampler::{outage, repeats, round};
 pub(crate) use session::{Session, SessionInfo};

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use hikkoshi_engine::report::{GuestAt, Live, Outage, Phase, RoundAccount, Snapshot, Stage};
+use hikkoshi_engine::report::{
+    GuestAt, Live, Outage, Phase, Repeated, Repeats, RoundAccount, Snapshot, Stage,
+};
 use hikkoshi_engine::{Mode, report};
 use hikkoshi_handover::{DestinationStage, SourceStage};
-use hikkoshi_pages::PAGE_BYTES;
+use hikkoshi_pages::{GuestRange, PAGE_BYTES};
 use hikkoshi_status::{self as status, Block, Memory, Migration, State};
 
 use super::cells::Cells;
@@ -87,6 +89,7 @@ pub(super) fn migration(live: &Live, info: &SessionInfo) -> Migration {
                     id: block.id.clone(),
                     first_page: range.start().index(),
                     pages: range.len(),
+                    guest: block.guest.iter().map(guest_range).collect(),
                 })
                 .collect(),
         },
@@ -136,7 +139,7 @@ fn state(now: &Snapshot) -> State {
             zero: now.pages.zero,
             urgent: now.pages.urgent,
             background: now.pages.background,
-            again: now.again,
+            again: now.repeats.map_or(0, |repeats| repeats.precopy.pages),
         },
         bytes: status::Bytes {
             precopy: now.bytes.precopy,
@@ -144,6 +147,7 @@ fn state(now: &Snapshot) -> State {
             background: now.bytes.background,
             device_state: now.bytes.device_state,
         },
+        repeats: now.repeats.as_ref().map(repeats),
         bytes_per_second: 0.0,
         dirty_pages_per_second: None,
         time_left: None,
@@ -172,6 +176,29 @@ fn state(now: &Snapshot) -> State {
     }
 }
 
+/// Pages that were sent more than once.
+pub(crate) fn repeats(repeats: &Repeats) -> status::Repeats {
+    let of = |repeated: Repeated| status::Repeated {
+        pages: repeated.pages,
+        bytes: repeated.bytes,
+    };
+    status::Repeats {
+        precopy: of(repeats.precopy),
+        stale: of(repeats.stale),
+        host_page: of(repeats.host_page),
+        resent: of(repeats.resent),
+        requested: of(repeats.requested),
+    }
+}
+
+fn guest_range(range: &GuestRange) -> status::GuestRange {
+    status::GuestRange {
+        address: range.gpa,
+        offset: range.offset,
+        bytes: range.bytes,
+    }
+}
+
 fn bucket(bucket: &report::Bucket) -> status::LatencyBucket {
     status::LatencyBucket {
         le_us: bucket.le_us,
@@ -179,7 +206,8 @@ fn bucket(bucket: &report::Bucket) -> status::LatencyBucket {
     }
 }
 
-fn round(round: &RoundAccount) -> status::Round {
+/// A round of pre-copy.
+pub(crate) fn round(round: &RoundAccount) -> status::Round {
     status::Round {
         round: round.round,
         begun_ms: millis(round.begun),
@@ -191,7 +219,8 @@ fn round(round: &RoundAccount) -> status::Round {
     }
 }
 
-fn outage(outage: &Outage) -> status::Outage {
+/// A time without links.
+pub(crate) fn outage(outage: &Outage) -> status::Outage {
     status::Outage {
         from_ms: millis(outage.from),
         to_ms: outage.to.map(millis),
@@ -232,7 +261,7 @@ pub(super) mod tests {
                 guest: 1000,
                 ..Pages::default()
             },
-            again: 0,
+            repeats: None,
             bytes: Bytes::default(),
             missing: None,
             waiting: Vec::new(),
@@ -253,7 +282,17 @@ pub(super) mod tests {
     fn a_state_has_the_numbers_of_the_snapshot() {
         let mut now = snapshot();
         now.pages.urgent = 5;
-        now.again = 7;
+        let repeated = |pages| Repeated {
+            pages,
+            bytes: pages * PAGE_BYTES,
+        };
+        now.repeats = Some(Repeats {
+            precopy: repeated(7),
+            stale: repeated(8),
+            host_page: repeated(9),
+            resent: repeated(10),
+            requested: repeated(11),
+        });
         now.downtime = Some(Duration::from_micros(2500));
         now.outages = vec![Outage {
             from: Duration::from_millis(3),
@@ -264,6 +303,10 @@ pub(super) mod tests {
             (state.at_ms, state.pages.urgent, state.pages.again),
             (1000, 5, 7)
         );
+        let of = state.repeats.unwrap();
+        let pages = [of.precopy, of.stale, of.host_page, of.resent, of.requested];
+        assert_eq!(pages.map(|it| it.pages), [7, 8, 9, 10, 11]);
+        assert_eq!(of.requested.bytes, 11 * PAGE_BYTES);
         assert_eq!(state.downtime_ms, Some(2.5));
         assert_eq!(
             (state.stage.as_str(), state.peer_stage.as_str()),

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use error_reporter::Report;
 use hikkoshi_engine::report::Live;
 use hikkoshi_engine::{Observer, Priority, PriorityClass};
-use hikkoshi_status::{End, Record, Recorder, Recording, Side, StatusFolder, StatusServer};
+use hikkoshi_status::{
+    End, Migration, Record, Recorder, Recording, Side, StatusFolder, StatusServer,
+};
 use serde_json::Value;
 
 use super::renewal::Renewal;
@@ -51,6 +53,8 @@ struct Shared {
     display: Arc<dyn Display>,
     recording: Mutex<Option<RecordingThread>>,
     account: Mutex<Option<Value>>,
+    /// What is moved, when a migration has begun.
+    migration: Mutex<Option<Migration>>,
 }
 
 /// The thread that takes states.
@@ -81,6 +85,7 @@ impl Session {
                 display: progress::display(run.progress),
                 recording: Mutex::default(),
                 account: Mutex::default(),
+                migration: Mutex::default(),
             }),
         }
     }
@@ -108,6 +113,11 @@ impl Session {
     /// The statistics of the migration, as `--json` has them.
     pub(crate) fn set_account(&self, account: Value) {
         *lock(&self.shared.account) = Some(account);
+    }
+
+    /// What is moved, from where to where. `None`: no migration has begun.
+    pub(crate) fn migration(&self) -> Option<Migration> {
+        lock(&self.shared.migration).clone()
     }
 
     /// Ends the session with the result of the run. The recording stays in the status folder. The
@@ -145,7 +155,9 @@ impl RecordingThread {
 
 impl Observer for Shared {
     fn begin(&self, live: &Arc<Live>) {
-        let recorder = Recorder::new(migration(live, &lock(&self.info)));
+        let migration = migration(live, &lock(&self.info));
+        *lock(&self.migration) = Some(migration.clone());
+        let recorder = Recorder::new(migration);
         let sampler = Sampler::new(live);
         let display = Arc::clone(&self.display);
         let (sender, events) = channel();

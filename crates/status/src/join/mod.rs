@@ -124,6 +124,12 @@ impl Continued {
             samples,
             frames,
             notices,
+            // A later engine has no pre-copy, unless the first one was cancelled before a round.
+            dirty_rates: match later.dirty_rates {
+                Some(rates) if rates.measured_ms > 0 => Some(rates),
+                _ => earlier.dirty_rates.filter(|_| has_same_cells),
+            },
+            unknown: [earlier.unknown, later.unknown].concat(),
             state: state.or(earlier.state),
             end: later.end.map(|end| continued.end(end)),
             engines,

@@ -23,6 +23,7 @@ pub(crate) fn migration() -> Migration {
                 id: "pc.ram".into(),
                 first_page: 0,
                 pages: 1024,
+                guest: Vec::new(),
             }],
         },
     }
@@ -40,6 +41,7 @@ pub(crate) fn state(at_ms: u64) -> State {
         guest_at: GuestAt::Source,
         pages: Pages::default(),
         bytes: Bytes::default(),
+        repeats: None,
         bytes_per_second: 0.0,
         dirty_pages_per_second: None,
         time_left: None,

@@ -70,4 +70,18 @@ pub struct Block {
     pub first_page: u64,
     /// Its pages.
     pub pages: u64,
+    /// Where it is mapped in the guest. May be incomplete or empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub guest: Vec<GuestRange>,
+}
+
+/// A part of a RAM block that is mapped at one guest address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestRange {
+    /// Guest-physical address of its first byte.
+    pub address: u64,
+    /// Offset of its first byte in the block.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: u64,
 }

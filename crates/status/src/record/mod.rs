@@ -4,16 +4,20 @@
 //! may be added; a reader ignores those that it does not know. All times `at_ms` are milliseconds
 //! since the migration began on this side.
 
+mod dirty_rates;
 #[cfg(test)]
 pub(crate) mod examples;
 mod map;
 mod migration;
+mod repeats;
 mod state;
 
 use serde::{Deserialize, Serialize};
 
+pub use dirty_rates::DirtyRates;
 pub use map::{Frame, Map};
-pub use migration::{Block, Memory, Migration, Side};
+pub use migration::{Block, GuestRange, Memory, Migration, Side};
+pub use repeats::{Repeated, Repeats};
 pub use state::{
     Bytes, GuestAt, LatencyBucket, Outage, Pages, Phase, Requests, Round, State, Step, TimeLeft,
 };
@@ -43,6 +47,8 @@ pub struct Recording {
     pub samples: Vec<Sample>,
     /// The map at some times, the first and the last included.
     pub frames: Vec<Frame>,
+    /// Dirty rates by cell (source). `None` in recordings of older engines.
+    pub dirty_rates: Option<DirtyRates>,
     /// What was reported to the operator: the newest.
     pub notices: Vec<Notice>,
     /// The last state. `None`: none was taken yet.
@@ -53,6 +59,10 @@ pub struct Recording {
     /// all of them recorded. Empty: one engine, that of `migration`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub engines: Vec<Engine>,
+    /// What is not known, in a recording that `hikkoshi report` has made of a result of `--json`:
+    /// the values of these members mean nothing. Engines know everything.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unknown: Vec<Unknown>,
 }
 
 /// One of several engines of a side, one after another.
@@ -74,7 +84,36 @@ pub struct Engine {
     pub end: Option<End>,
 }
 
+/// A part of a recording that may be unknown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unknown {
+    /// Which side it is.
+    Side,
+    /// The process, host and peer.
+    Engine,
+    /// The mode.
+    Mode,
+    /// When the migration began.
+    Began,
+    /// How long it took, and when it ended.
+    Duration,
+    /// The size of the guest's memory.
+    Memory,
+    /// The map of the memory.
+    Map,
+    /// Times without links.
+    Outages,
+    /// What each round of pre-copy sent.
+    Rounds,
+}
+
 impl Recording {
+    /// Whether that part is known.
+    pub fn knows(&self, part: Unknown) -> bool {
+        !self.unknown.contains(&part)
+    }
+
     /// When the last thing of the recording happened.
     pub fn last_ms(&self) -> u64 {
         let end = self.end.as_ref().map_or(0, |end| end.at_ms);

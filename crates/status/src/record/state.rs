@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Map;
+use super::{Map, Repeats};
 
 /// The phase that a migration is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,6 +55,9 @@ pub struct State {
     pub pages: Pages,
     /// Bytes so far.
     pub bytes: Bytes,
+    /// Source: pages that were sent more than once. `None`: not known, because another engine began
+    /// the migration, or this one is older.
+    pub repeats: Option<Repeats>,
     /// Bytes per second on all links, over the last second.
     pub bytes_per_second: f64,
     /// Pages that the guest dirties per second; source, in pre-copy, from the second round on.
@@ -91,7 +94,7 @@ pub struct Pages {
     pub urgent: u64,
     /// In post-copy without a request.
     pub background: u64,
-    /// Sent again in pre-copy, because the guest had written to them (source).
+    /// Sent again in pre-copy, because the guest had written to them (source). Also in `repeats`.
     pub again: u64,
 }
 

@@ -36,8 +36,9 @@ hikkoshi.views.course = (() => {
   }
 
   /** What one recording tells. Phases are the same on both sides, so one has them. */
-  const events = ({ data, lost }, withPhases) => {
-    const { side } = data.migration;
+  const events = (recording, withPhases) => {
+    const { data, lost } = recording;
+    const side = recording.knows("side") ? data.migration.side : format.NONE;
     const list = [];
     const add = (at_ms, text, order = 1) => list.push({ at_ms, text, side, order });
     data.samples.forEach(({ at_ms, phase }, index) => {
@@ -48,7 +49,7 @@ hikkoshi.views.course = (() => {
       if (to !== null) add(to, `The links are up again, after ${format.duration(to - from)}`);
     }
     data.notices.forEach(({ at_ms, text }) => add(at_ms, text));
-    if (data.end) add(data.end.at_ms, data.end.message, 2);
+    if (data.end) add(recording.knows("duration") ? data.end.at_ms : NaN, data.end.message, 2);
     if (lost !== null) add(data.state?.at_ms ?? 0, lost, 2);
     return list;
   };

@@ -20,6 +20,8 @@ hikkoshi.views.handover = (() => {
   };
   const DECLINED = ["declined", "Declined", "the guest never ran here and never will"];
 
+  const hostOf = (side) => (side.knows("engine") ? `, ${side.data.migration.host}` : "");
+
   class Stages {
     constructor(side) {
       this.side = side;
@@ -41,7 +43,7 @@ hikkoshi.views.handover = (() => {
       const own = migration.side(this.side);
       const other = own ? null : migration.main.data.state;
       const stage = own ? own.data.state?.stage : other?.peer_stage;
-      const host = own ? `, ${own.data.migration.host}` : " (as far as its messages say)";
+      const host = own ? hostOf(own) : " (as far as its messages say)";
       setText(this.heading, `${this.side === "source" ? "Source" : "Destination"}${host}`);
       const ids = [...this.items.keys()];
       const at = ids.indexOf(stage);

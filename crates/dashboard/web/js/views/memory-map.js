@@ -382,7 +382,8 @@ hikkoshi.views.memoryMap = (() => {
     update(migration) {
       this.shown = migration;
       const recording = this.sides.update(migration);
-      const map = this.times.update(recording);
+      const map = recording.knows("map") ? this.times.update(recording) : null;
+      this.element.hidden = !recording.knows("map");
       this.frame.parentElement.hidden = map === null;
       if (map === null) return;
       const { migration: moved } = recording.data;

@@ -1,13 +1,19 @@
-// What was sent twice, and why: the guest wrote to it.
+// What was sent twice, and why; and the ranges that the guest wrote to most.
 "use strict";
 
 hikkoshi.views.repeats = (() => {
   const { el, setText, panel, Table } = hikkoshi.dom;
   const { format } = hikkoshi;
-  const { Layout, Maxima } = hikkoshi.memory;
+  const { Layout, hotRanges, highestOfMaps } = hikkoshi.memory;
 
-  /** Cells in the table. */
-  const CELLS = 10;
+  /** The reasons, in the order of a migration. */
+  const REASONS = [
+    ["precopy", "Sent again in pre-copy: the guest had written to them"],
+    ["stale", "Sent in pre-copy, and again in post-copy: the guest had written to them"],
+    ["host_page", "Sent in pre-copy, and again in post-copy: the guest had written to another part of their huge page"],
+    ["resent", "Sent in post-copy, and again after the links were lost"],
+    ["requested", "Pages of firmware and devices: sent before the guest ran at the destination, and also requested"],
+  ];
 
   class Repeats {
     constructor() {
@@ -17,66 +23,66 @@ hikkoshi.views.repeats = (() => {
         { name: "why" },
         { name: "pages", number: true },
         { name: "bytes", number: true },
-        { name: "of all pages sent", number: true },
-      ]);
-      this.cells = new Table("Cells with the highest dirty rate", [
-        { name: "cell from" },
-        { name: "pages dirtied per second", number: true, bar: "dirty" },
+        { name: "of all bytes", number: true },
       ]);
       this.none = el("p", { class: "note" });
-      element.append(this.kinds.element, this.cells.element, this.none);
+      this.ranges = new Table("Ranges that the guest dirtied most", [
+        { name: "range" },
+        { name: "guest address" },
+        { name: "pages dirtied per second", number: true, bar: "dirty" },
+        { name: "bytes per second", number: true },
+        { name: "a cell's highest rate", number: true },
+      ]);
+      this.notHot = el("p", { class: "note" });
+      element.append(this.kinds.element, this.none, this.ranges.element, this.notHot);
     }
 
     update(migration) {
-      const { data } = migration.source ?? migration.main;
-      const { state } = data;
-      this.element.hidden = !migration.source || !state;
+      const { source } = migration;
+      const state = source?.data.state;
+      this.element.hidden = !state;
       if (this.element.hidden) return;
-      const { memory } = data.migration;
-      const maxima = this.maxima(data);
-      const rows = kinds(data, maxima.stalePages);
+      const { repeats } = state;
+      const rows = repeats ? kinds(repeats, state, source.data) : [];
       this.kinds.element.hidden = rows.length === 0;
       this.kinds.update(rows);
-      const hot = maxima.hottest(CELLS);
-      const most = Math.max(1, ...hot.map(({ rate }) => rate));
-      this.cells.element.hidden = hot.length === 0;
-      this.cells.update(hot.map(({ cell, rate }) => [
-        this.layout.start(cell),
-        { text: `${format.count(rate)} (${format.rate(rate * memory.page_bytes)})`, part: rate / most },
-      ]));
-      setText(this.none, rows.length === 0 ? "No page was sent twice." : "");
+      const none = repeats
+        ? "No page was sent twice."
+        : "What was sent twice is not known: another engine, or an older one, has sent pages.";
+      setText(this.none, rows.length === 0 ? none : "");
+      this.showRanges(source);
     }
 
-    /** The maxima of all frames and of the newest state. Frames that are thinned were seen before. */
-    maxima({ migration, frames, state }) {
-      if (this.layout?.memory !== migration.memory) {
-        this.layout = new Layout(migration.memory);
-        this.all = new Maxima(this.layout);
-        frames.forEach(({ map }) => this.all.add(map));
-      }
-      this.all.add(state.map);
-      return this.all;
+    showRanges(source) {
+      const { data } = source;
+      const { memory } = data.migration;
+      if (this.layout?.memory !== memory) this.layout = new Layout(memory);
+      const rates = data.dirty_rates ?? { highest: highestOfMaps(data), mean: null };
+      const ranges = source.knows("map") ? hotRanges(this.layout, rates) : [];
+      const most = Math.max(1, ...ranges.map(({ mean }) => mean ?? 0));
+      this.ranges.element.hidden = ranges.length === 0;
+      this.ranges.update(ranges.map(({ name, address, mean, highest }) => [
+        name,
+        address === null ? format.NONE : `0x${address.toString(16)}`,
+        mean === null ? format.NONE : { text: format.count(mean), part: mean / most },
+        mean === null ? format.NONE : format.rate(mean * memory.page_bytes),
+        format.count(highest),
+      ]));
+      const measured = (data.dirty_rates?.measured_ms ?? 0) > 0;
+      const even = "No range was dirtied at four times the mean rate or more.";
+      setText(this.notHot, measured && ranges.length === 0 ? even : "");
     }
   }
 
-  const kinds = ({ migration, state, end }, stale) => {
-    const { memory } = migration;
-    const sent = state.pages.precopy + state.pages.urgent + state.pages.background;
-    const row = (why, pages) => [
-      why,
-      format.count(pages),
-      format.bytes(pages * memory.page_bytes),
-      format.share(pages / Math.max(sent, 1)),
-    ];
-    const rows = [];
-    if (state.pages.again > 0) {
-      rows.push(row("Sent again in pre-copy: the guest had written to them", state.pages.again));
-    }
-    if (stale > 0) {
-      rows.push(row("At least: sent in pre-copy, and again in post-copy, because the guest had written to them", stale));
-    }
+  const kinds = (repeats, state, { end }) => {
+    const { precopy, urgent, background } = state.bytes;
+    const sent = Math.max(precopy + urgent + background, 1);
+    const rows = REASONS.filter(([name]) => repeats[name].pages > 0).map(([name, why]) => {
+      const { pages, bytes } = repeats[name];
+      return [why, format.count(pages), format.bytes(bytes), format.share(bytes / sent)];
+    });
     const early = end?.account?.stale_pages ?? 0;
-    if (early > 0) rows.push(row("Of those, dirty again already when they were sent", early));
+    if (early > 0) rows.push(["Of those, dirty again already when they were sent", format.count(early), "", ""]);
     return rows;
   };
 

@@ -73,10 +73,11 @@ hikkoshi.views.summary = (() => {
 
     /** A table with a column for each engine. */
     showEngines(newestFirst) {
-      const of = (side) => newestFirst.filter(({ data }) => data.migration.side === side).flatMap(enginesOf);
-      const [source, destination] = [of("source"), of("destination")];
-      const engines = [...source, ...destination];
-      const columns = engines.map((_, index) => (index < source.length ? "source" : "destination"));
+      const enginesOfRecording = (recording) => enginesOf(recording).map((engine) => ({ recording, ...engine }));
+      const of = (side) =>
+        newestFirst.filter(({ data }) => data.migration.side === side).flatMap(enginesOfRecording);
+      const engines = [...of("source"), ...of("destination")];
+      const columns = engines.map(({ recording }) => ifKnown(recording, "side", recording.data.migration.side));
       if (columns.join() !== this.engineColumns) {
         this.engineColumns = columns.join();
         this.engineTable = new Table("Engines of this migration", [
@@ -115,9 +116,11 @@ hikkoshi.views.summary = (() => {
   const route = (migration) => {
     const { source, destination, main } = migration;
     const { mode, peer } = main.data.migration;
-    const from = source ? source.data.migration.host : peer;
-    const to = destination ? destination.data.migration.host : peer;
-    return `${from} → ${to} · ${mode} · began ${format.clock(migration.began)} · migration ${migration.id}`;
+    const known = main.knows("engine") && main.knows("side");
+    const host = (side) => (known && (side ? side.data.migration.host : peer)) || format.NONE;
+    const how = main.knows("mode") ? mode : `mode ${format.NONE}`;
+    const began = main.knows("began") ? format.clock(migration.began) : format.NONE;
+    return `${host(source)} → ${host(destination)} · ${how} · began ${began} · migration ${migration.id}`;
   };
 
   /** Null: the fact says nothing now. */
@@ -160,12 +163,21 @@ hikkoshi.views.summary = (() => {
     return `${symbol} ${text}${end ? ` (status ${end.exit_status}, ${end.reason})` : ""}`;
   };
 
+  /** A value, if that part of the recording is known. */
+  const ifKnown = (recording, part, value) => (recording.knows(part) ? value : format.NONE);
+
+  const beganAt = ({ started_unix_ms: began, resumed }) => `${format.clock(began)}${resumed ? ", resumed" : ""}`;
+
   /** What is said about an engine. */
   const ENGINE = [
-    ["host", ({ host }) => host],
-    ["process", ({ pid }) => String(pid)],
-    ["began", ({ started_unix_ms: began, resumed }) => `${format.clock(began)}${resumed ? ", resumed" : ""}`],
-    ["took", ({ begun_ms: from, until_ms: to }) => format.duration(Math.max(to - from, 0))],
+    ["host", ({ recording, host }) => ifKnown(recording, "engine", host)],
+    ["process", ({ recording, pid }) => ifKnown(recording, "engine", String(pid))],
+    ["began", (engine) => ifKnown(engine.recording, "began", beganAt(engine))],
+    [
+      "took",
+      ({ recording, begun_ms: from, until_ms: to }) =>
+        ifKnown(recording, "duration", format.duration(Math.max(to - from, 0))),
+    ],
     ["result", result],
     ["message", ({ end, lost }) => end?.message ?? lost],
     ["what to do next", ({ end }) => end?.next],

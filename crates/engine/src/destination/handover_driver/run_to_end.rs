@@ -30,6 +30,7 @@ pub(crate) fn finish_handover(
         .collapse
         .filter(|_| !result.shut_down)
         .map(|rate| collapse::run(guest, rate, options.priority, watch));
+    let (repeats, round_accounts, outages) = context.live.history();
     Ok(Account {
         mode,
         guest_state: GuestState::new(running, result.shut_down),
@@ -40,6 +41,9 @@ pub(crate) fn finish_handover(
         postcopy,
         pages: context.counters.pages(pages),
         bytes: context.counters.bytes(),
+        repeats,
+        round_accounts,
+        outages,
         stale_pages: None,
         drains: None,
         frames: result.frames,

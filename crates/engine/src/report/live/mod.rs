@@ -24,7 +24,8 @@ use hikkoshi_wire::{MigrationId, Mode};
 use ring::digest::{SHA256, digest};
 
 use crate::report::{
-    Bytes, Counters, LatencySummary, Pages, Phase, SwitchoverStep, SwitchoverSteps, Tracker,
+    Bytes, Counters, LatencySummary, Pages, Phase, Repeats, SwitchoverStep, SwitchoverSteps,
+    Tracker,
 };
 
 pub use latency_counters::LatencyCounters;
@@ -138,8 +139,9 @@ pub struct Snapshot {
     pub guest_at: GuestAt,
     /// Pages so far.
     pub pages: Pages,
-    /// Pages that were sent again in pre-copy because the guest had written to them (source).
-    pub again: u64,
+    /// Pages that were sent more than once (source). `None` if another engine began the migration:
+    /// what it sent is not known.
+    pub repeats: Option<Repeats>,
     /// Bytes so far.
     pub bytes: Bytes,
     /// Pages that are missing at the destination, at the source: not sent yet; in post-copy.
@@ -254,6 +256,21 @@ impl Live {
         locked.unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Pages that were sent more than once.
+    fn repeats(&self, stage: Stage) -> Option<Repeats> {
+        let is_known = matches!(stage, Stage::Source(_)) && !self.resumed;
+        is_known.then(|| self.counters.repeats.all())
+    }
+
+    /// What an account has from here: repeats, rounds and outages.
+    pub(crate) fn history(&self) -> (Option<Repeats>, Vec<RoundAccount>, Vec<Outage>) {
+        (
+            self.repeats(self.stage.get()),
+            self.rounds.newest(self.begun),
+            self.outages.newest(self.begun),
+        )
+    }
+
     /// The time of a moment, as [`Snapshot::at`] counts it.
     fn since(&self, at: Instant) -> Duration {
         at.saturating_duration_since(self.begun)
@@ -298,7 +315,7 @@ impl Live {
             peer_stage: stage.of_peer(&switchover),
             guest_at: guest_at(stage, downtime.is_some(), self.steps.is_paused()),
             pages: self.counters.pages(self.layout.pages()),
-            again: self.counters.again(),
+            repeats: self.repeats(stage),
             bytes: self.counters.bytes(),
             missing,
             waiting,

@@ -17,6 +17,7 @@ use crate::report::{Cell, Counters, MemoryMap, Tracker};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::postcopy::push_policy::{Next, NextPages, PushPolicy};
+use crate::source::sent_pages::{SentAs, SentPages};
 use crate::source::session::{Session, SourceSessionEvent};
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{BackgroundSender, LinkError, TICK};
@@ -75,6 +76,7 @@ impl Pushers {
                 counters: Arc::clone(&shared.counters),
                 tracker: Arc::clone(&shared.progress),
                 map: Arc::clone(&shared.map),
+                sent: Arc::clone(&shared.sent),
                 reader: PageReader::new(PAGES_PER_READ),
                 stop: session.stop.clone(),
             };
@@ -133,6 +135,7 @@ struct Pusher {
     counters: Arc<Counters>,
     tracker: Arc<Tracker>,
     map: Arc<MemoryMap>,
+    sent: Arc<SentPages>,
     reader: PageReader,
     stop: CancelFlag,
 }
@@ -160,15 +163,18 @@ impl Pusher {
 
     fn push(&mut self, run: PageRange) -> Result<(), Failure> {
         let before = self.link.sent();
-        let (link, counters, stop) = (&mut self.link, &self.counters, &self.stop);
+        let (link, stop) = (&mut self.link, &self.stop);
+        let (counters, sent) = (&*self.counters, &*self.sent);
         self.reader.runs(&self.ram, run, |run| {
             match run {
                 PageRun::Data(range, content) => {
                     Counters::add(&counters.background, range.len());
+                    sent.in_postcopy(counters, range, SentAs::Content);
                     link.pages(range, content, stop)
                 }
                 PageRun::Zeros(range) => {
                     Counters::add(&counters.zero, range.len());
+                    sent.in_postcopy(counters, range, SentAs::Mark);
                     link.zeros(range, stop)
                 }
             }

@@ -23,6 +23,7 @@ use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::postcopy::push_policy::{AccessStreams, PushPolicy, RequestPosition};
 use crate::source::postcopy::request_queue::{OpenRequest, RequestQueue};
+use crate::source::sent_pages::{SentAs, SentPages};
 use crate::source::session::{Session, SourceSessionEvent};
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter, UrgentActivity};
@@ -70,6 +71,7 @@ impl UrgentThread {
                 counters: Arc::clone(&shared.counters),
                 tracker: Arc::clone(&shared.progress),
                 map: Arc::clone(&shared.map),
+                sent: Arc::clone(&shared.sent),
                 reader: PageReader::new(PAGES_PER_READ),
             },
             requests: RequestQueue::empty(),
@@ -182,6 +184,7 @@ struct Answer {
     counters: Arc<Counters>,
     tracker: Arc<Tracker>,
     map: Arc<MemoryMap>,
+    sent: Arc<SentPages>,
     reader: PageReader,
 }
 
@@ -198,16 +201,18 @@ impl Answer {
             return Ok(());
         };
         let before = self.writer.sent();
-        let (writer, counters) = (&mut self.writer, &self.counters);
+        let (writer, counters, sent) = (&mut self.writer, &*self.counters, &*self.sent);
         self.reader
             .runs(&self.ram, run, |run| -> Result<(), Stop> {
                 match run {
                     PageRun::Data(range, content) => {
                         Counters::add(&counters.urgent, range.len());
+                        sent.in_postcopy(counters, range, SentAs::Content);
                         writer.pages(range, content)?;
                     }
                     PageRun::Zeros(range) => {
                         Counters::add(&counters.zero, range.len());
+                        sent.in_postcopy(counters, range, SentAs::Mark);
                         writer.frame(Frame::Zeros { range })?;
                     }
                 }

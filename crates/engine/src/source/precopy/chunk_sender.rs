@@ -9,6 +9,7 @@ use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::precopy::batch::{Batch, Work};
 use crate::source::precopy::collector::Collector;
+use crate::source::sent_pages::SentAs;
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::BackgroundSender;
 use hikkoshi_memory::{PageReader, PageRun};
@@ -107,13 +108,16 @@ impl ChunkSender {
     fn send_run(&mut self, run: PageRange) -> Result<(), SourceFailure> {
         let (shared, link) = (&self.shared, &mut self.link);
         self.reader.runs(&shared.ram, run, |run| {
+            let counters = &shared.counters;
             let (range, result) = match run {
                 PageRun::Data(range, content) => {
-                    Counters::add(&shared.counters.precopy, range.len());
+                    Counters::add(&counters.precopy, range.len());
+                    shared.sent.in_precopy(counters, range, SentAs::Content);
                     (range, link.pages(range, content, &shared.cancel))
                 }
                 PageRun::Zeros(range) => {
-                    Counters::add(&shared.counters.zero, range.len());
+                    Counters::add(&counters.zero, range.len());
+                    shared.sent.in_precopy(counters, range, SentAs::Mark);
                     (range, link.zeros(range, &shared.cancel))
                 }
             };

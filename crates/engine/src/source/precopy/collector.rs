@@ -52,7 +52,7 @@ impl Collector {
         log.take(number, &mut |run| {
             self.unsent.count_write(run);
             if !first {
-                self.shared.count_again(run);
+                self.shared.map.add(Cell::Dirty, run);
                 runs.push(run);
             }
         })?;

@@ -24,7 +24,7 @@ use hikkoshi_dirty::DirtyLog;
 use hikkoshi_wire::Mode;
 
 use crate::guest::SourceGuest;
-use crate::report::Phase;
+use crate::report::{Cell, Phase};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::options::{LogRanges, SourceOptions, WhenStalled};
@@ -218,7 +218,7 @@ impl Precopy {
     /// Begins to send pages that the log has reported.
     fn begin_batch(&self, runs: &[PageRange]) -> Result<Arc<Batch>, SourceFailure> {
         for &run in runs {
-            self.shared.count_again(run);
+            self.shared.map.add(Cell::Dirty, run);
         }
         let batch = Arc::new(Batch::taken(lists(runs), true));
         self.workers.begin(&batch)?;

@@ -26,6 +26,7 @@ pub(crate) fn resume(
 ) -> Result<(Connected, DestinationStage), SourceFailure> {
     let doing = "resuming the migration";
     let shared = connector.shared;
+    shared.sent.note_lost_links();
     let ((stream, mut reader, mut control), agreed) = connector.control()?;
     let here = ToDestination::ResumeRequest {
         stage: stage.into(),

@@ -15,6 +15,7 @@ use crate::report::{Cell, Counters};
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::private_blocks::{MAX_SENT_BEFORE_COMMIT, sent_before_commit, smallest_first};
+use crate::source::sent_pages::SentAs;
 use crate::source::unsent::UnsentPages;
 
 /// Pages in one frame.
@@ -115,13 +116,16 @@ fn send_run(
     link: &mut BackgroundSender,
 ) -> Result<(), SourceFailure> {
     reader.runs(&shared.ram, run, |run| {
+        let counters = &shared.counters;
         let (range, sent) = match run {
             PageRun::Data(range, content) => {
-                Counters::add(&shared.counters.background, range.len());
+                Counters::add(&counters.background, range.len());
+                shared.sent.in_postcopy(counters, range, SentAs::Content);
                 (range, link.pages(range, content, &shared.cancel))
             }
             PageRun::Zeros(range) => {
-                Counters::add(&shared.counters.zero, range.len());
+                Counters::add(&counters.zero, range.len());
+                shared.sent.in_postcopy(counters, range, SentAs::Mark);
                 (range, link.zeros(range, &shared.cancel))
             }
         };

@@ -38,7 +38,8 @@ pub(crate) fn discard_stale_pages(
             // its hole was punched, and would count as received.
             for _ in 0..DISCARD_PASSES {
                 shared.check()?;
-                let new = unsent.add_dirty(&**log, shared.ram.layout(), &destination)?;
+                let source = shared.ram.layout();
+                let new = unsent.add_dirty(&**log, source, &destination, &shared.sent)?;
                 discard(session, &new)?;
                 wait_for_discards(shared, session)?;
                 if new.len() < FEW_DISCARDS {
@@ -90,6 +91,7 @@ pub(crate) fn discard_newly_dirty(
             &**log,
             shared.ram.layout(),
             &session.destination,
+            &shared.sent,
             pass == PausedPass::Paused,
         )?,
         LastPages::Postcopy(_) => unsent.add_data_in_gaps(&shared.ram, &session.destination)?,

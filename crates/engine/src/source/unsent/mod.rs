@@ -11,7 +11,9 @@ use hikkoshi_pages::{PageBitmap, PageRange, RamLayout};
 use crate::report::MissingRanges;
 use crate::source::error::SourceFailure;
 use crate::source::read_log::{join, peek_log, take_log};
+use crate::source::sent_pages::SentPages;
 use bit_scan::first_run;
+pub(crate) use bit_scan::words;
 use hikkoshi_memory::GuestRam;
 pub(crate) use write_counts::HOTTEST;
 use write_counts::WriteCounts;
@@ -104,15 +106,18 @@ impl UnsentPages {
     /// the destination's host pages. Returns the runs that were not in the set.
     ///
     /// `destination` is the layout with the destination's host page sizes. The
-    /// destination can only drop a whole host page, and needs all of it again.
+    /// destination can only drop a whole host page, and needs all of it again. `sent` notes which
+    /// of them the guest has written to.
     pub(crate) fn add_dirty(
         &self,
         log: &dyn DirtyLog,
         source: &RamLayout,
         destination: &RamLayout,
+        sent: &SentPages,
     ) -> Result<Vec<PageRange>, SourceFailure> {
         take_log(log, source, |run, new| {
             self.count_write(run);
+            sent.note_written(run);
             self.add(destination.round_out(run), new);
         })
     }
@@ -126,12 +131,14 @@ impl UnsentPages {
         log: &dyn DirtyLog,
         source: &RamLayout,
         destination: &RamLayout,
+        sent: &SentPages,
         count_writes: bool,
     ) -> Result<Vec<PageRange>, SourceFailure> {
         peek_log(log, source, |run, new| {
             if count_writes {
                 self.count_write(run);
             }
+            sent.note_written(run);
             self.add(destination.round_out(run), new);
         })
     }
@@ -293,14 +300,16 @@ mod tests {
             range(100, 101),
             range(300, 310),
         ]));
-        let new = unsent.add_dirty(&log, &layout, &layout).unwrap();
+        let sent = SentPages::unknown();
+        let add = || unsent.add_dirty(&log, &layout, &layout, &sent).unwrap();
+        let new = add();
         // Joined where rounding makes them touch; the last huge page is clean.
         assert_eq!(new, [range(1, 2), range(3, 515)]);
         assert_eq!(unsent.count(), 513);
         // Pages that are in the set are not returned again, even if only a part is dirty.
-        assert_eq!(unsent.add_dirty(&log, &layout, &layout).unwrap(), []);
+        assert_eq!(add(), []);
         *log.0.lock().unwrap() = vec![range(0, 3), range(514, 516)];
-        let new = unsent.add_dirty(&log, &layout, &layout).unwrap();
+        let new = add();
         assert_eq!(new, [range(0, 1), range(2, 3), range(515, 1027)]);
         assert_eq!(unsent.count(), 1027);
     }
@@ -310,9 +319,10 @@ mod tests {
         let unsent = UnsentPages::empty(1027, true);
         let layout = layout(PAGE_BYTES);
         let log = Log(Mutex::new(vec![range(10, 20)]));
+        let sent = SentPages::unknown();
         let peek = |count_writes| {
             unsent
-                .add_dirty_of_paused(&log, &layout, &layout, count_writes)
+                .add_dirty_of_paused(&log, &layout, &layout, &sent, count_writes)
                 .unwrap()
         };
         assert_eq!(peek(true), [range(10, 20)]);

@@ -1,6 +1,7 @@
 //! Reads the files that a report is made of.
 
 use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
@@ -30,9 +31,6 @@ pub(super) enum InputError {
     /// It is of another version.
     #[error("{} has version {version} of the status, and this hikkoshi reads version {VERSION}", file.display())]
     Version { file: PathBuf, version: u64 },
-    /// The migration failed, and there are no statistics.
-    #[error("{} is the result of a run without statistics: {message}", file.display())]
-    NoStatistics { file: PathBuf, message: String },
 }
 
 /// The recordings in a file.
@@ -70,19 +68,22 @@ fn parse(file: &Path, content: &[u8]) -> Result<Vec<Recording>, InputError> {
     if value.get("migration").is_some() {
         return Ok(vec![recording(file, value)?]);
     }
-    let message = value
-        .pointer("/error/message")
-        .or_else(|| value.get("moved"));
-    if let Some(message) = message.and_then(Value::as_str) {
-        return Err(InputError::NoStatistics {
-            file: file.to_owned(),
-            message: message.to_owned(),
-        });
-    }
-    let name = file.file_stem().unwrap_or_default().to_string_lossy();
-    statistics::recording(&name, value)
+    let of = statistics::Source {
+        id: &id(file, text),
+        name: &file.file_stem().unwrap_or_default().to_string_lossy(),
+    };
+    statistics::recording(of, value)
         .map(|recording| vec![recording])
         .map_err(|error| unknown(error.to_string()))
+}
+
+/// The number of a migration whose result does not have it: the same for the same file with the
+/// same content. Other files may have the same name, and the file may be overwritten by another
+/// result.
+fn id(file: &Path, content: &str) -> String {
+    let mut hasher = DefaultHasher::new();
+    (file, content).hash(&mut hasher);
+    format!("file:{:016x}", hasher.finish())
 }
 
 fn recording(file: &Path, value: Value) -> Result<Recording, InputError> {
@@ -117,14 +118,7 @@ mod tests {
             ("<html></html>", "a page without recordings"),
             (r#"{"migration":{},"version":3}"#, "has version 3"),
             (r#"{"migration":{},"version":1}"#, "missing field"),
-            (
-                r#"{"error":{"message":"no link"}}"#,
-                "without statistics: no link",
-            ),
-            (
-                r#"{"moved":"it has moved"}"#,
-                "without statistics: it has moved",
-            ),
+            (r#"{"error":{"message":"no link"}}"#, "missing field"),
             (r#"{"mode":"hybrid"}"#, "missing field"),
         ] {
             let error = parsed(content).unwrap_err();
@@ -152,5 +146,84 @@ mod tests {
         assert_eq!(parsed(&page).unwrap(), one);
         let stored = serde_json::to_string(&one[0]).unwrap();
         assert_eq!(parsed(&stored).unwrap(), one);
+    }
+
+    /// Results do not become one migration because their files have the same name, but the results
+    /// of both sides do.
+    #[test]
+    fn files_of_one_name_are_different_migrations() {
+        let result = |more: &str| {
+            format!(
+                r#"{{"mode":"hybrid","total_ms":1500.5,"downtime_ms":8.5,"rounds":1,"postcopy":true,
+                "pages":{{"precopy":10,"zero":20,"urgent":3,"background":4,"guest":30}},
+                "bytes":{{"precopy":100,"urgent":30,"background":40,"device_state":5}},
+                "request_latency_us":{{"count":0,"mean":0.0,"p50":0.0,"p99":0.0,"max":0.0,
+                "histogram":[]}}{more}}}"#
+            )
+        };
+        let read = |folder: &str, more: &str| {
+            let file = Path::new(folder).join("web.json");
+            let content = result(more);
+            parse(&file, content.as_bytes()).unwrap().remove(0)
+        };
+        let files = [
+            read("before", ""),
+            read("after", ""),
+            // The same file, overwritten.
+            read("after", r#","rounds_detail":[]"#),
+        ];
+        let page = hikkoshi_dashboard::report(&files);
+        assert!(page.contains("<title>3 migrations</title>"));
+        let sides = [
+            read("a", r#","migration_id":"00ff","side":"source""#),
+            read("b", r#","migration_id":"00ff","side":"destination""#),
+        ];
+        let page = hikkoshi_dashboard::report(&sides);
+        assert!(page.contains("<title>Migration of web</title>"));
+    }
+
+    /// The part of a page that is shown without scripts says nothing that is not known.
+    #[test]
+    fn a_failed_run_and_an_old_result_are_compared() {
+        let old = r#"{"mode":"precopy","total_ms":1500.5,"downtime_ms":8.5,"rounds":3,"postcopy":false,
+            "pages":{"precopy":10,"zero":20,"urgent":0,"background":0,"guest":30},
+            "bytes":{"precopy":100,"urgent":0,"background":0,"device_state":5},
+            "request_latency_us":{"count":0,"mean":0.0,"p50":0.0,"p99":0.0,"max":0.0,
+            "histogram":[]}}"#;
+        let failed = r#"{"error":{"exit_status":1,"reason":"link","guest":"source",
+            "message":"the links failed","next":null,"resume":null}}"#;
+        let recordings: Vec<_> = [old, failed]
+            .into_iter()
+            .flat_map(|content| parsed(content).unwrap())
+            .collect();
+        let page = hikkoshi_dashboard::report(&recordings);
+        let (shown, _) = page.split_once("<script").unwrap();
+        assert!(shown.contains("the links failed") && shown.contains("stays at the source"));
+        for untrue in [
+            "1970",
+            "<td>none</td>",
+            ">0 ms<",
+            "No page was sent twice",
+            "0 B",
+        ] {
+            assert!(!shown.contains(untrue), "{untrue}: {shown}");
+        }
+        let row = |name: &str| {
+            let (_, rest) = shown
+                .split_once(&format!("<th scope=\"row\">{name}</th>"))
+                .unwrap();
+            let row = rest.split("</tr>").next().unwrap();
+            let cells = row.split("<td").skip(1);
+            let text = |cell: &str| {
+                let (_, text) = cell.split_once('>').unwrap();
+                text.trim_end_matches("</td>").to_owned()
+            };
+            cells.map(text).collect::<Vec<_>>()
+        };
+        assert_eq!(row("Rounds of pre-copy"), ["3", "–"]);
+        assert_eq!(row("Total time"), ["1.50 s", "–"]);
+        assert_eq!(row("Mode"), ["precopy", "–"]);
+        // Read again from the page.
+        assert_eq!(parsed(&page).unwrap(), recordings);
     }
 }

@@ -18,14 +18,20 @@ pub(crate) fn run(args: &Report) -> Result<Status, Exit> {
     let recordings = if args.files.is_empty() {
         last_migration(&StatusFolder::in_run_folder(&args.journals.path()))?
     } else {
-        let mut recordings = Vec::new();
+        let mut recordings: Vec<Recording> = Vec::new();
         for file in &args.files {
-            recordings.extend(input::read(file).map_err(|error| {
+            let read = input::read(file).map_err(|error| {
                 Exit::caused(Status::Usage, Reason::Usage, &error).with(
                     "a report is made of results of --json, of other reports (.html) and of files \
                      of the status folder",
                 )
-            })?);
+            })?;
+            for recording in read {
+                // A file may be named twice, or be in a report, too.
+                if !recordings.contains(&recording) {
+                    recordings.push(recording);
+                }
+            }
         }
         recordings
     };

@@ -1,0 +1,15 @@
+//! How fast the guest wrote to each cell, over the whole of pre-copy.
+
+use serde::{Deserialize, Serialize};
+
+/// Dirty rates by cell, in pages per second: of all states, not only of those in the frames. Lists
+/// are empty where nothing was measured: then they count as zeros.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirtyRates {
+    /// For how long rates were known.
+    pub measured_ms: u64,
+    /// The highest rate.
+    pub highest: Vec<u64>,
+    /// The mean over that time.
+    pub mean: Vec<u64>,
+}
