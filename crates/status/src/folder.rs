@@ -223,7 +223,7 @@ impl StatusFolder {
             });
         }
         for (number, old) in (kept.len() + 1..).zip(&ended) {
-            sum = sum.saturating_add(size(&old));
+            sum = sum.saturating_add(size(old));
             if number >= KEPT || sum > KEPT_BYTES {
                 let _ = fs::remove_file(&old.path);
             }
