@@ -208,6 +208,23 @@ pub trait SourceGuest: Send {
         Ok(())
     }
 
+    /// *Commit* is about to be sent, or was sent by another engine: the guest may run elsewhere from
+    /// now on, and must not run here. Called while it is paused everywhere, so it must not wait.
+    fn handing_over(&mut self) {}
+
+    /// Fails if something was done to the guest since [`handing_over`](Self::handing_over) that
+    /// makes its memory useless to the destination: then no more of it is sent. Called now and then;
+    /// must not wait.
+    fn check_handed_over(&mut self) -> Result<(), GuestError> {
+        Ok(())
+    }
+
+    /// Why the machine's process has ended, or is about to, if that is known; for people. May wait
+    /// for a moment.
+    fn why_ended(&mut self) -> Option<String> {
+        None
+    }
+
     /// Whether the guest uses KVM's asynchronous page faults, for the account; `None` if this
     /// adapter does not find out. Called after [`release`](Self::release).
     fn asynchronous_faults(&self) -> Option<AsynchronousFaults> {

@@ -84,15 +84,18 @@ impl Daemon {
         *kept = Some(Arc::clone(open));
     }
 
-    /// The connection. Opens one if there is none, or the daemon was restarted.
-    pub(crate) fn open(&self) -> Result<Arc<OpenDomain>, DomainError> {
+    /// The connection, if there is one and the daemon was not restarted.
+    fn kept(&self) -> Option<Arc<OpenDomain>> {
         let kept = {
             let open = self.0.open.lock().unwrap_or_else(PoisonError::into_inner);
             open.clone()
         };
-        if let Some(open) = kept
-            && open.connection.is_alive()
-        {
+        kept.filter(|open| open.connection.is_alive())
+    }
+
+    /// The connection. Opens one if there is none, or the daemon was restarted.
+    pub(crate) fn open(&self) -> Result<Arc<OpenDomain>, DomainError> {
+        if let Some(open) = self.kept() {
             return Ok(open);
         }
         let open = Arc::new(self.connect()?);
@@ -118,9 +121,30 @@ impl Daemon {
         what: &str,
         question: impl Fn(&Domain) -> Result<T, Error>,
     ) -> Result<T, DomainError> {
-        let deadline = Instant::now() + AWAY_TIMEOUT;
+        self.ask_or(what, AWAY_TIMEOUT, question, || None)
+    }
+
+    /// The same, within this time; zero: only by the connection that there is. If there is none,
+    /// `otherwise` may answer instead. (To connect can take as long as the daemon needs to start: it
+    /// is systemd that listens.)
+    pub(crate) fn ask_or<T>(
+        &self,
+        what: &str,
+        patience: Duration,
+        question: impl Fn(&Domain) -> Result<T, Error>,
+        otherwise: impl Fn() -> Option<T>,
+    ) -> Result<T, DomainError> {
+        let deadline = Instant::now() + patience;
         loop {
-            let error = match self.open() {
+            let open = match self.kept() {
+                Some(open) => Ok(open),
+                None => match otherwise() {
+                    Some(answer) => return Ok(answer),
+                    None if patience.is_zero() => Err(self.away()),
+                    None => self.open(),
+                },
+            };
+            let error = match open {
                 Ok(open) => match question(&open.domain) {
                     Ok(answer) => return Ok(answer),
                     Err(error) if open.connection.is_alive() => {
@@ -135,6 +159,14 @@ impl Daemon {
                 return Err(error);
             }
             thread::sleep(RETRY_INTERVAL);
+        }
+    }
+
+    fn away(&self) -> DomainError {
+        DomainError::Connect {
+            uri: self.0.uri.clone(),
+            what: "the connection was lost, and a paused guest does not wait for the daemon"
+                .to_owned(),
         }
     }
 
@@ -158,18 +190,22 @@ impl Daemon {
         }
     }
 
+    /// No session was opened on the domain's monitor.
+    pub(crate) fn not_lent(&self, what: String) -> DomainError {
+        DomainError::Lookup {
+            name: self.0.name.clone(),
+            uri: self.0.uri.clone(),
+            what: format!("opening its monitor: {what}"),
+        }
+    }
+
     /// Opens a session on the monitor.
     pub(crate) fn session(
         &self,
         monitor: &MonitorAddress,
         process: &Arc<Process>,
     ) -> Result<Client, DomainError> {
-        let open = self.connect()?;
-        let stream = serve::start(self, open, process).map_err(|what| DomainError::Lookup {
-            name: self.0.name.clone(),
-            uri: self.0.uri.clone(),
-            what: format!("opening its monitor: {what}"),
-        })?;
+        let stream = serve::start(self, process)?;
         Ok(Client::over(stream, monitor, Arc::clone(process), TIMEOUT)?)
     }
 }

@@ -9,6 +9,8 @@ use hikkoshi_qemu::QmpListener;
 use hikkoshi_qemu::qmp::{Client, ConnectError, Monitor, MonitorAddress, QmpError};
 
 use crate::DomainError;
+#[cfg(feature = "libvirt")]
+use crate::monitor::own_socket;
 use crate::process;
 
 /// The daemon that is used if none is named: the system's, for QEMU.
@@ -40,6 +42,9 @@ pub struct Domain {
     daemon: crate::daemon::Daemon,
     #[cfg(feature = "libvirt")]
     unchanged: crate::unchanged::Unchanged,
+    /// From the beginning of its move.
+    #[cfg(feature = "libvirt")]
+    watch: std::sync::OnceLock<crate::watch::Watch>,
 }
 
 impl Domain {
@@ -60,6 +65,7 @@ impl Domain {
             options: MoveOptions::default(),
             daemon,
             unchanged: crate::unchanged::Unchanged::default(),
+            watch: std::sync::OnceLock::new(),
         })
     }
 
@@ -88,6 +94,8 @@ impl Domain {
             options: MoveOptions::default(),
             #[cfg(feature = "libvirt")]
             unchanged: crate::unchanged::Unchanged::default(),
+            #[cfg(feature = "libvirt")]
+            watch: std::sync::OnceLock::new(),
         }
     }
 
@@ -193,9 +201,16 @@ impl Domain {
     ///
     /// See [`DomainError`].
     pub fn resume(&self) -> Result<(), DomainError> {
-        let resumed = self
-            .daemon
-            .ask("to resume it", |domain| domain.resume().map(drop));
+        if let Some(watch) = self.watch.get() {
+            watch.taken_back();
+        }
+        let patience = crate::daemon::AWAY_TIMEOUT;
+        let resumed = self.daemon.ask_or(
+            "to resume it",
+            patience,
+            |domain| domain.resume().map(drop),
+            || self.resume_by_qemu(),
+        );
         match resumed {
             // The daemon may have been restarted in between.
             Err(_) if !self.is_paused()? => Ok(()),
@@ -225,12 +240,46 @@ impl Domain {
         })
     }
 
+    /// Lets QEMU run the guest, while the daemon is away: the guest must not wait for it. `None`:
+    /// QEMU did not do it.
+    fn resume_by_qemu(&self) -> Option<()> {
+        let process = self.process().ok()?;
+        let resumed = own_socket::execute(&process, r#"{"execute":"cont"}"#, &[]);
+        match resumed {
+            Ok(executed) if executed.answer.starts_with(r#"{"return""#) => {
+                tracing::warn!(
+                    domain = self.name,
+                    "libvirt's daemon is away, so QEMU was asked to run the guest; libvirt notices that \
+                     when it is back"
+                );
+                Some(())
+            }
+            Ok(executed) => {
+                tracing::warn!(answer = executed.answer, "QEMU does not run the guest");
+                None
+            }
+            Err(error) => {
+                tracing::debug!(?error, "using QEMU's own monitor socket");
+                None
+            }
+        }
+    }
+
+    /// What watches the domain, which is started now if it was not before.
+    fn watched(&self) -> &crate::watch::Watch {
+        self.watch
+            .get_or_init(|| crate::watch::Watch::start(&self.daemon, &self.name))
+    }
+
     /// Ends the domain's QEMU at once.
     ///
     /// # Errors
     ///
     /// See [`DomainError`].
     pub fn destroy(&self) -> Result<(), DomainError> {
+        if let Some(watch) = self.watch.get() {
+            watch.ending();
+        }
         self.daemon
             .ask("to destroy it", virt::domain::Domain::destroy)
     }
@@ -313,9 +362,41 @@ impl Monitor for Domain {
     }
 
     #[cfg(feature = "libvirt")]
-    fn check_unchanged(&self) -> Result<(), QmpError> {
-        let checked = self.unchanged.check(&self.daemon, &self.name);
+    fn check_unchanged(&self, paused: bool) -> Result<(), QmpError> {
+        let patience = match paused {
+            // The guest is resumed instead.
+            true => Duration::ZERO,
+            false => crate::daemon::AWAY_TIMEOUT,
+        };
+        let checked = self.unchanged.check(&self.daemon, &self.name, patience);
         checked.map_err(|error| QmpError::Owner(error.into()))
+    }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    #[cfg(feature = "libvirt")]
+    fn watch(&self) {
+        self.watched();
+    }
+
+    #[cfg(feature = "libvirt")]
+    fn handing_over(&self) {
+        self.watched().handing_over();
+    }
+
+    #[cfg(feature = "libvirt")]
+    fn check_handed_over(&self) -> Result<(), QmpError> {
+        match self.watch.get().and_then(crate::watch::Watch::take_harm) {
+            Some(harm) => Err(QmpError::Owner(harm.into())),
+            None => Ok(()),
+        }
+    }
+
+    #[cfg(feature = "libvirt")]
+    fn why_ended(&self) -> Option<String> {
+        self.watch.get()?.why_ended()
     }
 
     #[cfg(not(feature = "libvirt"))]

@@ -101,6 +101,29 @@ pub enum DomainError {
         /// What was changed.
         what: String,
     },
+    /// The guest, which may run at the destination, was resumed here.
+    #[error(
+        "the domain {name} was resumed at the source after its guest was handed over, by another client \
+         of libvirt ('virsh resume'): two copies of the guest have run. {}. The copy here may have \
+         written to the guest's memory, so no more of its pages are sent",
+        paused_again(not_paused.as_deref())
+    )]
+    Resumed {
+        /// The domain.
+        name: String,
+        /// Why it was not paused again.
+        not_paused: Option<String>,
+    },
+    /// The guest, which may run at the destination, was reset here.
+    #[error(
+        "the domain {name} was reset at the source after its guest was handed over, by another client \
+         of libvirt ('virsh reset'): its devices and its firmware may have written to the guest's \
+         memory, so no more of its pages are sent"
+    )]
+    Reset {
+        /// The domain.
+        name: String,
+    },
     /// libvirt did not answer a question, or do something.
     #[error("asking libvirt at {uri} about the domain {name} ({asked}): {what}")]
     Asked {
@@ -135,4 +158,13 @@ pub enum DomainError {
     /// No session on the monitor was opened.
     #[error(transparent)]
     Monitor(#[from] ConnectError),
+}
+
+fn paused_again(error: Option<&str>) -> String {
+    match error {
+        None => "It is paused again".to_owned(),
+        Some(error) => format!(
+            "IT STILL RUNS: pausing it again failed ({error}; pause it at once, by 'virsh suspend')"
+        ),
+    }
 }

@@ -22,11 +22,12 @@
 //! [`Domain`] is a monitor for the QEMU adapter. libvirt itself resumes the guest after a failed
 //! move (it takes its locks on disks again), and destroys the domain when its guest runs at the
 //! destination. libvirt does not know of the move, so the domain is compared with what it was at
-//! the beginning right before the guest is paused (`unchanged.rs`).
+//! the beginning right before the guest is paused (`unchanged.rs`), and watched until it has ended
+//! (`watch.rs`).
 //!
-//! The daemon may be restarted at any moment. A session outlives it: it waits for the daemon,
-//! registers for the events again, and repeats the command whose answer was lost
-//! (`monitor/serve.rs`).
+//! The daemon may be restarted at any moment. A session outlives it: while the daemon is away, it
+//! uses QEMU's monitor socket, which no other program uses then, and repeats a command whose answer
+//! was lost. Afterwards it registers for the events again (`monitor/`).
 //!
 //! # Receiving a domain
 //!
@@ -36,9 +37,9 @@
 //!
 //! # What is missing
 //!
-//! If the daemon is away for long while the guest is paused, the guest stays paused until
-//! `--resume` or `virsh resume`: QEMU's monitor is libvirt's also then. A domain with snapshots is
-//! refused, as `virsh migrate` does. Events that come while the daemon is away are lost. libvirt's
+//! A guest that is resumed while the daemon is away is resumed by QEMU, without the locks of a lock
+//! manager of libvirt's. A domain with snapshots is refused, as `virsh migrate` does. Most events
+//! that come while the daemon is away are lost. What `virsh destroy` ends is gone. libvirt's
 //! events and hooks at the destination are those of a restored domain. Daemons on other hosts are
 //! refused, because the guest's memory is reached through its process. A user's own daemon
 //! (`qemu:///session`) receives no domains: docs/libvirt.md.
@@ -55,10 +56,14 @@ mod incoming;
 #[cfg(feature = "libvirt")]
 mod job;
 #[cfg(feature = "libvirt")]
+mod lifecycle;
+#[cfg(feature = "libvirt")]
 mod monitor;
 mod process;
 #[cfg(feature = "libvirt")]
 mod unchanged;
+#[cfg(feature = "libvirt")]
+mod watch;
 
 pub use domain::{DEFAULT_URI, Domain, MoveOptions};
 pub use error::DomainError;

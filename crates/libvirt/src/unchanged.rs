@@ -6,8 +6,10 @@
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
+use std::time::Duration;
 
 use virt::domain::Domain;
+use virt::error::Error;
 
 use crate::DomainError;
 use crate::changes;
@@ -29,27 +31,38 @@ pub(crate) struct Unchanged(Mutex<Option<Beginning>>);
 
 impl Unchanged {
     /// The first call looks at the domain, and refuses what `virsh migrate` refuses. (That also
-    /// refuses devices which QEMU cannot move: the QEMU adapter does this.) Later ones compare.
+    /// refuses devices which QEMU cannot move: the QEMU adapter does this.) Later ones compare. A
+    /// daemon that is being restarted may take as long as `patience`; zero: it is an error.
     ///
     /// # Errors
     ///
     /// [`DomainError::Busy`], [`DomainError::Snapshots`], [`DomainError::Changed`], or libvirt does
     /// not answer.
-    pub(crate) fn check(&self, daemon: &Daemon, name: &str) -> Result<(), DomainError> {
+    pub(crate) fn check(
+        &self,
+        daemon: &Daemon,
+        name: &str,
+        patience: Duration,
+    ) -> Result<(), DomainError> {
         let name = name.to_owned();
-        if daemon.ask("its jobs", job::is_under_way)? {
+        if ask(daemon, patience, "its jobs", job::is_under_way)? {
             return Err(DomainError::Busy { name });
         }
         // Their metadata is the source's, and would not be at the destination: libvirt 9.0 says
         // "cannot migrate domain with N snapshots".
-        let snapshots = daemon.ask("its snapshots", |domain| domain.list_all_snapshots(0))?;
+        let list = |domain: &Domain| domain.list_all_snapshots(0);
+        let snapshots = ask(daemon, patience, "its snapshots", list)?;
         let snapshots = snapshots.len();
         if snapshots > 0 {
             return Err(DomainError::Snapshots { name, snapshots });
         }
         let now = Beginning {
-            id: daemon.ask("its number", |domain| Ok(Domain::get_id(domain)))?,
-            xml: daemon.xml(virt::sys::VIR_DOMAIN_XML_MIGRATABLE)?,
+            id: ask(daemon, patience, "its number", |domain| {
+                Ok(Domain::get_id(domain))
+            })?,
+            xml: ask(daemon, patience, "its XML", |domain| {
+                domain.get_xml_desc(virt::sys::VIR_DOMAIN_XML_MIGRATABLE)
+            })?,
         };
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(before) = &*kept else {
@@ -65,4 +78,13 @@ impl Unchanged {
             Some(what) => Err(DomainError::Changed { name, what }),
         }
     }
+}
+
+fn ask<T>(
+    daemon: &Daemon,
+    patience: Duration,
+    what: &str,
+    question: impl Fn(&Domain) -> Result<T, Error>,
+) -> Result<T, DomainError> {
+    daemon.ask_or(what, patience, question, || None)
 }

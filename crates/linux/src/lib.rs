@@ -16,6 +16,7 @@
 //! * Requests to stop: [`StopEventFd`] (an eventfd, for loops that wait in `poll`), [`CancelFlag`]
 //!   (a flag, for loops that check it between pieces of work and for signal handlers).
 //! * Clocks: [`monotonic_ns`].
+//! * Files: [`lock_byte_shared`] (locks that processes share).
 //! * Sockets: [`TcpInfo`] (`TCP_INFO`) and [`set_pace`] (`SO_MAX_PACING_RATE`).
 //!
 //! # Vocabulary
@@ -44,6 +45,7 @@ mod errno;
 pub mod inject;
 mod kernel_thread;
 mod monotonic;
+mod ofd_lock;
 mod pagemap;
 mod priority;
 mod process;
@@ -67,6 +69,7 @@ pub use errno::last_errno;
 pub use inject::InjectError;
 pub use kernel_thread::{is_kernel_worker, kernel_thread_name};
 pub use monotonic::monotonic_ns;
+pub use ofd_lock::{lock_byte_shared, unlock_byte};
 pub use pagemap::{PageCategories, PageQuery, Pagemap};
 pub use priority::{Priority, PriorityClass};
 pub use process::{CAP_SYS_ADMIN, CAP_SYS_PTRACE, Process};

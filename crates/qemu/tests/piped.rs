@@ -50,7 +50,10 @@ impl MachineOwner for Owner {
         });
         if refused {
             let what = "it does not want to".to_owned();
-            return Err(NotRun { what, refused });
+            return Err(NotRun {
+                what,
+                never_ran: refused,
+            });
         }
         client.execute("cont", json!({})).unwrap();
         Ok(Instant::now())

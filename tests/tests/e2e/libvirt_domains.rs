@@ -184,6 +184,14 @@ impl<'h> Served<'h> {
         report
     }
 
+    /// Checks that the guest answers its client, without its daemon.
+    pub(super) fn assert_answers(&self) {
+        assert!(
+            self.client.wait_answers(20, LONG),
+            "the guest does not answer"
+        );
+    }
+
     /// Ends the domain, checks its disk, and returns the number of lost datagrams.
     pub(super) fn end(self) -> usize {
         let [at, _] = self.hosts;

@@ -3,9 +3,9 @@
 
 use super::libvirt::built_with_libvirt;
 use super::libvirt_domains::Served;
-use MessageKind::{Commit, GuestResumed, Pages, Ready};
-use hikkoshi_lab::libvirt::LibvirtHosts;
-use hikkoshi_tests::{Breakpoint, DomainPlan, MessageKind, TestEnv, log};
+use MessageKind::{Commit, DeviceStateChunk, GuestResumed, Pages, Ready};
+use hikkoshi_lab::libvirt::{LibvirtHost, LibvirtHosts};
+use hikkoshi_tests::{Breakpoint, DomainPlan, MessageKind, TestEnv, eventually, log};
 
 /// A place in the middle of the pages.
 fn among_pages() -> Breakpoint {
@@ -171,6 +171,97 @@ fn the_domain_stays_if_the_daemon_of_the_destination_is_killed_in_precopy() {
     assert!(!exits.migrate.stderr.contains("round 2"), "{exits:?}");
     hosts.destination.start_daemon().unwrap();
     served.assert_here();
+    served.end();
+}
+
+/// Waits until QEMU has read its stream to the end: it closes it then, and has only the descriptor
+/// that hikkoshi has made.
+fn wait_loaded(host: &LibvirtHost) {
+    eventually("QEMU to load its guest", || {
+        let is_qemu = |pid: &u32| {
+            let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+            program.to_string_lossy().contains("qemu-system")
+        };
+        let streams = |pid: u32| {
+            let open = std::fs::read_dir(format!("/proc/{pid}/fd"));
+            let open = open.into_iter().flatten().flatten();
+            let files = open.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+            files
+                .filter(|file| file.to_string_lossy().ends_with(".stream"))
+                .count()
+        };
+        let qemus = host.processes().into_iter().filter(is_qemu);
+        match qemus.map(streams).collect::<Vec<_>>()[..] {
+            [1] => Ok(()),
+            ref open => Err(format!("{open:?} descriptors of the stream")),
+        }
+    });
+}
+
+/// The daemon is killed when the destination has got *commit*, before it runs the guest, and ends the
+/// domain when it is started again. It is stopped first: the guest runs some milliseconds after
+/// *commit* otherwise.
+#[test]
+#[ignore = "long: make test-libvirt"]
+fn the_domain_stays_if_the_daemon_of_the_destination_is_killed_at_commit() {
+    if !built_with_libvirt() {
+        return;
+    }
+    let env = TestEnv::new();
+    let hosts = LibvirtHosts::start(env.lab()).unwrap();
+    let mut served = Served::boot(&hosts, &env);
+    for mode in ["postcopy", "precopy"] {
+        let plan = DomainPlan::new(mode).hold_at(Breakpoint::before(Commit));
+        let moving = served.start_move(&plan);
+        moving.wait_held();
+        hosts.destination.stop_daemon().unwrap();
+        moving.relay().release();
+        wait_loaded(&hosts.destination);
+        hosts.destination.kill_daemon().unwrap();
+        let exits = moving.wait();
+        let reason = "libvirt's daemon has ended before it ran the guest";
+        exits.assert_source(1, &[reason, "the guest still runs at the source"]);
+        exits.assert_destination(1, &[reason, "nothing is left of its domain here"]);
+        hosts.destination.start_daemon().unwrap();
+        served.assert_here();
+    }
+    // Nothing is in the way of the next move.
+    served.start_move(&DomainPlan::new("hybrid")).complete();
+    served.assert_arrived();
+    served.end();
+}
+
+/// The switchover fails when the guest is paused and the daemon is away: the guest does not wait for
+/// the daemon.
+#[test]
+#[ignore = "long: make test-libvirt"]
+fn a_paused_domain_does_not_wait_for_the_daemon_of_the_source() {
+    if !built_with_libvirt() {
+        return;
+    }
+    let env = TestEnv::new();
+    let hosts = LibvirtHosts::start(env.lab()).unwrap();
+    let mut served = Served::boot(&hosts, &env);
+    let [here, _] = served.hosts();
+    let plan = DomainPlan::new("hybrid").hold_at(Breakpoint::before(DeviceStateChunk));
+    let moving = served.start_move(&plan);
+    moving.wait_held();
+    here.kill_daemon().unwrap();
+    moving.relay().cut();
+    // Without a daemon.
+    let exits = moving.wait();
+    exits.assert_source(1, &["the guest still runs at the source"]);
+    served.assert_answers();
+    here.start_daemon().unwrap();
+    eventually("the daemon to notice that the guest runs", || {
+        match here.state("guest").map_err(|error| error.to_string())? {
+            state if state == "running" => Ok(()),
+            state => Err(state),
+        }
+    });
+    served.assert_here();
+    served.start_move(&DomainPlan::new("hybrid")).complete();
+    served.assert_arrived();
     served.end();
 }
 

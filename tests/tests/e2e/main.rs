@@ -30,6 +30,7 @@ mod libvirt_configurations;
 mod libvirt_domains;
 mod libvirt_give_up;
 mod libvirt_laboratory;
+mod libvirt_other_clients;
 mod libvirt_recovery;
 mod libvirt_two_daemons;
 mod limits;

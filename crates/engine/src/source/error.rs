@@ -164,11 +164,13 @@ pub enum SourceFailure {
     /// The guest's process has ended here after *Commit*, and pages that the destination needs were
     /// private to it.
     #[error(
-        "the source's virtual machine has ended in post-copy, and its private memory ({}) with it: \
+        "the source's virtual machine has ended in post-copy{}, and its private memory ({}) with it: \
          pages that the destination does not have are lost",
-        list_blocks(blocks)
+        in_parentheses(why.as_deref()), list_blocks(blocks)
     )]
     MemoryLost {
+        /// Why it has ended, if that is known.
+        why: Option<String>,
         /// The RAM blocks that were private memory.
         blocks: Vec<String>,
         /// Whether the destination has been notified.
@@ -221,10 +223,11 @@ impl SourceFailure {
         })
     }
 
-    /// Memory of `ram` was private to a process that has ended, and is needed at the destination,
-    /// which was not notified yet.
-    pub(crate) fn memory_lost(ram: &GuestRam) -> Self {
+    /// Memory of `ram` was private to a process that has ended (`why`), and is needed at the
+    /// destination, which was not notified yet.
+    pub(crate) fn memory_lost(ram: &GuestRam, why: Option<String>) -> Self {
         Self::MemoryLost {
+            why,
             blocks: ram.lost_blocks(),
             notified: false,
         }
@@ -239,6 +242,10 @@ impl SourceFailure {
             cause => format!("the source failed: {}", Report::new(cause)),
         }
     }
+}
+
+fn in_parentheses(text: Option<&str>) -> String {
+    text.map_or_else(String::new, |text| format!(" ({text})"))
 }
 
 /// RAM blocks, for a message.

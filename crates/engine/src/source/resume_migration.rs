@@ -53,6 +53,7 @@ pub fn resume_migrate(
             guest
                 .check_paused()
                 .map_err(|error| MigrateError::new(error.into(), outcome))?;
+            guest.handing_over();
         }
         let handover = HandoverDriver {
             shared,

@@ -9,19 +9,30 @@ use std::time::{Duration, Instant};
 
 use hikkoshi_linux::CancelFlag;
 use hikkoshi_qemu::{MachineOwner, NotRun, OwnedCard, StreamPipe};
+use hikkoshi_wire::Domain as DomainOffer;
+use serde_json::{Value, json};
 use virt::domain::Domain;
-use virt::error::{Error, ErrorDomain};
+use virt::error::{Error, ErrorDomain, ErrorNumber};
 use virt::sys;
 
 use super::{IncomingError, description, persistent, pipe_error};
 use crate::connection::Connection;
 use crate::job;
+use crate::monitor::own_socket;
+use crate::process;
 
 /// How long libvirt may take to notice that a machine was ended.
 const END_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long a daemon that is being restarted may take until it has the domain again.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long QEMU may take to greet. It may be waiting for pages, to complete what it has loaded.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// QEMU's names for the states of a guest that libvirt's restore has not run yet. (While it restores,
+/// no other client pauses it.)
+const NEVER_RAN: [&str; 3] = ["inmigrate", "paused", "prelaunch"];
 
 /// How often to look.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -67,6 +78,8 @@ pub(super) struct Restore {
     questions: Connection,
     call: Receiver<Returned>,
     returned: Option<Returned>,
+    /// The domain's name.
+    name: String,
     /// What to do if the daemon ends before it answers.
     resumed: Resumed,
 }
@@ -75,7 +88,7 @@ impl Restore {
     /// Makes the pipe at `path`, and lets libvirt restore a domain with this description from it.
     pub(super) fn start(
         uri: &str,
-        uuid: &str,
+        offer: &DomainOffer,
         path: &Path,
         xml: &str,
         running: bool,
@@ -110,7 +123,8 @@ impl Restore {
             questions,
             call,
             returned: None,
-            resumed: Resumed::new(uri, uuid, path, running),
+            name: offer.name.clone(),
+            resumed: Resumed::new(uri, &offer.uuid, path, running),
         })
     }
 
@@ -124,6 +138,34 @@ impl Restore {
             };
         }
         self.returned.as_ref()
+    }
+}
+
+impl Restore {
+    /// Asks QEMU itself whether it runs the guest, now that the daemon is away, and ends it if not:
+    /// no other program runs it then. Returns whether it was ended.
+    fn end_unless_it_runs(&self) -> bool {
+        let Resumed { uri, uuid, .. } = &self.resumed;
+        let found = process::run_folder(uri)
+            .and_then(|run_folder| process::find(&run_folder, &self.name, uuid));
+        let ended = found
+            .map_err(|error| error.to_string())
+            .and_then(|process| {
+                // As long as it is open, the daemon does not reach QEMU.
+                let mut monitor = own_socket::connect(&process, GREETING_TIMEOUT)?;
+                let status = monitor.execute("query-status", json!({}));
+                let status = status.map_err(|error| error.to_string())?;
+                let status = status.get("status").and_then(Value::as_str);
+                if !status.is_some_and(|status| NEVER_RAN.contains(&status)) {
+                    return Ok(false);
+                }
+                process.kill().map_err(|error| error.to_string())?;
+                Ok(true)
+            });
+        ended.unwrap_or_else(|error| {
+            tracing::warn!(error, "asking QEMU itself whether it runs the guest");
+            false
+        })
     }
 }
 
@@ -161,12 +203,21 @@ impl MachineOwner for Restore {
             Ok(at) => Ok(at),
             // The daemon has ended before it answered, and may have run the guest.
             Err(error) if !error.refused && !self.connection.is_alive() => {
+                if self.resumed.running && self.end_unless_it_runs() {
+                    return Err(NotRun {
+                        what:
+                            "libvirt's daemon has ended before it ran the guest, and ends such a \
+                               domain when it is started again"
+                                .to_owned(),
+                        never_ran: true,
+                    });
+                }
                 tracing::warn!(error = error.message, "waiting for libvirt's daemon");
                 self.resumed.finish(give_up)
             }
             Err(error) => Err(NotRun {
                 what: format!("libvirt: {}", error.message),
-                refused: error.refused,
+                never_ran: error.refused,
             }),
         }
     }
@@ -200,16 +251,33 @@ impl Resumed {
         }
     }
 
-    /// Whether libvirt has restored the domain.
-    fn is_restored(&self, connection: &Connection) -> Result<bool, Error> {
-        let domain = Domain::lookup_by_uuid_string(connection, &self.uuid)?;
-        let (state, _) = domain.get_state()?;
-        Ok(if self.running {
-            state == sys::VIR_DOMAIN_RUNNING
-        } else {
-            state == sys::VIR_DOMAIN_PAUSED && !job::is_under_way(&domain)?
-        })
+    /// What has become of the domain.
+    fn look(&self, connection: &Connection) -> Result<Seen, Error> {
+        let found = Domain::lookup_by_uuid_string(connection, &self.uuid);
+        let seen = found.and_then(|domain| {
+            let (state, _) = domain.get_state()?;
+            Ok(match state {
+                sys::VIR_DOMAIN_SHUTOFF | sys::VIR_DOMAIN_CRASHED => Seen::Ended,
+                sys::VIR_DOMAIN_RUNNING if self.running => Seen::Restored,
+                sys::VIR_DOMAIN_PAUSED if !self.running && !job::is_under_way(&domain)? => {
+                    Seen::Restored
+                }
+                _ => Seen::Restoring,
+            })
+        });
+        match seen {
+            Err(error) if error.code() == ErrorNumber::NoDomain => Ok(Seen::Ended),
+            seen => seen,
+        }
     }
+}
+
+/// A domain that was being restored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    Restoring,
+    Restored,
+    Ended,
 }
 
 impl MachineOwner for Resumed {
@@ -229,10 +297,20 @@ impl MachineOwner for Resumed {
             if connection.is_none() {
                 connection = Connection::open(&self.uri).ok();
             }
-            match connection.as_ref().map(|open| self.is_restored(open)) {
-                Some(Ok(true)) => return Ok(Instant::now()),
-                Some(Err(_)) => connection = None,
-                Some(Ok(false)) | None => {}
+            match connection.as_ref().map(|open| self.look(open)) {
+                Some(Ok(Seen::Restored)) => return Ok(Instant::now()),
+                Some(Ok(Seen::Ended)) => {
+                    return Err(unknown(
+                        "libvirt has ended the domain: its daemon was started again before it had \
+                         recorded that it runs the guest",
+                    ));
+                }
+                // The daemon was restarted, or has not yet found the domain's QEMU.
+                Some(Err(error)) => {
+                    tracing::debug!(error = error.message(), "waiting for the domain");
+                    connection = connection.filter(Connection::is_alive);
+                }
+                Some(Ok(Seen::Restoring)) | None => {}
             }
             if give_up.is_cancelled() || Instant::now() > deadline {
                 return Err(unknown("libvirt does not run the domain"));
@@ -259,7 +337,7 @@ impl MachineOwner for Resumed {
 fn unknown(what: &str) -> NotRun {
     NotRun {
         what: what.to_owned(),
-        refused: false,
+        never_ran: false,
     }
 }
 

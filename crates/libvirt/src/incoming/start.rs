@@ -32,7 +32,7 @@ pub(super) fn start(
     let persistent = descriptions.persistent.as_deref();
     persistent::keep(folder, &offer.uuid, persistent, offer.autostart)
         .map_err(|source| pipe_error(folder, source))?;
-    let owner = Restore::start(uri, &offer.uuid, &path, &descriptions.here, running)?;
+    let owner = Restore::start(uri, offer, &path, &descriptions.here, running)?;
     let mut starting = Starting {
         owner,
         name: &offer.name,

@@ -13,8 +13,10 @@ use hikkoshi_linux::Process;
 
 use super::command;
 use super::events::Subscription;
+use super::own_socket::{self, Executed, NotExecuted};
 use super::qmp::{self, Request};
 use super::received::Received;
+use crate::DomainError;
 use crate::daemon::{AWAY_TIMEOUT, Daemon, OpenDomain, RETRY_INTERVAL};
 
 /// Lines that wait to be written: answers, of which there is one at a time, and events.
@@ -31,41 +33,61 @@ const NOT_REPEATED: &str = "xen-save-devices-state";
 struct LentMonitor {
     daemon: Daemon,
     process: Arc<Process>,
+    /// `None`: the daemon is away.
+    lent: Option<Lent>,
+    lines: SyncSender<String>,
+}
+
+/// A connection to the daemon.
+#[derive(Debug)]
+struct Lent {
     open: OpenDomain,
     /// The domain's events, over that connection.
-    events: Subscription,
-    lines: SyncSender<String>,
+    _events: Subscription,
 }
 
 /// Serves a session on one end of a pair of sockets, and returns the other end.
 ///
 /// # Errors
 ///
-/// Why the session cannot be served, as text.
-pub(crate) fn start(
-    daemon: &Daemon,
-    open: OpenDomain,
-    process: &Arc<Process>,
-) -> Result<UnixStream, String> {
-    let text = |error: io::Error| error.to_string();
+/// The daemon does not know the domain, or is away, and QEMU does not answer.
+pub(crate) fn start(daemon: &Daemon, process: &Arc<Process>) -> Result<UnixStream, DomainError> {
+    let failed = |what: String| daemon.not_lent(what);
+    let text = |error: io::Error| failed(error.to_string());
     let (client, server) = UnixStream::pair().map_err(text)?;
     let (lines, to_write) = sync_channel(LINES);
-    // Before the greeting, so that no event of the session is missed.
-    let events = Subscription::new(&open.connection, &open.domain, lines.clone())?;
-    let version = command::execute(&open.domain, QUERY_VERSION, &[])?;
-    let greeting = qmp::greeting(&version).ok_or("QEMU did not tell its version")?;
+    let mut monitor = LentMonitor {
+        daemon: daemon.clone(),
+        process: Arc::clone(process),
+        lent: None,
+        lines,
+    };
+    let version = match daemon.connect() {
+        Ok(open) => {
+            // Before the greeting, so that no event of the session is missed.
+            let lent = monitor.subscribe(open).map_err(failed)?;
+            let version = command::execute(&lent.open.domain, QUERY_VERSION, &[]);
+            monitor.lent = Some(lent);
+            version.map_err(failed)?
+        }
+        Err(away @ DomainError::Connect { .. }) => {
+            match own_socket::execute(process, QUERY_VERSION, &[]) {
+                Ok(executed) => executed.answer,
+                Err(error) => {
+                    tracing::debug!(?error, "using QEMU's own monitor socket");
+                    return Err(away);
+                }
+            }
+        }
+        Err(error) => return Err(error),
+    };
+    let greeting = qmp::greeting(&version);
+    let greeting = greeting.ok_or_else(|| failed("QEMU did not tell its version".to_owned()))?;
     let write_end = server.try_clone().map_err(text)?;
     thread::Builder::new()
         .name("libvirt-answers".to_owned())
         .spawn(move || write(&greeting, &to_write, write_end))
         .map_err(text)?;
-    let monitor = LentMonitor {
-        daemon: daemon.clone(),
-        process: Arc::clone(process),
-        open,
-        events,
-        lines,
-    };
     thread::Builder::new()
         .name("libvirt-commands".to_owned())
         // With the last senders, in `monitor`, the other thread ends, and closes the socket.
@@ -106,31 +128,46 @@ fn serve(mut monitor: LentMonitor, socket: &UnixStream) {
 }
 
 impl LentMonitor {
-    /// Lets libvirt execute a command. If the daemon is being restarted, waits until it is back,
-    /// and repeats the command: that changes nothing, or the same again.
+    /// Lets QEMU execute a command: through libvirt, or by its own socket while the daemon is away.
+    /// A command whose answer was lost is repeated: that changes nothing, or the same again.
     fn execute(&mut self, json: &str, descriptors: &[OwnedFd]) -> Result<String, String> {
         let deadline = Instant::now() + AWAY_TIMEOUT;
+        let not_repeated = |error: &str| {
+            json.contains(NOT_REPEATED)
+                .then(|| format!("the daemon was restarted while QEMU executed a command: {error}"))
+        };
         loop {
-            let error = match command::execute(&self.open.domain, json, descriptors) {
-                Err(error) if !self.open.connection.is_alive() => error,
-                executed => return executed,
-            };
-            self.reopen(deadline, &error)?;
-            if json.contains(NOT_REPEATED) {
-                return Err(format!(
-                    "the daemon was restarted while QEMU executed a command: {error}"
-                ));
+            if let Some(lent) = &self.lent {
+                let error = match command::execute(&lent.open.domain, json, descriptors) {
+                    Err(error) if !lent.open.connection.is_alive() => error,
+                    executed => return executed,
+                };
+                tracing::info!(error, "libvirt's daemon is away");
+                self.lent = None;
+                if let Some(error) = not_repeated(&error) {
+                    return Err(error);
+                }
             }
-        }
-    }
-
-    /// Waits until the daemon is back and has found the domain.
-    fn reopen(&mut self, deadline: Instant, lost: &str) -> Result<(), String> {
-        tracing::info!(error = lost, "libvirt's daemon is away: waiting for it");
-        loop {
-            let error = match self.try_reopen() {
-                Ok(()) => return Ok(()),
-                Err(error) => error,
+            // First, because to connect to the daemon can take as long as it needs to start.
+            match own_socket::execute(&self.process, json, descriptors) {
+                Ok(Executed { answer, events }) => {
+                    for event in events {
+                        // As from libvirt, if the client does not read.
+                        let _ = self.lines.try_send(event);
+                    }
+                    return Ok(answer);
+                }
+                Err(NotExecuted::NotSent(why)) => {
+                    tracing::debug!(why, "using QEMU's own monitor socket");
+                }
+                Err(NotExecuted::NotAnswered(error)) => {
+                    if let Some(error) = not_repeated(&error) {
+                        return Err(error);
+                    }
+                }
+            }
+            let Err(error) = self.reopen() else {
+                continue;
             };
             if Instant::now() > deadline || !self.process.is_alive() {
                 return Err(error);
@@ -139,16 +176,23 @@ impl LentMonitor {
         }
     }
 
-    fn try_reopen(&mut self) -> Result<(), String> {
-        let open = self
-            .daemon
-            .connect()
-            .map_err(|e| Report::new(&e).to_string())?;
-        let events = Subscription::new(&open.connection, &open.domain, self.lines.clone())?;
+    /// Connects to the daemon again, if it is back and has found the domain.
+    fn reopen(&mut self) -> Result<(), String> {
+        let open = self.daemon.connect();
+        let open = open.map_err(|error| Report::new(&error).to_string())?;
+        let lent = self.subscribe(open)?;
         // It may still be connecting to QEMU.
-        command::execute(&open.domain, QUERY_VERSION, &[])?;
-        (self.open, self.events) = (open, events);
+        command::execute(&lent.open.domain, QUERY_VERSION, &[])?;
+        self.lent = Some(lent);
         Ok(())
+    }
+
+    fn subscribe(&self, open: OpenDomain) -> Result<Lent, String> {
+        let events = Subscription::new(&open.connection, &open.domain, self.lines.clone())?;
+        Ok(Lent {
+            open,
+            _events: events,
+        })
     }
 }
 

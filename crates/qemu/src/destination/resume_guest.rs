@@ -99,7 +99,7 @@ impl QemuDestination {
     /// can resume at its source.
     fn is_kept_from_running(&self, error: &PipedError) -> bool {
         let is_certain = match error {
-            PipedError::NotRun(NotRun { refused, .. }) => *refused,
+            PipedError::NotRun(NotRun { never_ran, .. }) => *never_ran,
             // After reattaching, another program may have ended it. If this one was cancelled,
             // another one continues.
             PipedError::NotEnded(source) => {

@@ -80,14 +80,44 @@ pub trait Monitor: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
+    /// Whether its owner lends it to other programs as well, which can do anything to the guest.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
+    /// The guest is about to be moved. Watches from now on what its owner does to it, until this is
+    /// dropped; does not wait.
+    fn watch(&self) {}
+
+    /// The guest may belong to the destination from now on. Watches it, as [`watch`](Self::watch).
+    fn handing_over(&self) {}
+
+    /// Checks that nothing was done since then that makes the guest's memory here useless to the
+    /// destination. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// What was done. Each such thing is reported once.
+    fn check_handed_over(&self) -> Result<(), QmpError> {
+        Ok(())
+    }
+
+    /// Why QEMU, whose process is ending, has ended, if the owner knows; waits for that for a
+    /// moment.
+    fn why_ended(&self) -> Option<String> {
+        None
+    }
+
     /// Checks that the guest's owner has done nothing to it since the move began that the
-    /// destination does not know of. Called before the first round, and right before the guest is
-    /// paused. (What QEMU itself reports is checked elsewhere.)
+    /// destination does not know of. Called before the first round, right before the guest is paused,
+    /// and when it is `paused`: then it must not wait for long. (What QEMU itself reports is checked
+    /// elsewhere.)
     ///
     /// # Errors
     ///
     /// What was done.
-    fn check_unchanged(&self) -> Result<(), QmpError> {
+    fn check_unchanged(&self, paused: bool) -> Result<(), QmpError> {
+        let _ = paused;
         Ok(())
     }
 }

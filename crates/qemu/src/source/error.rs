@@ -26,6 +26,9 @@ pub(crate) enum StartLogError {
     /// Querying QEMU for its disks failed.
     #[error("starting the dirty log: querying how the guest's disks are opened")]
     Disks(#[from] QmpError),
+    /// QEMU was not prepared for the move.
+    #[error("preparing QEMU for the move")]
+    Move(#[source] QmpError),
     /// It is running already.
     #[error("starting the dirty log: it is running already")]
     Twice,
@@ -117,6 +120,12 @@ pub(crate) enum ReleaseSourceError {
     /// Restoring the settings failed.
     #[error("restoring QEMU's migration settings")]
     Settings(#[from] MonitorError),
+    /// The block node was not removed.
+    #[error(
+        "letting QEMU migrate the guest again (by hand: QMP command 'blockdev-del', node-name \
+         {node})", node = super::move_lock::NODE
+    )]
+    MoveLock(#[source] MonitorError),
     /// Resuming the guest failed.
     #[error(transparent)]
     Resume(#[from] ResumeError),

@@ -107,6 +107,23 @@ impl SourceGuest for QemuSource {
         Ok(())
     }
 
+    fn handing_over(&mut self) {
+        if let Some(lock) = &self.move_lock
+            && let Err(error) = lock.keep_paused()
+        {
+            tracing::warn!(%error, "locking the guest in QEMU: nothing prevents that it is resumed here");
+        }
+        self.monitor.handing_over();
+    }
+
+    fn check_handed_over(&mut self) -> Result<(), GuestError> {
+        self.monitor.check_handed_over().map_err(GuestError::new)
+    }
+
+    fn why_ended(&mut self) -> Option<String> {
+        self.monitor.why_ended()
+    }
+
     fn asynchronous_faults(&self) -> Option<AsynchronousFaults> {
         Some(Self::asynchronous_faults(self))
     }

@@ -9,6 +9,7 @@
 pub(crate) mod drain;
 mod error;
 mod guest;
+pub(crate) mod move_lock;
 mod pause;
 pub(crate) mod quit;
 pub(crate) mod ram_files;
@@ -33,6 +34,7 @@ use hikkoshi_wire::{Domain, GuestDescription, Machine, Processors};
 
 pub use self::error::ResumeError;
 use self::error::{PauseError, ReleaseSourceError, SaveError};
+use self::move_lock::MoveLock;
 use self::pause::{PreparedPause, Saving};
 use self::undo_record::{UndoRecord, UndoRecorder};
 use crate::attach::Overcommit;
@@ -45,8 +47,8 @@ use crate::attach::stale_userfaultfds::is_dirty_log;
 use crate::attach::{AttachError, Attached, attach};
 use crate::identity::{QemuIdentity, ReattachError};
 use crate::network::vlans_lost;
-use crate::qmp::reconnect;
-use crate::qmp::{Client, ConnectError, Monitor, MonitorSocket, Submitted};
+use crate::qmp::reconnect::{self, connected};
+use crate::qmp::{Client, ConnectError, Monitor, MonitorSocket, QmpError, Submitted};
 
 /// The progress of the switchover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,6 +104,8 @@ pub struct QemuSource {
     unchecked: Option<(Submitted, Vec<RamBlockInfo>)>,
     /// What `xen-save-devices-state` wrote.
     saved: Option<Vec<u8>>,
+    /// What QEMU itself refuses meanwhile, if others can use its monitor.
+    move_lock: Option<MoveLock>,
     log: Option<Arc<PagemapLog>>,
     /// Whether disks write to memory, which the dirty log does not track.
     needs_drain: bool,
@@ -163,7 +167,7 @@ impl QemuSource {
         allowed: &AllowedTypes,
         mode: Option<Mode>,
     ) -> Result<Self, AttachError> {
-        monitor.check_unchanged().map_err(Refusal::Qmp)?;
+        monitor.check_unchanged(false).map_err(Refusal::Qmp)?;
         let qemu = attach(&*monitor, Side::Source, allowed, mode, Overcommit::Refuse)?;
         let identity = QemuIdentity::of(&*monitor, &qemu)?;
         let domain = monitor.domain().map_err(Refusal::Qmp)?;
@@ -192,6 +196,7 @@ impl QemuSource {
             saving: None,
             unchecked: None,
             saved: None,
+            move_lock: None,
             log: None,
             needs_drain: false,
             userfault: None,
@@ -276,6 +281,7 @@ impl QemuSource {
             saving: None,
             unchecked: None,
             saved: None,
+            move_lock: None,
             log: None,
             needs_drain: false,
             userfault: None,
@@ -326,6 +332,25 @@ impl QemuSource {
     /// The number of QEMU's process.
     pub fn pid(&self) -> u32 {
         self.qemu.process.pid()
+    }
+
+    /// Begins to watch what others do to the guest, if they can use its monitor, and lets QEMU refuse
+    /// what it can refuse. Only once.
+    fn begin_move(&mut self) -> Result<(), QmpError> {
+        if self.move_lock.is_some() || !self.monitor.is_shared() {
+            return Ok(());
+        }
+        self.monitor.watch();
+        match MoveLock::add(connected(&mut self.client)?) {
+            Ok(lock) => self.move_lock = Some(lock),
+            Err(error) if error.is_refusal() => tracing::warn!(
+                error = %Report::new(&error),
+                "QEMU cannot be made to refuse what others ask of it meanwhile: do not save, resume or \
+                 migrate the guest until it has moved"
+            ),
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     /// The session on QEMU's monitor. After reattaching, opens it now.

@@ -53,7 +53,8 @@ impl QemuSource {
     }
 
     fn prepare(&mut self) -> Result<PreparedPause, PauseError> {
-        self.monitor.check_unchanged()?;
+        self.monitor.check_unchanged(false)?;
+        self.begin_move()?;
         let client = connected(&mut self.client)?;
         let state = migration_status::run_state(client)?;
         if !matches!(state.status.as_str(), "running" | "paused" | "prelaunch") {

@@ -3,8 +3,9 @@
 use error_reporter::Report;
 use hikkoshi_dirty::DirtyLog;
 
-use super::{QemuSource, ReleaseSourceError, SwitchoverStage};
+use super::{QemuSource, ReleaseSourceError, SwitchoverStage, move_lock};
 use crate::migration_settings::Settings;
+use crate::qmp::reconnect::MonitorError;
 
 impl QemuSource {
     pub(super) fn release_qemu(&mut self) -> Result<(), ReleaseSourceError> {
@@ -29,6 +30,14 @@ impl QemuSource {
         if self.stage == SwitchoverStage::Saved {
             self.finish_save();
             self.stage = SwitchoverStage::HandedOver;
+        }
+        // That of a guest which was handed over stays.
+        if self.stage == SwitchoverStage::NotStarted && self.move_lock.take().is_some() {
+            let removed = self
+                .session()
+                .map_err(MonitorError::from)
+                .and_then(|client| Ok(move_lock::remove(client)?));
+            note(removed.map_err(ReleaseSourceError::MoveLock));
         }
         if let Some(log) = &self.log {
             match log.stop() {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{QemuSource, ResumeError, SwitchoverStage};
+use super::{QemuSource, ResumeError, SwitchoverStage, move_lock};
 use crate::attach::preflight::pause_mark;
 use crate::migration_settings::{self, Settings};
 use crate::qmp::migration_status;
@@ -25,6 +25,11 @@ impl QemuSource {
             self.stage,
             SwitchoverStage::Saved | SwitchoverStage::HandedOver
         );
+        if let Some(lock) = self.move_lock.take()
+            && let Err(error) = lock.let_run()
+        {
+            tracing::warn!(%error, "unlocking the guest in QEMU");
+        }
         let monitor = Arc::clone(&self.monitor);
         let state = resume(self.session()?, &*monitor, ran, saved)?;
         self.stage = SwitchoverStage::NotStarted;
@@ -57,6 +62,10 @@ pub(super) fn resume(
     announce: bool,
 ) -> Result<String, ResumeError> {
     let mut state = migration_status::run_state(client)?;
+    if monitor.is_shared() {
+        // Otherwise QEMU might refuse to run it.
+        move_lock::remove(client)?;
+    }
     if ran && !state.running {
         // Takes the images back, too.
         monitor.resume(client)?;

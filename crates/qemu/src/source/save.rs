@@ -85,7 +85,7 @@ impl QemuSource {
             return Err(SaveError::Resized);
         }
         // The guest is paused, and the destination is loading its devices.
-        self.monitor.check_unchanged()?;
+        self.monitor.check_unchanged(true)?;
         let undrained = self.log.is_some() && !self.needs_drain;
         if undrained && preflight::needs_drain(connected(&mut self.client)?)? {
             return Err(SaveError::DiskAdded);

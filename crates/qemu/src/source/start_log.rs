@@ -18,6 +18,7 @@ impl QemuSource {
             return Err(StartLogError::Twice);
         }
         hikkoshi_dirty::support()?;
+        self.begin_move().map_err(StartLogError::Move)?;
         self.needs_drain = preflight::needs_drain(connected(&mut self.client)?)?;
         let userfault = RemoteUserfault::create_in(&self.qemu.process, Features::FOR_DIRTY_LOG)?;
         let hosts: Vec<HostAddr> = self.qemu.addresses.iter().copied().map(HostAddr).collect();

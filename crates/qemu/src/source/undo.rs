@@ -17,6 +17,7 @@ use hikkoshi_userfault::{CloseRemoteError, close_remote};
 use thiserror::Error;
 
 use super::ResumeError;
+use super::move_lock;
 use super::resume_guest::resume;
 use super::undo_record::UndoRecord;
 use crate::attach::exclusive_access::{self, ExclusiveAccessError};
@@ -128,6 +129,10 @@ pub fn undo(
     let guest = undo_stop(client, monitor, record);
     let log = close_dirty_logs(&process);
     let settings = undo_settings(client, record);
+    // Also if it was killed before the guest was paused.
+    if monitor.is_shared() && record.stopped.is_none() {
+        move_lock::remove(client)?;
+    }
     let state = guest?;
     log?;
     settings?;

@@ -172,6 +172,14 @@ impl LibvirtHost {
         self.shell(kill).map(drop)
     }
 
+    /// Stops the daemon, which does nothing any more until it is killed.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn stop_daemon(&self) -> Result<(), LabError> {
+        self.shell("kill -STOP $(</run/libvirtd.pid)").map(drop)
+    }
+
     /// Starts the daemon that was killed, and waits until it answers.
     ///
     /// # Errors

@@ -80,8 +80,9 @@ impl HandoverDriver<'_> {
                 guest.watch_for_end();
                 failed.map_or(Ok(()), |failure| Err(NotResumed::MayRun(failure)))
             }
+            // Whatever else has failed meanwhile: the process was ended, which is noticed, too.
+            (Err(failure), _) if guest.never_ran() => Err(NotResumed::NeverRan(failure)),
             (Err(_), Some(failure)) => Err(NotResumed::MayRun(failure)),
-            (Err(failure), None) if guest.never_ran() => Err(NotResumed::NeverRan(failure)),
             (Err(failure), None) => Err(NotResumed::MayRun(failure)),
         }
     }

@@ -34,18 +34,25 @@ impl HandoverDriver<'_> {
 
     /// Ends a handover whose guest was lost at the source. Notifies the destination.
     pub(crate) fn memory_lost(&mut self, cause: SourceFailure) -> MigrateError {
-        let failure = match cause {
+        let ended = self.guest.why_ended();
+        let mut failure = match cause {
             SourceFailure::MemoryLost { .. } => cause,
             _ => {
-                let mut failure = SourceFailure::memory_lost(&self.shared.ram);
-                if let (SourceFailure::MemoryLost { notified, .. }, Some(active)) =
-                    (&mut failure, &mut self.active)
-                {
-                    *notified = active.session.notify_memory_lost(&self.shared.ram);
+                let mut failure = SourceFailure::memory_lost(&self.shared.ram, ended.clone());
+                let said = self
+                    .active
+                    .as_mut()
+                    .is_some_and(|active| active.session.notify_memory_lost(&failure));
+                if let SourceFailure::MemoryLost { notified, .. } = &mut failure {
+                    *notified = said;
                 }
                 failure
             }
         };
+        // Another thread has notified the destination.
+        if let SourceFailure::MemoryLost { why, .. } = &mut failure {
+            *why = why.take().or(ended);
+        }
         if let Some(active) = self.active.take() {
             active.end();
         }

@@ -110,6 +110,7 @@ impl HandoverDriver<'_> {
             SourceAction::Record(_) => None,
             SourceAction::SendCommit => {
                 let active = self.active.as_mut()?;
+                self.guest.handing_over();
                 let sent = active.session.commit("handing the guest over");
                 self.shared.steps.done("committed");
                 if sent.is_ok()

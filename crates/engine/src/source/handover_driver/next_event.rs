@@ -29,6 +29,9 @@ impl HandoverDriver<'_> {
                 *cancel_reported = true;
                 return Ok(SourceEvent::Cancelled.into());
             }
+            if let Err(error) = self.guest.check_handed_over() {
+                return Err(self.give_up(error.into()));
+            }
             let Some(active) = &mut self.active else {
                 return Ok(SourceEvent::LinkLost.into());
             };

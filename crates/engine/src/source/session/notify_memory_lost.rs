@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use hikkoshi_link::{LinkError, LinkReader, LinkWriter};
-use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::{Capabilities, ToDestination, ToSource};
 
 use crate::source::context::MigrationContext;
@@ -18,8 +17,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 const DOING: &str = "notifying the destination that pages were lost";
 
-fn message(ram: &GuestRam) -> ToDestination {
-    let reason = SourceFailure::memory_lost(ram).to_string();
+fn message(failure: &SourceFailure) -> ToDestination {
+    let reason = failure.to_string();
     ToDestination::MemoryLost { reason }
 }
 
@@ -30,9 +29,9 @@ pub(super) fn notify(
     (reader, writer): (&mut LinkReader, &mut LinkWriter),
     capabilities: Capabilities,
 ) -> SourceFailure {
-    let mut failure = SourceFailure::memory_lost(&shared.ram);
-    let said = capabilities.contains(Capabilities::MEMORY_LOST)
-        && log(writer.control(&message(&shared.ram)));
+    let mut failure = SourceFailure::memory_lost(&shared.ram, None);
+    let said =
+        capabilities.contains(Capabilities::MEMORY_LOST) && log(writer.control(&message(&failure)));
     if said {
         reader.set_deadline(Some(Instant::now() + TIMEOUT));
         while reader.control::<ToSource>().is_ok() {}
@@ -44,13 +43,13 @@ pub(super) fn notify(
 }
 
 impl Session {
-    /// Notifies the destination, and waits until it has closed its links. Returns whether it was
+    /// Notifies the destination of this failure, and waits until it has closed its links. Returns whether it was
     /// notified.
-    pub(crate) fn notify_memory_lost(&mut self, ram: &GuestRam) -> bool {
+    pub(crate) fn notify_memory_lost(&mut self, failure: &SourceFailure) -> bool {
         if self.control_ended || !self.capabilities.contains(Capabilities::MEMORY_LOST) {
             return false;
         }
-        if let Err(error) = self.send(&message(ram), DOING) {
+        if let Err(error) = self.send(&message(failure), DOING) {
             tracing::debug!(error = %Report::new(&error), DOING);
             return false;
         }

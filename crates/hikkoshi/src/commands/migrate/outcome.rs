@@ -121,6 +121,17 @@ fn next_step(error: &MigrateError, monitor: &MonitorAddress, again: &str) -> Str
              {again}; or {}",
             resume_by_hand(monitor)
         ),
+        // The guest's memory here was changed, or may have been.
+        Outcome::Paused | Outcome::AtDestination
+            if matches!(error.cause, SourceFailure::Guest(_)) =>
+        {
+            format!(
+                "the guest runs at the destination, or may run there: never continue it here. The pages \
+                 that it lacks are still here, and may be wrong. To send them as they are now: {again}. \
+                 Otherwise end the guest there ('hikkoshi receive --resume --give-up \
+                 --other-side-is-lost'), and reboot it from its disks"
+            )
+        }
         Outcome::Paused => format!(
             "the guest is paused here, and may run at the destination already: never continue it \
              by hand. No data is lost. {GIVE_UP_HINT} To resume, start 'hikkoshi receive --resume' \

@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use super::Refusal;
 use super::devices::{MemoryWrites, OTHER_PROCESS};
 use crate::qmp::{Client, QmpError};
+use crate::source::move_lock;
 
 const DMA: &str = "a device of the host writes into the guest's memory by DMA, and all of the memory is \
      pinned for that: its writes cannot be tracked, so pages would be lost in any mode";
@@ -93,13 +94,16 @@ pub(crate) struct Node {
     pub(crate) direct: bool,
 }
 
-/// Every block node of this QEMU.
+/// Every block node of this QEMU, but for those that hikkoshi has added.
 pub(crate) fn nodes(client: &mut Client) -> Result<Vec<Node>, QmpError> {
     let answer = client.execute("query-named-block-nodes", json!({ "flat": true }))?;
     let rows = answer
         .as_array()
         .ok_or_else(|| QmpError::unexpected("query-named-block-nodes", "not a list"))?;
-    rows.iter().map(node).collect()
+    let nodes = rows.iter().map(node);
+    let is_guests =
+        |node: &Result<Node, _>| !matches!(node, Ok(node) if move_lock::is_node(&node.name));
+    nodes.filter(is_guests).collect()
 }
 
 /// A node that cannot be parsed is an error and is not skipped.

@@ -31,6 +31,7 @@ use self::qom_tree::DEVICE_FOLDERS;
 use crate::qmp::migration_status::{self, MigrationStatus};
 use crate::qmp::qom;
 use crate::qmp::{Client, QmpError};
+use crate::source::move_lock;
 
 /// The side of the move that this QEMU is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,9 +143,14 @@ fn check_migration(
     Ok((migrating, info.blocked))
 }
 
+/// (Ours is of this move, or was left by a killed engine.)
 fn check_blocked(reasons: &[String]) -> Option<Refusal> {
-    (!reasons.is_empty()).then(|| Refusal::Blocked {
-        reasons: reasons.join("; "),
+    let others = reasons
+        .iter()
+        .filter(|reason| !move_lock::is_reason(reason));
+    let others: Vec<&str> = others.map(String::as_str).collect();
+    (!others.is_empty()).then(|| Refusal::Blocked {
+        reasons: others.join("; "),
     })
 }
 

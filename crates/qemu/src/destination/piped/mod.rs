@@ -58,8 +58,9 @@ pub struct OwnedCard {
 pub struct NotRun {
     /// What went wrong, as text.
     pub what: String,
-    /// Whether it is certain that QEMU has refused to run it.
-    pub refused: bool,
+    /// Whether it is certain that the guest has never run: QEMU has refused to run it, or was ended
+    /// before.
+    pub never_ran: bool,
 }
 
 /// The program that has started the machine.

@@ -1,0 +1,266 @@
+//! Watches what libvirt's other clients do to a domain that is moved away.
+//!
+//! libvirt does not know of the move. QEMU itself refuses most of what would harm the guest
+//! (`source/move_lock.rs` of the QEMU adapter), but a domain can be reset and destroyed, and one
+//! whose QEMU does not refuse it can be resumed. The watch has a connection of its own, with
+//! libvirt's events. It outlives the daemon, which may be restarted.
+//!
+//! From *commit* on the domain's guest is a stale copy. If it is resumed, the watch pauses it again.
+//! What the copy has written to its memory meanwhile is not the guest's at the destination, so the
+//! engine sends no more pages.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use virt::domain::Domain;
+use virt::sys;
+
+use crate::DomainError;
+use crate::daemon::{Daemon, OpenDomain};
+use crate::lifecycle::{DomainEvent, LifecycleEvents, Stopped};
+
+/// How often to look whether the watch has ended, or the daemon.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How long libvirt may take to report that QEMU has ended.
+const END_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Events that wait for the watch.
+const EVENTS: usize = 64;
+
+/// Watches a domain until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Watch(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    daemon: Daemon,
+    name: String,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The watch was dropped.
+    over: bool,
+    /// Whether the events of the domain are received.
+    connected: bool,
+    /// The guest may belong to the destination.
+    handed_over: bool,
+    /// hikkoshi ends the domain.
+    ending: bool,
+    /// What makes the guest's memory here useless, and was not reported yet.
+    harm: Option<DomainError>,
+    /// Why the domain has ended.
+    stopped: Option<Stopped>,
+}
+
+impl Watch {
+    /// Starts to watch the domain, on a thread of its own.
+    pub(crate) fn start(daemon: &Daemon, name: &str) -> Self {
+        let shared = Arc::new(Shared {
+            daemon: daemon.clone(),
+            name: name.to_owned(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let watching = Arc::clone(&shared);
+        let started = thread::Builder::new()
+            .name("libvirt-watch".to_owned())
+            .spawn(move || watching.run());
+        if let Err(error) = started {
+            tracing::warn!(%error, "starting the thread that watches the domain: what other clients of libvirt do to it is not noticed");
+        }
+        Self(shared)
+    }
+
+    /// From now on the domain must not run, because its guest may run elsewhere.
+    pub(crate) fn handing_over(&self) {
+        self.0.lock().handed_over = true;
+    }
+
+    /// The guest belongs to this domain again.
+    pub(crate) fn taken_back(&self) {
+        self.0.lock().handed_over = false;
+    }
+
+    /// hikkoshi is about to end the domain.
+    pub(crate) fn ending(&self) {
+        self.0.lock().ending = true;
+    }
+
+    /// What was done to the handed-over guest since the last call.
+    pub(crate) fn take_harm(&self) -> Option<DomainError> {
+        self.0.lock().harm.take()
+    }
+
+    /// Why the domain has ended; waits until libvirt reports it.
+    pub(crate) fn why_ended(&self) -> Option<String> {
+        let deadline = Instant::now() + END_TIMEOUT;
+        let mut state = self.0.lock();
+        loop {
+            if let Some(stopped) = state.stopped {
+                return Some(explain(stopped));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || !state.connected {
+                return None;
+            }
+            let waited = self.0.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.0.lock().over = true;
+    }
+}
+
+/// A connection, and the events of the domain over it.
+struct Watched {
+    open: OpenDomain,
+    _events: LifecycleEvents,
+    /// Whether the domain was looked at since it was handed over.
+    looked: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        let (sender, events) = sync_channel(EVENTS);
+        let mut watched: Option<Watched> = None;
+        while !self.lock().over {
+            watched = watched.filter(|watched| watched.open.connection.is_alive());
+            if watched.is_none() {
+                watched = self.connect(&sender);
+            }
+            self.lock().connected = watched.is_some();
+            match &mut watched {
+                Some(watched) => self.look(watched, &events),
+                None => thread::sleep(POLL_INTERVAL),
+            }
+        }
+    }
+
+    fn connect(&self, events: &SyncSender<DomainEvent>) -> Option<Watched> {
+        let open = self.daemon.connect();
+        let open = open.inspect_err(|error| tracing::debug!(%error, "watching the domain"));
+        let open = open.ok()?;
+        let events = LifecycleEvents::subscribe(&open.connection, &open.domain, events);
+        let events = events.inspect_err(|error| tracing::debug!(error, "watching the domain"));
+        Some(Watched {
+            _events: events.ok()?,
+            open,
+            looked: false,
+        })
+    }
+
+    /// Handles the next event, if there is one soon.
+    fn look(&self, watched: &mut Watched, events: &Receiver<DomainEvent>) {
+        let domain = &watched.open.domain;
+        // Its event may have come before it was handed over, or when the daemon was away.
+        if self.is_handed_over() && !watched.looked {
+            watched.looked = true;
+            if is_running(domain) {
+                self.resumed(domain);
+            }
+        }
+        match events.recv_timeout(POLL_INTERVAL) {
+            Ok(DomainEvent::Resumed) => {
+                if self.is_handed_over() {
+                    self.resumed(domain);
+                }
+            }
+            Ok(DomainEvent::Reset) => {
+                if self.is_handed_over() {
+                    self.harm(DomainError::Reset {
+                        name: self.name.clone(),
+                    });
+                }
+            }
+            Ok(DomainEvent::Device(device)) => {
+                if self.is_handed_over() {
+                    tracing::warn!(
+                        domain = self.name,
+                        device,
+                        "a device was plugged or unplugged at the source after the guest was handed \
+                         over: the guest at the destination is as it was before"
+                    );
+                }
+            }
+            Ok(DomainEvent::Stopped(stopped)) => self.stopped(stopped),
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
+        }
+    }
+
+    fn is_handed_over(&self) -> bool {
+        let state = self.lock();
+        state.handed_over && !state.ending
+    }
+
+    /// The stale copy of the guest runs.
+    fn resumed(&self, domain: &Domain) {
+        let paused = domain.suspend();
+        // Another one may have done it, or ended the domain.
+        let what = match paused {
+            Err(error) if is_running(domain) => Some(error.message().to_owned()),
+            _ => None,
+        };
+        self.harm(DomainError::Resumed {
+            name: self.name.clone(),
+            not_paused: what,
+        });
+    }
+
+    fn harm(&self, harm: DomainError) {
+        tracing::error!(error = %harm, "the domain at the source was changed after the handover");
+        self.lock().harm.get_or_insert(harm);
+    }
+
+    fn stopped(&self, stopped: Stopped) {
+        let mut state = self.lock();
+        state.stopped = Some(stopped);
+        let expected = state.ending;
+        drop(state);
+        self.changed.notify_all();
+        if !expected {
+            let why = explain(stopped);
+            tracing::warn!(
+                domain = self.name,
+                why,
+                "the domain has ended at the source"
+            );
+        }
+    }
+}
+
+fn is_running(domain: &Domain) -> bool {
+    domain
+        .get_state()
+        .is_ok_and(|(state, _)| state == sys::VIR_DOMAIN_RUNNING)
+}
+
+fn explain(stopped: Stopped) -> String {
+    match stopped {
+        Stopped::ShutDown => "libvirt reports that it was shut down".to_owned(),
+        Stopped::Destroyed => {
+            "a client of libvirt has destroyed the domain, as 'virsh destroy' does".to_owned()
+        }
+        Stopped::Crashed => "libvirt reports that it has crashed, or was killed".to_owned(),
+        Stopped::Migrated => {
+            "a client of libvirt has migrated the domain, as 'virsh migrate' does".to_owned()
+        }
+        Stopped::Saved => {
+            "a client of libvirt has saved the domain to a file, as 'virsh save' does".to_owned()
+        }
+        Stopped::Other(number) => format!("libvirt reports reason {number} of its end"),
+    }
+}
