@@ -256,28 +256,32 @@ mod tests {
                 })
             })
             .collect();
-        let (mut next, mut written, mut dropped) = ([0; THREADS], 0, 0);
-        while written + dropped < THREADS as u64 * LINES {
-            for item in queue.take() {
-                match item {
-                    Item::Line(line) => {
-                        let mut words = line.split(' ').map(|word| word.parse::<u64>());
-                        let (thread, line) = (words.next().unwrap(), words.next().unwrap());
-                        let next = &mut next[usize::try_from(thread.unwrap()).unwrap()];
-                        let line = line.unwrap();
-                        assert!(line >= *next, "{line} after {next}");
-                        *next = line + 1;
-                        written += 1;
+        let taken = Arc::clone(&queue);
+        let writer = thread::spawn(move || {
+            let (mut next, mut written, mut dropped) = ([0; THREADS], 0, 0);
+            loop {
+                for item in taken.take() {
+                    match item {
+                        Item::Line(line) if line == "the end" => return written + dropped,
+                        Item::Line(line) => {
+                            let mut words = line.split(' ').map(|word| word.parse::<usize>());
+                            let (thread, line) = (words.next().unwrap(), words.next().unwrap());
+                            let next = &mut next[thread.unwrap()];
+                            let line = line.unwrap();
+                            assert!(line >= *next, "{line} after {next}");
+                            *next = line + 1;
+                            written += 1;
+                        }
+                        Item::Dropped(lines) => dropped += lines,
+                        Item::Progress(_) => panic!("nothing shows progress"),
                     }
-                    Item::Dropped(lines) => dropped += lines,
-                    Item::Progress(_) => panic!("nothing shows progress"),
                 }
             }
-        }
+        });
         threads
             .into_iter()
             .for_each(|thread| thread.join().unwrap());
-        assert_eq!(written + dropped, THREADS as u64 * LINES);
-        assert!(queue.flush(Duration::ZERO) || queue.lock().is_writing);
+        queue.important_line("the end".into());
+        assert_eq!(writer.join().unwrap(), THREADS as u64 * LINES);
     }
 }
