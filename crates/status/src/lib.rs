@@ -37,8 +37,8 @@ mod server;
 pub use client::{Follow, FollowError};
 pub use folder::{Entry, FolderError, Kind, StatusFolder};
 pub use record::{
-    Block, Bytes, End, Frame, GuestAt, LatencyBucket, Map, Memory, Migration, Notice, Outage,
-    Pages, Phase, Record, Recording, Requests, Round, Sample, Side, State, Step, TimeLeft,
+    Block, Bytes, Converges, End, Frame, GuestAt, LatencyBucket, Map, Memory, Migration, Notice,
+    Outage, Pages, Phase, Record, Recording, Requests, Round, Sample, Side, State, Step, TimeLeft,
 };
 pub use recorder::Recorder;
 pub use server::{ServeError, StatusServer};

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hikkoshi_engine::Observer;
 use hikkoshi_engine::report::Live;
-use hikkoshi_status::{GuestAt, Phase, State, TimeLeft};
+use hikkoshi_status::{Converges, GuestAt, Phase, State, TimeLeft};
 use serde::Serialize;
 
 use crate::args::ProgressFormat;
@@ -142,6 +142,7 @@ struct ProgressReport<'a> {
     bytes_per_second: f64,
     dirty_pages_per_second: Option<f64>,
     time_left: Option<TimeLeft>,
+    converges: Option<Converges>,
     guest_at: GuestAt,
     stage: &'a str,
     peer_stage: &'a str,
@@ -174,6 +175,7 @@ impl<'a> From<&'a State> for ProgressReport<'a> {
             bytes_per_second: state.bytes_per_second,
             dirty_pages_per_second: state.dirty_pages_per_second,
             time_left: state.time_left,
+            converges: state.converges,
             guest_at: state.guest_at,
             stage: &state.stage,
             peer_stage: &state.peer_stage,
@@ -216,6 +218,7 @@ pub(super) mod tests {
                 likely_s: 3.5,
                 high_s: Some(9.0),
             }),
+            converges: None,
             missing_pages: None,
             waiting_pages: 0,
             requests: Requests::default(),

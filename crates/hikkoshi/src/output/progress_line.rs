@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use hikkoshi_status::{Phase, State, TimeLeft};
+use hikkoshi_status::{Converges, Phase, State, TimeLeft};
 
 use crate::output::report::{mib, seconds};
 use crate::output::stderr::ProgressBar;
@@ -21,7 +21,7 @@ pub(super) struct ProgressLine {
     bytes: String,
     /// How fast the guest writes, or what it waits for. May be empty, as the rest.
     guest: String,
-    /// The time left: what is likely.
+    /// The time left: what is likely, or why it is not known.
     left: String,
     /// Its range.
     range: String,
@@ -183,6 +183,9 @@ fn guest(state: &State) -> String {
 
 /// The time left: what is likely, and its range.
 fn left(state: &State) -> (String, String) {
+    if state.converges == Some(Converges::No) {
+        return (", does not converge".into(), String::new());
+    }
     let Some(TimeLeft {
         low_s,
         likely_s,
@@ -217,8 +220,12 @@ mod tests {
             for columns in 0..200 {
                 let mut state = at(done, total);
                 state.bytes.precopy = u64::MAX;
-                for phase in [Phase::Precopy, Phase::Postcopy] {
-                    state.phase = phase;
+                for (phase, converges) in [
+                    (Phase::Precopy, None),
+                    (Phase::Precopy, Some(Converges::No)),
+                    (Phase::Postcopy, None),
+                ] {
+                    (state.phase, state.converges) = (phase, converges);
                     state.missing_pages = Some(u64::MAX);
                     let line = line(&state, columns);
                     assert!(
@@ -276,6 +283,20 @@ mod tests {
         state.stage = "receiving".into();
         let destination = ProgressLine::of(&state).in_full();
         assert!(destination.contains(", 5.0 MiB received,"), "{destination}");
+    }
+
+    #[test]
+    fn precopy_that_does_not_converge_has_no_time_left() {
+        let mut state = at(25, 100);
+        state.converges = Some(Converges::No);
+        for text in [line(&state, 200), ProgressLine::of(&state).in_full()] {
+            assert!(
+                text.ends_with("dirty 10.0 MiB/s, does not converge"),
+                "{text}"
+            );
+        }
+        // It is more important than the rate of the guest's writes.
+        assert!(line(&state, 80).ends_with("123.4 MiB/s, does not converge"));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! (`hikkoshi-status`).
 
 mod cells;
+mod converges;
 mod rates;
 mod report_file;
 mod sampler;

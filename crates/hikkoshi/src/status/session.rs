@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use error_reporter::Report;
 use hikkoshi_engine::report::Live;
 use hikkoshi_engine::{Observer, Priority, PriorityClass};
+use hikkoshi_estimate::WorkingSet;
 use hikkoshi_status::{End, Record, Recorder, Recording, Side, StatusFolder, StatusServer};
 use serde_json::Value;
 
@@ -32,6 +33,8 @@ pub(crate) struct SessionInfo {
     pub(crate) max_downtime_ms: Option<u64>,
     /// The limit of background traffic, where there is one.
     pub(crate) bandwidth: Option<u64>,
+    /// What the guest writes, if that was measured before (`--mode auto`).
+    pub(crate) working_set: Option<WorkingSet>,
 }
 
 /// Shows, records and serves the migration of one run. Created before the engine, and ended with
@@ -94,6 +97,11 @@ impl Session {
         guest.clone_into(&mut lock(&self.shared.info).guest);
     }
 
+    /// What the guest writes, as it was measured.
+    pub(crate) fn set_working_set(&self, measured: WorkingSet) {
+        lock(&self.shared.info).working_set = Some(measured);
+    }
+
     /// The observer for the engine.
     pub(crate) fn observer(&self) -> Arc<dyn Observer> {
         Arc::<Shared>::clone(&self.shared)
@@ -154,7 +162,7 @@ impl Observer for Shared {
             })
             .ok();
         let mut recorded = Recorded {
-            sampler: Sampler::new(live),
+            sampler: Sampler::new(live, &lock(&self.info)),
             recorder,
             server,
             display: Arc::clone(&self.display),
