@@ -26,6 +26,8 @@
 //! At a chosen [`Breakpoint`] it cuts every link, or holds the messages until the test has injected
 //! a fault.
 //!
+//! A [`Terminal`] shows what a person sees of an engine's output.
+//!
 //! A [`DomainMove`] moves a domain of libvirt from one host with a daemon to another
 //! ([`hikkoshi_lab::libvirt`]).
 //!
@@ -75,6 +77,7 @@ mod relay;
 mod shown_page;
 mod split_brain;
 mod switchover_steps;
+mod terminal;
 mod test_env;
 mod thread_scheduling;
 mod transmitted_frames;
@@ -109,6 +112,7 @@ pub use relay::{Breakpoint, MessageKind, Relay, RelayAction, SentPages, When};
 pub use shown_page::{ShownPage, count, legend_of};
 pub use split_brain::SplitBrainWatcher;
 pub use switchover_steps::SwitchoverStep;
+pub use terminal::Terminal;
 pub use test_env::TestEnv;
 pub use thread_scheduling::ThreadScheduling;
 pub use transmitted_frames::TransmittedFrames;

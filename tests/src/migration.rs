@@ -148,7 +148,7 @@ impl Migration {
             migrate.arg("--plaintext");
         }
         Self {
-            migrate: Program::start_with_input("migrate", migrate, &invitation),
+            migrate: Program::start_with("migrate", migrate, &invitation, plan.terminal.as_ref()),
             receive,
             destination,
             relay,

@@ -1,6 +1,6 @@
 //! How to move a guest: mode, transport, arguments, and what the relay does.
 
-use crate::{Breakpoint, KernelFeature, MessageKind, RelayAction, hikkoshi};
+use crate::{Breakpoint, KernelFeature, MessageKind, RelayAction, Terminal, hikkoshi};
 use hikkoshi_lab::{Namespace, QemuVersion, Vm, VmConfig};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -40,6 +40,7 @@ pub struct MigrationPlan {
     pub(crate) relay: bool,
     pub(crate) json: Option<&'static str>,
     pub(crate) delay: Option<(MessageKind, Duration)>,
+    pub(crate) terminal: Option<Terminal>,
     migrate_launcher: Vec<String>,
     receive_launcher: Vec<String>,
     pub(crate) receive_args: Vec<String>,
@@ -141,6 +142,13 @@ impl MigrationPlan {
     pub fn delay(mut self, kind: MessageKind, duration: Duration) -> Self {
         self.delay = Some((kind, duration));
         self.relay = true;
+        self
+    }
+
+    /// Makes a terminal the standard error of `hikkoshi migrate`.
+    #[must_use]
+    pub fn migrate_on(mut self, terminal: &Terminal) -> Self {
+        self.terminal = Some(terminal.clone());
         self
     }
 

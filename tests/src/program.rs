@@ -1,10 +1,12 @@
 //! The program under test, as a process.
 
-use crate::LONG;
-use std::io::{BufRead, BufReader, Read, Write};
+use crate::{LONG, Terminal};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The release build of `hikkoshi`: `$HIKKOSHI_BIN`, or the one in this build's target folder.
@@ -76,9 +78,23 @@ pub struct Program {
 /// One of its output streams.
 #[derive(Debug, Default)]
 struct Stream {
-    state: Mutex<(String, bool)>,
+    state: Mutex<State>,
     more: Condvar,
 }
+
+/// What is known of it.
+#[derive(Debug, Default)]
+struct State {
+    text: String,
+    over: bool,
+    /// It is not read.
+    is_blocked: bool,
+    /// The thread that reads waits until it may.
+    has_stopped: bool,
+}
+
+/// What fills a pipe. Not a part of any output.
+const FILLER: char = '#';
 
 impl Stream {
     fn follow(from: impl Read + Send + 'static) -> Arc<Self> {
@@ -90,9 +106,20 @@ impl Stream {
             loop {
                 line.clear();
                 let over = matches!(from.read_until(b'\n', &mut line), Ok(0) | Err(_));
-                let mut state = filled.state.lock().unwrap_or_else(PoisonError::into_inner);
-                state.0.push_str(&String::from_utf8_lossy(&line));
-                state.1 = over;
+                let mut state = filled.lock();
+                while state.is_blocked {
+                    state.has_stopped = true;
+                    filled.more.notify_all();
+                    let woken = filled.more.wait(state);
+                    state = woken.unwrap_or_else(PoisonError::into_inner);
+                }
+                state.has_stopped = false;
+                let line = String::from_utf8_lossy(&line);
+                let output = line.trim_start_matches(FILLER);
+                if output.len() == line.len() || output != "\n" {
+                    state.text.push_str(output);
+                }
+                state.over = over;
                 filled.more.notify_all();
                 if over {
                     return;
@@ -102,19 +129,57 @@ impl Stream {
         stream
     }
 
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn text(&self) -> String {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.0.clone()
+        self.lock().text.clone()
+    }
+
+    /// Stops reading, and fills the pipe, whose end for writing is `pipe`.
+    fn block(&self, pipe: &Path) {
+        let mut options = File::options();
+        let not_blocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        options.write(true).custom_flags(not_blocking);
+        let mut pipe = options.open(pipe).unwrap();
+        self.lock().is_blocked = true;
+        let mut fill = |filler: &str| {
+            let full = loop {
+                if let Err(error) = pipe.write_all(filler.as_bytes()) {
+                    break error;
+                }
+            };
+            assert_eq!(full.kind(), io::ErrorKind::WouldBlock, "{full}");
+        };
+        // Writes of this length are not split (pipe(7), `PIPE_BUF`).
+        let line = format!("{}\n", FILLER.to_string().repeat(4095));
+        fill(&line);
+        // The thread has read a line by now, which has made room.
+        let mut state = self.lock();
+        while !state.has_stopped {
+            let woken = self.more.wait(state);
+            state = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(state);
+        fill(&line);
+        fill(&FILLER.to_string());
+    }
+
+    /// Reads again.
+    fn unblock(&self) {
+        self.lock().is_blocked = false;
+        self.more.notify_all();
     }
 
     /// Waits until `done` returns a value for the text so far, or the stream has ended.
     fn wait<T>(&self, limit: Duration, done: impl Fn(&str, bool) -> Option<T>) -> Option<T> {
         let deadline = Instant::now() + limit;
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         loop {
-            let found = done(&state.0, state.1);
+            let found = done(&state.text, state.over);
             let left = deadline.saturating_duration_since(Instant::now());
-            if found.is_some() || state.1 || left.is_zero() {
+            if found.is_some() || state.over || left.is_zero() {
                 return found;
             }
             state = self
@@ -139,17 +204,38 @@ impl Program {
     ///
     /// # Panics
     /// When it cannot be started.
-    pub fn start_with_input(name: &str, mut command: Command, input: &str) -> Self {
+    pub fn start_with_input(name: &str, command: Command, input: &str) -> Self {
+        Self::start_with(name, command, input, None)
+    }
+
+    /// Starts the program, with a terminal as its standard error if one is given.
+    pub(crate) fn start_with(
+        name: &str,
+        mut command: Command,
+        input: &str,
+        terminal: Option<&Terminal>,
+    ) -> Self {
+        let stderr = match terminal {
+            Some(terminal) => {
+                command.env("TERM", "xterm");
+                terminal.user_side().into()
+            }
+            None => Stdio::piped(),
+        };
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
+            .stderr(stderr)
             .spawn()
             .unwrap_or_else(|error| panic!("starting {command:?}: {error}"));
         // It fits into the pipe. A program that has already exited does not read it.
         let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
         let stdout = Stream::follow(child.stdout.take().unwrap());
-        let stderr = Stream::follow(child.stderr.take().unwrap());
+        let stderr = match child.stderr.take() {
+            Some(pipe) => Stream::follow(pipe),
+            // What is shown is at the terminal.
+            None => Stream::follow(io::empty()),
+        };
         Self {
             name: name.to_owned(),
             child,
@@ -213,6 +299,16 @@ impl Program {
         );
     }
 
+    /// Stops reading its standard error, and fills the pipe: a write to it blocks from now on,
+    /// until the program has exited.
+    ///
+    /// # Panics
+    /// When it has exited.
+    pub fn block_stderr(&self) {
+        let pipe = format!("/proc/{}/fd/2", self.child.id());
+        self.stderr.block(Path::new(&pipe));
+    }
+
     /// Sends a signal to the program.
     ///
     /// # Panics
@@ -263,6 +359,7 @@ impl Program {
         // The output is still in the pipes. A guard process that it left behind may keep their
         // other ends open a little longer.
         for stream in [&self.stdout, &self.stderr] {
+            stream.unblock();
             stream.wait(LONG, |_, over| over.then_some(()));
         }
         Exit {

@@ -32,7 +32,7 @@ use commands::{
 };
 use output::exit::{End, Exit, Status};
 use output::reason::Reason;
-use output::{log, report, streams};
+use output::{log, report, stderr, streams};
 
 fn main() -> std::process::ExitCode {
     let args = match Args::try_parse() {
@@ -42,6 +42,9 @@ fn main() -> std::process::ExitCode {
     if args.command.writes_json() {
         streams::use_json();
     }
+    // The dashboard, which has no part in a migration, gives up its rights while it has one thread.
+    let is_dashboard = matches!(args.command, Command::Dashboard(_));
+    let _writer = (!is_dashboard).then(stderr::start);
     let ended = log::start().and_then(|()| match &args.command {
         Command::Receive(args) => receive::run(args),
         Command::Migrate(args) => migrate::run(args),

@@ -48,9 +48,9 @@ pub use client::{Follow, FollowError};
 pub use folder::{Entry, FolderError, Kind, StatusFolder};
 pub use join::{Continued, join_all};
 pub use record::{
-    Block, Bytes, DirtyRates, End, Engine, Frame, GuestAt, GuestRange, LatencyBucket, Map, Memory,
-    Migration, Notice, Outage, Pages, Phase, Record, Recording, Repeated, Repeats, Requests, Round,
-    Sample, Side, State, Step, TimeLeft, Unknown,
+    Block, Bytes, Converges, DirtyRates, End, Engine, Frame, GuestAt, GuestRange, LatencyBucket,
+    Map, Memory, Migration, Notice, Outage, Pages, Phase, Record, Recording, Repeated, Repeats,
+    Requests, Round, Sample, Side, State, Step, TimeLeft, Unknown,
 };
 pub use recorder::Recorder;
 pub use server::{ServeError, StatusServer};

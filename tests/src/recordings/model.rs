@@ -432,6 +432,7 @@ impl<'a> Model<'a> {
             dirty_pages_per_second: dirty,
             time_left: (self.total > self.done)
                 .then(|| time_left(self.total - self.done, self.case)),
+            converges: None,
             missing_pages: (self.phase == Phase::Postcopy).then_some(missing),
             waiting_pages: match source {
                 true => 0,

@@ -72,6 +72,8 @@ fn precopy_that_does_not_converge_follows_when_stalled() {
     let migration = guest.start_migration(&stalling("go-on"));
     let line = migration.migrate.wait_stderr(says);
     assert!(line.contains("continuing"), "{line}");
+    // Its progress says so, too.
+    migration.migrate.wait_stderr(", does not converge");
     migration.migrate.interrupt();
     let (exits, finished) = migration.wait();
     exits.assert_source(1, &["cancelled", "runs at the source"]);

@@ -52,6 +52,7 @@ mod refusals;
 mod repeats;
 mod security;
 mod shutdown;
+mod standard_error;
 mod status;
 mod swapped_memory;
 mod transparent_huge_pages;

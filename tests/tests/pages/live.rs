@@ -1,6 +1,6 @@
 //! The live page shows what engines record, while a migration moves.
 
-use hikkoshi_status::{Record, Side};
+use hikkoshi_status::{Converges, Record, Side};
 use hikkoshi_tests::recordings::RecordedCase;
 use hikkoshi_tests::{ShownPage, count};
 use serde_json::json;
@@ -149,12 +149,13 @@ fn a_long_migration_has_as_many_samples_as_the_engine_records() {
     let recorded = RecordedCase {
         cells: 3,
         cell_pages: 2048,
-        ..RecordedCase::new("web", "hybrid")
+        ..RecordedCase::new("web", "precopy")
     };
     let recorded = recorded.record();
     let mut feed = Feed::new(&server, &recorded, Side::Source);
     open(&shown, &server, &[&feed]);
     let mut state = recorded.states[1].0.clone();
+    (state.converges, state.time_left) = (Some(Converges::No), None);
     for tick in 0..3000_u64 {
         state.at_ms = tick * 100;
         state.bytes.precopy += 1000 + tick;
@@ -162,6 +163,7 @@ fn a_long_migration_has_as_many_samples_as_the_engine_records() {
         feed.recorder.add(state.clone());
     }
     shown.wait_for_state(&feed.name, state.at_ms);
+    assert_eq!(shown.fact("Time left"), "pre-copy does not converge");
     assert_eq!(feed.recording().samples.len(), 750);
     assert_samples(&shown, &feed);
     let name = json!(feed.name);

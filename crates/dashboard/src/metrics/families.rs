@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display};
 
-use hikkoshi_status::{GuestAt, Phase, Requests, Side, State};
+use hikkoshi_status::{Converges, GuestAt, Phase, Requests, Side, State};
 
 use super::text::{Exposition, count_value};
 use super::{Migration, side};
@@ -296,6 +296,26 @@ pub const FAMILIES: &[Family] = &[
                     ("high", high),
                 ] {
                     labelled(out, it, "estimate", estimate, value);
+                }
+            }
+        },
+    ),
+    family(
+        "hikkoshi_migration_converges",
+        Kind::Gauge,
+        "Whether pre-copy ends by itself: 1 for this `answer`, of yes, no, unknown. At the source, \
+         in pre-copy without post-copy.",
+        |out, _, migrations| {
+            for it in migrations.iter().filter(|it| !it.known.is_over()) {
+                let Some(converges) = it.state.and_then(|state| state.converges) else {
+                    continue;
+                };
+                for (answer, name) in [
+                    (Converges::Yes, "yes"),
+                    (Converges::No, "no"),
+                    (Converges::Unknown, "unknown"),
+                ] {
+                    labelled(out, it, "answer", name, flag(converges == answer));
                 }
             }
         },

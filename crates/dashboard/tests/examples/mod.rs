@@ -1,8 +1,8 @@
 //! Migrations for tests, as an engine records them.
 
 use hikkoshi_status::{
-    Block, Bytes, End, GuestAt, LatencyBucket, Map, Memory, Migration, Outage, Pages, Phase,
-    Requests, Side, State, TimeLeft,
+    Block, Bytes, Converges, End, GuestAt, LatencyBucket, Map, Memory, Migration, Outage, Pages,
+    Phase, Requests, Side, State, TimeLeft,
 };
 
 /// A guest with this many cells of 2 MiB. `number` tells migrations apart, and orders them.
@@ -71,6 +71,7 @@ pub(crate) fn state(migration: &Migration, at_ms: u64) -> State {
             likely_s: 2.5,
             high_s: None,
         }),
+        converges: Some(Converges::No),
         missing_pages: Some(4001),
         waiting_pages: 4002,
         requests: Requests {

@@ -129,9 +129,9 @@ hikkoshi.migration = (() => {
       return `${PHASES[state.phase] ?? state.phase}${round}`;
     }
 
-    /** The state of a side, or of the other one if that side is not known here. */
+    /** The state of a side, or of the other one if that side is not known here, or has none yet. */
     stateOf(side) {
-      return (this.side(side) ?? this.main).data.state;
+      return this.side(side)?.data.state ?? this.leading.data.state;
     }
 
     /**

@@ -8,15 +8,18 @@ use crate::report::Live;
 /// Observes one side of a migration.
 ///
 /// ```
+/// use std::sync::mpsc::{Sender, channel};
 /// use std::sync::{Arc, OnceLock};
 ///
 /// use hikkoshi_engine::Observer;
 /// use hikkoshi_engine::report::Live;
 ///
-/// /// Prints notices. Another thread reads how far the migration is.
-/// #[derive(Debug, Default)]
+/// /// Passes notices to a thread that prints them: to print may block, and the guest would wait for
+/// /// its pages meanwhile. Another thread reads how far the migration is.
+/// #[derive(Debug)]
 /// struct Meter {
 ///     live: OnceLock<Arc<Live>>,
+///     notices: Sender<String>,
 /// }
 ///
 /// impl Meter {
@@ -32,14 +35,17 @@ use crate::report::Live;
 ///     }
 ///
 ///     fn notice(&self, text: &str) {
-///         eprintln!("{text}");
+///         let _ = self.notices.send(text.to_owned());
 ///     }
 /// }
 ///
 /// // For `MigrateControl` at the source, or `ReceiveControl` at the destination.
-/// let meter = Arc::new(Meter::default());
+/// let (notices, printed) = channel();
+/// let live = OnceLock::new();
+/// let meter = Arc::new(Meter { live, notices });
 /// let observer: Arc<dyn Observer> = Arc::<Meter>::clone(&meter);
 /// # observer.notice("a sentence");
+/// # assert_eq!(printed.recv().unwrap(), "a sentence");
 /// assert_eq!(meter.bytes(), None);
 /// ```
 pub trait Observer: Send + Sync + Debug {
@@ -47,7 +53,8 @@ pub trait Observer: Send + Sync + Debug {
     /// once.
     fn begin(&self, live: &Arc<Live>);
 
-    /// A sentence for the operator. Called from several threads: must return at once.
+    /// A sentence for the operator. Called from several threads: must return at once. It must not
+    /// write to a terminal or a pipe, which may block.
     fn notice(&self, text: &str);
 }
 

@@ -98,9 +98,9 @@ fn write(level: &Level, target: &str, message: &str, fields: Map<String, Value>)
             "message": message,
             "fields": fields,
         });
-        return streams::object("log", &log);
+        return streams::log_object(&log);
     }
-    let mut text = format!("hikkoshi: {level}: {message}");
+    let mut text = format!("{level}: {message}");
     for (name, value) in &fields {
         // Writing to a String cannot fail.
         let _ = match value {
@@ -108,7 +108,7 @@ fn write(level: &Level, target: &str, message: &str, fields: Map<String, Value>)
             value => write!(text, " {name}={value}"),
         };
     }
-    streams::line(&text);
+    streams::log_text(&text);
 }
 
 /// The fields of one event.

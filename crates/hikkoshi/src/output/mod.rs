@@ -7,6 +7,8 @@ pub(crate) mod estimate;
 pub(crate) mod exit;
 pub(crate) mod log;
 pub(crate) mod progress;
+mod progress_line;
 pub(crate) mod reason;
 pub(crate) mod report;
+pub(crate) mod stderr;
 pub(crate) mod streams;

@@ -18,7 +18,7 @@ use crate::output::account_report::{AccountReport, EngineReport};
 use crate::output::estimate::SpanReport;
 use crate::output::exit::{End, Exit};
 use crate::output::reason::Reason;
-use crate::output::streams;
+use crate::output::{stderr, streams};
 
 /// Threads whose page faults are printed; the JSON has all.
 const FAULTING_SHOWN: usize = 8;
@@ -336,6 +336,7 @@ pub(crate) fn write_object(object: &impl Serialize, path: &Path) -> io::Result<(
     if path == Path::new("-") {
         // It may be a terminal, so JSON is sanitised as well.
         let json = String::from_utf8_lossy(&json);
+        stderr::before_stdout();
         io::stdout().write_all(text::lines(&json).as_bytes())
     } else {
         std::fs::write(path, json)

@@ -3,8 +3,9 @@
 //! Standard error has one format, chosen once for the process: lines of text that begin with
 //! `hikkoshi: `, or one JSON object a line (`docs/json.md`).
 //!
-//! `println!` and `eprintln!` panic if the reader has closed its end. A closed terminal must not
-//! cost a guest, so write errors are ignored here.
+//! Standard error never makes a thread wait ([`stderr`]): a terminal that is stopped must not cost
+//! a guest. Nor must one that was closed, so write errors are ignored here (`println!` and
+//! `eprintln!` panic). Standard output has the result, which a thread of the engine never writes.
 //!
 //! Output contains text from other sources: a peer, QEMU, names of files and processes. All of it
 //! is sanitised here, so that no escape sequence reaches a terminal and no line in a log is forged.
@@ -16,6 +17,7 @@ use hikkoshi_wire::text;
 use serde::Serialize;
 
 use crate::output::exit::{End, Exit};
+use crate::output::stderr::{self, ProgressItem};
 
 /// Whether standard error is JSON. It is set once, before other threads exist.
 static JSON: AtomicBool = AtomicBool::new(false);
@@ -32,16 +34,26 @@ pub(crate) fn is_json() -> bool {
 
 /// Reports something to the user.
 pub(crate) fn notice(text: &str) {
-    if is_json() {
-        object("notice", &text);
-    } else {
-        line(&format!("hikkoshi: {text}"));
+    stderr::line(notice_line(text));
+}
+
+/// A line about lines that were dropped.
+pub(crate) fn dropped(lines: u64) -> String {
+    notice_line(&format!(
+        "{lines} messages were not written here: standard error was not read in time"
+    ))
+}
+
+fn notice_line(text: &str) -> String {
+    match is_json() {
+        true => object_line("notice", &text),
+        false => text_line(text),
     }
 }
 
 /// Reports how the run ended, as JSON. Nothing is written after it.
 pub(crate) fn end(end: &End<'_>) {
-    object("end", end);
+    stderr::important_line(object_line("end", end));
 }
 
 /// Reports why the run ended.
@@ -50,35 +62,52 @@ pub(crate) fn failure(exit: &Exit) {
     if is_json() {
         return end(&written);
     }
-    line(&format!("hikkoshi: {}", written.message));
+    stderr::important_line(text_line(written.message));
     if let Some(next) = written.next {
-        line(&format!("hikkoshi: {next}"));
+        stderr::important_line(text_line(next));
     }
 }
 
 /// Writes an invitation to standard error, on a line of its own.
 pub(crate) fn invitation(invitation: &str) {
-    if is_json() {
-        object("invitation", &invitation);
-    } else {
-        line(invitation);
-    }
+    stderr::important_line(match is_json() {
+        true => object_line("invitation", &invitation),
+        false => text::one_line(invitation).into_owned(),
+    });
 }
 
-/// Writes `{"NAME":VALUE}` to standard error.
-pub(crate) fn object(name: &str, value: &impl Serialize) {
-    line(&serde_json::json!({ name: value }).to_string());
+/// Writes `{"log":RECORD}` to standard error.
+pub(crate) fn log_object(record: &impl Serialize) {
+    stderr::line(object_line("log", record));
 }
 
-/// Writes a line to standard error.
-pub(crate) fn line(line: &str) {
-    // With one call: several threads and the guard process write there.
-    let line = format!("{}\n", text::one_line(line));
-    let _ = std::io::stderr().write_all(line.as_bytes());
+/// Writes a line of the log to standard error.
+pub(crate) fn log_text(text: &str) {
+    stderr::line(text_line(text));
 }
 
-/// Writes text to standard output.
+/// Writes `{"progress":STATE}` to standard error, in place of a state that was not written yet.
+pub(crate) fn progress_object(state: &impl Serialize) {
+    stderr::progress(ProgressItem::Line(object_line("progress", state)));
+}
+
+/// Writes a line about progress to standard error, in place of one that was not written yet.
+pub(crate) fn progress_text(text: &str) {
+    stderr::progress(ProgressItem::Line(text_line(text)));
+}
+
+/// `{"NAME":VALUE}`.
+fn object_line(name: &str, value: &impl Serialize) -> String {
+    text::one_line(&serde_json::json!({ name: value }).to_string()).into_owned()
+}
+
+fn text_line(line: &str) -> String {
+    text::one_line(&format!("hikkoshi: {line}")).into_owned()
+}
+
+/// Writes text to standard output, after what was reported before.
 pub(crate) fn to_stdout(text: &str) {
+    stderr::before_stdout();
     let mut stdout = std::io::stdout();
     let _ = stdout.write_all(text::lines(text).as_bytes());
     let _ = stdout.flush();

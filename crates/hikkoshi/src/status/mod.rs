@@ -7,6 +7,7 @@
 //! (`hikkoshi-status`). Now and then (`renewal.rs`) it stores the recording in the status folder.
 
 mod cells;
+mod converges;
 mod rates;
 mod renewal;
 mod report_file;

@@ -1,20 +1,22 @@
 //! Takes the state of a migration from the engine.
 
 use std::sync::Arc;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use hikkoshi_engine::report::{
     GuestAt, Live, Outage, Phase, Repeated, Repeats, RoundAccount, Snapshot, Stage,
 };
-use hikkoshi_engine::{Mode, report};
+use hikkoshi_engine::{Mode, SourceOptions, report};
+use hikkoshi_estimate::WorkingSet;
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_pages::{GuestRange, PAGE_BYTES};
-use hikkoshi_status::{self as status, Block, Memory, Migration, State};
+use hikkoshi_status::{self as status, Block, Converges, Memory, Migration, State};
 
 use super::cells::Cells;
+use super::converges::converges;
 use super::rates::Rate;
 use super::session::SessionInfo;
-use super::time_left::time_left;
+use super::time_left::{Writes, time_left};
 
 /// Takes one state after another.
 #[derive(Debug)]
@@ -24,11 +26,16 @@ pub(super) struct Sampler {
     done: Rate,
     cells: Cells,
     phase: Phase,
+    max_downtime: Duration,
+    working_set: Option<WorkingSet>,
 }
 
 impl Sampler {
-    pub(super) fn new(live: &Arc<Live>) -> Self {
+    pub(super) fn new(live: &Arc<Live>, info: &SessionInfo) -> Self {
+        let max_downtime = info.max_downtime_ms.map(Duration::from_millis);
         Self {
+            max_downtime: max_downtime.unwrap_or(SourceOptions::default().max_downtime),
+            working_set: info.working_set.clone(),
             live: Arc::clone(live),
             bytes: Rate::default(),
             done: Rate::default(),
@@ -52,9 +59,17 @@ impl Sampler {
         let done = pages.precopy + pages.zero + pages.urgent + pages.background;
         let rates = self.done.add(now.at, done);
         let (map, dirty_rate) = self.cells.map(self.live.map(), &now);
-        let dirty = map.dirty.iter().sum();
+        let mode = self.live.mode();
+        let writes = Writes {
+            dirty_rate,
+            dirty: map.dirty.iter().sum(),
+            working_set: self.working_set.as_ref(),
+        };
+        let converges = converges(&now, mode, self.max_downtime);
+        let ends = converges != Some(Converges::No);
         State {
-            time_left: time_left(&now, self.live.mode(), rates, dirty_rate, dirty),
+            time_left: time_left(&now, mode, rates, &writes).filter(|_| ends),
+            converges,
             dirty_pages_per_second: dirty_rate,
             bytes_per_second,
             map,
@@ -151,6 +166,7 @@ fn state(now: &Snapshot) -> State {
         bytes_per_second: 0.0,
         dirty_pages_per_second: None,
         time_left: None,
+        converges: None,
         missing_pages: now.missing,
         waiting_pages: now.waiting.len() as u64,
         requests: status::Requests {
@@ -245,7 +261,6 @@ fn stage(stage: Stage) -> &'static str {
 pub(super) mod tests {
     use super::*;
     use hikkoshi_engine::report::{Bytes, LatencySummary, Pages};
-    use std::time::Duration;
 
     pub(crate) fn snapshot() -> Snapshot {
         Snapshot {

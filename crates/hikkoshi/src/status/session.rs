@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use error_reporter::Report;
 use hikkoshi_engine::report::Live;
 use hikkoshi_engine::{Observer, Priority, PriorityClass};
+use hikkoshi_estimate::WorkingSet;
 use hikkoshi_status::{
     End, Migration, Record, Recorder, Recording, Side, StatusFolder, StatusServer,
 };
@@ -35,6 +36,8 @@ pub(crate) struct SessionInfo {
     pub(crate) max_downtime_ms: Option<u64>,
     /// The limit of background traffic, where there is one.
     pub(crate) bandwidth: Option<u64>,
+    /// What the guest writes, if that was measured before (`--mode auto`).
+    pub(crate) working_set: Option<WorkingSet>,
 }
 
 /// Shows, records and serves the migration of one run. Created before the engine, and ended with
@@ -100,6 +103,11 @@ impl Session {
         guest.clone_into(&mut lock(&self.shared.info).guest);
     }
 
+    /// What the guest writes, as it was measured.
+    pub(crate) fn set_working_set(&self, measured: WorkingSet) {
+        lock(&self.shared.info).working_set = Some(measured);
+    }
+
     /// The observer for the engine.
     pub(crate) fn observer(&self) -> Arc<dyn Observer> {
         Arc::<Shared>::clone(&self.shared)
@@ -158,7 +166,7 @@ impl Observer for Shared {
         let migration = migration(live, &lock(&self.info));
         *lock(&self.migration) = Some(migration.clone());
         let recorder = Recorder::new(migration);
-        let sampler = Sampler::new(live);
+        let sampler = Sampler::new(live, &lock(&self.info));
         let display = Arc::clone(&self.display);
         let (sender, events) = channel();
         let folder = self.folder.clone();

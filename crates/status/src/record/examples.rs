@@ -45,6 +45,7 @@ pub(crate) fn state(at_ms: u64) -> State {
         bytes_per_second: 0.0,
         dirty_pages_per_second: None,
         time_left: None,
+        converges: None,
         missing_pages: None,
         waiting_pages: 0,
         requests: Requests::default(),

@@ -64,6 +64,9 @@ pub struct State {
     pub dirty_pages_per_second: Option<f64>,
     /// How long the migration still takes. `None`: not known, or pre-copy does not converge.
     pub time_left: Option<TimeLeft>,
+    /// Whether pre-copy ends by itself (source, in pre-copy without post-copy).
+    #[serde(default)]
+    pub converges: Option<Converges>,
     /// Pages that are missing at the destination, at the source: not sent yet; in post-copy.
     pub missing_pages: Option<u64>,
     /// Destination: page requests without an answer.
@@ -81,6 +84,19 @@ pub struct State {
     pub outages: Vec<Outage>,
     /// What has happened to the guest's memory.
     pub map: Map,
+}
+
+/// Whether the rounds of pre-copy become short enough for the switchover, as far as the rounds so
+/// far say (`docs/status.md` has the rule).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Converges {
+    /// The dirty pages fit into the downtime, or become fewer.
+    Yes,
+    /// They do not.
+    No,
+    /// Too few rounds have ended.
+    Unknown,
 }
 
 /// Pages by the way they were sent or have arrived.

@@ -151,10 +151,10 @@ hikkoshi.views.summary = (() => {
   };
 
   const timeLeft = (migration) => {
+    // A recording of an older version does not say.
+    if (migration.stateOf("source").converges === "no") return "pre-copy does not converge";
     const left = migration.sides.map(({ data }) => data.state?.time_left).find((value) => value);
-    if (left) return format.timeLeft(left);
-    const precopy = migration.leading.data.state?.phase === "precopy";
-    return precopy ? "not known, or pre-copy does not converge" : "not known";
+    return left ? format.timeLeft(left) : "not known";
   };
 
   const result = (engine) => {

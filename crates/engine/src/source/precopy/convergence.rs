@@ -64,7 +64,7 @@ impl Convergence {
     /// Whether so many pages can be sent within the downtime. The pause takes a
     /// `drain` of it.
     #[allow(clippy::cast_precision_loss)]
-    pub(crate) fn fits(&self, dirty: u64, downtime: Duration, drain: Duration) -> bool {
+    pub fn fits(&self, dirty: u64, downtime: Duration, drain: Duration) -> bool {
         let budget = downtime.saturating_sub(SWITCHOVER_COST).max(downtime / 2);
         // There is no budget for storage that takes longer than that to drain.
         let budget = budget.saturating_sub(drain).max(downtime / 10);

@@ -35,7 +35,7 @@ use crate::commands::resume_command::resume_command;
 use crate::journal::{JournalFile, LockHolder, SourceEntry};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::{Holder, Reason};
-use crate::output::streams;
+use crate::output::{stderr, streams};
 
 use messages::{MAX_MESSAGE, OVER, READY};
 
@@ -85,6 +85,8 @@ pub(crate) fn run(args: &Args) -> Result<Status, Exit> {
                 return Err(exit);
             }
             streams::failure(&exit);
+            // What follows closes standard error.
+            stderr::at_end();
         }
         // The lock is for the engine that resumes the migration.
         drop(file);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hikkoshi_engine::{CancelFlag, Mode, Observer};
-use hikkoshi_estimate::Span;
+use hikkoshi_estimate::{Span, WorkingSet};
 use hikkoshi_link::Remote;
 
 use crate::args::{Migrate, RequestedMode, WhenStalled};
@@ -22,7 +22,17 @@ const MAX_COST: f64 = 0.02;
 /// The most bytes to measure the line with.
 const PROBE_LIMIT: u64 = 256 << 20;
 
-/// What was chosen, and the command line with it. `None`: `--mode auto` was not given.
+/// What was chosen, and why.
+#[derive(Debug)]
+pub(super) struct Chosen {
+    /// The command line, with the mode.
+    pub(super) args: Migrate,
+    pub(super) report: AutoReport,
+    /// What the guest writes, if it was measured.
+    pub(super) working_set: Option<WorkingSet>,
+}
+
+/// Chooses the mode. `None`: `--mode auto` was not given.
 ///
 /// # Errors
 /// The guest cannot be measured, or the destination does not answer. The guest is as before.
@@ -31,7 +41,7 @@ pub(super) fn choose(
     remote: &Remote,
     cancel: &CancelFlag,
     observer: &dyn Observer,
-) -> Result<Option<(Migrate, AutoReport)>, Exit> {
+) -> Result<Option<Chosen>, Exit> {
     if args.options.mode != Some(RequestedMode::Auto) {
         return Ok(None);
     }
@@ -53,8 +63,13 @@ pub(super) fn choose(
         max_cost: MAX_COST,
         probe_limit: PROBE_LIMIT,
     };
+    let mut working_set = None;
     let report = match estimate(&request, cancel) {
-        Ok(estimated) => chosen(&estimated),
+        Ok(estimated) => {
+            let report = chosen(&estimated);
+            working_set = Some(estimated.guest.working_set);
+            report
+        }
         Err(NotEstimated::OlderDestination) => without_estimate(
             Mode::Hybrid,
             "hikkoshi at the destination is too old to measure the line, and --bandwidth does not \
@@ -80,7 +95,11 @@ pub(super) fn choose(
             .when_stalled
             .get_or_insert(WhenStalled::Switch);
     }
-    Ok(Some((args, report)))
+    Ok(Some(Chosen {
+        args,
+        report,
+        working_set,
+    }))
 }
 
 fn chosen(estimated: &Estimated) -> AutoReport {

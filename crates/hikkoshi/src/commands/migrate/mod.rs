@@ -40,6 +40,7 @@ pub(crate) fn run(args: &Migrate) -> Result<Status, Exit> {
             guest: NamedGuest::source(args).map_or_else(String::new, |guest| guest.to_string()),
             max_downtime_ms: args.options.convergence.max_downtime,
             bandwidth: args.options.bandwidth,
+            working_set: None,
         },
     );
     let result = match &args.run.resume {
@@ -68,7 +69,13 @@ fn start(
     let observer = session.observer();
     unfinished::check_folder(&folder, &*monitor, &*observer)?;
     let chosen = auto::choose(args, remote, &cancel, &*observer)?;
-    let args = chosen.as_ref().map_or(args, |(args, _)| args);
+    let args = chosen.as_ref().map_or(args, |chosen| &chosen.args);
+    if let Some(measured) = chosen
+        .as_ref()
+        .and_then(|chosen| chosen.working_set.clone())
+    {
+        session.set_working_set(measured);
+    }
     let phases = args.engine_options().phases();
     let guest = QemuSource::attach_for(monitor, &args.options.journaled.devices.allowed(), phases)
         .map_err(|error| not_attached(&error))?;
@@ -138,7 +145,7 @@ fn start(
         qemu_pid,
         SourceExtras {
             quit: quit.as_ref(),
-            auto: chosen.as_ref().map(|(_, auto)| auto),
+            auto: chosen.as_ref().map(|chosen| &chosen.report),
         },
         |outcome| match outcome {
             Outcome::AtSource | Outcome::Stopped if guest.has_ended() => {

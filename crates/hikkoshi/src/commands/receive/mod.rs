@@ -37,6 +37,7 @@ pub(crate) fn run(args: &Receive) -> Result<Status, Exit> {
                 .map_or_else(String::new, |guest| guest.to_string()),
             max_downtime_ms: None,
             bandwidth: None,
+            working_set: None,
         },
     );
     let result = match &args.run.resume {

@@ -283,6 +283,7 @@ fn state(statistics: Statistics, at_ms: u64, side: Side) -> State {
         bytes_per_second: 0.0,
         dirty_pages_per_second: None,
         time_left: None,
+        converges: None,
         missing_pages: statistics.postcopy.then_some(0),
         waiting_pages: 0,
         requests: Requests {

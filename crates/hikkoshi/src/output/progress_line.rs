@@ -1,0 +1,321 @@
+//! How far a migration is, in one line for a person.
+
+use std::ops::RangeInclusive;
+
+use hikkoshi_status::{Converges, Phase, State, TimeLeft};
+
+use crate::output::report::{mib, seconds};
+use crate::output::stderr::ProgressBar;
+
+/// The smallest and the largest number of columns inside the bar.
+const BAR: RangeInclusive<usize> = 6..=30;
+
+/// The parts of the line. All of them are ASCII: a byte is a column.
+#[derive(Debug)]
+pub(super) struct ProgressLine {
+    phase: String,
+    done: u64,
+    total: u64,
+    rate: String,
+    /// What was sent, or has arrived, so far.
+    bytes: String,
+    /// How fast the guest writes, or what it waits for. May be empty, as the rest.
+    guest: String,
+    /// The time left: what is likely, or why it is not known.
+    left: String,
+    /// Its range.
+    range: String,
+}
+
+impl ProgressLine {
+    pub(super) fn of(state: &State) -> Self {
+        let (left, range) = left(state);
+        Self {
+            phase: match state.phase {
+                Phase::Connecting => "connecting".into(),
+                Phase::Precopy => format!("pre-copy, round {}", state.round),
+                Phase::Switchover => "switchover".into(),
+                Phase::Postcopy => "post-copy".into(),
+            },
+            done: state.done_pages,
+            total: state.total_pages,
+            rate: rate(state.bytes_per_second),
+            bytes: bytes(state),
+            guest: guest(state),
+            left,
+            range,
+        }
+    }
+
+    /// All of it, without a bar.
+    pub(super) fn in_full(&self) -> String {
+        let Self {
+            phase,
+            done,
+            total,
+            rate,
+            bytes,
+            guest,
+            left,
+            range,
+        } = self;
+        format!("{phase}: {done} of {total} pages, {rate}{bytes}{guest}{left}{range}")
+    }
+}
+
+impl ProgressBar for ProgressLine {
+    /// Less important parts are left out of a narrow line. The last column stays free: some
+    /// terminals begin a new line after it.
+    fn text(&self, columns: usize) -> String {
+        let room = columns.saturating_sub(1);
+        let total = self.total.max(1);
+        let done = self.done.min(total);
+        let percent = u128::from(done) * 100 / u128::from(total);
+        let percent = format!("{percent:>3}%");
+        let Self {
+            phase,
+            rate,
+            bytes,
+            guest,
+            left,
+            range,
+            ..
+        } = self;
+        let aligned = format!("{phase:>18}");
+        let short = format!("{percent} {rate}{left}");
+        // For each form, the text before and after the bar, and whether there is a bar.
+        let forms = [
+            (
+                &aligned,
+                format!("{percent} {rate}{bytes}{guest}{left}{range}"),
+                true,
+            ),
+            (
+                &aligned,
+                format!("{percent} {rate}{bytes}{guest}{left}"),
+                true,
+            ),
+            (&aligned, format!("{percent} {rate}{guest}{left}"), true),
+            (&aligned, short.clone(), true),
+            (phase, short, true),
+            (phase, format!("{percent} {rate}"), true),
+            (phase, format!("{percent} {rate}"), false),
+            (phase, percent.clone(), false),
+        ];
+        for (before, behind, has_bar) in forms {
+            let taken = before.len() + 1 + behind.len();
+            if !has_bar && taken <= room {
+                return format!("{before} {behind}");
+            }
+            let columns = room.saturating_sub(taken + 3);
+            if has_bar && columns >= *BAR.start() {
+                let bar = bar(done, total, columns.min(*BAR.end()));
+                return format!("{before} [{bar}] {behind}");
+            }
+        }
+        percent.trim_start().chars().take(room).collect()
+    }
+}
+
+/// A bar of `columns` columns.
+fn bar(done: u64, total: u64, columns: usize) -> String {
+    let full = u128::from(done) * columns as u128 / u128::from(total.max(1));
+    let full = usize::try_from(full).unwrap_or(columns).min(columns);
+    let head = usize::from(full < columns);
+    format!(
+        "{}{}{}",
+        "=".repeat(full),
+        ">".repeat(head),
+        " ".repeat(columns - full - head)
+    )
+}
+
+/// Bytes per second.
+fn rate(bytes_per_second: f64) -> String {
+    // A rate is positive, and `as` saturates.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let rate = bytes_per_second as u64;
+    format!("{}/s", mib(rate))
+}
+
+/// What was sent, or has arrived.
+fn bytes(state: &State) -> String {
+    let bytes = &state.bytes;
+    let parts = [
+        bytes.precopy,
+        bytes.urgent,
+        bytes.background,
+        bytes.device_state,
+    ];
+    let bytes = parts.into_iter().fold(0, u64::saturating_add);
+    let is_source = matches!(
+        &*state.stage,
+        "owned" | "committed" | "handed_over" | "done"
+    );
+    #[allow(clippy::cast_precision_loss)]
+    let size = match bytes {
+        0 => return String::new(),
+        bytes if bytes < 1 << 30 => mib(bytes),
+        bytes => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),
+    };
+    let what = if is_source { "sent" } else { "received" };
+    format!(", {size} {what}")
+}
+
+/// What is known of the guest besides: how fast it writes, or what it waits for.
+fn guest(state: &State) -> String {
+    match (
+        state.phase,
+        state.missing_pages,
+        state.dirty_pages_per_second,
+    ) {
+        (Phase::Postcopy, Some(missing), _) => {
+            let faults = match state.requests.count {
+                0 => String::new(),
+                _ => format!(", faults {:.2} ms", state.requests.mean_us / 1e3),
+            };
+            format!(", {missing} pages missing{faults}")
+        }
+        (Phase::Precopy, _, Some(dirty)) => format!(", dirty {}", rate(dirty * 4096.0)),
+        _ => String::new(),
+    }
+}
+
+/// The time left: what is likely, and its range.
+fn left(state: &State) -> (String, String) {
+    if state.converges == Some(Converges::No) {
+        return (", does not converge".into(), String::new());
+    }
+    let Some(TimeLeft {
+        low_s,
+        likely_s,
+        high_s,
+    }) = state.time_left
+    else {
+        return Default::default();
+    };
+    let time = |s: f64| {
+        let time = std::time::Duration::try_from_secs_f64(s.max(0.0));
+        seconds(time.unwrap_or(std::time::Duration::MAX))
+    };
+    let range = match high_s {
+        Some(high) => format!(" ({} to {})", time(low_s), time(high)),
+        None => format!(" (at least {})", time(low_s)),
+    };
+    (format!(", {} left", time(likely_s)), range)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::progress::tests::at;
+
+    fn line(state: &State, columns: usize) -> String {
+        ProgressLine::of(state).text(columns)
+    }
+
+    #[test]
+    fn the_line_fits_into_every_terminal() {
+        for (done, total) in [(0, 0), (0, 1), (1, 3), (3, 3), (u64::MAX, u64::MAX), (9, 3)] {
+            for columns in 0..200 {
+                let mut state = at(done, total);
+                state.bytes.precopy = u64::MAX;
+                for (phase, converges) in [
+                    (Phase::Precopy, None),
+                    (Phase::Precopy, Some(Converges::No)),
+                    (Phase::Postcopy, None),
+                ] {
+                    (state.phase, state.converges) = (phase, converges);
+                    state.missing_pages = Some(u64::MAX);
+                    let line = line(&state, columns);
+                    assert!(
+                        line.is_ascii() && line.len() < columns.max(1),
+                        "{columns}: {line:?}"
+                    );
+                    assert!(
+                        !line.contains('\n') && (columns < 6 || line.contains('%')),
+                        "{line:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_narrow_terminal_shows_the_important_parts() {
+        let mut state = at(25, 100);
+        state.bytes.precopy = 1_288_490_189;
+        let line = |columns| line(&state, columns);
+        let wide = line(200);
+        assert!(wide.starts_with(" pre-copy, round 3 [=======>"), "{wide}");
+        let sent = "]  25% 123.4 MiB/s, 1.2 GiB sent, dirty 10.0 MiB/s, 3.5 s left";
+        assert!(
+            wide.ends_with(&format!("{sent} (2.0 s to 9.0 s)")),
+            "{wide}"
+        );
+        assert!(line(100).ends_with(sent), "{}", line(100));
+        assert!(
+            line(85).ends_with("123.4 MiB/s, dirty 10.0 MiB/s, 3.5 s left"),
+            "{}",
+            line(85)
+        );
+        assert!(
+            line(70).ends_with("123.4 MiB/s, 3.5 s left"),
+            "{}",
+            line(70)
+        );
+        assert!(line(46).contains('[') && line(46).contains("MiB/s"));
+        assert_eq!(line(38), "pre-copy, round 3  25% 123.4 MiB/s");
+        assert_eq!(line(25), "pre-copy, round 3  25%");
+        assert_eq!(line(10), "25%");
+    }
+
+    /// A log has as much as a wide terminal.
+    #[test]
+    fn a_line_of_a_log_has_everything() {
+        let mut state = at(25, 100);
+        state.bytes.urgent = 5 << 20;
+        assert_eq!(
+            ProgressLine::of(&state).in_full(),
+            "pre-copy, round 3: 25 of 100 pages, 123.4 MiB/s, 5.0 MiB sent, dirty 10.0 MiB/s, \
+             3.5 s left (2.0 s to 9.0 s)"
+        );
+        state.stage = "receiving".into();
+        let destination = ProgressLine::of(&state).in_full();
+        assert!(destination.contains(", 5.0 MiB received,"), "{destination}");
+    }
+
+    #[test]
+    fn precopy_that_does_not_converge_has_no_time_left() {
+        let mut state = at(25, 100);
+        state.converges = Some(Converges::No);
+        for text in [line(&state, 200), ProgressLine::of(&state).in_full()] {
+            assert!(
+                text.ends_with("dirty 10.0 MiB/s, does not converge"),
+                "{text}"
+            );
+        }
+        // It is more important than the rate of the guest's writes.
+        assert!(line(&state, 80).ends_with("123.4 MiB/s, does not converge"));
+    }
+
+    #[test]
+    fn post_copy_shows_what_the_guest_waits_for() {
+        let mut state = at(25, 100);
+        (state.phase, state.missing_pages) = (Phase::Postcopy, Some(75));
+        state.requests.count = 4;
+        state.requests.mean_us = 81.0;
+        let text = line(&state, 200);
+        assert!(
+            text.contains(", 75 pages missing, faults 0.08 ms, 3.5 s left"),
+            "{text}"
+        );
+        state.time_left = Some(TimeLeft {
+            low_s: 2.0,
+            likely_s: 3.5,
+            high_s: None,
+        });
+        let text = line(&state, 200);
+        assert!(text.ends_with("3.5 s left (at least 2.0 s)"), "{text}");
+    }
+}
