@@ -63,6 +63,6 @@ mod unchanged;
 pub use domain::{DEFAULT_URI, Domain, MoveOptions};
 pub use error::DomainError;
 pub use incoming::{
-    Change, DescriptionError, IncomingError, IncomingOptions, NetworkKind, check_daemon, complete,
+    Change, DescriptionError, IncomingError, IncomingOptions, NetworkKind, check_daemon, discard,
     resumed_owner,
 };

@@ -1,19 +1,32 @@
 //! The configuration that a persistent domain gets when its guest is here.
 //!
 //! It is kept in a file until then, because another program may be the one that completes the move.
+//! If libvirt does not take it, it stays in another file, for a person.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Instant;
 
 use virt::domain::Domain;
 
+use super::LeftToDo;
 use crate::connection::Connection;
+use crate::daemon::{AWAY_TIMEOUT, RETRY_INTERVAL};
+
+/// Whether the domain is to be started when the host boots, too.
+const KINDS: [bool; 2] = [false, true];
 
 fn file(folder: &Path, uuid: &str, autostart: bool) -> PathBuf {
     let kind = if autostart { "autostart" } else { "persistent" };
     folder.join(format!("domain-{uuid}.{kind}.xml"))
+}
+
+/// A configuration that libvirt has not taken. Only a person removes it.
+fn not_defined(folder: &Path, uuid: &str) -> PathBuf {
+    folder.join(format!("domain-{uuid}.not-defined.xml"))
 }
 
 /// Keeps the configuration of the domain that is being created; `None`: it is to be transient.
@@ -35,35 +48,83 @@ pub(super) fn keep(
 }
 
 /// Defines the domain, if it is to be persistent.
-pub(super) fn define(uri: &str, folder: &Path, uuid: &str) -> Result<(), String> {
-    for autostart in [false, true] {
-        let path = file(folder, uuid, autostart);
-        let shown = path.display();
-        let failed = |what: &str| {
-            format!(
-                "the domain runs here, but was not made persistent: {what}. Its configuration is in \
-                 {shown}: define it with 'virsh define', and remove the file"
-            )
-        };
-        let xml = match std::fs::read_to_string(&path) {
-            Ok(xml) => xml,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(failed(&error.to_string())),
-        };
-        let connection = Connection::open(uri).map_err(|error| failed(&error.to_string()))?;
-        let text = |error: virt::error::Error| failed(error.message());
-        let domain = Domain::define_xml(&connection, &xml).map_err(text)?;
-        if autostart {
-            domain.set_autostart(true).map_err(text)?;
+pub(super) fn define(uri: &str, folder: &Path, uuid: &str) -> Result<(), LeftToDo> {
+    let kept = KINDS.map(|autostart| (file(folder, uuid, autostart), autostart));
+    let Some((path, autostart)) = kept.into_iter().find(|(path, _)| path.exists()) else {
+        return Ok(());
+    };
+    let made = std::fs::read_to_string(&path)
+        .map_err(|error| NotMade::Defined(error.to_string()))
+        .and_then(|xml| make(uri, &xml, autostart));
+    let Err(not_made) = made else {
+        remove(folder, uuid);
+        return Ok(());
+    };
+    Err(match not_made {
+        NotMade::Started(what) => {
+            remove(folder, uuid);
+            LeftToDo::NotStarted { what }
+        }
+        NotMade::Defined(what) | NotMade::Away(what) => {
+            let for_a_person = not_defined(folder, uuid);
+            let file = match std::fs::rename(&path, &for_a_person) {
+                Ok(()) => for_a_person,
+                Err(_) => path,
+            };
+            LeftToDo::NotDefined {
+                what,
+                file,
+                autostart,
+            }
+        }
+    })
+}
+
+/// Why a domain is not what it was to be.
+enum NotMade {
+    /// Persistent; libvirt's message.
+    Defined(String),
+    /// Started when the host boots; libvirt's message.
+    Started(String),
+    /// The daemon is not there.
+    Away(String),
+}
+
+/// Makes the domain persistent. Waits for a daemon that is being restarted.
+fn make(uri: &str, xml: &str, autostart: bool) -> Result<(), NotMade> {
+    let deadline = Instant::now() + AWAY_TIMEOUT;
+    loop {
+        match try_to_make(uri, xml, autostart) {
+            Err(NotMade::Away(_)) if Instant::now() < deadline => thread::sleep(RETRY_INTERVAL),
+            made => return made,
         }
     }
-    remove(folder, uuid);
+}
+
+fn try_to_make(uri: &str, xml: &str, autostart: bool) -> Result<(), NotMade> {
+    let connection = Connection::open(uri).map_err(|error| NotMade::Away(error.to_string()))?;
+    let failed = |not_made: fn(String) -> NotMade| {
+        let connection = &connection;
+        move |error: virt::error::Error| {
+            let what = format!("libvirt: {}", error.message());
+            match connection.is_alive() {
+                true => not_made(what),
+                false => NotMade::Away(what),
+            }
+        }
+    };
+    let domain = Domain::define_xml(&connection, xml).map_err(failed(NotMade::Defined))?;
+    if autostart {
+        domain
+            .set_autostart(true)
+            .map_err(failed(NotMade::Started))?;
+    }
     Ok(())
 }
 
-/// Removes what was kept.
+/// Removes what was kept for a move that is not completed.
 pub(super) fn remove(folder: &Path, uuid: &str) {
-    for autostart in [false, true] {
+    for autostart in KINDS {
         let _ = std::fs::remove_file(file(folder, uuid, autostart));
     }
 }

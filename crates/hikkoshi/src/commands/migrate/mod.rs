@@ -70,6 +70,7 @@ fn start(
     let chosen = auto::choose(args, remote, &cancel, &*observer)?;
     let args = chosen.as_ref().map_or(args, |(args, _)| args);
     let phases = args.engine_options().phases();
+    let owner = Arc::clone(&monitor);
     let guest = QemuSource::attach_for(monitor, &args.options.journaled.devices.allowed(), phases)
         .map_err(|error| not_attached(&error))?;
     // After attaching, which reports a missing right to trace. The check fails without it.
@@ -125,7 +126,17 @@ fn start(
     late_cancel.end();
     let address = &identity.monitor;
     let quits = result.is_ok() && (args.options.quit_source || address.is_owned());
-    let quit = quits.then(|| outcome::quit_source(|| guest.quit()));
+    let left_to_do = result
+        .as_ref()
+        .ok()
+        .and_then(|done| done.left_to_do.as_deref());
+    let undefine = args.options.domain.undefine_source;
+    let quit = quits.then(|| {
+        outcome::quit_source(|| {
+            guest.quit()?;
+            outcome::forget(&*owner, undefine, left_to_do)
+        })
+    });
     if quit.as_ref().is_some_and(|quit| quit.source_quit) {
         journal.remove();
     }
