@@ -282,8 +282,8 @@ impl<'h> DomainMove<'h> {
         exits
     }
 
-    /// Waits until both engines have exited: the guest has moved, but something is left to do, which
-    /// both have said. Returns what.
+    /// Waits until both engines have exited: the guest has moved, but something is left to do,
+    /// which both have said. Returns what.
     ///
     /// # Panics
     /// When one fails, or has not said it.

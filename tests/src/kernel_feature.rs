@@ -62,8 +62,8 @@ impl KernelFeature {
     }
 }
 
-/// Runs `work` under a seccomp filter that refuses nothing that is used, as in a container; programs
-/// started by it run under the filter, too.
+/// Runs `work` under a seccomp filter that refuses nothing that is used, as in a container.
+/// Programs started by it run under the filter, too.
 ///
 /// # Panics
 /// When the kernel does not support seccomp filters.

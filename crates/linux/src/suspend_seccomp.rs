@@ -7,8 +7,8 @@ use crate::process::{CAP_SYS_ADMIN, have_capability, status_field};
 /// The inode of the initial user namespace in nsfs (`PROC_USER_INIT_INO`, `linux/proc_ns.h`).
 const INITIAL_USER_NAMESPACE: u64 = 0xeffffffd;
 
-/// Why this process may not suspend the seccomp filter of another process, as the end of a sentence:
-/// what it "needs". `None`: it may, as far as can be found out without trying.
+/// Why this process may not suspend the seccomp filter of another process, as the end of a
+/// sentence: what it "needs". `None`: it may, as far as can be found out without trying.
 ///
 /// The rules are those of `PTRACE_O_SUSPEND_SECCOMP` (ptrace(2), `check_ptrace_options` in
 /// `kernel/ptrace.c`): `CAP_SYS_ADMIN` in the initial user namespace, and no filter of its own.
@@ -30,8 +30,8 @@ pub fn suspend_seccomp_obstacle() -> Option<&'static str> {
     )
 }
 
-/// Whether the capabilities of the process `pid` (or `self`) count for the kernel, and not only in a
-/// user namespace of its own. `true` if that cannot be found out.
+/// Whether the capabilities of the process `pid` (or `self`) count for the kernel, and not only in
+/// a user namespace of its own. `true` if that cannot be found out.
 #[must_use]
 pub fn is_in_initial_user_namespace(pid: &str) -> bool {
     let namespace = std::fs::metadata(format!("/proc/{pid}/ns/user"));

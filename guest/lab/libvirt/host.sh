@@ -42,10 +42,11 @@ fi
 # QEMU, without being asked to.
 if [[ -x $build/swtpm/run ]]; then
     printf '#!/bin/sh\nexec "%s" "$@"\n' "$build/swtpm/run" >"$layers/upper/usr/bin/swtpm"
-    for tool in swtpm_setup swtpm_ioctl; do
-        printf '#!/bin/sh\n[ "$1" != --print-capabilities ] || echo "{}"\n' \
-            >"$layers/upper/usr/bin/$tool"
-    done
+    cat >"$layers/upper/usr/bin/swtpm_setup" <<'SETUP'
+#!/bin/sh
+[ "$1" != --print-capabilities ] || echo '{ "type": "swtpm_setup", "features": [ "tpm-2.0" ] }'
+SETUP
+    printf '#!/bin/sh\n' >"$layers/upper/usr/bin/swtpm_ioctl"
     chmod +x "$layers"/upper/usr/bin/swtpm*
 fi
 mount -t overlay overlay -o "lowerdir=/,upperdir=$layers/upper,workdir=$layers/work" "$root"

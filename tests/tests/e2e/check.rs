@@ -393,7 +393,8 @@ fn a_sandboxed_qemu_and_hikkoshi_under_seccomp() {
     before.assert(guest.vm());
 }
 
-/// In a user namespace, QEMU and hikkoshi may have all capabilities, which the kernel does not count.
+/// In a user namespace, QEMU and hikkoshi may have all capabilities, which the kernel does not
+/// count.
 #[test]
 fn a_sandboxed_qemu_and_hikkoshi_in_a_user_namespace() {
     let env = TestEnv::new();

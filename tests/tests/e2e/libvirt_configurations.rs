@@ -78,11 +78,11 @@ fn two_sources_have_one_destination() {
     move_to(&test.env, &second, [&third, destination]);
     assert_healthy(&first, destination);
     assert_running(destination, &["first", "second"]);
-    // They do not mix on the way back either.
-    move_to(&test.env, &first, [destination, &third]);
-    assert_healthy(&second, destination);
-    assert_running(destination, &["second"]);
-    assert_running(&third, &["first"]);
+    // On the way back they do not mix either.
+    move_to(&test.env, &second, [destination, &third]);
+    assert_healthy(&first, destination);
+    assert_running(destination, &["first"]);
+    assert_running(&third, &["second"]);
 }
 
 /// Checks which domains run on the host.
@@ -138,7 +138,7 @@ fn another_description_may_change_what_is_specific_to_the_host() {
         ),
         (
             &at_disk,
-            &at_disk.replace("slot='0x00'", "slot='0x05'"),
+            &at_disk.replace(" bus='0x0", " bus='0x1"),
             "does not match source",
         ),
         (
@@ -251,42 +251,46 @@ fn a_saved_state_is_in_the_way() {
     move_to(&test.env, &domain, back);
 }
 
-/// libvirt does not take the configuration at the destination: the guest runs there, both sides are
-/// told what to do, and the source's configuration stays.
-#[test]
-#[ignore = "long: make test-libvirt"]
-fn a_domain_that_cannot_be_made_persistent_has_moved() {
+/// Where libvirt keeps configurations.
+const CONFIGURATIONS: &str = "/etc/libvirt/qemu";
+
+/// Moves a domain to a host where libvirt cannot write its configuration, because of the command
+/// `before`: the guest runs there, both sides are told what to do, and the source's configuration
+/// stays. What they are told works after the command `then`.
+fn is_moved_but_not_persistent(before: &str, reason: &str, then: &str) {
     let Some(test) = LibvirtTest::start() else {
         return;
     };
     let [source, destination] = test.hosts();
     let domain = Domain::boot(&test.hosts, config("guest").persistent()).unwrap();
-    let folder = "/etc/libvirt/qemu";
-    destination
-        .shell(&format!(
-            "mkdir -p {folder} && mount -t tmpfs -o ro none {folder}"
-        ))
-        .unwrap();
-    let plan = DomainPlan::new("hybrid").migrate_args(&[
-        "--persistent",
-        "--autostart",
-        "--undefine-source",
-    ]);
+    let prepare = format!("mkdir -p {CONFIGURATIONS}; cd {CONFIGURATIONS}; {before}");
+    destination.shell(&prepare).unwrap();
+    let options = ["--persistent", "--autostart", "--undefine-source"];
+    let plan = DomainPlan::new("hybrid").migrate_args(&options);
     let moving = DomainMove::start(&test.env, &domain, [source, destination], &plan);
     let left = moving.wait_moved_but();
-    let not_made = "the domain guest was not made persistent: libvirt: ";
+    let not_made = "the domain guest was not made persistent: ";
     assert!(
-        left.starts_with(not_made) && left.contains("Read-only"),
+        left.starts_with(not_made) && left.contains(reason),
         "{left}"
     );
-    assert_eq!(destination.state("guest").unwrap(), "running");
     assert_healthy(&domain, destination);
-    let persistent = ["list", "--all", "--persistent", "--name"];
+    let is_dropped = left.contains("restart libvirt's daemon");
+    let (state, persistent) = (
+        if is_dropped { "absent" } else { "running" },
+        ["list", "--all", "--persistent", "--name"],
+    );
+    assert_eq!(destination.state("guest").unwrap(), state);
     assert_eq!(destination.virsh(&persistent).unwrap(), "");
     assert_eq!(source.virsh(&persistent).unwrap(), "guest", "it stays");
 
     // What the message says.
-    destination.shell(&format!("umount {folder}")).unwrap();
+    destination.shell(then).unwrap();
+    if is_dropped {
+        destination.kill_daemon().unwrap();
+        destination.start_daemon().unwrap();
+    }
+    assert_eq!(destination.state("guest").unwrap(), "running");
     let commands: Vec<_> = left
         .split('\'')
         .filter(|part| part.starts_with("virsh "))
@@ -299,32 +303,38 @@ fn a_domain_that_cannot_be_made_persistent_has_moved() {
         let listed = destination.virsh(&["list", "--all", kind, "--name"]);
         assert_eq!(listed.unwrap(), "guest", "{kind}");
     }
+    assert_healthy(&domain, destination);
 }
 
-/// libvirt starts an emulator on each host. Its state moves with that of QEMU's device, also back to
-/// where an older state is.
 #[test]
 #[ignore = "long: make test-libvirt"]
-fn a_domain_with_a_tpm_keeps_its_state() {
+fn a_domain_that_cannot_be_made_persistent_has_moved() {
+    let mount = format!("mount -t tmpfs -o ro none {CONFIGURATIONS}");
+    let unmount = format!("umount {CONFIGURATIONS}");
+    is_moved_but_not_persistent(&mount, "Read-only file system", &unmount);
+}
+
+/// libvirt itself fails: it drops the running domain from its list.
+#[test]
+#[ignore = "long: make test-libvirt"]
+fn a_domain_that_libvirt_fails_to_define_is_found_again() {
+    let remove = format!("rmdir {CONFIGURATIONS}/guest.xml");
+    is_moved_but_not_persistent("mkdir guest.xml", "libvirt: ", &remove);
+}
+
+/// Part of its memory is not found at the destination.
+#[test]
+#[ignore = "refused before anything is done: make test-libvirt"]
+fn a_domain_with_a_tpm_is_refused() {
     let Some(test) = LibvirtTest::start() else {
         return;
     };
-    let [source, destination] = test.hosts();
+    let order = test.hosts();
     let tpm = "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>";
-    let domain = Domain::boot(&test.hosts, config("guest").devices(tpm).persistent()).unwrap();
-    // With the seeds that this TPM was made with.
-    let state = |host: &LibvirtHost| {
-        host.shell("sha256sum </var/lib/libvirt/swtpm/*/tpm2/tpm2-00.permall")
-            .unwrap()
-    };
-    let before = state(source);
-    for (mode, order) in [
-        ("hybrid", [source, destination]),
-        ("postcopy", [destination, source]),
-        ("precopy", [source, destination]),
-    ] {
-        How::Hikkoshi(mode, &[]).moves(&test.env, &domain, order);
-        assert_healthy(&domain, order[1]);
-        assert_eq!(state(order[1]), before, "{mode}");
-    }
+    let domain = Domain::boot(&test.hosts, config("guest").devices(tpm)).unwrap();
+    let plan = DomainPlan::new("hybrid");
+    let exits = DomainMove::start(&test.env, &domain, order, &plan).refused();
+    exits.assert_source(1, &["the domain has a TPM", "still runs at the source"]);
+    assert_eq!(order[1].state("guest").unwrap(), "absent");
+    assert_healthy(&domain, order[0]);
 }

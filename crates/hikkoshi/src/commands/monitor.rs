@@ -115,8 +115,8 @@ pub(crate) fn received(address: &MonitorAddress, folder: &Path) -> Arc<dyn Monit
     }
 }
 
-/// Removes the files in `folder` that are left of a destination that is a domain: its guest does not
-/// run here and will not, because its migration was given up, or it was lost.
+/// Removes the files in `folder` that are left of a destination that is a domain: its guest does
+/// not run here and will not, because its migration was given up, or it was lost.
 pub(crate) fn discard_received(address: &MonitorAddress, folder: &Path) {
     if let MonitorAddress::Domain { uuid, .. } = address {
         hikkoshi_libvirt::discard(uuid, folder);

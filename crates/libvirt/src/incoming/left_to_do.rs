@@ -11,6 +11,8 @@ pub(crate) enum LeftToDo {
     NotDefined {
         /// Why.
         what: String,
+        /// The daemon does not know the domain any more, although it runs.
+        is_dropped: bool,
         /// Where its configuration is.
         file: PathBuf,
         /// Whether it was also to be started when the host boots.
@@ -48,22 +50,29 @@ impl fmt::Display for Text<'_> {
         match left {
             LeftToDo::NotDefined {
                 what,
+                is_dropped,
                 file,
                 autostart,
             } => {
-                let (then, file) = (
-                    match autostart {
-                        true => format!(", then 'virsh --connect {uri} autostart {name}'"),
-                        false => String::new(),
+                let (state, file) = (
+                    match is_dropped {
+                        true => {
+                            "It runs, but libvirt has dropped it from its list: restart libvirt's \
+                             daemon, which finds it again"
+                        }
+                        false => "It is transient, and is gone when it is shut down",
                     },
                     file.display(),
                 );
+                let then = match autostart {
+                    true => format!(", then 'virsh --connect {uri} autostart {name}'"),
+                    false => String::new(),
+                };
                 write!(
                     f,
-                    "the domain {name} was not made persistent: {what}. It is transient, and is \
-                     gone when it is shut down. Its configuration is in {file}: 'virsh --connect \
-                     {uri} define {file}' makes it persistent{then}. Remove the file afterwards: it \
-                     may have passwords"
+                    "the domain {name} was not made persistent: {what}. {state}. Its configuration \
+                     is in {file}: 'virsh --connect {uri} define {file}' makes it persistent{then}. \
+                     Remove the file afterwards: it may have passwords"
                 )
             }
             LeftToDo::NotStarted { what } => write!(
@@ -83,6 +92,7 @@ mod tests {
     fn what_to_do_is_said() {
         let mut left = LeftToDo::NotDefined {
             what: "libvirt: the disk is full".to_owned(),
+            is_dropped: false,
             file: "/run/hikkoshi/domain-1.not-defined.xml".into(),
             autostart: false,
         };
@@ -94,12 +104,18 @@ mod tests {
             said.contains(define) && !said.contains("autostart"),
             "{said}"
         );
-        if let LeftToDo::NotDefined { autostart, .. } = &mut left {
-            *autostart = true;
+        if let LeftToDo::NotDefined {
+            autostart,
+            is_dropped,
+            ..
+        } = &mut left
+        {
+            (*autostart, *is_dropped) = (true, true);
         }
         let said = left.text("guest", "qemu:///system");
         assert!(
-            said.contains("then 'virsh --connect qemu:///system autostart guest'"),
+            said.contains("then 'virsh --connect qemu:///system autostart guest'")
+                && said.contains("restart libvirt's daemon"),
             "{said}"
         );
         let what = "libvirt: read-only".to_owned();

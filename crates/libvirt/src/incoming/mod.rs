@@ -150,6 +150,7 @@ impl IncomingOptions {
         check(&offered)?;
         let wanted = self.xml.as_ref().unwrap_or(&offered);
         check(wanted)?;
+        description::check_devices(wanted)?;
         let persistent = text(&offer.persistent)?;
         let persistent = match (persistent.is_empty(), &self.xml) {
             (true, _) => None,

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::Instant;
 
 use virt::domain::Domain;
+use virt::error::ErrorNumber;
 
 use super::LeftToDo;
 use crate::connection::Connection;
@@ -55,17 +56,18 @@ pub(super) fn define(uri: &str, folder: &Path, uuid: &str) -> Result<(), LeftToD
     };
     let made = std::fs::read_to_string(&path)
         .map_err(|error| NotMade::Defined(error.to_string()))
-        .and_then(|xml| make(uri, &xml, autostart));
+        .and_then(|xml| make(uri, uuid, &xml, autostart));
     let Err(not_made) = made else {
         remove(folder, uuid);
         return Ok(());
     };
+    let is_dropped = matches!(not_made, NotMade::Dropped(_));
     Err(match not_made {
         NotMade::Started(what) => {
             remove(folder, uuid);
             LeftToDo::NotStarted { what }
         }
-        NotMade::Defined(what) | NotMade::Away(what) => {
+        NotMade::Defined(what) | NotMade::Dropped(what) | NotMade::Away(what) => {
             let for_a_person = not_defined(folder, uuid);
             let file = match std::fs::rename(&path, &for_a_person) {
                 Ok(()) => for_a_person,
@@ -73,6 +75,7 @@ pub(super) fn define(uri: &str, folder: &Path, uuid: &str) -> Result<(), LeftToD
             };
             LeftToDo::NotDefined {
                 what,
+                is_dropped,
                 file,
                 autostart,
             }
@@ -84,24 +87,58 @@ pub(super) fn define(uri: &str, folder: &Path, uuid: &str) -> Result<(), LeftToD
 enum NotMade {
     /// Persistent; libvirt's message.
     Defined(String),
+    /// The same, and the daemon does not know the domain any more.
+    Dropped(String),
     /// Started when the host boots; libvirt's message.
     Started(String),
     /// The daemon is not there.
     Away(String),
 }
 
+/// Where the system's daemon keeps the configurations of domains.
+const CONFIGURATIONS: &str = "/etc/libvirt/qemu";
+
+/// Writes a file of this size where the daemon would write the configuration, and removes it.
+///
+/// If libvirt 9.0 cannot write the configuration of a running domain that was transient, it drops
+/// the domain from its list, as if it were a new one (`qemuDomainDefineXMLFlags`), until its daemon
+/// is started again. So it is not asked to if that would fail.
+fn check_writable(bytes: usize) -> io::Result<()> {
+    let folder = Path::new(CONFIGURATIONS);
+    if !folder.exists() {
+        return Ok(());
+    }
+    let mut file = tempfile_in(folder)?;
+    let written = file
+        .0
+        .write_all(&vec![b' '; bytes])
+        .and_then(|()| file.0.sync_all());
+    std::fs::remove_file(&file.1)?;
+    written
+}
+
+/// A new file. (libvirt reads only those that end with `.xml`.)
+fn tempfile_in(folder: &Path) -> io::Result<(File, PathBuf)> {
+    let path = folder.join(format!("hikkoshi-{}.tmp", std::process::id()));
+    let mut options = File::options();
+    let file = options.write(true).create(true).truncate(true).mode(0o600);
+    Ok((file.open(&path)?, path))
+}
+
 /// Makes the domain persistent. Waits for a daemon that is being restarted.
-fn make(uri: &str, xml: &str, autostart: bool) -> Result<(), NotMade> {
+fn make(uri: &str, uuid: &str, xml: &str, autostart: bool) -> Result<(), NotMade> {
     let deadline = Instant::now() + AWAY_TIMEOUT;
     loop {
-        match try_to_make(uri, xml, autostart) {
+        match try_to_make(uri, uuid, xml, autostart) {
             Err(NotMade::Away(_)) if Instant::now() < deadline => thread::sleep(RETRY_INTERVAL),
             made => return made,
         }
     }
 }
 
-fn try_to_make(uri: &str, xml: &str, autostart: bool) -> Result<(), NotMade> {
+fn try_to_make(uri: &str, uuid: &str, xml: &str, autostart: bool) -> Result<(), NotMade> {
+    check_writable(xml.len())
+        .map_err(|error| NotMade::Defined(format!("writing to {CONFIGURATIONS}: {error}")))?;
     let connection = Connection::open(uri).map_err(|error| NotMade::Away(error.to_string()))?;
     let failed = |not_made: fn(String) -> NotMade| {
         let connection = &connection;
@@ -113,13 +150,23 @@ fn try_to_make(uri: &str, xml: &str, autostart: bool) -> Result<(), NotMade> {
             }
         }
     };
-    let domain = Domain::define_xml(&connection, xml).map_err(failed(NotMade::Defined))?;
+    let defined = Domain::define_xml(&connection, xml).map_err(failed(NotMade::Defined));
+    let domain = defined.map_err(|not_made| match not_made {
+        NotMade::Defined(what) if is_dropped(&connection, uuid) => NotMade::Dropped(what),
+        other => other,
+    })?;
     if autostart {
         domain
             .set_autostart(true)
             .map_err(failed(NotMade::Started))?;
     }
     Ok(())
+}
+
+/// Whether the daemon does not know the domain any more, which runs.
+fn is_dropped(connection: &Connection, uuid: &str) -> bool {
+    let found = Domain::lookup_by_uuid_string(connection, uuid);
+    found.is_err_and(|error| error.code() == ErrorNumber::NoDomain)
 }
 
 /// Removes what was kept for a move that is not completed.

@@ -60,8 +60,8 @@ pub trait Monitor: fmt::Debug + Send + Sync {
         client.execute("quit", json!({})).map(drop)
     }
 
-    /// At the destination, where the guest has all of its pages: lets its owner do what it was asked
-    /// for besides. Returns what was not done, with what to do about it, for people. Can be
+    /// At the destination, where the guest has all of its pages: lets its owner do what it was
+    /// asked for besides. Returns what was not done, with what to do about it, for people. Can be
     /// repeated.
     fn complete(&self) -> Option<String> {
         None

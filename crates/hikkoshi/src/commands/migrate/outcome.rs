@@ -93,9 +93,9 @@ pub(super) fn report(
     })
 }
 
-/// Removes what the owner of a guest that has moved still keeps of it here (`--undefine-source`). If
-/// the destination has not done everything, a domain may not be persistent there: it stays defined
-/// here.
+/// Removes what the owner of a guest that has moved still keeps of it here (`--undefine-source`).
+/// If the destination has not done everything, a domain may not be persistent there: it stays
+/// defined here.
 pub(super) fn forget(
     monitor: &dyn Monitor,
     undefine: bool,
