@@ -2,7 +2,7 @@
 
 use crate::{
     Breakpoint, Exit, Exits, JsonReport, JsonSchema, LONG, Program, Relay, RelayAction, TestEnv,
-    address_in, eventually, hikkoshi, log,
+    address_in, eventually, hikkoshi, left_in, log,
 };
 use hikkoshi_lab::libvirt::{Domain, LibvirtHost};
 use std::path::{Path, PathBuf};
@@ -174,6 +174,16 @@ impl<'h> DomainMove<'h> {
         self.receive.wait_stderr("waiting for its source at ");
     }
 
+    /// How `hikkoshi receive --resume` ends if there is nothing to be resumed.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn refused_resume_receive(&self) -> Exit {
+        let mut receive = self.to.command(hikkoshi());
+        receive.arg("receive").arg(resume_from(&self.journals[1]));
+        Program::start("receive --resume", receive).wait()
+    }
+
     /// Starts `hikkoshi migrate --resume` in place of the engine that has ended.
     ///
     /// # Panics
@@ -220,6 +230,14 @@ impl<'h> DomainMove<'h> {
             .collect()
     }
 
+    /// What is left in the destination's run folder: journals, and files of the domain.
+    ///
+    /// # Panics
+    /// When the folder cannot be read.
+    pub fn left_at_destination(&self) -> Vec<String> {
+        left_in(&self.journals[1])
+    }
+
     /// Waits until both engines have exited.
     ///
     /// # Panics
@@ -262,6 +280,24 @@ impl<'h> DomainMove<'h> {
         let exits = self.wait();
         exits.assert_source(1, &[]);
         exits
+    }
+
+    /// Waits until both engines have exited: the guest has moved, but something is left to do,
+    /// which both have said. Returns what.
+    ///
+    /// # Panics
+    /// When one fails, or has not said it.
+    pub fn wait_moved_but(self) -> String {
+        let exits = self.wait();
+        let reports = exits.json_reports.clone();
+        let left = reports.map(|report| report.and_then(|report| report.left_to_do));
+        let [Some(source), Some(destination)] = left else {
+            panic!("nothing is left to do: {exits:?}");
+        };
+        exits.assert_source(0, &["at the destination: ", &source]);
+        exits.assert_destination(0, &[&destination]);
+        assert_eq!(source, destination);
+        source
     }
 
     /// Waits until both engines have exited, successfully.

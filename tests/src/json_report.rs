@@ -55,6 +55,8 @@ pub struct JsonReport {
     pub source_private_bytes: Option<u64>,
     /// Whether the guest uses asynchronous page faults; in the source's report.
     pub asynchronous_faults: Option<String>,
+    /// What the destination has not done besides.
+    pub left_to_do: Option<String>,
     /// Pages that were dirty again when they were sent; in the source's report with `--log-ranges`.
     pub stale_pages: Option<u64>,
     /// Requests for pages that were already in flight; in the source's report of post-copy.

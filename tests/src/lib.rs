@@ -97,7 +97,7 @@ pub use guest_clock::{
 pub use interruption::Victim;
 pub use json_report::{Bucket, Bytes, Frames, JsonReport, Latency, Pages, ThreadFaults};
 pub use json_schema::JsonSchema;
-pub use kernel_feature::KernelFeature;
+pub use kernel_feature::{KernelFeature, run_under_seccomp};
 pub use kvm::kvm_present;
 pub use libvirt_host::on_libvirt_host;
 pub use log::log;

@@ -447,6 +447,14 @@ pub trait DestinationGuest: Send {
     /// of reading zeros, and forgets it: for a migration that another engine is to resume.
     fn abandon_userfault(&mut self);
 
+    /// Every page of the guest is here: does what its owner was asked for besides, such as making
+    /// it persistent. Returns what of that was not done, with what to do about it, for people; it
+    /// is reported on both sides, and changes nothing else. Called before the source is informed
+    /// that it is not needed any more, by another engine again if this one was killed.
+    fn complete(&mut self) -> Option<String> {
+        None
+    }
+
     /// Gives back everything that was taken from the machine's process. Only
     /// called when every page is present or the guest will never run here.
     /// Idempotent.

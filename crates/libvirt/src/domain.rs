@@ -1,6 +1,7 @@
 //! A running domain.
 
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use hikkoshi_qemu::QmpListener;
 use hikkoshi_qemu::qmp::{Client, ConnectError, Monitor, MonitorAddress, QmpError};
 
 use crate::DomainError;
+use crate::incoming;
 #[cfg(feature = "libvirt")]
 use crate::monitor::own_socket;
 use crate::process;
@@ -38,6 +40,8 @@ pub struct Domain {
     uuid: String,
     address: MonitorAddress,
     options: MoveOptions,
+    /// Of a domain that is received: where its files are.
+    folder: Option<PathBuf>,
     #[cfg(feature = "libvirt")]
     daemon: crate::daemon::Daemon,
     #[cfg(feature = "libvirt")]
@@ -63,6 +67,7 @@ impl Domain {
             uri: uri.to_owned(),
             uuid,
             options: MoveOptions::default(),
+            folder: None,
             daemon,
             unchanged: crate::unchanged::Unchanged::default(),
             watch: std::sync::OnceLock::new(),
@@ -92,6 +97,7 @@ impl Domain {
             #[cfg(feature = "libvirt")]
             daemon: crate::daemon::Daemon::new(uri, uuid, name),
             options: MoveOptions::default(),
+            folder: None,
             #[cfg(feature = "libvirt")]
             unchanged: crate::unchanged::Unchanged::default(),
             #[cfg(feature = "libvirt")]
@@ -103,6 +109,14 @@ impl Domain {
     #[must_use]
     pub fn with(mut self, options: MoveOptions) -> Self {
         self.options = options;
+        self
+    }
+
+    /// That it is received here, with its files in `folder`, that of
+    /// [`IncomingOptions::start`](crate::IncomingOptions::start).
+    #[must_use]
+    pub fn received_in(mut self, folder: &Path) -> Self {
+        self.folder = Some(folder.to_owned());
         self
     }
 
@@ -336,6 +350,12 @@ impl Monitor for Domain {
 
     fn reopen_timeout(&self) -> Duration {
         REOPEN_TIMEOUT
+    }
+
+    fn complete(&self) -> Option<String> {
+        let folder = self.folder.as_ref()?;
+        let left = incoming::complete(&self.uri, &self.uuid, folder).err()?;
+        Some(left.text(&self.name, &self.uri))
     }
 
     #[cfg(feature = "libvirt")]

@@ -30,6 +30,16 @@ pub enum DomainError {
         /// The daemon.
         uri: String,
     },
+    /// The daemon is a user's own.
+    #[error(
+        "{uri} is a user's own daemon, which cannot receive a domain: it cannot read the pipe from \
+         which root lets it restore the domain, and a user may not suspend the seccomp filter of \
+         its QEMU, which needs CAP_SYS_ADMIN (receive it with the system's daemon, qemu:///system)"
+    )]
+    Session {
+        /// The daemon.
+        uri: String,
+    },
     /// The daemon was not reached.
     #[error(
         "connecting to libvirt at {uri}: {what} (is libvirtd or virtqemud running, and may this user \

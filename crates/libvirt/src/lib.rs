@@ -68,6 +68,6 @@ mod watch;
 pub use domain::{DEFAULT_URI, Domain, MoveOptions};
 pub use error::DomainError;
 pub use incoming::{
-    Change, DescriptionError, IncomingError, IncomingOptions, NetworkKind, check_daemon, complete,
+    Change, DescriptionError, IncomingError, IncomingOptions, NetworkKind, check_daemon, discard,
     resumed_owner,
 };

@@ -43,6 +43,15 @@ pub(crate) fn run_folder(uri: &str) -> Result<PathBuf, DomainError> {
     }
 }
 
+/// Whether this is the URI of a user's own daemon.
+pub(crate) fn is_session(uri: &str) -> bool {
+    let after_host = uri
+        .split_once("://")
+        .and_then(|(_, rest)| rest.split_once('/'));
+    let path = after_host.and_then(|(_, path)| path.split('?').next());
+    path == Some("session")
+}
+
 /// Opens the process of the domain `name`, whose UUID is `uuid`.
 pub(crate) fn find(run_folder: &Path, name: &str, uuid: &str) -> Result<Process, DomainError> {
     let failed = |what: String| DomainError::Process {
@@ -141,6 +150,23 @@ mod tests {
         assert!(error.contains("does not contain a process ID"), "{error}");
         let error = find(folder.path(), "../guest", UUID).unwrap_err();
         assert!(error.to_string().contains("has a '/'"), "{error}");
+    }
+
+    #[test]
+    fn a_users_own_daemon_is_known_by_its_uri() {
+        for (uri, expected) in [
+            ("qemu:///session", true),
+            (
+                "qemu+unix:///session?socket=/run/user/1000/libvirt/libvirt-sock",
+                true,
+            ),
+            ("qemu:///system", false),
+            ("qemu:///system?socket=/run/session", false),
+            ("qemu:///embed?root=/session", false),
+            ("session", false),
+        ] {
+            assert_eq!(is_session(uri), expected, "{uri}");
+        }
     }
 
     #[test]

@@ -8,7 +8,8 @@
 //! * Other processes: [`Process`] (a pidfd and the data in `/proc/PID`), [`inject`] (system calls
 //!   that another process executes for us), [`HostAddr`] and [`HostRange`] (addresses in another
 //!   process), [`drop_pages()`], [`Process::collapse`] (`MADV_COLLAPSE`), [`Pagemap`] (which pages
-//!   it has, and which were written), [`memory_available`] (how many more it can have).
+//!   it has, and which were written), [`memory_available`] (how many more it can have),
+//!   [`suspend_seccomp_obstacle`] (whether its seccomp filter can be suspended).
 //! * Threads: [`Priority`] (urgent threads before background
 //!   threads), [`sandbox_thread`] (Landlock, seccomp and capabilities), [`kernel_thread_name`]
 //!   (threads of the kernel).
@@ -54,6 +55,7 @@ mod sandbox;
 mod sandbox_process;
 mod schedule;
 mod stop_eventfd;
+mod suspend_seccomp;
 mod tcp;
 
 #[cfg(test)]
@@ -72,11 +74,12 @@ pub use monotonic::monotonic_ns;
 pub use ofd_lock::{lock_byte_shared, unlock_byte};
 pub use pagemap::{PageCategories, PageQuery, Pagemap};
 pub use priority::{Priority, PriorityClass};
-pub use process::{CAP_SYS_ADMIN, CAP_SYS_PTRACE, Process};
+pub use process::{CAP_SYS_PTRACE, Process};
 pub use remote_file::{ReopenError, close_in, reopen_for_writing};
 pub use rustix::io::Errno;
 pub use sandbox::sandbox_thread;
 pub use sandbox_process::{SandboxError, sandbox_process};
 pub use schedule::Policy;
 pub use stop_eventfd::StopEventFd;
+pub use suspend_seccomp::{is_in_initial_user_namespace, suspend_seccomp_obstacle};
 pub use tcp::{TcpInfo, set_pace};

@@ -86,6 +86,7 @@
 //!       |<----------------------------------------------|
 //!       |  post-copy: requests and urgent pages on the urgent link,
 //!       |  background pages on the others               |
+//!       |            LeftToDo, if something was not done
 //!       |                                     Measured  |
 //!       |                        Complete (every page)  |
 //!       |<----------------------------------------------|
@@ -183,7 +184,8 @@
 //! [`MemoryLost`](ToDestination::MemoryLost) only with [`Capabilities::MEMORY_LOST`];
 //! [`Domain`](ToDestination::Domain) only with [`Capabilities::DOMAIN`], and
 //! [`Probe`](ToDestination::Probe) and [`Echo`](ToDestination::Echo) only with
-//! [`Capabilities::PROBE`].
+//! [`Capabilities::PROBE`]. A destination sends [`LeftToDo`](ToSource::LeftToDo)
+//! only to a source with [`Capabilities::LEFT_TO_DO`].
 //!
 //! Version 1 is still understood, so that an unfinished migration can be
 //! resumed after one side was updated. A new migration needs

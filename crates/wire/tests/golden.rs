@@ -276,6 +276,9 @@ fn to_source() -> Vec<ToSource> {
             millis: 10_000,
         },
         ToSource::Echoed,
+        ToSource::LeftToDo {
+            what: "the domain guest was not made persistent: no space left on device".into(),
+        },
     ]
 }
 
@@ -330,6 +333,7 @@ fn source_name(message: &ToSource) -> &'static str {
         ToSource::Compared { .. } => "to-source-compared",
         ToSource::ProbeReady { .. } => "to-source-probe-ready",
         ToSource::Echoed => "to-source-echoed",
+        ToSource::LeftToDo { .. } => "to-source-left-to-do",
     }
 }
 
@@ -430,5 +434,5 @@ fn each_message_has_its_number_and_is_in_the_list() {
         payloads.map(|payload| payload[0]).collect()
     }
     assert_eq!(numbers(&to_destination()), (0..21).collect::<Vec<u8>>());
-    assert_eq!(numbers(&to_source()), (0..21).collect::<Vec<u8>>());
+    assert_eq!(numbers(&to_source()), (0..22).collect::<Vec<u8>>());
 }

@@ -38,6 +38,17 @@ if [[ ! -x $(type -P dmidecode) ]]; then
     printf '#!/bin/sh\nexit 1\n' >"$layers/upper/usr/sbin/dmidecode"
     chmod +x "$layers/upper/usr/sbin/dmidecode"
 fi
+# Emulators of TPMs. The set-up makes certificates, which no test needs; an emulator ends with its
+# QEMU, without being asked to.
+if [[ -x $build/swtpm/run ]]; then
+    printf '#!/bin/sh\nexec "%s" "$@"\n' "$build/swtpm/run" >"$layers/upper/usr/bin/swtpm"
+    cat >"$layers/upper/usr/bin/swtpm_setup" <<'SETUP'
+#!/bin/sh
+[ "$1" != --print-capabilities ] || echo '{ "type": "swtpm_setup", "features": [ "tpm-2.0" ] }'
+SETUP
+    printf '#!/bin/sh\n' >"$layers/upper/usr/bin/swtpm_ioctl"
+    chmod +x "$layers"/upper/usr/bin/swtpm*
+fi
 mount -t overlay overlay -o "lowerdir=/,upperdir=$layers/upper,workdir=$layers/work" "$root"
 mount -t proc proc "$root/proc"
 mount -t sysfs sysfs "$root/sys"

@@ -105,6 +105,8 @@ pub enum MessageKind {
     ProbeReady,
     /// Sent by the destination.
     Echoed,
+    /// Destination: something was not done there.
+    LeftToDo,
 }
 
 pub(super) fn from_source(payload: &[u8]) -> MessageKind {
@@ -156,5 +158,6 @@ pub(super) fn from_destination(payload: &[u8]) -> MessageKind {
         ToSource::Compared { .. } => MessageKind::Compared,
         ToSource::ProbeReady { .. } => MessageKind::ProbeReady,
         ToSource::Echoed => MessageKind::Echoed,
+        ToSource::LeftToDo { .. } => MessageKind::LeftToDo,
     }
 }

@@ -186,6 +186,12 @@ fn check_of_a_domain_of_a_users_daemon() {
          {program} check --domain guest \
              --connect "qemu:///session?socket=$XDG_RUNTIME_DIR/libvirt/libvirt-sock"
          user {program} check --domain guest --connect qemu:///session
+         received=(--listen 127.0.0.1:7100 --wait-for 60)
+         socket="?socket=$XDG_RUNTIME_DIR/libvirt/libvirt-sock"
+         for uri in qemu:///session "qemu:///session$socket" "qemu:///system$socket"; do
+             {program} receive "${{received[@]}}" --connect "$uri" || echo "root $uri: status $?"
+         done
+         user {program} receive "${{received[@]}}" --connect qemu:///session || echo "user: status $?"
          unset XDG_RUNTIME_DIR
          {program} check --domain guest --connect qemu:///session && exit 99 || exit $?"#,
     );
@@ -198,8 +204,24 @@ fn check_of_a_domain_of_a_users_daemon() {
         .collect();
     let all = "the guest can be moved: precopy, postcopy, hybrid";
     assert_eq!(can, [all, "the guest can be moved: postcopy"], "{exit:?}");
-    let obstacle = "it runs under seccomp (QEMU's -sandbox), whose filter can be suspended only";
+    let obstacle =
+        "it runs under seccomp (QEMU's -sandbox), and suspending its filter needs CAP_SYS_ADMIN";
     assert!(exit.stdout.contains(obstacle), "{exit:?}");
+    // Neither root nor the user receives a domain with it. The last is not a URI of such a daemon.
+    let ended: Vec<_> = exit
+        .stdout
+        .lines()
+        .filter(|line| line.contains(": status "))
+        .collect();
+    assert_eq!(ended.len(), 4, "{exit:?}");
+    assert!(
+        ended.iter().all(|line| line.ends_with(": status 1")),
+        "{exit:?}"
+    );
+    let refused = exit
+        .stderr
+        .matches("is a user's own daemon, which cannot receive a domain");
+    assert_eq!(refused.count(), 3, "{exit:?}");
     assert!(
         exit.stderr.contains("XDG_RUNTIME_DIR is not set"),
         "{exit:?}"

@@ -2,6 +2,7 @@
 //! daemons see.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
+use super::libvirt::built_with_libvirt;
 use hikkoshi_lab::libvirt::{
     Domain, DomainConfig, DomainConsole, DomainEvents, LibvirtHost, LibvirtHosts,
 };
@@ -97,6 +98,35 @@ pub(super) fn file_system(env: &TestEnv) -> Disk {
         blocks_mib: 4,
     };
     Disk::new(DiskImage::new(env.lab(), "disk", DiskFormat::Qcow2, content).unwrap())
+}
+
+/// Two hosts with libvirt, and the folder of a test that moves domains between them by hikkoshi.
+pub(super) struct LibvirtTest {
+    pub(super) hosts: LibvirtHosts,
+    pub(super) env: TestEnv,
+}
+
+impl LibvirtTest {
+    /// Starts the hosts. `None`: hikkoshi was built without libvirt.
+    pub(super) fn start() -> Option<Self> {
+        built_with_libvirt().then(|| {
+            let env = TestEnv::new();
+            Self {
+                hosts: LibvirtHosts::start(env.lab()).unwrap(),
+                env,
+            }
+        })
+    }
+
+    /// The source, and the destination.
+    pub(super) fn hosts(&self) -> [&LibvirtHost; 2] {
+        [&self.hosts.source, &self.hosts.destination]
+    }
+
+    /// Boots a domain that a client uses.
+    pub(super) fn served(&self) -> Served<'_> {
+        Served::boot(&self.hosts, &self.env)
+    }
 }
 
 /// A domain with a disk, a card on the bridge, a terminal and a client that sends all the time.

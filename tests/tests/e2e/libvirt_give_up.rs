@@ -1,8 +1,7 @@
 //! Moves of domains that are given up (`--resume --give-up`) after both engines were killed.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use super::libvirt::built_with_libvirt;
-use super::libvirt_domains::assert_healthy;
+use super::libvirt_domains::{LibvirtTest, assert_healthy};
 use hikkoshi_lab::Workload;
 use hikkoshi_lab::libvirt::{Domain, DomainConfig, LibvirtHost, LibvirtHosts};
 use hikkoshi_tests::MessageKind::{Commit, Pages};
@@ -14,16 +13,25 @@ fn domain(hosts: &LibvirtHosts) -> Domain<'_> {
     Domain::boot(hosts, DomainConfig::new("guest", workload)).unwrap()
 }
 
-/// Starts a move by post-copy, and kills both engines.
+/// Starts a move by post-copy that would make the domain persistent, and kills both engines.
 fn killed<'h>(env: &TestEnv, domain: &Domain<'h>, at: Breakpoint) -> DomainMove<'h> {
     let hosts = domain.hosts();
-    let plan = DomainPlan::new("postcopy").hold_at(at);
+    let plan = DomainPlan::new("postcopy")
+        .migrate_args(&["--persistent", "--autostart"])
+        .hold_at(at);
     let mut moving = DomainMove::start(env, domain, [&hosts.source, &hosts.destination], &plan);
     moving.wait_held();
     moving.migrate.kill();
     moving.receive.kill();
     moving.relay().cut();
     moving
+}
+
+/// Whether only a journal is left, and perhaps the lock of a killed engine: no configuration, which
+/// may have passwords, and no pipe.
+fn is_journal(left: &[String]) -> bool {
+    let ends_with = |end| left.iter().filter(move |name| name.ends_with(end)).count();
+    ends_with(".json") == 1 && ends_with(".json") + ends_with(".lock") == left.len()
 }
 
 /// The daemon notices the end of QEMU a moment later.
@@ -40,14 +48,12 @@ fn wait_absent(host: &LibvirtHost) {
 #[test]
 #[ignore = "as the same of a QEMU alone: make test-libvirt"]
 fn a_domain_that_has_not_run_is_given_up() {
-    if !built_with_libvirt() {
+    let Some(test) = LibvirtTest::start() else {
         return;
-    }
-    let env = TestEnv::new();
-    let hosts = LibvirtHosts::start(env.lab()).unwrap();
-    let (source, destination) = (&hosts.source, &hosts.destination);
-    let domain = domain(&hosts);
-    let moving = killed(&env, &domain, Breakpoint::before(Commit));
+    };
+    let [source, destination] = test.hosts();
+    let domain = domain(&test.hosts);
+    let moving = killed(&test.env, &domain, Breakpoint::before(Commit));
     assert_eq!(source.state("guest").unwrap(), "paused");
     assert_eq!(destination.state("guest").unwrap(), "paused");
 
@@ -57,6 +63,9 @@ fn a_domain_that_has_not_run_is_given_up() {
         &["the guest has not run here and never will: nothing is left of its domain here"],
     );
     wait_absent(destination);
+    // The source has not been informed: only the journal is left.
+    let left = moving.left_at_destination();
+    assert!(is_journal(&left), "{left:?}");
 
     let exit = moving.give_up_migrate(&[]);
     let needs = ["two copies of the guest run", "--other-side-is-lost"];
@@ -69,7 +78,7 @@ fn a_domain_that_has_not_run_is_given_up() {
 
     // Nothing is in the way of the next move.
     let order = [source, destination];
-    DomainMove::start(&env, &domain, order, &DomainPlan::new("hybrid")).complete();
+    DomainMove::start(&test.env, &domain, order, &DomainPlan::new("hybrid")).complete();
     assert_healthy(&domain, destination);
 }
 
@@ -78,14 +87,12 @@ fn a_domain_that_has_not_run_is_given_up() {
 #[test]
 #[ignore = "as the same of a QEMU alone: make test-libvirt"]
 fn a_domain_with_missing_pages_is_given_up() {
-    if !built_with_libvirt() {
+    let Some(test) = LibvirtTest::start() else {
         return;
-    }
-    let env = TestEnv::new();
-    let hosts = LibvirtHosts::start(env.lab()).unwrap();
-    let (source, destination) = (&hosts.source, &hosts.destination);
-    let domain = domain(&hosts);
-    let moving = killed(&env, &domain, Breakpoint::after(Pages).nth(300));
+    };
+    let [source, destination] = test.hosts();
+    let domain = domain(&test.hosts);
+    let moving = killed(&test.env, &domain, Breakpoint::after(Pages).nth(300));
     assert_eq!(source.state("guest").unwrap(), "paused");
     assert_eq!(destination.state("guest").unwrap(), "running");
 
@@ -95,6 +102,8 @@ fn a_domain_with_missing_pages_is_given_up() {
     let exit = moving.give_up_receive(&["--other-side-is-lost"]);
     exit.assert(4, &["the guest has ended here"]);
     wait_absent(destination);
+    assert_eq!(moving.left_at_destination(), [""; 0]);
+    assert_eq!(destination.virsh(&["list", "--all", "--name"]).unwrap(), "");
 
     let exit = moving.give_up_migrate(&[]);
     exit.assert(2, &["otherwise two copies of the guest run"]);
@@ -103,4 +112,37 @@ fn a_domain_with_missing_pages_is_given_up() {
     assert_eq!(source.state("guest").unwrap(), "running");
     assert!(moving.journals().is_empty(), "{:?}", moving.journals());
     assert_healthy(&domain, source);
+}
+
+/// The domain ends at the destination while pages are missing: the guest is lost. What was kept to
+/// make it persistent is removed, by the engine that sees it, or by one that is started later.
+#[test]
+#[ignore = "as the same of a QEMU alone: make test-libvirt"]
+fn nothing_but_the_journal_is_left_of_a_lost_domain() {
+    for engine_is_killed in [false, true] {
+        let Some(test) = LibvirtTest::start() else {
+            return;
+        };
+        let [source, destination] = test.hosts();
+        let domain = domain(&test.hosts);
+        let plan = DomainPlan::new("postcopy")
+            .migrate_args(&["--persistent", "--retry-for", "0"])
+            .receive_args(&["--retry-for", "0"])
+            .hold_at(Breakpoint::after(Pages).nth(300));
+        let order = [source, destination];
+        let mut moving = DomainMove::start(&test.env, &domain, order, &plan);
+        moving.wait_held();
+        if engine_is_killed {
+            moving.receive.kill();
+        }
+        destination.virsh(&["destroy", "guest"]).unwrap();
+        wait_absent(destination);
+        let exit = match engine_is_killed {
+            true => moving.refused_resume_receive(),
+            false => moving.receive.wait(),
+        };
+        exit.assert(4, &["the guest is lost"]);
+        let left = moving.left_at_destination();
+        assert!(is_journal(&left), "{left:?}");
+    }
 }

@@ -1,11 +1,10 @@
 //! Engines and daemons that are killed while a domain is moved, and moves that are refused.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use super::libvirt::built_with_libvirt;
-use super::libvirt_domains::Served;
+use super::libvirt_domains::{LibvirtTest, Served};
 use MessageKind::{Commit, DeviceStateChunk, GuestResumed, Pages, Ready};
-use hikkoshi_lab::libvirt::{LibvirtHost, LibvirtHosts};
-use hikkoshi_tests::{Breakpoint, DomainPlan, MessageKind, TestEnv, eventually, log};
+use hikkoshi_lab::libvirt::LibvirtHost;
+use hikkoshi_tests::{Breakpoint, DomainPlan, MessageKind, eventually, log};
 
 /// A place in the middle of the pages.
 fn among_pages() -> Breakpoint {
@@ -42,12 +41,10 @@ fn kill_and_resume(served: &mut Served<'_>, mode: &'static str, at: Breakpoint, 
 #[test]
 #[ignore = "as the same of a QEMU alone: make test-libvirt"]
 fn engines_killed_in_postcopy_are_resumed() {
-    if !built_with_libvirt() {
+    let Some(test) = LibvirtTest::start() else {
         return;
-    }
-    let env = TestEnv::new();
-    let hosts = LibvirtHosts::start(env.lab()).unwrap();
-    let mut served = Served::boot(&hosts, &env);
+    };
+    let mut served = test.served();
     for sides in [[false, true], [true, false], [true, true]] {
         kill_and_resume(&mut served, "postcopy", among_pages(), sides);
     }
@@ -59,12 +56,10 @@ fn engines_killed_in_postcopy_are_resumed() {
 #[test]
 #[ignore = "takes long: make test-libvirt"]
 fn an_engine_killed_at_the_handover_is_resumed() {
-    if !built_with_libvirt() {
+    let Some(test) = LibvirtTest::start() else {
         return;
-    }
-    let env = TestEnv::new();
-    let hosts = LibvirtHosts::start(env.lab()).unwrap();
-    let mut served = Served::boot(&hosts, &env);
+    };
+    let mut served = test.served();
     for (mode, source) in [("hybrid", false), ("precopy", true), ("postcopy", true)] {
         let at = Breakpoint::before(Commit);
         kill_and_resume(&mut served, mode, at, [source, true]);
@@ -77,12 +72,10 @@ fn an_engine_killed_at_the_handover_is_resumed() {
 #[test]
 #[ignore = "a few milliseconds of a move: make test-libvirt"]
 fn what_a_killed_engine_has_left_is_ended_by_the_next_move() {
-    if !built_with_libvirt() {
+    let Some(test) = LibvirtTest::start() else {
         return;
-    }
-    let env = TestEnv::new();
-    let hosts = LibvirtHosts::start(env.lab()).unwrap();
-    let mut served = Served::boot(&hosts, &env);
+    };
+    let mut served = test.served();
     let [_, there] = served.hosts();
     let plan = DomainPlan::new("precopy").hold_at(Breakpoint::before(Ready));
     let mut moving = served.start_move(&plan);
@@ -102,12 +95,10 @@ fn what_a_killed_engine_has_left_is_ended_by_the_next_move() {
 #[test]
 #[ignore = "long: make test-libvirt"]
 fn daemons_killed_in_postcopy_cost_nothing() {
-    if !built_with_libvirt() {
+    let Some(test) = LibvirtTest::start() else {
         return;
-    }
-    let env = TestEnv::new();
-    let hosts = LibvirtHosts::start(env.lab()).unwrap();
-    let mut served = Served::boot(&hosts, &env);
+    };
+    let mut served = test.served();
     // By hybrid, the pages that are dirty are missing then.
     for (mode, at) in [
         ("postcopy", among_pages()),
@@ -132,17 +123,15 @@ fn daemons_killed_in_postcopy_cost_nothing() {
 #[test]
 #[ignore = "long: make test-libvirt"]
 fn a_daemon_of_the_source_killed_in_precopy_costs_nothing() {
-    if !built_with_libvirt() {
+    let Some(test) = LibvirtTest::start() else {
         return;
-    }
-    let env = TestEnv::new();
-    let hosts = LibvirtHosts::start(env.lab()).unwrap();
-    let mut served = Served::boot(&hosts, &env);
+    };
+    let mut served = test.served();
     let plan = DomainPlan::new("precopy").hold_at(among_pages());
     let moving = served.start_move(&plan);
     moving.wait_held();
-    hosts.source.kill_daemon().unwrap();
-    hosts.source.start_daemon().unwrap();
+    test.hosts.source.kill_daemon().unwrap();
+    test.hosts.source.start_daemon().unwrap();
     moving.relay().release();
     moving.complete();
     served.assert_arrived();
@@ -154,22 +143,20 @@ fn a_daemon_of_the_source_killed_in_precopy_costs_nothing() {
 #[test]
 #[ignore = "long: make test-libvirt"]
 fn the_domain_stays_if_the_daemon_of_the_destination_is_killed_in_precopy() {
-    if !built_with_libvirt() {
+    let Some(test) = LibvirtTest::start() else {
         return;
-    }
-    let env = TestEnv::new();
-    let hosts = LibvirtHosts::start(env.lab()).unwrap();
-    let mut served = Served::boot(&hosts, &env);
+    };
+    let mut served = test.served();
     let plan = DomainPlan::new("precopy").migrate_args(&["--bandwidth", "256KiB"]);
     let moving = served.start_move(&plan);
     moving.migrate.wait_stderr("pre-copy, round 1: ");
-    hosts.destination.kill_daemon().unwrap();
+    test.hosts.destination.kill_daemon().unwrap();
     let exits = moving.wait();
     let reason = "libvirt's daemon has ended while it restored the domain";
     exits.assert_source(1, &[reason, "the guest still runs at the source"]);
     exits.assert_destination(1, &[reason, "nothing is left of its domain here"]);
     assert!(!exits.migrate.stderr.contains("round 2"), "{exits:?}");
-    hosts.destination.start_daemon().unwrap();
+    test.hosts.destination.start_daemon().unwrap();
     served.assert_here();
     served.end();
 }
@@ -204,25 +191,23 @@ fn wait_loaded(host: &LibvirtHost) {
 #[test]
 #[ignore = "long: make test-libvirt"]
 fn the_domain_stays_if_the_daemon_of_the_destination_is_killed_at_commit() {
-    if !built_with_libvirt() {
+    let Some(test) = LibvirtTest::start() else {
         return;
-    }
-    let env = TestEnv::new();
-    let hosts = LibvirtHosts::start(env.lab()).unwrap();
-    let mut served = Served::boot(&hosts, &env);
+    };
+    let mut served = test.served();
     for mode in ["postcopy", "precopy"] {
         let plan = DomainPlan::new(mode).hold_at(Breakpoint::before(Commit));
         let moving = served.start_move(&plan);
         moving.wait_held();
-        hosts.destination.stop_daemon().unwrap();
+        test.hosts.destination.stop_daemon().unwrap();
         moving.relay().release();
-        wait_loaded(&hosts.destination);
-        hosts.destination.kill_daemon().unwrap();
+        wait_loaded(&test.hosts.destination);
+        test.hosts.destination.kill_daemon().unwrap();
         let exits = moving.wait();
         let reason = "libvirt's daemon has ended before it ran the guest";
         exits.assert_source(1, &[reason, "the guest still runs at the source"]);
         exits.assert_destination(1, &[reason, "nothing is left of its domain here"]);
-        hosts.destination.start_daemon().unwrap();
+        test.hosts.destination.start_daemon().unwrap();
         served.assert_here();
     }
     // Nothing is in the way of the next move.
@@ -236,12 +221,10 @@ fn the_domain_stays_if_the_daemon_of_the_destination_is_killed_at_commit() {
 #[test]
 #[ignore = "long: make test-libvirt"]
 fn a_paused_domain_does_not_wait_for_the_daemon_of_the_source() {
-    if !built_with_libvirt() {
+    let Some(test) = LibvirtTest::start() else {
         return;
-    }
-    let env = TestEnv::new();
-    let hosts = LibvirtHosts::start(env.lab()).unwrap();
-    let mut served = Served::boot(&hosts, &env);
+    };
+    let mut served = test.served();
     let [here, _] = served.hosts();
     let plan = DomainPlan::new("hybrid").hold_at(Breakpoint::before(DeviceStateChunk));
     let moving = served.start_move(&plan);
@@ -272,12 +255,10 @@ const CARD: &str =
 #[test]
 #[ignore = "long: make test-libvirt"]
 fn moves_are_refused_and_the_domain_stays() {
-    if !built_with_libvirt() {
+    let Some(test) = LibvirtTest::start() else {
         return;
-    }
-    let env = TestEnv::new();
-    let hosts = LibvirtHosts::start(env.lab()).unwrap();
-    let mut served = Served::boot(&hosts, &env);
+    };
+    let mut served = test.served();
     let [here, there] = served.hosts();
 
     // A domain of that name.

@@ -2,9 +2,7 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use super::libvirt::built_with_libvirt;
-use super::libvirt_domains::{Events, How, Served, debian_is_moved, rich_domain_is_moved};
-use hikkoshi_lab::libvirt::LibvirtHosts;
-use hikkoshi_tests::TestEnv;
+use super::libvirt_domains::{Events, How, LibvirtTest, debian_is_moved, rich_domain_is_moved};
 
 /// What the daemons report. It differs from what they report of `virsh migrate`: to libvirt, the
 /// guest is paused by a monitor command, its QEMU quits, and at the destination a domain is
@@ -21,12 +19,10 @@ const EVENTS: Events = [
 /// The same connection of `virsh console` and the same client see all three moves.
 #[test]
 fn a_domain_is_moved_in_all_modes() {
-    if !built_with_libvirt() {
+    let Some(test) = LibvirtTest::start() else {
         return;
-    }
-    let env = TestEnv::new();
-    let hosts = LibvirtHosts::start(env.lab()).unwrap();
-    let mut served = Served::boot(&hosts, &env);
+    };
+    let mut served = test.served();
     for mode in ["hybrid", "precopy", "postcopy"] {
         let how = How::Hikkoshi(mode, &[]);
         let report = served.assert_moved(how, EVENTS).unwrap();

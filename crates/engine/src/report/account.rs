@@ -121,4 +121,8 @@ pub struct Account {
     /// At the source, where the adapter knows it: whether the guest uses KVM's asynchronous page
     /// faults.
     pub asynchronous_faults: Option<AsynchronousFaults>,
+    /// What the destination was asked for besides and has not done, with what to do there, for
+    /// people ([`DestinationGuest::complete`](crate::DestinationGuest::complete)). On both sides;
+    /// `None` at the source also if it was not reported, because the links were lost.
+    pub left_to_do: Option<String>,
 }

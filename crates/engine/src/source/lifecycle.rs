@@ -144,6 +144,7 @@ pub(crate) fn with_context(
                 collapse: None,
                 source_private_bytes: shared.private_blocks().map(|private| private.bytes),
                 asynchronous_faults: guest.asynchronous_faults(),
+                left_to_do: handover.left_to_do,
             })
         }
         Err(mut error) => {

@@ -143,6 +143,7 @@ fn run(
         active: Some(ActiveLinks::new(session, postcopy)),
         retry_budget: RetryBudget::new(shared.options.retry_for.of(had_postcopy), Instant::now()),
         paused: Some(paused),
+        left_to_do: None,
     };
     let handover = handover.run(SourceEvent::Ready)?;
     Ok(MigrationResult {

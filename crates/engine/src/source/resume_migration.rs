@@ -67,6 +67,7 @@ pub fn resume_migrate(
                 Instant::now(),
             ),
             paused: None,
+            left_to_do: None,
         };
         let handover = handover.run(SourceEvent::Restarted)?;
         Ok(MigrationResult {

@@ -299,6 +299,8 @@ pub(crate) struct TestDestination {
     pub abandoned: bool,
     /// Where frames for the guest are delivered.
     pub frames: Option<Received>,
+    /// What is not done when every page is here.
+    pub left_to_do: Option<String>,
 }
 
 impl TestDestination {
@@ -318,6 +320,7 @@ impl TestDestination {
             checks: true,
             abandoned: false,
             frames: None,
+            left_to_do: None,
         }
     }
 
@@ -441,6 +444,11 @@ impl DestinationGuest for TestDestination {
     fn abandon_userfault(&mut self) {
         let _ = self.script.call("abandon_userfault");
         self.abandoned = true;
+    }
+
+    fn complete(&mut self) -> Option<String> {
+        let _ = self.script.call("complete");
+        self.left_to_do.clone()
     }
 
     fn release(&mut self) -> Result<(), GuestError> {

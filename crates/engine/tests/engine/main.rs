@@ -18,6 +18,7 @@ mod external_access;
 mod guests;
 mod heap;
 mod interruption;
+mod left_to_do;
 mod live_state;
 mod log_ranges;
 mod machine;

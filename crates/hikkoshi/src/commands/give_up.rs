@@ -16,7 +16,6 @@ use hikkoshi_qemu::qmp::MonitorAddress;
 use hikkoshi_qemu::{ExitedDestination, QemuSource};
 
 use crate::args::{Migrate, Receive, RunOptions};
-use crate::commands::complete_domain::complete_domain;
 use crate::commands::find_journal::find;
 use crate::commands::monitor::{self, NamedGuest, resume_by_hand};
 use crate::commands::print_result::print_moved;
@@ -120,18 +119,18 @@ pub(super) fn destination(
         Exit::caused(Status::Unfinished, reason, error).resumed_by(&again)
     };
     let not_attached = |error: &dyn Error| cannot(Reason::NotAttached, error);
-    let attached = reattach(&entry.qemu).map_err(|error| not_attached(&error))?;
+    let address = entry.qemu.identity.monitor.clone();
+    let folder = file.path().parent().unwrap_or(Path::new("")).to_owned();
+    let attached = reattach(&entry.qemu, &folder).map_err(|error| not_attached(&error))?;
     let mut guest: Box<dyn DestinationGuest> = match attached {
         Some(guest) => Box::new(guest),
         None => {
-            Box::new(ExitedDestination::new(&entry.qemu).map_err(|error| not_attached(&error))?)
+            let monitor = monitor::received(&address, &folder);
+            let exited = ExitedDestination::new(&entry.qemu, monitor);
+            Box::new(exited.map_err(|error| not_attached(&error))?)
         }
     };
     let engine = entry.engine.clone();
-    let (identity, folder) = (
-        entry.qemu.identity.clone(),
-        file.path().parent().map(Path::to_owned),
-    );
     let watch = ReceiveControl {
         cancel,
         observer: Arc::new(Notices),
@@ -140,12 +139,12 @@ pub(super) fn destination(
     give_up_receive(&mut *guest, engine, &watch).map_err(|error| {
         cannot(Reason::from(&error.cause), &error).with("this command can be repeated")
     })?;
+    if stage != DestinationStage::Complete {
+        monitor::discard_received(&address, &folder);
+    }
     let given_up = |status| Exit::new(status, Reason::GivenUp, GIVEN_UP);
     Err(match stage {
         DestinationStage::Complete => {
-            if let Some(folder) = folder {
-                complete_domain(&identity, &folder);
-            }
             let what = "the guest runs here with all of its pages; its source was not informed";
             return print_moved(&args.run, what, None);
         }

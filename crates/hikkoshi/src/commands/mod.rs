@@ -1,7 +1,6 @@
 //! The commands: a file or folder each, and what several of them need.
 
 pub(crate) mod check;
-pub(crate) mod complete_domain;
 pub(crate) mod dashboard;
 pub(crate) mod demo;
 pub(crate) mod dirty_rate;

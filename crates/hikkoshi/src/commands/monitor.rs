@@ -105,6 +105,24 @@ pub(crate) fn at_source(address: &MonitorAddress, options: &DomainOptions) -> Ar
     }
 }
 
+/// The same, of a destination whose journal is in `folder`.
+pub(crate) fn received(address: &MonitorAddress, folder: &Path) -> Arc<dyn Monitor> {
+    match address {
+        MonitorAddress::Socket(path) => Arc::new(MonitorSocket::new(path)),
+        MonitorAddress::Domain { uri, uuid, name } => {
+            Arc::new(Domain::known(uri, uuid, name).received_in(folder))
+        }
+    }
+}
+
+/// Removes the files in `folder` that are left of a destination that is a domain: its guest does
+/// not run here and will not, because its migration was given up, or it was lost.
+pub(crate) fn discard_received(address: &MonitorAddress, folder: &Path) {
+    if let MonitorAddress::Domain { uuid, .. } = address {
+        hikkoshi_libvirt::discard(uuid, folder);
+    }
+}
+
 /// How a person resumes a guest that is paused at the source.
 pub(crate) fn resume_by_hand(address: &MonitorAddress) -> String {
     match address {

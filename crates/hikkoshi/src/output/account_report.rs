@@ -42,6 +42,8 @@ pub(crate) struct AccountReport<'a> {
     source_private_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     asynchronous_faults: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_to_do: Option<&'a str>,
 }
 
 /// Which engine it was, and of which migration.
@@ -220,6 +222,7 @@ impl<'a> From<&'a Account> for AccountReport<'a> {
                 AsynchronousFaults::Used => "used",
                 AsynchronousFaults::Unknown => "unknown",
             }),
+            left_to_do: account.left_to_do.as_deref(),
         }
     }
 }
@@ -432,6 +435,7 @@ mod tests {
             }),
             source_private_bytes: Some(28),
             asynchronous_faults: Some(AsynchronousFaults::Used),
+            left_to_do: Some("define it".into()),
         };
         let shown = |count| {
             format!(
@@ -460,7 +464,7 @@ mod tests {
             r#""faults_before_running":[{"thread":"CPU 0/KVM","kind":"vcpu","vcpu":0,"count":23}],"#,
             r#""collapse":{"tried":24,"rebuilt":25,"failed":[{"reason":"in use","count":26}],"#,
             r#""stopped":"cancelled","total_ms":27.5},"source_private_bytes":28,"#,
-            r#""asynchronous_faults":"used"}"#,
+            r#""asynchronous_faults":"used","left_to_do":"define it"}"#,
         ]
         .concat();
         let written = serde_json::to_string(&AccountReport::from(&account)).unwrap();

@@ -43,6 +43,14 @@ pub enum DescriptionError {
         /// The element.
         element: String,
     },
+    /// It has a TPM.
+    #[error(
+        "the domain has a TPM (<tpm>). Memory that QEMU shares with the guest's firmware for it \
+         (tpm-ppi) is in QEMU's heap, where it cannot be found without QEMU's monitor, which \
+         libvirt does not lend while it creates a domain (move the domain with 'virsh migrate', or \
+         to a QEMU without libvirt with 'hikkoshi receive --qmp')"
+    )]
+    Tpm,
     /// There is nothing to be changed.
     #[error("--set {change}: the domain has no {what}")]
     NothingToSet {
@@ -104,6 +112,18 @@ pub(super) fn check(
             element: format!("qemu:{}", node.tag_name().name()),
         }),
         _ => Ok(()),
+    }
+}
+
+/// Checks that a domain with this XML can be received.
+pub(super) fn check_devices(xml: &str) -> Result<(), DescriptionError> {
+    let document = parse(xml)?;
+    let mut devices = child(document.root_element(), "devices")
+        .into_iter()
+        .flat_map(|devices| devices.children());
+    match devices.any(|device| device.has_tag_name("tpm")) {
+        true => Err(DescriptionError::Tpm),
+        false => Ok(()),
     }
 }
 
@@ -222,6 +242,17 @@ mod tests {
             check(&with, "guest", "6695eb01-f6a4-8304-79aa-97f2502e193f", true),
             Ok(())
         );
+    }
+
+    #[test]
+    fn a_tpm_is_refused() {
+        assert_eq!(check_devices(XML), Ok(()));
+        let tpm = "<devices><tpm model='tpm-crb'><backend type='emulator'/></tpm>";
+        let with = XML.replace("<devices>", tpm);
+        assert_eq!(check_devices(&with), Err(DescriptionError::Tpm));
+        // Not a device.
+        let metadata = XML.replace("<devices>", "<metadata><tpm/></metadata><devices>");
+        assert_eq!(check_devices(&metadata), Ok(()));
     }
 
     #[test]

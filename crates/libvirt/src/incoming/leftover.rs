@@ -48,19 +48,11 @@ pub(super) fn end(
 ) -> Result<(), IncomingError> {
     for path in pipes(folder, &offer.uuid).map_err(|source| pipe_error(folder, source))? {
         let failed = |source| pipe_error(&path, source);
-        // For both: a daemon that waits until the pipe is opened for writing goes on, and fails.
-        let nonblocking = libc::O_NONBLOCK;
-        let opened = File::options()
-            .read(true)
-            .write(true)
-            .custom_flags(nonblocking)
-            .open(&path)
-            .map_err(failed)?;
-        if opened.try_lock().is_err() {
-            // Another program is creating the domain: libvirt refuses a second one.
+        // Another program is creating the domain: libvirt refuses a second one.
+        let Some(pipe) = open_unused(&path).map_err(failed)? else {
             continue;
-        }
-        let pipe = StreamPipe::of(&path, opened);
+        };
+        let pipe = StreamPipe::of(&path, pipe);
         if let Ok(process) = process::find(run_folder, &offer.name, &offer.uuid)
             && pipe.is_open_in(&process).unwrap_or(false)
         {
@@ -111,6 +103,31 @@ fn is_active(connection: &Connection, offer: &DomainOffer) -> bool {
         .into_iter()
         .flatten()
         .any(|domain| domain.is_active().unwrap_or(true))
+}
+
+/// Opens and locks a pipe that no other program uses.
+///
+/// For both directions: a daemon that waits until it is opened for writing goes on, and fails.
+fn open_unused(path: &Path) -> io::Result<Option<File>> {
+    let nonblocking = libc::O_NONBLOCK;
+    let mut options = File::options();
+    let opened = options.read(true).write(true).custom_flags(nonblocking);
+    let opened = opened.open(path)?;
+    Ok(opened.try_lock().is_ok().then_some(opened))
+}
+
+/// Removes those of the domain's pipes that no program uses: its guest does not run here.
+pub(super) fn remove_unused_pipes(folder: &Path, uuid: &str) {
+    for path in pipes(folder, uuid).unwrap_or_default() {
+        let removed = match open_unused(&path) {
+            Ok(None) => Ok(()),
+            Ok(Some(_)) => std::fs::remove_file(&path),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = removed {
+            tracing::debug!(%error, path = %path.display(), "removing a pipe");
+        }
+    }
 }
 
 /// Removes the domain's pipes: its guest runs, so QEMU reads from none of them.

@@ -14,11 +14,13 @@
 //! | `restore.rs` | the call that restores the domain, which lasts until the guest runs |
 //! | `leftover.rs` | what a killed program has left |
 //! | `persistent.rs` | the configuration that a persistent domain gets |
+//! | `left_to_do.rs` | what libvirt has not done, for people |
 
 mod change;
 mod description;
 #[cfg(feature = "libvirt")]
 mod image;
+mod left_to_do;
 #[cfg(feature = "libvirt")]
 mod leftover;
 #[cfg(feature = "libvirt")]
@@ -39,7 +41,8 @@ use thiserror::Error;
 
 pub use self::change::{Change, NetworkKind};
 pub use self::description::DescriptionError;
-use crate::DomainError;
+pub(crate) use self::left_to_do::LeftToDo;
+use crate::{DomainError, process};
 
 /// How long libvirt may take to start QEMU.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
@@ -147,6 +150,7 @@ impl IncomingOptions {
         check(&offered)?;
         let wanted = self.xml.as_ref().unwrap_or(&offered);
         check(wanted)?;
+        description::check_devices(wanted)?;
         let persistent = text(&offer.persistent)?;
         let persistent = match (persistent.is_empty(), &self.xml) {
             (true, _) => None,
@@ -183,20 +187,37 @@ struct Descriptions {
 ///
 /// See [`DomainError`].
 pub fn check_daemon(uri: &str) -> Result<(), DomainError> {
-    crate::process::run_folder(uri)?;
+    let session = || DomainError::Session {
+        uri: uri.to_owned(),
+    };
+    if process::is_session(uri) {
+        return Err(session());
+    }
+    process::run_folder(uri)?;
     #[cfg(feature = "libvirt")]
-    return crate::connection::Connection::open(uri).map(drop);
+    {
+        let connection = crate::connection::Connection::open(uri)?;
+        // A socket that the URI names may be that of any daemon.
+        let daemon = connection.get_uri().map_err(|error| DomainError::Connect {
+            uri: uri.to_owned(),
+            what: error.message().to_owned(),
+        })?;
+        match process::is_session(&daemon) {
+            true => Err(session()),
+            false => Ok(()),
+        }
+    }
     #[cfg(not(feature = "libvirt"))]
     Err(DomainError::NotBuilt)
 }
 
-/// Makes the domain with this UUID persistent, if its source has asked for that; `folder` is that
-/// of [`IncomingOptions::start`].
+/// Makes the domain with this UUID persistent, if its source has asked for that: its guest is here
+/// with all of its pages. `folder` is that of [`IncomingOptions::start`].
 ///
 /// # Errors
 ///
-/// What went wrong and where the configuration is, as text.
-pub fn complete(uri: &str, uuid: &str, folder: &Path) -> Result<(), String> {
+/// What was not done.
+pub(crate) fn complete(uri: &str, uuid: &str, folder: &Path) -> Result<(), LeftToDo> {
     #[cfg(feature = "libvirt")]
     {
         leftover::remove_pipes(folder, uuid);
@@ -207,6 +228,19 @@ pub fn complete(uri: &str, uuid: &str, folder: &Path) -> Result<(), String> {
         let _ = (uri, uuid, folder);
         Ok(())
     }
+}
+
+/// Removes the files that are left of the domain with this UUID, whose guest does not run here and
+/// will not: its move was given up, or it was lost. `folder` is that of [`IncomingOptions::start`].
+/// The configuration in it may have passwords.
+pub fn discard(uuid: &str, folder: &Path) {
+    #[cfg(feature = "libvirt")]
+    {
+        leftover::remove_unused_pipes(folder, uuid);
+        persistent::remove(folder, uuid);
+    }
+    #[cfg(not(feature = "libvirt"))]
+    let _ = (uuid, folder);
 }
 
 /// What continues to restore a domain that another program has begun to create at `pipe`.

@@ -6,7 +6,8 @@ use rustix::io::Errno;
 
 use super::error::InjectError;
 use super::tracee::{Halt, Tracee};
-use crate::process::{CAP_SYS_ADMIN, CAP_SYS_PTRACE, Process, have_capability, status_field};
+use crate::process::{CAP_SYS_PTRACE, Process, have_capability, status_field};
+use crate::suspend_seccomp::suspend_seccomp_obstacle;
 
 /// How long to wait for one thread to stop before the next one is tried. A thread usually stops
 /// within microseconds, unless the machine is overloaded.
@@ -167,11 +168,8 @@ fn seize_error(
             reason: "needs a kernel with CONFIG_CHECKPOINT_RESTORE",
         });
     }
-    if sandboxed && !have_capability(CAP_SYS_ADMIN) {
-        return Err(InjectError::Sandboxed {
-            pid,
-            reason: "needs CAP_SYS_ADMIN; run as root or with that capability",
-        });
+    if sandboxed && let Some(reason) = suspend_seccomp_obstacle() {
+        return Err(InjectError::Sandboxed { pid, reason });
     }
     if errno != Errno::PERM {
         return Err(InjectError::Ptrace {
@@ -188,9 +186,9 @@ fn seize_error(
 
 fn permission_advice() -> String {
     if have_capability(CAP_SYS_PTRACE) {
-        return "this program has CAP_SYS_PTRACE, but a security module denies the access, or the \
-                process is in a user namespace where that capability has no effect, or this \
-                program itself runs under seccomp"
+        return "this program has CAP_SYS_PTRACE, but a security module or a seccomp filter denies \
+                the access, or the process is in a user namespace where that capability has no \
+                effect"
             .to_owned();
     }
     let mut advice =

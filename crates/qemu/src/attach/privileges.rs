@@ -2,7 +2,9 @@
 
 use std::{fs, io};
 
-use hikkoshi_linux::{CAP_SYS_ADMIN, CAP_SYS_PTRACE, Process};
+use hikkoshi_linux::{
+    CAP_SYS_PTRACE, Process, is_in_initial_user_namespace, suspend_seccomp_obstacle,
+};
 use thiserror::Error;
 
 /// `CAP_NET_RAW`, `linux/capability.h`.
@@ -26,7 +28,7 @@ pub enum NoUserfaultfd {
     /// The kernel does not allow it.
     #[error(
         "a userfaultfd cannot be created in QEMU's process {pid}, which lacks the capability \
-         CAP_SYS_PTRACE (set sysctl vm.unprivileged_userfaultfd=1, or run hikkoshi as a user that \
+         CAP_SYS_PTRACE, or has it in a user namespace only (set sysctl vm.unprivileged_userfaultfd=1, or run hikkoshi as a user that \
          may open /dev/userfaultfd, Linux 6.1 and later): opening /dev/userfaultfd"
     )]
     NotPermitted {
@@ -38,12 +40,13 @@ pub enum NoUserfaultfd {
     /// No system call can be executed in the process.
     #[error(
         "a userfaultfd cannot be created in QEMU's process {pid}: it runs under seccomp (QEMU's \
-         -sandbox), whose filter can be suspended only with CAP_SYS_ADMIN (run hikkoshi as root or \
-         with that capability)"
+         -sandbox), and suspending its filter {reason}"
     )]
     Sandboxed {
         /// The process.
         pid: u32,
+        /// What that needs.
+        reason: &'static str,
     },
 }
 
@@ -52,11 +55,14 @@ pub enum NoUserfaultfd {
 pub(crate) fn check_userfaultfd(process: &Process) -> Result<(), NoUserfaultfd> {
     let pid = process.pid();
     let status = status(&pid.to_string());
-    if is_sandboxed(&status) && !has(capabilities("self"), CAP_SYS_ADMIN) {
-        return Err(NoUserfaultfd::Sandboxed { pid });
+    if is_sandboxed(&status)
+        && let Some(reason) = suspend_seccomp_obstacle()
+    {
+        return Err(NoUserfaultfd::Sandboxed { pid, reason });
     }
     let theirs = parse(&status).unwrap_or(0);
-    if has(theirs, CAP_SYS_PTRACE) || unprivileged_allowed() {
+    let may = has(theirs, CAP_SYS_PTRACE) && is_in_initial_user_namespace(&pid.to_string());
+    if may || unprivileged_allowed() {
         return Ok(());
     }
     let device = fs::File::options()

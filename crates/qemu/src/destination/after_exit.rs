@@ -12,23 +12,28 @@ use hikkoshi_wire::GuestDescription;
 use crate::destination::DestinationReattachInfo;
 use crate::identity::QemuExitedError;
 use crate::identity::ReattachError;
+use crate::qmp::Monitor;
 
-/// A destination whose QEMU ended before the guest ran there. The engine can only
-/// report this to the source.
+/// A destination whose QEMU ended before the guest ran there, or when it had all of its pages. The
+/// engine can only report this to the source.
 #[derive(Debug)]
 pub struct ExitedDestination {
     pid: u32,
     description: GuestDescription,
     ram: Arc<GuestRam>,
+    monitor: Arc<dyn Monitor>,
 }
 
 impl ExitedDestination {
-    /// The recorded one.
+    /// The recorded one. `monitor` is that of the identity: QEMU is gone, but not its owner.
     ///
     /// # Errors
     ///
     /// See [`ReattachError`]: the information is damaged.
-    pub fn new(reattach_info: &DestinationReattachInfo) -> Result<Self, ReattachError> {
+    pub fn new(
+        reattach_info: &DestinationReattachInfo,
+        monitor: Arc<dyn Monitor>,
+    ) -> Result<Self, ReattachError> {
         let identity = &reattach_info.identity;
         let layout = identity.description.layout()?;
         let blocks = layout.blocks().len();
@@ -48,6 +53,7 @@ impl ExitedDestination {
             pid: identity.pid,
             description: identity.description.clone(),
             ram: Arc::new(files),
+            monitor,
         })
     }
 
@@ -91,6 +97,10 @@ impl DestinationGuest for ExitedDestination {
     }
 
     fn abandon_userfault(&mut self) {}
+
+    fn complete(&mut self) -> Option<String> {
+        self.monitor.complete()
+    }
 
     fn release(&mut self) -> Result<(), GuestError> {
         Ok(())

@@ -143,6 +143,10 @@ impl DestinationGuest for QemuDestination {
         }
     }
 
+    fn complete(&mut self) -> Option<String> {
+        self.monitor.complete()
+    }
+
     fn release(&mut self) -> Result<(), GuestError> {
         self.release_qemu().map_err(GuestError::new)
     }

@@ -60,6 +60,13 @@ pub trait Monitor: fmt::Debug + Send + Sync {
         client.execute("quit", json!({})).map(drop)
     }
 
+    /// At the destination, where the guest has all of its pages: lets its owner do what it was
+    /// asked for besides. Returns what was not done, with what to do about it, for people. Can be
+    /// repeated.
+    fn complete(&self) -> Option<String> {
+        None
+    }
+
     /// Removes what the owner still keeps of a guest that has moved away, if it was asked to. QEMU
     /// runs, or has ended. Can be repeated.
     ///

@@ -352,4 +352,16 @@ pub enum ToSource {
     },
     /// The answer to [`Echo`](ToDestination::Echo).
     Echoed,
+    /// The guest is at the destination with all of its pages, but something that
+    /// the source has asked for besides was not done there: its domain is not
+    /// persistent, for example. Sent at most once on a link, before
+    /// [`Complete`](Self::Complete), [`ShutDown`](Self::ShutDown) or a
+    /// [`ResumeReply`](Self::ResumeReply) with
+    /// [`DestinationStage::Complete`], and only to a source with
+    /// [`Capabilities::LEFT_TO_DO`](crate::Capabilities::LEFT_TO_DO).
+    LeftToDo {
+        /// What, and what to do there, for people; cut at [`MAX_TEXT`] bytes.
+        #[serde(with = "Reason")]
+        what: String,
+    },
 }

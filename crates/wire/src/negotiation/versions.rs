@@ -99,6 +99,9 @@ impl Capabilities {
     /// The destination supports [`Probe`](crate::ToDestination::Probe).
     pub const PROBE: Self = Self(1 << 9);
 
+    /// The source supports [`LeftToDo`](crate::ToSource::LeftToDo).
+    pub const LEFT_TO_DO: Self = Self(1 << 10);
+
     /// All capabilities of this build.
     pub const KNOWN: Self = Self(
         Self::POSTCOPY.0
@@ -110,7 +113,8 @@ impl Capabilities {
             | Self::COMPARE.0
             | Self::MEMORY_LOST.0
             | Self::DOMAIN.0
-            | Self::PROBE.0,
+            | Self::PROBE.0
+            | Self::LEFT_TO_DO.0,
     );
 
     /// Returns the capabilities with these bits, known or not.

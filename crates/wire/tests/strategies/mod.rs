@@ -391,6 +391,7 @@ pub(crate) fn to_source() -> impl Strategy<Value = ToSource> {
         (any::<u64>(), any::<u64>())
             .prop_map(|(bytes, millis)| ToSource::ProbeReady { bytes, millis }),
         Just(ToSource::Echoed),
+        text().prop_map(|what| ToSource::LeftToDo { what }),
     ]
 }
 

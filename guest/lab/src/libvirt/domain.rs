@@ -37,6 +37,18 @@ impl<'h> Domain<'h> {
     /// # Errors
     /// When libvirt refuses it, or the guest does not boot.
     pub fn boot(hosts: &'h LibvirtHosts, config: DomainConfig) -> Result<Self, LabError> {
+        Self::boot_on(&hosts.source, hosts, config)
+    }
+
+    /// The same on another host ([`LibvirtHosts::third`]).
+    ///
+    /// # Errors
+    /// As [`boot`](Self::boot).
+    pub fn boot_on(
+        source: &LibvirtHost,
+        hosts: &'h LibvirtHosts,
+        config: DomainConfig,
+    ) -> Result<Self, LabError> {
         let mut domain = Self {
             console: Console::new(),
             inputs: Inputs::default(),
@@ -44,7 +56,6 @@ impl<'h> Domain<'h> {
             hosts,
             config,
         };
-        let source = &hosts.source;
         if domain.config.console == DomainConsole::Socket {
             for host in [source, &hosts.destination] {
                 domain.listen(host)?;

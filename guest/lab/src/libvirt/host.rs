@@ -254,6 +254,18 @@ impl LibvirtHosts {
         Ok(hosts)
     }
 
+    /// Starts another host, from which domains move to the same destination. It is configured by
+    /// default.
+    ///
+    /// # Errors
+    /// When the kernel does not allow it, or its daemon does not start.
+    pub fn third(&self, lab: &Lab) -> Result<LibvirtHost, LabError> {
+        let (namespace, address) = (self.network.third_host()?, GuestNetwork::THIRD);
+        let mut host = LibvirtHost::start(lab, "third", &namespace, address, false)?;
+        host.wait_ready()?;
+        Ok(host)
+    }
+
     /// The network of the hosts, their guests and the client.
     pub fn network(&self) -> &GuestNetwork {
         &self.network

@@ -54,6 +54,8 @@ impl GuestNetwork {
     pub const SOURCE: &str = "10.88.0.11";
     /// The destination host's address.
     pub const DESTINATION: &str = "10.88.0.12";
+    /// The address of a third host.
+    pub(crate) const THIRD: &str = "10.88.0.13";
     /// The device of each host that connects its bridge to the switch.
     pub const UPLINK: &str = SEGMENTS[0].uplink;
 
@@ -105,6 +107,22 @@ impl GuestNetwork {
             }
         }
         Ok(network)
+    }
+
+    /// Connects another host to the first client's switch, with the bridge and the uplink of the
+    /// other hosts, and the address [`THIRD`](Self::THIRD).
+    ///
+    /// # Errors
+    /// When the kernel does not allow it, or there is a third host already.
+    pub(crate) fn third_host(&self) -> Result<Namespace, LabError> {
+        let (segment, client) = (&SEGMENTS[0], self.client());
+        let host = Namespace::new("third")?;
+        let port = "port-third";
+        host.bridge(segment.bridge, &format!("{}/24", Self::THIRD))?;
+        client.join(port, &host, segment.uplink)?;
+        client.plug(port, segment.bridge)?;
+        host.plug(segment.uplink, segment.bridge)?;
+        Ok(host)
     }
 
     /// The client's namespace; the first one's.

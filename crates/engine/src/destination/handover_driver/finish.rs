@@ -76,7 +76,19 @@ impl HandoverDriver<'_> {
         }
     }
 
+    /// Lets the machine complete the move, once: the guest is here with all of its pages.
+    pub(crate) fn complete_machine(&mut self, guest: &mut dyn DestinationGuest) {
+        if std::mem::replace(&mut self.guest.completed, true) {
+            return;
+        }
+        self.guest.left_to_do = guest.complete();
+        if let Some(what) = &self.guest.left_to_do {
+            self.watch.observer.notice(what);
+        }
+    }
+
     fn complete(&mut self, guest: &mut dyn DestinationGuest) -> HandoverResult {
+        self.complete_machine(guest);
         let reported = self.guest.requests.take();
         let requests = reported.unwrap_or_else(|| self.requests());
         self.release_guest(guest);
@@ -87,6 +99,7 @@ impl HandoverDriver<'_> {
             downtime: self.guest.downtime,
             requests,
             shut_down: self.guest.shut_down,
+            left_to_do: self.guest.left_to_do.take(),
         }
     }
 

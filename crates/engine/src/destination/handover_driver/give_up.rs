@@ -47,6 +47,11 @@ pub fn give_up_receive(
                 DestinationAction::Close => closes = true,
                 // The guest was discarded, or every page is here: nothing needs to be held.
                 DestinationAction::DiscardGuest | DestinationAction::End => {
+                    if machine.stage() == DestinationStage::Complete
+                        && let Some(what) = guest.complete()
+                    {
+                        watch.observer.notice(&what);
+                    }
                     if let Err(error) = guest.release() {
                         watch.observer.notice(&Report::new(&error).to_string());
                     }

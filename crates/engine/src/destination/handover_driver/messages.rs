@@ -51,9 +51,13 @@ impl HandoverDriver<'_> {
     /// overtake the last message on it.
     pub(crate) fn send_complete(&mut self) {
         let requests = self.requests();
+        let left_to_do = self.left_to_do();
         let LinkState::Up(links) = &mut self.links else {
             return;
         };
+        if let Some(message) = left_to_do {
+            links.session.send_last(&message);
+        }
         if self.capabilities.contains(Capabilities::MEASURES) {
             let faults = requests.measures();
             links.session.send_last(&ToSource::Measured { faults });
@@ -66,6 +70,14 @@ impl HandoverDriver<'_> {
         self.expect_last_message();
     }
 
+    /// The message that reports what the machine has not done, if there is something to report and
+    /// the source supports it.
+    pub(crate) fn left_to_do(&self) -> Option<ToSource> {
+        let what = self.guest.left_to_do.clone()?;
+        let supported = self.capabilities.contains(Capabilities::LEFT_TO_DO);
+        supported.then_some(ToSource::LeftToDo { what })
+    }
+
     /// Reports that the guest has shut itself down. A source that misses this message gets
     /// the same answer at its next connection.
     pub(crate) fn send_shut_down(&mut self) -> Result<(), DestinationFailure> {
@@ -75,7 +87,11 @@ impl HandoverDriver<'_> {
                 cause: LinkError::Closed,
             });
         }
+        let left_to_do = self.left_to_do();
         if let LinkState::Up(links) = &mut self.links {
+            if let Some(message) = left_to_do {
+                links.session.send_last(&message);
+            }
             links.session.send_last(&ToSource::ShutDown);
         }
         self.expect_last_message();

@@ -98,6 +98,10 @@ struct GuestProgress {
     downtime: Duration,
     /// What was reported to the source about page requests.
     requests: Option<RequestStatistics>,
+    /// Its machine was asked to complete the move.
+    completed: bool,
+    /// What was not done then.
+    left_to_do: Option<String>,
 }
 
 /// A guest of which every page is here.
@@ -109,6 +113,8 @@ pub(crate) struct HandoverResult {
     pub(crate) shut_down: bool,
     /// How many frames that arrived for it were delivered or lost, if they were kept.
     pub(crate) frames: Option<FramesAccount>,
+    /// What its machine has not done.
+    pub(crate) left_to_do: Option<String>,
 }
 
 /// What a driver starts with.
@@ -166,6 +172,9 @@ impl<'a> HandoverDriver<'a> {
             };
             let (mut next, mut closes) = (None, false);
             for action in actions {
+                if reports_completion(*action) {
+                    self.complete_machine(guest);
+                }
                 match action {
                     DestinationAction::ResumeGuest => match self.resume_guest(guest) {
                         Ok(()) => {}
@@ -313,4 +322,14 @@ impl<'a> HandoverDriver<'a> {
                 postcopy.requests(&self.context)
             })
     }
+}
+
+/// Whether this tells the source that it is not needed any more.
+fn reports_completion(action: DestinationAction) -> bool {
+    matches!(
+        action,
+        DestinationAction::SendComplete
+            | DestinationAction::SendShutDown
+            | DestinationAction::SendResumeReply(DestinationStage::Complete)
+    )
 }

@@ -80,6 +80,11 @@ impl HandoverDriver<'_> {
         } else {
             MAX_LINKS
         };
+        if stage == DestinationStage::Complete
+            && let Some(message) = self.left_to_do()
+        {
+            source.send(&message)?;
+        }
         let host_pages = self.ram.layout().blocks().map(|(block, _)| block.host_page);
         source.send(&ToSource::ResumeReply {
             stage: stage.into(),

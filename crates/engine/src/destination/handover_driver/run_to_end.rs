@@ -51,5 +51,6 @@ pub(crate) fn finish_handover(
         collapse,
         source_private_bytes: None,
         asynchronous_faults: None,
+        left_to_do: result.left_to_do,
     })
 }

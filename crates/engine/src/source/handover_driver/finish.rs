@@ -21,6 +21,7 @@ impl HandoverDriver<'_> {
             let cause = cause.unwrap_or(SourceFailure::Interrupted);
             return Err(self.resume_at_source(cause));
         }
+        result.left_to_do = self.left_to_do.take();
         if let Some(mut active) = self.active.take() {
             let frames = active.session.frames.take();
             result.frames = frames.and_then(FrameForwarder::finish);

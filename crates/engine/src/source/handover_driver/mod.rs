@@ -40,6 +40,8 @@ pub(crate) struct HandoverDriver<'a> {
     pub(crate) retry_budget: RetryBudget,
     /// When the guest was paused, if this engine paused it.
     pub(crate) paused: Option<Instant>,
+    /// What the destination has not done, and has reported.
+    pub(crate) left_to_do: Option<String>,
 }
 
 /// What the destination reported about a completed migration.
@@ -52,6 +54,8 @@ pub(crate) struct HandoverResult {
     pub(crate) shut_down: bool,
     /// How many frames that arrived for the guest were delivered or lost, if they were kept.
     pub(crate) frames: Option<FramesAccount>,
+    /// What was not done there, if that was reported.
+    pub(crate) left_to_do: Option<String>,
 }
 
 /// What follows from an action.

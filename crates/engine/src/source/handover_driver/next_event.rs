@@ -81,6 +81,7 @@ impl HandoverDriver<'_> {
                     return Ok(SourceEvent::ShutDown.into());
                 }
                 ToSource::Measured { faults } => self.measured(result, faults),
+                ToSource::LeftToDo { what } => self.keep_left_to_do(what),
                 ToSource::Complete { requests } => return Ok(self.complete(result, requests)),
                 // Sent before the destination received *Commit*, which it will obey.
                 ToSource::Cancel { .. } => {}
@@ -94,6 +95,17 @@ impl HandoverDriver<'_> {
 
     fn measured(&self, result: &mut HandoverResult, faults: FaultMeasures) {
         result.requests.add_measures(faults);
+    }
+
+    /// Keeps what the destination has not done. The first report counts: the destination repeats it
+    /// on a new connection.
+    pub(crate) fn keep_left_to_do(&mut self, what: String) {
+        if self.left_to_do.is_none() {
+            self.shared
+                .observer
+                .notice(&format!("at the destination: {what}"));
+            self.left_to_do = Some(what);
+        }
     }
 
     fn complete(&self, result: &mut HandoverResult, requests: RequestSummary) -> EventWithCause {

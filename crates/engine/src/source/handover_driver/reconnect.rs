@@ -98,6 +98,9 @@ impl HandoverDriver<'_> {
         let id = self.machine.record().id;
         let (mut session, links, there) =
             Session::resume(self.shared, self.remote, id, stage, &self.unsent)?;
+        if let Some(what) = session.left_to_do.take() {
+            self.keep_left_to_do(what);
+        }
         let progress_begun = session.urgent.is_some();
         if progress_begun {
             // Before a page is sent: this is the number of missing pages.

@@ -130,6 +130,7 @@ impl Session {
                     | ToSource::Cancel { .. }
                     | ToSource::GuestResumed
                     | ToSource::Measured { .. }
+                    | ToSource::LeftToDo { .. }
                     | ToSource::Complete { .. }),
                 )) => return Some(last),
                 Ok(SourceSessionEvent::LinkEnded(CONTROL, _)) | Err(_) => break,

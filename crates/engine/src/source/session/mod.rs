@@ -59,6 +59,8 @@ pub(crate) struct Session {
     pub(crate) frames: Option<FrameForwarder>,
     /// What both sides support.
     capabilities: Capabilities,
+    /// What the destination of a resumed migration has not done.
+    pub(crate) left_to_do: Option<String>,
 }
 
 impl Session {
@@ -100,12 +102,13 @@ impl Session {
         unsent: &UnsentPages,
     ) -> Result<(Self, Vec<BackgroundSender>, DestinationStage), SourceFailure> {
         let connector = Connector { shared, remote, id };
-        let (connected, there) = reconnect::resume(&connector, stage, unsent)?;
-        let (mut session, background) = Self::start(connected, shared)?;
+        let resumed = reconnect::resume(&connector, stage, unsent)?;
+        let (mut session, background) = Self::start(resumed.connected, shared)?;
+        session.left_to_do = resumed.left_to_do;
         session.committed = true;
         session.control.set_stop(session.stop.clone());
         session.control.set_progress_timeout(None);
-        Ok((session, background, there))
+        Ok((session, background, resumed.there))
     }
 
     /// Starts the session's reader on connected links.
@@ -158,6 +161,7 @@ impl Session {
             destination,
             frames: None,
             capabilities,
+            left_to_do: None,
         };
         session.listen(reader)?;
         Ok((session, ends))

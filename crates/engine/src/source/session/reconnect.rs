@@ -14,6 +14,15 @@ use crate::source::session::connector::{Connected, Connector, DISCARD_TIMEOUT, w
 use crate::source::session::notify_memory_lost;
 use crate::source::unsent::UnsentPages;
 
+/// A destination that was connected to again.
+pub(crate) struct Resumed {
+    pub(crate) connected: Connected,
+    /// Its stage.
+    pub(crate) there: DestinationStage,
+    /// What it has not done.
+    pub(crate) left_to_do: Option<String>,
+}
+
 /// Connects, sends the source's stage, and returns the destination's.
 ///
 /// If the destination is in a stage in which pages may be missing there,
@@ -23,7 +32,7 @@ pub(crate) fn resume(
     connector: &Connector<'_>,
     stage: SourceStage,
     unsent: &UnsentPages,
-) -> Result<(Connected, DestinationStage), SourceFailure> {
+) -> Result<Resumed, SourceFailure> {
     let doing = "resuming the migration";
     let shared = connector.shared;
     shared.sent.note_lost_links();
@@ -34,16 +43,21 @@ pub(crate) fn resume(
     control.set_progress_timeout(Some(shared.options.peer_timeout));
     control.control(&here).map_err(SourceFailure::link(doing))?;
     reader.set_deadline(Some(Instant::now() + DISCARD_TIMEOUT));
-    let (there, host_pages, most_links) =
-        match reader.control().map_err(SourceFailure::link(doing))? {
-            ToSource::ResumeReply {
-                stage,
-                host_pages,
-                background_links,
-            } => (DestinationStage::from(stage), host_pages, background_links),
-            ToSource::Refuse { reason } => return Err(SourceFailure::Refused(reason)),
-            other => return Err(SourceFailure::unexpected(doing, &other)),
-        };
+    let mut answer = reader.control().map_err(SourceFailure::link(doing))?;
+    let mut left_to_do = None;
+    if let ToSource::LeftToDo { what } = answer {
+        left_to_do = Some(what);
+        answer = reader.control().map_err(SourceFailure::link(doing))?;
+    }
+    let (there, host_pages, most_links) = match answer {
+        ToSource::ResumeReply {
+            stage,
+            host_pages,
+            background_links,
+        } => (DestinationStage::from(stage), host_pages, background_links),
+        ToSource::Refuse { reason } => return Err(SourceFailure::Refused(reason)),
+        other => return Err(SourceFailure::unexpected(doing, &other)),
+    };
     let destination = with_host_pages(shared.ram.layout(), &host_pages)
         .ok_or_else(|| SourceFailure::unexpected(doing, &host_pages))?;
     let mut links = 0;
@@ -85,7 +99,11 @@ pub(crate) fn resume(
         destination,
         capabilities: agreed.capabilities,
     };
-    Ok((connected, there))
+    Ok(Resumed {
+        connected,
+        there,
+        left_to_do,
+    })
 }
 
 /// Receives the list of missing pages. Afterwards `unsent` is those that hold

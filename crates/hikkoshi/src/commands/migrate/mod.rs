@@ -77,6 +77,7 @@ fn start(
         session.set_working_set(measured);
     }
     let phases = args.engine_options().phases();
+    let owner = Arc::clone(&monitor);
     let guest = QemuSource::attach_for(monitor, &args.options.journaled.devices.allowed(), phases)
         .map_err(|error| not_attached(&error))?;
     // After attaching, which reports a missing right to trace. The check fails without it.
@@ -132,7 +133,17 @@ fn start(
     late_cancel.end();
     let address = &identity.monitor;
     let quits = result.is_ok() && (args.options.quit_source || address.is_owned());
-    let quit = quits.then(|| outcome::quit_source(|| guest.quit()));
+    let left_to_do = result
+        .as_ref()
+        .ok()
+        .and_then(|done| done.left_to_do.as_deref());
+    let undefine = args.options.domain.undefine_source;
+    let quit = quits.then(|| {
+        outcome::quit_source(|| {
+            guest.quit()?;
+            outcome::forget(&*owner, undefine, left_to_do)
+        })
+    });
     if quit.as_ref().is_some_and(|quit| quit.source_quit) {
         journal.remove();
     }

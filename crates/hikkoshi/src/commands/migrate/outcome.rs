@@ -8,7 +8,7 @@ use hikkoshi_engine::source::SourceFailure;
 use hikkoshi_engine::{Account, MigrateError};
 use hikkoshi_handover::Outcome;
 use hikkoshi_qemu::QuitError;
-use hikkoshi_qemu::qmp::MonitorAddress;
+use hikkoshi_qemu::qmp::{Monitor, MonitorAddress};
 
 use crate::commands::monitor::resume_by_hand;
 use crate::commands::print_result::print_result;
@@ -91,6 +91,25 @@ pub(super) fn report(
         Outcome::AtSource if error.aftermath.is_empty() => exit,
         _ => exit.resumed_by(again),
     })
+}
+
+/// Removes what the owner of a guest that has moved still keeps of it here (`--undefine-source`).
+/// If the destination has not done everything, a domain may not be persistent there: it stays
+/// defined here.
+pub(super) fn forget(
+    monitor: &dyn Monitor,
+    undefine: bool,
+    left_to_do: Option<&str>,
+) -> Result<(), QuitError> {
+    if left_to_do.is_some() && undefine {
+        streams::notice(
+            "--undefine-source was not done, because not everything was done at the destination: \
+             the domain's configuration stays here (next: 'virsh undefine', when the domain is \
+             persistent there)",
+        );
+        return Ok(());
+    }
+    Ok(monitor.forget()?)
 }
 
 /// Ends the source's QEMU (`--quit-source`). If that fails, the result says what to do, and the

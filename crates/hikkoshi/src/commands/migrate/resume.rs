@@ -6,12 +6,10 @@ use std::sync::Arc;
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, MigrateControl, SourceGuest, resume_migrate};
 use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
-use hikkoshi_qemu::qmp::Monitor;
 use hikkoshi_qemu::{QemuSource, QuitError, RamFileSource};
 
 use super::outcome;
 use crate::args::Migrate;
-use crate::commands::complete_domain::complete_domain;
 use crate::commands::find_journal::{find, is_same_host};
 use crate::commands::guard::{GuardProcess, QEMU_ENDED};
 use crate::commands::monitor::{self, NamedGuest};
@@ -34,8 +32,11 @@ pub(super) fn resume(
 ) -> Result<Status, Exit> {
     let (file, mut entry) =
         find::<SourceEntry>(NamedGuest::source(args).as_ref(), &args.run, file)?;
-    if entry.engine.stage == SourceStage::Done || destination_is_complete(&file, &entry) {
-        return complete(args, &file, &entry);
+    if entry.engine.stage == SourceStage::Done {
+        return complete(args, &file, &entry, None);
+    }
+    if let Some(there) = completed_here(&file, &entry) {
+        return complete(args, &file, &entry, there.left_to_do.as_deref());
     }
     let plaintext = entry.plaintext && is_same_host(args.address.as_ref(), &entry.address);
     let args = &args.clone().resumed(entry.options.clone(), plaintext);
@@ -100,7 +101,17 @@ pub(super) fn resume(
     let result = resume_migrate(guest, engine, &remote, &args.engine_options(), &watch);
     let has_ended = guest.has_ended();
     let quits = result.is_ok() && (args.options.quit_source || address.is_owned());
-    let quit = quits.then(|| outcome::quit_source(|| quit_attached(attached.as_mut(), &*monitor)));
+    let left_to_do = result
+        .as_ref()
+        .ok()
+        .and_then(|done| done.left_to_do.as_deref());
+    let undefine = args.options.domain.undefine_source;
+    let quit = quits.then(|| {
+        outcome::quit_source(|| {
+            quit_attached(attached.as_mut())?;
+            outcome::forget(&*monitor, undefine, left_to_do)
+        })
+    });
     drop(attached);
     if quit.as_ref().is_some_and(|quit| quit.source_quit) {
         journal.remove();
@@ -128,48 +139,52 @@ pub(super) fn resume(
 }
 
 /// Ends QEMU; `None`: it has ended.
-fn quit_attached(guest: Option<&mut QemuSource>, monitor: &dyn Monitor) -> Result<(), QuitError> {
-    match guest {
-        Some(guest) => guest.quit(),
-        None => Ok(monitor.forget()?),
-    }
+fn quit_attached(guest: Option<&mut QemuSource>) -> Result<(), QuitError> {
+    guest.map_or(Ok(()), QemuSource::quit)
 }
 
-/// Whether the destination's journal is in the same folder and says that the destination has all
-/// pages. If so, and no process works with that journal, it is removed: the source knows.
-fn destination_is_complete(file: &JournalFile, entry: &SourceEntry) -> bool {
+/// A destination on this host that has all pages.
+struct CompletedHere {
+    /// What it has not done.
+    left_to_do: Option<String>,
+}
+
+/// The destination, if its journal is in the same folder and says that it has all pages, and no
+/// process works with that journal. The journal is removed: the source knows.
+fn completed_here(file: &JournalFile, entry: &SourceEntry) -> Option<CompletedHere> {
     let handed_over = matches!(
         entry.engine.stage,
         SourceStage::Committed | SourceStage::HandedOver
     );
-    let Some(folder) = file.path().parent().filter(|_| handed_over) else {
-        return false;
-    };
+    let folder = file.path().parent().filter(|_| handed_over)?;
     let is_complete = |there: &DestinationEntry| {
         there.engine.id == entry.engine.id && there.engine.stage == DestinationStage::Complete
     };
-    let Ok(found) = journal::find::<DestinationEntry>(folder, None) else {
-        return false;
-    };
-    let Some((path, _)) = found.into_iter().find(|(_, there)| is_complete(there)) else {
-        return false;
-    };
+    let mut found = journal::find::<DestinationEntry>(folder, None)
+        .ok()?
+        .into_iter();
+    let (path, _) = found.find(|(_, there)| is_complete(there))?;
     // Read again under the lock. A process that holds it is waiting for this side.
-    let Ok(there) = JournalFile::lock(&path) else {
-        return false;
-    };
-    match there.read::<DestinationEntry>() {
-        Ok(Some(entry)) if is_complete(&entry) => {
-            complete_domain(&entry.qemu.identity, folder);
-            there.remove();
-            true
-        }
-        _ => false,
+    let there = JournalFile::lock(&path).ok()?;
+    let read = there.read::<DestinationEntry>().ok()??;
+    if !is_complete(&read) {
+        return None;
     }
+    let left_to_do = monitor::received(&read.qemu.identity.monitor, folder).complete();
+    if let Some(what) = &left_to_do {
+        streams::notice(what);
+    }
+    there.remove();
+    Some(CompletedHere { left_to_do })
 }
 
 /// The destination has all pages: restores what was changed in the source's QEMU.
-fn complete(args: &Migrate, file: &JournalFile, entry: &SourceEntry) -> Result<Status, Exit> {
+fn complete(
+    args: &Migrate,
+    file: &JournalFile,
+    entry: &SourceEntry,
+    left_to_do: Option<&str>,
+) -> Result<Status, Exit> {
     let address = &entry.qemu.identity.monitor;
     let domain = args.options.domain.clone().or(&entry.options.domain);
     let monitor = monitor::at_source(address, &domain);
@@ -182,7 +197,12 @@ fn complete(args: &Migrate, file: &JournalFile, entry: &SourceEntry) -> Result<S
         streams::notice(&format!("the guest has moved, but: {error}"));
     }
     let quits = args.options.quit_source || entry.options.quit_source || address.is_owned();
-    let quit = quits.then(|| outcome::quit_source(|| quit_attached(attached.as_mut(), &*monitor)));
+    let quit = quits.then(|| {
+        outcome::quit_source(|| {
+            quit_attached(attached.as_mut())?;
+            outcome::forget(&*monitor, domain.undefine_source, left_to_do)
+        })
+    });
     // Otherwise this command can be repeated: nothing else is left to do.
     if quit.as_ref().is_none_or(|quit| quit.source_quit) || entry.engine.stage != SourceStage::Done
     {

@@ -17,7 +17,7 @@ use thiserror::Error;
 
 use super::{outcome, unfinished};
 use crate::args::Receive;
-use crate::commands::complete_domain::complete_domain;
+use crate::commands::monitor;
 use crate::commands::wait_for_source::wait_for_source;
 use crate::journal::{DestinationEntry, DestinationJournal, JournalFile, absolute};
 use crate::output::exit::{Exit, Status};
@@ -113,10 +113,12 @@ pub(super) fn start(
         let exit = Exit::caused(Status::AtSource, Reason::from(&error.cause), error);
         return Err(exit.with("nothing was changed"));
     }
-    if let (Ok(_), Some(guest)) = (&result, &host.guest) {
-        complete_domain(&guest.reattach_info().get().identity, &folder);
-    }
     let has_ended = host.guest.as_ref().is_none_or(QemuDestination::has_ended);
+    if let (Err(error), Some(guest)) = (&result, &host.guest)
+        && outcome::is_gone(error, has_ended)
+    {
+        monitor::discard_received(&guest.reattach_info().get().identity.monitor, &folder);
+    }
     let path = journal.path().unwrap_or(folder);
     outcome::report(session, result, &path, has_ended, outcome::After::Domain)
 }
@@ -160,7 +162,8 @@ impl DestinationHost for DomainHost<'_> {
         self.discard();
         let domain = offered.domain;
         let domain = domain.ok_or_else(|| GuestError::new(RefuseError::NoDomain))?;
-        let known = Domain::known(&self.options.uri, &domain.uuid, &domain.name);
+        let known =
+            Domain::known(&self.options.uri, &domain.uuid, &domain.name).received_in(&self.folder);
         unfinished::check_folder(&self.folder, &known)
             .map_err(|exit| GuestError::new(RefuseError::Unfinished(exit.text())))?;
         self.session.set_guest(&domain.name);

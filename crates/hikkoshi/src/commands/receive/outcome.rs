@@ -42,6 +42,14 @@ pub(super) enum After {
     Domain,
 }
 
+/// Whether a guest that was not received does not run here and will not, whatever is done next.
+pub(super) fn is_gone(error: &ReceiveError, qemu_has_ended: bool) -> bool {
+    match error.outcome {
+        Outcome::AtSource | Outcome::Stopped | Outcome::Declined | Outcome::Lost => true,
+        Outcome::Paused | Outcome::AtDestination => qemu_has_ended,
+    }
+}
+
 /// Reports the outcome. `qemu_has_ended` is about the destination's QEMU.
 pub(super) fn report(
     session: &Session,

@@ -9,9 +9,8 @@ use hikkoshi_qemu::{ExitedDestination, SharedReattachInfo};
 
 use super::outcome::{self, After};
 use crate::args::Receive;
-use crate::commands::complete_domain::complete_domain;
 use crate::commands::find_journal::{find, is_same_host};
-use crate::commands::monitor::NamedGuest;
+use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::reattach_destination::reattach;
 use crate::commands::resume_command::cannot_resume;
 use crate::journal::{DestinationEntry, DestinationJournal};
@@ -36,7 +35,8 @@ pub(super) fn resume(
     };
     let identity = entry.qemu.identity.clone();
     let pid = identity.pid;
-    let attached = reattach(&entry.qemu).map_err(|error| cannot(&error))?;
+    let folder = file.path().parent().unwrap_or(Path::new("")).to_owned();
+    let attached = reattach(&entry.qemu, &folder).map_err(|error| cannot(&error))?;
     let (mut guest, reattach_info): (Box<dyn DestinationGuest>, _) = match attached {
         Some(guest) => {
             if may_miss_pages(&entry.engine) {
@@ -51,6 +51,7 @@ pub(super) fn resume(
             (Box::new(guest), reattach_info)
         }
         None if entry.engine.stage == DestinationStage::Running => {
+            monitor::discard_received(&identity.monitor, &folder);
             let what = format!("the destination's QEMU (process {pid}) has ended");
             let path = file.path().display();
             let left = format!("The journal {path} was kept for inspection: remove it then");
@@ -58,7 +59,9 @@ pub(super) fn resume(
         }
         // Reports to the source that the guest never ran here, or that no page is needed.
         None => {
-            let exited = ExitedDestination::new(&entry.qemu).map_err(|error| cannot(&error))?;
+            let monitor = monitor::received(&identity.monitor, &folder);
+            let exited =
+                ExitedDestination::new(&entry.qemu, monitor).map_err(|error| cannot(&error))?;
             (
                 Box::new(exited),
                 SharedReattachInfo::new(entry.qemu.clone()),
@@ -96,16 +99,14 @@ pub(super) fn resume(
         &args.engine_options(),
         &watch,
     );
-    if let (Ok(_), Some(folder)) = (&result, journal.path().parent()) {
-        complete_domain(&identity, folder);
+    let has_ended = guest.has_ended();
+    if result
+        .as_ref()
+        .is_err_and(|error| outcome::is_gone(error, has_ended))
+    {
+        monitor::discard_received(&identity.monitor, &folder);
     }
-    outcome::report(
-        session,
-        result,
-        journal.path(),
-        guest.has_ended(),
-        After::Used,
-    )
+    outcome::report(session, result, journal.path(), has_ended, After::Used)
 }
 
 /// The state of the guest before the source connects.

@@ -1,0 +1,126 @@
+//! What libvirt was asked for besides the move of a domain, and has not done.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// The guest is here, with all of its pages. This was not done.
+#[cfg_attr(not(feature = "libvirt"), allow(dead_code))]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum LeftToDo {
+    /// The domain is not persistent.
+    NotDefined {
+        /// Why.
+        what: String,
+        /// The daemon does not know the domain any more, although it runs.
+        is_dropped: bool,
+        /// Where its configuration is.
+        file: PathBuf,
+        /// Whether it was also to be started when the host boots.
+        autostart: bool,
+    },
+    /// The domain is persistent, but is not started when the host boots.
+    NotStarted {
+        /// Why.
+        what: String,
+    },
+}
+
+impl LeftToDo {
+    /// For the people on both sides: what was not done with the domain `name`, and how to do it at
+    /// its destination, with the daemon `uri`.
+    pub(crate) fn text(&self, name: &str, uri: &str) -> String {
+        Text {
+            left: self,
+            name,
+            uri,
+        }
+        .to_string()
+    }
+}
+
+struct Text<'a> {
+    left: &'a LeftToDo,
+    name: &'a str,
+    uri: &'a str,
+}
+
+impl fmt::Display for Text<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { left, name, uri } = self;
+        match left {
+            LeftToDo::NotDefined {
+                what,
+                is_dropped,
+                file,
+                autostart,
+            } => {
+                let (state, file) = (
+                    match is_dropped {
+                        true => {
+                            "It runs, but libvirt has dropped it from its list: restart libvirt's \
+                             daemon, which finds it again"
+                        }
+                        false => "It is transient, and is gone when it is shut down",
+                    },
+                    file.display(),
+                );
+                let then = match autostart {
+                    true => format!(", then 'virsh --connect {uri} autostart {name}'"),
+                    false => String::new(),
+                };
+                write!(
+                    f,
+                    "the domain {name} was not made persistent: {what}. {state}. Its configuration \
+                     is in {file}: 'virsh --connect {uri} define {file}' makes it persistent{then}. \
+                     Remove the file afterwards: it may have passwords"
+                )
+            }
+            LeftToDo::NotStarted { what } => write!(
+                f,
+                "the domain {name} is persistent, but is not started when the host boots: {what} \
+                 (next: 'virsh --connect {uri} autostart {name}')"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_to_do_is_said() {
+        let mut left = LeftToDo::NotDefined {
+            what: "libvirt: the disk is full".to_owned(),
+            is_dropped: false,
+            file: "/run/hikkoshi/domain-1.not-defined.xml".into(),
+            autostart: false,
+        };
+        let define =
+            "'virsh --connect qemu:///system define /run/hikkoshi/domain-1.not-defined.xml'";
+        let said = left.text("guest", "qemu:///system");
+        assert!(said.starts_with("the domain guest was not made persistent: libvirt: the disk"));
+        assert!(
+            said.contains(define) && !said.contains("autostart"),
+            "{said}"
+        );
+        if let LeftToDo::NotDefined {
+            autostart,
+            is_dropped,
+            ..
+        } = &mut left
+        {
+            (*autostart, *is_dropped) = (true, true);
+        }
+        let said = left.text("guest", "qemu:///system");
+        assert!(
+            said.contains("then 'virsh --connect qemu:///system autostart guest'")
+                && said.contains("restart libvirt's daemon"),
+            "{said}"
+        );
+        let what = "libvirt: read-only".to_owned();
+        let said = LeftToDo::NotStarted { what }.text("guest", "qemu:///system");
+        assert!(said.contains("is persistent, but is not started"), "{said}");
+        assert!(!said.contains("define"), "{said}");
+    }
+}
