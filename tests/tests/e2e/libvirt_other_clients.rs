@@ -39,7 +39,7 @@ fn held_at<'h>(
 ) -> DomainMove<'h> {
     let hosts = domain.hosts();
     let plan = DomainPlan::new(mode).hold_at(at);
-    let moving = DomainMove::start(env, domain, [&hosts.source, &test.hosts.destination], &plan);
+    let moving = DomainMove::start(env, domain, [&hosts.source, &hosts.destination], &plan);
     moving.wait_held();
     moving
 }
@@ -81,7 +81,7 @@ fn the_domain_is_not_saved_in_precopy() {
     }
     let env = TestEnv::new();
     let hosts = LibvirtHosts::start(env.lab()).unwrap();
-    let (source, destination) = (&hosts.source, &test.hosts.destination);
+    let (source, destination) = (&hosts.source, &hosts.destination);
     let domain = domain(&hosts, "");
     let moving = held(&env, &domain, "precopy");
     assert_not_migrated([source, destination]);
@@ -131,7 +131,7 @@ fn the_domain_is_neither_resumed_nor_saved_in_postcopy() {
     }
     let env = TestEnv::new();
     let hosts = LibvirtHosts::start(env.lab()).unwrap();
-    let (source, destination) = (&hosts.source, &test.hosts.destination);
+    let (source, destination) = (&hosts.source, &hosts.destination);
     let domain = domain(&hosts, "");
     std::fs::write(source.folder().join("card.xml"), CARD).unwrap();
     let moving = held(&env, &domain, "postcopy");
@@ -240,5 +240,5 @@ fn a_domain_with_shared_memory_that_is_destroyed_in_postcopy_is_moved() {
     hosts.source.virsh(&["destroy", "guest"]).unwrap();
     moving.relay().release();
     moving.complete();
-    assert_healthy(&domain, &test.hosts.destination);
+    assert_healthy(&domain, &hosts.destination);
 }
