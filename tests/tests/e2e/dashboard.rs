@@ -77,7 +77,10 @@ impl Dashboard {
                     continue;
                 };
                 let data: serde_json::Value = serde_json::from_str(data).unwrap();
-                let name = data["name"].as_str().unwrap();
+                // That all was sent.
+                let Some(name) = data["name"].as_str() else {
+                    continue;
+                };
                 let side = &mut sides[usize::from(name.starts_with("destination"))];
                 match serde_json::from_value(data["record"].clone()).unwrap() {
                     Record::State(state) => {

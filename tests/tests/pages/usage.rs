@@ -281,6 +281,8 @@ fn entries_that_cannot_be_read_are_named() {
     let server = EventServer::start();
     let shown = ShownPage::start();
     shown.open(&server.url);
+    let on = "document.querySelector('#connection').className === 'on'";
+    shown.wait("the connection", on);
     shown.wait("no migration", "!document.querySelector('#empty').hidden");
     let text = "the status file source-1-ff.json has version 99, and this hikkoshi reads version 1";
     let lost = event("lost", &json!({ "name": "source-1-ff", "text": text }));
@@ -304,7 +306,6 @@ fn entries_that_cannot_be_read_are_named() {
     );
     server.begin_with(vec![lost]);
     server.refuse(false);
-    let on = "document.querySelector('#connection').className === 'on'";
     shown.wait(
         "the connection",
         &format!("{on} && hikkoshi.live.unsent === null"),
