@@ -85,11 +85,11 @@ pub(crate) fn run(args: &Args) -> Result<Status, Exit> {
                 return Err(exit);
             }
             streams::failure(&exit);
-            // What follows closes standard error.
-            stderr::at_end();
         }
         // The lock is for the engine that resumes the migration.
         drop(file);
+        // Before standard error is closed.
+        stderr::at_end();
         held.hold(journal);
         return Ok(Status::Unfinished);
     }
