@@ -208,13 +208,13 @@ pub trait SourceGuest: Send {
         Ok(())
     }
 
-    /// *Commit* is about to be sent, or was sent by another engine: the guest may run elsewhere from
-    /// now on, and must not run here. Called while it is paused everywhere, so it must not wait.
+    /// *Commit* is about to be sent, or was sent by another engine: the guest may run elsewhere
+    /// from now on, and must not run here. Called while it is paused, so it must not wait.
     fn handing_over(&mut self) {}
 
     /// Fails if something was done to the guest since [`handing_over`](Self::handing_over) that
-    /// makes its memory useless to the destination: then no more of it is sent. Called now and then;
-    /// must not wait.
+    /// makes its memory useless to the destination: then no more of it is sent. Called now and
+    /// then; must not wait.
     fn check_handed_over(&mut self) -> Result<(), GuestError> {
         Ok(())
     }

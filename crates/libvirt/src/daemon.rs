@@ -125,8 +125,8 @@ impl Daemon {
     }
 
     /// The same, within this time; zero: only by the connection that there is. If there is none,
-    /// `otherwise` may answer instead. (To connect can take as long as the daemon needs to start: it
-    /// is systemd that listens.)
+    /// `otherwise` may answer instead. (To connect can take as long as the daemon needs to start:
+    /// systemd listens for it.)
     pub(crate) fn ask_or<T>(
         &self,
         what: &str,

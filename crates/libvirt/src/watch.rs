@@ -5,9 +5,9 @@
 //! whose QEMU does not refuse it can be resumed. The watch has a connection of its own, with
 //! libvirt's events. It outlives the daemon, which may be restarted.
 //!
-//! From *commit* on the domain's guest is a stale copy. If it is resumed, the watch pauses it again.
-//! What the copy has written to its memory meanwhile is not the guest's at the destination, so the
-//! engine sends no more pages.
+//! From *commit* on the domain's guest is a stale copy. If it is resumed, the watch pauses it
+//! again. What the copy has written to its memory meanwhile is not the guest's at the destination,
+//! so the engine sends no more pages.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -72,7 +72,11 @@ impl Watch {
             .name("libvirt-watch".to_owned())
             .spawn(move || watching.run());
         if let Err(error) = started {
-            tracing::warn!(%error, "starting the thread that watches the domain: what other clients of libvirt do to it is not noticed");
+            tracing::warn!(
+                %error,
+                "starting the thread that watches the domain: what other clients of libvirt do to it \
+                 is not noticed"
+            );
         }
         Self(shared)
     }

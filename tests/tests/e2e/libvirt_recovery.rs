@@ -185,8 +185,8 @@ fn wait_loaded(host: &LibvirtHost) {
     });
 }
 
-/// The daemon is killed when the destination has got *commit*, before it runs the guest, and ends the
-/// domain when it is started again. It is stopped first: the guest runs some milliseconds after
+/// The daemon is killed when the destination has got *commit*, before it runs the guest, and ends
+/// the domain when it is started again. It is stopped first: the guest runs some milliseconds after
 /// *commit* otherwise.
 #[test]
 #[ignore = "long: make test-libvirt"]
@@ -216,8 +216,8 @@ fn the_domain_stays_if_the_daemon_of_the_destination_is_killed_at_commit() {
     served.end();
 }
 
-/// The switchover fails when the guest is paused and the daemon is away: the guest does not wait for
-/// the daemon.
+/// The switchover fails when the guest is paused and the daemon is away: the guest does not wait
+/// for the daemon.
 #[test]
 #[ignore = "long: make test-libvirt"]
 fn a_paused_domain_does_not_wait_for_the_daemon_of_the_source() {

@@ -30,8 +30,8 @@ const DAEMON_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long QEMU may take to greet. It may be waiting for pages, to complete what it has loaded.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// QEMU's names for the states of a guest that libvirt's restore has not run yet. (While it restores,
-/// no other client pauses it.)
+/// QEMU's names for the states of a guest that libvirt's restore has not run yet. (While it
+/// restores, no other client pauses it.)
 const NEVER_RAN: [&str; 3] = ["inmigrate", "paused", "prelaunch"];
 
 /// How often to look.

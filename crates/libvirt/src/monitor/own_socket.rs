@@ -17,7 +17,8 @@ use serde_json::{Value, json};
 
 use super::qmp;
 
-/// How long a command waits for QEMU's greeting, which comes at once unless the daemon is connected.
+/// How long a command waits for QEMU's greeting, which comes at once unless the daemon is
+/// connected.
 const GREETING_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// libvirt's name for the socket (`qemuDomainSetPrivatePaths` and `qemuProcessPrepareMonitorChr`).

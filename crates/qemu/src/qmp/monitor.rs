@@ -116,9 +116,9 @@ pub trait Monitor: fmt::Debug + Send + Sync {
     }
 
     /// Checks that the guest's owner has done nothing to it since the move began that the
-    /// destination does not know of. Called before the first round, right before the guest is paused,
-    /// and when it is `paused`: then it must not wait for long. (What QEMU itself reports is checked
-    /// elsewhere.)
+    /// destination does not know of. Called before the first round, right before the guest is
+    /// paused, and when it is `paused`: then it must not wait for long. (What QEMU itself reports
+    /// is checked elsewhere.)
     ///
     /// # Errors
     ///

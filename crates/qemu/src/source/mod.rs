@@ -334,8 +334,8 @@ impl QemuSource {
         self.qemu.process.pid()
     }
 
-    /// Begins to watch what others do to the guest, if they can use its monitor, and lets QEMU refuse
-    /// what it can refuse. Only once.
+    /// Begins to watch what others do to the guest, if they can use its monitor, and lets QEMU
+    /// refuse what it can refuse. Only once.
     fn begin_move(&mut self) -> Result<(), QmpError> {
         if self.move_lock.is_some() || !self.monitor.is_shared() {
             return Ok(());

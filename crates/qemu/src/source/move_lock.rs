@@ -4,12 +4,12 @@
 //! move. QEMU refuses two things by means of a block node that no device uses, with an image of a
 //! format for which QEMU cannot migrate guests:
 //!
-//! * From the beginning of the move: every migration of its own. With these are meant saving the
-//!   guest to a file, and snapshots of it, also. (`xen-save-devices-state`, which this crate uses,
-//!   asks for no migration blockers.) QEMU's reason names the node, and so hikkoshi.
-//! * From *commit* on ([`MoveLock::keep_paused`]): to run the guest. When the device state is saved,
-//!   QEMU deactivates all images, and `cont` activates them again, or fails. An image cannot be
-//!   activated if a lock says that another program writes to it (`file-posix.c`: byte 100 and
+//! * From the beginning of the move: every migration of its own, and so also to save the guest to a
+//!   file, and snapshots of its memory. (`xen-save-devices-state`, which this crate uses, asks for
+//!   no migration blockers.) QEMU's reason names the node, and so hikkoshi.
+//! * From *commit* on ([`MoveLock::keep_paused`]): to run the guest. When the device state is
+//!   saved, QEMU deactivates all images, and `cont` activates them again, or fails. An image cannot
+//!   be activated if a lock says that another program writes to it (`file-posix.c`: byte 100 and
 //!   following, one for each permission that is used). That lock is of an open file description
 //!   (`fcntl(2)`), of which QEMU has a descriptor: it stays when this program is killed, and when
 //!   libvirt's daemon is.
@@ -76,7 +76,7 @@ impl MoveLock {
         Ok(lock_byte_shared(&self.file, WRITES)?)
     }
 
-    /// The contrary of [`keep_paused`](Self::keep_paused).
+    /// Undoes [`keep_paused`](Self::keep_paused).
     pub(super) fn let_run(&self) -> io::Result<()> {
         Ok(unlock_byte(&self.file, WRITES)?)
     }

@@ -43,8 +43,8 @@ pub(super) fn notify(
 }
 
 impl Session {
-    /// Notifies the destination of this failure, and waits until it has closed its links. Returns whether it was
-    /// notified.
+    /// Notifies the destination of this failure, and waits until it has closed its links. Returns
+    /// whether it was notified.
     pub(crate) fn notify_memory_lost(&mut self, failure: &SourceFailure) -> bool {
         if self.control_ended || !self.capabilities.contains(Capabilities::MEMORY_LOST) {
             return false;
