@@ -153,7 +153,7 @@ bench-status: guest ## what it costs an engine to serve the status of a large gu
 drills: guest-debian ## fault injection: the table of docs/reliability.md
 	cargo build --locked --release --package hikkoshi
 	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored fault_drills:: out_of_space:: completion:: links_cut:: processes_killed::
-	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored debian:: private_memory_recovery::
+	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored debian:: private_memory_recovery:: dashboard_resumed::
 	@cat $(BUILD)/drills.md
 
 # A sample of the rows is part of test-guests.

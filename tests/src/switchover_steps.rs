@@ -121,6 +121,8 @@ mod tests {
             "switchover": steps, "postcopy": true,
             "pages": { "precopy": 0, "zero": 0, "urgent": 0, "background": 0, "guest": 0 },
             "bytes": { "precopy": 0, "urgent": 0, "background": 0, "device_state": 0 },
+            "outages": [], "migration_id": "0123456789abcdef",
+            "side": if side == Side::Source { "source" } else { "destination" },
             "request_latency_us": none, "unmeasured_requests": 0, "faults": [],
             "request_stages_us": {
                 "fault_to_request": none, "request_to_page": none, "page_to_installed": none,

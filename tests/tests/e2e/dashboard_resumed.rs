@@ -50,6 +50,7 @@ fn lost_metric(id: &str, side: &str, value: u8) -> String {
 /// Both engines are killed in post-copy, and the dashboard is started again; another guest is moved
 /// meanwhile, whose engines remove the sockets. Then the migration is resumed.
 #[test]
+#[ignore = "moves two guests: make drills"]
 fn killed_engines_stay_known_and_are_a_part_of_the_resumed_migration() {
     let env = TestEnv::new();
     let folder = run_folder(&env);
