@@ -47,6 +47,7 @@ pub(crate) fn with_context(
         layout: ram.layout(),
     }));
     let mut machine = RecordedSource::new(start.record, live.stages_from(&watch.journal));
+    watch.control.begin(options, machine.stage(), &watch.cancel);
     observer.begin(&live);
     let shared = MigrationContext {
         ram,
@@ -57,11 +58,13 @@ pub(crate) fn with_context(
         live,
         observer: Arc::clone(observer),
         cancel: watch.cancel.clone(),
+        control: watch.control.clone(),
         options: options.clone(),
         urgency: UrgentActivity::new(),
     };
     let begun = Instant::now();
     let result = body(&shared, guest, &mut machine);
+    watch.control.end();
     let outcome = result.as_ref().err().map(|error| error.outcome);
     let keep_attached = match outcome {
         Some(Outcome::Stopped) => true,

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, MigrateControl, SourceGuest, resume_migrate};
+use hikkoshi_engine::{CancelFlag, MigrateControl, SourceControl, SourceGuest, resume_migrate};
 use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
 use hikkoshi_qemu::qmp::Monitor;
 use hikkoshi_qemu::{QemuSource, QuitError, RamFileSource};
@@ -94,6 +94,7 @@ pub(super) fn resume(
     security::warn_of_readable_key(&args.run.security, &*observer);
     let watch = MigrateControl {
         cancel,
+        control: SourceControl::new(),
         observer,
         journal: Arc::<SourceJournal>::clone(&journal),
     };
