@@ -3,10 +3,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
 use hikkoshi_engine::{ControlRefused, LimitChange, Mode, SourceControl, WhenStalled};
+use hikkoshi_pages::PAGE_SIZE;
 
 use crate::machine::Side;
 use crate::memory::{HUGE, HugePages, MIB, Memory, SMALL, layout};
@@ -29,13 +31,16 @@ fn never_converges(mut setup: Setup) -> Setup {
     setup
 }
 
-/// Calls `change` at the `nth` take of the log, from 0. The guest writes before each take.
+/// Calls `change` at the `nth` take of the log, from 0. The guest writes before each take while it
+/// runs.
 fn at_take(setup: &Setup, nth: u32, change: impl Fn(&SourceControl) + Send + Sync + 'static) {
     let takes = AtomicU32::new(0);
     let machine = Arc::clone(&setup.machine);
     let control = setup.source_control.clone();
     setup.source.script.at("take", move || {
-        machine.work(50);
+        if machine.runs() == Some(Side::Source) {
+            machine.work(50);
+        }
         if takes.fetch_add(1, Ordering::Relaxed) == nth {
             change(&control);
         }
@@ -85,6 +90,10 @@ fn pre_copy_into_other_memory_is_ended() {
     let layout_here = layout(&LAYOUT);
     for nth in [1, 6] {
         let (source, destination) = (Memory::private(&layout_here), Memory::new(&layout_here));
+        // What a guest has not written holds zeros.
+        for page in 0..layout_here.pages() {
+            source.store(page, &[0; PAGE_SIZE]);
+        }
         let setup = never_converges(Setup::in_memory(Mode::Hybrid, source, destination));
         at_take(&setup, nth, switch);
         assert!(setup.run().moved(true).0.postcopy);
@@ -151,19 +160,21 @@ fn a_higher_bandwidth_is_used_at_once() {
     let mut setup = Setup::new(Mode::Hybrid);
     setup.options.links = 1;
     setup.options.bandwidth = Some(1);
-    at_take(&setup, 0, |control| {
+    // The thread that takes the log is the one that sends, and waits after it.
+    let (taken, takes) = channel();
+    at_take(&setup, 0, move |_| taken.send(()).unwrap());
+    let control = setup.source_control.clone();
+    let changed = thread::spawn(move || {
+        takes.recv().unwrap();
+        thread::sleep(Duration::from_millis(100));
         let change = LimitChange {
             bandwidth: Some(None),
             ..LimitChange::default()
         };
-        let control = control.clone();
-        // When the link waits: the thread that takes the log is the one that sends.
-        thread::spawn(move || {
-            thread::sleep(Duration::from_millis(100));
-            assert_eq!(control.change(change).unwrap().bandwidth, Some(1));
-        });
+        assert_eq!(control.change(change).unwrap().bandwidth, Some(1));
     });
     let (source, _) = setup.run().moved(true);
+    changed.join().unwrap();
     assert!(source.postcopy);
 }
 
