@@ -131,7 +131,7 @@ impl StatusFolder {
 
     /// The socket of a new migration.
     pub(crate) fn socket(&self, migration: &Migration) -> PathBuf {
-        self.0.join(format!("{}.sock", name(migration)))
+        self.0.join(format!("{}.sock", migration.entry_name()))
     }
 
     /// All migrations, the newest first. None if the folder does not exist.
@@ -159,7 +159,9 @@ impl StatusFolder {
     /// # Errors
     /// If it cannot be written. Nothing is left then.
     pub fn store(&self, recording: &Recording) -> Result<PathBuf, FolderError> {
-        let file = self.0.join(format!("{}.json", name(&recording.migration)));
+        let file = self
+            .0
+            .join(format!("{}.json", recording.migration.entry_name()));
         let new = file.with_extension("new");
         let failed = |cause| FolderError::File {
             file: file.clone(),
@@ -256,19 +258,18 @@ impl Entry {
     }
 }
 
-/// The name of a migration in the folder. A process may take part in several, one after another.
-fn name(migration: &Migration) -> String {
-    let side = match migration.side {
-        Side::Source => "source",
-        Side::Destination => "destination",
-    };
-    let id: String = migration
-        .id
-        .chars()
-        .filter(char::is_ascii_hexdigit)
-        .take(8)
-        .collect();
-    format!("{side}-{}-{id}", migration.pid)
+impl Migration {
+    /// The name of its entry in the folder, without the extension. A process may take part in
+    /// several migrations, one after another.
+    pub fn entry_name(&self) -> String {
+        let side = match self.side {
+            Side::Source => "source",
+            Side::Destination => "destination",
+        };
+        let id = self.id.chars().filter(char::is_ascii_hexdigit);
+        let id: String = id.take(8).collect();
+        format!("{side}-{}-{id}", self.pid)
+    }
 }
 
 /// Reads the file of an ended migration.

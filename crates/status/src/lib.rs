@@ -26,7 +26,7 @@
 //!
 //! # What is missing
 //!
-//! - A client cannot control a migration here.
+//! - A client cannot control a migration here: `hikkoshi-control` does that.
 
 mod client;
 mod folder;
@@ -37,8 +37,8 @@ mod server;
 pub use client::{Follow, FollowError};
 pub use folder::{Entry, FolderError, Kind, StatusFolder};
 pub use record::{
-    Block, Bytes, End, Frame, GuestAt, LatencyBucket, Map, Memory, Migration, Notice, Outage,
-    Pages, Phase, Record, Recording, Requests, Round, Sample, Side, State, Step, TimeLeft,
+    Block, Bytes, End, Frame, GuestAt, LatencyBucket, Limits, Map, Memory, Migration, Notice,
+    Outage, Pages, Phase, Record, Recording, Requests, Round, Sample, Side, State, Step, TimeLeft,
 };
 pub use recorder::Recorder;
 pub use server::{ServeError, StatusServer};

@@ -412,6 +412,7 @@ impl<'a> Model<'a> {
             bytes: self.bytes,
             bytes_per_second: rate,
             dirty_pages_per_second: dirty,
+            limits: None,
             time_left: (self.total > self.done)
                 .then(|| time_left(self.total - self.done, self.case)),
             missing_pages: (self.phase == Phase::Postcopy).then_some(missing),

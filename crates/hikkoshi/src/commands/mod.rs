@@ -2,6 +2,7 @@
 
 pub(crate) mod check;
 pub(crate) mod complete_domain;
+pub(crate) mod control;
 pub(crate) mod dashboard;
 pub(crate) mod demo;
 pub(crate) mod dirty_rate;
@@ -21,5 +22,6 @@ pub(crate) mod receive;
 pub(crate) mod report;
 mod resume_command;
 mod signals;
+pub(crate) mod status;
 mod unfinished_migration;
 mod wait_for_source;

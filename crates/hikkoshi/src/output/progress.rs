@@ -91,7 +91,8 @@ impl Every {
     }
 }
 
-fn name(state: &State) -> String {
+/// The phase, for people.
+pub(crate) fn phase(state: &State) -> String {
     match state.phase {
         Phase::Connecting => "connecting".into(),
         Phase::Precopy => format!("pre-copy, round {}", state.round),
@@ -100,8 +101,8 @@ fn name(state: &State) -> String {
     }
 }
 
-/// Bytes per second.
-fn rate(bytes_per_second: f64) -> String {
+/// Bytes per second, for people.
+pub(crate) fn rate(bytes_per_second: f64) -> String {
     // A rate is positive, and `as` saturates.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let rate = bytes_per_second as u64;
@@ -184,7 +185,7 @@ fn format_line(state: &State, width: usize) -> String {
     let total = state.total_pages.max(1);
     let done = state.done_pages.min(total);
     let percent = u128::from(done) * 100 / u128::from(total);
-    let (name, percent) = (name(state), format!("{percent:>3}%"));
+    let (name, percent) = (phase(state), format!("{percent:>3}%"));
     let rate = rate(state.bytes_per_second);
     let with_comma = |text: String| format!(", {text}");
     let guest = guest(state).map_or_else(String::new, with_comma);
@@ -257,7 +258,7 @@ impl Display for Lines {
         let guest = guest(state).map_or_else(String::new, |guest| format!(", {guest}"));
         streams::notice(&format!(
             "{}: {} of {} pages, {}{guest}",
-            name(state),
+            phase(state),
             state.done_pages,
             state.total_pages,
             rate(state.bytes_per_second)
@@ -279,7 +280,7 @@ impl Display for Objects {
 
 /// A [`State`] as JSON, without what grows with the guest or with time (`docs/json.md`).
 #[derive(Debug, Serialize)]
-struct ProgressReport<'a> {
+pub(crate) struct ProgressReport<'a> {
     at_ms: u64,
     phase: Phase,
     round: u32,
@@ -357,6 +358,7 @@ mod tests {
             bytes: Bytes::default(),
             bytes_per_second: 123.4 * 1_048_576.0,
             dirty_pages_per_second: Some(2560.0),
+            limits: None,
             time_left: Some(TimeLeft {
                 low_s: 2.0,
                 likely_s: 3.5,

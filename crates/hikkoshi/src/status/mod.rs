@@ -4,14 +4,16 @@
 //! The engine hands over a [`Live`](hikkoshi_engine::report::Live) when a migration begins. One
 //! thread (`session.rs`) takes its state ten times a second (`sampler.rs`) and passes it on: to the
 //! progress display, and to the recording, which clients of the status socket get
-//! (`hikkoshi-status`).
+//! (`hikkoshi-status`). At the source another thread serves the control socket (`control.rs`).
 
 mod cells;
+mod control;
 mod rates;
 mod report_file;
 mod sampler;
 mod session;
 mod time_left;
 
+pub(crate) use control::Shown as ShownChange;
 pub(crate) use report_file::write_report;
 pub(crate) use session::{Session, SessionInfo};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use hikkoshi_engine::report::{GuestAt, Live, Outage, Phase, RoundAccount, Snapshot, Stage};
-use hikkoshi_engine::{Mode, report};
+use hikkoshi_engine::{Mode, SourceControl, report};
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_status::{self as status, Block, Memory, Migration, State};
@@ -18,6 +18,8 @@ use super::time_left::time_left;
 #[derive(Debug)]
 pub(super) struct Sampler {
     live: Arc<Live>,
+    /// At the source.
+    control: Option<SourceControl>,
     bytes: Rate,
     done: Rate,
     cells: Cells,
@@ -25,9 +27,10 @@ pub(super) struct Sampler {
 }
 
 impl Sampler {
-    pub(super) fn new(live: &Arc<Live>) -> Self {
+    pub(super) fn new(live: &Arc<Live>, control: Option<SourceControl>) -> Self {
         Self {
             live: Arc::clone(live),
+            control,
             bytes: Rate::default(),
             done: Rate::default(),
             cells: Cells::default(),
@@ -51,7 +54,13 @@ impl Sampler {
         let rates = self.done.add(now.at, done);
         let (map, dirty_rate) = self.cells.map(self.live.map(), &now);
         let dirty = map.dirty.iter().sum();
+        let limits = self.control.as_ref().map(SourceControl::limits);
         State {
+            limits: limits.map(|limits| status::Limits {
+                max_downtime_ms: (self.live.mode() == Mode::Precopy)
+                    .then(|| millis(limits.max_downtime)),
+                bandwidth: limits.bandwidth,
+            }),
             time_left: time_left(&now, self.live.mode(), rates, dirty_rate, dirty),
             dirty_pages_per_second: dirty_rate,
             bytes_per_second,
@@ -146,6 +155,7 @@ fn state(now: &Snapshot) -> State {
         },
         bytes_per_second: 0.0,
         dirty_pages_per_second: None,
+        limits: None,
         time_left: None,
         missing_pages: now.missing,
         waiting_pages: now.waiting.len() as u64,

@@ -1,16 +1,18 @@
 //! One run of `migrate` or `receive`, as it is shown and recorded.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
+use hikkoshi_control::{ControlFolder, ControlServer};
 use hikkoshi_engine::report::Live;
-use hikkoshi_engine::{Observer, Priority, PriorityClass};
+use hikkoshi_engine::{Observer, Priority, PriorityClass, SourceControl};
 use hikkoshi_status::{End, Record, Recorder, Recording, Side, StatusFolder, StatusServer};
 use serde_json::Value;
 
+use super::control;
 use super::report_file::write_report_of;
 use super::sampler::{Sampler, migration};
 use crate::args::RunOptions;
@@ -45,8 +47,12 @@ pub(crate) struct Session {
 /// What the session and its observer share.
 #[derive(Debug)]
 struct Shared {
+    itself: Weak<Shared>,
     info: Mutex<SessionInfo>,
+    /// What clients of the control socket change: at the source.
+    control: Mutex<Option<SourceControl>>,
     folder: StatusFolder,
+    control_folder: ControlFolder,
     display: Arc<dyn Display>,
     recording: Mutex<Option<RecordingThread>>,
     account: Mutex<Option<Value>>,
@@ -72,11 +78,15 @@ enum Event {
 impl Session {
     /// A session with the display that `run` asks for.
     pub(crate) fn new(run: &RunOptions, info: SessionInfo) -> Self {
+        let run_folder = run.journals.path();
         Self {
             run: run.clone(),
-            shared: Arc::new(Shared {
+            shared: Arc::new_cyclic(|itself| Shared {
+                itself: Weak::clone(itself),
                 info: Mutex::new(info),
-                folder: StatusFolder::in_run_folder(&run.journals.path()),
+                control: Mutex::default(),
+                folder: StatusFolder::in_run_folder(&run_folder),
+                control_folder: ControlFolder::in_run_folder(&run_folder),
                 display: progress::display(run.progress),
                 recording: Mutex::default(),
                 account: Mutex::default(),
@@ -92,6 +102,11 @@ impl Session {
     /// The guest's name, if the command line does not have it.
     pub(crate) fn set_guest(&self, guest: &str) {
         guest.clone_into(&mut lock(&self.shared.info).guest);
+    }
+
+    /// Lets clients of the control socket change the migration that begins next.
+    pub(crate) fn set_control(&self, control: &SourceControl) {
+        *lock(&self.shared.control) = Some(control.clone());
     }
 
     /// The observer for the engine.
@@ -153,10 +168,16 @@ impl Observer for Shared {
                 );
             })
             .ok();
+        let control = lock(&self.control).clone();
+        let control_server = control.as_ref().and_then(|control| {
+            let name = recorder.recording().migration.entry_name();
+            self.serve_control(&name, control)
+        });
         let mut recorded = Recorded {
-            sampler: Sampler::new(live),
+            sampler: Sampler::new(live, control),
             recorder,
             server,
+            control_server,
             display: Arc::clone(&self.display),
         };
         let (sender, events) = channel();
@@ -190,11 +211,35 @@ impl Observer for Shared {
     }
 }
 
+impl Shared {
+    /// Serves the control socket of the migration with this name.
+    fn serve_control(&self, name: &str, control: &SourceControl) -> Option<ControlServer> {
+        let (control, itself) = (control.clone(), Weak::clone(&self.itself));
+        let handle = move |command| {
+            control::handle(command, &control, &|text| {
+                // It is gone when the session has ended.
+                if let Some(observer) = itself.upgrade() {
+                    observer.notice(text);
+                }
+            })
+        };
+        ControlServer::start(&self.control_folder, name, handle)
+            .inspect_err(|error| {
+                tracing::warn!(
+                    error = %Report::new(error),
+                    "`hikkoshi set`, `switch` and `cancel` cannot reach this migration"
+                );
+            })
+            .ok()
+    }
+}
+
 /// What the thread works with.
 struct Recorded {
     sampler: Sampler,
     recorder: Recorder,
     server: Option<StatusServer>,
+    control_server: Option<ControlServer>,
     display: Arc<dyn Display>,
 }
 
@@ -239,6 +284,7 @@ impl Recorded {
 
     /// The last state, and the end.
     fn finish(mut self, end: Option<End>, folder: &StatusFolder) -> Recording {
+        drop(self.control_server.take());
         self.take();
         if let Some(end) = end {
             self.recorder.end(end.clone());

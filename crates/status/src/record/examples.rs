@@ -42,6 +42,7 @@ pub(crate) fn state(at_ms: u64) -> State {
         bytes: Bytes::default(),
         bytes_per_second: 0.0,
         dirty_pages_per_second: None,
+        limits: None,
         time_left: None,
         missing_pages: None,
         waiting_pages: 0,

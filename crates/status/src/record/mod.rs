@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 pub use map::{Frame, Map};
 pub use migration::{Block, Memory, Migration, Side};
 pub use state::{
-    Bytes, GuestAt, LatencyBucket, Outage, Pages, Phase, Requests, Round, State, Step, TimeLeft,
+    Bytes, GuestAt, LatencyBucket, Limits, Outage, Pages, Phase, Requests, Round, State, Step,
+    TimeLeft,
 };
 
 /// One line of a status socket.

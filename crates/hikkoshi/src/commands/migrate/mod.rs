@@ -113,9 +113,11 @@ fn start(
         observer.notice(&note);
     }
     let late_cancel = Arc::new(LateCancelNotice::new(cancel.clone(), observer));
+    let control = SourceControl::new();
+    session.set_control(&control);
     let watch = MigrateControl {
         cancel,
-        control: SourceControl::new(),
+        control,
         observer: late_cancel.observer(),
         journal: Arc::new(CommitJournal {
             journal: Arc::clone(&journal),

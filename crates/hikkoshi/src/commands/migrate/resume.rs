@@ -92,9 +92,11 @@ pub(super) fn resume(
     session.set_guest(&NamedGuest::at(&address).to_string());
     let observer = session.observer();
     security::warn_of_readable_key(&args.run.security, &*observer);
+    let control = SourceControl::new();
+    session.set_control(&control);
     let watch = MigrateControl {
         cancel,
-        control: SourceControl::new(),
+        control,
         observer,
         journal: Arc::<SourceJournal>::clone(&journal),
     };

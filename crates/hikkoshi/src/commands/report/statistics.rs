@@ -138,6 +138,7 @@ fn state(statistics: Statistics, at_ms: u64, stage: &str, peer_stage: &str) -> S
         },
         bytes_per_second: 0.0,
         dirty_pages_per_second: None,
+        limits: None,
         time_left: None,
         missing_pages: statistics.postcopy.then_some(0),
         waiting_pages: 0,
