@@ -91,8 +91,8 @@ impl Precopy {
         }
     }
 
-    /// Sends rounds until the dirty pages fit into the downtime, or `options` or the control require
-    /// the switchover.
+    /// Sends rounds until the dirty pages fit into the downtime, or `options` or the control
+    /// require the switchover.
     pub(crate) fn run(
         &mut self,
         guest: &mut dyn SourceGuest,

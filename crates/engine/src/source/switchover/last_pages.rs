@@ -12,8 +12,8 @@ use crate::source::precopy::{Precopy, RoundRest};
 pub(crate) enum LastPages {
     /// In a last round, with the guest paused.
     Precopy(Box<Precopy>),
-    /// After the switchover: the pages in the dirty log, and those that the last round has not sent.
-    /// The links are empty.
+    /// After the switchover: the pages in the dirty log, and those that the last round has not
+    /// sent. The links are empty.
     Hybrid(Arc<dyn DirtyLog>, Vec<BackgroundSender>, RoundRest),
     /// After the switchover: all pages.
     Postcopy(Vec<BackgroundSender>),
