@@ -144,7 +144,8 @@ fn try_as_another_user(folder: &Path) {
     let set = |path: &Path, mode| {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     };
-    (set(&control, 0o711), set(&socket, 0o666));
+    set(&control, 0o711);
+    set(&socket, 0o666);
     let outcome = as_nobody().unwrap();
     assert_eq!(outcome["refused"]["reason"], "not_permitted", "{outcome}");
     let message = outcome["refused"]["message"].as_str().unwrap();
@@ -152,7 +153,8 @@ fn try_as_another_user(folder: &Path) {
     // A client of the owner does not trust such a folder either.
     let exit = run(folder, &["cancel"]);
     exit.assert(2, &["mode 711"]);
-    (set(&control, 0o700), set(&socket, 0o600));
+    set(&control, 0o700);
+    set(&socket, 0o600);
 }
 
 /// The dashboard's process cannot reach the control socket.
