@@ -10,6 +10,9 @@ use crate::output::progress::ProgressReport;
 /// allows for it when it decides that pre-copy has converged.
 const SWITCHOVER_MS: f64 = 20.0;
 
+/// A round with more bytes than this says how fast the link is: as the engine decides it.
+const MEASURABLE: u64 = 8 << 20;
+
 /// A migration.
 #[derive(Debug, Serialize)]
 struct MigrationReport<'a> {
@@ -51,8 +54,8 @@ pub(crate) fn json_line(seen: &Seen) -> String {
 }
 
 /// How long the guest would be paused if pre-copy ended now: the time that the pages that are dirty
-/// need at the rate of the last round, and that of the switchover. `None`: that is not known yet,
-/// or not what decides.
+/// need at the rate of the last round that says it, and that of the switchover. `None`: that is not
+/// known yet, or not what decides.
 #[allow(clippy::cast_precision_loss)] // A time for people.
 pub(super) fn expected_downtime_ms(seen: &Seen, state: &State) -> Option<f64> {
     let migration = &seen.migration;
@@ -62,13 +65,17 @@ pub(super) fn expected_downtime_ms(seen: &Seen, state: &State) -> Option<f64> {
     {
         return None;
     }
-    let mut ended = state.rounds.iter().rev();
-    let (round, took) = ended.find_map(|round| {
+    let ended = state.rounds.iter().rev().filter_map(|round| {
         let took = round.ended_ms?.checked_sub(round.begun_ms)?;
         (took > 0 && round.bytes > 0).then_some((round, took))
-    })?;
+    });
+    let mut ended: Vec<_> = ended.collect();
+    let (last, _) = *ended.first()?;
+    // A short round measures buffers rather than the link.
+    ended.sort_by_key(|(round, _)| round.bytes <= MEASURABLE);
+    let (round, took) = *ended.first()?;
     let dirty = match state.map.dirty.is_empty() {
-        true => round.dirty_pages?,
+        true => last.dirty_pages?,
         false => state
             .map
             .dirty
@@ -119,6 +126,11 @@ mod tests {
         assert!((at_end - 220.0).abs() < 1e-6, "{at_end}");
         // 10 MiB are dirty now.
         state.map.dirty = vec![2000, 560];
+        let now = expected_downtime_ms(&seen, &state).unwrap();
+        assert!((now - 120.0).abs() < 1e-6, "{now}");
+        // A short round does not say the rate.
+        state.rounds[1].ended_ms = Some(2100);
+        state.rounds[1].bytes = 1 << 20;
         let now = expected_downtime_ms(&seen, &state).unwrap();
         assert!((now - 120.0).abs() < 1e-6, "{now}");
         seen.migration.mode = "hybrid".into();
