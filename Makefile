@@ -141,6 +141,12 @@ test-libvirt: guest-images ## domains of libvirt: their monitors, `check`, and m
 	$(WITH_LIBVIRT) CI=true cargo test --locked --package hikkoshi-libvirt --features libvirt
 	$(WITH_LIBVIRT) CI=true HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt --include-ignored
 
+# One move with everything that is quick is part of test-guests.
+.PHONY: test-control
+test-control: guest ## real migrations that are shown, changed, switched and cancelled by commands
+	cargo build --locked --release --package hikkoshi
+	cargo test --locked --package hikkoshi-tests --test e2e -- control:: --include-ignored
+
 # The machine should be quiet. For docs/status.md.
 .PHONY: bench-status
 bench-status: guest ## what it costs an engine to serve the status of a large guest

@@ -28,6 +28,14 @@ impl JsonSchema {
         Self::read("status.schema.json")
     }
 
+    /// Reads the schema of requests to a control socket: `docs/control.schema.json`.
+    ///
+    /// # Panics
+    /// When the file does not exist.
+    pub fn of_control() -> Self {
+        Self::read("control.schema.json")
+    }
+
     fn read(name: &str) -> Self {
         let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
         let text = std::fs::read_to_string(docs.join(name)).unwrap();

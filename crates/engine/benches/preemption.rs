@@ -18,7 +18,7 @@ use hikkoshi_engine::{CancelFlag, Priority, PriorityClass};
 use hikkoshi_lab::{HostPair, Namespace, RateLimit};
 use hikkoshi_link::tls::{TimeLimits, TlsClient, TlsServer};
 use hikkoshi_link::{
-    BackgroundSender, LinkError, LinkReader, LinkWriter, Stream, UrgentActivity, split,
+    BackgroundSender, Bandwidth, LinkError, LinkReader, LinkWriter, Stream, UrgentActivity, split,
 };
 use hikkoshi_pages::{PAGE_SIZE, Page, PageRange};
 use hikkoshi_wire::{Frame, HEADER_LEN, Limits};
@@ -196,7 +196,7 @@ fn push(
     stop: &CancelFlag,
 ) {
     trial.priority.apply(PriorityClass::Background);
-    let mut link = BackgroundSender::new(reader, writer, None);
+    let mut link = BackgroundSender::new(reader, writer, &Bandwidth::unlimited());
     if trial.bound {
         link.yield_to_urgent(urgency, trial.links as u64);
     }

@@ -41,7 +41,8 @@
 //!
 //! use hikkoshi_engine::report::Silent;
 //! use hikkoshi_engine::{
-//!     Account, CancelFlag, MigrateError, Mode, SourceGuest, SourceOptions, MigrateControl, migrate,
+//!     Account, CancelFlag, MigrateControl, MigrateError, Mode, SourceControl, SourceGuest,
+//!     SourceOptions, migrate,
 //! };
 //! use hikkoshi_handover::Unrecorded;
 //! use hikkoshi_link::Address;
@@ -54,6 +55,7 @@
 //!     };
 //!     let watch = MigrateControl {
 //!         cancel: CancelFlag::new(),
+//!         control: SourceControl::new(),
 //!         observer: Arc::new(Silent),
 //!         journal: Arc::new(Unrecorded),
 //!     };
@@ -93,9 +95,9 @@ pub use obstacle::DestinationObstacle;
 pub use report::{Account, Observer};
 pub use retry::RetryFor;
 pub use source::{
-    Comparison, Convergence, GuestOffer, LogRanges, MigrateControl, MigrateError, ProbeOptions,
-    ProbedLine, ReadAhead, SourceOptions, WhenStalled, compare, give_up_migrate, migrate, probe,
-    resume_migrate,
+    Comparison, ControlRefused, Convergence, GuestOffer, LimitChange, LogRanges, MigrateControl,
+    MigrateError, MigrationLimits, ProbeOptions, ProbedLine, ReadAhead, SourceControl,
+    SourceOptions, WhenStalled, compare, give_up_migrate, migrate, probe, resume_migrate,
 };
 
 pub use hikkoshi_wire::{Domain, MAX_LINKS, Mode};

@@ -25,7 +25,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
 use hikkoshi_engine::report::Silent;
-use hikkoshi_engine::{CancelFlag, MigrateControl, Mode, SourceOptions, migrate};
+use hikkoshi_engine::{CancelFlag, MigrateControl, Mode, SourceControl, SourceOptions, migrate};
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::tls::{TlsClient, TlsServer};
@@ -181,6 +181,7 @@ fn counted(tls: bool) -> (usize, u64) {
         };
         let watch = MigrateControl {
             cancel: cancel.clone(),
+            control: SourceControl::new(),
             observer: Arc::new(Silent),
             journal: Arc::new(Unrecorded),
         };

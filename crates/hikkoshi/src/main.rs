@@ -2,7 +2,8 @@
 //!
 //! `receive` waits at the destination, `migrate` moves a guest to it, and `demo` shows both with a
 //! test guest. `check`, `dirty-rate` and `estimate` examine a guest that stays where it is.
-//! `dashboard` shows the migrations of this host, and `report` makes a page of those that have
+//! `status` shows the migrations of this host, and `set`, `switch` and `cancel` control those that
+//! run. `dashboard` shows them on a page, and `report` makes a page of those that have
 //! ended. Their output is for people; `--json` and `--progress json` are for programs.
 //!
 //! | folder | holds |
@@ -28,7 +29,8 @@ use args::requested_output::RequestedOutput;
 use args::{Args, Command};
 use clap::Parser;
 use commands::{
-    check, dashboard, demo, dirty_rate, estimate, guard, migrate, receive, report as report_command,
+    check, control, dashboard, demo, dirty_rate, estimate, guard, migrate, receive,
+    report as report_command, status as status_command,
 };
 use output::exit::{End, Exit, Status};
 use output::reason::Reason;
@@ -48,6 +50,10 @@ fn main() -> std::process::ExitCode {
     let ended = log::start().and_then(|()| match &args.command {
         Command::Receive(args) => receive::run(args),
         Command::Migrate(args) => migrate::run(args),
+        Command::Status(args) => status_command::run(args),
+        Command::Set(args) => control::set(args),
+        Command::Switch(args) => control::switch(args),
+        Command::Cancel(args) => control::cancel(args),
         Command::Check(args) => check::run(args),
         Command::DirtyRate(args) => dirty_rate::run(args),
         Command::Report(args) => report_command::run(args),

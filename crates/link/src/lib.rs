@@ -51,7 +51,7 @@ pub mod tls;
 pub use accept::{Listener, WaitEnded, WaitLimit};
 pub use address::{Address, AddressError, ResolveError};
 pub use connect::Remote;
-pub use flow::{Answering, BackgroundSender, RateLimit, UrgentActivity};
+pub use flow::{Answering, BackgroundSender, Bandwidth, RateLimit, UrgentActivity};
 pub use handshake::{HandshakeError, hello, open};
 pub use stream::{
     AcceptedLink, DEFAULT_STALL_TIMEOUT, LinkError, LinkReader, LinkWriter, Stream, TICK, split,

@@ -147,7 +147,7 @@ impl StatusFolder {
 
     /// The socket of a new migration.
     pub(crate) fn socket(&self, migration: &Migration) -> PathBuf {
-        self.0.join(format!("{}.sock", name(migration)))
+        self.0.join(format!("{}.sock", migration.entry_name()))
     }
 
     /// All migrations, the newest first. None if the folder does not exist.
@@ -177,7 +177,7 @@ impl StatusFolder {
     /// # Errors
     /// If it cannot be written. What was stored before is still there then.
     pub fn store(&self, recording: &Recording) -> Result<PathBuf, FolderError> {
-        let name = name(&recording.migration);
+        let name = recording.migration.entry_name();
         let file = self.0.join(format!("{name}.json"));
         let new = file.with_extension("new");
         let failed = |cause| FolderError::File {
@@ -306,19 +306,18 @@ impl Entry {
     }
 }
 
-/// The name of a migration in the folder. A process may take part in several, one after another.
-fn name(migration: &Migration) -> String {
-    let side = match migration.side {
-        Side::Source => "source",
-        Side::Destination => "destination",
-    };
-    let id: String = migration
-        .id
-        .chars()
-        .filter(char::is_ascii_hexdigit)
-        .take(8)
-        .collect();
-    format!("{side}-{}-{id}", migration.pid)
+impl Migration {
+    /// The name of its entry in the folder, without the extension. A process may take part in
+    /// several migrations, one after another.
+    pub fn entry_name(&self) -> String {
+        let side = match self.side {
+            Side::Source => "source",
+            Side::Destination => "destination",
+        };
+        let id = self.id.chars().filter(char::is_ascii_hexdigit);
+        let id: String = id.take(8).collect();
+        format!("{side}-{}-{id}", self.pid)
+    }
 }
 
 /// Reads the file of a migration.
@@ -538,7 +537,7 @@ mod tests {
         assert_eq!(files(&folder).len(), KEPT);
         // One of them can be stored again.
         let own = recorded(8);
-        let own_name = folder.path().join(name(&own.recording().migration));
+        let own_name = folder.path().join(own.recording().migration.entry_name());
         for extension in ["json", "sock"] {
             let old = folder.path().join("r0").with_extension(extension);
             fs::rename(old, own_name.with_extension(extension)).unwrap();

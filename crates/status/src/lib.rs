@@ -33,7 +33,7 @@
 //!
 //! # What is missing
 //!
-//! - A client cannot control a migration here.
+//! - A client cannot control a migration here: `hikkoshi-control` does that.
 
 mod client;
 mod connect;
@@ -49,8 +49,8 @@ pub use folder::{Entry, FolderError, Kind, StatusFolder};
 pub use join::{Continued, join_all};
 pub use record::{
     Block, Bytes, Converges, DirtyRates, End, Engine, Frame, GuestAt, GuestRange, LatencyBucket,
-    Map, Memory, Migration, Notice, Outage, Pages, Phase, Record, Recording, Repeated, Repeats,
-    Requests, Round, Sample, Side, State, Step, TimeLeft, Unknown,
+    Limits, Map, Memory, Migration, Notice, Outage, Pages, Phase, Record, Recording, Repeated,
+    Repeats, Requests, Round, Sample, Side, State, Step, TimeLeft, Unknown,
 };
 pub use recorder::Recorder;
 pub use server::{ServeError, StatusServer};

@@ -27,8 +27,8 @@ use std::time::Duration;
 
 use hikkoshi_engine::report::Silent;
 use hikkoshi_engine::{
-    Account, CancelFlag, DestinationOptions, MigrateControl, Mode, ReceiveControl, SourceOptions,
-    migrate, receive,
+    Account, CancelFlag, DestinationOptions, MigrateControl, Mode, ReceiveControl, SourceControl,
+    SourceOptions, migrate, receive,
 };
 use hikkoshi_ept::LogMethod;
 use hikkoshi_handover::Unrecorded;
@@ -115,6 +115,7 @@ fn move_guest(mode: Mode, tracker: Tracker) -> Result<(Account, Checked), Box<dy
         };
         let watch = MigrateControl {
             cancel: CancelFlag::new(),
+            control: SourceControl::new(),
             observer: Arc::new(Silent),
             journal: Arc::new(Unrecorded),
         };

@@ -44,8 +44,8 @@ use clap::{Parser, ValueEnum};
 use error_reporter::Report;
 use hikkoshi_engine::report::Silent;
 use hikkoshi_engine::{
-    Account, CancelFlag, DestinationOptions, MigrateControl, Mode, ReceiveControl, SourceOptions,
-    migrate, receive,
+    Account, CancelFlag, DestinationOptions, MigrateControl, Mode, ReceiveControl, SourceControl,
+    SourceOptions, migrate, receive,
 };
 use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::{Address, Listener};
@@ -185,6 +185,7 @@ fn connect(source: &mut Source, destination: &mut Destination, mode: Mode) -> Re
         };
         let control = MigrateControl {
             cancel: CancelFlag::new(),
+            control: SourceControl::new(),
             observer: Arc::new(Silent),
             journal: Arc::new(Unrecorded),
         };

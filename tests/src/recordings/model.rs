@@ -430,6 +430,7 @@ impl<'a> Model<'a> {
             repeats: source.then_some(self.repeats),
             bytes_per_second: rate,
             dirty_pages_per_second: dirty,
+            limits: None,
             time_left: (self.total > self.done)
                 .then(|| time_left(self.total - self.done, self.case)),
             converges: None,

@@ -47,6 +47,10 @@ impl Dashboard {
         }
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.program.pid()
+    }
+
     /// Ends it as a service manager does.
     pub(crate) fn end(mut self) {
         self.program.signal(Signal::TERM);

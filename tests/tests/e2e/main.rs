@@ -8,6 +8,7 @@ mod cancel;
 mod check;
 mod cli_output;
 mod completion;
+mod control;
 mod cpu_compatibility;
 mod dashboard;
 mod dashboard_cost;

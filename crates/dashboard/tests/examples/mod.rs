@@ -66,6 +66,7 @@ pub(crate) fn state(migration: &Migration, at_ms: u64) -> State {
         repeats: None,
         bytes_per_second: 3001.5,
         dirty_pages_per_second: Some(3002.5),
+        limits: None,
         time_left: Some(TimeLeft {
             low_s: 1.5,
             likely_s: 2.5,

@@ -9,6 +9,7 @@ use hikkoshi_linux::CancelFlag;
 use hikkoshi_memory::GuestRam;
 
 use crate::report::{Counters, Live, MemoryMap, Observer, SwitchoverSteps, Tracker};
+use crate::source::control::SourceControl;
 use crate::source::error::{SourceFailure, list_blocks};
 use crate::source::options::SourceOptions;
 use crate::source::private_blocks::may_be_lost;
@@ -19,6 +20,8 @@ use crate::source::sent_pages::SentPages;
 pub struct MigrateControl {
     /// Cancels the migration.
     pub cancel: CancelFlag,
+    /// Changes the migration. Belongs to this one only.
+    pub control: SourceControl,
     /// Can read the state, and receives notices.
     pub observer: Arc<dyn Observer>,
     /// Stores the record. *Commit* is sent only after
@@ -50,6 +53,8 @@ pub(crate) struct MigrationContext {
     pub(crate) steps: Arc<SwitchoverSteps>,
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) cancel: CancelFlag,
+    /// Limits that were changed are here, and not in the options.
+    pub(crate) control: SourceControl,
     pub(crate) options: SourceOptions,
     /// Set by the thread that answers requests. The background links yield to it.
     pub(crate) urgency: UrgentActivity,

@@ -48,6 +48,7 @@ pub(crate) fn with_context(
         layout: ram.layout(),
     }));
     let mut machine = RecordedSource::new(start.record, live.stages_from(&watch.journal));
+    watch.control.begin(options, machine.stage(), &watch.cancel);
     observer.begin(&live);
     let sent = match start.resumed {
         false => SentPages::none(ram.layout().pages(), options),
@@ -63,11 +64,13 @@ pub(crate) fn with_context(
         live,
         observer: Arc::clone(observer),
         cancel: watch.cancel.clone(),
+        control: watch.control.clone(),
         options: options.clone(),
         urgency: UrgentActivity::new(),
     };
     let begun = Instant::now();
     let result = body(&shared, guest, &mut machine);
+    watch.control.end();
     let outcome = result.as_ref().err().map(|error| error.outcome);
     let keep_attached = match outcome {
         Some(Outcome::Stopped) => true,

@@ -164,6 +164,7 @@ fn before_pause(
 ) -> Result<LastPages, SourceFailure> {
     let options = &shared.options;
     let rest = if options.mode == Mode::Postcopy {
+        shared.control.skip_precopy();
         guest.prepare_pause()?;
         LastPages::Postcopy(links)
     } else {
@@ -184,7 +185,8 @@ fn before_pause(
             }
             PrecopyResult::StartPostcopy => {
                 guest.prepare_pause()?;
-                LastPages::Hybrid(log, precopy.into_links()?)
+                let (links, rest) = precopy.into_links()?;
+                LastPages::Hybrid(log, links, rest)
             }
         }
     };

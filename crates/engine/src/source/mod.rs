@@ -13,6 +13,7 @@
 mod ask_destination;
 mod chunks;
 mod context;
+mod control;
 mod error;
 mod give_up;
 mod guest_offer;
@@ -35,6 +36,7 @@ mod unsent;
 
 pub use ask_destination::{Comparison, compare};
 pub use context::MigrateControl;
+pub use control::{ControlRefused, LimitChange, MigrationLimits, SourceControl};
 pub use error::{MigrateError, SourceFailure};
 pub use give_up::give_up_migrate;
 pub use guest_offer::GuestOffer;

@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hikkoshi_link::{BackgroundSender, HandshakeError, LinkError, Remote, hello, open, split};
+use hikkoshi_link::{
+    BackgroundSender, Bandwidth, HandshakeError, LinkError, Remote, hello, open, split,
+};
 use hikkoshi_linux::{CancelFlag, Priority, PriorityClass, sandbox_thread};
 use hikkoshi_memory::{GuestRam, PageReader};
 use hikkoshi_pages::{Page, PageRange};
@@ -120,7 +122,7 @@ pub fn probe(
             let stream = Arc::new(stream);
             let (acks, pages) = split(&stream, Limits { pages: PROBE_PAGES }, cancel)
                 .map_err(|error| SourceFailure::link(DOING)(LinkError::Io(error)))?;
-            let mut sender = BackgroundSender::new(acks, pages, None);
+            let mut sender = BackgroundSender::new(acks, pages, &Bandwidth::unlimited());
             sender.set_progress_timeout(Some(ANSWER_TIMEOUT));
             Ok(sender)
         })

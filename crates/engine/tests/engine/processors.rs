@@ -7,8 +7,8 @@ use std::thread;
 
 use error_reporter::Report;
 use hikkoshi_engine::{
-    CancelFlag, DestinationOptions, MigrateControl, Mode, ReceiveControl, SourceOptions, migrate,
-    receive,
+    CancelFlag, DestinationOptions, MigrateControl, Mode, ReceiveControl, SourceControl,
+    SourceOptions, migrate, receive,
 };
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
@@ -135,6 +135,7 @@ fn an_older_destination_is_refused() {
         });
         let watch = MigrateControl {
             cancel: CancelFlag::new(),
+            control: SourceControl::new(),
             observer: Arc::new(Notices::default()),
             journal: Arc::new(Unrecorded),
         };

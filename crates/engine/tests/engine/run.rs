@@ -11,8 +11,8 @@ use error_reporter::Report;
 use hikkoshi_engine::report::Live;
 use hikkoshi_engine::{
     Account, CancelFlag, DestinationOptions, MigrateControl, MigrateError, Mode, Observer,
-    ReceiveControl, ReceiveError, SourceOptions, give_up_migrate, give_up_receive, migrate,
-    receive, resume_migrate, resume_receive,
+    ReceiveControl, ReceiveError, SourceControl, SourceOptions, give_up_migrate, give_up_receive,
+    migrate, receive, resume_migrate, resume_receive,
 };
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::{DestinationRecord, Journal, SourceRecord, SourceStage};
@@ -97,6 +97,7 @@ pub(crate) struct Setup {
     pub options: SourceOptions,
     pub receive_options: DestinationOptions,
     pub source_cancel: CancelFlag,
+    pub source_control: SourceControl,
     pub destination_cancel: CancelFlag,
     policy: Option<Box<Policy>>,
     pub source_journal: Arc<Records<SourceRecord>>,
@@ -253,6 +254,7 @@ impl Setup {
             },
             receive_options: DestinationOptions::default(),
             source_cancel: CancelFlag::new(),
+            source_control: SourceControl::new(),
             destination_cancel: CancelFlag::new(),
             policy: None,
             source_journal: Arc::default(),
@@ -286,6 +288,7 @@ impl Setup {
             options,
             receive_options,
             source_cancel,
+            source_control,
             destination_cancel,
             policy,
             source_journal,
@@ -337,6 +340,7 @@ impl Setup {
                 .spawn(move || receive(destination, &listener, options_there, receive_control));
             let watch = MigrateControl {
                 cancel: source_cancel,
+                control: source_control,
                 observer: here,
                 journal: Arc::<Records<_>>::clone(&source_journal),
             };
@@ -490,6 +494,7 @@ impl Done {
     fn watch(&self) -> MigrateControl {
         MigrateControl {
             cancel: CancelFlag::new(),
+            control: SourceControl::new(),
             observer: Arc::<Notices>::clone(&self.notices),
             journal: Arc::<Records<_>>::clone(&self.source_journal),
         }
@@ -571,6 +576,7 @@ impl Done {
         let listener = Listener::bind(&address.parse().unwrap()).unwrap();
         let watch = MigrateControl {
             cancel: CancelFlag::new(),
+            control: SourceControl::new(),
             observer: Arc::<Notices>::clone(&self.notices),
             journal: Arc::<Records<_>>::clone(&self.source_journal),
         };

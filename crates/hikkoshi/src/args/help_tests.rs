@@ -66,6 +66,21 @@ fn options_stand_under_their_headings() {
          -: --help\n"
     );
     assert_eq!(
+        visible("status"),
+        "-: guest --help\n\
+         Connection: --journal\n\
+         Output: --all --watch --json\n"
+    );
+    assert_eq!(
+        visible("set"),
+        "-: guest --help\n\
+         Connection: --journal\n\
+         Migration: --bandwidth --max-downtime\n"
+    );
+    for name in ["switch", "cancel"] {
+        assert_eq!(visible(name), "-: guest --help\nConnection: --journal\n");
+    }
+    assert_eq!(
         visible("check"),
         "Connection: --qmp --domain --connect --to\n\
          Migration: --allow-device --allow-cpu-mismatch\n\
@@ -134,6 +149,10 @@ fn short_help_is_one_line_an_option() {
     for name in [
         "migrate",
         "receive",
+        "status",
+        "set",
+        "switch",
+        "cancel",
         "check",
         "dirty-rate",
         "dashboard",

@@ -9,6 +9,7 @@
 mod allow_device;
 mod bytes;
 mod check;
+mod control;
 mod convergence;
 mod dashboard;
 mod demo;
@@ -29,7 +30,9 @@ mod receive;
 mod report;
 pub(crate) mod requested_output;
 mod run_options;
+mod running;
 mod security;
+mod status;
 
 use std::path::Path;
 
@@ -37,6 +40,7 @@ use clap::{Parser, Subcommand};
 
 pub(crate) use allow_device::AllowDevice;
 pub(crate) use check::Check;
+pub(crate) use control::{Cancel, SetLimits, Switch};
 pub(crate) use convergence::{ConvergenceOptions, MAX_DOWNTIME_MS, WhenStalled};
 pub(crate) use dashboard::Dashboard;
 pub(crate) use demo::Demo;
@@ -50,7 +54,9 @@ pub(crate) use mode::RequestedMode;
 pub(crate) use receive::{Receive, ReceiveOptions};
 pub(crate) use report::Report;
 pub(crate) use run_options::{ProgressFormat, RunOptions};
+pub(crate) use running::RunningMigration;
 pub(crate) use security::{InvitationArg, Security};
+pub(crate) use status::MigrationStatus;
 
 /// What the exit status says, and what is set in the environment.
 const AFTER_HELP: &str = "\
@@ -69,6 +75,13 @@ Exit status of check:
   0  The guest can be moved
   1  It cannot, or QEMU cannot be examined
   2  The command line or the environment is invalid, or the file of --json cannot be written
+
+Exit status of status, set, switch and cancel:
+  0  It was shown, or done
+  1  The migration refuses to be changed: it has ended, it is too late, or it would have no
+     effect. The message says why
+  2  The command line or the environment is invalid, or there is no such migration, or
+     several
 
 Exit status of dirty-rate:
   0  The guest was measured
@@ -107,6 +120,14 @@ pub(crate) enum Command {
     Receive(Box<Receive>),
     /// Move a running guest to a destination
     Migrate(Box<Migrate>),
+    /// Show the migrations of this host: how far and how fast they are
+    Status(MigrationStatus),
+    /// Change the limits of a migration that runs
+    Set(SetLimits),
+    /// End the pre-copy of a migration that runs now, and continue with post-copy
+    Switch(Switch),
+    /// Cancel a migration that runs; the guest continues at the source
+    Cancel(Cancel),
     /// Check whether a guest can be moved, and how; changes nothing
     Check(Check),
     /// Measure how fast a guest writes to its memory, and to how much of it
@@ -129,7 +150,11 @@ impl Command {
         match self {
             Self::Receive(receive) => Some(&receive.run),
             Self::Migrate(migrate) => Some(&migrate.run),
-            Self::Check(_)
+            Self::Status(_)
+            | Self::Set(_)
+            | Self::Switch(_)
+            | Self::Cancel(_)
+            | Self::Check(_)
             | Self::DirtyRate(_)
             | Self::Report(_)
             | Self::Dashboard(_)

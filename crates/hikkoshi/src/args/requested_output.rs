@@ -19,7 +19,13 @@ impl RequestedOutput {
     /// Looks for the two options in `words`.
     pub(crate) fn find(words: impl IntoIterator<Item = OsString>) -> Self {
         let mut found = Self::default();
-        let mut words = words.into_iter();
+        let mut words = words.into_iter().peekable();
+        let program = words.next();
+        // Its `--json` has no file.
+        if words.peek().is_some_and(|command| command == "status") {
+            return found;
+        }
+        let mut words = program.into_iter().chain(words);
         while let Some(word) = words.next() {
             // These options are ASCII.
             match word.to_str().unwrap_or_default() {
@@ -60,6 +66,7 @@ mod tests {
             "--json",
             "--progress none",
             "-- --json=/f",
+            "hikkoshi status --json /f",
         ] {
             assert_eq!(find(neither), RequestedOutput::default(), "{neither}");
         }

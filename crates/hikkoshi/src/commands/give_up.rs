@@ -9,7 +9,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hikkoshi_engine::{
-    CancelFlag, DestinationGuest, MigrateControl, ReceiveControl, give_up_migrate, give_up_receive,
+    CancelFlag, DestinationGuest, MigrateControl, ReceiveControl, SourceControl, give_up_migrate,
+    give_up_receive,
 };
 use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
 use hikkoshi_qemu::qmp::MonitorAddress;
@@ -56,6 +57,7 @@ pub(super) fn source(
     let engine = entry.engine.clone();
     let watch = MigrateControl {
         cancel,
+        control: SourceControl::new(),
         observer: Arc::new(Notices),
         journal: Arc::new(OfflineJournal::new(file, entry)),
     };

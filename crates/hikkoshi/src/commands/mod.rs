@@ -1,6 +1,7 @@
 //! The commands: a file or folder each, and what several of them need.
 
 pub(crate) mod check;
+pub(crate) mod control;
 pub(crate) mod dashboard;
 pub(crate) mod demo;
 pub(crate) mod dirty_rate;
@@ -20,5 +21,6 @@ pub(crate) mod receive;
 pub(crate) mod report;
 mod resume_command;
 mod signals;
+pub(crate) mod status;
 mod unfinished_migration;
 mod wait_for_source;

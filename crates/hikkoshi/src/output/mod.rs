@@ -6,6 +6,7 @@ pub(crate) mod dirty_rate;
 pub(crate) mod estimate;
 pub(crate) mod exit;
 pub(crate) mod log;
+pub(crate) mod migrations;
 pub(crate) mod progress;
 mod progress_line;
 pub(crate) mod reason;

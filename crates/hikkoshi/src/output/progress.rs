@@ -132,7 +132,7 @@ impl Display for Objects {
 
 /// A [`State`] as JSON, without what grows with the guest or with time (`docs/json.md`).
 #[derive(Debug, Serialize)]
-struct ProgressReport<'a> {
+pub(crate) struct ProgressReport<'a> {
     at_ms: u64,
     phase: Phase,
     round: u32,
@@ -214,6 +214,7 @@ pub(super) mod tests {
             repeats: None,
             bytes_per_second: 123.4 * 1_048_576.0,
             dirty_pages_per_second: Some(2560.0),
+            limits: None,
             time_left: Some(TimeLeft {
                 low_s: 2.0,
                 likely_s: 3.5,

@@ -31,12 +31,7 @@ impl ProgressLine {
     pub(super) fn of(state: &State) -> Self {
         let (left, range) = left(state);
         Self {
-            phase: match state.phase {
-                Phase::Connecting => "connecting".into(),
-                Phase::Precopy => format!("pre-copy, round {}", state.round),
-                Phase::Switchover => "switchover".into(),
-                Phase::Postcopy => "post-copy".into(),
-            },
+            phase: phase(state),
             done: state.done_pages,
             total: state.total_pages,
             rate: rate(state.bytes_per_second),
@@ -130,8 +125,18 @@ fn bar(done: u64, total: u64, columns: usize) -> String {
     )
 }
 
+/// The phase, for people.
+pub(super) fn phase(state: &State) -> String {
+    match state.phase {
+        Phase::Connecting => "connecting".into(),
+        Phase::Precopy => format!("pre-copy, round {}", state.round),
+        Phase::Switchover => "switchover".into(),
+        Phase::Postcopy => "post-copy".into(),
+    }
+}
+
 /// Bytes per second.
-fn rate(bytes_per_second: f64) -> String {
+pub(super) fn rate(bytes_per_second: f64) -> String {
     // A rate is positive, and `as` saturates.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let rate = bytes_per_second as u64;

@@ -5,8 +5,10 @@
 //! thread (`session.rs`) takes its state ten times a second (`sampler.rs`) and passes it on: to the
 //! progress display, and to the recording, which clients of the status socket get
 //! (`hikkoshi-status`). Now and then (`renewal.rs`) it stores the recording in the status folder.
+//! At the source another thread serves the control socket (`control.rs`).
 
 mod cells;
+mod control;
 mod converges;
 mod rates;
 mod renewal;
@@ -15,6 +17,7 @@ mod sampler;
 mod session;
 mod time_left;
 
+pub(crate) use control::Shown as ShownChange;
 pub(crate) use report_file::write_report;
 pub(crate) use sampler::{outage, repeats, round};
 pub(crate) use session::{Session, SessionInfo};

@@ -6,7 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use hikkoshi_engine::report::{
     GuestAt, Live, Outage, Phase, Repeated, Repeats, RoundAccount, Snapshot, Stage,
 };
-use hikkoshi_engine::{Mode, SourceOptions, report};
+use hikkoshi_engine::{Mode, SourceControl, SourceOptions, report};
 use hikkoshi_estimate::WorkingSet;
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_pages::{GuestRange, PAGE_BYTES};
@@ -22,6 +22,8 @@ use super::time_left::{Writes, time_left};
 #[derive(Debug)]
 pub(super) struct Sampler {
     live: Arc<Live>,
+    /// At the source.
+    control: Option<SourceControl>,
     bytes: Rate,
     done: Rate,
     cells: Cells,
@@ -31,12 +33,17 @@ pub(super) struct Sampler {
 }
 
 impl Sampler {
-    pub(super) fn new(live: &Arc<Live>, info: &SessionInfo) -> Self {
+    pub(super) fn new(
+        live: &Arc<Live>,
+        info: &SessionInfo,
+        control: Option<SourceControl>,
+    ) -> Self {
         let max_downtime = info.max_downtime_ms.map(Duration::from_millis);
         Self {
             max_downtime: max_downtime.unwrap_or(SourceOptions::default().max_downtime),
             working_set: info.working_set.clone(),
             live: Arc::clone(live),
+            control,
             bytes: Rate::default(),
             done: Rate::default(),
             cells: Cells::default(),
@@ -65,9 +72,15 @@ impl Sampler {
             dirty: map.dirty.iter().sum(),
             working_set: self.working_set.as_ref(),
         };
-        let converges = converges(&now, mode, self.max_downtime);
+        let limits = self.control.as_ref().map(SourceControl::limits);
+        let max_downtime = limits.map_or(self.max_downtime, |limits| limits.max_downtime);
+        let converges = converges(&now, mode, max_downtime);
         let ends = converges != Some(Converges::No);
         State {
+            limits: limits.map(|limits| status::Limits {
+                max_downtime_ms: (mode == Mode::Precopy).then(|| millis(limits.max_downtime)),
+                bandwidth: limits.bandwidth,
+            }),
             time_left: time_left(&now, mode, rates, &writes).filter(|_| ends),
             converges,
             dirty_pages_per_second: dirty_rate,
@@ -165,6 +178,7 @@ fn state(now: &Snapshot) -> State {
         repeats: now.repeats.as_ref().map(repeats),
         bytes_per_second: 0.0,
         dirty_pages_per_second: None,
+        limits: None,
         time_left: None,
         converges: None,
         missing_pages: now.missing,

@@ -1,19 +1,21 @@
 //! One run of `migrate` or `receive`, as it is shown and recorded.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
+use hikkoshi_control::{ControlFolder, ControlServer};
 use hikkoshi_engine::report::Live;
-use hikkoshi_engine::{Observer, Priority, PriorityClass};
+use hikkoshi_engine::{Observer, Priority, PriorityClass, SourceControl};
 use hikkoshi_estimate::WorkingSet;
 use hikkoshi_status::{
     End, Migration, Record, Recorder, Recording, Side, StatusFolder, StatusServer,
 };
 use serde_json::Value;
 
+use super::control;
 use super::renewal::Renewal;
 use super::report_file::write_report_of;
 use super::sampler::{Sampler, migration};
@@ -51,8 +53,12 @@ pub(crate) struct Session {
 /// What the session and its observer share.
 #[derive(Debug)]
 struct Shared {
+    itself: Weak<Shared>,
     info: Mutex<SessionInfo>,
+    /// What clients of the control socket change: at the source.
+    control: Mutex<Option<SourceControl>>,
     folder: StatusFolder,
+    control_folder: ControlFolder,
     display: Arc<dyn Display>,
     recording: Mutex<Option<RecordingThread>>,
     account: Mutex<Option<Value>>,
@@ -80,11 +86,15 @@ enum Event {
 impl Session {
     /// A session with the display that `run` asks for.
     pub(crate) fn new(run: &RunOptions, info: SessionInfo) -> Self {
+        let run_folder = run.journals.path();
         Self {
             run: run.clone(),
-            shared: Arc::new(Shared {
+            shared: Arc::new_cyclic(|itself| Shared {
+                itself: Weak::clone(itself),
                 info: Mutex::new(info),
-                folder: StatusFolder::in_run_folder(&run.journals.path()),
+                control: Mutex::default(),
+                folder: StatusFolder::in_run_folder(&run_folder),
+                control_folder: ControlFolder::in_run_folder(&run_folder),
                 display: progress::display(run.progress),
                 recording: Mutex::default(),
                 account: Mutex::default(),
@@ -106,6 +116,11 @@ impl Session {
     /// What the guest writes, as it was measured.
     pub(crate) fn set_working_set(&self, measured: WorkingSet) {
         lock(&self.shared.info).working_set = Some(measured);
+    }
+
+    /// Lets clients of the control socket change the migration that begins next.
+    pub(crate) fn set_control(&self, control: &SourceControl) {
+        *lock(&self.shared.control) = Some(control.clone());
     }
 
     /// The observer for the engine.
@@ -165,14 +180,18 @@ impl Observer for Shared {
     fn begin(&self, live: &Arc<Live>) {
         let migration = migration(live, &lock(&self.info));
         *lock(&self.migration) = Some(migration.clone());
+        let control = lock(&self.control).clone();
+        let control_server = control
+            .as_ref()
+            .and_then(|control| self.serve_control(&migration.entry_name(), control));
         let recorder = Recorder::new(migration);
-        let sampler = Sampler::new(live, &lock(&self.info));
+        let sampler = Sampler::new(live, &lock(&self.info), control);
         let display = Arc::clone(&self.display);
         let (sender, events) = channel();
         let folder = self.folder.clone();
         let started = thread::Builder::new().name("status".into()).spawn(move || {
             Priority::ON.apply(PriorityClass::Background);
-            let mut recorded = Recorded::begin(sampler, recorder, display, folder);
+            let mut recorded = Recorded::begin(sampler, recorder, control_server, display, folder);
             let end = recorded.until_end(&events);
             recorded.finish(end)
         });
@@ -200,12 +219,36 @@ impl Observer for Shared {
     }
 }
 
+impl Shared {
+    /// Serves the control socket of the migration with this name.
+    fn serve_control(&self, name: &str, control: &SourceControl) -> Option<ControlServer> {
+        let (control, itself) = (control.clone(), Weak::clone(&self.itself));
+        let handle = move |command| {
+            control::handle(command, &control, &|text| {
+                // It is gone when the session has ended.
+                if let Some(observer) = itself.upgrade() {
+                    observer.notice(text);
+                }
+            })
+        };
+        ControlServer::start(&self.control_folder, name, handle)
+            .inspect_err(|error| {
+                tracing::warn!(
+                    error = %Report::new(error),
+                    "`hikkoshi set`, `switch` and `cancel` cannot reach this migration"
+                );
+            })
+            .ok()
+    }
+}
+
 /// What the thread works with.
 struct Recorded {
     sampler: Sampler,
     recorder: Recorder,
     /// `None`: the status folder cannot be used.
     server: Option<StatusServer>,
+    control_server: Option<ControlServer>,
     display: Arc<dyn Display>,
     folder: StatusFolder,
     renewal: Renewal,
@@ -218,6 +261,7 @@ impl Recorded {
     fn begin(
         sampler: Sampler,
         recorder: Recorder,
+        control_server: Option<ControlServer>,
         display: Arc<dyn Display>,
         folder: StatusFolder,
     ) -> Self {
@@ -233,6 +277,7 @@ impl Recorded {
             sampler,
             recorder,
             server,
+            control_server,
             display,
             folder,
             renewal: Renewal::default(),
@@ -313,6 +358,7 @@ impl Recorded {
 
     /// The last state, and the end.
     fn finish(mut self, end: Option<End>) -> Recording {
+        drop(self.control_server.take());
         self.take();
         if let Some(end) = end {
             self.recorder.end(end.clone());

@@ -1,6 +1,5 @@
 //! The sender of a background link: paced, bounded, acknowledged.
 
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -8,8 +7,9 @@ use hikkoshi_pages::{PAGE_BYTES, PageRange};
 use hikkoshi_wire::{Frame, HEADER_LEN};
 
 use crate::TICK;
+use crate::flow::bandwidth::PresentLimit;
 use crate::flow::window::{Wait, Window};
-use crate::{LinkError, LinkReader, LinkWriter, RateLimit, UrgentActivity};
+use crate::{Bandwidth, LinkError, LinkReader, LinkWriter, UrgentActivity};
 use hikkoshi_linux::CancelFlag;
 
 /// Frames with at most this much content are collected in a batch…
@@ -28,14 +28,14 @@ const MAX_SLEEP: Duration = Duration::from_millis(1);
 /// Sends pages that the destination has not requested.
 ///
 /// One thread owns a sender and does everything: it writes pages, reads the peer's acknowledgements
-/// and the kernel's TCP_INFO, and waits while the window (`window.rs`) is full or the [`RateLimit`]
+/// and the kernel's TCP_INFO, and waits while the window (`window.rs`) is full or the [`Bandwidth`]
 /// that all links share requires it.
 #[derive(Debug)]
 pub struct BackgroundSender {
     writer: LinkWriter,
     reader: LinkReader,
     window: Window,
-    rate_limit: Option<Arc<RateLimit>>,
+    rate_limit: PresentLimit,
     /// In post-copy: whether the guest waits for a page.
     urgent_activity: Option<UrgentActivity>,
     /// In pre-copy: how long the peer may acknowledge nothing, and the time of the last progress.
@@ -49,14 +49,14 @@ pub struct BackgroundSender {
 }
 
 impl BackgroundSender {
-    /// A sender on a new link; `rate_limit` is shared with the other links.
-    pub fn new(reader: LinkReader, writer: LinkWriter, rate_limit: Option<Arc<RateLimit>>) -> Self {
+    /// A sender on a new link; `bandwidth` is shared with the other links.
+    pub fn new(reader: LinkReader, writer: LinkWriter, bandwidth: &Bandwidth) -> Self {
         let now = Instant::now();
         Self {
             writer,
             reader,
             window: Window::new(now),
-            rate_limit,
+            rate_limit: bandwidth.follow(),
             urgent_activity: None,
             progress_timeout: None,
             last_progress: now,
@@ -197,7 +197,7 @@ impl BackgroundSender {
         let now = Instant::now();
         let bytes = self.writer.sent() - self.window.sent();
         self.window.on_sent(bytes, now);
-        if let Some(limit) = &self.rate_limit {
+        if let Some(limit) = self.rate_limit.get() {
             limit.spend(bytes, now);
         }
     }
@@ -205,7 +205,8 @@ impl BackgroundSender {
     /// Waits until the rate limit allows more. This comes before sending, never after it: there is
     /// no wait after the last bytes.
     fn wait_for_rate_limit(&mut self, stop: &CancelFlag) -> Result<(), LinkError> {
-        while let Some(limit) = &self.rate_limit {
+        // A changed limit is used after a tick at most.
+        while let Some(limit) = self.rate_limit.get() {
             let left = limit.wait(Instant::now());
             if left.is_zero() {
                 break;

@@ -2,11 +2,13 @@
 //! background pages.
 
 mod background;
+mod bandwidth;
 mod capacity;
 mod rate_limit;
 mod urgent_activity;
 mod window;
 
 pub use background::BackgroundSender;
+pub use bandwidth::Bandwidth;
 pub use rate_limit::RateLimit;
 pub use urgent_activity::{Answering, UrgentActivity};

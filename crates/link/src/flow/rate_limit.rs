@@ -8,7 +8,8 @@ use crate::sync::{AtomicU64, Ordering};
 /// How far sending may run ahead of the limit: the size of a burst.
 const BURST: Duration = Duration::from_millis(10);
 
-/// A token bucket. All background links of a migration share one; urgent pages never use it.
+/// A token bucket. All background links of a migration share one ([`Bandwidth`](crate::Bandwidth));
+/// urgent pages never use it.
 #[derive(Debug)]
 pub struct RateLimit {
     bytes_per_second: u64,
@@ -25,6 +26,11 @@ impl RateLimit {
             epoch: now,
             paid: AtomicU64::new(0),
         }
+    }
+
+    /// The limit.
+    pub fn bytes_per_second(&self) -> u64 {
+        self.bytes_per_second
     }
 
     /// Accounts for `bytes` that are sent now.

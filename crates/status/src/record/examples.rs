@@ -44,6 +44,7 @@ pub(crate) fn state(at_ms: u64) -> State {
         repeats: None,
         bytes_per_second: 0.0,
         dirty_pages_per_second: None,
+        limits: None,
         time_left: None,
         converges: None,
         missing_pages: None,

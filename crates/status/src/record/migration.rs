@@ -31,9 +31,10 @@ pub struct Migration {
     pub mode: String,
     /// When it began: milliseconds since 1970 (UTC).
     pub started_unix_ms: u64,
-    /// The limit of the downtime, in milliseconds, where there is one (source).
+    /// The limit of the downtime at the beginning, in milliseconds, where there is one (source).
     pub max_downtime_ms: Option<u64>,
-    /// The limit of background traffic, in bytes per second, where there is one (source).
+    /// The limit of background traffic at the beginning, in bytes per second, where there is one
+    /// (source).
     pub bandwidth: Option<u64>,
     /// Whether this engine resumed a migration that another one had begun.
     pub resumed: bool,

@@ -62,6 +62,10 @@ pub struct State {
     pub bytes_per_second: f64,
     /// Pages that the guest dirties per second; source, in pre-copy, from the second round on.
     pub dirty_pages_per_second: Option<f64>,
+    /// The present limits, which `hikkoshi set` changes; source only. An engine that is older does
+    /// not send them.
+    #[serde(default)]
+    pub limits: Option<Limits>,
     /// How long the migration still takes. `None`: not known, or pre-copy does not converge.
     pub time_left: Option<TimeLeft>,
     /// Whether pre-copy ends by itself (source, in pre-copy without post-copy).
@@ -84,6 +88,15 @@ pub struct State {
     pub outages: Vec<Outage>,
     /// What has happened to the guest's memory.
     pub map: Map,
+}
+
+/// Limits of a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// How long pre-copy may pause the guest, in milliseconds. `None`: the mode has no such limit.
+    pub max_downtime_ms: Option<u64>,
+    /// Limit of background traffic, in bytes per second. `None`: no limit.
+    pub bandwidth: Option<u64>,
 }
 
 /// Whether the rounds of pre-copy become short enough for the switchover, as far as the rounds so

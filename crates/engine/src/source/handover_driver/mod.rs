@@ -78,6 +78,7 @@ impl HandoverDriver<'_> {
                 Ok(actions) => actions,
                 Err(error) => return Err(self.give_up(SourceFailure::Journal(error))),
             };
+            self.shared.control.follow(self.machine.stage());
             if event.event == SourceEvent::GuestResumed {
                 self.shared.steps.done("guest resumed");
                 self.shared.steps.end(Instant::now());

@@ -46,7 +46,7 @@ impl ChunkSender {
         self.link
     }
 
-    /// Sends chunks of `batch` until there are no more. If it is the round's last
+    /// Sends chunks of `batch` until there are no more, or it ends early. If it is the round's last
     /// batch, waits until everything sent on this link has arrived.
     pub(crate) fn batch(&mut self, batch: &Batch) -> Result<(), SourceFailure> {
         self.collector.begin();
@@ -88,7 +88,7 @@ impl ChunkSender {
             ))
     }
 
-    /// Sends pages of `batch` until the batch has failed.
+    /// Sends pages of `batch` until the batch has failed or ends early.
     fn send(&mut self, runs: &[PageRange], batch: &Batch) -> Result<(), SourceFailure> {
         for part in runs
             .iter()
@@ -96,6 +96,10 @@ impl ChunkSender {
         {
             if batch.has_failed() {
                 break;
+            }
+            if batch.ends_early() {
+                batch.leave(part);
+                continue;
             }
             if let Some(log) = batch.stale_log() {
                 Counters::add(&self.shared.counters.stale, log.whole().count(part)?);

@@ -27,9 +27,9 @@ use crate::source::error::SourceFailure;
 use crate::source::options::LogRanges;
 use crate::source::precopy::batch::Batch;
 use crate::source::precopy::collector::Collector;
-use crate::source::precopy::lists;
 use crate::source::precopy::range_log::RangeLog;
 use crate::source::precopy::workers::PrecopyWorkers;
+use crate::source::precopy::{RoundRest, lists};
 use crate::source::unsent::UnsentPages;
 
 /// Sends rounds with drains.
@@ -68,13 +68,14 @@ impl DrainedRounds {
         self.size.drain
     }
 
-    /// One pass over all memory. Every link is empty when it returns.
+    /// One pass over all memory, unless it ends early. Every link is empty when it returns. Returns
+    /// what was not sent.
     pub(crate) fn round(
         &mut self,
         workers: &PrecopyWorkers,
         guest: &mut dyn SourceGuest,
         first: bool,
-    ) -> Result<(), SourceFailure> {
+    ) -> Result<RoundRest, SourceFailure> {
         self.collector.begin();
         if first {
             let took = self.drain(guest)?;
@@ -98,21 +99,30 @@ impl DrainedRounds {
         guest: &mut dyn SourceGuest,
         first: bool,
         sending: &mut Option<Sending>,
-    ) -> Result<(), SourceFailure> {
-        let mut next = 0;
+    ) -> Result<RoundRest, SourceFailure> {
+        let (mut next, mut left) = (0, Vec::new());
         loop {
             self.shared.check()?;
-            if self.in_turn()
+            let ends_early = self.shared.control.ends_precopy();
+            if (ends_early || self.in_turn())
                 && let Some(before) = sending.take()
             {
-                self.finish(workers, before)?;
+                left.extend(self.finish(workers, before)?);
+            }
+            if ends_early {
+                workers.empty_links()?;
+                return Ok(RoundRest {
+                    pages: left,
+                    unvisited: self.log.from(next),
+                });
             }
             let (chunks, pages, last) = self.take(first, &mut next)?;
             if pages > 0 {
                 let took = self.drain(guest)?;
                 self.size.drained(took);
             }
-            let batch = Arc::new(Batch::taken(chunks, last).of(&self.log));
+            let batch = Batch::taken(chunks, last).of(&self.log);
+            let batch = Arc::new(batch.until(&self.shared.control));
             workers.begin(&batch)?;
             let started = Sending {
                 batch,
@@ -120,17 +130,20 @@ impl DrainedRounds {
                 since: Instant::now(),
             };
             if let Some(before) = sending.replace(started) {
-                self.finish(workers, before)?;
+                left.extend(self.finish(workers, before)?);
                 // The workers begin the next one only now.
                 if let Some(sending) = sending {
                     sending.since = Instant::now();
                 }
             }
             if last {
-                return match sending.take() {
-                    Some(rest) => self.finish(workers, rest),
-                    None => Ok(()),
-                };
+                if let Some(rest) = sending.take() {
+                    left.extend(self.finish(workers, rest)?);
+                }
+                return Ok(RoundRest {
+                    pages: left,
+                    unvisited: PageRange::EMPTY,
+                });
             }
         }
     }
@@ -176,10 +189,15 @@ impl DrainedRounds {
         Ok(took)
     }
 
-    fn finish(&mut self, workers: &PrecopyWorkers, sending: Sending) -> Result<(), SourceFailure> {
-        workers.finish(sending.batch)?;
+    /// Returns what was not sent.
+    fn finish(
+        &mut self,
+        workers: &PrecopyWorkers,
+        sending: Sending,
+    ) -> Result<Vec<PageRange>, SourceFailure> {
+        let rest = workers.finish(sending.batch)?;
         self.size.sent(sending.pages, sending.since.elapsed());
-        Ok(())
+        Ok(rest.pages)
     }
 }
 

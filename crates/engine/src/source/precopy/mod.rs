@@ -55,6 +55,18 @@ pub(crate) struct Precopy {
     unsent: Arc<UnsentPages>,
     rounds: u32,
     convergence: Convergence,
+    /// What the last round has not sent.
+    rest: RoundRest,
+}
+
+/// What a round that was ended early has not sent; nothing of others.
+#[derive(Debug, Default)]
+pub(crate) struct RoundRest {
+    /// Pages whose log was taken.
+    pub(crate) pages: Vec<PageRange>,
+    /// Memory whose log was not taken in this round. In the first round, the destination has none
+    /// of it.
+    pub(crate) unvisited: PageRange,
 }
 
 impl Precopy {
@@ -75,10 +87,11 @@ impl Precopy {
             unsent: Arc::clone(unsent),
             rounds: 0,
             convergence: Convergence::default(),
+            rest: RoundRest::default(),
         }
     }
 
-    /// Sends rounds until the dirty pages fit into the downtime or `options`
+    /// Sends rounds until the dirty pages fit into the downtime, or `options` or the control
     /// require the switchover.
     pub(crate) fn run(
         &mut self,
@@ -98,11 +111,12 @@ impl Precopy {
             let begun = Instant::now();
             let sent = self.sent();
             let first = round == 1;
-            match (&mut drained, &mut in_turn) {
+            let rest = match (&mut drained, &mut in_turn) {
                 (Some(drained), _) => drained.round(&self.workers, guest, first)?,
                 (None, Some(in_turn)) => in_turn.round(&self.workers, first)?,
                 (None, None) => self.round(first)?,
-            }
+            };
+            self.rest = rest.of_round(first);
             self.convergence
                 .measure(self.sent() - sent, begun.elapsed());
             self.shared.check()?;
@@ -117,27 +131,32 @@ impl Precopy {
                 .live
                 .rounds
                 .end(&self.shared.counters, Some(dirty));
+            let control = &self.shared.control;
+            let has_converged = |max_downtime, dirty| {
+                let options = SourceOptions {
+                    max_downtime,
+                    ..options.clone()
+                };
+                (self.convergence).has_converged(&options, round, dirty, expected, drain)
+            };
+            let mut is_counted = false;
             if options.mode == Mode::Precopy
-                && (is_last(options, round)
-                    || (self.convergence).has_converged(
-                        options,
-                        round,
-                        dirty / LOW,
-                        expected,
-                        drain,
-                    ))
+                && !control.ends_precopy()
+                && (is_last(options, round) || has_converged(control.max_downtime(), dirty / LOW))
             {
                 dirty = self.log.count()?;
-                if (self.convergence).has_converged(options, round, dirty, expected, drain) {
-                    return Ok(PrecopyResult::Converged);
-                }
+                is_counted = true;
             }
-            if options.mode == Mode::Hybrid && round >= options.precopy_rounds {
-                return Ok(PrecopyResult::StartPostcopy);
+            let ended = control.end_precopy(starts_postcopy(options, round), |max_downtime| {
+                is_counted && has_converged(max_downtime, dirty)
+            });
+            if let Some(result) = ended {
+                return Ok(result);
             }
             if round >= options.max_rounds {
                 match options.when_stalled {
-                    WhenStalled::Switch => return Ok(PrecopyResult::StartPostcopy),
+                    // It has ended.
+                    WhenStalled::Switch => {}
                     WhenStalled::Stop => return Err(self.convergence.failure(round, dirty)),
                     WhenStalled::GoOn if !warned => {
                         warned = true;
@@ -227,23 +246,52 @@ impl Precopy {
 
     /// Waits until the pages of a begun round have arrived.
     pub(crate) fn finish_round(&self, batch: Arc<Batch>) -> Result<(), SourceFailure> {
-        self.workers.finish(batch)
+        self.workers.finish(batch).map(drop)
     }
 
-    /// Ends pre-copy and returns the links. They are empty: every pre-copied page has
-    /// been written at the destination.
-    pub(crate) fn into_links(self) -> Result<Vec<BackgroundSender>, SourceFailure> {
-        self.workers.into_links()
+    /// Ends pre-copy and returns the links, and what the last round has not sent although the dirty
+    /// log may not have it. The links are empty: every pre-copied page has been written at the
+    /// destination.
+    pub(crate) fn into_links(self) -> Result<(Vec<BackgroundSender>, RoundRest), SourceFailure> {
+        Ok((self.workers.into_links()?, self.rest))
     }
 
-    /// One pass over all memory.
-    fn round(&self, first: bool) -> Result<(), SourceFailure> {
-        self.workers.run(Batch::round(Arc::clone(&self.log), first))
+    /// One pass over all memory, unless it ends early. Returns what was not sent.
+    fn round(&self, first: bool) -> Result<RoundRest, SourceFailure> {
+        let batch = Batch::round(Arc::clone(&self.log), first);
+        let rest = self.workers.run(batch.until(&self.shared.control))?;
+        Ok(RoundRest {
+            pages: rest.pages,
+            unvisited: self.log.from(rest.next),
+        })
     }
 
     /// Bytes sent so far on all links.
     fn sent(&self) -> u64 {
         self.shared.counters.bytes().precopy
+    }
+}
+
+impl RoundRest {
+    /// What the dirty log may not have: it has the memory whose log was not taken, unless the
+    /// destination never had it.
+    fn of_round(self, first: bool) -> Self {
+        Self {
+            pages: self.pages,
+            unvisited: if first {
+                self.unvisited
+            } else {
+                PageRange::EMPTY
+            },
+        }
+    }
+}
+
+/// Whether post-copy follows after this `round`, unless pre-copy has converged.
+fn starts_postcopy(options: &SourceOptions, round: u32) -> bool {
+    match options.mode {
+        Mode::Hybrid if round >= options.precopy_rounds => true,
+        _ => round >= options.max_rounds && options.when_stalled == WhenStalled::Switch,
     }
 }
 

@@ -60,6 +60,13 @@ impl RangeLog {
         chunk(&self.layout, self.size, number)
     }
 
+    /// All memory from the range with this number on.
+    pub(crate) fn from(&self, number: u64) -> PageRange {
+        let all = self.layout.all();
+        let start = self.range(number).map_or(all.end(), |range| range.start());
+        PageRange::new(start, all.end())
+    }
+
     /// The number of ranges.
     pub(crate) fn ranges(&self) -> u64 {
         chunks::count(&self.layout, self.size)

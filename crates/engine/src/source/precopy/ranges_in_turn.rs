@@ -10,9 +10,9 @@ use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
 use crate::source::precopy::batch::Batch;
 use crate::source::precopy::collector::Collector;
-use crate::source::precopy::lists;
 use crate::source::precopy::range_log::RangeLog;
 use crate::source::precopy::workers::PrecopyWorkers;
+use crate::source::precopy::{RoundRest, lists};
 use crate::source::unsent::UnsentPages;
 
 /// Sends rounds of ranges in turn.
@@ -36,12 +36,13 @@ impl RangesInTurn {
         }
     }
 
-    /// One pass over all memory. Every link is empty when it returns.
+    /// One pass over all memory, unless it ends early. Every link is empty when it returns. Returns
+    /// what was not sent.
     pub(crate) fn round(
         &mut self,
         workers: &PrecopyWorkers,
         first: bool,
-    ) -> Result<(), SourceFailure> {
+    ) -> Result<RoundRest, SourceFailure> {
         self.collector.begin();
         let ranges = self.log.ranges();
         for number in 0..ranges {
@@ -49,9 +50,20 @@ impl RangesInTurn {
             let mut runs = Vec::new();
             self.collector
                 .collect(&self.log, first, number, &mut runs)?;
-            let last = number + 1 == ranges;
-            workers.run(Batch::taken(lists(&runs), last).of(&self.log))?;
+            let control = &self.shared.control;
+            let last = number + 1 == ranges || control.ends_precopy();
+            let batch = Batch::taken(lists(&runs), last).of(&self.log);
+            let rest = workers.run(batch.until(control))?;
+            if control.ends_precopy() {
+                if !last {
+                    workers.empty_links()?;
+                }
+                return Ok(RoundRest {
+                    pages: rest.pages,
+                    unvisited: self.log.from(number + 1),
+                });
+            }
         }
-        Ok(())
+        Ok(RoundRest::default())
     }
 }

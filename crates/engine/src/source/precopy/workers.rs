@@ -15,7 +15,7 @@ use std::thread::{self, JoinHandle};
 
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::precopy::batch::Batch;
+use crate::source::precopy::batch::{Batch, BatchRest};
 use crate::source::precopy::chunk_sender::ChunkSender;
 use crate::source::unsent::UnsentPages;
 use hikkoshi_link::{BackgroundSender, Stream};
@@ -87,11 +87,16 @@ impl PrecopyWorkers {
     }
 
     /// Sends a batch. If it is the round's last one, every link is empty when this
-    /// returns.
-    pub(crate) fn run(&self, batch: Batch) -> Result<(), SourceFailure> {
+    /// returns. Returns what was not sent.
+    pub(crate) fn run(&self, batch: Batch) -> Result<BatchRest, SourceFailure> {
         let batch = Arc::new(batch);
         self.begin(&batch)?;
         self.finish(batch)
+    }
+
+    /// Waits until every link is empty.
+    pub(crate) fn empty_links(&self) -> Result<(), SourceFailure> {
+        self.run(Batch::taken(Vec::new(), true)).map(drop)
     }
 
     /// Queues a batch for all workers. One more may be queued while they work on it;
@@ -110,16 +115,16 @@ impl PrecopyWorkers {
     }
 
     /// Waits until the workers have finished `batch`, which must be the oldest queued
-    /// one.
-    pub(crate) fn finish(&self, batch: Arc<Batch>) -> Result<(), SourceFailure> {
+    /// one. Returns what was not sent.
+    pub(crate) fn finish(&self, batch: Arc<Batch>) -> Result<BatchRest, SourceFailure> {
         let alive = self
             .0
             .iter()
             .fold(true, |all, worker| all & worker.done.recv().is_ok());
-        match Arc::into_inner(batch).and_then(Batch::into_failure) {
-            Some(failure) => Err(failure),
-            None if alive => Ok(()),
-            None => Err(SourceFailure::ThreadDied),
+        match Arc::into_inner(batch).map(Batch::into_rest) {
+            Some(Err(failure)) => Err(failure),
+            Some(rest) if alive => rest,
+            _ => Err(SourceFailure::ThreadDied),
         }
     }
 

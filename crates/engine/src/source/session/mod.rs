@@ -9,13 +9,10 @@ mod reconnect;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::Instant;
 
 use error_reporter::Report;
 use hikkoshi_handover::{DestinationStage, SourceStage};
-use hikkoshi_link::{
-    BackgroundSender, LinkError, LinkReader, LinkWriter, RateLimit, Remote, Stream,
-};
+use hikkoshi_link::{BackgroundSender, LinkError, LinkReader, LinkWriter, Remote, Stream};
 use hikkoshi_linux::CancelFlag;
 use hikkoshi_pages::RamLayout;
 use hikkoshi_wire::{Capabilities, MigrationId, ToDestination};
@@ -134,13 +131,11 @@ impl Session {
                 Some((reader, writer))
             }
         };
-        let ceiling = shared.options.bandwidth;
-        let rate_limit = ceiling.map(|all| Arc::new(RateLimit::new(all, Instant::now())));
         let (background, ends): (Vec<_>, Vec<_>) = more.background.into_iter().unzip();
         let ends = ends
             .into_iter()
             .map(|(acks, pages)| {
-                let mut sender = BackgroundSender::new(acks, pages, rate_limit.clone());
+                let mut sender = BackgroundSender::new(acks, pages, shared.control.bandwidth());
                 sender.set_progress_timeout(Some(shared.options.peer_timeout));
                 sender
             })

@@ -70,7 +70,7 @@ pub(crate) fn switch(
     unsent: &Arc<UnsentPages>,
 ) -> Result<ReadySwitchover, SourceFailure> {
     shared.progress.begin(Phase::Switchover, 0, 0);
-    let limit = shared.options.max_downtime + shared.options.peer_timeout;
+    let limit = shared.control.max_downtime() + shared.options.peer_timeout;
     let give_up = shared.cancel.child();
     let deadline = Deadline::start(&session.streams, give_up.clone(), limit);
     let deadline = deadline.map_err(SourceFailure::Thread)?;
@@ -92,7 +92,7 @@ pub(crate) fn switch(
         prepared => prepared?,
     };
     // The last chance to cancel.
-    shared.check()?;
+    shared.control.hand_over()?;
     Ok(switched)
 }
 
@@ -158,7 +158,7 @@ fn prepare(
     )?;
     // The rest while the destination loads the state, which touches memory.
     let mut answering = match (rest, session.urgent.take()) {
-        (LastPages::Hybrid(_, links) | LastPages::Postcopy(links), Some(ends)) => Some(
+        (LastPages::Hybrid(_, links, _) | LastPages::Postcopy(links), Some(ends)) => Some(
             PreparedPostcopy::start(shared, session, ends, links, unsent)?,
         ),
         _ => None,

@@ -33,18 +33,22 @@ pub(crate) fn discard_stale_pages(
             let new = unsent.add_data(&shared.ram, &destination, destination.all())?;
             discard(session, &new)?;
         }
-        LastPages::Hybrid(log, _) => {
+        LastPages::Hybrid(log, _, rest) => {
+            // Before the log is taken: a page that is a hole now is in the log when it is written.
+            let mut new = unsent.add_data(&shared.ram, &destination, rest.unvisited)?;
+            new.extend(unsent.add_pages(&rest.pages, &destination));
             // The links are empty: a page still in flight would be written after
             // its hole was punched, and would count as received.
             for _ in 0..DISCARD_PASSES {
                 shared.check()?;
                 let source = shared.ram.layout();
-                let new = unsent.add_dirty(&**log, source, &destination, &shared.sent)?;
+                new.extend(unsent.add_dirty(&**log, source, &destination, &shared.sent)?);
                 discard(session, &new)?;
                 wait_for_discards(shared, session)?;
                 if new.len() < FEW_DISCARDS {
                     break;
                 }
+                new.clear();
             }
             return Ok(());
         }
@@ -87,7 +91,7 @@ pub(crate) fn discard_newly_dirty(
 ) -> Result<(), SourceFailure> {
     let new = match rest {
         LastPages::Precopy(_) => return Ok(()),
-        LastPages::Hybrid(log, _) => unsent.add_dirty_of_paused(
+        LastPages::Hybrid(log, ..) => unsent.add_dirty_of_paused(
             &**log,
             shared.ram.layout(),
             &session.destination,

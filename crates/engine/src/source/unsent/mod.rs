@@ -158,6 +158,16 @@ impl UnsentPages {
         Ok(new)
     }
 
+    /// Adds pages, rounded to the destination's host pages. Returns the runs that were not in the
+    /// set.
+    pub(crate) fn add_pages(&self, pages: &[PageRange], destination: &RamLayout) -> Vec<PageRange> {
+        let mut new = Vec::new();
+        for &run in pages {
+            self.add(destination.round_out(run), &mut new);
+        }
+        new
+    }
+
     /// Adds the pages between the unsent ones that the RAM files hold data for now.
     pub(crate) fn add_data_in_gaps(
         &self,

@@ -14,7 +14,7 @@ use error_reporter::Report;
 use hikkoshi_engine::source::SourceFailure;
 use hikkoshi_engine::{
     Account, CancelFlag, DestinationOptions, MigrateControl, MigrateError, Mode, ReceiveControl,
-    SourceOptions, migrate, receive,
+    SourceControl, SourceOptions, migrate, receive,
 };
 use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::tls::{SecureError, TlsClient, TlsServer};
@@ -275,6 +275,7 @@ fn check_source_is_served(greeting: Vec<u8>, tls: Option<(TlsClient, TlsServer)>
             };
             let watch = MigrateControl {
                 cancel: CancelFlag::new(),
+                control: SourceControl::new(),
                 observer: Arc::new(Notices::default()),
                 journal: Arc::new(Unrecorded),
             };

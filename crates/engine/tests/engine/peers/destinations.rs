@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::{
-    Account, CancelFlag, MigrateControl, MigrateError, Mode, SourceOptions, migrate,
+    Account, CancelFlag, MigrateControl, MigrateError, Mode, SourceControl, SourceOptions, migrate,
 };
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
@@ -211,6 +211,7 @@ fn migrated_from(
         });
         let watch = MigrateControl {
             cancel: cancel.clone(),
+            control: SourceControl::new(),
             observer: Arc::new(Notices::default()),
             journal: Arc::new(Unrecorded),
         };

@@ -7,7 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use hikkoshi_engine::{
-    CancelFlag, DestinationOptions, MigrateControl, ReceiveControl, SourceOptions, migrate, receive,
+    CancelFlag, DestinationOptions, MigrateControl, ReceiveControl, SourceControl, SourceOptions,
+    migrate, receive,
 };
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
@@ -82,6 +83,7 @@ fn slow_connections_do_not_keep_a_source_out() {
         // Then the real source.
         let watch = MigrateControl {
             cancel: CancelFlag::new(),
+            control: SourceControl::new(),
             observer: Arc::<Notices>::clone(&notices),
             journal: Arc::new(Unrecorded),
         };
@@ -119,6 +121,7 @@ fn another_protocol_instead_of_a_greeting() {
             });
             let watch = MigrateControl {
                 cancel: CancelFlag::new(),
+                control: SourceControl::new(),
                 observer: Arc::new(Notices::default()),
                 journal: Arc::new(Unrecorded),
             };

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use hikkoshi_engine::{
-    CancelFlag, DestinationOptions, MigrateControl, Priority, ProbeOptions, ReceiveControl, probe,
-    receive,
+    CancelFlag, DestinationOptions, MigrateControl, Priority, ProbeOptions, ReceiveControl,
+    SourceControl, probe, receive,
 };
 use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::{LinkReader, LinkWriter, Remote, hello, split};
@@ -52,6 +52,7 @@ fn then_a_guest_arrives(peer: impl FnOnce(&Remote)) -> String {
         let mut source = TestSource::new(&machine, true, 1000);
         let watch = MigrateControl {
             cancel: CancelFlag::new(),
+            control: SourceControl::new(),
             observer: Arc::<Notices>::clone(&notices),
             journal: Arc::new(Unrecorded),
         };

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use hikkoshi_engine::{
-    CancelFlag, DestinationOptions, MigrateControl, Mode, ReceiveControl, SourceOptions, migrate,
-    receive,
+    CancelFlag, DestinationOptions, MigrateControl, Mode, ReceiveControl, SourceControl,
+    SourceOptions, migrate, receive,
 };
 use hikkoshi_handover::{SourceStage, Unrecorded};
 use hikkoshi_link::{Address, Listener, hello};
@@ -109,6 +109,7 @@ fn moved(way: impl FnOnce(&Path) -> PathBuf, prepare: impl FnOnce(&Script, PathB
         };
         let watch = MigrateControl {
             cancel: CancelFlag::new(),
+            control: SourceControl::new(),
             observer: Arc::new(Notices::default()),
             journal: Arc::new(Unrecorded),
         };

@@ -7,7 +7,8 @@ use std::thread;
 
 use error_reporter::Report;
 use hikkoshi_engine::{
-    CancelFlag, DestinationOptions, MigrateControl, ReceiveControl, SourceOptions, migrate, receive,
+    CancelFlag, DestinationOptions, MigrateControl, ReceiveControl, SourceControl, SourceOptions,
+    migrate, receive,
 };
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::Unrecorded;
@@ -132,6 +133,7 @@ fn peers_that_violate_tls_at_a_destination() {
         assert!(!half_of_that.join().unwrap().starts_with(&[22]));
         let watch = MigrateControl {
             cancel: CancelFlag::new(),
+            control: SourceControl::new(),
             observer: Arc::<Notices>::clone(&notices),
             journal: Arc::new(Unrecorded),
         };
@@ -167,6 +169,7 @@ fn a_destination_that_violates_tls() {
             scope.spawn(|| script(listener.accept().unwrap().0));
             let watch = MigrateControl {
                 cancel: CancelFlag::new(),
+                control: SourceControl::new(),
                 observer: Arc::new(Notices::default()),
                 journal: Arc::new(Unrecorded),
             };

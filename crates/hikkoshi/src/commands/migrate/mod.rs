@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, MigrateControl, SourceGuest, migrate};
+use hikkoshi_engine::{CancelFlag, MigrateControl, SourceControl, SourceGuest, migrate};
 use hikkoshi_handover::Outcome;
 use hikkoshi_link::Remote;
 use hikkoshi_qemu::{AttachError, Excludes, QemuSource};
@@ -121,8 +121,11 @@ fn start(
         observer.notice(&note);
     }
     let late_cancel = Arc::new(LateCancelNotice::new(cancel.clone(), observer));
+    let control = SourceControl::new();
+    session.set_control(&control);
     let watch = MigrateControl {
         cancel,
+        control,
         observer: late_cancel.observer(),
         journal: Arc::new(CommitJournal {
             journal: Arc::clone(&journal),

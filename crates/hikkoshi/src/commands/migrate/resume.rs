@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, MigrateControl, SourceGuest, resume_migrate};
+use hikkoshi_engine::{CancelFlag, MigrateControl, SourceControl, SourceGuest, resume_migrate};
 use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
 use hikkoshi_qemu::{QemuSource, QuitError, RamFileSource};
 
@@ -93,8 +93,11 @@ pub(super) fn resume(
     session.set_guest(&NamedGuest::at(&address).to_string());
     let observer = session.observer();
     security::warn_of_readable_key(&args.run.security, &*observer);
+    let control = SourceControl::new();
+    session.set_control(&control);
     let watch = MigrateControl {
         cancel,
+        control,
         observer,
         journal: Arc::<SourceJournal>::clone(&journal),
     };

@@ -282,6 +282,7 @@ fn state(statistics: Statistics, at_ms: u64, side: Side) -> State {
         repeats: statistics.repeats,
         bytes_per_second: 0.0,
         dirty_pages_per_second: None,
+        limits: None,
         time_left: None,
         converges: None,
         missing_pages: statistics.postcopy.then_some(0),

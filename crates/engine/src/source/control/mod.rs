@@ -1,0 +1,351 @@
+//! What can be changed of a migration while it runs: limits, the end of pre-copy, the end of the
+//! migration.
+//!
+//! Data flows one way. A caller changes something from any thread; the threads of the migration
+//! read it at their next step: the bandwidth before each piece, the request to end pre-copy before
+//! each range, the downtime at the end of each round. None of them waits for a caller: the lock is
+//! held for a few instructions.
+//!
+//! A change that is accepted has an effect, and one that cannot have one any more is refused. So
+//! the engine decides under the same lock that pre-copy has ended, and that the guest is handed
+//! over.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use hikkoshi_handover::SourceStage;
+use hikkoshi_link::Bandwidth;
+use hikkoshi_linux::CancelFlag;
+use hikkoshi_wire::Mode;
+use thiserror::Error;
+
+use crate::source::error::SourceFailure;
+use crate::source::options::SourceOptions;
+use crate::source::precopy::convergence::PrecopyResult;
+use crate::sync::{AtomicBool, Mutex, Ordering};
+
+/// Changes a migration while it runs. Clones change the same migration: the one that was given this
+/// in its [`MigrateControl`](crate::MigrateControl).
+#[derive(Debug, Clone)]
+pub struct SourceControl(Arc<Shared>);
+
+/// The limits of a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MigrationLimits {
+    /// How long the guest may be paused, if pre-copy can control it.
+    pub max_downtime: Duration,
+    /// Limit on background traffic, in bytes a second.
+    pub bandwidth: Option<u64>,
+}
+
+/// A change of limits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LimitChange {
+    /// The new limit of the downtime.
+    pub max_downtime: Option<Duration>,
+    /// The new limit of background traffic; `Some(None)`: none.
+    pub bandwidth: Option<Option<u64>>,
+}
+
+/// Why a migration is not changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum ControlRefused {
+    /// No migration has begun with this control.
+    #[error("the migration has not begun")]
+    NotBegun,
+    /// The migration has ended.
+    #[error("the migration has ended")]
+    Ended,
+    /// The downtime matters to pre-copy only.
+    #[error(
+        "the mode is {0}: the guest is paused until the destination is ready, whatever the limit \
+         of the downtime"
+    )]
+    NoDowntimeLimit(Mode),
+    /// Pre-copy has ended.
+    #[error("pre-copy has ended, and the guest is being handed over")]
+    PrecopyEnded,
+    /// All pages have been sent.
+    #[error("all pages have been sent, and the guest is being handed over")]
+    AllSent,
+    /// The mode has no pre-copy.
+    #[error("the mode is postcopy: there is no pre-copy to end")]
+    NoPrecopy,
+    /// The mode has no post-copy.
+    #[error(
+        "the mode is precopy: the destination has not prepared for post-copy (start the migration \
+         with --mode hybrid, or with --when-stalled switch)"
+    )]
+    NoPostcopy,
+    /// *Commit* was or is being sent, and the destination has not answered.
+    #[error(
+        "it is too late: the destination is asked to run the guest, and may run it already (wait \
+         for its answer)"
+    )]
+    HandingOver,
+    /// The guest runs at the destination.
+    #[error(
+        "the guest already runs at the destination, and needs the pages that are still here: \
+         cancelling would lose it (let the migration complete; if the destination is lost, end \
+         this engine, and see --resume and --give-up)"
+    )]
+    HandedOver,
+    /// The guest runs at the destination, pages follow.
+    #[error("the guest already runs at the destination, and post-copy is in progress")]
+    InPostcopy,
+}
+
+#[derive(Debug)]
+struct Shared {
+    bandwidth: Bandwidth,
+    /// The same as `State::switch`, for the threads that send pages.
+    switch: AtomicBool,
+    state: Mutex<State>,
+}
+
+/// How far the migration is, as far as that decides what can be changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Step {
+    NotBegun,
+    /// Before the end of pre-copy.
+    Precopy,
+    /// Pre-copy has ended; the source may still resume the guest.
+    Switchover,
+    /// *Commit* was or is being sent.
+    HandingOver,
+    /// The destination has reported that the guest runs.
+    HandedOver,
+    Ended,
+}
+
+#[derive(Debug)]
+struct State {
+    step: Step,
+    mode: Mode,
+    may_postcopy: bool,
+    /// Post-copy follows the switchover.
+    postcopy: bool,
+    max_downtime: Duration,
+    switch: bool,
+    cancelled: bool,
+    cancel: CancelFlag,
+}
+
+impl Default for SourceControl {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl SourceControl {
+    /// A control for one migration, which has not begun.
+    pub fn new() -> Self {
+        let options = SourceOptions::default();
+        Self(Arc::new(Shared {
+            bandwidth: Bandwidth::unlimited(),
+            switch: AtomicBool::new(false),
+            state: Mutex::new(State {
+                step: Step::NotBegun,
+                mode: options.mode,
+                may_postcopy: false,
+                postcopy: false,
+                max_downtime: options.max_downtime,
+                switch: false,
+                cancelled: false,
+                cancel: CancelFlag::new(),
+            }),
+        }))
+    }
+
+    /// The present limits.
+    pub fn limits(&self) -> MigrationLimits {
+        MigrationLimits {
+            max_downtime: self.max_downtime(),
+            bandwidth: self.0.bandwidth.get(),
+        }
+    }
+
+    /// Changes limits: all that are given, or none. Returns those before.
+    ///
+    /// The bandwidth changes at once. The downtime is used at the end of the present round.
+    ///
+    /// # Errors
+    /// If one of them would have no effect.
+    pub fn change(&self, change: LimitChange) -> Result<MigrationLimits, ControlRefused> {
+        self.with(|state| {
+            state.must_run()?;
+            let sends_nothing = state.step >= Step::HandingOver && !state.postcopy;
+            if change.bandwidth.is_some() && sends_nothing {
+                return Err(ControlRefused::AllSent);
+            }
+            if change.max_downtime.is_some() {
+                match (state.mode, state.step) {
+                    (Mode::Precopy, Step::NotBegun | Step::Precopy) => {}
+                    (Mode::Precopy, _) => return Err(ControlRefused::PrecopyEnded),
+                    (mode, _) => return Err(ControlRefused::NoDowntimeLimit(mode)),
+                }
+            }
+            let before = MigrationLimits {
+                max_downtime: state.max_downtime,
+                bandwidth: self.0.bandwidth.get(),
+            };
+            if let Some(bandwidth) = change.bandwidth {
+                self.0.bandwidth.set(bandwidth);
+            }
+            state.max_downtime = change.max_downtime.unwrap_or(state.max_downtime);
+            Ok(before)
+        })
+    }
+
+    /// Ends pre-copy. Post-copy follows.
+    ///
+    /// # Errors
+    /// If the migration has no post-copy, or no pre-copy any more.
+    pub fn switch(&self) -> Result<(), ControlRefused> {
+        self.with(|state| {
+            state.must_run()?;
+            match state.step {
+                Step::Switchover => return Err(ControlRefused::PrecopyEnded),
+                Step::HandingOver => return Err(ControlRefused::HandingOver),
+                Step::HandedOver => return Err(ControlRefused::InPostcopy),
+                _ if state.mode == Mode::Postcopy => return Err(ControlRefused::NoPrecopy),
+                _ if !state.may_postcopy => return Err(ControlRefused::NoPostcopy),
+                _ => {}
+            }
+            state.switch = true;
+            self.0.switch.store(true, Ordering::Release);
+            Ok(())
+        })
+    }
+
+    /// Cancels the migration: the guest continues at the source.
+    ///
+    /// # Errors
+    /// If the guest has been handed over, or may have been.
+    pub fn cancel(&self) -> Result<(), ControlRefused> {
+        self.with(|state| {
+            state.must_run()?;
+            match state.step {
+                Step::HandingOver => return Err(ControlRefused::HandingOver),
+                Step::HandedOver => return Err(ControlRefused::HandedOver),
+                _ => {}
+            }
+            state.cancelled = true;
+            state.cancel.cancel();
+            Ok(())
+        })
+    }
+
+    /// A migration with these options begins, or is resumed at this stage. `cancel` is its flag.
+    pub(crate) fn begin(&self, options: &SourceOptions, stage: SourceStage, cancel: &CancelFlag) {
+        self.0.bandwidth.set(options.bandwidth);
+        self.with(|state| {
+            state.step = Step::Precopy;
+            state.mode = options.mode;
+            state.may_postcopy = options.may_postcopy();
+            // Of a migration that is resumed it is not known which way it has gone.
+            state.postcopy = options.may_postcopy();
+            state.max_downtime = options.max_downtime;
+            state.cancel = cancel.clone();
+        });
+        self.follow(stage);
+    }
+
+    /// The limit for all background links.
+    pub(crate) fn bandwidth(&self) -> &Bandwidth {
+        &self.0.bandwidth
+    }
+
+    /// The present limit of the downtime.
+    pub(crate) fn max_downtime(&self) -> Duration {
+        self.with(|state| state.max_downtime)
+    }
+
+    /// Whether pre-copy was asked to end: threads do not begin another range.
+    pub(crate) fn ends_precopy(&self) -> bool {
+        self.0.switch.load(Ordering::Acquire)
+    }
+
+    /// At the end of a round: whether pre-copy ends with it, and how. `has_converged` decides for
+    /// the present limit of the downtime, and `gives_up` says whether post-copy follows in any
+    /// case.
+    pub(crate) fn end_precopy(
+        &self,
+        gives_up: bool,
+        has_converged: impl FnOnce(Duration) -> bool,
+    ) -> Option<PrecopyResult> {
+        self.with(|state| {
+            let result = if state.switch {
+                PrecopyResult::StartPostcopy
+            } else if has_converged(state.max_downtime) {
+                PrecopyResult::Converged
+            } else if gives_up {
+                PrecopyResult::StartPostcopy
+            } else {
+                return None;
+            };
+            state.step = Step::Switchover;
+            state.postcopy = result == PrecopyResult::StartPostcopy;
+            Some(result)
+        })
+    }
+
+    /// The switchover of a migration without pre-copy begins.
+    pub(crate) fn skip_precopy(&self) {
+        self.with(|state| {
+            state.step = Step::Switchover;
+            state.postcopy = true;
+        });
+    }
+
+    /// The last moment in which the migration can be cancelled.
+    ///
+    /// # Errors
+    /// If it was.
+    pub(crate) fn hand_over(&self) -> Result<(), SourceFailure> {
+        self.with(|state| {
+            if state.cancelled || state.cancel.is_cancelled() {
+                return Err(SourceFailure::Cancelled);
+            }
+            state.step = Step::HandingOver;
+            Ok(())
+        })
+    }
+
+    /// The source has recorded this stage.
+    pub(crate) fn follow(&self, stage: SourceStage) {
+        let step = match stage {
+            SourceStage::Owned => return,
+            SourceStage::Committed => Step::HandingOver,
+            SourceStage::HandedOver => Step::HandedOver,
+            SourceStage::Done => Step::Ended,
+        };
+        self.with(|state| state.step = step);
+    }
+
+    /// The migration has ended.
+    pub(crate) fn end(&self) {
+        self.with(|state| state.step = Step::Ended);
+    }
+
+    fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        change(&mut self.0.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl State {
+    fn must_run(&self) -> Result<(), ControlRefused> {
+        match self.step {
+            Step::NotBegun => Err(ControlRefused::NotBegun),
+            Step::Ended => Err(ControlRefused::Ended),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(loom)]
+mod loom_models;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;

@@ -1,0 +1,28 @@
+//! `hikkoshi status`.
+
+use clap::Args;
+
+use super::headings::OUTPUT;
+use super::running::RunningMigration;
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct MigrationStatus {
+    #[command(flatten)]
+    pub migration: RunningMigration,
+
+    /// Also show the migrations that have ended
+    ///
+    /// The newest 32 of each run folder are kept.
+    #[arg(verbatim_doc_comment, long, help_heading = OUTPUT)]
+    pub all: bool,
+
+    /// Repeat it every second
+    ///
+    /// With GUEST, until the migration has ended.
+    #[arg(verbatim_doc_comment, long, help_heading = OUTPUT)]
+    pub watch: bool,
+
+    /// Write one JSON object a line for each migration, instead of the text
+    #[arg(long, help_heading = OUTPUT)]
+    pub json: bool,
+}

@@ -1,0 +1,121 @@
+//! `hikkoshi set`, `switch` and `cancel`: a migration that runs is changed through its control
+//! socket.
+
+use std::time::Duration;
+
+use hikkoshi_control::{Command, ControlFolder, Outcome, Refusal, Set, send};
+use hikkoshi_status::StatusFolder;
+
+use crate::args::{Cancel, RunningMigration, SetLimits, Switch};
+use crate::commands::status::{Choice, SeenMigrations, choose, none};
+use crate::output::exit::{Exit, Status};
+use crate::output::migrations::{Seen, table};
+use crate::output::reason::Reason;
+use crate::output::streams;
+use crate::status::ShownChange;
+
+/// How long the engine may take to answer. Its thread answers at once, unless silent clients keep
+/// all of its places for 5 s.
+const ANSWER: Duration = Duration::from_secs(20);
+
+/// `hikkoshi set`.
+pub(crate) fn set(args: &SetLimits) -> Result<Status, Exit> {
+    let set = Set {
+        bandwidth: args.bandwidth.map(|limit| limit.0),
+        max_downtime_ms: args.max_downtime,
+    };
+    control(&args.migration, Command::Set(set))
+}
+
+/// `hikkoshi switch`.
+pub(crate) fn switch(args: &Switch) -> Result<Status, Exit> {
+    control(&args.migration, Command::Switch)
+}
+
+/// `hikkoshi cancel`.
+pub(crate) fn cancel(args: &Cancel) -> Result<Status, Exit> {
+    control(&args.migration, Command::Cancel)
+}
+
+/// Sends a command to the migration that is meant, and prints the answer.
+fn control(meant: &RunningMigration, command: Command) -> Result<Status, Exit> {
+    let run_folder = meant.run_folder();
+    let guest = meant.guest.as_deref();
+    let mut migrations = SeenMigrations::new(StatusFolder::in_run_folder(&run_folder));
+    let all = migrations.look(guest.is_some())?;
+    let source = match choose(&all, guest) {
+        Choice::Source(seen) => seen,
+        Choice::Destination(seen) => return Err(at_destination(seen)),
+        Choice::Ended(seen) => return Err(ended(seen)),
+        Choice::Several(several) => return Err(ambiguous(&several)),
+        Choice::None => {
+            return Err(guest.map_or_else(
+                || {
+                    let what = "no migration runs on this host";
+                    Exit::new(Status::Usage, Reason::Usage, what)
+                },
+                none,
+            ));
+        }
+    };
+    let folder = ControlFolder::in_run_folder(&run_folder);
+    let answer = send(&folder, &source.name, command, ANSWER).map_err(|error| {
+        let next = match error.has_ended() {
+            true => {
+                "it has ended just now, or its engine could not make a control socket (its \
+                     messages say so)"
+            }
+            false => "`hikkoshi status` shows whether it was done",
+        };
+        Exit::caused(Status::Usage, Reason::System, &error).with(next)
+    })?;
+    let guest = &source.migration.guest;
+    let done = match answer {
+        Outcome::Changed(changed) => ShownChange(&changed).to_string(),
+        Outcome::Switching => "pre-copy ends now, and post-copy follows".to_owned(),
+        Outcome::Cancelling => {
+            "the migration is cancelled: the guest continues at the source".to_owned()
+        }
+        Outcome::Refused(refusal) => return Err(refused(guest, &refusal)),
+    };
+    streams::to_stdout(&format!("{guest}: {done}\n"));
+    Ok(Status::Moved)
+}
+
+/// The migration exists, and is not changed.
+fn refused(guest: &str, refusal: &Refusal) -> Exit {
+    let what = format!("{guest}: {}", refusal.message);
+    Exit::new(Status::AtSource, Reason::Unsupported, what).with("nothing was changed")
+}
+
+fn at_destination(seen: &Seen) -> Exit {
+    let migration = &seen.migration;
+    let what = format!(
+        "{}: this host is its destination, and the source decides",
+        migration.guest
+    );
+    let source = match migration.peer.as_str() {
+        "" => String::new(),
+        peer => format!(" ({peer})"),
+    };
+    Exit::new(Status::AtSource, Reason::Unsupported, what).with(format!(
+        "run this command at the source{source}. Nothing was changed"
+    ))
+}
+
+fn ended(seen: &Seen) -> Exit {
+    let how = match &seen.end {
+        Some(end) => format!(": {}", end.message),
+        None => String::new(),
+    };
+    let what = format!("{}: the migration has ended{how}", seen.migration.guest);
+    Exit::new(Status::AtSource, Reason::Unsupported, what)
+}
+
+/// Lists the migrations, and asks for one of them.
+fn ambiguous(several: &[&Seen]) -> Exit {
+    table(several).lines().for_each(streams::notice);
+    let what = format!("there are {} migrations that run", several.len());
+    Exit::new(Status::Usage, Reason::Usage, what)
+        .with("name one of them: by its guest, its process (PID) or its number (ID)")
+}

@@ -1,0 +1,66 @@
+//! `hikkoshi status`: the migrations of this host.
+
+mod seen;
+mod select;
+
+use std::thread;
+use std::time::Duration;
+
+use hikkoshi_status::StatusFolder;
+
+use crate::args::MigrationStatus;
+use crate::output::exit::{Exit, Status};
+use crate::output::migrations::{Seen, details, json_line, table};
+use crate::output::reason::Reason;
+use crate::output::streams;
+
+pub(crate) use seen::SeenMigrations;
+pub(crate) use select::{Choice, choose, is_meant};
+
+/// How often it is repeated.
+const PERIOD: Duration = Duration::from_secs(1);
+
+pub(crate) fn run(args: &MigrationStatus) -> Result<Status, Exit> {
+    let folder = StatusFolder::in_run_folder(&args.migration.run_folder());
+    let guest = args.migration.guest.as_deref();
+    let mut migrations = SeenMigrations::new(folder);
+    let mut is_first = true;
+    loop {
+        // A migration that is named may have ended.
+        let all = migrations.look(args.all || guest.is_some())?;
+        let meant: Vec<&Seen> = all
+            .iter()
+            .filter(|seen| guest.is_none_or(|guest| is_meant(seen, guest)))
+            .collect();
+        if let (Some(guest), true) = (guest, meant.is_empty()) {
+            return Err(none(guest));
+        }
+        if args.json {
+            meant
+                .iter()
+                .for_each(|seen| streams::to_stdout(&json_line(seen)));
+        } else {
+            let gap = if is_first { "" } else { "\n" };
+            let text = match guest {
+                Some(_) => details(&meant),
+                None => table(&meant),
+            };
+            streams::to_stdout(&format!("{gap}{text}"));
+        }
+        let has_ended = guest.is_some() && !meant.iter().any(|seen| seen.is_running);
+        if !args.watch || has_ended {
+            return Ok(Status::Moved);
+        }
+        is_first = false;
+        thread::sleep(PERIOD);
+    }
+}
+
+/// There is no such migration.
+pub(crate) fn none(guest: &str) -> Exit {
+    let what = format!("there is no migration of {guest:?} on this host");
+    Exit::new(Status::Usage, Reason::Usage, what).with(
+        "`hikkoshi status --all` lists those there are; --journal names another folder, if \
+         `hikkoshi migrate` was given one",
+    )
+}

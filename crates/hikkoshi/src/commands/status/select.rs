@@ -1,0 +1,126 @@
+//! Which migration a person means.
+
+use std::path::Path;
+
+use hikkoshi_status::Side;
+
+use crate::output::migrations::Seen;
+
+/// The fewest digits of a number.
+const DIGITS: usize = 4;
+
+/// Whether `text` means this migration: its guest, its number or the beginning of it, its process,
+/// or the name of its entry.
+pub(crate) fn is_meant(seen: &Seen, text: &str) -> bool {
+    let migration = &seen.migration;
+    let is_number = text.len() >= DIGITS && migration.id.starts_with(text);
+    migration.guest == text
+        || is_number
+        || migration.pid.to_string() == text
+        || seen.name == text
+        || is_same_socket(&migration.guest, text)
+}
+
+/// Whether both are paths to the same socket.
+fn is_same_socket(guest: &str, text: &str) -> bool {
+    let real = |path: &str| {
+        let path = Path::new(path);
+        path.is_absolute().then(|| path.canonicalize().ok())?
+    };
+    // The guest's path is relative to the folder of another process if it is not absolute.
+    let given = Path::new(text).canonicalize().ok();
+    given.is_some() && real(guest) == given
+}
+
+/// The migration that a person means, to change it.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Choice<'a> {
+    /// This one, which runs, at its source.
+    Source(&'a Seen),
+    /// Only the destination's side is here.
+    Destination(&'a Seen),
+    /// It has ended.
+    Ended(&'a Seen),
+    /// Several sources.
+    Several(Vec<&'a Seen>),
+    /// None.
+    None,
+}
+
+/// Chooses among the migrations of this host, the newest first.
+pub(crate) fn choose<'a>(all: &'a [Seen], guest: Option<&str>) -> Choice<'a> {
+    let meant: Vec<&Seen> = all
+        .iter()
+        .filter(|seen| guest.is_none_or(|guest| is_meant(seen, guest)))
+        .collect();
+    let of_side = |side| move |seen: &&&Seen| seen.is_running && seen.migration.side == side;
+    let sources: Vec<&Seen> = meant
+        .iter()
+        .filter(of_side(Side::Source))
+        .copied()
+        .collect();
+    match sources[..] {
+        [source] => return Choice::Source(source),
+        [] => {}
+        _ => return Choice::Several(sources),
+    }
+    if let Some(seen) = meant.iter().find(of_side(Side::Destination)) {
+        return Choice::Destination(seen);
+    }
+    // Without a name, a migration that has ended is not meant.
+    match meant.first().filter(|_| guest.is_some()) {
+        Some(seen) => Choice::Ended(seen),
+        None => Choice::None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::migrations::examples::seen;
+
+    #[test]
+    fn a_migration_is_named_by_what_is_shown_of_it() {
+        let one = seen(Side::Source, "web", 4711, true);
+        for name in [
+            "web",
+            "4711",
+            "00001267",
+            "0000126799aa",
+            "source-4711-00001267",
+        ] {
+            assert!(is_meant(&one, name), "{name}");
+        }
+        for other in ["", "we", "471", "000", "00001268", "source", "Web"] {
+            assert!(!is_meant(&one, other), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_socket_is_named_by_any_path_to_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (real, link) = (folder.path().join("qmp"), folder.path().join("link"));
+        std::fs::write(&real, "").unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        let one = seen(Side::Source, real.to_str().unwrap(), 1, true);
+        assert!(is_meant(&one, link.to_str().unwrap()));
+        assert!(!is_meant(&one, folder.path().to_str().unwrap()));
+    }
+
+    #[test]
+    fn a_source_that_runs_is_chosen() {
+        let web = seen(Side::Source, "web", 1, true);
+        let there = seen(Side::Destination, "web", 2, true);
+        let db = seen(Side::Source, "db", 3, true);
+        let old = seen(Side::Source, "web", 4, false);
+        let all = [web.clone(), there.clone(), db.clone(), old.clone()];
+        assert_eq!(choose(&all, Some("web")), Choice::Source(&web));
+        assert_eq!(choose(&all, Some("2")), Choice::Destination(&there));
+        assert_eq!(choose(&all, Some("4")), Choice::Ended(&old));
+        assert_eq!(choose(&all, Some("mail")), Choice::None);
+        assert_eq!(choose(&all, None), Choice::Several(vec![&web, &db]));
+        assert_eq!(choose(&all[1..], None), Choice::Source(&db));
+        assert_eq!(choose(&all[3..], None), Choice::None);
+        assert_eq!(choose(&[], Some("web")), Choice::None);
+    }
+}

@@ -1,0 +1,158 @@
+//! A migration as JSON (`docs/control.md`, `docs/status.schema.json`).
+
+use hikkoshi_status::{End, Limits, Migration, Phase, Side, State, VERSION};
+use serde::Serialize;
+
+use super::Seen;
+use crate::output::progress::ProgressReport;
+
+/// The part of the downtime that is not sending dirty pages, in milliseconds: what the engine
+/// allows for it when it decides that pre-copy has converged.
+const SWITCHOVER_MS: f64 = 20.0;
+
+/// A round with more bytes than this says how fast the link is: as the engine decides it.
+const MEASURABLE: u64 = 8 << 20;
+
+/// A migration.
+#[derive(Debug, Serialize)]
+struct MigrationReport<'a> {
+    version: u32,
+    name: &'a str,
+    running: bool,
+    migration: &'a Migration,
+    state: Option<StateReport<'a>>,
+    end: Option<&'a End>,
+}
+
+/// A state, without what grows with the guest or with time.
+#[derive(Debug, Serialize)]
+struct StateReport<'a> {
+    #[serde(flatten)]
+    progress: ProgressReport<'a>,
+    limits: Option<Limits>,
+    expected_downtime_ms: Option<f64>,
+}
+
+/// A migration as a line.
+pub(crate) fn json_line(seen: &Seen) -> String {
+    let report = MigrationReport {
+        version: VERSION,
+        name: &seen.name,
+        running: seen.is_running,
+        migration: &seen.migration,
+        state: seen.state.as_ref().map(|state| StateReport {
+            progress: state.into(),
+            limits: state.limits,
+            expected_downtime_ms: expected_downtime_ms(seen, state),
+        }),
+        end: seen.end.as_ref(),
+    };
+    // All keys are strings, so that this cannot fail.
+    let mut line = serde_json::to_string(&report).unwrap_or_default();
+    line.push('\n');
+    line
+}
+
+/// How long the guest would be paused if pre-copy ended now: the time that the pages that are dirty
+/// need at the rate of the last round that says it, and that of the switchover. `None`: that is not
+/// known yet, or not what decides.
+#[allow(clippy::cast_precision_loss)] // A time for people.
+pub(super) fn expected_downtime_ms(seen: &Seen, state: &State) -> Option<f64> {
+    let migration = &seen.migration;
+    if migration.side != Side::Source
+        || migration.mode != "precopy"
+        || state.phase != Phase::Precopy
+    {
+        return None;
+    }
+    let ended = state.rounds.iter().rev().filter_map(|round| {
+        let took = round.ended_ms?.checked_sub(round.begun_ms)?;
+        (took > 0 && round.bytes > 0).then_some((round, took))
+    });
+    let mut ended: Vec<_> = ended.collect();
+    let (last, _) = *ended.first()?;
+    // A short round measures buffers rather than the link.
+    ended.sort_by_key(|(round, _)| round.bytes <= MEASURABLE);
+    let (round, took) = *ended.first()?;
+    let dirty = match state.map.dirty.is_empty() {
+        true => last.dirty_pages?,
+        false => state
+            .map
+            .dirty
+            .iter()
+            .fold(0_u64, |sum, cell| sum.saturating_add(*cell)),
+    };
+    let bytes = dirty as f64 * migration.memory.page_bytes as f64;
+    Some(bytes * took as f64 / round.bytes as f64 + SWITCHOVER_MS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::text::tests::{running, state};
+    use super::*;
+    use hikkoshi_status::Round;
+
+    #[test]
+    fn the_expected_downtime_is_that_of_the_dirty_pages() {
+        let mut seen = running("precopy");
+        let mut state = state();
+        assert_eq!(
+            expected_downtime_ms(&seen, &state),
+            None,
+            "no round has ended"
+        );
+        state.rounds = vec![
+            Round {
+                round: 1,
+                begun_ms: 100,
+                ended_ms: Some(1100),
+                pages: 25_600,
+                zero: 0,
+                bytes: 100 << 20,
+                dirty_pages: Some(5120),
+            },
+            Round {
+                round: 2,
+                begun_ms: 1100,
+                ended_ms: None,
+                pages: 0,
+                zero: 0,
+                bytes: 0,
+                dirty_pages: None,
+            },
+        ];
+        // 20 MiB at 100 MiB/s.
+        let at_end = expected_downtime_ms(&seen, &state).unwrap();
+        assert!((at_end - 220.0).abs() < 1e-6, "{at_end}");
+        // 10 MiB are dirty now.
+        state.map.dirty = vec![2000, 560];
+        let now = expected_downtime_ms(&seen, &state).unwrap();
+        assert!((now - 120.0).abs() < 1e-6, "{now}");
+        // A short round does not say the rate.
+        state.rounds[1].ended_ms = Some(2100);
+        state.rounds[1].bytes = 1 << 20;
+        let now = expected_downtime_ms(&seen, &state).unwrap();
+        assert!((now - 120.0).abs() < 1e-6, "{now}");
+        seen.migration.mode = "hybrid".into();
+        assert_eq!(expected_downtime_ms(&seen, &state), None);
+        seen.migration.mode = "precopy".into();
+        state.phase = Phase::Switchover;
+        assert_eq!(expected_downtime_ms(&seen, &state), None);
+    }
+
+    #[test]
+    fn a_line_has_one_migration_and_no_map() {
+        let seen = running("hybrid");
+        let line = json_line(&seen);
+        assert_eq!(line.lines().count(), 1);
+        let value: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(value["version"], VERSION);
+        assert_eq!(value["name"], seen.name);
+        assert_eq!(value["running"], true);
+        assert_eq!(value["migration"]["guest"], "web");
+        assert_eq!(value["state"]["phase"], "precopy");
+        assert_eq!(value["state"]["limits"]["bandwidth"], 5000);
+        assert!(value["state"].get("map").is_none());
+        assert!(value["end"].is_null());
+    }
+}

@@ -1,0 +1,352 @@
+//! Migrations as text: a table, or all about each.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use hikkoshi_status::{GuestAt, Phase, Side, State, TimeLeft};
+
+use super::Seen;
+use super::report::expected_downtime_ms;
+use crate::output::progress_line;
+use crate::output::report::seconds;
+
+/// What is not known.
+const NOTHING: &str = "-";
+
+const HEADINGS: [&str; 12] = [
+    "GUEST", "SIDE", "PID", "ID", "MODE", "PHASE", "DONE", "RATE", "DIRTY", "LEFT", "DOWNTIME",
+    "FAULTS",
+];
+
+/// A line for each migration, under headings.
+pub(crate) fn table(all: &[&Seen]) -> String {
+    if all.is_empty() {
+        return "no migration runs on this host\n".to_owned();
+    }
+    let mut rows = vec![HEADINGS.map(str::to_owned)];
+    rows.extend(all.iter().map(|seen| row(seen)));
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..HEADINGS.len()).map(width).collect();
+    let mut text = String::new();
+    for row in &rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            // Writing to a String cannot fail.
+            let _ = write!(line, "{cell:<width$}  ");
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+fn row(seen: &Seen) -> [String; 12] {
+    let migration = &seen.migration;
+    let state = seen.state.as_ref();
+    let shown = |text: Option<String>| text.unwrap_or_else(|| NOTHING.to_owned());
+    let running = state.filter(|_| seen.is_running);
+    [
+        one_line(&migration.guest),
+        side(migration.side).to_owned(),
+        migration.pid.to_string(),
+        migration.id.chars().take(8).collect(),
+        migration.mode.clone(),
+        phase(seen),
+        shown(state.map(done)),
+        shown(running.map(|state| progress_line::rate(state.bytes_per_second))),
+        shown(running.and_then(dirty)),
+        shown(running.and_then(|state| Some(time(state.time_left?.likely_s)))),
+        shown(state.and_then(|state| downtime(seen, state))),
+        shown(state.and_then(faults)),
+    ]
+}
+
+/// All that is known of each migration, a line for each thing.
+pub(crate) fn details(all: &[&Seen]) -> String {
+    let mut text = String::new();
+    for (number, seen) in all.iter().enumerate() {
+        if number > 0 {
+            text.push('\n');
+        }
+        for (name, value) in lines(seen) {
+            let _ = writeln!(text, "{name:<10} {}", one_line(&value));
+        }
+    }
+    text
+}
+
+fn lines(seen: &Seen) -> Vec<(&'static str, String)> {
+    let migration = &seen.migration;
+    let mut lines = vec![
+        ("guest", migration.guest.clone()),
+        (
+            "migration",
+            format!(
+                "{} (process {}), {} side, {}, {} {}",
+                migration.id,
+                migration.pid,
+                side(migration.side),
+                migration.mode,
+                if migration.side == Side::Source {
+                    "to"
+                } else {
+                    "from"
+                },
+                migration.peer,
+            ),
+        ),
+        ("phase", phase(seen)),
+    ];
+    if let Some(state) = &seen.state {
+        lines.extend(state_lines(seen, state));
+    }
+    if let Some(end) = &seen.end {
+        lines.push(("end", end.message.clone()));
+        lines.extend(end.next.clone().map(|next| ("next", next)));
+    }
+    lines
+}
+
+fn state_lines(seen: &Seen, state: &State) -> Vec<(&'static str, String)> {
+    let guest = match state.guest_at {
+        GuestAt::Source => "at the source",
+        GuestAt::Paused => "paused for the switchover",
+        GuestAt::Destination => "at the destination",
+    };
+    let mut lines = vec![
+        ("guest is", guest.to_owned()),
+        (
+            "pages",
+            format!(
+                "{} of {} in this phase ({})",
+                state.done_pages,
+                state.total_pages,
+                done(state)
+            ),
+        ),
+    ];
+    let missing = |missing: u64| match seen.migration.side {
+        Side::Source => format!("{missing} pages not sent yet"),
+        Side::Destination => {
+            format!("{missing} pages, {} of them requested", state.waiting_pages)
+        }
+    };
+    lines.extend(state.missing_pages.map(|pages| ("missing", missing(pages))));
+    if seen.is_running {
+        lines.push(("rate", progress_line::rate(state.bytes_per_second)));
+        lines.extend(dirty(state).map(|rate| ("dirty rate", rate)));
+        lines.extend(state.time_left.map(|left| ("time left", range(&left))));
+    }
+    lines.extend(downtime(seen, state).map(|downtime| ("downtime", downtime)));
+    lines.extend(faults(state).map(|faults| ("faults", faults)));
+    if let Some(limits) = state.limits {
+        let bandwidth = match limits.bandwidth {
+            Some(bytes) => format!("bandwidth {bytes} bytes/s"),
+            None => "no limit of the bandwidth".to_owned(),
+        };
+        let downtime = limits.max_downtime_ms;
+        let downtime = downtime.map_or_else(String::new, |ms| format!(", downtime {ms} ms"));
+        lines.push(("limits", bandwidth + &downtime));
+    }
+    lines
+}
+
+fn side(side: Side) -> &'static str {
+    match side {
+        Side::Source => "source",
+        Side::Destination => "destination",
+    }
+}
+
+fn phase(seen: &Seen) -> String {
+    match (&seen.end, &seen.state) {
+        (Some(end), _) => format!("ended ({})", end.reason),
+        (None, Some(state)) if seen.is_running => progress_line::phase(state),
+        (None, None) if seen.is_running => "connecting".to_owned(),
+        (None, _) => "engine killed".to_owned(),
+    }
+}
+
+fn done(state: &State) -> String {
+    let total = state.total_pages;
+    if total == 0 {
+        return NOTHING.to_owned();
+    }
+    let done = u128::from(state.done_pages.min(total));
+    format!("{}%", done * 100 / u128::from(total))
+}
+
+/// How fast the guest writes.
+fn dirty(state: &State) -> Option<String> {
+    let pages = state.dirty_pages_per_second?;
+    (state.phase == Phase::Precopy).then(|| progress_line::rate(pages * 4096.0))
+}
+
+/// The downtime, or what it would be now.
+fn downtime(seen: &Seen, state: &State) -> Option<String> {
+    if let Some(ms) = state.downtime_ms {
+        return Some(format!("{ms:.1} ms"));
+    }
+    let expected = expected_downtime_ms(seen, state).filter(|_| seen.is_running)?;
+    Some(format!("~{expected:.0} ms"))
+}
+
+/// The latency of page requests.
+fn faults(state: &State) -> Option<String> {
+    let requests = &state.requests;
+    (requests.count > 0).then(|| {
+        format!(
+            "{} x {:.2} ms, p99 {:.2} ms",
+            requests.count,
+            requests.mean_us / 1e3,
+            requests.p99_us / 1e3
+        )
+    })
+}
+
+fn time(s: f64) -> String {
+    let time = Duration::try_from_secs_f64(s.max(0.0));
+    seconds(time.unwrap_or(Duration::MAX))
+}
+
+fn range(left: &TimeLeft) -> String {
+    let (low, likely) = (time(left.low_s), time(left.likely_s));
+    match left.high_s {
+        Some(high) => format!("{likely} ({low} to {})", time(high)),
+        None => format!("{likely} (at least {low})"),
+    }
+}
+
+/// Names from other processes can contain anything: each stays in its line.
+fn one_line(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).collect()
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::output::migrations::examples::seen;
+    use hikkoshi_status::{Bytes, End, Limits, Map, Pages, Requests};
+
+    pub(crate) fn state() -> State {
+        State {
+            at_ms: 1000,
+            phase: Phase::Precopy,
+            round: 2,
+            done_pages: 25,
+            total_pages: 100,
+            stage: "owned".into(),
+            peer_stage: "receiving".into(),
+            guest_at: GuestAt::Source,
+            pages: Pages::default(),
+            bytes: Bytes::default(),
+            bytes_per_second: 1_048_576.0,
+            dirty_pages_per_second: Some(512.0),
+            limits: Some(Limits {
+                max_downtime_ms: None,
+                bandwidth: Some(5000),
+            }),
+            time_left: Some(TimeLeft {
+                low_s: 2.0,
+                likely_s: 3.5,
+                high_s: None,
+            }),
+            converges: None,
+            repeats: None,
+            missing_pages: None,
+            waiting_pages: 0,
+            requests: Requests::default(),
+            downtime_ms: None,
+            switchover: Vec::new(),
+            rounds: Vec::new(),
+            outages: Vec::new(),
+            map: Map::default(),
+        }
+    }
+
+    /// A source that runs.
+    pub(crate) fn running(mode: &str) -> Seen {
+        let mut seen = seen(Side::Source, "web", 4711, true);
+        seen.migration.mode = mode.into();
+        seen.state = Some(state());
+        seen
+    }
+
+    #[test]
+    fn the_columns_are_aligned() {
+        let (one, mut other) = (running("hybrid"), running("postcopy"));
+        other.migration.guest = "a-guest-with-a-longer-name\u{1b}[2J".into();
+        let other_state = other.state.as_mut().unwrap();
+        other_state.phase = Phase::Postcopy;
+        other_state.downtime_ms = Some(8.25);
+        other_state.requests.count = 4;
+        other_state.requests.mean_us = 81.0;
+        let text = table(&[&one, &other]);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        for heading in ["SIDE", "PHASE", "RATE", "FAULTS"] {
+            let column = lines[0].find(heading).unwrap();
+            assert!(lines.iter().all(|line| line.as_bytes()[column - 1] == b' '));
+        }
+        let words: Vec<_> = lines[1].split_whitespace().collect();
+        assert_eq!(
+            words,
+            [
+                "web",
+                "source",
+                "4711",
+                "00001267",
+                "hybrid",
+                "pre-copy,",
+                "round",
+                "2",
+                "25%",
+                "1.0",
+                "MiB/s",
+                "2.0",
+                "MiB/s",
+                "3.5",
+                "s",
+                "-",
+                "-"
+            ]
+        );
+        assert!(
+            lines[2].contains("8.2 ms") && lines[2].contains("4 x 0.08 ms"),
+            "{text}"
+        );
+        assert!(!text.contains('\u{1b}'));
+        assert_eq!(table(&[]), "no migration runs on this host\n");
+    }
+
+    #[test]
+    fn the_details_have_the_limits_and_the_end() {
+        let mut seen = running("hybrid");
+        let text = details(&[&seen]);
+        assert!(
+            text.contains("limits     bandwidth 5000 bytes/s\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("time left  3.5 s (at least 2.0 s)\n"),
+            "{text}"
+        );
+        seen.is_running = false;
+        assert!(details(&[&seen]).contains("engine killed"));
+        seen.end = Some(End {
+            at_ms: 1,
+            exit_status: 1,
+            reason: "cancelled".into(),
+            message: "cancelled\nby hand".into(),
+            next: Some("the guest still runs at the source".into()),
+            account: None,
+        });
+        let text = details(&[&seen]);
+        assert!(text.contains("phase      ended (cancelled)\n"), "{text}");
+        assert!(text.contains("end        cancelledby hand\n"), "{text}");
+        assert!(!text.contains("rate"), "{text}");
+    }
+}
