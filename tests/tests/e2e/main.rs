@@ -49,6 +49,7 @@ mod recovery;
 mod refusals;
 mod security;
 mod shutdown;
+mod ssh;
 mod status;
 mod swapped_memory;
 mod transparent_huge_pages;

@@ -47,6 +47,8 @@ fn options_stand_under_their_headings() {
         visible("migrate"),
         "-: address --help\n\
          Connection: --to --domain --connect --stall-timeout --qmp\n\
+         By ssh: --ssh --rsh --remote-hikkoshi --remote-qmp --remote-connect --remote-listen \
+         --remote-option\n\
          Migration: --mode --max-downtime --bandwidth --when-stalled --allow-cpu-mismatch \
          --no-keep-frames --quit-source --undefine-source --persistent --autostart \
          --allow-device\n\
@@ -124,7 +126,7 @@ fn options_for_benchmarks_and_tests_are_hidden() {
             "poll"
         ]
     );
-    assert_eq!(hidden("receive"), ["no-priority", "poll"]);
+    assert_eq!(hidden("receive"), ["no-priority", "poll", "ssh-session"]);
 }
 
 /// `-h` has one line an option; what needs more is in `--help`.

@@ -16,6 +16,7 @@ use super::journaled_options::JournaledOptions;
 use super::mode::RequestedMode;
 use super::run_options::RunOptions;
 use super::security::InvitationArg;
+use super::ssh::SshArgs;
 use super::{bytes, mode};
 
 /// The longest `--max-downtime`, in milliseconds.
@@ -35,7 +36,7 @@ pub(crate) struct Migrate {
     #[arg(verbatim_doc_comment,
         value_name = "ADDR",
         value_parser = DestinationAddress,
-        required_unless_present_any = ["to", "resume"]
+        required_unless_present_any = ["to", "resume", "ssh"]
     )]
     pub address: Option<Address>,
 
@@ -53,6 +54,9 @@ pub(crate) struct Migrate {
 
     #[command(flatten)]
     pub domain: DomainArgs,
+
+    #[command(flatten)]
+    pub ssh: SshArgs,
 
     #[command(flatten)]
     pub options: MigrateOptions,

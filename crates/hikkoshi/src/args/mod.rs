@@ -29,6 +29,7 @@ mod report;
 pub(crate) mod requested_output;
 mod run_options;
 mod security;
+mod ssh;
 
 use std::path::Path;
 
@@ -49,6 +50,7 @@ pub(crate) use receive::{Receive, ReceiveOptions};
 pub(crate) use report::Report;
 pub(crate) use run_options::{ProgressFormat, RunOptions};
 pub(crate) use security::{InvitationArg, Security};
+pub(crate) use ssh::Words;
 
 /// What the exit status says, and what is set in the environment.
 const AFTER_HELP: &str = "\

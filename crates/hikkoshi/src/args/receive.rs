@@ -26,7 +26,7 @@ pub(crate) struct Receive {
     #[arg(verbatim_doc_comment,
         long,
         value_name = "ADDR",
-        required_unless_present = "resume",
+        required_unless_present_any = ["resume", "ssh_session"],
         help_heading = CONNECTION
     )]
     pub listen: Option<Address>,
@@ -82,6 +82,17 @@ pub(crate) struct Receive {
         help_heading = SECURITY
     )]
     pub invite: bool,
+
+    /// Receive the guest of the `hikkoshi migrate --ssh` at the other end of this session
+    ///
+    /// Prints an invitation, or with --resume a line when it listens. Ends when standard input ends
+    /// before a source has connected; later the end of the session changes nothing.
+    #[arg(verbatim_doc_comment,
+        long,
+        hide = true,
+        conflicts_with_all = ["plaintext", "tls_ca", "json", "give_up"]
+    )]
+    pub ssh_session: bool,
 
     #[command(flatten)]
     pub run: RunOptions,

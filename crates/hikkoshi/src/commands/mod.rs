@@ -1,5 +1,6 @@
 //! The commands: a file or folder each, and what several of them need.
 
+mod bounded_lines;
 pub(crate) mod check;
 pub(crate) mod complete_domain;
 pub(crate) mod dashboard;
@@ -18,8 +19,11 @@ mod own_executable;
 mod print_result;
 mod reattach_destination;
 pub(crate) mod receive;
+mod receive_answer;
 pub(crate) mod report;
 mod resume_command;
+mod shell_words;
 mod signals;
+mod ssh_session;
 mod unfinished_migration;
 mod wait_for_source;

@@ -20,7 +20,7 @@ use crate::args::{DomainOptions, Receive};
 use crate::commands::find_journal::may_exist;
 use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::wait_for_source::wait_for_source;
-use crate::commands::{give_up, signals};
+use crate::commands::{give_up, signals, ssh_session};
 use crate::journal::{DestinationEntry, DestinationJournal, JournalFile};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
@@ -28,7 +28,13 @@ use crate::security::{self, Acceptor};
 use crate::status::{Session, SessionInfo};
 
 pub(crate) fn run(args: &Receive) -> Result<Status, Exit> {
-    let cancel = signals::cancel_on_signals()?;
+    let cancel = if args.ssh_session {
+        ssh_session::detach();
+        signals::cancel_except_on_hangup()?
+    } else {
+        signals::cancel_on_signals()?
+    };
+    let args = &*ssh_session::with_address(args);
     let session = Session::new(
         &args.run,
         SessionInfo {
@@ -83,7 +89,7 @@ fn start(args: &Receive, cancel: CancelFlag, session: &Session) -> Result<Status
     {
         return Err(unfinished::refuse(file.path(), entry.engine.stage));
     }
-    let waiting = wait_for_source(args.wait_for, acceptor.prints_invitation(args));
+    let waiting = wait_for_source(args, acceptor.prints_invitation(args));
     let listener = acceptor
         .bind(listen)?
         .with_priority(args.engine_options().priority)
