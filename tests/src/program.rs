@@ -140,14 +140,24 @@ impl Program {
     /// # Panics
     /// When it cannot be started.
     pub fn start_with_input(name: &str, mut command: Command, input: &str) -> Self {
+        command.stdin(Stdio::piped());
+        let mut program = Self::start_as_it_is(name, command);
+        // It fits into the pipe. A program that has already exited does not read it.
+        let stdin = program.child.stdin.take();
+        let _ = stdin.unwrap().write_all(input.as_bytes());
+        program
+    }
+
+    /// Starts the program with the standard input that the command has.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start_as_it_is(name: &str, mut command: Command) -> Self {
         let mut child = command
-            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap_or_else(|error| panic!("starting {command:?}: {error}"));
-        // It fits into the pipe. A program that has already exited does not read it.
-        let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
         let stdout = Stream::follow(child.stdout.take().unwrap());
         let stderr = Stream::follow(child.stderr.take().unwrap());
         Self {
