@@ -153,6 +153,11 @@ test-ssh: guest-images openssh ## `migrate --ssh` with a real ssh, killed in pos
 	cargo build --locked --release --package hikkoshi
 	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- ssh:: --include-ignored
 
+.PHONY: test-daemon
+test-daemon: guest-images ## one `receive --daemon` for several guests; it and its receivers are killed
+	cargo build --locked --release --package hikkoshi
+	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- receive_daemon:: --include-ignored
+
 # The machine should be quiet. For docs/status.md.
 .PHONY: bench-status
 bench-status: guest ## what it costs an engine to serve the status of a large guest

@@ -28,7 +28,8 @@ use args::requested_output::RequestedOutput;
 use args::{Args, Command};
 use clap::Parser;
 use commands::{
-    check, dashboard, demo, dirty_rate, estimate, guard, migrate, receive, report as report_command,
+    check, dashboard, demo, dirty_rate, estimate, guard, invite, migrate, receive,
+    report as report_command,
 };
 use output::exit::{End, Exit, Status};
 use output::reason::Reason;
@@ -45,6 +46,7 @@ fn main() -> std::process::ExitCode {
     let ended = log::start().and_then(|()| match &args.command {
         Command::Receive(args) => receive::run(args),
         Command::Migrate(args) => migrate::run(args),
+        Command::Invite(args) => invite::run(args),
         Command::Check(args) => check::run(args),
         Command::DirtyRate(args) => dirty_rate::run(args),
         Command::Report(args) => report_command::run(args),

@@ -45,6 +45,7 @@ mod paused_guests;
 mod private_memory_recovery;
 mod processes_killed;
 mod qemu_versions;
+mod receive_daemon;
 mod recovery;
 mod refusals;
 mod security;

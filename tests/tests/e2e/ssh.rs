@@ -215,14 +215,14 @@ impl Hosts<'_> {
     fn resume_twice(self, mut migrate: Program, rsh: &str) {
         let receives = self.receives();
         assert_eq!(receives.len(), 1, "{}", migrate.stderr());
-        // As from a terminal that is closed.
-        kill_process(receives[0], Signal::HUP).unwrap();
         assert!(!migrate.has_exited(), "{}", migrate.stderr());
         assert_eq!(self.have_journals(), [true; 2]);
 
         // Resumed while the other side's engine runs.
         migrate.kill();
         migrate.wait_stderr("'hikkoshi migrate' was interrupted");
+        // As from a terminal that is closed, while there is no link.
+        kill_process(receives[0], Signal::HUP).unwrap();
         let resume = ["--resume", "--background-delay", "3600000"];
         let resume = self.migrate(rsh, &resume);
         let mut resumed = Program::start("migrate --resume --ssh", resume);

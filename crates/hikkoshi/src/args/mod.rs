@@ -16,10 +16,12 @@ mod domain;
 mod durations;
 mod estimate;
 mod guard;
+mod guest_name;
 mod headings;
 #[cfg(test)]
 mod help_tests;
 mod incoming_domain;
+mod invite;
 mod journal_folder;
 mod journaled_options;
 mod migrate;
@@ -43,6 +45,8 @@ pub(crate) use dirty_rate::DirtyRate;
 pub(crate) use domain::{DomainArgs, DomainOptions};
 pub(crate) use estimate::Estimate;
 pub(crate) use guard::Guard;
+pub(crate) use guest_name::parse as parse_guest_name;
+pub(crate) use invite::{DEFAULT_WAIT, Invite};
 pub(crate) use journaled_options::JournaledOptions;
 pub(crate) use migrate::{MAX_DOWNTIME_MS, MAX_READ_AHEAD, Migrate, MigrateOptions, WhenStalled};
 pub(crate) use mode::RequestedMode;
@@ -64,6 +68,10 @@ Exit status:
      No data is lost: --resume continues it
   4  The guest is lost: during post-copy, the destination's QEMU ended, or the source's QEMU
      ended while it held pages in private memory
+
+Exit status of receive --daemon and of invite:
+  0  The daemon was ended by Ctrl-C or SIGTERM; the invitation was printed
+  2  Otherwise
 
 Exit status of check:
   0  The guest can be moved
@@ -105,6 +113,8 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Wait at the destination for a guest
     Receive(Box<Receive>),
+    /// Ask the `receive --daemon` of this host for an invitation
+    Invite(Invite),
     /// Move a running guest to a destination
     Migrate(Box<Migrate>),
     /// Check whether a guest can be moved, and how; changes nothing
@@ -130,6 +140,7 @@ impl Command {
             Self::Receive(receive) => Some(&receive.run),
             Self::Migrate(migrate) => Some(&migrate.run),
             Self::Check(_)
+            | Self::Invite(_)
             | Self::DirtyRate(_)
             | Self::Report(_)
             | Self::Dashboard(_)
@@ -141,7 +152,8 @@ impl Command {
 
     /// Whether this is one side of a migration.
     pub(crate) fn is_migration(&self) -> bool {
-        self.run_options().is_some()
+        let is_daemon = matches!(self, Self::Receive(receive) if receive.daemon);
+        self.run_options().is_some() && !is_daemon
     }
 
     /// Whether standard error is for a program to read.

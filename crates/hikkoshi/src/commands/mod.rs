@@ -10,6 +10,7 @@ pub(crate) mod estimate;
 mod find_journal;
 mod give_up;
 pub(crate) mod guard;
+pub(crate) mod invite;
 mod kernel_support;
 mod late_cancel;
 pub(crate) mod migrate;

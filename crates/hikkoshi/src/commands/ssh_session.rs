@@ -27,7 +27,8 @@ pub(super) const LISTENING: &str = "hikkoshi-listening";
 /// Set by sshd (sshd(8)): client address, client port, server address, server port.
 const CONNECTION: &str = "SSH_CONNECTION";
 
-/// Makes the process independent of the session's terminal and of who reads its messages.
+/// Makes the process independent of the session's terminal and of who reads its messages. Also for
+/// a receiver of a daemon.
 pub(super) fn detach() {
     // It leads a session already if sshd has started it directly.
     let _ = rustix::process::setsid();

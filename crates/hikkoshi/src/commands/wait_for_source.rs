@@ -18,7 +18,8 @@ pub(super) fn wait_for_source(args: &Receive, invitation: bool) -> WaitLimit {
     let stdout = io::stdout();
     // Another process reads it then. A file keeps the invitation, and a user may have read it on a
     // terminal before closing that.
-    let reader = invitation && ssh_session::is_pipe(&stdout);
+    // A daemon that is restarted does not end the receivers that it has started.
+    let reader = invitation && args.receiver.is_none() && ssh_session::is_pipe(&stdout);
     WaitLimit::until(move || match wait_for {
         Some(limit) if begun.elapsed() >= limit => Some(WaitEnded::TimedOut(limit)),
         _ if in_session && ssh_session::has_ended() => Some(WaitEnded::SessionEnded),

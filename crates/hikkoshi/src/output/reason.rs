@@ -70,6 +70,7 @@ reasons! {
     MemoryLost "memory_lost" "The source's QEMU ended in post-copy, and its private memory with pages that the destination needs.",
     GivenUp "given_up" "The migration was given up with `--give-up`.",
     AccountNotWritten "account_not_written" "The guest was moved, but the result could not be written.",
+    Daemon "daemon" "`hikkoshi invite` got no invitation from the `receive --daemon` of this host.",
     Demo "demo" "The demonstration failed.",
 }
 

@@ -10,6 +10,7 @@
 //! is sanitised here, so that no escape sequence reaches a terminal and no line in a log is forged.
 
 use std::io::Write;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hikkoshi_wire::text;
@@ -19,6 +20,15 @@ use crate::output::exit::{End, Exit};
 
 /// Whether standard error is JSON. It is set once, before other threads exist.
 static JSON: AtomicBool = AtomicBool::new(false);
+
+/// The guest that the messages of this process are about.
+static NAME: OnceLock<String> = OnceLock::new();
+
+/// Puts the name of a guest before each message: a log has those of several processes.
+pub(crate) fn name_messages(name: &str) {
+    // It is set once.
+    let _ = NAME.set(name.to_owned());
+}
 
 /// Makes standard error one JSON object a line.
 pub(crate) fn use_json() {
@@ -73,7 +83,10 @@ pub(crate) fn object(name: &str, value: &impl Serialize) {
 /// Writes a line to standard error.
 pub(crate) fn line(line: &str) {
     // With one call: several threads and the guard process write there.
-    let line = format!("{}\n", text::one_line(line));
+    let line = match NAME.get() {
+        Some(name) => format!("{name}: {}\n", text::one_line(line)),
+        None => format!("{}\n", text::one_line(line)),
+    };
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
