@@ -30,8 +30,8 @@ pub struct Sshd {
 }
 
 impl Sshd {
-    /// Starts it on a host, where `on_host` makes the command for a program; `address` is the host's
-    /// IP address, `folder` is for files. `None`: `setup.sh openssh` was not run.
+    /// Starts it on a host, where `on_host` makes the command for a program; `address` is the
+    /// host's IP address, `folder` is for files. `None`: `setup.sh openssh` was not run.
     ///
     /// # Panics
     /// When it does not start.

@@ -13,8 +13,8 @@
 //! Each link starts with a [`Hello`](hikkoshi_wire::Hello) from each side. It carries the
 //! migration's random id, which binds the link to the migration.
 //!
-//! * `accept/`: the destination's listener, and the front of several destinations on one port: limits the number of pending handshakes, the log output
-//!   and the time to wait for a source;
+//! * `accept/`: the destination's listener: limits the number of pending handshakes, the log output
+//!   and the time to wait for a source; and the front of several destinations on one port;
 //! * `connect/`: a destination to connect to; `handshake.rs`: TLS and the hello of both sides;
 //! * `tls/`: TLS 1.3 with both sides authenticated, by invitation or by certificates;
 //! * `stream/`: a connected socket, and the reader and the writer of frames on it;

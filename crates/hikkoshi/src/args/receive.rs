@@ -44,8 +44,8 @@ pub(crate) struct Receive {
     /// Start the destination's QEMU with the command line in FILE
     ///
     /// The file has the words of one command, which may be on several lines; ' and " group words.
-    /// {name} is the guest's name, {qmp} the path of the QMP socket. `-incoming defer` is added, and
-    /// `-qmp` if there is no {qmp}. QEMU is ended if the guest stays at the source.
+    /// {name} is the guest's name, {qmp} the path of the QMP socket. `-incoming defer` is added,
+    /// and `-qmp` if there is no {qmp}. QEMU is ended if the guest stays at the source.
     #[arg(verbatim_doc_comment,
         long,
         value_name = "FILE",

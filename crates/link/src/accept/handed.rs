@@ -52,7 +52,7 @@ pub(crate) fn receive(
 ) -> io::Result<Option<TcpStream>> {
     let mut first = [0];
     let peeked = limits.retry(|| {
-        let mut space = [MaybeUninit::uninit(); 0];
+        let mut space: [MaybeUninit<u8>; 0] = [];
         let mut none = RecvAncillaryBuffer::new(&mut space);
         let mut into = [IoSliceMut::new(&mut first)];
         let read = recvmsg(carrier, &mut into, &mut none, RecvFlags::PEEK);

@@ -1,8 +1,9 @@
 //! Which receiver a connection is for: a label in the first TLS message, which is not encrypted.
 //!
 //! Several receivers can share one port. A program in front of them reads the label, without any
-//! key, and passes the connection on ([`Front`](crate::Front)). The label is an application protocol
-//! (ALPN, RFC 7301) that the source offers beside the real one, and that no destination chooses.
+//! key, and passes the connection on ([`Front`](crate::Front)). The label is an application
+//! protocol (ALPN, RFC 7301) that the source offers beside the real one, and that no destination
+//! chooses.
 
 use std::fmt;
 
