@@ -7,6 +7,7 @@ use hikkoshi_tests::{
     hikkoshi, log, unique_address,
 };
 use rustix::process::{Pid, Signal, kill_process};
+use std::ffi::OsString;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -80,6 +81,15 @@ impl Daemon {
     }
 }
 
+/// Writes a command line as a template.
+fn write_template(path: &Path, words: &[OsString]) {
+    let words: Vec<_> = words
+        .iter()
+        .map(|word| format!("'{}'", word.to_str().unwrap()))
+        .collect();
+    fs::write(path, format!("# a test's\n{}\n", words.join(" \\\n"))).unwrap();
+}
+
 /// A guest, and the machine that the daemon starts for it.
 struct Moved {
     name: &'static str,
@@ -97,12 +107,7 @@ impl Moved {
         let there = config.console(source.console().clone());
         let expected = there.expect(env.lab(), &format!("{name}-there")).unwrap();
         let template = env.folder().join(format!("{name} template"));
-        let words: Vec<_> = expected
-            .command_line()
-            .iter()
-            .map(|word| format!("'{}'", word.to_str().unwrap()))
-            .collect();
-        fs::write(&template, format!("# {name}\n{}\n", words.join(" \\\n"))).unwrap();
+        write_template(&template, &expected.command_line());
         let template = template.to_str().unwrap();
         let invite = daemon.invite(&["--template", template, "--name", name]);
         let invited = Program::start("invite", invite).wait();
@@ -234,6 +239,20 @@ fn many_guests_are_received_on_one_port() {
         left if left.is_empty() => Ok(()),
         left => Err(format!("{left:?}")),
     });
+    // A receiver that is killed before a source has connected: its QEMU ends with it.
+    let config = VmConfig::new().expect(env.lab(), "unused").unwrap();
+    let template = env.folder().join("unused template");
+    write_template(&template, &config.command_line());
+    let template = template.to_str().unwrap();
+    let invite = daemon.invite(&["--template", template, "--name", "unused"]);
+    Program::start("invite", invite).wait().assert(0, &[]);
+    let unused = config.wait(&run.join("machines/unused.qmp")).unwrap();
+    kill_process(daemon.receivers("unused")[0], Signal::KILL).unwrap();
+    unused.wait_exit(LONG).unwrap();
+    daemon
+        .program
+        .wait_stderr("guest unused: its QEMU, which has no guest, ends");
+
     daemon.program.interrupt();
     daemon.program.wait().assert(0, &["migrations continue"]);
     assert!(!run.join("receive.sock").exists());

@@ -142,6 +142,16 @@ impl TemplateQemu {
 /// The guest's name if none is given.
 const DEFAULT_NAME: &str = "guest";
 
+/// The folder of the machines in the run folder.
+fn machines(run: &Path) -> PathBuf {
+    run.join("machines")
+}
+
+/// The QMP socket of the guest's machine.
+pub(super) fn socket(run: &Path, name: &str) -> PathBuf {
+    machines(run).join(format!("{name}.qmp"))
+}
+
 /// The files of one machine, in the run folder.
 #[derive(Debug)]
 struct MachineFiles {
@@ -155,17 +165,16 @@ impl MachineFiles {
     /// Makes the folder. A machine of the same name must not run.
     fn new(run: &Path, name: &str) -> io::Result<Self> {
         JournalFile::make_folder(run)?;
-        let folder = run.join("machines");
+        let folder = machines(run);
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(&folder)?;
-        let file = |end: &str| folder.join(format!("{name}.{end}"));
         let files = Self {
             name: name.to_owned(),
-            qmp: file("qmp"),
-            log: file("log"),
-            folder: folder.clone(),
+            qmp: socket(run, name),
+            log: folder.join(format!("{name}.log")),
+            folder,
         };
         match UnixStream::connect(&files.qmp) {
             Ok(_) => Err(io::Error::new(

@@ -18,7 +18,9 @@ use std::time::{Duration, Instant};
 use error_reporter::Report;
 use hikkoshi_link::Address;
 use hikkoshi_link::tls::Invitation;
+use hikkoshi_qemu::qmp::Client;
 
+use super::super::template;
 use super::receivers::Receivers;
 use super::request::{Machine, Request};
 use crate::commands::own_executable;
@@ -32,6 +34,9 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// The time before a receiver is resumed again; it doubles each time, up to [`MAX_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(60);
+
+/// How long a QEMU may take to answer.
+const QMP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Results that are kept.
 const MAX_RESULTS: usize = 256;
@@ -260,6 +265,10 @@ impl Children {
         let resumable = self.journal_of(name).is_some();
         if !resumable {
             self.receivers.remove(name);
+            // A receiver that ends by itself has ended the QEMU that it has started.
+            if ended.as_ref().is_ok_and(|status| status.code().is_none()) {
+                self.end_unused_machine(name);
+            }
         }
         let mut state = self.state();
         state.running.retain(|other| other != name);
@@ -271,6 +280,25 @@ impl Children {
             if resumable {
                 state.pauses.insert(name.to_owned(), (never(), MAX_PAUSE));
             }
+        }
+    }
+
+    /// Ends the QEMU that a killed receiver has started from a template, if it still waits for a
+    /// guest.
+    fn end_unused_machine(&self, name: &str) {
+        let qmp = template::socket(&self.run, name);
+        if !qmp.exists() {
+            return;
+        }
+        match end_if_unused(&qmp) {
+            Ok(true) => {
+                streams::notice(&format!("guest {name}: its QEMU, which has no guest, ends"))
+            }
+            Ok(false) => {}
+            Err(why) => streams::notice(&format!(
+                "guest {name}: looking whether its QEMU ({}) has a guest: {why}",
+                qmp.display()
+            )),
         }
     }
 
@@ -372,6 +400,7 @@ impl Children {
                 .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
             if refused && journals.iter().all(|(other, _)| *other != name) {
                 self.receivers.remove(&name);
+                self.end_unused_machine(&name);
             }
         }
         self.remove_stale_routes()
@@ -380,6 +409,21 @@ impl Children {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Ends the QEMU with this socket if it waits for a guest. One that has a guest is in another state
+/// ('inmigrate' is the state of a QEMU that was started with -incoming, qapi/run-state.json).
+fn end_if_unused(qmp: &Path) -> Result<bool, String> {
+    let text = |error: &dyn std::error::Error| Report::new(error).to_string();
+    let mut client = Client::connect(qmp, QMP_TIMEOUT).map_err(|error| text(&error))?;
+    let none = serde_json::json!({});
+    let status = client.execute("query-status", none.clone());
+    if status.map_err(|error| text(&error))?["status"] != "inmigrate" {
+        return Ok(false);
+    }
+    // It may end before its answer has arrived.
+    let _ = client.execute("quit", none);
+    Ok(true)
 }
 
 /// A time that does not come.
