@@ -53,6 +53,11 @@ guest-devices: guest ## fetch UEFI firmware, and a kernel with the drivers of al
 browser: ## fetch headless Chromium, and Prometheus
 	@setup/setup.sh chromium prometheus
 
+# Only tests of `migrate --ssh` need it.
+.PHONY: openssh
+openssh: ## fetch OpenSSH, server and client
+	@setup/setup.sh openssh
+
 # Linked statically with the host's C library, because the guest has none.
 $(WORKLOAD): $(WORKLOAD_SOURCES)
 	CARGO_TARGET_DIR=$(BUILD)/workload RUSTFLAGS="-C target-feature=+crt-static -C strip=symbols" \
@@ -136,7 +141,7 @@ test-guests: guest-images browser ## the laboratory's own tests, and real guests
 # Domains of real libvirt daemons. A move in all modes and a few quick tests are part of `make test`.
 # CI: what cannot be tested is an error.
 .PHONY: test-libvirt
-test-libvirt: guest-images ## domains of libvirt: their monitors, `check`, and moves between two daemons
+test-libvirt: guest-images openssh ## domains of libvirt: their monitors, `check`, and moves between two daemons
 	$(WITH_LIBVIRT) cargo build --locked --features libvirt --package hikkoshi
 	$(WITH_LIBVIRT) CI=true cargo test --locked --package hikkoshi-libvirt --features libvirt
 	$(WITH_LIBVIRT) CI=true HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- libvirt --include-ignored
@@ -146,6 +151,18 @@ test-libvirt: guest-images ## domains of libvirt: their monitors, `check`, and m
 test-control: guest ## real migrations that are shown, changed, switched and cancelled by commands
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-tests --test e2e -- control:: --include-ignored
+
+# A move with a script in the place of ssh is part of `make test`.
+# CI: what cannot be tested is an error.
+.PHONY: test-ssh
+test-ssh: guest-images openssh ## `migrate --ssh` with a real ssh, killed in post-copy
+	cargo build --locked --release --package hikkoshi
+	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- ssh:: --include-ignored
+
+.PHONY: test-daemon
+test-daemon: guest-images ## one `receive --daemon` for several guests; it and its receivers are killed
+	cargo build --locked --release --package hikkoshi
+	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- receive_daemon:: --include-ignored
 
 # The machine should be quiet. For docs/status.md.
 .PHONY: bench-status

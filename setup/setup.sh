@@ -21,6 +21,10 @@
 #   build/debian                      an image of a whole Debian guest, made by mmdebstrap (as root)
 #   build/kernel-devices              the distribution's kernel with the drivers of all devices
 #
+# or only tests of `migrate --ssh` (`setup.sh openssh`):
+#
+#   build/openssh                     the distribution's OpenSSH, server and client
+#
 # or only tests of pages and metrics (`setup.sh chromium prometheus`):
 #
 #   build/chromium                    the distribution's Chromium without windows, and fonts
@@ -68,6 +72,8 @@ source "$here/lib/libvirt.sh"
 source "$here/lib/debian.sh"
 # shellcheck source=lib/chromium.sh
 source "$here/lib/chromium.sh"
+# shellcheck source=lib/openssh.sh
+source "$here/lib/openssh.sh"
 # shellcheck source=lib/prometheus.sh
 source "$here/lib/prometheus.sh"
 
@@ -96,10 +102,11 @@ for more in "$@"; do
     ovmf) setup_ovmf ;;
     debian) setup_debian ;;
     devices-kernel) setup_devices_kernel ;;
+    openssh) setup_openssh ;;
     chromium) setup_chromium ;;
     prometheus) setup_prometheus ;;
     *) fail "unknown component: $more" \
-        "Known components: apache, bpftrace, ovmf, debian, devices-kernel, chromium, prometheus." ;;
+        "Known components: apache, bpftrace, ovmf, debian, devices-kernel, openssh, chromium, prometheus." ;;
     esac
 done
 

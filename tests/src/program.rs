@@ -215,6 +215,23 @@ impl Program {
         input: &str,
         terminal: Option<&Terminal>,
     ) -> Self {
+        command.stdin(Stdio::piped());
+        let mut program = Self::start_as_it_is_at(name, command, terminal);
+        // It fits into the pipe. A program that has already exited does not read it.
+        let stdin = program.child.stdin.take();
+        let _ = stdin.unwrap().write_all(input.as_bytes());
+        program
+    }
+
+    /// Starts the program with the standard input that the command has.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start_as_it_is(name: &str, command: Command) -> Self {
+        Self::start_as_it_is_at(name, command, None)
+    }
+
+    fn start_as_it_is_at(name: &str, mut command: Command, terminal: Option<&Terminal>) -> Self {
         let stderr = match terminal {
             Some(terminal) => {
                 command.env("TERM", "xterm");
@@ -223,13 +240,10 @@ impl Program {
             None => Stdio::piped(),
         };
         let mut child = command
-            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(stderr)
             .spawn()
             .unwrap_or_else(|error| panic!("starting {command:?}: {error}"));
-        // It fits into the pipe. A program that has already exited does not read it.
-        let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
         let stdout = Stream::follow(child.stdout.take().unwrap());
         let stderr = match child.stderr.take() {
             Some(pipe) => Stream::follow(pipe),

@@ -29,7 +29,7 @@ use args::requested_output::RequestedOutput;
 use args::{Args, Command};
 use clap::Parser;
 use commands::{
-    check, control, dashboard, demo, dirty_rate, estimate, guard, migrate, receive,
+    check, control, dashboard, demo, dirty_rate, estimate, guard, invite, migrate, receive,
     report as report_command, status as status_command,
 };
 use output::exit::{End, Exit, Status};
@@ -50,6 +50,7 @@ fn main() -> std::process::ExitCode {
     let ended = log::start().and_then(|()| match &args.command {
         Command::Receive(args) => receive::run(args),
         Command::Migrate(args) => migrate::run(args),
+        Command::Invite(args) => invite::run(args),
         Command::Status(args) => status_command::run(args),
         Command::Set(args) => control::set(args),
         Command::Switch(args) => control::switch(args),

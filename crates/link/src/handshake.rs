@@ -136,7 +136,7 @@ fn exchange_hellos(
     Ok((stream, agreed))
 }
 
-fn limits(stop: &CancelFlag) -> TimeLimits<'_> {
+pub(crate) fn limits(stop: &CancelFlag) -> TimeLimits<'_> {
     TimeLimits {
         deadline: Instant::now() + HANDSHAKE_TIMEOUT,
         stop,

@@ -14,7 +14,7 @@
 //! migration's random id, which binds the link to the migration.
 //!
 //! * `accept/`: the destination's listener: limits the number of pending handshakes, the log output
-//!   and the time to wait for a source;
+//!   and the time to wait for a source; and the front of several destinations on one port;
 //! * `connect/`: a destination to connect to; `handshake.rs`: TLS and the hello of both sides;
 //! * `tls/`: TLS 1.3 with both sides authenticated, by invitation or by certificates;
 //! * `stream/`: a connected socket, and the reader and the writer of frames on it;
@@ -48,7 +48,7 @@ mod stream;
 mod sync;
 pub mod tls;
 
-pub use accept::{Listener, WaitEnded, WaitLimit};
+pub use accept::{Front, Listener, RoutedConnection, WaitEnded, WaitLimit, hand_over};
 pub use address::{Address, AddressError, ResolveError};
 pub use connect::Remote;
 pub use flow::{Answering, BackgroundSender, Bandwidth, RateLimit, UrgentActivity};

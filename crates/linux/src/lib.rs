@@ -18,7 +18,8 @@
 //!   (a flag, for loops that check it between pieces of work and for signal handlers).
 //! * Clocks: [`monotonic_ns`].
 //! * Files: [`lock_byte_shared`] (locks that processes share).
-//! * Sockets: [`TcpInfo`] (`TCP_INFO`) and [`set_pace`] (`SO_MAX_PACING_RATE`).
+//! * Sockets: [`TcpInfo`] (`TCP_INFO`), [`set_pace`] (`SO_MAX_PACING_RATE`), and
+//!   [`activated_sockets`] (those that a service manager has passed).
 //!
 //! # Vocabulary
 //!
@@ -37,6 +38,7 @@
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 compile_error!("hikkoshi-linux injects system calls with x86-64 Linux registers; port src/inject");
 
+mod activation;
 mod address;
 mod available_memory;
 mod cancel_flag;
@@ -62,6 +64,7 @@ mod tcp;
 #[path = "../tests/common/mod.rs"]
 mod target;
 
+pub use activation::activated_sockets;
 pub use address::{HostAddr, HostRange};
 pub use available_memory::{AvailableMemory, host_memory_available, memory_available};
 pub use cancel_flag::CancelFlag;

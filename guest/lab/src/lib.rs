@@ -112,5 +112,5 @@ pub use report::{
 };
 pub use tpm::TpmEmulator;
 pub use tsc::TscReading;
-pub use vm::{RamBlock, Vm};
+pub use vm::{ExpectedVm, RamBlock, Vm};
 pub use workload::{Pattern, Workload};

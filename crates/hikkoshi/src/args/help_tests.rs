@@ -47,6 +47,8 @@ fn options_stand_under_their_headings() {
         visible("migrate"),
         "-: address --help\n\
          Connection: --to --domain --connect --stall-timeout --qmp\n\
+         By ssh: --ssh --rsh --remote-hikkoshi --remote-qmp --remote-connect --remote-listen \
+         --remote-option\n\
          Migration: --mode --max-downtime --when-stalled --bandwidth --allow-cpu-mismatch \
          --no-keep-frames --quit-source --undefine-source --persistent --autostart \
          --allow-device\n\
@@ -57,7 +59,8 @@ fn options_stand_under_their_headings() {
     );
     assert_eq!(
         visible("receive"),
-        "Connection: --listen --connect --set --xml --allow-qemu-arguments --advertise --wait-for --stall-timeout --qmp\n\
+        "Connection: --listen --connect --set --xml --allow-qemu-arguments --template --name \
+         --daemon --max-guests --advertise --wait-for --stall-timeout --qmp\n\
          Migration: --allow-overcommit --allow-device\n\
          Recovery: --retry-for --resume --give-up --other-side-is-lost --journal\n\
          Tuning: --fault-threads --collapse\n\
@@ -139,7 +142,10 @@ fn options_for_benchmarks_and_tests_are_hidden() {
             "poll"
         ]
     );
-    assert_eq!(hidden("receive"), ["no-priority", "poll"]);
+    assert_eq!(
+        hidden("receive"),
+        ["no-priority", "poll", "receiver", "ssh-session"]
+    );
 }
 
 /// `-h` has one line an option; what needs more is in `--help`.
@@ -157,6 +163,7 @@ fn short_help_is_one_line_an_option() {
         "dirty-rate",
         "dashboard",
         "estimate",
+        "invite",
         "demo",
     ] {
         let command = command.find_subcommand(name).unwrap();

@@ -17,6 +17,7 @@ use super::journaled_options::JournaledOptions;
 use super::mode::RequestedMode;
 use super::run_options::RunOptions;
 use super::security::InvitationArg;
+use super::ssh::SshArgs;
 use super::{bytes, mode};
 
 /// The largest number of pages that `--read-ahead` takes.
@@ -33,7 +34,7 @@ pub(crate) struct Migrate {
     #[arg(verbatim_doc_comment,
         value_name = "ADDR",
         value_parser = DestinationAddress,
-        required_unless_present_any = ["to", "resume"]
+        required_unless_present_any = ["to", "resume", "ssh"]
     )]
     pub address: Option<Address>,
 
@@ -51,6 +52,9 @@ pub(crate) struct Migrate {
 
     #[command(flatten)]
     pub domain: DomainArgs,
+
+    #[command(flatten)]
+    pub ssh: SshArgs,
 
     #[command(flatten)]
     pub options: MigrateOptions,

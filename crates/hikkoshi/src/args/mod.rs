@@ -18,10 +18,12 @@ mod domain;
 mod durations;
 mod estimate;
 mod guard;
+mod guest_name;
 mod headings;
 #[cfg(test)]
 mod help_tests;
 mod incoming_domain;
+mod invite;
 mod journal_folder;
 mod journaled_options;
 mod migrate;
@@ -32,6 +34,7 @@ pub(crate) mod requested_output;
 mod run_options;
 mod running;
 mod security;
+mod ssh;
 mod status;
 
 use std::path::Path;
@@ -48,6 +51,8 @@ pub(crate) use dirty_rate::DirtyRate;
 pub(crate) use domain::{DomainArgs, DomainOptions};
 pub(crate) use estimate::Estimate;
 pub(crate) use guard::Guard;
+pub(crate) use guest_name::parse as parse_guest_name;
+pub(crate) use invite::{DEFAULT_WAIT, Invite};
 pub(crate) use journaled_options::JournaledOptions;
 pub(crate) use migrate::{MAX_READ_AHEAD, Migrate, MigrateOptions};
 pub(crate) use mode::RequestedMode;
@@ -56,6 +61,7 @@ pub(crate) use report::Report;
 pub(crate) use run_options::{ProgressFormat, RunOptions};
 pub(crate) use running::RunningMigration;
 pub(crate) use security::{InvitationArg, Security};
+pub(crate) use ssh::Words;
 pub(crate) use status::MigrationStatus;
 
 /// What the exit status says, and what is set in the environment.
@@ -70,6 +76,10 @@ Exit status:
      No data is lost: --resume continues it
   4  The guest is lost: during post-copy, the destination's QEMU ended, or the source's QEMU
      ended while it held pages in private memory
+
+Exit status of receive --daemon and of invite:
+  0  The daemon was ended by Ctrl-C or SIGTERM; the invitation was printed
+  2  Otherwise
 
 Exit status of check:
   0  The guest can be moved
@@ -118,6 +128,8 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Wait at the destination for a guest
     Receive(Box<Receive>),
+    /// Ask the `receive --daemon` of this host for an invitation
+    Invite(Invite),
     /// Move a running guest to a destination
     Migrate(Box<Migrate>),
     /// Show the migrations of this host: how far and how fast they are
@@ -155,6 +167,7 @@ impl Command {
             | Self::Switch(_)
             | Self::Cancel(_)
             | Self::Check(_)
+            | Self::Invite(_)
             | Self::DirtyRate(_)
             | Self::Report(_)
             | Self::Dashboard(_)
@@ -166,7 +179,8 @@ impl Command {
 
     /// Whether this is one side of a migration.
     pub(crate) fn is_migration(&self) -> bool {
-        self.run_options().is_some()
+        let is_daemon = matches!(self, Self::Receive(receive) if receive.daemon);
+        self.run_options().is_some() && !is_daemon
     }
 
     /// Whether standard error is for a program to read.

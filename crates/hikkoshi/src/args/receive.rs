@@ -1,6 +1,7 @@
 //! `hikkoshi receive`.
 
 use std::num::{NonZeroU16, NonZeroU64};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args};
@@ -16,23 +17,67 @@ use super::run_options::RunOptions;
 use super::{bytes, durations};
 
 #[derive(Debug, Clone, Args)]
+#[command(
+    override_usage = "hikkoshi receive [OPTIONS] <--qmp|--connect|--template|--daemon|--resume>"
+)]
 #[command(group(
-    ArgGroup::new("destination").args(["qmp", "connect", "resume"]).required(true).multiple(true)
+    ArgGroup::new("destination")
+        .args(["qmp", "connect", "template", "daemon", "resume"])
+        .required(true).multiple(true)
 ))]
 pub(crate) struct Receive {
     /// Address to listen on: HOST:PORT or unix:PATH
     ///
-    /// With --resume, the default is the address in the journal.
+    /// With --resume, the default is the address in the journal. With --daemon, the default is the
+    /// socket that systemd has passed (LISTEN_FDS).
     #[arg(verbatim_doc_comment,
         long,
         value_name = "ADDR",
-        required_unless_present = "resume",
+        required_unless_present_any = ["resume", "ssh_session", "daemon"],
         help_heading = CONNECTION
     )]
     pub listen: Option<Address>,
 
     #[command(flatten)]
     pub domain: IncomingDomain,
+
+    /// Start the destination's QEMU with the command line in FILE
+    ///
+    /// The file has the words of one command, which may be on several lines; ' and " group words.
+    /// {name} is the guest's name, {qmp} the path of the QMP socket. `-incoming defer` is added,
+    /// and `-qmp` if there is no {qmp}. QEMU is ended if the guest stays at the source.
+    #[arg(verbatim_doc_comment,
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["qmp", "connect", "resume"],
+        help_heading = CONNECTION
+    )]
+    pub template: Option<PathBuf>,
+
+    /// Name of the guest of --template [default: guest]
+    #[arg(
+        long,
+        value_name = "NAME",
+        requires = "template",
+        value_parser = super::guest_name::parse,
+        help_heading = CONNECTION
+    )]
+    pub name: Option<String>,
+
+    /// Receive any number of guests, each with an invitation of `hikkoshi invite`
+    #[arg(
+        long,
+        conflicts_with_all = [
+            "qmp", "connect", "template", "resume", "ssh_session", "plaintext", "tls_ca", "json",
+            "report", "wait_for"
+        ],
+        help_heading = CONNECTION
+    )]
+    pub daemon: bool,
+
+    /// With --daemon: how many guests may be received or awaited at a time [default: 64]
+    #[arg(long, value_name = "N", requires = "daemon", help_heading = CONNECTION)]
+    pub max_guests: Option<u16>,
 
     /// Address to put into the invitation instead of the one listened on
     #[arg(
@@ -82,6 +127,21 @@ pub(crate) struct Receive {
         help_heading = SECURITY
     )]
     pub invite: bool,
+
+    /// Receive the guest of the `hikkoshi migrate --ssh` at the other end of this session
+    ///
+    /// Prints an invitation, or with --resume a line when it listens. Ends when standard input ends
+    /// before a source has connected; later the end of the session changes nothing.
+    #[arg(verbatim_doc_comment,
+        long,
+        hide = true,
+        conflicts_with_all = ["plaintext", "tls_ca", "json", "give_up"]
+    )]
+    pub ssh_session: bool,
+
+    /// Started by `receive --daemon`, for the guest of this name
+    #[arg(long, value_name = "NAME", hide = true, value_parser = super::guest_name::parse)]
+    pub receiver: Option<String>,
 
     #[command(flatten)]
     pub run: RunOptions,

@@ -1,5 +1,6 @@
 //! The commands: a file or folder each, and what several of them need.
 
+mod bounded_lines;
 pub(crate) mod check;
 pub(crate) mod control;
 pub(crate) mod dashboard;
@@ -9,6 +10,7 @@ pub(crate) mod estimate;
 mod find_journal;
 mod give_up;
 pub(crate) mod guard;
+pub(crate) mod invite;
 mod kernel_support;
 mod late_cancel;
 pub(crate) mod migrate;
@@ -18,9 +20,12 @@ mod own_executable;
 mod print_result;
 mod reattach_destination;
 pub(crate) mod receive;
+mod receive_answer;
 pub(crate) mod report;
 mod resume_command;
+mod shell_words;
 mod signals;
+mod ssh_session;
 pub(crate) mod status;
 mod unfinished_migration;
 mod wait_for_source;

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::path::Path;
 
+use crate::commands::shell_words;
 use crate::journal::Entry;
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
@@ -27,28 +28,7 @@ pub(super) fn cannot_resume<E: Entry>(reason: Reason, error: &dyn Error, journal
         .resumed_by(again)
 }
 
-/// A path as a shell takes it.
+/// A path as a shell takes it, for messages.
 pub(super) fn quoted(path: &Path) -> String {
-    let text = path.display().to_string();
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@".contains(c);
-    if text.chars().all(plain) {
-        return text;
-    }
-    format!("'{}'", text.replace('\'', "'\\''"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_are_quoted_if_the_shell_needs_it() {
-        for (path, expected) in [
-            ("/run/hikkoshi/a.json", "/run/hikkoshi/a.json"),
-            ("/a b", "'/a b'"),
-            ("/it's", "'/it'\\''s'"),
-        ] {
-            assert_eq!(quoted(Path::new(path)), expected);
-        }
-    }
+    shell_words::quoted(path).display().to_string()
 }

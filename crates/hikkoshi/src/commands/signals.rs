@@ -1,5 +1,8 @@
 //! SIGINT, SIGTERM and SIGHUP request cancellation. They do not kill the program.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
 use error_reporter::Report;
 use hikkoshi_engine::CancelFlag;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -12,10 +15,25 @@ use crate::output::reason::Reason;
 pub(super) fn cancel_on_signals() -> Result<CancelFlag, Exit> {
     let cancel = CancelFlag::new();
     for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, cancel.flag()).map_err(|error| {
-            let what = format!("installing a signal handler: {}", Report::new(&error));
-            Exit::new(Status::Usage, Reason::System, what)
-        })?;
+        register(signal, cancel.flag())?;
     }
     Ok(cancel)
+}
+
+/// The same without SIGHUP, which does nothing: the end of a session does not cancel.
+pub(super) fn cancel_except_on_hangup() -> Result<CancelFlag, Exit> {
+    let cancel = CancelFlag::new();
+    for signal in [SIGINT, SIGTERM] {
+        register(signal, cancel.flag())?;
+    }
+    register(SIGHUP, Arc::default())?;
+    Ok(cancel)
+}
+
+fn register(signal: i32, flag: Arc<AtomicBool>) -> Result<(), Exit> {
+    let registered = signal_hook::flag::register(signal, flag);
+    registered.map(drop).map_err(|error| {
+        let what = format!("installing a signal handler: {}", Report::new(&error));
+        Exit::new(Status::Usage, Reason::System, what)
+    })
 }

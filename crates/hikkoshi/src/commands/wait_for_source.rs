@@ -1,32 +1,30 @@
 //! How long `hikkoshi receive` waits for a source.
 
 use std::io::{self, Stdout};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hikkoshi_link::{WaitEnded, WaitLimit};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::FileType;
+
+use crate::args::Receive;
+use crate::commands::ssh_session;
 
 /// Waits until `wait_for` has passed, if it is given. If an `invitation` was printed to a pipe,
 /// waits only while another process can read it: if the program that was to pass it on has failed,
-/// no source will come.
-pub(super) fn wait_for_source(wait_for: Option<Duration>, invitation: bool) -> WaitLimit {
+/// no source will come. With `--ssh-session`, waits only as long as the session lasts.
+pub(super) fn wait_for_source(args: &Receive, invitation: bool) -> WaitLimit {
+    let (wait_for, in_session) = (args.wait_for, args.ssh_session);
     let begun = Instant::now();
     let stdout = io::stdout();
-    let reader = invitation && is_pipe(&stdout);
+    // Another process reads it then. A file keeps the invitation, and a user may have read it on a
+    // terminal before closing that.
+    // A daemon that is restarted does not end the receivers that it has started.
+    let reader = invitation && args.receiver.is_none() && ssh_session::is_pipe(&stdout);
     WaitLimit::until(move || match wait_for {
         Some(limit) if begun.elapsed() >= limit => Some(WaitEnded::TimedOut(limit)),
+        _ if in_session && ssh_session::has_ended() => Some(WaitEnded::SessionEnded),
         _ if reader && has_no_reader(&stdout) => Some(WaitEnded::InvitationReaderGone),
         _ => None,
-    })
-}
-
-/// Whether another process reads it. A file keeps the invitation, and a user may have read it on a
-/// terminal before closing that.
-fn is_pipe(stdout: &Stdout) -> bool {
-    rustix::fs::fstat(stdout).is_ok_and(|stat| {
-        let kind = FileType::from_raw_mode(stat.st_mode);
-        matches!(kind, FileType::Fifo | FileType::Socket)
     })
 }
 

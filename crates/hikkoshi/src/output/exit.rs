@@ -118,6 +118,16 @@ impl Exit {
         self
     }
 
+    /// Adds another way to do what is to be done.
+    #[must_use]
+    pub(crate) fn also(mut self, more: &str) -> Self {
+        self.next = Some(match self.next {
+            Some(next) => format!("{next}. {more}"),
+            None => more.to_owned(),
+        });
+        self
+    }
+
     /// Adds who has the guest.
     #[must_use]
     pub(crate) fn held_by(mut self, holder: Holder) -> Self {
@@ -138,6 +148,11 @@ impl Exit {
             Some(next) => format!("{}; {next}", self.what),
             None => self.what.clone(),
         }
+    }
+
+    /// The command that resumes or completes the migration on this side.
+    pub(crate) fn resume(&self) -> Option<&str> {
+        self.resume.as_deref()
     }
 
     /// Where the guest is.

@@ -51,6 +51,7 @@ reasons! {
     NotAttached "not_attached" "QEMU cannot be accessed, or its guest cannot be moved as it is.",
     Unsupported "unsupported" "This host's kernel or this guest does not support the requested mode.",
     System "system" "The system refused something that hikkoshi needs: a thread, a process, a signal handler.",
+    Remote "remote" "`hikkoshi receive` could not be started at the destination (`--ssh`).",
     Connect "connect" "The source could not connect to the destination.",
     Refused "refused" "The destination refused the guest.",
     Link "link" "A link between the hosts failed or timed out.",
@@ -65,13 +66,14 @@ reasons! {
     PeerCancelled "peer_cancelled" "The other side was cancelled.",
     Cancelled "cancelled" "A signal cancelled this side.",
     NoSource "no_source" "No source connected within `--wait-for`.",
-    ReaderGone "reader_gone" "The reader of the invitation on standard output has ended, and no source has connected.",
+    ReaderGone "reader_gone" "The reader of the invitation on standard output has ended, or the session of `migrate --ssh`, and no source has connected.",
     Interrupted "interrupted" "An earlier hikkoshi was killed before the guest was handed over.",
     Declined "declined" "The destination never ran the guest and never will.",
     GuestLost "guest_lost" "The destination's QEMU ended in post-copy, and the guest with it.",
     MemoryLost "memory_lost" "The source's QEMU ended in post-copy, and its private memory with pages that the destination needs.",
     GivenUp "given_up" "The migration was given up with `--give-up`.",
     AccountNotWritten "account_not_written" "The guest was moved, but the result could not be written.",
+    Daemon "daemon" "`hikkoshi invite` got no invitation from the `receive --daemon` of this host.",
     Demo "demo" "The demonstration failed.",
 }
 
@@ -166,7 +168,9 @@ impl From<&DestinationFailure> for Reason {
             DestinationFailure::Interrupted => Self::Interrupted,
             DestinationFailure::Journal(_) => Self::Journal,
             DestinationFailure::NoSource(WaitEnded::TimedOut(_)) => Self::NoSource,
-            DestinationFailure::NoSource(WaitEnded::InvitationReaderGone) => Self::ReaderGone,
+            DestinationFailure::NoSource(
+                WaitEnded::InvitationReaderGone | WaitEnded::SessionEnded,
+            ) => Self::ReaderGone,
             DestinationFailure::Listen(_) => Self::CannotListen,
             DestinationFailure::Thread(_) | DestinationFailure::ThreadDied => Self::System,
         }

@@ -11,6 +11,7 @@
 //! is sanitised here, so that no escape sequence reaches a terminal and no line in a log is forged.
 
 use std::io::Write;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hikkoshi_wire::text;
@@ -21,6 +22,15 @@ use crate::output::stderr::{self, ProgressItem};
 
 /// Whether standard error is JSON. It is set once, before other threads exist.
 static JSON: AtomicBool = AtomicBool::new(false);
+
+/// The guest that the messages of this process are about.
+static NAME: OnceLock<String> = OnceLock::new();
+
+/// Puts the name of a guest before each message: a log has those of several processes.
+pub(crate) fn name_messages(name: &str) {
+    // It is set once.
+    let _ = NAME.set(name.to_owned());
+}
 
 /// Makes standard error one JSON object a line.
 pub(crate) fn use_json() {
@@ -102,7 +112,11 @@ fn object_line(name: &str, value: &impl Serialize) -> String {
 }
 
 fn text_line(line: &str) -> String {
-    text::one_line(&format!("hikkoshi: {line}")).into_owned()
+    let line = match NAME.get() {
+        Some(name) => format!("{name}: hikkoshi: {line}"),
+        None => format!("hikkoshi: {line}"),
+    };
+    text::one_line(&line).into_owned()
 }
 
 /// Writes text to standard output, after what was reported before.

@@ -41,7 +41,7 @@ impl Acceptor {
                 .map_err(|error| credentials(Report::new(error)));
         }
         let allowed_beyond = security.plaintext;
-        let invite = args.invite || args.advertise.is_some();
+        let invite = args.invite || args.advertise.is_some() || args.ssh_session;
         let local = listen
             .is_local()
             .map_err(|error| usage(Report::new(error)))?;
@@ -140,11 +140,15 @@ impl Acceptor {
                     Some(_) => "--domain NAME",
                     None => "--qmp PATH",
                 };
-                observer.notice(&format!(
-                    "{waiting}, from the source that has this invitation. It is a secret, and \
-                     valid for one migration: 'hikkoshi migrate {guest} --to -' reads it from \
-                     standard input"
-                ));
+                if args.ssh_session {
+                    observer.notice(&waiting);
+                } else {
+                    observer.notice(&format!(
+                        "{waiting}, from the source that has this invitation. It is a secret, and \
+                         valid for one migration: 'hikkoshi migrate {guest} --to -' reads it from \
+                         standard input"
+                    ));
+                }
                 if let Some(invitation) = server.invitation(address) {
                     print(&invitation, args);
                 }

@@ -99,6 +99,11 @@ impl InvitationAddress {
     }
 }
 
+/// The address for invitations of a program that is bound to `bound`: `given`, if it is.
+pub(crate) fn advertised(given: Option<&Address>, bound: &Address) -> Result<Address, Exit> {
+    InvitationAddress::new(given, bound)?.resolve(bound)
+}
+
 /// The address of this host on the route to `other`.
 fn own_address(other: IpAddr) -> Option<IpAddr> {
     let any = match other {

@@ -9,3 +9,4 @@ mod invitation_address;
 pub(crate) use acceptor::Acceptor;
 pub(crate) use certificates::warn_of_readable_key;
 pub(crate) use connector::{invited, remote, resumed_remote};
+pub(crate) use invitation_address::advertised;

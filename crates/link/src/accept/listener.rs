@@ -15,6 +15,7 @@ use hikkoshi_wire::MigrationId;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::TICK;
+use crate::accept::handed;
 use crate::accept::pending::PendingHandshakes;
 use crate::accept::wait_limit::{WaitEnded, WaitLimit};
 use crate::handshake;
@@ -190,6 +191,13 @@ impl Listener {
                 // The guest does not wait for an unknown peer.
                 priority.apply(PriorityClass::Background);
                 sandbox_thread();
+                let (stream, peer, from) = match handed_over(stream, peer, from, &stop) {
+                    Ok(connection) => connection,
+                    Err((peer, error)) => {
+                        pending.log_rejection(&peer, &Report::new(&error));
+                        return;
+                    }
+                };
                 let new = match handshake::answer(stream, peer, tls.as_ref(), &current, &stop) {
                     Ok(new) => AcceptedLink { from, ..new },
                     Err((peer, error)) => {
@@ -230,6 +238,33 @@ impl Listener {
                 Ok((Stream::Unix(stream), peer, None))
             }
         }
+    }
+}
+
+/// The connection that a front passes on by this one, or this one.
+fn handed_over(
+    stream: Stream,
+    peer: String,
+    from: Option<IpAddr>,
+    stop: &CancelFlag,
+) -> Result<(Stream, String, Option<IpAddr>), (String, io::Error)> {
+    let passed = match &stream {
+        Stream::Unix(carrier) => stream
+            .set_timeout(Some(TICK))
+            .and_then(|()| handed::receive(carrier, handshake::limits(stop))),
+        Stream::Tcp(_) | Stream::Secure(_) => Ok(None),
+    };
+    let passed = passed.and_then(|passed| {
+        let Some(passed) = passed else {
+            return Ok(None);
+        };
+        let source = passed.peer_addr()?;
+        Ok(Some((Stream::tcp(passed)?, source)))
+    });
+    match passed {
+        Ok(None) => Ok((stream, peer, from)),
+        Ok(Some((stream, source))) => Ok((stream, source.to_string(), Some(source.ip()))),
+        Err(error) => Err((peer, error)),
     }
 }
 

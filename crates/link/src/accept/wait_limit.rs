@@ -16,6 +16,9 @@ pub enum WaitEnded {
          source has connected: keep the pipe open until the source connects"
     )]
     InvitationReaderGone,
+    /// The session that has started this process has ended, so no source will connect.
+    #[error("the session that started this command has ended, and no source has connected")]
+    SessionEnded,
 }
 
 /// A condition for the end of waiting. It is checked regularly until a source connects.

@@ -23,6 +23,7 @@ use crate::tls::invitation_check::{Authorization, ProofResult};
 use crate::tls::own_certificate;
 use crate::tls::own_certificate::Side;
 use crate::tls::peer_key::{AcceptAnyKey, PinnedKey};
+use crate::tls::route::Route;
 
 /// The application protocol (ALPN): the handshake fails with other TLS programs.
 pub(crate) const PROTOCOL: &[u8] = b"hikkoshi/1";
@@ -229,8 +230,10 @@ fn finish_server(mut config: ServerConfig) -> Arc<ServerConfig> {
     Arc::new(config)
 }
 
-fn finish_client(mut config: ClientConfig) -> Arc<ClientConfig> {
+/// With the `route` to the destination, if it may be one of several.
+fn finish_client(mut config: ClientConfig, route: Option<Route>) -> Arc<ClientConfig> {
     config.alpn_protocols = vec![PROTOCOL.to_vec()];
+    config.alpn_protocols.extend(route.map(Route::label));
     config.resumption = rustls::client::Resumption::disabled();
     config.enable_secret_extraction = true;
     Arc::new(config)
@@ -265,7 +268,7 @@ impl TlsClient {
             .with_client_auth_cert(vec![certificate], private)
             .map_err(CertificatesError::unusable)?;
         Ok(Self {
-            config: finish_client(config),
+            config: finish_client(config, Some(Route::to(destination))),
             name: ServerName::try_from(SELF_SIGNED_NAME).map_err(CertificatesError::unusable)?,
             authentication: ClientAuthentication::Invitation {
                 key: Arc::new(key),
@@ -307,7 +310,7 @@ impl TlsClient {
             CertificatesError::HostName { host, source }
         })?;
         Ok(Self {
-            config: finish_client(config),
+            config: finish_client(config, None),
             name,
             authentication: ClientAuthentication::Authority {
                 files,

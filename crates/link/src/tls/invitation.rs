@@ -6,6 +6,7 @@ use std::str::FromStr;
 use data_encoding::BASE64URL_NOPAD;
 use thiserror::Error;
 
+use crate::tls::route::Route;
 use crate::{Address, AddressError};
 
 const SCHEME: &str = Invitation::SCHEME;
@@ -18,7 +19,7 @@ const FINGERPRINT_LEN: usize = 16;
 const SECRET_LEN: usize = 16;
 
 /// Identifies a key: the first bytes of the SHA-256 of a public key (SubjectPublicKeyInfo, DER).
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint([u8; FINGERPRINT_LEN]);
 
 impl Fingerprint {
@@ -27,6 +28,16 @@ impl Fingerprint {
         let mut first = [0; FINGERPRINT_LEN];
         first.copy_from_slice(&digest.as_ref()[..FINGERPRINT_LEN]);
         Self(first)
+    }
+}
+
+impl Fingerprint {
+    pub(crate) fn as_bytes(&self) -> &[u8; FINGERPRINT_LEN] {
+        &self.0
+    }
+
+    pub(crate) fn from_bytes(bytes: [u8; FINGERPRINT_LEN]) -> Self {
+        Self(bytes)
     }
 }
 
@@ -113,6 +124,11 @@ impl Invitation {
             secret,
             address,
         }
+    }
+
+    /// The route to the destination, if several share its address.
+    pub fn route(&self) -> Route {
+        Route::to(self.fingerprint)
     }
 
     /// The address that the destination listens at.

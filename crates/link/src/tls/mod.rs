@@ -37,6 +37,7 @@ mod own_certificate;
 mod peer_key;
 mod record_decrypt;
 mod record_encrypt;
+mod route;
 
 #[cfg(test)]
 mod tests;
@@ -47,6 +48,7 @@ pub use credentials::{DestinationCredentials, SourceCredentials};
 pub use error::{CertificateProblem, CertificatesError, Validity};
 pub use handshake::{SecureError, TimeLimits};
 pub use invitation::{Fingerprint, Invitation, InvitationError};
+pub use route::Route;
 
 pub(crate) use handshake::{accept, connect, receive, send};
 pub(crate) use record_decrypt::Opener;

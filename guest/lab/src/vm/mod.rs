@@ -2,12 +2,15 @@
 
 mod evict;
 mod plug;
+mod process;
 mod ram_block;
 mod start;
 
 pub use ram_block::RamBlock;
+pub use start::ExpectedVm;
 pub(crate) use start::{KERNEL_ARGUMENTS, listen};
 
+use self::process::VmProcess;
 use crate::device::PreparedDevice;
 use crate::ram::PreparedRam;
 use crate::{
@@ -19,7 +22,7 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ExitStatus};
+use std::process::ExitStatus;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -31,7 +34,7 @@ const POLL: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub struct Vm {
     name: String,
-    process: Mutex<Child>,
+    process: Mutex<VmProcess>,
     pid: u32,
     qmp_path: PathBuf,
     stderr_path: PathBuf,
@@ -414,7 +417,7 @@ impl Vm {
         }
     }
 
-    fn process(&self) -> MutexGuard<'_, Child> {
+    fn process(&self) -> MutexGuard<'_, VmProcess> {
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

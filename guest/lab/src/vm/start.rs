@@ -1,15 +1,18 @@
 //! Starting a machine: QEMU's command line, and the connections to its console and monitor.
 
+use super::process::VmProcess;
 use super::{POLL, Vm, stderr_tail};
 use crate::config::Accelerator;
+use crate::device::PreparedDevice;
 use crate::net::TapQueues;
 use crate::ram::PreparedRam;
 use crate::{Lab, LabError, Nic, Qmp, VmConfig, initramfs, kernel, nano_kernel, spawn, tsc};
+use rustix::net::sockopt::socket_peercred;
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -34,6 +37,48 @@ impl VmConfig {
     /// # Errors
     /// When something is not set up, or QEMU ends; then with its standard error.
     pub fn start(&self, lab: &Lab, name: &str) -> Result<Vm, LabError> {
+        let mut prepared = self.prepare(lab, name)?;
+        let command = &mut prepared.command;
+        let qmp = format!("unix:{},server=on,wait=off", prepared.qmp_path.display());
+        command.args(["-qmp", &qmp]);
+        if self.incoming {
+            command.args(["-incoming", "defer"]);
+        }
+        let stderr = File::create(&prepared.stderr_path)
+            .map_err(LabError::file("creating", &prepared.stderr_path))?;
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(stderr);
+        if let Some(namespace) = &self.namespace {
+            namespace.enter(command);
+        }
+        let child = spawn::spawn(std::mem::replace(command, Command::new("")))?;
+        let pid = child.id();
+        prepared.process = Some(VmProcess::Child(child));
+        if let Some(throttle) = &self.throttle {
+            throttle.add_process(pid)?;
+        }
+        if let Some(limit) = &self.memory_limit {
+            limit.add_process(pid)?;
+        }
+        prepared.connect(self, lab)
+    }
+
+    /// Prepares the machine, whose QEMU another program is to start: for a guest that moves there.
+    ///
+    /// # Errors
+    /// When something is not set up.
+    pub fn expect(&self, lab: &Lab, name: &str) -> Result<ExpectedVm, LabError> {
+        Ok(ExpectedVm {
+            prepared: self.prepare(lab, name)?,
+            config: self.clone(),
+            lab: lab.clone(),
+        })
+    }
+
+    /// Makes the command line, except what depends on who starts QEMU, and all that it needs.
+    fn prepare(&self, lab: &Lab, name: &str) -> Result<PreparedVm, LabError> {
         let ram = PreparedRam::new(self, lab, name)?;
         let (firmware, flash) = self.firmware.prepare(lab, name)?;
         let devices = self.devices.iter().enumerate();
@@ -41,12 +86,9 @@ impl VmConfig {
             .map(|(number, device)| device.prepare(lab, name, number))
             .collect::<Result<Vec<_>, _>>()?;
         let at = |what: &str| lab.folder().join(format!("{name}.{what}"));
-        let (qmp_path, stderr_path) = (at("qmp"), at("stderr"));
         // QEMU connects to these sockets, so that no line and no event is lost.
         let console_listener = listen(&at("console"))?;
         let harness_listener = listen(&at("harness"))?;
-        let stderr =
-            File::create(&stderr_path).map_err(LabError::file("creating", &stderr_path))?;
 
         let mut command = Command::new(self.version.runner()?);
         command
@@ -62,10 +104,6 @@ impl VmConfig {
             .args(&ram.arguments)
             .args(self.kernel_arguments()?)
             .args(["-append", &self.kernel_command_line()])
-            .args([
-                "-qmp",
-                &format!("unix:{},server=on,wait=off", qmp_path.display()),
-            ])
             .args(["-qmp", &format!("unix:{}", at("harness").display())])
             .args([
                 "-chardev",
@@ -89,70 +127,18 @@ impl VmConfig {
         for device in &devices {
             command.args(&device.arguments);
         }
-        if self.incoming {
-            command.args(["-incoming", "defer"]);
-        }
-        command
-            .args(&self.extra)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(stderr);
-        if let Some(namespace) = &self.namespace {
-            namespace.enter(&mut command);
-        }
-
-        let child = spawn::spawn(command)?;
-        let pid = child.id();
-        let mut starting = StartingVm {
-            name,
-            stderr: &stderr_path,
-            child: Some(child),
-        };
-        if let Some(throttle) = &self.throttle {
-            throttle.add_process(pid)?;
-        }
-        if let Some(limit) = &self.memory_limit {
-            limit.add_process(pid)?;
-        }
-        let output = starting.accept(&console_listener, "its console")?;
-        let monitor = starting.accept(&harness_listener, "its monitor")?;
-        let input = output
-            .try_clone()
-            .map_err(LabError::file("using", at("console")))?;
-        let console = self.console.clone().unwrap_or_default();
-        console.follow(name, output)?;
-        // The greeting arrives after QEMU has processed its command line; otherwise QEMU ends.
-        let qmp = match Qmp::new(name, monitor) {
-            Ok(qmp) => qmp,
-            Err(error) => {
-                starting.still_running("it greets")?;
-                return Err(error);
-            }
-        };
-        let port = devices.iter().find_map(|device| device.port.as_ref());
-        let port = port.map(|port| starting.accept(port, "its port"));
-        let port = port.transpose()?;
-        let Some(child) = starting.finish() else {
-            unreachable!("the child is taken here only");
-        };
-        Ok(Vm {
+        command.args(&self.extra);
+        Ok(PreparedVm {
             name: name.to_owned(),
-            pid: child.id(),
-            process: Mutex::new(child),
-            qmp_path,
-            stderr_path,
-            qmp,
-            console,
-            input: Mutex::new(input),
-            port,
+            command,
+            qmp_path: at("qmp"),
+            stderr_path: at("stderr"),
+            console_path: at("console"),
+            console_listener,
+            harness_listener,
+            process: None,
             ram,
-            hot_cpus: self.hot_cpus,
-            _devices: devices,
-            _disks: self.disks.clone(),
-            _throttle: self.throttle.clone(),
-            _memory_limit: self.memory_limit.clone(),
-            _namespace: self.namespace.clone(),
-            _lab: lab.clone(),
+            devices,
         })
     }
 
@@ -244,11 +230,119 @@ impl Nic {
     }
 }
 
+/// A machine whose QEMU another program is to start.
+#[derive(Debug)]
+pub struct ExpectedVm {
+    prepared: PreparedVm,
+    config: VmConfig,
+    lab: Lab,
+}
+
+impl ExpectedVm {
+    /// QEMU's command line, without `-incoming` and the monitor of the program under test.
+    pub fn command_line(&self) -> Vec<OsString> {
+        let command = &self.prepared.command;
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        words.map(ToOwned::to_owned).collect()
+    }
+
+    /// Waits until QEMU has been started; `qmp` is its socket for the program under test. It is
+    /// killed when the machine is dropped.
+    ///
+    /// # Errors
+    /// When it does not connect to the test's sockets.
+    pub fn wait(mut self, qmp: &Path) -> Result<Vm, LabError> {
+        qmp.clone_into(&mut self.prepared.qmp_path);
+        self.prepared.connect(&self.config, &self.lab)
+    }
+}
+
+/// A machine whose QEMU has not connected to its sockets yet.
+#[derive(Debug)]
+struct PreparedVm {
+    name: String,
+    command: Command,
+    qmp_path: PathBuf,
+    stderr_path: PathBuf,
+    console_path: PathBuf,
+    console_listener: UnixListener,
+    harness_listener: UnixListener,
+    /// `None`: not started, or by another program.
+    process: Option<VmProcess>,
+    ram: PreparedRam,
+    devices: Vec<PreparedDevice>,
+}
+
+impl PreparedVm {
+    /// Waits until QEMU has connected to its sockets.
+    fn connect(self, config: &VmConfig, lab: &Lab) -> Result<Vm, LabError> {
+        let Self {
+            name,
+            qmp_path,
+            stderr_path,
+            console_path,
+            ram,
+            devices,
+            ..
+        } = self;
+        let mut starting = StartingVm {
+            name: &name,
+            stderr: &stderr_path,
+            process: self.process,
+        };
+        let output = starting.accept(&self.console_listener, "its console")?;
+        if starting.process.is_none() {
+            let adopt = || VmProcess::adopt(socket_peercred(&output)?.pid);
+            let finding = LabError::file("finding the process of", &name);
+            starting.process = Some(adopt().map_err(finding)?);
+        }
+        let monitor = starting.accept(&self.harness_listener, "its monitor")?;
+        let input = output
+            .try_clone()
+            .map_err(LabError::file("using", console_path))?;
+        let console = config.console.clone().unwrap_or_default();
+        console.follow(&name, output)?;
+        // The greeting arrives after QEMU has processed its command line; otherwise QEMU ends.
+        let qmp = match Qmp::new(&name, monitor) {
+            Ok(qmp) => qmp,
+            Err(error) => {
+                starting.still_running("it greets")?;
+                return Err(error);
+            }
+        };
+        let port = devices.iter().find_map(|device| device.port.as_ref());
+        let port = port.map(|port| starting.accept(port, "its port"));
+        let port = port.transpose()?;
+        let Some(process) = starting.finish() else {
+            unreachable!("the process is taken here only");
+        };
+        Ok(Vm {
+            pid: process.id(),
+            name,
+            process: Mutex::new(process),
+            qmp_path,
+            stderr_path,
+            qmp,
+            console,
+            input: Mutex::new(input),
+            port,
+            ram,
+            hot_cpus: config.hot_cpus,
+            _devices: devices,
+            _disks: config.disks.clone(),
+            _throttle: config.throttle.clone(),
+            _memory_limit: config.memory_limit.clone(),
+            _namespace: config.namespace.clone(),
+            _lab: lab.clone(),
+        })
+    }
+}
+
 /// A QEMU that has not connected to its sockets yet; killed on drop.
 struct StartingVm<'a> {
     name: &'a str,
     stderr: &'a Path,
-    child: Option<Child>,
+    process: Option<VmProcess>,
 }
 
 impl StartingVm<'_> {
@@ -276,7 +370,7 @@ impl StartingVm<'_> {
     fn still_running(&mut self, what: &str) -> Result<(), LabError> {
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
-            match self.child.as_mut().map(Child::try_wait) {
+            match self.process.as_mut().map(VmProcess::try_wait) {
                 Some(Ok(Some(status))) => {
                     return Err(LabError::Ended {
                         vm: self.name.to_owned(),
@@ -294,16 +388,16 @@ impl StartingVm<'_> {
     }
 
     /// The machine has started: the caller owns the process from now on.
-    fn finish(mut self) -> Option<Child> {
-        self.child.take()
+    fn finish(mut self) -> Option<VmProcess> {
+        self.process.take()
     }
 }
 
 impl Drop for StartingVm<'_> {
     fn drop(&mut self) {
-        if let Some(child) = &mut self.child {
-            let _ = child.kill();
-            let _ = child.wait();
+        if let Some(process) = &mut self.process {
+            let _ = process.kill();
+            let _ = process.wait();
         }
     }
 }

@@ -3,6 +3,7 @@
 mod auto;
 mod outcome;
 mod resume;
+mod ssh;
 mod unfinished;
 
 use std::io;
@@ -43,10 +44,12 @@ pub(crate) fn run(args: &Migrate) -> Result<Status, Exit> {
             working_set: None,
         },
     );
-    let result = match &args.run.resume {
-        None => remote(args).and_then(|remote| start(args, &remote, cancel, &session)),
-        Some(file) if args.run.give_up => give_up::source(args, file.as_deref(), cancel),
-        Some(file) => resume::resume(args, file.as_deref(), cancel, &session),
+    let result = match (&args.run.resume, &args.ssh.ssh) {
+        (None, Some(host)) => ssh::start(args, host, cancel, &session),
+        (None, None) => remote(args).and_then(|remote| start(args, &remote, cancel, &session)),
+        (Some(file), _) if args.run.give_up => give_up::source(args, file.as_deref(), cancel),
+        (Some(file), Some(host)) => ssh::resume(args, file.as_deref(), host, cancel, &session),
+        (Some(file), None) => resume::resume(args, file.as_deref(), cancel, &session),
     };
     session.end(&result);
     result

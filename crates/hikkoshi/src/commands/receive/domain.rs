@@ -72,7 +72,7 @@ pub(super) fn start(
         let what = format!("creating the journal: {}", Report::new(&error));
         Exit::new(Status::AtSource, Reason::Journal, what)
     })?;
-    let waiting = wait_for_source(args.wait_for, acceptor.prints_invitation(args));
+    let waiting = wait_for_source(args, acceptor.prints_invitation(args));
     let listener = acceptor
         .bind(listen)?
         .with_priority(args.engine_options().priority)

@@ -1,11 +1,14 @@
 //! `hikkoshi receive`: the destination of a migration.
 
+pub(crate) mod daemon;
 mod domain;
 mod outcome;
 mod resume;
+mod template;
 mod unfinished;
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 use error_reporter::Report;
@@ -16,19 +19,33 @@ use hikkoshi_qemu::{AttachError, QemuDestination, Refusal};
 use hikkoshi_status::Side;
 
 use self::outcome::After;
+use self::template::TemplateQemu;
 use crate::args::{DomainOptions, Receive};
 use crate::commands::find_journal::may_exist;
 use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::wait_for_source::wait_for_source;
-use crate::commands::{give_up, signals};
+use crate::commands::{give_up, signals, ssh_session};
 use crate::journal::{DestinationEntry, DestinationJournal, JournalFile};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
+use crate::output::streams;
 use crate::security::{self, Acceptor};
 use crate::status::{Session, SessionInfo};
 
 pub(crate) fn run(args: &Receive) -> Result<Status, Exit> {
-    let cancel = signals::cancel_on_signals()?;
+    if let Some(name) = &args.receiver {
+        streams::name_messages(name);
+    }
+    let cancel = if args.ssh_session || args.receiver.is_some() {
+        ssh_session::detach();
+        signals::cancel_except_on_hangup()?
+    } else {
+        signals::cancel_on_signals()?
+    };
+    let args = &*ssh_session::with_address(args);
+    if args.daemon {
+        return daemon::run(args, &cancel);
+    }
     let session = Session::new(
         &args.run,
         SessionInfo {
@@ -41,14 +58,30 @@ pub(crate) fn run(args: &Receive) -> Result<Status, Exit> {
         },
     );
     let result = match &args.run.resume {
-        None => match &args.domain.connect {
-            Some(uri) => domain::start(args, uri, cancel, &session),
-            None => start(args, cancel, &session),
+        None => match (&args.domain.connect, &args.template) {
+            (Some(uri), _) => domain::start(args, uri, cancel, &session),
+            (None, Some(file)) => start_from_template(args, file, cancel, &session),
+            (None, None) => start(args, cancel, &session),
         },
         Some(file) if args.run.give_up => give_up::destination(args, file.as_deref(), cancel),
         Some(file) => resume::resume(args, file.as_deref(), cancel, &session),
     };
     session.end(&result);
+    result
+}
+
+/// Starts a QEMU, waits for a source and receives its guest.
+fn start_from_template(
+    args: &Receive,
+    file: &Path,
+    cancel: CancelFlag,
+    session: &Session,
+) -> Result<Status, Exit> {
+    let qemu = TemplateQemu::start(args, file, &cancel)?;
+    let mut args = args.clone();
+    args.run.qmp = Some(qemu.qmp().to_owned());
+    let result = start(&args, cancel, session);
+    qemu.finish(result.as_ref().map_or_else(Exit::status, |status| *status));
     result
 }
 
@@ -84,7 +117,7 @@ fn start(args: &Receive, cancel: CancelFlag, session: &Session) -> Result<Status
     {
         return Err(unfinished::refuse(file.path(), entry.engine.stage));
     }
-    let waiting = wait_for_source(args.wait_for, acceptor.prints_invitation(args));
+    let waiting = wait_for_source(args, acceptor.prints_invitation(args));
     let listener = acceptor
         .bind(listen)?
         .with_priority(args.engine_options().priority)

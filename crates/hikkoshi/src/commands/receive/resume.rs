@@ -13,9 +13,11 @@ use crate::commands::find_journal::{find, is_same_host};
 use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::reattach_destination::reattach;
 use crate::commands::resume_command::cannot_resume;
+use crate::commands::ssh_session::LISTENING;
 use crate::journal::{DestinationEntry, DestinationJournal};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
+use crate::output::streams;
 use crate::security::{self, Acceptor};
 use crate::status::Session;
 
@@ -87,6 +89,9 @@ pub(super) fn resume(
     security::warn_of_readable_key(&args.run.security, &*observer);
     let state = state(entry.engine.stage, guest.has_ended());
     observer.notice(&format!("{state}; waiting for its source at {address}"));
+    if args.ssh_session {
+        streams::to_stdout(&format!("{LISTENING}\n"));
+    }
     let watch = ReceiveControl {
         cancel,
         observer,

@@ -1,0 +1,174 @@
+//! What is run at the destination.
+
+use std::ffi::{OsStr, OsString};
+use std::process::Command;
+
+use crate::args::{Migrate, Words};
+use crate::commands::shell_words::{joined, quoted};
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::Reason;
+
+/// Where domains are received by default.
+const DAEMON: &str = "qemu:///system";
+
+/// The command of this host that runs `receive` on `host`.
+pub(super) fn command(args: &Migrate, host: &str) -> Result<Command, Exit> {
+    let rsh = args.ssh.rsh.clone().unwrap_or_else(|| Words::one("ssh"));
+    let mut command = Command::new(&rsh.program);
+    command.args(&rsh.arguments).arg(host).arg(line(args)?);
+    Ok(command)
+}
+
+/// The command line for the shell of the destination.
+fn line(args: &Migrate) -> Result<OsString, Exit> {
+    let ssh = &args.ssh;
+    let hikkoshi = ssh.remote_hikkoshi.clone();
+    let hikkoshi = hikkoshi.unwrap_or_else(|| Words::one("hikkoshi"));
+    let mut words: Vec<OsString> = vec![hikkoshi.program.into()];
+    words.extend(hikkoshi.arguments.into_iter().map(Into::into));
+    words.extend(["receive", "--ssh-session", "--progress=none"].map(Into::into));
+    let resumed = args.run.resume.is_some();
+    let names_journal = |option: &String| option.starts_with("--resume");
+    if resumed && !ssh.remote_options.iter().any(names_journal) {
+        words.push("--resume".into());
+    }
+    if let Some(path) = &ssh.remote_qmp {
+        words.push(option("--qmp", path));
+    } else if !resumed {
+        if args.domain.domain.is_none() {
+            let what = "--ssh needs --remote-qmp PATH: the QMP socket of the QEMU process that \
+                        waits for the guest there";
+            return Err(Exit::new(Status::Usage, Reason::Usage, what));
+        }
+        let uri = ssh.remote_connect.as_deref().unwrap_or(DAEMON);
+        words.push(option("--connect", uri));
+    }
+    if let Some(address) = &ssh.remote_listen {
+        words.push(option("--listen", address.to_string()));
+    }
+    words.extend(ssh.remote_options.iter().map(Into::into));
+    Ok(joined(words))
+}
+
+fn option(name: &str, value: impl AsRef<OsStr>) -> OsString {
+    let mut option = OsString::from(name);
+    option.push("=");
+    option.push(value);
+    option
+}
+
+/// The options of `migrate --resume` by which it reaches the same destination, for messages.
+pub(super) fn options(args: &Migrate, host: &str) -> String {
+    let ssh = &args.ssh;
+    let mut words = vec![OsString::from("--ssh"), host.into()];
+    for (name, value) in [
+        ("--rsh", &ssh.rsh),
+        ("--remote-hikkoshi", &ssh.remote_hikkoshi),
+    ] {
+        if let Some(value) = value {
+            words.extend([name.into(), value.to_string().into()]);
+        }
+    }
+    if let Some(path) = &ssh.remote_qmp {
+        words.extend(["--remote-qmp".into(), path.into()]);
+    }
+    // The others are in the destination's journal.
+    let journal = |option: &&String| option.starts_with("--journal");
+    for option in ssh.remote_options.iter().filter(journal) {
+        words.push(format!("--remote-option={option}").into());
+    }
+    let words: Vec<_> = words
+        .iter()
+        .map(|word| quoted(word).display().to_string())
+        .collect();
+    words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Args, Command as Subcommand};
+    use clap::Parser;
+
+    fn migrate(words: &[&str]) -> Migrate {
+        let all = [&["hikkoshi", "migrate", "--ssh", "h"], words].concat();
+        match Args::try_parse_from(all).unwrap().command {
+            Subcommand::Migrate(args) => *args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn remote_line(words: &[&str]) -> String {
+        line(&migrate(words)).unwrap().into_string().unwrap()
+    }
+
+    #[test]
+    fn receive_is_started_for_a_socket_or_a_domain() {
+        assert_eq!(
+            remote_line(&["--qmp", "/q", "--remote-qmp", "/r/it's a.qmp"]),
+            "hikkoshi receive --ssh-session '--progress=none' '--qmp=/r/it'\\''s a.qmp'"
+        );
+        assert_eq!(
+            remote_line(&["--domain", "d", "--remote-option=--set=disk=vda,path=/a b"]),
+            "hikkoshi receive --ssh-session '--progress=none' '--connect=qemu:///system' \
+             '--set=disk=vda,path=/a b'"
+        );
+        assert_eq!(
+            remote_line(&[
+                "--domain",
+                "d",
+                "--remote-connect",
+                "test:///default",
+                "--remote-listen",
+                "10.0.0.2:7000",
+                "--remote-hikkoshi",
+                "sudo -n '/opt/my programs/hikkoshi'",
+            ]),
+            "sudo -n '/opt/my programs/hikkoshi' receive --ssh-session '--progress=none' \
+             '--connect=test:///default' '--listen=10.0.0.2:7000'"
+        );
+        let exit = line(&migrate(&["--qmp", "/q"])).unwrap_err();
+        assert_eq!(exit.status(), Status::Usage);
+        assert!(exit.text().contains("--remote-qmp"), "{exit:?}");
+    }
+
+    #[test]
+    fn a_resumed_receive_finds_its_journal() {
+        assert_eq!(
+            remote_line(&["--resume", "--remote-qmp", "/r"]),
+            "hikkoshi receive --ssh-session '--progress=none' --resume '--qmp=/r'"
+        );
+        assert_eq!(
+            remote_line(&["--resume", "--remote-option=--resume=/j"]),
+            "hikkoshi receive --ssh-session '--progress=none' '--resume=/j'"
+        );
+    }
+
+    #[test]
+    fn the_program_gets_the_host_and_one_command_line() {
+        let args = migrate(&["--resume", "--rsh", "ssh -p 22"]);
+        let command = command(&args, "root@h").unwrap();
+        let words: Vec<_> = command.get_args().collect();
+        assert_eq!(command.get_program(), "ssh");
+        assert_eq!(words[..3], ["-p", "22", "root@h"]);
+        assert_eq!(words.len(), 4);
+    }
+
+    #[test]
+    fn the_suggested_command_reaches_the_same_destination() {
+        let args = migrate(&[
+            "--qmp",
+            "/q",
+            "--rsh",
+            "ssh -p 22",
+            "--remote-qmp",
+            "/r q",
+            "--remote-option=--journal=/j",
+            "--remote-option=--allow-overcommit",
+        ]);
+        assert_eq!(
+            options(&args, "root@h"),
+            "--ssh root@h --rsh 'ssh -p 22' --remote-qmp '/r q' '--remote-option=--journal=/j'"
+        );
+    }
+}

@@ -1,0 +1,134 @@
+//! The daemon's socket for `hikkoshi invite`.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use error_reporter::Report;
+use hikkoshi_engine::CancelFlag;
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::children::Children;
+use super::request::{self, Reply, Request};
+use crate::args::parse_guest_name;
+
+/// Requests at a time.
+const MAX_REQUESTS: usize = 16;
+
+/// How long a client may take to write its request or read its answer.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often to check whether to stop.
+const TICK: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 100_000_000,
+};
+
+/// A listener for clients of the same user.
+#[derive(Debug)]
+pub(super) struct Control {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Control {
+    /// Listens at `path`, unless another daemon does.
+    pub(super) fn bind(path: &Path) -> io::Result<Self> {
+        if path.exists() {
+            match UnixStream::connect(path) {
+                Ok(_) => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::AddrInUse,
+                        format!(
+                            "another 'hikkoshi receive --daemon' uses {} (--journal DIR selects \
+                             another folder)",
+                            path.display()
+                        ),
+                    ));
+                }
+                // One that was killed has left it.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    std::fs::remove_file(path)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        // The run folder can be entered by this user only.
+        let listener = UnixListener::bind(path)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self {
+            listener,
+            path: path.to_owned(),
+        })
+    }
+
+    /// Answers requests until `stop` is set.
+    pub(super) fn serve(&self, children: &Children, stop: &CancelFlag) {
+        let busy = Arc::new(AtomicUsize::new(0));
+        while !stop.is_cancelled() {
+            let mut poll = [PollFd::from_borrowed_fd(
+                self.listener.as_fd(),
+                PollFlags::IN,
+            )];
+            if !matches!(rustix::event::poll(&mut poll, Some(&TICK)), Ok(1..)) {
+                continue;
+            }
+            let Ok((stream, _)) = self.listener.accept() else {
+                continue;
+            };
+            if busy.load(Ordering::Relaxed) >= MAX_REQUESTS {
+                let why = "too many requests at a time: try again".to_owned();
+                let _ = request::write(&stream, &Reply::Refused(why));
+                continue;
+            }
+            busy.fetch_add(1, Ordering::Relaxed);
+            let (children, done) = (children.clone(), Arc::clone(&busy));
+            let spawned = thread::Builder::new()
+                .name("dmn-request".into())
+                .spawn(move || {
+                    if let Err(error) = answer(&stream, &children) {
+                        tracing::warn!(error = %Report::new(&error), "answering 'hikkoshi invite'");
+                    }
+                    done.fetch_sub(1, Ordering::Relaxed);
+                });
+            if let Err(error) = spawned {
+                busy.fetch_sub(1, Ordering::Relaxed);
+                tracing::warn!(error = %Report::new(&error), "answering 'hikkoshi invite'");
+            }
+        }
+    }
+}
+
+fn answer(stream: &UnixStream, children: &Children) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
+    stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
+    let user = rustix::net::sockopt::socket_peercred(stream)?.uid;
+    if user != rustix::process::geteuid() && !user.is_root() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    let request: Request = request::read(stream)?;
+    let invited = match request.name.as_deref().map(parse_guest_name) {
+        Some(Err(why)) => Err(why),
+        _ => children.invite(&request),
+    };
+    request::write(
+        stream,
+        &match invited {
+            Ok((name, invitation)) => Reply::Invited { name, invitation },
+            Err(why) => Reply::Refused(why),
+        },
+    )
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        // It may be removed already.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}

@@ -1,0 +1,170 @@
+//! `hikkoshi receive --daemon`: one port for many guests.
+//!
+//! ```text
+//! source ─▶ port ─▶ daemon ── (the connection, unread) ─▶ receive, one process for each guest
+//!                     ▲
+//!                     └─ hikkoshi invite: starts a receive, returns its invitation
+//! ```
+//!
+//! The daemon reads from each connection which invitation it belongs to, and passes it on to that
+//! guest's `receive`, which authenticates the source. It has no keys and no state beyond the run
+//! folder: migrations go on while it is restarted.
+
+mod children;
+mod control;
+mod receivers;
+pub(crate) mod request;
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use error_reporter::Report;
+use hikkoshi_engine::CancelFlag;
+use hikkoshi_link::{Front, RoutedConnection, hand_over};
+use hikkoshi_linux::activated_sockets;
+
+use self::children::Children;
+use self::control::Control;
+use self::receivers::Receivers;
+use crate::args::Receive;
+use crate::journal::{JournalFile, absolute};
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::Reason;
+use crate::output::streams;
+use crate::security;
+
+/// Connections that wait to be passed on.
+const QUEUE: usize = 64;
+
+/// How often to look for migrations that no process receives.
+const SCAN_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often to check for a signal.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Guests at a time, unless `--max-guests` says otherwise.
+const MAX_GUESTS: u16 = 64;
+
+/// Runs until a signal.
+pub(super) fn run(args: &Receive, cancel: &CancelFlag) -> Result<Status, Exit> {
+    let front = front(args)?;
+    let advertised = security::advertised(args.advertise.as_ref(), front.address())?;
+    let run = absolute(&args.run.journals.path());
+    let receivers = open(&run).map_err(|error| {
+        let what = format!("using the run folder: {}", Report::new(&error));
+        Exit::new(Status::Usage, Reason::Journal, what)
+    })?;
+    let max_guests = usize::from(args.max_guests.unwrap_or(MAX_GUESTS));
+    let children = Children::new(&run, receivers.clone(), advertised, max_guests);
+    let control = Control::bind(&request::socket(&run)).map_err(|error| {
+        let what = format!("listening for 'hikkoshi invite': {}", Report::new(&error));
+        Exit::new(Status::Usage, Reason::CannotListen, what)
+    })?;
+    if let Err(error) = children.remove_stale() {
+        tracing::warn!(error = %Report::new(&error), "removing what killed receivers have left");
+    }
+    streams::notice(&format!(
+        "receiving guests at {}: 'hikkoshi invite' on this host makes an invitation",
+        front.address()
+    ));
+    let (sender, routed) = sync_channel(QUEUE);
+    let stop = CancelFlag::new();
+    thread::scope(|scope| {
+        let served = thread::Builder::new()
+            .name("dmn-accept".into())
+            .spawn_scoped(scope, || {
+                let served = front.serve(&sender, &stop);
+                // The main thread notices that it has ended.
+                drop(sender);
+                served
+            });
+        let controlled = thread::Builder::new()
+            .name("dmn-control".into())
+            .spawn_scoped(scope, || control.serve(&children, &stop));
+        let result = match (served, controlled) {
+            (Ok(_), Ok(_)) => lead(&front, &receivers, &children, &routed, cancel),
+            (Err(error), _) | (_, Err(error)) => {
+                let what = format!("starting a thread: {}", Report::new(&error));
+                Err(Exit::new(Status::Usage, Reason::System, what))
+            }
+        };
+        stop.cancel();
+        result
+    })
+}
+
+fn open(run: &Path) -> std::io::Result<Receivers> {
+    JournalFile::make_folder(run)?;
+    Receivers::open(run)
+}
+
+/// The listener: the socket that systemd has passed, or a new one.
+fn front(args: &Receive) -> Result<Front, Exit> {
+    let cannot = |what: &str, error: &std::io::Error| {
+        let what = format!("{what}: {}", Report::new(error));
+        Exit::new(Status::Usage, Reason::CannotListen, what)
+    };
+    let mut passed = activated_sockets()
+        .map_err(|error| cannot("taking the socket that was passed (LISTEN_FDS)", &error))?;
+    match (&args.listen, passed.pop()) {
+        (None, Some(socket)) if passed.is_empty() => Front::at(TcpListener::from(socket))
+            .map_err(|error| cannot("using the socket that was passed (LISTEN_FDS)", &error)),
+        (Some(address), None) => {
+            Front::bind(address).map_err(|error| cannot(&format!("listening at {address}"), &error))
+        }
+        (None, None) => Err(Exit::new(
+            Status::Usage,
+            Reason::Usage,
+            "--listen ADDR is missing, and no socket was passed (systemd.socket(5))",
+        )),
+        _ => Err(Exit::new(
+            Status::Usage,
+            Reason::Usage,
+            "several addresses to listen on: give --listen ADDR, or one socket (systemd.socket(5))",
+        )),
+    }
+}
+
+/// Passes connections on until a signal.
+fn lead(
+    front: &Front,
+    receivers: &Receivers,
+    children: &Children,
+    routed: &Receiver<RoutedConnection>,
+    cancel: &CancelFlag,
+) -> Result<Status, Exit> {
+    let mut next_scan = Instant::now();
+    while !cancel.is_cancelled() {
+        if Instant::now() >= next_scan {
+            children.resume_orphans();
+            if let Err(error) = children.remove_stale_routes() {
+                tracing::warn!(error = %Report::new(&error), "removing routes");
+            }
+            next_scan = Instant::now() + SCAN_INTERVAL;
+        }
+        match routed.recv_timeout(TICK) {
+            Ok(connection) => pass_on(front, receivers, &connection),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                let what = "accepting connections has failed";
+                return Err(Exit::new(Status::Usage, Reason::CannotListen, what));
+            }
+        }
+    }
+    streams::notice("the daemon ends; migrations continue, and another daemon takes them over");
+    Ok(Status::Moved)
+}
+
+fn pass_on(front: &Front, receivers: &Receivers, connection: &RoutedConnection) {
+    if let Err(error) = hand_over(&connection.stream, &receivers.by_route(connection.route)) {
+        let why = format!(
+            "no guest is awaited with this invitation: it has expired or was used, or another \
+             'hikkoshi receive' made it ({})",
+            Report::new(&error)
+        );
+        front.log_rejection(connection.peer, &why);
+    }
+}

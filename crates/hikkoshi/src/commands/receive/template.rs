@@ -1,0 +1,353 @@
+//! `receive --template`: starts the destination's QEMU from a file with its command line.
+//!
+//! QEMU is a process of its own: it goes on when `receive` ends, unless the guest stays at the
+//! source.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use error_reporter::Report;
+use hikkoshi_engine::CancelFlag;
+
+use crate::args::{Receive, Words};
+use crate::journal::{JournalFile, absolute};
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::Reason;
+
+/// The largest template, in bytes.
+const MAX_TEMPLATE: u64 = 1 << 20;
+
+/// How long QEMU may take to open its QMP socket.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How often to look for the socket.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// How much of QEMU's log is in an error message, in bytes.
+const LOG_TAIL: u64 = 1024;
+
+/// A QEMU that was started for one guest. Dropping it leaves QEMU as it is.
+#[derive(Debug)]
+pub(super) struct TemplateQemu {
+    child: Child,
+    qmp: PathBuf,
+}
+
+impl TemplateQemu {
+    /// Starts it, and waits for its QMP socket.
+    pub(super) fn start(
+        args: &Receive,
+        template: &Path,
+        cancel: &CancelFlag,
+    ) -> Result<Self, Exit> {
+        let failed = |what: String| Exit::new(Status::AtSource, Reason::NotAttached, what);
+        let run = absolute(&args.run.journals.path());
+        let name = args.name.as_deref().unwrap_or(DEFAULT_NAME);
+        let machine = MachineFiles::new(&run, name).map_err(|error| {
+            failed(format!(
+                "preparing the files of the guest {name}: {}",
+                Report::new(&error)
+            ))
+        })?;
+        let words = read(template).and_then(|text| machine.words(&text));
+        let words = words.map_err(|why| {
+            let what = format!("the template {}: {why}", template.display());
+            Exit::new(Status::Usage, Reason::Usage, what)
+        })?;
+        let start = || {
+            let log = OpenOptions::new()
+                .create(true)
+                .truncate(true)
+                .write(true)
+                .mode(0o600)
+                .open(&machine.log)?;
+            Command::new(&words.program)
+                .args(&words.arguments)
+                .stdin(Stdio::null())
+                .stdout(log.try_clone()?)
+                .stderr(log)
+                // A signal from the terminal is not for it.
+                .process_group(0)
+                .spawn()
+        };
+        let child = start().map_err(|error| {
+            failed(format!(
+                "starting {}: {}",
+                words.program,
+                Report::new(&error)
+            ))
+        })?;
+        let mut qemu = Self {
+            child,
+            qmp: machine.qmp.clone(),
+        };
+        if let Err(why) = qemu.wait_for_socket(&machine.log, cancel) {
+            qemu.end();
+            return Err(failed(format!("starting {}: {why}", words.program)));
+        }
+        Ok(qemu)
+    }
+
+    /// Its QMP socket.
+    pub(super) fn qmp(&self) -> &Path {
+        &self.qmp
+    }
+
+    fn wait_for_socket(&mut self, log: &Path, cancel: &CancelFlag) -> Result<(), String> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        loop {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Err(format!("it has ended ({status}): {}", tail(log)));
+            }
+            if self.qmp.exists() {
+                return Ok(());
+            }
+            if cancel.is_cancelled() {
+                return Err("cancelled".to_owned());
+            }
+            if Instant::now() > deadline {
+                return Err(format!(
+                    "it has not opened its QMP socket {} in time: {}",
+                    self.qmp.display(),
+                    tail(log)
+                ));
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    /// Ends QEMU if the guest is not here.
+    pub(super) fn finish(mut self, status: Status) {
+        match status {
+            Status::AtSource | Status::Usage => self.end(),
+            // It has the guest, or an operator decides.
+            Status::Moved | Status::ShutDown | Status::Unfinished | Status::Lost => {}
+        }
+    }
+
+    fn end(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = fs::remove_file(&self.qmp);
+    }
+}
+
+/// The guest's name if none is given.
+const DEFAULT_NAME: &str = "guest";
+
+/// The folder of the machines in the run folder.
+fn machines(run: &Path) -> PathBuf {
+    run.join("machines")
+}
+
+/// The QMP socket of the guest's machine.
+pub(super) fn socket(run: &Path, name: &str) -> PathBuf {
+    machines(run).join(format!("{name}.qmp"))
+}
+
+/// The files of one machine, in the run folder.
+#[derive(Debug)]
+struct MachineFiles {
+    name: String,
+    folder: PathBuf,
+    qmp: PathBuf,
+    log: PathBuf,
+}
+
+impl MachineFiles {
+    /// Makes the folder. A machine of the same name must not run.
+    fn new(run: &Path, name: &str) -> io::Result<Self> {
+        JournalFile::make_folder(run)?;
+        let folder = machines(run);
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&folder)?;
+        let files = Self {
+            name: name.to_owned(),
+            qmp: socket(run, name),
+            log: folder.join(format!("{name}.log")),
+            folder,
+        };
+        match UnixStream::connect(&files.qmp) {
+            Ok(_) => Err(io::Error::new(
+                io::ErrorKind::AddrInUse,
+                format!(
+                    "a QEMU with this name runs already ({}); --name names another one",
+                    files.qmp.display()
+                ),
+            )),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(files),
+            // One that has ended has left it.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                fs::remove_file(&files.qmp)?;
+                Ok(files)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The command line, with this machine's names in it, and with the options by which QEMU waits
+    /// for the guest.
+    fn words(&self, template: &str) -> Result<Words, String> {
+        let lines = template
+            .lines()
+            .filter(|line| !line.trim_start().starts_with('#'));
+        let lines: Vec<_> = lines
+            // As in a command that was copied from a shell.
+            .map(|line| line.trim_end().strip_suffix('\\').unwrap_or(line))
+            .collect();
+        let mut words: Words = lines.join("\n").parse()?;
+        if words.arguments.iter().any(|word| word == "-incoming") {
+            return Err("leave -incoming out: it is added".to_owned());
+        }
+        let has_qmp = words.arguments.iter().any(|word| word.contains("{qmp}"));
+        if !has_qmp {
+            words.arguments.push("-qmp".to_owned());
+            words
+                .arguments
+                .push("unix:{qmp},server=on,wait=off".to_owned());
+        }
+        words
+            .arguments
+            .extend(["-incoming", "defer"].map(str::to_owned));
+        let path = |path: &Path| {
+            let text = path.to_str().ok_or("the run folder's path is not UTF-8")?;
+            // In the value of an option of QEMU.
+            Ok::<_, String>(text.replace(',', ",,"))
+        };
+        let (qmp, folder) = (path(&self.qmp)?, path(&self.folder)?);
+        for word in &mut words.arguments {
+            *word = word
+                .replace("{name}", &self.name)
+                .replace("{qmp}", &qmp)
+                .replace("{folder}", &folder);
+        }
+        Ok(words)
+    }
+}
+
+fn read(template: &Path) -> Result<String, String> {
+    let mut text = String::new();
+    let read = fs::File::open(template)
+        .and_then(|file| file.take(MAX_TEMPLATE + 1).read_to_string(&mut text));
+    match read {
+        Ok(bytes) if bytes as u64 <= MAX_TEMPLATE => Ok(text),
+        Ok(_) => Err("it is too large".to_owned()),
+        Err(error) => Err(Report::new(&error).to_string()),
+    }
+}
+
+/// The end of QEMU's log.
+fn tail(log: &Path) -> String {
+    let read = || {
+        let mut file = fs::File::open(log)?;
+        let len = file.metadata()?.len();
+        file.seek(SeekFrom::Start(len.saturating_sub(LOG_TAIL)))?;
+        let mut end = Vec::new();
+        file.take(LOG_TAIL).read_to_end(&mut end)?;
+        Ok::<_, io::Error>(String::from_utf8_lossy(&end).trim().to_owned())
+    };
+    match read() {
+        Ok(text) if !text.is_empty() => text,
+        _ => format!("see {}", log.display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_put_into_the_command_line() {
+        let run = tempfile::tempdir().unwrap();
+        let run = run.path().join("a,b");
+        let machine = MachineFiles::new(&run, "web1").unwrap();
+        let text = "# the web servers\nqemu-system-x86_64 -name {name} \\\n  -m 256\n  \
+                    -drive 'file=/disks/{name}.img,if=virtio' -blockdev {\"node-name\":\"x\"}\n";
+        let words = machine.words(text).unwrap();
+        assert_eq!(words.program, "qemu-system-x86_64");
+        let qmp = machine.qmp.to_str().unwrap().replace(',', ",,");
+        let expected = [
+            "-name",
+            "web1",
+            "-m",
+            "256",
+            "-drive",
+            "file=/disks/web1.img,if=virtio",
+            "-blockdev",
+            "{node-name:x}",
+            "-qmp",
+            &format!("unix:{qmp},server=on,wait=off"),
+            "-incoming",
+            "defer",
+        ];
+        assert_eq!(words.arguments, expected);
+        let own = machine
+            .words("q -qmp unix:{qmp},server=on,wait=off")
+            .unwrap();
+        assert_eq!(own.arguments.len(), 4);
+        for bad in ["", "# only a comment", "q -incoming defer", "q 'x"] {
+            assert!(machine.words(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_machine_that_runs_keeps_its_name() {
+        let run = tempfile::tempdir().unwrap();
+        let first = MachineFiles::new(run.path(), "a").unwrap();
+        let listener = std::os::unix::net::UnixListener::bind(&first.qmp).unwrap();
+        let error = MachineFiles::new(run.path(), "a").unwrap_err().to_string();
+        assert!(error.contains("--name"), "{error}");
+        drop(listener);
+        MachineFiles::new(run.path(), "a").unwrap();
+        assert!(!first.qmp.exists());
+    }
+
+    fn receive(template: &Path, run: &Path) -> Receive {
+        use clap::Parser;
+        let words = ["hikkoshi", "receive", "--listen", "unix:/s", "--template"];
+        let words = words.map(std::ffi::OsString::from).into_iter();
+        let more = [template.into(), "--journal".into(), run.into()];
+        match crate::args::Args::parse_from(words.chain(more)).command {
+            crate::args::Command::Receive(args) => *args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_program_that_ends_is_reported_with_its_message() {
+        let run = tempfile::tempdir().unwrap();
+        let template = run.path().join("template");
+        fs::write(&template, "sh -c 'echo no such machine >&2; exit 1'").unwrap();
+        let args = receive(&template, run.path());
+        let exit = TemplateQemu::start(&args, &template, &CancelFlag::new()).unwrap_err();
+        assert!(exit.text().contains("no such machine"), "{exit:?}");
+        let missing = run.path().join("missing");
+        let exit = TemplateQemu::start(&args, &missing, &CancelFlag::new()).unwrap_err();
+        assert_eq!(exit.status(), Status::Usage);
+    }
+
+    #[test]
+    fn the_program_ends_if_the_guest_stays_and_runs_on_otherwise() {
+        for (status, runs) in [(Status::AtSource, false), (Status::Unfinished, true)] {
+            let run = tempfile::tempdir().unwrap();
+            let template = run.path().join("template");
+            // In the place of a socket.
+            fs::write(&template, "sh -c 'touch {qmp}; exec sleep 1000'").unwrap();
+            let args = receive(&template, run.path());
+            let qemu = TemplateQemu::start(&args, &template, &CancelFlag::new()).unwrap();
+            let pid = rustix::process::Pid::from_child(&qemu.child);
+            qemu.finish(status);
+            let found = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            assert_eq!(found.is_ok(), runs);
+        }
+    }
+}

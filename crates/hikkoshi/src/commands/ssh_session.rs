@@ -1,0 +1,117 @@
+//! The session between `migrate --ssh` and the `receive --ssh-session` that it starts.
+//!
+//! ```text
+//! migrate ── (standard input, held open) ──▶ receive   its end: no source will come
+//!         ◀─ one line on standard output ──            the invitation, or that it listens
+//!         ◀─ lines on standard error ──────            messages
+//! ```
+//!
+//! Once a source has connected, `receive` does not depend on the session any more: its end is not a
+//! signal (SIGHUP), and messages that cannot be written are dropped. A guest that runs at the
+//! destination needs this engine for its missing pages.
+
+use std::borrow::Cow;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::AsFd;
+
+use hikkoshi_link::Address;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{FileType, OFlags};
+
+use crate::args::Receive;
+
+/// The line by which `receive --resume` says that it listens.
+pub(super) const LISTENING: &str = "hikkoshi-listening";
+
+/// Set by sshd (sshd(8)): client address, client port, server address, server port.
+const CONNECTION: &str = "SSH_CONNECTION";
+
+/// Makes the process independent of the session's terminal and of who reads its messages. Also for
+/// a receiver of a daemon.
+pub(super) fn detach() {
+    // It leads a session already if sshd has started it directly.
+    let _ = rustix::process::setsid();
+    let stderr = io::stderr();
+    // A reader that does not read any more must not block the engine. A terminal is left as it is:
+    // other processes use it.
+    if is_pipe(&stderr)
+        && let Ok(flags) = rustix::fs::fcntl_getfl(&stderr)
+    {
+        let _ = rustix::fs::fcntl_setfl(&stderr, flags | OFlags::NONBLOCK);
+    }
+}
+
+/// The same command with an address to listen on: by default the one that the source's ssh has
+/// connected to.
+pub(super) fn with_address(args: &Receive) -> Cow<'_, Receive> {
+    if !args.ssh_session || args.listen.is_some() || args.run.resume.is_some() {
+        return Cow::Borrowed(args);
+    }
+    let connection = std::env::var(CONNECTION).unwrap_or_default();
+    let address = own_address(&connection).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+    let mut args = args.clone();
+    args.listen = Some(Address::Tcp(SocketAddr::new(address, 0).to_string()));
+    Cow::Owned(args)
+}
+
+/// This host's address in `SSH_CONNECTION`. A link-local IPv6 address has a scope that other hosts
+/// do not know: `None`.
+fn own_address(connection: &str) -> Option<IpAddr> {
+    let address: IpAddr = connection.split(' ').nth(2)?.parse().ok()?;
+    Some(address.to_canonical())
+}
+
+/// Whether the other end of the session has closed standard input.
+pub(super) fn has_ended() -> bool {
+    let stdin = io::stdin();
+    // A file or /dev/null says nothing about the session.
+    is_pipe(&stdin) && is_at_end(&stdin)
+}
+
+fn is_at_end(input: impl AsFd) -> bool {
+    let mut poll = [PollFd::new(&input, PollFlags::IN)];
+    let at_once = Timespec::default();
+    if !matches!(rustix::event::poll(&mut poll, Some(&at_once)), Ok(1..)) {
+        return false;
+    }
+    // Nothing is sent. If it is, it is ignored.
+    matches!(rustix::io::read(&input, &mut [0; 512]), Ok(0))
+}
+
+/// Whether it is a pipe or a socket.
+pub(super) fn is_pipe(file: impl AsFd) -> bool {
+    rustix::fs::fstat(file).is_ok_and(|stat| {
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        matches!(kind, FileType::Fifo | FileType::Socket)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn the_address_is_the_one_that_ssh_has_connected_to() {
+        let own = |connection: &str| own_address(connection).map(|own| own.to_string());
+        let expected = |text: &str| Some(text.to_owned());
+        assert_eq!(own("10.0.0.1 40000 10.0.0.2 22"), expected("10.0.0.2"));
+        assert_eq!(own("::1 40000 fd00::2 22"), expected("fd00::2"));
+        assert_eq!(own("a 1 ::ffff:10.0.0.2 22"), expected("10.0.0.2"));
+        for other in ["", "10.0.0.1 1", "a 1 fe80::1%eth0 22", "a 1 name 22"] {
+            assert_eq!(own(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn only_the_end_of_a_pipe_ends_the_session() {
+        let (reader, mut writer) = io::pipe().unwrap();
+        assert!(is_pipe(&reader) && !is_at_end(&reader));
+        writer.write_all(b"ignored").unwrap();
+        assert!(!is_at_end(&reader) && !is_at_end(&reader));
+        drop(writer);
+        assert!(is_at_end(&reader));
+        assert!(!is_pipe(std::fs::File::open("/dev/null").unwrap()));
+    }
+}

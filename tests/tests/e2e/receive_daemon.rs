@@ -1,0 +1,320 @@
+//! One `receive --daemon` receives many guests on one port.
+#![allow(clippy::unwrap_used)] // a test's failure is the message
+
+use hikkoshi_lab::{Report, Vm, VmConfig, Workload};
+use hikkoshi_tests::{
+    Exit, LONG, Program, QemuState, SplitBrainWatcher, TestEnv, assert_command_refused, eventually,
+    hikkoshi, log, unique_address,
+};
+use rustix::process::{Pid, Signal, kill_process};
+use std::ffi::OsString;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+/// A daemon, and its run folder.
+struct Daemon {
+    program: Program,
+    address: String,
+    run: PathBuf,
+}
+
+impl Daemon {
+    fn start(run: &Path, address: &str) -> Self {
+        let mut command = Command::new(hikkoshi());
+        command.args(["receive", "--daemon", "--listen", address, "--journal"]);
+        let program = Program::start("receive --daemon", {
+            command.arg(run);
+            command
+        });
+        program.wait_stderr("receiving guests at ");
+        Self {
+            program,
+            address: address.to_owned(),
+            run: run.to_owned(),
+        }
+    }
+
+    /// `hikkoshi invite` with these arguments.
+    fn invite(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(hikkoshi());
+        command.arg("invite").args(arguments);
+        command.arg("--journal").arg(&self.run);
+        command
+    }
+
+    /// The processes that receive this guest.
+    fn receivers(&self, name: &str) -> Vec<Pid> {
+        let run = self.run.as_os_str().as_encoded_bytes();
+        let all = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+            let path = entry.unwrap().path();
+            let words = fs::read(path.join("cmdline")).ok()?;
+            let words: Vec<_> = words.split(|&byte| byte == 0).collect();
+            let named = words
+                .windows(2)
+                .any(|two| two == [b"--receiver", name.as_bytes()]);
+            let found = named && words.contains(&run);
+            Pid::from_raw(found.then(|| path.file_name()?.to_str()?.parse().ok())??)
+        });
+        all.collect()
+    }
+
+    /// What is left in the folders of journals and receivers, except results.
+    fn left(&self) -> Vec<PathBuf> {
+        let folders = [self.run.clone(), self.run.join("receivers")];
+        let files = folders
+            .iter()
+            .flat_map(|folder| fs::read_dir(folder).unwrap());
+        let mut left: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+        left.retain(|path| {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            let is_result =
+                path.parent().unwrap().ends_with("receivers") && name.ends_with(".json");
+            let is_inside = path.parent() == Some(&folders[1]);
+            name.starts_with("destination-") || (is_inside && !is_result)
+        });
+        left
+    }
+}
+
+/// Writes a command line as a template.
+fn write_template(path: &Path, words: &[OsString]) {
+    let words: Vec<_> = words
+        .iter()
+        .map(|word| format!("'{}'", word.to_str().unwrap()))
+        .collect();
+    fs::write(path, format!("# a test's\n{}\n", words.join(" \\\n"))).unwrap();
+}
+
+/// A guest, and the machine that the daemon starts for it.
+struct Moved {
+    name: &'static str,
+    source: Arc<Vm>,
+    destination: Arc<Vm>,
+    invitation: String,
+}
+
+impl Moved {
+    /// Boots the guest, and asks for an invitation for it.
+    fn start(env: &TestEnv, daemon: &Daemon, name: &'static str) -> Self {
+        let config = VmConfig::new().workload(Workload::verify(32).rate(8000));
+        let source = config.start(env.lab(), &format!("{name}-here")).unwrap();
+        source.wait_ready().unwrap();
+        let there = config.console(source.console().clone());
+        let expected = there.expect(env.lab(), &format!("{name}-there")).unwrap();
+        let template = env.folder().join(format!("{name} template"));
+        write_template(&template, &expected.command_line());
+        let template = template.to_str().unwrap();
+        let invite = daemon.invite(&["--template", template, "--name", name]);
+        let invited = Program::start("invite", invite).wait();
+        invited.assert(0, &[&format!("guest {name}: ")]);
+        let invitation = invited.stdout.trim().to_owned();
+        assert!(invitation.ends_with(&format!("@{}", daemon.address)));
+        assert!(!daemon.program.stderr().contains("hikkoshi1:"));
+        let qmp = daemon.run.join("machines").join(format!("{name}.qmp"));
+        Self {
+            name,
+            source: Arc::new(source),
+            destination: Arc::new(expected.wait(&qmp).unwrap()),
+            invitation,
+        }
+    }
+
+    fn migrate(&self, journal: &Path, more: &[&str]) -> Command {
+        let mut command = Command::new(hikkoshi());
+        command
+            .arg("migrate")
+            .args(more)
+            .arg("--journal")
+            .arg(journal);
+        command.arg("--qmp").arg(self.source.qmp_path());
+        command
+    }
+
+    /// The guest is at the destination, and has checked its memory there.
+    fn assert_moved(&self, exit: &Exit) {
+        exit.assert(0, &[]);
+        assert_eq!(self.source.status().unwrap(), "paused");
+        assert_eq!(self.destination.status().unwrap(), "running");
+        let verdict = self.destination.sweep(LONG).unwrap();
+        assert!(verdict.ok && verdict.bad == 0, "{verdict:?}");
+        let lines = self.destination.console().lines();
+        let bad = lines
+            .iter()
+            .find(|line| matches!(line.report, Report::Bad(_)));
+        assert!(bad.is_none(), "{bad:?}");
+        eventually("no userfaultfd", || {
+            let state = QemuState::of(&self.destination);
+            match state.has_no_userfaultfd() {
+                true => Ok(()),
+                false => Err(format!("{state:?}")),
+            }
+        });
+        log(format!("{}: moved by the daemon, and healthy", self.name));
+    }
+}
+
+/// Two guests at once. One of them stays in post-copy while invitations are refused, its receiver
+/// is killed, the daemon is killed and started again, and the other guest is moved.
+#[test]
+#[ignore = "two guests, several engines: make test-daemon"]
+fn many_guests_are_received_on_one_port() {
+    let env = TestEnv::new();
+    let run = env.folder().join("run");
+    let mut daemon = Daemon::start(&run, &unique_address());
+    let [one, two] = ["one", "two"].map(|name| Moved::start(&env, &daemon, name));
+    let journal = env.folder().join("source");
+    let watchers = [&one, &two].map(|g| SplitBrainWatcher::start(&g.source, &g.destination));
+
+    // Nothing is pushed, so the migration stays in post-copy.
+    let stay = [
+        "--background-delay",
+        "3600000",
+        "--mode",
+        "postcopy",
+        "--to",
+        "-",
+    ];
+    let migrate = two.migrate(&journal, &stay);
+    let mut migrate = Program::start_with_input("migrate two", migrate, &two.invitation);
+    daemon
+        .program
+        .wait_stderr("two: hikkoshi: the guest runs here now");
+
+    // Another secret, another key, and the invitation of a guest that has arrived.
+    let (fingerprint, rest) = one.invitation.split_once('.').unwrap();
+    let (_, address) = rest.split_once('@').unwrap();
+    let wrong = format!("{fingerprint}.AAAAAAAAAAAAAAAAAAAAAA@{address}");
+    let unknown = format!("hikkoshi1:AAAAAAAAAAAAAAAAAAAAAA.AAAAAAAAAAAAAAAAAAAAAA@{address}");
+    for (invitation, part) in [
+        (&wrong, "does not know the secret"),
+        (&unknown, "the connection failed during the TLS handshake"),
+        (&two.invitation, "used already"),
+    ] {
+        let refused = one.migrate(&journal, &["--to", invitation]);
+        assert_command_refused(refused, 1, &[part]);
+    }
+    daemon
+        .program
+        .wait_stderr("no guest is awaited with this invitation");
+    assert_eq!(one.source.status().unwrap(), "running");
+
+    // The receiver is killed. The daemon starts another one.
+    let receivers = daemon.receivers("two");
+    assert_eq!(receivers.len(), 1);
+    kill_process(receivers[0], Signal::KILL).unwrap();
+    daemon
+        .program
+        .wait_stderr("guest two: resuming its migration");
+    migrate.wait_stderr("reconnected to the destination");
+
+    // The daemon is killed. Its receiver continues, and the next daemon finds it.
+    let receivers = daemon.receivers("two");
+    daemon.program.kill();
+    assert_eq!(daemon.receivers("two"), receivers);
+    let address = daemon.address.clone();
+    daemon = Daemon::start(&run, &address);
+    assert!(!migrate.has_exited(), "{}", migrate.stderr());
+
+    // An invitation of the daemon that was killed.
+    let moved = one.migrate(&journal, &["--mode", "hybrid", "--to", "-"]);
+    let exit = Program::start_with_input("migrate one", moved, &one.invitation).wait();
+    one.assert_moved(&exit);
+    let again = daemon.invite(&["--template", "/nowhere", "--name", "one"]);
+    assert_command_refused(again, 2, &["a QEMU with this name runs already"]);
+
+    migrate.kill();
+    migrate.wait_stderr("'hikkoshi migrate' was interrupted");
+    let resume = two.migrate(&journal, &["--resume", "--background-delay", "0"]);
+    let exit = Program::start("migrate --resume", resume).wait();
+    two.assert_moved(&exit);
+    for watcher in watchers {
+        watcher.finish();
+    }
+    eventually("nothing to be left", || match daemon.left() {
+        left if left.is_empty() => Ok(()),
+        left => Err(format!("{left:?}")),
+    });
+    // A receiver that is killed before a source has connected: its QEMU ends with it.
+    let config = VmConfig::new().expect(env.lab(), "unused").unwrap();
+    let template = env.folder().join("unused template");
+    write_template(&template, &config.command_line());
+    let template = template.to_str().unwrap();
+    let invite = daemon.invite(&["--template", template, "--name", "unused"]);
+    Program::start("invite", invite).wait().assert(0, &[]);
+    let unused = config.wait(&run.join("machines/unused.qmp")).unwrap();
+    kill_process(daemon.receivers("unused")[0], Signal::KILL).unwrap();
+    unused.wait_exit(LONG).unwrap();
+    daemon
+        .program
+        .wait_stderr("guest unused: its QEMU, which has no guest, ends");
+
+    daemon.program.interrupt();
+    daemon.program.wait().assert(0, &["migrations continue"]);
+    assert!(!run.join("receive.sock").exists());
+}
+
+/// The socket of a service manager, and what `invite` reports. Without guests.
+#[test]
+fn a_daemon_takes_the_socket_of_a_service_manager() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut command = Command::new("sh");
+    let words = "exec 3<&0 0</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\"";
+    command.args(["-c", words, "sh"]).arg(hikkoshi());
+    command.args(["receive", "--daemon", "--journal"]).arg(&run);
+    let mut program = start_with_socket(command, listener);
+    program.wait_stderr(&format!("receiving guests at {address}"));
+    let daemon = |arguments: &[&str]| {
+        let mut command = Command::new(hikkoshi());
+        command
+            .arg("invite")
+            .args(arguments)
+            .arg("--journal")
+            .arg(&run);
+        command
+    };
+    let template = folder.path().join("template");
+    fs::write(&template, "sh -c 'echo no such machine >&2; exit 1'").unwrap();
+    let template = template.to_str().unwrap();
+    for (arguments, part) in [
+        (["--qmp", "/nowhere/qmp"], "/nowhere/qmp"),
+        (["--template", "/nowhere/template"], "/nowhere/template"),
+        (["--template", template], "no such machine"),
+    ] {
+        assert_command_refused(daemon(&arguments), 2, &[part]);
+    }
+    let options = ["--qmp", "/q", "--receive-option=--no-such-option"];
+    assert_command_refused(daemon(&options), 2, &[]);
+    // A peer that is not hikkoshi.
+    let mut other = TcpStream::connect(address).unwrap();
+    other.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    assert!(matches!(other.read(&mut [0]), Ok(0) | Err(_)));
+    program.wait_stderr("the peer does not use TLS");
+    // A second daemon in the same folder.
+    let mut second = Command::new(hikkoshi());
+    second.args([
+        "receive",
+        "--daemon",
+        "--listen",
+        "127.0.0.1:0",
+        "--journal",
+    ]);
+    second.arg(&run);
+    assert_command_refused(second, 2, &["another 'hikkoshi receive --daemon'"]);
+    program.interrupt();
+    program.wait().assert(0, &[]);
+    assert_command_refused(daemon(&["--qmp", "/q"]), 2, &["receive --daemon"]);
+}
+
+/// Starts a program that has the listener as its standard input.
+fn start_with_socket(mut command: Command, listener: TcpListener) -> Program {
+    command.stdin(OwnedFd::from(listener));
+    Program::start_as_it_is("receive --daemon", command)
+}
