@@ -28,7 +28,8 @@ use args::requested_output::RequestedOutput;
 use args::{Args, Command};
 use clap::Parser;
 use commands::{
-    check, dashboard, demo, dirty_rate, estimate, guard, migrate, receive, report as report_command,
+    check, dashboard, demo, dirty_rate, estimate, generate, guard, migrate, receive,
+    report as report_command,
 };
 use output::exit::{End, Exit, Status};
 use output::reason::Reason;
@@ -52,6 +53,7 @@ fn main() -> std::process::ExitCode {
         Command::Estimate(args) => estimate::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Guard(args) => guard::run(args),
+        Command::Generate(args) => generate::run(args),
     });
     match ended {
         Ok(status) => {

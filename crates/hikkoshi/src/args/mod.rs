@@ -15,6 +15,7 @@ mod dirty_rate;
 mod domain;
 mod durations;
 mod estimate;
+mod generate;
 mod guard;
 mod headings;
 #[cfg(test)]
@@ -41,6 +42,7 @@ pub(crate) use demo::Demo;
 pub(crate) use dirty_rate::DirtyRate;
 pub(crate) use domain::{DomainArgs, DomainOptions};
 pub(crate) use estimate::Estimate;
+pub(crate) use generate::Generate;
 pub(crate) use guard::Guard;
 pub(crate) use journaled_options::JournaledOptions;
 pub(crate) use migrate::{MAX_DOWNTIME_MS, MAX_READ_AHEAD, Migrate, MigrateOptions, WhenStalled};
@@ -51,7 +53,7 @@ pub(crate) use run_options::{ProgressFormat, RunOptions};
 pub(crate) use security::{InvitationArg, Security};
 
 /// What the exit status says, and what is set in the environment.
-const AFTER_HELP: &str = "\
+pub(crate) const AFTER_HELP: &str = "\
 Exit status:
   0  The guest runs at the destination, and all of its pages are there
   1  The guest is still at the source
@@ -120,6 +122,9 @@ pub(crate) enum Command {
     /// Restore the guest if `migrate` is killed (started by `migrate`)
     #[command(hide = true)]
     Guard(Guard),
+    /// Write the manual pages and the completions of shells (for packages)
+    #[command(hide = true)]
+    Generate(Generate),
 }
 
 impl Command {
@@ -133,7 +138,8 @@ impl Command {
             | Self::Dashboard(_)
             | Self::Estimate(_)
             | Self::Demo(_)
-            | Self::Guard(_) => None,
+            | Self::Guard(_)
+            | Self::Generate(_) => None,
         }
     }
 
