@@ -75,6 +75,48 @@ $(DEVICES_INITRAMFS): $(WORKLOAD) $(wildcard guest/initramfs/*) $(BUILD)/kernel-
 build: setup ## build the programs
 	cargo build --locked --release --package hikkoshi
 
+# For distributions: `make install PREFIX=/usr DESTDIR=...`. Installs what is built, so that the
+# features of the build stay: `cargo build --release --locked --features libvirt -p hikkoshi`.
+PREFIX ?= /usr/local
+PROGRAM ?= target/release/hikkoshi
+INSTALL_ROOT = $(DESTDIR)$(PREFIX)
+SYSTEMD_UNITS = $(notdir $(wildcard packaging/systemd/*.service))
+
+.PHONY: install
+install: ## install the program, manual pages, completions and units below DESTDIR and PREFIX
+	@test -x $(PROGRAM) || { echo "$(PROGRAM) is missing: run \`make build\` first" >&2; exit 1; }
+	install -D -m 755 $(PROGRAM) $(INSTALL_ROOT)/bin/hikkoshi
+	rm -rf $(BUILD)/generated
+	mkdir -p $(BUILD)/generated/man $(BUILD)/generated/completions
+	$(PROGRAM) generate --man $(BUILD)/generated/man --completions $(BUILD)/generated/completions
+	install -d $(INSTALL_ROOT)/share/man/man1 $(INSTALL_ROOT)/lib/systemd/system
+	install -m 644 $(BUILD)/generated/man/*.1 $(INSTALL_ROOT)/share/man/man1
+	install -D -m 644 $(BUILD)/generated/completions/hikkoshi.bash $(INSTALL_ROOT)/share/bash-completion/completions/hikkoshi
+	install -D -m 644 $(BUILD)/generated/completions/_hikkoshi $(INSTALL_ROOT)/share/zsh/site-functions/_hikkoshi
+	install -D -m 644 $(BUILD)/generated/completions/hikkoshi.fish $(INSTALL_ROOT)/share/fish/vendor_completions.d/hikkoshi.fish
+	install -D -m 644 packaging/tmpfiles.d/hikkoshi.conf $(INSTALL_ROOT)/lib/tmpfiles.d/hikkoshi.conf
+	for unit in $(SYSTEMD_UNITS); do \
+	    sed 's#/usr/bin/hikkoshi#$(PREFIX)/bin/hikkoshi#' "packaging/systemd/$$unit" >"$(INSTALL_ROOT)/lib/systemd/system/$$unit" || exit 1; \
+	    chmod 644 "$(INSTALL_ROOT)/lib/systemd/system/$$unit"; \
+	done
+	install -d $(INSTALL_ROOT)/share/doc/hikkoshi/docs/monitoring
+	install -m 644 README.md CHANGELOG.md SECURITY.md LICENSE-APACHE LICENSE-MIT $(INSTALL_ROOT)/share/doc/hikkoshi
+	install -m 644 docs/*.md docs/*.json $(INSTALL_ROOT)/share/doc/hikkoshi/docs
+	install -m 644 docs/monitoring/* $(INSTALL_ROOT)/share/doc/hikkoshi/docs/monitoring
+
+.PHONY: uninstall
+uninstall: ## remove what `make install` has installed
+	rm -f $(INSTALL_ROOT)/bin/hikkoshi $(INSTALL_ROOT)/share/man/man1/hikkoshi.1 $(INSTALL_ROOT)/share/man/man1/hikkoshi-*.1
+	rm -f $(INSTALL_ROOT)/share/bash-completion/completions/hikkoshi $(INSTALL_ROOT)/share/zsh/site-functions/_hikkoshi
+	rm -f $(INSTALL_ROOT)/share/fish/vendor_completions.d/hikkoshi.fish $(INSTALL_ROOT)/lib/tmpfiles.d/hikkoshi.conf
+	rm -f $(addprefix $(INSTALL_ROOT)/lib/systemd/system/,$(SYSTEMD_UNITS))
+	rm -rf $(INSTALL_ROOT)/share/doc/hikkoshi
+
+# Not part of `make test`: it needs the release build, and man and systemd-analyze.
+.PHONY: test-install
+test-install: build ## install below a temporary folder, check manual pages, completions and units, uninstall
+	packaging/test-install.sh
+
 .PHONY: demo
 demo: guest ## move a test guest between two QEMU processes, and print the result
 	cargo run --locked --release --package hikkoshi -- demo $(ARGS)
