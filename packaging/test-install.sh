@@ -35,12 +35,13 @@ offered=$(source "$completions" && COMP_WORDS=(hikkoshi migrate --max-d) COMP_CW
 
 units=$root/usr/lib/systemd/system
 sed -i "s#/usr/bin/hikkoshi#$root/usr/bin/hikkoshi#" "$units"/*
-for unit in hikkoshi-receive@guest hikkoshi-resume@guest hikkoshi-dashboard; do
-    warnings=$(SYSTEMD_UNIT_PATH=$units: systemd-analyze verify --man=no "$unit.service" 2>&1 | grep -F hikkoshi) || true
+for unit in "$units"/*; do
+    unit=$(basename "$unit")
+    warnings=$(SYSTEMD_UNIT_PATH=$units: systemd-analyze verify --man=no "${unit/@./@guest.}" 2>&1 | grep -F hikkoshi) || true
     [[ -z $warnings ]] || fail "$unit: $warnings"
 done
 # These must not be confined by seccomp: see the units.
-if grep -E '^(SystemCall|RestrictAddressFamilies|RestrictNamespaces|RestrictRealtime|RestrictSUIDSGID|ProtectKernel|ProtectClock|ProtectHostname|LockPersonality|MemoryDenyWriteExecute|PrivateDevices)' \
+if grep -E '^(SystemCall|RestrictAddressFamilies|RestrictNamespaces|RestrictRealtime|RestrictSUIDSGID|ProtectKernel|ProtectClock|ProtectHostname|LockPersonality|MemoryDenyWriteExecute|PrivateDevices|DynamicUser)' \
     "$units"/hikkoshi-re*; then
     fail "a setting above confines the engine by seccomp"
 fi

@@ -104,5 +104,7 @@ fn see_also(roff: &mut Roff, name: Option<&str>, others: &[String]) {
         roff.text([bold(*name), roman(end)]);
     }
     roff.control("PP", []);
-    roff.text([roman("The documents in /usr/share/doc/hikkoshi.")]);
+    roff.text([roman(
+        "The documents, in share/doc/hikkoshi of the installation.",
+    )]);
 }
