@@ -1,4 +1,4 @@
-//! The crates of this workspace, and those that `hikkoshi` is linked with; for packages and releases.
+//! The crates of this workspace, and those that `hikkoshi` is linked with; for packages.
 //!
 //! | command | |
 //! |---|---|
@@ -8,8 +8,8 @@
 //! | `published` | prints the crates of this workspace that can be published |
 //! | `check-manifests` | checks that these have what crates.io and their readers want |
 //!
-//! Linked are the normal dependencies of the program with all features, on x86-64 Linux. Crates that
-//! only build others (procedural macros and build scripts) are not part of the program.
+//! Linked are the normal dependencies of the program with all features, on x86-64 Linux. Crates
+//! that only build others (procedural macros and build scripts) are not part of the program.
 
 mod graph;
 mod licences;
