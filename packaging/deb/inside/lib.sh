@@ -7,7 +7,7 @@ fail() {
 
 # Lists the files of the system, without what apt and dpkg keep about any package.
 list_files() {
-    find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path /tmp -o -path /srv \
+    find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path /tmp -o -path /srv -o -path /root \
         -o -path /var/cache -o -path /var/log -o -path /var/lib/apt -o -path /var/lib/dpkg/info \) -prune \
         -o -printf '%y %p %l\n' | grep -v -E ' /var/lib/dpkg/[^/]*(-old|lock[^/]*)? $|/var/lib/systemd/catalog' | sort
 }
