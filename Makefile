@@ -80,6 +80,92 @@ $(DEVICES_INITRAMFS): $(WORKLOAD) $(wildcard guest/initramfs/*) $(BUILD)/kernel-
 build: setup ## build the programs
 	cargo build --locked --release --package hikkoshi
 
+# For distributions: `make install PREFIX=/usr DESTDIR=...`. Installs what is built, so that the
+# features of the build stay: `cargo build --release --locked --features libvirt -p hikkoshi`.
+PREFIX ?= /usr/local
+PROGRAM ?= target/release/hikkoshi
+INSTALL_ROOT = $(DESTDIR)$(PREFIX)
+UNIT_DIR ?= $(PREFIX)/lib/systemd/system
+SYSTEMD_UNITS = $(notdir $(wildcard packaging/systemd/*))
+GENERATED := $(BUILD)/generated
+
+.PHONY: install
+install: ## install the program, manual pages, completions and units below DESTDIR and PREFIX
+	@test -x $(PROGRAM) || { echo "$(PROGRAM) is missing: run \`make build\` first" >&2; exit 1; }
+	install -D -m 755 $(PROGRAM) $(INSTALL_ROOT)/bin/hikkoshi
+	rm -rf $(GENERATED)
+	mkdir -p $(GENERATED)/man $(GENERATED)/completions
+	$(PROGRAM) generate --man $(GENERATED)/man --completions $(GENERATED)/completions
+	install -d $(INSTALL_ROOT)/share/man/man1 $(DESTDIR)$(UNIT_DIR)
+	install -m 644 $(GENERATED)/man/*.1 $(INSTALL_ROOT)/share/man/man1
+	install -D -m 644 $(GENERATED)/completions/hikkoshi.bash $(INSTALL_ROOT)/share/bash-completion/completions/hikkoshi
+	install -D -m 644 $(GENERATED)/completions/_hikkoshi $(INSTALL_ROOT)/share/zsh/site-functions/_hikkoshi
+	install -D -m 644 $(GENERATED)/completions/hikkoshi.fish $(INSTALL_ROOT)/share/fish/vendor_completions.d/hikkoshi.fish
+	install -D -m 644 packaging/tmpfiles.d/hikkoshi.conf $(INSTALL_ROOT)/lib/tmpfiles.d/hikkoshi.conf
+	for unit in $(SYSTEMD_UNITS); do \
+	    sed 's#/usr/bin/hikkoshi#$(PREFIX)/bin/hikkoshi#' "packaging/systemd/$$unit" >"$(DESTDIR)$(UNIT_DIR)/$$unit" || exit 1; \
+	    chmod 644 "$(DESTDIR)$(UNIT_DIR)/$$unit"; \
+	done
+	install -d $(INSTALL_ROOT)/share/doc/hikkoshi/docs/monitoring
+	install -m 644 README.md CHANGELOG.md SECURITY.md LICENSE-APACHE LICENSE-MIT $(INSTALL_ROOT)/share/doc/hikkoshi
+	install -m 644 docs/*.md docs/*.json $(INSTALL_ROOT)/share/doc/hikkoshi/docs
+	install -m 644 docs/monitoring/* $(INSTALL_ROOT)/share/doc/hikkoshi/docs/monitoring
+
+.PHONY: uninstall
+uninstall: ## remove what `make install` has installed
+	rm -f $(INSTALL_ROOT)/bin/hikkoshi $(INSTALL_ROOT)/share/man/man1/hikkoshi.1 $(INSTALL_ROOT)/share/man/man1/hikkoshi-*.1
+	rm -f $(INSTALL_ROOT)/share/bash-completion/completions/hikkoshi $(INSTALL_ROOT)/share/zsh/site-functions/_hikkoshi
+	rm -f $(INSTALL_ROOT)/share/fish/vendor_completions.d/hikkoshi.fish $(INSTALL_ROOT)/lib/tmpfiles.d/hikkoshi.conf
+	rm -f $(addprefix $(DESTDIR)$(UNIT_DIR)/,$(SYSTEMD_UNITS))
+	rm -rf $(INSTALL_ROOT)/share/doc/hikkoshi
+
+# The program that packages and archives contain: with libvirt, and without paths of this machine.
+PACKAGED := target/package/release/hikkoshi
+CARGO_HOME ?= $(HOME)/.cargo
+
+.PHONY: build-packaged
+build-packaged: setup
+	$(WITH_LIBVIRT) CARGO_TARGET_DIR=target/package \
+	    RUSTFLAGS="--remap-path-prefix=$(CARGO_HOME)=/cargo --remap-path-prefix=$(CURDIR)=/hikkoshi" \
+	    cargo build --locked --release --features libvirt --package hikkoshi
+
+# Not part of `make test`: it needs the release build, and man and systemd-analyze.
+.PHONY: test-install
+test-install: build ## install below a temporary folder, check manual pages, completions and units, uninstall
+	packaging/test-install.sh
+
+# As root: both use Debian roots of their own (setup/lib/debian-roots.sh).
+.PHONY: deb
+deb: build-packaged ## build the Debian package, and check it with lintian: build/deb/hikkoshi_*.deb
+	setup/setup.sh package-root
+	packaging/deb/build.sh
+
+.PHONY: test-deb
+test-deb: deb guest ## install, use under systemd, upgrade and purge the package in a fresh Debian root
+	setup/setup.sh fresh-root
+	packaging/deb/test.sh
+
+# The quickest is part of test-guests.
+.PHONY: test-privileges
+test-privileges: guest ## move guests with the capabilities of docs/operating.md, and with one less
+	cargo build --locked --release --package hikkoshi
+	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored privileges::
+
+.PHONY: dist
+dist: build-packaged ## archives for a release, with checksums and an SBOM: build/dist
+	packaging/dist/build.sh
+	packaging/dist/test.sh
+
+.PHONY: check-publish
+check-publish: ## package every crate that can be published, and check what each has
+	packaging/check-publish.sh
+
+# The earlier revision is built in a worktree below build/.
+UPGRADE_FROM ?= HEAD~100
+.PHONY: test-upgrade
+test-upgrade: guest ## move guests between this revision and UPGRADE_FROM, in both directions and all modes
+	packaging/test-upgrade.sh $(UPGRADE_FROM)
+
 .PHONY: demo
 demo: guest ## move a test guest between two QEMU processes, and print the result
 	cargo run --locked --release --package hikkoshi -- demo $(ARGS)

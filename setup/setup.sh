@@ -30,6 +30,11 @@
 #   build/chromium                    the distribution's Chromium without windows, and fonts
 #   build/prometheus                  the distribution's Prometheus, and promtool
 #
+# or only the Debian package (`setup.sh package-root fresh-root`):
+#
+#   build/debian-roots                Debian roots, made by mmdebstrap (as root): one in which the
+#                                     package is built, and one as it is after installation
+#
 # None of this is installed: apt downloads the packages, with its signatures checked, into a private
 # state directory, and they are unpacked into build/. Only small tools that are
 # missing (a linker, iproute2, cpio) are installed in the system, and only then is root needed.
@@ -70,6 +75,8 @@ source "$here/lib/swtpm.sh"
 source "$here/lib/libvirt.sh"
 # shellcheck source=lib/debian.sh
 source "$here/lib/debian.sh"
+# shellcheck source=lib/debian-roots.sh
+source "$here/lib/debian-roots.sh"
 # shellcheck source=lib/chromium.sh
 source "$here/lib/chromium.sh"
 # shellcheck source=lib/openssh.sh
@@ -101,12 +108,15 @@ for more in "$@"; do
     bpftrace) setup_bpftrace ;;
     ovmf) setup_ovmf ;;
     debian) setup_debian ;;
+    package-root) setup_package_root ;;
+    fresh-root) setup_fresh_root ;;
     devices-kernel) setup_devices_kernel ;;
     openssh) setup_openssh ;;
     chromium) setup_chromium ;;
     prometheus) setup_prometheus ;;
     *) fail "unknown component: $more" \
-        "Known components: apache, bpftrace, ovmf, debian, devices-kernel, openssh, chromium, prometheus." ;;
+        "Known components: apache, bpftrace, ovmf, debian, devices-kernel, openssh, chromium," \
+        "prometheus, package-root, fresh-root." ;;
     esac
 done
 

@@ -29,8 +29,8 @@ use args::requested_output::RequestedOutput;
 use args::{Args, Command};
 use clap::Parser;
 use commands::{
-    check, control, dashboard, demo, dirty_rate, estimate, guard, invite, migrate, receive,
-    report as report_command, status as status_command,
+    check, control, dashboard, demo, dirty_rate, estimate, generate, guard, invite, migrate,
+    receive, report as report_command, status as status_command,
 };
 use output::exit::{End, Exit, Status};
 use output::reason::Reason;
@@ -62,6 +62,7 @@ fn main() -> std::process::ExitCode {
         Command::Estimate(args) => estimate::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Guard(args) => guard::run(args),
+        Command::Generate(args) => generate::run(args),
     });
     match ended {
         Ok(status) => {

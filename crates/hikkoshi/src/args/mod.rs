@@ -17,6 +17,7 @@ mod dirty_rate;
 mod domain;
 mod durations;
 mod estimate;
+mod generate;
 mod guard;
 mod guest_name;
 mod headings;
@@ -50,6 +51,7 @@ pub(crate) use demo::Demo;
 pub(crate) use dirty_rate::DirtyRate;
 pub(crate) use domain::{DomainArgs, DomainOptions};
 pub(crate) use estimate::Estimate;
+pub(crate) use generate::Generate;
 pub(crate) use guard::Guard;
 pub(crate) use guest_name::parse as parse_guest_name;
 pub(crate) use invite::{DEFAULT_WAIT, Invite};
@@ -65,7 +67,7 @@ pub(crate) use ssh::Words;
 pub(crate) use status::MigrationStatus;
 
 /// What the exit status says, and what is set in the environment.
-const AFTER_HELP: &str = "\
+pub(crate) const AFTER_HELP: &str = "\
 Exit status:
   0  The guest runs at the destination, and all of its pages are there
   1  The guest is still at the source
@@ -155,6 +157,9 @@ pub(crate) enum Command {
     /// Restore the guest if `migrate` is killed (started by `migrate`)
     #[command(hide = true)]
     Guard(Guard),
+    /// Write the manual pages and the completions of shells (for packages)
+    #[command(hide = true)]
+    Generate(Generate),
 }
 
 impl Command {
@@ -173,7 +178,8 @@ impl Command {
             | Self::Dashboard(_)
             | Self::Estimate(_)
             | Self::Demo(_)
-            | Self::Guard(_) => None,
+            | Self::Guard(_)
+            | Self::Generate(_) => None,
         }
     }
 

@@ -8,6 +8,7 @@ pub(crate) mod demo;
 pub(crate) mod dirty_rate;
 pub(crate) mod estimate;
 mod find_journal;
+pub(crate) mod generate;
 mod give_up;
 pub(crate) mod guard;
 pub(crate) mod invite;

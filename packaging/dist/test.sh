@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Checks the files of a release in build/dist; `make dist` runs it.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+dist=$PWD/build/dist
+again=$(mktemp -d)
+trap 'rm -rf "$again"' EXIT
+
+fail() {
+    printf 'dist: %s\n' "$*" >&2
+    exit 1
+}
+
+(cd "$dist" && sha256sum --quiet --check SHA256SUMS) || fail "the checksums do not match"
+named=$(awk '{ print $2 }' "$dist/SHA256SUMS" | sort)
+there=$(cd "$dist" && printf '%s\n' hikkoshi-* | sort)
+[[ $named == "$there" ]] || fail "SHA256SUMS does not name all files"
+
+binary=$(echo "$dist"/hikkoshi-*-x86_64-linux.tar.gz)
+top=$(basename "$binary" .tar.gz)
+list=$(tar -tzf "$binary")
+for wanted in bin/hikkoshi share/man/man1/hikkoshi.1 share/man/man1/hikkoshi-migrate.1 \
+    share/bash-completion/completions/hikkoshi share/zsh/site-functions/_hikkoshi \
+    share/fish/vendor_completions.d/hikkoshi.fish lib/systemd/system/hikkoshi-receive@.service \
+    lib/tmpfiles.d/hikkoshi.conf share/doc/hikkoshi/LICENSE-MIT share/doc/hikkoshi/LICENSE-APACHE \
+    share/doc/hikkoshi/THIRD-PARTY-LICENSES share/doc/hikkoshi/docs/operating.md; do
+    grep -Fx "$top/$wanted" <<<"$list" >/dev/null || fail "$wanted is not in $(basename "$binary")"
+done
+tar -tzf "${binary/-x86_64-linux/}" | grep -E '^hikkoshi-[^/]*/Cargo.lock$' >/dev/null || fail "the source has no Cargo.lock"
+
+# Unpacked as for /usr/local, the program runs, and its units name it there.
+mkdir "$again/root"
+tar -xzf "$binary" -C "$again/root" --strip-components=1
+libvirt=$PWD/build/libvirt/root/usr/lib/x86_64-linux-gnu
+LD_LIBRARY_PATH=$libvirt "$again/root/bin/hikkoshi" --version >/dev/null || fail "the program does not run"
+grep -F '/usr/local/bin/hikkoshi' "$again/root/lib/systemd/system/hikkoshi-receive@.service" >/dev/null ||
+    fail "the units do not name /usr/local/bin/hikkoshi"
+for path in "$PWD" "${CARGO_HOME:-$HOME/.cargo}"; do
+    ! grep -rF -- "$path" "$again/root" >/dev/null || fail "the archive has a path of this machine: $path"
+done
+
+# Once more: the same bytes.
+OUTPUT=$again/dist packaging/dist/build.sh >/dev/null
+diff "$dist/SHA256SUMS" "$again/dist/SHA256SUMS" || fail "a second run gives other bytes"
+
+# The SBOM names each crate that is linked.
+sbom=$(echo "$dist"/hikkoshi-*.cdx.json)
+cargo run --quiet --locked --package hikkoshi-third-party -- check-sbom "$sbom"
+echo "dist: archives, checksums and SBOM: as they should be"

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Installs what is built below a new folder, checks what is installed, and removes it again.
+# `make test-install` runs it. Needs man, bash and systemd-analyze (not a running systemd).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root=$(mktemp -d)
+trap 'rm -rf "$root"' EXIT
+
+fail() {
+    printf 'test-install: %s\n' "$*" >&2
+    exit 1
+}
+run_make() { make --no-print-directory --silent PREFIX=/usr DESTDIR="$root" "$@" >/dev/null; }
+
+run_make install
+"$root/usr/bin/hikkoshi" --version >/dev/null || fail "the installed program does not run"
+
+pages=0
+for page in "$root"/usr/share/man/man1/*.1; do
+    warnings=$(MANWIDTH=80 man --warnings --local-file "$page" 2>&1 >/dev/null) || fail "man fails for $page: $warnings"
+    [[ -z $warnings ]] || fail "$page: $warnings"
+    pages=$((pages + 1))
+done
+((pages > 1)) || fail "there are no manual pages"
+MANWIDTH=80 man --local-file "$root/usr/share/man/man1/hikkoshi-migrate.1" | grep 'max-downtime' >/dev/null ||
+    fail "hikkoshi-migrate(1) does not have --max-downtime"
+
+completions=$root/usr/share/bash-completion/completions/hikkoshi
+bash -n "$completions"
+# What bash offers after `hikkoshi migrate --max-d`.
+# shellcheck disable=SC1090 # The file is generated.
+offered=$(source "$completions" && COMP_WORDS=(hikkoshi migrate --max-d) COMP_CWORD=2 &&
+    _hikkoshi hikkoshi --max-d migrate && printf '%s\n' "${COMPREPLY[@]}")
+[[ $offered == --max-downtime ]] || fail "bash completes --max-d to: $offered"
+
+units=$root/usr/lib/systemd/system
+sed -i "s#/usr/bin/hikkoshi#$root/usr/bin/hikkoshi#" "$units"/*
+for unit in "$units"/*; do
+    unit=$(basename "$unit")
+    warnings=$(SYSTEMD_UNIT_PATH=$units: systemd-analyze verify --man=no "${unit/@./@guest.}" 2>&1 | grep -F hikkoshi) || true
+    [[ -z $warnings ]] || fail "$unit: $warnings"
+done
+# These must not be confined by seccomp: see the units.
+if grep -E '^(SystemCall|RestrictAddressFamilies|RestrictNamespaces|RestrictRealtime|RestrictSUIDSGID|ProtectKernel|ProtectClock|ProtectHostname|LockPersonality|MemoryDenyWriteExecute|PrivateDevices|DynamicUser)' \
+    "$units"/hikkoshi-re*; then
+    fail "a setting above confines the engine by seccomp"
+fi
+systemd-tmpfiles --root="$root" --create hikkoshi.conf
+mode=$(stat -c %a "$root/run/hikkoshi")
+[[ $mode == 700 ]] || fail "/run/hikkoshi has mode $mode"
+rm -r "$root/run"
+
+run_make uninstall
+left=$(find "$root" -type f -o -type l)
+[[ -z $left ]] || fail "uninstall leaves: $left"
+echo "test-install: $pages manual pages, completions, units, tmpfiles.d: as they should be"

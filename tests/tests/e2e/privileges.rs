@@ -1,0 +1,204 @@
+//! The least privileges that the engines need: the table of docs/operating.md. Each set of
+//! capabilities moves a guest, and without one of them the move is refused with its name.
+#![allow(clippy::unwrap_used)] // a test's failure is the message
+
+use hikkoshi_lab::{VmConfig, Workload};
+use hikkoshi_tests::{
+    Guest, MigrationPlan, QemuState, TestEnv, assert_command_refused, hikkoshi, log,
+};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A user that owns nothing here, neither QEMU nor its files.
+const NOBODY: u32 = 65534;
+
+/// What both engines need for a guest whose QEMU, of another user, is not confined.
+const LEAST: [&str; 2] = ["sys_ptrace", "dac_override"];
+
+/// The same for a QEMU with `-sandbox on`.
+const SANDBOXED: [&str; 3] = ["sys_ptrace", "dac_override", "sys_admin"];
+
+/// As `CapabilityBoundingSet=` of the units.
+const UNITS: [&str; 7] = [
+    "sys_ptrace",
+    "sys_admin",
+    "dac_override",
+    "kill",
+    "net_raw",
+    "net_admin",
+    "sys_nice",
+];
+
+fn light_guest() -> VmConfig {
+    VmConfig::new().workload(Workload::verify(16).rate(2000).option("every_ms", 200))
+}
+
+/// The options of `setpriv` for a user with exactly these capabilities.
+fn options(capabilities: &[&str]) -> Vec<String> {
+    let set = |sign: &str| {
+        capabilities
+            .iter()
+            .map(|name| format!(",{sign}{name}"))
+            .collect::<String>()
+    };
+    vec![
+        format!("--reuid={NOBODY}"),
+        format!("--regid={NOBODY}"),
+        "--clear-groups".to_owned(),
+        format!("--inh-caps=-all{}", set("+")),
+        format!("--ambient-caps=-all{}", set("+")),
+        format!("--bounding-set=-all{}", set("+")),
+    ]
+}
+
+/// A copy of the program and a run folder, for that user.
+struct OtherUser {
+    program: PathBuf,
+    journals: [PathBuf; 2],
+}
+
+impl OtherUser {
+    fn new(env: &TestEnv) -> Self {
+        let program = env.folder().join("hikkoshi");
+        std::fs::copy(hikkoshi(), &program).unwrap();
+        // Each folder below which the user's files are.
+        let open = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(env.folder(), open).unwrap();
+        let journals = ["source-journals", "destination-journals"].map(|name| {
+            let folder = env.folder().join(name);
+            std::fs::create_dir(&folder).unwrap();
+            chown(&folder, Some(NOBODY), Some(NOBODY)).unwrap();
+            folder
+        });
+        Self { program, journals }
+    }
+
+    /// A plan in which the engines have these capabilities only.
+    fn plan(&self, mode: &'static str, source: &[&str], destination: &[&str]) -> MigrationPlan {
+        // The plan adds the program's path, which is the first argument here.
+        let launcher = |capabilities: &[&str]| {
+            let script = format!(
+                "shift; exec setpriv {} {} \"$@\"",
+                options(capabilities).join(" "),
+                self.program.display()
+            );
+            ["sh".to_owned(), "-c".to_owned(), script, "sh".to_owned()]
+        };
+        let (source, destination) = (launcher(source), launcher(destination));
+        MigrationPlan::new(mode)
+            .migrate_launcher(&source.each_ref().map(String::as_str))
+            .receive_launcher(&destination.each_ref().map(String::as_str))
+            .journals_at(&self.journals[0], &self.journals[1])
+    }
+
+    /// `hikkoshi migrate` with these capabilities only.
+    fn migrate(&self, capabilities: &[&str], qmp: &Path) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(options(capabilities)).arg(&self.program);
+        command.args(["migrate", "unix:/nowhere", "--qmp"]).arg(qmp);
+        command.arg("--journal").arg(&self.journals[0]);
+        command
+    }
+}
+
+/// Those of `all` without one.
+fn without<'a>(all: &[&'a str], one: &str) -> Vec<&'a str> {
+    all.iter().copied().filter(|other| *other != one).collect()
+}
+
+#[test]
+fn a_user_with_two_capabilities_moves_a_guest_of_root() {
+    let env = TestEnv::new();
+    let user = OtherUser::new(&env);
+    let mut guest = Guest::boot(&env, light_guest());
+    let before = QemuState::of(guest.vm());
+    let qmp = guest.vm().qmp_path().to_owned();
+    for (missing, parts) in [
+        ("sys_ptrace", ["CAP_SYS_PTRACE", "nothing was changed"]),
+        (
+            "dac_override",
+            ["connecting to the QMP socket", "Permission denied"],
+        ),
+    ] {
+        let command = user.migrate(&without(&LEAST, missing), &qmp);
+        assert_command_refused(command, 1, &parts);
+    }
+    before.assert_unchanged(guest.vm());
+    guest.migrate(&user.plan("hybrid", &LEAST, &LEAST));
+}
+
+#[test]
+#[ignore = "more of the same: make test-privileges"]
+fn all_modes_work_with_the_least_capabilities() {
+    let env = TestEnv::new();
+    let user = OtherUser::new(&env);
+    let mut guest = Guest::boot(&env, light_guest());
+    for mode in ["precopy", "postcopy", "hybrid"] {
+        guest.migrate(&user.plan(mode, &LEAST, &LEAST));
+    }
+}
+
+#[test]
+#[ignore = "more of the same: make test-privileges"]
+fn a_confined_qemu_needs_one_more() {
+    let env = TestEnv::new();
+    let user = OtherUser::new(&env);
+    let sandboxed = light_guest().arguments(["-sandbox", "on"]);
+    let mut guest = Guest::boot(&env, sandboxed);
+    let before = QemuState::of(guest.vm());
+    let qmp = guest.vm().qmp_path().to_owned();
+    let command = user.migrate(&LEAST, &qmp);
+    assert_command_refused(command, 1, &["CAP_SYS_ADMIN", "seccomp"]);
+    before.assert_unchanged(guest.vm());
+    for mode in ["precopy", "postcopy", "hybrid"] {
+        guest.migrate(&user.plan(mode, &SANDBOXED, &SANDBOXED));
+    }
+    // The destination refuses the guest without it, too.
+    let mut migration = guest.start_migration(&user.plan("postcopy", &SANDBOXED, &LEAST));
+    let ended = migration.migrate.wait();
+    ended.assert(1, &["CAP_SYS_ADMIN", "runs at the source"]);
+    migration.receive.interrupt();
+    let (_, finished) = migration.wait();
+    guest.assert_stayed(finished, "the destination's engine lacks CAP_SYS_ADMIN");
+}
+
+/// Root with the bounding set of the units, and no other capability.
+#[test]
+#[ignore = "more of the same: make test-privileges"]
+fn the_capabilities_of_the_units_are_sufficient() {
+    let unit = include_str!("../../../packaging/systemd/hikkoshi-receive@.service");
+    let line = unit
+        .lines()
+        .find_map(|line| line.strip_prefix("CapabilityBoundingSet="));
+    let mut named: Vec<_> = line
+        .unwrap()
+        .split(' ')
+        .map(|name| name.trim_start_matches("CAP_").to_lowercase())
+        .collect();
+    let mut expected = UNITS.map(str::to_owned).to_vec();
+    named.sort();
+    expected.sort();
+    assert_eq!(named, expected, "the table and the unit differ");
+
+    let env = TestEnv::new();
+    let set: String = UNITS.iter().map(|name| format!(",+{name}")).collect();
+    let bounded = [
+        "setpriv".to_owned(),
+        format!("--bounding-set=-all{set}"),
+        "--inh-caps=-all".to_owned(),
+        "--no-new-privs".to_owned(),
+    ];
+    let bounded: Vec<&str> = bounded.iter().map(String::as_str).collect();
+    let config = light_guest().arguments(["-sandbox", "on", "-run-with", "user=nobody"]);
+    let config = config.version(hikkoshi_lab::QemuVersion::V10_0);
+    let mut guest = Guest::boot_without_extra_disk(&env, config);
+    for mode in ["precopy", "postcopy", "hybrid"] {
+        guest.migrate(
+            &MigrationPlan::new(mode)
+                .migrate_launcher(&bounded)
+                .receive_launcher(&bounded),
+        );
+    }
+    log("the bounding set of the units moves a guest of another user's confined QEMU");
+}
