@@ -28,9 +28,9 @@ pub(crate) const POSTCOPY_SHARE: f64 = 0.96;
 /// into a batch (`docs/decisions/0003-batch-scattered-dirty-pages.md`).
 pub(crate) const SCATTERED_PAGE: f64 = 0.8e-6;
 
-/// What a page fault takes beyond the round trip and [`FAULT_PAGES`], s: 45 to 50 µs of a mean of 69
-/// to 74 µs on the loopback device. On 2 cores Intel Xeon (`make bench ARGS="--only estimate"`) it is
-/// 20 to 40 µs.
+/// What a page fault takes beyond the round trip and [`FAULT_PAGES`], s: 45 to 50 µs of a mean of
+/// 69 to 74 µs on the loopback device. On 2 cores Intel Xeon (`make bench ARGS="--only estimate"`)
+/// it is 20 to 40 µs.
 pub(crate) const FAULT: Span = Span {
     low: 20e-6,
     likely: 28e-6,

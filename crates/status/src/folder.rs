@@ -170,9 +170,9 @@ impl StatusFolder {
         Ok(entries)
     }
 
-    /// Stores the recording of a migration, in place of what was stored of it before, and removes the
-    /// oldest recordings of ended ones, so that the limits are kept. Recordings of migrations that
-    /// run (they have a socket) are never removed.
+    /// Stores the recording of a migration, in place of what was stored of it before, and removes
+    /// the oldest recordings of ended ones, so that the limits are kept. Recordings of migrations
+    /// that run (they have a socket) are never removed.
     ///
     /// # Errors
     /// If it cannot be written. What was stored before is still there then.

@@ -10,8 +10,8 @@ use super::RecordedMigration;
 pub const GAP_MS: u64 = 60_000;
 
 impl RecordedMigration {
-    /// The recordings of two engines of a side: the first one was killed after its state at `at_ms`,
-    /// in post-copy. Together they did what one engine did.
+    /// The recordings of two engines of a side: the first one was killed after its state at
+    /// `at_ms`, in post-copy. Together they did what one engine did.
     ///
     /// # Panics
     /// If there is no such state.

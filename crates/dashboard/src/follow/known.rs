@@ -153,8 +153,8 @@ impl Known {
         self.lost = None;
     }
 
-    /// Adds a further record of its engine. Returns it as it was joined to what is known. `None`: it
-    /// changes nothing.
+    /// Adds a further record of its engine. Returns it as it was joined to what is known. `None`:
+    /// it changes nothing.
     pub(super) fn apply(&mut self, record: Record) -> Option<Record> {
         let Content::Live(recorder) = &mut self.content else {
             return None;

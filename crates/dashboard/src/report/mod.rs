@@ -23,7 +23,8 @@ pub use policy::report_policy;
 use policy::{scripts, styles};
 
 /// A report of migrations: an HTML page without references to other files. Both sides of one
-/// migration are shown as one, and so are the engines that took part on one side, one after another.
+/// migration are shown as one, and so are the engines that took part on one side, one after
+/// another.
 pub fn report(recordings: &[Recording]) -> String {
     let recordings = join_all(recordings.to_vec());
     let migrations = group(&recordings);

@@ -27,8 +27,8 @@ pub struct Continued {
     state: JoinedState,
 }
 
-/// Joins the recordings of each side of each migration. The order is that of the first recordings of
-/// each.
+/// Joins the recordings of each side of each migration. The order is that of the first recordings
+/// of each.
 pub fn join_all(recordings: Vec<Recording>) -> Vec<Recording> {
     let mut sides: Vec<Vec<Recording>> = Vec::new();
     for recording in recordings {

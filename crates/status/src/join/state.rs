@@ -11,7 +11,8 @@ use crate::{
 /// The most rounds and outages of a state.
 const KEPT: usize = 100;
 
-/// An engine that resumes begins without links: an outage that begins so early, in ms, began before.
+/// An engine that resumes begins without links: an outage that begins so early, in ms, began
+/// before.
 const AT_ONCE: u64 = 1000;
 
 /// What is remembered of the engine before.

@@ -65,7 +65,8 @@ fn recorded(pid: u32, later_ms: u64, states: &[State]) -> Recording {
     recorder.into_recording()
 }
 
-/// The source's engine ended with exit status 3 after 5 s, and another one began 60 s later than it.
+/// The source's engine ended with exit status 3 after 5 s, and another one began 60 s later than
+/// it.
 fn both() -> [Recording; 2] {
     let mut last = postcopy(4900, 10);
     last.downtime_ms = Some(4.5);
