@@ -213,6 +213,25 @@ impl Shared {
     /// The stale copy of the guest runs.
     fn resumed(&self, domain: &Domain) {
         let paused = domain.suspend();
+        let (handed_over, ending) = {
+            let state = self.lock();
+            (state.handed_over, state.ending)
+        };
+        if ending {
+            return;
+        }
+        if !handed_over {
+            // It was taken back, and resumed, since this was decided.
+            if let Err(error) = domain.resume() {
+                tracing::error!(
+                    domain = self.name,
+                    error = error.message(),
+                    "the domain belongs here again, but was paused by hikkoshi's watch at that \
+                     moment, and cannot be resumed: resume it by 'virsh resume'"
+                );
+            }
+            return;
+        }
         // Another one may have done it, or ended the domain.
         let what = match paused {
             Err(error) if is_running(domain) => Some(error.message().to_owned()),

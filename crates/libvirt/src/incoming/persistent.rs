@@ -38,6 +38,8 @@ pub(super) fn keep(
     autostart: bool,
 ) -> io::Result<()> {
     remove(folder, uuid);
+    // Of an earlier move: this one brings the configuration.
+    let _ = std::fs::remove_file(not_defined(folder, uuid));
     let Some(xml) = xml else {
         return Ok(());
     };
@@ -52,7 +54,17 @@ pub(super) fn keep(
 pub(super) fn define(uri: &str, folder: &Path, uuid: &str) -> Result<(), LeftToDo> {
     let kept = KINDS.map(|autostart| (file(folder, uuid, autostart), autostart));
     let Some((path, autostart)) = kept.into_iter().find(|(path, _)| path.exists()) else {
-        return Ok(());
+        // An engine that was killed may not have reported it.
+        let file = not_defined(folder, uuid);
+        return match file.exists() {
+            true => Err(LeftToDo::NotDefined {
+                what: "libvirt did not take its configuration from another engine".to_owned(),
+                is_dropped: false,
+                file,
+                autostart: false,
+            }),
+            false => Ok(()),
+        };
     };
     let made = std::fs::read_to_string(&path)
         .map_err(|error| NotMade::Defined(error.to_string()))
@@ -173,5 +185,33 @@ fn is_dropped(connection: &Connection, uuid: &str) -> bool {
 pub(super) fn remove(folder: &Path, uuid: &str) {
     for autostart in KINDS {
         let _ = std::fs::remove_file(file(folder, uuid, autostart));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UUID: &str = "8a2c61a1-0c5f-4f1e-9d1b-3f4f0a6c5b7e";
+
+    #[test]
+    fn what_was_not_defined_is_reported_again_until_the_next_move() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        // No daemon is asked.
+        let define = || define("qemu:///none", folder, UUID);
+        assert_eq!(define(), Ok(()));
+        keep(folder, UUID, Some("<domain/>"), false).unwrap();
+        // The engine was killed after libvirt had refused the configuration.
+        std::fs::rename(file(folder, UUID, false), not_defined(folder, UUID)).unwrap();
+        for _ in 0..2 {
+            let Err(LeftToDo::NotDefined { file, .. }) = define() else {
+                panic!("not reported");
+            };
+            assert_eq!(std::fs::read_to_string(file).unwrap(), "<domain/>");
+        }
+        keep(folder, UUID, None, false).unwrap();
+        assert_eq!(define(), Ok(()));
+        assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0);
     }
 }

@@ -23,6 +23,10 @@ use crate::output::streams;
 use crate::security;
 use crate::status::Session;
 
+/// What another engine was told of the domain's configuration is not known.
+const NOT_KNOWN: &str = "whether the domain was made persistent at the destination is not known \
+                         here any more: see 'virsh dominfo' there";
+
 /// Continues the migration in the journal `file`, or the one that the options lead to.
 pub(super) fn resume(
     args: &Migrate,
@@ -33,7 +37,9 @@ pub(super) fn resume(
     let (file, mut entry) =
         find::<SourceEntry>(NamedGuest::source(args).as_ref(), &args.run, file)?;
     if entry.engine.stage == SourceStage::Done {
-        return complete(args, &file, &entry, None);
+        // The engine before knew what the destination had reported.
+        let unknown = entry.options.domain.persistent.then_some(NOT_KNOWN);
+        return complete(args, &file, &entry, unknown);
     }
     if let Some(there) = completed_here(&file, &entry) {
         return complete(args, &file, &entry, there.left_to_do.as_deref());
