@@ -153,6 +153,22 @@ impl<'h> DomainMove<'h> {
         );
     }
 
+    /// Waits until the destination has recorded that it runs the guest. In post-copy pages arrive
+    /// before that.
+    ///
+    /// # Panics
+    /// After a long time, or when there is no journal.
+    pub fn wait_running(&self) {
+        let journal = journal_in(&self.journals[1]);
+        eventually("the destination to record that it runs the guest", || {
+            let text = std::fs::read_to_string(&journal).map_err(|error| error.to_string())?;
+            match text.contains(r#""stage": "running""#) {
+                true => Ok(()),
+                false => Err(text),
+            }
+        });
+    }
+
     /// Removes the destination's journal, as if its engine had been killed before it was written.
     ///
     /// # Panics

@@ -132,6 +132,7 @@ fn nothing_but_the_journal_is_left_of_a_lost_domain() {
         let order = [source, destination];
         let mut moving = DomainMove::start(&test.env, &domain, order, &plan);
         moving.wait_held();
+        moving.wait_running();
         if engine_is_killed {
             moving.receive.kill();
         }
