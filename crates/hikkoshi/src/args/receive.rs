@@ -24,6 +24,10 @@ use super::{bytes, durations};
     ArgGroup::new("destination")
         .args(["qmp", "connect", "template", "daemon", "resume"])
         .required(true).multiple(true)
+), group(
+    ArgGroup::new("where")
+        .args(["listen", "resume", "ssh_session", "daemon"])
+        .required(true).multiple(true)
 ))]
 pub(crate) struct Receive {
     /// Address to listen on: HOST:PORT or unix:PATH
@@ -33,7 +37,6 @@ pub(crate) struct Receive {
     #[arg(verbatim_doc_comment,
         long,
         value_name = "ADDR",
-        required_unless_present_any = ["resume", "ssh_session", "daemon"],
         help_heading = CONNECTION
     )]
     pub listen: Option<Address>,
@@ -68,8 +71,8 @@ pub(crate) struct Receive {
     #[arg(
         long,
         conflicts_with_all = [
-            "qmp", "connect", "template", "resume", "ssh_session", "plaintext", "tls_ca", "json",
-            "report", "wait_for"
+            "qmp", "connect", "template", "resume", "plaintext", "tls_ca", "json", "report",
+            "wait_for"
         ],
         help_heading = CONNECTION
     )]
@@ -135,7 +138,7 @@ pub(crate) struct Receive {
     #[arg(verbatim_doc_comment,
         long,
         hide = true,
-        conflicts_with_all = ["plaintext", "tls_ca", "json", "give_up"]
+        conflicts_with_all = ["plaintext", "tls_ca", "json", "give_up", "daemon"]
     )]
     pub ssh_session: bool,
 
