@@ -444,14 +444,17 @@ fn locked(path: &Path) -> Option<File> {
     Some(file)
 }
 
-/// What is left in a run folder after a migration, besides the recording of its status.
+/// What is left in a run folder after a migration, besides the recording of its status, and the
+/// folder of control sockets, where a killed engine's socket stays until the next engine.
 ///
 /// # Panics
 /// When the folder cannot be read.
 pub fn left_in(folder: &Path) -> Vec<String> {
     let files = std::fs::read_dir(folder).unwrap();
     let names = files.map(|file| file.unwrap().file_name().to_string_lossy().into_owned());
-    names.filter(|name| name != "status").collect()
+    names
+        .filter(|name| name != "status" && name != "control")
+        .collect()
 }
 
 /// The journals in that folder.
