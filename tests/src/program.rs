@@ -93,8 +93,8 @@ struct State {
     has_stopped: bool,
 }
 
-/// What fills a pipe. Not a part of any output.
-const FILLER: char = '#';
+/// What fills a pipe: a control character, which is a part of no output.
+const FILLER: char = '\u{16}';
 
 impl Stream {
     fn follow(from: impl Read + Send + 'static) -> Arc<Self> {
