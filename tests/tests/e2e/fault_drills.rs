@@ -158,6 +158,7 @@ fn faulting_guest_under_kvm(cpus: u32) -> VmConfig {
 
 /// Under KVM, from shared and from private memory.
 #[test]
+#[ignore = "long: make drills"]
 fn engines_killed_under_kvm() {
     if !kvm_present() {
         return;
@@ -278,6 +279,7 @@ fn links_cut() {
 }
 
 #[test]
+#[ignore = "long: make drills"]
 fn links_cut_under_kvm() {
     if !kvm_present() {
         return;

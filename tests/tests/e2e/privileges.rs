@@ -108,6 +108,7 @@ fn without<'a>(all: &[&'a str], one: &str) -> Vec<&'a str> {
 }
 
 #[test]
+#[ignore = "long: make test-privileges"]
 fn a_user_with_two_capabilities_moves_a_guest_of_root() {
     let env = TestEnv::new();
     let user = OtherUser::new(&env);
