@@ -1,10 +1,10 @@
 //! Sends a request to the engine of another process.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use hikkoshi_linux::connect_unix;
 use serde::de::DeserializeOwned;
 
 use crate::folder::{ControlFolder, ControlFolderError};
@@ -85,7 +85,7 @@ pub fn send(
         key: key.text().to_owned(),
         command,
     };
-    let mut stream = UnixStream::connect(&socket).map_err(failed)?;
+    let mut stream = connect_unix(&socket).map_err(failed)?;
     let mut answer = Vec::new();
     stream
         .set_read_timeout(Some(timeout))

@@ -3,8 +3,9 @@
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+
+use hikkoshi_linux::connect_unix;
 
 /// A folder that only its owner can enter.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,7 +107,7 @@ impl ControlFolder {
             if path
                 .extension()
                 .is_some_and(|extension| extension == "sock")
-                && UnixStream::connect(&path)
+                && connect_unix(&path)
                     .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
             {
                 let _ = fs::remove_file(path.with_extension("key"));

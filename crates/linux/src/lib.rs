@@ -18,8 +18,9 @@
 //!   (a flag, for loops that check it between pieces of work and for signal handlers).
 //! * Clocks: [`monotonic_ns`].
 //! * Files: [`lock_byte_shared`] (locks that processes share).
-//! * Sockets: [`TcpInfo`] (`TCP_INFO`), [`set_pace`] (`SO_MAX_PACING_RATE`), and
-//!   [`activated_sockets`] (those that a service manager has passed).
+//! * Sockets: [`TcpInfo`] (`TCP_INFO`), [`set_pace`] (`SO_MAX_PACING_RATE`),
+//!   [`connect_unix()`] (without waiting), and [`activated_sockets`] (those that a service manager
+//!   has passed).
 //!
 //! # Vocabulary
 //!
@@ -43,6 +44,7 @@ mod address;
 mod available_memory;
 mod cancel_flag;
 mod collapse;
+mod connect_unix;
 mod drop_pages;
 mod errno;
 pub mod inject;
@@ -69,6 +71,7 @@ pub use address::{HostAddr, HostRange};
 pub use available_memory::{AvailableMemory, host_memory_available, memory_available};
 pub use cancel_flag::CancelFlag;
 pub use collapse::{COLLAPSE_BYTES, CollapseError};
+pub use connect_unix::connect_unix;
 pub use drop_pages::{DropPagesError, drop_pages};
 pub use errno::last_errno;
 pub use inject::InjectError;

@@ -5,7 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::connect::connect;
+use hikkoshi_linux::connect_unix;
+
 use crate::folder::{ParseError, parse};
 use crate::{MAX_LINE, Record, VERSION};
 
@@ -69,7 +70,7 @@ impl Follow {
     /// # Errors
     /// If it cannot be connected to now: it never waits for an engine that accepts no connections.
     pub fn open(socket: &Path, timeout: Duration) -> Result<Self, FollowError> {
-        let opened = connect(socket).and_then(|stream| {
+        let opened = connect_unix(socket).and_then(|stream| {
             stream.set_read_timeout(Some(timeout))?;
             Ok(stream)
         });

@@ -7,9 +7,9 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use hikkoshi_linux::connect_unix;
 use rustix::fs::OFlags;
 
-use crate::connect::connect;
 use crate::{Migration, Recording, Side, VERSION};
 
 /// Files that are kept: those of migrations that run, and the newest of ended ones.
@@ -245,7 +245,7 @@ impl StatusFolder {
             if entry.kind != Kind::Socket {
                 continue;
             }
-            match connect(&entry.path) {
+            match connect_unix(&entry.path) {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                     let _ = fs::remove_file(entry.path);
                 }
@@ -584,7 +584,7 @@ mod tests {
         let socket = folder.path().join("a.sock");
         let _listener = UnixListener::bind(&socket).unwrap();
         let mut clients = Vec::new();
-        while let Ok(client) = connect(&socket) {
+        while let Ok(client) = connect_unix(&socket) {
             clients.push(client);
         }
         folder.remove_stale();

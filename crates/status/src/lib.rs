@@ -36,7 +36,6 @@
 //! - A client cannot control a migration here: `hikkoshi-control` does that.
 
 mod client;
-mod connect;
 mod folder;
 mod join;
 mod rates_by_cell;
