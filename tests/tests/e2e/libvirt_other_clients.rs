@@ -1,8 +1,7 @@
 //! What other clients of libvirt do to a domain while it is moved away from there.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use super::libvirt::built_with_libvirt;
-use super::libvirt_domains::assert_healthy;
+use super::libvirt_domains::{LibvirtTest, assert_healthy};
 use hikkoshi_lab::Workload;
 use hikkoshi_lab::libvirt::{Domain, DomainConfig, LibvirtHost, LibvirtHosts};
 use hikkoshi_tests::MessageKind::{Pages, Ready};
@@ -76,11 +75,9 @@ fn assert_not_migrated([from, to]: [&LibvirtHost; 2]) {
 #[test]
 #[ignore = "long: make test-libvirt"]
 fn the_domain_is_not_saved_in_precopy() {
-    if !built_with_libvirt() {
+    let Some(LibvirtTest { env, hosts }) = LibvirtTest::start() else {
         return;
-    }
-    let env = TestEnv::new();
-    let hosts = LibvirtHosts::start(env.lab()).unwrap();
+    };
     let (source, destination) = (&hosts.source, &hosts.destination);
     let domain = domain(&hosts, "");
     let moving = held(&env, &domain, "precopy");
@@ -94,11 +91,9 @@ fn the_domain_is_not_saved_in_precopy() {
 #[test]
 #[ignore = "long: make test-libvirt"]
 fn a_domain_that_stays_can_be_saved() {
-    if !built_with_libvirt() {
+    let Some(LibvirtTest { env, hosts }) = LibvirtTest::start() else {
         return;
-    }
-    let env = TestEnv::new();
-    let hosts = LibvirtHosts::start(env.lab()).unwrap();
+    };
     let source = &hosts.source;
     let domain = domain(&hosts, "");
     // The engine is killed before and after the pause; its guard restores the domain.
@@ -126,11 +121,9 @@ fn a_domain_that_stays_can_be_saved() {
 #[test]
 #[ignore = "long: make test-libvirt"]
 fn the_domain_is_neither_resumed_nor_saved_in_postcopy() {
-    if !built_with_libvirt() {
+    let Some(LibvirtTest { env, hosts }) = LibvirtTest::start() else {
         return;
-    }
-    let env = TestEnv::new();
-    let hosts = LibvirtHosts::start(env.lab()).unwrap();
+    };
     let (source, destination) = (&hosts.source, &hosts.destination);
     let domain = domain(&hosts, "");
     std::fs::write(source.folder().join("card.xml"), CARD).unwrap();
@@ -160,11 +153,9 @@ fn the_domain_is_neither_resumed_nor_saved_in_postcopy() {
 #[test]
 #[ignore = "long: make test-libvirt"]
 fn a_domain_that_is_resumed_in_postcopy_is_paused_again() {
-    if !built_with_libvirt() {
+    let Some(LibvirtTest { env, hosts }) = LibvirtTest::start() else {
         return;
-    }
-    let env = TestEnv::new();
-    let hosts = LibvirtHosts::start(env.lab()).unwrap();
+    };
     let source = &hosts.source;
     let domain = domain(&hosts, "");
     let mut moving = held(&env, &domain, "postcopy");
@@ -189,11 +180,9 @@ fn a_domain_that_is_resumed_in_postcopy_is_paused_again() {
 #[test]
 #[ignore = "long: make test-libvirt"]
 fn a_domain_that_is_reset_in_postcopy_sends_no_more_pages() {
-    if !built_with_libvirt() {
+    let Some(LibvirtTest { env, hosts }) = LibvirtTest::start() else {
         return;
-    }
-    let env = TestEnv::new();
-    let hosts = LibvirtHosts::start(env.lab()).unwrap();
+    };
     let source = &hosts.source;
     let domain = domain(&hosts, "");
     let mut moving = held(&env, &domain, "postcopy");
@@ -208,11 +197,9 @@ fn a_domain_that_is_reset_in_postcopy_sends_no_more_pages() {
 #[test]
 #[ignore = "long: make test-libvirt"]
 fn a_domain_that_is_destroyed_in_postcopy_is_lost() {
-    if !built_with_libvirt() {
+    let Some(LibvirtTest { env, hosts }) = LibvirtTest::start() else {
         return;
-    }
-    let env = TestEnv::new();
-    let hosts = LibvirtHosts::start(env.lab()).unwrap();
+    };
     let domain = domain(&hosts, "");
     let moving = held(&env, &domain, "postcopy");
     hosts.source.virsh(&["destroy", "guest"]).unwrap();
@@ -230,11 +217,9 @@ fn a_domain_that_is_destroyed_in_postcopy_is_lost() {
 #[test]
 #[ignore = "long: make test-libvirt"]
 fn a_domain_with_shared_memory_that_is_destroyed_in_postcopy_is_moved() {
-    if !built_with_libvirt() {
+    let Some(LibvirtTest { env, hosts }) = LibvirtTest::start() else {
         return;
-    }
-    let env = TestEnv::new();
-    let hosts = LibvirtHosts::start(env.lab()).unwrap();
+    };
     let domain = domain(&hosts, SHARED);
     let moving = held(&env, &domain, "postcopy");
     hosts.source.virsh(&["destroy", "guest"]).unwrap();
