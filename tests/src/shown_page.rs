@@ -60,6 +60,16 @@ impl ShownPage {
         self.browser.wait_until(what, expression, PATIENCE).unwrap();
     }
 
+    /// Opens the report of the chosen migration, and waits until its page is drawn. The dashboard's
+    /// own page has the same headings, and is shown until the report has been loaded.
+    pub fn open_report(&self) {
+        self.browser.click("#reports a").unwrap();
+        self.wait(
+            "the report",
+            "document.readyState === 'complete' && document.querySelector('body.report article h2')",
+        );
+    }
+
     /// Waits until the newest state of the first recording with this name is drawn.
     pub fn wait_for_state(&self, name: &str, at_ms: u64) {
         self.wait(
