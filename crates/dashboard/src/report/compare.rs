@@ -1,18 +1,11 @@
 //! The summary: a table with one column for each migration, and bars that compare several.
 
-use std::fmt::Write;
-
 use hikkoshi_status::{Pages, Repeated, Repeats, Requests, Side, Unknown};
 
+use super::bars;
 use super::both_sides::{BothSides, outcome};
 use super::format::{NONE, bytes, clock, count, duration, duration_of, micros};
 use super::markup::{Column, Table, escape, panel, text};
-
-/// Widths of the bars' pictures, in units of their own.
-const WIDTH: f64 = 600.0;
-const NAMES: f64 = 190.0;
-const VALUES: f64 = 90.0;
-const ROW: f64 = 20.0;
 
 /// The summary of all migrations: for one, tables beside each other; for several one with a column
 /// for each, and bars.
@@ -207,7 +200,12 @@ fn charts(migrations: &[BothSides<'_>]) -> Vec<String> {
         .map(|(index, migration)| name(index, migration))
         .collect();
     let chart = |title: &str, values: Vec<Option<f64>>, shown: &dyn Fn(f64) -> String| {
-        bars(title, &names, &values, shown)
+        bars::figure(title, &names, &values, shown).unwrap_or_else(|error| {
+            format!(
+                "<p>This figure could not be drawn: {}</p>",
+                escape(&error.to_string())
+            )
+        })
     };
     let of = |value: &dyn Fn(&BothSides<'_>) -> Option<f64>| migrations.iter().map(value).collect();
     vec![
@@ -225,54 +223,4 @@ fn charts(migrations: &[BothSides<'_>]) -> Vec<String> {
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Was a u64.
 fn bytes_of(value: f64) -> String {
     bytes(value as u64)
-}
-
-/// A picture with one bar for each name. Lengths are attributes: a style would need an exception in
-/// the policy.
-#[allow(clippy::cast_precision_loss)] // Few rows.
-fn bars(
-    title: &str,
-    names: &[String],
-    values: &[Option<f64>],
-    shown: &dyn Fn(f64) -> String,
-) -> String {
-    let most = values
-        .iter()
-        .flatten()
-        .fold(0.0, |most: f64, value| most.max(*value));
-    let height = ROW * names.len() as f64;
-    let mut html = format!(
-        "<figure><figcaption>{0}</figcaption><svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" \
-         aria-label=\"{0}: the numbers are in the table\">",
-        escape(title)
-    );
-    for (index, (name, value)) in names.iter().zip(values).enumerate() {
-        let top = ROW * index as f64;
-        let length = match value {
-            Some(value) if most > 0.0 => value / most * (WIDTH - NAMES - VALUES),
-            _ => 0.0,
-        };
-        let text = value.map_or(NONE.to_owned(), shown);
-        let (middle, left) = (top + 14.0, NAMES + length + 5.0);
-        let _ = write!(
-            html,
-            "<text x=\"{}\" y=\"{middle}\" class=\"name\">{}</text>\
-             <rect x=\"{NAMES}\" y=\"{}\" width=\"{length:.1}\" height=\"12\"/>\
-             <text x=\"{left:.1}\" y=\"{middle}\">{}</text>",
-            NAMES - 8.0,
-            escape(&short(name)),
-            top + 4.0,
-            escape(&text)
-        );
-    }
-    html.push_str("</svg></figure>");
-    html
-}
-
-/// A name that fits beside the bars.
-fn short(name: &str) -> String {
-    match name.char_indices().nth(27) {
-        Some((end, _)) => format!("{}…", name.get(..end).unwrap_or_default()),
-        None => name.to_owned(),
-    }
 }

@@ -4,6 +4,7 @@
 //! drawn by the views of the live page, from the recordings in the file. Without scripts, tables
 //! that are written here take their place.
 
+mod bars;
 mod both_sides;
 mod compare;
 mod format;
