@@ -237,8 +237,8 @@ impl Sending<'_> {
         })
     }
 
-    /// Sends on one link until the time is over, and waits until all of it has arrived. Returns when
-    /// it stopped sending.
+    /// Sends on one link until the time is over, and waits until all of it has arrived. Returns
+    /// when it stopped sending.
     fn send(
         &self,
         number: usize,
