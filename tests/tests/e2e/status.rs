@@ -193,7 +193,7 @@ fn cpu_ns(pid: u32) -> u64 {
 fn what_a_status_costs() {
     let env = TestEnv::new();
     let slowly = ["--bandwidth", "4M", "--max-rounds", "1000000"];
-    let (mut guest, migration) =
+    let (guest, migration) =
         slow_migration(&env, &MigrationPlan::new("precopy").migrate_args(&slowly));
     let of_source = (migration.migrate.pid(), Side::Source);
     measure("pre-copy", &migration, of_source, &[0, 1, 4, 16]);
