@@ -4,6 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+#[cfg(feature = "libvirt")]
+use std::time::SystemTime;
 
 use hikkoshi_linux::Process;
 use hikkoshi_qemu::QmpListener;
@@ -215,9 +217,6 @@ impl Domain {
     ///
     /// See [`DomainError`].
     pub fn resume(&self) -> Result<(), DomainError> {
-        if let Some(watch) = self.watch.get() {
-            watch.taken_back();
-        }
         let patience = crate::daemon::AWAY_TIMEOUT;
         let resumed = self.daemon.ask_or(
             "to resume it",
@@ -285,17 +284,17 @@ impl Domain {
             .get_or_init(|| crate::watch::Watch::start(&self.daemon, &self.name))
     }
 
-    /// Ends the domain's QEMU at once.
+    /// Ends the domain, whose QEMU is `process` and whose guest runs on another host. QEMU writes
+    /// nothing to its images.
     ///
     /// # Errors
     ///
     /// See [`DomainError`].
-    pub fn destroy(&self) -> Result<(), DomainError> {
+    pub fn destroy(&self, process: &Process) -> Result<(), DomainError> {
         if let Some(watch) = self.watch.get() {
             watch.ending();
         }
-        self.daemon
-            .ask("to destroy it", virt::domain::Domain::destroy)
+        crate::end::destroy(&self.daemon, &self.name, process)
     }
 }
 
@@ -364,8 +363,8 @@ impl Monitor for Domain {
     }
 
     #[cfg(feature = "libvirt")]
-    fn end(&self, _client: &mut Client) -> Result<(), QmpError> {
-        self.destroy()
+    fn end(&self, _client: &mut Client, process: &Process) -> Result<(), QmpError> {
+        self.destroy(process)
             .map_err(|error| QmpError::Owner(error.into()))
     }
 
@@ -402,8 +401,15 @@ impl Monitor for Domain {
     }
 
     #[cfg(feature = "libvirt")]
-    fn handing_over(&self) {
-        self.watched().handing_over();
+    fn handing_over(&self, paused: Option<SystemTime>) {
+        self.watched().handing_over(paused);
+    }
+
+    #[cfg(feature = "libvirt")]
+    fn taken_back(&self) {
+        if let Some(watch) = self.watch.get() {
+            watch.taken_back();
+        }
     }
 
     #[cfg(feature = "libvirt")]
@@ -425,7 +431,7 @@ impl Monitor for Domain {
     }
 
     #[cfg(not(feature = "libvirt"))]
-    fn end(&self, _client: &mut Client) -> Result<(), QmpError> {
+    fn end(&self, _client: &mut Client, _process: &Process) -> Result<(), QmpError> {
         Err(QmpError::Owner(DomainError::NotBuilt.into()))
     }
 }

@@ -146,6 +146,20 @@ pub enum DomainError {
         /// libvirt's message.
         what: String,
     },
+    /// Its QEMU was not ended.
+    #[error(
+        "ending QEMU (process {pid}) of the domain {name}, whose guest has moved (run hikkoshi as root, \
+         or with CAP_KILL; by hand: 'kill -KILL {pid}', because QEMU may write to the guest's images \
+         at another signal)"
+    )]
+    NotEnded {
+        /// The domain.
+        name: String,
+        /// QEMU's process.
+        pid: u32,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The domain has no process: it does not run.
     #[error("finding the QEMU process of the domain {name}: {path} does not exist (does it run?)", path = path.display())]
     NoProcess {

@@ -8,11 +8,14 @@
 //! From *commit* on the domain's guest is a stale copy. If it is resumed, the watch pauses it
 //! again. What the copy has written to its memory meanwhile is not the guest's at the destination,
 //! so the engine sends no more pages.
+//!
+//! An event can come late. So one counts by its time, which is QEMU's: what was done before
+//! hikkoshi paused the guest is the guest's own past.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use virt::domain::Domain;
 use virt::sys;
@@ -29,6 +32,39 @@ const END_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Events that wait for the watch.
 const EVENTS: usize = 64;
+
+/// What the watch asks libvirt, and has it do.
+trait Guest {
+    /// Whether it runs, as far as libvirt knows.
+    fn is_running(&self) -> bool;
+
+    /// Pauses it.
+    fn suspend(&self) -> Result<(), String>;
+
+    /// Lets it run.
+    fn resume(&self) -> Result<(), String>;
+}
+
+impl Guest for Domain {
+    fn is_running(&self) -> bool {
+        self.get_state()
+            .is_ok_and(|(state, _)| state == sys::VIR_DOMAIN_RUNNING)
+    }
+
+    fn suspend(&self) -> Result<(), String> {
+        let suspended = Self::suspend(self);
+        suspended
+            .map(drop)
+            .map_err(|error| error.message().to_owned())
+    }
+
+    fn resume(&self) -> Result<(), String> {
+        let resumed = Self::resume(self);
+        resumed
+            .map(drop)
+            .map_err(|error| error.message().to_owned())
+    }
+}
 
 /// Watches a domain until it is dropped.
 #[derive(Debug)]
@@ -48,8 +84,10 @@ struct State {
     over: bool,
     /// Whether the events of the domain are received.
     connected: bool,
-    /// The guest may belong to the destination.
-    handed_over: bool,
+    /// The guest may belong to the destination, and was paused at that time.
+    handed_over: Option<SystemTime>,
+    /// The guest's last reset.
+    reset: Option<SystemTime>,
     /// hikkoshi ends the domain.
     ending: bool,
     /// What makes the guest's memory here useless, and was not reported yet.
@@ -81,14 +119,15 @@ impl Watch {
         Self(shared)
     }
 
-    /// From now on the domain must not run, because its guest may run elsewhere.
-    pub(crate) fn handing_over(&self) {
-        self.0.lock().handed_over = true;
+    /// From now on the domain must not run, because its guest may run elsewhere. The guest was
+    /// `paused` for that at this time; `None`: before the watch began.
+    pub(crate) fn handing_over(&self, paused: Option<SystemTime>) {
+        self.0.handing_over(paused.unwrap_or(UNIX_EPOCH));
     }
 
     /// The guest belongs to this domain again.
     pub(crate) fn taken_back(&self) {
-        self.0.lock().handed_over = false;
+        self.0.lock().handed_over = None;
     }
 
     /// hikkoshi is about to end the domain.
@@ -167,31 +206,51 @@ impl Shared {
         })
     }
 
+    fn handing_over(&self, paused: SystemTime) {
+        let reset = {
+            let mut state = self.lock();
+            state.handed_over = Some(paused);
+            state.reset
+        };
+        // Its event may have come first.
+        if reset.is_some_and(|reset| reset > paused) {
+            self.was_reset();
+        }
+    }
+
     /// Handles the next event, if there is one soon.
     fn look(&self, watched: &mut Watched, events: &Receiver<DomainEvent>) {
         let domain = &watched.open.domain;
         // Its event may have come before it was handed over, or when the daemon was away.
-        if self.is_handed_over() && !watched.looked {
+        if self.handed_over().is_some() && !watched.looked {
             watched.looked = true;
-            if is_running(domain) {
+            if domain.is_running() {
                 self.resumed(domain);
             }
         }
-        match events.recv_timeout(POLL_INTERVAL) {
-            Ok(DomainEvent::Resumed) => {
-                if self.is_handed_over() {
+        if let Ok(event) = events.recv_timeout(POLL_INTERVAL) {
+            self.handle(event, domain);
+        }
+    }
+
+    fn handle(&self, event: DomainEvent, domain: &impl Guest) {
+        match event {
+            DomainEvent::Resumed(at) => {
+                // If it runs, it was resumed, whatever the clock says.
+                if let Some(paused) = self.handed_over()
+                    && (at > paused || domain.is_running())
+                {
                     self.resumed(domain);
                 }
             }
-            Ok(DomainEvent::Reset) => {
-                if self.is_handed_over() {
-                    self.harm(DomainError::Reset {
-                        name: self.name.clone(),
-                    });
+            DomainEvent::Reset(at) => {
+                self.lock().reset = Some(at);
+                if self.handed_over().is_some_and(|paused| at > paused) {
+                    self.was_reset();
                 }
             }
-            Ok(DomainEvent::Device(device)) => {
-                if self.is_handed_over() {
+            DomainEvent::Device(device) => {
+                if self.handed_over().is_some() {
                     tracing::warn!(
                         domain = self.name,
                         device,
@@ -200,22 +259,28 @@ impl Shared {
                     );
                 }
             }
-            Ok(DomainEvent::Stopped(stopped)) => self.stopped(stopped),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
+            DomainEvent::Stopped(stopped) => self.stopped(stopped),
         }
     }
 
-    fn is_handed_over(&self) -> bool {
+    /// When the guest was paused, if it may belong to the destination.
+    fn handed_over(&self) -> Option<SystemTime> {
         let state = self.lock();
-        state.handed_over && !state.ending
+        state.handed_over.filter(|_| !state.ending)
+    }
+
+    fn was_reset(&self) {
+        self.harm(DomainError::Reset {
+            name: self.name.clone(),
+        });
     }
 
     /// The stale copy of the guest runs.
-    fn resumed(&self, domain: &Domain) {
+    fn resumed(&self, domain: &impl Guest) {
         let paused = domain.suspend();
         let (handed_over, ending) = {
             let state = self.lock();
-            (state.handed_over, state.ending)
+            (state.handed_over.is_some(), state.ending)
         };
         if ending {
             return;
@@ -225,7 +290,7 @@ impl Shared {
             if let Err(error) = domain.resume() {
                 tracing::error!(
                     domain = self.name,
-                    error = error.message(),
+                    %error,
                     "the domain belongs here again, but was paused by hikkoshi's watch at that \
                      moment, and cannot be resumed: resume it by 'virsh resume'"
                 );
@@ -234,7 +299,7 @@ impl Shared {
         }
         // Another one may have done it, or ended the domain.
         let what = match paused {
-            Err(error) if is_running(domain) => Some(error.message().to_owned()),
+            Err(error) if domain.is_running() => Some(error),
             _ => None,
         };
         self.harm(DomainError::Resumed {
@@ -265,12 +330,6 @@ impl Shared {
     }
 }
 
-fn is_running(domain: &Domain) -> bool {
-    domain
-        .get_state()
-        .is_ok_and(|(state, _)| state == sys::VIR_DOMAIN_RUNNING)
-}
-
 fn explain(stopped: Stopped) -> String {
     match stopped {
         Stopped::ShutDown => "libvirt reports that it was shut down".to_owned(),
@@ -287,3 +346,6 @@ fn explain(stopped: Stopped) -> String {
         Stopped::Other(number) => format!("libvirt reports reason {number} of its end"),
     }
 }
+
+#[cfg(test)]
+mod tests;

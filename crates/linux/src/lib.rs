@@ -5,10 +5,10 @@
 //! Each module wraps one kernel interface in safe Rust. The crate knows nothing about guests,
 //! pages or migrations.
 //!
-//! * Other processes: [`Process`] (a pidfd and the data in `/proc/PID`), [`inject`] (system calls
-//!   that another process executes for us), [`HostAddr`] and [`HostRange`] (addresses in another
-//!   process), [`drop_pages()`], [`Process::collapse`] (`MADV_COLLAPSE`), [`Pagemap`] (which pages
-//!   it has, and which were written), [`memory_available`] (how many more it can have),
+//! * Other processes: [`Process`] (a pidfd, signals, and the data in `/proc/PID`), [`inject`]
+//!   (system calls that another process executes for us), [`HostAddr`] and [`HostRange`] (addresses
+//!   in another process), [`drop_pages()`], [`Process::collapse`] (`MADV_COLLAPSE`), [`Pagemap`]
+//!   (which pages it has, and which were written), [`memory_available`] (how many more it can have),
 //!   [`suspend_seccomp_obstacle`] (whether its seccomp filter can be suspended).
 //! * Threads: [`Priority`] (urgent threads before background
 //!   threads), [`sandbox_thread`] (Landlock, seccomp and capabilities), [`kernel_thread_name`]
@@ -59,6 +59,7 @@ mod sandbox;
 mod sandbox_process;
 mod schedule;
 mod stop_eventfd;
+mod stop_process;
 mod suspend_seccomp;
 mod tcp;
 

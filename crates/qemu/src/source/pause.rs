@@ -6,7 +6,7 @@
 //! `xen-save-devices-state` and `info ramblock`. QEMU reads commands byte by byte, so it reads the
 //! second while it executes the first.
 
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use error_reporter::Report;
 use hikkoshi_engine::SourceGuest;
@@ -179,6 +179,7 @@ impl QemuSource {
             // It counts as paused now.
             (asked, save, list)
         };
+        self.paused_at = Some(SystemTime::now());
         self.saving = Some(Saving {
             file,
             save,

@@ -62,7 +62,8 @@ impl QemuSource {
         if !self.qemu.process.is_alive() {
             return Ok(());
         }
-        if self.holds_images {
+        // Otherwise `Monitor::end` lets QEMU write to none.
+        if self.holds_images && !self.monitor.is_shared() {
             return Err(QuitError::HoldsImages { pid: self.pid() });
         }
         let process = Arc::clone(&self.qemu.process);
@@ -90,7 +91,7 @@ fn quit(
             state: state.status,
         });
     }
-    let said = monitor.end(client);
+    let said = monitor.end(client, process);
     let deadline = Instant::now() + timeout;
     while process.is_alive() {
         if Instant::now() > deadline {

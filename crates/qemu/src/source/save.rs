@@ -15,7 +15,7 @@ use crate::attach::preflight::{self, pause_mark};
 use crate::attach::processors::asynchronous_faults::have_flag;
 use crate::attach::ram::blocks::{self, RamBlockInfo};
 use crate::qmp::reconnect::connected;
-use crate::qmp::{ConnectError, QmpError};
+use crate::qmp::{ConnectError, QmpError, migration_status};
 use crate::stream::{SaveFile, SavedDevices, StreamBlock, remove_save_files, whole};
 
 impl From<&RamBlockInfo> for StreamBlock {
@@ -85,10 +85,32 @@ impl QemuSource {
             return Err(SaveError::Resized);
         }
         // The guest is paused, and the destination is loading its devices.
+        self.keep_paused()?;
         self.monitor.check_unchanged(true)?;
         let undrained = self.log.is_some() && !self.needs_drain;
         if undrained && preflight::needs_drain(connected(&mut self.client)?)? {
             return Err(SaveError::DiskAdded);
+        }
+        Ok(())
+    }
+
+    /// Lets QEMU refuse from now on to run the guest, before it is recorded that it is handed over.
+    /// Then checks that no other program has resumed or reset it since it was paused.
+    fn keep_paused(&mut self) -> Result<(), SaveError> {
+        if !self.monitor.is_shared() {
+            return Ok(());
+        }
+        if let Some(lock) = &self.move_lock
+            && let Err(error) = lock.keep_paused()
+        {
+            tracing::warn!(%error, "locking the guest in QEMU: nothing prevents that it is resumed here");
+        }
+        let state = migration_status::run_state(connected(&mut self.client)?)?;
+        let was_paused_here = self.qemu.description.running;
+        if state.running || (was_paused_here && state.status != "paused") {
+            return Err(SaveError::Resumed {
+                state: state.status,
+            });
         }
         Ok(())
     }

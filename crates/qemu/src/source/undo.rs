@@ -129,13 +129,15 @@ pub fn undo(
     let guest = undo_stop(client, monitor, record);
     let log = close_dirty_logs(&process);
     let settings = undo_settings(client, record);
-    // Also if it was killed before the guest was paused.
-    if monitor.is_shared() && record.stopped.is_none() {
-        move_lock::remove(client)?;
-    }
+    // Also if it was killed before the guest was paused, or marked.
+    let node = match monitor.is_shared() {
+        true => move_lock::remove(client),
+        false => Ok(()),
+    };
     let state = guest?;
     log?;
     settings?;
+    node?;
     Ok(UndoOutcome::Restored { state })
 }
 
