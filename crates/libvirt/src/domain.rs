@@ -217,10 +217,9 @@ impl Domain {
     ///
     /// See [`DomainError`].
     pub fn resume(&self) -> Result<(), DomainError> {
-        let patience = crate::daemon::AWAY_TIMEOUT;
         let resumed = self.daemon.ask_or(
             "to resume it",
-            patience,
+            crate::daemon::PAUSED_TIMEOUT,
             |domain| domain.resume().map(drop),
             || self.resume_by_qemu(),
         );
@@ -244,7 +243,7 @@ impl Domain {
             | virt::sys::VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
             | virt::sys::VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
             | virt::sys::VIR_DOMAIN_UNDEFINE_KEEP_NVRAM;
-        self.daemon.ask("to undefine it", |domain| {
+        self.daemon.ask("to undefine it", move |domain| {
             // A transient domain has none. (It is transient afterwards, until it ends.)
             if domain.is_persistent()? {
                 domain.undefine_flags(flags)?;
@@ -355,6 +354,17 @@ impl Monitor for Domain {
         let folder = self.folder.as_ref()?;
         let left = incoming::complete(&self.uri, &self.uuid, folder).err()?;
         Some(left.text(&self.name, &self.uri))
+    }
+
+    #[cfg(feature = "libvirt")]
+    fn wait_until_reachable(&self) -> Result<(), QmpError> {
+        let is_free = || match self.process() {
+            Ok(process) => own_socket::is_free(&process),
+            // There is nothing to wait for: what uses the monitor next reports it.
+            Err(_) => true,
+        };
+        let reachable = self.daemon.wait_until_reachable(is_free);
+        reachable.map_err(|error| QmpError::Owner(error.into()))
     }
 
     #[cfg(feature = "libvirt")]

@@ -29,6 +29,10 @@
 //! uses QEMU's monitor socket, which no other program uses then, and repeats a command whose answer
 //! was lost. Afterwards it registers for the events again (`monitor/`).
 //!
+//! The daemon may also hang. Each call has a time limit (`call.rs`), and an error that names the
+//! daemon. A daemon that hangs keeps QEMU's monitor socket, so a guest that is paused meanwhile can
+//! be resumed only when the daemon answers or has ended.
+//!
 //! # Receiving a domain
 //!
 //! [`IncomingOptions::start`] lets libvirt restore a domain from a named pipe, into which the QEMU
@@ -44,6 +48,8 @@
 //! refused, because the guest's memory is reached through its process. A user's own daemon
 //! (`qemu:///session`) receives no domains: docs/libvirt.md.
 
+#[cfg(feature = "libvirt")]
+mod call;
 #[cfg(feature = "libvirt")]
 mod changes;
 #[cfg(feature = "libvirt")]

@@ -21,7 +21,7 @@ use virt::domain::Domain;
 use virt::sys;
 
 use crate::DomainError;
-use crate::daemon::{Daemon, OpenDomain};
+use crate::daemon::{ATTEMPT_TIMEOUT, Daemon, OpenDomain};
 use crate::lifecycle::{DomainEvent, LifecycleEvents, Stopped};
 
 /// How often to look whether the watch has ended, or the daemon.
@@ -194,7 +194,7 @@ impl Shared {
     }
 
     fn connect(&self, events: &SyncSender<DomainEvent>) -> Option<Watched> {
-        let open = self.daemon.connect();
+        let open = self.daemon.connect(ATTEMPT_TIMEOUT);
         let open = open.inspect_err(|error| tracing::debug!(%error, "watching the domain"));
         let open = open.ok()?;
         let events = LifecycleEvents::subscribe(&open.connection, &open.domain, events);

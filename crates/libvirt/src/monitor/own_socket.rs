@@ -80,6 +80,11 @@ pub(crate) fn execute(
     })
 }
 
+/// Whether QEMU serves us: no daemon has the socket, also none that hangs.
+pub(crate) fn is_free(process: &Process) -> bool {
+    connect(process, GREETING_TIMEOUT).is_ok()
+}
+
 /// Opens a session on the socket, within `timeout`.
 pub(crate) fn connect(process: &Process, timeout: Duration) -> Result<Client, String> {
     let found =

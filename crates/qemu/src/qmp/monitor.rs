@@ -42,6 +42,16 @@ pub trait Monitor: fmt::Debug + Send + Sync {
         REOPEN_TIMEOUT
     }
 
+    /// The guest is paused, and is to be resumed. Waits until its owner answers, or QEMU is reached
+    /// without it, for a limited time: nothing else can resume the guest.
+    ///
+    /// # Errors
+    ///
+    /// Neither can be reached.
+    fn wait_until_reachable(&self) -> Result<(), QmpError> {
+        Ok(())
+    }
+
     /// Lets the paused guest run. `client` is a session of this monitor.
     ///
     /// # Errors

@@ -33,6 +33,7 @@ impl QemuSource {
             tracing::warn!(%error, "unlocking the guest in QEMU");
         }
         let monitor = Arc::clone(&self.monitor);
+        monitor.wait_until_reachable()?;
         let state = resume(self.session()?, &*monitor, ran, saved)?;
         self.stage = SwitchoverStage::NotStarted;
         // `resume` has removed it.

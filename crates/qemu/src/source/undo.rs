@@ -114,6 +114,12 @@ pub fn undo(
             None
         }
     };
+    if record.stopped.is_some() {
+        match monitor.wait_until_reachable() {
+            Err(_) if !process.is_alive() => return Ok(UndoOutcome::QemuExited),
+            reachable => reachable?,
+        }
+    }
     let mut slot = None;
     let never = CancelFlag::new();
     let timeouts = qmp::reconnect::reconnect_timeouts(monitor);
