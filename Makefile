@@ -246,9 +246,9 @@ test-ssh: guest-images openssh ## `migrate --ssh` with a real ssh, killed in pos
 	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- ssh:: --include-ignored
 
 .PHONY: test-daemon
-test-daemon: guest-images ## one `receive --daemon` for several guests; it and its receivers are killed
-	cargo build --locked --release --package hikkoshi
-	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- receive_daemon:: --include-ignored
+test-daemon: guest-images ## `receive --daemon` for several guests: by invitations and certificates, QEMU and libvirt
+	$(WITH_LIBVIRT) cargo build --locked --features libvirt --package hikkoshi
+	$(WITH_LIBVIRT) CI=true HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- receive_daemon:: daemon_certificates:: daemon_domains:: --include-ignored
 
 # The machine should be quiet. For docs/status.md.
 .PHONY: bench-status

@@ -10,6 +10,8 @@ mod cli_output;
 mod completion;
 mod control;
 mod cpu_compatibility;
+mod daemon_certificates;
+mod daemon_domains;
 mod dashboard;
 mod dashboard_cost;
 mod dashboard_page;
