@@ -53,6 +53,7 @@ mod receive_daemon;
 mod recovery;
 mod refusals;
 mod repeats;
+mod reports;
 mod security;
 mod shutdown;
 mod ssh;

@@ -7,6 +7,9 @@ use hikkoshi_tests::recordings::{Ending, RecordedCase};
 use crate::event_server::EventServer;
 use hikkoshi_tests::{ShownPage, count};
 
+/// How long the guest of a recorded case was paused.
+const PAUSED_FOR: &str = "about 4.21 ms, at most 4.38 ms";
+
 /// Both sides of a migration.
 fn both(case: &RecordedCase) -> Vec<Recording> {
     let recorded = case.record();
@@ -43,7 +46,7 @@ fn a_report_shows_what_happened() {
     assert_eq!(urgent[1], count(source.pages.urgent));
     let rows = shown.table("Time and data");
     assert!(
-        rows.contains(&vec!["Guest paused for".to_owned(), "4.38 ms".to_owned()]),
+        rows.contains(&vec!["Guest paused for".to_owned(), PAUSED_FOR.to_owned()]),
         "{rows:?}"
     );
 
