@@ -1,6 +1,6 @@
 //! Reports.
 
-use hikkoshi_dashboard::{report, report_policy};
+use hikkoshi_dashboard::{report, served_report_policy};
 use hikkoshi_status::{Recording, Side, Unknown};
 use hikkoshi_tests::recordings::{Ending, RecordedCase};
 
@@ -308,7 +308,7 @@ fn a_report_runs_nothing_that_it_does_not_declare() {
     let shown = ShownPage::start();
     let server = EventServer::start();
     let recordings = both(&RecordedCase::new("web", "hybrid"));
-    server.add_page("/report/web.html", report(&recordings), report_policy());
+    server.add_page("/report/web.html", report(&recordings), served_report_policy());
     shown.open(&format!("{}report/web.html", server.url));
     shown.wait("the views", "document.querySelector('article')");
     shown.assert_clean();
