@@ -211,7 +211,10 @@ impl JsonReport {
         );
         if let Some(likely) = self.likely_downtime_ms {
             let most = self.downtime_ms;
-            assert!(side == Side::Source && (0.0..=most).contains(&likely), "{self:?}");
+            assert!(
+                side == Side::Source && (0.0..=most).contains(&likely),
+                "{self:?}"
+            );
         }
         self.check_switchover(side);
         for (pages, bytes) in [

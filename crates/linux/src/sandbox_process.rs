@@ -365,7 +365,10 @@ mod tests {
             restrict(&folder).unwrap_err()
         });
         let error = thread.join().unwrap();
-        assert!(matches!(error, SandboxError::NoRightToChangeRoot), "{error}");
+        assert!(
+            matches!(error, SandboxError::NoRightToChangeRoot),
+            "{error}"
+        );
     }
 
     fn refused(folder: &Path, address: std::net::SocketAddr) {

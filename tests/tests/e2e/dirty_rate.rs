@@ -83,11 +83,7 @@ impl Compared {
 /// Measures the guest several times, and compares numbers of the JSON with how many pages a second
 /// the guest has written meanwhile, by its own count: the median error of each number must be
 /// within what it allows. Returns the last JSON.
-fn measure_writer(
-    vm: &Vm,
-    more: &[&str],
-    compare: impl Fn(&Value, f64) -> Vec<Compared>,
-) -> Value {
+fn measure_writer(vm: &Vm, more: &[&str], compare: impl Fn(&Value, f64) -> Vec<Compared>) -> Value {
     let mut all = Vec::new();
     let mut last = Value::Null;
     for _ in 0..MEASUREMENTS {
@@ -140,7 +136,10 @@ fn accesses(vm: &Vm, began: Instant, ended: Instant) -> f64 {
             continue;
         };
         if let Some(from) = before.replace(line.at) {
-            let inside = line.at.min(ended).saturating_duration_since(from.max(began));
+            let inside = line
+                .at
+                .min(ended)
+                .saturating_duration_since(from.max(began));
             let whole = line.at.saturating_duration_since(from);
             if !inside.is_zero() {
                 all += report.latency.accesses as f64 * inside.div_duration_f64(whole);

@@ -9,8 +9,8 @@ use std::time::Duration;
 use hikkoshi_dashboard::recordings_in;
 use hikkoshi_status::{Entry, Kind, Recording, Side, StatusFolder};
 use hikkoshi_tests::{
-    Breakpoint, Exit, Guest, JsonReport, LONG, MessageKind, MigrationPlan, Program, ShownPage, TestEnv,
-    busy_guest, count, eventually, hikkoshi,
+    Breakpoint, Exit, Guest, JsonReport, LONG, MessageKind, MigrationPlan, Program, ShownPage,
+    TestEnv, busy_guest, count, eventually, hikkoshi,
 };
 
 use crate::dashboard::run_folder;
@@ -28,10 +28,14 @@ fn report(run_folder: &Path, output: &Path, files: &[&Path]) -> Exit {
 }
 
 /// A plan whose engines write reports, and the files: the source's, the destination's.
-fn plan_with_reports(env: &TestEnv, mode: &'static str, name: &str) -> (MigrationPlan, [PathBuf; 2]) {
+fn plan_with_reports(
+    env: &TestEnv,
+    mode: &'static str,
+    name: &str,
+) -> (MigrationPlan, [PathBuf; 2]) {
     let run_folder = run_folder(env);
-    let files = ["source", "destination"]
-        .map(|side| env.folder().join(format!("{name}-{side}.html")));
+    let files =
+        ["source", "destination"].map(|side| env.folder().join(format!("{name}-{side}.html")));
     let plan = MigrationPlan::new(mode)
         .journals_at(&run_folder, &run_folder)
         .migrate_args(&["--report", files[0].to_str().unwrap()])
@@ -41,8 +45,8 @@ fn plan_with_reports(env: &TestEnv, mode: &'static str, name: &str) -> (Migratio
 
 /// The recordings in a report.
 fn recordings(file: &Path) -> Vec<Recording> {
-    let page = std::fs::read_to_string(file)
-        .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let page =
+        std::fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     serde_json::from_str(recordings_in(&page).unwrap()).unwrap()
 }
 
@@ -128,8 +132,8 @@ fn a_cancelled_migration_and_a_move_are_reported() {
     let mut guest = Guest::boot(&env, busy_guest());
 
     let (plan, cancelled) = plan_with_reports(&env, "precopy", "cancelled");
-    let mut migration = guest
-        .start_migration(&plan.hold_at(Breakpoint::after(MessageKind::Pages).nth(20)));
+    let mut migration =
+        guest.start_migration(&plan.hold_at(Breakpoint::after(MessageKind::Pages).nth(20)));
     migration.wait_held();
     // A migration that runs has a file, too, and has not ended.
     wait_for_running(&run_folder, 2);
@@ -214,7 +218,10 @@ fn a_cancelled_migration_and_a_move_are_reported() {
     assert_eq!(shown.evaluate("document.title"), "2 migrations");
     let rows = shown.table("Migrations");
     assert_eq!(row(&rows, "Result"), ["stays at the source", "moved"]);
-    assert!(row(&rows, "What happened")[0].contains("cancelled"), "{rows:?}");
+    assert!(
+        row(&rows, "What happened")[0].contains("cancelled"),
+        "{rows:?}"
+    );
     assert_eq!(row(&rows, "Urgent pages")[1], count(here.pages.urgent));
     shown.assert_clean();
 
@@ -224,7 +231,8 @@ fn a_cancelled_migration_and_a_move_are_reported() {
 
 /// What `hikkoshi report` refuses, by its exit status; `good` is a report.
 fn refuses(run_folder: &Path, folder: &Path, good: &Path) {
-    let [output, other, missing] = ["refused.html", "other.html", "missing.html"].map(|name| folder.join(name));
+    let [output, other, missing] =
+        ["refused.html", "other.html", "missing.html"].map(|name| folder.join(name));
     std::fs::write(&other, "<!doctype html>\n").unwrap();
     let exit = report(run_folder, &output, &[good, &missing]);
     exit.assert(2, &["missing.html"]);
@@ -253,7 +261,9 @@ fn received_nothing(env: &TestEnv, guest: &Guest<'_>) {
     let mut receive = Program::start("receive", command);
     receive.wait_stderr("waiting for a guest at ");
     receive.interrupt();
-    receive.wait().assert(1, &["no report was written to", "no migration had begun"]);
+    receive
+        .wait()
+        .assert(1, &["no report was written to", "no migration had begun"]);
     assert!(!file.exists());
 }
 
@@ -266,7 +276,9 @@ fn a_lost_guest_and_a_source_that_reaches_nobody_are_reported() {
     let file = env.folder().join("nobody.html");
     let nobody = format!("unix:{}", env.folder().join("nobody.sock").display());
     let mut command = Command::new(hikkoshi());
-    command.args(["migrate", &nobody, "--qmp"]).arg(guest.vm().qmp_path());
+    command
+        .args(["migrate", &nobody, "--qmp"])
+        .arg(guest.vm().qmp_path());
     command.arg("--journal").arg(run_folder(&env));
     command.arg("--report").arg(&file);
     let exit = Program::start("migrate", command).wait();
@@ -276,8 +288,8 @@ fn a_lost_guest_and_a_source_that_reaches_nobody_are_reported() {
     guest.assert_healthy();
 
     let (plan, lost) = plan_with_reports(&env, "hybrid", "lost");
-    let mut migration = guest
-        .start_migration(&plan.hold_at(Breakpoint::after(MessageKind::Request).nth(20)));
+    let mut migration =
+        guest.start_migration(&plan.hold_at(Breakpoint::after(MessageKind::Request).nth(20)));
     migration.wait_held();
     migration.destination.kill();
     migration.destination.wait_exit(LONG).unwrap();

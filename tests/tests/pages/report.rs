@@ -308,7 +308,11 @@ fn a_report_runs_nothing_that_it_does_not_declare() {
     let shown = ShownPage::start();
     let server = EventServer::start();
     let recordings = both(&RecordedCase::new("web", "hybrid"));
-    server.add_page("/report/web.html", report(&recordings), served_report_policy());
+    server.add_page(
+        "/report/web.html",
+        report(&recordings),
+        served_report_policy(),
+    );
     shown.open(&format!("{}report/web.html", server.url));
     shown.wait("the views", "document.querySelector('article')");
     shown.assert_clean();

@@ -27,7 +27,10 @@ fn recorded() -> (RecordedMigration, u64) {
 fn assert_both_halves(shown: &ShownPage, whole: &[Recording; 2]) {
     shown.evaluate("document.querySelectorAll('article details').forEach(e => e.open = true)");
     let [source, destination] = whole.each_ref().map(|it| it.state.as_ref().unwrap());
-    assert_eq!(shown.fact("Paused for"), "about 4.21 ms, at most 4.38 ms (limit 300 ms)");
+    assert_eq!(
+        shown.fact("Paused for"),
+        "about 4.21 ms, at most 4.38 ms (limit 300 ms)"
+    );
     let steps = shown.table("Steps of the switchover at the source");
     assert_eq!(steps[4], ["5. destination ready", "2.12 ms", "3.94 ms"]);
     let rounds = shown.table("What each round sent, and what was dirty at its end");

@@ -32,7 +32,10 @@ pub(crate) fn readable(account: &Account, verbose: bool) -> String {
     let _ = writeln!(text, "  mode         {}", account.mode);
     let most = account.downtime_ms;
     let _ = match account.likely_downtime_ms {
-        Some(likely) => writeln!(text, "  downtime     about {likely:.1} ms, at most {most:.1} ms"),
+        Some(likely) => writeln!(
+            text,
+            "  downtime     about {likely:.1} ms, at most {most:.1} ms"
+        ),
         None => writeln!(text, "  downtime     {most:.1} ms"),
     };
     let _ = writeln!(text, "  total        {:.2} s", account.total_ms / 1e3);

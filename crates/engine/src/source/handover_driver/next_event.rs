@@ -103,7 +103,10 @@ impl HandoverDriver<'_> {
     /// The destination had the guest running so long after it had received *commit*, which took half
     /// a round trip.
     fn note_resume_time(&self, micros: u64) {
-        let control = self.active.as_ref().and_then(|it| it.session.streams.first());
+        let control = self
+            .active
+            .as_ref()
+            .and_then(|it| it.session.streams.first());
         let info = control.and_then(|stream| stream.tcp_info());
         let round_trip = info.and_then(|info| info.shortest_round_trip);
         let time = Duration::from_micros(micros).saturating_add(round_trip.unwrap_or_default() / 2);
