@@ -436,5 +436,5 @@ fn each_message_has_its_number_and_is_in_the_list() {
         payloads.map(|payload| payload[0]).collect()
     }
     assert_eq!(numbers(&to_destination()), (0..21).collect::<Vec<u8>>());
-    assert_eq!(numbers(&to_source()), (0..22).collect::<Vec<u8>>());
+    assert_eq!(numbers(&to_source()), (0..23).collect::<Vec<u8>>());
 }
