@@ -20,6 +20,7 @@ mod direct_io;
 mod dirty_rate;
 mod disk_file_memory;
 mod estimate;
+mod example_reports;
 mod fault_drills;
 mod guest_clocks;
 mod guest_network;
