@@ -9,7 +9,7 @@ use hikkoshi_tests::{
 };
 use serde_json::Value;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How often a guest is measured. The median error counts: on a busy host the guest may write
 /// unevenly, or print its count late, in some of them.
@@ -115,7 +115,8 @@ fn measure_writer(vm: &Vm, more: &[&str], compare: impl Fn(&Value, f64) -> Vec<C
 /// Measures the guest: the JSON, and how many pages a second it has written meanwhile.
 fn measure_with(vm: &Vm, more: &[&str]) -> (Value, f64) {
     let found = measure(vm, more);
-    let ended = Instant::now();
+    let ended = UNIX_EPOCH + Duration::from_millis(found["ended_unix_ms"].as_u64().unwrap());
+    let ended = Instant::now() - SystemTime::now().duration_since(ended).unwrap();
     let seconds = number(&found["seconds"]);
     let began = ended - Duration::from_secs_f64(seconds);
     // The report of the interval in which it ended.
