@@ -257,6 +257,11 @@ bench-status: guest ## what it costs an engine to serve the status of a large gu
 	HIKKOSHI_BIN=$(abspath target/release/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- status:: --ignored --nocapture
 	cargo test --locked --release --package hikkoshi-engine --lib -- what_counting_and_reading_cost --ignored --nocapture
 
+.PHONY: docs-reports
+docs-reports: guest browser ## make the reports that docs/reading-a-report.md reads
+	cargo build --locked --release --package hikkoshi
+	HIKKOSHI_BIN=$(abspath target/release/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- example_reports:: --ignored --nocapture
+
 # A sixth of the random interruptions, and every second step, are part of test-guests. This target prints the table.
 .PHONY: drills
 drills: guest-debian ## fault injection: the table of docs/reliability.md

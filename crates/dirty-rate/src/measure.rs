@@ -229,6 +229,7 @@ pub fn measure(
     cost.share = all.as_secs_f64() / measured;
     let cancelled = run.recorder.intervals() < options.intervals;
     Ok(Measurement {
+        ended: Some(last),
         cost,
         cancelled,
         ..run.recorder.finish()

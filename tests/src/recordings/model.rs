@@ -43,6 +43,9 @@ const DESTINATION_STEPS: &[(&str, f64)] = &[
 ];
 const DOWNTIME: f64 = 4.38;
 
+/// How long it likely is paused, in ms.
+const LIKELY_DOWNTIME: f64 = 4.21;
+
 pub(super) struct Model<'a> {
     case: &'a RecordedCase,
     id: String,
@@ -444,6 +447,7 @@ impl<'a> Model<'a> {
                 false => self.latencies.requests(),
             },
             downtime_ms: handed_over.then_some(DOWNTIME),
+            likely_downtime_ms: (handed_over && source).then_some(LIKELY_DOWNTIME),
             switchover: match handed_over {
                 true => steps.iter().map(step).collect(),
                 false => Vec::new(),
@@ -467,7 +471,7 @@ impl<'a> Model<'a> {
                     end(at_ms, 0, "moved", "the guest was moved", None),
                     end(at_ms, 0, "moved", "the guest was moved", None),
                 ];
-                ends[0].account = Some(account(DOWNTIME));
+                ends[0].account = Some(account(DOWNTIME, LIKELY_DOWNTIME));
                 let [source, destination] = ends;
                 (source, destination)
             }

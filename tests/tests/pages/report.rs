@@ -1,11 +1,14 @@
 //! Reports.
 
-use hikkoshi_dashboard::{report, report_policy};
+use hikkoshi_dashboard::{report, served_report_policy};
 use hikkoshi_status::{Recording, Side, Unknown};
 use hikkoshi_tests::recordings::{Ending, RecordedCase};
 
 use crate::event_server::EventServer;
 use hikkoshi_tests::{ShownPage, count};
+
+/// How long the guest of a recorded case was paused.
+const PAUSED_FOR: &str = "about 4.21 ms, at most 4.38 ms";
 
 /// Both sides of a migration.
 fn both(case: &RecordedCase) -> Vec<Recording> {
@@ -43,7 +46,7 @@ fn a_report_shows_what_happened() {
     assert_eq!(urgent[1], count(source.pages.urgent));
     let rows = shown.table("Time and data");
     assert!(
-        rows.contains(&vec!["Guest paused for".to_owned(), "4.38 ms".to_owned()]),
+        rows.contains(&vec!["Guest paused for".to_owned(), PAUSED_FOR.to_owned()]),
         "{rows:?}"
     );
 
@@ -305,7 +308,11 @@ fn a_report_runs_nothing_that_it_does_not_declare() {
     let shown = ShownPage::start();
     let server = EventServer::start();
     let recordings = both(&RecordedCase::new("web", "hybrid"));
-    server.add_page("/report/web.html", report(&recordings), report_policy());
+    server.add_page(
+        "/report/web.html",
+        report(&recordings),
+        served_report_policy(),
+    );
     shown.open(&format!("{}report/web.html", server.url));
     shown.wait("the views", "document.querySelector('article')");
     shown.assert_clean();

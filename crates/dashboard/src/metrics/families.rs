@@ -343,10 +343,22 @@ pub const FAMILIES: &[Family] = &[
     family(
         "hikkoshi_migration_downtime_seconds",
         Kind::Gauge,
-        "How long the guest has been paused; grows until it runs again. Without a value it was not \
-         paused yet.",
+        "How long the guest has been paused; grows until it runs again. At the source an upper \
+         bound: until it was told that the guest runs. At the destination a lower bound: from the \
+         first message after the device state. Without a value it was not paused yet.",
         |out, _, migrations| {
             of_state(out, migrations, |state| Some(state.downtime_ms? / 1e3));
+        },
+    ),
+    family(
+        "hikkoshi_migration_likely_downtime_seconds",
+        Kind::Gauge,
+        "How long the guest likely was paused, at the source, when it runs again. Without a value \
+         the destination has not told when that was.",
+        |out, _, migrations| {
+            of_state(out, migrations, |state| {
+                Some(state.likely_downtime_ms? / 1e3)
+            });
         },
     ),
     family(

@@ -66,6 +66,7 @@ fn each_metric_has_the_value_of_the_recording() {
         ("missing_pages", "", "4001"),
         ("waiting_requests", "", "4002"),
         ("downtime_seconds", "", "0.0125"),
+        ("likely_downtime_seconds", "", "0.0105"),
         ("outages_total", "", "2"),
         ("outage_seconds", "", "1.5"),
         ("request_latency_seconds_bucket", ",le=\"0.000016\"", "10"),

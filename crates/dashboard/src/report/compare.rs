@@ -3,7 +3,7 @@
 use hikkoshi_status::{Pages, Repeated, Repeats, Requests, Side, Unknown};
 
 use super::bars;
-use super::both_sides::{BothSides, outcome};
+use super::both_sides::{BothSides, Bound, Downtime, outcome};
 use super::format::{NONE, bytes, clock, count, duration, duration_of, micros};
 use super::markup::{Column, Table, escape, panel, text};
 
@@ -106,7 +106,7 @@ fn time_and_data(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
         m.knows(Unknown::Began).then(|| clock(began))
     });
     rows.add("Total time", |m| Some(duration_of(m.total_ms()?)));
-    rows.add("Guest paused for", |m| Some(duration(m.downtime_ms()?)));
+    rows.add("Guest paused for", |m| Some(m.downtime()?.text()));
     rows.add("Limit of the downtime", |m| {
         Some(duration_of(m.migration()?.max_downtime_ms?))
     });
@@ -210,7 +210,7 @@ fn charts(migrations: &[BothSides<'_>]) -> Vec<String> {
     let of = |value: &dyn Fn(&BothSides<'_>) -> Option<f64>| migrations.iter().map(value).collect();
     vec![
         chart("Total time", of(&|m| Some(m.total_ms()? as f64)), &duration),
-        chart("Guest paused for", of(&|m| m.downtime_ms()), &duration),
+        downtime_chart(migrations, &chart),
         chart("Bytes sent", of(&|m| Some(sent(m)? as f64)), &bytes_of),
         chart(
             "99th percentile of the latency of page requests",
@@ -218,6 +218,22 @@ fn charts(migrations: &[BothSides<'_>]) -> Vec<String> {
             &micros,
         ),
     ]
+}
+
+/// The likely downtimes, if all that have one know it, and otherwise their upper bounds: what is
+/// compared must be of one kind.
+fn downtime_chart(
+    migrations: &[BothSides<'_>],
+    chart: &impl Fn(&str, Vec<Option<f64>>, &dyn Fn(f64) -> String) -> String,
+) -> String {
+    let downtimes = || migrations.iter().map(BothSides::downtime);
+    if downtimes().flatten().all(|it| it.likely_ms.is_some()) {
+        let likely = downtimes().map(|it| it?.likely_ms).collect();
+        return chart("Guest paused for about", likely, &duration);
+    }
+    let most = |it: Downtime| (it.bound != Bound::AtLeast).then_some(it.ms);
+    let most = downtimes().map(|it| most(it?)).collect();
+    chart("Guest paused for at most", most, &duration)
 }
 
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Was a u64.

@@ -86,6 +86,7 @@ pub(crate) fn state(migration: &Migration, at_ms: u64) -> State {
                 .to_vec(),
         },
         downtime_ms: Some(12.5),
+        likely_downtime_ms: Some(10.5),
         switchover: Vec::new(),
         rounds: Vec::new(),
         outages: vec![

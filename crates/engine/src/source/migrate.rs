@@ -144,6 +144,7 @@ fn run(
         retry_budget: RetryBudget::new(shared.options.retry_for.of(had_postcopy), Instant::now()),
         paused: Some(paused),
         left_to_do: None,
+        committed: None,
     };
     let handover = handover.run(SourceEvent::Ready)?;
     Ok(MigrationResult {

@@ -147,6 +147,7 @@ pub(crate) struct ProgressReport<'a> {
     stage: &'a str,
     peer_stage: &'a str,
     downtime_ms: Option<f64>,
+    likely_downtime_ms: Option<f64>,
     missing_pages: Option<u64>,
     waiting_pages: u64,
     requests: Requests,
@@ -180,6 +181,7 @@ impl<'a> From<&'a State> for ProgressReport<'a> {
             stage: &state.stage,
             peer_stage: &state.peer_stage,
             downtime_ms: state.downtime_ms,
+            likely_downtime_ms: state.likely_downtime_ms,
             missing_pages: state.missing_pages,
             waiting_pages: state.waiting_pages,
             requests: Requests {
@@ -225,6 +227,7 @@ pub(super) mod tests {
             waiting_pages: 0,
             requests: Requests::default(),
             downtime_ms: None,
+            likely_downtime_ms: None,
             switchover: Vec::new(),
             rounds: Vec::new(),
             outages: Vec::new(),

@@ -192,6 +192,9 @@ fn state(now: &Snapshot) -> State {
             histogram: requests.histogram.iter().map(bucket).collect(),
         },
         downtime_ms: now.downtime.map(|downtime| downtime.as_secs_f64() * 1e3),
+        likely_downtime_ms: now
+            .likely_downtime
+            .map(|downtime| downtime.as_secs_f64() * 1e3),
         switchover: now
             .switchover
             .iter()
@@ -296,6 +299,7 @@ pub(super) mod tests {
             waiting: Vec::new(),
             requests: LatencySummary::default(),
             downtime: None,
+            likely_downtime: None,
             switchover: Vec::new(),
             rounds: Vec::new(),
             outages: Vec::new(),
@@ -323,6 +327,7 @@ pub(super) mod tests {
             requested: repeated(11),
         });
         now.downtime = Some(Duration::from_micros(2500));
+        now.likely_downtime = Some(Duration::from_micros(1500));
         now.outages = vec![Outage {
             from: Duration::from_millis(3),
             to: None,
@@ -337,6 +342,7 @@ pub(super) mod tests {
         assert_eq!(pages.map(|it| it.pages), [7, 8, 9, 10, 11]);
         assert_eq!(of.requested.bytes, 11 * PAGE_BYTES);
         assert_eq!(state.downtime_ms, Some(2.5));
+        assert_eq!(state.likely_downtime_ms, Some(1.5));
         assert_eq!(
             (state.stage.as_str(), state.peer_stage.as_str()),
             ("owned", "receiving")

@@ -186,6 +186,7 @@ mod tests {
             interval: Duration::from_millis(50),
             intervals: 30,
             elapsed: Duration::from_millis(1500),
+            ended: None,
             total: MeasuredRates {
                 pages: 1000,
                 measured_pages: 1000,

@@ -80,6 +80,11 @@ pub struct State {
     /// How long the guest has been paused: grows until it runs again. `None` before the pause, and
     /// for a guest that its owner had paused.
     pub downtime_ms: Option<f64>,
+    /// How long the guest likely was paused (source): `downtime_ms` ends when this side received
+    /// the report that the guest runs, so it is an upper bound. `None`: not known, because the
+    /// destination is older, has not reported it yet, or an engine was killed meanwhile.
+    #[serde(default)]
+    pub likely_downtime_ms: Option<f64>,
     /// The steps of the switchover that are done on this side.
     pub switchover: Vec<Step>,
     /// The rounds of pre-copy that have ended, and the present one: the newest 100 (source).

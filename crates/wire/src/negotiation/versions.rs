@@ -102,6 +102,9 @@ impl Capabilities {
     /// The source supports [`LeftToDo`](crate::ToSource::LeftToDo).
     pub const LEFT_TO_DO: Self = Self(1 << 10);
 
+    /// The source supports [`ResumeTime`](crate::ToSource::ResumeTime).
+    pub const RESUME_TIME: Self = Self(1 << 12);
+
     /// All capabilities of this build.
     pub const KNOWN: Self = Self(
         Self::POSTCOPY.0
@@ -114,7 +117,8 @@ impl Capabilities {
             | Self::MEMORY_LOST.0
             | Self::DOMAIN.0
             | Self::PROBE.0
-            | Self::LEFT_TO_DO.0,
+            | Self::LEFT_TO_DO.0
+            | Self::RESUME_TIME.0,
     );
 
     /// Returns the capabilities with these bits, known or not.

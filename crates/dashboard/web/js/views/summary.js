@@ -139,7 +139,7 @@ hikkoshi.views.summary = (() => {
       ["Elapsed", running ? format.elapsed(state.at_ms) : null],
       ["Total time", running ? null : format.duration(lastTime(migration.main))],
       ["Guest", GUEST[state.guest_at] ?? state.guest_at],
-      ["Paused for", downtime === null ? null : `${format.duration(downtime)}${limit}`],
+      ["Paused for", downtime === null ? null : `${format.downtime(downtime)}${limit}`],
       ["Sent", format.bytes(total)],
       ["Rate", running ? format.rate(state.bytes_per_second) : null],
       ["Dirtied", running && dirty !== null ? format.rate(dirty * pageBytes) : null],

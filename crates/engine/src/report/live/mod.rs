@@ -153,6 +153,9 @@ pub struct Snapshot {
     /// How long the guest has been paused: grows until it runs again. `None` before the pause, and
     /// with a guest that its owner had paused.
     pub downtime: Option<Duration>,
+    /// How long it likely was paused (source): `downtime` ends when this side received the report
+    /// that it runs. `None`: not known.
+    pub likely_downtime: Option<Duration>,
     /// The steps of the switchover that are done.
     pub switchover: Vec<SwitchoverStep>,
     /// The newest rounds of pre-copy (source).
@@ -321,6 +324,7 @@ impl Live {
             waiting,
             requests: self.latencies.summary(),
             downtime,
+            likely_downtime: self.steps.likely_downtime(),
             switchover,
             rounds: self.rounds.newest(self.begun),
             outages: self.outages.newest(self.begun),

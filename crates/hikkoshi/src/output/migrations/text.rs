@@ -187,7 +187,7 @@ fn dirty(state: &State) -> Option<String> {
 
 /// The downtime, or what it would be now.
 fn downtime(seen: &Seen, state: &State) -> Option<String> {
-    if let Some(ms) = state.downtime_ms {
+    if let Some(ms) = state.likely_downtime_ms.or(state.downtime_ms) {
         return Some(format!("{ms:.1} ms"));
     }
     let expected = expected_downtime_ms(seen, state).filter(|_| seen.is_running)?;
@@ -260,6 +260,7 @@ pub(super) mod tests {
             waiting_pages: 0,
             requests: Requests::default(),
             downtime_ms: None,
+            likely_downtime_ms: None,
             switchover: Vec::new(),
             rounds: Vec::new(),
             outages: Vec::new(),
