@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hikkoshi_lab::Lab;
 use hikkoshi_lab::browser::{Browser, ColorScheme, Viewport};
-use hikkoshi_status::{Recording, Side};
+use hikkoshi_status::{Map, Recording, Side};
 use serde_json::{Value, json};
 
 /// Only ends a test that hangs.
@@ -246,12 +246,21 @@ pub fn legend_of(recording: &Recording) -> Vec<[String; 2]> {
             *total += count;
         }
     }
+    // Of so much it is known how much the guest writes to it.
+    let rated = map.rated_pages.unwrap_or(0);
+    let is_complete = Map::is_rated(rated, memory.pages);
     let names = match recording.migration.side {
         Side::Source => [
             "Sent by request",
             "Sent in the background",
-            "Sent in pre-copy, clean since",
-            "Sent, and dirty again",
+            match is_complete || postcopy {
+                true => "Sent in pre-copy, clean since",
+                false => "Sent in pre-copy",
+            },
+            match rated > 0 && !is_complete {
+                true => "Sent, and dirty again, as far as known",
+                false => "Sent, and dirty again",
+            },
             "Requested, no answer yet",
             "Missing: not sent yet",
             "Not sent",
@@ -260,7 +269,7 @@ pub fn legend_of(recording: &Recording) -> Vec<[String; 2]> {
             "Received by request",
             "Received in the background",
             "Received in pre-copy",
-            "Sent, and dirty again",
+            "Dirty again at the source",
             "Requested, no answer yet",
             "Missing: not received yet",
             "Not received: not yet, or unused",
@@ -268,6 +277,7 @@ pub fn legend_of(recording: &Recording) -> Vec<[String; 2]> {
     };
     let source = recording.migration.side == Side::Source;
     let texts = totals.iter().enumerate().map(|(index, pages)| match index {
+        3 if !source || rated == 0 => "–".to_owned(),
         // Only the destination has it.
         4 if source => "–".to_owned(),
         _ => count(*pages),

@@ -113,6 +113,7 @@ impl Recorder {
     /// An empty recording.
     pub fn new(migration: Migration) -> Self {
         Self {
+            rates: RatesByCell::new(migration.memory.pages),
             recording: Recording {
                 version: VERSION,
                 migration,
@@ -127,7 +128,6 @@ impl Recorder {
             },
             samples: Thinned::new(SAMPLES),
             frames: Thinned::new(FRAMES),
-            rates: RatesByCell::default(),
             sampled: None,
         }
     }

@@ -75,6 +75,7 @@ impl<'a> Model<'a> {
             sent: zeros.clone(),
             dirty: zeros.clone(),
             dirty_per_second: zeros.clone(),
+            rated_pages: Some(0),
             missing: Vec::new(),
             waiting: Vec::new(),
             by_request: Vec::new(),
@@ -410,17 +411,31 @@ impl<'a> Model<'a> {
         } else {
             DESTINATION_STEPS
         };
+        let in_precopy = self.phase == Phase::Precopy;
         let mut arrived = self.arrived.clone();
         arrived.sent.clone_from(&self.map.sent);
         let rate = self.sent_in_tick as f64 * 10.0;
         let dirty = (self.dirtied_in_tick > 0 && source && self.phase == Phase::Precopy)
             .then_some(self.dirtied_in_tick as f64 * 10.0);
+        let mut map = if source { self.map.clone() } else { arrived };
+        map.rated_pages = Some(match dirty {
+            Some(_) => self.case.cells * self.case.cell_pages,
+            None => 0,
+        });
+        // The destination does not know the rounds.
+        let [done, total] = match in_precopy && !source {
+            true => [0, 0],
+            false => [self.done, self.total],
+        };
         State {
             at_ms: self.at_ms,
             phase: self.phase,
-            round: self.rounds.last().map_or(0, |round| round.round),
-            done_pages: self.done,
-            total_pages: self.total,
+            round: match in_precopy && source {
+                true => self.rounds.last().map_or(0, |round| round.round),
+                false => 0,
+            },
+            done_pages: done,
+            total_pages: total,
             stage: stage.into(),
             peer_stage: peer_stage.into(),
             guest_at: match self.phase {
@@ -434,8 +449,7 @@ impl<'a> Model<'a> {
             bytes_per_second: rate,
             dirty_pages_per_second: dirty,
             limits: None,
-            time_left: (self.total > self.done)
-                .then(|| time_left(self.total - self.done, self.case)),
+            time_left: (total > done).then(|| time_left(total - done, self.case)),
             converges: None,
             missing_pages: (self.phase == Phase::Postcopy).then_some(missing),
             waiting_pages: match source {
@@ -458,7 +472,7 @@ impl<'a> Model<'a> {
                 Vec::new()
             },
             outages: self.outages.clone(),
-            map: if source { self.map.clone() } else { arrived },
+            map,
         }
     }
 

@@ -113,8 +113,19 @@ fn both_sides_of_a_move_can_be_watched() {
     let second = states.iter().find(|state| state.round == 2).unwrap();
     assert!(sent(&states[0]) < sent(second));
     let dirty = states.iter().filter_map(|s| s.dirty_pages_per_second);
-    let highest = dirty.fold(0.0, f64::max);
+    let highest = dirty.clone().fold(0.0, f64::max);
     assert!(highest > 0.0, "the guest writes");
+    // It is that of the guest from the beginning, not a sum of the first cells.
+    let lowest = dirty.fold(highest, f64::min);
+    assert!(
+        lowest > highest / 8.0,
+        "{lowest} to {highest} pages a second"
+    );
+    // By the first takes of the log, in the first round, it is known which cells are written.
+    let in_first_round = states.iter().filter(|state| state.round == 1);
+    let written = in_first_round.filter(|state| !state.map.dirty_per_second.is_empty());
+    let rated = written.map(|state| state.map.rated_pages.unwrap_or(0));
+    assert!(rated.max() > Some(0), "cells with rates in the first round");
     assert!(states.iter().any(|state| state.time_left.is_some()));
     let last = states.last().unwrap();
     assert_eq!(
@@ -128,6 +139,13 @@ fn both_sides_of_a_move_can_be_watched() {
     assert_eq!(last.pages.urgent, report.pages.urgent);
 
     let (_, states, _) = &destination;
+    // It does not know the rounds, and nothing of the guest's writes.
+    let precopy = states.iter().filter(|state| state.phase == Phase::Precopy);
+    for state in precopy {
+        assert_eq!((state.round, state.total_pages), (0, 0), "{state:?}");
+        assert_eq!(state.dirty_pages_per_second, None);
+        assert_eq!((state.map.rated_pages, state.time_left), (Some(0), None));
+    }
     let last = states.last().unwrap();
     assert_eq!(last.stage, "complete");
     let arrived = |list: &[u64]| list.iter().sum::<u64>();

@@ -302,6 +302,32 @@ fn what_is_not_known_is_not_shown_as_a_number() {
     shown.assert_clean();
 }
 
+/// What was received is not called sent.
+#[test]
+fn a_report_of_a_destination_alone_says_what_was_received() {
+    let shown = ShownPage::start();
+    let mut recordings = both(&RecordedCase::new("web", "hybrid"));
+    recordings.remove(0);
+    let _folder = open(&shown, "report-destination", &recordings);
+    let texts = [
+        shown.table("Time and data"),
+        shown.table("Pages and page requests"),
+    ]
+    .concat();
+    let names: Vec<_> = texts.iter().map(|row| &*row[0]).collect();
+    for name in [
+        "Bytes received",
+        "Pages received in pre-copy",
+        "Pages received as zero",
+    ] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    for name in ["Bytes sent", "Pages sent in pre-copy", "Pages sent as zero"] {
+        assert!(!names.contains(&name), "{names:?}");
+    }
+    shown.assert_clean();
+}
+
 /// The policy forbids what is not in the file, also if a server sends the report.
 #[test]
 fn a_report_runs_nothing_that_it_does_not_declare() {

@@ -86,7 +86,7 @@ fn a_report_of_a_resumed_migration_has_both_halves() {
     };
     row("Guest paused for", "about 4.21 ms, at most 4.38 ms".into());
     let source = whole[0].state.as_ref().unwrap();
-    row("Rounds of pre-copy", source.round.to_string());
+    row("Rounds of pre-copy", source.rounds.len().to_string());
     let pages = shown.table("Pages and page requests");
     for (name, value) in [
         ("Pages sent in pre-copy", source.pages.precopy),

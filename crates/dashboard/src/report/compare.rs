@@ -1,6 +1,6 @@
 //! The summary: a table with one column for each migration, and bars that compare several.
 
-use hikkoshi_status::{Pages, Repeated, Repeats, Requests, Side, Unknown};
+use hikkoshi_status::{Pages, Repeated, Repeats, Requests, Side, State, Unknown};
 
 use super::bars;
 use super::both_sides::{BothSides, Bound, Downtime, outcome};
@@ -116,16 +116,20 @@ fn time_and_data(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
         m.knows(Unknown::Memory).then(|| bytes(size))
     });
     rows.add("Bytes sent", |m| Some(bytes(sent(m)?)));
+    rows.add("Bytes received", |m| Some(bytes(received(m)?)));
     rows.add("Rounds of pre-copy", |m| Some(count(m.rounds()?)));
     rows.rows
 }
 
 fn pages_and_requests(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
     let mut rows = Rows::of(migrations);
-    let mut pages = |name: &str, pages: fn(&Pages) -> u64| {
-        rows.add(name, |m| Some(count(pages(&m.state(Side::Source)?.pages))));
+    let mut pages = |name: &str, side: Side, pages: fn(&Pages) -> u64| {
+        rows.add(name, |m| Some(count(pages(&only(m, side)?.pages))));
     };
-    pages("Pages sent in pre-copy", |pages| pages.precopy);
+    pages("Pages sent in pre-copy", Side::Source, |it| it.precopy);
+    pages("Pages received in pre-copy", Side::Destination, |it| {
+        it.precopy
+    });
     let mut repeats = |name: &str, of: fn(&Repeats) -> Repeated| {
         rows.add(name, |m| Some(count(of(m.repeats()?).pages)));
     };
@@ -135,12 +139,18 @@ fn pages_and_requests(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
     repeats("… and again in post-copy, for the same reason", |of| {
         of.stale
     });
-    let mut pages = |name: &str, pages: fn(&Pages) -> u64| {
-        rows.add(name, |m| Some(count(pages(&m.state(Side::Source)?.pages))));
+    let mut pages = |name: &str, side: Side, pages: fn(&Pages) -> u64| {
+        rows.add(name, |m| Some(count(pages(&only(m, side)?.pages))));
     };
-    pages("Pages sent as zero", |pages| pages.zero);
-    pages("Urgent pages", |pages| pages.urgent);
-    pages("Background pages", |pages| pages.background);
+    pages("Pages sent as zero", Side::Source, |it| it.zero);
+    pages("Pages received as zero", Side::Destination, |it| it.zero);
+    // What was sent has arrived, except what was on its way when links were lost.
+    rows.add("Urgent pages", |m| {
+        Some(count(m.state(Side::Source)?.pages.urgent))
+    });
+    rows.add("Background pages", |m| {
+        Some(count(m.state(Side::Source)?.pages.background))
+    });
     rows.add("Pages sent again after lost links", |m| {
         Some(count(m.repeats()?.resent.pages))
     });
@@ -167,15 +177,35 @@ fn host(migration: &BothSides<'_>, side: Side) -> Option<String> {
     (known && !name.is_empty()).then(|| name.clone())
 }
 
+/// The state of this side; that of the destination only if the source, which says more, is not
+/// known.
+fn only<'a>(migration: &BothSides<'a>, side: Side) -> Option<&'a State> {
+    let is_main = match side {
+        Side::Source => true,
+        Side::Destination => migration.side(Side::Source).is_none(),
+    };
+    let recording = migration.side(side).filter(|_| is_main)?;
+    recording.state.as_ref()
+}
+
 fn sent(migration: &BothSides<'_>) -> Option<u64> {
-    let bytes = &migration.state(Side::Source)?.bytes;
+    Some(all_bytes(only(migration, Side::Source)?))
+}
+
+/// `None` if it is known what was sent.
+fn received(migration: &BothSides<'_>) -> Option<u64> {
+    Some(all_bytes(only(migration, Side::Destination)?))
+}
+
+fn all_bytes(state: &State) -> u64 {
+    let bytes = &state.bytes;
     let all = [
         bytes.precopy,
         bytes.urgent,
         bytes.background,
         bytes.device_state,
     ];
-    Some(all.into_iter().fold(0, u64::saturating_add))
+    all.into_iter().fold(0, u64::saturating_add)
 }
 
 fn outages(migration: &BothSides<'_>) -> Option<String> {

@@ -169,9 +169,10 @@ fn before_pause(
         guest.prepare_pause()?;
         LastPages::Postcopy(links)
     } else {
+        let begun = Instant::now();
         let log = guest.start_dirty_log()?;
         let workers = PrecopyWorkers::start(shared, links, &session.background, unsent)?;
-        let mut precopy = Precopy::new(shared, Arc::clone(&log), workers, unsent);
+        let mut precopy = Precopy::new(shared, (Arc::clone(&log), begun), workers, unsent);
         let verdict = precopy.run(guest, options);
         *rounds = precopy.rounds();
         // Before the last pages are looked for: the guest writes others meanwhile.

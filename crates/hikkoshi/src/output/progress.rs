@@ -111,8 +111,10 @@ struct Lines(Every);
 
 impl Display for Lines {
     fn state(&self, state: &State) {
-        // There is nothing to count before a phase has pages.
-        if state.total_pages > 0 && self.0.is_due(state) {
+        // There is nothing to count before a phase has pages. How many a destination receives in
+        // pre-copy is not known.
+        let has_pages = state.total_pages > 0 || state.phase == Phase::Precopy;
+        if has_pages && self.0.is_due(state) {
             streams::progress_text(&ProgressLine::of(state).in_full());
         }
     }

@@ -16,7 +16,7 @@ use super::cells::Cells;
 use super::converges::converges;
 use super::rates::Rate;
 use super::session::SessionInfo;
-use super::time_left::{Writes, time_left};
+use super::time_left::{Plan, Writes, time_left};
 
 /// Takes one state after another.
 #[derive(Debug)]
@@ -65,25 +65,33 @@ impl Sampler {
         let pages = now.pages;
         let done = pages.precopy + pages.zero + pages.urgent + pages.background;
         let rates = self.done.add(now.at, done);
-        let (map, dirty_rate) = self.cells.map(self.live.map(), &now);
+        let (map, written) = self.cells.map(self.live.map(), &now);
         let mode = self.live.mode();
         let writes = Writes {
-            dirty_rate,
-            dirty: map.dirty.iter().sum(),
+            now: written,
             working_set: self.working_set.as_ref(),
         };
         let limits = self.control.as_ref().map(SourceControl::limits);
-        let max_downtime = limits.map_or(self.max_downtime, |limits| limits.max_downtime);
-        let converges = converges(&now, mode, max_downtime);
+        let stalled = self.control.as_ref().map(SourceControl::when_stalled);
+        let defaults = SourceOptions::default();
+        let (when_stalled, max_rounds) =
+            stalled.unwrap_or((defaults.when_stalled, defaults.max_rounds));
+        let plan = Plan {
+            mode,
+            max_downtime: limits.map_or(self.max_downtime, |limits| limits.max_downtime),
+            when_stalled,
+            max_rounds,
+        };
+        let converges = converges(&now, &plan);
         let ends = converges != Some(Converges::No);
         State {
             limits: limits.map(|limits| status::Limits {
                 max_downtime_ms: (mode == Mode::Precopy).then(|| millis(limits.max_downtime)),
                 bandwidth: limits.bandwidth,
             }),
-            time_left: time_left(&now, mode, rates, &writes).filter(|_| ends),
+            time_left: time_left(&now, &plan, rates, &writes).filter(|_| ends),
             converges,
-            dirty_pages_per_second: dirty_rate,
+            dirty_pages_per_second: written.rate,
             bytes_per_second,
             map,
             ..state(&now)

@@ -206,9 +206,8 @@ impl<'a> IncomingMigration<'a> {
             .map(|ends| FrameReceiver::start(ends, delivery));
         let frames = frames.transpose().map_err(DestinationFailure::Thread)?;
         let context = ReceiveContext::new(Some(offered.memory), live);
-        context
-            .tracker
-            .begin(Phase::Precopy, 1, ram.layout().pages());
+        // The source does not say which round it is in, or how many pages that has.
+        context.tracker.begin(Phase::Precopy, 0, 0);
         let receivers = links.background.into_iter().enumerate();
         let receivers = receivers
             .map(|(number, ends)| {

@@ -125,11 +125,13 @@ pub struct Snapshot {
     pub at: Duration,
     /// The phase.
     pub phase: Phase,
-    /// The present pre-copy round, counted from 1.
+    /// The present pre-copy round, counted from 1 (source). 0 in other phases, and at the
+    /// destination, which does not know it.
     pub round: u32,
     /// Pages of this phase (of this round) that are done.
     pub done_pages: u64,
-    /// Pages of this phase (of this round) in total.
+    /// Pages of this phase (of this round) in total. 0 if that is not known: in pre-copy at the
+    /// destination.
     pub total_pages: u64,
     /// The stage that this side has recorded.
     pub stage: Stage,

@@ -116,18 +116,16 @@ fn state_lines(seen: &Seen, state: &State) -> Vec<(&'static str, String)> {
         GuestAt::Paused => "paused for the switchover",
         GuestAt::Destination => "at the destination",
     };
-    let mut lines = vec![
-        ("guest is", guest.to_owned()),
-        (
-            "pages",
-            format!(
-                "{} of {} in this phase ({})",
-                state.done_pages,
-                state.total_pages,
-                done(state)
-            ),
-        ),
-    ];
+    let mut lines = vec![("guest is", guest.to_owned())];
+    if state.total_pages > 0 {
+        let pages = format!(
+            "{} of {} in this phase ({})",
+            state.done_pages,
+            state.total_pages,
+            done(state)
+        );
+        lines.push(("pages", pages));
+    }
     let missing = |missing: u64| match seen.migration.side {
         Side::Source => format!("{missing} pages not sent yet"),
         Side::Destination => {
