@@ -250,6 +250,12 @@ test-daemon: guest-images ## one `receive --daemon` for several guests; it and i
 	cargo build --locked --release --package hikkoshi
 	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- receive_daemon:: --include-ignored
 
+# A move in each mode, and what is refused, are part of test-guests.
+.PHONY: test-disks
+test-disks: guest ## guests whose disks are copied with them: both QEMU versions, faults at each step
+	cargo build --locked --release --package hikkoshi
+	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- copy_disks:: --include-ignored
+
 # The machine should be quiet. For docs/status.md.
 .PHONY: bench-status
 bench-status: guest ## what it costs an engine to serve the status of a large guest

@@ -63,6 +63,7 @@ pub(crate) fn state(migration: &Migration, at_ms: u64) -> State {
             background: 2003,
             device_state: 2004,
         },
+        disks: Vec::new(),
         repeats: None,
         bytes_per_second: 3001.5,
         dirty_pages_per_second: Some(3002.5),

@@ -102,6 +102,10 @@ impl Capabilities {
     /// The source supports [`LeftToDo`](crate::ToSource::LeftToDo).
     pub const LEFT_TO_DO: Self = Self(1 << 10);
 
+    /// The destination supports [`CopiesDisks`](crate::ToDestination::CopiesDisks) and
+    /// the links for disks.
+    pub const DISKS: Self = Self(1 << 11);
+
     /// All capabilities of this build.
     pub const KNOWN: Self = Self(
         Self::POSTCOPY.0
@@ -114,7 +118,8 @@ impl Capabilities {
             | Self::MEMORY_LOST.0
             | Self::DOMAIN.0
             | Self::PROBE.0
-            | Self::LEFT_TO_DO.0,
+            | Self::LEFT_TO_DO.0
+            | Self::DISKS.0,
     );
 
     /// Returns the capabilities with these bits, known or not.
