@@ -250,6 +250,12 @@ test-daemon: guest-images ## `receive --daemon` for several guests: by invitatio
 	$(WITH_LIBVIRT) cargo build --locked --features libvirt --package hikkoshi
 	$(WITH_LIBVIRT) CI=true HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- receive_daemon:: daemon_certificates:: daemon_domains:: --include-ignored
 
+# A move in each mode, and what is refused, are part of test-guests.
+.PHONY: test-disks
+test-disks: guest ## guests whose disks are copied with them: both QEMU versions, faults at each step
+	cargo build --locked --release --package hikkoshi
+	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- copy_disks:: --include-ignored
+
 # The machine should be quiet. For docs/status.md.
 .PHONY: bench-status
 bench-status: guest ## what it costs an engine to serve the status of a large guest

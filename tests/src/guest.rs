@@ -289,6 +289,11 @@ impl<'a> Guest<'a> {
         }
     }
 
+    /// Continues with this configuration, to which the guest was moved: with other disks.
+    pub fn set_config(&mut self, config: VmConfig) {
+        self.config = config;
+    }
+
     /// Continues on a machine to which the test has moved the guest.
     pub fn set_vm(&mut self, vm: Arc<Vm>) {
         self.vm = vm;

@@ -2,7 +2,7 @@
 
 use crate::switchover_steps::SwitchoverStep;
 use crate::{Side, free_huge_pages, log};
-use hikkoshi_status::{Outage, Repeats, Round};
+use hikkoshi_status::{DiskCopy, Outage, Repeats, Round};
 use serde::Deserialize;
 use std::fmt;
 
@@ -36,6 +36,11 @@ pub struct JsonReport {
     pub rounds_detail: Vec<Round>,
     /// Times without links after the handover.
     pub outages: Vec<Outage>,
+    /// The disks that were copied; in the source's report.
+    #[serde(default)]
+    pub disks: Vec<DiskCopy>,
+    /// Bytes for disks.
+    pub disk_bytes: Option<u64>,
     /// The number of the migration, the same on both sides.
     pub migration_id: String,
     /// `source` or `destination`.

@@ -5,6 +5,7 @@
 //! them inside it.
 
 use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,8 +13,10 @@ use crate::report::{AsynchronousFaults, FaultKind};
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_linux::Process;
 use hikkoshi_userfault::Userfault;
-use hikkoshi_wire::{Domain, GuestDescription, Machine, Processors};
+use hikkoshi_wire::{Disk, Domain, GuestDescription, Machine, Processors};
+use thiserror::Error;
 
+use crate::disks::DiskProgress;
 use crate::guest_error::GuestError;
 use crate::network_frames::{FrameCapture, FrameDelivery};
 use hikkoshi_linux::CancelFlag;
@@ -135,6 +138,34 @@ pub trait SourceGuest: Send {
         Ok(None)
     }
 
+    /// The disks whose content is copied to the destination: at most
+    /// [`MAX_DISKS`](crate::MAX_DISKS). None by default.
+    fn disks(&self) -> Vec<Disk> {
+        Vec::new()
+    }
+
+    /// Makes the connection over which the machine copies the disk `number` of
+    /// [`disks`](Self::disks): the machine gets one end as a client, and the other one is returned.
+    /// The machine uses it from [`copy_disk`](Self::copy_disk) on.
+    fn connect_disk(&mut self, number: usize) -> Result<UnixStream, GuestError> {
+        let _ = number;
+        Err(GuestError::new(NoDisks))
+    }
+
+    /// Begins to copy that disk. The guest runs. When all is copied, each write of the guest
+    /// reaches both disks before it is complete. [`pause`](Self::pause) ends the copies, and fails
+    /// if one is not complete; so do [`resume`](Self::resume) and [`release`](Self::release),
+    /// whatever they have copied. Ends early, with an error, once `cancel` is set.
+    fn copy_disk(&mut self, number: usize, cancel: &CancelFlag) -> Result<(), GuestError> {
+        let _ = (number, cancel);
+        Err(GuestError::new(NoDisks))
+    }
+
+    /// How far the copies are; an error says why one has failed. Called a few times a second.
+    fn disk_progress(&mut self) -> Result<Vec<DiskProgress>, GuestError> {
+        Ok(Vec::new())
+    }
+
     /// Starts to log writes to the guest's memory.
     ///
     /// When this call has returned, no write by a processor is missed. It may be called once; the
@@ -245,6 +276,11 @@ pub trait SourceGuest: Send {
         false
     }
 }
+
+/// The adapter copies no disks.
+#[derive(Debug, Error)]
+#[error("copying the guest's disks: this adapter does not copy disks")]
+struct NoDisks;
 
 /// A thread that faults: of a machine's process, or of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -379,6 +415,28 @@ pub trait DestinationGuest: Send {
     /// longer.
     fn filling_userfault(&mut self) -> Result<Option<Arc<Userfault>>, GuestError> {
         Ok(None)
+    }
+
+    /// Lets the source's machine write to these disks, from [`connect_disk`](Self::connect_disk) to
+    /// [`end_disks`](Self::end_disks). The error names everything that prevents it: a disk that is
+    /// not here, or has another size. Called after [`prepare`](Self::prepare);
+    /// [`release`](Self::release) ends it, too.
+    fn serve_disks(&mut self, disks: &[Disk]) -> Result<(), GuestError> {
+        let _ = disks;
+        Err(GuestError::new(NoDisks))
+    }
+
+    /// A connection to what serves the disk `number` of these.
+    fn connect_disk(&mut self, number: usize) -> Result<UnixStream, GuestError> {
+        let _ = number;
+        Err(GuestError::new(NoDisks))
+    }
+
+    /// The copies are complete, and the guest is paused at the source: the disks are the machine's
+    /// own again. Called before [`load_device_state`](Self::load_device_state), while the guest is
+    /// paused, so it must be quick.
+    fn end_disks(&mut self) -> Result<(), GuestError> {
+        Ok(())
     }
 
     /// Whether the machine can still take the guest; an error ends the migration, and says why not.

@@ -5,8 +5,9 @@
 //!
 //! A migration has a **source** ([`migrate`]) and a **destination** ([`receive`]). Each accesses
 //! its guest through a trait ([`SourceGuest`], [`DestinationGuest`]), and the two communicate over
-//! links of several kinds ([`hikkoshi_link`]): control, urgent, background, and frames, which
-//! carries what arrives at the guest's network cards during the switchover (`network_frames.rs`).
+//! links of several kinds ([`hikkoshi_link`]): control, urgent, background, frames, which
+//! carries what arrives at the guest's network cards during the switchover (`network_frames.rs`),
+//! and one for each disk that is copied (`disks/`).
 //! Memory is a flat space of 4 KiB pages (`hikkoshi-pages`), read and written through the RAM
 //! blocks' files ([`GuestRam`](hikkoshi_memory::GuestRam)).
 //!
@@ -65,12 +66,13 @@
 //!
 //! # What is missing
 //!
-//! - Only memory and device state are moved. The engine does not check that disks and networks can
-//!   be reached from the destination.
+//! - Memory and device state are moved, and disks that the adapter copies. The engine does not check
+//!   that other disks and networks can be reached from the destination.
 
 mod control_link;
 mod default_links;
 pub mod destination;
+mod disks;
 mod guest;
 mod guest_error;
 mod network_frames;
@@ -87,6 +89,7 @@ pub use destination::{
     DestinationHost, DestinationOptions, OfferedGuest, ReceiveControl, ReceiveError,
     give_up_receive, receive, receive_at, resume_receive,
 };
+pub use disks::DiskProgress;
 pub use guest::{DestinationGuest, SourceGuest, ThreadName};
 pub use guest_error::GuestError;
 pub use hikkoshi_linux::{CancelFlag, Priority, PriorityClass};
@@ -100,4 +103,4 @@ pub use source::{
     SourceOptions, WhenStalled, compare, give_up_migrate, migrate, probe, resume_migrate,
 };
 
-pub use hikkoshi_wire::{Domain, MAX_LINKS, Mode};
+pub use hikkoshi_wire::{Disk, Domain, MAX_DISKS, MAX_LINKS, Mode};

@@ -8,7 +8,8 @@
 //! * one **control** link, for messages;
 //! * one **urgent** link, for page requests in one direction and the requested pages in the other,
 //!   nothing else;
-//! * **background** links, for pages that the destination has not requested.
+//! * **background** links, for pages that the destination has not requested;
+//! * a link for network frames, and one for each disk that is copied.
 //!
 //! Each link starts with a [`Hello`](hikkoshi_wire::Hello) from each side. It carries the
 //! migration's random id, which binds the link to the migration.
@@ -53,7 +54,7 @@ pub mod tls;
 pub use accept::{Arrival, Front, Listener, RoutedConnection, WaitEnded, WaitLimit, hand_over};
 pub use address::{Address, AddressError, ResolveError};
 pub use connect::Remote;
-pub use flow::{Answering, BackgroundSender, Bandwidth, RateLimit, UrgentActivity};
+pub use flow::{Answering, BackgroundSender, Bandwidth, DiskSender, RateLimit, UrgentActivity};
 pub use handshake::{HandshakeError, hello, open};
 pub use request_invitation::{
     InvitationRequest, PeerCertificate, RequestError, request_invitation,

@@ -3,6 +3,7 @@
 //! All descriptors of the description have the lock, also those in other processes. It ends with
 //! the last of them.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::io::Errno;
@@ -25,6 +26,26 @@ pub fn lock_byte_shared(file: impl AsFd, byte: u32) -> Result<(), Errno> {
 /// Errors of `fcntl`.
 pub fn unlock_byte(file: impl AsFd, byte: u32) -> Result<(), Errno> {
     set(file, byte, libc::F_UNLCK)
+}
+
+/// Whether another open file description has a lock on one of these bytes, shared or exclusive.
+///
+/// # Errors
+///
+/// Errors of `fcntl`: the file has no locks, for instance.
+pub fn has_locked_byte(file: impl AsFd, bytes: Range<u32>) -> Result<bool, Errno> {
+    let short = |number: i32| i16::try_from(number).map_err(|_| Errno::INVAL);
+    // SAFETY: a structure of integers, for which zeros are valid.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = short(libc::F_WRLCK)?;
+    lock.l_whence = short(libc::SEEK_SET)?;
+    lock.l_start = bytes.start.into();
+    lock.l_len = bytes.len().try_into().map_err(|_| Errno::INVAL)?;
+    let number = file.as_fd().as_raw_fd();
+    // SAFETY: the descriptor is open as long as it is borrowed. The kernel writes the structure,
+    // which is borrowed exclusively.
+    check(unsafe { libc::fcntl(number, libc::F_OFD_GETLK, &raw mut lock) })?;
+    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
 }
 
 fn set(file: impl AsFd, byte: u32, kind: i32) -> Result<(), Errno> {
@@ -60,6 +81,10 @@ mod tests {
         let second: OwnedFd = first.try_clone().unwrap().into();
         lock_byte_shared(&first, 7).unwrap();
         assert!(!is_free(file.path(), 7) && is_free(file.path(), 8));
+        let other = File::open(file.path()).unwrap();
+        assert!(has_locked_byte(&other, 0..8).unwrap());
+        assert!(!has_locked_byte(&other, 8..100).unwrap());
+        assert!(!has_locked_byte(&first, 0..8).unwrap(), "its own");
         drop(first);
         assert!(!is_free(file.path(), 7));
         unlock_byte(&second, 7).unwrap();

@@ -30,6 +30,7 @@
 //! | `migration_settings` | QEMU's settings during a move |
 //! | `identity` | what proves that a process is still the same QEMU |
 //! | `measure` | the dirty log of a guest that stays where it is |
+//! | `disks` | the guest's disks, where they are copied |
 //! | `source`, `destination` | the two sides of a move |
 //!
 //! # Vocabulary
@@ -93,13 +94,14 @@
 //! - Memory that is plugged or unplugged during the move: virtio-mem (refused), DIMMs (not
 //!   noticed).
 //! - Guests in the state `suspended`: they must be woken first.
-//! - Images on storage that only the source can access: they have to be mirrored first,
-//!   with QEMU's own commands.
+//! - Disks of a libvirt domain cannot be copied with it: libvirt serves no disks while it creates
+//!   the domain.
 
 mod attach;
 mod check;
 mod command_line;
 mod destination;
+mod disks;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -134,6 +136,7 @@ pub use destination::piped::{
 pub use destination::{
     DestinationReattachInfo, QemuDestination, SharedReattachInfo, UserfaultError,
 };
+pub use disks::{DiskSelection, SelectError};
 /// Whether this machine's kernel has the dirty log that pre-copy needs.
 pub use hikkoshi_dirty::support as dirty_log_support;
 pub use hikkoshi_memory::GuestRam;

@@ -106,6 +106,7 @@ fn parse(record: &str) -> UndoRecord {
             ..Settings::default()
         },
         stopped: record["stopped"].as_bool(),
+        copies: 0,
     }
 }
 

@@ -47,9 +47,9 @@ pub use client::{Follow, FollowError};
 pub use folder::{Entry, FolderError, Kind, StatusFolder};
 pub use join::{Continued, join_all};
 pub use record::{
-    Block, Bytes, Converges, DirtyRates, End, Engine, Frame, GuestAt, GuestRange, LatencyBucket,
-    Limits, Map, Memory, Migration, Notice, Outage, Pages, Phase, Record, Recording, Repeated,
-    Repeats, Requests, Round, Sample, Side, State, Step, TimeLeft, Unknown,
+    Block, Bytes, Converges, DirtyRates, DiskCopy, End, Engine, Frame, GuestAt, GuestRange,
+    LatencyBucket, Limits, Map, Memory, Migration, Notice, Outage, Pages, Phase, Record, Recording,
+    Repeated, Repeats, Requests, Round, Sample, Side, State, Step, TimeLeft, Unknown,
 };
 pub use recorder::Recorder;
 pub use server::{ServeError, StatusServer};

@@ -184,7 +184,8 @@
 //! [`MemoryLost`](ToDestination::MemoryLost) only with [`Capabilities::MEMORY_LOST`];
 //! [`Domain`](ToDestination::Domain) only with [`Capabilities::DOMAIN`], and
 //! [`Probe`](ToDestination::Probe) and [`Echo`](ToDestination::Echo) only with
-//! [`Capabilities::PROBE`]. A destination sends [`LeftToDo`](ToSource::LeftToDo)
+//! [`Capabilities::PROBE`], and [`CopiesDisks`](ToDestination::CopiesDisks) and what follows from
+//! it only with [`Capabilities::DISKS`]. A destination sends [`LeftToDo`](ToSource::LeftToDo)
 //! only to a source with [`Capabilities::LEFT_TO_DO`], and
 //! [`ResumeTime`](ToSource::ResumeTime) only to one with
 //! [`Capabilities::RESUME_TIME`].
@@ -213,18 +214,18 @@ pub use compatibility::{
 };
 pub use framing::{
     ControlError, ControlMessage, DecodeError, Decoder, EncodeError, Frame, HEADER_LEN,
-    MAX_CONTROL, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Message,
-    StreamError, Subject, control_frame, decode_control, encode_control,
+    MAX_CONTROL, MAX_DISK_BYTES, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS,
+    Message, StreamError, Subject, control_frame, decode_control, encode_control,
 };
 pub use limits::Limits;
 pub use messages::{
     AuxiliaryBlock, BlockDescription, CpuidRegister, CpuidWord, DestinationStage, Device,
-    DeviceStateDigest, DeviceStateError, Domain, FaultKind, FaultMeasures, GuestDescription,
-    GuestRangeDescription, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE, MAX_DOMAIN_XML, MAX_ECHOES,
-    MAX_FAULTING, MAX_LINKS, MAX_NETWORK_FRAME, MAX_NETWORK_FRAMES, MAX_OBSTACLES, MAX_RANGES,
-    MAX_TEXT, Machine, Mode, NetworkFrame, OFFLOAD_LEN, OutsideLayout, PROBE_PAGES, PageRanges,
-    Processor, ProcessorKind, ProcessorPlace, ProcessorSetting, Processors, RequestSummary,
-    SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource, Topology,
+    DeviceStateDigest, DeviceStateError, Disk, Domain, FaultKind, FaultMeasures, GuestDescription,
+    GuestRangeDescription, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE, MAX_DISKS, MAX_DOMAIN_XML,
+    MAX_ECHOES, MAX_FAULTING, MAX_LINKS, MAX_NETWORK_FRAME, MAX_NETWORK_FRAMES, MAX_OBSTACLES,
+    MAX_RANGES, MAX_TEXT, Machine, Mode, NetworkFrame, OFFLOAD_LEN, OutsideLayout, PROBE_PAGES,
+    PageRanges, Processor, ProcessorKind, ProcessorPlace, ProcessorSetting, Processors,
+    RequestSummary, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource, Topology,
 };
 pub use negotiation::{
     Agreed, CHALLENGE_LEN, Capabilities, HELLO_LEN, Hello, HelloError, MigrationId,

@@ -18,7 +18,7 @@ use std::path::Path;
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
     AuxiliaryBlock, BlockDescription, Capabilities, ControlMessage, CpuidRegister, CpuidWord,
-    DestinationStage, Device, Domain, FaultKind, FaultMeasures, Frame, GuestDescription,
+    DestinationStage, Device, Disk, Domain, FaultKind, FaultMeasures, Frame, GuestDescription,
     GuestRangeDescription, Hello, Machine, MigrationId, Mode, NetworkFrame, PageRanges, Processor,
     ProcessorKind, ProcessorPlace, ProcessorSetting, Processors, RequestSummary, Role, SourceStage,
     StageSummary, ThreadFaults, ToDestination, ToSource, Topology, Versions, control_frame,
@@ -126,6 +126,14 @@ fn to_destination() -> Vec<ToDestination> {
             background_links: 2,
         },
         ToDestination::Echo,
+        ToDestination::CopiesDisks {
+            disks: vec![Disk {
+                device: "/machine/peripheral/vda/virtio-backend".into(),
+                drive: "drive0".into(),
+                bytes: 10 << 30,
+                image: "4e1f:12:1234".into(),
+            }],
+        },
     ]
 }
 
@@ -308,6 +316,7 @@ fn destination_name(message: &ToDestination) -> &'static str {
         ToDestination::Domain { .. } => "to-destination-domain",
         ToDestination::Probe { .. } => "to-destination-probe",
         ToDestination::Echo => "to-destination-echo",
+        ToDestination::CopiesDisks { .. } => "to-destination-copies-disks",
     }
 }
 
@@ -365,6 +374,9 @@ fn streams() -> BTreeMap<&'static str, Vec<u8>> {
     let mut pages = Frame::Pages { range: range(9, 1) }.encode().to_vec();
     pages.extend([0x5a; 4096]);
     streams.insert("frame-pages", pages);
+    let mut disk = Frame::Disk { len: 5 }.encode().to_vec();
+    disk.extend(b"NBDMA");
+    streams.insert("frame-disk", disk);
     for frame in [
         Frame::Zeros {
             range: range(512, 1024),
@@ -378,7 +390,9 @@ fn streams() -> BTreeMap<&'static str, Vec<u8>> {
             Frame::Zeros { .. } => "frame-zeros",
             Frame::Request { .. } => "frame-request",
             Frame::Ack { .. } => "frame-ack",
-            Frame::Control { .. } | Frame::Pages { .. } => panic!("this frame has a payload"),
+            Frame::Control { .. } | Frame::Pages { .. } | Frame::Disk { .. } => {
+                panic!("this frame has a payload")
+            }
         };
         streams.insert(name, frame.encode().to_vec());
     }
@@ -387,6 +401,7 @@ fn streams() -> BTreeMap<&'static str, Vec<u8>> {
         ("hello-urgent", Role::Urgent),
         ("hello-background", Role::Background { index: 1 }),
         ("hello-frames", Role::Frames),
+        ("hello-disk", Role::Disk { index: 3 }),
     ] {
         let hello = Hello {
             versions: Versions::new(1, 1).unwrap(),
@@ -435,6 +450,6 @@ fn each_message_has_its_number_and_is_in_the_list() {
             .map(|message| hikkoshi_wire::encode_control(message).unwrap());
         payloads.map(|payload| payload[0]).collect()
     }
-    assert_eq!(numbers(&to_destination()), (0..21).collect::<Vec<u8>>());
+    assert_eq!(numbers(&to_destination()), (0..22).collect::<Vec<u8>>());
     assert_eq!(numbers(&to_source()), (0..23).collect::<Vec<u8>>());
 }

@@ -109,6 +109,57 @@ impl DiskImage {
         Ok(image)
     }
 
+    /// Creates an image in `folder` that holds nothing, and has room for `content`.
+    ///
+    /// # Errors
+    /// When qemu-img is missing or fails.
+    pub fn blank(
+        lab: &Lab,
+        folder: Option<&Path>,
+        name: &str,
+        format: DiskFormat,
+        content: DiskContent,
+    ) -> Result<Self, LabError> {
+        let folder = folder.map_or_else(|| lab.disk_folder(), |folder| Ok(folder.to_owned()))?;
+        let image = Self {
+            path: folder.join(format!("{name}.{}", format.option())),
+            format,
+            content,
+            _lab: lab.clone(),
+        };
+        let (DiskContent::Blocks { mib } | DiskContent::FileSystem { mib, .. }) = content else {
+            return Err(image.damaged("the size of Debian's disk is not known".to_owned()));
+        };
+        let mut create = Command::new(qemu_img()?);
+        create.args(["create", "-q", "-f", format.option()]);
+        spawn::run(create.arg(&image.path).arg(format!("{mib}M")))?;
+        Ok(image)
+    }
+
+    /// Whether both images have the same content now, whoever uses them.
+    ///
+    /// # Errors
+    /// When qemu-img is missing or cannot read one.
+    pub fn has_content_of(&self, other: &Self) -> Result<bool, LabError> {
+        let mut compare = Command::new(qemu_img()?);
+        compare.args(["compare", "-q", "-U"]);
+        compare.args(["-f", self.format.option(), "-F", other.format.option()]);
+        let output = compare.arg(&self.path).arg(&other.path).output();
+        let output = output.map_err(|source| LabError::Start {
+            program: "qemu-img".to_owned(),
+            source,
+        })?;
+        // qemu-img(1): 1 if they differ.
+        match output.status.code() {
+            Some(0) => Ok(true),
+            Some(1) => Ok(false),
+            _ => Err(self.damaged(format!(
+                "qemu-img compare: {}",
+                String::from_utf8_lossy(&output.stderr)
+            ))),
+        }
+    }
+
     /// The image's path.
     pub fn path(&self) -> &Path {
         &self.path
@@ -328,6 +379,17 @@ mod tests {
         }
         let left: Vec<_> = fs::read_dir(lab.disk_folder().unwrap()).unwrap().collect();
         assert!(left.is_empty(), "{left:?}");
+    }
+
+    #[test]
+    fn images_are_compared() {
+        let lab = Lab::new().unwrap();
+        let content = DiskContent::Blocks { mib: 1 };
+        let image = DiskImage::new(&lab, "one", DiskFormat::Raw, content).unwrap();
+        let same = DiskImage::new(&lab, "same", DiskFormat::Qcow2, content).unwrap();
+        let blank = DiskImage::blank(&lab, None, "blank", DiskFormat::Qcow2, content).unwrap();
+        assert!(image.has_content_of(&same).unwrap());
+        assert!(!image.has_content_of(&blank).unwrap());
     }
 
     #[test]

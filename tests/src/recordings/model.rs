@@ -445,6 +445,7 @@ impl<'a> Model<'a> {
             },
             pages: self.pages,
             bytes: self.bytes,
+            disks: Vec::new(),
             repeats: source.then_some(self.repeats),
             bytes_per_second: rate,
             dirty_pages_per_second: dirty,

@@ -13,6 +13,8 @@ pub enum MessageKind {
     HelloBackground,
     /// Source: opens the link for network frames.
     HelloFrames,
+    /// Source: opens the link for a disk.
+    HelloDisk,
     /// Destination: its greeting on any link.
     Greeting,
     /// Sent by the source.
@@ -21,6 +23,8 @@ pub enum MessageKind {
     Machine,
     /// Sent by the source.
     KeepsFrames,
+    /// Sent by the source.
+    CopiesDisks,
     /// Sent by the source.
     Processors,
     /// Sent by the source.
@@ -39,6 +43,8 @@ pub enum MessageKind {
     Request,
     /// Destination: acknowledges pages on a background link.
     Ack,
+    /// Either side: bytes of a disk's connection.
+    DiskBytes,
     /// Sent by the source.
     Discard,
     /// Sent by the source.
@@ -134,6 +140,7 @@ pub(super) fn from_source(payload: &[u8]) -> MessageKind {
         ToDestination::Domain { .. } => MessageKind::Domain,
         ToDestination::Probe { .. } => MessageKind::Probe,
         ToDestination::Echo => MessageKind::Echo,
+        ToDestination::CopiesDisks { .. } => MessageKind::CopiesDisks,
     }
 }
 

@@ -300,6 +300,7 @@ impl Shared {
             (true, Role::Urgent) => MessageKind::HelloUrgent,
             (true, Role::Background { .. }) => MessageKind::HelloBackground,
             (true, Role::Frames) => MessageKind::HelloFrames,
+            (true, Role::Disk { .. }) => MessageKind::HelloDisk,
             (false, _) => MessageKind::Greeting,
         };
         let mut challenge = [0; CHALLENGE_LEN];
@@ -324,6 +325,7 @@ impl Shared {
                 Frame::Zeros { .. } => MessageKind::Zeros,
                 Frame::Request { .. } => MessageKind::Request,
                 Frame::Ack { .. } => MessageKind::Ack,
+                Frame::Disk { .. } => MessageKind::DiskBytes,
                 Frame::Control { .. } if to_destination => from_source(&bytes[HEADER_LEN..]),
                 Frame::Control { .. } => from_destination(&bytes[HEADER_LEN..]),
             };

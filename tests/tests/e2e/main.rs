@@ -9,6 +9,7 @@ mod check;
 mod cli_output;
 mod completion;
 mod control;
+mod copy_disks;
 mod cpu_compatibility;
 mod daemon_certificates;
 mod daemon_domains;

@@ -81,6 +81,7 @@ pub(crate) fn state(migration: &Migration, at_ms: u64) -> State {
             background: 2003,
             device_state: 2004,
         },
+        disks: Vec::new(),
         repeats: is_source.then_some(Repeats {
             precopy: Repeated {
                 pages: 1005,

@@ -125,7 +125,7 @@ impl Session {
     }
 
     /// Waits for the source's other links: `background_links` for background pages, one for urgent
-    /// pages if `urgent`, and one for frames if `frames`.
+    /// pages if `urgent`, one for frames if `frames`, and `disks` for disks.
     #[allow(clippy::too_many_arguments, reason = "each is needed once, here")]
     pub(crate) fn await_links(
         &mut self,
@@ -134,6 +134,7 @@ impl Session {
         background_links: u16,
         urgent: bool,
         frames: bool,
+        disks: u16,
         stall_timeout: Duration,
         cancel: &CancelFlag,
     ) -> Result<Links, DestinationFailure> {
@@ -141,9 +142,11 @@ impl Session {
         let deadline = Instant::now() + LINKS_TIMEOUT;
         let (mut urgent_link, mut frames_link) = (None, None);
         let mut background: Vec<Option<_>> = (0..background_links).map(|_| None).collect();
+        let mut disk_links: Vec<Option<_>> = (0..disks).map(|_| None).collect();
         while background.iter().any(Option::is_none)
             || (urgent && urgent_link.is_none())
             || (frames && frames_link.is_none())
+            || disk_links.iter().any(Option::is_none)
         {
             if cancel.is_cancelled() {
                 return Err(DestinationFailure::Cancelled);
@@ -191,6 +194,7 @@ impl Session {
                 Role::Background { index } => background.get_mut(usize::from(index)),
                 Role::Urgent if urgent => Some(&mut urgent_link),
                 Role::Frames if frames => Some(&mut frames_link),
+                Role::Disk { index } => disk_links.get_mut(usize::from(index)),
                 _ => None,
             };
             let Some(slot) = slot else {
@@ -218,6 +222,7 @@ impl Session {
                 .collect(),
             urgent: urgent_link.map(|(_, ends)| ends),
             frames: frames_link.map(|(_, ends)| ends),
+            disks: disk_links.into_iter().flatten().collect(),
         })
     }
 
@@ -249,6 +254,11 @@ impl Session {
         if let Err(error) = self.send(message, "sending the last message") {
             tracing::debug!(error = %Report::new(&error), ?message, "the source does not receive the reason why this side ends");
         }
+    }
+
+    /// Ends every thread that works on a link.
+    pub(crate) fn stop(&self) -> CancelFlag {
+        self.stop.clone()
     }
 
     /// Which pages exist.
@@ -328,4 +338,6 @@ pub(crate) struct Links {
     pub(crate) urgent: Option<(LinkReader, LinkWriter)>,
     /// Frames that arrived for the guest at the source.
     pub(crate) frames: Option<Ends>,
+    /// For each disk that is copied, with its connection.
+    pub(crate) disks: Vec<(Arc<Stream>, Ends)>,
 }

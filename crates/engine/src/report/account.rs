@@ -2,6 +2,7 @@
 
 use hikkoshi_wire::Mode;
 
+use crate::disks::DiskProgress;
 use crate::network_frames::FramesAccount;
 use crate::report::{
     AsynchronousFaults, CollapseAccount, Outage, Repeats, RequestStatistics, RoundAccount,
@@ -111,6 +112,10 @@ pub struct Account {
     /// that were dirty again when they were sent in a pre-copy round, and so were sent once more
     /// only because the log had been taken too early. Those of the last round are not counted.
     pub stale_pages: Option<u64>,
+    /// At the source: the disks that were copied.
+    pub disks: Vec<DiskProgress>,
+    /// Bytes of the disks' connections, from the source to the destination.
+    pub disk_bytes: u64,
     /// Drains of the guest's devices, where it needed them.
     pub drains: Option<Drains>,
     /// Frames that arrived for the guest during the switchover, where they were kept.

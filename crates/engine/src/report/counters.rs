@@ -32,6 +32,8 @@ pub struct Counters {
     /// See
     /// [`RequestStatistics::requests_under_way`](crate::report::RequestStatistics::requests_under_way).
     pub requests_under_way: AtomicU64,
+    /// Bytes of the disks' connections, from the source to the destination, without framing.
+    pub disk_bytes: AtomicU64,
     /// See [`Drains::count`].
     drains: AtomicU64,
     /// Nanoseconds in all drains.
@@ -48,6 +50,7 @@ impl Counters {
             &self.precopy_bytes,
             &self.urgent_bytes,
             &self.background_bytes,
+            &self.disk_bytes,
         ];
         all.iter()
             .fold(0, |sum, part| sum.wrapping_add(part.load(Relaxed)))

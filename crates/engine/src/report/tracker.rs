@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 /// The phase that a migration is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Links are opened, machines are compared.
+    /// Links are opened, machines are compared, disks are copied.
     Connecting,
     /// Pages are sent while the guest runs at the source.
     Precopy,

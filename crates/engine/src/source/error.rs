@@ -91,6 +91,12 @@ pub enum SourceFailure {
          processors with the guest's; update it"
     )]
     OlderDestination,
+    /// The destination cannot copy disks.
+    #[error(
+        "offering the guest to the destination: hikkoshi there is too old to copy disks; update \
+         it, or move the guest without --copy-disks"
+    )]
+    NoDiskCopies,
     /// A link failed.
     #[error("{doing}")]
     Link {

@@ -1,6 +1,8 @@
 //! What the source tells of its guest before anything moves.
 
-use hikkoshi_wire::{Capabilities, Domain, GuestDescription, Machine, Processors, ToDestination};
+use hikkoshi_wire::{
+    Capabilities, Disk, Domain, GuestDescription, Machine, Processors, ToDestination,
+};
 
 use crate::guest::SourceGuest;
 
@@ -15,6 +17,8 @@ pub struct GuestOffer<'a> {
     pub machine: Machine,
     /// What the destination's management daemon needs to create it.
     pub domain: Option<Domain>,
+    /// The disks that are copied.
+    pub disks: Vec<Disk>,
 }
 
 impl<'a> GuestOffer<'a> {
@@ -25,6 +29,7 @@ impl<'a> GuestOffer<'a> {
             processors: guest.processors(),
             machine: guest.machine(),
             domain: guest.domain(),
+            disks: guest.disks(),
         }
     }
 

@@ -142,6 +142,11 @@ pub(crate) fn with_context(
                 round_accounts,
                 outages,
                 stale_pages: shared.options.log_ranges.map(|_| shared.counters.stale()),
+                disks: shared.live.disks(),
+                disk_bytes: shared
+                    .counters
+                    .disk_bytes
+                    .load(std::sync::atomic::Ordering::Relaxed),
                 drains: shared.counters.drains(),
                 requests: RequestStatistics {
                     requests_under_way: postcopy.then(|| shared.counters.requests_under_way()),

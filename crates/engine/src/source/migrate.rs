@@ -10,10 +10,12 @@ use hikkoshi_link::{BackgroundSender, HandshakeError, Remote};
 use hikkoshi_memory::Backing;
 use hikkoshi_wire::{MigrationId, Mode};
 
+use crate::disks::DiskRelay;
 use crate::guest::SourceGuest;
 use crate::report::{Account, Phase};
 use crate::retry::RetryBudget;
 use crate::source::context::{MigrateControl, MigrationContext};
+use crate::source::disks;
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::guest_offer::GuestOffer;
 use crate::source::handover_driver::{ActiveLinks, HandoverDriver};
@@ -119,7 +121,8 @@ fn run(
         write_counts,
     ));
     let mut rounds = 0;
-    let switched = before_pause(shared, guest, &mut session, links, &unsent, &mut rounds)
+    let switched = disks::copy(shared, guest, &mut session)
+        .and_then(|()| before_pause(shared, guest, &mut session, links, &unsent, &mut rounds))
         .and_then(|rest| switchover::switch(shared, guest, &mut session, rest, &unsent));
     let ReadySwitchover { paused, postcopy } = match switched {
         Ok(switched) => switched,
@@ -204,6 +207,9 @@ fn cancel(
     session: &mut Session,
     cause: SourceFailure,
 ) -> (MigrateError, bool) {
+    let cause = session.explain_disks(cause);
+    // Before the guest runs: its writes would wait for the destination.
+    session.disks.iter().for_each(DiskRelay::abort);
     let resumed = guest.resume();
     let cause = session.explain(cause);
     let may_be_undelivered = notify_guest_kept::may_be_undelivered(&cause);

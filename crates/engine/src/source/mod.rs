@@ -14,6 +14,7 @@ mod ask_destination;
 mod chunks;
 mod context;
 mod control;
+mod disks;
 mod error;
 mod give_up;
 mod guest_offer;

@@ -9,6 +9,7 @@ use clap::{ArgGroup, Args};
 use hikkoshi_engine::{LogRanges, Mode, Priority, ReadAhead, SourceOptions};
 use hikkoshi_link::Address;
 use hikkoshi_link::tls::Invitation;
+use hikkoshi_qemu::DiskSelection;
 
 use super::convergence::ConvergenceOptions;
 use super::domain::{DomainArgs, DomainOptions};
@@ -121,6 +122,24 @@ pub(crate) struct MigrateOptions {
     #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
     pub no_keep_frames: bool,
 
+    /// Copy the guest's disks to the destination's, while the guest runs
+    ///
+    /// By default each disk that the guest can write to and that is a file of this host. With
+    /// DISKS, a list with commas: those disks, by the device's id, the -drive's name or the block
+    /// node's. The destination's QEMU must have images of the same size; what they hold is
+    /// overwritten. Memory follows when all disks are the same on both sides. Not for libvirt
+    /// domains.
+    #[arg(verbatim_doc_comment,
+        long,
+        value_name = "DISKS",
+        value_delimiter = ',',
+        num_args = 0..=1,
+        require_equals = true,
+        conflicts_with = "resume",
+        help_heading = MIGRATION
+    )]
+    pub copy_disks: Option<Vec<String>>,
+
     /// End the source's QEMU after the migration has completed
     ///
     /// Then the old guest cannot be continued by mistake. QEMU is ended only if the exit status is
@@ -226,6 +245,15 @@ impl Migrate {
 }
 
 impl MigrateOptions {
+    /// Which disks are copied, if any are.
+    pub(crate) fn copied_disks(&self) -> Option<DiskSelection> {
+        let names = self.copy_disks.as_ref()?;
+        Some(match names.is_empty() {
+            true => DiskSelection::All,
+            false => DiskSelection::Named(names.clone()),
+        })
+    }
+
     /// These options, and where one was not given, that of `earlier`.
     #[must_use]
     pub(crate) fn or(self, earlier: Self) -> Self {
@@ -238,6 +266,8 @@ impl MigrateOptions {
             bandwidth: self.bandwidth.or(earlier.bandwidth),
             allow_cpu_mismatch: self.allow_cpu_mismatch || earlier.allow_cpu_mismatch,
             no_keep_frames: self.no_keep_frames || earlier.no_keep_frames,
+            // They are complete before a migration can be resumed.
+            copy_disks: self.copy_disks,
             quit_source: self.quit_source || earlier.quit_source,
             domain: self.domain.or(&earlier.domain),
             journaled: self.journaled.or(earlier.journaled),
@@ -353,6 +383,23 @@ mod tests {
         assert!(!parses(&format!("h:1 --name ../web {certificates}")));
         assert!(!parses(&format!("h:1 --plaintext {certificates}")));
         assert!(!parses(&format!("--to - {certificates}")));
+    }
+
+    #[test]
+    fn disks_are_copied_on_request() {
+        let of = |words: &str| {
+            migrate(&format!("--qmp /q h:1 {words}"))
+                .options
+                .copied_disks()
+        };
+        assert_eq!(of(""), None);
+        assert_eq!(of("--copy-disks"), Some(DiskSelection::All));
+        let named = DiskSelection::Named(vec!["vda".into(), "vdb".into()]);
+        assert_eq!(of("--copy-disks=vda,vdb"), Some(named));
+        // What follows is the address.
+        let address = migrate("--qmp /q --copy-disks h:1").address.unwrap();
+        assert_eq!(address.to_string(), "h:1");
+        assert!(try_migrate("--qmp /q --resume --copy-disks").is_err());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use hikkoshi_engine::report::{
     LatencySummary, RequestStatistics, Stages, SwitchoverStep, ThreadFaults,
 };
 use hikkoshi_engine::{Account, FramesAccount};
-use hikkoshi_status::{Migration, Outage, Repeats, Round, Side};
+use hikkoshi_status::{DiskCopy, Migration, Outage, Repeats, Round, Side};
 use serde::Serialize;
 
 use crate::status;
@@ -30,6 +30,10 @@ pub(crate) struct AccountReport<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     rounds_detail: Vec<Round>,
     outages: Vec<Outage>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    disks: Vec<DiskCopy>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disk_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     stale_pages: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -208,6 +212,8 @@ impl<'a> From<&'a Account> for AccountReport<'a> {
             repeats: account.repeats.as_ref().map(status::repeats),
             rounds_detail: account.round_accounts.iter().map(status::round).collect(),
             outages: account.outages.iter().map(status::outage).collect(),
+            disks: account.disks.iter().map(status::disk).collect(),
+            disk_bytes: (account.disk_bytes > 0).then_some(account.disk_bytes),
             stale_pages: account.stale_pages,
             drains: account.drains.map(|drains| DrainsReport {
                 count: drains.count,
@@ -335,6 +341,7 @@ impl<'a> From<&'a CollapseFailures> for FailuresReport<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hikkoshi_engine::DiskProgress;
     use hikkoshi_engine::Mode;
     use hikkoshi_engine::report::{Bytes, Drains, Outage, Pages, Repeated, Repeats, RoundAccount};
     use std::time::Duration;
@@ -365,6 +372,13 @@ mod tests {
                 step: "saved",
                 at_ms: 0.5,
             }],
+            disks: vec![DiskProgress {
+                name: "vda".into(),
+                copied: 41,
+                total: 42,
+                in_sync: true,
+            }],
+            disk_bytes: 43,
             rounds: 2,
             postcopy: true,
             pages: Pages {
@@ -457,6 +471,8 @@ mod tests {
             r#""requested":{"pages":0,"bytes":0}},"#,
             r#""rounds_detail":[{"round":1,"begun_ms":34,"ended_ms":35,"pages":36,"zero":37,"#,
             r#""bytes":38,"dirty_pages":null}],"outages":[{"from_ms":39,"to_ms":40}],"#,
+            r#""disks":[{"name":"vda","copied_bytes":41,"total_bytes":42,"in_sync":true}],"#,
+            r#""disk_bytes":43,"#,
             r#""stale_pages":29,"#,
             r#""drains":{"count":10,"total_ms":11.5,"max_ms":12.5},"#,
             r#""frames":{"kept":13,"delivered":14,"dropped":15},"#,

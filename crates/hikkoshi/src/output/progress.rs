@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hikkoshi_engine::Observer;
 use hikkoshi_engine::report::Live;
-use hikkoshi_status::{Converges, GuestAt, Phase, State, TimeLeft};
+use hikkoshi_status::{Converges, DiskCopy, GuestAt, Phase, State, TimeLeft};
 use serde::Serialize;
 
 use crate::args::ProgressFormat;
@@ -111,10 +111,12 @@ struct Lines(Every);
 
 impl Display for Lines {
     fn state(&self, state: &State) {
-        // There is nothing to count before a phase has pages. How many a destination receives in
-        // pre-copy is not known.
-        let has_pages = state.total_pages > 0 || state.phase == Phase::Precopy;
-        if has_pages && self.0.is_due(state) {
+        // There is nothing to count before a phase has pages, or disks are copied. How many pages a
+        // destination receives in pre-copy is not known.
+        let counts = state.total_pages > 0
+            || !state.disks.is_empty()
+            || state.phase == Phase::Precopy;
+        if counts && self.0.is_due(state) {
             streams::progress_text(&ProgressLine::of(state).in_full());
         }
     }
@@ -146,6 +148,8 @@ pub(crate) struct ProgressReport<'a> {
     time_left: Option<TimeLeft>,
     converges: Option<Converges>,
     guest_at: GuestAt,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    disks: &'a [DiskCopy],
     stage: &'a str,
     peer_stage: &'a str,
     downtime_ms: Option<f64>,
@@ -180,6 +184,7 @@ impl<'a> From<&'a State> for ProgressReport<'a> {
             time_left: state.time_left,
             converges: state.converges,
             guest_at: state.guest_at,
+            disks: &state.disks,
             stage: &state.stage,
             peer_stage: &state.peer_stage,
             downtime_ms: state.downtime_ms,
@@ -215,6 +220,7 @@ pub(super) mod tests {
             guest_at: GuestAt::Source,
             pages: Pages::default(),
             bytes: Bytes::default(),
+            disks: Vec::new(),
             repeats: None,
             bytes_per_second: 123.4 * 1_048_576.0,
             dirty_pages_per_second: Some(2560.0),

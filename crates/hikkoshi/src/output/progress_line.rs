@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use hikkoshi_status::{Converges, Phase, State, TimeLeft};
+use hikkoshi_status::{Converges, DiskCopy, Phase, State, TimeLeft};
 
 use crate::output::report::{mib, seconds};
 use crate::output::stderr::ProgressBar;
@@ -16,6 +16,8 @@ pub(super) struct ProgressLine {
     phase: String,
     done: u64,
     total: u64,
+    /// Whether these are bytes of disks, and not pages.
+    is_disks: bool,
     rate: String,
     /// What was sent, or has arrived, so far.
     bytes: String,
@@ -30,10 +32,20 @@ pub(super) struct ProgressLine {
 impl ProgressLine {
     pub(super) fn of(state: &State) -> Self {
         let (left, range) = left(state);
+        let is_disks = copies_disks(state);
+        let sum = |bytes: fn(&DiskCopy) -> u64| {
+            let each = state.disks.iter().map(bytes);
+            each.fold(0, u64::saturating_add)
+        };
+        let (done, total) = match is_disks {
+            true => (sum(|disk| disk.copied_bytes), sum(|disk| disk.total_bytes)),
+            false => (state.done_pages, state.total_pages),
+        };
         Self {
             phase: phase(state),
-            done: state.done_pages,
-            total: state.total_pages,
+            done,
+            total,
+            is_disks,
             rate: rate(state.bytes_per_second),
             bytes: bytes(state),
             guest: guest(state),
@@ -48,12 +60,17 @@ impl ProgressLine {
             phase,
             done,
             total,
+            is_disks,
             rate,
             bytes,
             guest,
             left,
             range,
         } = self;
+        if *is_disks {
+            let (done, total) = (mib(*done), mib(*total));
+            return format!("{phase}: {done} of {total}, {rate}");
+        }
         let pages = match total {
             0 => String::new(),
             _ => format!("{done} of {total} pages, "),
@@ -137,12 +154,18 @@ fn bar(done: u64, total: u64, columns: usize) -> String {
 /// The phase, for people.
 pub(super) fn phase(state: &State) -> String {
     match state.phase {
+        Phase::Connecting if copies_disks(state) => "copying disks".into(),
         Phase::Connecting => "connecting".into(),
         Phase::Precopy if state.round == 0 => "pre-copy".into(),
         Phase::Precopy => format!("pre-copy, round {}", state.round),
         Phase::Switchover => "switchover".into(),
         Phase::Postcopy => "post-copy".into(),
     }
+}
+
+/// Whether disks are copied now, and no memory yet.
+fn copies_disks(state: &State) -> bool {
+    state.phase == Phase::Connecting && !state.disks.is_empty()
 }
 
 /// Bytes per second.
@@ -256,6 +279,26 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn disks_are_counted_in_bytes() {
+        let mut state = at(0, 0);
+        state.phase = Phase::Connecting;
+        let disk = |copied_bytes, total_bytes| DiskCopy {
+            name: "vda".into(),
+            copied_bytes,
+            total_bytes,
+            in_sync: false,
+        };
+        state.disks = vec![disk(1 << 20, 3 << 20), disk(2 << 20, 3 << 20)];
+        assert_eq!(
+            ProgressLine::of(&state).in_full(),
+            "copying disks: 3.0 MiB of 6.0 MiB, 123.4 MiB/s"
+        );
+        assert!(line(&state, 60).contains(" 50% "), "{}", line(&state, 60));
+        state.phase = Phase::Precopy;
+        assert!(ProgressLine::of(&state).in_full().contains("pages"));
     }
 
     #[test]

@@ -126,7 +126,9 @@ impl From<&SourceFailure> for Reason {
     fn from(failure: &SourceFailure) -> Self {
         match failure {
             SourceFailure::Connect { .. } => Self::Connect,
-            SourceFailure::Refused(_) | SourceFailure::OlderDestination => Self::Refused,
+            SourceFailure::Refused(_)
+            | SourceFailure::OlderDestination
+            | SourceFailure::NoDiskCopies => Self::Refused,
             SourceFailure::Link { cause, .. } => Self::of_link(cause),
             // The reason why the links were lost. The message says why reconnecting failed.
             SourceFailure::ReconnectTimedOut { lost, .. } => Self::from(&**lost),

@@ -56,6 +56,14 @@ pub(crate) fn readable(account: &Account, verbose: bool) -> String {
     row(&mut text, "urgent", pages.urgent, Some(bytes.urgent));
     row(&mut text, "zero", pages.zero, None);
     let _ = writeln!(text, "  device state {:>27}", mib(bytes.device_state));
+    for disk in &account.disks {
+        let _ = writeln!(
+            text,
+            "  disk {:<15} {:>19} copied",
+            disk.name,
+            mib(disk.copied)
+        );
+    }
     if let Some(private) = account.source_private_bytes {
         let _ = writeln!(
             text,

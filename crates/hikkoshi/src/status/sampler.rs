@@ -6,7 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use hikkoshi_engine::report::{
     GuestAt, Live, Outage, Phase, Repeated, Repeats, RoundAccount, Snapshot, Stage,
 };
-use hikkoshi_engine::{Mode, SourceControl, SourceOptions, report};
+use hikkoshi_engine::{DiskProgress, Mode, SourceControl, SourceOptions, report};
 use hikkoshi_estimate::WorkingSet;
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_pages::{GuestRange, PAGE_BYTES};
@@ -60,7 +60,7 @@ impl Sampler {
             self.phase = now.phase;
         }
         let bytes = now.bytes;
-        let bytes = bytes.precopy + bytes.urgent + bytes.background;
+        let bytes = bytes.precopy + bytes.urgent + bytes.background + now.disk_bytes;
         let bytes_per_second = self.bytes.add(now.at, bytes).present;
         let pages = now.pages;
         let done = pages.precopy + pages.zero + pages.urgent + pages.background;
@@ -189,6 +189,7 @@ fn state(now: &Snapshot) -> State {
         limits: None,
         time_left: None,
         converges: None,
+        disks: now.disks.iter().map(disk).collect(),
         missing_pages: now.missing,
         waiting_pages: now.waiting.len() as u64,
         requests: status::Requests {
@@ -214,6 +215,16 @@ fn state(now: &Snapshot) -> State {
         rounds: now.rounds.iter().map(round).collect(),
         outages: now.outages.iter().map(outage).collect(),
         map: status::Map::default(),
+    }
+}
+
+/// The copy of a disk.
+pub(crate) fn disk(disk: &DiskProgress) -> status::DiskCopy {
+    status::DiskCopy {
+        name: disk.name.clone(),
+        copied_bytes: disk.copied,
+        total_bytes: disk.total,
+        in_sync: disk.in_sync,
     }
 }
 
@@ -303,6 +314,8 @@ pub(super) mod tests {
             },
             repeats: None,
             bytes: Bytes::default(),
+            disks: Vec::new(),
+            disk_bytes: 0,
             missing: None,
             waiting: Vec::new(),
             requests: LatencySummary::default(),
@@ -336,6 +349,12 @@ pub(super) mod tests {
         });
         now.downtime = Some(Duration::from_micros(2500));
         now.likely_downtime = Some(Duration::from_micros(1500));
+        now.disks = vec![DiskProgress {
+            name: "vda".into(),
+            copied: 5,
+            total: 9,
+            in_sync: false,
+        }];
         now.outages = vec![Outage {
             from: Duration::from_millis(3),
             to: None,
@@ -356,5 +375,7 @@ pub(super) mod tests {
             ("owned", "receiving")
         );
         assert_eq!(state.outages[0].from_ms, 3);
+        let copy = &state.disks[0];
+        assert_eq!((copy.copied_bytes, copy.total_bytes), (5, 9));
     }
 }

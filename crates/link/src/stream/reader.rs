@@ -189,6 +189,22 @@ impl LinkReader {
         self.input.get_mut().deadline = deadline;
     }
 
+    /// Reads the next bytes of a disk's connection into `bytes`. `false`: no more follow.
+    ///
+    /// # Errors
+    /// The link's failure, or another frame.
+    pub fn disk(&mut self, bytes: &mut Vec<u8>) -> Result<bool, LinkError> {
+        match self.frame()? {
+            // The decoder bounds the length.
+            frame @ Frame::Disk { .. } => {
+                bytes.resize(frame.payload_len(), 0);
+                self.payload(bytes)?;
+                Ok(!bytes.is_empty())
+            }
+            other => Err(LinkError::Protocol(format!("{other:?} on a disk's link"))),
+        }
+    }
+
     /// Reads one control message.
     ///
     /// # Errors

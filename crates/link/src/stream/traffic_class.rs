@@ -7,7 +7,7 @@ use hikkoshi_wire::Role;
 pub(crate) enum TrafficClass {
     /// The urgent and the control link: the guest or the other side waits for the data.
     Urgent,
-    /// Background links, and the link for network frames.
+    /// Background links, and the links for network frames and disks.
     Bulk,
 }
 
@@ -15,7 +15,7 @@ impl TrafficClass {
     /// The traffic class of a link.
     pub(crate) fn of(role: Role) -> Self {
         match role {
-            Role::Background { .. } | Role::Frames => Self::Bulk,
+            Role::Background { .. } | Role::Frames | Role::Disk { .. } => Self::Bulk,
             _ => Self::Urgent,
         }
     }
@@ -83,5 +83,9 @@ mod tests {
             TrafficClass::Bulk
         );
         assert_eq!(TrafficClass::of(Role::Frames), TrafficClass::Bulk);
+        assert_eq!(
+            TrafficClass::of(Role::Disk { index: 0 }),
+            TrafficClass::Bulk
+        );
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use hikkoshi_pages::PageRange;
-use hikkoshi_wire::{ControlMessage, Frame, encode_control};
+use hikkoshi_wire::{ControlMessage, Frame, MAX_DISK_BYTES, encode_control};
 
 use crate::stream::error::{TICK, is_timeout};
 use crate::tls::Sealer;
@@ -120,6 +120,18 @@ impl LinkWriter {
     pub fn pages(&mut self, range: PageRange, content: &[u8]) -> Result<(), LinkError> {
         debug_assert_eq!(range.bytes(), content.len() as u64);
         self.write(&Frame::Pages { range }.encode(), content)
+    }
+
+    /// Sends the next bytes of a disk's connection: at most
+    /// [`MAX_DISK_BYTES`](hikkoshi_wire::MAX_DISK_BYTES). None: no more follow.
+    ///
+    /// # Errors
+    /// The link's failure, or too many bytes.
+    pub fn disk(&mut self, bytes: &[u8]) -> Result<(), LinkError> {
+        let len = u32::try_from(bytes.len()).ok();
+        let len = len.filter(|_| bytes.len() <= MAX_DISK_BYTES);
+        let len = len.ok_or_else(|| LinkError::Protocol("too many bytes of a disk".into()))?;
+        self.write(&Frame::Disk { len }.encode(), bytes)
     }
 
     /// Sends a control message.

@@ -68,7 +68,7 @@ impl Disk {
 }
 
 /// The file of a node's description: options as `json:` are searched for it.
-fn file_of(described: &str) -> String {
+pub(crate) fn file_of(described: &str) -> String {
     let Some(options) = described.strip_prefix("json:") else {
         return described.to_owned();
     };

@@ -27,6 +27,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 pub use self::destination_line::DestinationLine;
+pub(crate) use self::disks::file_of as image_file;
 pub(crate) use self::exact::Exact;
 use crate::attach::{AttachError, process};
 use crate::qmp::{CONNECT_TIMEOUT, Client};

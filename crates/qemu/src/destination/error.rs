@@ -217,6 +217,9 @@ pub(crate) enum ReleaseDestinationError {
     /// Restoring the settings failed.
     #[error("restoring QEMU's migration settings")]
     Settings(#[from] MonitorError),
+    /// The disks are still served.
+    #[error("ending the NBD server of QEMU (end this QEMU before its images are used elsewhere)")]
+    Disks(#[source] MonitorError),
 }
 
 /// The descriptor's number, behind a comma, if it is known.

@@ -1,5 +1,6 @@
 //! The engine's interface to a destination.
 
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,11 +9,11 @@ use hikkoshi_engine::{CancelFlag, DestinationGuest, FrameDelivery, GuestError, T
 use hikkoshi_linux::Process;
 use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::Userfault;
-use hikkoshi_wire::{GuestDescription, Machine, Processors};
+use hikkoshi_wire::{Disk, GuestDescription, Machine, Processors};
 
 use super::shutdown_listener::ShutdownListener;
 use super::vcpus;
-use super::{KillError, QemuDestination};
+use super::{KillError, QemuDestination, ReleaseDestinationError};
 use crate::attach::privileges;
 use crate::migration_settings::Settings;
 use crate::network;
@@ -65,6 +66,19 @@ impl DestinationGuest for QemuDestination {
     fn filling_userfault(&mut self) -> Result<Option<Arc<Userfault>>, GuestError> {
         let created = self.own_userfault().map_err(GuestError::new)?;
         Ok(Some(created))
+    }
+
+    fn serve_disks(&mut self, disks: &[Disk]) -> Result<(), GuestError> {
+        self.serve(disks).map_err(GuestError::new)
+    }
+
+    fn connect_disk(&mut self, number: usize) -> Result<UnixStream, GuestError> {
+        self.connect_served(number).map_err(GuestError::new)
+    }
+
+    fn end_disks(&mut self) -> Result<(), GuestError> {
+        let ended = self.end_server().map_err(ReleaseDestinationError::Disks);
+        ended.map_err(GuestError::new)
     }
 
     fn check_receiving(&mut self) -> Result<(), GuestError> {

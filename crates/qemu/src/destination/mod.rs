@@ -8,6 +8,7 @@
 //! [`ExitedDestination`](after_exit::ExitedDestination).
 
 pub(crate) mod after_exit;
+mod disks;
 mod error;
 mod exit_watch;
 mod guest;
@@ -32,6 +33,7 @@ use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::RemoteUserfault;
 use hikkoshi_wire::{Machine, Processors};
 
+use self::disks::DiskServer;
 pub use self::error::UserfaultError;
 use self::error::{KillError, LoadError, PrepareError, ReleaseDestinationError, RunError};
 use self::exit_watch::ExitWatch;
@@ -74,6 +76,8 @@ pub struct QemuDestination {
     /// Our end of the socket for the device state. QEMU has the other.
     socket: Option<UnixStream>,
     userfault: Option<RemoteUserfault>,
+    /// What serves disks that are copied.
+    disk_server: Option<DiskServer>,
     /// Whether a guest has been sent here, even in part.
     prepared: bool,
     loading: bool,
@@ -146,6 +150,7 @@ impl QemuDestination {
             settings: Settings::default(),
             socket: None,
             userfault: None,
+            disk_server: None,
             prepared: false,
             loading: false,
             loaded: false,
@@ -213,6 +218,7 @@ impl QemuDestination {
             settings: reattach_info.settings.clone(),
             socket: None,
             userfault,
+            disk_server: None,
             prepared: true,
             loading: true,
             loaded: true,

@@ -32,6 +32,18 @@ impl QemuDestination {
                 Err(error) => first = Err(error.into()),
             }
         }
+        // Before the socket is closed: QEMU may end then.
+        if self.process.is_alive()
+            && let Err(error) = self.end_server()
+        {
+            match error {
+                MonitorError::Qmp(error) if error.is_closed() => {}
+                error if first.is_ok() => first = Err(ReleaseDestinationError::Disks(error)),
+                error => {
+                    tracing::warn!(error = %Report::new(&error), "ending the NBD server of QEMU")
+                }
+            }
+        }
         self.socket = None;
         if let Some(mut piped) = self.piped.take() {
             // A guest that will not run here, in a QEMU that cannot receive another one. But a

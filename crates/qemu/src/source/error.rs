@@ -7,6 +7,7 @@ use hikkoshi_userfault::{CloseRemoteError, RemoteUserfaultError};
 use thiserror::Error;
 
 use crate::attach::preflight::Refusal;
+use crate::disks::jobs::CopyError;
 use crate::qmp::reconnect::MonitorError;
 use crate::qmp::{ConnectError, QmpError};
 use crate::stream::StreamError;
@@ -43,6 +44,9 @@ pub(crate) enum PauseError {
     /// The guest's state has changed since we attached.
     #[error("pausing the guest for the switchover")]
     Refused(#[from] Refusal),
+    /// The copies of its disks were not completed.
+    #[error("pausing the guest for the switchover")]
+    Disks(#[from] CopyError),
     /// The undo record could not be written.
     #[error("pausing the guest for the switchover: writing the undo record")]
     Record(#[source] io::Error),
@@ -135,6 +139,12 @@ pub(crate) enum ReleaseSourceError {
          {node})", node = super::move_lock::NODE
     )]
     MoveLock(#[source] MonitorError),
+    /// What copies the guest's disks was not removed.
+    #[error(
+        "removing the copies of the guest's disks from QEMU (by hand: QMP commands \
+         'block-job-cancel' and 'blockdev-del', for everything called hikkoshi-disk-*)"
+    )]
+    Copies(#[source] MonitorError),
     /// Resuming the guest failed.
     #[error(transparent)]
     Resume(#[from] ResumeError),

@@ -1,14 +1,15 @@
 //! The engine's interface to a source.
 
 use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_engine::report::AsynchronousFaults;
-use hikkoshi_engine::{CancelFlag, FrameCapture, GuestError, SourceGuest};
+use hikkoshi_engine::{CancelFlag, DiskProgress, FrameCapture, GuestError, SourceGuest};
 use hikkoshi_memory::GuestRam;
-use hikkoshi_wire::{Domain, GuestDescription, Machine, Processors};
+use hikkoshi_wire::{Disk, Domain, GuestDescription, Machine, Processors};
 
 use super::QemuSource;
 use crate::network;
@@ -39,6 +40,23 @@ impl SourceGuest for QemuSource {
     fn capture_frames(&mut self) -> Result<Option<Box<dyn FrameCapture>>, GuestError> {
         let client = connected(&mut self.client).map_err(GuestError::new)?;
         network::capture(client, &self.qemu.process).map_err(GuestError::new)
+    }
+
+    fn disks(&self) -> Vec<Disk> {
+        let disks = self.copies.disks.iter();
+        disks.map(|copied| copied.disk.clone()).collect()
+    }
+
+    fn connect_disk(&mut self, number: usize) -> Result<UnixStream, GuestError> {
+        self.connect_copy(number).map_err(GuestError::new)
+    }
+
+    fn copy_disk(&mut self, number: usize, cancel: &CancelFlag) -> Result<(), GuestError> {
+        self.start_copy(number, cancel).map_err(GuestError::new)
+    }
+
+    fn disk_progress(&mut self) -> Result<Vec<DiskProgress>, GuestError> {
+        self.copy_progress().map_err(GuestError::new)
     }
 
     fn start_dirty_log(&mut self) -> Result<Arc<dyn DirtyLog>, GuestError> {
@@ -85,7 +103,9 @@ impl SourceGuest for QemuSource {
     }
 
     fn resume(&mut self) -> Result<(), GuestError> {
-        self.resume_guest().map_err(GuestError::new)
+        let resumed = self.resume_guest();
+        self.remove_copies_after_failure();
+        resumed.map_err(GuestError::new)
     }
 
     fn check_paused(&mut self) -> Result<(), GuestError> {

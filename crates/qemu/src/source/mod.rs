@@ -6,6 +6,7 @@
 //! [`RamFileSource`](ram_files::RamFileSource). Another process can undo the changes of a killed
 //! engine (`undo.rs`).
 
+mod disks;
 pub(crate) mod drain;
 mod error;
 mod guest;
@@ -34,6 +35,7 @@ use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::{RemoteUserfault, close_remote};
 use hikkoshi_wire::{Domain, GuestDescription, Machine, Processors};
 
+use self::disks::DiskCopies;
 pub use self::error::ResumeError;
 use self::error::{PauseError, ReleaseSourceError, SaveError};
 use self::move_lock::MoveLock;
@@ -119,6 +121,8 @@ pub struct QemuSource {
     identity: QemuIdentity,
     undo: UndoRecord,
     undo_recorder: UndoRecorder,
+    /// The disks that are copied.
+    copies: DiskCopies,
     /// The machine's devices, read when attaching.
     machine: Machine,
     /// What the destination's daemon needs, read when attaching.
@@ -211,6 +215,7 @@ impl QemuSource {
             identity,
             undo: UndoRecord::default(),
             undo_recorder: UndoRecorder::default(),
+            copies: DiskCopies::default(),
             machine,
             domain,
             mode,
@@ -308,6 +313,7 @@ impl QemuSource {
             identity: identity.clone(),
             undo: reattach_info.undo.clone(),
             undo_recorder: UndoRecorder::default(),
+            copies: DiskCopies::default(),
             machine: Machine::default(),
             domain: None,
             mode: None,

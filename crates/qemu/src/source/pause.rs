@@ -79,6 +79,7 @@ impl QemuSource {
         let undo = UndoRecord {
             settings: before,
             stopped: Some(state.running),
+            copies: self.undo.copies,
         };
         self.undo_recorder
             .write(&undo)
@@ -153,6 +154,20 @@ impl QemuSource {
         blocks: Vec<RamBlockInfo>,
         running: bool,
     ) -> Result<Instant, PauseError> {
+        let asked = Instant::now();
+        // Its disks are not complete before it is paused, and QEMU does not release its images
+        // before they are.
+        let mut paused_alone = None;
+        if !self.copies.disks.is_empty() {
+            if running {
+                let client = connected(&mut self.client)?;
+                client.forget_events();
+                client.execute("stop", json!({}))?;
+                let event = client.take_event("STOP");
+                paused_alone = Some(event.map_or_else(Instant::now, |event| event.at.max(asked)));
+            }
+            self.complete_disks()?;
+        }
         let client = connected(&mut self.client)?;
         // With `live` QEMU releases the guest's images afterwards, and `cont` takes them back.
         // Those of a guest that its owner had paused are released when it was handed over: it does
@@ -165,9 +180,11 @@ impl QemuSource {
             "human-monitor-command",
             json!({ "command-line": "info ramblock" }),
         );
-        client.forget_events();
-        let asked = Instant::now();
-        let (paused, save, list) = if running {
+        let (paused, save, list) = if let Some(paused) = paused_alone {
+            let [save, list] = client.submit([save, list])?;
+            (paused, save, list)
+        } else if running {
+            client.forget_events();
             let [stop, save, list] = client.submit([("stop", json!({})), save, list])?;
             client.answer(&stop)?;
             let event = client.take_event("STOP");

@@ -27,6 +27,7 @@ impl QemuSource {
             // It cannot run elsewhere: its device state was never complete.
             note(self.resume_guest().map_err(Into::into));
         }
+        note(self.remove_copies().map_err(ReleaseSourceError::Copies));
         if self.stage == SwitchoverStage::Saved {
             self.finish_save();
             self.stage = SwitchoverStage::HandedOver;

@@ -7,7 +7,7 @@
 //!
 //! The kernel closes the engine's own resources: its QMP connection and its copy of the
 //! userfaultfd. This module undoes the rest: the pause, with its mark, the userfaultfd's copy
-//! inside QEMU, the settings, and the file for the device state.
+//! inside QEMU, the settings, the file for the device state, and the copies of disks.
 
 use std::sync::Arc;
 
@@ -24,6 +24,7 @@ use crate::attach::exclusive_access::{self, ExclusiveAccessError};
 use crate::attach::preflight::pause_mark;
 use crate::attach::process::{self, ProcessError};
 use crate::attach::stale_userfaultfds::is_dirty_log;
+use crate::disks::jobs;
 use crate::identity::QemuIdentity;
 use crate::identity::namespaces::FindProcessError;
 use crate::migration_settings;
@@ -79,6 +80,13 @@ pub enum UndoError {
     /// Restoring the settings failed.
     #[error("undoing an interrupted migration: restoring QEMU's migration settings")]
     Settings(#[source] QmpError),
+    /// What copied the guest's disks was not removed.
+    #[error(
+        "undoing an interrupted migration: removing the copies of the guest's disks from QEMU (by \
+         hand: QMP commands 'block-job-cancel' and 'blockdev-del', for everything called \
+         hikkoshi-disk-*)"
+    )]
+    Copies(#[source] QmpError),
     /// A QMP command failed.
     #[error("undoing an interrupted migration")]
     Qmp(#[from] QmpError),
@@ -140,7 +148,12 @@ pub fn undo(
         true => move_lock::remove(client),
         false => Ok(()),
     };
+    let copies = match record.copies {
+        0 => Ok(()),
+        copies => jobs::remove(client, copies.into()).map_err(UndoError::Copies),
+    };
     let state = guest?;
+    copies?;
     log?;
     settings?;
     node?;

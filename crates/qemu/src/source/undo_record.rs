@@ -12,6 +12,8 @@ pub struct UndoRecord {
     pub settings: Settings,
     /// `Some` if we paused the guest, or were about to: whether it ran before.
     pub stopped: Option<bool>,
+    /// How many disks are being copied, or were about to be: their block jobs and nodes.
+    pub copies: u16,
 }
 
 /// Passes changes of the record to a callback.

@@ -71,6 +71,10 @@ impl JoinedState {
             pages: pages(before.pages, later.pages),
             bytes: bytes(before.bytes, later.bytes),
             requests: requests(&before.requests, &later.requests),
+            disks: match later.disks.is_empty() {
+                true => before.disks.clone(),
+                false => later.disks.clone(),
+            },
             downtime_ms,
             likely_downtime_ms,
             switchover,

@@ -47,6 +47,7 @@ pub(crate) fn state(at_ms: u64) -> State {
         limits: None,
         time_left: None,
         converges: None,
+        disks: Vec::new(),
         missing_pages: None,
         waiting_pages: 0,
         requests: Requests::default(),

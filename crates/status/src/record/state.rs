@@ -74,6 +74,10 @@ pub struct State {
     /// Whether pre-copy ends by itself (source, in pre-copy without post-copy).
     #[serde(default)]
     pub converges: Option<Converges>,
+    /// The disks that are copied, before pre-copy and during it; source only. Empty: none, or the
+    /// engine is older.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<DiskCopy>,
     /// Pages that are missing at the destination, at the source: not sent yet; in post-copy.
     pub missing_pages: Option<u64>,
     /// Destination: page requests without an answer. At the source 0.
@@ -149,6 +153,19 @@ pub struct Bytes {
     pub background: u64,
     /// The device state.
     pub device_state: u64,
+}
+
+/// The copy of a disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskCopy {
+    /// The disk, for people.
+    pub name: String,
+    /// Bytes that are copied.
+    pub copied_bytes: u64,
+    /// Bytes to copy: grows with what the guest writes meanwhile.
+    pub total_bytes: u64,
+    /// Whether both disks have the same content, and each write of the guest reaches both.
+    pub in_sync: bool,
 }
 
 /// An estimate with its uncertainty, in seconds.

@@ -24,7 +24,7 @@ pub trait ControlMessage: Serialize + DeserializeOwned + sealed::Sealed {
 }
 
 impl ControlMessage for ToDestination {
-    const COUNT: u32 = 21;
+    const COUNT: u32 = 22;
 
     fn subject(&self) -> Subject {
         match self {

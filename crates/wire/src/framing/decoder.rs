@@ -21,6 +21,8 @@ pub enum Message<T> {
     },
     /// A frame without a payload: zeros, a request, an acknowledgement.
     Bare(Frame),
+    /// The next bytes of a disk's connection; none: no more follow.
+    Disk(Vec<u8>),
 }
 
 /// Decodes a link's bytes after the hello, which it accepts in pieces of any size.
@@ -110,6 +112,7 @@ impl<T: ControlMessage> Decoder<T> {
                 range,
                 bytes: payload.to_vec(),
             },
+            Frame::Disk { .. } => Message::Disk(payload.to_vec()),
             Frame::Zeros { .. } | Frame::Request { .. } | Frame::Ack { .. } => Message::Bare(frame),
         };
         self.consumed += payload.len();

@@ -26,6 +26,9 @@ pub const HEADER_LEN: usize = 24;
 /// The longest encoded control message, in bytes: 1 MiB.
 pub const MAX_CONTROL: usize = 1 << 20;
 
+/// The most bytes in one frame of a disk's link: 256 KiB.
+pub const MAX_DISK_BYTES: usize = 256 << 10;
+
 /// The most pages in one frame with contents: 1 MiB. Bounds how long an urgent
 /// page waits behind a background frame on a shared connection.
 pub const MAX_PAGES_PER_FRAME: u64 = 256;
@@ -43,6 +46,7 @@ const PAGES: u8 = 2;
 const ZEROS: u8 = 3;
 const REQUEST: u8 = 4;
 const ACK: u8 = 5;
+const DISK: u8 = 6;
 
 /// A frame, without its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +78,12 @@ pub enum Frame {
         /// The bytes since the hello, headers included.
         bytes: u64,
     },
+    /// The next bytes of a disk's connection follow: at most
+    /// [`MAX_DISK_BYTES`]. None: no more follow in this direction.
+    Disk {
+        /// The number of bytes.
+        len: u32,
+    },
 }
 
 impl Frame {
@@ -84,7 +94,7 @@ impl Frame {
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER_LEN] {
         let (value, pages) = match *self {
-            Self::Control { .. } => (0, 0),
+            Self::Control { .. } | Self::Disk { .. } => (0, 0),
             Self::Pages { range } | Self::Zeros { range } | Self::Request { range } => {
                 (range.start().index(), range.len())
             }
@@ -139,6 +149,7 @@ impl Frame {
             ZEROS => Self::Zeros { range },
             REQUEST => Self::Request { range },
             ACK => Self::Ack { bytes: value },
+            DISK => Self::Disk { len: payload },
             _ => return Err(DecodeError::UnknownKind { kind }),
         };
         let name = frame.name();
@@ -168,6 +179,14 @@ impl Frame {
                 return Err(DecodeError::Malformed { name });
             }
         }
+        if let Self::Disk { len } = frame {
+            if usize_from(u64::from(len)) > MAX_DISK_BYTES {
+                return Err(DecodeError::DiskLength { len });
+            }
+            if value != 0 {
+                return Err(DecodeError::Malformed { name });
+            }
+        }
         if reserved != 0 || usize_from(u64::from(payload)) != frame.payload_len() {
             return Err(DecodeError::Malformed { name });
         }
@@ -178,7 +197,7 @@ impl Frame {
     #[must_use]
     pub fn payload_len(&self) -> usize {
         match *self {
-            Self::Control { len } => usize_from(u64::from(len)),
+            Self::Control { len } | Self::Disk { len } => usize_from(u64::from(len)),
             Self::Pages { range } => usize_from(range.len()).saturating_mul(PAGE_SIZE),
             Self::Zeros { .. } | Self::Request { .. } | Self::Ack { .. } => 0,
         }
@@ -193,6 +212,7 @@ impl Frame {
             Self::Zeros { .. } => "zeros",
             Self::Request { .. } => "request",
             Self::Ack { .. } => "acknowledgement",
+            Self::Disk { .. } => "disk",
         }
     }
 
@@ -203,6 +223,7 @@ impl Frame {
             Self::Zeros { .. } => ZEROS,
             Self::Request { .. } => REQUEST,
             Self::Ack { .. } => ACK,
+            Self::Disk { .. } => DISK,
         }
     }
 
@@ -212,7 +233,7 @@ impl Frame {
             Self::Pages { .. } => Some(MAX_PAGES_PER_FRAME),
             Self::Zeros { .. } => Some(MAX_PAGES_PER_ZEROS),
             Self::Request { .. } => Some(MAX_PAGES_PER_REQUEST),
-            Self::Control { .. } | Self::Ack { .. } => None,
+            Self::Control { .. } | Self::Ack { .. } | Self::Disk { .. } => None,
         }
     }
 }
@@ -265,6 +286,14 @@ pub enum DecodeError {
     )]
     ControlLength {
         /// The length in bytes.
+        len: u32,
+    },
+    /// Too many bytes of a disk.
+    #[error(
+        "reading a frame header: it announces {len} bytes of a disk, at most {MAX_DISK_BYTES} are possible; the peer is faulty; close the link"
+    )]
+    DiskLength {
+        /// The number of bytes.
         len: u32,
     },
     /// No pages, or too many.
@@ -390,6 +419,8 @@ mod tests {
             header(1, 0, 5, 0, 1),
             header(5, 0, 8, 1, 0),
             header(5, 0, 0, 1, 1),
+            header(6, 0, 8, 1, 0),
+            header(6, 0, 8, 0, 1),
         ] {
             let error = refused(bad);
             assert!(matches!(error, DecodeError::Malformed { .. }), "{error}");
@@ -397,6 +428,10 @@ mod tests {
         for len in [0, (1 << 20) + 1, u32::MAX] {
             let error = refused(header(1, 0, len, 0, 0));
             assert_eq!(error, DecodeError::ControlLength { len });
+        }
+        for len in [(256 << 10) + 1, u32::MAX] {
+            let error = refused(header(6, 0, len, 0, 0));
+            assert_eq!(error, DecodeError::DiskLength { len });
         }
         for kind in [0, 7, 255] {
             assert_eq!(

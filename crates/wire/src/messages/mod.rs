@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 mod bounded;
 mod device_state;
+mod disks;
 mod domain;
 mod guest;
 mod machine;
@@ -22,6 +23,7 @@ use bounded::{Bytes, List, Reason};
 
 pub use bounded::MAX_TEXT;
 pub use device_state::{DeviceStateDigest, DeviceStateError, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE};
+pub use disks::{Disk, MAX_DISKS};
 pub use domain::{Domain, MAX_DOMAIN_XML};
 pub use guest::{BlockDescription, GuestDescription, GuestRangeDescription};
 pub use machine::{AuxiliaryBlock, Device, Machine};
@@ -215,6 +217,15 @@ pub enum ToDestination {
     /// While the line is measured: answer with [`Echoed`](ToSource::Echoed) at
     /// once. At most [`MAX_ECHOES`] of them.
     Echo,
+    /// The source copies these disks before the switchover, and opens a link with
+    /// [`Role::Disk`](crate::Role::Disk) for each. Sent before
+    /// [`Processors`](Self::Processors), and only to a destination with
+    /// [`Capabilities::DISKS`](crate::Capabilities::DISKS).
+    CopiesDisks {
+        /// The disks; at most [`MAX_DISKS`].
+        #[serde(with = "List::<MAX_DISKS>")]
+        disks: Vec<Disk>,
+    },
 }
 
 /// Messages from the destination to the source.

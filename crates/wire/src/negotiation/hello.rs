@@ -5,8 +5,8 @@
 //!      0      8  magic "hikkoshi"
 //!      8      2  lowest protocol version
 //!     10      2  highest protocol version
-//!     12      2  role: 0 control, 1 urgent, 2 background, 3 frames
-//!     14      2  number of the background link, otherwise 0
+//!     12      2  role: 0 control, 1 urgent, 2 background, 3 frames, 4 disk
+//!     14      2  number of the background link or of the disk, otherwise 0
 //!     16      8  capabilities
 //!     24     16  the migration's id
 //!     40      4  CRC-32C of the 40 bytes before
@@ -49,6 +49,12 @@ pub enum Role {
     },
     /// Network frames that arrived for the guest during the switchover.
     Frames,
+    /// The bytes of a connection to the server of one disk.
+    Disk {
+        /// The disk's index in
+        /// [`CopiesDisks`](crate::ToDestination::CopiesDisks), from 0 on.
+        index: u16,
+    },
 }
 
 impl fmt::Display for Role {
@@ -58,6 +64,7 @@ impl fmt::Display for Role {
             Self::Urgent => f.write_str("urgent"),
             Self::Background { index } => write!(f, "background {index}"),
             Self::Frames => f.write_str("frames"),
+            Self::Disk { index } => write!(f, "disk {index}"),
         }
     }
 }
@@ -85,6 +92,7 @@ impl Hello {
             Role::Urgent => (1, 0),
             Role::Background { index } => (2, index),
             Role::Frames => (3, 0),
+            Role::Disk { index } => (4, index),
         };
         let mut hello = [0; HELLO_LEN];
         put::<0, 8, HELLO_LEN>(&mut hello, MAGIC);
@@ -122,6 +130,7 @@ impl Hello {
             (1, 0) => Role::Urgent,
             (2, index) => Role::Background { index },
             (3, 0) => Role::Frames,
+            (4, index) => Role::Disk { index },
             _ => return Err(HelloError::Role { role, index }),
         };
         Ok(Self {

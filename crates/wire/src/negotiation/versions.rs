@@ -102,6 +102,10 @@ impl Capabilities {
     /// The source supports [`LeftToDo`](crate::ToSource::LeftToDo).
     pub const LEFT_TO_DO: Self = Self(1 << 10);
 
+    /// The destination supports [`CopiesDisks`](crate::ToDestination::CopiesDisks) and
+    /// the links for disks.
+    pub const DISKS: Self = Self(1 << 11);
+
     /// The source supports [`ResumeTime`](crate::ToSource::ResumeTime).
     pub const RESUME_TIME: Self = Self(1 << 12);
 
@@ -118,6 +122,7 @@ impl Capabilities {
             | Self::DOMAIN.0
             | Self::PROBE.0
             | Self::LEFT_TO_DO.0
+            | Self::DISKS.0
             | Self::RESUME_TIME.0,
     );
 

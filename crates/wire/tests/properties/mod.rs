@@ -145,6 +145,12 @@ pub(crate) fn encode<T: ControlMessage>(message: &Message<T>) -> Vec<u8> {
             frame
         }
         Message::Bare(frame) => frame.encode().to_vec(),
+        Message::Disk(bytes) => {
+            let len = u32::try_from(bytes.len()).expect("the bytes are few");
+            let mut frame = Frame::Disk { len }.encode().to_vec();
+            frame.extend_from_slice(bytes);
+            frame
+        }
     }
 }
 

@@ -3,11 +3,11 @@
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
     AuxiliaryBlock, BlockDescription, Capabilities, CpuidRegister, CpuidWord, DestinationStage,
-    Device, Domain, FaultKind, FaultMeasures, Frame, GuestDescription, GuestRangeDescription,
-    Hello, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Machine, Message,
-    MigrationId, Mode, NetworkFrame, OFFLOAD_LEN, PageRanges, Processor, ProcessorKind,
-    ProcessorPlace, ProcessorSetting, Processors, RequestSummary, Role, SourceStage, StageSummary,
-    ThreadFaults, ToDestination, ToSource, Topology, Versions,
+    Device, Disk, Domain, FaultKind, FaultMeasures, Frame, GuestDescription, GuestRangeDescription,
+    Hello, MAX_DISK_BYTES, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS,
+    Machine, Message, MigrationId, Mode, NetworkFrame, OFFLOAD_LEN, PageRanges, Processor,
+    ProcessorKind, ProcessorPlace, ProcessorSetting, Processors, RequestSummary, Role, SourceStage,
+    StageSummary, ThreadFaults, ToDestination, ToSource, Topology, Versions,
 };
 use proptest::prelude::*;
 
@@ -19,6 +19,7 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
         Just(Role::Urgent),
         Just(Role::Frames),
         any::<u16>().prop_map(|index| Role::Background { index }),
+        any::<u16>().prop_map(|index| Role::Disk { index }),
     ];
     (
         1..=u16::MAX,
@@ -56,6 +57,7 @@ pub(crate) fn frame() -> impl Strategy<Value = Frame> {
         bare(),
         range(MAX_PAGES_PER_FRAME).prop_map(|range| Frame::Pages { range }),
         (1..=1u32 << 20).prop_map(|len| Frame::Control { len }),
+        (0..=u32::try_from(MAX_DISK_BYTES).unwrap()).prop_map(|len| Frame::Disk { len }),
     ]
 }
 
@@ -278,6 +280,7 @@ pub(crate) fn to_destination() -> impl Strategy<Value = ToDestination> {
         domain().prop_map(|domain| ToDestination::Domain { domain }),
         any::<u16>().prop_map(|background_links| ToDestination::Probe { background_links }),
         Just(ToDestination::Echo),
+        prop::collection::vec(disk(), 0..4).prop_map(|disks| ToDestination::CopiesDisks { disks }),
         (processors(), any::<bool>()).prop_map(|(processors, allow_mismatch)| {
             ToDestination::Processors {
                 processors,
@@ -285,6 +288,15 @@ pub(crate) fn to_destination() -> impl Strategy<Value = ToDestination> {
             }
         }),
     ]
+}
+
+fn disk() -> impl Strategy<Value = Disk> {
+    (text(), text(), any::<u64>(), text()).prop_map(|(device, drive, bytes, image)| Disk {
+        device: device.into(),
+        drive: drive.into(),
+        bytes,
+        image: image.into(),
+    })
 }
 
 fn network_frame() -> impl Strategy<Value = NetworkFrame> {
@@ -408,6 +420,7 @@ pub(crate) fn message<T: std::fmt::Debug>(
         control.prop_map(Message::Control),
         pages,
         bare().prop_map(Message::Bare),
+        prop::collection::vec(any::<u8>(), 0..300).prop_map(Message::Disk),
     ]
 }
 

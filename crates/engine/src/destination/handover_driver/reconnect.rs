@@ -128,6 +128,7 @@ impl HandoverDriver<'_> {
             links,
             links > 0,
             false,
+            0,
             self.options.stall_timeout,
             &self.watch.cancel,
         );

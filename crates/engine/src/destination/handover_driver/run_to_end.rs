@@ -1,6 +1,7 @@
 //! Drives the handover to its end, and sums up the migration.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use crate::destination::error::ReceiveError;
@@ -31,6 +32,7 @@ pub(crate) fn finish_handover(
         .filter(|_| !result.shut_down)
         .map(|rate| collapse::run(guest, rate, options.priority, watch));
     let (repeats, round_accounts, outages) = context.live.history();
+    let disk_bytes = context.counters.disk_bytes.load(Relaxed);
     Ok(Account {
         mode,
         guest_state: GuestState::new(running, result.shut_down),
@@ -46,6 +48,8 @@ pub(crate) fn finish_handover(
         round_accounts,
         outages,
         stale_pages: None,
+        disks: Vec::new(),
+        disk_bytes,
         drains: None,
         frames: result.frames,
         requests: result.requests,

@@ -28,12 +28,13 @@ use crate::destination::receive_control::ReceiveControl;
 use crate::destination::session::{Channel, DestinationSessionEvent, Session};
 use crate::destination::switchover::offer::AcceptedOffer;
 use crate::destination::switchover::silence_timer::SilenceTimer;
+use crate::disks::{DiskRelay, RelayStart};
 use crate::guest::DestinationGuest;
 use crate::network_frames::FrameDelivery;
 use crate::report::{Account, Counters, Live, LiveStart, Phase};
 use hikkoshi_handover::RecordedDestination;
 use hikkoshi_handover::{DestinationEvent, DestinationRecord, DestinationStage};
-use hikkoshi_link::{AcceptedLink, LinkReader};
+use hikkoshi_link::{AcceptedLink, Bandwidth, LinkReader};
 use hikkoshi_memory::GuestRam;
 
 /// Receives the guest that was offered by the source at `peer`.
@@ -78,8 +79,9 @@ pub(crate) fn run(
         None
     });
     let memory = (&ram, live);
+    let offered = (offered, threads);
     let opened =
-        IncomingMigration::open(offered, incoming, options, threads, watch, memory, delivery);
+        IncomingMigration::open(guest, offered, incoming, options, watch, memory, delivery);
     let mut migration = match opened {
         Ok(migration) => migration,
         Err(cause) => return Err(give_back(guest, cause)),
@@ -139,6 +141,8 @@ pub(crate) struct IncomingMigration<'a> {
     pub(crate) postcopy: Option<ActivePostcopy>,
     /// What delivers frames that arrived for the guest at the source.
     frames: Option<FrameReceiver>,
+    /// What carries the bytes of the disks' copies, until they are complete.
+    disks: Vec<DiskRelay>,
     /// What was received since the source paused the guest, or last had to wait.
     received: Received,
     pub(super) silence: SilenceTimer,
@@ -163,10 +167,10 @@ impl Received {
 
 impl<'a> IncomingMigration<'a> {
     fn open(
-        offered: AcceptedOffer,
+        guest: &mut dyn DestinationGuest,
+        (offered, fault_threads): (AcceptedOffer, usize),
         incoming: &Receiver<AcceptedLink>,
         options: &DestinationOptions,
-        fault_threads: usize,
         watch: &'a ReceiveControl,
         (ram, live): (&Arc<GuestRam>, Arc<Live>),
         delivery: Option<Box<dyn FrameDelivery>>,
@@ -188,6 +192,7 @@ impl<'a> IncomingMigration<'a> {
                 background,
                 urgent,
                 offered.keeps_frames,
+                offered.disks,
                 options.stall_timeout,
                 &watch.cancel,
             )
@@ -208,6 +213,24 @@ impl<'a> IncomingMigration<'a> {
         let context = ReceiveContext::new(Some(offered.memory), live);
         // The source does not say which round it is in, or how many pages that has.
         context.tracker.begin(Phase::Precopy, 0, 0);
+        let disks = links.disks.into_iter().enumerate();
+        let disks = disks
+            .map(|(number, (stream, ends))| {
+                let relay = DiskRelay::start(RelayStart {
+                    name: format!("dst-disk-{number}"),
+                    socket: guest.connect_disk(number)?,
+                    stream,
+                    ends,
+                    bandwidth: &Bandwidth::unlimited(),
+                    priority: options.priority,
+                    stop: session.stop(),
+                    counters: Arc::clone(&context.counters),
+                    counts_sent: false,
+                });
+                relay.map_err(DestinationFailure::Thread)
+            })
+            .collect::<Result<_, _>>()
+            .inspect_err(|cause| session.send_last(&last_message(cause)))?;
         let receivers = links.background.into_iter().enumerate();
         let receivers = receivers
             .map(|(number, ends)| {
@@ -226,6 +249,7 @@ impl<'a> IncomingMigration<'a> {
             urgent: None,
             postcopy: None,
             frames,
+            disks,
             received: Received::default(),
             silence: SilenceTimer::new(options.peer_timeout),
         })
@@ -237,6 +261,12 @@ impl<'a> IncomingMigration<'a> {
         guest: &mut dyn DestinationGuest,
     ) -> Result<SwitchMessage, DestinationFailure> {
         let (switch, state) = self.fill(guest)?;
+        if !self.disks.is_empty() {
+            // The machine must not share them with its server when it loads the guest.
+            guest.end_disks()?;
+            self.disks.clear();
+            self.context.steps.done("disks complete");
+        }
         if switch.postcopy {
             self.begin_postcopy()?;
         } else {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use error_reporter::Report;
 use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::{
-    Capabilities, GuestDescription, Limits, MAX_LINKS, MAX_OBSTACLES, Machine, MigrationId,
+    Capabilities, Disk, GuestDescription, Limits, MAX_LINKS, MAX_OBSTACLES, Machine, MigrationId,
     Mismatch, Mode, Processors, ToDestination, ToSource,
 };
 
@@ -45,6 +45,8 @@ pub(crate) struct AcceptedOffer {
     pub(crate) memory: RamWriter,
     /// The source opens a link for frames.
     pub(crate) keeps_frames: bool,
+    /// The source opens links for so many disks, which are served.
+    pub(crate) disks: u16,
     /// What post-copy needs, if it is possible.
     pub(crate) userfault: Option<(Arc<Userfault>, Vec<u64>)>,
 }
@@ -126,6 +128,11 @@ pub(crate) fn receive_offer<'a>(
     if keeps_frames {
         first = reader.control().map_err(text)?;
     }
+    let mut disks = Vec::new();
+    if let ToDestination::CopiesDisks { disks: theirs } = first {
+        disks = theirs;
+        first = reader.control().map_err(text)?;
+    }
     let mut processors = None;
     if let ToDestination::Processors {
         processors: theirs,
@@ -194,7 +201,7 @@ pub(crate) fn receive_offer<'a>(
             let found = Found::of(guest, &description, machine, processors, links);
             found.refuse(may_postcopy)
         })
-        .and_then(|differences| Ok((make_ready(guest, may_postcopy)?, differences)))
+        .and_then(|differences| Ok((make_ready(guest, may_postcopy, &disks)?, differences)))
         .map_err(|reason| {
             if guest.has_ended() {
                 return text(DestinationFailure::process_ended(guest));
@@ -234,6 +241,7 @@ pub(crate) fn receive_offer<'a>(
         background_links,
         memory,
         keeps_frames,
+        disks: u16::try_from(disks.len()).unwrap_or(u16::MAX),
         userfault,
     };
     Ok((guest, offer))
@@ -368,8 +376,15 @@ fn check_links(links: u16) -> Result<(), String> {
 
 type Ready = (RamWriter, Option<(Arc<Userfault>, Vec<u64>)>);
 
-fn make_ready(guest: &mut dyn DestinationGuest, may_postcopy: bool) -> Result<Ready, String> {
+fn make_ready(
+    guest: &mut dyn DestinationGuest,
+    may_postcopy: bool,
+    disks: &[Disk],
+) -> Result<Ready, String> {
     guest.prepare().map_err(text)?;
+    if !disks.is_empty() {
+        guest.serve_disks(disks).map_err(text)?;
+    }
     let userfault = if may_postcopy {
         Some(guest.take_userfault().map_err(text)?)
     } else {

@@ -23,6 +23,7 @@ use hikkoshi_pages::{Page, PageRange, RamLayout};
 use hikkoshi_wire::{MigrationId, Mode};
 use ring::digest::{SHA256, digest};
 
+use crate::disks::DiskProgress;
 use crate::report::{
     Bytes, Counters, LatencySummary, Pages, Phase, Repeats, SwitchoverStep, SwitchoverSteps,
     Tracker,
@@ -90,6 +91,8 @@ pub struct Live {
     pub(crate) rounds: Rounds,
     pub(crate) outages: Outages,
     stage: Arc<stage::Present>,
+    /// At the source.
+    disks: Mutex<Vec<DiskProgress>>,
     /// Weak, because it holds the userfaultfd, and an observer may keep this for long.
     missing: OnceLock<Weak<dyn MissingAndRequested>>,
     /// The number of missing pages when it was last read.
@@ -146,6 +149,10 @@ pub struct Snapshot {
     pub repeats: Option<Repeats>,
     /// Bytes so far.
     pub bytes: Bytes,
+    /// How far the disks are copied (source).
+    pub disks: Vec<DiskProgress>,
+    /// Bytes for disks so far.
+    pub disk_bytes: u64,
     /// Pages that are missing at the destination, at the source: not sent yet; in post-copy.
     pub missing: Option<u64>,
     /// First pages of the host pages that are requested and have not arrived (destination).
@@ -184,6 +191,7 @@ impl Live {
             rounds: Rounds::default(),
             outages: Outages::default(),
             stage: Arc::new(stage::Present::new(start.stage)),
+            disks: Mutex::default(),
             missing: OnceLock::new(),
             last_missing: AtomicU64::new(0),
             new_missing: Mutex::default(),
@@ -226,6 +234,20 @@ impl Live {
     /// The guest's RAM.
     pub fn layout(&self) -> &RamLayout {
         &self.layout
+    }
+
+    /// How far the disks are copied now.
+    pub(crate) fn set_disks(&self, disks: Vec<DiskProgress>) {
+        *self.lock_disks() = disks;
+    }
+
+    /// How far the disks are copied.
+    pub(crate) fn disks(&self) -> Vec<DiskProgress> {
+        self.lock_disks().clone()
+    }
+
+    fn lock_disks(&self) -> MutexGuard<'_, Vec<DiskProgress>> {
+        self.disks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What has happened to the guest's memory.
@@ -322,6 +344,8 @@ impl Live {
             pages: self.counters.pages(self.layout.pages()),
             repeats: self.repeats(stage),
             bytes: self.counters.bytes(),
+            disks: self.disks(),
+            disk_bytes: self.counters.disk_bytes.load(Relaxed),
             missing,
             waiting,
             requests: self.latencies.summary(),

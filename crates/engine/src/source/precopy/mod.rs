@@ -26,6 +26,7 @@ use hikkoshi_wire::Mode;
 use crate::guest::SourceGuest;
 use crate::report::{Cell, Phase};
 use crate::source::context::MigrationContext;
+use crate::source::disks;
 use crate::source::error::SourceFailure;
 use crate::source::options::{LogRanges, SourceOptions, WhenStalled};
 use crate::source::precopy::batch::Batch;
@@ -122,6 +123,7 @@ impl Precopy {
             self.convergence
                 .measure(self.sent() - sent, begun.elapsed());
             self.shared.check()?;
+            disks::check(&self.shared, guest)?;
 
             let drain = drained
                 .as_ref()

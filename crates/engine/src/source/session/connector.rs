@@ -43,6 +43,8 @@ pub(crate) struct PageLinks {
     pub(crate) urgent: Option<Ends>,
     /// For the frames that arrive for the guest.
     pub(crate) frames: Option<Ends>,
+    /// For each disk that is copied.
+    pub(crate) disks: Vec<Ends>,
 }
 
 impl Connector<'_> {
@@ -81,12 +83,13 @@ impl Connector<'_> {
     }
 
     /// Opens the other links: so many background links, the urgent link if
-    /// `urgent`, and the link for frames if `frames`.
+    /// `urgent`, the link for frames if `frames`, and links for so many disks.
     pub(crate) fn others(
         &self,
         links: u16,
         urgent: bool,
         frames: bool,
+        disks: u16,
     ) -> Result<PageLinks, SourceFailure> {
         let open_link = |role| self.open_link(role).map(|(ends, _)| ends);
         Ok(PageLinks {
@@ -95,6 +98,9 @@ impl Connector<'_> {
                 .collect::<Result<_, _>>()?,
             urgent: urgent.then(|| open_link(Role::Urgent)).transpose()?,
             frames: frames.then(|| open_link(Role::Frames)).transpose()?,
+            disks: (0..disks)
+                .map(|index| open_link(Role::Disk { index }))
+                .collect::<Result<_, _>>()?,
         })
     }
 }

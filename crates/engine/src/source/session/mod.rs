@@ -18,6 +18,7 @@ use hikkoshi_pages::RamLayout;
 use hikkoshi_wire::{Capabilities, MigrationId, ToDestination};
 
 use crate::control_link::{QUEUED_EVENTS, start_reader};
+use crate::disks::DiskRelay;
 use crate::network_frames::FrameCapture;
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
@@ -25,7 +26,7 @@ use crate::source::guest_offer::GuestOffer;
 use crate::source::network_frames::FrameForwarder;
 use crate::source::unsent::UnsentPages;
 pub(crate) use connector::DISCARD_TIMEOUT;
-use connector::{Connected, Connector};
+use connector::{Connected, Connector, Ends};
 use event::CONTROL;
 pub(crate) use event::{CommitState, SourceSessionEvent};
 
@@ -54,6 +55,10 @@ pub(crate) struct Session {
     pub(crate) destination: RamLayout,
     /// Frames that arrive for the guest, if they are kept.
     pub(crate) frames: Option<FrameForwarder>,
+    /// The links for disks whose copies have not begun.
+    pub(crate) disk_links: Vec<Ends>,
+    /// What carries the bytes of the disks' copies.
+    pub(crate) disks: Vec<DiskRelay>,
     /// What both sides support.
     capabilities: Capabilities,
     /// What the destination of a resumed migration has not done.
@@ -75,6 +80,7 @@ impl Session {
         let keeps_frames = capture.is_some();
         let mut connected = offer::offer(&connector, guest, keeps_frames)?;
         let frames = connected.links.frames.take();
+        let disks = std::mem::take(&mut connected.links.disks);
         let (mut session, background) = Self::start(connected, shared)?;
         if let Some((capture, (stream, (mut reader, mut writer)))) = capture.zip(frames) {
             reader.set_stop(session.stop.clone());
@@ -82,6 +88,9 @@ impl Session {
             session.streams.push(Arc::clone(&stream));
             session.frames = Some(FrameForwarder::new(capture, stream, (reader, writer)));
         }
+        let streams = disks.iter().map(|(stream, _)| Arc::clone(stream));
+        session.streams.extend(streams);
+        session.disk_links = disks;
         Ok((session, background))
     }
 
@@ -155,6 +164,8 @@ impl Session {
             urgent,
             destination,
             frames: None,
+            disk_links: Vec::new(),
+            disks: Vec::new(),
             capabilities,
             left_to_do: None,
         };

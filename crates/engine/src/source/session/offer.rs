@@ -35,6 +35,14 @@ pub(crate) fn offer(
     if frames {
         messages.push(ToDestination::KeepsFrames);
     }
+    let disks = u16::try_from(guest.disks.len()).unwrap_or(u16::MAX);
+    if disks > 0 {
+        if !agreed.capabilities.contains(Capabilities::DISKS) {
+            return Err(SourceFailure::NoDiskCopies);
+        }
+        let disks = guest.disks;
+        messages.push(ToDestination::CopiesDisks { disks });
+    }
     messages.push(ToDestination::Processors {
         processors: guest.processors,
         allow_mismatch: options.allow_cpu_mismatch,
@@ -68,7 +76,7 @@ pub(crate) fn offer(
     let destination = with_host_pages(shared.ram.layout(), &host_pages)
         .ok_or_else(|| SourceFailure::unexpected(doing, &host_pages))?;
 
-    let links = connector.others(links, options.may_postcopy(), frames)?;
+    let links = connector.others(links, options.may_postcopy(), frames, disks)?;
     Ok(Connected {
         control: (stream, reader, control),
         links,

@@ -92,7 +92,7 @@ pub(crate) fn resume(
         };
         control.control(&end).map_err(SourceFailure::link(doing))?;
     }
-    let links = connector.others(links, links > 0, false)?;
+    let links = connector.others(links, links > 0, false, 0)?;
     let connected = Connected {
         control: (stream, reader, control),
         links,

@@ -98,6 +98,7 @@ fn ask(
     allow_cpu_mismatch: bool,
 ) -> Result<Comparison, String> {
     let guest = GuestOffer {
+        disks: Vec::new(),
         description: &offer.description,
         processors: offer.processors.clone(),
         machine: offer.machine.clone(),

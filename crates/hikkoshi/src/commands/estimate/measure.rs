@@ -185,6 +185,7 @@ fn compared(
         return Ok(None);
     }
     let guest = GuestOffer {
+        disks: Vec::new(),
         description: &offer.description,
         processors: offer.processors.clone(),
         machine: offer.machine.clone(),

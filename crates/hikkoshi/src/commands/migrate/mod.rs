@@ -106,10 +106,19 @@ fn start(
     }
     let phases = args.engine_options().phases();
     let owner = Arc::clone(&monitor);
-    let guest = QemuSource::attach_for(monitor, &args.options.journaled.devices.allowed(), phases)
-        .map_err(|error| not_attached(&error))?;
+    let mut guest =
+        QemuSource::attach_for(monitor, &args.options.journaled.devices.allowed(), phases)
+            .map_err(|error| not_attached(&error))?;
     // After attaching, which reports a missing right to trace. The check fails without it.
     require_dirty_log(phases)?;
+    if let Some(selection) = args.options.copied_disks() {
+        let left = guest.copy_disks(&selection).map_err(|error| {
+            Exit::caused(Status::AtSource, Reason::NotAttached, &error).with(UNCHANGED)
+        })?;
+        for why in left {
+            observer.notice(&why);
+        }
+    }
     let keeping = |error: io::Error| {
         let what = format!("creating the journal: {}", Report::new(&error));
         Exit::new(Status::AtSource, Reason::Journal, what).with(UNCHANGED)
@@ -129,7 +138,6 @@ fn start(
         let what = format!("starting the guard process: {}", Report::new(&error));
         Exit::new(Status::AtSource, Reason::System, what).with(UNCHANGED)
     })?;
-    let mut guest = guest;
     let journal = SourceJournal::new(
         file,
         remote.clone(),

@@ -2,8 +2,8 @@
 //! programs lack more, and the recording says what is not known.
 
 use hikkoshi_status::{
-    Bytes, End, GuestAt, LatencyBucket, Map, Memory, Migration, Outage, Pages, Phase, Recording,
-    Repeats, Requests, Round, Side, State, Step, Unknown, VERSION,
+    Bytes, DiskCopy, End, GuestAt, LatencyBucket, Map, Memory, Migration, Outage, Pages, Phase,
+    Recording, Repeats, Requests, Round, Side, State, Step, Unknown, VERSION,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -36,6 +36,7 @@ struct Statistics {
     max_downtime_ms: Option<u64>,
     bandwidth: Option<u64>,
     repeats: Option<Repeats>,
+    disks: Option<Vec<DiskCopy>>,
     rounds_detail: Option<Vec<Round>>,
     outages: Option<Vec<Outage>>,
 }
@@ -281,6 +282,7 @@ fn state(statistics: Statistics, at_ms: u64, side: Side) -> State {
             device_state: bytes.device_state,
         },
         repeats: statistics.repeats,
+        disks: statistics.disks.unwrap_or_default(),
         bytes_per_second: 0.0,
         dirty_pages_per_second: None,
         limits: None,

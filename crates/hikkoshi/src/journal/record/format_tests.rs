@@ -61,6 +61,8 @@ fn all_journaled_options() -> JournaledOptions {
 
 fn all_migrate_options() -> MigrateOptions {
     MigrateOptions {
+        // Not stored.
+        copy_disks: None,
         journaled: all_journaled_options(),
         mode: Some(RequestedMode::Fixed(Mode::Precopy)),
         convergence: ConvergenceOptions {

@@ -136,6 +136,8 @@ impl TryFrom<MigrateOptionsRecord> for MigrateOptions {
             allow_cpu_mismatch: record.allow_cpu_mismatch,
             // Not stored: frames are kept only in the switchover, which comes before a resumption.
             no_keep_frames: false,
+            // Not stored for the same reason.
+            copy_disks: None,
             quit_source: record.quit_source,
             domain: DomainOptions {
                 undefine_source: record.undefine_source,

@@ -138,6 +138,15 @@ struct GuestRangeRecord {
 struct UndoneStepsRecord {
     settings: SettingsRecord,
     stopped: Option<bool>,
+    /// Left out if there are none, as in journals that were written before it existed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    copies: u16,
+}
+
+/// As `skip_serializing_if` calls it.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(number: &u16) -> bool {
+    *number == 0
 }
 
 /// [`Settings`].
@@ -159,6 +168,7 @@ impl TryFrom<&SourceReattachInfo> for SourceQemuRecord {
             undo: UndoneStepsRecord {
                 settings: (&reattach_info.undo.settings).into(),
                 stopped: reattach_info.undo.stopped,
+                copies: reattach_info.undo.copies,
             },
         })
     }
@@ -173,6 +183,7 @@ impl TryFrom<SourceQemuRecord> for SourceReattachInfo {
             undo: UndoRecord {
                 settings: record.undo.settings.into(),
                 stopped: record.undo.stopped,
+                copies: record.undo.copies,
             },
         })
     }
@@ -411,6 +422,22 @@ mod tests {
     use super::*;
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn copies_of_disks_are_recorded_if_there_are_any() {
+        let record = |copies| UndoneStepsRecord {
+            settings: (&Settings::default()).into(),
+            stopped: None,
+            copies,
+        };
+        let text = |copies| serde_json::to_string(&record(copies)).unwrap();
+        assert!(!text(0).contains("copies"));
+        assert!(text(3).contains(r#""copies":3"#));
+        for copies in [0, 3] {
+            let read: UndoneStepsRecord = serde_json::from_str(&text(copies)).unwrap();
+            assert_eq!(read.copies, copies);
+        }
+    }
 
     #[test]
     fn memory_of_each_kind_is_kept() {

@@ -253,6 +253,7 @@ pub(super) mod tests {
                 high_s: None,
             }),
             converges: None,
+            disks: Vec::new(),
             repeats: None,
             missing_pages: None,
             waiting_pages: 0,

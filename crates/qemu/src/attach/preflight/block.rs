@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use super::Refusal;
 use super::devices::{MemoryWrites, OTHER_PROCESS};
+use crate::disks;
 use crate::qmp::{Client, QmpError};
 use crate::source::move_lock;
 
@@ -101,8 +102,7 @@ pub(crate) fn nodes(client: &mut Client) -> Result<Vec<Node>, QmpError> {
         .as_array()
         .ok_or_else(|| QmpError::unexpected("query-named-block-nodes", "not a list"))?;
     let nodes = rows.iter().map(node);
-    let is_guests =
-        |node: &Result<Node, _>| !matches!(node, Ok(node) if move_lock::is_node(&node.name));
+    let is_guests = |node: &Result<Node, _>| !matches!(node, Ok(node) if move_lock::is_node(&node.name) || disks::is_ours(&node.name));
     nodes.filter(is_guests).collect()
 }
 

@@ -4,6 +4,7 @@
 use serde_json::{Value, json};
 
 use super::Refusal;
+use crate::disks;
 use crate::qmp::{Client, QmpError};
 
 /// A job.
@@ -30,9 +31,12 @@ pub(crate) fn list(client: &mut Client) -> Result<Vec<Job>, QmpError> {
     parse(&jobs).ok_or_else(|| QmpError::unexpected("query-jobs", jobs.to_string()))
 }
 
-/// The jobs that have not ended: the guest cannot be moved before they have.
-pub(crate) fn check(client: &mut Client) -> Result<Vec<Refusal>, QmpError> {
-    let running = list(client)?.into_iter().filter(Job::holds_images);
+/// The jobs that have not ended: the guest cannot be moved before they have. Those that `copy` its
+/// disks for this move end when it is paused.
+pub(crate) fn check(client: &mut Client, copy: bool) -> Result<Vec<Refusal>, QmpError> {
+    let ends_itself = |job: &Job| copy && disks::is_ours(&job.id);
+    let running = list(client)?.into_iter();
+    let running = running.filter(|job| job.holds_images() && !ends_itself(job));
     let refusal = |Job { id, kind, status }| Refusal::Job { id, kind, status };
     Ok(running.map(refusal).collect())
 }

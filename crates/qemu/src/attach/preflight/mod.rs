@@ -63,7 +63,7 @@ pub(crate) fn check(
     found.extend(check_confidential(client)?);
     if side == Side::Source {
         found.extend(check_blocked(&blocked));
-        found.extend(jobs::check(client)?);
+        found.extend(jobs::check(client, false)?);
         found.extend(check_postcopy(client)?);
     }
     Ok(found)
@@ -253,7 +253,7 @@ pub(crate) fn check_again(
     // With a device that cannot be migrated, QEMU ends with a segmentation fault when it saves the
     // device state (`nvme`, QEMU 7.2 and 10.0).
     found.extend(check_blocked(&blocked));
-    found.extend(jobs::check(client)?);
+    found.extend(jobs::check(client, true)?);
     let matters = |refusal: &Refusal| refusal.excludes() != Excludes::Rounds || move_.rounds;
     // The guest is about to be paused: the first obstacle is enough.
     found.into_iter().find(matters).map_or(Ok(()), Err)

@@ -1,0 +1,37 @@
+//! Disks that are copied with the guest.
+//!
+//! The machines themselves copy them, over a connection of their own for each disk: the source's
+//! machine is the client, the destination's the server. The engines carry its bytes on a link of
+//! its own (`relay.rs`), protected and limited as the others are, and wait.
+//!
+//! ```text
+//! source                                        destination
+//!   CopiesDisks, with the offer  ───────────▶     serves its disks
+//!   a link for each disk         ───────────▶     connects it to the server
+//!   copies all, and from then on
+//!   each write of the guest      ◀──────────▶     writes it
+//!   all disks are the same: pre-copy, or the switchover
+//!   pauses the guest, ends the copies
+//!   Switch                       ───────────▶     serves nothing any more, loads the guest
+//! ```
+//!
+//! So the disks are the same before *Switch* is sent, and nothing of them is left to do after it.
+//! If anything fails before, the source's machine ends the copies and uses its own images, which
+//! have everything at all times.
+
+mod relay;
+
+pub(crate) use relay::{DiskRelay, RelayStart};
+
+/// How far the copy of a disk is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskProgress {
+    /// The disk, for people.
+    pub name: String,
+    /// Bytes that are copied.
+    pub copied: u64,
+    /// Bytes to copy, as far as they are known: grows with what the guest writes meanwhile.
+    pub total: u64,
+    /// Whether both disks have the same content, and each write of the guest reaches both.
+    pub in_sync: bool,
+}

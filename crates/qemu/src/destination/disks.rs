@@ -1,0 +1,321 @@
+//! Serves the destination's disks, so that the source's QEMU can write to them.
+//!
+//! QEMU's NBD server listens on a socket that it was passed. The socket has no name: only this
+//! program can connect to it, through a descriptor of its own. QEMU activates the images that it
+//! serves, and so locks them: a disk that is open elsewhere, for instance at the source, is
+//! refused.
+
+use std::fs::DirBuilder;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+
+use hikkoshi_wire::Disk;
+use rustix::fs::{Mode, OFlags};
+use serde_json::json;
+use thiserror::Error;
+
+use super::QemuDestination;
+use crate::command_line::image_file;
+use crate::disks::{self, BlockDisk, ImageFile, same_image};
+use crate::qmp::reconnect::{MonitorError, connected};
+use crate::qmp::{Client, QmpError};
+
+/// The name of the listening socket's descriptor in QEMU.
+const LISTENER: &str = "hikkoshi-disks";
+
+/// The disks cannot be served.
+#[derive(Debug, Error)]
+pub(crate) enum ServeError {
+    /// libvirt creates the machine.
+    #[error(
+        "copying disks to a libvirt domain: libvirt does not lend the monitor of a domain before \
+         the guest runs, so its QEMU cannot serve the disks. Copy them to storage that both hosts \
+         reach ('virsh blockcopy DOMAIN DISK --dest FILE --pivot --wait') and move the domain \
+         then, or use 'virsh migrate --live --copy-storage-all'"
+    )]
+    Domain,
+    /// They do not fit.
+    #[error("copying the guest's disks: {}", .0.join("; "))]
+    Unfit(Vec<String>),
+    /// The server's socket could not be created.
+    #[error("copying the guest's disks: creating the socket of the NBD server of QEMU")]
+    Socket(#[from] io::Error),
+    /// QEMU does not serve anything.
+    #[error("copying the guest's disks: starting the NBD server of QEMU")]
+    Server(#[source] QmpError),
+    /// QEMU does not serve this disk.
+    #[error(
+        "copying the disk {disk}: QEMU here cannot open it for writing (if both hosts use the same \
+         image, move the guest without --copy-disks)"
+    )]
+    Export {
+        /// The disk.
+        disk: String,
+        /// Why.
+        source: QmpError,
+    },
+    /// A QMP command failed.
+    #[error("copying the guest's disks")]
+    Qmp(#[from] QmpError),
+    /// Its socket is not there any more.
+    #[error("copying the guest's disks: there is no disk {0}, or the disks are not served")]
+    NotServed(usize),
+}
+
+/// The server in QEMU.
+#[derive(Debug)]
+pub(super) struct DiskServer {
+    /// Its socket, to connect to.
+    socket: OwnedFd,
+    disks: usize,
+}
+
+impl DiskServer {
+    fn connect(&self, number: usize) -> Result<UnixStream, ServeError> {
+        if number >= self.disks {
+            return Err(ServeError::NotServed(number));
+        }
+        let name = format!("/proc/self/fd/{}", self.socket.as_raw_fd());
+        Ok(UnixStream::connect(name)?)
+    }
+}
+
+/// A listening socket without a name, and a descriptor (`O_PATH`) through which this process can
+/// connect to it.
+fn nameless_listener() -> io::Result<(UnixListener, OwnedFd)> {
+    let root = std::env::temp_dir();
+    let mut number = 0;
+    // It has a name for a moment, in a folder that only its owner can enter.
+    let folder = loop {
+        let name = format!("hikkoshi-disks-{}-{number}", std::process::id());
+        let folder = root.join(name);
+        match DirBuilder::new().mode(0o700).create(&folder) {
+            Ok(()) => break folder,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < 1000 => {
+                number += 1;
+            }
+            Err(error) => return Err(error),
+        }
+    };
+    let path = folder.join("nbd");
+    let opened = bind_and_open(&path);
+    // It was not created if that failed.
+    let _ = std::fs::remove_file(&path);
+    std::fs::remove_dir(&folder)?;
+    opened
+}
+
+fn bind_and_open(path: &Path) -> io::Result<(UnixListener, OwnedFd)> {
+    let listener = UnixListener::bind(path)?;
+    let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    Ok((listener, rustix::fs::open(path, flags, Mode::empty())?))
+}
+
+impl QemuDestination {
+    /// Serves these disks of the source.
+    pub(super) fn serve(&mut self, disks: &[Disk]) -> Result<(), ServeError> {
+        if self.piped.is_some() {
+            return Err(ServeError::Domain);
+        }
+        let client = connected(&mut self.client)?;
+        let ours = disks::list(client)?;
+        let nodes = fitting(disks, &ours, client.peer()).map_err(ServeError::Unfit)?;
+        let (listener, socket) = nameless_listener()?;
+        let name = json!({ "fdname": LISTENER });
+        client
+            .execute_with_fd("getfd", name, listener.as_fd())
+            .map_err(ServeError::Server)?;
+        // From here on there is something to undo.
+        self.disk_server = Some(DiskServer {
+            socket,
+            disks: disks.len(),
+        });
+        let address = json!({ "addr": { "type": "fd", "data": { "str": LISTENER } } });
+        client
+            .execute("nbd-server-start", address)
+            .map_err(ServeError::Server)?;
+        for (number, node) in nodes.iter().enumerate() {
+            let name = disks::name(number);
+            let export = json!({
+                "id": name, "type": "nbd", "node-name": node.node, "name": name, "writable": true,
+            });
+            client
+                .execute("block-export-add", export)
+                .map_err(|source| ServeError::Export {
+                    disk: node.label().to_owned(),
+                    source,
+                })?;
+        }
+        Ok(())
+    }
+
+    /// A connection to the server, for the disk `number`.
+    pub(super) fn connect_served(&mut self, number: usize) -> Result<UnixStream, ServeError> {
+        let server = self.disk_server.as_ref();
+        server.ok_or(ServeError::NotServed(number))?.connect(number)
+    }
+
+    /// Ends the server. The images stay active, and QEMU's own.
+    pub(super) fn end_server(&mut self) -> Result<(), MonitorError> {
+        if self.disk_server.is_none() {
+            return Ok(());
+        }
+        let client = connected(&mut self.client)?;
+        stop(client)?;
+        self.disk_server = None;
+        Ok(())
+    }
+}
+
+/// Stops the server, and with it its exports and connections.
+fn stop(client: &mut Client) -> Result<(), QmpError> {
+    for (command, arguments) in [
+        ("closefd", json!({ "fdname": LISTENER })),
+        ("nbd-server-stop", json!({})),
+    ] {
+        match client.execute(command, arguments) {
+            Err(error) if !error.is_refusal() => return Err(error),
+            // It was not there, or not started.
+            _ => {}
+        }
+    }
+    let exports = client.execute("query-block-exports", json!({}))?;
+    match exports.as_array().is_some_and(Vec::is_empty) {
+        true => Ok(()),
+        false => Err(QmpError::unexpected(
+            "nbd-server-stop",
+            format!("disks are still exported: {exports}"),
+        )),
+    }
+}
+
+/// The disks here for those of the source; or everything that prevents a copy.
+fn fitting<'a>(
+    theirs: &[Disk],
+    ours: &'a [BlockDisk],
+    pid: Option<u32>,
+) -> Result<Vec<&'a BlockDisk>, Vec<String>> {
+    let (mut found, mut problems) = (Vec::new(), Vec::new());
+    for disk in theirs {
+        let of_drive = || {
+            let mut named = ours
+                .iter()
+                .filter(|our| !disk.drive.is_empty() && *our.drive == *disk.drive);
+            named.next().filter(|_| named.next().is_none())
+        };
+        let same = ours.iter().find(|our| *our.device == *disk.device);
+        let Some(our) = same.or_else(of_drive) else {
+            problems.push(format!(
+                "QEMU here has no disk with a medium for the source's {} ({} bytes): give it an \
+                 image of that size",
+                disk.device, disk.bytes
+            ));
+            continue;
+        };
+        let label = our.label();
+        let image = pid.and_then(|pid| ImageFile::of(pid, &image_file(&our.file)));
+        if image.is_some_and(|image| same_image(&image.identity, &disk.image)) {
+            problems.push(format!(
+                "the disk {label} has the same image at both sides ({}): move the guest without \
+                 --copy-disks",
+                our.file
+            ));
+        } else if our.read_only {
+            problems.push(format!(
+                "the disk {label} is read-only here, and the guest can write to it at the source"
+            ));
+        } else if our.bytes != disk.bytes {
+            problems.push(format!(
+                "the disk {label} has {} bytes at the source, and {} here: give it an image of the \
+                 same size",
+                disk.bytes, our.bytes
+            ));
+        }
+        found.push(our);
+    }
+    if problems.is_empty() {
+        Ok(found)
+    } else {
+        Err(problems)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn theirs(device: &str, drive: &str, bytes: u64) -> Disk {
+        Disk {
+            device: device.into(),
+            drive: drive.into(),
+            bytes,
+            image: "".into(),
+        }
+    }
+
+    fn ours(device: &str, drive: &str, bytes: u64) -> BlockDisk {
+        BlockDisk {
+            device: device.into(),
+            drive: drive.into(),
+            bytes,
+            ..BlockDisk::default()
+        }
+    }
+
+    #[test]
+    fn a_socket_without_a_name_can_be_connected_to() {
+        use std::io::{Read, Write};
+        let (listener, socket) = nameless_listener().unwrap();
+        let server = DiskServer { socket, disks: 2 };
+        for number in 0..2 {
+            let mut client = server.connect(number).unwrap();
+            let (mut accepted, _) = listener.accept().unwrap();
+            accepted.write_all(b"NBDMAGIC").unwrap();
+            let mut greeting = [0; 8];
+            client.read_exact(&mut greeting).unwrap();
+            assert_eq!(&greeting, b"NBDMAGIC");
+        }
+        assert!(matches!(server.connect(2), Err(ServeError::NotServed(2))));
+        let path = listener.local_addr().unwrap();
+        let path = path.as_pathname().unwrap();
+        assert!(!path.exists() && !path.parent().unwrap().exists());
+    }
+
+    #[test]
+    fn disks_are_found_by_their_devices_or_drives() {
+        let here = [ours("/machine/a", "d0", 1), ours("/machine/b", "d1", 2)];
+        let wanted = [
+            theirs("/machine/b", "", 2),
+            theirs("/machine/other", "d0", 1),
+        ];
+        let found = fitting(&wanted, &here, None).unwrap();
+        assert_eq!(found, [&here[1], &here[0]]);
+    }
+
+    #[test]
+    fn everything_that_does_not_fit_is_named() {
+        let read_only = BlockDisk {
+            read_only: true,
+            ..ours("/machine/peripheral/vdc", "", 3)
+        };
+        let here = [ours("/machine/peripheral/vda", "", 1), read_only];
+        let wanted = [
+            theirs("/machine/peripheral/vda", "", 2),
+            theirs("/machine/peripheral/vdb", "", 2),
+            theirs("/machine/peripheral/vdc", "", 3),
+        ];
+        let problems = fitting(&wanted, &here, None).unwrap_err();
+        let expected = [
+            "the disk vda has 2 bytes at the source, and 1 here",
+            "QEMU here has no disk with a medium for the source's /machine/peripheral/vdb",
+            "the disk vdc is read-only here",
+        ];
+        assert_eq!(problems.len(), expected.len(), "{problems:?}");
+        for (problem, expected) in problems.iter().zip(expected) {
+            assert!(problem.starts_with(expected), "{problem}");
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Copies the guest's disks to the destination.
+//!
+//! The copies run while the guest does. They end in [`complete_disks`](QemuSource::complete_disks),
+//! between the pause and the save of the device state, after which QEMU releases the images. If the
+//! move fails, whatever is left of them is removed: the guest's devices have used their own images
+//! all the time.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+use error_reporter::Report;
+use hikkoshi_engine::{CancelFlag, DiskProgress, SourceGuest};
+use serde_json::json;
+
+use super::QemuSource;
+use crate::disks::jobs::{self, CopyError};
+use crate::disks::{self, CopiedDisk, DiskSelection, SelectError};
+use crate::qmp::reconnect::{MonitorError, connected};
+
+/// The copies of a move.
+#[derive(Debug, Default)]
+pub(super) struct DiskCopies {
+    /// The disks, by number.
+    pub(super) disks: Vec<CopiedDisk>,
+    /// How many of the jobs were started.
+    started: usize,
+    /// What was copied, when all have been completed.
+    completed: Option<Vec<DiskProgress>>,
+}
+
+impl QemuSource {
+    /// Lets the move copy these disks. Returns why others are not copied, for people.
+    ///
+    /// # Errors
+    ///
+    /// See [`SelectError`]; the guest is unchanged.
+    pub fn copy_disks(&mut self, selection: &DiskSelection) -> Result<Vec<String>, SelectError> {
+        if self.monitor.is_shared() {
+            return Err(SelectError::Domain);
+        }
+        let (disks, left) = disks::choose(connected(&mut self.client)?, selection)?;
+        self.copies.disks = disks;
+        Ok(left)
+    }
+
+    fn copied_disk(&self, number: usize) -> Result<&CopiedDisk, CopyError> {
+        let disk = self.copies.disks.get(number);
+        disk.ok_or(CopyError::NoDisk { number })
+    }
+
+    /// Passes QEMU one end of a connection for the disk `number`, and returns the other.
+    pub(super) fn connect_copy(&mut self, number: usize) -> Result<UnixStream, CopyError> {
+        let label = self.copied_disk(number)?.label.clone();
+        let disk = || label.clone();
+        let copies = u16::try_from(number + 1).unwrap_or(u16::MAX);
+        if self.undo.copies < copies {
+            let before = std::mem::replace(&mut self.undo.copies, copies);
+            if let Err(error) = self.undo_recorder.write(&self.undo) {
+                self.undo.copies = before;
+                return Err(CopyError::Record(error));
+            }
+        }
+        let (ours, theirs) = UnixStream::pair().map_err(|source| CopyError::Socket {
+            disk: disk(),
+            source,
+        })?;
+        let client = connected(&mut self.client)?;
+        if number == 0 {
+            // Those of a killed engine whose journal was removed.
+            jobs::remove(client, usize::from(copies))?;
+        }
+        let name = json!({ "fdname": disks::name(number) });
+        client
+            .execute_with_fd("getfd", name, theirs.as_fd())
+            .map_err(|source| CopyError::Qmp {
+                disk: disk(),
+                source,
+            })?;
+        Ok(ours)
+    }
+
+    /// Starts the copy of the disk `number`, over its connection.
+    pub(super) fn start_copy(
+        &mut self,
+        number: usize,
+        cancel: &CancelFlag,
+    ) -> Result<(), CopyError> {
+        if number != self.copies.started {
+            return Err(CopyError::NoDisk { number });
+        }
+        let disk = self.copied_disk(number)?.clone();
+        let client = connected(&mut self.client)?;
+        client.set_cancel(Some(cancel.clone()));
+        let started = jobs::start(client, number, &disk);
+        client.set_cancel(None);
+        started.map_err(|source| CopyError::Qmp {
+            disk: disk.label,
+            source,
+        })?;
+        self.copies.started = number + 1;
+        Ok(())
+    }
+
+    /// How far the copies are.
+    pub(super) fn copy_progress(&mut self) -> Result<Vec<DiskProgress>, CopyError> {
+        if let Some(completed) = &self.copies.completed {
+            return Ok(completed.clone());
+        }
+        let Some(disks) = self.copies.disks.get(..self.copies.started) else {
+            return Ok(Vec::new());
+        };
+        if disks.is_empty() {
+            return Ok(Vec::new());
+        }
+        jobs::progress(connected(&mut self.client)?, disks)
+    }
+
+    /// The guest is paused: completes the copies.
+    pub(super) fn complete_disks(&mut self) -> Result<(), CopyError> {
+        if self.copies.disks.is_empty() {
+            return Ok(());
+        }
+        let completed = jobs::complete(connected(&mut self.client)?, &self.copies.disks)?;
+        self.copies.completed = Some(completed);
+        Ok(())
+    }
+
+    /// Removes everything of the copies from QEMU, if there is anything.
+    pub(super) fn remove_copies(&mut self) -> Result<(), MonitorError> {
+        if self.undo.copies == 0 || self.has_ended() {
+            return Ok(());
+        }
+        if self.copies.completed.is_none() {
+            let copies = usize::from(self.undo.copies);
+            jobs::remove(self.session()?, copies)?;
+        }
+        self.undo.copies = 0;
+        self.copies.started = 0;
+        self.record_undone();
+        Ok(())
+    }
+
+    /// The same, after a failure: releasing the guest tries again and reports the error.
+    pub(super) fn remove_copies_after_failure(&mut self) {
+        if let Err(error) = self.remove_copies() {
+            tracing::warn!(error = %Report::new(&error), "removing the copies of the guest's disks from QEMU");
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! Disks whose content moves with the guest.
+
+use serde::{Deserialize, Serialize};
+
+use super::bounded::Label;
+
+/// The most disks of one migration. Each has a link of its own.
+pub const MAX_DISKS: usize = 32;
+
+/// A disk whose content the source copies to the destination.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Disk {
+    /// The device that has it, as the hypervisor names it: the same on both sides.
+    #[serde(with = "Label")]
+    pub device: Box<str>,
+    /// The name that its owner gave to the disk itself. May be empty.
+    #[serde(with = "Label")]
+    pub drive: Box<str>,
+    /// Its size in bytes, as the guest sees it.
+    pub bytes: u64,
+    /// Identifies the file of its image among all files of one running host: equal only if it is
+    /// the same file. Empty: not known, or not a file.
+    #[serde(with = "Label")]
+    pub image: Box<str>,
+}
