@@ -384,6 +384,7 @@ fn the_node_of_an_engine_that_was_killed_before_the_pause_is_removed() {
         drop(source);
         assert!(has_node(&qemu) && !qemu.is_marked());
         let record = UndoRecord {
+            copies: 0,
             settings: Settings::default(),
             stopped: Some(true),
         };

@@ -113,9 +113,8 @@ impl Display for Lines {
     fn state(&self, state: &State) {
         // There is nothing to count before a phase has pages, or disks are copied. How many pages a
         // destination receives in pre-copy is not known.
-        let counts = state.total_pages > 0
-            || !state.disks.is_empty()
-            || state.phase == Phase::Precopy;
+        let counts =
+            state.total_pages > 0 || !state.disks.is_empty() || state.phase == Phase::Precopy;
         if counts && self.0.is_due(state) {
             streams::progress_text(&ProgressLine::of(state).in_full());
         }
