@@ -47,7 +47,7 @@ struct SharedMonitor {
 impl SharedMonitor {
     fn of(qemu: &Qemu) -> Arc<Self> {
         Arc::new(Self {
-            socket: MonitorSocket::new(&qemu.qmp()),
+            socket: MonitorSocket::new(qemu.qmp()),
             told: Mutex::default(),
             paused: Mutex::default(),
         })
