@@ -132,16 +132,16 @@ fn exists(client: &mut Client) -> Result<bool, QmpError> {
     Ok(names.any(|name| name == NODE))
 }
 
-/// Removes all of it from QEMU, if there is any.
+/// Removes all of it from QEMU, if there is any. A refusal may also be that of the monitor's owner,
+/// whose daemon does not answer: so it is an error if QEMU still has the node.
 pub(super) fn remove(client: &mut Client) -> Result<(), QmpError> {
-    for (command, arguments) in [
-        ("closefd", json!({ "fdname": FILE })),
-        ("blockdev-del", json!({ "node-name": NODE })),
-    ] {
-        match client.execute(command, arguments) {
-            Err(error) if !error.is_refusal() => return Err(error),
-            _ => {}
-        }
+    match client.execute("closefd", json!({ "fdname": FILE })) {
+        Err(error) if !error.is_refusal() => return Err(error),
+        _ => {}
+    }
+    match client.execute("blockdev-del", json!({ "node-name": NODE })) {
+        Err(error) if !error.is_refusal() || exists(client)? => return Err(error),
+        _ => {}
     }
     remove_descriptor_sets(client, FILE)
 }
@@ -304,9 +304,10 @@ mod tests {
                 added = true;
                 Err("Duplicate nodes with node-name='moved-by-hikkoshi'")
             }
-            "query-named-block-nodes" => Ok(json!([
+            "query-named-block-nodes" if added => Ok(json!([
                 { "node-name": "libvirt-1-format" }, { "node-name": NODE },
             ])),
+            "query-named-block-nodes" => Ok(json!([])),
             "blockdev-del" => Err("Failed to find node with node-name='moved-by-hikkoshi'"),
             _ => Ok(json!({})),
         });
@@ -346,6 +347,18 @@ mod tests {
         });
         assert!(lock.unwrap_err().is_refusal());
         assert!(arguments(&got, "getfd").is_empty(), "{got:?}");
+    }
+
+    /// The daemon that owns the monitor does not answer, or QEMU refuses: the node is still there.
+    #[test]
+    fn a_node_that_stays_is_an_error() {
+        let (lock, got) = add_to_scripted(|command, _| match command {
+            "blockdev-del" => Err("the daemon has not answered for 25 s"),
+            "query-named-block-nodes" => Ok(json!([{ "node-name": NODE }])),
+            _ => Ok(json!({})),
+        });
+        assert!(lock.unwrap_err().is_refusal());
+        assert!(arguments(&got, "blockdev-add").is_empty(), "{got:?}");
     }
 
     #[test]
