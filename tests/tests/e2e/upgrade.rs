@@ -128,7 +128,9 @@ fn programs_without_a_common_version_of_the_protocol_move_nothing() {
                 "update the older side",
             ];
             migration.migrate.wait().assert(1, &parts);
-            parts.map(|part| migration.receive.wait_stderr(part));
+            for part in parts {
+                migration.receive.wait_stderr(part);
+            }
             migration.receive.interrupt();
             let (_, finished) = migration.wait();
             let what = format!("{} → {}", source.display(), destination.display());
