@@ -194,7 +194,8 @@ after_command() {
             [[ $left == '/run/hikkoshi/machines/db2.log /run/hikkoshi/machines/db2.qmp ' ]] || fail "source: purge leaves: $left"
             assert_runs_on source db2
         else
-            [[ ! $left ]] && on "$1" '[ ! -e /run/hikkoshi ]' || fail "$1: purge leaves: $left"
+            [[ ! $left ]] || fail "$1: purge leaves: $left"
+            on "$1" '[ ! -e /run/hikkoshi ]' || fail "$1: purge leaves /run/hikkoshi"
         fi
         ;;
     esac

@@ -16,10 +16,19 @@ fn with_front(
     let (sender, arrivals) = sync_channel(8);
     let stop = CancelFlag::new();
     thread::scope(|scope| {
+        // Also when the test fails: the scope waits for the thread.
+        let _stopping = Stopping(&stop);
         scope.spawn(|| front.serve(&sender, &stop).unwrap());
         test(address, &arrivals);
-        stop.cancel();
     });
+}
+
+struct Stopping<'a>(&'a CancelFlag);
+
+impl Drop for Stopping<'_> {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
 }
 
 /// The first message of a source with an invitation of `server`.
