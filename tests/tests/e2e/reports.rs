@@ -203,7 +203,7 @@ fn a_cancelled_migration_and_a_move_are_reported() {
         let [likely, most] = [here.likely_downtime_ms.unwrap(), here.downtime_ms]
             .map(|ms| shown_as(&shown, "duration", ms));
         let downtime = format!("about {likely}, at most {most}");
-        assert_eq!(row(&rows, "Guest paused for"), [downtime.clone()]);
+        assert_eq!(row(&rows, "Guest paused for")[..], [&*downtime]);
         assert!(shown.fact("Paused for").starts_with(&downtime));
         shown.assert_clean();
     }

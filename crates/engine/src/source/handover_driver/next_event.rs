@@ -100,8 +100,8 @@ impl HandoverDriver<'_> {
         result.requests.add_measures(faults);
     }
 
-    /// The destination had the guest running so long after it had received *commit*, which took half
-    /// a round trip.
+    /// The guest ran so long after the destination had received *commit*, which took half a round
+    /// trip. How long *commit* waited for a processor there is not known.
     fn note_resume_time(&self, micros: u64) {
         let control = self
             .active
