@@ -137,8 +137,8 @@ fn until_postcopy(now: &Snapshot, plan: &Plan, rates: Rates) -> Option<TimeLeft>
 }
 
 /// In the first round, which is often the only one, it is not known until near its end what the
-/// guest has dirtied. At least that is nothing, at most everything that the round sends. What is likely
-/// follows from the working sets, if they were measured; otherwise it is like the least.
+/// guest has dirtied. At least that is nothing, at most everything that the round sends. What is
+/// likely follows from the working sets, if they were measured; otherwise it is like the least.
 fn hybrid(now: &Snapshot, rates: Rates, writes: &Writes<'_>) -> Option<TimeLeft> {
     let guest = pages(now.pages.guest);
     let all = pages(now.total_pages).min(guest);
