@@ -19,6 +19,9 @@ const EXACT_MS: f64 = 1e-3;
 /// A step of post-copy's destination, if pages became stale during the pause.
 const STALE_PAGES_DROPPED: &str = "stale pages dropped";
 
+/// The step from which the destination's downtime counts.
+const EVERYTHING_RECEIVED: &str = "everything received";
+
 /// The steps of a side that switched over by itself, with a guest that ran and whose pages became
 /// stale during the pause. A new step is added here.
 fn expected(side: Side, postcopy: bool) -> Vec<&'static str> {
@@ -36,7 +39,7 @@ fn expected(side: Side, postcopy: bool) -> Vec<&'static str> {
         ],
         Side::Destination => [
             only_postcopy(STALE_PAGES_DROPPED),
-            Some("everything received"),
+            Some(EVERYTHING_RECEIVED),
             Some("faults are answered"),
             Some("device state loaded"),
             Some("readiness recorded"),
@@ -63,6 +66,12 @@ impl JsonReport {
         if !names.contains(&STALE_PAGES_DROPPED) {
             expected.retain(|step| *step != STALE_PAGES_DROPPED);
         }
+        if side == Side::Destination && self.disk_bytes.is_some() {
+            let after = expected
+                .iter()
+                .position(|step| *step == EVERYTHING_RECEIVED);
+            expected.insert(after.map_or(0, |at| at + 1), "disks complete");
+        }
         assert_eq!(names, expected, "{side:?}: {self:?}");
         let times = self.switchover.iter().map(|one| one.at_ms);
         assert!(
@@ -79,7 +88,7 @@ impl JsonReport {
             // announced to the network.
             Side::Destination => {
                 let [received, runs] =
-                    ["everything received", "guest runs"].map(|step| self.step_ms(step));
+                    [EVERYTHING_RECEIVED, "guest runs"].map(|step| self.step_ms(step));
                 assert!(
                     (runs - received - self.downtime_ms).abs() <= EXACT_MS,
                     "{side:?}: everything was received at {received} ms, the guest runs at {runs} \

@@ -66,8 +66,8 @@
 //!
 //! # What is missing
 //!
-//! - Memory and device state are moved, and disks that the adapter copies. The engine does not check
-//!   that other disks and networks can be reached from the destination.
+//! - Memory and device state are moved, and disks that the adapter copies. The engine does not
+//!   check that other disks and networks can be reached from the destination.
 
 mod control_link;
 mod default_links;

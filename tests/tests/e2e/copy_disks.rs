@@ -96,7 +96,7 @@ fn assert_nothing_left(vm: &Vm) {
         ];
         match left
             .iter()
-            .any(|list| list.to_string().contains("hikkoshi"))
+            .any(|list| list.to_string().contains("hikkoshi-disk-"))
         {
             true => Err(format!("{left:?}")),
             false => Ok(()),
@@ -158,6 +158,7 @@ fn disks_are_copied_over_tls() {
     let plan = copying("hybrid")
         .transport(Transport::Invitation("127.0.0.1:0".into()))
         .migrate_args(&["--bandwidth", "40M"])
+        .receive_args(&["--invite"])
         .destination_config(there.clone());
     let report = guest.migrate(&plan);
     guest.set_config(there);
@@ -216,14 +217,17 @@ fn disks_that_cannot_be_copied_are_refused() {
             copying("hybrid").destination_config(guest_with(&small)),
             "give it an image of the same size",
         ),
-        (
-            MigrationPlan::new("hybrid").migrate_args(&["--copy-disks=sda"]),
-            "the guest has no disk 'sda' with a medium; its disks are: disk0-device",
-        ),
     ] {
         let outcome = guest.start_migration(&plan).wait_for_source_first();
         assert_stayed(&mut guest, outcome, &[text, "runs at the source"], text);
     }
+    // Before it connects to a destination.
+    let plan = MigrationPlan::new("hybrid").migrate_args(&["--copy-disks=sda"]);
+    let mut migration = guest.start_migration(&plan);
+    migration.migrate.wait();
+    migration.receive.interrupt();
+    let text = "the guest has no disk 'sda' with a medium; its disks are: disk0-device";
+    assert_stayed(&mut guest, migration.wait(), &[text], text);
 }
 
 /// The destination's file system is full: QEMU's error is reported.

@@ -19,7 +19,8 @@ use hikkoshi_link::{AcceptedLink, Listener, TICK};
 use hikkoshi_linux::CancelFlag;
 
 /// Accepted links that may wait in the queue: all links of one migration (background, urgent,
-/// frames, disks) can arrive before the first is handled, and the control link of the next migration.
+/// frames, disks) can arrive before the first is handled, and the control link of the next
+/// migration.
 const LINKS: usize = MAX_LINKS as usize + MAX_DISKS + 3;
 
 /// Waits at `listener` for a source and takes its guest into `guest`.

@@ -268,8 +268,8 @@ fn wait_for_change(client: &mut Client) -> Result<(), QmpError> {
     Ok(())
 }
 
-/// Removes everything of copies from QEMU, of which there may be `number`, whatever has been done of them. The guest's
-/// devices keep their own images. Can be repeated.
+/// Removes everything of copies from QEMU, of which there may be `number`, whatever has been done
+/// of them. The guest's devices keep their own images. Can be repeated.
 pub(crate) fn remove(client: &mut Client, number: usize) -> Result<(), QmpError> {
     let deadline = Instant::now() + REMOVE_TIMEOUT;
     loop {
