@@ -52,7 +52,7 @@ pub enum Arrival {
     /// A connection for one of the receivers.
     Link(RoutedConnection),
     /// A source asks for an invitation.
-    Request(InvitationRequest),
+    Request(Box<InvitationRequest>),
 }
 
 /// The alert `no_application_protocol` (RFC 8446, section 6; RFC 7301, section 3.2), without
@@ -232,7 +232,7 @@ fn arrival(
         (Some(Wanted::Invitation), Some(server)) => {
             let stream = Stream::tcp(stream)?;
             let request = accept_request(stream, peer, server, limits)?;
-            Ok(Arrival::Request(request))
+            Ok(Arrival::Request(Box::new(request)))
         }
         (wanted, _) => {
             // The source reports a better reason than a connection that was closed.

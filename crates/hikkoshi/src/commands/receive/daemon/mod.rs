@@ -197,7 +197,7 @@ impl Lead<'_> {
                 Ok(Arrival::Request(request)) => {
                     // Without a certificate, the front accepts no request.
                     if let Some(certified) = self.certified {
-                        certified.answer(self.front, request);
+                        certified.answer(self.front, *request);
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
