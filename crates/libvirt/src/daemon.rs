@@ -1,5 +1,5 @@
-//! A domain of a libvirt daemon. The daemon may be restarted at any time; its domains run on. It may
-//! also hang, at any time.
+//! A domain of a libvirt daemon. The daemon may be restarted at any time; its domains run on. It
+//! may also hang, at any time.
 
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::RecvTimeoutError;

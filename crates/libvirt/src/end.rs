@@ -70,8 +70,8 @@ pub(crate) fn destroy(daemon: &Daemon, name: &str, process: &Process) -> Result<
 }
 
 /// Stops the process when QEMU has read everything that libvirt has sent to its monitor: libvirt
-/// would report an error of the monitor (`control-error`) otherwise, because a socket whose other end
-/// is closed before all was read is reset.
+/// would report an error of the monitor (`control-error`) otherwise, because a socket whose other
+/// end is closed before all was read is reset.
 fn stop(process: &Process) -> io::Result<()> {
     let deadline = Instant::now() + STOP_TIMEOUT;
     loop {

@@ -8,8 +8,8 @@
 //! * Other processes: [`Process`] (a pidfd, signals, and the data in `/proc/PID`), [`inject`]
 //!   (system calls that another process executes for us), [`HostAddr`] and [`HostRange`] (addresses
 //!   in another process), [`drop_pages()`], [`Process::collapse`] (`MADV_COLLAPSE`), [`Pagemap`]
-//!   (which pages it has, and which were written), [`memory_available`] (how many more it can have),
-//!   [`suspend_seccomp_obstacle`] (whether its seccomp filter can be suspended).
+//!   (which pages it has, and which were written), [`memory_available`] (how many more it can
+//!   have), [`suspend_seccomp_obstacle`] (whether its seccomp filter can be suspended).
 //! * Threads: [`Priority`] (urgent threads before background
 //!   threads), [`sandbox_thread`] (Landlock, seccomp and capabilities), [`kernel_thread_name`]
 //!   (threads of the kernel).

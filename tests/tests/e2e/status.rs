@@ -243,6 +243,7 @@ fn slow_migration<'a>(env: &'a TestEnv, plan: &MigrationPlan) -> (Guest<'a>, Mig
 }
 
 /// Prints what the status of an engine costs while this many clients follow it.
+#[allow(clippy::print_stdout)] // A measurement.
 fn measure(what: &str, migration: &Migration, (pid, side): (u32, Side), clients: &[usize]) {
     let (name, at) = match side {
         Side::Source => ("source", 0),
