@@ -391,13 +391,18 @@ impl Monitor for Domain {
     }
 
     #[cfg(feature = "libvirt")]
-    fn check_unchanged(&self, paused: bool) -> Result<(), QmpError> {
+    fn check_unchanged(&self, paused: Option<SystemTime>) -> Result<(), QmpError> {
         let patience = match paused {
             // The guest is resumed instead.
-            true => Duration::ZERO,
-            false => crate::daemon::AWAY_TIMEOUT,
+            Some(_) => Duration::ZERO,
+            None => crate::daemon::AWAY_TIMEOUT,
         };
         let checked = self.unchanged.check(&self.daemon, &self.name, patience);
+        // After a question to the daemon, whose answer comes after the events before it.
+        let checked = checked.and_then(|()| match (paused, self.watch.get()) {
+            (Some(paused), Some(watch)) => watch.check_untouched(paused),
+            _ => Ok(()),
+        });
         checked.map_err(|error| QmpError::Owner(error.into()))
     }
 

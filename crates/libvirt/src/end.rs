@@ -32,7 +32,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(2);
 ///
 /// # Errors
 ///
-/// [`DomainError::NotEnded`], or libvirt does not destroy it: then QEMU runs on, its guest paused.
+/// [`DomainError::NotEnded`], or libvirt refuses to destroy it: then QEMU runs on, its guest paused.
+/// If the daemon hangs, QEMU ends without it, and libvirt reports a crash later.
 pub(crate) fn destroy(daemon: &Daemon, name: &str, process: &Process) -> Result<(), DomainError> {
     let not_ended = |source| DomainError::NotEnded {
         name: name.to_owned(),
@@ -61,8 +62,9 @@ pub(crate) fn destroy(daemon: &Daemon, name: &str, process: &Process) -> Result<
     if destroyed.is_ok() || !process.is_alive() {
         return Ok(());
     }
-    // An answer was lost: libvirt has done what it was asked to.
-    if process.is_asked_to_end() {
+    // An answer was lost: libvirt has done what it was asked to, or will, as soon as its daemon
+    // does not hang any more. The guest has moved with every page: nothing needs QEMU.
+    if process.is_asked_to_end() || matches!(destroyed, Err(DomainError::NoAnswer { .. })) {
         return process.kill().map_err(not_ended);
     }
     process.continue_stopped().map_err(not_ended)?;

@@ -88,6 +88,8 @@ struct State {
     handed_over: Option<SystemTime>,
     /// The guest's last reset.
     reset: Option<SystemTime>,
+    /// When the guest was last resumed.
+    resumed: Option<SystemTime>,
     /// hikkoshi ends the domain.
     ending: bool,
     /// What makes the guest's memory here useless, and was not reported yet.
@@ -123,6 +125,25 @@ impl Watch {
     /// `paused` for that at this time; `None`: before the watch began.
     pub(crate) fn handing_over(&self, paused: Option<SystemTime>) {
         self.0.handing_over(paused.unwrap_or(UNIX_EPOCH));
+    }
+
+    /// Checks that the guest, which was `paused` at that time and is not handed over yet, was
+    /// neither resumed nor reset since, as far as libvirt has reported it.
+    ///
+    /// # Errors
+    ///
+    /// [`DomainError::Changed`].
+    pub(crate) fn check_untouched(&self, paused: SystemTime) -> Result<(), DomainError> {
+        let state = self.0.lock();
+        let what = match (state.resumed, state.reset) {
+            (Some(at), _) if at > paused => "another client of libvirt has resumed its guest",
+            (_, Some(at)) if at > paused => "another client of libvirt has reset its guest",
+            _ => return Ok(()),
+        };
+        Err(DomainError::Changed {
+            name: self.0.name.clone(),
+            what: what.to_owned(),
+        })
     }
 
     /// The guest belongs to this domain again.
@@ -207,13 +228,19 @@ impl Shared {
     }
 
     fn handing_over(&self, paused: SystemTime) {
-        let reset = {
+        let (reset, resumed) = {
             let mut state = self.lock();
             state.handed_over = Some(paused);
-            state.reset
+            (state.reset, state.resumed)
         };
-        // Its event may have come first.
-        if reset.is_some_and(|reset| reset > paused) {
+        // The event may have come first.
+        let since = |at: Option<SystemTime>| at.is_some_and(|at| at > paused);
+        if since(resumed) {
+            self.harm(DomainError::Resumed {
+                name: self.name.clone(),
+                not_paused: None,
+            });
+        } else if since(reset) {
             self.was_reset();
         }
     }
@@ -236,6 +263,7 @@ impl Shared {
     fn handle(&self, event: DomainEvent, domain: &impl Guest) {
         match event {
             DomainEvent::Resumed(at) => {
+                self.lock().resumed = Some(at);
                 // If it runs, it was resumed, whatever the clock says.
                 if let Some(paused) = self.handed_over()
                     && (at > paused || domain.is_running())

@@ -207,6 +207,10 @@ fn attach_by(monitor: &Arc<SharedMonitor>) -> QemuSource {
 /// Pauses the guest and saves its device state.
 fn save(source: &mut QemuSource) {
     source.pause().unwrap();
+    save_paused(source);
+}
+
+fn save_paused(source: &mut QemuSource) {
     source
         .save_device_state(&mut io::sink(), &CancelFlag::new())
         .unwrap();
@@ -278,9 +282,9 @@ fn other_programs_neither_migrate_nor_resume_the_guest() {
         assert!(refusal(&qemu, "migrate").contains(NODE));
         let before = SystemTime::now();
         save(&mut source);
-        // Before the destination is ready, and *commit* is recorded.
-        source.check_device_state().unwrap();
+        // Before the state is sent, the destination is ready, and *commit* is recorded.
         assert!(refusal(&qemu, "cont").contains(LOCKED));
+        source.check_device_state().unwrap();
         assert!(refusal(&qemu, "migrate").contains(NODE));
         source.handing_over();
         let paused = monitor.paused.lock().unwrap().unwrap();
@@ -339,10 +343,18 @@ fn a_guest_that_others_resume_or_reset_before_the_handover_stays() {
     with_each(|program| {
         for is_reset in [false, true] {
             let (qemu, _image, monitor, mut source) = attach(program);
-            save(&mut source);
             match is_reset {
-                true => reset(&qemu),
-                false => drop(qemu.execute("cont", json!({}))),
+                true => {
+                    save(&mut source);
+                    reset(&qemu);
+                }
+                // Once the guest is saved, QEMU refuses.
+                false => {
+                    source.pause().unwrap();
+                    qemu.execute("cont", json!({}));
+                    save_paused(&mut source);
+                    assert_eq!(qemu.state(), "running");
+                }
             }
             let error = Report::new(source.check_device_state().unwrap_err()).to_string();
             let expected = "another program has resumed or reset the guest";

@@ -114,6 +114,28 @@ fn a_reset_after_the_pause_is_harm_whenever_its_event_comes() {
     }
 }
 
+/// A client has resumed and suspended it between the pause and *commit*: its memory is not that of
+/// the saved devices.
+#[test]
+fn a_guest_that_ran_between_the_pause_and_commit_is_noticed() {
+    for (event, what) in [
+        (DomainEvent::Resumed(at(11)), "has resumed its guest"),
+        (DomainEvent::Reset(at(11)), "has reset its guest"),
+    ] {
+        let watch = watch();
+        let domain = Scripted::new(false, || {});
+        watch.check_untouched(at(10)).unwrap();
+        watch.0.handle(event, &domain);
+        let found = watch.check_untouched(at(10)).unwrap_err().to_string();
+        assert!(found.contains(what), "{found}");
+        // It was paused later.
+        watch.check_untouched(at(12)).unwrap();
+        // The event came after the check.
+        watch.handing_over(Some(at(10)));
+        assert!(harm(&watch).is_some());
+    }
+}
+
 /// The move fails while a slow daemon pauses the guest: it runs again.
 #[test]
 fn a_guest_that_is_taken_back_while_it_is_paused_again_runs() {

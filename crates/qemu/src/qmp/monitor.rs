@@ -139,13 +139,14 @@ pub trait Monitor: fmt::Debug + Send + Sync {
 
     /// Checks that the guest's owner has done nothing to it since the move began that the
     /// destination does not know of. Called before the first round, right before the guest is
-    /// paused, and when it is `paused`: then it must not wait for long. (What QEMU itself reports
-    /// is checked elsewhere.)
+    /// paused, and when it is `paused`, since this time: then it must not wait for long, and the
+    /// guest must not have been resumed or reset since. (What QEMU itself reports is checked
+    /// elsewhere.)
     ///
     /// # Errors
     ///
     /// What was done.
-    fn check_unchanged(&self, paused: bool) -> Result<(), QmpError> {
+    fn check_unchanged(&self, paused: Option<SystemTime>) -> Result<(), QmpError> {
         let _ = paused;
         Ok(())
     }

@@ -177,7 +177,7 @@ impl QemuSource {
         allowed: &AllowedTypes,
         mode: Option<Mode>,
     ) -> Result<Self, AttachError> {
-        monitor.check_unchanged(false).map_err(Refusal::Qmp)?;
+        monitor.check_unchanged(None).map_err(Refusal::Qmp)?;
         let qemu = attach(&*monitor, Side::Source, allowed, mode, Overcommit::Refuse)?;
         let identity = QemuIdentity::of(&*monitor, &qemu)?;
         let domain = monitor.domain().map_err(Refusal::Qmp)?;
@@ -372,7 +372,8 @@ impl QemuSource {
             Ok(lock) => {
                 if !lock.refuses_migration() {
                     tracing::warn!(
-                        "this QEMU does not have the format vdi, and cannot be made to refuse that                          others save or migrate the guest meanwhile: do neither until it has moved"
+                        "this QEMU does not have the format vdi, and cannot be made to refuse that \
+                         others save or migrate the guest meanwhile: do neither until it has moved"
                     );
                 }
                 self.move_lock = Some(lock);

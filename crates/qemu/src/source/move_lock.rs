@@ -61,6 +61,9 @@ impl MoveLock {
         match add_node(client, "vdi", &empty_vdi()) {
             Err(error) if error.is_refusal() => {
                 tracing::debug!(%error, "adding a block node of the format vdi");
+                // The refusal may be that of the monitor's owner, to whom QEMU's answer was lost.
+                // The image of that node would not be the one that is locked.
+                remove(client)?;
             }
             added => {
                 return Ok(Self {

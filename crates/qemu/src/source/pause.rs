@@ -53,7 +53,7 @@ impl QemuSource {
     }
 
     fn prepare(&mut self) -> Result<PreparedPause, PauseError> {
-        self.monitor.check_unchanged(false)?;
+        self.monitor.check_unchanged(None)?;
         self.begin_move()?;
         let client = connected(&mut self.client)?;
         let state = migration_status::run_state(client)?;

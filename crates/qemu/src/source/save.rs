@@ -55,6 +55,8 @@ impl QemuSource {
         let saving = self.saving.take().ok_or(SaveError::NotPaused)?;
         connected(&mut self.client)?.answer(&saving.save)?;
         let answered = began.elapsed();
+        // From now on the guest must not run: QEMU has deactivated its images.
+        self.keep_paused();
         let Saving {
             file, list, blocks, ..
         } = saving;
@@ -85,8 +87,8 @@ impl QemuSource {
             return Err(SaveError::Resized);
         }
         // The guest is paused, and the destination is loading its devices.
-        self.keep_paused()?;
-        self.monitor.check_unchanged(true)?;
+        self.check_paused_since_the_save()?;
+        self.monitor.check_unchanged(self.paused_at)?;
         let undrained = self.log.is_some() && !self.needs_drain;
         if undrained && preflight::needs_drain(connected(&mut self.client)?)? {
             return Err(SaveError::DiskAdded);
@@ -94,16 +96,20 @@ impl QemuSource {
         Ok(())
     }
 
-    /// Lets QEMU refuse from now on to run the guest, before it is recorded that it is handed over.
-    /// Then checks that no other program has resumed or reset it since it was paused.
-    fn keep_paused(&mut self) -> Result<(), SaveError> {
-        if !self.monitor.is_shared() {
-            return Ok(());
-        }
+    /// Lets QEMU refuse from now on to run the guest.
+    fn keep_paused(&self) {
         if let Some(lock) = &self.move_lock
             && let Err(error) = lock.keep_paused()
         {
             tracing::warn!(%error, "locking the guest in QEMU: nothing prevents that it is resumed here");
+        }
+    }
+
+    /// Checks that no other program has resumed or reset the guest between its pause and
+    /// [`keep_paused`](Self::keep_paused), and that it is still as it was.
+    fn check_paused_since_the_save(&mut self) -> Result<(), SaveError> {
+        if !self.monitor.is_shared() {
+            return Ok(());
         }
         let state = migration_status::run_state(connected(&mut self.client)?)?;
         let was_paused_here = self.qemu.description.running;
