@@ -9,9 +9,9 @@
 //! again. What the copy has written to its memory meanwhile is not the guest's at the destination,
 //! so the engine sends no more pages.
 //!
-//! What is done while the watch is not connected has no event: another client may reach a daemon that
-//! was restarted first. So each connection begins with a look at the guest. A reset changes QEMU's
-//! state of a paused guest to `prelaunch`, which is also that of one that has never run.
+//! What is done while the watch is not connected has no event: another client may reach a restarted
+//! daemon first. So each connection begins with a look at the guest. A reset of a paused guest
+//! changes QEMU's state to `prelaunch`, which is also that of one that has never run.
 //!
 //! An event can come late. So one counts by its time, which is QEMU's: what was done before
 //! hikkoshi paused the guest is the guest's own past.

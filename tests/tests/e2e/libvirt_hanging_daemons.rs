@@ -129,8 +129,10 @@ fn a_domain_whose_stream_has_ended_waits_for_the_daemon_of_the_destination() {
     let mut served = test.served();
     let [here, there] = test.hosts();
     for is_killed in [true, false] {
+        // One that goes back says so by a new connection.
+        let retry_for = if is_killed { "120" } else { "0" };
         let plan = DomainPlan::new("postcopy")
-            .migrate_args(&["--retry-for", "0"])
+            .migrate_args(&["--retry-for", retry_for])
             .hold_at(Breakpoint::before(Commit));
         let mut moving = served.start_move(&plan);
         moving.wait_held();
@@ -144,8 +146,8 @@ fn a_domain_whose_stream_has_ended_waits_for_the_daemon_of_the_destination() {
             there.kill_daemon().unwrap();
             let exits = moving.wait();
             let reason = "libvirt's daemon has ended before it ran the guest";
-            exits.assert_source(1, &[reason, "the guest still runs at the source"]);
             exits.assert_destination(1, &[reason, "nothing is left of its domain here"]);
+            exits.assert_source(1, &[reason, "the guest still runs at the source"]);
             there.start_daemon().unwrap();
             served.assert_here();
             continue;
