@@ -9,6 +9,10 @@
 //! again. What the copy has written to its memory meanwhile is not the guest's at the destination,
 //! so the engine sends no more pages.
 //!
+//! What is done while the watch is not connected has no event: another client may reach a restarted
+//! daemon first. So each connection begins with a look at the guest. A reset of a paused guest
+//! changes QEMU's state to `prelaunch`, which is also that of one that has never run.
+//!
 //! An event can come late. So one counts by its time, which is QEMU's: what was done before
 //! hikkoshi paused the guest is the guest's own past.
 
@@ -33,10 +37,16 @@ const END_TIMEOUT: Duration = Duration::from_secs(3);
 /// Events that wait for the watch.
 const EVENTS: usize = 64;
 
+/// For QEMU's state of the guest.
+const QUERY_STATUS: &str = r#"{"execute":"query-status"}"#;
+
 /// What the watch asks libvirt, and has it do.
 trait Guest {
     /// Whether it runs, as far as libvirt knows.
     fn is_running(&self) -> bool;
+
+    /// Whether it was reset since it was paused, or has never run, as QEMU says. `None`: not known.
+    fn was_reset(&self) -> Option<bool>;
 
     /// Pauses it.
     fn suspend(&self) -> Result<(), String>;
@@ -49,6 +59,18 @@ impl Guest for Domain {
     fn is_running(&self) -> bool {
         self.get_state()
             .is_ok_and(|(state, _)| state == sys::VIR_DOMAIN_RUNNING)
+    }
+
+    fn was_reset(&self) -> Option<bool> {
+        let answer = self.qemu_monitor_command(QUERY_STATUS, 0);
+        let answer = answer.inspect_err(|error| {
+            tracing::debug!(
+                error = error.message(),
+                "asking whether the guest was reset"
+            );
+        });
+        let answer: serde_json::Value = serde_json::from_str(&answer.ok()?).ok()?;
+        Some(answer["return"]["status"].as_str()? == "prelaunch")
     }
 
     fn suspend(&self) -> Result<(), String> {
@@ -90,6 +112,8 @@ struct State {
     reset: Option<SystemTime>,
     /// When the guest was last resumed.
     resumed: Option<SystemTime>,
+    /// What the guest said when it was last looked at ([`Guest::was_reset`]).
+    was_reset: Option<bool>,
     /// hikkoshi ends the domain.
     ending: bool,
     /// What makes the guest's memory here useless, and was not reported yet.
@@ -189,8 +213,8 @@ impl Drop for Watch {
 struct Watched {
     open: OpenDomain,
     _events: LifecycleEvents,
-    /// Whether the domain was looked at since it was handed over.
-    looked: bool,
+    /// Whether the domain was looked at before it was handed over, and since then.
+    looked: [bool; 2],
 }
 
 impl Shared {
@@ -223,7 +247,7 @@ impl Shared {
         Some(Watched {
             _events: events.ok()?,
             open,
-            looked: false,
+            looked: [false; 2],
         })
     }
 
@@ -248,15 +272,35 @@ impl Shared {
     /// Handles the next event, if there is one soon.
     fn look(&self, watched: &mut Watched, events: &Receiver<DomainEvent>) {
         let domain = &watched.open.domain;
-        // Its event may have come before it was handed over, or when the daemon was away.
-        if self.handed_over().is_some() && !watched.looked {
-            watched.looked = true;
-            if domain.is_running() {
-                self.resumed(domain);
-            }
+        let looked = &mut watched.looked[usize::from(self.handed_over().is_some())];
+        if !*looked {
+            *looked = true;
+            self.looked(domain);
         }
         if let Ok(event) = events.recv_timeout(POLL_INTERVAL) {
             self.handle(event, domain);
+        }
+    }
+
+    /// Looks at the guest: an event may have come before it was handed over, or may be missing,
+    /// because the daemon was away.
+    fn looked(&self, domain: &impl Guest) {
+        if self.handed_over().is_some() && domain.is_running() {
+            self.resumed(domain);
+            return;
+        }
+        let Some(was_reset) = domain.was_reset() else {
+            return;
+        };
+        let before = self.lock().was_reset.replace(was_reset);
+        let Some(paused) = self.handed_over() else {
+            return;
+        };
+        // One that was handed over by another engine: what happened before was reported, or is
+        // reported by the check at the beginning.
+        let is_new = before.map_or(paused > UNIX_EPOCH, |before| !before);
+        if was_reset && is_new {
+            self.was_reset();
         }
     }
 
@@ -298,6 +342,7 @@ impl Shared {
     }
 
     fn was_reset(&self) {
+        self.lock().was_reset = Some(true);
         self.harm(DomainError::Reset {
             name: self.name.clone(),
         });

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use super::libvirt_domains::{LibvirtTest, assert_healthy};
+use super::libvirt_loaded_qemu::LoadedQemu;
 use hikkoshi_lab::Workload;
 use hikkoshi_lab::libvirt::{Domain, DomainConfig, LibvirtHost};
 use hikkoshi_tests::MessageKind::{Commit, DeviceStateChunk, Pages};
@@ -113,6 +114,55 @@ fn the_domain_stays_if_the_daemon_of_the_destination_hangs_at_commit() {
     }
     served.start_move(&DomainPlan::new("hybrid")).complete();
     served.assert_arrived();
+    served.end();
+}
+
+/// The daemon hangs when QEMU can run the guest, before it has told it to: the guest is paused on
+/// both sides, and neither may run it. A daemon that ends lets it go back. One that continues runs
+/// it.
+#[test]
+#[ignore = "long: make test-libvirt"]
+fn a_domain_whose_stream_has_ended_waits_for_the_daemon_of_the_destination() {
+    let Some(test) = LibvirtTest::start() else {
+        return;
+    };
+    let mut served = test.served();
+    let [here, there] = test.hosts();
+    for is_killed in [true, false] {
+        // One that goes back says so by a new connection.
+        let retry_for = if is_killed { "120" } else { "0" };
+        let plan = DomainPlan::new("postcopy")
+            .migrate_args(&["--retry-for", retry_for])
+            .hold_at(Breakpoint::before(Commit));
+        let mut moving = served.start_move(&plan);
+        moving.wait_held();
+        let qemu = LoadedQemu::stop(there);
+        moving.relay().release();
+        qemu.wait_ended();
+        there.stop_daemon().unwrap();
+        qemu.continues();
+        if is_killed {
+            moving.receive.wait_stderr("waiting for libvirt's daemon");
+            there.kill_daemon().unwrap();
+            let exits = moving.wait();
+            let reason = "libvirt's daemon has ended before it ran the guest";
+            exits.assert_destination(1, &[reason, "nothing is left of its domain here"]);
+            exits.assert_source(1, &[reason, "the guest still runs at the source"]);
+            there.start_daemon().unwrap();
+            served.assert_here();
+            continue;
+        }
+        let exit = moving.receive.wait();
+        exit.assert(3, &[HANGS, "--resume"]);
+        moving.relay().cut();
+        moving.migrate.wait().assert(3, &["never continue it"]);
+        assert_eq!(here.state("guest").unwrap(), "paused");
+        there.continue_daemon().unwrap();
+        moving.resume_receive();
+        moving.resume_migrate();
+        moving.complete();
+        served.assert_arrived();
+    }
     served.end();
 }
 

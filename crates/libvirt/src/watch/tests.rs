@@ -10,6 +10,7 @@ fn at(seconds: u64) -> SystemTime {
 /// A domain of a daemon that does what the test says before it answers.
 struct Scripted<'t> {
     runs: Mutex<bool>,
+    was_reset: Mutex<bool>,
     /// What was asked for, in order.
     calls: Mutex<Vec<&'static str>>,
     /// What happens while the daemon pauses the guest.
@@ -20,6 +21,7 @@ impl<'t> Scripted<'t> {
     fn new(runs: bool, meanwhile: impl Fn() + 't) -> Self {
         Self {
             runs: Mutex::new(runs),
+            was_reset: Mutex::new(false),
             calls: Mutex::default(),
             meanwhile: Box::new(meanwhile),
         }
@@ -38,6 +40,10 @@ impl<'t> Scripted<'t> {
 impl Guest for Scripted<'_> {
     fn is_running(&self) -> bool {
         *self.runs.lock().unwrap()
+    }
+
+    fn was_reset(&self) -> Option<bool> {
+        Some(*self.was_reset.lock().unwrap())
     }
 
     fn suspend(&self) -> Result<(), String> {
@@ -134,6 +140,66 @@ fn a_guest_that_ran_between_the_pause_and_commit_is_noticed() {
         watch.handing_over(Some(at(10)));
         assert!(harm(&watch).is_some());
     }
+}
+
+/// The daemon was restarted, and another client was connected first: its reset has no event here.
+#[test]
+fn a_reset_while_the_watch_is_not_connected_is_harm() {
+    // Whether the watch was connected before the handover, and whether the reset came first.
+    for (connected, first) in [(true, false), (true, true), (false, true)] {
+        let watch = watch();
+        let domain = Scripted::new(false, || {});
+        if connected {
+            watch.0.looked(&domain);
+        }
+        if first {
+            *domain.was_reset.lock().unwrap() = true;
+        }
+        watch.handing_over(Some(at(10)));
+        if !first {
+            watch.0.looked(&domain);
+            assert_eq!(harm(&watch), None);
+            *domain.was_reset.lock().unwrap() = true;
+        }
+        // The next connection.
+        watch.0.looked(&domain);
+        let reported = harm(&watch).unwrap();
+        assert!(reported.contains("was reset at the source"), "{reported}");
+        // It is reported once.
+        watch.0.looked(&domain);
+        assert_eq!(harm(&watch), None);
+    }
+}
+
+/// QEMU says the same of a guest that has never run, and of one whose reset was reported before.
+#[test]
+fn a_guest_that_was_reset_before_the_handover_is_not_harmed() {
+    for paused in [Some(at(10)), None] {
+        let watch = watch();
+        let domain = Scripted::new(false, || {});
+        *domain.was_reset.lock().unwrap() = true;
+        // By another engine, which has reported it.
+        if paused.is_some() {
+            watch.0.looked(&domain);
+        }
+        watch.handing_over(paused);
+        watch.0.looked(&domain);
+        watch.0.looked(&domain);
+        assert_eq!(harm(&watch), None);
+    }
+}
+
+/// Its event came, too.
+#[test]
+fn a_reset_with_an_event_is_reported_once() {
+    let watch = watch();
+    let domain = Scripted::new(false, || {});
+    watch.handing_over(Some(at(10)));
+    *domain.was_reset.lock().unwrap() = true;
+    watch.0.handle(DomainEvent::Reset(at(11)), &domain);
+    assert!(harm(&watch).is_some());
+    watch.0.looked(&domain);
+    assert_eq!(harm(&watch), None);
 }
 
 /// The move fails while a slow daemon pauses the guest: it runs again.
