@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn disks_are_counted_in_bytes() {
-        let mut state = at(0, 0);
+        let mut state = at(1, 9);
         state.phase = Phase::Connecting;
         let disk = |copied_bytes, total_bytes| DiskCopy {
             name: "vda".into(),
