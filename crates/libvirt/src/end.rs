@@ -32,8 +32,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(2);
 ///
 /// # Errors
 ///
-/// [`DomainError::NotEnded`], or libvirt refuses to destroy it: then QEMU runs on, its guest paused.
-/// If the daemon hangs, QEMU ends without it, and libvirt reports a crash later.
+/// [`DomainError::NotEnded`], or libvirt refuses to destroy it: then QEMU continues, its guest
+/// paused. If the daemon hangs, QEMU ends without it, and libvirt reports a crash later.
 pub(crate) fn destroy(daemon: &Daemon, name: &str, process: &Process) -> Result<(), DomainError> {
     let not_ended = |source| DomainError::NotEnded {
         name: name.to_owned(),
