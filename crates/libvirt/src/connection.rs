@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 use std::sync::mpsc::RecvTimeoutError;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,9 @@ pub(crate) struct Connection(Arc<Open>);
 struct Open {
     uri: String,
     connect: Connect,
+    /// Whether a question is under way.
+    asking: Mutex<bool>,
+    answered: Condvar,
 }
 
 /// An attempt to open a connection.
@@ -96,18 +99,49 @@ impl Connection {
         if let Err(error) = connect.set_keep_alive(KEEP_ALIVE.0, KEEP_ALIVE.1) {
             tracing::debug!(error = error.message(), "libvirt's keep-alive");
         }
-        let uri = uri.to_owned();
-        Ok(Self(Arc::new(Open { uri, connect })))
+        Ok(Self(Arc::new(Open {
+            uri: uri.to_owned(),
+            connect,
+            asking: Mutex::new(false),
+            answered: Condvar::new(),
+        })))
     }
 
     /// Lets the daemon answer a question, within `limit`.
+    ///
+    /// One at a time: as long as an earlier question is not answered, which nobody may wait for any
+    /// more, the daemon is not asked. If several threads wait for answers on one connection, and it
+    /// is lost, the library uses the stack of a thread that has returned (CVE-2024-4418): this
+    /// process crashed when a daemon was killed that hung.
     pub(crate) fn ask<T: Send + 'static>(
         &self,
         limit: Duration,
         question: impl FnOnce(&Self) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, CallError> {
-        let connection = self.clone();
-        within(limit, move || question(&connection))
+        let began = Instant::now();
+        let turn = self
+            .wait_for_turn(limit)
+            .ok_or(CallError::NoAnswer(limit))?;
+        let left = limit.saturating_sub(began.elapsed());
+        within(left, move || question(&turn.0)).map_err(|error| match error {
+            CallError::NoAnswer(_) => CallError::NoAnswer(limit),
+            error => error,
+        })
+    }
+
+    /// Waits until no question is under way.
+    fn wait_for_turn(&self, limit: Duration) -> Option<Turn> {
+        let asking = lock(&self.0.asking);
+        let waited = self
+            .0
+            .answered
+            .wait_timeout_while(asking, limit, |asking| *asking);
+        let (mut asking, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() {
+            return None;
+        }
+        *asking = true;
+        Some(Turn(self.clone()))
     }
 
     /// The daemon.
@@ -142,8 +176,22 @@ impl Connection {
     }
 }
 
-fn unfinished() -> std::sync::MutexGuard<'static, Vec<(String, Opening)>> {
-    UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
+/// The question that is under way on a connection, until it is dropped.
+struct Turn(Connection);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *lock(&self.0.0.asking) = false;
+        self.0.0.answered.notify_one();
+    }
+}
+
+fn unfinished() -> MutexGuard<'static, Vec<(String, Opening)>> {
+    lock(&UNFINISHED)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn take_unfinished(uri: &str) -> Option<Opening> {

@@ -13,7 +13,7 @@ use virt::domain::Domain;
 use virt::error::Error;
 
 use crate::DomainError;
-use crate::call::{Call, CallError, within};
+use crate::call::{Call, CallError};
 use crate::connection::{Connection, OPEN_TIMEOUT, PING_TIMEOUT};
 use crate::monitor::serve;
 
@@ -59,7 +59,7 @@ impl OpenDomain {
         question: impl FnOnce(&Domain) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, CallError> {
         let open = Arc::clone(self);
-        within(limit, move || question(&open.domain))
+        self.connection.ask(limit, move |_| question(&open.domain))
     }
 }
 
