@@ -91,8 +91,8 @@ fn the_grafana_dashboard_uses_exported_metrics() {
 fn shown_text(page: &str) -> String {
     let (shown, _) = page
         .split_once("<script type=\"application/json\"")
-        .expect("a report");
-    let (_, body) = shown.split_once("</head>").expect("a page");
+        .unwrap();
+    let (_, body) = shown.split_once("</head>").unwrap();
     let mut text = String::new();
     for part in body.split('<') {
         // The rest of the element before, and what follows it.

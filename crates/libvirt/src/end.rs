@@ -20,6 +20,7 @@ use virt::domain::Domain;
 
 use crate::DomainError;
 use crate::daemon::Daemon;
+use crate::image_owners::ImageOwners;
 use crate::monitor::own_socket;
 
 /// How long the process may take to stop. Its threads may wait for storage.
@@ -41,7 +42,7 @@ pub(crate) fn destroy(daemon: &Daemon, name: &str, process: &Process) -> Result<
         source,
     };
     // So that the process is not stopped while a daemon is awaited.
-    daemon.ask("its state", Domain::get_state)?;
+    let owners = ImageOwners::of(&daemon.xml(0)?);
     match stop(process) {
         Err(error) if is(&error, Errno::SRCH) => {}
         // It waits in the kernel, and might handle SIGTERM before it stops.
@@ -59,6 +60,9 @@ pub(crate) fn destroy(daemon: &Daemon, name: &str, process: &Process) -> Result<
         over.store(true, Ordering::Release);
         destroyed
     });
+    if destroyed.is_ok() {
+        owners.restore();
+    }
     if destroyed.is_ok() || !process.is_alive() {
         return Ok(());
     }

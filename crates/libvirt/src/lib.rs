@@ -60,6 +60,8 @@ mod domain;
 #[cfg(feature = "libvirt")]
 mod end;
 mod error;
+#[cfg(feature = "libvirt")]
+mod image_owners;
 mod incoming;
 #[cfg(feature = "libvirt")]
 mod job;
