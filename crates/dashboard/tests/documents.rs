@@ -1,5 +1,7 @@
 //! The documents name the metrics that are exported, and no others.
 
+#![allow(clippy::unwrap_used)] // a test's failure is the message
+
 use std::collections::BTreeSet;
 
 use hikkoshi_dashboard::{FAMILIES, Kind};
