@@ -50,7 +50,7 @@ fn options_stand_under_their_headings() {
          By ssh: --ssh --rsh --remote-hikkoshi --remote-qmp --remote-connect --remote-listen \
          --remote-option\n\
          Migration: --mode --max-downtime --when-stalled --bandwidth --allow-cpu-mismatch \
-         --no-keep-frames --quit-source --undefine-source --persistent --autostart \
+         --no-keep-frames --copy-disks --quit-source --undefine-source --persistent --autostart \
          --allow-device\n\
          Tuning: --links --rounds --max-rounds --read-ahead\n\
          Recovery: --retry-for --resume --give-up --other-side-is-lost --journal\n\
