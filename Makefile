@@ -246,9 +246,9 @@ test-ssh: guest-images openssh ## `migrate --ssh` with a real ssh, killed in pos
 	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- ssh:: --include-ignored
 
 .PHONY: test-daemon
-test-daemon: guest-images ## one `receive --daemon` for several guests; it and its receivers are killed
-	cargo build --locked --release --package hikkoshi
-	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- receive_daemon:: --include-ignored
+test-daemon: guest-images ## `receive --daemon` for several guests: by invitations and certificates, QEMU and libvirt
+	$(WITH_LIBVIRT) cargo build --locked --features libvirt --package hikkoshi
+	$(WITH_LIBVIRT) CI=true HIKKOSHI_BIN=$(abspath target/debug/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- receive_daemon:: daemon_certificates:: daemon_domains:: --include-ignored
 
 # A move in each mode, and what is refused, are part of test-guests.
 .PHONY: test-disks
@@ -262,6 +262,11 @@ bench-status: guest ## what it costs an engine to serve the status of a large gu
 	cargo build --locked --release --package hikkoshi
 	HIKKOSHI_BIN=$(abspath target/release/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- status:: --ignored --nocapture
 	cargo test --locked --release --package hikkoshi-engine --lib -- what_counting_and_reading_cost --ignored --nocapture
+
+.PHONY: docs-reports
+docs-reports: guest browser ## make the reports that docs/reading-a-report.md reads
+	cargo build --locked --release --package hikkoshi
+	HIKKOSHI_BIN=$(abspath target/release/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- example_reports:: --ignored --nocapture
 
 # A sixth of the random interruptions, and every second step, are part of test-guests. This target prints the table.
 .PHONY: drills

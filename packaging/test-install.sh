@@ -34,6 +34,12 @@ offered=$(source "$completions" && COMP_WORDS=(hikkoshi migrate --max-d) COMP_CW
 [[ $offered == --max-downtime ]] || fail "bash completes --max-d to: $offered"
 
 units=$root/usr/lib/systemd/system
+# What is installed is what the tree has, and the documents name each unit.
+diff <(cd packaging/systemd && printf '%s\n' *) <(cd "$units" && printf '%s\n' *) || fail "other units are installed than packaging/systemd has"
+for unit in "$units"/*; do
+    name=$(basename "$unit" | sed 's/@\./@NAME./')
+    grep -F "\`$name\`" docs/installing.md >/dev/null || fail "docs/installing.md does not name $name"
+done
 sed -i "s#/usr/bin/hikkoshi#$root/usr/bin/hikkoshi#" "$units"/*
 for unit in "$units"/*; do
     unit=$(basename "$unit")

@@ -6,7 +6,8 @@
 # docs/operating.md are executed in order: `console` has commands after `source# ` or
 # `destination# ` (lines that begin with blanks continue a command), each of which must succeed;
 # `ini` and `sh` are files, whose first or second line says where: `# both: /path`. After a command
-# that ends with ` &`, the guest must come to run at the destination before the next one.
+# that ends with ` &`, pre-copy must begin before the next one, or with `--mode postcopy` the guest
+# must come to run at the destination.
 #
 # What the guide leaves to the reader is added here: the hosts' names and ssh keys, the guests'
 # machines, a firewall. In the end the guests' own checks must have found no wrong page.
@@ -93,12 +94,23 @@ assert_runs() {
         fail "the guest $2 has found wrong pages"
 }
 
+# The guest runs there, as before, and continues to check its memory.
+assert_runs_on() {
+    local checks
+    checks=$(on "$1" "grep -c '^verify: ok' /run/guests/$2/console")
+    wait_for "$1" "test \$(grep -c '^verify: ok' /run/guests/$2/console) -gt $checks" "the guest $2 to continue at $1"
+    assert_runs "$1" "$2"
+}
+
 ip link add hk-guide0 type veth peer name hk-guide1
 start_host source 10.0.0.1 hk-guide0
 start_host destination 10.0.0.2 hk-guide1
-on source "mkdir -p -m 700 /root/.ssh && ssh-keygen -q -t ed25519 -N '' -f /root/.ssh/id_ed25519 && cp /root/.ssh/id_ed25519.pub /srv/shared"
-on destination "mkdir -p -m 700 /root/.ssh && cp /srv/shared/id_ed25519.pub /root/.ssh/authorized_keys && systemctl start ssh"
-on source "ssh-keyscan -t ed25519 destination >/root/.ssh/known_hosts 2>/dev/null"
+for one in source destination; do
+    on $one "mkdir -p -m 700 /root/.ssh && ssh-keygen -q -t ed25519 -N '' -f /root/.ssh/id_ed25519 && systemctl start ssh
+        cp /root/.ssh/id_ed25519.pub /srv/shared/$one.pub"
+done
+on destination "cp /srv/shared/source.pub /root/.ssh/authorized_keys && ssh-keyscan -t ed25519 source >/root/.ssh/known_hosts 2>/dev/null"
+on source "cp /srv/shared/destination.pub /root/.ssh/authorized_keys && ssh-keyscan -t ed25519 destination >/root/.ssh/known_hosts 2>/dev/null"
 
 declare -i commands=0 files=0
 background=
@@ -110,7 +122,11 @@ run_command() {
     if [[ $command == *' &' ]]; then
         on "$where" "${command% &}" &>"$work/background.log" &
         background=$!
-        assert_runs destination web
+        if [[ $command == *'--mode postcopy'* ]]; then
+            assert_runs destination web
+        else
+            wait_for "$where" "hikkoshi status --json | grep -F '\"precopy\"'" "pre-copy to begin: $(cat "$work/background.log")"
+        fi
         return
     fi
     local output one
@@ -133,6 +149,24 @@ after_command() {
         assert_runs destination web
         on source 'grep -q "\"mode\": *\"hybrid\"" /var/tmp/web.json' || fail "the result is not in web.json"
         ;;
+    'source systemctl enable'*hikkoshi-receive.service)
+        # Each guest's console has a folder, which its service makes otherwise.
+        on source 'mkdir -p /run/guests/db1 /run/guests/db2'
+        ;;
+    destination*'ssh source hikkoshi invite'*) assert_runs source db1 ;;
+    destination*'--name db2'*) assert_runs source db2 ;;
+    'source systemctl start hikkoshi-dashboard')
+        wait_for source 'ss --no-header --listening --tcp --numeric "sport = 8077" | grep -F 127.0.0.1' "the dashboard to listen"
+        ;;
+    'source hikkoshi status') on source 'hikkoshi status | grep -F /run/hikkoshi/machines/db1.qmp' >/dev/null || fail "status does not show the guest" ;;
+    'source hikkoshi switch')
+        wait "$background" || fail "the migration has failed: $(cat "$work/background.log")"
+        assert_runs destination db1
+        ;;
+    'source hikkoshi cancel')
+        wait "$background" && fail "the cancelled migration has succeeded"
+        assert_runs_on source db2
+        ;;
     'source move-guests destination db1 db2') assert_runs destination db1 && assert_runs destination db2 ;;
     destination*'source:7000'*) assert_runs source web ;;
     'source hikkoshi migrate --resume'*)
@@ -154,6 +188,15 @@ after_command() {
         left=$(on "$1" "find / -xdev -name '*hikkoshi*' ! -path '/etc/hikkoshi*' ! -path '/etc/systemd/system/*' \
             ! -path '/root/*' ! -path '/var/log/*' ! -path '/var/cache/*'")
         [[ ! $left ]] || fail "$1: purge leaves: $left"
+        left=$(on "$1" "find /etc/systemd -path '*.wants/*hikkoshi*'; find /run/hikkoshi ! -type d 2>/dev/null | sort" | tr '\n' ' ')
+        if [[ $1 == source ]]; then
+            # Of a guest that runs.
+            [[ $left == '/run/hikkoshi/machines/db2.log /run/hikkoshi/machines/db2.qmp ' ]] || fail "source: purge leaves: $left"
+            assert_runs_on source db2
+        else
+            [[ ! $left ]] || fail "$1: purge leaves: $left"
+            on "$1" '[ ! -e /run/hikkoshi ]' || fail "$1: purge leaves /run/hikkoshi"
+        fi
         ;;
     esac
 }

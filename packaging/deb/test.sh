@@ -15,6 +15,7 @@ rm -rf "$work"
 mkdir -p "$work"/{shared,layer}
 cp build/deb/hikkoshi_*.deb "$work/shared"
 cp -r packaging/deb/inside "$work/shared"
+(cd packaging/systemd && printf '%s\n' *) >"$work/shared/units"
 cp build/kernel/vmlinuz build/initramfs.cpio "$work/shared"
 
 echo "test-deb: installing in a fresh Debian root"

@@ -26,6 +26,9 @@ for wanted in bin/hikkoshi share/man/man1/hikkoshi.1 share/man/man1/hikkoshi-mig
     share/doc/hikkoshi/THIRD-PARTY-LICENSES share/doc/hikkoshi/docs/operating.md; do
     grep -Fx "$top/$wanted" <<<"$list" >/dev/null || fail "$wanted is not in $(basename "$binary")"
 done
+for unit in packaging/systemd/*; do
+    grep -Fx "$top/lib/systemd/system/${unit##*/}" <<<"$list" >/dev/null || fail "$unit is not in $(basename "$binary")"
+done
 tar -tzf "${binary/-x86_64-linux/}" | grep -E '^hikkoshi-[^/]*/Cargo.lock$' >/dev/null || fail "the source has no Cargo.lock"
 
 # Unpacked as for /usr/local, the program runs, and its units name it there.

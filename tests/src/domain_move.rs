@@ -13,6 +13,7 @@ pub struct DomainPlan {
     mode: &'static str,
     migrate_args: Vec<String>,
     receive_args: Vec<String>,
+    receive_prepared: Option<&'static str>,
     breakpoint: Option<(Breakpoint, RelayAction)>,
 }
 
@@ -23,6 +24,7 @@ impl DomainPlan {
             mode,
             migrate_args: Vec::new(),
             receive_args: Vec::new(),
+            receive_prepared: None,
             breakpoint: None,
         }
     }
@@ -40,6 +42,13 @@ impl DomainPlan {
     pub fn receive_args(mut self, arguments: &[&str]) -> Self {
         self.receive_args
             .extend(arguments.iter().map(|&a| a.to_owned()));
+        self
+    }
+
+    /// Starts `hikkoshi receive` in a mount namespace of its own, after this shell script.
+    #[must_use]
+    pub fn receive_after(mut self, script: &'static str) -> Self {
+        self.receive_prepared = Some(script);
         self
     }
 
@@ -90,7 +99,16 @@ impl<'h> DomainMove<'h> {
             Some(_) => format!("unix:{}", env.folder().join("listen").display()),
             None => format!("{}:7100", to.address()),
         };
-        let mut receive = to.command(hikkoshi());
+        let mut receive = match plan.receive_prepared {
+            None => to.command(hikkoshi()),
+            Some(script) => {
+                let script = format!("{script}; exec \"$@\"");
+                let mut receive = to.command("unshare");
+                receive.args(["--mount", "bash", "-euo", "pipefail", "-c", &script, "bash"]);
+                receive.arg(hikkoshi());
+                receive
+            }
+        };
         receive.args(["receive", "--connect", "qemu:///system"]);
         receive.args(["--listen", &listen]);
         receive.arg("--json").arg(&json_reports[1]);

@@ -17,6 +17,8 @@ pub struct JsonReport {
     pub total_ms: f64,
     /// How long the guest did not run, ms.
     pub downtime_ms: f64,
+    /// How long it likely did not run, ms; in the source's report, if the destination tells.
+    pub likely_downtime_ms: Option<f64>,
     /// The steps of the switchover on this side.
     pub switchover: Vec<SwitchoverStep>,
     /// Pre-copy rounds.
@@ -212,6 +214,13 @@ impl JsonReport {
             self.total_ms > 0.0 && (0.0..=self.total_ms).contains(&self.downtime_ms),
             "{self:?}"
         );
+        if let Some(likely) = self.likely_downtime_ms {
+            let most = self.downtime_ms;
+            assert!(
+                side == Side::Source && (0.0..=most).contains(&likely),
+                "{self:?}"
+            );
+        }
         self.check_switchover(side);
         for (pages, bytes) in [
             (pages.precopy, bytes.precopy),

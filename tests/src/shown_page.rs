@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hikkoshi_lab::Lab;
 use hikkoshi_lab::browser::{Browser, ColorScheme, Viewport};
-use hikkoshi_status::{Recording, Side};
+use hikkoshi_status::{Map, Recording, Side};
 use serde_json::{Value, json};
 
 /// Only ends a test that hangs.
@@ -58,6 +58,16 @@ impl ShownPage {
     /// Waits until an expression is true.
     pub fn wait(&self, what: &str, expression: &str) {
         self.browser.wait_until(what, expression, PATIENCE).unwrap();
+    }
+
+    /// Opens the report of the chosen migration, and waits until its page is drawn. The dashboard's
+    /// own page has the same headings, and is shown until the report has been loaded.
+    pub fn open_report(&self) {
+        self.browser.click("#reports a").unwrap();
+        self.wait(
+            "the report",
+            "document.readyState === 'complete' && document.querySelector('body.report article h2')",
+        );
     }
 
     /// Waits until the newest state of the first recording with this name is drawn.
@@ -236,12 +246,21 @@ pub fn legend_of(recording: &Recording) -> Vec<[String; 2]> {
             *total += count;
         }
     }
+    // Of so much it is known how much the guest writes to it.
+    let rated = map.rated_pages.unwrap_or(0);
+    let is_complete = Map::is_rated(rated, memory.pages);
     let names = match recording.migration.side {
         Side::Source => [
             "Sent by request",
             "Sent in the background",
-            "Sent in pre-copy, clean since",
-            "Sent, and dirty again",
+            match is_complete || postcopy {
+                true => "Sent in pre-copy, clean since",
+                false => "Sent in pre-copy",
+            },
+            match rated > 0 && !is_complete {
+                true => "Sent, and dirty again, as far as known",
+                false => "Sent, and dirty again",
+            },
             "Requested, no answer yet",
             "Missing: not sent yet",
             "Not sent",
@@ -250,7 +269,7 @@ pub fn legend_of(recording: &Recording) -> Vec<[String; 2]> {
             "Received by request",
             "Received in the background",
             "Received in pre-copy",
-            "Sent, and dirty again",
+            "Dirty again at the source",
             "Requested, no answer yet",
             "Missing: not received yet",
             "Not received: not yet, or unused",
@@ -258,6 +277,7 @@ pub fn legend_of(recording: &Recording) -> Vec<[String; 2]> {
     };
     let source = recording.migration.side == Side::Source;
     let texts = totals.iter().enumerate().map(|(index, pages)| match index {
+        3 if !source || rated == 0 => "–".to_owned(),
         // Only the destination has it.
         4 if source => "–".to_owned(),
         _ => count(*pages),

@@ -3,7 +3,9 @@
 //! else.
 //!
 //! A guest runs for some seconds while it is measured, and for as long before and after without.
-//! What it loses is the difference in its accesses a second, by its own count.
+//! What it loses is the difference in its accesses a second, by its own count. On a machine with
+//! neighbors that count differs by more than the loss, so the time that its virtual processors
+//! spend in the kernel is measured, too: there the page faults of a dirty log are handled.
 
 mod guest;
 mod method;
@@ -20,7 +22,7 @@ use self::method::{Method, Reported};
 use crate::args::Args;
 use crate::error::BenchError;
 use crate::host_info::HostInfo;
-use crate::meter::wait_until_idle;
+use crate::meter::{vcpu_kernel_ticks, wait_until_idle};
 
 /// How `--only` selects this bench.
 const NAME: &str = "dirty-rate";
@@ -43,6 +45,11 @@ pub(crate) struct Measured {
     after: f64,
     /// The same while it was measured.
     measured: f64,
+    /// The part of the time that the virtual processors spent in the kernel: before, while it was
+    /// measured, and after.
+    kernel_before: f64,
+    kernel_measured: f64,
+    kernel_after: f64,
     /// Different pages that the guest writes in [`SECONDS`], by its own count of writes.
     expected_pages: f64,
     reported: Reported,
@@ -52,6 +59,11 @@ impl Measured {
     /// The part of its throughput that the guest has lost while it was measured.
     fn lost(&self) -> f64 {
         1.0 - self.measured / f64::midpoint(self.before, self.after)
+    }
+
+    /// The part of its time that the measurement has cost in the kernel.
+    fn kernel_cost(&self) -> f64 {
+        self.kernel_measured - f64::midpoint(self.kernel_before, self.kernel_after)
     }
 }
 
@@ -90,17 +102,20 @@ pub(crate) fn run(args: &Args) -> Result<(), BenchError> {
         vm.wait_ready()?;
         for round in 0..args.rounds.unwrap_or(ROUNDS) {
             wait_until_idle(args.idle_limit());
-            let mut before = undisturbed(&vm);
+            let mut before = undisturbed(&vm)?;
             for method in Method::ALL {
                 let measured = measure(&vm, method, &program)?;
-                let after = undisturbed(&vm);
+                let after = undisturbed(&vm)?;
                 let run = Measured {
                     writer,
                     method,
                     round,
-                    before,
-                    after,
-                    measured: measured.accesses,
+                    before: before.accesses,
+                    after: after.accesses,
+                    measured: measured.load.accesses,
+                    kernel_before: before.in_kernel,
+                    kernel_measured: measured.load.in_kernel,
+                    kernel_after: after.in_kernel,
                     expected_pages: writer
                         .different_pages(measured.in_window, measured.reported.window_seconds),
                     reported: measured.reported,
@@ -125,33 +140,61 @@ pub(crate) fn run(args: &Args) -> Result<(), BenchError> {
     )
 }
 
+/// What the guest did in a time.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    /// Accesses a second.
+    accesses: f64,
+    /// The part of the time that its virtual processors spent in the kernel.
+    in_kernel: f64,
+}
+
 /// What happened during a measurement.
 struct During {
-    /// The guest's accesses a second, from the start of the program to its end.
-    accesses: f64,
-    /// The same in the window that was reported, which does not include the preparation.
+    /// From the start of the program to its end.
+    load: Load,
+    /// The guest's accesses a second in the window that was reported, which does not include the
+    /// preparation.
     in_window: f64,
     reported: Reported,
 }
 
 fn measure(vm: &Vm, method: Method, program: &Path) -> Result<During, BenchError> {
     let began = Instant::now();
-    let reported = method.run(vm, program, SECONDS)?;
+    let (load, reported) = load_during(vm, || method.run(vm, program, SECONDS))?;
     let ended = Instant::now();
     let window = Duration::from_secs_f64(reported.window_seconds);
     let window_began = ended.checked_sub(window).unwrap_or(began);
     Ok(During {
-        accesses: rate(vm, began, ended),
+        load,
         in_window: rate(vm, window_began, ended),
         reported,
     })
 }
 
-/// Accesses a second, without a measurement.
-fn undisturbed(vm: &Vm) -> f64 {
-    let began = Instant::now();
-    std::thread::sleep(Duration::from_secs(SECONDS));
-    rate(vm, began, Instant::now())
+/// Without a measurement.
+fn undisturbed(vm: &Vm) -> Result<Load, BenchError> {
+    let wait = || {
+        std::thread::sleep(Duration::from_secs(SECONDS));
+        Ok(())
+    };
+    load_during(vm, wait).map(|(load, ())| load)
+}
+
+fn load_during<T>(
+    vm: &Vm,
+    during: impl FnOnce() -> Result<T, BenchError>,
+) -> Result<(Load, T), BenchError> {
+    let (began, before) = (Instant::now(), vcpu_kernel_ticks(vm)?);
+    let value = during()?;
+    let ended = Instant::now();
+    let ticks = vcpu_kernel_ticks(vm)? - before;
+    let ticks_per_second = rustix::param::clock_ticks_per_second();
+    let load = Load {
+        accesses: rate(vm, began, ended),
+        in_kernel: float(ticks) / float(ticks_per_second) / (ended - began).as_secs_f64(),
+    };
+    Ok((load, value))
 }
 
 /// The guest's accesses a second, by its reports whose time lies between these two.

@@ -8,11 +8,13 @@ use crate::report::Table;
 /// One measurement as a line of text.
 pub(super) fn line(run: &Measured) -> String {
     format!(
-        "{}/{}: {:.0} accesses/s ({:.0} undisturbed), {:.0} pages reported, {:.0} expected",
+        "{}/{}: {:.0} accesses/s ({:.0} undisturbed), {:.1} % of the time in the kernel, {:.0} pages \
+         reported, {:.0} expected",
         run.writer,
         run.method,
         run.measured,
         f64::midpoint(run.before, run.after),
+        run.kernel_cost() * 100.0,
         run.reported.pages,
         run.expected_pages
     )
@@ -40,6 +42,7 @@ pub(super) fn table(all: &[Measured]) -> Table {
                 format!("{writer}, {method}"),
                 percent(median(&|run| Some(run.lost()))),
                 percent(median(&|run| Some(1.0 - run.after / run.before))),
+                percent(median(&|run| Some(run.kernel_cost()))),
                 percent(median(&|run| run.reported.stated_cost)),
                 percent(median(&|run| run.reported.measured_part)),
                 number(median(&|run| run.reported.faults_per_second), 0),
@@ -58,6 +61,7 @@ pub(super) fn table(all: &[Measured]) -> Table {
             "guest, measured by",
             "throughput lost, %",
             "afterwards, %",
+            "in the kernel, %",
             "stated, %",
             "memory measured, %",
             "faults/s",

@@ -13,6 +13,8 @@ use crate::testbed::{Testbed, attach_debian};
 const RAM_MIB: u64 = 512;
 /// The memory that its workload fills and writes to, MiB.
 const WRITTEN_MIB: u64 = 200;
+/// The same of guests that write about as much as the line carries.
+const MUCH_MIB: u64 = 350;
 /// The same of the Debian guest, in which redis writes, too.
 const DEBIAN_MIB: u64 = 64;
 /// Time between two reports of the guest, ms.
@@ -34,17 +36,32 @@ pub(super) enum Writer {
     Bursts,
     /// A whole Debian whose redis answers a client.
     Redis,
+    /// Writes nearly as many different pages as 1 Gbit/s carries.
+    Near,
+    /// Writes more than that.
+    Above,
+    /// Two virtual processors write pages at random.
+    Two,
 }
 
 impl Writer {
-    pub(super) const ALL: [Self; 6] = [
+    pub(super) const ALL: [Self; 9] = [
         Self::Idle,
         Self::Random,
         Self::Sequential,
         Self::Hotspot,
         Self::Bursts,
         Self::Redis,
+        Self::Near,
+        Self::Above,
+        Self::Two,
     ];
+
+    /// Whether it is moved over this line: the last three over 1 Gbit/s only, which is what the
+    /// guest's rate is compared with.
+    pub(super) fn is_moved_over(self, line: NetworkKind) -> bool {
+        !matches!(self, Self::Near | Self::Above | Self::Two) || line == NetworkKind::Gbit(1)
+    }
 
     fn workload(self) -> Workload {
         let dirty = Workload::dirty(WRITTEN_MIB);
@@ -55,6 +72,9 @@ impl Writer {
             Self::Hotspot => dirty.pattern(Pattern::Hotspot).rate(40_000),
             Self::Bursts => dirty.rate(12_000).option("burst_ms", 500),
             Self::Redis => Workload::dirty(DEBIAN_MIB).rate(1000).in_debian(40),
+            Self::Near => Workload::dirty(MUCH_MIB).rate(24_000),
+            Self::Above => Workload::dirty(MUCH_MIB).rate(60_000),
+            Self::Two => dirty.rate(6000).threads(2),
         };
         workload.option("every_ms", REPORT_MS)
     }
@@ -67,6 +87,7 @@ impl Writer {
             .workload(self.workload());
         let config = match self {
             Self::Redis => attach_debian(&lab, config)?,
+            Self::Two => config.cpus(2),
             _ => config,
         };
         Testbed::start(lab, config, (line, None), self == Self::Redis)
@@ -82,6 +103,9 @@ impl fmt::Display for Writer {
             Self::Hotspot => "hotspot",
             Self::Bursts => "bursts",
             Self::Redis => "redis",
+            Self::Near => "near",
+            Self::Above => "above",
+            Self::Two => "two",
         })
     }
 }

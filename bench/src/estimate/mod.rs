@@ -76,7 +76,8 @@ fn cases() -> Vec<Case> {
     ];
     let mut cases = Vec::new();
     for line in lines {
-        for guest in Writer::ALL {
+        let guests = Writer::ALL.into_iter();
+        for guest in guests.filter(|guest| guest.is_moved_over(line)) {
             let modes: &[&'static str] = match (line, guest) {
                 (NetworkKind::Gbit(1), _) => &MODES,
                 (_, Writer::Idle | Writer::Random | Writer::Hotspot) => &MODES,
@@ -141,7 +142,12 @@ pub(crate) fn run(args: &Args) -> Result<(), BenchError> {
 /// Prints the tables, and writes them and the plots to `--plots`.
 fn report(results: &Results, args: &Args) -> Result<(), BenchError> {
     let all = &results.moves;
-    let tables = [table::moves(all), table::errors(all), table::choices(all)];
+    let tables = [
+        table::moves(all),
+        table::errors(all),
+        table::convergence(all),
+        table::choices(all),
+    ];
     for table in &tables {
         println!("\n{}", table.text());
     }

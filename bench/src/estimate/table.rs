@@ -7,9 +7,10 @@ use crate::report::Table;
 
 /// What is predicted, as in the JSON, and as it is called; and the least measured value that has an
 /// error: a prediction of 4 faults instead of 2 is a good one.
-const PREDICTED: [(&str, &str, f64); 5] = [
+const PREDICTED: [(&str, &str, f64); 6] = [
     ("total_ms", "total time", 0.0),
     ("downtime_ms", "downtime", 0.0),
+    ("downtime_ms", "downtime, where 20 ms or more", 20.0),
     ("bytes", "bytes", 0.0),
     ("faults", "page faults, where 100 or more", 100.0),
     (
@@ -17,6 +18,19 @@ const PREDICTED: [(&str, &str, f64); 5] = [
         "time lost to page faults, where 1 % or more",
         0.01,
     ),
+];
+
+/// Predictions without any of this: what they are called, and the guessed and the measured value.
+type Simple = (&'static str, fn(&Moved) -> Option<(f64, f64)>);
+const SIMPLE: [Simple; 2] = [
+    ("total time, if all content is sent once", |moved| {
+        let content = moved.prediction["guest"]["content_bytes"]["likely"].as_f64()?;
+        let rate = moved.prediction["line"]["bytes_per_second"]["likely"].as_f64()?;
+        Some((content / rate * 1e3, moved.measured("total_ms")?))
+    }),
+    ("downtime, if it is always 6 ms", |moved| {
+        Some((6.0, moved.measured("downtime_ms")?))
+    }),
 ];
 
 /// One move, in a line.
@@ -145,23 +159,23 @@ pub(super) fn errors(moves: &[Moved]) -> Table {
             ]);
         }
     }
-    let converged = good.iter().filter(|moved| moved.case.mode == "precopy");
-    let right = converged.clone().filter(|moved| {
-        let says_yes = matches!(
-            moved.predicted()["converges"].as_str(),
-            Some("yes" | "likely")
-        );
-        says_yes != moved.account.is_null()
-    });
-    lines.push(vec![
-        "whether pre-copy converges".to_owned(),
-        "precopy".to_owned(),
-        converged.clone().count().to_string(),
-        "-".to_owned(),
-        "-".to_owned(),
-        "-".to_owned(),
-        right.count().to_string(),
-    ]);
+    for (name, simple) in SIMPLE {
+        let errors = good.iter().filter_map(|moved| simple(moved));
+        let mut errors: Vec<_> = errors
+            .map(|(guessed, measured)| (guessed / measured - 1.0).abs())
+            .collect();
+        errors.sort_by(f64::total_cmp);
+        let at = |part: f64| value(quantile(&errors, part).map(|error| error * 100.0));
+        lines.push(vec![
+            name.to_owned(),
+            "all".to_owned(),
+            errors.len().to_string(),
+            at(0.5),
+            at(0.9),
+            at(1.0),
+            "-".to_owned(),
+        ]);
+    }
     Table {
         title: "errors of the likely values".to_owned(),
         words: false,
@@ -175,6 +189,31 @@ pub(super) fn errors(moves: &[Moved]) -> Table {
             "within the range",
         ],
         lines,
+    }
+}
+
+/// How many pre-copies converged, for each prediction of that.
+pub(super) fn convergence(moves: &[Moved]) -> Table {
+    let precopies = moves
+        .iter()
+        .filter(|moved| moved.failure.is_none() && moved.case.mode == "precopy");
+    let lines = ["yes", "likely", "unlikely", "no"].map(|said| {
+        let of_these = precopies
+            .clone()
+            .filter(|moved| moved.predicted()["converges"] == said);
+        let (cancelled, converged): (Vec<_>, Vec<_>) =
+            of_these.partition(|moved| moved.account.is_null());
+        vec![
+            said.to_owned(),
+            converged.len().to_string(),
+            cancelled.len().to_string(),
+        ]
+    });
+    Table {
+        title: "whether pre-copy converges: predicted, and what it did".to_owned(),
+        words: false,
+        head: vec!["predicted", "converged", "did not"],
+        lines: lines.into(),
     }
 }
 
@@ -327,8 +366,6 @@ mod tests {
         assert_eq!(table.lines[0][..4], ["total time", "all", "3", "4.76"]);
         assert_eq!(table.lines[0][5..], ["100", "2"]);
         assert_eq!(table.lines[1][..4], ["total time", "precopy", "1", "4.76"]);
-        let last = table.lines.last().unwrap();
-        assert_eq!((&*last[2], &*last[6]), ("1", "1"), "it has converged");
         let each = super::moves(&moves);
         assert!(each.lines[1].contains(&"+100".to_owned()), "{each:?}");
         let text = choices(&moves).text();
@@ -340,12 +377,28 @@ mod tests {
 
     #[test]
     fn a_precopy_that_was_cancelled_did_not_converge() {
+        let converged = moved("precopy", 1000.0, 1000.0);
+        let mut cancelled = converged.clone();
+        cancelled.account = Value::Null;
+        let mut expected = cancelled.clone();
+        expected.prediction["modes"][0]["converges"] = json!("no");
+        let hybrid = moved("hybrid", 1000.0, 1000.0);
+        let table = convergence(&[converged, cancelled, expected, hybrid]);
+        assert_eq!(table.lines[0], ["yes", "1", "1"]);
+        assert_eq!(table.lines[3], ["no", "0", "1"]);
+    }
+
+    #[test]
+    fn the_errors_of_simple_predictions_are_beside_them() {
         let mut moved = moved("precopy", 1000.0, 1000.0);
-        moved.account = Value::Null;
-        let table = errors(&[moved.clone()]);
-        assert_eq!(table.lines.last().unwrap()[6], "0", "predicted was yes");
-        moved.prediction["modes"][0]["converges"] = json!("no");
-        assert_eq!(errors(&[moved]).lines.last().unwrap()[6], "1");
+        moved.prediction["guest"] = json!({ "content_bytes": { "likely": 5e6 } });
+        moved.prediction["line"] = json!({ "bytes_per_second": { "likely": 1e7 } });
+        let table = errors(&[moved]);
+        let [.., total, downtime] = &table.lines[..] else {
+            panic!("{table:?}");
+        };
+        assert_eq!(total[2..4], ["1", "50.0"]);
+        assert_eq!(downtime[2..4], ["1", "99.4"]);
     }
 
     use serde_json::Value;

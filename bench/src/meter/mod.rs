@@ -22,4 +22,4 @@ pub(crate) use kvm_trace::{KvmEvent, KvmEventKind, KvmTrace};
 pub(crate) use request_client::{Requests, run_requests};
 pub(crate) use time::seconds_between;
 pub(crate) use traffic::{Sent, record_traffic, throughput, traffic_rates};
-pub(crate) use vcpu_time::vcpu_time_ns;
+pub(crate) use vcpu_time::{vcpu_kernel_ticks, vcpu_time_ns};

@@ -2,10 +2,10 @@
 
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use hikkoshi_linux::connect_unix;
+use hikkoshi_linux::{Others, UnsafeRights, check_rights, connect_unix};
 
 /// A folder that only its owner can enter.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,20 +24,12 @@ pub enum ControlFolderError {
         cause: io::Error,
     },
     /// Other users could enter it.
-    #[error(
-        "the control folder {} belongs to user {owner} and has mode {mode:o}: it must belong to \
-         user {user} (or root), and other users must have no rights to it (chmod 700)",
-        folder.display()
-    )]
+    #[error("the control folder {}: {rights}", folder.display())]
     Unsafe {
         /// The folder.
         folder: PathBuf,
-        /// Its owner.
-        owner: u32,
-        /// Its permissions.
-        mode: u32,
-        /// This process's user.
-        user: u32,
+        /// Its owner and its permissions.
+        rights: UnsafeRights,
     },
 }
 
@@ -85,17 +77,10 @@ impl ControlFolder {
         if !metadata.is_dir() {
             return Err(self.failed(io::ErrorKind::NotADirectory.into()));
         }
-        let user = rustix::process::geteuid().as_raw();
-        let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
-        if (owner != user && owner != 0) || mode & 0o077 != 0 {
-            return Err(ControlFolderError::Unsafe {
-                folder: self.0.clone(),
-                owner,
-                mode,
-                user,
-            });
-        }
-        Ok(())
+        check_rights(&metadata, Others::HaveNoRights).map_err(|rights| ControlFolderError::Unsafe {
+            folder: self.0.clone(),
+            rights,
+        })
     }
 
     /// Removes sockets that no engine serves any more, and their keys: it was killed.
@@ -127,7 +112,7 @@ impl ControlFolder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::os::unix::net::UnixListener;
 
     #[test]

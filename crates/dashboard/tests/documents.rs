@@ -86,3 +86,85 @@ fn the_grafana_dashboard_uses_exported_metrics() {
     }
     assert!(used.len() > 20, "{used:?}");
 }
+
+/// The text of a report that is shown without scripts, in one line.
+fn shown_text(page: &str) -> String {
+    let (shown, _) = page
+        .split_once("<script type=\"application/json\"")
+        .expect("a report");
+    let (_, body) = shown.split_once("</head>").expect("a page");
+    let mut text = String::new();
+    for part in body.split('<') {
+        // The rest of the element before, and what follows it.
+        text.push_str(part.split_once('>').map_or(part, |(_, after)| after));
+        text.push(' ');
+    }
+    let text = text.replace("&amp;", "&").replace("&#39;", "'");
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Whether a figure is in a text, and not as a part of a longer number.
+fn has_figure(text: &str, figure: &str) -> bool {
+    let is_part = |c: Option<char>| c.is_some_and(|c| c.is_ascii_digit() || c == ',' || c == '.');
+    text.match_indices(figure).any(|(at, _)| {
+        let before = text[..at].chars().next_back();
+        let after = text[at + figure.len()..].chars().next();
+        let ends_a_sentence = matches!(after, Some(',' | '.'))
+            && !text[at + figure.len() + 1..].starts_with(|c: char| c.is_ascii_digit());
+        !is_part(before) && (!is_part(after) || ends_a_sentence)
+    })
+}
+
+/// What is in italics and begins with a digit: a figure of a report.
+fn figures(document: &str) -> Vec<&str> {
+    // Not the mark of a list.
+    let lines = document.lines().map(|line| {
+        let line = line.trim_start();
+        line.strip_prefix("* ").unwrap_or(line)
+    });
+    let spans = lines.flat_map(|line| line.split('*').skip(1).step_by(2));
+    spans
+        .filter(|span| span.starts_with(|c: char| c.is_ascii_digit()))
+        .collect()
+}
+
+#[test]
+fn figures_are_found_as_a_whole() {
+    let text = "sent 1,664 MiB in 12.5 s, and 7.";
+    for figure in ["1,664 MiB", "12.5 s", "7"] {
+        assert!(has_figure(text, figure), "{figure}");
+    }
+    for figure in ["664 MiB", "2.5 s", "1", "12", "5 s"] {
+        assert!(!has_figure(text, figure), "{figure}");
+    }
+    assert_eq!(
+        figures("* a *done* in *12.5 s* or\n`--rounds 2`"),
+        ["12.5 s"]
+    );
+    assert_eq!(
+        shown_text("<head></head><p>a <b>1</b>&amp;</p><script type=\"application/json\">"),
+        "a 1 &"
+    );
+}
+
+/// docs/reading-a-report.md quotes what is in the reports beside it.
+#[test]
+fn the_figures_of_the_report_that_is_read_are_in_it() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
+    let read = |name: &str| std::fs::read_to_string(format!("{folder}/{name}")).unwrap();
+    let document = read("reading-a-report.md").replace("**", "");
+    let (normal, other) = document
+        .split_once("\n## One that does not converge\n")
+        .expect("the part about the other report");
+    for (part, report, least) in [
+        (normal, "normal.html", 20),
+        (other, "no-convergence.html", 8),
+    ] {
+        let text = shown_text(&read(&format!("reports/{report}")));
+        let figures = figures(part);
+        assert!(figures.len() >= least, "{report}: {figures:?}");
+        for figure in figures {
+            assert!(has_figure(&text, figure), "{figure} is not in {report}");
+        }
+    }
+}

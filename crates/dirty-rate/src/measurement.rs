@@ -1,6 +1,6 @@
 //! The results of a measurement.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hikkoshi_pages::PageRange;
 
@@ -13,6 +13,8 @@ pub struct Measurement {
     pub intervals: u32,
     /// The time from the first take to the last.
     pub elapsed: Duration,
+    /// When the last take began. `None`: it was not made by [`measure`](crate::measure()).
+    pub ended: Option<Instant>,
     /// Of all measured memory.
     pub total: Rates,
     /// By block, in the order of the layout.

@@ -230,6 +230,7 @@ impl Recorder {
             interval: self.interval,
             intervals: self.intervals(),
             elapsed: self.elapsed,
+            ended: None,
             blocks: blocks.collect(),
             total,
             ranges,

@@ -49,7 +49,10 @@ pub trait Guest: Debug {
 /// Panics if a guarantee is violated.
 pub fn check(guest: &dyn Guest, log: &dyn DirtyLog) {
     let all = guest.layout().all();
-    take(log, all);
+    let first = take(log, all);
+    if log.starts_clean() {
+        assert_eq!(first, [], "the log does not start clean");
+    }
     assert_eq!(take(log, all), [], "the log is not clean after a take");
     reads_are_not_reported(guest, log);
     written_pages_are_reported_exactly_once(guest, log);

@@ -100,6 +100,12 @@ pub trait DirtyLog: Send + Sync + Debug {
         Ok(pages)
     }
 
+    /// Whether every page was clean when the log was started. If not, the first take of a page may
+    /// report it although nothing has written to it.
+    fn starts_clean(&self) -> bool {
+        true
+    }
+
     /// Stops tracking and restores everything that it changed. It can be called again, and dropping
     /// the log calls it. It succeeds if the process has ended. Do not call it during the downtime:
     /// on a large guest it takes a while.

@@ -126,6 +126,11 @@ impl DirtyLog for ClientLog {
         Ok(())
     }
 
+    /// A client may get pages that were written before it was added.
+    fn starts_clean(&self) -> bool {
+        false
+    }
+
     fn stop(&self) -> Result<(), DirtyError> {
         match self.stopped.swap(true, Ordering::AcqRel) {
             true => Ok(()),

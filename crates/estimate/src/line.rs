@@ -27,14 +27,17 @@ const TRIPS_TO_OPEN: f64 = 4.0;
 
 impl Line {
     /// A line that was measured: `arrived` are times from the start, and the bytes that had arrived
-    /// by then. `None` if nothing has arrived.
+    /// by then; after `sent_for` nothing was sent any more. `None` if nothing has arrived.
     ///
-    /// The rate is that after the first quarter of the time, in which the connections become fast.
-    /// Its ends are the slowest and the fastest tenth of a second of that, and at least 7 % below
-    /// and 4 % above.
+    /// The rate is that from the first quarter of the time on, in which the connections become
+    /// fast, until nothing is sent any more: what is on its way then is known to have arrived
+    /// sooner than at other times. It is the slope of the straight line with the least squares,
+    /// because acknowledgements come in lumps. Its ends are the slowest and the fastest tenth of a
+    /// second of that, and at least 7 % below and 4 % above.
     #[must_use]
     pub fn measured(
         arrived: &[(Duration, u64)],
+        sent_for: Duration,
         round_trip: Duration,
         median_round_trip: Duration,
         open_link: Duration,
@@ -46,19 +49,13 @@ impl Line {
         // Only the times at which something arrived. On a slow line that is seldom, and a rate
         // that begins in between would count the bytes of a longer time.
         points.dedup_by(|later, earlier| later.1 <= earlier.1);
-        let last = *points.last()?;
-        let first = points
-            .iter()
-            .copied()
-            .find(|point| point.0 >= last.0 * RAMP && point.1 > 0.0)
-            .filter(|first| first.0 < last.0 && first.1 < last.1)
-            .or(points.first().copied())?;
-        let rate = |from: (f64, f64), to: (f64, f64)| (to.1 - from.1) / (to.0 - from.0).max(1e-6);
-        let likely = rate(first, last);
+        let points = steady(&points, sent_for.as_secs_f64());
+        let (first, likely) = (*points.first()?, slope(points));
         if likely <= 0.0 {
             return None;
         }
         let (mut low, mut high) = (likely * LEAST.0, likely * LEAST.1);
+        let rate = |from: (f64, f64), to: (f64, f64)| (to.1 - from.1) / (to.0 - from.0).max(1e-6);
         let mut from = first;
         for &point in points.iter().filter(|point| point.0 > first.0) {
             if point.0 - from.0 >= SLICE {
@@ -109,6 +106,31 @@ impl Line {
     }
 }
 
+/// The points of the time in which all links send at full speed; all of them if these are less than
+/// two.
+fn steady(points: &[(f64, f64)], sent_for: f64) -> &[(f64, f64)] {
+    let end = points.last().map_or(0.0, |last| last.0);
+    let from = points.partition_point(|point| point.0 < end * RAMP || point.1 <= 0.0);
+    for until in [sent_for, end] {
+        let until = points.partition_point(|point| point.0 <= until);
+        if let Some(steady @ [_, _, ..]) = points.get(from..until) {
+            return steady;
+        }
+    }
+    points
+}
+
+/// The slope of the straight line through points with the least squares of the distances.
+#[allow(clippy::cast_precision_loss)] // Some hundred points.
+fn slope(points: &[(f64, f64)]) -> f64 {
+    let number = points.len() as f64;
+    let mean = |value: &dyn Fn(&(f64, f64)) -> f64| points.iter().map(value).sum::<f64>() / number;
+    let (x, y) = (mean(&|point| point.0), mean(&|point| point.1));
+    let product = mean(&|point| (point.0 - x) * (point.1 - y));
+    let square = mean(&|point| (point.0 - x).powi(2));
+    if square > 0.0 { product / square } else { 0.0 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,7 +142,8 @@ mod tests {
             .iter()
             .map(|&(millis, bytes)| (Duration::from_millis(millis), bytes))
             .collect();
-        Line::measured(&points, TRIP, 2 * TRIP, TRIP)
+        let (end, _) = *points.last()?;
+        Line::measured(&points, end, TRIP, 2 * TRIP, TRIP)
     }
 
     #[test]
@@ -165,6 +188,26 @@ mod tests {
         let line = measured(&points).unwrap();
         assert!((line.rate.likely - 25e6).abs() < 1e3, "{line:?}");
         assert!(line.rate.low > 20e6 && line.rate.high < 30e6, "{line:?}");
+    }
+
+    /// Two links send lumps of 1 MB, each every 80 ms, and what has arrived is known when the next
+    /// lump has been sent. When nothing is sent any more, it is known at once.
+    #[test]
+    fn what_is_known_at_the_end_does_not_make_a_line_faster() {
+        let at = |millis: u64| Duration::from_millis(millis);
+        let arrived_at = |millis: u64| {
+            let (first, second) = (millis / 80, (millis + 30) / 80);
+            (first + second) * 1_000_000
+        };
+        let sent_for = at(1000);
+        let mut points: Vec<_> = (0..=100)
+            .map(|step| (at(step * 10), arrived_at((step * 10).saturating_sub(80))))
+            .collect();
+        points.push((at(1010), arrived_at(1010)));
+        let line = Line::measured(&points, sent_for, TRIP, 2 * TRIP, TRIP).unwrap();
+        assert!((line.rate.likely / 25e6 - 1.0).abs() < 0.02, "{line:?}");
+        let with_the_end = Line::measured(&points, at(1010), TRIP, 2 * TRIP, TRIP).unwrap();
+        assert!(with_the_end.rate.likely > 25.5e6, "{with_the_end:?}");
     }
 
     #[test]

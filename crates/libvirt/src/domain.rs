@@ -4,6 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+#[cfg(feature = "libvirt")]
+use std::time::SystemTime;
 
 use hikkoshi_linux::Process;
 use hikkoshi_qemu::QmpListener;
@@ -215,13 +217,9 @@ impl Domain {
     ///
     /// See [`DomainError`].
     pub fn resume(&self) -> Result<(), DomainError> {
-        if let Some(watch) = self.watch.get() {
-            watch.taken_back();
-        }
-        let patience = crate::daemon::AWAY_TIMEOUT;
         let resumed = self.daemon.ask_or(
             "to resume it",
-            patience,
+            crate::daemon::PAUSED_TIMEOUT,
             |domain| domain.resume().map(drop),
             || self.resume_by_qemu(),
         );
@@ -245,7 +243,7 @@ impl Domain {
             | virt::sys::VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
             | virt::sys::VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
             | virt::sys::VIR_DOMAIN_UNDEFINE_KEEP_NVRAM;
-        self.daemon.ask("to undefine it", |domain| {
+        self.daemon.ask("to undefine it", move |domain| {
             // A transient domain has none. (It is transient afterwards, until it ends.)
             if domain.is_persistent()? {
                 domain.undefine_flags(flags)?;
@@ -285,17 +283,17 @@ impl Domain {
             .get_or_init(|| crate::watch::Watch::start(&self.daemon, &self.name))
     }
 
-    /// Ends the domain's QEMU at once.
+    /// Ends the domain, whose QEMU is `process` and whose guest runs on another host. QEMU writes
+    /// nothing to its images.
     ///
     /// # Errors
     ///
     /// See [`DomainError`].
-    pub fn destroy(&self) -> Result<(), DomainError> {
+    pub fn destroy(&self, process: &Process) -> Result<(), DomainError> {
         if let Some(watch) = self.watch.get() {
             watch.ending();
         }
-        self.daemon
-            .ask("to destroy it", virt::domain::Domain::destroy)
+        crate::end::destroy(&self.daemon, &self.name, process)
     }
 }
 
@@ -359,13 +357,24 @@ impl Monitor for Domain {
     }
 
     #[cfg(feature = "libvirt")]
+    fn wait_until_reachable(&self) -> Result<(), QmpError> {
+        let is_free = || match self.process() {
+            Ok(process) => own_socket::is_free(&process),
+            // There is nothing to wait for: what uses the monitor next reports it.
+            Err(_) => true,
+        };
+        let reachable = self.daemon.wait_until_reachable(is_free);
+        reachable.map_err(|error| QmpError::Owner(error.into()))
+    }
+
+    #[cfg(feature = "libvirt")]
     fn resume(&self, _client: &mut Client) -> Result<(), QmpError> {
         Self::resume(self).map_err(|error| QmpError::Owner(error.into()))
     }
 
     #[cfg(feature = "libvirt")]
-    fn end(&self, _client: &mut Client) -> Result<(), QmpError> {
-        self.destroy()
+    fn end(&self, _client: &mut Client, process: &Process) -> Result<(), QmpError> {
+        self.destroy(process)
             .map_err(|error| QmpError::Owner(error.into()))
     }
 
@@ -382,13 +391,18 @@ impl Monitor for Domain {
     }
 
     #[cfg(feature = "libvirt")]
-    fn check_unchanged(&self, paused: bool) -> Result<(), QmpError> {
+    fn check_unchanged(&self, paused: Option<SystemTime>) -> Result<(), QmpError> {
         let patience = match paused {
             // The guest is resumed instead.
-            true => Duration::ZERO,
-            false => crate::daemon::AWAY_TIMEOUT,
+            Some(_) => Duration::ZERO,
+            None => crate::daemon::AWAY_TIMEOUT,
         };
         let checked = self.unchanged.check(&self.daemon, &self.name, patience);
+        // After a question to the daemon, whose answer comes after the events before it.
+        let checked = checked.and_then(|()| match (paused, self.watch.get()) {
+            (Some(paused), Some(watch)) => watch.check_untouched(paused),
+            _ => Ok(()),
+        });
         checked.map_err(|error| QmpError::Owner(error.into()))
     }
 
@@ -402,8 +416,15 @@ impl Monitor for Domain {
     }
 
     #[cfg(feature = "libvirt")]
-    fn handing_over(&self) {
-        self.watched().handing_over();
+    fn handing_over(&self, paused: Option<SystemTime>) {
+        self.watched().handing_over(paused);
+    }
+
+    #[cfg(feature = "libvirt")]
+    fn taken_back(&self) {
+        if let Some(watch) = self.watch.get() {
+            watch.taken_back();
+        }
     }
 
     #[cfg(feature = "libvirt")]
@@ -425,7 +446,7 @@ impl Monitor for Domain {
     }
 
     #[cfg(not(feature = "libvirt"))]
-    fn end(&self, _client: &mut Client) -> Result<(), QmpError> {
+    fn end(&self, _client: &mut Client, _process: &Process) -> Result<(), QmpError> {
         Err(QmpError::Owner(DomainError::NotBuilt.into()))
     }
 }

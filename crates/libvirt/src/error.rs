@@ -1,6 +1,7 @@
 //! The errors of domains.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use hikkoshi_qemu::ProcessError;
 use hikkoshi_qemu::qmp::ConnectError;
@@ -50,6 +51,21 @@ pub enum DomainError {
         uri: String,
         /// libvirt's message.
         what: String,
+    },
+    /// The daemon hangs.
+    #[error(
+        "libvirt's daemon at {uri} has not answered for {} s (it was asked {asked}): it hangs, or its \
+         host has no time for it. If it does not recover, restart it, for example by 'systemctl \
+         restart libvirtd': domains that run are not affected",
+        after.as_secs()
+    )]
+    NoAnswer {
+        /// The daemon.
+        uri: String,
+        /// What it was asked.
+        asked: String,
+        /// How long it was waited for.
+        after: Duration,
     },
     /// libvirt's events cannot be received.
     #[error("receiving libvirt's events: {what}")]
@@ -146,6 +162,20 @@ pub enum DomainError {
         /// libvirt's message.
         what: String,
     },
+    /// Its QEMU was not ended.
+    #[error(
+        "ending QEMU (process {pid}) of the domain {name}, whose guest has moved (run hikkoshi as root, \
+         or with CAP_KILL; by hand: 'kill -KILL {pid}', because QEMU may write to the guest's images \
+         at another signal)"
+    )]
+    NotEnded {
+        /// The domain.
+        name: String,
+        /// QEMU's process.
+        pid: u32,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The domain has no process: it does not run.
     #[error("finding the QEMU process of the domain {name}: {path} does not exist (does it run?)", path = path.display())]
     NoProcess {
@@ -168,6 +198,17 @@ pub enum DomainError {
     /// No session on the monitor was opened.
     #[error(transparent)]
     Monitor(#[from] ConnectError),
+}
+
+#[cfg(feature = "libvirt")]
+impl DomainError {
+    /// The same after several attempts, which have taken so long in total.
+    pub(crate) fn after(mut self, waited: Duration) -> Self {
+        if let Self::NoAnswer { after, .. } = &mut self {
+            *after = waited;
+        }
+        self
+    }
 }
 
 fn paused_again(error: Option<&str>) -> String {

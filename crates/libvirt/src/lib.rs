@@ -21,13 +21,17 @@
 //!
 //! [`Domain`] is a monitor for the QEMU adapter. libvirt itself resumes the guest after a failed
 //! move (it takes its locks on disks again), and destroys the domain when its guest runs at the
-//! destination. libvirt does not know of the move, so the domain is compared with what it was at
-//! the beginning right before the guest is paused (`unchanged.rs`), and watched until it has ended
-//! (`watch.rs`).
+//! destination, without letting QEMU write to the images any more (`end.rs`). libvirt does not know
+//! of the move, so the domain is compared with what it was at the beginning right before the guest
+//! is paused (`unchanged.rs`), and watched until it has ended (`watch.rs`).
 //!
 //! The daemon may be restarted at any moment. A session outlives it: while the daemon is away, it
 //! uses QEMU's monitor socket, which no other program uses then, and repeats a command whose answer
 //! was lost. Afterwards it registers for the events again (`monitor/`).
+//!
+//! The daemon may also hang. Each call has a time limit (`call.rs`), and an error that names the
+//! daemon. A daemon that hangs keeps QEMU's monitor socket, so a guest that is paused meanwhile can
+//! be resumed only when the daemon answers or has ended.
 //!
 //! # Receiving a domain
 //!
@@ -45,12 +49,16 @@
 //! (`qemu:///session`) receives no domains: docs/libvirt.md.
 
 #[cfg(feature = "libvirt")]
+mod call;
+#[cfg(feature = "libvirt")]
 mod changes;
 #[cfg(feature = "libvirt")]
 mod connection;
 #[cfg(feature = "libvirt")]
 mod daemon;
 mod domain;
+#[cfg(feature = "libvirt")]
+mod end;
 mod error;
 mod incoming;
 #[cfg(feature = "libvirt")]

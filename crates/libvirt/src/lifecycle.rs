@@ -1,9 +1,16 @@
-//! What libvirt reports of a domain: its lifecycle events, resets, and devices that were plugged.
+//! What libvirt reports of a domain: its end, devices that were plugged, and what QEMU reports of
+//! its guest.
+//!
+//! That the guest was resumed or reset is taken from QEMU's events, which libvirt passes on: they
+//! have the time at which it happened. libvirt's own events come some time after that, and do not
+//! say when.
 #![allow(unsafe_code)] // calls libvirt's C library
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_longlong, c_uint, c_void};
 use std::mem;
+use std::ptr;
 use std::sync::mpsc::SyncSender;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use virt::domain::Domain;
 use virt::sys;
@@ -13,10 +20,10 @@ use crate::connection::Connection;
 /// An event of a domain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DomainEvent {
-    /// Its guest runs again.
-    Resumed,
-    /// Its guest was reset.
-    Reset,
+    /// Its guest was resumed at that time.
+    Resumed(SystemTime),
+    /// Its guest was reset at that time.
+    Reset(SystemTime),
     /// It has ended.
     Stopped(Stopped),
     /// A device was plugged, or unplugged. Its name.
@@ -60,6 +67,8 @@ impl Stopped {
 pub(crate) struct LifecycleEvents {
     connection: Connection,
     callbacks: Vec<c_int>,
+    /// That of QEMU's events.
+    monitor: Option<c_int>,
 }
 
 impl LifecycleEvents {
@@ -76,16 +85,46 @@ impl LifecycleEvents {
         let mut subscribed = Self {
             connection: connection.clone(),
             callbacks: Vec::new(),
+            monitor: None,
         };
         for (kind, callback) in [
             (sys::VIR_DOMAIN_EVENT_ID_LIFECYCLE, lifecycle as *const ()),
-            (sys::VIR_DOMAIN_EVENT_ID_REBOOT, reset as *const ()),
             (sys::VIR_DOMAIN_EVENT_ID_DEVICE_ADDED, device as *const ()),
             (sys::VIR_DOMAIN_EVENT_ID_DEVICE_REMOVED, device as *const ()),
         ] {
             subscribed.register(domain, kind, callback, events.clone())?;
         }
+        subscribed.register_monitor(domain, events.clone())?;
         Ok(subscribed)
+    }
+
+    fn register_monitor(
+        &mut self,
+        domain: &Domain,
+        events: SyncSender<DomainEvent>,
+    ) -> Result<(), String> {
+        let events = Box::into_raw(Box::new(events));
+        // SAFETY: both objects are valid as long as their wrappers, and libvirt keeps references of
+        // its own. No event name means all events. `events` is valid until `free_events` is called,
+        // which libvirt does once, after the last call of the callback.
+        let callback = unsafe {
+            sys::virConnectDomainQemuMonitorEventRegister(
+                self.connection.as_ptr(),
+                domain.as_ptr(),
+                ptr::null(),
+                Some(monitor_event),
+                events.cast(),
+                Some(free_events),
+                0,
+            )
+        };
+        if callback < 0 {
+            // SAFETY: nothing was registered, so libvirt has not kept the pointer.
+            drop(unsafe { Box::from_raw(events) });
+            return Err(virt::error::Error::last_error().message().to_owned());
+        }
+        self.monitor = Some(callback);
+        Ok(())
     }
 
     fn register(
@@ -132,6 +171,12 @@ impl Drop for LifecycleEvents {
             // events.
             unsafe { sys::virConnectDomainEventDeregisterAny(self.connection.as_ptr(), callback) };
         }
+        if let Some(callback) = self.monitor {
+            // SAFETY: as above.
+            unsafe {
+                sys::virConnectDomainQemuMonitorEventDeregister(self.connection.as_ptr(), callback);
+            }
+        }
     }
 }
 
@@ -147,7 +192,6 @@ unsafe extern "C" fn lifecycle(
     events: *mut c_void,
 ) -> c_int {
     let event = match u32::try_from(event) {
-        Ok(sys::VIR_DOMAIN_EVENT_RESUMED) => DomainEvent::Resumed,
         Ok(sys::VIR_DOMAIN_EVENT_STOPPED) => DomainEvent::Stopped(Stopped::of(detail)),
         _ => return 0,
     };
@@ -156,10 +200,35 @@ unsafe extern "C" fn lifecycle(
     0
 }
 
-/// `virConnectDomainEventGenericCallback`.
-unsafe extern "C" fn reset(_: sys::virConnectPtr, _: sys::virDomainPtr, events: *mut c_void) {
+/// `virConnectDomainQemuMonitorEventCallback`: an event of QEMU, with its time.
+unsafe extern "C" fn monitor_event(
+    _: sys::virConnectPtr,
+    _: sys::virDomainPtr,
+    event: *const c_char,
+    seconds: c_longlong,
+    micros: c_uint,
+    _: *const c_char,
+    events: *mut c_void,
+) {
+    // SAFETY: libvirt passes a string that is valid during the call.
+    let name = unsafe { CStr::from_ptr(event) }.to_bytes();
+    let at = time(seconds, micros);
+    let event = match name {
+        b"RESUME" => DomainEvent::Resumed(at),
+        b"RESET" => DomainEvent::Reset(at),
+        _ => return,
+    };
     // SAFETY: the pointer that was registered.
-    unsafe { send(events, DomainEvent::Reset) };
+    unsafe { send(events, event) };
+}
+
+/// The time of an event. One before 1970 counts as 1970.
+fn time(seconds: c_longlong, micros: c_uint) -> SystemTime {
+    let seconds = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+    let micros = Duration::from_micros(micros.into());
+    UNIX_EPOCH
+        .checked_add(seconds + micros)
+        .unwrap_or(UNIX_EPOCH)
 }
 
 /// `virConnectDomainEventDeviceAddedCallback`, and the same for removed devices.

@@ -50,9 +50,8 @@ impl Unchanged {
         }
         // Their metadata is the source's, and would not be at the destination: libvirt 9.0 says
         // "cannot migrate domain with N snapshots".
-        let list = |domain: &Domain| domain.list_all_snapshots(0);
-        let snapshots = ask(daemon, patience, "its snapshots", list)?;
-        let snapshots = snapshots.len();
+        let count = |domain: &Domain| Ok(domain.list_all_snapshots(0)?.len());
+        let snapshots = ask(daemon, patience, "its snapshots", count)?;
         if snapshots > 0 {
             return Err(DomainError::Snapshots { name, snapshots });
         }
@@ -80,11 +79,11 @@ impl Unchanged {
     }
 }
 
-fn ask<T>(
+fn ask<T: Send + 'static>(
     daemon: &Daemon,
     patience: Duration,
     what: &str,
-    question: impl Fn(&Domain) -> Result<T, Error>,
+    question: impl Fn(&Domain) -> Result<T, Error> + Send + Sync + 'static,
 ) -> Result<T, DomainError> {
     daemon.ask_or(what, patience, question, || None)
 }

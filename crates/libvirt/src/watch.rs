@@ -8,17 +8,24 @@
 //! From *commit* on the domain's guest is a stale copy. If it is resumed, the watch pauses it
 //! again. What the copy has written to its memory meanwhile is not the guest's at the destination,
 //! so the engine sends no more pages.
+//!
+//! What is done while the watch is not connected has no event: another client may reach a restarted
+//! daemon first. So each connection begins with a look at the guest. A reset of a paused guest
+//! changes QEMU's state to `prelaunch`, which is also that of one that has never run.
+//!
+//! An event can come late. So one counts by its time, which is QEMU's: what was done before
+//! hikkoshi paused the guest is the guest's own past.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use virt::domain::Domain;
 use virt::sys;
 
 use crate::DomainError;
-use crate::daemon::{Daemon, OpenDomain};
+use crate::daemon::{ATTEMPT_TIMEOUT, Daemon, OpenDomain};
 use crate::lifecycle::{DomainEvent, LifecycleEvents, Stopped};
 
 /// How often to look whether the watch has ended, or the daemon.
@@ -29,6 +36,57 @@ const END_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Events that wait for the watch.
 const EVENTS: usize = 64;
+
+/// For QEMU's state of the guest.
+const QUERY_STATUS: &str = r#"{"execute":"query-status"}"#;
+
+/// What the watch asks libvirt, and has it do.
+trait Guest {
+    /// Whether it runs, as far as libvirt knows.
+    fn is_running(&self) -> bool;
+
+    /// Whether it was reset since it was paused, or has never run, as QEMU says. `None`: not known.
+    fn was_reset(&self) -> Option<bool>;
+
+    /// Pauses it.
+    fn suspend(&self) -> Result<(), String>;
+
+    /// Lets it run.
+    fn resume(&self) -> Result<(), String>;
+}
+
+impl Guest for Domain {
+    fn is_running(&self) -> bool {
+        self.get_state()
+            .is_ok_and(|(state, _)| state == sys::VIR_DOMAIN_RUNNING)
+    }
+
+    fn was_reset(&self) -> Option<bool> {
+        let answer = self.qemu_monitor_command(QUERY_STATUS, 0);
+        let answer = answer.inspect_err(|error| {
+            tracing::debug!(
+                error = error.message(),
+                "asking whether the guest was reset"
+            );
+        });
+        let answer: serde_json::Value = serde_json::from_str(&answer.ok()?).ok()?;
+        Some(answer["return"]["status"].as_str()? == "prelaunch")
+    }
+
+    fn suspend(&self) -> Result<(), String> {
+        let suspended = Self::suspend(self);
+        suspended
+            .map(drop)
+            .map_err(|error| error.message().to_owned())
+    }
+
+    fn resume(&self) -> Result<(), String> {
+        let resumed = Self::resume(self);
+        resumed
+            .map(drop)
+            .map_err(|error| error.message().to_owned())
+    }
+}
 
 /// Watches a domain until it is dropped.
 #[derive(Debug)]
@@ -48,8 +106,14 @@ struct State {
     over: bool,
     /// Whether the events of the domain are received.
     connected: bool,
-    /// The guest may belong to the destination.
-    handed_over: bool,
+    /// The guest may belong to the destination, and was paused at that time.
+    handed_over: Option<SystemTime>,
+    /// The guest's last reset.
+    reset: Option<SystemTime>,
+    /// When the guest was last resumed.
+    resumed: Option<SystemTime>,
+    /// What the guest said when it was last looked at ([`Guest::was_reset`]).
+    was_reset: Option<bool>,
     /// hikkoshi ends the domain.
     ending: bool,
     /// What makes the guest's memory here useless, and was not reported yet.
@@ -81,14 +145,34 @@ impl Watch {
         Self(shared)
     }
 
-    /// From now on the domain must not run, because its guest may run elsewhere.
-    pub(crate) fn handing_over(&self) {
-        self.0.lock().handed_over = true;
+    /// From now on the domain must not run, because its guest may run elsewhere. The guest was
+    /// `paused` for that at this time; `None`: before the watch began.
+    pub(crate) fn handing_over(&self, paused: Option<SystemTime>) {
+        self.0.handing_over(paused.unwrap_or(UNIX_EPOCH));
+    }
+
+    /// Checks that the guest, which was `paused` at that time and is not handed over yet, was
+    /// neither resumed nor reset since, as far as libvirt has reported it.
+    ///
+    /// # Errors
+    ///
+    /// [`DomainError::Changed`].
+    pub(crate) fn check_untouched(&self, paused: SystemTime) -> Result<(), DomainError> {
+        let state = self.0.lock();
+        let what = match (state.resumed, state.reset) {
+            (Some(at), _) if at > paused => "another client of libvirt has resumed its guest",
+            (_, Some(at)) if at > paused => "another client of libvirt has reset its guest",
+            _ => return Ok(()),
+        };
+        Err(DomainError::Changed {
+            name: self.0.name.clone(),
+            what: what.to_owned(),
+        })
     }
 
     /// The guest belongs to this domain again.
     pub(crate) fn taken_back(&self) {
-        self.0.lock().handed_over = false;
+        self.0.lock().handed_over = None;
     }
 
     /// hikkoshi is about to end the domain.
@@ -129,8 +213,8 @@ impl Drop for Watch {
 struct Watched {
     open: OpenDomain,
     _events: LifecycleEvents,
-    /// Whether the domain was looked at since it was handed over.
-    looked: bool,
+    /// Whether the domain was looked at before it was handed over, and since then.
+    looked: [bool; 2],
 }
 
 impl Shared {
@@ -155,7 +239,7 @@ impl Shared {
     }
 
     fn connect(&self, events: &SyncSender<DomainEvent>) -> Option<Watched> {
-        let open = self.daemon.connect();
+        let open = self.daemon.connect(ATTEMPT_TIMEOUT);
         let open = open.inspect_err(|error| tracing::debug!(%error, "watching the domain"));
         let open = open.ok()?;
         let events = LifecycleEvents::subscribe(&open.connection, &open.domain, events);
@@ -163,35 +247,82 @@ impl Shared {
         Some(Watched {
             _events: events.ok()?,
             open,
-            looked: false,
+            looked: [false; 2],
         })
+    }
+
+    fn handing_over(&self, paused: SystemTime) {
+        let (reset, resumed) = {
+            let mut state = self.lock();
+            state.handed_over = Some(paused);
+            (state.reset, state.resumed)
+        };
+        // The event may have come first.
+        let since = |at: Option<SystemTime>| at.is_some_and(|at| at > paused);
+        if since(resumed) {
+            self.harm(DomainError::Resumed {
+                name: self.name.clone(),
+                not_paused: None,
+            });
+        } else if since(reset) {
+            self.was_reset();
+        }
     }
 
     /// Handles the next event, if there is one soon.
     fn look(&self, watched: &mut Watched, events: &Receiver<DomainEvent>) {
         let domain = &watched.open.domain;
-        // Its event may have come before it was handed over, or when the daemon was away.
-        if self.is_handed_over() && !watched.looked {
-            watched.looked = true;
-            if is_running(domain) {
-                self.resumed(domain);
-            }
+        let looked = &mut watched.looked[usize::from(self.handed_over().is_some())];
+        if !*looked {
+            *looked = true;
+            self.looked(domain);
         }
-        match events.recv_timeout(POLL_INTERVAL) {
-            Ok(DomainEvent::Resumed) => {
-                if self.is_handed_over() {
+        if let Ok(event) = events.recv_timeout(POLL_INTERVAL) {
+            self.handle(event, domain);
+        }
+    }
+
+    /// Looks at the guest: an event may have come before it was handed over, or may be missing,
+    /// because the daemon was away.
+    fn looked(&self, domain: &impl Guest) {
+        if self.handed_over().is_some() && domain.is_running() {
+            self.resumed(domain);
+            return;
+        }
+        let Some(was_reset) = domain.was_reset() else {
+            return;
+        };
+        let before = self.lock().was_reset.replace(was_reset);
+        let Some(paused) = self.handed_over() else {
+            return;
+        };
+        // One that was handed over by another engine: what happened before was reported, or is
+        // reported by the check at the beginning.
+        let is_new = before.map_or(paused > UNIX_EPOCH, |before| !before);
+        if was_reset && is_new {
+            self.was_reset();
+        }
+    }
+
+    fn handle(&self, event: DomainEvent, domain: &impl Guest) {
+        match event {
+            DomainEvent::Resumed(at) => {
+                self.lock().resumed = Some(at);
+                // If it runs, it was resumed, whatever the clock says.
+                if let Some(paused) = self.handed_over()
+                    && (at > paused || domain.is_running())
+                {
                     self.resumed(domain);
                 }
             }
-            Ok(DomainEvent::Reset) => {
-                if self.is_handed_over() {
-                    self.harm(DomainError::Reset {
-                        name: self.name.clone(),
-                    });
+            DomainEvent::Reset(at) => {
+                self.lock().reset = Some(at);
+                if self.handed_over().is_some_and(|paused| at > paused) {
+                    self.was_reset();
                 }
             }
-            Ok(DomainEvent::Device(device)) => {
-                if self.is_handed_over() {
+            DomainEvent::Device(device) => {
+                if self.handed_over().is_some() {
                     tracing::warn!(
                         domain = self.name,
                         device,
@@ -200,22 +331,29 @@ impl Shared {
                     );
                 }
             }
-            Ok(DomainEvent::Stopped(stopped)) => self.stopped(stopped),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
+            DomainEvent::Stopped(stopped) => self.stopped(stopped),
         }
     }
 
-    fn is_handed_over(&self) -> bool {
+    /// When the guest was paused, if it may belong to the destination.
+    fn handed_over(&self) -> Option<SystemTime> {
         let state = self.lock();
-        state.handed_over && !state.ending
+        state.handed_over.filter(|_| !state.ending)
+    }
+
+    fn was_reset(&self) {
+        self.lock().was_reset = Some(true);
+        self.harm(DomainError::Reset {
+            name: self.name.clone(),
+        });
     }
 
     /// The stale copy of the guest runs.
-    fn resumed(&self, domain: &Domain) {
+    fn resumed(&self, domain: &impl Guest) {
         let paused = domain.suspend();
         let (handed_over, ending) = {
             let state = self.lock();
-            (state.handed_over, state.ending)
+            (state.handed_over.is_some(), state.ending)
         };
         if ending {
             return;
@@ -225,7 +363,7 @@ impl Shared {
             if let Err(error) = domain.resume() {
                 tracing::error!(
                     domain = self.name,
-                    error = error.message(),
+                    %error,
                     "the domain belongs here again, but was paused by hikkoshi's watch at that \
                      moment, and cannot be resumed: resume it by 'virsh resume'"
                 );
@@ -234,7 +372,7 @@ impl Shared {
         }
         // Another one may have done it, or ended the domain.
         let what = match paused {
-            Err(error) if is_running(domain) => Some(error.message().to_owned()),
+            Err(error) if domain.is_running() => Some(error),
             _ => None,
         };
         self.harm(DomainError::Resumed {
@@ -265,12 +403,6 @@ impl Shared {
     }
 }
 
-fn is_running(domain: &Domain) -> bool {
-    domain
-        .get_state()
-        .is_ok_and(|(state, _)| state == sys::VIR_DOMAIN_RUNNING)
-}
-
 fn explain(stopped: Stopped) -> String {
     match stopped {
         Stopped::ShutDown => "libvirt reports that it was shut down".to_owned(),
@@ -287,3 +419,6 @@ fn explain(stopped: Stopped) -> String {
         Stopped::Other(number) => format!("libvirt reports reason {number} of its end"),
     }
 }
+
+#[cfg(test)]
+mod tests;

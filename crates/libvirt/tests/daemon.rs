@@ -37,7 +37,7 @@ fn on_a_host_with_libvirt() {
     let output = host.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(
-        output.status.success() && text.contains("6 passed"),
+        output.status.success() && text.contains("7 passed"),
         "{text}{}",
         String::from_utf8_lossy(&output.stderr)
     );
@@ -215,6 +215,63 @@ fn the_daemon_is_restarted() {
         let mut client = domain.monitor().unwrap();
         client.execute("query-status", json!({})).unwrap();
     }
+}
+
+/// The daemon, stopped: it neither answers nor ends. Continued on drop.
+struct StoppedDaemon(String);
+
+impl StoppedDaemon {
+    fn stop() -> Self {
+        let pid = std::fs::read_to_string("/run/libvirtd.pid").unwrap();
+        let daemon = Self(pid.trim().to_owned());
+        daemon.signal("-STOP");
+        daemon
+    }
+
+    fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([name, &self.0]).status();
+        assert!(status.unwrap().success());
+    }
+}
+
+impl Drop for StoppedDaemon {
+    fn drop(&mut self) {
+        self.signal("-CONT");
+    }
+}
+
+/// It is not waited for without a limit, whatever it is asked.
+#[test]
+#[ignore = "only on a host that another test makes"]
+fn a_daemon_that_hangs_is_named() {
+    let _guest = Guest::start();
+    let domain = Domain::open(DEFAULT_URI, "guest").unwrap();
+    let mut client = domain.monitor().unwrap();
+    let daemon = StoppedDaemon::stop();
+    let mut errors = vec![
+        client
+            .execute("query-status", json!({}))
+            .unwrap_err()
+            .to_string(),
+    ];
+    errors.extend(
+        [
+            domain.is_paused().unwrap_err(),
+            domain.monitor().unwrap_err(),
+            Domain::open(DEFAULT_URI, "guest").unwrap_err(),
+        ]
+        .map(|error| error.to_string()),
+    );
+    for error in errors {
+        let hangs = "libvirt's daemon at qemu:///system has not answered for ";
+        assert!(error.contains(hangs), "{error}");
+    }
+    drop(daemon);
+    // What was opened before can still be used.
+    let state = client.execute("query-status", json!({})).unwrap();
+    assert_eq!(state["status"], "running");
+    assert!(!domain.is_paused().unwrap());
+    domain.monitor().unwrap();
 }
 
 #[test]

@@ -172,7 +172,16 @@ pub(crate) fn answer(
             (Some(id), _) => id,
         };
         let ours = hello(theirs.role, ours);
-        let agreed = negotiate(&ours, &theirs)?;
+        let agreed = match negotiate(&ours, &theirs) {
+            Err(error @ NegotiationError::Version { .. }) => {
+                // So that the source reports the versions as well. The number of a migration under
+                // way is not for a peer that does not have it.
+                let ours = hello(theirs.role, theirs.id);
+                exchange.write(&ours.encode(), limits)?;
+                return Err(error.into());
+            }
+            negotiated => negotiated?,
+        };
         let mut challenge = [0; CHALLENGE_LEN];
         getrandom::fill(&mut challenge).map_err(io::Error::other)?;
         exchange.write(&[&ours.encode()[..], &challenge].concat(), limits)?;
@@ -288,4 +297,40 @@ fn is_tls_alert(bytes: &[u8]) -> bool {
 /// Whether these bytes begin a TLS handshake (RFC 8446, section 5.1).
 fn is_tls_handshake(bytes: &[u8]) -> bool {
     bytes.starts_with(&[22, 3])
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn both_sides_report_that_they_have_no_common_version() {
+        let id = |byte| MigrationId::from_bytes([byte; 16]);
+        let later = Hello {
+            versions: Versions::new(9, 9).unwrap(),
+            ..hello(Role::Control, id(7))
+        };
+        for current in [None, Some(id(1)), Some(id(7))] {
+            let (near, far) = UnixStream::pair().unwrap();
+            let (stop, current) = (CancelFlag::new(), Mutex::new(current));
+            let (asked, answered) = thread::scope(|scope| {
+                let far = Stream::Unix(far);
+                let answering = scope.spawn(|| answer(far, String::new(), None, &current, &stop));
+                let asked = exchange_hellos(Stream::Unix(near), None, &later, &stop);
+                (
+                    asked.err().unwrap(),
+                    answering.join().unwrap().err().unwrap().1,
+                )
+            });
+            for error in [asked, answered] {
+                let version = matches!(
+                    error,
+                    HandshakeError::Negotiation(NegotiationError::Version { .. })
+                );
+                assert!(version, "{error}");
+            }
+        }
+    }
 }

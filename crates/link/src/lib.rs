@@ -17,6 +17,7 @@
 //! * `accept/`: the destination's listener: limits the number of pending handshakes, the log output
 //!   and the time to wait for a source; and the front of several destinations on one port;
 //! * `connect/`: a destination to connect to; `handshake.rs`: TLS and the hello of both sides;
+//! * `request_invitation/`: a source with a certificate asks a front for an invitation;
 //! * `tls/`: TLS 1.3 with both sides authenticated, by invitation or by certificates;
 //! * `stream/`: a connected socket, and the reader and the writer of frames on it;
 //! * `flow/`: flow control of background links, so that an urgent page does not wait behind
@@ -45,15 +46,19 @@ mod address;
 mod connect;
 mod flow;
 mod handshake;
+mod request_invitation;
 mod stream;
 mod sync;
 pub mod tls;
 
-pub use accept::{Front, Listener, RoutedConnection, WaitEnded, WaitLimit, hand_over};
+pub use accept::{Arrival, Front, Listener, RoutedConnection, WaitEnded, WaitLimit, hand_over};
 pub use address::{Address, AddressError, ResolveError};
 pub use connect::Remote;
 pub use flow::{Answering, BackgroundSender, Bandwidth, DiskSender, RateLimit, UrgentActivity};
 pub use handshake::{HandshakeError, hello, open};
+pub use request_invitation::{
+    InvitationRequest, PeerCertificate, RequestError, request_invitation,
+};
 pub use stream::{
     AcceptedLink, DEFAULT_STALL_TIMEOUT, LinkError, LinkReader, LinkWriter, Stream, TICK, split,
 };

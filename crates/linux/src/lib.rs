@@ -5,11 +5,11 @@
 //! Each module wraps one kernel interface in safe Rust. The crate knows nothing about guests,
 //! pages or migrations.
 //!
-//! * Other processes: [`Process`] (a pidfd and the data in `/proc/PID`), [`inject`] (system calls
-//!   that another process executes for us), [`HostAddr`] and [`HostRange`] (addresses in another
-//!   process), [`drop_pages()`], [`Process::collapse`] (`MADV_COLLAPSE`), [`Pagemap`] (which pages
-//!   it has, and which were written), [`memory_available`] (how many more it can have),
-//!   [`suspend_seccomp_obstacle`] (whether its seccomp filter can be suspended).
+//! * Other processes: [`Process`] (a pidfd, signals, and the data in `/proc/PID`), [`inject`]
+//!   (system calls that another process executes for us), [`HostAddr`] and [`HostRange`] (addresses
+//!   in another process), [`drop_pages()`], [`Process::collapse`] (`MADV_COLLAPSE`), [`Pagemap`]
+//!   (which pages it has, and which were written), [`memory_available`] (how many more it can
+//!   have), [`suspend_seccomp_obstacle`] (whether its seccomp filter can be suspended).
 //! * Threads: [`Priority`] (urgent threads before background
 //!   threads), [`sandbox_thread`] (Landlock, seccomp and capabilities), [`kernel_thread_name`]
 //!   (threads of the kernel).
@@ -17,10 +17,11 @@
 //! * Requests to stop: [`StopEventFd`] (an eventfd, for loops that wait in `poll`), [`CancelFlag`]
 //!   (a flag, for loops that check it between pieces of work and for signal handlers).
 //! * Clocks: [`monotonic_ns`].
-//! * Files: [`lock_byte_shared`] (locks that processes share).
+//! * Files: [`lock_byte_shared`] (locks that processes share), [`check_rights`] (whether other
+//!   users could have written one).
 //! * Sockets: [`TcpInfo`] (`TCP_INFO`), [`set_pace`] (`SO_MAX_PACING_RATE`),
-//!   [`connect_unix()`] (without waiting), and [`activated_sockets`] (those that a service manager
-//!   has passed).
+//!   [`connect_unix()`] (without waiting).
+//! * A service manager: [`activated_sockets`] (those that it has passed), and [`notify_ready()`].
 //!
 //! # Vocabulary
 //!
@@ -47,9 +48,11 @@ mod collapse;
 mod connect_unix;
 mod drop_pages;
 mod errno;
+mod file_rights;
 pub mod inject;
 mod kernel_thread;
 mod monotonic;
+mod notify_ready;
 mod ofd_lock;
 mod pagemap;
 mod priority;
@@ -59,6 +62,7 @@ mod sandbox;
 mod sandbox_process;
 mod schedule;
 mod stop_eventfd;
+mod stop_process;
 mod suspend_seccomp;
 mod tcp;
 
@@ -74,9 +78,11 @@ pub use collapse::{COLLAPSE_BYTES, CollapseError};
 pub use connect_unix::connect_unix;
 pub use drop_pages::{DropPagesError, drop_pages};
 pub use errno::last_errno;
+pub use file_rights::{Others, UnsafeRights, check_rights};
 pub use inject::InjectError;
 pub use kernel_thread::{is_kernel_worker, kernel_thread_name};
 pub use monotonic::monotonic_ns;
+pub use notify_ready::notify_ready;
 pub use ofd_lock::{has_locked_byte, lock_byte_shared, unlock_byte};
 pub use pagemap::{PageCategories, PageQuery, Pagemap};
 pub use priority::{Priority, PriorityClass};

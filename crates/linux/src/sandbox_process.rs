@@ -7,8 +7,9 @@
 //!
 //! Landlock does not restrict connections to the unix sockets of files (Linux 6.18), and a process
 //! of root may connect to all of root's sockets: monitors of QEMU, for example. So a process that
-//! may change its root folder makes the folder its root. Other users have no such right; their
-//! process can connect to all sockets of the same user.
+//! may change its root folder makes the folder its root, and a process of root that may not is
+//! refused. Other users have no such right; their process can connect to all sockets of the same
+//! user. The user stays the same: root can read the folder of root only as root.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,7 +21,7 @@ use landlock::{
     Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError, Scope,
 };
 use rustix::io::Errno;
-use rustix::process::{chdir, chroot};
+use rustix::process::{chdir, chroot, geteuid};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs,
 };
@@ -50,6 +51,13 @@ pub enum SandboxError {
         #[source]
         cause: Errno,
     },
+    /// The process is root's, and may not change its root folder.
+    #[error(
+        "giving up access to the sockets of root: this process runs as root without CAP_SYS_CHROOT, \
+         so it could connect to the monitors of QEMU (give it CAP_SYS_CHROOT, or run it as another \
+         user)"
+    )]
+    NoRightToChangeRoot,
     /// Capabilities, or the right to gain some.
     #[error("giving up the capabilities of this process")]
     Capabilities(#[source] Errno),
@@ -98,12 +106,15 @@ fn restrict(folder: &Path) -> Result<PathBuf, SandboxError> {
     Ok(folder)
 }
 
-/// Makes the folder the root folder, if the process has the right to. Returns its path then.
+/// Makes the folder the root folder, if the process has the right to, which root needs. Returns its
+/// path then.
 fn change_root(folder: &Path) -> Result<PathBuf, SandboxError> {
     let has_right =
         capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_CHROOT));
-    if !has_right {
-        return Ok(folder.to_owned());
+    match has_right {
+        true => {}
+        false if geteuid().is_root() => return Err(SandboxError::NoRightToChangeRoot),
+        false => return Ok(folder.to_owned()),
     }
     let root = Path::new("/");
     chroot(folder)
@@ -299,11 +310,15 @@ mod tests {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let mut client = TcpStream::connect(address).unwrap();
-        let is_root = rustix::process::geteuid().is_root();
+        let is_root = geteuid().is_root();
         assert!(matches!(
             sandbox_process(&folder),
             Err(SandboxError::Threads(2..))
         ));
+
+        if is_root {
+            root_without_the_right_is_refused(folder.clone());
+        }
 
         let server = thread::spawn(move || {
             let folder = restrict(&folder).unwrap();
@@ -339,6 +354,21 @@ mod tests {
         let mut answer = String::new();
         client.read_to_string(&mut answer).unwrap();
         assert_eq!(answer, "answer");
+    }
+
+    /// In a thread, whose capabilities are its own.
+    fn root_without_the_right_is_refused(folder: PathBuf) {
+        let thread = thread::spawn(move || {
+            let mut sets = capabilities(None).unwrap();
+            sets.effective.remove(CapabilitySet::SYS_CHROOT);
+            set_capabilities(None, sets).unwrap();
+            restrict(&folder).unwrap_err()
+        });
+        let error = thread.join().unwrap();
+        assert!(
+            matches!(error, SandboxError::NoRightToChangeRoot),
+            "{error}"
+        );
     }
 
     fn refused(folder: &Path, address: std::net::SocketAddr) {

@@ -17,14 +17,24 @@ pub struct TcpInfo {
     pub acked: u64,
     /// The smoothed round-trip time (`tcpi_rtt`); zero before the first measurement.
     pub round_trip: Duration,
+    /// The shortest round-trip time of the last minutes (`tcpi_min_rtt`, Linux 4.6). `None`: not
+    /// known.
+    pub shortest_round_trip: Option<Duration>,
 }
 
-/// Size of the structure in Linux 4.1, up to and including `tcpi_bytes_acked`.
-const KNOWN: usize = 128;
+/// Size of the structure in Linux 4.1, up to and including `tcpi_bytes_acked`: the least.
+const LEAST: usize = 128;
+
+/// Its size in Linux 4.6, up to and including `tcpi_min_rtt`.
+const KNOWN: usize = 152;
 
 /// Offsets in the structure.
 const ROUND_TRIP: usize = 68;
 const BYTES_ACKED: usize = 120;
+const SHORTEST_ROUND_TRIP: usize = 148;
+
+/// The shortest round trip before the first measurement.
+const NOT_MEASURED: u32 = u32::MAX;
 
 impl TcpInfo {
     /// Reads the state of a connection.
@@ -47,11 +57,16 @@ impl TcpInfo {
             )
         };
         check(result)?;
-        if (len as usize) < KNOWN {
+        if (len as usize) < LEAST {
             return Err(Errno::NOPROTOOPT);
         }
         let field = |at: usize| bytes.get(at..).unwrap_or_default();
         let round_trip = field(ROUND_TRIP).first_chunk().copied().unwrap_or_default();
+        let shortest = field(SHORTEST_ROUND_TRIP).first_chunk().copied();
+        let shortest = shortest
+            .filter(|_| len as usize >= KNOWN)
+            .map(u32::from_ne_bytes)
+            .filter(|micros| *micros != NOT_MEASURED);
         let acked = field(BYTES_ACKED)
             .first_chunk()
             .copied()
@@ -59,6 +74,7 @@ impl TcpInfo {
         Ok(Self {
             acked: u64::from_ne_bytes(acked),
             round_trip: Duration::from_micros(u32::from_ne_bytes(round_trip).into()),
+            shortest_round_trip: shortest.map(|micros| Duration::from_micros(micros.into())),
         })
     }
 }
@@ -93,6 +109,7 @@ mod tests {
 
     #[test]
     fn acked_counts_the_bytes_that_the_peer_received() {
+        let begun = Instant::now();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut peer, _) = listener.accept().unwrap();
@@ -107,6 +124,9 @@ mod tests {
         }
         assert_eq!(after.acked, before.acked + 100_000);
         assert!(!after.round_trip.is_zero());
+        // Not a number of another field: over loopback in less than the time of this test.
+        let shortest = after.shortest_round_trip.unwrap();
+        assert!(shortest <= begun.elapsed(), "{shortest:?}");
     }
 
     #[test]

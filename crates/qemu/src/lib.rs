@@ -130,7 +130,8 @@ pub use check::{
 pub use command_line::DestinationLine;
 pub use destination::after_exit::ExitedDestination;
 pub use destination::piped::{
-    MachineOwner, NotRun, OwnedCard, PipedError, PipedGuest, PipedMachine, StreamPipe,
+    HasRunError, LoadedGuest, MachineOwner, NotRun, OwnedCard, PipedError, PipedGuest,
+    PipedMachine, StreamPipe,
 };
 pub use destination::{
     DestinationReattachInfo, QemuDestination, SharedReattachInfo, UserfaultError,

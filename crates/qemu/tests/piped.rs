@@ -9,7 +9,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hikkoshi_engine::{CancelFlag, DestinationGuest, SourceGuest};
@@ -17,8 +17,8 @@ use hikkoshi_linux::Process;
 use hikkoshi_memory::RamWriter;
 use hikkoshi_qemu::qmp::{Client, MonitorSocket};
 use hikkoshi_qemu::{
-    MachineOwner, NotRun, Overcommit, OwnedCard, PipedGuest, PipedMachine, QemuDestination,
-    QemuSource, StreamPipe, stream,
+    LoadedGuest, MachineOwner, NotRun, Overcommit, OwnedCard, PipedGuest, PipedMachine,
+    QemuDestination, QemuSource, StreamPipe, stream,
 };
 use rustix::fs::OFlags;
 use serde_json::json;
@@ -30,6 +30,20 @@ struct Owner {
     monitor: PathBuf,
     /// What it says instead.
     refuses: bool,
+    /// It hangs before the stream is ended.
+    hangs: bool,
+}
+
+impl Owner {
+    /// A session, once the stream is loaded.
+    fn wait_loaded(&self) -> Client {
+        let mut client = Client::connect(&self.monitor, Duration::from_secs(20)).unwrap();
+        eventually("the stream to be loaded", || {
+            let info = client.execute("query-migrate", json!({})).unwrap();
+            info["status"] == "completed"
+        });
+        client
+    }
 }
 
 impl MachineOwner for Owner {
@@ -41,13 +55,16 @@ impl MachineOwner for Owner {
         Vec::new()
     }
 
-    fn finish(&mut self, _: &CancelFlag) -> Result<Instant, NotRun> {
+    fn check_answers(&mut self) -> Result<(), String> {
+        match self.hangs {
+            true => Err("it does not answer".to_owned()),
+            false => Ok(()),
+        }
+    }
+
+    fn finish(&mut self, _: &LoadedGuest, _: &CancelFlag) -> Result<Instant, NotRun> {
         let refused = self.refuses;
-        let mut client = Client::connect(&self.monitor, Duration::from_secs(20)).unwrap();
-        eventually("the stream to be loaded", || {
-            let info = client.execute("query-migrate", json!({})).unwrap();
-            info["status"] == "completed"
-        });
+        let mut client = self.wait_loaded();
         if refused {
             let what = "it does not want to".to_owned();
             return Err(NotRun {
@@ -57,6 +74,44 @@ impl MachineOwner for Owner {
         }
         client.execute("cont", json!({})).unwrap();
         Ok(Instant::now())
+    }
+
+    fn forget(&mut self) {}
+}
+
+/// Pauses the guest again when it has run, and looks before and afterwards whether it has ever run.
+#[derive(Debug)]
+struct Pausing {
+    owner: Owner,
+    never_ran: Arc<Mutex<Vec<bool>>>,
+}
+
+impl MachineOwner for Pausing {
+    fn failure(&mut self) -> Option<String> {
+        None
+    }
+
+    fn cards(&self) -> Vec<OwnedCard> {
+        Vec::new()
+    }
+
+    fn finish(&mut self, loaded: &LoadedGuest, _: &CancelFlag) -> Result<Instant, NotRun> {
+        let mut client = self.owner.wait_loaded();
+        let look = |client: &mut Client| {
+            let never_ran = loaded.has_never_run(client).unwrap();
+            self.never_ran.lock().unwrap().push(never_ran);
+        };
+        // Twice: to look changes nothing.
+        look(&mut client);
+        look(&mut client);
+        let ran = Instant::now();
+        for command in ["cont", "stop"] {
+            client.execute(command, json!({})).unwrap();
+        }
+        look(&mut client);
+        client.execute("cont", json!({})).unwrap();
+        look(&mut client);
+        Ok(ran)
     }
 
     fn forget(&mut self) {}
@@ -103,17 +158,25 @@ impl Destination {
     }
 
     fn owner(&self, refuses: bool) -> Box<dyn MachineOwner> {
-        let monitor = self.qemu.owners();
-        Box::new(Owner { monitor, refuses })
+        Box::new(Owner {
+            monitor: self.qemu.owners(),
+            refuses,
+            hangs: false,
+        })
     }
 
     /// Attaches for the guest of `source`.
     fn attach(&self, source: &QemuSource, refuses: bool) -> QemuDestination {
+        self.attach_with(source, self.owner(refuses))
+    }
+
+    /// The same, with this owner.
+    fn attach_with(&self, source: &QemuSource, owner: Box<dyn MachineOwner>) -> QemuDestination {
         let mut never = || Ok::<(), std::io::Error>(());
         let machine = PipedMachine {
             process: Arc::new(Process::open(self.qemu.pid()).unwrap()),
             pipe: StreamPipe::open(&self.path, &mut never).unwrap(),
-            owner: self.owner(refuses),
+            owner,
         };
         assert!(machine.pipe.is_open_in(&machine.process).unwrap());
         let guest = PipedGuest {
@@ -248,6 +311,63 @@ fn a_guest_that_was_not_run_is_given_back() {
             source.resume().unwrap();
             assert_eq!(from.state(), "running");
         }
+        source.release().unwrap();
+    });
+}
+
+/// Its owner hangs when the guest was handed over: the stream is not ended.
+#[test]
+fn a_guest_whose_owner_does_not_answer_is_given_back() {
+    with_each(|program| {
+        let from = source(program);
+        let mut source = QemuSource::attach(&from.qmp()).unwrap();
+        let mut to = Destination::start(program);
+        let owner = Owner {
+            monitor: to.qemu.owners(),
+            refuses: false,
+            hangs: true,
+        };
+        let mut destination = to.attach_with(&source, Box::new(owner));
+        destination.prepare().unwrap();
+        let state = transfer(&mut source, &destination);
+        destination.load_device_state(state).unwrap();
+        let error = destination.resume(true, &CancelFlag::new()).unwrap_err();
+        let text = error_reporter::Report::new(&error).to_string();
+        assert!(text.contains("it does not answer"), "{text}");
+        assert!(destination.never_ran());
+        to.qemu.wait();
+        destination.release().unwrap();
+        source.resume().unwrap();
+        assert_eq!(from.state(), "running");
+        source.release().unwrap();
+    });
+}
+
+/// In both cases QEMU says that it is paused.
+#[test]
+fn a_guest_that_has_run_differs_from_one_that_never_ran() {
+    with_each(|program| {
+        let (from, to) = (source(program), Destination::start(program));
+        let mut source = QemuSource::attach(&from.qmp()).unwrap();
+        let never_ran = Arc::new(Mutex::new(Vec::new()));
+        let owner = Pausing {
+            owner: Owner {
+                monitor: to.qemu.owners(),
+                refuses: false,
+                hangs: false,
+            },
+            never_ran: Arc::clone(&never_ran),
+        };
+        let mut destination = to.attach_with(&source, Box::new(owner));
+        destination.prepare().unwrap();
+        let state = transfer(&mut source, &destination);
+        destination.load_device_state(state).unwrap();
+        destination.resume(true, &CancelFlag::new()).unwrap();
+        // Paused twice, paused after it has run, and running.
+        let looked = never_ran.lock().unwrap().clone();
+        assert_eq!(looked, [true, true, false, false]);
+        assert_eq!(to.qemu.state(), "running");
+        destination.release().unwrap();
         source.release().unwrap();
     });
 }

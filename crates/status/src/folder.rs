@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use hikkoshi_linux::connect_unix;
+use hikkoshi_linux::{Others, UnsafeRights, check_rights, connect_unix};
 use rustix::fs::OFlags;
 
 use crate::{Migration, Recording, Side, VERSION};
@@ -67,20 +67,12 @@ pub enum FolderError {
         cause: io::Error,
     },
     /// Other users could put files into it.
-    #[error(
-        "the status folder {} belongs to user {owner} and has mode {mode:o}: it must belong to user \
-         {user} (or root), and other users must not have the right to write to it (chmod go-w)",
-        folder.display()
-    )]
+    #[error("the status folder {}: {rights}", folder.display())]
     Unsafe {
         /// The folder.
         folder: PathBuf,
-        /// Its owner.
-        owner: u32,
-        /// Its permissions.
-        mode: u32,
-        /// This process's user.
-        user: u32,
+        /// Its owner and its permissions.
+        rights: UnsafeRights,
     },
     /// There are too many migrations that run.
     #[error(
@@ -267,17 +259,10 @@ impl StatusFolder {
         if !metadata.is_dir() {
             return Err(self.failed(io::ErrorKind::NotADirectory.into()));
         }
-        let user = rustix::process::geteuid().as_raw();
-        let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
-        if (owner != user && owner != 0) || mode & 0o022 != 0 {
-            return Err(FolderError::Unsafe {
-                folder: self.0.clone(),
-                owner,
-                mode,
-                user,
-            });
-        }
-        Ok(())
+        check_rights(&metadata, Others::MayRead).map_err(|rights| FolderError::Unsafe {
+            folder: self.0.clone(),
+            rights,
+        })
     }
 
     fn failed(&self, cause: io::Error) -> FolderError {
@@ -384,7 +369,7 @@ mod tests {
     use super::*;
     use crate::Recorder;
     use crate::record::examples::{migration, state};
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::os::unix::net::UnixListener;
 
     fn folder() -> (tempfile::TempDir, StatusFolder) {

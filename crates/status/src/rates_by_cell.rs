@@ -1,11 +1,13 @@
 //! The highest and the mean dirty rate of each cell, of all states.
 
-use crate::{DirtyRates, MAX_CELLS, Recording, State};
+use crate::{DirtyRates, MAX_CELLS, Map, Recording, State};
 
 /// Computes [`DirtyRates`] from one state after another. A rate counts for the time since the state
 /// before.
 #[derive(Debug, Default)]
 pub(crate) struct RatesByCell {
+    /// Pages of the guest.
+    pages: u64,
     /// The time of the last state.
     at_ms: u64,
     /// The rate of each cell, in pages per second, times the milliseconds for which it counts.
@@ -13,6 +15,14 @@ pub(crate) struct RatesByCell {
 }
 
 impl RatesByCell {
+    /// Of a guest of so many pages.
+    pub(crate) fn new(pages: u64) -> Self {
+        Self {
+            pages,
+            ..Self::default()
+        }
+    }
+
     /// Continues a recording.
     pub(crate) fn of(recording: &Recording) -> Self {
         let rates = recording.dirty_rates.as_ref();
@@ -22,6 +32,7 @@ impl RatesByCell {
                 .collect()
         });
         Self {
+            pages: recording.migration.memory.pages,
             at_ms: recording.state.as_ref().map_or(0, |state| state.at_ms),
             sums,
         }
@@ -31,7 +42,10 @@ impl RatesByCell {
     pub(crate) fn add(&mut self, state: &State, rates: &mut DirtyRates) {
         let lasted = state.at_ms.saturating_sub(self.at_ms);
         self.at_ms = state.at_ms;
-        if state.dirty_pages_per_second.is_none() || lasted == 0 {
+        // Cells of the first round that are not known would count as clean.
+        let rated = state.map.rated_pages;
+        let is_rated = rated.is_none_or(|rated| Map::is_rated(rated, self.pages));
+        if state.dirty_pages_per_second.is_none() || !is_rated || lasted == 0 {
             return;
         }
         let present = &state.map.dirty_per_second;
@@ -86,6 +100,23 @@ mod tests {
             mean: vec![10, 10], // 5000 / 500, and 4800 / 500
         };
         assert_eq!(rates(&recorder), expected);
+    }
+
+    /// In the first round, the rates of some cells are known, and those of others are not yet.
+    #[test]
+    fn rates_of_a_part_of_the_memory_are_not_compared() {
+        let mut recorder = Recorder::new(migration());
+        recorder.add(state(100));
+        let mut first = dirty(200, &[10, 0]);
+        first.map.rated_pages = Some(900);
+        recorder.add(first);
+        let rates = recorder.recording().dirty_rates.clone();
+        assert_eq!(rates, Some(DirtyRates::default()));
+        let mut second = dirty(300, &[20, 8]);
+        second.map.rated_pages = Some(922);
+        recorder.add(second);
+        let rates = recorder.recording().dirty_rates.clone().unwrap();
+        assert_eq!((rates.measured_ms, rates.highest), (100, vec![20, 8]));
     }
 
     /// A short peak stays, when the frames around it are thinned out.

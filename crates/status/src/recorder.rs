@@ -76,7 +76,7 @@ impl Thinned {
                 number += 1;
                 number % 2 == 1
             });
-            self.every *= 2;
+            self.every = self.every.saturating_mul(2);
         }
     }
 }
@@ -113,6 +113,7 @@ impl Recorder {
     /// An empty recording.
     pub fn new(migration: Migration) -> Self {
         Self {
+            rates: RatesByCell::new(migration.memory.pages),
             recording: Recording {
                 version: VERSION,
                 migration,
@@ -127,7 +128,6 @@ impl Recorder {
             },
             samples: Thinned::new(SAMPLES),
             frames: Thinned::new(FRAMES),
-            rates: RatesByCell::default(),
             sampled: None,
         }
     }
@@ -392,6 +392,16 @@ mod tests {
         assert!((SAMPLES / 4..=SAMPLES).contains(&samples), "{samples}");
         let frames = followed.frames.len();
         assert!((FRAMES / 4..=FRAMES).contains(&frames), "{frames}");
+    }
+
+    /// All states are due then.
+    #[test]
+    fn a_process_whose_time_does_not_pass_can_be_followed() {
+        let mut follower = Recorder::following(Recorder::new(migration()).recording);
+        for _ in 0..3000 {
+            follower.apply(Record::State(Box::new(state(100))));
+        }
+        assert!(follower.recording().frames.len() <= FRAMES);
     }
 
     #[test]

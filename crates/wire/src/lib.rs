@@ -82,7 +82,7 @@
 //!       | Commit    (from here on the source never      |
 //!       |            resumes the guest by itself)       |
 //!       |---------------------------------------------->|
-//!       |                                  GuestResumed |
+//!       |                      GuestResumed, ResumeTime |
 //!       |<----------------------------------------------|
 //!       |  post-copy: requests and urgent pages on the urgent link,
 //!       |  background pages on the others               |
@@ -186,7 +186,9 @@
 //! [`Probe`](ToDestination::Probe) and [`Echo`](ToDestination::Echo) only with
 //! [`Capabilities::PROBE`], and [`CopiesDisks`](ToDestination::CopiesDisks) and what follows from
 //! it only with [`Capabilities::DISKS`]. A destination sends [`LeftToDo`](ToSource::LeftToDo)
-//! only to a source with [`Capabilities::LEFT_TO_DO`].
+//! only to a source with [`Capabilities::LEFT_TO_DO`], and
+//! [`ResumeTime`](ToSource::ResumeTime) only to one with
+//! [`Capabilities::RESUME_TIME`].
 //!
 //! Version 1 is still understood, so that an unfinished migration can be
 //! resumed after one side was updated. A new migration needs

@@ -287,6 +287,7 @@ fn to_source() -> Vec<ToSource> {
         ToSource::LeftToDo {
             what: "the domain guest was not made persistent: no space left on device".into(),
         },
+        ToSource::ResumeTime { micros: 12_345 },
     ]
 }
 
@@ -343,6 +344,7 @@ fn source_name(message: &ToSource) -> &'static str {
         ToSource::ProbeReady { .. } => "to-source-probe-ready",
         ToSource::Echoed => "to-source-echoed",
         ToSource::LeftToDo { .. } => "to-source-left-to-do",
+        ToSource::ResumeTime { .. } => "to-source-resume-time",
     }
 }
 
@@ -449,5 +451,5 @@ fn each_message_has_its_number_and_is_in_the_list() {
         payloads.map(|payload| payload[0]).collect()
     }
     assert_eq!(numbers(&to_destination()), (0..22).collect::<Vec<u8>>());
-    assert_eq!(numbers(&to_source()), (0..22).collect::<Vec<u8>>());
+    assert_eq!(numbers(&to_source()), (0..23).collect::<Vec<u8>>());
 }

@@ -45,7 +45,12 @@ apt install "$new"
     fail "the upgrade has not replaced the files"
 [[ -e /etc/hikkoshi/receive/kept.conf ]] || fail "the upgrade has removed a configuration"
 bash "$here/installed.sh"
+# As an administrator enables it, and what the daemon leaves when no guest is received.
+systemctl --quiet enable hikkoshi-receive.socket hikkoshi-receive.service hikkoshi-dashboard.service
+mkdir -p /run/hikkoshi/{control,status,receivers,machines}
+touch /run/hikkoshi/receivers/web.json /run/hikkoshi/machines/web.log
 apt remove hikkoshi
+[[ ! $(find /etc/systemd -name '*hikkoshi*') ]] || fail "remove leaves enabled units"
 [[ -e /etc/hikkoshi/receive/kept.conf && ! -e /usr/bin/hikkoshi ]] ||
     fail "remove must keep the configuration, and nothing else"
 apt purge hikkoshi

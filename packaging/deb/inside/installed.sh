@@ -25,6 +25,7 @@ offered=$(zsh -fc 'autoload -U compinit && compinit -u -D && print $_comps[hikko
 [[ $offered == _hikkoshi*max-downtime* ]] || fail "zsh does not load the completion: ${offered:0:200}"
 [[ $(fish -c 'complete -C "hikkoshi migrate --max-d"') == --max-downtime* ]] || fail "fish does not complete --max-d"
 
+diff /srv/shared/units <(cd /lib/systemd/system && printf '%s\n' hikkoshi*) || fail "the package has other units than packaging/systemd"
 for unit in /lib/systemd/system/hikkoshi*; do
     name=$(basename "$unit")
     warnings=$(systemd-analyze verify --man=yes "${name/@./@guest.}" 2>&1 | grep -F hikkoshi) || true

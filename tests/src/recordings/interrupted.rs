@@ -75,6 +75,7 @@ fn since(side: Side, before: &State, state: &State) -> State {
         },
         requests: requests(&before.requests, &state.requests),
         downtime_ms: None,
+        likely_downtime_ms: None,
         switchover: Vec::new(),
         rounds: Vec::new(),
         outages: first,

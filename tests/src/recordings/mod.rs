@@ -150,6 +150,6 @@ fn end(at_ms: u64, status: u8, reason: &str, message: &str, next: Option<&str>) 
 }
 
 /// The members of an account that the pages read.
-fn account(downtime_ms: f64) -> serde_json::Value {
-    json!({ "downtime_ms": downtime_ms })
+fn account(downtime_ms: f64, likely_downtime_ms: f64) -> serde_json::Value {
+    json!({ "downtime_ms": downtime_ms, "likely_downtime_ms": likely_downtime_ms })
 }

@@ -43,6 +43,9 @@ const DESTINATION_STEPS: &[(&str, f64)] = &[
 ];
 const DOWNTIME: f64 = 4.38;
 
+/// How long it likely is paused, in ms.
+const LIKELY_DOWNTIME: f64 = 4.21;
+
 pub(super) struct Model<'a> {
     case: &'a RecordedCase,
     id: String,
@@ -72,6 +75,7 @@ impl<'a> Model<'a> {
             sent: zeros.clone(),
             dirty: zeros.clone(),
             dirty_per_second: zeros.clone(),
+            rated_pages: Some(0),
             missing: Vec::new(),
             waiting: Vec::new(),
             by_request: Vec::new(),
@@ -407,17 +411,31 @@ impl<'a> Model<'a> {
         } else {
             DESTINATION_STEPS
         };
+        let in_precopy = self.phase == Phase::Precopy;
         let mut arrived = self.arrived.clone();
         arrived.sent.clone_from(&self.map.sent);
         let rate = self.sent_in_tick as f64 * 10.0;
         let dirty = (self.dirtied_in_tick > 0 && source && self.phase == Phase::Precopy)
             .then_some(self.dirtied_in_tick as f64 * 10.0);
+        let mut map = if source { self.map.clone() } else { arrived };
+        map.rated_pages = Some(match dirty {
+            Some(_) => self.case.cells * self.case.cell_pages,
+            None => 0,
+        });
+        // The destination does not know the rounds.
+        let [done, total] = match in_precopy && !source {
+            true => [0, 0],
+            false => [self.done, self.total],
+        };
         State {
             at_ms: self.at_ms,
             phase: self.phase,
-            round: self.rounds.last().map_or(0, |round| round.round),
-            done_pages: self.done,
-            total_pages: self.total,
+            round: match in_precopy && source {
+                true => self.rounds.last().map_or(0, |round| round.round),
+                false => 0,
+            },
+            done_pages: done,
+            total_pages: total,
             stage: stage.into(),
             peer_stage: peer_stage.into(),
             guest_at: match self.phase {
@@ -432,8 +450,7 @@ impl<'a> Model<'a> {
             bytes_per_second: rate,
             dirty_pages_per_second: dirty,
             limits: None,
-            time_left: (self.total > self.done)
-                .then(|| time_left(self.total - self.done, self.case)),
+            time_left: (total > done).then(|| time_left(total - done, self.case)),
             converges: None,
             missing_pages: (self.phase == Phase::Postcopy).then_some(missing),
             waiting_pages: match source {
@@ -445,6 +462,7 @@ impl<'a> Model<'a> {
                 false => self.latencies.requests(),
             },
             downtime_ms: handed_over.then_some(DOWNTIME),
+            likely_downtime_ms: (handed_over && source).then_some(LIKELY_DOWNTIME),
             switchover: match handed_over {
                 true => steps.iter().map(step).collect(),
                 false => Vec::new(),
@@ -455,7 +473,7 @@ impl<'a> Model<'a> {
                 Vec::new()
             },
             outages: self.outages.clone(),
-            map: if source { self.map.clone() } else { arrived },
+            map,
         }
     }
 
@@ -468,7 +486,7 @@ impl<'a> Model<'a> {
                     end(at_ms, 0, "moved", "the guest was moved", None),
                     end(at_ms, 0, "moved", "the guest was moved", None),
                 ];
-                ends[0].account = Some(account(DOWNTIME));
+                ends[0].account = Some(account(DOWNTIME, LIKELY_DOWNTIME));
                 let [source, destination] = ends;
                 (source, destination)
             }

@@ -113,6 +113,8 @@ pub enum MessageKind {
     Echoed,
     /// Destination: something was not done there.
     LeftToDo,
+    /// Sent by the destination.
+    ResumeTime,
 }
 
 pub(super) fn from_source(payload: &[u8]) -> MessageKind {
@@ -166,5 +168,6 @@ pub(super) fn from_destination(payload: &[u8]) -> MessageKind {
         ToSource::ProbeReady { .. } => MessageKind::ProbeReady,
         ToSource::Echoed => MessageKind::Echoed,
         ToSource::LeftToDo { .. } => MessageKind::LeftToDo,
+        ToSource::ResumeTime { .. } => MessageKind::ResumeTime,
     }
 }

@@ -4,7 +4,7 @@
 
 use hikkoshi_lab::http_get;
 use hikkoshi_lab::prometheus::{Prometheus, check_metrics, check_rules, test_rules};
-use hikkoshi_status::{Phase, Record, Side, State, StatusFolder, StatusServer};
+use hikkoshi_status::{Converges, Phase, Record, Side, State, StatusFolder, StatusServer};
 use hikkoshi_tests::recordings::RecordedCase;
 use hikkoshi_tests::{
     Breakpoint, Guest, LONG, MessageKind, MigrationPlan, Program, TestEnv, busy_guest, eventually,
@@ -300,7 +300,9 @@ fn rules_and_queries_work_on_the_exported_metrics() {
         let state = recorded
             .states_of(side)
             .find(|state| is_measured(side, state));
-        let state = state.unwrap().clone();
+        let mut state = state.unwrap().clone();
+        // Only pre-copy without post-copy has it.
+        state.converges = (side == Side::Source).then_some(Converges::Switches);
         recorder.add(state.clone());
         let mut server = StatusServer::start(&status, &recorder).unwrap();
         let ended = Arc::clone(&ended);

@@ -113,8 +113,7 @@ fn a_browser_shows_a_real_move() {
     shown.assert_clean();
 
     // The report of the dashboard, under its own policy.
-    shown.browser.click("#reports a").unwrap();
-    shown.wait("the report", "document.querySelector('article h2')");
+    shown.open_report();
     let rows = shown.table("Pages and page requests");
     let urgent = count(source.state.as_ref().unwrap().pages.urgent);
     assert!(

@@ -166,8 +166,7 @@ fn killed_engines_stay_known_and_are_a_part_of_the_resumed_migration() {
     shown.assert_clean();
 
     // The report has the same.
-    shown.browser.click("#reports a").unwrap();
-    shown.wait("the report", "document.querySelector('article h2')");
+    shown.open_report();
     let rows = shown.table("Pages and page requests");
     for (name, pages) in [
         (

@@ -4,14 +4,23 @@
 
 use hikkoshi_lab::{Pattern, Ram, RamBackend, Report, Vm, VmConfig, Workload};
 use hikkoshi_tests::{
-    Exit, Guest, JsonSchema, MigrationPlan, Program, QemuState, TestEnv, assert_refused, hikkoshi,
+    Exit, Guest, JsonSchema, LONG, MigrationPlan, Program, QemuState, TestEnv, assert_refused,
+    hikkoshi, log,
 };
 use serde_json::Value;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How often a guest is measured until the result agrees with the guest's own.
-const ATTEMPTS: u32 = 6;
+/// How often a guest is measured. The median error counts: on a busy host the guest may write
+/// unevenly, or print its count late, in some of them.
+const MEASUREMENTS: usize = 5;
+
+/// The allowed error of what a sample was extrapolated to: what `hikkoshi estimate` assumes
+/// (`SAMPLING_ERROR`).
+const SAMPLING_ERROR: f64 = 0.25;
+
+/// Writes a second, if the host lets the guest do as many.
+const RATE: f64 = 20_000.0;
 
 /// Pages of the region that the guest writes to: 64 MiB.
 const PAGES: f64 = 16384.0;
@@ -50,41 +59,113 @@ fn measure(vm: &Vm, more: &[&str]) -> Value {
     found
 }
 
-/// Measures the guest until `compare` finds that the JSON agrees with how many pages a second the
-/// guest has written, by its own count and clock: the JSON. On a busy host the guest may write
-/// unevenly, or print its count late; a result that is wrong is wrong each time.
-fn measure_writer(
-    vm: &Vm,
-    more: &[&str],
-    compare: impl Fn(&Value, f64) -> Result<(), String>,
-) -> Value {
-    let mut failed = Vec::new();
-    for _ in 0..ATTEMPTS {
-        let found = measure_with(vm, more);
-        match compare(&found.0, found.1) {
-            Ok(()) => return found.0,
-            Err(why) => failed.push(why),
-        }
-    }
-    panic!("none of {ATTEMPTS} measurements agrees with the guest: {failed:#?}")
+/// A number of a measurement, beside what the guest says.
+///
+/// The guest's kernel and programs write some 1,000 pages a second besides, whatever the workload
+/// does. So the error is a part of what the workload writes at its full rate, which it does not
+/// reach on a busy host.
+struct Compared {
+    what: String,
+    found: f64,
+    /// By the pages that the workload has written.
+    expected: f64,
+    /// The same at its full rate.
+    full: f64,
+    /// The allowed error, as a part of `full`.
+    part: f64,
 }
 
-/// Measures the guest: the JSON, and how many pages a second it has written meanwhile.
-fn measure_with(vm: &Vm, more: &[&str]) -> (Value, f64) {
-    let found = measure(vm, more);
-    let ended = Instant::now();
-    let began = ended - Duration::from_secs_f64(number(&found["seconds"]));
-    let (mut accesses, mut ms) = (0, 0);
-    for line in vm.console().lines() {
-        if let Report::Dirty(report) = line.report
-            && line.at > began
-            && line.at < ended
-        {
-            accesses += report.latency.accesses;
-            ms += report.span_ms;
+impl Compared {
+    /// `pages`: of the number of pages that are written in a second.
+    fn new(what: &str, found: f64, written: f64, part: f64, pages: impl Fn(f64) -> f64) -> Self {
+        Self {
+            what: what.to_owned(),
+            found,
+            expected: pages(written),
+            full: pages(f64::max(written, RATE)),
+            part,
         }
     }
-    (found, accesses as f64 * 1000.0 / f64::max(ms as f64, 1.0))
+
+    fn error(&self) -> f64 {
+        (self.found - self.expected).abs() / self.full
+    }
+}
+
+/// Measures the guest several times, and compares numbers of the JSON with how many pages a second
+/// the guest has written meanwhile, by its own count: the median error of each number must be
+/// within what it allows. Returns the last JSON.
+fn measure_writer(vm: &Vm, more: &[&str], compare: impl Fn(&Value, f64) -> Vec<Compared>) -> Value {
+    let mut all = Vec::new();
+    let mut last = Value::Null;
+    for _ in 0..MEASUREMENTS {
+        let (found, written) = measure_with(vm, more);
+        all.push(compare(&found, written));
+        last = found;
+    }
+    for index in 0..all[0].len() {
+        let mut values: Vec<_> = all.iter().map(|values| &values[index]).collect();
+        values.sort_by(|one, other| one.error().total_cmp(&other.error()));
+        let shown: Vec<_> = values
+            .iter()
+            .map(|value| format!("{:.0} of {:.0}", value.found, value.expected))
+            .collect();
+        let middle = values[MEASUREMENTS / 2];
+        let text = format!(
+            "{}: median error {:.1} %, allowed {:.0} %: {}",
+            middle.what,
+            middle.error() * 100.0,
+            middle.part * 100.0,
+            shown.join(", ")
+        );
+        assert!(middle.error() <= middle.part, "{text}");
+        log(text);
+    }
+    last
+}
+
+/// Measures the guest: the JSON, and how many pages a second it has written in that time.
+fn measure_with(vm: &Vm, more: &[&str]) -> (Value, f64) {
+    let found = measure(vm, more);
+    let ended = UNIX_EPOCH + Duration::from_millis(found["ended_unix_ms"].as_u64().unwrap());
+    let ended = Instant::now() - SystemTime::now().duration_since(ended).unwrap();
+    let seconds = number(&found["seconds"]);
+    let began = ended - Duration::from_secs_f64(seconds);
+    // Until the report of the interval in which it ended has arrived, also if it is late.
+    let next = vm.console().len();
+    let mut reports = 0;
+    let enough = |report: &Report| {
+        reports += u32::from(matches!(report, Report::Dirty(_)));
+        (reports == 3).then_some(())
+    };
+    vm.wait_report("three reports", next, LONG, enough).unwrap();
+    (found, accesses(vm, began, ended) / seconds)
+}
+
+/// The accesses that the guest has counted from `began` to `ended`. Each report says in which time
+/// of the guest's clock they were; one that is only partly in that time counts in part, because the
+/// guest writes evenly in a tenth of a second. The report that arrived fastest tells how the clocks
+/// differ: a busy host prints others late.
+fn accesses(vm: &Vm, began: Instant, ended: Instant) -> f64 {
+    let lines = vm.console().lines();
+    let reports: Vec<_> = lines
+        .iter()
+        .filter_map(|line| match &line.report {
+            Report::Dirty(report) => Some((line.at, report)),
+            _ => None,
+        })
+        .collect();
+    let zero = reports[0].0;
+    let since = |at: Instant| at.saturating_duration_since(zero).as_secs_f64();
+    let differs = reports.iter().map(|(at, report)| since(*at) - report.t);
+    let differs = differs.fold(f64::INFINITY, f64::min);
+    let (began, ended) = (since(began), since(ended));
+    let counted = reports.iter().map(|(_, report)| {
+        let (to, span) = (report.t + differs, report.span_ms as f64 / 1e3);
+        let inside = to.min(ended) - (to - span).max(began);
+        report.latency.accesses as f64 * (inside / span).clamp(0.0, 1.0)
+    });
+    counted.sum()
 }
 
 fn number(value: &Value) -> f64 {
@@ -106,15 +187,6 @@ fn working_set(found: &Value, window_ms: f64) -> (f64, f64) {
     )
 }
 
-/// `part`: of 1.
-fn near(found: f64, expected: f64, part: f64, what: &str) -> Result<(), String> {
-    if (found - expected).abs() <= part * expected {
-        return Ok(());
-    }
-    let percent = part * 100.0;
-    Err(format!("{what}: {found} is not {expected} ± {percent} %"))
-}
-
 const ALL: [&str; 4] = ["--max-cost", "100", "--seconds", "2"];
 
 /// Each page is written once before the first one is written again, so that the pages of a window
@@ -127,12 +199,17 @@ fn a_guest_that_writes_in_turn() {
     let vm = guest.vm().clone();
     let found = measure_writer(&vm, &ALL, |found, written| {
         let rate = &found["total"]["pages_per_second"];
-        near(number(&rate["mean"]), written, 0.1, "the mean rate")?;
-        near(number(&rate["median"]), written, 0.1, "the median rate")?;
-        let (pages, seconds) = working_set(found, 500.0);
-        near(pages, written * seconds, 0.1, "half a second")?;
-        let (pages, _) = working_set(found, 2000.0);
-        near(pages, PAGES, 0.1, "the region")
+        let mean = number(&rate["mean"]);
+        let median = number(&rate["median"]);
+        let (half, seconds) = working_set(found, 500.0);
+        let (all, all_seconds) = working_set(found, 2000.0);
+        let region = |rate: f64| f64::min(rate * all_seconds, PAGES);
+        vec![
+            Compared::new("the mean rate", mean, written, 0.1, |rate| rate),
+            Compared::new("the median rate", median, written, 0.1, |rate| rate),
+            Compared::new("half a second", half, written, 0.1, |rate| rate * seconds),
+            Compared::new("the region", all, written, 0.1, region),
+        ]
     });
     assert_eq!(found["map"], Value::Null);
     assert_eq!(found["cancelled"], false);
@@ -141,7 +218,10 @@ fn a_guest_that_writes_in_turn() {
     let sampled = ["--max-cost", "0.5", "--seconds", "2", "--map"];
     let found = measure_writer(&vm, &sampled, |found, written| {
         let rate = number(&found["total"]["pages_per_second"]["mean"]);
-        near(rate, written, 0.25, "the rate of a sample")
+        let what = "the rate of a sample";
+        vec![Compared::new(what, rate, written, SAMPLING_ERROR, |rate| {
+            rate
+        })]
     });
     let total = &found["total"];
     assert!(
@@ -203,12 +283,13 @@ fn a_guest_that_writes_at_random() {
     let ram = Ram::new(RamBackend::Anonymous, 256);
     let guest = Guest::boot(&env, writer(Pattern::Random).ram(ram));
     measure_writer(guest.vm(), &ALL, |found, written| {
-        for window_ms in [100.0, 500.0, 1000.0] {
+        let window = |window_ms| {
             let (pages, seconds) = working_set(found, window_ms);
-            let expected = PAGES * (1.0 - (-written * seconds / PAGES).exp());
-            near(pages, expected, 0.1, &format!("a window of {window_ms} ms"))?;
-        }
-        Ok(())
+            let what = format!("a window of {window_ms} ms");
+            let different = |rate: f64| PAGES * (1.0 - (-rate * seconds / PAGES).exp());
+            Compared::new(&what, pages, written, 0.1, different)
+        };
+        [100.0, 500.0, 1000.0].map(window).into()
     });
     guest.assert_healthy();
 }

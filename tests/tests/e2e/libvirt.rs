@@ -63,7 +63,7 @@ fn a_domain_that_runs_at_the_destination_is_left_alone() {
          {program} receive --connect qemu:///system --listen unix:{folder}/listen &
          until [[ -S {folder}/listen ]]; do sleep 0.1; done
          {program} migrate --domain guest unix:{folder}/listen || echo \"status $?\"
-         virsh -q domstate guest; virsh -q domid guest; ls --ignore status /run/hikkoshi; kill %1; wait %1 || true",
+         virsh -q domstate guest; virsh -q domid guest; ls --ignore status --ignore control /run/hikkoshi; kill %1; wait %1 || true",
     );
     let exit = on_libvirt_host(env.folder(), &script);
     let lines: Vec<&str> = exit.stdout.split_whitespace().collect();

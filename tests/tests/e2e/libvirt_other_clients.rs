@@ -6,6 +6,8 @@ use hikkoshi_lab::Workload;
 use hikkoshi_lab::libvirt::{Domain, DomainConfig, LibvirtHost, LibvirtHosts};
 use hikkoshi_tests::MessageKind::{Pages, Ready};
 use hikkoshi_tests::{Breakpoint, DomainMove, DomainPlan, TestEnv, eventually};
+use std::path::Path;
+use std::process::Command;
 
 /// The block node by which QEMU refuses to migrate the guest: it is named in the message.
 const LOCK: &str = "moved-by-hikkoshi";
@@ -41,6 +43,38 @@ fn held_at<'h>(
     let moving = DomainMove::start(env, domain, [&hosts.source, &hosts.destination], &plan);
     moving.wait_held();
     moving
+}
+
+/// Images in the folder of each host: what one of them writes does not reach the other.
+const IMAGES: [&str; 2] = ["first.qcow2", "second.qcow2"];
+
+/// Creates them, the same on all hosts. They have persistent bitmaps: QEMU writes to such an image
+/// when it closes it, if the image is active.
+fn create_images(hosts: [&LibvirtHost; 2]) {
+    let qemu_img = concat!(env!("CARGO_MANIFEST_DIR"), "/../build/qemu-img/run");
+    let run = |words: &[&str], image: &Path, more: &str| {
+        let mut command = Command::new(qemu_img);
+        let status = command.args(words).arg(image).arg(more).status();
+        assert!(status.unwrap().success(), "{command:?}");
+    };
+    for name in IMAGES {
+        let [image, copy] = hosts.map(|host| host.folder().join(name));
+        run(&["create", "-q", "-f", "qcow2"], &image, "16M");
+        run(&["bitmap", "--add"], &image, "kept");
+        std::fs::copy(image, copy).unwrap();
+    }
+}
+
+/// Disks with these images.
+fn disks() -> String {
+    let disk = |(name, target)| {
+        format!(
+            "<disk type='file' device='disk'><driver name='qemu' type='qcow2'/>\
+             <source file='{}/{name}'/><target dev='{target}' bus='virtio'/></disk>",
+            LibvirtHost::FOLDER
+        )
+    };
+    IMAGES.into_iter().zip(["vda", "vdb"]).map(disk).collect()
 }
 
 /// Asserts that `virsh` fails, with this part of a message.
@@ -147,6 +181,88 @@ fn the_domain_is_neither_resumed_nor_saved_in_postcopy() {
     moving.complete();
     assert_eq!(source.state("guest").unwrap(), "shut off");
     assert_healthy(&domain, destination);
+}
+
+/// QEMU takes the images back before it refuses to run the guest, and the destination uses them.
+/// What it does to them at that moment is done. It does nothing more when it ends.
+#[test]
+#[ignore = "long: make test-libvirt"]
+fn images_that_a_refused_resume_has_taken_back_are_not_written_at_the_end() {
+    let Some(LibvirtTest { env, hosts }) = LibvirtTest::start() else {
+        return;
+    };
+    let (source, destination) = (&hosts.source, &hosts.destination);
+    create_images([source, destination]);
+    let workload = Workload::verify(32).option("every_ms", 200);
+    let config = DomainConfig::new("guest", workload).devices(&disks());
+    let domain = Domain::boot(&hosts, config.persistent()).unwrap();
+    let images = || IMAGES.map(|name| std::fs::read(source.folder().join(name)).unwrap());
+    let moving = held(&env, &domain, "postcopy");
+    let released = images();
+    assert_refused(source, &["resume", "guest"], "'cont'");
+    let taken_back = images();
+    for (before, after) in released.iter().zip(&taken_back) {
+        assert!(before != after, "QEMU marks the bitmap as one in use");
+    }
+    moving.relay().release();
+    moving.complete();
+    let reason = source.virsh(&["domstate", "guest", "--reason"]).unwrap();
+    assert_eq!(reason, "shut off (destroyed)");
+    assert!(
+        images() == taken_back,
+        "QEMU has written to an image when it ended"
+    );
+    assert_healthy(&domain, destination);
+}
+
+/// QEMU has not released its images yet, and does not refuse to run it.
+#[test]
+#[ignore = "long: make test-libvirt"]
+fn a_domain_that_its_owner_had_paused_is_paused_again() {
+    let Some(LibvirtTest { env, hosts }) = LibvirtTest::start() else {
+        return;
+    };
+    let source = &hosts.source;
+    let domain = domain(&hosts, "");
+    source.virsh(&["suspend", "guest"]).unwrap();
+    let mut moving = held(&env, &domain, "postcopy");
+    source.virsh(&["resume", "guest"]).unwrap();
+    let exit = moving.migrate.wait();
+    let resumed = "the domain guest was resumed at the source after its guest was handed over";
+    exit.assert(3, &[resumed, "It is paused again"]);
+    assert_eq!(source.state("guest").unwrap(), "paused");
+}
+
+/// The engine is killed, and the next one finds out what was done meanwhile.
+#[test]
+#[ignore = "long: make test-libvirt"]
+fn a_reset_while_no_engine_runs_is_reported_by_the_next() {
+    let Some(LibvirtTest { env, hosts }) = LibvirtTest::start() else {
+        return;
+    };
+    let source = &hosts.source;
+    let domain = domain(&hosts, "");
+    let plan = DomainPlan::new("postcopy").hold_at(Breakpoint::after(Pages).nth(300));
+    let plan = plan.receive_args(&["--retry-for", "600"]);
+    let order = [source, &hosts.destination];
+    let mut moving = DomainMove::start(&env, &domain, order, &plan);
+    moving.wait_held();
+    moving.migrate.kill();
+    moving.relay().cut();
+    source.virsh(&["reset", "guest"]).unwrap();
+    moving.resume_migrate();
+    let exit = moving.migrate.wait();
+    exit.assert(
+        3,
+        &[
+            "the guest was reset at the source after it was, or may have been, handed over",
+            "no more of its pages are sent",
+        ],
+    );
+    assert_refused(source, &["resume", "guest"], "'cont'");
+    // As they are.
+    moving.resume_migrate();
+    moving.complete();
 }
 
 /// What an operator can still do by force: QEMU's lock is removed first.

@@ -9,12 +9,11 @@ use hikkoshi_lab::libvirt::LibvirtHosts;
 use hikkoshi_tests::{Program, Sshd, TestEnv, hikkoshi, log};
 
 /// What the daemons report. It differs from what they report of `virsh migrate`: to libvirt, the
-/// guest is paused by a monitor command, its QEMU quits, and at the destination a domain is
+/// guest is paused by a monitor command, its QEMU is ended, and at the destination a domain is
 /// restored.
 const EVENTS: Events = [
     &[
         "lifecycle: Suspended Paused",
-        "lifecycle: Shutdown Finished after host request",
         "lifecycle: Stopped Destroyed",
     ],
     &["lifecycle: Started Restored", "lifecycle: Resumed Snapshot"],

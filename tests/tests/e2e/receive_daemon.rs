@@ -1,7 +1,7 @@
 //! One `receive --daemon` receives many guests on one port.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{Report, Vm, VmConfig, Workload};
+use hikkoshi_lab::{ExpectedVm, Report, Vm, VmConfig, Workload};
 use hikkoshi_tests::{
     Exit, LONG, Program, QemuState, SplitBrainWatcher, TestEnv, assert_command_refused, eventually,
     hikkoshi, log, unique_address,
@@ -17,26 +17,33 @@ use std::process::Command;
 use std::sync::Arc;
 
 /// A daemon, and its run folder.
-struct Daemon {
-    program: Program,
+pub(super) struct Daemon {
+    pub(super) program: Program,
     address: String,
     run: PathBuf,
 }
 
 impl Daemon {
     fn start(run: &Path, address: &str) -> Self {
-        let mut command = Command::new(hikkoshi());
+        Self::start_by(Command::new(hikkoshi()), run, address, &[])
+    }
+
+    /// Starts one by a command that is hikkoshi, with more arguments.
+    pub(super) fn start_by(mut command: Command, run: &Path, address: &str, more: &[&str]) -> Self {
         command.args(["receive", "--daemon", "--listen", address, "--journal"]);
-        let program = Program::start("receive --daemon", {
-            command.arg(run);
-            command
-        });
+        command.arg(run).args(more);
+        let program = Program::start("receive --daemon", command);
         program.wait_stderr("receiving guests at ");
         Self {
             program,
             address: address.to_owned(),
             run: run.to_owned(),
         }
+    }
+
+    /// Where it listens.
+    pub(super) fn address(&self) -> &str {
+        &self.address
     }
 
     /// `hikkoshi invite` with these arguments.
@@ -48,7 +55,7 @@ impl Daemon {
     }
 
     /// The processes that receive this guest.
-    fn receivers(&self, name: &str) -> Vec<Pid> {
+    pub(super) fn receivers(&self, name: &str) -> Vec<Pid> {
         let run = self.run.as_os_str().as_encoded_bytes();
         let all = fs::read_dir("/proc").unwrap().filter_map(|entry| {
             let path = entry.unwrap().path();
@@ -63,7 +70,14 @@ impl Daemon {
         all.collect()
     }
 
-    /// What is left in the folders of journals and receivers, except results.
+    /// Waits until nothing is left in the folders of journals and receivers, except results.
+    pub(super) fn wait_nothing_left(&self) {
+        eventually("nothing to be left", || match self.left() {
+            left if left.is_empty() => Ok(()),
+            left => Err(format!("{left:?}")),
+        });
+    }
+
     fn left(&self) -> Vec<PathBuf> {
         let folders = [self.run.clone(), self.run.join("receivers")];
         let files = folders
@@ -90,17 +104,17 @@ fn write_template(path: &Path, words: &[OsString]) {
     fs::write(path, format!("# a test's\n{}\n", words.join(" \\\n"))).unwrap();
 }
 
-/// A guest, and the machine that the daemon starts for it.
-struct Moved {
+/// A guest, and a template for the machine that it moves to.
+pub(super) struct Booted {
     name: &'static str,
     source: Arc<Vm>,
-    destination: Arc<Vm>,
-    invitation: String,
+    expected: ExpectedVm,
+    template: PathBuf,
 }
 
-impl Moved {
-    /// Boots the guest, and asks for an invitation for it.
-    fn start(env: &TestEnv, daemon: &Daemon, name: &'static str) -> Self {
+impl Booted {
+    /// Boots the guest. The name of the template is that of the guest, and ` template`.
+    pub(super) fn start(env: &TestEnv, name: &'static str) -> Self {
         let config = VmConfig::new().workload(Workload::verify(32).rate(8000));
         let source = config.start(env.lab(), &format!("{name}-here")).unwrap();
         source.wait_ready().unwrap();
@@ -108,35 +122,73 @@ impl Moved {
         let expected = there.expect(env.lab(), &format!("{name}-there")).unwrap();
         let template = env.folder().join(format!("{name} template"));
         write_template(&template, &expected.command_line());
-        let template = template.to_str().unwrap();
+        Self {
+            name,
+            source: Arc::new(source),
+            expected,
+            template,
+        }
+    }
+
+    /// `hikkoshi migrate` for the guest, with more arguments.
+    pub(super) fn migrate(&self, journal: &Path, more: &[&str]) -> Command {
+        migrate(&self.source, journal, more)
+    }
+
+    /// Waits until the daemon with this run folder has started the machine.
+    pub(super) fn started(self, run: &Path) -> Moved {
+        let qmp = run.join("machines").join(format!("{}.qmp", self.name));
+        Moved {
+            name: self.name,
+            source: self.source,
+            destination: Arc::new(self.expected.wait(&qmp).unwrap()),
+            invitation: String::new(),
+        }
+    }
+}
+
+fn migrate(source: &Vm, journal: &Path, more: &[&str]) -> Command {
+    let mut command = Command::new(hikkoshi());
+    command
+        .arg("migrate")
+        .args(more)
+        .arg("--journal")
+        .arg(journal);
+    command.arg("--qmp").arg(source.qmp_path());
+    command
+}
+
+/// A guest, and the machine that the daemon has started for it.
+pub(super) struct Moved {
+    name: &'static str,
+    pub(super) source: Arc<Vm>,
+    pub(super) destination: Arc<Vm>,
+    invitation: String,
+}
+
+impl Moved {
+    /// Boots the guest, and asks for an invitation for it.
+    fn start(env: &TestEnv, daemon: &Daemon, name: &'static str) -> Self {
+        let booted = Booted::start(env, name);
+        let template = booted.template.to_str().unwrap();
         let invite = daemon.invite(&["--template", template, "--name", name]);
         let invited = Program::start("invite", invite).wait();
         invited.assert(0, &[&format!("guest {name}: ")]);
         let invitation = invited.stdout.trim().to_owned();
         assert!(invitation.ends_with(&format!("@{}", daemon.address)));
         assert!(!daemon.program.stderr().contains("hikkoshi1:"));
-        let qmp = daemon.run.join("machines").join(format!("{name}.qmp"));
         Self {
-            name,
-            source: Arc::new(source),
-            destination: Arc::new(expected.wait(&qmp).unwrap()),
             invitation,
+            ..booted.started(&daemon.run)
         }
     }
 
-    fn migrate(&self, journal: &Path, more: &[&str]) -> Command {
-        let mut command = Command::new(hikkoshi());
-        command
-            .arg("migrate")
-            .args(more)
-            .arg("--journal")
-            .arg(journal);
-        command.arg("--qmp").arg(self.source.qmp_path());
-        command
+    pub(super) fn migrate(&self, journal: &Path, more: &[&str]) -> Command {
+        migrate(&self.source, journal, more)
     }
 
     /// The guest is at the destination, and has checked its memory there.
-    fn assert_moved(&self, exit: &Exit) {
+    pub(super) fn assert_moved(&self, exit: &Exit) {
         exit.assert(0, &[]);
         assert_eq!(self.source.status().unwrap(), "paused");
         assert_eq!(self.destination.status().unwrap(), "running");
@@ -235,10 +287,7 @@ fn many_guests_are_received_on_one_port() {
     for watcher in watchers {
         watcher.finish();
     }
-    eventually("nothing to be left", || match daemon.left() {
-        left if left.is_empty() => Ok(()),
-        left => Err(format!("{left:?}")),
-    });
+    daemon.wait_nothing_left();
     // A receiver that is killed before a source has connected: its QEMU ends with it.
     let config = VmConfig::new().expect(env.lab(), "unused").unwrap();
     let template = env.folder().join("unused template");

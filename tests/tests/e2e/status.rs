@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use hikkoshi_lab::{Ram, VmConfig, Workload};
 use hikkoshi_status::{
-    Entry, Follow, GuestAt, Kind, Phase, Record, Recording, Side, State, StatusFolder,
+    Entry, Follow, GuestAt, Kind, Map, Phase, Record, Recording, Side, State, StatusFolder,
 };
-use hikkoshi_tests::{Guest, JsonSchema, MigrationPlan, TestEnv, eventually};
+use hikkoshi_tests::{Guest, JsonSchema, Migration, MigrationPlan, TestEnv, eventually};
 
 const LONG: Duration = Duration::from_secs(120);
 
@@ -113,8 +113,20 @@ fn both_sides_of_a_move_can_be_watched() {
     let second = states.iter().find(|state| state.round == 2).unwrap();
     assert!(sent(&states[0]) < sent(second));
     let dirty = states.iter().filter_map(|s| s.dirty_pages_per_second);
-    let highest = dirty.fold(0.0, f64::max);
+    let highest = dirty.clone().fold(0.0, f64::max);
     assert!(highest > 0.0, "the guest writes");
+    // It is that of the guest from the beginning, not a sum of the first cells.
+    let lowest = dirty.fold(highest, f64::min);
+    assert!(
+        lowest > highest / 8.0,
+        "{lowest} to {highest} pages a second"
+    );
+    let pages = first.migration.memory.pages;
+    for state in states {
+        let rated = state.map.rated_pages.expect("this engine says it");
+        let is_known = state.dirty_pages_per_second.is_some();
+        assert_eq!(is_known, Map::is_rated(rated, pages), "{rated} of {pages}");
+    }
     assert!(states.iter().any(|state| state.time_left.is_some()));
     let last = states.last().unwrap();
     assert_eq!(
@@ -128,6 +140,13 @@ fn both_sides_of_a_move_can_be_watched() {
     assert_eq!(last.pages.urgent, report.pages.urgent);
 
     let (_, states, _) = &destination;
+    // It does not know the rounds, and nothing of the guest's writes.
+    let precopy = states.iter().filter(|state| state.phase == Phase::Precopy);
+    for state in precopy {
+        assert_eq!((state.round, state.total_pages), (0, 0), "{state:?}");
+        assert_eq!(state.dirty_pages_per_second, None);
+        assert_eq!((state.map.rated_pages, state.time_left), (Some(0), None));
+    }
     let last = states.last().unwrap();
     assert_eq!(last.stage, "complete");
     let arrived = |list: &[u64]| list.iter().sum::<u64>();
@@ -186,28 +205,60 @@ fn cpu_ns(pid: u32) -> u64 {
 }
 
 /// What it costs an engine to record and serve the status of a guest whose map has all of its 1,024
-/// cells, as that of a guest of 1 TiB has.
+/// cells, as that of a guest of 1 TiB has: at the source in pre-copy, and on both sides in
+/// post-copy.
 #[test]
 #[ignore = "a measurement, for docs/status.md: make bench-status"]
 fn what_a_status_costs() {
     let env = TestEnv::new();
+    let slowly = ["--bandwidth", "4M", "--max-rounds", "1000000"];
+    let (guest, migration) =
+        slow_migration(&env, &MigrationPlan::new("precopy").migrate_args(&slowly));
+    let of_source = (migration.migrate.pid(), Side::Source);
+    measure("pre-copy", &migration, of_source, &[0, 1, 4, 16]);
+    migration.migrate.interrupt();
+    let (exits, _) = migration.wait();
+    exits.assert_source(1, &["the guest still runs at the source"]);
+    guest.assert_healthy();
+
+    let slowly = ["--bandwidth", "1M"];
+    let (mut guest, migration) =
+        slow_migration(&env, &MigrationPlan::new("postcopy").migrate_args(&slowly));
+    let of_source = (migration.migrate.pid(), Side::Source);
+    let of_destination = (migration.receive.pid(), Side::Destination);
+    for side in [of_source, of_destination] {
+        measure("post-copy", &migration, side, &[0, 4]);
+    }
+    let (exits, finished) = migration.wait();
+    guest.complete_migration(&exits, finished, "running");
+}
+
+/// A migration that takes longer than it is measured.
+fn slow_migration<'a>(env: &'a TestEnv, plan: &MigrationPlan) -> (Guest<'a>, Migration) {
     let workload = Workload::verify(64).rate(3000);
     let config = VmConfig::new().ram(Ram::shared(2048)).workload(workload);
-    let mut guest = Guest::boot(&env, config);
-    let slowly = ["--bandwidth", "4M", "--max-rounds", "1000000"];
-    let plan = MigrationPlan::new("precopy").migrate_args(&slowly);
-    let migration = guest.start_migration(&plan);
-    let folder = StatusFolder::in_run_folder(&migration.journal_folders()[0]);
-    let pid = migration.migrate.pid();
-    let mut clients = Vec::new();
-    for number in [0, 1, 4, 16] {
-        while clients.len() < number {
+    let mut guest = Guest::boot(env, config);
+    let migration = guest.start_migration(plan);
+    (guest, migration)
+}
+
+/// Prints what the status of an engine costs while this many clients follow it.
+#[allow(clippy::print_stdout)] // A measurement.
+fn measure(what: &str, migration: &Migration, (pid, side): (u32, Side), clients: &[usize]) {
+    let (name, at) = match side {
+        Side::Source => ("source", 0),
+        Side::Destination => ("destination", 1),
+    };
+    let folder = StatusFolder::in_run_folder(&migration.journal_folders()[at]);
+    let mut threads = Vec::new();
+    for &number in clients {
+        while threads.len() < number {
             let mut opened = None;
             eventually("a status socket", || {
                 let entries = folder.entries().map_err(|error| error.to_string())?;
-                let of_source =
-                    |entry: &&Entry| entry.kind == Kind::Socket && entry.name.starts_with("source");
-                let entry = entries.iter().find(of_source).ok_or("none")?;
+                let of_side =
+                    |entry: &&Entry| entry.kind == Kind::Socket && entry.name.starts_with(name);
+                let entry = entries.iter().find(of_side).ok_or("none")?;
                 opened = Follow::open(&entry.path, LONG).ok();
                 opened
                     .is_some()
@@ -215,7 +266,7 @@ fn what_a_status_costs() {
                     .ok_or_else(|| "no client".into())
             });
             let mut follow = opened.unwrap();
-            clients.push(std::thread::spawn(
+            threads.push(std::thread::spawn(
                 move || {
                     while let Ok(Some(_)) = follow.next() {}
                 },
@@ -227,12 +278,6 @@ fn what_a_status_costs() {
         std::thread::sleep(Duration::from_secs(8));
         let (cpu, real) = (cpu_ns(pid) - cpu, begun.elapsed());
         let share = 100.0 * cpu as f64 / real.as_nanos() as f64;
-        println!("{number} clients: the thread status took {share:.2} % of a CPU");
+        println!("{what}, {name}, {number} clients: the thread status took {share:.2} % of a CPU");
     }
-    migration.migrate.interrupt();
-    let (exits, _) = migration.wait();
-    exits.assert_source(1, &["the guest still runs at the source"]);
-    clients
-        .into_iter()
-        .for_each(|client| client.join().unwrap());
 }

@@ -10,15 +10,30 @@ fn busy_guest() -> VmConfig {
     VmConfig::new().workload(Workload::verify(48).rate(8000).option("every_ms", 200))
 }
 
-/// The program of the earlier revision.
-fn earlier() -> PathBuf {
-    let path = PathBuf::from(std::env::var_os("HIKKOSHI_EARLIER").unwrap_or_default());
+/// A program that `make test-upgrade` has built.
+fn built(variable: &str) -> PathBuf {
+    let path = PathBuf::from(std::env::var_os(variable).unwrap_or_default());
     assert!(
         path.exists(),
-        "HIKKOSHI_EARLIER names the earlier program, {}: make test-upgrade",
+        "{variable} names a program, {}: make test-upgrade",
         path.display()
     );
     path
+}
+
+/// The program of the earlier revision.
+fn earlier() -> PathBuf {
+    built("HIKKOSHI_EARLIER")
+}
+
+/// This revision's program with one more version of the protocol, and one more capability.
+fn later() -> PathBuf {
+    built("HIKKOSHI_LATER")
+}
+
+/// The same, without the versions of this revision.
+fn apart() -> PathBuf {
+    built("HIKKOSHI_APART")
 }
 
 /// The programs of both sides. They are read from files when an engine starts, so that another one
@@ -61,8 +76,15 @@ impl Programs {
 fn guests_move_between_revisions_in_both_directions_and_all_modes() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
-    let (earlier, today) = (earlier(), hikkoshi());
-    for (source, destination) in [(&earlier, &today), (&today, &earlier)] {
+    let (earlier, today, later) = (earlier(), hikkoshi(), later());
+    for (source, destination) in [
+        (&earlier, &today),
+        (&today, &earlier),
+        (&later, &today),
+        (&today, &later),
+        (&earlier, &later),
+        (&later, &earlier),
+    ] {
         let programs = Programs::new(&env, source, destination);
         for mode in ["precopy", "postcopy", "hybrid"] {
             let invited = Transport::Invitation(unique_address());
@@ -79,6 +101,40 @@ fn guests_move_between_revisions_in_both_directions_and_all_modes() {
                 let what = format!("{mode}, {} → {}", source.display(), destination.display());
                 guest.move_to_destination(finished, &what);
             }
+        }
+    }
+}
+
+/// The guest stays, and both sides say which one is older.
+#[test]
+#[ignore = "builds another version: make test-upgrade"]
+fn programs_without_a_common_version_of_the_protocol_move_nothing() {
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
+    let (apart, today) = (apart(), hikkoshi());
+    for (source, destination) in [(&apart, &today), (&today, &apart)] {
+        let programs = Programs::new(&env, source, destination);
+        let invited = Transport::Invitation(unique_address());
+        for plan in [
+            programs.plan("hybrid"),
+            programs
+                .plan("hybrid")
+                .transport(invited)
+                .receive_args(&["--invite"]),
+        ] {
+            let mut migration = guest.start_migration(&plan);
+            let parts = [
+                "agreeing with the peer on a protocol version",
+                "update the older side",
+            ];
+            migration.migrate.wait().assert(1, &parts);
+            for part in parts {
+                migration.receive.wait_stderr(part);
+            }
+            migration.receive.interrupt();
+            let (_, finished) = migration.wait();
+            let what = format!("{} → {}", source.display(), destination.display());
+            guest.assert_stayed(finished, &what);
         }
     }
 }

@@ -14,6 +14,6 @@ mod live;
 mod report;
 mod resumed;
 mod tables;
-
+mod unknown;
 mod update_cost;
 mod usage;

@@ -1,11 +1,14 @@
 //! Reports.
 
-use hikkoshi_dashboard::{report, report_policy};
+use hikkoshi_dashboard::{report, served_report_policy};
 use hikkoshi_status::{Recording, Side, Unknown};
 use hikkoshi_tests::recordings::{Ending, RecordedCase};
 
 use crate::event_server::EventServer;
 use hikkoshi_tests::{ShownPage, count};
+
+/// How long the guest of a recorded case was paused.
+const PAUSED_FOR: &str = "about 4.21 ms, at most 4.38 ms";
 
 /// Both sides of a migration.
 fn both(case: &RecordedCase) -> Vec<Recording> {
@@ -43,7 +46,7 @@ fn a_report_shows_what_happened() {
     assert_eq!(urgent[1], count(source.pages.urgent));
     let rows = shown.table("Time and data");
     assert!(
-        rows.contains(&vec!["Guest paused for".to_owned(), "4.38 ms".to_owned()]),
+        rows.contains(&vec!["Guest paused for".to_owned(), PAUSED_FOR.to_owned()]),
         "{rows:?}"
     );
 
@@ -299,13 +302,43 @@ fn what_is_not_known_is_not_shown_as_a_number() {
     shown.assert_clean();
 }
 
+/// What was received is not called sent.
+#[test]
+fn a_report_of_a_destination_alone_says_what_was_received() {
+    let shown = ShownPage::start();
+    let mut recordings = both(&RecordedCase::new("web", "hybrid"));
+    recordings.remove(0);
+    let _folder = open(&shown, "report-destination", &recordings);
+    let texts = [
+        shown.table("Time and data"),
+        shown.table("Pages and page requests"),
+    ]
+    .concat();
+    let names: Vec<_> = texts.iter().map(|row| &*row[0]).collect();
+    for name in [
+        "Bytes received",
+        "Pages received in pre-copy",
+        "Pages received as zero",
+    ] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    for name in ["Bytes sent", "Pages sent in pre-copy", "Pages sent as zero"] {
+        assert!(!names.contains(&name), "{names:?}");
+    }
+    shown.assert_clean();
+}
+
 /// The policy forbids what is not in the file, also if a server sends the report.
 #[test]
 fn a_report_runs_nothing_that_it_does_not_declare() {
     let shown = ShownPage::start();
     let server = EventServer::start();
     let recordings = both(&RecordedCase::new("web", "hybrid"));
-    server.add_page("/report/web.html", report(&recordings), report_policy());
+    server.add_page(
+        "/report/web.html",
+        report(&recordings),
+        served_report_policy(),
+    );
     shown.open(&format!("{}report/web.html", server.url));
     shown.wait("the views", "document.querySelector('article')");
     shown.assert_clean();

@@ -362,7 +362,7 @@ fn text_of_recordings_is_shown_as_text() {
     server.add_page(
         "/report/x.html",
         report,
-        hikkoshi_dashboard::report_policy(),
+        hikkoshi_dashboard::served_report_policy(),
     );
     shown.open(&format!("{}report/x.html", server.url));
     shown.wait("the views", "document.querySelector('article')");

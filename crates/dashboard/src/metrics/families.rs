@@ -226,8 +226,8 @@ pub const FAMILIES: &[Family] = &[
     family(
         "hikkoshi_migration_rounds_total",
         Kind::Counter,
-        "Rounds of pre-copy that have begun.",
-        |out, _, migrations| of_state(out, migrations, |state| Some(f64::from(state.round))),
+        "Rounds of pre-copy that have begun, at the source.",
+        |out, _, migrations| one(out, migrations, rounds),
     ),
     family(
         "hikkoshi_migration_pages_total",
@@ -249,10 +249,11 @@ pub const FAMILIES: &[Family] = &[
     family(
         "hikkoshi_migration_resent_pages_total",
         Kind::Counter,
-        "Pages that were sent again in pre-copy, because the guest had written to them (source).",
+        "Pages that were sent again in pre-copy, because the guest had written to them, at the \
+         source, unless it resumed the migration.",
         |out, _, migrations| {
-            of_state(out, migrations, |state| {
-                Some(count_value(state.pages.again))
+            of_side(out, migrations, Side::Source, |state| {
+                Some(count_value(state.repeats?.precopy.pages))
             });
         },
     ),
@@ -275,8 +276,8 @@ pub const FAMILIES: &[Family] = &[
     family(
         "hikkoshi_migration_dirty_pages_per_second",
         Kind::Gauge,
-        "Pages that the guest dirties per second, at the source in pre-copy from the second round \
-         on.",
+        "Pages that the guest dirties per second, at the source in pre-copy from the end of the \
+         first round on.",
         |out, _, migrations| of_state(out, migrations, |state| state.dirty_pages_per_second),
     ),
     family(
@@ -303,8 +304,8 @@ pub const FAMILIES: &[Family] = &[
     family(
         "hikkoshi_migration_converges",
         Kind::Gauge,
-        "Whether pre-copy ends by itself: 1 for this `answer`, of yes, no, unknown. At the source, \
-         in pre-copy without post-copy.",
+        "Whether pre-copy ends by itself: 1 for this `answer`, of yes, no, switches (to post-copy, \
+         after --max-rounds), unknown. At the source, in pre-copy without post-copy.",
         |out, _, migrations| {
             for it in migrations.iter().filter(|it| !it.known.is_over()) {
                 let Some(converges) = it.state.and_then(|state| state.converges) else {
@@ -313,6 +314,7 @@ pub const FAMILIES: &[Family] = &[
                 for (answer, name) in [
                     (Converges::Yes, "yes"),
                     (Converges::No, "no"),
+                    (Converges::Switches, "switches"),
                     (Converges::Unknown, "unknown"),
                 ] {
                     labelled(out, it, "answer", name, flag(converges == answer));
@@ -335,7 +337,7 @@ pub const FAMILIES: &[Family] = &[
         Kind::Gauge,
         "Page requests without an answer, at the destination.",
         |out, _, migrations| {
-            of_state(out, migrations, |state| {
+            of_side(out, migrations, Side::Destination, |state| {
                 Some(count_value(state.waiting_pages))
             });
         },
@@ -343,10 +345,22 @@ pub const FAMILIES: &[Family] = &[
     family(
         "hikkoshi_migration_downtime_seconds",
         Kind::Gauge,
-        "How long the guest has been paused; grows until it runs again. Without a value it was not \
-         paused yet.",
+        "How long the guest has been paused; grows until it runs again. At the source an upper \
+         bound: until it was told that the guest runs. At the destination a lower bound: from the \
+         first message after the device state. Without a value it was not paused yet.",
         |out, _, migrations| {
             of_state(out, migrations, |state| Some(state.downtime_ms? / 1e3));
+        },
+    ),
+    family(
+        "hikkoshi_migration_likely_downtime_seconds",
+        Kind::Gauge,
+        "How long the guest likely was paused, at the source, when it runs again. Without a value \
+         the destination has not told when that was.",
+        |out, _, migrations| {
+            of_state(out, migrations, |state| {
+                Some(state.likely_downtime_ms? / 1e3)
+            });
         },
     ),
     family(
@@ -449,6 +463,15 @@ fn stages(side: Side) -> &'static [&'static str] {
     }
 }
 
+/// Rounds so far. `None`: not known, because this is the destination, or another engine had them.
+fn rounds(it: &Migration<'_>) -> Option<f64> {
+    let state = it.state.filter(|_| !is_destination(it))?;
+    // The state has the present round in pre-copy only.
+    let last = state.rounds.last().map_or(0, |round| round.round);
+    let rounds = last.max(state.round);
+    (rounds > 0 || !it.recording.migration.resumed).then(|| f64::from(rounds))
+}
+
 fn is_destination(it: &Migration<'_>) -> bool {
     it.recording.migration.side == Side::Destination
 }
@@ -490,6 +513,19 @@ fn of_state(
     value: impl Fn(&State) -> Option<f64>,
 ) {
     one(out, migrations, |it| value(it.state?));
+}
+
+/// As [`of_state`], of one side.
+fn of_side(
+    out: &mut Exposition,
+    migrations: &[Migration<'_>],
+    side: Side,
+    value: impl Fn(&State) -> Option<f64>,
+) {
+    one(out, migrations, |it| {
+        let is_of_side = it.recording.migration.side == side;
+        value(it.state.filter(|_| is_of_side)?)
+    });
 }
 
 fn labelled(out: &mut Exposition, it: &Migration<'_>, label: &str, content: &str, value: f64) {

@@ -1,9 +1,9 @@
 //! Values of all metrics, and their bounds.
 
-use hikkoshi_status::{Record, Recorder, Side};
+use hikkoshi_status::{Converges, Record, Recorder, Side};
 
 use super::*;
-use crate::examples::{end, migration, state};
+use crate::examples::{end, migration, precopy_state, state};
 use crate::follow::Migrations;
 
 fn text(migrations: &Migrations) -> String {
@@ -26,77 +26,186 @@ fn samples(text: &str) -> Vec<&str> {
     text.lines().filter(|line| !line.starts_with('#')).collect()
 }
 
-#[test]
-fn each_metric_has_the_value_of_the_recording() {
+/// The metrics of one migration whose state is this: values by name and labels, without those that
+/// all migrations have.
+fn metrics_of(side: Side, state: impl Fn(&hikkoshi_status::Migration, u64) -> State) -> String {
     let migrations = Migrations::new(&["moved"]);
-    add(&migrations, Side::Destination, 7);
-    let text = text(&migrations);
-    let id = "id=\"00000007000000000000000000000000\",side=\"destination\"";
-    for (name, labels, value) in [
-        ("start_time_seconds", "", "1700000007"),
-        ("running", "", "1"),
-        ("engine_lost", "", "0"),
-        ("elapsed_seconds", "", "3"),
-        ("memory_bytes", "", "8388608"),
-        ("max_downtime_seconds", "", "0.3"),
-        ("phase", ",phase=\"postcopy\"", "1"),
-        ("phase", ",phase=\"precopy\"", "0"),
-        ("stage", ",stage=\"running\"", "1"),
-        ("stage", ",stage=\"ready\"", "0"),
-        ("guest_at", ",place=\"destination\"", "1"),
-        ("guest_at", ",place=\"source\"", "0"),
-        ("phase_progress_ratio", "", "0.25"),
-        ("rounds_total", "", "3"),
-        ("pages_total", ",kind=\"precopy\"", "1001"),
-        ("pages_total", ",kind=\"zero\"", "1002"),
-        ("pages_total", ",kind=\"urgent\"", "1003"),
-        ("pages_total", ",kind=\"background\"", "1004"),
-        ("resent_pages_total", "", "1005"),
-        ("bytes_total", ",kind=\"precopy\"", "2001"),
-        ("bytes_total", ",kind=\"urgent\"", "2002"),
-        ("bytes_total", ",kind=\"background\"", "2003"),
-        ("bytes_total", ",kind=\"device_state\"", "2004"),
-        ("dirty_pages_per_second", "", "3002.5"),
-        ("time_left_seconds", ",estimate=\"low\"", "1.5"),
-        ("time_left_seconds", ",estimate=\"likely\"", "2.5"),
-        ("time_left_seconds", ",estimate=\"high\"", "+Inf"),
-        ("converges", ",answer=\"no\"", "1"),
-        ("converges", ",answer=\"yes\"", "0"),
-        ("converges", ",answer=\"unknown\"", "0"),
-        ("missing_pages", "", "4001"),
-        ("waiting_requests", "", "4002"),
-        ("downtime_seconds", "", "0.0125"),
-        ("outages_total", "", "2"),
-        ("outage_seconds", "", "1.5"),
-        ("request_latency_seconds_bucket", ",le=\"0.000016\"", "10"),
-        ("request_latency_seconds_bucket", ",le=\"0.000032\"", "10"),
-        ("request_latency_seconds_bucket", ",le=\"0.000064\"", "60"),
-        ("request_latency_seconds_bucket", ",le=\"0.000512\"", "60"),
-        ("request_latency_seconds_bucket", ",le=\"0.001024\"", "100"),
-        ("request_latency_seconds_bucket", ",le=\"16.777216\"", "110"),
-        ("request_latency_seconds_bucket", ",le=\"+Inf\"", "110"),
-        ("request_latency_seconds_count", "", "110"),
-        ("request_latency_seconds_sum", "", "0.022"),
-        ("request_latency_max_seconds", "", "0.0019"),
-    ] {
+    let migration = migration(side, 7, 4);
+    let state = state(&migration, 3000);
+    let recording = Recorder::new(migration).recording().clone();
+    migrations.apply("one", Record::Recording(Box::new(recording)));
+    migrations.apply("one", Record::State(Box::new(state)));
+    text(&migrations)
+}
+
+/// These samples are there.
+fn assert_values(text: &str, side: &str, values: &[(&str, &str, &str)]) {
+    let id = format!("id=\"00000007000000000000000000000000\",side=\"{side}\"");
+    for (name, labels, value) in values {
         let sample = format!("hikkoshi_migration_{name}{{{id}{labels}}} {value}");
-        assert!(samples(&text).contains(&&*sample), "{sample}\n{text}");
+        assert!(samples(text).contains(&&*sample), "{sample}\n{text}");
     }
-    let info = format!(
-        "hikkoshi_migration_info{{{id},guest=\"web\",mode=\"hybrid\",host=\"host-a\",\
-         peer=\"host-b:7000\"}} 1"
+}
+
+/// What a side does not know has no samples: a zero would be a value.
+fn assert_absent(text: &str, names: &[&str]) {
+    for name in names {
+        let begin = format!("hikkoshi_migration_{name}");
+        let found = samples(text)
+            .into_iter()
+            .find(|line| line.starts_with(&begin));
+        assert_eq!(found, None, "{text}");
+    }
+}
+
+#[test]
+fn each_metric_has_the_value_of_the_destination() {
+    let text = metrics_of(Side::Destination, state);
+    assert_values(
+        &text,
+        "destination",
+        &[
+            ("start_time_seconds", "", "1700000007"),
+            ("running", "", "1"),
+            ("engine_lost", "", "0"),
+            ("elapsed_seconds", "", "3"),
+            ("memory_bytes", "", "8388608"),
+            ("phase", ",phase=\"postcopy\"", "1"),
+            ("phase", ",phase=\"precopy\"", "0"),
+            ("stage", ",stage=\"running\"", "1"),
+            ("stage", ",stage=\"ready\"", "0"),
+            ("guest_at", ",place=\"destination\"", "1"),
+            ("guest_at", ",place=\"source\"", "0"),
+            ("phase_progress_ratio", "", "0.25"),
+            ("pages_total", ",kind=\"precopy\"", "1001"),
+            ("pages_total", ",kind=\"zero\"", "1002"),
+            ("pages_total", ",kind=\"urgent\"", "1003"),
+            ("pages_total", ",kind=\"background\"", "1004"),
+            ("bytes_total", ",kind=\"precopy\"", "2001"),
+            ("bytes_total", ",kind=\"urgent\"", "2002"),
+            ("bytes_total", ",kind=\"background\"", "2003"),
+            ("bytes_total", ",kind=\"device_state\"", "2004"),
+            ("time_left_seconds", ",estimate=\"low\"", "1.5"),
+            ("time_left_seconds", ",estimate=\"likely\"", "2.5"),
+            ("time_left_seconds", ",estimate=\"high\"", "+Inf"),
+            ("missing_pages", "", "4001"),
+            ("waiting_requests", "", "4002"),
+            ("downtime_seconds", "", "0.0125"),
+            ("outages_total", "", "2"),
+            ("outage_seconds", "", "1.5"),
+            ("request_latency_seconds_bucket", ",le=\"0.000016\"", "10"),
+            ("request_latency_seconds_bucket", ",le=\"0.000032\"", "10"),
+            ("request_latency_seconds_bucket", ",le=\"0.000064\"", "60"),
+            ("request_latency_seconds_bucket", ",le=\"0.000512\"", "60"),
+            ("request_latency_seconds_bucket", ",le=\"0.001024\"", "100"),
+            ("request_latency_seconds_bucket", ",le=\"16.777216\"", "110"),
+            ("request_latency_seconds_bucket", ",le=\"+Inf\"", "110"),
+            ("request_latency_seconds_count", "", "110"),
+            ("request_latency_seconds_sum", "", "0.022"),
+            ("request_latency_max_seconds", "", "0.0019"),
+        ],
     );
-    assert!(samples(&text).contains(&&*info), "{text}");
+    assert_absent(&text, &OF_SOURCES);
+    let info = "hikkoshi_migration_info{id=\"00000007000000000000000000000000\",\
+                side=\"destination\",guest=\"web\",mode=\"hybrid\",host=\"host-a\",\
+                peer=\"host-b:7000\"} 1";
+    assert!(samples(&text).contains(&info), "{text}");
     assert!(samples(&text).contains(&"hikkoshi_migrations{state=\"running\"} 1"));
 }
 
-/// All families have a sample once there is a migration that has ended on each side.
+/// What only sources know.
+const OF_SOURCES: [&str; 5] = [
+    "max_downtime_seconds",
+    "rounds_total",
+    "resent_pages_total",
+    "dirty_pages_per_second",
+    "converges",
+];
+
+/// What only destinations know.
+const OF_DESTINATIONS: [&str; 2] = ["waiting_requests", "request_latency"];
+
+#[test]
+fn each_metric_has_the_value_of_the_source() {
+    let text = metrics_of(Side::Source, precopy_state);
+    assert_values(
+        &text,
+        "source",
+        &[
+            ("max_downtime_seconds", "", "0.3"),
+            ("phase", ",phase=\"precopy\"", "1"),
+            ("stage", ",stage=\"owned\"", "1"),
+            ("phase_progress_ratio", "", "0.25"),
+            ("rounds_total", "", "3"),
+            ("resent_pages_total", "", "1005"),
+            ("dirty_pages_per_second", "", "3002.5"),
+            ("converges", ",answer=\"yes\"", "1"),
+            ("converges", ",answer=\"no\"", "0"),
+            ("converges", ",answer=\"switches\"", "0"),
+            ("converges", ",answer=\"unknown\"", "0"),
+        ],
+    );
+    assert_absent(&text, &OF_DESTINATIONS);
+    assert_absent(&text, &["missing_pages", "downtime_seconds"]);
+
+    // In post-copy it is still known how many rounds there were.
+    let text = metrics_of(Side::Source, state);
+    let values = [("rounds_total", "", "3"), ("missing_pages", "", "4001")];
+    assert_values(&text, "source", &values);
+    assert_absent(&text, &OF_DESTINATIONS);
+    assert_absent(&text, &["dirty_pages_per_second", "converges"]);
+}
+
+#[test]
+fn what_is_not_known_is_not_a_zero() {
+    let text = metrics_of(Side::Destination, precopy_state);
+    assert_absent(&text, &OF_SOURCES);
+    assert_absent(&text, &["phase_progress_ratio", "time_left_seconds"]);
+    // Another engine began the migration.
+    let text = metrics_of(Side::Source, |migration, at_ms| {
+        let mut resumed = state(migration, at_ms);
+        (resumed.repeats, resumed.pages.again) = (None, 0);
+        resumed
+    });
+    assert_absent(&text, &["resent_pages_total"]);
+    let migrations = Migrations::new(&["moved"]);
+    let mut resumed = migration(Side::Source, 7, 4);
+    resumed.resumed = true;
+    let mut further = state(&resumed, 3000);
+    further.rounds.clear();
+    let recording = Recorder::new(resumed).recording().clone();
+    migrations.apply("one", Record::Recording(Box::new(recording)));
+    migrations.apply("one", Record::State(Box::new(further)));
+    assert_absent(&self::text(&migrations), &["rounds_total"]);
+}
+
+/// It is not an alarm: post-copy follows by itself.
+#[test]
+fn pre_copy_that_switches_is_not_one_that_does_not_converge() {
+    let text = metrics_of(Side::Source, |migration, at_ms| {
+        let mut switches = precopy_state(migration, at_ms);
+        switches.converges = Some(Converges::Switches);
+        switches
+    });
+    let values = [
+        ("converges", ",answer=\"switches\"", "1"),
+        ("converges", ",answer=\"no\"", "0"),
+    ];
+    assert_values(&text, "source", &values);
+}
+
+/// All families have a sample once there is a migration in each phase, and one that has ended.
 #[test]
 fn each_family_has_samples_and_is_written_once() {
     let migrations = Migrations::new(&["moved"]);
     add(&migrations, Side::Destination, 1);
     let source = add(&migrations, Side::Source, 2);
     migrations.apply(&source, Record::End(end(4, "guest_lost")));
+    let begun = migration(Side::Source, 3, 4);
+    let precopy = precopy_state(&begun, 3000);
+    let recording = Recorder::new(begun).recording().clone();
+    migrations.apply("begun", Record::Recording(Box::new(recording)));
+    migrations.apply("begun", Record::State(Box::new(precopy)));
     let text = text(&migrations);
     for family in FAMILIES {
         let begins = |line: &&&str| {

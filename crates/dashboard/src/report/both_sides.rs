@@ -1,8 +1,10 @@
 //! The recordings of one migration.
 
 use hikkoshi_status::{
-    End, Migration, Outage, Recording, Repeats, Requests, Side, State, Step, Unknown,
+    End, GuestAt, Migration, Outage, Recording, Repeats, Requests, Side, State, Step, Unknown,
 };
+
+use super::format::duration;
 
 /// One migration: its source, its destination, or both.
 #[derive(Debug)]
@@ -73,17 +75,12 @@ impl<'a> BothSides<'a> {
         recording.and_then(|recording| recording.state.as_ref())
     }
 
-    /// How long the guest was paused, in ms.
-    pub(super) fn downtime_ms(&self) -> Option<f64> {
-        let of = |recording: &Recording| {
-            let account = recording.end.as_ref().and_then(|end| end.account.as_ref());
-            let measured = account.and_then(|account| account.get("downtime_ms")?.as_f64());
-            // The account of an engine that has resumed does not have it.
-            let measured = measured.filter(|_| !recording.migration.resumed);
-            measured.or(recording.state.as_ref()?.downtime_ms)
-        };
+    /// How long the guest was paused: what the source says, or else the destination.
+    pub(super) fn downtime(&self) -> Option<Downtime> {
         let sides = [Side::Source, Side::Destination];
-        sides.into_iter().find_map(|side| of(self.side(side)?))
+        sides
+            .into_iter()
+            .find_map(|side| Downtime::of(self.side(side)?))
     }
 
     /// The latency of page requests, if there were any.
@@ -141,6 +138,65 @@ impl<'a> BothSides<'a> {
     pub(super) fn total_ms(&self) -> Option<u64> {
         let main = self.main()?;
         main.knows(Unknown::Duration).then(|| main.last_ms())
+    }
+}
+
+/// How long the guest was paused, as one side has measured it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Downtime {
+    /// What this side has measured, in ms.
+    pub(super) ms: f64,
+    /// What that is of the downtime.
+    pub(super) bound: Bound,
+    /// How long the guest likely was paused, in ms, if that is known.
+    pub(super) likely_ms: Option<f64>,
+}
+
+/// What a measured time is of the downtime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bound {
+    /// The source's ends when it has received the message that the guest runs.
+    AtMost,
+    /// The destination's begins with a message that the source sends after the pause.
+    AtLeast,
+    /// Not known: which side it was, or the guest has been paused until now.
+    None,
+}
+
+impl Downtime {
+    fn of(recording: &Recording) -> Option<Self> {
+        let account = recording.end.as_ref().and_then(|end| end.account.as_ref());
+        // The account of an engine that has resumed does not have it.
+        let account = account.filter(|_| !recording.migration.resumed);
+        let measured = |name: &str| account.and_then(|account| account.get(name)?.as_f64());
+        let state = recording.state.as_ref();
+        let ms = measured("downtime_ms").or_else(|| state?.downtime_ms)?;
+        let likely_ms = measured("likely_downtime_ms").or_else(|| state?.likely_downtime_ms);
+        let is_paused = state.is_some_and(|state| state.guest_at == GuestAt::Paused);
+        let bound = match recording.migration.side {
+            _ if is_paused || !recording.knows(Unknown::Side) => Bound::None,
+            Side::Source => Bound::AtMost,
+            Side::Destination => Bound::AtLeast,
+        };
+        Some(Self {
+            ms,
+            bound,
+            likely_ms,
+        })
+    }
+
+    /// For people, as `web/js/format.js` writes it.
+    pub(super) fn text(&self) -> String {
+        let measured = duration(self.ms);
+        let measured = match self.bound {
+            Bound::AtMost => format!("at most {measured}"),
+            Bound::AtLeast => format!("at least {measured}"),
+            Bound::None => measured,
+        };
+        match self.likely_ms {
+            Some(likely) => format!("about {}, {measured}", duration(likely)),
+            None => measured,
+        }
     }
 }
 

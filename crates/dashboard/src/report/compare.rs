@@ -1,18 +1,11 @@
 //! The summary: a table with one column for each migration, and bars that compare several.
 
-use std::fmt::Write;
+use hikkoshi_status::{Pages, Repeated, Repeats, Requests, Side, State, Unknown};
 
-use hikkoshi_status::{Pages, Repeated, Repeats, Requests, Side, Unknown};
-
-use super::both_sides::{BothSides, outcome};
+use super::bars;
+use super::both_sides::{BothSides, Bound, Downtime, outcome};
 use super::format::{NONE, bytes, clock, count, duration, duration_of, micros};
 use super::markup::{Column, Table, escape, panel, text};
-
-/// Widths of the bars' pictures, in units of their own.
-const WIDTH: f64 = 600.0;
-const NAMES: f64 = 190.0;
-const VALUES: f64 = 90.0;
-const ROW: f64 = 20.0;
 
 /// The summary of all migrations: for one, tables beside each other; for several one with a column
 /// for each, and bars.
@@ -113,7 +106,7 @@ fn time_and_data(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
         m.knows(Unknown::Began).then(|| clock(began))
     });
     rows.add("Total time", |m| Some(duration_of(m.total_ms()?)));
-    rows.add("Guest paused for", |m| Some(duration(m.downtime_ms()?)));
+    rows.add("Guest paused for", |m| Some(m.downtime()?.text()));
     rows.add("Limit of the downtime", |m| {
         Some(duration_of(m.migration()?.max_downtime_ms?))
     });
@@ -123,16 +116,20 @@ fn time_and_data(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
         m.knows(Unknown::Memory).then(|| bytes(size))
     });
     rows.add("Bytes sent", |m| Some(bytes(sent(m)?)));
+    rows.add("Bytes received", |m| Some(bytes(received(m)?)));
     rows.add("Rounds of pre-copy", |m| Some(count(m.rounds()?)));
     rows.rows
 }
 
 fn pages_and_requests(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
     let mut rows = Rows::of(migrations);
-    let mut pages = |name: &str, pages: fn(&Pages) -> u64| {
-        rows.add(name, |m| Some(count(pages(&m.state(Side::Source)?.pages))));
+    let mut pages = |name: &str, side: Side, pages: fn(&Pages) -> u64| {
+        rows.add(name, |m| Some(count(pages(&only(m, side)?.pages))));
     };
-    pages("Pages sent in pre-copy", |pages| pages.precopy);
+    pages("Pages sent in pre-copy", Side::Source, |it| it.precopy);
+    pages("Pages received in pre-copy", Side::Destination, |it| {
+        it.precopy
+    });
     let mut repeats = |name: &str, of: fn(&Repeats) -> Repeated| {
         rows.add(name, |m| Some(count(of(m.repeats()?).pages)));
     };
@@ -142,12 +139,18 @@ fn pages_and_requests(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
     repeats("… and again in post-copy, for the same reason", |of| {
         of.stale
     });
-    let mut pages = |name: &str, pages: fn(&Pages) -> u64| {
-        rows.add(name, |m| Some(count(pages(&m.state(Side::Source)?.pages))));
+    let mut pages = |name: &str, side: Side, pages: fn(&Pages) -> u64| {
+        rows.add(name, |m| Some(count(pages(&only(m, side)?.pages))));
     };
-    pages("Pages sent as zero", |pages| pages.zero);
-    pages("Urgent pages", |pages| pages.urgent);
-    pages("Background pages", |pages| pages.background);
+    pages("Pages sent as zero", Side::Source, |it| it.zero);
+    pages("Pages received as zero", Side::Destination, |it| it.zero);
+    // What was sent has arrived, except what was on its way when links were lost.
+    rows.add("Urgent pages", |m| {
+        Some(count(m.state(Side::Source)?.pages.urgent))
+    });
+    rows.add("Background pages", |m| {
+        Some(count(m.state(Side::Source)?.pages.background))
+    });
     rows.add("Pages sent again after lost links", |m| {
         Some(count(m.repeats()?.resent.pages))
     });
@@ -174,15 +177,35 @@ fn host(migration: &BothSides<'_>, side: Side) -> Option<String> {
     (known && !name.is_empty()).then(|| name.clone())
 }
 
+/// The state of this side; that of the destination only if the source, which says more, is not
+/// known.
+fn only<'a>(migration: &BothSides<'a>, side: Side) -> Option<&'a State> {
+    let is_main = match side {
+        Side::Source => true,
+        Side::Destination => migration.side(Side::Source).is_none(),
+    };
+    let recording = migration.side(side).filter(|_| is_main)?;
+    recording.state.as_ref()
+}
+
 fn sent(migration: &BothSides<'_>) -> Option<u64> {
-    let bytes = &migration.state(Side::Source)?.bytes;
+    Some(all_bytes(only(migration, Side::Source)?))
+}
+
+/// `None` if it is known what was sent.
+fn received(migration: &BothSides<'_>) -> Option<u64> {
+    Some(all_bytes(only(migration, Side::Destination)?))
+}
+
+fn all_bytes(state: &State) -> u64 {
+    let bytes = &state.bytes;
     let all = [
         bytes.precopy,
         bytes.urgent,
         bytes.background,
         bytes.device_state,
     ];
-    Some(all.into_iter().fold(0, u64::saturating_add))
+    all.into_iter().fold(0, u64::saturating_add)
 }
 
 fn outages(migration: &BothSides<'_>) -> Option<String> {
@@ -207,12 +230,17 @@ fn charts(migrations: &[BothSides<'_>]) -> Vec<String> {
         .map(|(index, migration)| name(index, migration))
         .collect();
     let chart = |title: &str, values: Vec<Option<f64>>, shown: &dyn Fn(f64) -> String| {
-        bars(title, &names, &values, shown)
+        bars::figure(title, &names, &values, shown).unwrap_or_else(|error| {
+            format!(
+                "<p>This figure could not be drawn: {}</p>",
+                escape(&error.to_string())
+            )
+        })
     };
     let of = |value: &dyn Fn(&BothSides<'_>) -> Option<f64>| migrations.iter().map(value).collect();
     vec![
         chart("Total time", of(&|m| Some(m.total_ms()? as f64)), &duration),
-        chart("Guest paused for", of(&|m| m.downtime_ms()), &duration),
+        downtime_chart(migrations, &chart),
         chart("Bytes sent", of(&|m| Some(sent(m)? as f64)), &bytes_of),
         chart(
             "99th percentile of the latency of page requests",
@@ -222,57 +250,23 @@ fn charts(migrations: &[BothSides<'_>]) -> Vec<String> {
     ]
 }
 
+/// The likely downtimes, if all that have one know it, and otherwise their upper bounds: what is
+/// compared must be of one kind.
+fn downtime_chart(
+    migrations: &[BothSides<'_>],
+    chart: &impl Fn(&str, Vec<Option<f64>>, &dyn Fn(f64) -> String) -> String,
+) -> String {
+    let downtimes = || migrations.iter().map(BothSides::downtime);
+    if downtimes().flatten().all(|it| it.likely_ms.is_some()) {
+        let likely = downtimes().map(|it| it?.likely_ms).collect();
+        return chart("Guest paused for about", likely, &duration);
+    }
+    let most = |it: Downtime| (it.bound != Bound::AtLeast).then_some(it.ms);
+    let most = downtimes().map(|it| most(it?)).collect();
+    chart("Guest paused for at most", most, &duration)
+}
+
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Was a u64.
 fn bytes_of(value: f64) -> String {
     bytes(value as u64)
-}
-
-/// A picture with one bar for each name. Lengths are attributes: a style would need an exception in
-/// the policy.
-#[allow(clippy::cast_precision_loss)] // Few rows.
-fn bars(
-    title: &str,
-    names: &[String],
-    values: &[Option<f64>],
-    shown: &dyn Fn(f64) -> String,
-) -> String {
-    let most = values
-        .iter()
-        .flatten()
-        .fold(0.0, |most: f64, value| most.max(*value));
-    let height = ROW * names.len() as f64;
-    let mut html = format!(
-        "<figure><figcaption>{0}</figcaption><svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" \
-         aria-label=\"{0}: the numbers are in the table\">",
-        escape(title)
-    );
-    for (index, (name, value)) in names.iter().zip(values).enumerate() {
-        let top = ROW * index as f64;
-        let length = match value {
-            Some(value) if most > 0.0 => value / most * (WIDTH - NAMES - VALUES),
-            _ => 0.0,
-        };
-        let text = value.map_or(NONE.to_owned(), shown);
-        let (middle, left) = (top + 14.0, NAMES + length + 5.0);
-        let _ = write!(
-            html,
-            "<text x=\"{}\" y=\"{middle}\" class=\"name\">{}</text>\
-             <rect x=\"{NAMES}\" y=\"{}\" width=\"{length:.1}\" height=\"12\"/>\
-             <text x=\"{left:.1}\" y=\"{middle}\">{}</text>",
-            NAMES - 8.0,
-            escape(&short(name)),
-            top + 4.0,
-            escape(&text)
-        );
-    }
-    html.push_str("</svg></figure>");
-    html
-}
-
-/// A name that fits beside the bars.
-fn short(name: &str) -> String {
-    match name.char_indices().nth(27) {
-        Some((end, _)) => format!("{}…", name.get(..end).unwrap_or_default()),
-        None => name.to_owned(),
-    }
 }

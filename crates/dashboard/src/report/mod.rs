@@ -4,6 +4,7 @@
 //! drawn by the views of the live page, from the recordings in the file. Without scripts, tables
 //! that are written here take their place.
 
+mod bars;
 mod both_sides;
 mod compare;
 mod format;
@@ -19,7 +20,7 @@ use hikkoshi_status::{Recording, join_all};
 use crate::assets::{ICON, UPLOT_LICENSE};
 use both_sides::{BothSides, group};
 use markup::{escape, escape_json};
-pub use policy::report_policy;
+pub use policy::{report_policy, served_report_policy};
 use policy::{scripts, styles};
 
 /// A report of migrations: an HTML page without references to other files. Both sides of one

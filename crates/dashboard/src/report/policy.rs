@@ -16,8 +16,15 @@ pub(super) fn styles() -> impl Iterator<Item = &'static str> {
     STYLES.iter().map(|(_, text)| *text)
 }
 
+/// The content security policy that a server must send with a [`report()`](crate::report()), not
+/// that of the live page: the page's own, and that no other page embeds it, which a page cannot
+/// declare.
+pub fn served_report_policy() -> String {
+    format!("{}; frame-ancestors 'none'", report_policy())
+}
+
 /// The content security policy of every [`report()`](crate::report()), as the page itself declares
-/// it. A server that sends a report must send this one with it, not that of the live page.
+/// it.
 pub fn report_policy() -> String {
     format!(
         "default-src 'none'; script-src{}; style-src{}; img-src data:; base-uri 'none'; \

@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 
 use super::respond::{Answer, JSON, ok, refused};
 use crate::follow::{Migrations, Whole};
-use crate::{report, report_policy};
+use crate::{report, served_report_policy};
 
 /// Responses that are made at once. Further ones wait; the number of connections bounds these.
 pub(super) const AT_ONCE: usize = 2;
@@ -67,7 +67,7 @@ impl Large {
                     .collect();
                 let mut answer = ok("text/html; charset=utf-8", report(&recordings));
                 // It allows what is part of the report, and nothing else.
-                let policy = HeaderValue::try_from(report_policy()).ok()?;
+                let policy = HeaderValue::try_from(served_report_policy()).ok()?;
                 answer.headers_mut().insert(CONTENT_SECURITY_POLICY, policy);
                 Some(answer)
             }

@@ -4,10 +4,11 @@ use std::fmt::{self, Display};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use hikkoshi_linux::connect_unix;
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -112,7 +113,7 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
 fn remove_stale(path: &Path) -> io::Result<()> {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
     let is_refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-    if is_socket && UnixStream::connect(path).is_err_and(is_refused) {
+    if is_socket && connect_unix(path).is_err_and(is_refused) {
         std::fs::remove_file(path)?;
     }
     Ok(())
@@ -181,7 +182,7 @@ mod tests {
         let (listener, address) = Listener::bind(&listen).unwrap();
         assert_eq!(address, listen);
         assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
-        UnixStream::connect(&path).unwrap();
+        connect_unix(&path).unwrap();
         let error = Listener::bind(&listen).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         drop(listener);

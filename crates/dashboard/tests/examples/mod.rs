@@ -2,7 +2,7 @@
 
 use hikkoshi_status::{
     Block, Bytes, Converges, End, GuestAt, LatencyBucket, Map, Memory, Migration, Outage, Pages,
-    Phase, Requests, Side, State, TimeLeft,
+    Phase, Repeated, Repeats, Requests, Round, Side, State, TimeLeft,
 };
 
 /// A guest with this many cells of 2 MiB. `number` tells migrations apart, and orders them.
@@ -17,7 +17,7 @@ pub(crate) fn migration(side: Side, number: u32, cells: u64) -> Migration {
         peer: "host-b:7000".into(),
         mode: "hybrid".into(),
         started_unix_ms: 1_700_000_000_000 + u64::from(number) * 1000,
-        max_downtime_ms: Some(300),
+        max_downtime_ms: (side == Side::Source).then_some(300),
         bandwidth: None,
         resumed: false,
         memory: Memory {
@@ -34,28 +34,46 @@ pub(crate) fn migration(side: Side, number: u32, cells: u64) -> Migration {
     }
 }
 
-/// A state of this time in post-copy, in which each number is another one.
+/// A state of this time in post-copy, in which each number is another one. Each side has what its
+/// engine knows.
 pub(crate) fn state(migration: &Migration, at_ms: u64) -> State {
     let cells = migration.memory.cells();
     let cell = |times: u64| (0..cells).map(|cell| (cell * times) % 512).collect();
+    let is_source = migration.side == Side::Source;
+    let requests = Requests {
+        count: 110,
+        mean_us: 200.0,
+        p50_us: 60.0,
+        p99_us: 900.0,
+        max_us: 1900.0,
+        histogram: [(8, 10), (64, 50), (128, 0), (1024, 40), (2048, 10)]
+            .map(|(le_us, count)| LatencyBucket { le_us, count })
+            .to_vec(),
+    };
+    let round = |round: u32| Round {
+        round,
+        begun_ms: u64::from(round) * 100,
+        ended_ms: Some(u64::from(round) * 100 + 100),
+        pages: 50,
+        zero: 5,
+        bytes: 5000,
+        dirty_pages: Some(7),
+    };
     State {
         at_ms,
         phase: Phase::Postcopy,
-        round: 3,
+        round: 0,
         done_pages: 256,
         total_pages: 1024,
-        stage: match migration.side {
-            Side::Source => "handed_over".into(),
-            Side::Destination => "running".into(),
-        },
-        peer_stage: "running".into(),
+        stage: if is_source { "handed_over" } else { "running" }.into(),
+        peer_stage: if is_source { "running" } else { "committed" }.into(),
         guest_at: GuestAt::Destination,
         pages: Pages {
             precopy: 1001,
             zero: 1002,
             urgent: 1003,
             background: 1004,
-            again: 1005,
+            again: if is_source { 1005 } else { 0 },
         },
         bytes: Bytes {
             precopy: 2001,
@@ -64,31 +82,36 @@ pub(crate) fn state(migration: &Migration, at_ms: u64) -> State {
             device_state: 2004,
         },
         disks: Vec::new(),
-        repeats: None,
+        repeats: is_source.then_some(Repeats {
+            precopy: Repeated {
+                pages: 1005,
+                bytes: 1005 * 4096,
+            },
+            ..Repeats::default()
+        }),
         bytes_per_second: 3001.5,
-        dirty_pages_per_second: Some(3002.5),
+        dirty_pages_per_second: None,
         limits: None,
         time_left: Some(TimeLeft {
             low_s: 1.5,
             likely_s: 2.5,
             high_s: None,
         }),
-        converges: Some(Converges::No),
+        converges: None,
         missing_pages: Some(4001),
-        waiting_pages: 4002,
-        requests: Requests {
-            count: 110,
-            mean_us: 200.0,
-            p50_us: 60.0,
-            p99_us: 900.0,
-            max_us: 1900.0,
-            histogram: [(8, 10), (64, 50), (128, 0), (1024, 40), (2048, 10)]
-                .map(|(le_us, count)| LatencyBucket { le_us, count })
-                .to_vec(),
+        waiting_pages: if is_source { 0 } else { 4002 },
+        requests: if is_source {
+            Requests::default()
+        } else {
+            requests
         },
         downtime_ms: Some(12.5),
+        likely_downtime_ms: Some(10.5),
         switchover: Vec::new(),
-        rounds: Vec::new(),
+        rounds: match is_source {
+            true => (1..=3).map(round).collect(),
+            false => Vec::new(),
+        },
         outages: vec![
             Outage {
                 from_ms: 10,
@@ -101,13 +124,53 @@ pub(crate) fn state(migration: &Migration, at_ms: u64) -> State {
         ],
         map: Map {
             sent: cell(7),
-            dirty: cell(11),
-            dirty_per_second: cell(13),
             missing: cell(17),
-            waiting: cell(19),
+            waiting: if is_source { Vec::new() } else { cell(19) },
             by_request: cell(23),
             background: cell(29),
+            rated_pages: Some(0),
+            ..Map::default()
         },
+    }
+}
+
+/// A state of this time in the third round of pre-copy.
+#[allow(dead_code)] // Not all tests that have this module use it.
+pub(crate) fn precopy_state(migration: &Migration, at_ms: u64) -> State {
+    let is_source = migration.side == Side::Source;
+    let cells = migration.memory.cells();
+    let cell = |times: u64| (0..cells).map(|cell| (cell * times) % 512).collect();
+    let after = state(migration, at_ms);
+    let mut rounds = after.rounds;
+    if let Some(present) = rounds.last_mut() {
+        (present.ended_ms, present.dirty_pages) = (None, None);
+    }
+    let of_source = |value: u64| if is_source { value } else { 0 };
+    State {
+        phase: Phase::Precopy,
+        round: if is_source { 3 } else { 0 },
+        done_pages: of_source(256),
+        total_pages: of_source(1024),
+        stage: if is_source { "owned" } else { "receiving" }.into(),
+        peer_stage: if is_source { "receiving" } else { "owned" }.into(),
+        guest_at: GuestAt::Source,
+        dirty_pages_per_second: is_source.then_some(3002.5),
+        time_left: after.time_left.filter(|_| is_source),
+        converges: is_source.then_some(Converges::Yes),
+        missing_pages: None,
+        waiting_pages: 0,
+        requests: Requests::default(),
+        downtime_ms: None,
+        rounds,
+        outages: Vec::new(),
+        map: Map {
+            sent: cell(7),
+            dirty: if is_source { cell(11) } else { Vec::new() },
+            dirty_per_second: if is_source { cell(13) } else { Vec::new() },
+            rated_pages: Some(of_source(migration.memory.pages)),
+            ..Map::default()
+        },
+        ..after
     }
 }
 

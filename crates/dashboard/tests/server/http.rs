@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 
 use hikkoshi_dashboard::{
-    BindError, CONTENT_SECURITY_POLICY, Listen, Options, Server, report_policy,
+    BindError, CONTENT_SECURITY_POLICY, Listen, Options, Server, served_report_policy,
 };
 use hikkoshi_linux::CancelFlag;
 use hikkoshi_status::{Side, StatusFolder};
@@ -104,7 +104,8 @@ fn a_report_has_its_own_policy_and_both_sides() {
         let path = format!("/report/{}.html", engine.name);
         let response = server.get_until(&path, |response| response.status == 200);
         let policy = response.header("content-security-policy");
-        assert_eq!(policy, Some(&*report_policy()));
+        assert_eq!(policy, Some(&*served_report_policy()));
+        assert!(policy.unwrap().ends_with("; frame-ancestors 'none'"));
         assert_eq!(
             response.header("content-type"),
             Some("text/html; charset=utf-8")

@@ -101,6 +101,11 @@ hikkoshi.format = (() => {
       const high = known(left.high_s) ? duration(left.high_s * 1000) : "it may not end";
       return `about ${duration(left.likely_s * 1000)} (${duration(left.low_s * 1000)} to ${high})`;
     },
+    /** How long the guest was paused (`Migration.downtime`): `about 50 ms, at most 176 ms`. */
+    downtime: ({ ms, bound, likely }) => {
+      const measured = bound === null ? duration(ms) : `${bound} ${duration(ms)}`;
+      return likely === null ? measured : `about ${duration(likely)}, ${measured}`;
+    },
     /** `1 page`, `2 pages`. */
     plural: (value, one, many = `${one}s`) => `${count(value)} ${value === 1 ? one : many}`,
   };

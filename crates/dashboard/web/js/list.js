@@ -29,8 +29,10 @@ hikkoshi.List = (() => {
       setText(this.text, `${what} · ${mode} · ${sides} · ${format.clock(migration.began)}`);
       setAttribute(this.link, "class", outcome.kind);
       setAttribute(this.link, "aria-current", chosen ? "true" : null);
-      this.progress.element.toggleAttribute("hidden", !running);
-      if (running && state) this.progress.set(state.done_pages / Math.max(state.total_pages, 1));
+      // A destination does not know how far pre-copy is.
+      const measured = running && state && state.total_pages > 0;
+      this.progress.element.toggleAttribute("hidden", !measured);
+      if (measured) this.progress.set(state.done_pages / Math.max(state.total_pages, 1));
     }
   }
 

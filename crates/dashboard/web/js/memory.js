@@ -10,11 +10,14 @@ hikkoshi.memory = (() => {
     ["requested", "by request", "Sent by request", "Received by request"],
     ["background", "in the background", "Sent in the background", "Received in the background"],
     ["sent", "in pre-copy", "Sent in pre-copy, clean since", "Received in pre-copy"],
-    ["dirty", "dirty", "Sent, and dirty again", "Sent, and dirty again"],
+    ["dirty", "dirty", "Sent, and dirty again", "Dirty again at the source"],
     ["waiting", "requested", "Requested, no answer yet", "Requested, no answer yet"],
     ["missing", "missing", "Missing: not sent yet", "Missing: not received yet"],
     ["unsent", "rest", "Not sent", "Not received: not yet, or unused"],
   ].map(([id, short, source, destination]) => ({ id, short, source, destination }));
+
+  /** Rates of so much of the memory are those of the guest, as in the crate's `Map`. */
+  const COMPLETE = 9 / 10;
 
   /** A hot cell is dirtied so much more than the mean cell, as for `hikkoshi dirty-rate`. */
   const HOT = 4;
@@ -158,12 +161,21 @@ hikkoshi.memory = (() => {
   /** Whether a map has what only post-copy brings. */
   const isPostcopy = (map) => [map.missing, map.by_request, map.background].some((list) => sum(list) > 0);
 
-  /** All cells of a map: pages by state, rates, and which are hot. */
+  /** The part of the memory of which it is known how much the guest writes to it: at the source, in pre-copy. */
+  const ratedPart = (layout, map) => {
+    const rated = map.rated_pages ?? null;
+    if (rated !== null) return Math.min(rated / Math.max(layout.memory.pages, 1), 1);
+    // An older engine does not say it. If all is zero, it may not have known.
+    return sum(map.dirty_per_second) + sum(map.dirty) > 0 ? 1 : 0;
+  };
+
+  /** All cells of a map: pages by state, rates, and which are hot. `rate` is null if it is not known. */
   const cells = (layout, map) => {
     const postcopy = isPostcopy(map);
+    const rated = ratedPart(layout, map);
     const rates = map.dirty_per_second;
     const all = sum(rates);
-    const mean = all / Math.max(layout.cells, 1);
+    const mean = all / Math.max(layout.cells * rated, 1);
     const list = [];
     const totals = STATES.map(() => 0);
     let hot = 0;
@@ -176,8 +188,22 @@ hikkoshi.memory = (() => {
       hot += isHot ? 1 : 0;
       list.push({ pages, states, rate, hot: isHot });
     }
-    return { list, totals, hot, rate: all };
+    const isComplete = rated >= COMPLETE;
+    return { list, totals, hot, rate: isComplete ? all / rated : null, rated, isComplete, postcopy };
   };
+
+  /** Names of the states in the map of a side, of whose `cells` the guest's writes may not be known. */
+  const names = (side, { rated, isComplete, postcopy }) => STATES.map((state) => {
+    if (side === "source" && state.id === "sent" && !isComplete && !postcopy) return "Sent in pre-copy";
+    if (side === "source" && state.id === "dirty" && rated > 0 && !isComplete) return `${state.source}, as far as known`;
+    return state[side];
+  });
+
+  /** Which states are known to a side: only the destination knows which requests have no answer. */
+  const knows = (side, { rated }) => STATES.map(({ id }) => {
+    if (id === "waiting") return side === "destination";
+    return id !== "dirty" || (side === "source" && rated > 0);
+  });
 
   /** The most ranges that are listed: the hottest. */
   const MOST_RANGES = 10;
@@ -236,5 +262,5 @@ hikkoshi.memory = (() => {
     return highest;
   };
 
-  return { STATES, Layout, cells, sum, hotRanges, highestOfMaps };
+  return { STATES, Layout, cells, names, knows, sum, hotRanges, highestOfMaps };
 })();

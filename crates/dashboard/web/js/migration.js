@@ -56,6 +56,23 @@ hikkoshi.migration = (() => {
     return recording.data.migration.side === other.data.migration.side && own.length > others.length && others.every(isOwn);
   };
 
+  /**
+   * How long the guest was paused, as one side has measured it: in ms, what that is of the
+   * downtime, and how long it likely was. The source's ends when it has received the message that
+   * the guest runs; the destination's begins with a message that is sent after the pause.
+   */
+  const downtimeOf = (recording) => {
+    const { migration, state, end } = recording.data;
+    // The account of an engine that has resumed does not have it.
+    const account = migration.resumed ? null : end?.account;
+    const ms = account?.downtime_ms ?? state?.downtime_ms ?? null;
+    if (ms === null) return null;
+    const likely = account?.likely_downtime_ms ?? state?.likely_downtime_ms ?? null;
+    const known = recording.knows("side") && state?.guest_at !== "paused";
+    const bound = migration.side === "source" ? "at most" : "at least";
+    return { ms, bound: known ? bound : null, likely };
+  };
+
   class Migration {
     constructor(id) {
       this.id = id;
@@ -148,13 +165,9 @@ hikkoshi.migration = (() => {
       return overlaps ? offset : 0;
     }
 
-    /** How long the guest was paused, in ms, or null: the source's account, which has all of it. */
+    /** How long the guest was paused, or null: what the source says, or else the destination. */
     get downtime() {
-      const measured = this.sides.map(
-        // The account of an engine that has resumed does not have it.
-        ({ data }) => (data.migration.resumed ? null : data.end?.account?.downtime_ms) ?? data.state?.downtime_ms ?? null,
-      );
-      return measured.find((downtime) => downtime !== null) ?? null;
+      return this.sides.map(downtimeOf).find((downtime) => downtime !== null) ?? null;
     }
 
     /** The latency of page requests, which the destination measures. */

@@ -55,10 +55,14 @@ hikkoshi.recording = (() => {
     return [...before, ...after.filter(({ at_ms: at }) => at > last)];
   };
 
-  /** Adds the dirty rates of a state, which count for the time since the state before. */
-  const addRates = (rates, state, before) => {
+  /**
+   * Adds the dirty rates of a state, which count for the time since the state before: if those of
+   * nearly all `pages` are known, as in the crate's `Map`. Older engines do not say it.
+   */
+  const addRates = (rates, state, before, pages) => {
     const lasted = Math.max(state.at_ms - before, 0);
-    if (state.dirty_pages_per_second === null || lasted === 0) return;
+    const rated = state.map.rated_pages ?? pages;
+    if (state.dirty_pages_per_second === null || rated * 10 < pages * 9 || lasted === 0) return;
     const present = state.map.dirty_per_second;
     const cells = Math.max(present.length, rates.mean.length);
     const total = rates.measured_ms + lasted;
@@ -127,7 +131,7 @@ hikkoshi.recording = (() => {
     addState(state) {
       const { data } = this;
       const begun = data.engines?.at(-1)?.begun_ms ?? 0;
-      if (data.dirty_rates) addRates(data.dirty_rates, state, data.state?.at_ms ?? 0);
+      if (data.dirty_rates) addRates(data.dirty_rates, state, data.state?.at_ms ?? 0, data.migration.memory.pages);
       const none = { at_ms: 0, bytes: 0, requests: 0, latency: 0 };
       this.sampled ??= data.state ? totals(data.state) : none;
       if (due(data.samples, state.at_ms, begun)) {

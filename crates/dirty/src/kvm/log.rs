@@ -45,6 +45,11 @@ pub(super) trait Method: Debug + Send {
         Ok(())
     }
 
+    /// See [`DirtyLog::starts_clean`].
+    fn starts_clean(&self) -> bool {
+        true
+    }
+
     /// Undoes what was changed for this method, after logging has ended for all slots.
     fn stop(&mut self, slots: &MemorySlots) -> Result<(), DirtyError>;
 }
@@ -198,6 +203,10 @@ impl DirtyLog for KvmLog {
         self.lock_started()?
             .method
             .peek(&self.slots, range, &self.pending, dirty)
+    }
+
+    fn starts_clean(&self) -> bool {
+        self.lock().method.starts_clean()
     }
 
     fn stop(&self) -> Result<(), DirtyError> {

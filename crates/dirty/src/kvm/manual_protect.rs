@@ -22,6 +22,8 @@ const CLEAR_WORDS: usize = 1 << 12;
 #[derive(Debug)]
 pub(super) struct ManualProtect {
     buffer: SlotWords,
+    /// Every page counts as dirty at first.
+    initially_set: bool,
 }
 
 impl ManualProtect {
@@ -29,9 +31,11 @@ impl ManualProtect {
         let offered = MANUAL_PROTECT.require(slots.vm())?;
         let wanted = kvm_bindings::KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE
             | kvm_bindings::KVM_DIRTY_LOG_INITIALLY_SET;
-        MANUAL_PROTECT.enable(slots.vm(), (offered & wanted).into())?;
+        let enabled = offered & wanted;
+        MANUAL_PROTECT.enable(slots.vm(), enabled.into())?;
         Ok(Self {
             buffer: SlotWords::new(slots),
+            initially_set: enabled & kvm_bindings::KVM_DIRTY_LOG_INITIALLY_SET != 0,
         })
     }
 }
@@ -75,6 +79,10 @@ impl Method for ManualProtect {
         }
         all.runs(range).for_each(dirty);
         Ok(())
+    }
+
+    fn starts_clean(&self) -> bool {
+        !self.initially_set
     }
 
     fn stop(&mut self, slots: &MemorySlots) -> Result<(), DirtyError> {

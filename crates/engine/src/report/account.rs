@@ -85,6 +85,10 @@ pub struct Account {
     /// the destination, in milliseconds; 0 for a guest that was paused by its owner. At the
     /// destination: from the message that the guest is paused at the source.
     pub downtime_ms: f64,
+    /// At the source: the part of `downtime_ms` after which the guest likely ran, by the time that
+    /// the destination took from *commit* on. `None`: the destination has not reported it, or the
+    /// guest was paused by its owner.
+    pub likely_downtime_ms: Option<f64>,
     /// The steps of the switchover on this side, with the time of each; empty if another engine
     /// performed it, and with a guest that was paused by its owner.
     pub switchover: Vec<SwitchoverStep>,

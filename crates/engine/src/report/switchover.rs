@@ -24,6 +24,8 @@ struct Steps {
     /// When the guest was paused at the source, and when it ran again, on either side.
     paused: Option<Instant>,
     resumed: Option<Instant>,
+    /// When it likely ran again, if that was before this side knew.
+    likely_resumed: Option<Instant>,
 }
 
 impl SwitchoverSteps {
@@ -44,6 +46,21 @@ impl SwitchoverSteps {
     /// The guest runs again since `at`.
     pub(crate) fn end(&self, at: Instant) {
         self.lock().resumed.get_or_insert(at);
+    }
+
+    /// The guest likely ran already at `at`, before [`end`](Self::end).
+    pub(crate) fn likely_end(&self, at: Instant) {
+        let mut recorded = self.lock();
+        if let Some(resumed) = recorded.resumed {
+            recorded.likely_resumed.get_or_insert(at.min(resumed));
+        }
+    }
+
+    /// How long the guest likely was paused. `None`: not known, or it was not.
+    pub(crate) fn likely_downtime(&self) -> Option<Duration> {
+        let recorded = self.lock();
+        let resumed = recorded.likely_resumed?;
+        Some(resumed.saturating_duration_since(recorded.paused?))
     }
 
     /// How long the guest has been paused, or was paused. `None`: it was not.
@@ -101,5 +118,28 @@ mod tests {
         };
         assert_eq!(step.step, "paused");
         assert!((step.at_ms - 2.0).abs() < 1e-6, "{step:?}");
+    }
+
+    /// What the other side says about the guest is not believed beyond what this side knows.
+    #[test]
+    fn the_likely_downtime_is_within_the_known_one() {
+        let steps = SwitchoverSteps::default();
+        let zero = Instant::now();
+        let at = |ms| zero + Duration::from_millis(ms);
+        steps.likely_end(at(1));
+        assert_eq!(steps.likely_downtime(), None, "not paused");
+        steps.begin(zero);
+        steps.likely_end(at(1));
+        assert_eq!(steps.likely_downtime(), None, "it is paused");
+        steps.end(at(170));
+        steps.likely_end(at(50));
+        steps.likely_end(at(60));
+        assert_eq!(steps.likely_downtime(), Some(Duration::from_millis(50)));
+        assert_eq!(steps.downtime(at(200)), Some(Duration::from_millis(170)));
+        steps.begin(zero);
+        assert_eq!(steps.likely_downtime(), None, "another pause");
+        steps.end(at(170));
+        steps.likely_end(at(3_600_000));
+        assert_eq!(steps.likely_downtime(), Some(Duration::from_millis(170)));
     }
 }

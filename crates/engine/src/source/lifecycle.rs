@@ -129,6 +129,10 @@ pub(crate) fn with_context(
                 guest_state: GuestState::new(guest.describe().running, handover.shut_down),
                 total_ms: begun.elapsed().as_secs_f64() * 1e3,
                 downtime_ms: handover.downtime.as_secs_f64() * 1e3,
+                likely_downtime_ms: shared
+                    .steps
+                    .likely_downtime()
+                    .map(|downtime| downtime.as_secs_f64() * 1e3),
                 switchover: shared.steps.all(),
                 rounds,
                 postcopy,

@@ -147,6 +147,7 @@ fn run(
         retry_budget: RetryBudget::new(shared.options.retry_for.of(had_postcopy), Instant::now()),
         paused: Some(paused),
         left_to_do: None,
+        committed: None,
     };
     let handover = handover.run(SourceEvent::Ready)?;
     Ok(MigrationResult {
@@ -171,9 +172,10 @@ fn before_pause(
         guest.prepare_pause()?;
         LastPages::Postcopy(links)
     } else {
+        let begun = Instant::now();
         let log = guest.start_dirty_log()?;
         let workers = PrecopyWorkers::start(shared, links, &session.background, unsent)?;
-        let mut precopy = Precopy::new(shared, Arc::clone(&log), workers, unsent);
+        let mut precopy = Precopy::new(shared, (Arc::clone(&log), begun), workers, unsent);
         let verdict = precopy.run(guest, options);
         *rounds = precopy.rounds();
         // Before the last pages are looked for: the guest writes others meanwhile.

@@ -66,6 +66,9 @@ pub struct ProbedLine {
     /// What had arrived at which time after the start, on all links together. Bytes count when the
     /// destination has written them to memory.
     pub arrived: Vec<(Duration, u64)>,
+    /// When the first link stopped sending. What arrived later did not share the line with as much
+    /// as before, and is known sooner.
+    pub sent_for: Duration,
     /// How long it took to open a link, with TLS if it has it.
     pub open_link: Duration,
 }
@@ -146,7 +149,7 @@ pub fn probe(
         priority: options.priority,
         cancel,
     };
-    let arrived = sending.run(senders)?;
+    let (arrived, sent_for) = sending.run(senders)?;
     // The measurement is complete: a destination that does not receive this ends it by itself.
     let _ = control.control(&ToDestination::Goodbye);
     // When the destination has closed the link, it waits for the next source.
@@ -159,6 +162,7 @@ pub fn probe(
             .copied()
             .unwrap_or_default(),
         arrived,
+        sent_for,
         open_link,
     }))
 }
@@ -174,8 +178,12 @@ struct Sending<'a> {
 }
 
 impl Sending<'_> {
-    /// Sends on all links, and returns what had arrived when.
-    fn run(&self, senders: Vec<BackgroundSender>) -> Result<Vec<(Duration, u64)>, SourceFailure> {
+    /// Sends on all links, and returns what had arrived when, and when the first link stopped
+    /// sending.
+    fn run(
+        &self,
+        senders: Vec<BackgroundSender>,
+    ) -> Result<(Vec<(Duration, u64)>, Duration), SourceFailure> {
         let arrived: Vec<AtomicU64> = senders.iter().map(|_| AtomicU64::new(0)).collect();
         let over = AtomicBool::new(false);
         let begun = Instant::now();
@@ -211,27 +219,32 @@ impl Sending<'_> {
                     .unwrap_or_else(|_| Err(SourceFailure::ThreadDied))
             });
             // All threads are joined, also after a failure.
-            let sent: Vec<Result<(), SourceFailure>> = sent.collect();
+            let sent: Vec<Result<Instant, SourceFailure>> = sent.collect();
             let ended = (begun.elapsed(), sum());
             over.store(true, Ordering::Relaxed);
             let samples = sampling.join().map_err(|_| SourceFailure::ThreadDied)?;
-            sent.into_iter().collect::<Result<(), _>>()?;
+            let stopped = sent.into_iter().collect::<Result<Vec<_>, _>>()?;
+            let sent_for = stopped
+                .into_iter()
+                .min()
+                .map_or(ended.0, |first| first - begun);
             let mut samples: Vec<_> = samples
                 .into_iter()
                 .filter(|(at, _)| *at < ended.0)
                 .collect();
             samples.push(ended);
-            Ok(samples)
+            Ok((samples, sent_for))
         })
     }
 
-    /// Sends on one link until the time is over, and waits until all of it has arrived.
+    /// Sends on one link until the time is over, and waits until all of it has arrived. Returns
+    /// when it stopped sending.
     fn send(
         &self,
         number: usize,
         mut sender: BackgroundSender,
         arrived: &AtomicU64,
-    ) -> Result<(), SourceFailure> {
+    ) -> Result<Instant, SourceFailure> {
         self.priority.apply(PriorityClass::Background);
         sandbox_thread();
         let mut content = vec![0; hikkoshi_pages::usize_from(MAX_PAGES_PER_FRAME * 4096)];
@@ -259,6 +272,7 @@ impl Sending<'_> {
                 .map_err(SourceFailure::link(DOING))?;
             arrived.store(sender.arrived(), Ordering::Relaxed);
         }
+        let stopped = Instant::now();
         // In steps: so that what arrives meanwhile is known, too.
         while sender.arrived() < sender.sent() {
             sender
@@ -266,7 +280,7 @@ impl Sending<'_> {
                 .map_err(SourceFailure::link(DOING))?;
             arrived.store(sender.arrived(), Ordering::Relaxed);
         }
-        Ok(())
+        Ok(stopped)
     }
 }
 

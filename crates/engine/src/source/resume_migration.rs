@@ -68,6 +68,7 @@ pub fn resume_migrate(
             ),
             paused: None,
             left_to_do: None,
+            committed: None,
         };
         let handover = handover.run(SourceEvent::Restarted)?;
         Ok(MigrationResult {

@@ -273,6 +273,10 @@ impl DirtyLog for ScriptedLog {
         self.log.count(range)
     }
 
+    fn starts_clean(&self) -> bool {
+        self.log.starts_clean()
+    }
+
     fn stop(&self) -> Result<(), DirtyError> {
         self.log.stop()
     }

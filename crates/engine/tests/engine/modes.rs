@@ -48,6 +48,9 @@ fn a_busy_guest_in_several_blocks() {
             destination.requests.request_latency_us.count
         );
         assert!(source.downtime_ms > 0.0 && source.total_ms >= source.downtime_ms);
+        let likely = source.likely_downtime_ms.expect("the destination tells");
+        assert!(likely > 0.0 && likely <= source.downtime_ms, "{likely}");
+        assert_eq!(destination.likely_downtime_ms, None);
     }
 }
 
@@ -110,6 +113,7 @@ fn a_paused_guest_stays_paused() {
         assert_eq!(done.machine.starts(Side::Destination), 0);
         let (source, destination) = done.moved(false);
         assert_eq!(source.downtime_ms, 0.0);
+        assert_eq!(source.likely_downtime_ms, None);
         assert_eq!(destination.downtime_ms, 0.0);
     }
 }

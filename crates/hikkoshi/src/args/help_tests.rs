@@ -46,12 +46,12 @@ fn options_stand_under_their_headings() {
     assert_eq!(
         visible("migrate"),
         "-: address --help\n\
-         Connection: --to --domain --connect --stall-timeout --qmp\n\
+         Connection: --to --name --domain --connect --stall-timeout --qmp\n\
          By ssh: --ssh --rsh --remote-hikkoshi --remote-qmp --remote-connect --remote-listen \
          --remote-option\n\
          Migration: --mode --max-downtime --when-stalled --bandwidth --allow-cpu-mismatch \
-         --no-keep-frames --copy-disks --quit-source --undefine-source --persistent --autostart \
-         --allow-device\n\
+         --no-keep-frames --copy-disks --quit-source --undefine-source --persistent \
+         --autostart --allow-device\n\
          Tuning: --links --rounds --max-rounds --read-ahead\n\
          Recovery: --retry-for --resume --give-up --other-side-is-lost --journal\n\
          Security: --plaintext --tls-ca --tls-cert --tls-key\n\
@@ -64,7 +64,7 @@ fn options_stand_under_their_headings() {
          Migration: --allow-overcommit --allow-device\n\
          Recovery: --retry-for --resume --give-up --other-side-is-lost --journal\n\
          Tuning: --fault-threads --collapse\n\
-         Security: --invite --plaintext --tls-ca --tls-cert --tls-key\n\
+         Security: --invite --admit --plaintext --tls-ca --tls-cert --tls-key\n\
          Output: --progress --json --report --verbose\n\
          -: --help\n"
     );

@@ -51,6 +51,20 @@ pub(crate) struct Migrate {
     )]
     pub to: Option<InvitationArg>,
 
+    /// Name of the guest for the `receive --daemon` at ADDR, which admits this side's certificate
+    ///
+    /// The daemon decides by the certificate and this name what receives the guest
+    /// (`receive --admit`).
+    #[arg(verbatim_doc_comment,
+        long,
+        value_name = "NAME",
+        value_parser = super::guest_name::parse,
+        requires_all = ["address", "tls_ca"],
+        conflicts_with = "resume",
+        help_heading = CONNECTION
+    )]
+    pub name: Option<String>,
+
     #[command(flatten)]
     pub domain: DomainArgs,
 
@@ -356,6 +370,17 @@ mod tests {
         ] {
             assert!(!parses(bad), "{bad}");
         }
+        assert!(parses(&format!("h:1 --name web {certificates}")));
+        for bad in [
+            "h:1 --name web",
+            "--to - --name web",
+            "--name web",
+            "--ssh h --name web",
+        ] {
+            assert!(!parses(bad), "{bad}");
+        }
+        assert!(!parses(&format!("--resume --name web {certificates}")));
+        assert!(!parses(&format!("h:1 --name ../web {certificates}")));
         assert!(!parses(&format!("h:1 --plaintext {certificates}")));
         assert!(!parses(&format!("--to - {certificates}")));
     }

@@ -67,12 +67,13 @@ pub(crate) struct Receive {
     )]
     pub name: Option<String>,
 
-    /// Receive any number of guests, each with an invitation of `hikkoshi invite`
-    #[arg(
+    /// Receive any number of guests, by invitations of `hikkoshi invite` or by certificates
+    ///
+    /// Certificates: --admit.
+    #[arg(verbatim_doc_comment,
         long,
         conflicts_with_all = [
-            "qmp", "connect", "template", "resume", "plaintext", "tls_ca", "json", "report",
-            "wait_for"
+            "qmp", "connect", "template", "resume", "plaintext", "json", "report", "wait_for"
         ],
         help_heading = CONNECTION
     )]
@@ -86,7 +87,7 @@ pub(crate) struct Receive {
     #[arg(
         long,
         value_name = "ADDR",
-        conflicts_with_all = ["plaintext", "tls_ca", "resume"],
+        conflicts_with_all = ["plaintext", "resume"],
         help_heading = CONNECTION
     )]
     pub advertise: Option<Address>,
@@ -130,6 +131,21 @@ pub(crate) struct Receive {
         help_heading = SECURITY
     )]
     pub invite: bool,
+
+    /// With --daemon: which certificates may send which guests, and what receives them
+    ///
+    /// A line of FILE is a name in the source's certificate, a name of a guest, and options of
+    /// `hikkoshi invite`, as in: host1.example web* --template /etc/hikkoshi/web.template. "*" is
+    /// any certificate, or the end of any name; {name} in the options is the guest's name. The
+    /// first line that fits is used. The source names the guest (`migrate --name`). FILE is read
+    /// for each guest.
+    #[arg(verbatim_doc_comment,
+        long,
+        value_name = "FILE",
+        requires_all = ["daemon", "tls_ca"],
+        help_heading = SECURITY
+    )]
+    pub admit: Option<PathBuf>,
 
     /// Receive the guest of the `hikkoshi migrate --ssh` at the other end of this session
     ///

@@ -1,9 +1,10 @@
 //! `hikkoshi invite`: asks the `receive --daemon` of this host for an invitation.
 
 use std::io;
-use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use error_reporter::Report;
+use hikkoshi_linux::connect_unix;
 
 use crate::args::{DEFAULT_WAIT, Invite};
 use crate::commands::receive::daemon::request::{self, Machine, Reply, Request};
@@ -12,22 +13,16 @@ use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
 use crate::output::streams;
 
+/// How long the daemon may take: it starts a QEMU, which may take a minute.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+
 pub(crate) fn run(args: &Invite) -> Result<Status, Exit> {
-    let machine = match (&args.template, &args.connect, &args.qmp) {
-        (Some(template), ..) => Machine::Template(absolute(template)),
-        (None, Some(uri), _) => Machine::Connect(uri.clone()),
-        (None, None, Some(qmp)) => Machine::Qmp(absolute(qmp)),
-        // The command line requires one.
-        (None, None, None) => return Err(failed("--template, --connect or --qmp is missing")),
-    };
-    let request = Request {
-        name: args.name.clone(),
-        machine,
-        wait_seconds: args.wait_for.unwrap_or(DEFAULT_WAIT).as_secs(),
-        options: args.options.clone(),
-    };
+    // The command line requires one.
+    let request = request(args, DEFAULT_WAIT)
+        .ok_or_else(|| failed("--template, --connect or --qmp is missing"))?;
     let socket = request::socket(&absolute(&args.journals.path()));
-    let answer = UnixStream::connect(&socket).and_then(|stream| {
+    let answer = connect_unix(&socket).and_then(|stream| {
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         request::write(&stream, &request)?;
         request::read(&stream)
     });
@@ -47,6 +42,7 @@ pub(crate) fn run(args: &Invite) -> Result<Status, Exit> {
                     " (does 'hikkoshi receive --daemon' run, with the same --journal?)"
                 }
                 io::ErrorKind::PermissionDenied => " (run as the user who runs the daemon)",
+                io::ErrorKind::WouldBlock => " (it has not answered in time: is it stopped?)",
                 _ => "",
             };
             Err(failed(&format!(
@@ -56,6 +52,23 @@ pub(crate) fn run(args: &Invite) -> Result<Status, Exit> {
             )))
         }
     }
+}
+
+/// What is asked for; `None`: nothing that receives a guest. The invitation is valid for `wait`,
+/// unless an option says otherwise.
+pub(crate) fn request(args: &Invite, wait: Duration) -> Option<Request> {
+    let machine = match (&args.template, &args.connect, &args.qmp) {
+        (Some(template), ..) => Machine::Template(absolute(template)),
+        (None, Some(uri), _) => Machine::Connect(uri.clone()),
+        (None, None, Some(qmp)) => Machine::Qmp(absolute(qmp)),
+        (None, None, None) => return None,
+    };
+    Some(Request {
+        name: args.name.clone(),
+        machine,
+        wait_seconds: args.wait_for.unwrap_or(wait).as_secs(),
+        options: args.options.clone(),
+    })
 }
 
 fn failed(why: &str) -> Exit {

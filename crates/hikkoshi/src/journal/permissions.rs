@@ -3,14 +3,12 @@
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use error_reporter::Report;
+use hikkoshi_linux::{Others, check_rights};
 use rustix::fs::OFlags;
-
-/// The group, or all users, may write.
-const OTHERS_WRITE: u32 = 0o022;
 
 /// Checks that only this user or root can create files in `folder`.
 ///
@@ -56,23 +54,8 @@ pub(super) fn read(file: File, longest: u64) -> io::Result<Vec<u8>> {
 }
 
 fn check(metadata: &Metadata) -> io::Result<()> {
-    let user = rustix::process::geteuid().as_raw();
-    let no = |what: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
-    if metadata.uid() != user && metadata.uid() != 0 {
-        return no(format!(
-            "it belongs to user {}, and hikkoshi runs as user {user}: files of other users are not \
-             used",
-            metadata.uid()
-        ));
-    }
-    if metadata.mode() & OTHERS_WRITE != 0 {
-        return no(format!(
-            "other users may write to it (mode {:o}), so it is not used: check its content, and run \
-             chmod go-w",
-            metadata.mode() & 0o7777
-        ));
-    }
-    Ok(())
+    check_rights(metadata, Others::MayRead)
+        .map_err(|unsafe_rights| io::Error::new(io::ErrorKind::PermissionDenied, unsafe_rights))
 }
 
 fn about(path: &Path, error: &io::Error) -> io::Error {

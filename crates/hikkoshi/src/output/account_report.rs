@@ -18,6 +18,8 @@ pub(crate) struct AccountReport<'a> {
     guest_state: &'static str,
     total_ms: f64,
     downtime_ms: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    likely_downtime_ms: Option<f64>,
     switchover: Vec<StepReport>,
     rounds: u32,
     postcopy: bool,
@@ -190,6 +192,7 @@ impl<'a> From<&'a Account> for AccountReport<'a> {
             },
             total_ms: account.total_ms,
             downtime_ms: account.downtime_ms,
+            likely_downtime_ms: account.likely_downtime_ms,
             switchover: account.switchover.iter().map(Into::into).collect(),
             rounds: account.rounds,
             postcopy: account.postcopy,
@@ -364,6 +367,7 @@ mod tests {
             guest_state: GuestState::ShutDown,
             total_ms: 12.5,
             downtime_ms: 2.5,
+            likely_downtime_ms: Some(1.25),
             switchover: vec![SwitchoverStep {
                 step: "saved",
                 at_ms: 0.5,
@@ -458,6 +462,7 @@ mod tests {
         };
         let expected = [
             r#"{"mode":"hybrid","guest_state":"shut_down","total_ms":12.5,"downtime_ms":2.5,"#,
+            r#""likely_downtime_ms":1.25,"#,
             r#""switchover":[{"step":"saved","at_ms":0.5}],"rounds":2,"postcopy":true,"#,
             r#""pages":{"precopy":1,"zero":2,"urgent":3,"background":4,"guest":5},"#,
             r#""bytes":{"precopy":6,"urgent":7,"background":8,"device_state":9},"#,

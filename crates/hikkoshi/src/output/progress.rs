@@ -111,8 +111,11 @@ struct Lines(Every);
 
 impl Display for Lines {
     fn state(&self, state: &State) {
-        // There is nothing to count before a phase has pages, or disks are copied.
-        if (state.total_pages > 0 || !state.disks.is_empty()) && self.0.is_due(state) {
+        // There is nothing to count before a phase has pages, or disks are copied. How many pages a
+        // destination receives in pre-copy is not known.
+        let counts =
+            state.total_pages > 0 || !state.disks.is_empty() || state.phase == Phase::Precopy;
+        if counts && self.0.is_due(state) {
             streams::progress_text(&ProgressLine::of(state).in_full());
         }
     }
@@ -149,6 +152,7 @@ pub(crate) struct ProgressReport<'a> {
     stage: &'a str,
     peer_stage: &'a str,
     downtime_ms: Option<f64>,
+    likely_downtime_ms: Option<f64>,
     missing_pages: Option<u64>,
     waiting_pages: u64,
     requests: Requests,
@@ -183,6 +187,7 @@ impl<'a> From<&'a State> for ProgressReport<'a> {
             stage: &state.stage,
             peer_stage: &state.peer_stage,
             downtime_ms: state.downtime_ms,
+            likely_downtime_ms: state.likely_downtime_ms,
             missing_pages: state.missing_pages,
             waiting_pages: state.waiting_pages,
             requests: Requests {
@@ -229,6 +234,7 @@ pub(super) mod tests {
             waiting_pages: 0,
             requests: Requests::default(),
             downtime_ms: None,
+            likely_downtime_ms: None,
             switchover: Vec::new(),
             rounds: Vec::new(),
             outages: Vec::new(),

@@ -71,19 +71,27 @@ impl ProgressLine {
             let (done, total) = (mib(*done), mib(*total));
             return format!("{phase}: {done} of {total}, {rate}");
         }
-        format!("{phase}: {done} of {total} pages, {rate}{bytes}{guest}{left}{range}")
+        let pages = match total {
+            0 => String::new(),
+            _ => format!("{done} of {total} pages, "),
+        };
+        format!("{phase}: {pages}{rate}{bytes}{guest}{left}{range}")
     }
 }
 
 impl ProgressBar for ProgressLine {
     /// Less important parts are left out of a narrow line. The last column stays free: some
-    /// terminals begin a new line after it.
+    /// terminals begin a new line after it. If it is not known of how many pages, there is neither
+    /// a bar nor a percentage.
     fn text(&self, columns: usize) -> String {
         let room = columns.saturating_sub(1);
+        let is_known = self.total > 0;
         let total = self.total.max(1);
         let done = self.done.min(total);
-        let percent = u128::from(done) * 100 / u128::from(total);
-        let percent = format!("{percent:>3}%");
+        let percent = match is_known {
+            true => format!("{:>3}% ", u128::from(done) * 100 / u128::from(total)),
+            false => String::new(),
+        };
         let Self {
             phase,
             rate,
@@ -94,38 +102,39 @@ impl ProgressBar for ProgressLine {
             ..
         } = self;
         let aligned = format!("{phase:>18}");
-        let short = format!("{percent} {rate}{left}");
+        let short = format!("{percent}{rate}{left}");
         // For each form, the text before and after the bar, and whether there is a bar.
         let forms = [
             (
                 &aligned,
-                format!("{percent} {rate}{bytes}{guest}{left}{range}"),
+                format!("{percent}{rate}{bytes}{guest}{left}{range}"),
                 true,
             ),
             (
                 &aligned,
-                format!("{percent} {rate}{bytes}{guest}{left}"),
+                format!("{percent}{rate}{bytes}{guest}{left}"),
                 true,
             ),
-            (&aligned, format!("{percent} {rate}{guest}{left}"), true),
+            (&aligned, format!("{percent}{rate}{guest}{left}"), true),
             (&aligned, short.clone(), true),
             (phase, short, true),
-            (phase, format!("{percent} {rate}"), true),
-            (phase, format!("{percent} {rate}"), false),
-            (phase, percent.clone(), false),
+            (phase, format!("{percent}{rate}"), true),
+            (phase, format!("{percent}{rate}"), false),
+            (phase, percent.trim_end().to_owned(), false),
         ];
         for (before, behind, has_bar) in forms {
             let taken = before.len() + 1 + behind.len();
-            if !has_bar && taken <= room {
-                return format!("{before} {behind}");
+            if !(has_bar && is_known) && taken <= room {
+                return format!("{before} {behind}").trim_end().to_owned();
             }
             let columns = room.saturating_sub(taken + 3);
-            if has_bar && columns >= *BAR.start() {
+            if has_bar && is_known && columns >= *BAR.start() {
                 let bar = bar(done, total, columns.min(*BAR.end()));
                 return format!("{before} [{bar}] {behind}");
             }
         }
-        percent.trim_start().chars().take(room).collect()
+        let last = if is_known { percent.trim() } else { rate };
+        last.chars().take(room).collect()
     }
 }
 
@@ -147,6 +156,7 @@ pub(super) fn phase(state: &State) -> String {
     match state.phase {
         Phase::Connecting if copies_disks(state) => "copying disks".into(),
         Phase::Connecting => "connecting".into(),
+        Phase::Precopy if state.round == 0 => "pre-copy".into(),
         Phase::Precopy => format!("pre-copy, round {}", state.round),
         Phase::Switchover => "switchover".into(),
         Phase::Postcopy => "post-copy".into(),
@@ -230,7 +240,11 @@ fn left(state: &State) -> (String, String) {
         Some(high) => format!(" ({} to {})", time(low_s), time(high)),
         None => format!(" (at least {})", time(low_s)),
     };
-    (format!(", {} left", time(likely_s)), range)
+    let how = match state.converges {
+        Some(Converges::Switches) => ", post-copy follows",
+        _ => "",
+    };
+    (format!("{how}, {} left", time(likely_s)), range)
 }
 
 #[cfg(test)]
@@ -260,10 +274,8 @@ mod tests {
                         line.is_ascii() && line.len() < columns.max(1),
                         "{columns}: {line:?}"
                     );
-                    assert!(
-                        !line.contains('\n') && (columns < 6 || line.contains('%')),
-                        "{line:?}"
-                    );
+                    let has_percentage = columns < 6 || line.contains('%') == (total > 0);
+                    assert!(!line.contains('\n') && has_percentage, "{line:?}");
                 }
             }
         }
@@ -271,7 +283,7 @@ mod tests {
 
     #[test]
     fn disks_are_counted_in_bytes() {
-        let mut state = at(0, 0);
+        let mut state = at(1, 9);
         state.phase = Phase::Connecting;
         let disk = |copied_bytes, total_bytes| DiskCopy {
             name: "vda".into(),
@@ -345,6 +357,35 @@ mod tests {
         }
         // It is more important than the rate of the guest's writes.
         assert!(line(&state, 80).ends_with("123.4 MiB/s, does not converge"));
+    }
+
+    /// Post-copy follows by itself: there is a time left.
+    #[test]
+    fn precopy_that_switches_has_a_time_left() {
+        let mut state = at(25, 100);
+        state.converges = Some(Converges::Switches);
+        let text = ProgressLine::of(&state).in_full();
+        let end = "dirty 10.0 MiB/s, post-copy follows, 3.5 s left (2.0 s to 9.0 s)";
+        assert!(text.ends_with(end), "{text}");
+    }
+
+    /// Of what it receives in pre-copy, it does not know in which round that is, or of how many
+    /// pages.
+    #[test]
+    fn a_destination_has_no_round_and_no_percentage() {
+        let mut state = at(0, 0);
+        state.round = 0;
+        state.stage = "receiving".into();
+        state.bytes.precopy = 5 << 20;
+        (state.dirty_pages_per_second, state.time_left) = (None, None);
+        let text = "pre-copy: 123.4 MiB/s, 5.0 MiB received";
+        assert_eq!(ProgressLine::of(&state).in_full(), text);
+        assert_eq!(
+            line(&state, 100).trim_start(),
+            "pre-copy 123.4 MiB/s, 5.0 MiB received"
+        );
+        assert_eq!(line(&state, 25), "pre-copy 123.4 MiB/s");
+        assert_eq!(line(&state, 12), "pre-copy");
     }
 
     #[test]

@@ -51,7 +51,7 @@ reasons! {
     NotAttached "not_attached" "QEMU cannot be accessed, or its guest cannot be moved as it is.",
     Unsupported "unsupported" "This host's kernel or this guest does not support the requested mode.",
     System "system" "The system refused something that hikkoshi needs: a thread, a process, a signal handler.",
-    Remote "remote" "`hikkoshi receive` could not be started at the destination (`--ssh`).",
+    Remote "remote" "`hikkoshi receive` could not be started at the destination (`--ssh`), or its `receive --daemon` has refused (`--name`).",
     Connect "connect" "The source could not connect to the destination.",
     Refused "refused" "The destination refused the guest.",
     Link "link" "A link between the hosts failed or timed out.",

@@ -30,7 +30,14 @@ pub(crate) fn readable(account: &Account, verbose: bool) -> String {
     let bytes = &account.bytes;
     // Writing to a String cannot fail.
     let _ = writeln!(text, "  mode         {}", account.mode);
-    let _ = writeln!(text, "  downtime     {:.1} ms", account.downtime_ms);
+    let most = account.downtime_ms;
+    let _ = match account.likely_downtime_ms {
+        Some(likely) => writeln!(
+            text,
+            "  downtime     about {likely:.1} ms, at most {most:.1} ms"
+        ),
+        None => writeln!(text, "  downtime     {most:.1} ms"),
+    };
     let _ = writeln!(text, "  total        {:.2} s", account.total_ms / 1e3);
     if account.rounds > 0 {
         let _ = writeln!(text, "  rounds       {}", account.rounds);

@@ -36,6 +36,12 @@ impl Acceptor {
     pub(crate) fn new(args: &Receive, listen: &Address) -> Result<Self, Exit> {
         let security = &args.run.security;
         if let Some(certificates) = certificates::read(security)? {
+            if args.advertise.is_some() {
+                // The daemon has both.
+                return Err(usage(
+                    "--advertise is for invitations, and with --tls-ca there is none",
+                ));
+            }
             return TlsServer::certified(certificates)
                 .map(Self::Authority)
                 .map_err(|error| credentials(Report::new(error)));

@@ -26,17 +26,22 @@ pub(super) fn read(security: &Security) -> Result<Option<Certificates>, Exit> {
 
 /// Warns if users other than its owner can read the private key.
 pub(crate) fn warn_of_readable_key(security: &Security, observer: &dyn Observer) {
-    if let Some(key) = &security.tls_key
-        // An error is reported where the key is read.
-        && let Ok(metadata) = std::fs::metadata(key)
-        && let Some(readers) = readers(metadata.permissions().mode())
-    {
-        observer.notice(&format!(
-            "{readers} can read the private key in {}, and so impersonate this side ('chmod \
-             go-rwx' prevents that)",
-            key.display()
-        ));
+    if let Some(warning) = readable_key(security) {
+        observer.notice(&warning);
     }
+}
+
+/// The warning, if users other than its owner can read the private key.
+pub(crate) fn readable_key(security: &Security) -> Option<String> {
+    let key = security.tls_key.as_ref()?;
+    // An error is reported where the key is read.
+    let metadata = std::fs::metadata(key).ok()?;
+    let readers = readers(metadata.permissions().mode())?;
+    Some(format!(
+        "{readers} can read the private key in {}, and so impersonate this side ('chmod go-rwx' \
+         prevents that)",
+        key.display()
+    ))
 }
 
 /// The users besides the owner who can read a file of that mode.

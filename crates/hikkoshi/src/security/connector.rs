@@ -3,8 +3,9 @@
 use std::io::{self, BufRead, Read};
 
 use error_reporter::Report;
+use hikkoshi_engine::CancelFlag;
 use hikkoshi_link::tls::{Invitation, SourceCredentials, TlsClient};
-use hikkoshi_link::{Address, Remote};
+use hikkoshi_link::{Address, Remote, RequestError, request_invitation};
 
 use super::certificates;
 use super::errors::{
@@ -12,7 +13,8 @@ use super::errors::{
     usage,
 };
 use crate::args::{InvitationArg, Migrate, Security};
-use crate::output::exit::Exit;
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::Reason;
 
 /// The longest line that is read for an invitation, in bytes.
 const MAX_LINE: u64 = 4096;
@@ -67,6 +69,42 @@ pub(crate) fn invited(argument: &InvitationArg) -> Result<Remote, Exit> {
     Ok(Remote {
         tls: Some(tls),
         ..invitation.address().clone().into()
+    })
+}
+
+/// The destination of the guest `name`: the `receive --daemon` at `address` admits this side's
+/// certificate, and is asked for an invitation.
+pub(crate) fn invited_by_certificate(
+    name: &str,
+    address: &Address,
+    security: &Security,
+    cancel: &CancelFlag,
+) -> Result<Remote, Exit> {
+    let Some(certificates) = certificates::read(security)? else {
+        return Err(usage("--name needs certificates: --tls-ca"));
+    };
+    let host = address.host().unwrap_or("localhost");
+    let client = TlsClient::certified(certificates, host)
+        .map_err(|error| credentials(Report::new(error)))?;
+    let asked = request_invitation(address, &client, name, cancel);
+    let invitation = asked.map_err(|error| {
+        let reason = match &error {
+            _ if cancel.is_cancelled() => Reason::Cancelled,
+            RequestError::Refused(_) => Reason::Remote,
+            _ => Reason::Connect,
+        };
+        let what = format!(
+            "asking the 'hikkoshi receive --daemon' at {address} for an invitation: {}",
+            Report::new(&error)
+        );
+        Exit::new(Status::AtSource, reason, what)
+            .with("the guest still runs at the source; nothing was changed")
+    })?;
+    let tls = TlsClient::invited(&invitation).map_err(|error| credentials(Report::new(error)))?;
+    // The address that was reached: the one in the invitation may be for other networks.
+    Ok(Remote {
+        tls: Some(tls),
+        ..address.clone().into()
     })
 }
 

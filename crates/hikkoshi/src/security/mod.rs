@@ -5,8 +5,10 @@ mod certificates;
 mod connector;
 mod errors;
 mod invitation_address;
+mod renewed_certificate;
 
 pub(crate) use acceptor::Acceptor;
-pub(crate) use certificates::warn_of_readable_key;
-pub(crate) use connector::{invited, remote, resumed_remote};
+pub(crate) use certificates::{readable_key, warn_of_readable_key};
+pub(crate) use connector::{invited, invited_by_certificate, remote, resumed_remote};
 pub(crate) use invitation_address::advertised;
+pub(crate) use renewed_certificate::RenewedCertificate;

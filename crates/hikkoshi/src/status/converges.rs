@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use hikkoshi_engine::report::{Phase, Snapshot, Stage};
-use hikkoshi_engine::{Convergence, Mode};
+use hikkoshi_engine::{Convergence, Mode, WhenStalled};
 use hikkoshi_status::Converges;
+
+use super::time_left::Plan;
 
 /// A round makes progress if it leaves at most this part of what any round before has left.
 const FEWER: f64 = 0.9;
@@ -17,13 +19,14 @@ const NEWEST: usize = 2;
 ///
 /// It does if the pages that are dirty fit into the downtime at the rate of the last rounds (by the
 /// engine's rule), or if one of the two newest rounds has made progress. It does not if neither is
-/// so. Before there are two such rounds and one before them, that is not known.
+/// so. Before there are two such rounds and one before them, that is not known. If it does not, and
+/// post-copy follows after some rounds, it switches.
 ///
 /// The rates of the guest and of the line do not answer this. If pre-copy does not converge, each
 /// round sends what was dirtied in a round, so that both rates are about the same.
-pub(super) fn converges(now: &Snapshot, mode: Mode, max_downtime: Duration) -> Option<Converges> {
+pub(super) fn converges(now: &Snapshot, plan: &Plan) -> Option<Converges> {
     let is_source = matches!(now.stage, Stage::Source(_));
-    if !is_source || now.phase != Phase::Precopy || mode != Mode::Precopy {
+    if !is_source || now.phase != Phase::Precopy || plan.mode != Mode::Precopy {
         return None;
     }
     let (mut rate, mut left) = (Convergence::default(), Vec::new());
@@ -33,7 +36,7 @@ pub(super) fn converges(now: &Snapshot, mode: Mode, max_downtime: Duration) -> O
             left.push(dirty);
         }
     }
-    let fits = |&dirty: &u64| rate.fits(dirty, max_downtime, Duration::ZERO);
+    let fits = |&dirty: &u64| rate.fits(dirty, plan.max_downtime, Duration::ZERO);
     if left.last().is_some_and(fits) {
         return Some(Converges::Yes);
     }
@@ -49,6 +52,7 @@ pub(super) fn converges(now: &Snapshot, mode: Mode, max_downtime: Duration) -> O
     Some(match progress {
         true => Converges::Yes,
         false if newest.len() < NEWEST => Converges::Unknown,
+        false if plan.when_stalled == WhenStalled::Switch => Converges::Switches,
         false => Converges::No,
     })
 }
@@ -60,9 +64,18 @@ mod tests {
     use hikkoshi_engine::report::RoundAccount;
     use hikkoshi_handover::DestinationStage;
 
+    fn plan(mode: Mode, when_stalled: WhenStalled) -> Plan {
+        Plan {
+            mode,
+            max_downtime: Duration::from_millis(300),
+            when_stalled,
+            max_rounds: 30,
+        }
+    }
+
     /// Rounds of one second at 100 MiB a second that have left so many MiB, and one that runs.
     /// Within the downtime, 28 MiB can be sent.
-    fn after(left_mib: &[u64]) -> Option<Converges> {
+    fn after(left_mib: &[u64], when_stalled: WhenStalled) -> Option<Converges> {
         let mut now = snapshot();
         let round = |number: usize, left: Option<&u64>| RoundAccount {
             round: u32::try_from(number + 1).unwrap(),
@@ -78,7 +91,7 @@ mod tests {
             .map(|(number, left)| round(number, Some(left)))
             .collect();
         now.rounds.push(round(left_mib.len(), None));
-        converges(&now, Mode::Precopy, Duration::from_millis(300))
+        converges(&now, &plan(Mode::Precopy, when_stalled))
     }
 
     #[test]
@@ -99,19 +112,26 @@ mod tests {
             (&[600, 600, 600, 27], Converges::Yes),
             (&[0, 0], Converges::Yes),
         ] {
-            assert_eq!(after(left), Some(expected), "{left:?}");
+            for when_stalled in [WhenStalled::GoOn, WhenStalled::Stop, WhenStalled::Switch] {
+                let expected = match (expected, when_stalled) {
+                    (Converges::No, WhenStalled::Switch) => Converges::Switches,
+                    _ => expected,
+                };
+                let found = after(left, when_stalled);
+                assert_eq!(found, Some(expected), "{left:?}, {when_stalled:?}");
+            }
         }
     }
 
     #[test]
     fn only_pre_copy_has_to_converge() {
-        let limit = Duration::from_millis(300);
+        let plan = |mode| plan(mode, WhenStalled::Switch);
         let mut now = snapshot();
-        assert_eq!(converges(&now, Mode::Hybrid, limit), None);
+        assert_eq!(converges(&now, &plan(Mode::Hybrid)), None);
         now.phase = Phase::Switchover;
-        assert_eq!(converges(&now, Mode::Precopy, limit), None);
+        assert_eq!(converges(&now, &plan(Mode::Precopy)), None);
         now.phase = Phase::Precopy;
         now.stage = Stage::Destination(DestinationStage::Receiving);
-        assert_eq!(converges(&now, Mode::Precopy, limit), None);
+        assert_eq!(converges(&now, &plan(Mode::Precopy)), None);
     }
 }

@@ -16,7 +16,7 @@ use super::cells::Cells;
 use super::converges::converges;
 use super::rates::Rate;
 use super::session::SessionInfo;
-use super::time_left::{Writes, time_left};
+use super::time_left::{Plan, Writes, time_left};
 
 /// Takes one state after another.
 #[derive(Debug)]
@@ -65,25 +65,33 @@ impl Sampler {
         let pages = now.pages;
         let done = pages.precopy + pages.zero + pages.urgent + pages.background;
         let rates = self.done.add(now.at, done);
-        let (map, dirty_rate) = self.cells.map(self.live.map(), &now);
+        let (map, written) = self.cells.map(self.live.map(), &now);
         let mode = self.live.mode();
         let writes = Writes {
-            dirty_rate,
-            dirty: map.dirty.iter().sum(),
+            now: written,
             working_set: self.working_set.as_ref(),
         };
         let limits = self.control.as_ref().map(SourceControl::limits);
-        let max_downtime = limits.map_or(self.max_downtime, |limits| limits.max_downtime);
-        let converges = converges(&now, mode, max_downtime);
+        let stalled = self.control.as_ref().map(SourceControl::when_stalled);
+        let defaults = SourceOptions::default();
+        let (when_stalled, max_rounds) =
+            stalled.unwrap_or((defaults.when_stalled, defaults.max_rounds));
+        let plan = Plan {
+            mode,
+            max_downtime: limits.map_or(self.max_downtime, |limits| limits.max_downtime),
+            when_stalled,
+            max_rounds,
+        };
+        let converges = converges(&now, &plan);
         let ends = converges != Some(Converges::No);
         State {
             limits: limits.map(|limits| status::Limits {
                 max_downtime_ms: (mode == Mode::Precopy).then(|| millis(limits.max_downtime)),
                 bandwidth: limits.bandwidth,
             }),
-            time_left: time_left(&now, mode, rates, &writes).filter(|_| ends),
+            time_left: time_left(&now, &plan, rates, &writes).filter(|_| ends),
             converges,
-            dirty_pages_per_second: dirty_rate,
+            dirty_pages_per_second: written.rate,
             bytes_per_second,
             map,
             ..state(&now)
@@ -193,6 +201,9 @@ fn state(now: &Snapshot) -> State {
             histogram: requests.histogram.iter().map(bucket).collect(),
         },
         downtime_ms: now.downtime.map(|downtime| downtime.as_secs_f64() * 1e3),
+        likely_downtime_ms: now
+            .likely_downtime
+            .map(|downtime| downtime.as_secs_f64() * 1e3),
         switchover: now
             .switchover
             .iter()
@@ -309,6 +320,7 @@ pub(super) mod tests {
             waiting: Vec::new(),
             requests: LatencySummary::default(),
             downtime: None,
+            likely_downtime: None,
             switchover: Vec::new(),
             rounds: Vec::new(),
             outages: Vec::new(),
@@ -336,6 +348,7 @@ pub(super) mod tests {
             requested: repeated(11),
         });
         now.downtime = Some(Duration::from_micros(2500));
+        now.likely_downtime = Some(Duration::from_micros(1500));
         now.disks = vec![DiskProgress {
             name: "vda".into(),
             copied: 5,
@@ -356,6 +369,7 @@ pub(super) mod tests {
         assert_eq!(pages.map(|it| it.pages), [7, 8, 9, 10, 11]);
         assert_eq!(of.requested.bytes, 11 * PAGE_BYTES);
         assert_eq!(state.downtime_ms, Some(2.5));
+        assert_eq!(state.likely_downtime_ms, Some(1.5));
         assert_eq!(
             (state.stage.as_str(), state.peer_stage.as_str()),
             ("owned", "receiving")

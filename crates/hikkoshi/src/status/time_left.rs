@@ -1,32 +1,49 @@
 //! How long a migration still takes, as far as its rates say.
 
-use hikkoshi_engine::Mode;
+use std::time::Duration;
+
 use hikkoshi_engine::report::{Phase, Snapshot, Stage};
+use hikkoshi_engine::{Mode, WhenStalled};
 use hikkoshi_estimate::WorkingSet;
 use hikkoshi_status::TimeLeft;
 
+use super::cells::Written;
 use super::rates::Rates;
+
+/// What the migration is to do.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plan {
+    pub(super) mode: Mode,
+    /// The limit of the downtime.
+    pub(super) max_downtime: Duration,
+    /// What follows after so many rounds of pre-copy that does not converge.
+    pub(super) when_stalled: WhenStalled,
+    pub(super) max_rounds: u32,
+}
 
 /// What is known of the guest's writes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Writes<'a> {
-    /// Pages that the guest dirties per second, from the second round on.
-    pub(super) dirty_rate: Option<f64>,
-    /// Pages that are dirty now.
-    pub(super) dirty: u64,
+    /// By the dirty log.
+    pub(super) now: Written,
     /// What was measured before the migration.
     pub(super) working_set: Option<&'a WorkingSet>,
 }
+
+/// Rounds after which a simulated pre-copy is said not to converge.
+const PATIENCE: u32 = 100;
 
 /// An estimate. `rates`: pages that are done per second.
 ///
 /// In pre-copy, each round leaves what the guest dirties meanwhile. With `r` pages sent and `d`
 /// dirtied per second, the rest of a round of `n` pages and all rounds after it take `n / (r - d)`,
 /// if `d < r`. That is pessimistic, because the shorter a round, the more often the guest writes to
-/// the same pages. Hybrid sends the rest of the round, and then what is dirty once.
+/// the same pages. If the working sets were measured before, the rounds are simulated with them.
+/// If post-copy follows after some rounds, each round that is left is as long as the last one.
+/// Hybrid sends the rest of the round, and then what is dirty once.
 pub(super) fn time_left(
     now: &Snapshot,
-    mode: Mode,
+    plan: &Plan,
     rates: Rates,
     writes: &Writes<'_>,
 ) -> Option<TimeLeft> {
@@ -40,42 +57,101 @@ pub(super) fn time_left(
             })
         }
         // The destination does not know the rounds.
-        (Phase::Precopy, Stage::Source(_)) if mode == Mode::Hybrid => hybrid(now, rates, writes),
-        (Phase::Precopy, Stage::Source(_)) => precopy(now, rates, writes),
+        (Phase::Precopy, Stage::Source(_)) if plan.mode == Mode::Hybrid => {
+            hybrid(now, rates, writes)
+        }
+        (Phase::Precopy, Stage::Source(_)) => shorter(
+            precopy(now, plan, rates, writes),
+            until_postcopy(now, plan, rates),
+        ),
         _ => None,
     }
 }
 
-fn precopy(now: &Snapshot, rates: Rates, writes: &Writes<'_>) -> Option<TimeLeft> {
-    let dirtied = writes.dirty_rate.unwrap_or(0.0);
-    let time = |rate: f64| quotient(rest(now), rate - dirtied);
+/// What comes first.
+fn shorter(one: Option<TimeLeft>, other: Option<TimeLeft>) -> Option<TimeLeft> {
+    let (Some(one), Some(other)) = (one, other) else {
+        return one.or(other);
+    };
+    let high = one.high_s.into_iter().chain(other.high_s);
     Some(TimeLeft {
-        low_s: time(rates.best)?,
-        likely_s: time(rates.present)?,
-        // In the first round nothing says how many follow.
-        high_s: writes.dirty_rate.and_then(|_| time(rates.worst)),
+        low_s: one.low_s.min(other.low_s),
+        likely_s: one.likely_s.min(other.likely_s),
+        high_s: high.reduce(f64::min),
     })
 }
 
-/// In the first round, which is often the only one, it is not known what the guest has dirtied. At
-/// least that is nothing, at most everything that the round sends. What is likely follows from the
-/// working sets, if they were measured; otherwise it is like the least.
+fn precopy(now: &Snapshot, plan: &Plan, rates: Rates, writes: &Writes<'_>) -> Option<TimeLeft> {
+    let dirtied = writes.now.rate.unwrap_or(0.0);
+    let time = |rate: f64| quotient(rest(now), rate - dirtied);
+    let likely_s = match writes.working_set {
+        Some(measured) => simulated(now, plan, rates.present, measured)?,
+        None => time(rates.present)?,
+    };
+    // In the first round nothing says how many follow.
+    let high = writes.now.rate.and_then(|_| time(rates.worst));
+    Some(TimeLeft {
+        low_s: time(rates.best).map_or(likely_s, |low| low.min(likely_s)),
+        likely_s,
+        high_s: high.map(|high| high.max(likely_s)),
+    })
+}
+
+/// The rest of this round and the rounds after it, of which each sends what the guest writes in the
+/// one before. `None`: they do not end.
+fn simulated(now: &Snapshot, plan: &Plan, rate: f64, measured: &WorkingSet) -> Option<f64> {
+    let mut all = quotient(rest(now), rate)?;
+    let mut round = since_begin(now) + all;
+    for number in now.round..now.round.saturating_add(PATIENCE) {
+        let next = left_dirty(measured, round) / rate;
+        all += next;
+        // The last one is sent while the guest is paused, or follows in post-copy.
+        let switches = plan.when_stalled == WhenStalled::Switch && number >= plan.max_rounds;
+        if next <= plan.max_downtime.as_secs_f64() || switches {
+            return Some(all);
+        }
+        round = next;
+    }
+    None
+}
+
+/// Pre-copy that does not converge, and that post-copy follows: so many rounds as are left, of
+/// which each sends about what the last one has left dirty, and the same in post-copy. At best the
+/// present one is the last one.
+fn until_postcopy(now: &Snapshot, plan: &Plan, rates: Rates) -> Option<TimeLeft> {
+    if plan.when_stalled != WhenStalled::Switch {
+        return None;
+    }
+    let left = now
+        .rounds
+        .iter()
+        .rev()
+        .find_map(|round| round.dirty_pages)?;
+    let rounds = f64::from(plan.max_rounds.saturating_sub(now.round));
+    let pages = |rounds: f64| rest(now) + pages(left) * (rounds + 1.0);
+    Some(TimeLeft {
+        low_s: quotient(pages(0.0), rates.best)?,
+        likely_s: quotient(pages(rounds), rates.present)?,
+        high_s: quotient(pages(rounds), rates.worst),
+    })
+}
+
+/// In the first round, which is often the only one, it is not known until near its end what the
+/// guest has dirtied. At least that is nothing, at most everything that the round sends. What is
+/// likely follows from the working sets, if they were measured; otherwise it is like the least.
 fn hybrid(now: &Snapshot, rates: Rates, writes: &Writes<'_>) -> Option<TimeLeft> {
     let guest = pages(now.pages.guest);
     let all = pages(now.total_pages).min(guest);
     let time = |rate: f64, dirty_in_first_round: &dyn Fn(f64) -> f64| {
         let round = quotient(rest(now), rate)?;
-        let left = match writes.dirty_rate {
-            Some(dirtied) => (pages(writes.dirty) + dirtied * round).min(guest),
+        let left = match writes.now.rate {
+            Some(dirtied) => (writes.now.dirty + dirtied * round).min(guest),
             None => dirty_in_first_round(round).min(all),
         };
         Some(round + left / rate)
     };
     let likely = |round: f64| match writes.working_set {
-        Some(measured) => {
-            let begun = now.rounds.last().map_or(now.at, |round| round.begun);
-            left_dirty(measured, now.at.saturating_sub(begun).as_secs_f64() + round)
-        }
+        Some(measured) => left_dirty(measured, since_begin(now) + round),
         None => 0.0,
     };
     Some(TimeLeft {
@@ -83,6 +159,12 @@ fn hybrid(now: &Snapshot, rates: Rates, writes: &Writes<'_>) -> Option<TimeLeft>
         likely_s: time(rates.present, &likely)?,
         high_s: time(rates.worst, &|_| all),
     })
+}
+
+/// Seconds since the present round began.
+fn since_begin(now: &Snapshot) -> f64 {
+    let begun = now.rounds.last().map_or(now.at, |round| round.begun);
+    now.at.saturating_sub(begun).as_secs_f64()
 }
 
 /// How many pages a round of so many seconds leaves dirty. The log of each part of the memory is
@@ -115,8 +197,8 @@ mod tests {
     use super::*;
     use crate::status::sampler::tests::snapshot;
     use hikkoshi_dirty_rate::{Cost, Measurement, PagesPerSecond, Rates as MeasuredRates, Window};
+    use hikkoshi_engine::report::RoundAccount;
     use hikkoshi_handover::DestinationStage;
-    use std::time::Duration;
 
     const RATES: Rates = Rates {
         present: 100.0,
@@ -124,15 +206,31 @@ mod tests {
         best: 200.0,
     };
 
-    /// Low, likely, and high. 100 pages are dirty.
-    fn left(now: &Snapshot, mode: Mode, dirty_rate: Option<f64>) -> Option<[Option<f64>; 3]> {
-        let writes = Writes {
-            dirty_rate,
-            dirty: 100,
+    fn plan(mode: Mode, when_stalled: WhenStalled) -> Plan {
+        Plan {
+            mode,
+            max_downtime: Duration::from_millis(300),
+            when_stalled,
+            max_rounds: 5,
+        }
+    }
+
+    /// 100 pages are dirty.
+    fn written(rate: Option<f64>) -> Writes<'static> {
+        Writes {
+            now: Written { rate, dirty: 100.0 },
             working_set: None,
-        };
-        let left = time_left(now, mode, RATES, &writes)?;
-        Some([Some(left.low_s), Some(left.likely_s), left.high_s])
+        }
+    }
+
+    fn of(left: TimeLeft) -> [Option<f64>; 3] {
+        [Some(left.low_s), Some(left.likely_s), left.high_s]
+    }
+
+    /// Low, likely, and high.
+    fn left(now: &Snapshot, mode: Mode, rate: Option<f64>) -> Option<[Option<f64>; 3]> {
+        let writes = written(rate);
+        time_left(now, &plan(mode, WhenStalled::GoOn), RATES, &writes).map(of)
     }
 
     fn half_of_a_round() -> Snapshot {
@@ -152,6 +250,37 @@ mod tests {
         let some = left(&now, Mode::Precopy, Some(50.0)).unwrap();
         assert_eq!(some[1..], [Some(10.0), None]);
         assert_eq!(left(&now, Mode::Precopy, Some(150.0)), None);
+    }
+
+    fn round(number: u32, begun: u64, dirty_pages: Option<u64>) -> RoundAccount {
+        RoundAccount {
+            round: number,
+            begun: Duration::from_secs(begun),
+            ended: dirty_pages.map(|_| Duration::from_secs(begun + 10)),
+            pages: 1000,
+            zero: 0,
+            bytes: 1000 << 12,
+            dirty_pages,
+        }
+    }
+
+    /// Round 3 of 5: the rest of it, two more, and as many pages in post-copy.
+    #[test]
+    fn precopy_that_post_copy_follows_ends() {
+        let mut now = half_of_a_round();
+        (now.round, now.at) = (3, Duration::from_secs(25));
+        now.rounds = vec![
+            round(1, 0, Some(2000)),
+            round(2, 10, Some(1000)),
+            round(3, 20, None),
+        ];
+        let writes = written(Some(150.0));
+        let left = |when| time_left(&now, &plan(Mode::Precopy, when), RATES, &writes).map(of);
+        let all = 500.0 + 3.0 * 1000.0;
+        let expected = [Some(1500.0 / 200.0), Some(all / 100.0), Some(all / 50.0)];
+        assert_eq!(left(WhenStalled::Switch), Some(expected));
+        assert_eq!(left(WhenStalled::GoOn), None);
+        assert_eq!(left(WhenStalled::Stop), None);
     }
 
     #[test]
@@ -186,6 +315,7 @@ mod tests {
             interval: Duration::from_millis(50),
             intervals: 30,
             elapsed: Duration::from_millis(1500),
+            ended: None,
             total: MeasuredRates {
                 pages: 1000,
                 measured_pages: 1000,
@@ -207,12 +337,25 @@ mod tests {
             working_set: Some(&measured),
             ..Writes::default()
         };
-        let left = time_left(&now, Mode::Hybrid, RATES, &writes).unwrap();
+        let of = |mode, when, rates| time_left(&now, &plan(mode, when), rates, &writes);
+        let left = of(Mode::Hybrid, WhenStalled::GoOn, RATES).unwrap();
         assert!(
             (left.likely_s - (5.0 + 300.0 / 100.0)).abs() < 1e-6,
             "{left:?}"
         );
         assert_eq!((left.low_s, left.high_s), (2.5, Some(30.0)));
+        // Pre-copy: 300 pages take 3 s at this rate in each round, and fit into the downtime at a
+        // higher one.
+        assert_eq!(of(Mode::Precopy, WhenStalled::GoOn, RATES), None);
+        let left = of(Mode::Precopy, WhenStalled::Switch, RATES).unwrap();
+        assert!((left.likely_s - (5.0 + 5.0 * 3.0)).abs() < 1e-6, "{left:?}");
+        let fast = Rates {
+            present: 2000.0,
+            ..RATES
+        };
+        let left = of(Mode::Precopy, WhenStalled::GoOn, fast).unwrap();
+        assert!((left.likely_s - (0.25 + 0.15)).abs() < 1e-6, "{left:?}");
+        assert_eq!(left.high_s, None);
     }
 
     #[test]

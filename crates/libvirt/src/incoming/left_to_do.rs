@@ -11,8 +11,8 @@ pub(crate) enum LeftToDo {
     NotDefined {
         /// Why.
         what: String,
-        /// The daemon does not know the domain any more, although it runs.
-        is_dropped: bool,
+        /// What it is now.
+        now: DomainNow,
         /// Where its configuration is.
         file: PathBuf,
         /// Whether it was also to be started when the host boots.
@@ -23,6 +23,18 @@ pub(crate) enum LeftToDo {
         /// Why.
         what: String,
     },
+}
+
+/// What a domain is that was not made persistent.
+#[cfg_attr(not(feature = "libvirt"), allow(dead_code))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DomainNow {
+    /// It has no configuration.
+    Transient,
+    /// The daemon does not know it any more, although it runs.
+    Dropped,
+    /// It has the configuration that this host had of it before.
+    Older,
 }
 
 impl LeftToDo {
@@ -50,17 +62,21 @@ impl fmt::Display for Text<'_> {
         match left {
             LeftToDo::NotDefined {
                 what,
-                is_dropped,
+                now,
                 file,
                 autostart,
             } => {
                 let (state, file) = (
-                    match is_dropped {
-                        true => {
+                    match now {
+                        DomainNow::Dropped => {
                             "It runs, but libvirt has dropped it from its list: restart libvirt's \
                              daemon, which finds it again"
                         }
-                        false => "It is transient, and is gone when it is shut down",
+                        DomainNow::Transient => "It is transient, and is gone when it is shut down",
+                        DomainNow::Older => {
+                            "It was persistent there already: when it is started again, it has that \
+                             older configuration"
+                        }
                     },
                     file.display(),
                 );
@@ -92,7 +108,7 @@ mod tests {
     fn what_to_do_is_said() {
         let mut left = LeftToDo::NotDefined {
             what: "libvirt: the disk is full".to_owned(),
-            is_dropped: false,
+            now: DomainNow::Transient,
             file: "/run/hikkoshi/domain-1.not-defined.xml".into(),
             autostart: false,
         };
@@ -104,18 +120,21 @@ mod tests {
             said.contains(define) && !said.contains("autostart"),
             "{said}"
         );
-        if let LeftToDo::NotDefined {
-            autostart,
-            is_dropped,
-            ..
-        } = &mut left
-        {
-            (*autostart, *is_dropped) = (true, true);
+        if let LeftToDo::NotDefined { autostart, now, .. } = &mut left {
+            (*autostart, *now) = (true, DomainNow::Dropped);
         }
         let said = left.text("guest", "qemu:///system");
         assert!(
             said.contains("then 'virsh --connect qemu:///system autostart guest'")
                 && said.contains("restart libvirt's daemon"),
+            "{said}"
+        );
+        if let LeftToDo::NotDefined { now, .. } = &mut left {
+            *now = DomainNow::Older;
+        }
+        let said = left.text("guest", "qemu:///system");
+        assert!(
+            said.contains("older configuration") && !said.contains("transient"),
             "{said}"
         );
         let what = "libvirt: read-only".to_owned();

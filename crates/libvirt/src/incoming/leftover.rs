@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 use hikkoshi_qemu::StreamPipe;
 use hikkoshi_wire::Domain as DomainOffer;
 use virt::domain::Domain;
-use virt::error::ErrorNumber;
 
 use super::{IncomingError, pipe_error};
+use crate::call::CallError;
 use crate::connection::Connection;
-use crate::process;
+use crate::daemon::ATTEMPT_TIMEOUT;
+use crate::{DomainError, process};
 
 /// How long libvirt may take to notice that a QEMU has ended.
 const END_TIMEOUT: Duration = Duration::from_secs(20);
@@ -65,20 +66,31 @@ pub(super) fn end(
         drop(pipe);
     }
     let connection = Connection::open(uri)?;
+    let refused = |what: String| IncomingError::Refused {
+        name: offer.name.clone(),
+        what,
+    };
+    let asked = |error: CallError| match error {
+        CallError::NoAnswer(after) => IncomingError::Domain(DomainError::NoAnswer {
+            uri: uri.to_owned(),
+            asked: format!("about the domain {}", offer.name),
+            after,
+        }),
+        error => refused(format!("asking {uri} about it: {}", error.text())),
+    };
     let deadline = Instant::now() + END_TIMEOUT;
-    while is_active(&connection, offer) {
+    while is_active(&connection, offer).map_err(asked)? {
         let left = process::find(run_folder, &offer.name, &offer.uuid);
         if left.is_ok_and(|process| process.is_alive()) || Instant::now() > deadline {
-            return Err(IncomingError::Refused {
-                name: offer.name.clone(),
-                what: format!("it is active at {uri} already"),
-            });
+            return Err(refused(format!("it is active at {uri} already")));
         }
         std::thread::sleep(Duration::from_millis(20));
     }
     // libvirt would keep it, and restore it when the domain is started again.
-    let saved = Domain::lookup_by_uuid_string(&connection, &offer.uuid)
-        .and_then(|domain| domain.has_managed_save(0));
+    let uuid = offer.uuid.clone();
+    let saved = connection.ask(ATTEMPT_TIMEOUT, move |connection| {
+        Domain::lookup_by_uuid_string(connection, &uuid)?.has_managed_save(0)
+    });
     match saved {
         Ok(true) => Err(IncomingError::Saved {
             name: offer.name.clone(),
@@ -86,23 +98,21 @@ pub(super) fn end(
         }),
         Ok(false) => Ok(()),
         // It is not known there: it was never persistent.
-        Err(error) if error.code() == ErrorNumber::NoDomain => Ok(()),
-        Err(error) => Err(IncomingError::Refused {
-            name: offer.name.clone(),
-            what: format!("asking {uri} for a managed save image: {}", error.message()),
-        }),
+        Err(error) if error.is_no_domain() => Ok(()),
+        Err(error) => Err(asked(error)),
     }
 }
 
-fn is_active(connection: &Connection, offer: &DomainOffer) -> bool {
-    let found = [
-        Domain::lookup_by_uuid_string(connection, &offer.uuid),
-        Domain::lookup_by_name(connection, &offer.name),
-    ];
-    found
-        .into_iter()
-        .flatten()
-        .any(|domain| domain.is_active().unwrap_or(true))
+fn is_active(connection: &Connection, offer: &DomainOffer) -> Result<bool, CallError> {
+    let (uuid, name) = (offer.uuid.clone(), offer.name.clone());
+    connection.ask(ATTEMPT_TIMEOUT, move |connection| {
+        let found = [
+            Domain::lookup_by_uuid_string(connection, &uuid),
+            Domain::lookup_by_name(connection, &name),
+        ];
+        let mut found = found.into_iter().flatten();
+        Ok(found.any(|domain| domain.is_active().unwrap_or(true)))
+    })
 }
 
 /// Opens and locks a pipe that no other program uses.

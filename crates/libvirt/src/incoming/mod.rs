@@ -12,6 +12,7 @@
 //! | `change.rs` | `--set`: changes of what is specific to a host |
 //! | `start.rs` | all of it: from the pipe to QEMU's process |
 //! | `restore.rs` | the call that restores the domain, which lasts until the guest runs |
+//! | `resumed.rs` | the same, if another program has called it, or its daemon has ended |
 //! | `leftover.rs` | what a killed program has left |
 //! | `persistent.rs` | the configuration that a persistent domain gets |
 //! | `left_to_do.rs` | what libvirt has not done, for people |
@@ -28,6 +29,8 @@ mod persistent;
 #[cfg(feature = "libvirt")]
 mod restore;
 #[cfg(feature = "libvirt")]
+mod resumed;
+#[cfg(feature = "libvirt")]
 mod start;
 
 use std::io;
@@ -41,6 +44,8 @@ use thiserror::Error;
 
 pub use self::change::{Change, NetworkKind};
 pub use self::description::DescriptionError;
+#[cfg(feature = "libvirt")]
+use self::left_to_do::DomainNow;
 pub(crate) use self::left_to_do::LeftToDo;
 use crate::{DomainError, process};
 
@@ -198,9 +203,10 @@ pub fn check_daemon(uri: &str) -> Result<(), DomainError> {
     {
         let connection = crate::connection::Connection::open(uri)?;
         // A socket that the URI names may be that of any daemon.
-        let daemon = connection.get_uri().map_err(|error| DomainError::Connect {
+        let daemon = connection.ask(crate::daemon::ATTEMPT_TIMEOUT, |open| open.get_uri());
+        let daemon = daemon.map_err(|error| DomainError::Connect {
             uri: uri.to_owned(),
-            what: error.message().to_owned(),
+            what: error.text(),
         })?;
         match process::is_session(&daemon) {
             true => Err(session()),
@@ -255,7 +261,7 @@ pub fn resumed_owner(
     running: bool,
 ) -> Result<Box<dyn MachineOwner>, DomainError> {
     #[cfg(feature = "libvirt")]
-    return Ok(Box::new(restore::Resumed::new(uri, uuid, pipe, running)));
+    return Ok(Box::new(resumed::Resumed::new(uri, uuid, pipe, running)));
     #[cfg(not(feature = "libvirt"))]
     {
         let _ = (uri, uuid, pipe, running);

@@ -7,15 +7,18 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::RecvTimeoutError;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use virt::domain::Domain;
-use virt::error::ErrorNumber;
+use virt::error::{Error, ErrorNumber};
 
-use super::LeftToDo;
-use crate::connection::Connection;
-use crate::daemon::{AWAY_TIMEOUT, RETRY_INTERVAL};
+use super::{DomainNow, LeftToDo};
+use crate::DomainError;
+use crate::call::Call;
+use crate::connection::{Connection, PING_TIMEOUT};
+use crate::daemon::{ATTEMPT_TIMEOUT, AWAY_TIMEOUT, RETRY_INTERVAL};
 
 /// Whether the domain is to be started when the host boots, too.
 const KINDS: [bool; 2] = [false, true];
@@ -59,7 +62,7 @@ pub(super) fn define(uri: &str, folder: &Path, uuid: &str) -> Result<(), LeftToD
         return match file.exists() {
             true => Err(LeftToDo::NotDefined {
                 what: "libvirt did not take its configuration from another engine".to_owned(),
-                is_dropped: false,
+                now: DomainNow::Transient,
                 file,
                 autostart: false,
             }),
@@ -67,19 +70,18 @@ pub(super) fn define(uri: &str, folder: &Path, uuid: &str) -> Result<(), LeftToD
         };
     };
     let made = std::fs::read_to_string(&path)
-        .map_err(|error| NotMade::Defined(error.to_string()))
+        .map_err(|error| NotMade::Defined(DomainNow::Transient, error.to_string()))
         .and_then(|xml| make(uri, uuid, &xml, autostart));
     let Err(not_made) = made else {
         remove(folder, uuid);
         return Ok(());
     };
-    let is_dropped = matches!(not_made, NotMade::Dropped(_));
     Err(match not_made {
         NotMade::Started(what) => {
             remove(folder, uuid);
             LeftToDo::NotStarted { what }
         }
-        NotMade::Defined(what) | NotMade::Dropped(what) | NotMade::Away(what) => {
+        NotMade::Defined(now, what) => {
             let for_a_person = not_defined(folder, uuid);
             let file = match std::fs::rename(&path, &for_a_person) {
                 Ok(()) => for_a_person,
@@ -87,7 +89,7 @@ pub(super) fn define(uri: &str, folder: &Path, uuid: &str) -> Result<(), LeftToD
             };
             LeftToDo::NotDefined {
                 what,
-                is_dropped,
+                now,
                 file,
                 autostart,
             }
@@ -96,37 +98,57 @@ pub(super) fn define(uri: &str, folder: &Path, uuid: &str) -> Result<(), LeftToD
 }
 
 /// Why a domain is not what it was to be.
+#[derive(Debug)]
 enum NotMade {
-    /// Persistent; libvirt's message.
-    Defined(String),
-    /// The same, and the daemon does not know the domain any more.
-    Dropped(String),
+    /// Persistent; what it is, and why.
+    Defined(DomainNow, String),
     /// Started when the host boots; libvirt's message.
     Started(String),
-    /// The daemon is not there.
-    Away(String),
+}
+
+/// Why an attempt has failed.
+#[derive(Debug)]
+enum Failed {
+    /// libvirt cannot do it.
+    NotMade(NotMade),
+    /// The daemon is not there, or hangs.
+    Away(DomainError),
 }
 
 /// Where the system's daemon keeps the configurations of domains.
-const CONFIGURATIONS: &str = "/etc/libvirt/qemu";
+const CONFIGURATIONS: &str = "etc/libvirt/qemu";
 
 /// Writes a file of this size where the daemon would write the configuration, and removes it.
+/// `root` is the root of the daemon's file system.
 ///
 /// If libvirt 9.0 cannot write the configuration of a running domain that was transient, it drops
 /// the domain from its list, as if it were a new one (`qemuDomainDefineXMLFlags`), until its daemon
 /// is started again. So it is not asked to if that would fail.
-fn check_writable(bytes: usize) -> io::Result<()> {
-    let folder = Path::new(CONFIGURATIONS);
+fn check_writable(root: &Path, bytes: usize) -> io::Result<()> {
+    let folder = root.join(CONFIGURATIONS);
     if !folder.exists() {
         return Ok(());
     }
-    let mut file = tempfile_in(folder)?;
+    let mut file = tempfile_in(&folder)?;
     let written = file
         .0
         .write_all(&vec![b' '; bytes])
         .and_then(|()| file.0.sync_all());
     std::fs::remove_file(&file.1)?;
     written
+}
+
+/// The root of the daemon's file system. This program's own mounts say nothing about the daemon's:
+/// its systemd unit makes `/etc` read-only for it alone (`ProtectSystem=strict`).
+///
+/// `None`: the daemon's process was not found, for example because it has another PID namespace.
+fn daemon_root(run: &Path) -> Option<PathBuf> {
+    ["libvirtd", "virtqemud"].iter().find_map(|name| {
+        let pid = std::fs::read_to_string(run.join(format!("{name}.pid"))).ok()?;
+        let process = Path::new("/proc").join(pid.trim().parse::<u32>().ok()?.to_string());
+        let program = std::fs::read_to_string(process.join("comm")).ok()?;
+        (program.trim() == *name).then(|| process.join("root"))
+    })
 }
 
 /// A new file. (libvirt reads only those that end with `.xml`.)
@@ -137,40 +159,80 @@ fn tempfile_in(folder: &Path) -> io::Result<(File, PathBuf)> {
     Ok((file.open(&path)?, path))
 }
 
-/// Makes the domain persistent. Waits for a daemon that is being restarted.
+/// Makes the domain persistent. Waits for a daemon that is being restarted, or hangs.
 fn make(uri: &str, uuid: &str, xml: &str, autostart: bool) -> Result<(), NotMade> {
-    let deadline = Instant::now() + AWAY_TIMEOUT;
+    let began = Instant::now();
     loop {
-        match try_to_make(uri, uuid, xml, autostart) {
-            Err(NotMade::Away(_)) if Instant::now() < deadline => thread::sleep(RETRY_INTERVAL),
-            made => return made,
+        let left = AWAY_TIMEOUT.saturating_sub(began.elapsed());
+        let error = match try_to_make(uri, uuid, xml, autostart, left) {
+            Ok(()) => return Ok(()),
+            Err(Failed::NotMade(not_made)) => return Err(not_made),
+            Err(Failed::Away(error)) => error,
+        };
+        let waited = began.elapsed();
+        if waited >= AWAY_TIMEOUT {
+            let what = error.after(waited);
+            return Err(NotMade::Defined(DomainNow::Transient, what.to_string()));
         }
+        thread::sleep(RETRY_INTERVAL);
     }
 }
 
-fn try_to_make(uri: &str, uuid: &str, xml: &str, autostart: bool) -> Result<(), NotMade> {
-    check_writable(xml.len())
-        .map_err(|error| NotMade::Defined(format!("writing to {CONFIGURATIONS}: {error}")))?;
-    let connection = Connection::open(uri).map_err(|error| NotMade::Away(error.to_string()))?;
-    let failed = |not_made: fn(String) -> NotMade| {
-        let connection = &connection;
-        move |error: virt::error::Error| {
-            let what = format!("libvirt: {}", error.message());
-            match connection.is_alive() {
-                true => not_made(what),
-                false => NotMade::Away(what),
-            }
+/// Tries it within about `limit`. libvirt may still do it afterwards.
+fn try_to_make(
+    uri: &str,
+    uuid: &str,
+    xml: &str,
+    autostart: bool,
+    limit: Duration,
+) -> Result<(), Failed> {
+    let opening = limit.clamp(PING_TIMEOUT, ATTEMPT_TIMEOUT);
+    let connection = Connection::open_within(uri, opening).map_err(Failed::Away)?;
+    let (uuid, xml) = (uuid.to_owned(), xml.to_owned());
+    let making = Call::start(move || make_by(&connection, &uuid, &xml, autostart));
+    let failed = |what: String| Failed::NotMade(NotMade::Defined(DomainNow::Transient, what));
+    let making = making.map_err(|error| failed(format!("starting a thread: {error}")))?;
+    match making.wait(limit.max(PING_TIMEOUT)) {
+        Ok(made) => made,
+        Err(RecvTimeoutError::Timeout) => Err(Failed::Away(DomainError::NoAnswer {
+            uri: uri.to_owned(),
+            asked: "to make the domain persistent".to_owned(),
+            after: limit,
+        })),
+        Err(RecvTimeoutError::Disconnected) => Err(failed("the thread has ended".to_owned())),
+    }
+}
+
+fn make_by(connection: &Connection, uuid: &str, xml: &str, autostart: bool) -> Result<(), Failed> {
+    let found = Domain::lookup_by_uuid_string(connection, uuid);
+    let is_persistent = found.is_ok_and(|domain| domain.is_persistent().unwrap_or(false));
+    // libvirt keeps one that was persistent before.
+    let root = daemon_root(Path::new("/run")).filter(|_| !is_persistent);
+    if let Some(root) = root {
+        check_writable(&root, xml.len()).map_err(|error| {
+            let what =
+                format!("writing to /{CONFIGURATIONS}, as libvirt's daemon sees it: {error}");
+            Failed::NotMade(NotMade::Defined(DomainNow::Transient, what))
+        })?;
+    }
+    let failed = |error: Error, not_made: fn(DomainNow, String) -> NotMade| {
+        let what = format!("libvirt: {}", error.message());
+        if !connection.is_alive() {
+            let uri = connection.uri().to_owned();
+            return Failed::Away(DomainError::Connect { uri, what });
         }
+        let now = match is_persistent {
+            true => DomainNow::Older,
+            false if is_dropped(connection, uuid) => DomainNow::Dropped,
+            false => DomainNow::Transient,
+        };
+        Failed::NotMade(not_made(now, what))
     };
-    let defined = Domain::define_xml(&connection, xml).map_err(failed(NotMade::Defined));
-    let domain = defined.map_err(|not_made| match not_made {
-        NotMade::Defined(what) if is_dropped(&connection, uuid) => NotMade::Dropped(what),
-        other => other,
-    })?;
+    let domain =
+        Domain::define_xml(connection, xml).map_err(|error| failed(error, NotMade::Defined))?;
     if autostart {
-        domain
-            .set_autostart(true)
-            .map_err(failed(NotMade::Started))?;
+        let started = domain.set_autostart(true);
+        started.map_err(|error| failed(error, |_, what| NotMade::Started(what)))?;
     }
     Ok(())
 }
@@ -213,5 +275,54 @@ mod tests {
         keep(folder, UUID, None, false).unwrap();
         assert_eq!(define(), Ok(()));
         assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0);
+    }
+
+    /// The roots of the mounts of this process and of the daemon differ.
+    #[test]
+    fn the_daemons_file_system_is_that_of_its_process() {
+        let run = tempfile::tempdir().unwrap();
+        let of = || daemon_root(run.path());
+        assert_eq!(of(), None, "no daemon");
+        let program = std::fs::read_to_string("/proc/self/comm").unwrap();
+        assert_ne!(program.trim(), "virtqemud");
+        let own = std::process::id();
+        std::fs::write(run.path().join("virtqemud.pid"), format!("{own}\n")).unwrap();
+        assert_eq!(of(), None, "the number belongs to another program");
+        let mut child = daemon(run.path(), "virtqemud");
+        let pid = child.id();
+        std::fs::write(run.path().join("virtqemud.pid"), format!("{pid}\n")).unwrap();
+        let root = PathBuf::from(format!("/proc/{pid}/root"));
+        // The child may not have executed its program yet.
+        while of().is_none() {
+            assert_eq!(child.try_wait().unwrap(), None, "it has ended");
+        }
+        assert_eq!(of(), Some(root));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(of(), None, "it has ended");
+    }
+
+    /// A process with this name.
+    fn daemon(folder: &Path, name: &str) -> std::process::Child {
+        let program = folder.join(name);
+        std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
+        std::process::Command::new(program)
+            .arg("1000")
+            .spawn()
+            .unwrap()
+    }
+
+    #[test]
+    fn the_folder_of_the_configurations_is_tried() {
+        let root = tempfile::tempdir().unwrap();
+        check_writable(root.path(), 1000).unwrap();
+        let folder = root.path().join(CONFIGURATIONS);
+        std::fs::create_dir_all(folder.parent().unwrap()).unwrap();
+        std::fs::write(&folder, "not a folder").unwrap();
+        check_writable(root.path(), 1000).unwrap_err();
+        std::fs::remove_file(&folder).unwrap();
+        std::fs::create_dir(&folder).unwrap();
+        check_writable(root.path(), 1000).unwrap();
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "removed");
     }
 }

@@ -5,8 +5,10 @@
 //! not have to wait for the daemon then.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -78,12 +80,39 @@ pub(crate) fn execute(
     })
 }
 
+/// Whether QEMU serves us: no daemon has the socket, also none that hangs.
+pub(crate) fn is_free(process: &Process) -> bool {
+    connect(process, GREETING_TIMEOUT).is_ok()
+}
+
 /// Opens a session on the socket, within `timeout`.
 pub(crate) fn connect(process: &Process, timeout: Duration) -> Result<Client, String> {
     let found =
         path(process).map_err(|error| format!("looking for QEMU's monitor socket: {error}"))?;
     let path = found.ok_or("QEMU's monitor socket was not found")?;
     Client::connect(&path, timeout).map_err(|error| Report::new(&error).to_string())
+}
+
+/// Whether the daemon has sent something on its connection that QEMU has not read yet.
+pub(crate) fn has_unread(process: &Process) -> bool {
+    let is_unread = |number: &i32| {
+        let link = std::fs::read_link(format!("/proc/{}/fd/{number}", process.pid()));
+        if !link.is_ok_and(|link| link.to_string_lossy().starts_with("socket:")) {
+            return false;
+        }
+        let Ok(socket) = process.descriptor(*number).map(UnixStream::from) else {
+            return false;
+        };
+        // A connection has the path of the socket on which it was accepted.
+        let is_monitor = socket.local_addr().is_ok_and(|address| {
+            let path = address.as_pathname();
+            path.is_some_and(|path| path.file_name() == Some(OsStr::new(NAME)))
+        });
+        // The listening socket has nothing to be read: an error.
+        is_monitor && rustix::io::ioctl_fionread(&socket).is_ok_and(|unread| unread > 0)
+    };
+    let numbers = process.descriptors().unwrap_or_default();
+    numbers.iter().any(is_unread)
 }
 
 fn line(event: &QmpEvent) -> String {

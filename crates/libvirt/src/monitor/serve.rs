@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use hikkoshi_linux::Process;
@@ -17,10 +17,15 @@ use super::own_socket::{self, Executed, NotExecuted};
 use super::qmp::{self, Request};
 use super::received::Received;
 use crate::DomainError;
-use crate::daemon::{AWAY_TIMEOUT, Daemon, OpenDomain, RETRY_INTERVAL};
+use crate::connection::PING_TIMEOUT;
+use crate::daemon::{ATTEMPT_TIMEOUT, AWAY_TIMEOUT, Daemon, OpenDomain, RETRY_INTERVAL};
 
 /// Lines that wait to be written: answers, of which there is one at a time, and events.
 const LINES: usize = 1024;
+
+/// How long to wait for a daemon that was waited for already. One that was restarted needs some
+/// time until it has reached QEMU.
+const SHORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 const QUERY_VERSION: &str = r#"{"execute":"query-version"}"#;
 
@@ -35,6 +40,8 @@ struct LentMonitor {
     process: Arc<Process>,
     /// `None`: the daemon is away.
     lent: Option<Lent>,
+    /// The daemon was waited for, and has not come back.
+    given_up: bool,
     lines: SyncSender<String>,
 }
 
@@ -46,7 +53,8 @@ struct Lent {
     _events: Subscription,
 }
 
-/// Serves a session on one end of a pair of sockets, and returns the other end.
+/// Serves a session on one end of a pair of sockets, and returns the other end. Waits as long as
+/// QEMU needs to tell its version.
 ///
 /// # Errors
 ///
@@ -60,9 +68,10 @@ pub(crate) fn start(daemon: &Daemon, process: &Arc<Process>) -> Result<UnixStrea
         daemon: daemon.clone(),
         process: Arc::clone(process),
         lent: None,
+        given_up: false,
         lines,
     };
-    let version = match daemon.connect() {
+    let version = match daemon.connect(ATTEMPT_TIMEOUT) {
         Ok(open) => {
             // Before the greeting, so that no event of the session is missed.
             let lent = monitor.subscribe(open).map_err(failed)?;
@@ -131,7 +140,11 @@ impl LentMonitor {
     /// Lets QEMU execute a command: through libvirt, or by its own socket while the daemon is away.
     /// A command whose answer was lost is repeated: that changes nothing, or the same again.
     fn execute(&mut self, json: &str, descriptors: &[OwnedFd]) -> Result<String, String> {
-        let deadline = Instant::now() + AWAY_TIMEOUT;
+        let began = Instant::now();
+        let patience = match self.given_up {
+            true => SHORT_TIMEOUT,
+            false => AWAY_TIMEOUT,
+        };
         let not_repeated = |error: &str| {
             json.contains(NOT_REPEATED)
                 .then(|| format!("the daemon was restarted while QEMU executed a command: {error}"))
@@ -140,7 +153,10 @@ impl LentMonitor {
             if let Some(lent) = &self.lent {
                 let error = match command::execute(&lent.open.domain, json, descriptors) {
                     Err(error) if !lent.open.connection.is_alive() => error,
-                    executed => return executed,
+                    executed => {
+                        self.given_up = false;
+                        return executed;
+                    }
                 };
                 tracing::info!(error, "libvirt's daemon is away");
                 self.lent = None;
@@ -155,6 +171,7 @@ impl LentMonitor {
                         // As from libvirt, if the client does not read.
                         let _ = self.lines.try_send(event);
                     }
+                    self.given_up = false;
                     return Ok(answer);
                 }
                 Err(NotExecuted::NotSent(why)) => {
@@ -166,19 +183,21 @@ impl LentMonitor {
                     }
                 }
             }
-            let Err(error) = self.reopen() else {
+            let left = patience.saturating_sub(began.elapsed());
+            let Err(error) = self.reopen(left.clamp(PING_TIMEOUT, ATTEMPT_TIMEOUT)) else {
                 continue;
             };
-            if Instant::now() > deadline || !self.process.is_alive() {
+            if began.elapsed() > patience || !self.process.is_alive() {
+                self.given_up = true;
                 return Err(error);
             }
             thread::sleep(RETRY_INTERVAL);
         }
     }
 
-    /// Connects to the daemon again, if it is back and has found the domain.
-    fn reopen(&mut self) -> Result<(), String> {
-        let open = self.daemon.connect();
+    /// Connects to the daemon again within `limit`, if it is back and has found the domain.
+    fn reopen(&mut self, limit: Duration) -> Result<(), String> {
+        let open = self.daemon.connect(limit);
         let open = open.map_err(|error| Report::new(&error).to_string())?;
         let lent = self.subscribe(open)?;
         // It may still be connecting to QEMU.

@@ -1,11 +1,13 @@
 //! The front of several receivers: accepts connections on one port, reads which receiver each one
 //! is for, and passes it on, with all of its bytes.
 //!
-//! The front has no keys. It reads the first TLS message with `MSG_PEEK`, so that the receiver
-//! reads it again.
+//! For that the front needs no keys. It reads the first TLS message with `MSG_PEEK`, so that the
+//! receiver reads it again. With a certificate, the front also accepts sources that ask for an
+//! invitation (`request_invitation/`).
 
-use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::thread;
@@ -17,10 +19,11 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use thiserror::Error;
 
 use crate::accept::pending::PendingHandshakes;
-use crate::tls::Route;
-use crate::{Address, Stream, TICK};
+use crate::request_invitation::{BadRequest, accept_request};
+use crate::tls::{Route, TimeLimits, TlsServer, Wanted};
+use crate::{Address, InvitationRequest, Stream, TICK};
 
-/// How long the first message may take.
+/// How long the first message may take, and a request with the TLS handshake before it.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How often to look for the rest of a message that has arrived in part.
@@ -43,6 +46,19 @@ pub struct RoutedConnection {
     pub route: Route,
 }
 
+/// What a front has accepted.
+#[derive(Debug)]
+pub enum Arrival {
+    /// A connection for one of the receivers.
+    Link(RoutedConnection),
+    /// A source asks for an invitation.
+    Request(Box<InvitationRequest>),
+}
+
+/// The alert `no_application_protocol` (RFC 8446, section 6; RFC 7301, section 3.2), without
+/// encryption.
+const NO_APPLICATION_PROTOCOL: [u8; 7] = [21, 3, 3, 0, 2, 2, 120];
+
 /// A connection that cannot be passed on.
 #[derive(Debug, Error)]
 enum NotRouted {
@@ -53,20 +69,37 @@ enum NotRouted {
     #[error("the peer does not use TLS: the source needs an invitation (--to)")]
     NotTls,
     #[error(
-        "the peer does not name a receiver: it is not hikkoshi, is an older version, or has no \
-         invitation"
+        "the peer does not name a receiver: it is not hikkoshi, is an older version, or has \
+         neither an invitation nor --name"
     )]
     NoRoute,
+    #[error(
+        "the peer asks for an invitation with a certificate, and this side has none (--tls-ca)"
+    )]
+    NoCertificate,
+    #[error("a source that asks for an invitation")]
+    Request(#[from] BadRequest),
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
+/// The front's certificate, as it is now: it may be renewed.
+type Certificate = Box<dyn Fn() -> TlsServer + Send + Sync>;
+
 /// A listener in front of several receivers.
-#[derive(Debug)]
 pub struct Front {
     listener: TcpListener,
     address: Address,
     pending: PendingHandshakes,
+    certificate: Option<Certificate>,
+}
+
+impl fmt::Debug for Front {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Front")
+            .field("listener", &self.listener)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Front {
@@ -95,7 +128,19 @@ impl Front {
             listener,
             address,
             pending: PendingHandshakes::default(),
+            certificate: None,
         })
+    }
+
+    /// Accepts also sources that have a certificate, and ask for an invitation. `certificate`
+    /// returns this side's; it is called for each connection.
+    #[must_use]
+    pub fn with_certificate(
+        mut self,
+        certificate: impl Fn() -> TlsServer + Send + Sync + 'static,
+    ) -> Self {
+        self.certificate = Some(Box::new(certificate));
+        self
     }
 
     /// The address.
@@ -108,16 +153,12 @@ impl Front {
         self.pending.log_rejection(&peer.to_string(), why);
     }
 
-    /// Accepts connections and sends them to `routed` until `stop` is set. When that channel is
+    /// Accepts connections and sends them to `arrivals` until `stop` is set. When that channel is
     /// full, a connection is closed.
     ///
     /// # Errors
     /// When `poll` fails.
-    pub fn serve(
-        &self,
-        routed: &SyncSender<RoutedConnection>,
-        stop: &CancelFlag,
-    ) -> io::Result<()> {
+    pub fn serve(&self, arrivals: &SyncSender<Arrival>, stop: &CancelFlag) -> io::Result<()> {
         let tick = Timespec::try_from(TICK).map_err(io::Error::other)?;
         while !stop.is_cancelled() {
             let mut poll = [PollFd::from_borrowed_fd(
@@ -129,7 +170,7 @@ impl Front {
                 Ok(_) => {}
                 Err(error) => return Err(error.into()),
             }
-            if let Err(error) = self.accept(routed, stop) {
+            if let Err(error) = self.accept(arrivals, stop) {
                 // The connection was closed before it was accepted, or no file descriptors are
                 // left. Neither ends the front.
                 tracing::warn!(error = %Report::new(&error), "accepting a connection");
@@ -140,30 +181,27 @@ impl Front {
     }
 
     /// Accepts a connection and starts a thread that reads its first message.
-    fn accept(&self, routed: &SyncSender<RoutedConnection>, stop: &CancelFlag) -> io::Result<()> {
+    fn accept(&self, arrivals: &SyncSender<Arrival>, stop: &CancelFlag) -> io::Result<()> {
         let (stream, peer) = self.listener.accept()?;
         stream.set_read_timeout(Some(TICK))?;
         let stream = Stream::Tcp(stream);
         let Some(slot) = self.pending.add(&stream, Some(peer.ip()), stop)? else {
             return Ok(());
         };
-        let (routed, stop, pending) = (routed.clone(), stop.clone(), self.pending.clone());
+        let (arrivals, stop, pending) = (arrivals.clone(), stop.clone(), self.pending.clone());
+        // Here, because the other thread cannot read files.
+        let server = self.certificate.as_ref().map(|certificate| certificate());
         thread::Builder::new()
             .name("front-hello".into())
             .spawn(move || {
                 let _slot = slot;
                 sandbox_thread();
                 let Stream::Tcp(stream) = stream else { return };
-                match read_route(&stream, &stop) {
-                    Ok(route) => {
-                        let connection = RoutedConnection {
-                            stream,
-                            peer,
-                            route,
-                        };
-                        if let Err(TrySendError::Full(more)) = routed.try_send(connection) {
+                match arrival(stream, peer, server.as_ref(), &stop) {
+                    Ok(arrival) => {
+                        if let Err(TrySendError::Full(_)) = arrivals.try_send(arrival) {
                             let why = "too many connections wait for their receivers";
-                            pending.log_rejection(&more.peer.to_string(), &why);
+                            pending.log_rejection(&peer.to_string(), &why);
                         }
                     }
                     Err(error) => pending.log_rejection(&peer.to_string(), &Report::new(&error)),
@@ -173,11 +211,52 @@ impl Front {
     }
 }
 
-/// Reads the route, and leaves all bytes in the socket.
-fn read_route(stream: &TcpStream, stop: &CancelFlag) -> Result<Route, NotRouted> {
-    let deadline = Instant::now() + TIMEOUT;
+/// Reads what a peer wants.
+fn arrival(
+    stream: TcpStream,
+    peer: SocketAddr,
+    server: Option<&TlsServer>,
+    stop: &CancelFlag,
+) -> Result<Arrival, NotRouted> {
+    let limits = TimeLimits {
+        deadline: Instant::now() + TIMEOUT,
+        stop,
+    };
+    let hello = peek_hello(&stream, limits)?;
+    match (Wanted::of_client_hello(&hello), server) {
+        (Some(Wanted::Receiver(route)), _) => Ok(Arrival::Link(RoutedConnection {
+            stream,
+            peer,
+            route,
+        })),
+        (Some(Wanted::Invitation), Some(server)) => {
+            let stream = Stream::tcp(stream)?;
+            let request = accept_request(stream, peer, server, limits)?;
+            Ok(Arrival::Request(Box::new(request)))
+        }
+        (wanted, _) => {
+            // The source reports a better reason than a connection that was closed.
+            refuse(&stream, hello);
+            Err(match wanted {
+                Some(_) => NotRouted::NoCertificate,
+                None => NotRouted::NoRoute,
+            })
+        }
+    }
+}
+
+/// Answers a hello with an alert. An error changes nothing: the connection ends.
+fn refuse(mut stream: &TcpStream, mut hello: Vec<u8>) {
+    // Closing a connection with unread bytes would reset it, and the alert could be lost.
+    let _ = stream.read_exact(&mut hello);
+    let _ = stream.write_all(&NO_APPLICATION_PROTOCOL);
+    let _ = stream.shutdown(Shutdown::Write);
+}
+
+/// Reads the first message, and leaves all bytes in the socket.
+fn peek_hello(stream: &TcpStream, limits: TimeLimits<'_>) -> Result<Vec<u8>, NotRouted> {
     let mut record = vec![0; HEADER];
-    peek(stream, &mut record, deadline, stop)?;
+    peek(stream, &mut record, limits)?;
     let [22, 3, _, high, low] = record[..] else {
         return Err(NotRouted::NotTls);
     };
@@ -186,19 +265,14 @@ fn read_route(stream: &TcpStream, stop: &CancelFlag) -> Result<Route, NotRouted>
         return Err(NotRouted::NoRoute);
     }
     record.resize(HEADER + len, 0);
-    peek(stream, &mut record, deadline, stop)?;
-    Route::of_client_hello(&record).ok_or(NotRouted::NoRoute)
+    peek(stream, &mut record, limits)?;
+    Ok(record)
 }
 
 /// Fills `bytes` with the first bytes of the connection.
-fn peek(
-    stream: &TcpStream,
-    bytes: &mut [u8],
-    deadline: Instant,
-    stop: &CancelFlag,
-) -> Result<(), NotRouted> {
+fn peek(stream: &TcpStream, bytes: &mut [u8], limits: TimeLimits<'_>) -> Result<(), NotRouted> {
     loop {
-        if Instant::now() > deadline || stop.is_cancelled() {
+        if Instant::now() > limits.deadline || limits.stop.is_cancelled() {
             return Err(NotRouted::TimedOut);
         }
         match stream.peek(bytes) {
@@ -220,70 +294,5 @@ fn peek(
 
 #[cfg(test)]
 #[cfg(not(loom))]
-mod tests {
-    use super::*;
-    use crate::tls::{TlsClient, TlsServer};
-    use std::io::{Read, Write};
-    use std::sync::mpsc::{Receiver, sync_channel};
-
-    /// A front, and the connections that it passes on.
-    fn with_front(test: impl FnOnce(SocketAddr, &Receiver<RoutedConnection>)) {
-        let front = Front::bind(&"127.0.0.1:0".parse().unwrap()).unwrap();
-        let address = front.address().resolve().unwrap()[0];
-        let (sender, routed) = sync_channel(8);
-        let stop = CancelFlag::new();
-        thread::scope(|scope| {
-            scope.spawn(|| front.serve(&sender, &stop).unwrap());
-            test(address, &routed);
-            stop.cancel();
-        });
-    }
-
-    /// The first message of a source with an invitation of `server`.
-    fn client_hello(server: &TlsServer) -> (Vec<u8>, Route) {
-        let invitation = server.invitation("h:1".parse().unwrap()).unwrap();
-        let client = TlsClient::invited(&invitation).unwrap();
-        let mut connection =
-            rustls::ClientConnection::new(client.config.clone(), client.name.clone()).unwrap();
-        let mut hello = Vec::new();
-        connection.write_tls(&mut hello).unwrap();
-        (hello, invitation.route())
-    }
-
-    #[test]
-    fn a_connection_is_passed_on_with_its_first_message() {
-        let (hello, route) = client_hello(&TlsServer::inviting().unwrap());
-        with_front(|address, routed| {
-            let mut peer = TcpStream::connect(address).unwrap();
-            // In parts, as a network may deliver it.
-            for part in [&hello[..3], &hello[3..40], &hello[40..]] {
-                peer.write_all(part).unwrap();
-                thread::sleep(2 * PEEK_INTERVAL);
-            }
-            let mut passed = routed.recv().unwrap();
-            assert_eq!(passed.route, route);
-            assert_eq!(passed.peer, peer.local_addr().unwrap());
-            let mut read = vec![0; hello.len()];
-            passed.stream.read_exact(&mut read).unwrap();
-            assert_eq!(read, hello);
-        });
-    }
-
-    #[test]
-    fn other_connections_are_closed() {
-        let (hello, _) = client_hello(&TlsServer::inviting().unwrap());
-        let mut without = hello.clone();
-        let at = without.windows(4).position(|part| part == b"1 to").unwrap();
-        without[at] = b'2';
-        let long = [22, 3, 1, 0xff, 0xff];
-        with_front(|address, routed| {
-            for bytes in [&b"GET / HTTP/1.1\r\n"[..], &long, &without, b"hk\0\0\0"] {
-                let mut peer = TcpStream::connect(address).unwrap();
-                peer.write_all(bytes).unwrap();
-                // It is closed, perhaps by a reset.
-                assert!(matches!(peer.read(&mut [0]), Ok(0) | Err(_)));
-            }
-            assert!(routed.try_recv().is_err());
-        });
-    }
-}
+#[path = "front_tests.rs"]
+mod tests;

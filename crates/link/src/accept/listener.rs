@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex};
@@ -22,6 +22,7 @@ use crate::handshake;
 use crate::tls::TlsServer;
 use crate::{AcceptedLink, Address, Stream};
 use hikkoshi_linux::CancelFlag;
+use hikkoshi_linux::connect_unix;
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_linux::{Priority, PriorityClass};
 
@@ -51,9 +52,9 @@ pub struct Listener {
 impl Listener {
     /// Binds `address`.
     ///
+    /// # Errors
     /// The error of `bind`. A unix socket's path that exists counts as in use, unless it is a
     /// socket that a killed process left.
-    /// is a socket that a killed program left.
     pub fn bind(address: &Address) -> io::Result<Self> {
         let socket = match address {
             Address::Tcp(_) => {
@@ -150,8 +151,8 @@ impl Listener {
     /// Accepts connections and sends them to `incoming` until `stop` is set. When that channel is
     /// full, a connection is rejected: the channel should hold all links of a migration.
     ///
+    /// # Errors
     /// When `poll` fails.
-    /// When accepting fails for good.
     pub fn serve(&self, incoming: &SyncSender<AcceptedLink>, stop: &CancelFlag) -> io::Result<()> {
         let tick = Timespec::try_from(TICK).map_err(io::Error::other)?;
         while !stop.is_cancelled() {
@@ -271,7 +272,7 @@ fn handed_over(
 /// Whether `path` is a socket without a listener.
 fn has_no_listener(path: &Path) -> bool {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
-    let connected = is_socket.then(|| UnixStream::connect(path));
+    let connected = is_socket.then(|| connect_unix(path));
     matches!(connected, Some(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused)
 }
 

@@ -21,10 +21,12 @@ use std::io::{self, IoSlice, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use hikkoshi_linux::{TcpInfo, set_pace};
+use hikkoshi_linux::{TcpInfo, connect_unix, set_pace};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
@@ -71,7 +73,7 @@ impl Stream {
     /// The error of the last attempt, or of a stop by `stop`.
     pub fn connect(address: &Address, loopback_only: bool, stop: &CancelFlag) -> io::Result<Self> {
         match address {
-            Address::Unix(path) => Ok(Self::Unix(UnixStream::connect(path)?)),
+            Address::Unix(path) => Ok(Self::Unix(connect_to_unix(path, stop)?)),
             Address::Tcp(_) => {
                 let found = address.resolve().map_err(io::Error::other)?;
                 let mut last = io::Error::from(io::ErrorKind::NotFound);
@@ -368,6 +370,23 @@ fn connect_to(address: SocketAddr, stop: &CancelFlag) -> io::Result<TcpStream> {
     Ok(socket.into())
 }
 
+/// Connects to a unix socket, until there is room in its queue, the attempt times out, or `stop` is
+/// set.
+fn connect_to_unix(path: &Path, stop: &CancelFlag) -> io::Result<UnixStream> {
+    let deadline = Instant::now() + CONNECT_TIMEOUT;
+    loop {
+        match connect_unix(path) {
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                if stop.is_cancelled() || Instant::now() >= deadline {
+                    return Err(error);
+                }
+            }
+            tried => return tried,
+        }
+        thread::sleep(TICK);
+    }
+}
+
 fn wait_until_connected(socket: &Socket, stop: &CancelFlag) -> io::Result<()> {
     let deadline = Instant::now() + CONNECT_TIMEOUT;
     let tick = Timespec::try_from(TICK).map_err(io::Error::other)?;
@@ -391,7 +410,7 @@ fn wait_until_connected(socket: &Socket, stop: &CancelFlag) -> io::Result<()> {
 mod tests {
     use super::*;
     use std::net::TcpListener;
-    use std::thread;
+    use std::os::unix::net::UnixListener;
 
     #[test]
     fn a_connection_attempt_without_an_answer_ends_on_stop() {
@@ -421,6 +440,29 @@ mod tests {
             "{error}"
         );
         stopping.join().unwrap();
+    }
+
+    /// A receiver that is stopped accepts no connection.
+    #[test]
+    fn a_full_queue_of_a_unix_socket_is_waited_for_until_stop() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("receiver");
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut queue = Vec::new();
+        while let Ok(stream) = connect_unix(&path) {
+            queue.push(stream);
+        }
+        let address = Address::Unix(path);
+        let connect = |stop: &CancelFlag| Stream::connect(&address, false, stop);
+        let error = connect(&CancelFlag::cancelled()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+        let connecting = thread::scope(|scope| {
+            let connecting = scope.spawn(|| connect(&CancelFlag::new()));
+            thread::sleep(2 * TICK);
+            listener.accept().unwrap();
+            connecting.join().unwrap()
+        });
+        connecting.unwrap();
     }
 
     /// The name resolved to this machine when it was checked first.

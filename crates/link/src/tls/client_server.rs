@@ -28,6 +28,9 @@ use crate::tls::route::Route;
 /// The application protocol (ALPN): the handshake fails with other TLS programs.
 pub(crate) const PROTOCOL: &[u8] = b"hikkoshi/1";
 
+/// The application protocol by which a source asks for an invitation.
+pub(crate) const REQUEST_PROTOCOL: &[u8] = b"hikkoshi/1 invite";
+
 /// How a destination protects the connections that it accepts.
 #[derive(Clone)]
 pub struct TlsServer {
@@ -167,6 +170,24 @@ impl TlsServer {
             config: finish_server(config),
             authentication: ServerAuthentication::Authority(files),
         })
+    }
+
+    /// The same certificate for sources that ask for an invitation (`request_invitation/`).
+    pub(crate) fn for_requests(&self) -> Self {
+        let mut config = ServerConfig::clone(&self.config);
+        config.alpn_protocols = vec![REQUEST_PROTOCOL.to_vec()];
+        Self {
+            config: Arc::new(config),
+            authentication: self.authentication.clone(),
+        }
+    }
+
+    /// The application protocol that a connection must have.
+    pub(crate) fn protocol(&self) -> &[u8] {
+        self.config
+            .alpn_protocols
+            .first()
+            .map_or(PROTOCOL, Vec::as_slice)
     }
 
     /// The invitation to show to the source's operator, if this destination uses invitations;
@@ -317,6 +338,24 @@ impl TlsClient {
                 host: host.to_owned(),
             },
         })
+    }
+
+    /// The same certificate for asking for an invitation (`request_invitation/`).
+    pub(crate) fn for_requests(&self) -> Self {
+        let mut config = ClientConfig::clone(&self.config);
+        config.alpn_protocols = vec![REQUEST_PROTOCOL.to_vec()];
+        Self {
+            config: Arc::new(config),
+            ..self.clone()
+        }
+    }
+
+    /// The application protocol that a connection must have.
+    pub(crate) fn protocol(&self) -> &[u8] {
+        self.config
+            .alpn_protocols
+            .first()
+            .map_or(PROTOCOL, Vec::as_slice)
     }
 
     /// The credentials to save for a restart.

@@ -10,7 +10,7 @@ use rustls::unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, Un
 use rustls::{AlertDescription, CertificateError, ExtractedSecrets, InvalidMessage};
 use thiserror::Error;
 
-use crate::tls::client_server::{PROTOCOL, TlsClient, TlsServer};
+use crate::tls::client_server::{TlsClient, TlsServer};
 use crate::tls::error::{Utc, now};
 use crate::tls::invitation::{Fingerprint, PROOF_LEN, Proof};
 use crate::tls::invitation_check::ProofResult;
@@ -66,6 +66,13 @@ pub enum SecureError {
         clock = Utc(now())
     )]
     Refused(rustls::AlertDescription),
+    /// The destination expects another application protocol.
+    #[error(
+        "the destination does not accept this kind of connection: for a 'hikkoshi receive \
+         --daemon' give an invitation (--to), or a certificate with --name; for a 'hikkoshi \
+         receive' leave --name out"
+    )]
+    OtherProtocol,
     /// The handshake failed for another reason.
     #[error("the TLS handshake failed")]
     Tls(#[source] Box<rustls::Error>),
@@ -118,6 +125,7 @@ impl From<rustls::Error> for SecureError {
             Error::InvalidCertificate(_) | Error::NoCertificatesPresented => {
                 Self::Certificate(Box::new(error))
             }
+            Error::AlertReceived(AlertDescription::NoApplicationProtocol) => Self::OtherProtocol,
             Error::AlertReceived(alert) => Self::Refused(alert),
             Error::InvalidMessage(
                 InvalidMessage::InvalidContentType | InvalidMessage::UnknownProtocolVersion,
@@ -186,7 +194,7 @@ pub(crate) fn connect<S: Read + Write>(
     limits: TimeLimits<'_>,
 ) -> Result<(Opener, Sealer), SecureError> {
     let connection = UnbufferedClientConnection::new(client.config.clone(), client.name.clone())?;
-    let (mut opener, mut sealer, _) = run_handshake(connection, socket, limits)?;
+    let (mut opener, mut sealer, _) = run_handshake(connection, client.protocol(), socket, limits)?;
     let Some(proof) = client.proof() else {
         return Ok((opener, sealer));
     };
@@ -213,7 +221,7 @@ pub(crate) fn accept<S: Read + Write>(
     limits: TimeLimits<'_>,
 ) -> Result<(Opener, Sealer, Option<Fingerprint>), SecureError> {
     let connection = UnbufferedServerConnection::new(server.config.clone())?;
-    let keys = run_handshake(connection, socket, limits);
+    let keys = run_handshake(connection, server.protocol(), socket, limits);
     let (mut opener, mut sealer, certificate) = keys.map_err(|error| match error {
         // The source checks only the key (`peer_key.rs`).
         SecureError::Refused(AlertDescription::AccessDenied) if server.invites() => {
@@ -235,6 +243,23 @@ pub(crate) fn accept<S: Read + Write>(
         ProofResult::WrongSecret => Err(SecureError::NotInvited),
         ProofResult::Used => Err(SecureError::Used),
     }
+}
+
+/// Does a destination's handshake on `socket` with a source that has a certificate of an authority.
+/// Returns that certificate.
+///
+/// # Errors
+/// See [`SecureError`].
+pub(crate) fn accept_certified<S: Read + Write>(
+    server: &TlsServer,
+    socket: &mut S,
+    limits: TimeLimits<'_>,
+) -> Result<Ends<CertificateDer<'static>>, SecureError> {
+    let connection = UnbufferedServerConnection::new(server.config.clone())?;
+    let (opener, sealer, certificate) =
+        run_handshake(connection, server.protocol(), socket, limits)?;
+    let certificate = certificate.ok_or(rustls::Error::NoCertificatesPresented)?;
+    Ok((opener, sealer, certificate))
 }
 
 /// Sends plain bytes.
@@ -317,14 +342,16 @@ macro_rules! impl_handshake_state {
 impl_handshake_state!(UnbufferedClientConnection, ClientConnectionData);
 impl_handshake_state!(UnbufferedServerConnection, ServerConnectionData);
 
-type Ends = (Opener, Sealer, Option<CertificateDer<'static>>);
+/// The keys of a connection, and the peer's certificate.
+type Ends<Certificate> = (Opener, Sealer, Certificate);
 
-/// Runs a handshake until it is complete.
+/// Runs a handshake until it is complete. The application protocol must be `protocol`.
 fn run_handshake<C: HandshakeState, S: Read + Write>(
     mut connection: C,
+    protocol: &[u8],
     socket: &mut S,
     limits: TimeLimits<'_>,
-) -> Result<Ends, SecureError> {
+) -> Result<Ends<Option<CertificateDer<'static>>>, SecureError> {
     let mut received = ReceiveBuffer::default();
     let mut outgoing = Vec::new();
     loop {
@@ -361,7 +388,7 @@ fn run_handshake<C: HandshakeState, S: Read + Write>(
         }
     }
     // rustls accepts a peer that offers no application protocol at all.
-    if connection.protocol() != Some(PROTOCOL) {
+    if connection.protocol() != Some(protocol) {
         return Err(rustls::Error::NoApplicationProtocol.into());
     }
     let certificate = connection.certificate();

@@ -40,6 +40,8 @@ mod record_encrypt;
 mod route;
 
 #[cfg(test)]
+pub(crate) mod test_authority;
+#[cfg(test)]
 mod tests;
 
 pub use certificates::Certificates;
@@ -49,7 +51,8 @@ pub use error::{CertificateProblem, CertificatesError, Validity};
 pub use handshake::{SecureError, TimeLimits};
 pub use invitation::{Fingerprint, Invitation, InvitationError};
 pub use route::Route;
+pub(crate) use route::Wanted;
 
-pub(crate) use handshake::{accept, connect, receive, send};
+pub(crate) use handshake::{accept, accept_certified, connect, receive, send};
 pub(crate) use record_decrypt::Opener;
 pub use record_encrypt::Sealer;

@@ -10,6 +10,7 @@ use std::fmt;
 use data_encoding::HEXLOWER;
 use rustls::server::Acceptor;
 
+use super::client_server::REQUEST_PROTOCOL;
 use super::invitation::Fingerprint;
 
 /// The prefix of the label; the fingerprint of the destination's key follows.
@@ -35,15 +36,29 @@ impl Route {
         let bytes = HEXLOWER.decode(text).ok()?;
         Some(Self(Fingerprint::from_bytes(bytes.try_into().ok()?)))
     }
+}
 
-    /// The route in a whole TLS record with a ClientHello; `None`: there is none, or it is no
-    /// ClientHello.
+/// What a source wants of a front.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// A connection to this receiver.
+    Receiver(Route),
+    /// An invitation, for its certificate.
+    Invitation,
+}
+
+impl Wanted {
+    /// What the source of a whole TLS record with a ClientHello wants; `None`: it does not say, or
+    /// it is no ClientHello.
     pub(crate) fn of_client_hello(mut record: &[u8]) -> Option<Self> {
         let mut acceptor = Acceptor::default();
         acceptor.read_tls(&mut record).ok()?;
         let accepted = acceptor.accept().ok()??;
         let hello = accepted.client_hello();
-        hello.alpn()?.find_map(Self::of_label)
+        hello.alpn()?.find_map(|protocol| match protocol {
+            REQUEST_PROTOCOL => Some(Self::Invitation),
+            other => Route::of_label(other).map(Self::Receiver),
+        })
     }
 }
 
@@ -76,7 +91,7 @@ mod tests {
         #[test]
         fn any_bytes_are_read_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
             let record = [&[22, 3, 1, 2, 0][..], &bytes].concat();
-            prop_assert_eq!(Route::of_client_hello(&record), None);
+            prop_assert_eq!(Wanted::of_client_hello(&record), None);
         }
     }
 }

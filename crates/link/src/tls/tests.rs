@@ -4,19 +4,18 @@
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use proptest::prelude::*;
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-};
+use rcgen::{CertificateParams, ExtendedKeyUsagePurpose};
 
 use super::*;
 use crate::Address;
 use crate::tls::keys::MAX_PLAIN;
+use crate::tls::test_authority::Authority;
 use hikkoshi_linux::CancelFlag;
 
 type Side = Result<(Opener, Sealer), SecureError>;
@@ -277,52 +276,6 @@ fn silent_and_non_tls_peers_are_refused() {
     accept(&server, &mut far, limits(&stop)).unwrap_err();
     drop(far);
     flood.join().unwrap();
-}
-
-/// An authority, and its certificates in PEM files.
-struct Authority {
-    folder: tempfile::TempDir,
-    issuer: CertifiedIssuer<'static, KeyPair>,
-}
-
-impl Authority {
-    fn new() -> Self {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let key = KeyPair::generate().unwrap();
-        let issuer = CertifiedIssuer::self_signed(params, key).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("ca"), issuer.pem()).unwrap();
-        Self { folder, issuer }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn issue(&self, name: &str) -> Certificates {
-        self.issue_with(name, |_| {})
-    }
-
-    fn issue_until(&self, name: &str, year: i32) -> Certificates {
-        let end = rcgen::date_time_ymd(year, 1, 1);
-        self.issue_with(name, |params| params.not_after = end)
-    }
-
-    fn issue_for(&self, name: &str, uses: &[ExtendedKeyUsagePurpose]) -> Certificates {
-        self.issue_with(name, |params| params.extended_key_usages = uses.to_vec())
-    }
-
-    fn issue_with(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> Certificates {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new([name.to_owned()]).unwrap();
-        change(&mut params);
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        let (crt, pem) = (format!("{name}.crt"), format!("{name}.key"));
-        std::fs::write(self.path(&crt), certificate.pem()).unwrap();
-        std::fs::write(self.path(&pem), key.serialize_pem()).unwrap();
-        Certificates::read(&self.path("ca"), &self.path(&crt), &self.path(&pem)).unwrap()
-    }
 }
 
 fn certified(authority: &Authority, host: &str) -> TlsClient {

@@ -21,9 +21,7 @@ pub enum ConnectError {
     },
     /// A process listens, but does not greet.
     #[error(
-        "connecting to {monitor}: no greeting within {} s; QEMU serves one client at a \
-         time, so another program is probably connected to this socket: close that connection, or give QEMU a \
-         second -qmp socket", after.as_secs()
+        "connecting to {monitor}: no greeting within {} s; {}", after.as_secs(), silence(monitor)
     )]
     NoGreeting {
         /// The monitor.
@@ -78,6 +76,19 @@ impl ConnectError {
             | Self::NotQmp { .. }
             | Self::AnotherProcess { .. }
             | Self::Owner(_) => false,
+        }
+    }
+}
+
+fn silence(monitor: &MonitorAddress) -> &'static str {
+    match monitor {
+        MonitorAddress::Socket(_) => {
+            "QEMU serves one client at a time, so another program is probably connected to this \
+             socket: close that connection, or give QEMU a second -qmp socket"
+        }
+        MonitorAddress::Domain { .. } => {
+            "libvirt has passed on no answer of QEMU: QEMU's main loop is blocked, perhaps waiting for \
+             a page or for storage, or libvirt works on another command, or hangs"
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use hikkoshi_linux::Process;
 use hikkoshi_wire::Domain;
 use serde_json::json;
 
@@ -41,6 +42,16 @@ pub trait Monitor: fmt::Debug + Send + Sync {
         REOPEN_TIMEOUT
     }
 
+    /// The guest is paused, and is to be resumed. Waits until its owner answers, or QEMU is reached
+    /// without it, for a limited time: nothing else can resume the guest.
+    ///
+    /// # Errors
+    ///
+    /// Neither can be reached.
+    fn wait_until_reachable(&self) -> Result<(), QmpError> {
+        Ok(())
+    }
+
     /// Lets the paused guest run. `client` is a session of this monitor.
     ///
     /// # Errors
@@ -51,12 +62,16 @@ pub trait Monitor: fmt::Debug + Send + Sync {
     }
 
     /// Ends QEMU, whose guest has moved away: asks for it, and does not wait. `client` is a session
-    /// of this monitor.
+    /// of this monitor, and `process` is QEMU's.
+    ///
+    /// If others can use the monitor ([`is_shared`](Self::is_shared)), QEMU must not write to the
+    /// guest's images when it ends: an attempt to resume the guest may have given them back to it.
     ///
     /// # Errors
     ///
     /// See [`QmpError`].
-    fn end(&self, client: &mut Client) -> Result<(), QmpError> {
+    fn end(&self, client: &mut Client, process: &Process) -> Result<(), QmpError> {
+        let _ = process;
         client.execute("quit", json!({})).map(drop)
     }
 
@@ -97,7 +112,14 @@ pub trait Monitor: fmt::Debug + Send + Sync {
     fn watch(&self) {}
 
     /// The guest may belong to the destination from now on. Watches it, as [`watch`](Self::watch).
-    fn handing_over(&self) {}
+    /// It was `paused` at that time, or `None`: before another engine handed it over.
+    fn handing_over(&self, paused: Option<SystemTime>) {
+        let _ = paused;
+    }
+
+    /// The guest belongs to the source again: it may run here. Called before it is resumed, also if
+    /// it runs already, or stays paused.
+    fn taken_back(&self) {}
 
     /// Checks that nothing was done since then that makes the guest's memory here useless to the
     /// destination. Does not wait.
@@ -117,13 +139,14 @@ pub trait Monitor: fmt::Debug + Send + Sync {
 
     /// Checks that the guest's owner has done nothing to it since the move began that the
     /// destination does not know of. Called before the first round, right before the guest is
-    /// paused, and when it is `paused`: then it must not wait for long. (What QEMU itself reports
-    /// is checked elsewhere.)
+    /// paused, and when it is `paused`, since this time: then it must not wait for long, and the
+    /// guest must not have been resumed or reset since. (What QEMU itself reports is checked
+    /// elsewhere.)
     ///
     /// # Errors
     ///
     /// What was done.
-    fn check_unchanged(&self, paused: bool) -> Result<(), QmpError> {
+    fn check_unchanged(&self, paused: Option<SystemTime>) -> Result<(), QmpError> {
         let _ = paused;
         Ok(())
     }

@@ -83,6 +83,15 @@ pub(crate) enum SaveError {
          right before the guest was paused; try again"
     )]
     DiskAdded,
+    /// Another program has resumed or reset the guest.
+    #[error(
+        "saving the device state: another program has resumed or reset the guest after it was paused \
+         for the move (its state is {state}); try again"
+    )]
+    Resumed {
+        /// QEMU's name for the state.
+        state: String,
+    },
     /// Writing to the sink failed.
     #[error("saving the device state: sending it")]
     Sink(#[source] io::Error),

@@ -5,17 +5,14 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 
-use error_reporter::Report;
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_engine::report::AsynchronousFaults;
 use hikkoshi_engine::{CancelFlag, DiskProgress, FrameCapture, GuestError, SourceGuest};
 use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::{Disk, Domain, GuestDescription, Machine, Processors};
-use thiserror::Error;
 
 use super::QemuSource;
 use crate::network;
-use crate::qmp::migration_status;
 use crate::qmp::reconnect::connected;
 use crate::source::drain;
 
@@ -112,32 +109,19 @@ impl SourceGuest for QemuSource {
     }
 
     fn check_paused(&mut self) -> Result<(), GuestError> {
-        if self.has_ended() {
-            return Ok(());
-        }
-        let state = match self.session().map(migration_status::run_state) {
-            Ok(Ok(state)) => state,
-            // Only its memory is needed.
-            Ok(Err(error)) => return log_query_failure(&error),
-            Err(error) => return log_query_failure(&error),
-        };
-        if state.running {
-            return Err(GuestError::new(GuestRunsAtSource));
-        }
-        Ok(())
+        self.check_not_harmed()
     }
 
     fn handing_over(&mut self) {
-        if let Some(lock) = &self.move_lock
-            && let Err(error) = lock.keep_paused()
-        {
-            tracing::warn!(%error, "locking the guest in QEMU: nothing prevents that it is resumed here");
-        }
-        self.monitor.handing_over();
+        self.monitor.handing_over(self.paused_at);
     }
 
     fn check_handed_over(&mut self) -> Result<(), GuestError> {
-        self.monitor.check_handed_over().map_err(GuestError::new)
+        let harm = self.monitor.check_handed_over();
+        if harm.is_err() {
+            self.note_reported();
+        }
+        harm.map_err(GuestError::new)
     }
 
     fn why_ended(&mut self) -> Option<String> {
@@ -159,20 +143,4 @@ impl SourceGuest for QemuSource {
     fn release(&mut self) -> Result<(), GuestError> {
         self.release_qemu().map_err(GuestError::new)
     }
-}
-
-/// The guest runs at the source although it was handed over.
-#[derive(Debug, Error)]
-#[error(
-    "the guest runs at the source, although it was, or may have been, handed over: another program \
-     resumed it. No more of its pages are sent. If the destination has never run it, give up \
-     the migration (--give-up). If it has, pause the guest here at once (QMP command 'stop'). Pages \
-     that were written here since then do not belong to the guest at the destination; if it still \
-     needs one of them, reboot it from its disks"
-)]
-struct GuestRunsAtSource;
-
-fn log_query_failure(error: &dyn std::error::Error) -> Result<(), GuestError> {
-    tracing::warn!(error = %Report::new(&error), "querying whether the guest is paused at the source; it should be");
-    Ok(())
 }

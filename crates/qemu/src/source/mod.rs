@@ -10,6 +10,7 @@ mod disks;
 pub(crate) mod drain;
 mod error;
 mod guest;
+mod handed_over;
 pub(crate) mod move_lock;
 mod pause;
 pub(crate) mod quit;
@@ -24,6 +25,7 @@ pub(crate) mod undo_record;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use error_reporter::Report;
 use hikkoshi_dirty::PagemapLog;
@@ -106,8 +108,12 @@ pub struct QemuSource {
     unchecked: Option<(Submitted, Vec<RamBlockInfo>)>,
     /// What `xen-save-devices-state` wrote.
     saved: Option<Vec<u8>>,
+    /// When the guest was paused for the move.
+    paused_at: Option<SystemTime>,
     /// What QEMU itself refuses meanwhile, if others can use its monitor.
     move_lock: Option<MoveLock>,
+    /// The block node of the lock may be in QEMU: it was added, or the answer to that was lost.
+    node_may_exist: bool,
     log: Option<Arc<PagemapLog>>,
     /// Whether disks write to memory, which the dirty log does not track.
     needs_drain: bool,
@@ -171,7 +177,7 @@ impl QemuSource {
         allowed: &AllowedTypes,
         mode: Option<Mode>,
     ) -> Result<Self, AttachError> {
-        monitor.check_unchanged(false).map_err(Refusal::Qmp)?;
+        monitor.check_unchanged(None).map_err(Refusal::Qmp)?;
         let qemu = attach(&*monitor, Side::Source, allowed, mode, Overcommit::Refuse)?;
         let identity = QemuIdentity::of(&*monitor, &qemu)?;
         let domain = monitor.domain().map_err(Refusal::Qmp)?;
@@ -200,7 +206,9 @@ impl QemuSource {
             saving: None,
             unchecked: None,
             saved: None,
+            paused_at: None,
             move_lock: None,
+            node_may_exist: false,
             log: None,
             needs_drain: false,
             userfault: None,
@@ -262,6 +270,16 @@ impl QemuSource {
         process::check_right_to_trace(&process)?;
         let lock = exclusive_access::acquire(&process)?;
         let ram = identity.open_ram(Some(&process), FileAccess::Read)?;
+        // By an engine that was killed when it was about to end QEMU (`Monitor::end`).
+        if monitor.is_shared() && process.is_stopped() && !process.is_asked_to_end() {
+            tracing::warn!(
+                pid = process.pid(),
+                "QEMU's process was stopped: it continues"
+            );
+            if let Err(error) = process.continue_stopped() {
+                tracing::warn!(%error, "letting QEMU's process continue");
+            }
+        }
         for stale in process::userfaults(&process)? {
             // It blocks no thread. If this fails, the next attempt closes it.
             if is_dirty_log(&stale)
@@ -286,7 +304,9 @@ impl QemuSource {
             saving: None,
             unchecked: None,
             saved: None,
+            paused_at: None,
             move_lock: None,
+            node_may_exist: false,
             log: None,
             needs_drain: false,
             userfault: None,
@@ -347,8 +367,17 @@ impl QemuSource {
             return Ok(());
         }
         self.monitor.watch();
+        self.node_may_exist = true;
         match MoveLock::add(connected(&mut self.client)?) {
-            Ok(lock) => self.move_lock = Some(lock),
+            Ok(lock) => {
+                if !lock.refuses_migration() {
+                    tracing::warn!(
+                        "this QEMU does not have the format vdi, and cannot be made to refuse that \
+                         others save or migrate the guest meanwhile: do neither until it has moved"
+                    );
+                }
+                self.move_lock = Some(lock);
+            }
             Err(error) if error.is_refusal() => tracing::warn!(
                 error = %Report::new(&error),
                 "QEMU cannot be made to refuse what others ask of it meanwhile: do not save, resume or \

@@ -6,7 +6,7 @@
 //! `xen-save-devices-state` and `info ramblock`. QEMU reads commands byte by byte, so it reads the
 //! second while it executes the first.
 
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use error_reporter::Report;
 use hikkoshi_engine::SourceGuest;
@@ -53,7 +53,7 @@ impl QemuSource {
     }
 
     fn prepare(&mut self) -> Result<PreparedPause, PauseError> {
-        self.monitor.check_unchanged(false)?;
+        self.monitor.check_unchanged(None)?;
         self.begin_move()?;
         let client = connected(&mut self.client)?;
         let state = migration_status::run_state(client)?;
@@ -196,6 +196,7 @@ impl QemuSource {
             // It counts as paused now.
             (asked, save, list)
         };
+        self.paused_at = Some(SystemTime::now());
         self.saving = Some(Saving {
             file,
             save,

@@ -39,6 +39,17 @@ pub enum QuitError {
         /// Its process.
         pid: u32,
     },
+    /// The signal was not sent.
+    #[error(
+        "ending the source's QEMU (process {pid}), which was stopped to be ended (by hand: 'kill \
+         -KILL {pid}', because QEMU may write to the guest's images at another signal)"
+    )]
+    Kill {
+        /// Its process.
+        pid: u32,
+        /// Why.
+        source: std::io::Error,
+    },
     /// It does not end.
     #[error(
         "process {pid} of the source's QEMU has not ended {} s after it was asked to",
@@ -62,10 +73,19 @@ impl QemuSource {
         if !self.qemu.process.is_alive() {
             return Ok(());
         }
-        if self.holds_images {
+        // Otherwise `Monitor::end` lets QEMU write to none.
+        if self.holds_images && !self.monitor.is_shared() {
             return Err(QuitError::HoldsImages { pid: self.pid() });
         }
         let process = Arc::clone(&self.qemu.process);
+        if self.monitor.is_shared() && is_ending(&process) {
+            process.kill().map_err(|source| QuitError::Kill {
+                pid: process.pid(),
+                source,
+            })?;
+            self.detached = true;
+            return wait_for_end(&process, QUIT_TIMEOUT);
+        }
         let monitor = Arc::clone(&self.monitor);
         match self.session() {
             Ok(client) => quit(client, &*monitor, &process, QUIT_TIMEOUT)?,
@@ -76,6 +96,26 @@ impl QemuSource {
         self.detached = true;
         Ok(())
     }
+}
+
+/// Whether an engine that was killed, or its monitor's owner, was about to end QEMU
+/// ([`Monitor::end`]): it is stopped, so that it answers nothing, and a signal to end is pending.
+fn is_ending(process: &Process) -> bool {
+    process.is_stopped() && process.is_asked_to_end()
+}
+
+fn wait_for_end(process: &Process, timeout: Duration) -> Result<(), QuitError> {
+    let deadline = Instant::now() + timeout;
+    while process.is_alive() {
+        if Instant::now() > deadline {
+            return Err(QuitError::StillRunning {
+                pid: process.pid(),
+                timeout,
+            });
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    Ok(())
 }
 
 fn quit(
@@ -90,20 +130,12 @@ fn quit(
             state: state.status,
         });
     }
-    let said = monitor.end(client);
-    let deadline = Instant::now() + timeout;
-    while process.is_alive() {
-        if Instant::now() > deadline {
-            // QEMU may close the connection before it answers.
-            said?;
-            return Err(QuitError::StillRunning {
-                pid: process.pid(),
-                timeout,
-            });
-        }
-        std::thread::sleep(POLL_INTERVAL);
-    }
-    Ok(())
+    let said = monitor.end(client, process);
+    wait_for_end(process, timeout).or_else(|still_running| {
+        // QEMU may close the connection before it answers.
+        said?;
+        Err(still_running)
+    })
 }
 
 #[cfg(test)]
@@ -176,6 +208,25 @@ mod tests {
         let text = result.unwrap_err().to_string();
         assert!(text.contains("its guest runs (state running)"), "{text}");
         assert!(!got.contains(&"quit".to_owned()) && alive, "{got:?}");
+    }
+
+    /// By an engine that was killed between the two signals.
+    #[test]
+    fn a_qemu_that_was_stopped_to_be_ended_is_recognized() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let process = Process::open(child.id()).unwrap();
+        assert!(!is_ending(&process));
+        process.stop(QUIT_TIMEOUT).unwrap();
+        assert!(!is_ending(&process), "it may continue");
+        let pid = child.id().to_string();
+        let sent = Command::new("kill").args(["-TERM", &pid]).status();
+        assert!(sent.unwrap().success());
+        assert!(is_ending(&process));
+        let alive = wait_for_end(&process, Duration::ZERO).unwrap_err();
+        assert!(matches!(alive, QuitError::StillRunning { .. }), "{alive}");
+        process.kill().unwrap();
+        child.wait().unwrap();
+        wait_for_end(&process, QUIT_TIMEOUT).unwrap();
     }
 
     #[test]

@@ -33,11 +33,13 @@ impl QemuSource {
             self.stage = SwitchoverStage::HandedOver;
         }
         // That of a guest which was handed over stays.
-        if self.stage == SwitchoverStage::NotStarted && self.move_lock.take().is_some() {
+        if self.stage == SwitchoverStage::NotStarted && self.node_may_exist {
+            self.move_lock = None;
             let removed = self
                 .session()
                 .map_err(MonitorError::from)
                 .and_then(|client| Ok(move_lock::remove(client)?));
+            self.node_may_exist = removed.is_err();
             note(removed.map_err(ReleaseSourceError::MoveLock));
         }
         if let Some(log) = &self.log {

@@ -14,6 +14,8 @@ use error_reporter::Report;
 impl QemuSource {
     /// Resumes the guest if we paused it.
     pub(super) fn resume_guest(&mut self) -> Result<(), ResumeError> {
+        // Also if it runs already, or stays paused: its owner may resume it.
+        self.monitor.taken_back();
         if self.undo.stopped.is_none() {
             return Ok(());
         }
@@ -31,8 +33,11 @@ impl QemuSource {
             tracing::warn!(%error, "unlocking the guest in QEMU");
         }
         let monitor = Arc::clone(&self.monitor);
+        monitor.wait_until_reachable()?;
         let state = resume(self.session()?, &*monitor, ran, saved)?;
         self.stage = SwitchoverStage::NotStarted;
+        // `resume` has removed it.
+        self.node_may_exist = false;
         tracing::info!(state, "the guest is restored at the source");
         self.undo.stopped = None;
         if let Err(error) = self.restore_settings() {

@@ -15,7 +15,7 @@ use crate::attach::preflight::{self, pause_mark};
 use crate::attach::processors::asynchronous_faults::have_flag;
 use crate::attach::ram::blocks::{self, RamBlockInfo};
 use crate::qmp::reconnect::connected;
-use crate::qmp::{ConnectError, QmpError};
+use crate::qmp::{ConnectError, QmpError, migration_status};
 use crate::stream::{SaveFile, SavedDevices, StreamBlock, remove_save_files, whole};
 
 impl From<&RamBlockInfo> for StreamBlock {
@@ -55,6 +55,8 @@ impl QemuSource {
         let saving = self.saving.take().ok_or(SaveError::NotPaused)?;
         connected(&mut self.client)?.answer(&saving.save)?;
         let answered = began.elapsed();
+        // From now on the guest must not run: QEMU has deactivated its images.
+        self.keep_paused();
         let Saving {
             file, list, blocks, ..
         } = saving;
@@ -85,10 +87,36 @@ impl QemuSource {
             return Err(SaveError::Resized);
         }
         // The guest is paused, and the destination is loading its devices.
-        self.monitor.check_unchanged(true)?;
+        self.check_paused_since_the_save()?;
+        self.monitor.check_unchanged(self.paused_at)?;
         let undrained = self.log.is_some() && !self.needs_drain;
         if undrained && preflight::needs_drain(connected(&mut self.client)?)? {
             return Err(SaveError::DiskAdded);
+        }
+        Ok(())
+    }
+
+    /// Lets QEMU refuse from now on to run the guest.
+    fn keep_paused(&self) {
+        if let Some(lock) = &self.move_lock
+            && let Err(error) = lock.keep_paused()
+        {
+            tracing::warn!(%error, "locking the guest in QEMU: nothing prevents that it is resumed here");
+        }
+    }
+
+    /// Checks that no other program has resumed or reset the guest between its pause and
+    /// [`keep_paused`](Self::keep_paused), and that it is still as it was.
+    fn check_paused_since_the_save(&mut self) -> Result<(), SaveError> {
+        if !self.monitor.is_shared() {
+            return Ok(());
+        }
+        let state = migration_status::run_state(connected(&mut self.client)?)?;
+        let was_paused_here = self.qemu.description.running;
+        if state.running || (was_paused_here && state.status != "paused") {
+            return Err(SaveError::Resumed {
+                state: state.status,
+            });
         }
         Ok(())
     }

@@ -122,6 +122,12 @@ pub fn undo(
             None
         }
     };
+    if record.stopped.is_some() {
+        match monitor.wait_until_reachable() {
+            Err(_) if !process.is_alive() => return Ok(UndoOutcome::QemuExited),
+            reachable => reachable?,
+        }
+    }
     let mut slot = None;
     let never = CancelFlag::new();
     let timeouts = qmp::reconnect::reconnect_timeouts(monitor);
@@ -137,18 +143,20 @@ pub fn undo(
     let guest = undo_stop(client, monitor, record);
     let log = close_dirty_logs(&process);
     let settings = undo_settings(client, record);
+    // Also if it was killed before the guest was paused, or marked.
+    let node = match monitor.is_shared() {
+        true => move_lock::remove(client),
+        false => Ok(()),
+    };
     let copies = match record.copies {
         0 => Ok(()),
         copies => jobs::remove(client, copies.into()).map_err(UndoError::Copies),
     };
-    // Also if it was killed before the guest was paused.
-    if monitor.is_shared() && record.stopped.is_none() {
-        move_lock::remove(client)?;
-    }
     let state = guest?;
     copies?;
     log?;
     settings?;
+    node?;
     Ok(UndoOutcome::Restored { state })
 }
 

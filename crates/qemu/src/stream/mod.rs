@@ -34,6 +34,8 @@ pub(crate) use self::load_stream::{beginning, filler, first_pages, sections};
 pub(crate) use self::load_writer::DeviceStateWriter;
 pub(crate) use self::save_file::SaveFile;
 pub(crate) use self::save_file::remove_all as remove_save_files;
+pub(crate) use self::save_file::remove_sets as remove_descriptor_sets;
+pub(crate) use self::saved_devices::virtual_clock;
 pub use self::saved_devices::{SavedDevices, Section};
 use crate::qmp::{Client, QmpError};
 

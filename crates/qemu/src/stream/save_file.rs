@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::qmp::{Client, QmpError};
 
-/// Marks our descriptor sets in QEMU (`query-fdsets`).
+/// Marks the descriptor sets for device states in QEMU (`query-fdsets`).
 const OPAQUE: &str = "hikkoshi";
 
 /// A file in memory that QEMU opens as `/dev/fdset/N`. QEMU writes all of it before it answers, so
@@ -74,14 +74,19 @@ fn create() -> io::Result<(File, File)> {
     Ok((file, writable))
 }
 
-/// Removes our descriptor sets from QEMU, also those of a killed engine.
+/// Removes the descriptor sets for device states from QEMU, also those of a killed engine.
 pub(crate) fn remove_all(client: &mut Client) -> Result<(), QmpError> {
+    remove_sets(client, OPAQUE)
+}
+
+/// Removes all descriptor sets with this mark from QEMU.
+pub(crate) fn remove_sets(client: &mut Client, mark: &str) -> Result<(), QmpError> {
     let sets = client.execute("query-fdsets", json!({}))?;
     let sets = sets.as_array().map(Vec::as_slice).unwrap_or_default();
     for set in sets {
         let ours = set.get("fds").and_then(Value::as_array).is_some_and(|fds| {
             let mut opaques = fds.iter().filter_map(|fd| fd.get("opaque"));
-            opaques.any(|opaque| opaque == OPAQUE)
+            opaques.any(|opaque| opaque == mark)
         });
         if !ours {
             continue;

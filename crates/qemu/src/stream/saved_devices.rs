@@ -93,6 +93,23 @@ impl<'a> SavedDevices<'a> {
     }
 }
 
+/// The guest's virtual clock in these sections, in nanoseconds: `cpu_clock_offset` of a guest that
+/// does not run. It is one of the first sections, before those that the guest can choose.
+pub(crate) fn virtual_clock(sections: &[u8]) -> Option<u64> {
+    /// `cpu_ticks_offset`, and eight bytes that are not used any more (`vmstate_timers`).
+    const BEFORE: usize = 16;
+    let mut at = 0;
+    while at < sections.len() {
+        let (section, next) = section_at(sections, at).ok()?;
+        if section.name == "timer" && section.instance == 0 {
+            let bytes = section.payload.get(BEFORE..BEFORE + 8)?;
+            return Some(u64::from_be_bytes(bytes.try_into().ok()?));
+        }
+        at = next;
+    }
+    None
+}
+
 /// The section at this offset, and the offset of the next.
 fn section_at(sections: &[u8], at: usize) -> Result<(Section<'_>, usize), StreamError> {
     let mut bytes = Bytes::new(sections, at);

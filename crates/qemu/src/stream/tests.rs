@@ -190,3 +190,19 @@ proptest! {
         prop_assert!(filler.len() >= bytes);
     }
 }
+
+#[test]
+fn the_virtual_clock_is_found() {
+    let timer = |clock: u64| {
+        let payload = [&[1; 16][..], &clock.to_be_bytes(), &[5, 1, b'x']].concat();
+        (0x7177_0002, "timer".to_owned(), 0, 2, payload)
+    };
+    let other = (0x7177_0001, "other".to_owned(), 0, 1, vec![9; 40]);
+    let all = saved(&[other.clone(), timer(7), other.clone()]);
+    let clock = |bytes: &[u8]| virtual_clock(SavedDevices::parse(bytes).unwrap().as_bytes());
+    assert_eq!(clock(&all), Some(7));
+    assert_eq!(clock(&saved(&[other])), None);
+    let mut short = timer(7);
+    short.4.truncate(20);
+    assert_eq!(clock(&saved(&[short])), None);
+}

@@ -63,7 +63,9 @@ impl JoinedState {
         let Some(before) = &self.before else {
             return later;
         };
-        let (downtime_ms, switchover) = switchover(before, &later);
+        let paused = paused_by(before, &later);
+        let (downtime_ms, likely_downtime_ms) = (paused.downtime_ms, paused.likely_downtime_ms);
+        let switchover = switchover(before, &later);
         State {
             round: before.round.max(later.round),
             pages: pages(before.pages, later.pages),
@@ -74,6 +76,7 @@ impl JoinedState {
                 false => later.disks.clone(),
             },
             downtime_ms,
+            likely_downtime_ms,
             switchover,
             rounds: self.rounds(before, &later),
             outages: self.outages(before, &later),
@@ -120,18 +123,26 @@ fn newest<T>(mut all: Vec<T>) -> Vec<T> {
     all
 }
 
-/// How long the guest was paused, and the steps: of the engine that knows them.
-fn switchover(before: &State, later: &State) -> (Option<f64>, Vec<crate::Step>) {
+/// The state of the engine that knows how long the guest was paused.
+fn paused_by<'a>(before: &'a State, later: &'a State) -> &'a State {
     // An engine that ended while the guest was paused knows only a part of it.
-    let downtime = match before.guest_at {
-        GuestAt::Paused => later.downtime_ms.or(before.downtime_ms),
-        _ => before.downtime_ms.or(later.downtime_ms),
+    let (first, second) = match before.guest_at {
+        GuestAt::Paused => (later, before),
+        _ => (before, later),
     };
+    match first.downtime_ms {
+        Some(_) => first,
+        None => second,
+    }
+}
+
+/// The steps of the switchover: of the engine that knows them.
+fn switchover(before: &State, later: &State) -> Vec<crate::Step> {
     let steps = match before.switchover.is_empty() {
         true => &later.switchover,
         false => &before.switchover,
     };
-    (downtime, steps.clone())
+    steps.clone()
 }
 
 fn pages(one: Pages, other: Pages) -> Pages {

@@ -70,6 +70,7 @@ fn recorded(pid: u32, later_ms: u64, states: &[State]) -> Recording {
 fn both() -> [Recording; 2] {
     let mut last = postcopy(4900, 10);
     last.downtime_ms = Some(4.5);
+    last.likely_downtime_ms = Some(4.25);
     last.switchover = vec![Step {
         step: "paused".into(),
         after_pause_ms: 0.5,
@@ -133,6 +134,7 @@ fn a_resumed_migration_has_what_both_engines_recorded() {
     assert_eq!(state.pages, postcopy(0, 11).pages);
     assert_eq!(state.bytes, postcopy(0, 11).bytes);
     assert_eq!((state.downtime_ms, state.round), (Some(4.5), 1));
+    assert_eq!(state.likely_downtime_ms, Some(4.25));
     assert_eq!(state.switchover[0].step, "paused");
     assert_eq!(state.rounds, earlier.state.as_ref().unwrap().rounds);
     // The second outage lasted until the new engine had links.

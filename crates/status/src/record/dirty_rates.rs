@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Dirty rates by cell, in pages per second: of all states, not only of those in the frames. Lists
-/// are empty where nothing was measured: then they count as zeros.
+/// Dirty rates by cell, in pages per second: of all states in which those of nearly all memory were
+/// known, not only of those in the frames. That is from the end of the first round on. Lists are
+/// empty where nothing was measured.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirtyRates {
     /// For how long rates were known.

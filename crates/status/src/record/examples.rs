@@ -52,6 +52,7 @@ pub(crate) fn state(at_ms: u64) -> State {
         waiting_pages: 0,
         requests: Requests::default(),
         downtime_ms: None,
+        likely_downtime_ms: None,
         switchover: Vec::new(),
         rounds: Vec::new(),
         outages: Vec::new(),

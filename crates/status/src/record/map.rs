@@ -14,11 +14,15 @@ pub struct Map {
     /// post-copy, pages of zeros included. At most the pages of the cell.
     pub sent: Vec<u64>,
     /// Source, in pre-copy: an estimate of the pages that are dirty now, from what the dirty log
-    /// had when the cell was last visited, and the time since.
+    /// had when it was last taken, and the time since.
     pub dirty: Vec<u64>,
-    /// Source, in pre-copy: pages that the guest dirties per second, as the dirty log of the last
-    /// visit says.
+    /// Source, in pre-copy: pages that the guest dirties per second, as the dirty log that was
+    /// taken last says.
     pub dirty_per_second: Vec<u64>,
+    /// Pages of the cells of which `dirty` and `dirty_per_second` are known; of others they are
+    /// zero. `None`: an older engine does not say it.
+    #[serde(default)]
+    pub rated_pages: Option<u64>,
     /// Pages that are missing, in post-copy.
     pub missing: Vec<u64>,
     /// Destination: page requests without an answer.
@@ -27,6 +31,14 @@ pub struct Map {
     pub by_request: Vec<u64>,
     /// Pages that were sent or have arrived in post-copy without a request.
     pub background: Vec<u64>,
+}
+
+impl Map {
+    /// Whether the rates of nearly all of so many `pages` are known: nine tenths. Then they are
+    /// those of the guest, and can be compared with one another.
+    pub fn is_rated(rated: u64, pages: u64) -> bool {
+        pages > 0 && u128::from(rated) * 10 >= u128::from(pages) * 9
+    }
 }
 
 /// The map at one time.

@@ -37,11 +37,13 @@ pub struct State {
     pub at_ms: u64,
     /// The phase.
     pub phase: Phase,
-    /// The round of pre-copy, from 1.
+    /// The round of pre-copy, from 1 (source). 0 in other phases, and at the destination, which
+    /// does not know it.
     pub round: u32,
     /// Pages of this round or phase that are done.
     pub done_pages: u64,
-    /// Pages of this round or phase, as far as they are known.
+    /// Pages of this round or phase. 0 if they are not known: before pre-copy, while the guest is
+    /// paused, and at the destination in pre-copy.
     pub total_pages: u64,
     /// The stage of the handover that this side has recorded: at the source `owned`, `committed`,
     /// `handed_over`, `done`; at the destination `receiving`, `ready`, `running`, `declined`,
@@ -60,7 +62,8 @@ pub struct State {
     pub repeats: Option<Repeats>,
     /// Bytes per second on all links, over the last second.
     pub bytes_per_second: f64,
-    /// Pages that the guest dirties per second; source, in pre-copy, from the second round on.
+    /// Pages that the guest dirties per second; source, in pre-copy, if it is known of nearly all
+    /// of its memory: from the end of the first round on.
     pub dirty_pages_per_second: Option<f64>,
     /// The present limits, which `hikkoshi set` changes; source only. An engine that is older does
     /// not send them.
@@ -77,13 +80,18 @@ pub struct State {
     pub disks: Vec<DiskCopy>,
     /// Pages that are missing at the destination, at the source: not sent yet; in post-copy.
     pub missing_pages: Option<u64>,
-    /// Destination: page requests without an answer.
+    /// Destination: page requests without an answer. At the source 0.
     pub waiting_pages: u64,
     /// The latency of page requests: destination only.
     pub requests: Requests,
     /// How long the guest has been paused: grows until it runs again. `None` before the pause, and
     /// for a guest that its owner had paused.
     pub downtime_ms: Option<f64>,
+    /// How long the guest likely was paused (source): `downtime_ms` ends when this side received
+    /// the report that the guest runs, so it is an upper bound. `None`: not known, because the
+    /// destination is older, has not reported it yet, or an engine was killed meanwhile.
+    #[serde(default)]
+    pub likely_downtime_ms: Option<f64>,
     /// The steps of the switchover that are done on this side.
     pub switchover: Vec<Step>,
     /// The rounds of pre-copy that have ended, and the present one: the newest 100 (source).
@@ -112,6 +120,8 @@ pub enum Converges {
     Yes,
     /// They do not.
     No,
+    /// They do not, and post-copy follows after the last round that is allowed.
+    Switches,
     /// Too few rounds have ended.
     Unknown,
 }
@@ -127,7 +137,8 @@ pub struct Pages {
     pub urgent: u64,
     /// In post-copy without a request.
     pub background: u64,
-    /// Sent again in pre-copy, because the guest had written to them (source). Also in `repeats`.
+    /// Sent again in pre-copy, because the guest had written to them (source). Also in `repeats`;
+    /// if that is not known, this is 0.
     pub again: u64,
 }
 

@@ -37,7 +37,7 @@ impl ControlMessage for ToDestination {
 }
 
 impl ControlMessage for ToSource {
-    const COUNT: u32 = 22;
+    const COUNT: u32 = 23;
 }
 
 /// What a control message describes. Each message whose length depends on the

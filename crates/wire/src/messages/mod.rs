@@ -375,4 +375,13 @@ pub enum ToSource {
         #[serde(with = "Reason")]
         what: String,
     },
+    /// How long the guest did not run since the destination received *Commit*.
+    /// With it the source knows about when the guest ran again, also if
+    /// [`GuestResumed`](Self::GuestResumed) was late. Sent at most once, immediately
+    /// after `GuestResumed`, and only to a source with
+    /// [`Capabilities::RESUME_TIME`](crate::Capabilities::RESUME_TIME).
+    ResumeTime {
+        /// From the receipt of *Commit* until the guest ran, in microseconds.
+        micros: u64,
+    },
 }

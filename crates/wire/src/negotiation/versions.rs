@@ -106,6 +106,9 @@ impl Capabilities {
     /// the links for disks.
     pub const DISKS: Self = Self(1 << 11);
 
+    /// The source supports [`ResumeTime`](crate::ToSource::ResumeTime).
+    pub const RESUME_TIME: Self = Self(1 << 12);
+
     /// All capabilities of this build.
     pub const KNOWN: Self = Self(
         Self::POSTCOPY.0
@@ -119,7 +122,8 @@ impl Capabilities {
             | Self::DOMAIN.0
             | Self::PROBE.0
             | Self::LEFT_TO_DO.0
-            | Self::DISKS.0,
+            | Self::DISKS.0
+            | Self::RESUME_TIME.0,
     );
 
     /// Returns the capabilities with these bits, known or not.

@@ -404,6 +404,7 @@ pub(crate) fn to_source() -> impl Strategy<Value = ToSource> {
             .prop_map(|(bytes, millis)| ToSource::ProbeReady { bytes, millis }),
         Just(ToSource::Echoed),
         text().prop_map(|what| ToSource::LeftToDo { what }),
+        any::<u64>().prop_map(|micros| ToSource::ResumeTime { micros }),
     ]
 }
 

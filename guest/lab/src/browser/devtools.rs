@@ -69,6 +69,16 @@ impl DevTools {
 
     /// Sends a command and returns its result. Events that arrive before it are recorded.
     pub(super) fn call(&mut self, command: &str, arguments: Value) -> Result<Value, LabError> {
+        let answer = self.request(command, arguments)?;
+        answer.map_err(|refused| self.error(command, refused))
+    }
+
+    /// The same, with what the browser answers if it refuses the command.
+    fn request(
+        &mut self,
+        command: &str,
+        arguments: Value,
+    ) -> Result<Result<Value, String>, LabError> {
         self.next_id += 1;
         let id = self.next_id;
         let mut message = json!({ "id": id, "method": command, "params": arguments });
@@ -90,20 +100,24 @@ impl DevTools {
                 continue;
             }
             if let Some(error) = message["error"]["message"].as_str() {
-                return Err(self.error(command, error.to_owned()));
+                return Ok(Err(error.to_owned()));
             }
-            return Ok(message["result"].take());
+            return Ok(Ok(message["result"].take()));
         }
     }
 
-    /// The value of an expression, or the text of what it throws.
+    /// The value of an expression, or the text of what it throws. While the page is left for
+    /// another one, the browser refuses to evaluate anything: that counts as thrown.
     pub(super) fn evaluate(&mut self, expression: &str) -> Result<Result<Value, String>, LabError> {
         let arguments = json!({
             "expression": expression,
             "returnByValue": true,
             "awaitPromise": true,
         });
-        let mut answer = self.call("Runtime.evaluate", arguments)?;
+        let mut answer = match self.request("Runtime.evaluate", arguments)? {
+            Ok(answer) => answer,
+            Err(refused) => return Ok(Err(refused)),
+        };
         Ok(match answer.get("exceptionDetails") {
             Some(details) => Err(super::events::exception_text(details)),
             None => Ok(answer["result"]["value"].take()),

@@ -172,12 +172,21 @@ impl LibvirtHost {
         self.shell(kill).map(drop)
     }
 
-    /// Stops the daemon, which does nothing any more until it is killed.
+    /// Stops the daemon, which does nothing any more until it is continued or killed: it hangs.
     ///
     /// # Errors
     /// When it does not run.
     pub fn stop_daemon(&self) -> Result<(), LabError> {
         self.shell("kill -STOP $(</run/libvirtd.pid)").map(drop)
+    }
+
+    /// Continues the daemon that was stopped, and waits until it answers.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn continue_daemon(&self) -> Result<(), LabError> {
+        self.shell("kill -CONT $(</run/libvirtd.pid); virsh -q uri")
+            .map(drop)
     }
 
     /// Starts the daemon that was killed, and waits until it answers.

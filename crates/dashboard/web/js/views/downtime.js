@@ -100,10 +100,13 @@ hikkoshi.views.downtime = (() => {
       const paused = state?.guest_at === "paused" && migration.running;
       const how = paused ? "The guest has been paused for" : "The guest was paused for";
       const within = limit === null ? "" : ` (limit: ${format.duration(limit)})`;
-      setText(this.text, downtime === null ? "" : `${how} ${format.duration(downtime)}${within}.`);
+      setText(this.text, downtime === null ? "" : `${how} ${format.downtime(downtime)}${within}.`);
       const end = (list) => list.at(-1)?.to ?? 0;
-      const scale = Math.max(end(source), end(destination), downtime ?? 0, 0.001);
-      this.source.update(source, scale, downtime, "the pause");
+      const scale = Math.max(end(source), end(destination), downtime?.ms ?? 0, 0.001);
+      // The mark is where the guest likely ran again, on the time axis of the source.
+      const isSource = downtime !== null && downtime.bound !== "at least";
+      const mark = isSource ? (downtime.likely ?? downtime.ms) : null;
+      this.source.update(source, scale, mark, "the pause");
       this.destination.update(destination, scale, null, "the source's first message after the pause");
     }
   }

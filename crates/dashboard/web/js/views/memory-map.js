@@ -5,7 +5,7 @@ hikkoshi.views = {};
 
 hikkoshi.views.memoryMap = (() => {
   const { el, setText, setAttribute, panel, fold, Table, PagedTable } = hikkoshi.dom;
-  const { STATES, Layout, cells, sum } = hikkoshi.memory;
+  const { STATES, Layout, cells, names, knows, sum } = hikkoshi.memory;
   const { theme, format } = hikkoshi;
 
   const GUTTER = 58;
@@ -396,8 +396,9 @@ hikkoshi.views.memoryMap = (() => {
       const all = cells(this.layout, map);
       this.draw(all.list);
       this.describe(moved, all);
-      if (this.fold.open) this.updateBlocks(all);
-      if (this.cellFold.open) this.updateCells(all);
+      const known = knows(moved.side, all);
+      if (this.fold.open) this.updateBlocks(all, known);
+      if (this.cellFold.open) this.updateCells(all, known);
     }
 
     draw(list) {
@@ -419,57 +420,70 @@ hikkoshi.views.memoryMap = (() => {
         `${format.bytes(memory.pages * memory.page_bytes)} in ${format.plural(layout.cells, "cell")} of ` +
           `${format.bytes(layout.cellPages * memory.page_bytes)}; each is filled from the bottom by the states of its pages.`,
       );
+      const labels = names(moved.side, all);
+      const known = knows(moved.side, all);
       const rows = STATES.map((state, index) => {
-        // Only the destination has which requests have no answer.
-        const known = state.id !== "waiting" || moved.side === "destination";
         const count = all.totals[index];
         const part = count / Math.max(memory.pages, 1);
         return [
-          { text: state[moved.side], swatch: state.id },
-          known ? format.count(count) : format.NONE,
-          known ? { text: format.share(part), part } : format.NONE,
-          one && known ? format.count(one.states[index]) : "",
+          { text: labels[index], swatch: state.id },
+          known[index] ? format.count(count) : format.NONE,
+          known[index] ? { text: format.share(part), part } : format.NONE,
+          one && known[index] ? format.count(one.states[index]) : "",
         ];
       });
+      const isRated = all.rated > 0;
       rows.push([
         { text: "Hot: dirtied much more than the mean", swatch: "hot" },
-        format.plural(all.hot, "cell"),
+        isRated ? `${format.plural(all.hot, "cell")}${all.isComplete ? "" : " so far"}` : format.NONE,
         "",
-        one ? (one.hot ? "yes" : "no") : "",
+        one && isRated ? (one.hot ? "yes" : "no") : "",
       ]);
-      rows.push([{ text: "Pages dirtied per second", swatch: "none" }, format.count(all.rate), "", one ? format.count(one.rate) : ""]);
+      rows.push([
+        { text: "Pages dirtied per second", swatch: "none" },
+        format.count(all.rate),
+        "",
+        one && isRated ? format.count(one.rate) : "",
+      ]);
       this.legend.update(rows);
       const name = one ? `Cell ${cell + 1} of ${layout.cells}: ${layout.name(cell)}` : "No cell chosen";
       setText(this.cellName, name);
       setAttribute(this.canvas, "aria-valuemax", layout.cells - 1);
       setAttribute(this.canvas, "aria-valuenow", cell ?? 0);
-      setAttribute(this.canvas, "aria-valuetext", one ? `${name}: ${cellText(one, moved.side)}` : name);
+      setAttribute(this.canvas, "aria-valuetext", one ? `${name}: ${cellText(one, labels)}` : name);
     }
 
-    updateBlocks(all) {
+    updateBlocks(all, known) {
       const groups = this.grid?.groups ?? [];
       const rows = groups.map(({ name, first, end }) => {
         const inside = all.list.slice(first, end);
         const states = STATES.map((_, state) => sum(inside.map((cell) => cell.states[state])));
         const pages = sum(inside.map((cell) => cell.pages));
         const rate = sum(inside.map((cell) => cell.rate));
-        return [name, ...[pages, ...states, rate].map(format.count)];
+        return [name, ...figures(all, known, pages, states, rate)];
       });
       this.blocks.update(rows);
     }
 
-    updateCells(all) {
+    updateCells(all, known) {
       const { layout } = this;
       this.cells.update(layout.cells, (index) => {
         const { pages, states, rate, hot } = all.list[index];
-        return [layout.name(index), ...[pages, ...states, rate].map(format.count), hot ? "yes" : ""];
+        return [layout.name(index), ...figures(all, known, pages, states, rate), hot ? "yes" : ""];
       });
     }
   }
 
+  /** The figures of a row: pages, pages by state, and the rate, as far as they are known. */
+  const figures = (all, known, pages, states, rate) => [
+    format.count(pages),
+    ...states.map((count, index) => (known[index] ? format.count(count) : format.NONE)),
+    all.rated > 0 ? format.count(rate) : format.NONE,
+  ];
+
   /** A cell for a screen reader: what it has, without zeros. */
-  const cellText = ({ states, rate, hot }, side) => {
-    const parts = STATES.map((state, index) => [state[side], states[index]])
+  const cellText = ({ states, rate, hot }, labels) => {
+    const parts = labels.map((label, index) => [label, states[index]])
       .filter(([, count]) => count > 0)
       .map(([name, count]) => `${name}: ${format.count(count)}`);
     if (rate > 0) parts.push(`${format.count(rate)} dirtied per second${hot ? ", hot" : ""}`);

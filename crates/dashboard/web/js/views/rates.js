@@ -86,7 +86,7 @@ hikkoshi.views.rates = (() => {
       const times = rows.map((row) => row.time);
       const column = (name) => rows.map((row) => row[name]);
       this.traffic.update([times, column("sent"), column("dirtied")]);
-      this.postcopy.hidden = rows.every((row) => row.missing === null && row.requests === 0);
+      this.postcopy.hidden = rows.every((row) => row.missing === null && !row.requests);
       // Only the destination measures page requests.
       const measured = migration.destination !== null;
       this.requests.element.hidden = !measured;
@@ -142,16 +142,16 @@ hikkoshi.views.rates = (() => {
     let next = 0;
     return main.data.samples.map((sample) => {
       while (next < others.length && others[next].at_ms + offset <= sample.at_ms + NEAR) next += 1;
-      const measured = other ? others[next - 1] : sample;
+      const measured = destination === main ? sample : others[next - 1];
       const dirty = sample.dirty_pages_per_second;
       return {
         time: sample.at_ms,
         phase: sample.phase,
         sent: sample.bytes_per_second,
         dirtied: dirty === null ? null : dirty * pageBytes,
-        missing: measured?.missing_pages ?? null,
-        requests: measured?.requests_per_second ?? 0,
-        waiting: measured?.waiting_pages ?? 0,
+        missing: (destination ? measured : sample)?.missing_pages ?? null,
+        requests: measured?.requests_per_second ?? null,
+        waiting: measured?.waiting_pages ?? null,
         latency: measured?.latency_us ?? null,
       };
     });

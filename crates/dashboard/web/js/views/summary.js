@@ -131,7 +131,9 @@ hikkoshi.views.summary = (() => {
     const dirty = migration.stateOf("source").dirty_pages_per_second;
     const missing = migration.stateOf("destination").missing_pages;
     const { requests, downtime } = migration;
-    const bytes = migration.stateOf("source").bytes;
+    // The source has what was sent; without it, what has arrived is known.
+    const sent = migration.source ? "Sent" : "Received";
+    const { bytes } = migration.stateOf("source");
     const total = bytes.precopy + bytes.urgent + bytes.background + bytes.device_state;
     const limit = moved.max_downtime_ms === null ? "" : ` (limit ${format.duration(moved.max_downtime_ms)})`;
     return [
@@ -139,8 +141,9 @@ hikkoshi.views.summary = (() => {
       ["Elapsed", running ? format.elapsed(state.at_ms) : null],
       ["Total time", running ? null : format.duration(lastTime(migration.main))],
       ["Guest", GUEST[state.guest_at] ?? state.guest_at],
-      ["Paused for", downtime === null ? null : `${format.duration(downtime)}${limit}`],
-      ["Sent", format.bytes(total)],
+      ["Paused for", downtime === null ? null : `${format.downtime(downtime)}${limit}`],
+      ["Sent", sent === "Sent" ? format.bytes(total) : null],
+      ["Received", sent === "Received" ? format.bytes(total) : null],
       ["Rate", running ? format.rate(state.bytes_per_second) : null],
       ["Dirtied", running && dirty !== null ? format.rate(dirty * pageBytes) : null],
       ["Missing", missing === null ? null : `${format.plural(missing, "page")} (${format.bytes(missing * pageBytes)})`],
@@ -152,9 +155,11 @@ hikkoshi.views.summary = (() => {
 
   const timeLeft = (migration) => {
     // A recording of an older version does not say.
-    if (migration.stateOf("source").converges === "no") return "pre-copy does not converge";
+    const { converges } = migration.stateOf("source");
+    if (converges === "no") return "pre-copy does not converge";
     const left = migration.sides.map(({ data }) => data.state?.time_left).find((value) => value);
-    return left ? format.timeLeft(left) : "not known";
+    const text = left ? format.timeLeft(left) : "not known";
+    return converges === "switches" ? `${text}; pre-copy does not converge, and switches to post-copy` : text;
   };
 
   const result = (engine) => {

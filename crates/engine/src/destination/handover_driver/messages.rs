@@ -32,10 +32,16 @@ impl HandoverDriver<'_> {
 
     /// Reports that the guest runs here. On links without a *commit* the source knows already.
     pub(crate) fn send_resumed(&mut self) -> Result<(), DestinationFailure> {
-        if self.connection.committed {
-            self.send(&ToSource::GuestResumed, "running the guest")
-        } else {
-            Ok(())
+        if !self.connection.committed {
+            return Ok(());
+        }
+        self.send(&ToSource::GuestResumed, "running the guest")?;
+        match self.guest.resume_time {
+            Some(time) if self.capabilities.contains(Capabilities::RESUME_TIME) => {
+                let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+                self.send(&ToSource::ResumeTime { micros }, "running the guest")
+            }
+            _ => Ok(()),
         }
     }
 

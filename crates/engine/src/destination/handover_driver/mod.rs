@@ -96,6 +96,8 @@ struct GuestProgress {
     /// Everything taken from its process was given back.
     released: bool,
     downtime: Duration,
+    /// How long it did not run since *commit* was received.
+    resume_time: Option<Duration>,
     /// What was reported to the source about page requests.
     requests: Option<RequestStatistics>,
     /// Its machine was asked to complete the move.

@@ -45,7 +45,8 @@ impl HandoverDriver<'_> {
             LinkState::Up(links) => links.session.events(),
             LinkState::Down(channel) => channel.sender(),
         };
-        self.context.steps.done("commit received");
+        let committed = Instant::now();
+        self.context.steps.done_at("commit received", committed);
         let resumed = thread::scope(|scope| {
             let resumer = thread::Builder::new()
                 .name("dst-run".into())
@@ -76,6 +77,9 @@ impl HandoverDriver<'_> {
         });
         match (resumed, failed) {
             (Ok(resumed), failed) => {
+                if running {
+                    self.guest.resume_time = Some(resumed.saturating_duration_since(committed));
+                }
                 self.set_resumed(running, resumed);
                 guest.watch_for_end();
                 failed.map_or(Ok(()), |failure| Err(NotResumed::MayRun(failure)))

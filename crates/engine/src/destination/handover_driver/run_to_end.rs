@@ -38,6 +38,7 @@ pub(crate) fn finish_handover(
         guest_state: GuestState::new(running, result.shut_down),
         total_ms: total.as_secs_f64() * 1e3,
         downtime_ms: result.downtime.as_secs_f64() * 1e3,
+        likely_downtime_ms: None,
         switchover: context.steps.all(),
         rounds: 0,
         postcopy,

@@ -211,9 +211,8 @@ impl<'a> IncomingMigration<'a> {
             .map(|ends| FrameReceiver::start(ends, delivery));
         let frames = frames.transpose().map_err(DestinationFailure::Thread)?;
         let context = ReceiveContext::new(Some(offered.memory), live);
-        context
-            .tracker
-            .begin(Phase::Precopy, 1, ram.layout().pages());
+        // The source does not say which round it is in, or how many pages that has.
+        context.tracker.begin(Phase::Precopy, 0, 0);
         let disks = links.disks.into_iter().enumerate();
         let disks = disks
             .map(|(number, (stream, ends))| {

@@ -1,6 +1,7 @@
 //! What has happened to the guest's memory, by cell.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use hikkoshi_pages::{Page, PageRange};
 
@@ -25,9 +26,8 @@ pub struct MemoryMap {
 /// What is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cell {
-    /// Pages whose dirty log was taken, in pre-copy (source).
-    Visited,
-    /// Pages that were dirty then, from the second round on (source).
+    /// Pages that were dirty when the dirty log was taken (source). In the first round only with a
+    /// log in which they were clean at first.
     Dirty,
     /// Pages that were sent, or have arrived, in pre-copy.
     Copied,
@@ -40,8 +40,12 @@ pub enum Cell {
 /// The counts of one cell so far. Each only grows, except `owed`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CellCounts {
-    /// See [`Cell::Visited`].
-    pub visited: u64,
+    /// Pages whose dirty log was taken, in pre-copy (source): those that are in `dirty` if they
+    /// were dirty.
+    pub taken: u64,
+    /// For how long the log had recorded writes to them: the sum over all these pages, in page
+    /// microseconds.
+    pub recorded_us: u64,
     /// See [`Cell::Dirty`].
     pub dirty: u64,
     /// See [`Cell::Copied`].
@@ -56,7 +60,8 @@ pub struct CellCounts {
 
 #[derive(Debug, Default)]
 struct Counts {
-    visited: AtomicU64,
+    taken: AtomicU64,
+    recorded_us: AtomicU64,
     dirty: AtomicU64,
     copied: AtomicU64,
     urgent: AtomicU64,
@@ -68,7 +73,6 @@ struct Counts {
 impl Counts {
     fn of(&self, what: Cell) -> &AtomicU64 {
         match what {
-            Cell::Visited => &self.visited,
             Cell::Dirty => &self.dirty,
             Cell::Copied => &self.copied,
             Cell::Urgent => &self.urgent,
@@ -125,7 +129,9 @@ impl MemoryMap {
             return CellCounts::default();
         };
         CellCounts {
-            visited: counts.visited.load(Relaxed),
+            // Before what belongs to it, which is counted first.
+            taken: counts.taken.load(Relaxed),
+            recorded_us: counts.recorded_us.load(Relaxed),
             dirty: counts.dirty.load(Relaxed),
             copied: counts.copied.load(Relaxed),
             urgent: counts.urgent.load(Relaxed),
@@ -142,6 +148,17 @@ impl MemoryMap {
     pub(crate) fn add(&self, what: Cell, pages: PageRange) {
         self.each(pages, |counts, pages| {
             counts.of(what).fetch_add(pages, Relaxed);
+        });
+    }
+
+    /// The dirty log of `pages` was taken. It had recorded writes to them for so long.
+    pub(crate) fn add_taken(&self, pages: PageRange, recorded: Duration) {
+        let recorded = u64::try_from(recorded.as_micros()).unwrap_or(u64::MAX);
+        self.each(pages, |counts, pages| {
+            counts
+                .recorded_us
+                .fetch_add(recorded.saturating_mul(pages), Relaxed);
+            counts.taken.fetch_add(pages, Relaxed);
         });
     }
 
@@ -222,6 +239,15 @@ mod tests {
         map.set_missing(&Missing(range(505, 12)));
         assert_eq!((map.cell(0).missing, map.cell(1).missing), (7, 5));
         assert_eq!(map.cell(0).background, 2);
+    }
+
+    #[test]
+    fn a_cell_has_the_times_of_its_pages() {
+        let map = MemoryMap::new(2048);
+        map.add_taken(range(500, 20), Duration::from_millis(3));
+        map.add_taken(range(0, 500), Duration::from_millis(1));
+        let counts = [map.cell(0), map.cell(1)].map(|it| (it.taken, it.recorded_us));
+        assert_eq!(counts, [(512, 536_000), (8, 24_000)]);
     }
 
     proptest! {

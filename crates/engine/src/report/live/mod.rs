@@ -128,11 +128,13 @@ pub struct Snapshot {
     pub at: Duration,
     /// The phase.
     pub phase: Phase,
-    /// The present pre-copy round, counted from 1.
+    /// The present pre-copy round, counted from 1 (source). 0 in other phases, and at the
+    /// destination, which does not know it.
     pub round: u32,
     /// Pages of this phase (of this round) that are done.
     pub done_pages: u64,
-    /// Pages of this phase (of this round) in total.
+    /// Pages of this phase (of this round) in total. 0 if that is not known: in pre-copy at the
+    /// destination.
     pub total_pages: u64,
     /// The stage that this side has recorded.
     pub stage: Stage,
@@ -160,6 +162,9 @@ pub struct Snapshot {
     /// How long the guest has been paused: grows until it runs again. `None` before the pause, and
     /// with a guest that its owner had paused.
     pub downtime: Option<Duration>,
+    /// How long it likely was paused (source): `downtime` ends when this side received the report
+    /// that it runs. `None`: not known.
+    pub likely_downtime: Option<Duration>,
     /// The steps of the switchover that are done.
     pub switchover: Vec<SwitchoverStep>,
     /// The newest rounds of pre-copy (source).
@@ -345,6 +350,7 @@ impl Live {
             waiting,
             requests: self.latencies.summary(),
             downtime,
+            likely_downtime: self.steps.likely_downtime(),
             switchover,
             rounds: self.rounds.newest(self.begun),
             outages: self.outages.newest(self.begun),

@@ -20,7 +20,7 @@ use hikkoshi_wire::Mode;
 use thiserror::Error;
 
 use crate::source::error::SourceFailure;
-use crate::source::options::SourceOptions;
+use crate::source::options::{SourceOptions, WhenStalled};
 use crate::source::precopy::convergence::PrecopyResult;
 use crate::sync::{AtomicBool, Mutex, Ordering};
 
@@ -126,6 +126,8 @@ struct State {
     /// Post-copy follows the switchover.
     postcopy: bool,
     max_downtime: Duration,
+    when_stalled: WhenStalled,
+    max_rounds: u32,
     switch: bool,
     cancelled: bool,
     cancel: CancelFlag,
@@ -150,6 +152,8 @@ impl SourceControl {
                 may_postcopy: false,
                 postcopy: false,
                 max_downtime: options.max_downtime,
+                when_stalled: options.when_stalled,
+                max_rounds: options.max_rounds,
                 switch: false,
                 cancelled: false,
                 cancel: CancelFlag::new(),
@@ -163,6 +167,11 @@ impl SourceControl {
             max_downtime: self.max_downtime(),
             bandwidth: self.0.bandwidth.get(),
         }
+    }
+
+    /// What follows if pre-copy does not converge, and after how many rounds.
+    pub fn when_stalled(&self) -> (WhenStalled, u32) {
+        self.with(|state| (state.when_stalled, state.max_rounds))
     }
 
     /// Changes limits: all that are given, or none. Returns those before.
@@ -246,6 +255,7 @@ impl SourceControl {
             // Of a migration that is resumed it is not known which way it has gone.
             state.postcopy = options.may_postcopy();
             state.max_downtime = options.max_downtime;
+            (state.when_stalled, state.max_rounds) = (options.when_stalled, options.max_rounds);
             state.cancel = cancel.clone();
         });
         self.follow(stage);

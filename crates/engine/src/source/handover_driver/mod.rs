@@ -40,6 +40,8 @@ pub(crate) struct HandoverDriver<'a> {
     pub(crate) retry_budget: RetryBudget,
     /// When the guest was paused, if this engine paused it.
     pub(crate) paused: Option<Instant>,
+    /// When *commit* was sent, the last time.
+    pub(crate) committed: Option<Instant>,
     /// What the destination has not done, and has reported.
     pub(crate) left_to_do: Option<String>,
 }
@@ -117,7 +119,9 @@ impl HandoverDriver<'_> {
                 let active = self.active.as_mut()?;
                 self.guest.handing_over();
                 let sent = active.session.commit("handing the guest over");
-                self.shared.steps.done("committed");
+                let committed = Instant::now();
+                self.committed = Some(committed);
+                self.shared.steps.done_at("committed", committed);
                 if sent.is_ok()
                     && self.guest.describe().running
                     && let (Some(frames), Some(paused)) = (&mut active.session.frames, self.paused)

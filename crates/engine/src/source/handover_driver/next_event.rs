@@ -1,5 +1,7 @@
 //! Waits for the next event: a message, a link's end, or a cancellation.
 
+use std::time::Duration;
+
 use hikkoshi_handover::{SourceEvent, SourceStage};
 use hikkoshi_wire::{FaultMeasures, RequestSummary, ToSource};
 
@@ -82,6 +84,7 @@ impl HandoverDriver<'_> {
                 }
                 ToSource::Measured { faults } => self.measured(result, faults),
                 ToSource::LeftToDo { what } => self.keep_left_to_do(what),
+                ToSource::ResumeTime { micros } => self.note_resume_time(micros),
                 ToSource::Complete { requests } => return Ok(self.complete(result, requests)),
                 // Sent before the destination received *Commit*, which it will obey.
                 ToSource::Cancel { .. } => {}
@@ -95,6 +98,21 @@ impl HandoverDriver<'_> {
 
     fn measured(&self, result: &mut HandoverResult, faults: FaultMeasures) {
         result.requests.add_measures(faults);
+    }
+
+    /// The guest ran so long after the destination had received *commit*, which took half a round
+    /// trip. How long *commit* waited for a processor there is not known.
+    fn note_resume_time(&self, micros: u64) {
+        let control = self
+            .active
+            .as_ref()
+            .and_then(|it| it.session.streams.first());
+        let info = control.and_then(|stream| stream.tcp_info());
+        let round_trip = info.and_then(|info| info.shortest_round_trip);
+        let time = Duration::from_micros(micros).saturating_add(round_trip.unwrap_or_default() / 2);
+        if let Some(resumed) = self.committed.and_then(|sent| sent.checked_add(time)) {
+            self.shared.steps.likely_end(resumed);
+        }
     }
 
     /// Keeps what the destination has not done. The first report counts: the destination repeats it

@@ -49,14 +49,20 @@ impl Collector {
         let Some(range) = log.range(number) else {
             return Ok(false);
         };
-        log.take(number, &mut |run| {
+        // What the map has are writes, from which it computes rates.
+        let are_writes = !first || log.starts_clean();
+        let recorded = log.take(number, first, &mut |run| {
             self.unsent.count_write(run);
-            if !first {
+            if are_writes {
                 self.shared.map.add(Cell::Dirty, run);
+            }
+            if !first {
                 runs.push(run);
             }
         })?;
-        self.shared.map.add(Cell::Visited, range);
+        if are_writes {
+            self.shared.map.add_taken(range, recorded);
+        }
         if first {
             let before = runs.len();
             self.find_data(range, runs)?;

@@ -64,11 +64,17 @@ impl DirtyEstimate {
     }
 
     /// Records that a take of the range with this `number`, of `pages` pages, has found this many
-    /// of them dirty.
+    /// of them dirty. Returns the time since the take before.
     #[allow(clippy::cast_precision_loss)] // Page counts below 2^53.
-    pub(crate) fn taken(&mut self, number: usize, pages: u64, found: u64, at: Duration) {
+    pub(crate) fn taken(
+        &mut self,
+        number: usize,
+        pages: u64,
+        found: u64,
+        at: Duration,
+    ) -> Duration {
         let Some(range) = self.ranges.get_mut(number) else {
-            return;
+            return Duration::ZERO;
         };
         let x = range.scale(at);
         if x < 1.0 {
@@ -82,6 +88,7 @@ impl DirtyEstimate {
             found,
             pages,
         };
+        range.before
     }
 
     /// The number of pages that are dirty at the time `now`, which is the end of a round.

@@ -71,9 +71,10 @@ pub(crate) struct RoundRest {
 }
 
 impl Precopy {
+    /// For a log that was just started; `begun` is a time before that.
     pub(crate) fn new(
         shared: &MigrationContext,
-        log: Arc<dyn DirtyLog>,
+        (log, begun): (Arc<dyn DirtyLog>, Instant),
         workers: PrecopyWorkers,
         unsent: &Arc<UnsentPages>,
     ) -> Self {
@@ -81,6 +82,7 @@ impl Precopy {
             shared: shared.clone(),
             log: Arc::new(RangeLog::new(
                 log,
+                begun,
                 shared.ram.layout(),
                 shared.options.log_ranges,
             )),

@@ -1,7 +1,7 @@
 //! The dirty log of the rounds, which is taken in ranges.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hikkoshi_dirty::{DirtyError, DirtyLog};
 use hikkoshi_pages::{PageRange, RamLayout};
@@ -18,14 +18,17 @@ pub(crate) struct RangeLog {
     /// Pages in a range.
     size: u64,
     counts_stale: bool,
+    /// How long it took to start the log: it records writes to some pages for longer than others.
+    starting: Duration,
     started: Instant,
     estimate: Mutex<DirtyEstimate>,
 }
 
 impl RangeLog {
-    /// For a log that was just started.
+    /// For a log that was just started; `begun` is a time before that.
     pub(crate) fn new(
         log: Arc<dyn DirtyLog>,
+        begun: Instant,
         layout: &RamLayout,
         ranges: Option<LogRanges>,
     ) -> Self {
@@ -40,6 +43,7 @@ impl RangeLog {
             layout: layout.clone(),
             size,
             counts_stale: ranges.is_some(),
+            starting: begun.elapsed(),
             started: Instant::now(),
             estimate: Mutex::new(DirtyEstimate::new(number)),
         }
@@ -72,12 +76,21 @@ impl RangeLog {
         chunks::count(&self.layout, self.size)
     }
 
-    /// Takes the log of the range with this number: see [`DirtyLog::take`].
+    /// Whether the first round finds only pages that were written: see
+    /// [`DirtyLog::starts_clean`].
+    pub(crate) fn starts_clean(&self) -> bool {
+        self.log.starts_clean()
+    }
+
+    /// Takes the log of the range with this number: see [`DirtyLog::take`]. Returns for how long
+    /// the log had recorded writes to the range: since the take before. In the `first` round that
+    /// is at most the time since the log was being started.
     pub(crate) fn take(
         &self,
         number: u64,
+        first: bool,
         dirty: &mut dyn FnMut(PageRange),
-    ) -> Result<(), DirtyError> {
+    ) -> Result<Duration, DirtyError> {
         let range = self.range(number).unwrap_or(PageRange::EMPTY);
         let at = self.started.elapsed();
         let mut found = 0;
@@ -86,13 +99,16 @@ impl RangeLog {
             dirty(run);
         })?;
         let mut estimate = self.estimate.lock().unwrap_or_else(PoisonError::into_inner);
-        estimate.taken(
+        let recorded = estimate.taken(
             usize::try_from(number).unwrap_or(usize::MAX),
             range.len(),
             found,
             at,
         );
-        Ok(())
+        Ok(match first {
+            true => recorded + self.starting,
+            false => recorded,
+        })
     }
 
     /// About how many pages are dirty at the end of a round. Does not read the log.

@@ -78,7 +78,7 @@ pub(crate) fn check(guest: &CheckedGuestOf<'_>) -> Result<Checked, Exit> {
                 if let Some(offer) = &mut checked.offer {
                     offer.domain = Monitor::domain(&domain)?;
                 }
-                let refused = domain.check_unchanged(false).err();
+                let refused = domain.check_unchanged(None).err();
                 checked.obstacles.extend(refused.map(Into::into));
                 Ok(checked)
             })

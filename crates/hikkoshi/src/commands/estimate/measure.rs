@@ -271,6 +271,7 @@ fn measure_guest(
     };
     let line = Line::measured(
         &probed.arrived,
+        probed.sent_for,
         probed.round_trip,
         probed.median_round_trip,
         probed.open_link,

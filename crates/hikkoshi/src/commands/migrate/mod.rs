@@ -12,7 +12,7 @@ use std::sync::Arc;
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, MigrateControl, SourceControl, SourceGuest, migrate};
 use hikkoshi_handover::Outcome;
-use hikkoshi_link::Remote;
+use hikkoshi_link::{Address, Remote};
 use hikkoshi_qemu::{AttachError, Excludes, QemuSource};
 use hikkoshi_status::Side;
 
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Migrate) -> Result<Status, Exit> {
     );
     let result = match (&args.run.resume, &args.ssh.ssh) {
         (None, Some(host)) => ssh::start(args, host, cancel, &session),
-        (None, None) => remote(args).and_then(|remote| start(args, &remote, cancel, &session)),
+        (None, None) => destination(args).and_then(|to| start(args, &to, cancel, &session)),
         (Some(file), _) if args.run.give_up => give_up::source(args, file.as_deref(), cancel),
         (Some(file), Some(host)) => ssh::resume(args, file.as_deref(), host, cancel, &session),
         (Some(file), None) => resume::resume(args, file.as_deref(), cancel, &session),
@@ -55,15 +55,39 @@ pub(crate) fn run(args: &Migrate) -> Result<Status, Exit> {
     result
 }
 
-/// The destination.
-fn remote(args: &Migrate) -> Result<Remote, Exit> {
+/// Where the guest is to go.
+enum Destination<'a> {
+    /// To this receiver.
+    Receiver(Remote),
+    /// To the one that a `receive --daemon` starts for this name, because of a certificate.
+    Named { name: &'a str, daemon: &'a Address },
+}
+
+/// The destination on the command line.
+fn destination(args: &Migrate) -> Result<Destination<'_>, Exit> {
+    if let (Some(name), Some(daemon)) = (&args.name, &args.address) {
+        return Ok(Destination::Named { name, daemon });
+    }
     security::remote(args.to.as_ref(), args.address.as_ref(), &args.run.security)
+        .map(Destination::Receiver)
+}
+
+impl Destination<'_> {
+    /// The receiver. A daemon starts it now.
+    fn receiver(&self, args: &Migrate, cancel: &CancelFlag) -> Result<Remote, Exit> {
+        match self {
+            Self::Receiver(remote) => Ok(remote.clone()),
+            Self::Named { name, daemon } => {
+                security::invited_by_certificate(name, daemon, &args.run.security, cancel)
+            }
+        }
+    }
 }
 
 /// Starts a migration.
 fn start(
     args: &Migrate,
-    remote: &Remote,
+    destination: &Destination<'_>,
     cancel: CancelFlag,
     session: &Session,
 ) -> Result<Status, Exit> {
@@ -71,6 +95,7 @@ fn start(
     let folder = args.run.journals.path();
     let observer = session.observer();
     unfinished::check_folder(&folder, &*monitor, &*observer)?;
+    let remote = &destination.receiver(args, &cancel)?;
     let chosen = auto::choose(args, remote, &cancel, &*observer)?;
     let args = chosen.as_ref().map_or(args, |chosen| &chosen.args);
     if let Some(measured) = chosen

@@ -56,10 +56,11 @@ pub(super) fn report(
                 Some(SourceQuit {
                     source_quit_error: Some(error),
                     ..
-                }) => Some(format!(
-                    "next: the source's QEMU was not ended: {error}. Never continue it ('cont'). To \
-                     try again: {}",
-                    resume_command::<SourceEntry>(journal)
+                }) => Some(not_ended(
+                    error,
+                    monitor,
+                    qemu_pid,
+                    &resume_command::<SourceEntry>(journal),
                 )),
                 _ => qemu_pid.map(end_qemu),
             };
@@ -185,6 +186,22 @@ fn needs_notice(error: &MigrateError) -> bool {
     )
 }
 
+/// What to do with the source's QEMU, which should have been ended. libvirt ends that of a domain
+/// by `SIGTERM`: it may write to its images then.
+fn not_ended(error: &str, monitor: &MonitorAddress, pid: Option<u32>, again: &str) -> String {
+    let by_hand = match (monitor, pid) {
+        (MonitorAddress::Domain { .. }, Some(pid)) => format!(
+            "; by hand: not 'virsh destroy', after which QEMU may write to the disks, but \
+             'kill -KILL {pid}'"
+        ),
+        _ => String::new(),
+    };
+    format!(
+        "next: the source's QEMU was not ended: {error}. Never continue it ('cont'). To try again: \
+         {again}{by_hand}"
+    )
+}
+
 /// What to do with the source's QEMU after the migration.
 fn end_qemu(pid: u32) -> String {
     format!(
@@ -196,6 +213,22 @@ fn end_qemu(pid: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_domain_that_was_not_ended_is_to_be_killed() {
+        let again = "hikkoshi migrate --resume";
+        let domain = MonitorAddress::Domain {
+            uri: "qemu:///system".to_owned(),
+            uuid: "1".to_owned(),
+            name: "guest".to_owned(),
+        };
+        let next = not_ended("it hangs", &domain, Some(7), again);
+        assert!(next.contains("not 'virsh destroy'"), "{next}");
+        assert!(next.ends_with("'kill -KILL 7'"), "{next}");
+        let socket = MonitorAddress::Socket("/run/qmp".into());
+        let next = not_ended("it hangs", &socket, Some(7), again);
+        assert!(next.ends_with(again), "{next}");
+    }
 
     #[test]
     fn a_qemu_that_was_not_ended_is_reported_to_programs() {

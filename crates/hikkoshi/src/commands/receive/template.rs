@@ -6,7 +6,6 @@
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use hikkoshi_engine::CancelFlag;
+use hikkoshi_linux::connect_unix;
 
 use crate::args::{Receive, Words};
 use crate::journal::{JournalFile, absolute};
@@ -176,21 +176,22 @@ impl MachineFiles {
             log: folder.join(format!("{name}.log")),
             folder,
         };
-        match UnixStream::connect(&files.qmp) {
-            Ok(_) => Err(io::Error::new(
+        match connect_unix(&files.qmp).map_err(|error| error.kind()) {
+            // Also one that accepts no connection now: another program uses its socket.
+            Ok(_) | Err(io::ErrorKind::TimedOut) => Err(io::Error::new(
                 io::ErrorKind::AddrInUse,
                 format!(
                     "a QEMU with this name runs already ({}); --name names another one",
                     files.qmp.display()
                 ),
             )),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(files),
+            Err(io::ErrorKind::NotFound) => Ok(files),
             // One that has ended has left it.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            Err(io::ErrorKind::ConnectionRefused) => {
                 fs::remove_file(&files.qmp)?;
                 Ok(files)
             }
-            Err(error) => Err(error),
+            Err(kind) => Err(kind.into()),
         }
     }
 
@@ -234,10 +235,11 @@ impl MachineFiles {
     }
 }
 
-fn read(template: &Path) -> Result<String, String> {
+/// Reads a template, or another file that an operator has written.
+pub(super) fn read(file: &Path) -> Result<String, String> {
     let mut text = String::new();
-    let read = fs::File::open(template)
-        .and_then(|file| file.take(MAX_TEMPLATE + 1).read_to_string(&mut text));
+    let read =
+        fs::File::open(file).and_then(|file| file.take(MAX_TEMPLATE + 1).read_to_string(&mut text));
     match read {
         Ok(bytes) if bytes as u64 <= MAX_TEMPLATE => Ok(text),
         Ok(_) => Err("it is too large".to_owned()),

@@ -14,6 +14,7 @@ struct Statistics {
     mode: String,
     total_ms: f64,
     downtime_ms: f64,
+    likely_downtime_ms: Option<f64>,
     #[serde(default)]
     switchover: Vec<SwitchoverStep>,
     #[serde(default)]
@@ -298,6 +299,7 @@ fn state(statistics: Statistics, at_ms: u64, side: Side) -> State {
             histogram: latency.histogram,
         },
         downtime_ms: (statistics.downtime_ms > 0.0).then_some(statistics.downtime_ms),
+        likely_downtime_ms: statistics.likely_downtime_ms,
         switchover: statistics
             .switchover
             .into_iter()

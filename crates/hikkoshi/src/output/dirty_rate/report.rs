@@ -1,5 +1,7 @@
 //! The result of `hikkoshi dirty-rate`, as `--json` writes it (`docs/json.md`).
 
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
 use hikkoshi_dirty_rate::{BlockRate, Cost, Measurement, PagesPerSecond, RangeRate, Rates, Window};
 use hikkoshi_pages::{PAGE_BYTES, RamLayout};
 use serde::Serialize;
@@ -10,6 +12,8 @@ pub(crate) struct DirtyRateReport<'a> {
     pub(super) pid: u32,
     /// The time that was measured.
     pub(super) seconds: f64,
+    /// When that time ended: milliseconds since 1970 (UTC).
+    pub(super) ended_unix_ms: u64,
     pub(super) interval_ms: f64,
     pub(super) intervals: u32,
     /// Whether it was ended before the requested time.
@@ -100,6 +104,7 @@ impl<'a> DirtyRateReport<'a> {
         Self {
             pid,
             seconds: measured.elapsed.as_secs_f64(),
+            ended_unix_ms: unix_ms(measured.ended.unwrap_or_else(Instant::now)),
             interval_ms: measured.interval.as_secs_f64() * 1e3,
             intervals: measured.intervals,
             cancelled: measured.cancelled,
@@ -115,6 +120,15 @@ impl<'a> DirtyRateReport<'a> {
             notes,
         }
     }
+}
+
+/// A time of the past by the clock that people use, in milliseconds.
+fn unix_ms(at: Instant) -> u64 {
+    let at = SystemTime::now().checked_sub(at.elapsed());
+    let since = at.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+    since.map_or(0, |since| {
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    })
 }
 
 impl RatesReport {

@@ -116,18 +116,16 @@ fn state_lines(seen: &Seen, state: &State) -> Vec<(&'static str, String)> {
         GuestAt::Paused => "paused for the switchover",
         GuestAt::Destination => "at the destination",
     };
-    let mut lines = vec![
-        ("guest is", guest.to_owned()),
-        (
-            "pages",
-            format!(
-                "{} of {} in this phase ({})",
-                state.done_pages,
-                state.total_pages,
-                done(state)
-            ),
-        ),
-    ];
+    let mut lines = vec![("guest is", guest.to_owned())];
+    if state.total_pages > 0 {
+        let pages = format!(
+            "{} of {} in this phase ({})",
+            state.done_pages,
+            state.total_pages,
+            done(state)
+        );
+        lines.push(("pages", pages));
+    }
     let missing = |missing: u64| match seen.migration.side {
         Side::Source => format!("{missing} pages not sent yet"),
         Side::Destination => {
@@ -187,7 +185,7 @@ fn dirty(state: &State) -> Option<String> {
 
 /// The downtime, or what it would be now.
 fn downtime(seen: &Seen, state: &State) -> Option<String> {
-    if let Some(ms) = state.downtime_ms {
+    if let Some(ms) = state.likely_downtime_ms.or(state.downtime_ms) {
         return Some(format!("{ms:.1} ms"));
     }
     let expected = expected_downtime_ms(seen, state).filter(|_| seen.is_running)?;
@@ -261,6 +259,7 @@ pub(super) mod tests {
             waiting_pages: 0,
             requests: Requests::default(),
             downtime_ms: None,
+            likely_downtime_ms: None,
             switchover: Vec::new(),
             rounds: Vec::new(),
             outages: Vec::new(),

@@ -18,6 +18,10 @@ const NAME: &str = "hikkoshi-paused";
 /// release them twice, and does not tell whether it has.
 const DISKS_RELEASED: &str = "hikkoshi-disks-released";
 
+/// The name of a third object: it was reported what another program has done to the guest after it
+/// was handed over.
+const HARM_REPORTED: &str = "hikkoshi-harm-reported";
+
 /// What is shown as the state of a marked guest that does not run.
 pub(crate) const STATE: &str = "paused by hikkoshi for a move";
 
@@ -30,6 +34,7 @@ pub(crate) const ADVICE: &str = "it may run elsewhere: then never resume it here
 /// Marks the guest. Marking it twice is harmless.
 pub(crate) fn set(client: &mut Client) -> Result<(), QmpError> {
     delete(client, DISKS_RELEASED)?;
+    delete(client, HARM_REPORTED)?;
     add(client, NAME)
 }
 
@@ -41,6 +46,7 @@ pub(crate) fn is_set(client: &mut Client) -> Result<bool, QmpError> {
 /// Removes the mark, if there is one.
 pub(crate) fn remove(client: &mut Client) -> Result<(), QmpError> {
     delete(client, DISKS_RELEASED)?;
+    delete(client, HARM_REPORTED)?;
     delete(client, NAME)
 }
 
@@ -52,6 +58,16 @@ pub(crate) fn set_disks_released(client: &mut Client) -> Result<(), QmpError> {
 /// Whether QEMU has released the disks of this marked guest.
 pub(crate) fn are_disks_released(client: &mut Client) -> Result<bool, QmpError> {
     exists(client, DISKS_RELEASED)
+}
+
+/// Marks a marked guest as one of which harm was reported.
+pub(crate) fn set_harm_reported(client: &mut Client) -> Result<(), QmpError> {
+    add(client, HARM_REPORTED)
+}
+
+/// Whether harm was reported of this marked guest.
+pub(crate) fn is_harm_reported(client: &mut Client) -> Result<bool, QmpError> {
+    exists(client, HARM_REPORTED)
 }
 
 fn exists(client: &mut Client, name: &str) -> Result<bool, QmpError> {

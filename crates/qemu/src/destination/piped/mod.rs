@@ -16,6 +16,7 @@
 mod attach;
 mod error;
 mod hold;
+mod loaded;
 mod marks;
 mod pipe;
 
@@ -31,6 +32,7 @@ use hikkoshi_wire::GuestDescription;
 pub use self::attach::PipedGuest;
 pub(super) use self::attach::end;
 pub use self::error::PipedError;
+pub use self::loaded::{HasRunError, LoadedGuest};
 pub use self::pipe::StreamPipe;
 use super::error::LOAD_TIMEOUT;
 use crate::stream::{self, StreamBlock, StreamError};
@@ -71,13 +73,23 @@ pub trait MachineOwner: std::fmt::Debug + Send {
     /// The machine's network cards.
     fn cards(&self) -> Vec<OwnedCard>;
 
+    /// Checks that it answers, before the stream is ended: afterwards only it can run the guest,
+    /// which is paused on both sides. Does not wait for long.
+    ///
+    /// # Errors
+    ///
+    /// Why it will not run the guest; for people.
+    fn check_answers(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Waits until it runs the guest, now that the stream has ended, and returns when that was.
-    /// Ends early once `give_up` is set.
+    /// `loaded` is what QEMU has loaded before. Ends early once `give_up` is set.
     ///
     /// # Errors
     ///
     /// It does not run the guest.
-    fn finish(&mut self, give_up: &CancelFlag) -> Result<Instant, NotRun>;
+    fn finish(&mut self, loaded: &LoadedGuest, give_up: &CancelFlag) -> Result<Instant, NotRun>;
 
     /// The machine was ended. Waits, for a limited time, until its owner has noticed.
     fn forget(&mut self);
@@ -89,6 +101,7 @@ pub(super) struct PipedStream {
     pipe: StreamPipe,
     pub(super) owner: Box<dyn MachineOwner>,
     process: Arc<Process>,
+    loaded: LoadedGuest,
     /// Whether this program has written the end: the owner may run the guest.
     pub(super) ended: bool,
 }
@@ -144,6 +157,7 @@ impl PipedMachine {
             pipe: self.pipe,
             owner: self.owner,
             process: self.process,
+            loaded: LoadedGuest::default(),
             ended: false,
         }
     }
@@ -167,6 +181,7 @@ impl PipedStream {
             pipe,
             owner,
             process: Arc::clone(process),
+            loaded: LoadedGuest::default(),
             ended: false,
         })
     }
@@ -197,6 +212,7 @@ impl PipedStream {
         cancel: &CancelFlag,
     ) -> Result<(), PipedError> {
         let sections = stream::sections(state)?;
+        self.loaded = LoadedGuest::of(sections);
         let filler = stream::filler(&smallest(description)?, FILLER_BYTES)?;
         let began = Instant::now();
         let deadline = began + LOAD_TIMEOUT;
@@ -215,12 +231,16 @@ impl PipedStream {
     pub(super) fn end(&mut self, give_up: &CancelFlag) -> Result<Instant, PipedError> {
         let deadline = Instant::now() + LOAD_TIMEOUT;
         let (owner, process) = (&mut self.owner, &self.process);
+        let answers = owner.check_answers();
+        let answers =
+            answers.map_err(|what| PipedError::NotEnded(Box::new(PipedError::Owner { what })));
+        answers?;
         let mut check = || check(&mut **owner, process, give_up, deadline, "the stream's end");
         // Less than a page is written as a whole or not at all (pipe(7)).
         let written = check().and_then(|()| self.pipe.write(&stream::tail(), &mut check));
         written.map_err(|source| PipedError::NotEnded(Box::new(source)))?;
         self.ended = true;
-        let finished = self.owner.finish(give_up);
+        let finished = self.owner.finish(&self.loaded, give_up);
         finished.map_err(PipedError::NotRun)
     }
 

@@ -13,6 +13,7 @@ use error_reporter::Report;
 use hikkoshi_engine::CancelFlag;
 
 use self::session::{NotStarted, SshSession};
+use super::Destination;
 use crate::args::Migrate;
 use crate::commands::receive_answer::Answer;
 use crate::output::exit::{Exit, Status};
@@ -36,7 +37,8 @@ pub(super) fn start(
         Answer::Invitation(text) => {
             let Ok(invitation) = text.parse();
             security::invited(&invitation)
-                .and_then(|remote| super::start(args, &remote, cancel, session))
+                .map(Destination::Receiver)
+                .and_then(|to| super::start(args, &to, cancel, session))
         }
         Answer::Listening => {
             let what = format!("'hikkoshi receive' on {host} sent no invitation");

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use error_reporter::Report;
 use hikkoshi_link::Address;
 use hikkoshi_link::tls::Invitation;
+use hikkoshi_linux::connect_unix;
 use hikkoshi_qemu::qmp::Client;
 
 use super::super::template;
@@ -223,6 +224,7 @@ impl Children {
             .stdout(Stdio::piped())
             .env_remove("LISTEN_FDS")
             .env_remove("LISTEN_PID")
+            .env_remove("NOTIFY_SOCKET")
             // A signal from the terminal is for the daemon.
             .process_group(0);
         command
@@ -396,7 +398,7 @@ impl Children {
         let journals = self.journals();
         for name in self.receivers.guests()? {
             let socket = self.receivers.socket(&name);
-            let refused = std::os::unix::net::UnixStream::connect(&socket)
+            let refused = connect_unix(&socket)
                 .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
             if refused && journals.iter().all(|(other, _)| *other != name) {
                 self.receivers.remove(&name);

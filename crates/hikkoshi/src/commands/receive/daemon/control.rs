@@ -4,16 +4,16 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::CancelFlag;
+use hikkoshi_linux::connect_unix;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::children::Children;
+use super::places::Places;
 use super::request::{self, Reply, Request};
 use crate::args::parse_guest_name;
 
@@ -40,8 +40,9 @@ impl Control {
     /// Listens at `path`, unless another daemon does.
     pub(super) fn bind(path: &Path) -> io::Result<Self> {
         if path.exists() {
-            match UnixStream::connect(path) {
-                Ok(_) => {
+            match connect_unix(path).map_err(|error| error.kind()) {
+                // A stopped one accepts nothing.
+                Ok(_) | Err(io::ErrorKind::TimedOut) => {
                     return Err(io::Error::new(
                         io::ErrorKind::AddrInUse,
                         format!(
@@ -52,10 +53,8 @@ impl Control {
                     ));
                 }
                 // One that was killed has left it.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    std::fs::remove_file(path)?;
-                }
-                Err(error) => return Err(error),
+                Err(io::ErrorKind::ConnectionRefused) => std::fs::remove_file(path)?,
+                Err(kind) => return Err(kind.into()),
             }
         }
         // The run folder can be entered by this user only.
@@ -69,7 +68,7 @@ impl Control {
 
     /// Answers requests until `stop` is set.
     pub(super) fn serve(&self, children: &Children, stop: &CancelFlag) {
-        let busy = Arc::new(AtomicUsize::new(0));
+        let places = Places::default();
         while !stop.is_cancelled() {
             let mut poll = [PollFd::from_borrowed_fd(
                 self.listener.as_fd(),
@@ -81,23 +80,21 @@ impl Control {
             let Ok((stream, _)) = self.listener.accept() else {
                 continue;
             };
-            if busy.load(Ordering::Relaxed) >= MAX_REQUESTS {
+            let Some(place) = places.take(MAX_REQUESTS) else {
                 let why = "too many requests at a time: try again".to_owned();
                 let _ = request::write(&stream, &Reply::Refused(why));
                 continue;
-            }
-            busy.fetch_add(1, Ordering::Relaxed);
-            let (children, done) = (children.clone(), Arc::clone(&busy));
+            };
+            let children = children.clone();
             let spawned = thread::Builder::new()
                 .name("dmn-request".into())
                 .spawn(move || {
+                    let _place = place;
                     if let Err(error) = answer(&stream, &children) {
                         tracing::warn!(error = %Report::new(&error), "answering 'hikkoshi invite'");
                     }
-                    done.fetch_sub(1, Ordering::Relaxed);
                 });
             if let Err(error) = spawned {
-                busy.fetch_sub(1, Ordering::Relaxed);
                 tracing::warn!(error = %Report::new(&error), "answering 'hikkoshi invite'");
             }
         }

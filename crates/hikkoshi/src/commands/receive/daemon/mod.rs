@@ -3,15 +3,20 @@
 //! ```text
 //! source ─▶ port ─▶ daemon ── (the connection, unread) ─▶ receive, one process for each guest
 //!                     ▲
-//!                     └─ hikkoshi invite: starts a receive, returns its invitation
+//!                     ├─ hikkoshi invite: starts a receive, returns its invitation
+//!                     └─ a source with a certificate: the same
 //! ```
 //!
 //! The daemon reads from each connection which invitation it belongs to, and passes it on to that
-//! guest's `receive`, which authenticates the source. It has no keys and no state beyond the run
-//! folder: migrations go on while it is restarted.
+//! guest's `receive`, which authenticates the source. It has no keys, except that of its own
+//! certificate if it has one, and no state beyond the run folder: migrations go on while it is
+//! restarted.
 
+mod admission;
+mod certified;
 mod children;
 mod control;
+mod places;
 mod receivers;
 pub(crate) mod request;
 
@@ -23,9 +28,10 @@ use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use hikkoshi_engine::CancelFlag;
-use hikkoshi_link::{Front, RoutedConnection, hand_over};
-use hikkoshi_linux::activated_sockets;
+use hikkoshi_link::{Arrival, Front, RoutedConnection, hand_over};
+use hikkoshi_linux::{activated_sockets, notify_ready};
 
+use self::certified::Certified;
 use self::children::Children;
 use self::control::Control;
 use self::receivers::Receivers;
@@ -34,7 +40,7 @@ use crate::journal::{JournalFile, absolute};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
 use crate::output::streams;
-use crate::security;
+use crate::security::{self, RenewedCertificate};
 
 /// Connections that wait to be passed on.
 const QUEUE: usize = 64;
@@ -50,7 +56,12 @@ const MAX_GUESTS: u16 = 64;
 
 /// Runs until a signal.
 pub(super) fn run(args: &Receive, cancel: &CancelFlag) -> Result<Status, Exit> {
+    let certificate = certificate(args)?;
     let front = front(args)?;
+    let front = match certificate {
+        Some(certificate) => front.with_certificate(move || certificate.current()),
+        None => front,
+    };
     let advertised = security::advertised(args.advertise.as_ref(), front.address())?;
     let run = absolute(&args.run.journals.path());
     let receivers = open(&run).map_err(|error| {
@@ -59,6 +70,10 @@ pub(super) fn run(args: &Receive, cancel: &CancelFlag) -> Result<Status, Exit> {
     })?;
     let max_guests = usize::from(args.max_guests.unwrap_or(MAX_GUESTS));
     let children = Children::new(&run, receivers.clone(), advertised, max_guests);
+    let stop = CancelFlag::new();
+    let admit = args.admit.as_ref().map(|file| absolute(file));
+    let certified = admit.map(|file| Certified::new(&file, &children, &stop));
+    let certified = certified.transpose().map_err(usage)?;
     let control = Control::bind(&request::socket(&run)).map_err(|error| {
         let what = format!("listening for 'hikkoshi invite': {}", Report::new(&error));
         Exit::new(Status::Usage, Reason::CannotListen, what)
@@ -66,12 +81,21 @@ pub(super) fn run(args: &Receive, cancel: &CancelFlag) -> Result<Status, Exit> {
     if let Err(error) = children.remove_stale() {
         tracing::warn!(error = %Report::new(&error), "removing what killed receivers have left");
     }
+    if let Some(warning) = security::readable_key(&args.run.security) {
+        streams::notice(&warning);
+    }
     streams::notice(&format!(
-        "receiving guests at {}: 'hikkoshi invite' on this host makes an invitation",
-        front.address()
+        "receiving guests at {}: 'hikkoshi invite' on this host makes an invitation{}",
+        front.address(),
+        match &args.admit {
+            Some(file) => format!(", and {} admits certificates", file.display()),
+            None => String::new(),
+        }
     ));
-    let (sender, routed) = sync_channel(QUEUE);
-    let stop = CancelFlag::new();
+    if let Err(error) = notify_ready() {
+        tracing::warn!(error = %Report::new(&error), "reporting to the service manager");
+    }
+    let (sender, arrivals) = sync_channel(QUEUE);
     thread::scope(|scope| {
         let served = thread::Builder::new()
             .name("dmn-accept".into())
@@ -85,7 +109,13 @@ pub(super) fn run(args: &Receive, cancel: &CancelFlag) -> Result<Status, Exit> {
             .name("dmn-control".into())
             .spawn_scoped(scope, || control.serve(&children, &stop));
         let result = match (served, controlled) {
-            (Ok(_), Ok(_)) => lead(&front, &receivers, &children, &routed, cancel),
+            (Ok(_), Ok(_)) => Lead {
+                front: &front,
+                receivers: &receivers,
+                children: &children,
+                certified: certified.as_ref(),
+            }
+            .run(&arrivals, cancel),
             (Err(error), _) | (_, Err(error)) => {
                 let what = format!("starting a thread: {}", Report::new(&error));
                 Err(Exit::new(Status::Usage, Reason::System, what))
@@ -128,43 +158,68 @@ fn front(args: &Receive) -> Result<Front, Exit> {
     }
 }
 
-/// Passes connections on until a signal.
-fn lead(
-    front: &Front,
-    receivers: &Receivers,
-    children: &Children,
-    routed: &Receiver<RoutedConnection>,
-    cancel: &CancelFlag,
-) -> Result<Status, Exit> {
-    let mut next_scan = Instant::now();
-    while !cancel.is_cancelled() {
-        if Instant::now() >= next_scan {
-            children.resume_orphans();
-            if let Err(error) = children.remove_stale_routes() {
-                tracing::warn!(error = %Report::new(&error), "removing routes");
-            }
-            next_scan = Instant::now() + SCAN_INTERVAL;
-        }
-        match routed.recv_timeout(TICK) {
-            Ok(connection) => pass_on(front, receivers, &connection),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => {
-                let what = "accepting connections has failed";
-                return Err(Exit::new(Status::Usage, Reason::CannotListen, what));
-            }
-        }
+/// The daemon's certificate, if sources are admitted by theirs.
+fn certificate(args: &Receive) -> Result<Option<RenewedCertificate>, Exit> {
+    if args.run.security.tls_ca.is_some() && args.admit.is_none() {
+        let what = "--daemon with --tls-ca needs --admit FILE, which says what receives the guests \
+                    of a certificate";
+        return Err(usage(what.to_owned()));
     }
-    streams::notice("the daemon ends; migrations continue, and another daemon takes them over");
-    Ok(Status::Moved)
+    RenewedCertificate::read(&args.run.security)
 }
 
-fn pass_on(front: &Front, receivers: &Receivers, connection: &RoutedConnection) {
-    if let Err(error) = hand_over(&connection.stream, &receivers.by_route(connection.route)) {
-        let why = format!(
-            "no guest is awaited with this invitation: it has expired or was used, or another \
-             'hikkoshi receive' made it ({})",
-            Report::new(&error)
-        );
-        front.log_rejection(connection.peer, &why);
+fn usage(what: String) -> Exit {
+    Exit::new(Status::Usage, Reason::Usage, what)
+}
+
+/// What the main thread needs.
+struct Lead<'a> {
+    front: &'a Front,
+    receivers: &'a Receivers,
+    children: &'a Children,
+    certified: Option<&'a Certified>,
+}
+
+impl Lead<'_> {
+    /// Passes connections on until a signal.
+    fn run(&self, arrivals: &Receiver<Arrival>, cancel: &CancelFlag) -> Result<Status, Exit> {
+        let mut next_scan = Instant::now();
+        while !cancel.is_cancelled() {
+            if Instant::now() >= next_scan {
+                self.children.resume_orphans();
+                if let Err(error) = self.children.remove_stale_routes() {
+                    tracing::warn!(error = %Report::new(&error), "removing routes");
+                }
+                next_scan = Instant::now() + SCAN_INTERVAL;
+            }
+            match arrivals.recv_timeout(TICK) {
+                Ok(Arrival::Link(connection)) => self.pass_on(&connection),
+                Ok(Arrival::Request(request)) => {
+                    // Without a certificate, the front accepts no request.
+                    if let Some(certified) = self.certified {
+                        certified.answer(self.front, *request);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    let what = "accepting connections has failed";
+                    return Err(Exit::new(Status::Usage, Reason::CannotListen, what));
+                }
+            }
+        }
+        streams::notice("the daemon ends; migrations continue, and another daemon takes them over");
+        Ok(Status::Moved)
+    }
+
+    fn pass_on(&self, connection: &RoutedConnection) {
+        let receiver = self.receivers.by_route(connection.route);
+        if let Err(error) = hand_over(&connection.stream, &receiver) {
+            let why = format!(
+                "no guest is awaited with this invitation: it has expired or was used, or another \
+                 'hikkoshi receive' made it ({})",
+                Report::new(&error)
+            );
+            self.front.log_rejection(connection.peer, &why);
+        }
     }
 }

@@ -10,6 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::{Path, PathBuf};
 
 use hikkoshi_link::tls::Route;
+use hikkoshi_linux::{Others, check_rights};
 
 /// The end of the name of a socket.
 const SOCKET: &str = "sock";
@@ -32,6 +33,9 @@ impl Receivers {
             .recursive(true)
             .mode(0o700)
             .create(&folder)?;
+        check_rights(&fs::metadata(&folder)?, Others::HaveNoRights).map_err(|rights| {
+            io::Error::other(format!("the folder {}: {rights}", folder.display()))
+        })?;
         Ok(Self(folder))
     }
 

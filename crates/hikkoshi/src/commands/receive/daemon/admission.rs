@@ -1,0 +1,218 @@
+//! Which certificates may send which guests, and what receives them: the file of `--admit`.
+//!
+//! A line has a name in the source's certificate, a name of a guest, and options of `hikkoshi
+//! invite`. The first line that fits is used.
+
+use std::path::Path;
+use std::time::Duration;
+
+use clap::Parser;
+use hikkoshi_link::PeerCertificate;
+
+use super::super::template;
+use super::request::Request;
+use crate::args::{self, Command, Words, parse_guest_name};
+use crate::commands::invite;
+
+/// What stands for every certificate, and at the end of a guest's name for every end.
+const ANY: &str = "*";
+
+/// How long the source has to connect, once it has its invitation.
+const WAIT: Duration = Duration::from_secs(60);
+
+/// The rules of a file.
+#[derive(Debug)]
+pub(super) struct Admission(Vec<Rule>);
+
+/// A line.
+#[derive(Debug)]
+struct Rule {
+    certificate: String,
+    guest: String,
+    options: Vec<String>,
+}
+
+impl Admission {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// Why it cannot be used.
+    pub(super) fn read(file: &Path) -> Result<Self, String> {
+        let parsed = template::read(file).and_then(|text| Self::parse(&text));
+        parsed.map_err(|why| format!("{} (--admit): {why}", file.display()))
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut rules = Vec::new();
+        for (line, number) in text.lines().zip(1..) {
+            let line = line.trim();
+            if !line.is_empty() && !line.starts_with('#') {
+                let rule = Rule::parse(line).map_err(|why| format!("line {number}: {why}"))?;
+                rules.push(rule);
+            }
+        }
+        Ok(Self(rules))
+    }
+
+    /// What receives a guest of this name from a source whose certificate `is_for` a name; `None`:
+    /// no line fits.
+    ///
+    /// # Errors
+    /// Why the line cannot be used for this name.
+    pub(super) fn request(
+        &self,
+        is_for: impl Fn(&str) -> bool,
+        guest: &str,
+    ) -> Option<Result<Request, String>> {
+        let fits = |rule: &&Rule| {
+            (rule.certificate == ANY || is_for(&rule.certificate)) && rule.fits(guest)
+        };
+        self.0.iter().find(fits).map(|rule| rule.request(guest))
+    }
+}
+
+impl Rule {
+    fn parse(line: &str) -> Result<Self, String> {
+        let words: Words = line.parse()?;
+        let mut arguments = words.arguments.into_iter();
+        let rule = Self {
+            certificate: words.program,
+            guest: arguments.next().ok_or("the name of a guest is missing")?,
+            options: arguments.collect(),
+        };
+        if rule.certificate != ANY && !PeerCertificate::can_be_for(&rule.certificate) {
+            return Err(format!(
+                "'{}' is not a host name, an IP address or {ANY}",
+                rule.certificate
+            ));
+        }
+        let begin = rule.guest.strip_suffix(ANY);
+        if begin != Some("") {
+            parse_guest_name(begin.unwrap_or(&rule.guest))
+                .map_err(|why| format!("'{}': {why}", rule.guest))?;
+        }
+        // Any name: what is wrong with the options is reported when the daemon starts.
+        rule.request("guest")?;
+        Ok(rule)
+    }
+
+    /// Whether it is for guests of this name.
+    fn fits(&self, guest: &str) -> bool {
+        match self.guest.strip_suffix(ANY) {
+            Some(begin) => guest.starts_with(begin),
+            None => guest == self.guest,
+        }
+    }
+
+    fn request(&self, guest: &str) -> Result<Request, String> {
+        let of_source = |option: &&String| {
+            ["--name", "--journal"]
+                .iter()
+                .any(|other| option.starts_with(other))
+        };
+        if let Some(option) = self.options.iter().find(of_source) {
+            return Err(format!("{option} cannot be given here"));
+        }
+        let options = self
+            .options
+            .iter()
+            .map(|word| word.replace("{name}", guest));
+        let words = ["hikkoshi", "invite"].map(str::to_owned).into_iter();
+        let parsed = args::Args::try_parse_from(words.chain(options));
+        let invite = match parsed.map(|args| args.command) {
+            Ok(Command::Invite(invite)) => invite,
+            Ok(_) => return Err("these are not options of 'hikkoshi invite'".to_owned()),
+            Err(error) => {
+                // The usage follows after an empty line.
+                let text = error.to_string();
+                let said = text.lines().take_while(|line| !line.is_empty());
+                let said: Vec<_> = said.map(str::trim).collect();
+                return Err(said.join(" ").trim_start_matches("error: ").to_owned());
+            }
+        };
+        let request = invite::request(&invite, WAIT);
+        let request = request.ok_or("--template, --connect or --qmp is missing")?;
+        Ok(Request {
+            name: Some(guest.to_owned()),
+            ..request
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::request::Machine;
+    use super::*;
+
+    const RULES: &str = "
+# hosts of the first row
+host1.example  web*  --template '/etc/hikkoshi/{name} web.template' --wait-for 5m
+host1.example  db    --qmp /run/guests/{name}/qmp --receive-option=--allow-overcommit
+10.0.0.2       *     --connect qemu:///system
+  *            any-* --template /etc/any
+";
+
+    #[test]
+    fn the_first_line_that_fits_is_used() {
+        let rules = Admission::parse(RULES).unwrap();
+        let request = |certificate: &str, guest: &str| {
+            let found = rules.request(|name| name == certificate, guest)?;
+            let request = found.unwrap();
+            assert_eq!(request.name.as_deref(), Some(guest));
+            Some((request.machine, request.wait_seconds, request.options))
+        };
+        let template = |path: &str| Machine::Template(path.into());
+        assert_eq!(
+            request("host1.example", "web7"),
+            Some((template("/etc/hikkoshi/web7 web.template"), 300, vec![]))
+        );
+        assert_eq!(
+            request("host1.example", "db"),
+            Some((
+                Machine::Qmp("/run/guests/db/qmp".into()),
+                60,
+                vec!["--allow-overcommit".to_owned()]
+            ))
+        );
+        let domain = Machine::Connect("qemu:///system".to_owned());
+        assert_eq!(request("10.0.0.2", "db"), Some((domain, 60, vec![])));
+        assert_eq!(
+            request("host9.example", "any-1"),
+            Some((template("/etc/any"), 60, vec![]))
+        );
+        for (certificate, guest) in [
+            ("host1.example", "db2"),
+            ("host1.example", "xweb"),
+            ("host2.example", "web7"),
+            ("*", "web7"),
+        ] {
+            assert_eq!(request(certificate, guest), None, "{certificate} {guest}");
+        }
+        assert!(Admission::parse("# nothing\n").unwrap().0.is_empty());
+    }
+
+    #[test]
+    fn lines_that_cannot_be_used_are_reported_with_their_number() {
+        for (line, why) in [
+            ("host1.example", "guest is missing"),
+            ("host1.example web", "<--template <FILE>|"),
+            ("host1.example we*b --template /t", "'we*b'"),
+            ("host1.example ../web --template /t", "'../web'"),
+            ("*.example web --template /t", "'*.example'"),
+            (
+                "host1.example web --template /t --qmp /q",
+                "cannot be used with",
+            ),
+            ("host1.example web --template /t --name x", "--name"),
+            ("host1.example web --template /t --journal=/j", "--journal"),
+            ("host1.example web --template /t --nonsense", "--nonsense"),
+            ("host1.example web --template '/t", "not closed"),
+        ] {
+            let error = Admission::parse(&format!("# a comment\n\n{line}\n")).unwrap_err();
+            let expected = error.starts_with("line 3: ") && error.contains(why);
+            assert!(expected, "{line}: {error}");
+        }
+        let error = Admission::read(Path::new("/nowhere/admit")).unwrap_err();
+        assert!(error.contains("/nowhere/admit"), "{error}");
+    }
+}

@@ -1,0 +1,202 @@
+//! A front, its receivers' connections, and requests for invitations.
+
+use super::*;
+use crate::tls::test_authority::Authority;
+use crate::tls::{SecureError, TlsClient};
+use crate::{RequestError, request_invitation};
+use std::sync::mpsc::{Receiver, sync_channel};
+
+/// A front, and what arrives at it.
+fn with_front(
+    change: impl FnOnce(Front) -> Front,
+    test: impl FnOnce(SocketAddr, &Receiver<Arrival>),
+) {
+    let front = change(Front::bind(&"127.0.0.1:0".parse().unwrap()).unwrap());
+    let address = front.address().resolve().unwrap()[0];
+    let (sender, arrivals) = sync_channel(8);
+    let stop = CancelFlag::new();
+    thread::scope(|scope| {
+        // Also when the test fails: the scope waits for the thread.
+        let _stopping = Stopping(&stop);
+        scope.spawn(|| front.serve(&sender, &stop).unwrap());
+        test(address, &arrivals);
+    });
+}
+
+struct Stopping<'a>(&'a CancelFlag);
+
+impl Drop for Stopping<'_> {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+/// The first message of a source with an invitation of `server`.
+fn client_hello(server: &TlsServer) -> (Vec<u8>, Route) {
+    let invitation = server.invitation("h:1".parse().unwrap()).unwrap();
+    let client = TlsClient::invited(&invitation).unwrap();
+    (hello_of(&client), invitation.route())
+}
+
+fn hello_of(client: &TlsClient) -> Vec<u8> {
+    let mut connection =
+        rustls::ClientConnection::new(client.config.clone(), client.name.clone()).unwrap();
+    let mut hello = Vec::new();
+    connection.write_tls(&mut hello).unwrap();
+    hello
+}
+
+#[test]
+fn a_connection_is_passed_on_with_its_first_message() {
+    let (hello, route) = client_hello(&TlsServer::inviting().unwrap());
+    with_front(std::convert::identity, |address, arrivals| {
+        let mut peer = TcpStream::connect(address).unwrap();
+        // In parts, as a network may deliver it.
+        for part in [&hello[..3], &hello[3..40], &hello[40..]] {
+            peer.write_all(part).unwrap();
+            thread::sleep(2 * PEEK_INTERVAL);
+        }
+        let Arrival::Link(mut passed) = arrivals.recv().unwrap() else {
+            panic!("not a link");
+        };
+        assert_eq!(passed.route, route);
+        assert_eq!(passed.peer, peer.local_addr().unwrap());
+        let mut read = vec![0; hello.len()];
+        passed.stream.read_exact(&mut read).unwrap();
+        assert_eq!(read, hello);
+    });
+}
+
+#[test]
+fn other_connections_are_closed() {
+    let (hello, _) = client_hello(&TlsServer::inviting().unwrap());
+    let mut without = hello.clone();
+    let at = without.windows(4).position(|part| part == b"1 to").unwrap();
+    without[at] = b'2';
+    let long = [22, 3, 1, 0xff, 0xff];
+    with_front(std::convert::identity, |address, arrivals| {
+        for bytes in [&b"GET / HTTP/1.1\r\n"[..], &long, b"hk\0\0\0"] {
+            let mut peer = TcpStream::connect(address).unwrap();
+            peer.write_all(bytes).unwrap();
+            // It is closed, perhaps by a reset.
+            assert!(matches!(peer.read(&mut [0]), Ok(0) | Err(_)));
+        }
+        // A TLS peer gets a reason.
+        let mut peer = TcpStream::connect(address).unwrap();
+        peer.write_all(&without).unwrap();
+        let mut alert = Vec::new();
+        peer.read_to_end(&mut alert).unwrap();
+        assert_eq!(alert, NO_APPLICATION_PROTOCOL);
+        assert!(arrivals.try_recv().is_err());
+    });
+}
+
+/// The address as the certificate of the front names it.
+fn address_of(front: SocketAddr) -> Address {
+    front.to_string().parse().unwrap()
+}
+
+fn source(authority: &Authority, name: &str) -> TlsClient {
+    TlsClient::certified(authority.issue(name), "127.0.0.1").unwrap()
+}
+
+#[test]
+fn a_source_with_a_certificate_gets_an_answer() {
+    let authority = Authority::new();
+    let server = TlsServer::certified(authority.issue("127.0.0.1")).unwrap();
+    let invited = TlsServer::inviting().unwrap();
+    let invitation = invited.invitation("h:1".parse().unwrap()).unwrap();
+    let stop = CancelFlag::new();
+    let change = |front: Front| front.with_certificate(move || server.clone());
+    with_front(change, |front, arrivals| {
+        let client = source(&authority, "src.example");
+        let ask = |name: &str| request_invitation(&address_of(front), &client, name, &stop);
+        let answer = |answer: Result<&str, &str>| {
+            let Arrival::Request(request) = arrivals.recv().unwrap() else {
+                panic!("not a request");
+            };
+            let certificate = request.certificate();
+            assert!(certificate.is_for("src.example") && !certificate.is_for("x.example"));
+            assert_eq!(request.name(), "web-1");
+            request.answer(answer, &stop).unwrap();
+        };
+        thread::scope(|scope| {
+            let asking = scope.spawn(|| ask("web-1"));
+            answer(Ok(&invitation.to_string()));
+            let got = asking.join().unwrap().unwrap();
+            assert_eq!(got.to_string(), invitation.to_string());
+            let asking = scope.spawn(|| ask("web-1"));
+            answer(Err("not today"));
+            let refused = asking.join().unwrap().unwrap_err();
+            assert!(matches!(&refused, RequestError::Refused(why) if why == "not today"));
+            // What is not an invitation.
+            let asking = scope.spawn(|| ask("web-1"));
+            answer(Ok("h:1"));
+            let malformed = asking.join().unwrap().unwrap_err();
+            assert!(matches!(malformed, RequestError::Malformed), "{malformed}");
+            // The front ends before it has answered.
+            let asking = scope.spawn(|| ask("web-1"));
+            drop(arrivals.recv().unwrap());
+            asking.join().unwrap().unwrap_err();
+        });
+        // Names that are not names of guests.
+        for name in ["a\nb", &"a".repeat(65)] {
+            ask(name).unwrap_err();
+        }
+        assert!(arrivals.try_recv().is_err());
+    });
+}
+
+#[test]
+fn a_certificate_that_is_not_accepted_gets_no_answer() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let server = TlsServer::certified(ours.issue("127.0.0.1")).unwrap();
+    let change = |front: Front| front.with_certificate(move || server.clone());
+    let stop = CancelFlag::new();
+    with_front(change, |front, arrivals| {
+        let ask = |client: &TlsClient| {
+            let asked = request_invitation(&address_of(front), client, "web", &stop);
+            let Err(RequestError::Secure(error)) = asked else {
+                panic!("{asked:?}");
+            };
+            error
+        };
+        // Another authority's, which trusts the front.
+        let mut mixed = theirs.issue("src.example");
+        mixed.roots = ours.issue("x.example").roots;
+        let untrusted = TlsClient::certified(mixed, "127.0.0.1").unwrap();
+        let error = ask(&untrusted);
+        assert!(matches!(error, SecureError::Refused(_)), "{error}");
+        // One that has expired.
+        let old = ours.issue_until("src.example", 2001);
+        let error = ask(&TlsClient::unchecked(old, "127.0.0.1").unwrap());
+        assert!(error.to_string().contains("CertificateExpired"), "{error}");
+        // A front that the source does not trust, and one of another name.
+        let error = ask(&source(&theirs, "src.example"));
+        assert!(matches!(error, SecureError::Certificate(_)), "{error}");
+        let elsewhere = TlsClient::certified(ours.issue("src.example"), "10.0.0.2").unwrap();
+        let error = ask(&elsewhere);
+        assert!(matches!(error, SecureError::Certificate(_)), "{error}");
+        // An invitation's key is not a certificate of the authority.
+        let inviting = TlsServer::inviting().unwrap();
+        let invitation = inviting.invitation("h:1".parse().unwrap()).unwrap();
+        let error = ask(&TlsClient::invited(&invitation).unwrap());
+        assert!(matches!(error, SecureError::WrongKey), "{error}");
+        // A link of a migration, as to a `receive` with certificates.
+        let mut peer = TcpStream::connect(front).unwrap();
+        peer.write_all(&hello_of(&source(&ours, "src.example")))
+            .unwrap();
+        let mut alert = Vec::new();
+        peer.read_to_end(&mut alert).unwrap();
+        assert_eq!(alert, NO_APPLICATION_PROTOCOL);
+        assert!(arrivals.try_recv().is_err());
+    });
+    // A front without a certificate.
+    with_front(std::convert::identity, |front, arrivals| {
+        let client = source(&ours, "src.example");
+        let error = request_invitation(&address_of(front), &client, "web", &stop).unwrap_err();
+        let expected = matches!(error, RequestError::Secure(SecureError::OtherProtocol));
+        assert!(expected, "{error}");
+        assert!(arrivals.try_recv().is_err());
+    });
+}

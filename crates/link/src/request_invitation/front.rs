@@ -1,0 +1,90 @@
+//! The front's side: reads a request, and answers it later.
+
+use std::net::SocketAddr;
+
+use hikkoshi_linux::CancelFlag;
+use thiserror::Error;
+
+use super::{Connection, INVITED, MAX_NAME, PeerCertificate, REFUSED, with_length};
+use crate::handshake::limits;
+use crate::tls::{SecureError, TimeLimits, TlsServer, accept_certified};
+use crate::{Stream, TICK};
+
+/// A source with a certificate asks for an invitation.
+#[derive(Debug)]
+pub struct InvitationRequest {
+    connection: Connection,
+    peer: SocketAddr,
+    certificate: PeerCertificate,
+    name: String,
+}
+
+/// Why a request is not accepted.
+#[derive(Debug, Error)]
+pub(crate) enum BadRequest {
+    #[error("preparing a connection")]
+    Io(#[from] std::io::Error),
+    #[error(transparent)]
+    Secure(#[from] SecureError),
+    #[error("the name of the guest is malformed, or longer than {MAX_NAME} bytes")]
+    Name,
+}
+
+/// Does the handshake with a source, and reads its request.
+pub(crate) fn accept_request(
+    stream: Stream,
+    peer: SocketAddr,
+    server: &TlsServer,
+    limits: TimeLimits<'_>,
+) -> Result<InvitationRequest, BadRequest> {
+    stream.set_timeout(Some(TICK))?;
+    let server = server.for_requests();
+    let (opener, sealer, certificate) = accept_certified(&server, &mut &stream, limits)?;
+    let mut connection = Connection {
+        stream,
+        opener,
+        sealer,
+    };
+    let name = connection.receive_text(MAX_NAME, limits)?;
+    let name = name.filter(|name| !name.contains(char::is_control));
+    Ok(InvitationRequest {
+        connection,
+        peer,
+        certificate: PeerCertificate::new(certificate),
+        name: name.ok_or(BadRequest::Name)?,
+    })
+}
+
+impl InvitationRequest {
+    /// The name of the guest: text without control characters, and nothing more is known of it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The source's certificate.
+    pub fn certificate(&self) -> &PeerCertificate {
+        &self.certificate
+    }
+
+    /// The source.
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// Sends the invitation, or why there is none. Ends soon after `stop` is set.
+    ///
+    /// # Errors
+    /// When the source does not read it.
+    pub fn answer(
+        mut self,
+        invited: Result<&str, &str>,
+        stop: &CancelFlag,
+    ) -> Result<(), SecureError> {
+        let (kind, text) = match invited {
+            Ok(invitation) => (INVITED, invitation),
+            Err(why) => (REFUSED, why),
+        };
+        let answer = [&[kind][..], &with_length(text)].concat();
+        self.connection.send(&answer, limits(stop))
+    }
+}

@@ -1,0 +1,92 @@
+//! The source's side: asks, and waits for the answer.
+
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hikkoshi_linux::{CancelFlag, sandbox_thread};
+use thiserror::Error;
+
+use super::{Connection, INVITED, MAX_TEXT, REFUSED, with_length};
+use crate::connect::connect_hints;
+use crate::handshake::limits;
+use crate::tls::{Invitation, SecureError, TimeLimits, TlsClient, connect};
+use crate::{Address, Stream, TICK};
+
+/// How long the answer may take: the destination's QEMU is started before.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Why there is no invitation.
+#[derive(Debug, Error)]
+pub enum RequestError {
+    /// The connection could not be made.
+    #[error("the connection failed{advice}", advice = connect_hints::advice(.0))]
+    Connect(#[source] io::Error),
+    /// A thread could not be started, or the connection could not be prepared.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The handshake failed, or the connection ended.
+    #[error(transparent)]
+    Secure(#[from] SecureError),
+    /// The front has refused.
+    #[error("it was refused: {0}")]
+    Refused(String),
+    /// The answer is malformed.
+    #[error("the answer is malformed")]
+    Malformed,
+}
+
+/// Asks the front at `address` for an invitation for the guest `name`. `client` has a certificate.
+///
+/// # Errors
+/// [`RequestError`]. Once `stop` is set, it fails soon.
+pub fn request_invitation(
+    address: &Address,
+    client: &TlsClient,
+    name: &str,
+    stop: &CancelFlag,
+) -> Result<Invitation, RequestError> {
+    let stream = Stream::connect(address, false, stop).map_err(RequestError::Connect)?;
+    let ask = || {
+        sandbox_thread();
+        exchange(stream, client, name, stop)
+    };
+    thread::scope(|scope| {
+        let thread = thread::Builder::new()
+            .name("src-hello".into())
+            .spawn_scoped(scope, ask)?;
+        thread
+            .join()
+            .unwrap_or_else(|_| Err(io::Error::other("the handshake thread panicked").into()))
+    })
+}
+
+fn exchange(
+    stream: Stream,
+    client: &TlsClient,
+    name: &str,
+    stop: &CancelFlag,
+) -> Result<Invitation, RequestError> {
+    stream.set_timeout(Some(TICK))?;
+    let first = limits(stop);
+    let (opener, sealer) = connect(&client.for_requests(), &mut &stream, first)?;
+    let mut connection = Connection {
+        stream,
+        opener,
+        sealer,
+    };
+    connection.send(&with_length(name), first)?;
+    let answer = TimeLimits {
+        deadline: Instant::now() + ANSWER_TIMEOUT,
+        stop,
+    };
+    // A certificate that is not accepted is reported here.
+    let [kind] = connection.receive(answer)?;
+    let text = connection.receive_text(MAX_TEXT, answer)?;
+    let text = text.ok_or(RequestError::Malformed)?;
+    match kind {
+        INVITED => text.parse().map_err(|_| RequestError::Malformed),
+        REFUSED => Err(RequestError::Refused(text)),
+        _ => Err(RequestError::Malformed),
+    }
+}
