@@ -402,7 +402,7 @@ fn a_peer_with_another_protocol_has_its_own_error() {
     };
     assert_eq!(forged(8, 0), Err(HelloError::Versions { min: 0, max: 1 }));
     assert_eq!(forged(8, 2), Err(HelloError::Versions { min: 2, max: 1 }));
-    assert_eq!(forged(12, 4), Err(HelloError::Role { role: 4, index: 0 }));
+    assert_eq!(forged(12, 5), Err(HelloError::Role { role: 5, index: 0 }));
     assert_eq!(forged(14, 1), Err(HelloError::Role { role: 0, index: 1 }));
     assert!(forged(10, 7).is_ok());
 }

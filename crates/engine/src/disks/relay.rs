@@ -331,7 +331,8 @@ mod tests {
     #[test]
     fn a_server_that_closes_first_and_a_lost_link_are_failures() {
         let closed = pair();
-        drop(closed.machines.into_iter().next_back());
+        let [_source, destination] = closed.machines;
+        drop(destination);
         let lost = pair();
         lost.relays[1].shared.stream.shutdown();
         for relay in [&closed.relays[0], &lost.relays[0]] {
