@@ -67,7 +67,7 @@ impl PostcopySource<'_> {
         }
     }
 
-    /// Receives *Ready*, sends *Commit*, and receives *GuestResumed*.
+    /// Receives *Ready*, sends *Commit*, and receives *GuestResumed* and *ResumeTime*.
     fn commit(&mut self) {
         self.ready();
         self.hand_over();
@@ -84,6 +84,8 @@ impl PostcopySource<'_> {
         self.source.send(&ToDestination::Commit);
         let resumed: ToSource = self.source.control.0.control().unwrap();
         assert_eq!(resumed, ToSource::GuestResumed);
+        let timed: ToSource = self.source.control.0.control().unwrap();
+        assert!(matches!(timed, ToSource::ResumeTime { .. }), "{timed:?}");
     }
 
     /// Receives the measurements, and sends *Goodbye*.
