@@ -123,7 +123,7 @@ impl LinkWriter {
     }
 
     /// Sends the next bytes of a disk's connection: at most
-    /// [`MAX_DISK_BYTES`](hikkoshi_wire::MAX_DISK_BYTES). None: no more follow.
+    /// [`MAX_DISK_BYTES`]. None: no more follow.
     ///
     /// # Errors
     /// The link's failure, or too many bytes.
