@@ -301,8 +301,11 @@ fn rules_and_queries_work_on_the_exported_metrics() {
             .states_of(side)
             .find(|state| is_measured(side, state));
         let mut state = state.unwrap().clone();
-        // Only pre-copy without post-copy has it.
-        state.converges = (side == Side::Source).then_some(Converges::Switches);
+        // A source has the one in pre-copy without post-copy, and the other at the end.
+        if side == Side::Source {
+            state.converges = Some(Converges::Switches);
+            state.likely_downtime_ms = Some(10.5);
+        }
         recorder.add(state.clone());
         let mut server = StatusServer::start(&status, &recorder).unwrap();
         let ended = Arc::clone(&ended);
