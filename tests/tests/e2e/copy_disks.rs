@@ -206,6 +206,7 @@ fn only_the_named_disk_is_copied() {
 }
 
 #[test]
+#[ignore = "part of `make test-disks`"]
 fn disks_that_cannot_be_copied_are_refused() {
     let env = TestEnv::new();
     let from = full_disk(&env, DiskFormat::Raw);

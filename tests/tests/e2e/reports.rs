@@ -268,6 +268,7 @@ fn received_nothing(env: &TestEnv, guest: &Guest<'_>) {
 /// The destination's QEMU ends in post-copy: the reports say that the guest is lost. And a source
 /// that reaches nobody has a report, too.
 #[test]
+#[ignore = "a guest is lost: make drills"]
 fn a_lost_guest_and_a_source_that_reaches_nobody_are_reported() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, busy_guest());
