@@ -13,6 +13,7 @@ use hikkoshi_tests::{
 };
 use serde_json::json;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const DISK_MIB: u64 = 24;
@@ -229,6 +230,31 @@ fn disks_that_cannot_be_copied_are_refused() {
     migration.receive.interrupt();
     let text = "the guest has no disk 'sda' with a medium; its disks are: disk0-device";
     assert_stayed(&mut guest, migration.wait(), &[text], text);
+}
+
+/// The owner of the destination's QEMU uses its NBD server: the move fails, and the server stays.
+#[test]
+#[ignore = "part of `make test-disks`"]
+fn a_server_of_another_program_is_not_stopped() {
+    let env = TestEnv::new();
+    let from = full_disk(&env, DiskFormat::Raw);
+    let mut guest = Guest::boot(&env, guest_with(&from));
+    let to = blank_disk(&env, DiskFormat::Raw);
+    let plan = copying("hybrid")
+        .destination_config(guest_with(&to))
+        .hold_at(Breakpoint::before(CopiesDisks));
+    let migration = guest.start_migration(&plan);
+    migration.wait_held();
+    let there = Arc::clone(&migration.destination);
+    let path = env.folder().join("nbd");
+    let address = json!({ "addr": { "type": "unix", "data": { "path": path } } });
+    there.qmp().execute("nbd-server-start", address).unwrap();
+    migration.relay().release();
+    let outcome = migration.wait_for_source_first();
+    let text = "NBD server already running";
+    assert_stayed(&mut guest, outcome, &[text, "runs at the source"], text);
+    // QEMU refuses this if there is none.
+    there.qmp().execute("nbd-server-stop", json!({})).unwrap();
 }
 
 /// The destination's file system is full: QEMU's error is reported.

@@ -128,15 +128,22 @@ impl QemuDestination {
         client
             .execute_with_fd("getfd", name, listener.as_fd())
             .map_err(ServeError::Server)?;
-        // From here on there is something to undo.
+        let address = json!({ "addr": { "type": "fd", "data": { "str": LISTENER } } });
+        let started = client.execute("nbd-server-start", address);
+        if started.as_ref().is_err_and(QmpError::is_refusal) {
+            // QEMU may have a server of another program, which must not be stopped.
+            let name = json!({ "fdname": LISTENER });
+            if let Err(error) = client.execute("closefd", name) {
+                tracing::warn!(%error, "removing the descriptor of the disk server from QEMU");
+            }
+            return started.map(drop).map_err(ServeError::Server);
+        }
+        // From here on there is something to undo, also if QEMU's answer was lost.
         self.disk_server = Some(DiskServer {
             socket,
             disks: disks.len(),
         });
-        let address = json!({ "addr": { "type": "fd", "data": { "str": LISTENER } } });
-        client
-            .execute("nbd-server-start", address)
-            .map_err(ServeError::Server)?;
+        started.map_err(ServeError::Server)?;
         for (number, node) in nodes.iter().enumerate() {
             let name = disks::name(number);
             let export = json!({
