@@ -77,11 +77,12 @@ $(DEVICES_INITRAMFS): $(WORKLOAD) $(wildcard guest/initramfs/*) $(BUILD)/kernel-
 	guest/initramfs/pack.sh $(BUILD)/busybox/busybox $(BUILD)/kernel-devices/modules guest/initramfs/modules-devices $(WORKLOAD) $@
 
 .PHONY: build
-build: setup ## build the programs
+build: ## build the program
 	cargo build --locked --release --package hikkoshi
 
 # For distributions: `make install PREFIX=/usr DESTDIR=...`. Installs what is built, so that the
-# features of the build stay: `cargo build --release --locked --features libvirt -p hikkoshi`.
+# features of the build stay: `cargo build --release --locked --features libvirt -p hikkoshi`. Needs
+# nothing of what `make setup` fetches.
 PREFIX ?= /usr/local
 PROGRAM ?= target/release/hikkoshi
 INSTALL_ROOT = $(DESTDIR)$(PREFIX)
@@ -91,7 +92,8 @@ GENERATED := $(BUILD)/generated
 
 .PHONY: install
 install: ## install the program, manual pages, completions and units below DESTDIR and PREFIX
-	@test -x $(PROGRAM) || { echo "$(PROGRAM) is missing: run \`make build\` first" >&2; exit 1; }
+	@test -x $(PROGRAM) || { \
+	    echo "$(PROGRAM) is missing: run \`cargo build --locked --release --package hikkoshi\` first" >&2; exit 1; }
 	install -D -m 755 $(PROGRAM) $(INSTALL_ROOT)/bin/hikkoshi
 	rm -rf $(GENERATED)
 	mkdir -p $(GENERATED)/man $(GENERATED)/completions
@@ -110,6 +112,8 @@ install: ## install the program, manual pages, completions and units below DESTD
 	install -m 644 README.md CHANGELOG.md SECURITY.md LICENSE-APACHE LICENSE-MIT $(INSTALL_ROOT)/share/doc/hikkoshi
 	install -m 644 docs/*.md docs/*.json $(INSTALL_ROOT)/share/doc/hikkoshi/docs
 	install -m 644 docs/monitoring/* $(INSTALL_ROOT)/share/doc/hikkoshi/docs/monitoring
+	@test -n "$(DESTDIR)" || ! test -d /run/systemd/system || \
+	    echo "now run: systemd-tmpfiles --create hikkoshi.conf && systemctl daemon-reload"
 
 .PHONY: uninstall
 uninstall: ## remove what `make install` has installed
@@ -157,7 +161,7 @@ dist: build-packaged ## archives for a release, with checksums and an SBOM: buil
 	packaging/dist/test.sh
 
 .PHONY: check-publish
-check-publish: ## package every crate that can be published, and check what each has
+check-publish: ## `cargo publish --dry-run` for every library crate, and check what each has
 	packaging/check-publish.sh
 
 # The earlier revision is built in a worktree below build/.

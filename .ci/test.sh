@@ -9,6 +9,9 @@
 # They run the program that was built with the tests: what does something for each page is
 # optimized, arithmetic is checked, and a second build of everything would take minutes.
 #
+# The Debian package is built of that program, too, and used on two hosts with systemd, as the
+# operator's guide says; `make test-deb` does the same with the program of a release.
+#
 # The output of each part is written to build/tests, and printed when the part has ended.
 set -euo pipefail
 set -m # Each part is a process group, so that all of it can be ended.
@@ -69,6 +72,15 @@ loom() {
     make --no-print-directory test-loom
 }
 
+# Builds the package of the program that the tests run, and uses it.
+package() {
+    renice --priority 5 --pid "$BASHPID" >/dev/null
+    tail --pid "${parts[guest_images]}" -f /dev/null
+    setup/setup.sh package-root fresh-root
+    PROGRAM=target/debug/hikkoshi packaging/deb/build.sh
+    packaging/deb/test.sh
+}
+
 # Runs one group. Cargo is always called for the whole workspace: for another selection of packages,
 # the dependencies have other features, and cargo builds them again.
 group() {
@@ -85,6 +97,7 @@ start engine group engine --test-threads=1
 start waiting group waiting --test-threads=4
 start qemu group qemu --test-threads=1
 start others group others --test-threads=1
+start package package
 start documentation cargo test --locked --workspace "${features[@]}" --doc
 for part in engine waiting qemu others documentation guest_images; do
     finish $part
@@ -98,5 +111,6 @@ start lab group lab --test-threads=1
 group guests --test-threads="$(($(nproc) * 3 / 2))" 2>&1 | tee "$logs/guests.log" ||
     failed+=(guests)
 finish lab
+finish package
 finish loom
 stop_if_failed

@@ -22,12 +22,11 @@ cargo run --quiet --locked --package hikkoshi-third-party -- licences >"$tree/pr
 # All files in the package have the time of the revision.
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 
-# dpkg-buildpackage does not check the build dependencies: cargo is not one of the root's packages.
 cat >"$output/build-inside.sh" <<INSIDE
 set -euo pipefail
 export SOURCE_DATE_EPOCH=$SOURCE_DATE_EPOCH
 cd /srv/shared/hikkoshi
-dpkg-buildpackage --build=binary --no-check-builddeps --unsigned-source --unsigned-changes
+dpkg-buildpackage --build=binary --unsigned-source --unsigned-changes
 cd ..
 lintian --fail-on error,warning --display-info --pedantic --allow-root ./*.changes
 INSIDE

@@ -34,6 +34,10 @@ tar -tzf "${binary/-x86_64-linux/}" | grep -E '^hikkoshi-[^/]*/Cargo.lock$' >/de
 # Unpacked as for /usr/local, the program runs, and its units name it there.
 mkdir "$again/root"
 tar -xzf "$binary" -C "$again/root" --strip-components=1
+# docs/installing.md names what it is linked with: the C library, and libvirt.
+linked=$(readelf --dynamic "$again/root/bin/hikkoshi" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
+    grep -vE '^(ld-linux-x86-64|libc|libm|libgcc_s|libvirt|libvirt-qemu)\.so\.[0-9]+$') || true
+[[ -z $linked ]] || fail "the program is also linked with $linked"
 libvirt=$PWD/build/libvirt/root/usr/lib/x86_64-linux-gnu
 LD_LIBRARY_PATH=$libvirt "$again/root/bin/hikkoshi" --version >/dev/null || fail "the program does not run"
 grep -F '/usr/local/bin/hikkoshi' "$again/root/lib/systemd/system/hikkoshi-receive@.service" >/dev/null ||

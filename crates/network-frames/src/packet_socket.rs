@@ -43,7 +43,10 @@ pub enum OpenError {
     #[error("setting the options of a packet socket")]
     Option(#[source] io::Error),
     /// No such interface.
-    #[error("finding the interface {name}")]
+    #[error(
+        "finding the interface {name} (if it is in another network namespace than QEMU, this needs \
+         CAP_NET_ADMIN)"
+    )]
     Interface {
         /// Its name.
         name: String,

@@ -32,7 +32,13 @@ pub(crate) fn check(metadata: &Value) -> Result<usize, ManifestError> {
     let mut missing = Vec::new();
     for one in &crates {
         let name = one["name"].as_str().unwrap_or("?");
-        for key in ["description", "license", "readme", "rust_version"] {
+        for key in [
+            "description",
+            "documentation",
+            "license",
+            "readme",
+            "rust_version",
+        ] {
             if one[key].as_str().is_none_or(str::is_empty) {
                 missing.push(format!("{name}: {key} is missing in Cargo.toml"));
             }

@@ -2,7 +2,7 @@
 //! capabilities moves a guest, and without one of them the move is refused with its name.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{VmConfig, Workload};
+use hikkoshi_lab::{GuestNetwork, VmConfig, Workload};
 use hikkoshi_tests::{
     Guest, MigrationPlan, QemuState, TestEnv, assert_command_refused, hikkoshi, log,
 };
@@ -108,7 +108,6 @@ fn without<'a>(all: &[&'a str], one: &str) -> Vec<&'a str> {
 }
 
 #[test]
-#[ignore = "long: make test-privileges"]
 fn a_user_with_two_capabilities_moves_a_guest_of_root() {
     let env = TestEnv::new();
     let user = OtherUser::new(&env);
@@ -164,6 +163,20 @@ fn a_confined_qemu_needs_one_more() {
     guest.assert_stayed(finished, "the destination's engine lacks CAP_SYS_ADMIN");
 }
 
+/// A command that runs another one as root with these capabilities only.
+fn bounded_to(capabilities: &[&str]) -> [String; 4] {
+    let set: String = capabilities
+        .iter()
+        .map(|name| format!(",+{name}"))
+        .collect();
+    [
+        "setpriv".to_owned(),
+        format!("--bounding-set=-all{set}"),
+        "--inh-caps=-all".to_owned(),
+        "--no-new-privs".to_owned(),
+    ]
+}
+
 /// Root with the bounding set of the units, and no other capability.
 #[test]
 #[ignore = "more of the same: make test-privileges"]
@@ -183,13 +196,7 @@ fn the_capabilities_of_the_units_are_sufficient() {
     assert_eq!(named, expected, "the table and the unit differ");
 
     let env = TestEnv::new();
-    let set: String = UNITS.iter().map(|name| format!(",+{name}")).collect();
-    let bounded = [
-        "setpriv".to_owned(),
-        format!("--bounding-set=-all{set}"),
-        "--inh-caps=-all".to_owned(),
-        "--no-new-privs".to_owned(),
-    ];
+    let bounded = bounded_to(&UNITS);
     let bounded: Vec<&str> = bounded.iter().map(String::as_str).collect();
     let config = light_guest().arguments(["-sandbox", "on", "-run-with", "user=nobody"]);
     let config = config.version(hikkoshi_lab::QemuVersion::V10_0);
@@ -202,4 +209,50 @@ fn the_capabilities_of_the_units_are_sufficient() {
         );
     }
     log("the bounding set of the units moves a guest of another user's confined QEMU");
+}
+
+/// Without a capability that is for one function only, the guest is moved without that function,
+/// and the engines say so.
+#[test]
+#[ignore = "more of the same: make test-privileges"]
+fn each_further_capability_has_its_use() {
+    let network = GuestNetwork::new().unwrap();
+    let env = TestEnv::new();
+    let nics = |config| network.nics().fold(config, VmConfig::nic);
+    // The engines have to find the devices' namespace by the devices themselves.
+    let on = |host| nics(light_guest()).pass_taps_of(host);
+    let mut hosts = [network.source(), network.destination()];
+    let mut guest = Guest::boot_without_extra_disk(&env, on(hosts[0]));
+    for missing in [None, Some("net_raw"), Some("net_admin"), Some("sys_nice")] {
+        let set = missing.map_or(UNITS.to_vec(), |one| without(&UNITS, one));
+        let bounded = bounded_to(&set);
+        let bounded: Vec<&str> = bounded.iter().map(String::as_str).collect();
+        let there = on(hosts[1]);
+        let plan = MigrationPlan::new("hybrid")
+            .migrate_launcher(&bounded)
+            .receive_launcher(&bounded)
+            .receive_args(&["--collapse=2G"])
+            .destination_config(there.clone());
+        let (exits, finished) = guest.start_migration(&plan).wait();
+        let collapse = exits.json_reports[1].as_ref().unwrap().collapse.clone();
+        let report = guest.complete_migration(&exits, finished, "running");
+        let said = &exits.migrate.stderr;
+        match missing {
+            None => assert!(report.frames.is_some() && !said.contains("CAP_"), "{said}"),
+            Some("sys_nice") => {
+                assert!(report.frames.is_some(), "{said}");
+                let said = &exits.receive.stderr;
+                assert!(said.contains("needs CAP_SYS_NICE"), "{said}");
+            }
+            Some(net) => {
+                assert!(report.frames.is_none(), "{said}");
+                let reason = format!("CAP_{}", net.to_uppercase());
+                assert!(said.contains("are lost") && said.contains(&reason), "{said}");
+            }
+        }
+        let rebuilt = collapse.is_some_and(|collapse| collapse.rebuilt > 0);
+        assert_eq!(rebuilt, missing != Some("sys_nice"));
+        guest.set_config(there);
+        hosts.reverse();
+    }
 }
