@@ -164,8 +164,9 @@ dist: build-packaged ## archives for a release, with checksums and an SBOM: buil
 check-publish: ## `cargo publish --dry-run` for every library crate, and check what each has
 	packaging/check-publish.sh
 
-# The earlier revision is built in a worktree below build/.
-UPGRADE_FROM ?= HEAD~100
+# The earlier revision is built in a worktree below build/: of 2026-11-25, before the protocol had
+# copied disks, requests for a receiver, and what a destination tells about the downtime.
+UPGRADE_FROM ?= e4946ab6
 .PHONY: test-upgrade
 test-upgrade: guest ## move guests between this revision and UPGRADE_FROM, in both directions and all modes
 	packaging/test-upgrade.sh $(UPGRADE_FROM)
