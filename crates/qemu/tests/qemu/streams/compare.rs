@@ -9,7 +9,8 @@ use hikkoshi_qemu::stream::{SavedDevices, Section, StreamBlock, head};
 use serde_json::json;
 
 use crate::support::{eventually, print_always};
-use crate::walk;
+
+use super::walk;
 
 /// Sections whose payloads may differ between the two ways, and why. `ram` and `dirty-bitmap` are
 /// saved in parts, and `xen-save-devices-state` leaves them out.

@@ -1,5 +1,4 @@
 //! Real QEMU processes for the tests. They always end with the test.
-#![allow(dead_code)] // Each test program uses its own part of this.
 
 use std::fs::File;
 use std::io::Write;

@@ -4,8 +4,9 @@ use std::fs;
 
 use hikkoshi_qemu::stream::SavedDevices;
 
-use crate::compare::save;
 use crate::support::{Qemu, eventually, print_always, with_each};
+
+use super::compare::save;
 
 /// Firmware that switches them on: `MSR_KVM_ASYNC_PF_INT` (the interrupt), then
 /// `MSR_KVM_ASYNC_PF_EN` (1 MiB, enabled, by interrupt).

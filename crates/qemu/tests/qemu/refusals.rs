@@ -1,11 +1,6 @@
 //! Tests that guests which cannot be moved are refused with the reason and stay
 //! unchanged, with real QEMUs.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
-#![allow(clippy::print_stdout, clippy::print_stderr)] // What was measured, and what QEMU said.
-
-mod support;
-
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -20,7 +15,8 @@ use hikkoshi_qemu::{
     AllowedTypes, AttachError, Overcommit, QemuDestination, QemuSource, Refusal, check,
 };
 use serde_json::json;
-use support::{
+
+use crate::support::{
     Mounted, Program, Qemu, RamPath, eventually, options, print_always, usual, with_each,
 };
 
@@ -615,7 +611,7 @@ fn without_privileges() {
         let output = Command::new("setpriv")
             .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
             .arg(&copy)
-            .args(["--exact", "without_privileges", "--nocapture"])
+            .args(["--exact", "refusals::without_privileges", "--nocapture"])
             .env(SOCKET, qemu.qmp())
             .current_dir("/")
             .output()

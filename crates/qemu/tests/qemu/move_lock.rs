@@ -1,10 +1,6 @@
 //! What QEMU refuses while a guest is moved whose monitor other programs use as well, with real
 //! QEMUs.
 
-#![allow(clippy::unwrap_used)] // A failure is the message.
-
-mod support;
-
 use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
@@ -27,8 +23,9 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use serde_json::{Value, json};
-use support::{Program, Qemu, RamPath, eventually, with_each};
 use tempfile::TempDir;
+
+use crate::support::{Program, Qemu, RamPath, eventually, with_each};
 
 /// The block node by which QEMU refuses.
 const NODE: &str = "moved-by-hikkoshi";

@@ -1,15 +1,11 @@
 //! Tests the comparison of two machines' devices, with real QEMUs.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
-#![allow(clippy::print_stdout, clippy::print_stderr)] // What QEMU said.
-
-mod support;
-
 use error_reporter::Report;
 use hikkoshi_engine::{DestinationGuest, SourceGuest};
 use hikkoshi_qemu::{QemuDestination, QemuSource};
 use hikkoshi_wire::{Machine, MachineMismatch};
-use support::{Program, Qemu, RamPath, options, usual, versions, with_each};
+
+use crate::support::{Program, Qemu, RamPath, options, usual, versions, with_each};
 
 /// The machine of a QEMU with these options.
 fn machine(program: &Program, incoming: bool, more: &str) -> Machine {

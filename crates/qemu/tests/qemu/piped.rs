@@ -1,10 +1,6 @@
 //! Machines that get their incoming stream from a pipe, with real QEMUs: what `piped/` does for
 //! libvirt's domains, without libvirt.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
-
-mod support;
-
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -22,7 +18,8 @@ use hikkoshi_qemu::{
 };
 use rustix::fs::OFlags;
 use serde_json::json;
-use support::{Program, Qemu, eventually, with_each};
+
+use crate::support::{Program, Qemu, eventually, with_each};
 
 /// Runs the guest when QEMU has loaded the stream, as libvirt does.
 #[derive(Debug)]

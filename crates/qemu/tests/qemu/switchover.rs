@@ -1,10 +1,5 @@
 //! Tests pausing, saving, loading and resuming, and undoing each step, with real QEMUs.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
-#![allow(clippy::print_stdout, clippy::print_stderr)] // What was measured, and what QEMU said.
-
-mod support;
-
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,7 +14,8 @@ use hikkoshi_userfault::{
     EventBuffer, Ready, RegisterMode, Userfault, UserfaultEvent, close_remote,
 };
 use serde_json::json;
-use support::{Program, Qemu, RamPath, monitor, with_each};
+
+use crate::support::{Program, Qemu, RamPath, eventually, monitor, options, with_each};
 
 fn source(program: &Program, more: &str) -> Qemu {
     Qemu::usual(program, &format!("-vga std -smp 2 {more}"))
@@ -454,7 +450,7 @@ fn nix_kill(pid: u32) -> impl Fn() {
     move || {
         signal(pid, rustix::process::Signal::KILL);
         // Wait until its sockets are closed, not only until the signal is sent.
-        support::eventually("the end of QEMU", || {
+        eventually("the end of QEMU", || {
             std::fs::read_to_string(format!("/proc/{pid}/stat"))
                 .map_or(true, |stat| stat.contains(") Z"))
         });
@@ -503,7 +499,7 @@ fn the_dirty_log_sees_the_guests_writes() {
         log.take(all, &mut |run| dirty += run.len()).unwrap();
         assert_eq!(dirty, 0, "the guest has not run yet");
         from.execute("cont", json!({}));
-        support::eventually("a write of the firmware", || {
+        eventually("a write of the firmware", || {
             log.take(all, &mut |run| dirty += run.len()).unwrap();
             dirty > 0
         });
@@ -576,7 +572,7 @@ fn missing_pages_fault_during_and_after_loading() {
             });
             load(&mut destination, state);
             destination.resume(true, &CancelFlag::new()).unwrap();
-            support::eventually("a page that the guest needs", || {
+            eventually("a page that the guest needs", || {
                 to.descriptors("userfaultfd") == 1 && userfault_count(&to) > 0
             });
             // The rest.
@@ -718,7 +714,7 @@ fn loading_can_be_cancelled() {
         destination.prepare().unwrap();
         // QEMU does not respond: otherwise it could finish before the flag is checked.
         signal(to.pid(), rustix::process::Signal::STOP);
-        support::eventually("QEMU to be stopped", || {
+        eventually("QEMU to be stopped", || {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", to.pid()));
             stat.unwrap().contains(") T")
         });
@@ -786,7 +782,7 @@ fn a_qemu_that_exits_after_the_handover_keeps_its_ram_file() {
                  discard-data=on -machine q35,memory-backend=ram",
                 ram.as_str()
             );
-            let mut qemu = Qemu::start(program, ram, &support::options(&line));
+            let mut qemu = Qemu::start(program, ram, &options(&line));
             let discards = |qemu: &Qemu| {
                 let of = json!({ "path": "/objects/ram", "property": "discard-data" });
                 qemu.execute("qom-get", of)

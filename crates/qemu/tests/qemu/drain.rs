@@ -1,10 +1,5 @@
 //! Tests draining the disks of real QEMUs.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
-#![allow(clippy::print_stdout, clippy::print_stderr)] // What QEMU said.
-
-mod support;
-
 use std::process::Command;
 use std::time::Duration;
 
@@ -12,7 +7,8 @@ use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, SourceGuest};
 use hikkoshi_qemu::QemuSource;
 use serde_json::json;
-use support::{Qemu, with_each};
+
+use crate::support::{Qemu, with_each};
 
 /// An image on a file system with direct I/O, and the option for its disk.
 fn disk(cache: &str) -> (tempfile::NamedTempFile, String) {

@@ -12,7 +12,7 @@ use hikkoshi_lab::{
 use hikkoshi_qemu::qmp::Client;
 use serde_json::json;
 
-use crate::compare::Compared;
+use super::compare::Compared;
 
 const LONG: Duration = Duration::from_secs(120);
 

@@ -1,17 +1,13 @@
 //! Tests the refusal of devices whose writes cannot be tracked, in one mode or in all, also
 //! if they are plugged in during the move; with real QEMUs.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
-#![allow(clippy::print_stdout, clippy::print_stderr)] // What QEMU said.
-
-mod support;
-
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, Mode, SourceGuest};
 use hikkoshi_qemu::qmp::Client;
 use hikkoshi_qemu::{AllowedTypes, AttachError, QemuSource};
 use serde_json::{Value, json};
-use support::{Qemu, RamPath, eventually, options, print_always, usual, with_each};
+
+use crate::support::{Qemu, RamPath, eventually, options, print_always, usual, with_each};
 
 const ROUNDS: [Mode; 2] = [Mode::Precopy, Mode::Hybrid];
 

@@ -1,10 +1,5 @@
 //! Tests finding QEMU's process and the guest's memory, with real QEMUs.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
-#![allow(clippy::print_stdout, clippy::print_stderr)] // What was measured, and what QEMU said.
-
-mod support;
-
 use std::os::unix::fs::FileExt;
 
 use hikkoshi_engine::{DestinationGuest, SourceGuest};
@@ -12,7 +7,8 @@ use hikkoshi_lab::{HugePageSize, HugePages};
 use hikkoshi_pages::{GuestRange, RamBlock};
 use hikkoshi_qemu::{QemuDestination, QemuSource};
 use serde_json::json;
-use support::{Mounted, Qemu, RamPath, options, usual, with_each};
+
+use crate::support::{Mounted, Qemu, RamPath, eventually, options, usual, with_each};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -86,7 +82,7 @@ fn the_guest_addresses_do_not_depend_on_the_guests_state() {
         // After reset, and after the firmware has changed the memory map.
         let fresh = Qemu::usual(program, "-S -vga std");
         let used = Qemu::usual(program, "-vga std");
-        support::eventually("the firmware write-protects its copy", || {
+        eventually("the firmware write-protects its copy", || {
             let view = used.execute(
                 "human-monitor-command",
                 json!({ "command-line": "info mtree -f" }),

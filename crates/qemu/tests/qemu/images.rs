@@ -1,10 +1,5 @@
 //! Tests that only one side at a time holds the guest's images, with real QEMUs.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
-#![allow(clippy::print_stdout, clippy::print_stderr)] // What was measured, and what QEMU said.
-
-mod support;
-
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -13,8 +8,9 @@ use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, DestinationGuest, SourceGuest};
 use hikkoshi_qemu::{QemuDestination, QemuSource};
 use serde_json::json;
-use support::{Qemu, with_each};
 use tempfile::TempDir;
+
+use crate::support::{Qemu, with_each};
 
 const NAMES: [&str; 2] = ["one", "two"];
 

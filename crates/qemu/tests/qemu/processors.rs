@@ -1,9 +1,5 @@
 //! Tests reading and comparing the guest's processors, with real QEMUs.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
-
-mod support;
-
 use std::path::Path;
 
 use error_reporter::Report;
@@ -11,7 +7,8 @@ use hikkoshi_engine::{DestinationGuest, SourceGuest};
 use hikkoshi_qemu::{QemuDestination, QemuSource};
 use hikkoshi_wire::Processors;
 use serde_json::json;
-use support::{Program, Qemu, accelerator, print_always, versions, with_each};
+
+use crate::support::{Program, Qemu, accelerator, print_always, versions, with_each};
 
 fn of(qemu: &Qemu) -> Processors {
     QemuSource::attach(&qemu.qmp()).unwrap().processors()

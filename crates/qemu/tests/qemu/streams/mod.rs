@@ -1,11 +1,7 @@
 //! `xen-save-devices-state`, and the stream that `stream` writes around it, with real QEMUs.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
-
 mod asynchronous_faults;
 mod compare;
-#[path = "../support/mod.rs"]
-mod support;
 mod used_devices;
 mod walk;
 
@@ -17,8 +13,11 @@ use hikkoshi_lab::TpmEmulator;
 use hikkoshi_qemu::qmp::Client;
 use hikkoshi_qemu::stream::{SavedDevices, Section, whole};
 use serde_json::json;
-use support::{Program, Qemu, RamPath, eventually, options, print_always, with_each};
 use tempfile::TempDir;
+
+use crate::support::{
+    Program, Qemu, RamPath, eventually, options, print_always, versions, with_each,
+};
 
 use compare::{Compared, blocks, headers, save};
 
@@ -168,7 +167,7 @@ fn the_device_state_is_the_one_of_qemus_own_migration() {
 /// With all devices, into a QEMU of the same and of the newer version.
 #[test]
 fn an_incoming_qemu_loads_the_stream() {
-    let versions = support::versions();
+    let versions = versions();
     for (label, run) in &versions {
         for (to_label, to_run) in &versions {
             if *to_label == "7.2" && label != "7.2" {

@@ -1,11 +1,6 @@
 //! Tests undoing the changes of an engine that is killed at any step before commit, with
 //! real QEMUs.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // A failure is the message.
-#![allow(clippy::print_stdout, clippy::print_stderr)] // What was measured, and what QEMU said.
-
-mod support;
-
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -21,7 +16,8 @@ use hikkoshi_qemu::{
 };
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
-use support::{Qemu, monitor, with_each};
+
+use crate::support::{Qemu, eventually, monitor, with_each};
 
 const SOCKET: &str = "HIKKOSHI_TEST_SOCKET";
 const STEP: &str = "HIKKOSHI_TEST_STEP";
@@ -73,7 +69,7 @@ fn kill_at(qemu: &Qemu, step: &str) -> (QemuIdentity, UndoRecord) {
         .reattach_info()
         .identity;
     let mut engine = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "engine", "--nocapture"])
+        .args(["--exact", "undo::engine", "--nocapture"])
         .env(SOCKET, qemu.qmp())
         .env(STEP, step)
         .stdout(Stdio::piped())
@@ -143,7 +139,7 @@ fn a_killed_engine_is_undone_after_every_step() {
                 state("paused")
             );
             qemu.execute("migrate", json!({ "uri": "exec:cat > /dev/null" }));
-            support::eventually("the owner's own migration", || {
+            eventually("the owner's own migration", || {
                 qemu.state() == "postmigrate"
             });
             assert_eq!(
