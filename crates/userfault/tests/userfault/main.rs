@@ -8,23 +8,23 @@
     clippy::print_stderr
 )]
 
-#[path = "../../linux/tests/common/mod.rs"]
+mod changing_layout;
+#[path = "../../../linux/tests/common/mod.rs"]
 mod common;
+mod huge_pages;
 
-use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::{HugePages, Target, gettid, is_in_syscall, map_shared, memory_file};
 use error_reporter::Report;
 use hikkoshi_linux::{HostAddr, HostRange, StopEventFd};
 use hikkoshi_userfault::{
     Copied, CopyError, EventBuffer, Features, RangeError, Ready, RegisterMode, RemoteUserfault,
     Userfault, UserfaultEvent,
 };
+
+use common::{Target, gettid, is_in_syscall, map_shared, memory_file};
 
 const PAGE: usize = 4096;
 const PAGES: usize = 64;
@@ -188,190 +188,6 @@ fn a_skipped_test_prints_a_message() {
     );
 }
 
-/// Punches a hole.
-fn punch(file: &File, offset: u64, bytes: u64) {
-    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    let (offset, bytes) = (offset.try_into().unwrap(), bytes.try_into().unwrap());
-    let result = unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, bytes) };
-    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
-}
-
-/// hugetlbfs supports only whole huge pages, and no zero pages.
-#[test]
-fn huge_pages_are_installed_whole() {
-    const HUGE: usize = 2 << 20;
-    let Some(_pages) = HugePages::reserve(2) else {
-        return;
-    };
-    let file = memory_file(2 * HUGE as u64, true);
-    let memory = map_shared(2 * HUGE, file.as_raw_fd());
-    let own = Userfault::create_for_self(Features::FOR_MISSING).unwrap();
-    let range = HostRange::new(HostAddr(memory.expose_provenance() as u64), 2 * HUGE as u64);
-    let registered = own.register(range, RegisterMode::MISSING).unwrap();
-    assert!(!registered.zero);
-    let content: Vec<u8> = (0..HUGE).map(|at| (at >> 12) as u8).collect();
-    let error = own.copy(range.addr, &content[..PAGE]).unwrap_err();
-    assert!(
-        Report::new(&error).to_string().contains("EINVAL"),
-        "{error}"
-    );
-    for (installed, present) in [(HUGE as u64, 0), (0, HUGE as u64)] {
-        let copied = own.copy_host_page(range.addr, &content).unwrap();
-        assert_eq!(copied, Copied { installed, present });
-    }
-    let read = |page: usize| unsafe { memory.add(page * PAGE).read_volatile() };
-    assert_eq!([read(0), read(1), read(255)], [0, 1, 255]);
-    own.unregister(range).unwrap();
-    unsafe { libc::munmap(memory.cast(), 2 * HUGE) };
-}
-
-/// The kernel wakes the threads that wait before it unregisters a mapping: one that faults in
-/// between must not wait for ever.
-#[test]
-fn a_thread_that_faults_while_memory_is_unregistered_continues() {
-    const ROUNDS: usize = 3000;
-    let memory = map_shared(PAGE, memory_file(PAGE as u64, false).as_raw_fd());
-    let address = memory.expose_provenance();
-    let range = HostRange::new(HostAddr(address as u64), PAGE as u64);
-    let own = Userfault::create_for_self(Features::FOR_MISSING).unwrap();
-    // The round that the reader may read in, and the one that it has read in.
-    let (begun, done) = (AtomicU32::new(0), AtomicU32::new(0));
-    let mut stuck = 0;
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            for round in 1..=ROUNDS as u32 {
-                while begun.load(Ordering::SeqCst) < round {
-                    std::hint::spin_loop();
-                }
-                let at = std::ptr::with_exposed_provenance::<u8>(address);
-                unsafe { at.read_volatile() };
-                done.store(round, Ordering::SeqCst);
-            }
-        });
-        for round in 1..=ROUNDS as u32 {
-            assert_eq!(
-                unsafe { libc::madvise(memory.cast(), PAGE, libc::MADV_REMOVE) },
-                0
-            );
-            own.register(range, RegisterMode::MISSING).unwrap();
-            begun.store(round, Ordering::SeqCst);
-            // Each round unregisters at another moment of the fault.
-            for _ in 0..round % 200 {
-                std::hint::spin_loop();
-            }
-            own.unregister(range).unwrap();
-            let until = Instant::now() + Duration::from_secs(5);
-            while done.load(Ordering::SeqCst) < round {
-                if Instant::now() > until {
-                    stuck += 1;
-                    own.wake(range).unwrap();
-                }
-                std::thread::yield_now();
-            }
-        }
-    });
-    assert_eq!(stuck, 0, "threads that nobody woke");
-    unsafe { libc::munmap(memory.cast(), PAGE) };
-}
-
-/// A file system mounted for one test; requires root.
-struct Mounted(tempfile::TempDir);
-
-impl Mounted {
-    /// Mounts a file system of this type with these options.
-    fn new(kind: &str, options: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let mounted = Command::new("mount")
-            .args(["-t", kind, "-o", options, "hikkoshi-test"])
-            .arg(folder.path())
-            .status();
-        assert!(mounted.unwrap().success(), "mounting needs root");
-        Self(folder)
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.path()).status();
-    }
-}
-
-/// The kernel reports that a huge page exists when none can be allocated. Treating it as present
-/// would lose the page.
-#[test]
-fn a_huge_page_that_cannot_be_allocated_is_not_present() {
-    const HUGE: usize = 2 << 20;
-    let Some(_pages) = HugePages::reserve(2) else {
-        return;
-    };
-    // Memory for only one of the two pages, whatever the size of the pool.
-    let mounted = Mounted::new("hugetlbfs", "pagesize=2M,size=2M");
-    let path = mounted.path().join("ram");
-    let file = File::options()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .open(&path)
-        .unwrap();
-    file.set_len(2 * HUGE as u64).unwrap();
-    let map = || {
-        let memory = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                2 * HUGE,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_NORESERVE,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        assert_ne!(memory, libc::MAP_FAILED);
-        memory.cast::<u8>()
-    };
-    let (memory, elsewhere) = (map(), map());
-    let own = Userfault::create_for_self(Features::FOR_MISSING).unwrap();
-    let first = HostRange::new(HostAddr(memory.expose_provenance() as u64), HUGE as u64);
-    let second = HostRange::new(first.addr.checked_add(HUGE as u64).unwrap(), HUGE as u64);
-    for range in [first, second] {
-        own.register(range, RegisterMode::MISSING).unwrap();
-    }
-    let content = vec![7; HUGE];
-    let nothing = Copied::default();
-    let installed = Copied {
-        installed: HUGE as u64,
-        ..nothing
-    };
-    let present = Copied {
-        present: HUGE as u64,
-        ..nothing
-    };
-    let copy = |range: HostRange| own.copy_host_page(range.addr, &content);
-    assert_eq!(copy(first), Ok(installed));
-    assert!(matches!(
-        copy(second),
-        Err(CopyError::OutOfMemory { done: 0, .. })
-    ));
-    // Free memory; the page is then installed first through another mapping.
-    punch(&file, 0, HUGE as u64);
-    unsafe { elsewhere.add(HUGE).write_volatile(9) };
-    assert_eq!(copy(second), Ok(present));
-    assert!(matches!(copy(first), Err(CopyError::OutOfMemory { .. })));
-    assert_eq!(unsafe { memory.add(HUGE).read_volatile() }, 9);
-    punch(&file, HUGE as u64, HUGE as u64);
-    assert_eq!(copy(first), Ok(installed));
-    assert_eq!(unsafe { memory.read_volatile() }, 7);
-    for range in [first, second] {
-        own.unregister(range).unwrap();
-    }
-    for mapping in [memory, elsewhere] {
-        unsafe { libc::munmap(mapping.cast(), 2 * HUGE) };
-    }
-}
-
 /// If a reader dies, the event that it read is lost: the next reader gets it again after a wake.
 #[test]
 fn a_new_reader_gets_the_faults_again() {
@@ -525,60 +341,4 @@ fn a_handshake_is_made_once() {
         Report::new(&error).to_string().starts_with("negotiating"),
         "{error}"
     );
-}
-
-/// Remove events block the caller until they are read, and pages cannot be installed until the
-/// caller has continued: `copy` must wait for that, not fail.
-#[test]
-fn installing_waits_while_the_layout_changes() {
-    let pages = 8 * PAGE;
-    let memory = map_shared(pages, -1).addr();
-    let own = Userfault::create_for_self(Features::FOR_MISSING | Features::EVENT_REMOVE).unwrap();
-    let range = HostRange::new(HostAddr(memory as u64), pages as u64);
-    own.register(range, RegisterMode::MISSING).unwrap();
-    own.copy(range.addr, &[1; PAGE]).unwrap();
-    let stop = StopEventFd::new().unwrap();
-    let copy = || own.copy(HostAddr(range.addr.0 + PAGE as u64), &[2; PAGE]);
-    let gave_up = |result| matches!(result, Err(CopyError::LayoutChanging { .. }));
-    let thread = AtomicU32::new(0);
-    std::thread::scope(|scope| {
-        scope.spawn(|| unsafe {
-            let start = std::ptr::with_exposed_provenance_mut(memory);
-            assert_eq!(libc::madvise(start, PAGE, libc::MADV_REMOVE), 0);
-        });
-        assert_eq!(own.wait(&stop, None).unwrap(), Ready::Events);
-        // No thread reads the event yet: `copy` waits 0.3 s.
-        let began = Instant::now();
-        let (timed_out, waited) = (copy(), began.elapsed());
-        let copier = scope.spawn(|| {
-            thread.store(gettid(), Ordering::SeqCst);
-            // Retry, if this machine takes longer than that to read the event.
-            loop {
-                let result = copy();
-                if !gave_up(result) {
-                    break result;
-                }
-            }
-        });
-        // It sleeps only there.
-        common::eventually("the kernel to say EAGAIN", || {
-            let thread = thread.load(Ordering::SeqCst);
-            let sleeps = is_in_syscall(std::process::id(), thread, libc::SYS_clock_nanosleep);
-            sleeps || copier.is_finished()
-        });
-        let waits = !copier.is_finished();
-        let mut buffer = EventBuffer::with_capacity(1);
-        assert_eq!(own.read(&mut buffer).unwrap(), 1);
-        match buffer.pop() {
-            Some(UserfaultEvent::Remove(removed)) => {
-                assert_eq!(removed, HostRange::new(range.addr, PAGE as u64));
-            }
-            other => panic!("{other:?}"),
-        }
-        assert!(waits, "the kernel did not say EAGAIN");
-        assert!(gave_up(timed_out), "{timed_out:?}");
-        assert!(waited >= Duration::from_millis(300), "gave up early");
-        let copied = copier.join().unwrap().unwrap();
-        assert_eq!(copied.installed, PAGE as u64);
-    });
 }
