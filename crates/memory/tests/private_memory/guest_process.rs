@@ -9,7 +9,7 @@ use hikkoshi_linux::Process;
 use hikkoshi_memory::{Backing, GuestRam, PrivateMemory, RamFile};
 use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, Page, PageRange, RamBlock, RamLayout};
 
-use super::common::{Target, memory_file};
+use crate::common::{Target, memory_file};
 
 /// 16 MiB.
 pub(crate) const PAGES: u64 = 4096;

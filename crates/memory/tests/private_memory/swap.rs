@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use super::common::aloud;
+use crate::common::aloud;
 
 const DEVICE: &str = "/dev/zram0";
 const SIZE: &str = "/sys/block/zram0/disksize";
