@@ -233,21 +233,11 @@ impl Done {
         }
         let mut source = TestSource::new(machine, true, self.device_bytes);
         let mut destination = TestDestination::new(machine, self.device_bytes);
+        let (watch, receive_control) = (self.watch(), self.receive_control());
         destination.userfault = self.userfault;
         let folder = tempfile::tempdir().unwrap();
         let address = format!("unix:{}", folder.path().join("again").display());
         let listener = Listener::bind(&address.parse().unwrap()).unwrap();
-        let watch = MigrateControl {
-            cancel: CancelFlag::new(),
-            control: SourceControl::new(),
-            observer: Arc::<Notices>::clone(&self.notices),
-            journal: Arc::<Records<_>>::clone(&self.source_journal),
-        };
-        let receive_control = ReceiveControl {
-            cancel: CancelFlag::new(),
-            observer: Arc::<Notices>::clone(&self.notices),
-            journal: Arc::<Records<_>>::clone(&self.destination_journal),
-        };
         let (there, here) = thread::scope(|scope| {
             let receiving = scope.spawn(|| {
                 let options = DestinationOptions::default();
