@@ -182,9 +182,7 @@ fn relay_answers(from: UnixStream, mut to: UnixStream, lost: &Mutex<Vec<Value>>)
 
 /// A QEMU whose guest has a disk, and what moves it.
 fn attach(program: &Program) -> (Qemu, RamPath, Arc<SharedMonitor>, QemuSource) {
-    let image = RamPath::new();
-    let file = std::fs::File::create(&image.0).unwrap();
-    file.set_len(1 << 20).unwrap();
+    let image = RamPath::image();
     let drive = format!(
         "-blockdev raw,node-name=disk,file.driver=file,file.filename={} \
          -device virtio-blk-pci,drive=disk",

@@ -80,7 +80,7 @@ fn disks_with_scsi_passthrough() {
 #[test]
 fn an_ordinary_guest() {
     with_each(|program| {
-        let image = image();
+        let image = RamPath::image();
         let file = image.as_str();
         let mut qemu = Qemu::usual(
             program,
@@ -102,14 +102,6 @@ fn an_ordinary_guest() {
         qemu.keep(image);
         every_mode(&qemu);
     });
-}
-
-/// An empty disk.
-fn image() -> RamPath {
-    let image = RamPath::new();
-    let file = std::fs::File::create(&image.0).unwrap();
-    file.set_len(1 << 20).unwrap();
-    image
 }
 
 /// Starts a move in a mode with pre-copy rounds.
@@ -178,7 +170,7 @@ fn open(qemu: &Qemu, name: &str, file: &str, direct: bool) {
 #[test]
 fn a_disk_that_is_opened_for_direct_io_during_the_move() {
     with_each(|program| {
-        let image = image();
+        let image = RamPath::image();
         let mut qemu = Qemu::usual(program, "");
         let path = image.as_str().to_owned();
         qemu.keep(image);

@@ -119,11 +119,6 @@ fn serve_vhost_user(stream: &mut UnixStream) -> io::Result<()> {
 #[test]
 fn a_device_that_qemu_cannot_migrate() {
     with_each(|program| {
-        let image = RamPath::new();
-        std::fs::File::create(&image.0)
-            .unwrap()
-            .set_len(1 << 20)
-            .unwrap();
         // Its guest-visible state is the directory, which does not move with the guest.
         let folder = tempfile::tempdir().unwrap();
         let qemu = Qemu::usual(
@@ -144,11 +139,7 @@ fn a_device_that_qemu_cannot_migrate() {
 #[test]
 fn a_disk_whose_writes_are_temporary() {
     with_each(|program| {
-        let image = RamPath::new();
-        std::fs::File::create(&image.0)
-            .unwrap()
-            .set_len(1 << 20)
-            .unwrap();
+        let image = RamPath::image();
         let disk = format!("file={},format=raw,if=none,id=d", image.as_str());
         let device = "-device virtio-blk-pci,drive=d";
         for line in [

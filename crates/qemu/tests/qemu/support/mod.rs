@@ -85,6 +85,13 @@ impl RamPath {
         Self(folder.join(name))
     }
 
+    /// An empty disk image of 1 MiB.
+    pub(crate) fn image() -> Self {
+        let image = Self::new();
+        File::create(&image.0).unwrap().set_len(1 << 20).unwrap();
+        image
+    }
+
     pub(crate) fn as_str(&self) -> &str {
         self.0.to_str().unwrap()
     }

@@ -148,9 +148,7 @@ fn a_qemu_of_another_user_in_the_background_or_sandboxed() {
 
 /// An image, and QEMU's options for a disk with it, whose node is `disk`.
 fn image() -> (RamPath, String) {
-    let image = RamPath::new();
-    let file = std::fs::File::create(&image.0).unwrap();
-    file.set_len(1 << 20).unwrap();
+    let image = RamPath::image();
     let drive = format!(
         "-blockdev raw,node-name=disk,file.driver=file,file.filename={} \
          -device virtio-blk-pci,drive=disk",
