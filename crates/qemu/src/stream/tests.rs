@@ -1,4 +1,4 @@
-//! Properties of the bytes; `tests/streams/` compares them with real QEMUs.
+//! Properties of the bytes; `tests/qemu/streams/` compares them with real QEMUs.
 
 use proptest::prelude::*;
 

@@ -1,0 +1,268 @@
+//! A second process whose memory stands for a guest's. It writes, reads and pins pages on command.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use hikkoshi_dirty::PagemapLog;
+use hikkoshi_dirty::contract_tests;
+use hikkoshi_linux::HostAddr;
+use hikkoshi_pages::{PAGE_SIZE, Page, RamBlock, RamLayout};
+use hikkoshi_userfault::{Features, RemoteUserfault};
+
+use crate::common::{Shared, Target, eventually, map_shared, memory_file};
+use crate::pinning_device::PinningDevice;
+
+use super::SMALL;
+
+/// Indices of words in the shared page. The guest executes one command at a time.
+const COMMAND: usize = 0;
+const DONE: usize = 1;
+const KIND: usize = 2;
+const PAGE: usize = 3;
+const VALUE: usize = 4;
+const WRITING: usize = 5;
+const WRITERS: usize = 6;
+const ADDRESSES: usize = 16;
+
+pub(super) const WRITE: u64 = 1;
+const TOUCH: u64 = 2;
+const PIN: u64 = 3;
+const LAND: u64 = 4;
+
+/// A second process with RAM blocks.
+#[derive(Debug)]
+pub(super) struct Process {
+    pub(super) layout: RamLayout,
+    /// None if the memory is private.
+    pub(super) files: Vec<File>,
+    /// Whether the files are on a disk.
+    on_disk: bool,
+    pub(super) target: TargetBox,
+}
+
+pub(super) struct TargetBox(pub(super) Target);
+
+impl std::fmt::Debug for TargetBox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "process {}", self.0.pid)
+    }
+}
+
+impl Process {
+    /// Starts a process with blocks; each is given by its size and its host page size, in bytes.
+    pub(super) fn new(blocks: &[(u64, u64)]) -> Self {
+        let file = |(bytes, host_page): &(u64, u64)| memory_file(*bytes, *host_page != SMALL);
+        Self::with(blocks, blocks.iter().map(file).collect(), false)
+    }
+
+    /// The same with private anonymous memory.
+    pub(super) fn private(blocks: &[(u64, u64)]) -> Self {
+        Self::with(blocks, Vec::new(), false)
+    }
+
+    /// The process maps these files shared; no files: private memory.
+    pub(super) fn with(blocks: &[(u64, u64)], files: Vec<File>, on_disk: bool) -> Self {
+        let layout = RamLayout::new(
+            blocks
+                .iter()
+                .enumerate()
+                .map(|(number, (bytes, host_page))| RamBlock {
+                    id: format!("ram{number}"),
+                    bytes: *bytes,
+                    host_page: *host_page,
+                    guest: Vec::new(),
+                })
+                .collect(),
+        )
+        .unwrap();
+        let descriptor = |block| files.get(block).map_or(-1, AsRawFd::as_raw_fd);
+        let raw: Vec<(i32, usize)> = blocks
+            .iter()
+            .enumerate()
+            .map(|(block, (bytes, _))| (descriptor(block), usize::try_from(*bytes).unwrap()))
+            .collect();
+        let inside = layout.clone();
+        let target = Target::spawn(move |shared| {
+            let mappings = map_blocks(shared, &raw, &inside, on_disk);
+            guest(shared, mappings, &inside)
+        });
+        target.shared.wait(DONE, 1);
+        Self {
+            layout,
+            files,
+            on_disk,
+            target: TargetBox(target),
+        }
+    }
+
+    pub(super) fn hosts(&self) -> Vec<HostAddr> {
+        (0..self.layout.blocks().len())
+            .map(|block| HostAddr(self.target.0.shared.get(ADDRESSES + block)))
+            .collect()
+    }
+
+    pub(super) fn command(&self, kind: u64, page: Page, value: u64) {
+        let shared = self.target.0.shared;
+        shared.set(KIND, kind);
+        shared.set(PAGE, page.index());
+        shared.set(VALUE, value);
+        let number = shared.add(COMMAND, 1) + 1;
+        for round in 1u64.. {
+            if shared.get(DONE) > number {
+                break;
+            }
+            if round % 100_000 == 0 {
+                assert_ne!(self.target.0.state(), 'Z', "the second process has ended");
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    pub(super) fn take_userfault(&self) -> RemoteUserfault {
+        RemoteUserfault::create(self.target.0.pid, Features::FOR_DIRTY_LOG).unwrap()
+    }
+
+    pub(super) fn start(&self, taken: &RemoteUserfault) -> PagemapLog {
+        PagemapLog::start(taken.userfault().clone(), &self.layout, &self.hosts()).unwrap()
+    }
+}
+
+impl contract_tests::Guest for Process {
+    fn layout(&self) -> &RamLayout {
+        &self.layout
+    }
+    fn write(&self, page: Page, value: u64) {
+        self.command(WRITE, page, value);
+    }
+    fn touch(&self, page: Page) {
+        self.command(TOUCH, page, 0);
+    }
+    fn start_writing(&self) {
+        self.target.0.shared.set(WRITING, 1);
+        self.target.0.shared.wait(WRITERS, 2);
+    }
+    fn stop_writing(&self) {
+        let shared = self.target.0.shared;
+        shared.set(WRITING, 0);
+        eventually("the writers to stop", || shared.get(WRITERS) == 0);
+    }
+    fn can_pin(&self) -> bool {
+        !self.on_disk
+    }
+    fn pin(&self, page: Page) {
+        self.command(PIN, page, 0);
+    }
+    fn land(&self, value: u64) {
+        self.command(LAND, Page::new(0), value);
+    }
+    fn read(&self, page: Page) -> u64 {
+        let (block, offset) = self.layout.locate(page).unwrap();
+        let mut bytes = [0; 8];
+        match self.files.get(block) {
+            Some(file) => file.read_exact_at(&mut bytes, offset).unwrap(),
+            None => File::open(format!("/proc/{}/mem", self.target.0.pid))
+                .unwrap()
+                .read_exact_at(&mut bytes, self.hosts()[block].0 + offset)
+                .unwrap(),
+        }
+        u64::from_ne_bytes(bytes)
+    }
+}
+
+/// Maps private anonymous memory.
+fn map_private(bytes: usize, host_page: u64) -> *mut u8 {
+    let huge = match host_page {
+        SMALL => 0,
+        _ => libc::MAP_HUGETLB | libc::MAP_HUGE_2MB,
+    };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | huge;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let memory = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
+    assert_ne!(memory, libc::MAP_FAILED);
+    memory.cast()
+}
+
+/// Maps the blocks of the second process, and returns their addresses. QEMU advises the kernel to
+/// use huge pages, which it then also does for a file on a disk.
+fn map_blocks(
+    shared: &Shared,
+    blocks: &[(i32, usize)],
+    layout: &RamLayout,
+    huge_pages: bool,
+) -> Vec<usize> {
+    let advise = |start: *mut u8, bytes, advice| {
+        let result = unsafe { libc::madvise(start.cast(), bytes, advice) };
+        assert_eq!(result, 0);
+    };
+    let map = |(number, (fd, bytes)): (usize, &(i32, usize))| {
+        let host_page = layout.block(number).unwrap().0.host_page;
+        let start = match fd {
+            -1 => map_private(*bytes, host_page),
+            fd => map_shared(*bytes, *fd),
+        };
+        if huge_pages {
+            advise(start, *bytes, libc::MADV_HUGEPAGE);
+        }
+        if host_page == SMALL && *bytes > 8 * PAGE_SIZE {
+            // An madvise of a part splits the mapping into several.
+            let part = unsafe { start.add(4 * PAGE_SIZE) };
+            advise(part, PAGE_SIZE, libc::MADV_DONTDUMP);
+        }
+        shared.set(ADDRESSES + number, start.expose_provenance() as u64);
+        start.addr()
+    };
+    blocks.iter().enumerate().map(map).collect()
+}
+
+/// The program of the second process.
+fn guest(shared: &'static Shared, mappings: Vec<usize>, layout: &RamLayout) -> i32 {
+    let word = {
+        let layout = layout.clone();
+        move |page: u64| -> *mut u64 {
+            let (block, offset) = layout.locate(Page::new(page)).unwrap();
+            let address = mappings[block] + usize::try_from(offset).unwrap();
+            std::ptr::with_exposed_provenance_mut(address)
+        }
+    };
+    for seed in [0x1234_5678_9abc_def1u64, 0x0fed_cba9_8765_4321] {
+        let word = word.clone();
+        let pages = layout.pages();
+        std::thread::spawn(move || {
+            let mut random = seed;
+            loop {
+                if shared.get(WRITING) == 0 {
+                    std::thread::sleep(Duration::from_micros(200));
+                    continue;
+                }
+                shared.add(WRITERS, 1);
+                while shared.get(WRITING) != 0 {
+                    for _ in 0..100 {
+                        random ^= random << 13;
+                        random ^= random >> 7;
+                        random ^= random << 17;
+                        unsafe { word(random % pages).write_volatile(random) };
+                    }
+                }
+                shared.add(WRITERS, u64::MAX);
+            }
+        });
+    }
+    let mut device = PinningDevice::new();
+    for done in 1u64.. {
+        shared.set(DONE, done);
+        while shared.get(COMMAND) < done {
+            std::thread::yield_now();
+        }
+        let at = word(shared.get(PAGE));
+        match shared.get(KIND) {
+            WRITE => unsafe { at.write_volatile(shared.get(VALUE)) },
+            TOUCH => drop(unsafe { at.read_volatile() }),
+            PIN => device.pin(at.cast()),
+            LAND => device.land(shared.get(VALUE)),
+            _ => return 1,
+        }
+    }
+    0
+}

@@ -1,0 +1,77 @@
+//! Tests that only one side at a time holds the guest's images, with real QEMUs.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use error_reporter::Report;
+use hikkoshi_engine::{CancelFlag, DestinationGuest, SourceGuest};
+use hikkoshi_qemu::{QemuDestination, QemuSource};
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::support::{Qemu, with_each};
+
+const NAMES: [&str; 2] = ["one", "two"];
+
+/// Two raw images.
+fn images() -> (TempDir, [PathBuf; 2]) {
+    let folder = tempfile::tempdir().unwrap();
+    let images = NAMES.map(|name| {
+        let path = folder.path().join(name);
+        File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        path
+    });
+    (folder, images)
+}
+
+/// The option for a disk. QEMU locks the image while it uses it.
+fn disk(name: &str, image: &Path) -> String {
+    format!(
+        "-drive file={},format=raw,if=none,id={name} -device virtio-blk-pci,drive={name}",
+        image.display()
+    )
+}
+
+#[test]
+fn images_of_a_refused_guest_are_released_for_its_source() {
+    with_each(|program| {
+        let (_folder, images) = images();
+        let both = [disk(NAMES[0], &images[0]), disk(NAMES[1], &images[1])].join(" ");
+        let from = Qemu::usual(program, &both);
+        let mut to = Qemu::usual(program, &format!("-incoming defer {both}"));
+        let mut source = QemuSource::attach(&from.qmp()).unwrap();
+        let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
+        destination.prepare().unwrap();
+        source.pause().unwrap();
+        let mut state = Vec::new();
+        source
+            .save_device_state(&mut state, &CancelFlag::new())
+            .unwrap();
+        destination.load_device_state(state).unwrap();
+        // No QEMU holds the images now, and another one locks the second.
+        let other = Qemu::usual(program, &disk(NAMES[1], &images[1]));
+        let error = destination.resume(true, &CancelFlag::new()).unwrap_err();
+        let said = Report::new(&error).to_string();
+        assert!(
+            said.contains("lock") && said.contains("was ended"),
+            "{said}"
+        );
+        assert!(destination.never_ran());
+        drop(other);
+        // The source locks both again.
+        source.resume().unwrap();
+        assert_eq!(from.state(), "running");
+        for (name, image) in NAMES.iter().zip(&images) {
+            let write = format!("qemu-io {name} \"write -P 7 4096 512\"");
+            from.execute("human-monitor-command", json!({ "command-line": write }));
+            let mut read = [0; 512];
+            let file = File::open(image).unwrap();
+            file.read_exact_at(&mut read, 4096).unwrap();
+            assert_eq!(read, [7; 512], "{name}");
+        }
+        destination.release().unwrap();
+        assert!(!to.is_running());
+        source.release().unwrap();
+    });
+}

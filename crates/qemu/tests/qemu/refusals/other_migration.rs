@@ -1,0 +1,127 @@
+//! A QEMU that another migration uses, has used or is prepared for.
+
+use std::os::unix::net::UnixListener;
+
+use error_reporter::Report;
+use hikkoshi_engine::{DestinationGuest, SourceGuest};
+use hikkoshi_qemu::{QemuDestination, QemuSource};
+use serde_json::json;
+
+use crate::support::{Qemu, eventually, print_always, with_each};
+
+use super::refused;
+
+#[test]
+fn conflicting_capabilities() {
+    with_each(|program| {
+        for name in ["postcopy-ram", "background-snapshot"] {
+            let qemu = Qemu::usual(program, "");
+            let set = json!({ "capabilities": [{ "capability": name, "state": true }] });
+            let accepted = qemu.client().execute("migrate-set-capabilities", set);
+            if let Err(error) = accepted {
+                // QEMU first checks the kernel's support.
+                print_always(&format!("NOT TESTED with QEMU {}: {error}", program.label));
+                continue;
+            }
+            refused(&qemu, &[name, "turn it off"]);
+        }
+    });
+}
+
+#[test]
+fn a_migration_in_progress_and_one_that_has_ended() {
+    with_each(|program| {
+        let qemu = Qemu::usual(program, "-vga std");
+        // The stream is not read: with a limit in bytes it would end when little remains.
+        let folder = tempfile::tempdir().unwrap();
+        let deaf = folder.path().join("deaf");
+        let _listener = UnixListener::bind(&deaf).unwrap();
+        let uri = format!("unix:{}", deaf.display());
+        qemu.execute("migrate", json!({ "uri": uri }));
+        eventually("the migration is in progress", || {
+            qemu.execute("query-migrate", json!({}))["status"] == "active"
+        });
+        refused(&qemu, &["already has a migration", "migrate_cancel"]);
+        qemu.execute("migrate_cancel", json!({}));
+        eventually("the migration is cancelled", || {
+            qemu.execute("query-migrate", json!({}))["status"] == "cancelled"
+        });
+        // A cancelled migration does not prevent a move, a completed one does.
+        QemuSource::attach(&qemu.qmp()).unwrap();
+        let fast = json!({ "max-bandwidth": 1u64 << 40 });
+        qemu.execute("migrate-set-parameters", fast);
+        qemu.execute("migrate", json!({ "uri": "exec:cat > /dev/null" }));
+        eventually("the migration completes", || qemu.state() == "postmigrate");
+        let error = refused(&qemu, &["postmigrate", "never resume it here", "cont"]);
+        assert!(error.may_be_handed_over() && !error.found_guest());
+        qemu.execute("cont", json!({}));
+        QemuSource::attach(&qemu.qmp()).unwrap();
+    });
+}
+
+#[test]
+fn the_wrong_side() {
+    with_each(|program| {
+        let waits = Qemu::usual(program, "-incoming defer");
+        refused(&waits, &["inmigrate", "destination's socket"]);
+        let runs = Qemu::usual(program, "");
+        let error = QemuDestination::attach(&runs.qmp()).unwrap_err();
+        assert!(
+            Report::new(&error).to_string().contains("-incoming defer"),
+            "{error}"
+        );
+        assert_eq!(runs.state(), "running");
+    });
+}
+
+#[test]
+fn a_dirty_log_of_a_killed_run_is_closed_only_at_the_source() {
+    with_each(|program| {
+        for incoming in [false, true] {
+            let more = if incoming { "-incoming defer" } else { "" };
+            let qemu = Qemu::usual(program, more);
+            let left = hikkoshi_userfault::RemoteUserfault::create(
+                qemu.pid(),
+                hikkoshi_userfault::Features::FOR_DIRTY_LOG,
+            )
+            .unwrap();
+            left.leave_open_on_drop();
+            drop(left);
+            assert_eq!(qemu.descriptors("userfaultfd"), 1);
+            if incoming {
+                let error = QemuDestination::attach(&qemu.qmp()).unwrap_err();
+                assert!(
+                    Report::new(&error)
+                        .to_string()
+                        .contains("restart the destination"),
+                    "{error}"
+                );
+                assert_eq!(qemu.descriptors("userfaultfd"), 1);
+            } else {
+                let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
+                assert_eq!(qemu.descriptors("userfaultfd"), 0);
+                source.start_dirty_log().unwrap();
+                assert_eq!(qemu.descriptors("userfaultfd"), 1);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_destination_that_has_changed() {
+    with_each(|program| {
+        let qemu = Qemu::usual(program, "-incoming defer");
+        let mut destination = QemuDestination::attach(&qemu.qmp()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let uri = format!("unix:{}/incoming", folder.path().display());
+        qemu.execute("migrate-incoming", json!({ "uri": uri }));
+        let error = destination
+            .prepare()
+            .and_then(|()| destination.load_device_state(vec![0; 100]))
+            .unwrap_err();
+        assert!(
+            Report::new(&error).to_string().contains("QEMU refused"),
+            "{error}"
+        );
+    });
+}
