@@ -281,7 +281,7 @@ fn a_line_that_fails_without_a_sign_does_not_stop_the_guest() {
 fn a_slow_line_is_not_taken_for_one_that_hangs() {
     let env = TestEnv::new();
     let slow = RateLimit {
-        rate_bits: 12_000_000,
+        rate_bits: 8_000_000,
         burst_bytes: 128 * 1024,
         latency: Duration::from_millis(400),
     };
@@ -291,12 +291,12 @@ fn a_slow_line_is_not_taken_for_one_that_hangs() {
     let mut guest = Guest::boot(&env, guest_with(&from));
     let there = guest_with(&to);
     let plan = across(&line, "hybrid")
-        .migrate_args(&["--stall-timeout", "2s"])
+        .migrate_args(&["--stall-timeout", "4s"])
         .destination_config(there.clone());
     let migration = guest.start_migration(&plan);
     migration.migrate.wait_stderr("pre-copy, round 1");
     // The memory takes less time.
-    line.set_rate_limit(None).unwrap();
+    line.set_rate_limit(Some(RateLimit::gbit(1))).unwrap();
     let (exits, finished) = migration.wait();
     guest.complete_migration(&exits, finished, "running");
     guest.set_config(there);

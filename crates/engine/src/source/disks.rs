@@ -133,20 +133,17 @@ impl Session {
         if !may_be_the_reason {
             return failure;
         }
-        // When time is up, the links of the disks are ended with the others.
-        let has_timed_out = matches!(
-            failure,
-            SourceFailure::PausedTooLong { .. }
-                | SourceFailure::Link {
-                    cause: LinkError::TooSlow,
-                    ..
-                }
-        );
+        // When time is up, or another link fails first, the links of the disks are ended with it.
+        let has_other_reason = match &failure {
+            SourceFailure::PausedTooLong { .. } => true,
+            SourceFailure::Link { cause, .. } => !matches!(cause, LinkError::Closed),
+            _ => false,
+        };
         match self.disks.iter().find_map(DiskRelay::take_failure) {
             Some(DiskFailure::Stalled { disk, after }) => {
                 SourceFailure::DiskStalled { disk, after }
             }
-            Some(DiskFailure::Link(cause)) if !has_timed_out => SourceFailure::Link {
+            Some(DiskFailure::Link(cause)) if !has_other_reason => SourceFailure::Link {
                 doing: DOING,
                 cause,
             },
