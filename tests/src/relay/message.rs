@@ -45,8 +45,8 @@ pub enum MessageKind {
     Ack,
     /// Either side: bytes of a disk's connection.
     DiskBytes,
-    /// Source: the same, with QEMU's request to flush the disk. QEMU sends the first one when all is
-    /// copied, and the second one when the guest is paused, as the last step of the copy.
+    /// Source: the same, with QEMU's request to flush the disk. QEMU sends the first one when all
+    /// is copied, and the second one when the guest is paused, as the last step of the copy.
     DiskFlush,
     /// Sent by the source.
     Discard,

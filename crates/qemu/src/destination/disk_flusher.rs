@@ -1,9 +1,9 @@
 //! Flushes the destination's disks now and then while they are copied.
 //!
-//! The last step of a copy, which the paused guest waits for, is a flush of the destination's image.
-//! It writes what the host keeps in memory, and what QEMU does (the tables of a qcow2 image). So
-//! that this is little, the disks are flushed every second before. QEMU's own command would be the
-//! guest's; so this is one more client of its NBD server, over which the disks are copied.
+//! The last step of a copy, which the paused guest waits for, is a flush of the destination's
+//! image. It writes what the host keeps in memory, and what QEMU does (the tables of a qcow2
+//! image). So that this is little, the disks are flushed every second before. QEMU has no command
+//! for that; so this is one more client of its NBD server, over which the disks are copied.
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;

@@ -273,8 +273,8 @@ fn wait_for_change(client: &mut Client) -> Result<(), QmpError> {
     Ok(())
 }
 
-/// Begins to end what has not ended of the copies, without waiting: from now on the guest's writes do
-/// not go to the targets. Can be repeated.
+/// Begins to end what has not ended of the copies, without waiting: from now on the guest's writes
+/// do not go to the targets. Can be repeated.
 pub(crate) fn cancel(client: &mut Client) -> Result<(), QmpError> {
     for job in list(client)?.iter().filter(|job| !job.has_ended()) {
         cancel_job(client, job)?;

@@ -1,10 +1,11 @@
 //! Copies the guest's disks to the destination.
 //!
-//! The copies run while the guest does. They end in [`complete_copies`](QemuSource::complete_copies),
-//! between the pause and the save of the device state, after which QEMU releases the images. If the
-//! move fails, the engine ends their connections, the jobs are cancelled, the guest is resumed, and
-//! whatever is left of them is removed: the guest's devices have used their own images all the time.
-//! In another order the guest's first writes, and QEMU itself, would wait for the destination.
+//! The copies run while the guest does. They end in
+//! [`complete_copies`](QemuSource::complete_copies), between the pause and the save of the device
+//! state, after which QEMU releases the images. If the move fails, the engine ends their
+//! connections, the jobs are cancelled, the guest is resumed, and whatever is left of them is
+//! removed: the guest's devices have used their own images all the time. In another order the
+//! guest's first writes, and QEMU itself, would wait for the destination.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;

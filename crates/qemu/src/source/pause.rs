@@ -6,8 +6,8 @@
 //! `xen-save-devices-state` and `info ramblock`. QEMU reads commands byte by byte, so it reads the
 //! second while it executes the first.
 //!
-//! While disks are copied only `stop` is sent: QEMU does not release its images before the copies are
-//! complete.
+//! While disks are copied only `stop` is sent: QEMU does not release its images before the copies
+//! are complete.
 
 use std::time::{Instant, SystemTime};
 

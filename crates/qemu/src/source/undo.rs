@@ -140,8 +140,8 @@ pub fn undo(
             }) => return Err(UndoError::AnotherQemu { expected, found }),
             Err(error) => return Err(error.into()),
         };
-    // Before the guest runs: its first writes would wait for them. Removing them, below, tries again
-    // and reports the error.
+    // Before the guest runs: its first writes would wait for them. Removing them, below, tries
+    // again and reports the error.
     if record.copies > 0
         && let Err(error) = jobs::cancel(client)
     {

@@ -1,8 +1,8 @@
-//! As much of the NBD protocol as hikkoshi needs: which requests of the source's QEMU have no answer
-//! yet ([`NbdRequests`]), and a client that flushes a disk of the destination's QEMU
+//! As much of the NBD protocol as hikkoshi needs: which requests of the source's QEMU have no
+//! answer yet ([`NbdRequests`]), and a client that flushes a disk of the destination's QEMU
 //! ([`FlushClient`]).
 //!
-//! The numbers are those of the protocol's specification (`doc/proto.md` of the project *nbd*), with
+//! The numbers are those of the protocol's specification (*proto.md* of the project *nbd*), with
 //! all formats of requests and answers that QEMU 7.2 to 10.0 negotiate: simple, structured, and
 //! extended headers.
 
