@@ -15,7 +15,8 @@ pub(super) struct Framing {
 
 impl Framing {
     /// Takes bytes from the front of `bytes` up to the end of the next header. `None`: there are
-    /// too few. `len` returns the length of a header, or of the part of it that says how long it is.
+    /// too few. `len` returns the length of a header, or of the part of it that says how long it
+    /// is.
     pub(super) fn next(
         &mut self,
         bytes: &mut &[u8],
