@@ -66,11 +66,13 @@ impl JsonReport {
         if !names.contains(&STALE_PAGES_DROPPED) {
             expected.retain(|step| *step != STALE_PAGES_DROPPED);
         }
-        if side == Side::Destination && self.disk_bytes.is_some() {
-            let after = expected
-                .iter()
-                .position(|step| *step == EVERYTHING_RECEIVED);
-            expected.insert(after.map_or(0, |at| at + 1), "disks complete");
+        if self.disk_bytes.is_some() {
+            let before = match side {
+                Side::Source => "paused",
+                Side::Destination => EVERYTHING_RECEIVED,
+            };
+            let at = expected.iter().position(|step| *step == before);
+            expected.insert(at.map_or(0, |at| at + 1), "disks complete");
         }
         assert_eq!(names, expected, "{side:?}: {self:?}");
         let times = self.switchover.iter().map(|one| one.at_ms);

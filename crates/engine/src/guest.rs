@@ -16,7 +16,7 @@ use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::{Disk, Domain, GuestDescription, Machine, Processors};
 use thiserror::Error;
 
-use crate::disks::DiskProgress;
+use crate::disks::{DiskConnection, DiskProgress};
 use crate::guest_error::GuestError;
 use crate::network_frames::{FrameCapture, FrameDelivery};
 use hikkoshi_linux::CancelFlag;
@@ -146,16 +146,17 @@ pub trait SourceGuest: Send {
 
     /// Makes the connection over which the machine copies the disk `number` of
     /// [`disks`](Self::disks): the machine gets one end as a client, and the other one is returned.
-    /// The machine uses it from [`copy_disk`](Self::copy_disk) on.
-    fn connect_disk(&mut self, number: usize) -> Result<UnixStream, GuestError> {
+    /// The machine uses it from [`copy_disk`](Self::copy_disk) on. If the engine ends it, what the
+    /// machine waits for must fail soon.
+    fn connect_disk(&mut self, number: usize) -> Result<DiskConnection, GuestError> {
         let _ = number;
         Err(GuestError::new(NoDisks))
     }
 
     /// Begins to copy that disk. The guest runs. When all is copied, each write of the guest
-    /// reaches both disks before it is complete. [`pause`](Self::pause) ends the copies, and fails
-    /// if one is not complete; so do [`resume`](Self::resume) and [`release`](Self::release),
-    /// whatever they have copied. Ends early, with an error, once `cancel` is set.
+    /// reaches both disks before it is complete. [`complete_disks`](Self::complete_disks) ends the
+    /// copies; so do [`resume`](Self::resume) and [`release`](Self::release), whatever they have
+    /// copied. Ends early, with an error, once `cancel` is set.
     fn copy_disk(&mut self, number: usize, cancel: &CancelFlag) -> Result<(), GuestError> {
         let _ = (number, cancel);
         Err(GuestError::new(NoDisks))
@@ -164,6 +165,15 @@ pub trait SourceGuest: Send {
     /// How far the copies are; an error says why one has failed. Called a few times a second.
     fn disk_progress(&mut self) -> Result<Vec<DiskProgress>, GuestError> {
         Ok(Vec::new())
+    }
+
+    /// Ends the copies of a guest that was [paused](Self::pause): both sides' disks have the same
+    /// content when this returns. Fails if one is not complete. Ends early, with an error, once
+    /// `give_up` is set; [`resume`](Self::resume) must be possible then. Called only if there are
+    /// [`disks`](Self::disks).
+    fn complete_disks(&mut self, give_up: &CancelFlag) -> Result<(), GuestError> {
+        let _ = give_up;
+        Err(GuestError::new(NoDisks))
     }
 
     /// Starts to log writes to the guest's memory.
@@ -205,7 +215,8 @@ pub trait SourceGuest: Send {
     /// Pauses the guest, after everything for saving its device state was set up; returns the time
     /// at which it paused. Device writes that were in progress have landed when this returns.
     ///
-    /// On an error the guest keeps running (or stays as its owner left it).
+    /// On an error the guest keeps running (or stays as its owner left it). While disks are copied,
+    /// it may be [`resume`](Self::resume) that resumes it then.
     fn pause(&mut self) -> Result<Instant, GuestError>;
 
     /// Saves the paused guest's device state into `sink`.

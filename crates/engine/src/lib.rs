@@ -89,7 +89,7 @@ pub use destination::{
     DestinationHost, DestinationOptions, OfferedGuest, ReceiveControl, ReceiveError,
     give_up_receive, receive, receive_at, resume_receive,
 };
-pub use disks::DiskProgress;
+pub use disks::{DiskConnection, DiskProgress, DiskRequests, Waiting};
 pub use guest::{DestinationGuest, SourceGuest, ThreadName};
 pub use guest_error::GuestError;
 pub use hikkoshi_linux::{CancelFlag, Priority, PriorityClass};

@@ -45,6 +45,9 @@ pub enum MessageKind {
     Ack,
     /// Either side: bytes of a disk's connection.
     DiskBytes,
+    /// Source: the same, with QEMU's request to flush the disk. QEMU sends the first one when all
+    /// is copied, and the second one when the guest is paused, as the last step of the copy.
+    DiskFlush,
     /// Sent by the source.
     Discard,
     /// Sent by the source.
@@ -115,6 +118,21 @@ pub enum MessageKind {
     LeftToDo,
     /// Sent by the destination.
     ResumeTime,
+}
+
+/// What bytes of a disk's connection are that the source has sent.
+pub(super) fn of_disk(payload: &[u8]) -> MessageKind {
+    // The beginning of a request in the NBD protocol, without and with extended headers: a number,
+    // flags, and the kind 3.
+    let is_flush = |request: &[u8]| {
+        let number = request.get(..4);
+        let known = [[0x25, 0x60, 0x95, 0x13], [0x21, 0xe4, 0x1c, 0x71]];
+        known.iter().any(|known| number == Some(known)) && request.get(6..8) == Some(&[0, 3])
+    };
+    match payload.windows(8).any(is_flush) {
+        true => MessageKind::DiskFlush,
+        false => MessageKind::DiskBytes,
+    }
 }
 
 pub(super) fn from_source(payload: &[u8]) -> MessageKind {

@@ -12,7 +12,7 @@ pub use sent_pages::SentPages;
 
 use crate::unique_address;
 use hikkoshi_wire::{CHALLENGE_LEN, Frame, HEADER_LEN, HELLO_LEN, Hello, Limits, Role};
-use message::{from_destination, from_source};
+use message::{from_destination, from_source, of_disk};
 use socket::Socket;
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -325,6 +325,7 @@ impl Shared {
                 Frame::Zeros { .. } => MessageKind::Zeros,
                 Frame::Request { .. } => MessageKind::Request,
                 Frame::Ack { .. } => MessageKind::Ack,
+                Frame::Disk { .. } if to_destination => of_disk(&bytes[HEADER_LEN..]),
                 Frame::Disk { .. } => MessageKind::DiskBytes,
                 Frame::Control { .. } if to_destination => from_source(&bytes[HEADER_LEN..]),
                 Frame::Control { .. } => from_destination(&bytes[HEADER_LEN..]),

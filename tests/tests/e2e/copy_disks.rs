@@ -8,8 +8,8 @@ use hikkoshi_lab::{
     Workload,
 };
 use hikkoshi_tests::{
-    Breakpoint, Exits, FinishedMigration, Guest, InjectedFault, MessageKind, MigrationPlan,
-    TestEnv, Transport, Victim, eventually, left_in,
+    Breakpoint, Exits, FinishedMigration, Guest, MessageKind, MigrationPlan, TestEnv, Transport,
+    eventually,
 };
 use serde_json::json;
 use std::path::Path;
@@ -26,7 +26,7 @@ fn next_name() -> String {
 }
 
 /// A guest that writes half of its accesses to the disk, some hundred times a second.
-fn guest_with(disk: &Disk) -> VmConfig {
+pub(crate) fn guest_with(disk: &Disk) -> VmConfig {
     let workload = Workload::verify(32)
         .rate(10_000)
         .option("every_ms", 200)
@@ -39,11 +39,11 @@ fn guest_with(disk: &Disk) -> VmConfig {
     VmConfig::new().workload(workload).disk(disk.clone())
 }
 
-fn full_disk(env: &TestEnv, format: DiskFormat) -> Disk {
+pub(crate) fn full_disk(env: &TestEnv, format: DiskFormat) -> Disk {
     Disk::new(DiskImage::new(env.lab(), &next_name(), format, CONTENT).unwrap())
 }
 
-fn blank_disk(env: &TestEnv, format: DiskFormat) -> Disk {
+pub(crate) fn blank_disk(env: &TestEnv, format: DiskFormat) -> Disk {
     blank_disk_of(env, None, format, DISK_MIB)
 }
 
@@ -52,13 +52,13 @@ fn blank_disk_of(env: &TestEnv, folder: Option<&Path>, format: DiskFormat, mib: 
     Disk::new(DiskImage::blank(env.lab(), folder, &next_name(), format, content).unwrap())
 }
 
-fn copying(mode: &'static str) -> MigrationPlan {
+pub(crate) fn copying(mode: &'static str) -> MigrationPlan {
     MigrationPlan::new(mode).migrate_args(&["--copy-disks"])
 }
 
 /// Moves the guest from one disk to the other. When the destination is ready and the guest is
 /// paused, both have the same content; from then on only the destination writes.
-fn move_with_disk(guest: &mut Guest<'_>, plan: MigrationPlan, from: &Disk, to: &Disk) {
+pub(crate) fn move_with_disk(guest: &mut Guest<'_>, plan: MigrationPlan, from: &Disk, to: &Disk) {
     let there = guest_with(to).version(guest.config().qemu_version());
     let plan = plan
         .destination_config(there.clone())
@@ -87,7 +87,7 @@ fn move_with_disk(guest: &mut Guest<'_>, plan: MigrationPlan, from: &Disk, to: &
 }
 
 /// No job, node or export of a copy is in QEMU.
-fn assert_nothing_left(vm: &Vm) {
+pub(crate) fn assert_nothing_left(vm: &Vm) {
     eventually("nothing to be left of the copies", || {
         let query = |command, arguments| vm.qmp().execute(command, arguments).unwrap();
         let left = [
@@ -106,7 +106,7 @@ fn assert_nothing_left(vm: &Vm) {
 }
 
 /// Both engines have reported this, and the guest has stayed with its own disk.
-fn assert_stayed(
+pub(crate) fn assert_stayed(
     guest: &mut Guest<'_>,
     (exits, finished): (Exits, FinishedMigration),
     texts: &[&str],
@@ -277,123 +277,4 @@ fn a_full_disk_at_the_destination_is_reported() {
         &texts,
         "the destination's disk is full",
     );
-}
-
-/// Injects a fault at each of these steps. The guest stays with its own disk each time, and is
-/// moved in the end.
-fn inject_at_each(fault: InjectedFault, steps: &[(&'static str, Breakpoint)]) {
-    let env = TestEnv::new();
-    let from = full_disk(&env, DiskFormat::Raw);
-    let mut guest = Guest::boot(&env, guest_with(&from));
-    for &(mode, at) in steps {
-        let to = blank_disk(&env, DiskFormat::Qcow2);
-        let plan = copying(mode).destination_config(guest_with(&to));
-        fault.interrupt(&mut guest, plan, at);
-        assert_nothing_left(guest.vm());
-        let left = left_in(&env.folder().join("journal"));
-        let left: Vec<_> = left
-            .iter()
-            // That of a destination that does not know where the guest is.
-            .filter(|name| !name.starts_with("destination-"))
-            .collect();
-        assert!(left.is_empty(), "{left:?}");
-    }
-    let to = blank_disk(&env, DiskFormat::Raw);
-    move_with_disk(&mut guest, copying("hybrid"), &from, &to);
-}
-
-/// While the disk is copied, when it is complete, and in the switchover.
-fn steps() -> Vec<(&'static str, Breakpoint)> {
-    vec![
-        ("hybrid", Breakpoint::before(Accept)),
-        ("hybrid", Breakpoint::before(HelloDisk)),
-        ("precopy", Breakpoint::before(DiskBytes)),
-        ("hybrid", Breakpoint::after(DiskBytes).nth(2)),
-        ("postcopy", Breakpoint::after(DiskBytes).nth(40)),
-        ("hybrid", Breakpoint::after(Pages).nth(10)),
-        ("postcopy", Breakpoint::before(Discarded)),
-        ("precopy", Breakpoint::before(DeviceStateChunk)),
-        ("hybrid", Breakpoint::before(Switch)),
-        ("postcopy", Breakpoint::before(Ready)),
-    ]
-}
-
-#[test]
-#[ignore = "part of `make test-disks`"]
-fn source_engine_killed_while_disks_are_copied() {
-    inject_at_each(InjectedFault::SourceKilled, &steps());
-}
-
-#[test]
-#[ignore = "part of `make test-disks`"]
-fn destination_engine_killed_while_disks_are_copied() {
-    inject_at_each(InjectedFault::DestinationKilled, &steps());
-}
-
-#[test]
-#[ignore = "part of `make test-disks`"]
-fn links_cut_while_disks_are_copied() {
-    inject_at_each(InjectedFault::LinksCut, &steps());
-}
-
-#[test]
-#[ignore = "part of `make test-disks`"]
-fn destination_qemu_killed_while_disks_are_copied() {
-    let steps = [
-        ("hybrid", Breakpoint::after(DiskBytes).nth(40)),
-        ("hybrid", Breakpoint::after(Pages).nth(10)),
-        ("precopy", Breakpoint::before(Switch)),
-    ];
-    inject_at_each(InjectedFault::DestinationQemuKilled, &steps);
-}
-
-/// From *commit* on, nothing of the disks is left to do.
-#[test]
-#[ignore = "part of `make test-disks`"]
-fn engines_killed_in_postcopy_after_disks_were_copied() {
-    let env = TestEnv::new();
-    let mut from = full_disk(&env, DiskFormat::Raw);
-    let mut guest = Guest::boot(&env, guest_with(&from));
-    for (victim, mode) in [
-        (Victim::Source, "postcopy"),
-        (Victim::Destination, "hybrid"),
-        (Victim::Links, "postcopy"),
-    ] {
-        let to = blank_disk(&env, DiskFormat::Raw);
-        let there = guest_with(&to);
-        let plan = copying(mode).destination_config(there.clone());
-        victim.interrupt(&mut guest, plan, Breakpoint::after(GuestResumed));
-        guest.set_config(there);
-        assert_nothing_left(guest.vm());
-        from = to;
-    }
-    drop(from);
-}
-
-/// The source's QEMU ends while its disk is copied: the guest is gone, and the destination has not
-/// run it.
-#[test]
-#[ignore = "part of `make test-disks`"]
-fn source_qemu_killed_while_disks_are_copied() {
-    let env = TestEnv::new();
-    let from = full_disk(&env, DiskFormat::Raw);
-    let to = blank_disk(&env, DiskFormat::Raw);
-    let guest_config = guest_with(&from);
-    let mut guest = Guest::boot(&env, guest_config);
-    let plan = copying("hybrid")
-        .destination_config(guest_with(&to))
-        .hold_at(Breakpoint::after(DiskBytes).nth(40));
-    let migration = guest.start_migration(&plan);
-    migration.wait_held();
-    guest.vm().kill();
-    migration.relay().release();
-    let (exits, finished) = migration.wait();
-    for code in exits.codes() {
-        assert_eq!(code, Some(1), "{exits:?}");
-    }
-    assert!(
-        !exits.migrate.stderr.contains("runs at the source"),
-        "{exits:?}"
-    );
-    hikkoshi_tests::assert_not_running(&finished.destination);
 }

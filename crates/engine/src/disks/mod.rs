@@ -15,13 +15,18 @@
 //!   Switch                       ───────────▶     serves nothing any more, loads the guest
 //! ```
 //!
+//! A destination that hangs while the guest's writes wait for it is given up (`watch.rs`).
+//!
 //! So the disks are the same before *Switch* is sent, and nothing of them is left to do after it.
 //! If anything fails before, the source's machine ends the copies and uses its own images, which
 //! have everything at all times.
 
+mod connection;
 mod relay;
+mod watch;
 
-pub(crate) use relay::{DiskRelay, RelayStart};
+pub use connection::{DiskConnection, DiskRequests, Waiting};
+pub(crate) use relay::{DiskFailure, DiskRelay, DiskWatch, RelayStart};
 
 /// How far the copy of a disk is.
 #[derive(Debug, Clone, PartialEq, Eq)]

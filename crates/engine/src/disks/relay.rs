@@ -1,19 +1,23 @@
 //! Carries the bytes of one disk's connection between a machine's socket and a link.
 //!
 //! Two threads, one for each direction, that read and write blocking: a receiver that is slow slows
-//! the sender down, by the flow control of both sockets and of the link.
+//! the sender down, by the flow control of both sockets and of the link. At the source a third one
+//! watches for a destination that hangs (`watch.rs`).
 
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
-use error_reporter::Report;
 use hikkoshi_link::{Bandwidth, DiskSender, LinkError, LinkReader, LinkWriter, Stream, TICK};
 use hikkoshi_linux::{CancelFlag, Priority, PriorityClass, sandbox_thread};
 
+use super::connection::{DiskRequests, Waiting};
+use super::watch::{Carried, StallTimer};
 use crate::report::Counters;
 
 /// The most bytes that are read from a machine's socket at once. A frame may have more.
@@ -36,6 +40,35 @@ pub(crate) struct RelayStart<'a> {
     pub(crate) counters: Arc<Counters>,
     /// Whether that is the direction from the machine to the link.
     pub(crate) counts_sent: bool,
+    /// At the source.
+    pub(crate) watch: Option<DiskWatch>,
+}
+
+/// What the source needs to give up a connection.
+pub(crate) struct DiskWatch {
+    /// The disk, for people.
+    pub(crate) disk: String,
+    pub(crate) requests: Box<dyn DiskRequests>,
+    pub(crate) stall_timeout: Duration,
+    /// Ends the connection: whatever the machine waits for, it fails then.
+    pub(crate) cancel: CancelFlag,
+    /// Called when the connection has failed.
+    pub(crate) failed: Box<dyn Fn() + Send + Sync>,
+}
+
+/// Why the connection of a disk ended before its time.
+#[derive(Debug)]
+pub(crate) enum DiskFailure {
+    /// The link has failed, or the destination has ended it.
+    Link(LinkError),
+    /// The destination did not answer for so long.
+    Stalled { disk: String, after: Duration },
+}
+
+impl From<LinkError> for DiskFailure {
+    fn from(cause: LinkError) -> Self {
+        Self::Link(cause)
+    }
 }
 
 /// The relay of one disk. Ended when it is dropped.
@@ -45,22 +78,35 @@ pub(crate) struct DiskRelay {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What both threads use.
-#[derive(Debug)]
+/// What all threads use.
 struct Shared {
     socket: UnixStream,
     stream: Arc<Stream>,
     stop: CancelFlag,
     end: Mutex<End>,
+    ended: Condvar,
+    carried: Carried,
+    /// The guest is paused.
+    paused: AtomicBool,
+    requests: Option<Mutex<Box<dyn DiskRequests>>>,
+    failed: Option<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
 }
 
 /// How the connection has ended.
 #[derive(Debug, Default)]
 struct End {
-    /// The machine here has closed it: the copy is over, or was given up here.
+    /// The machine here has closed it, or is about to: the copy is over, or was given up here.
     here: bool,
+    /// It has ended.
+    over: bool,
     /// Why it ended before that. Taken when it is reported.
-    cause: Option<LinkError>,
+    cause: Option<DiskFailure>,
 }
 
 impl DiskRelay {
@@ -79,6 +125,7 @@ impl DiskRelay {
             stop,
             counters,
             counts_sent,
+            watch,
         } = start;
         socket.set_nonblocking(false)?;
         socket.set_read_timeout(Some(TICK))?;
@@ -87,13 +134,26 @@ impl DiskRelay {
         reader.set_deadline(None);
         writer.set_stop(stop.clone());
         let sender = DiskSender::new(writer, bandwidth);
+        let (requests, failed, limits) = match watch {
+            None => (None, None, None),
+            Some(watch) => (
+                Some(Mutex::new(watch.requests)),
+                Some(watch.failed),
+                Some((watch.disk, watch.stall_timeout, watch.cancel)),
+            ),
+        };
         let shared = Arc::new(Shared {
             socket,
             stream,
             stop,
             end: Mutex::default(),
+            ended: Condvar::new(),
+            carried: Carried::default(),
+            paused: AtomicBool::new(false),
+            requests,
+            failed,
         });
-        // From here on a failure to start the second thread ends the first.
+        // From here on a failure to start a thread ends the others.
         let mut relay = Self {
             shared: Arc::clone(&shared),
             threads: Vec::new(),
@@ -103,10 +163,19 @@ impl DiskRelay {
             let count = (!counts_sent).then_some(&other_counters.disk_bytes);
             other.carry_from_link(reader, count)
         })?;
+        let other = Arc::clone(&shared);
         relay.spawn(format!("{name}-out"), priority, move || {
             let count = counts_sent.then_some(&counters.disk_bytes);
-            shared.carry_to_link(sender, count)
+            other.carry_to_link(sender, count)
         })?;
+        if let Some((disk, stall_timeout, cancel)) = limits {
+            relay.spawn(format!("{name}-tmo"), priority, move || {
+                match shared.watch(stall_timeout, &cancel) {
+                    Some(after) => Err(DiskFailure::Stalled { disk, after }),
+                    None => Ok(()),
+                }
+            })?;
+        }
         Ok(relay)
     }
 
@@ -114,18 +183,28 @@ impl DiskRelay {
         &mut self,
         name: String,
         priority: Priority,
-        carry: impl FnOnce() -> Result<(), LinkError> + Send + 'static,
+        run: impl FnOnce() -> Result<(), DiskFailure> + Send + 'static,
     ) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
         let thread = thread::Builder::new().name(name).spawn(move || {
             priority.apply(PriorityClass::Background);
             sandbox_thread();
-            if let Err(error) = carry() {
-                shared.fail(error);
+            if let Err(failure) = run() {
+                shared.fail(failure);
             }
         })?;
         self.threads.push(thread);
         Ok(())
+    }
+
+    /// The guest is about to be paused, and waits for everything from then on.
+    pub(crate) fn guest_pauses(&self) {
+        self.shared.paused.store(true, Ordering::Relaxed);
+    }
+
+    /// The copy is complete: how the connection ends does not matter any more.
+    pub(crate) fn complete(&self) {
+        self.shared.lock().here = true;
     }
 
     /// Ends the connection, whatever is in progress. Does not wait.
@@ -135,7 +214,7 @@ impl DiskRelay {
     }
 
     /// Why the connection ended although the machine here still used it; once.
-    pub(crate) fn take_failure(&self) -> Option<LinkError> {
+    pub(crate) fn take_failure(&self) -> Option<DiskFailure> {
         self.shared.lock().cause.take()
     }
 }
@@ -152,23 +231,42 @@ impl Drop for DiskRelay {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, End> {
-        self.end.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.end)
     }
 
     /// The connection has ended by `cause`, if the machine here has not closed it before.
-    fn fail(&self, cause: LinkError) {
-        tracing::debug!(cause = %Report::new(&cause), "the connection of a disk has ended");
-        let mut end = self.lock();
-        if !end.here {
-            end.cause.get_or_insert(cause);
-        }
-        drop(end);
+    fn fail(&self, cause: DiskFailure) {
+        tracing::debug!(?cause, "the connection of a disk has ended");
+        let is_first = self.note(cause);
         self.end();
+        // After the machine was freed.
+        if let Some(failed) = self.failed.as_ref().filter(|_| is_first) {
+            failed();
+        }
+    }
+
+    /// Notes the cause of the end. Returns whether that is a failure, and the first one.
+    fn note(&self, cause: DiskFailure) -> bool {
+        let is_over = self.waiting() == Waiting::Over;
+        let mut end = self.lock();
+        let is_first = !end.here && !is_over && end.cause.is_none() && !end.over;
+        if is_first {
+            end.cause = Some(cause);
+        }
+        is_first
+    }
+
+    /// What the machine here waits for, if that is known.
+    fn waiting(&self) -> Waiting {
+        let requests = self.requests.as_ref();
+        requests.map_or(Waiting::Nothing, |requests| lock(requests).waiting())
     }
 
     /// Ends the connection. QEMU (7.2 and 10.0) does not notice that while it waits for room in its
     /// socket, so there must be room: what it has written is read.
     fn end(&self) {
+        self.lock().over = true;
+        self.ended.notify_all();
         let _ = self.socket.shutdown(Shutdown::Both);
         self.stream.shutdown();
         let mut rest = [0; 4096];
@@ -176,26 +274,56 @@ impl Shared {
         while matches!((&self.socket).read(&mut rest), Ok(1..)) {}
     }
 
+    /// Ends the connection once it was cancelled. Returns a limit when it has stalled for that
+    /// long, and nothing when it has ended.
+    fn watch(&self, stall_timeout: Duration, cancel: &CancelFlag) -> Option<Duration> {
+        let mut timer = StallTimer::new(stall_timeout, Instant::now());
+        let mut end = self.lock();
+        while !end.over {
+            if cancel.is_cancelled() {
+                end.here = true;
+                drop(end);
+                self.end();
+                return None;
+            }
+            drop(end);
+            let wait = (self.waiting(), self.paused.load(Ordering::Relaxed));
+            let limited = self.carried.limited.load(Ordering::Relaxed);
+            let position = self.carried.position(&self.stream);
+            let stalled = timer.has_stalled(wait, limited, position, Instant::now());
+            if stalled.is_some() {
+                return stalled;
+            }
+            let waited = self.ended.wait_timeout(self.lock(), TICK);
+            end = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        None
+    }
+
     /// Carries what arrives on the link to the machine.
     fn carry_from_link(
         &self,
         mut reader: LinkReader,
         count: Option<&AtomicU64>,
-    ) -> Result<(), LinkError> {
+    ) -> Result<(), DiskFailure> {
         let mut bytes = Vec::new();
         while reader.disk(&mut bytes)? {
+            let received = &self.carried.received;
+            received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            if let Some(requests) = &self.requests {
+                lock(requests).received(&bytes);
+            }
             self.write_all(&bytes)?;
             if let Some(count) = count {
                 Counters::add(count, bytes.len() as u64);
             }
         }
-        let mut end = self.lock();
-        if !end.here {
-            end.cause.get_or_insert(LinkError::Closed);
-        }
-        drop(end);
+        let is_failure = self.note(LinkError::Closed.into());
         // The machine closes its socket when it has read everything.
         let _ = self.socket.shutdown(Shutdown::Write);
+        if let Some(failed) = self.failed.as_ref().filter(|_| is_failure) {
+            failed();
+        }
         Ok(())
     }
 
@@ -204,29 +332,39 @@ impl Shared {
         &self,
         mut sender: DiskSender,
         count: Option<&AtomicU64>,
-    ) -> Result<(), LinkError> {
+    ) -> Result<(), DiskFailure> {
         let mut bytes = vec![0; READ_BYTES];
         loop {
             let read = match (&self.socket).read(&mut bytes) {
                 Err(error) if is_again(&error) => {
                     if self.stop.is_cancelled() {
-                        return Err(LinkError::Stopped);
+                        return Err(LinkError::Stopped.into());
                     }
                     continue;
                 }
                 // It was closed with unread data.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => 0,
-                read => read?,
+                read => read.map_err(LinkError::from)?,
             };
-            if read == 0 {
+            let read = bytes.get(..read).unwrap_or_default();
+            if read.is_empty() {
                 self.lock().here = true;
+            } else if let Some(requests) = &self.requests {
+                // Before an answer can come.
+                lock(requests).sent(read);
             }
-            sender.send(bytes.get(..read).unwrap_or_default(), &self.stop)?;
-            if read == 0 {
+            self.carried.limited.store(true, Ordering::Relaxed);
+            let waited = sender.wait(&self.stop);
+            self.carried.limited.store(false, Ordering::Relaxed);
+            waited?;
+            sender.send(read)?;
+            let sent = &self.carried.sent;
+            sent.fetch_add(read.len() as u64, Ordering::Relaxed);
+            if read.is_empty() {
                 return Ok(());
             }
             if let Some(count) = count {
-                Counters::add(count, read as u64);
+                Counters::add(count, read.len() as u64);
             }
         }
     }
@@ -248,6 +386,10 @@ impl Shared {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn is_again(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -257,129 +399,4 @@ fn is_again(error: &io::Error) -> bool {
 
 #[cfg(test)]
 #[cfg(not(loom))]
-mod tests {
-    use super::*;
-    use hikkoshi_link::split;
-    use hikkoshi_wire::Limits;
-
-    /// Two relays with a link between them, and the sockets of both machines.
-    struct Pair {
-        relays: [DiskRelay; 2],
-        machines: [UnixStream; 2],
-        counters: Arc<Counters>,
-        stop: CancelFlag,
-    }
-
-    fn pair() -> Pair {
-        let stop = CancelFlag::new();
-        let counters = Arc::<Counters>::default();
-        let (one, other) = UnixStream::pair().unwrap();
-        let mut machines = Vec::new();
-        let mut relay = |link: UnixStream, counts_sent| {
-            let stream = Arc::new(Stream::Unix(link));
-            let (machine, socket) = UnixStream::pair().unwrap();
-            machines.push(machine);
-            DiskRelay::start(RelayStart {
-                name: "disk-0".into(),
-                socket,
-                ends: split(&stream, Limits { pages: 0 }, &stop).unwrap(),
-                stream,
-                bandwidth: &Bandwidth::unlimited(),
-                priority: Priority::OFF,
-                stop: stop.clone(),
-                counters: Arc::clone(&counters),
-                counts_sent,
-            })
-            .unwrap()
-        };
-        let relays = [relay(one, true), relay(other, false)];
-        Pair {
-            relays,
-            machines: machines.try_into().unwrap(),
-            counters,
-            stop,
-        }
-    }
-
-    #[test]
-    fn bytes_are_carried_in_both_directions_until_both_have_closed() {
-        let pair = pair();
-        let [source, destination] = &pair.machines;
-        let large = vec![5; 3 << 20];
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                (&*source).write_all(&large).unwrap();
-                source.shutdown(Shutdown::Write).unwrap();
-            });
-            let mut arrived = Vec::new();
-            (&*destination).read_to_end(&mut arrived).unwrap();
-            assert_eq!(arrived.len(), large.len());
-            (&*destination).write_all(b"done").unwrap();
-            destination.shutdown(Shutdown::Both).unwrap();
-            let mut answer = String::new();
-            (&*source).read_to_string(&mut answer).unwrap();
-            assert_eq!(answer, "done");
-        });
-        let counted = pair
-            .counters
-            .disk_bytes
-            .load(std::sync::atomic::Ordering::Relaxed);
-        assert_eq!(counted, 2 * large.len() as u64, "sent and received");
-        assert!(pair.relays[0].take_failure().is_none());
-    }
-
-    #[test]
-    fn a_server_that_closes_first_and_a_lost_link_are_failures() {
-        let closed = pair();
-        let [_source, destination] = closed.machines;
-        drop(destination);
-        let lost = pair();
-        lost.relays[1].shared.stream.shutdown();
-        for relay in [&closed.relays[0], &lost.relays[0]] {
-            let error = loop {
-                match relay.take_failure() {
-                    Some(error) => break error,
-                    None => thread::sleep(TICK / 10),
-                }
-            };
-            assert!(error.is_end(), "{error}");
-        }
-        // Its machine sees the end.
-        assert_eq!((&lost.machines[0]).read(&mut [0]).unwrap(), 0);
-    }
-
-    /// A writer that waits for room is woken.
-    #[test]
-    fn an_aborted_connection_has_room_for_its_writer() {
-        let pair = pair();
-        let [source, _destination] = &pair.machines;
-        source.set_nonblocking(true).unwrap();
-        // Until both relays and the sockets between them are full.
-        let mut stalled = 0;
-        while stalled < 10 {
-            if matches!((&*source).write(&[0; 4096]), Ok(1..)) {
-                stalled = 0;
-            } else {
-                stalled += 1;
-                thread::sleep(TICK / 10);
-            }
-        }
-        pair.relays[0].abort();
-        let mut poll = [rustix::event::PollFd::new(
-            source,
-            rustix::event::PollFlags::OUT,
-        )];
-        rustix::event::poll(&mut poll, None).unwrap();
-        assert!(poll[0].revents().contains(rustix::event::PollFlags::OUT));
-        let error = (&*source).write(&[0]).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
-        assert!(pair.relays[0].take_failure().is_none(), "ended here");
-    }
-
-    #[test]
-    fn a_stop_ends_the_threads() {
-        let pair = pair();
-        pair.stop.cancel();
-        drop(pair.relays);
-    }
-}
+mod tests;

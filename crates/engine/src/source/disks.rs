@@ -3,12 +3,16 @@
 use std::sync::Arc;
 
 use hikkoshi_link::LinkError;
+use hikkoshi_linux::CancelFlag;
 
-use crate::disks::{DiskRelay, RelayStart};
+use crate::disks::{DiskConnection, DiskFailure, DiskRelay, DiskWatch, RelayStart};
 use crate::guest::SourceGuest;
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
-use crate::source::session::{CommitState, Session};
+use crate::source::session::{CommitState, Session, SourceSessionEvent};
+
+/// The name of a disk's link, for events.
+const LINK: &str = "the link of a disk";
 
 const DOING: &str = "copying the guest's disks";
 
@@ -25,9 +29,21 @@ pub(crate) fn copy(
     }
     for (number, (stream, ends)) in links.into_iter().enumerate() {
         shared.check()?;
+        let DiskConnection {
+            disk,
+            socket,
+            requests,
+        } = guest.connect_disk(number)?;
+        let watch = DiskWatch {
+            disk,
+            requests,
+            stall_timeout: shared.options.stall_timeout,
+            cancel: shared.cancel.clone(),
+            failed: Box::new(session.fail_soon()),
+        };
         let relay = DiskRelay::start(RelayStart {
             name: format!("src-disk-{number}"),
-            socket: guest.connect_disk(number)?,
+            socket,
             stream,
             ends,
             bandwidth: shared.control.bandwidth(),
@@ -35,6 +51,7 @@ pub(crate) fn copy(
             stop: session.stop.clone(),
             counters: Arc::clone(&shared.counters),
             counts_sent: true,
+            watch: Some(watch),
         });
         session.disks.push(relay.map_err(SourceFailure::Thread)?);
         guest.copy_disk(number, &shared.cancel)?;
@@ -67,22 +84,70 @@ pub(crate) fn check(
     Ok(())
 }
 
+/// The guest is paused: completes the copies. From here on nothing of the disks is left to do.
+pub(crate) fn complete(
+    shared: &MigrationContext,
+    guest: &mut dyn SourceGuest,
+    session: &Session,
+    give_up: &CancelFlag,
+) -> Result<(), SourceFailure> {
+    if session.disks.is_empty() {
+        return Ok(());
+    }
+    guest.complete_disks(give_up)?;
+    session.disks.iter().for_each(DiskRelay::complete);
+    shared.steps.done("disks complete");
+    check(shared, guest)
+}
+
 impl Session {
-    /// A copy that has failed because its link ended: the link's failure.
-    pub(crate) fn explain_disks(&self, failure: SourceFailure) -> SourceFailure {
-        if !matches!(
+    /// What a failed connection of a disk calls: whatever the engine waits for, that ends soon.
+    fn fail_soon(&self) -> impl Fn() + Send + Sync + use<> {
+        let (events, background) = (self.events(), Arc::clone(&self.background));
+        move || {
+            // A full queue has an event to wait for, and the background links end, too.
+            let ended = SourceSessionEvent::LinkEnded(LINK, LinkError::Closed);
+            let _ = events.try_send(ended);
+            background.iter().for_each(|stream| stream.shutdown());
+        }
+    }
+
+    /// The copy of a disk may be the reason of `failure`, if its connection has failed.
+    pub(crate) fn explain_disks(
+        &self,
+        shared: &MigrationContext,
+        failure: SourceFailure,
+    ) -> SourceFailure {
+        // A cancellation has ended what the machine waited for.
+        let is_cancelled = shared.cancel.is_cancelled() && !self.disks.is_empty();
+        if is_cancelled && matches!(failure, SourceFailure::Guest(_)) {
+            return SourceFailure::Cancelled;
+        }
+        // Other links end then, and the machine reports an error.
+        let may_be_the_reason = matches!(
             failure,
-            SourceFailure::Guest(_) | SourceFailure::PausedTooLong { .. }
-        ) {
+            SourceFailure::Guest(_)
+                | SourceFailure::PausedTooLong { .. }
+                | SourceFailure::Link { .. }
+        );
+        if !may_be_the_reason {
             return failure;
         }
-        let ended: Option<LinkError> = self.disks.iter().find_map(DiskRelay::take_failure);
-        match ended {
-            Some(cause) => SourceFailure::Link {
+        // When time is up, or another link fails first, the links of the disks are ended with it.
+        let has_other_reason = match &failure {
+            SourceFailure::PausedTooLong { .. } => true,
+            SourceFailure::Link { cause, .. } => !matches!(cause, LinkError::Closed),
+            _ => false,
+        };
+        match self.disks.iter().find_map(DiskRelay::take_failure) {
+            Some(DiskFailure::Stalled { disk, after }) => {
+                SourceFailure::DiskStalled { disk, after }
+            }
+            Some(DiskFailure::Link(cause)) if !has_other_reason => SourceFailure::Link {
                 doing: DOING,
                 cause,
             },
-            None => failure,
+            _ => failure,
         }
     }
 }

@@ -106,6 +106,19 @@ pub enum SourceFailure {
         #[source]
         cause: LinkError,
     },
+    /// The destination did not answer the machine that copies a disk.
+    #[error(
+        "copying the disk {disk}: the destination has answered nothing for {} s, and the guest's \
+         writes wait for it: QEMU or the storage hangs there, or the line is broken; when that is \
+         mended, move the guest again (if it is only slow: with a larger --stall-timeout)",
+        after.as_secs_f64()
+    )]
+    DiskStalled {
+        /// The disk, for people.
+        disk: String,
+        /// For how long.
+        after: Duration,
+    },
     /// The links failed, and reconnecting timed out.
     #[error("{}; reconnecting failed", Report::new(lost))]
     ReconnectTimedOut {

@@ -128,7 +128,7 @@ fn run(
         Ok(switched) => switched,
         Err(cause) => {
             let may_be_ready = session.may_be_ready;
-            let (error, may_be_undelivered) = cancel(guest, &mut session, cause);
+            let (error, may_be_undelivered) = cancel(shared, guest, &mut session, cause);
             shared.steps.end(Instant::now());
             if may_be_ready && may_be_undelivered {
                 notify_guest_kept::send(remote, machine.record().id, &*shared.observer);
@@ -203,12 +203,14 @@ fn before_pause(
 /// the destination. Returns also whether the destination may not receive that. One that has
 /// failed itself has ended, also if another link's end was seen before its reason.
 fn cancel(
+    shared: &MigrationContext,
     guest: &mut dyn SourceGuest,
     session: &mut Session,
     cause: SourceFailure,
 ) -> (MigrateError, bool) {
-    let cause = session.explain_disks(cause);
-    // Before the guest runs: its writes would wait for the destination.
+    let cause = session.explain_disks(shared, cause);
+    // Before anything is done to the machine, which may wait for the destination, and before the
+    // guest runs, whose writes would.
     session.disks.iter().for_each(DiskRelay::abort);
     let resumed = guest.resume();
     let cause = session.explain(cause);

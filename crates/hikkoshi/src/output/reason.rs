@@ -130,6 +130,7 @@ impl From<&SourceFailure> for Reason {
             | SourceFailure::OlderDestination
             | SourceFailure::NoDiskCopies => Self::Refused,
             SourceFailure::Link { cause, .. } => Self::of_link(cause),
+            SourceFailure::DiskStalled { .. } => Self::of_link(&LinkError::TooSlow),
             // The reason why the links were lost. The message says why reconnecting failed.
             SourceFailure::ReconnectTimedOut { lost, .. } => Self::from(&**lost),
             SourceFailure::Guest(_) | SourceFailure::PausedTooLong { .. } => Self::Qemu,

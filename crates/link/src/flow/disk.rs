@@ -26,12 +26,11 @@ impl DiskSender {
         }
     }
 
-    /// Sends `bytes`, at most [`MAX_DISK_BYTES`](hikkoshi_wire::MAX_DISK_BYTES), when the rate
-    /// limit allows it. None: no more follow.
+    /// Waits until the rate limit allows to send.
     ///
     /// # Errors
-    /// The link's failure; [`LinkError::Stopped`] when `stop` is set before.
-    pub fn send(&mut self, bytes: &[u8], stop: &CancelFlag) -> Result<(), LinkError> {
+    /// [`LinkError::Stopped`] when `stop` is set before.
+    pub fn wait(&mut self, stop: &CancelFlag) -> Result<(), LinkError> {
         // A changed limit is used after a tick at most.
         while let Some(limit) = self.rate_limit.get() {
             let left = limit.wait(Instant::now());
@@ -43,6 +42,15 @@ impl DiskSender {
                 return Err(LinkError::Stopped);
             }
         }
+        Ok(())
+    }
+
+    /// Sends `bytes`, at most [`MAX_DISK_BYTES`](hikkoshi_wire::MAX_DISK_BYTES), after
+    /// [`wait`](Self::wait). None: no more follow.
+    ///
+    /// # Errors
+    /// The link's failure.
+    pub fn send(&mut self, bytes: &[u8]) -> Result<(), LinkError> {
         self.writer.disk(bytes)?;
         if let Some(limit) = self.rate_limit.get() {
             limit.spend(bytes.len() as u64, Instant::now());
@@ -72,12 +80,12 @@ mod tests {
         let mut sender = DiskSender::new(writer, &Bandwidth::new(Some(u64::MAX)));
         let all = vec![7; MAX_DISK_BYTES];
         let thread = thread::spawn({
-            let (all, stop) = (all.clone(), stop.clone());
+            let all = all.clone();
             move || {
-                sender.send(b"NBDMAGIC", &stop).unwrap();
-                sender.send(&all, &stop).unwrap();
-                sender.send(&[], &stop).unwrap();
-                let error = sender.send(&[0; MAX_DISK_BYTES + 1], &stop).unwrap_err();
+                sender.send(b"NBDMAGIC").unwrap();
+                sender.send(&all).unwrap();
+                sender.send(&[]).unwrap();
+                let error = sender.send(&[0; MAX_DISK_BYTES + 1]).unwrap_err();
                 assert!(matches!(error, LinkError::Protocol(_)), "{error}");
             }
         });
@@ -101,8 +109,9 @@ mod tests {
         .unwrap();
         let mut sender = DiskSender::new(writer, &Bandwidth::new(Some(1)));
         let stop = CancelFlag::cancelled();
-        sender.send(&[1; 4096], &stop).unwrap();
-        let error = sender.send(&[1; 4096], &stop).unwrap_err();
+        sender.wait(&stop).unwrap();
+        sender.send(&[1; 4096]).unwrap();
+        let error = sender.wait(&stop).unwrap_err();
         assert!(matches!(error, LinkError::Stopped), "{error}");
     }
 }

@@ -18,6 +18,7 @@ use serde_json::json;
 use thiserror::Error;
 
 use super::QemuDestination;
+use super::disk_flusher::{DiskFlusher, DiskNotFlushed};
 use crate::command_line::image_file;
 use crate::disks::{self, BlockDisk, ImageFile, same_image};
 use crate::qmp::reconnect::{MonitorError, connected};
@@ -71,9 +72,18 @@ pub(super) struct DiskServer {
     /// Its socket, to connect to.
     socket: OwnedFd,
     disks: usize,
+    /// While they are copied.
+    flusher: Option<DiskFlusher>,
 }
 
 impl DiskServer {
+    /// Why a disk could not be flushed, if one could not.
+    fn check(&self) -> Result<(), DiskNotFlushed> {
+        let flusher = self.flusher.as_ref();
+        let failure = flusher.and_then(DiskFlusher::take_failure);
+        failure.map_or(Ok(()), Err)
+    }
+
     fn connect(&self, number: usize) -> Result<UnixStream, ServeError> {
         if number >= self.disks {
             return Err(ServeError::NotServed(number));
@@ -142,6 +152,7 @@ impl QemuDestination {
         self.disk_server = Some(DiskServer {
             socket,
             disks: disks.len(),
+            flusher: None,
         });
         started.map_err(ServeError::Server)?;
         for (number, node) in nodes.iter().enumerate() {
@@ -156,7 +167,21 @@ impl QemuDestination {
                     source,
                 })?;
         }
+        if let Some(server) = &mut self.disk_server {
+            let disks = nodes.iter().enumerate().map(|(number, node)| {
+                let socket = server.connect(number)?;
+                Ok((node.label().to_owned(), disks::name(number), socket))
+            });
+            let disks = disks.collect::<Result<_, ServeError>>()?;
+            server.flusher = Some(DiskFlusher::start(disks)?);
+        }
         Ok(())
+    }
+
+    /// Fails if a disk could not be flushed.
+    pub(super) fn check_flushed(&self) -> Result<(), DiskNotFlushed> {
+        let server = self.disk_server.as_ref();
+        server.map_or(Ok(()), DiskServer::check)
     }
 
     /// A connection to the server, for the disk `number`.
@@ -167,9 +192,10 @@ impl QemuDestination {
 
     /// Ends the server. The images stay active, and QEMU's own.
     pub(super) fn end_server(&mut self) -> Result<(), MonitorError> {
-        if self.disk_server.is_none() {
+        let Some(server) = &mut self.disk_server else {
             return Ok(());
-        }
+        };
+        server.flusher = None;
         let client = connected(&mut self.client)?;
         stop(client)?;
         self.disk_server = None;
@@ -276,7 +302,11 @@ mod tests {
     fn a_socket_without_a_name_can_be_connected_to() {
         use std::io::{Read, Write};
         let (listener, socket) = nameless_listener().unwrap();
-        let server = DiskServer { socket, disks: 2 };
+        let server = DiskServer {
+            socket,
+            disks: 2,
+            flusher: None,
+        };
         for number in 0..2 {
             let mut client = server.connect(number).unwrap();
             let (mut accepted, _) = listener.accept().unwrap();

@@ -77,11 +77,13 @@ impl DestinationGuest for QemuDestination {
     }
 
     fn end_disks(&mut self) -> Result<(), GuestError> {
+        self.check_flushed().map_err(GuestError::new)?;
         let ended = self.end_server().map_err(ReleaseDestinationError::Disks);
         ended.map_err(GuestError::new)
     }
 
     fn check_receiving(&mut self) -> Result<(), GuestError> {
+        self.check_flushed().map_err(GuestError::new)?;
         match &mut self.piped {
             Some(piped) => piped.check_receiving().map_err(GuestError::new),
             None => Ok(()),

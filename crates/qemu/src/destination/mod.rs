@@ -8,6 +8,7 @@
 //! [`ExitedDestination`](after_exit::ExitedDestination).
 
 pub(crate) mod after_exit;
+mod disk_flusher;
 mod disks;
 mod error;
 mod exit_watch;

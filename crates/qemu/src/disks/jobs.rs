@@ -67,6 +67,11 @@ pub(crate) enum CopyError {
         /// QEMU's name for its status.
         status: String,
     },
+    /// The guest is not paused.
+    #[error(
+        "completing the copies of the guest's disks: the guest is not paused for the switchover"
+    )]
+    NotPaused,
     /// A step was left out.
     #[error("copying the guest's disks: there is no disk {number}, or its copy has begun before")]
     NoDisk {
@@ -268,6 +273,21 @@ fn wait_for_change(client: &mut Client) -> Result<(), QmpError> {
     Ok(())
 }
 
+/// Begins to end what has not ended of the copies, without waiting: from now on the guest's writes
+/// do not go to the targets. Can be repeated.
+pub(crate) fn cancel(client: &mut Client) -> Result<(), QmpError> {
+    for job in list(client)?.iter().filter(|job| !job.has_ended()) {
+        cancel_job(client, job)?;
+    }
+    Ok(())
+}
+
+fn cancel_job(client: &mut Client, job: &CopyJob) -> Result<(), QmpError> {
+    let arguments = json!({ "device": job.id, "force": true });
+    // It may have ended, or been dismissed, since.
+    ignore_refusal(client.execute("block-job-cancel", arguments))
+}
+
 /// Removes everything of copies from QEMU, of which there may be `number`, whatever has been done
 /// of them. The guest's devices keep their own images. Can be repeated.
 pub(crate) fn remove(client: &mut Client, number: usize) -> Result<(), QmpError> {
@@ -275,15 +295,13 @@ pub(crate) fn remove(client: &mut Client, number: usize) -> Result<(), QmpError>
     loop {
         let jobs = list(client)?;
         for job in &jobs {
-            let command = match job.has_ended() {
-                true => ("job-dismiss", json!({ "id": job.id })),
-                false => (
-                    "block-job-cancel",
-                    json!({ "device": job.id, "force": true }),
-                ),
-            };
-            // It may have ended, or been dismissed, since.
-            ignore_refusal(client.execute(command.0, command.1))?;
+            match job.has_ended() {
+                true => {
+                    let id = json!({ "id": job.id });
+                    ignore_refusal(client.execute("job-dismiss", id))?;
+                }
+                false => cancel_job(client, job)?,
+            }
         }
         if jobs.is_empty() || Instant::now() > deadline {
             break;

@@ -7,6 +7,7 @@
 mod image;
 pub(crate) mod jobs;
 mod list;
+pub(crate) mod nbd;
 mod select;
 
 pub(crate) use image::{ImageFile, same_image};

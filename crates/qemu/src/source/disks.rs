@@ -1,19 +1,22 @@
 //! Copies the guest's disks to the destination.
 //!
-//! The copies run while the guest does. They end in [`complete_disks`](QemuSource::complete_disks),
-//! between the pause and the save of the device state, after which QEMU releases the images. If the
-//! move fails, whatever is left of them is removed: the guest's devices have used their own images
-//! all the time.
+//! The copies run while the guest does. They end in
+//! [`complete_copies`](QemuSource::complete_copies), between the pause and the save of the device
+//! state, after which QEMU releases the images. If the move fails, the engine ends their
+//! connections, the jobs are cancelled, the guest is resumed, and whatever is left of them is
+//! removed: the guest's devices have used their own images all the time. In another order the
+//! guest's first writes, and QEMU itself, would wait for the destination.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, DiskProgress, SourceGuest};
+use hikkoshi_engine::{CancelFlag, DiskConnection, DiskProgress, SourceGuest};
 use serde_json::json;
 
 use super::QemuSource;
 use crate::disks::jobs::{self, CopyError};
+use crate::disks::nbd::NbdRequests;
 use crate::disks::{self, CopiedDisk, DiskSelection, SelectError};
 use crate::qmp::reconnect::{MonitorError, connected};
 
@@ -49,7 +52,7 @@ impl QemuSource {
     }
 
     /// Passes QEMU one end of a connection for the disk `number`, and returns the other.
-    pub(super) fn connect_copy(&mut self, number: usize) -> Result<UnixStream, CopyError> {
+    pub(super) fn connect_copy(&mut self, number: usize) -> Result<DiskConnection, CopyError> {
         let label = self.copied_disk(number)?.label.clone();
         let disk = || label.clone();
         let copies = u16::try_from(number + 1).unwrap_or(u16::MAX);
@@ -76,7 +79,11 @@ impl QemuSource {
                 disk: disk(),
                 source,
             })?;
-        Ok(ours)
+        Ok(DiskConnection {
+            disk: label,
+            socket: ours,
+            requests: Box::<NbdRequests>::default(),
+        })
     }
 
     /// Starts the copy of the disk `number`, over its connection.
@@ -115,14 +122,35 @@ impl QemuSource {
         jobs::progress(connected(&mut self.client)?, disks)
     }
 
-    /// The guest is paused: completes the copies.
-    pub(super) fn complete_disks(&mut self) -> Result<(), CopyError> {
-        if self.copies.disks.is_empty() {
-            return Ok(());
+    /// Whether disks are being copied, or may be.
+    pub(super) fn are_disks_copied(&self) -> bool {
+        self.undo.copies > 0 && self.copies.completed.is_none()
+    }
+
+    /// The guest is paused: completes the copies, and lets QEMU save the device state.
+    pub(super) fn complete_copies(&mut self, give_up: &CancelFlag) -> Result<(), CopyError> {
+        let prepared = self.prepared.take().ok_or(CopyError::NotPaused)?;
+        let client = connected(&mut self.client)?;
+        client.set_cancel(Some(give_up.clone()));
+        let completed = jobs::complete(client, &self.copies.disks);
+        client.set_cancel(None);
+        self.copies.completed = Some(completed?);
+        Ok(self.begin_save(prepared)?)
+    }
+
+    /// Lets the guest's writes, and QEMU, wait for nothing of the copies any more. A failure is
+    /// reported when they are removed.
+    pub(super) fn cancel_copies(&mut self) {
+        if !self.are_disks_copied() || self.has_ended() {
+            return;
         }
-        let completed = jobs::complete(connected(&mut self.client)?, &self.copies.disks)?;
-        self.copies.completed = Some(completed);
-        Ok(())
+        let cancelled = self
+            .session()
+            .map_err(MonitorError::from)
+            .and_then(|client| Ok(jobs::cancel(client)?));
+        if let Err(error) = cancelled {
+            tracing::warn!(error = %Report::new(&error), "cancelling the copies of the guest's disks");
+        }
     }
 
     /// Removes everything of the copies from QEMU, if there is anything.

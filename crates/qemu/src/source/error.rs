@@ -7,7 +7,6 @@ use hikkoshi_userfault::{CloseRemoteError, RemoteUserfaultError};
 use thiserror::Error;
 
 use crate::attach::preflight::Refusal;
-use crate::disks::jobs::CopyError;
 use crate::qmp::reconnect::MonitorError;
 use crate::qmp::{ConnectError, QmpError};
 use crate::stream::StreamError;
@@ -44,9 +43,6 @@ pub(crate) enum PauseError {
     /// The guest's state has changed since we attached.
     #[error("pausing the guest for the switchover")]
     Refused(#[from] Refusal),
-    /// The copies of its disks were not completed.
-    #[error("pausing the guest for the switchover")]
-    Disks(#[from] CopyError),
     /// The undo record could not be written.
     #[error("pausing the guest for the switchover: writing the undo record")]
     Record(#[source] io::Error),

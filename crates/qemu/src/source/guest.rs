@@ -1,13 +1,14 @@
 //! The engine's interface to a source.
 
 use std::io::Write;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_engine::report::AsynchronousFaults;
-use hikkoshi_engine::{CancelFlag, DiskProgress, FrameCapture, GuestError, SourceGuest};
+use hikkoshi_engine::{
+    CancelFlag, DiskConnection, DiskProgress, FrameCapture, GuestError, SourceGuest,
+};
 use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::{Disk, Domain, GuestDescription, Machine, Processors};
 
@@ -47,7 +48,7 @@ impl SourceGuest for QemuSource {
         disks.map(|copied| copied.disk.clone()).collect()
     }
 
-    fn connect_disk(&mut self, number: usize) -> Result<UnixStream, GuestError> {
+    fn connect_disk(&mut self, number: usize) -> Result<DiskConnection, GuestError> {
         self.connect_copy(number).map_err(GuestError::new)
     }
 
@@ -57,6 +58,10 @@ impl SourceGuest for QemuSource {
 
     fn disk_progress(&mut self) -> Result<Vec<DiskProgress>, GuestError> {
         self.copy_progress().map_err(GuestError::new)
+    }
+
+    fn complete_disks(&mut self, give_up: &CancelFlag) -> Result<(), GuestError> {
+        self.complete_copies(give_up).map_err(GuestError::new)
     }
 
     fn start_dirty_log(&mut self) -> Result<Arc<dyn DirtyLog>, GuestError> {
@@ -103,6 +108,8 @@ impl SourceGuest for QemuSource {
     }
 
     fn resume(&mut self) -> Result<(), GuestError> {
+        // First of all.
+        self.cancel_copies();
         let resumed = self.resume_guest();
         self.remove_copies_after_failure();
         resumed.map_err(GuestError::new)

@@ -5,12 +5,15 @@
 //! has it done before it looks for the last ones. Then three commands are sent at once: `stop`,
 //! `xen-save-devices-state` and `info ramblock`. QEMU reads commands byte by byte, so it reads the
 //! second while it executes the first.
+//!
+//! While disks are copied only `stop` is sent: QEMU does not release its images before the copies
+//! are complete.
 
 use std::time::{Instant, SystemTime};
 
 use error_reporter::Report;
 use hikkoshi_engine::SourceGuest;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::undo_record::UndoRecord;
 use super::{PauseError, QemuSource, SwitchoverStage};
@@ -18,9 +21,9 @@ use crate::attach::machine;
 use crate::attach::preflight::{self, MoveInProgress, Refusal, Side, pause_mark};
 use crate::attach::ram::blocks::{self, RamBlockInfo};
 use crate::migration_settings;
-use crate::qmp::Submitted;
 use crate::qmp::migration_status;
 use crate::qmp::reconnect::connected;
+use crate::qmp::{QmpError, Submitted};
 use crate::stream::SaveFile;
 
 /// A save that QEMU executes now, or has executed.
@@ -113,16 +116,12 @@ impl QemuSource {
     /// Pauses the guest and lets QEMU save the device state. Returns the instant at which the
     /// guest stopped.
     pub(super) fn stop_guest(&mut self) -> Result<Instant, PauseError> {
-        let PreparedPause {
-            file,
-            blocks,
-            running,
-        } = match self.take_prepared()? {
+        let prepared = match self.take_prepared()? {
             Some(prepared) => prepared,
             None => self.prepare()?,
         };
         self.stage = SwitchoverStage::Pausing;
-        let outcome = self.stop_and_save(file, blocks, running);
+        let outcome = self.stop_and_save(prepared);
         if outcome.is_err() {
             self.resume_after_failure();
         }
@@ -143,67 +142,85 @@ impl QemuSource {
     }
 
     fn resume_after_failure(&mut self) {
+        if self.are_disks_copied() {
+            // The engine first ends the connections of the copies, for which QEMU may wait.
+            return;
+        }
         if let Err(error) = self.resume() {
             tracing::error!(error = %Report::new(&error), "resuming the guest after pausing it failed");
         }
     }
 
-    fn stop_and_save(
-        &mut self,
-        file: SaveFile,
-        blocks: Vec<RamBlockInfo>,
-        running: bool,
-    ) -> Result<Instant, PauseError> {
+    fn stop_and_save(&mut self, prepared: PreparedPause) -> Result<Instant, PauseError> {
         let asked = Instant::now();
-        // Its disks are not complete before it is paused, and QEMU does not release its images
-        // before they are.
-        let mut paused_alone = None;
-        if !self.copies.disks.is_empty() {
-            if running {
-                let client = connected(&mut self.client)?;
-                client.forget_events();
-                client.execute("stop", json!({}))?;
-                let event = client.take_event("STOP");
-                paused_alone = Some(event.map_or_else(Instant::now, |event| event.at.max(asked)));
-            }
-            self.complete_disks()?;
-        }
-        let client = connected(&mut self.client)?;
-        // With `live` QEMU releases the guest's images afterwards, and `cont` takes them back.
-        // Those of a guest that its owner had paused are released when it was handed over: it does
-        // not run until then.
-        let save = (
-            "xen-save-devices-state",
-            json!({ "filename": file.path(), "live": running }),
-        );
-        let list = (
-            "human-monitor-command",
-            json!({ "command-line": "info ramblock" }),
-        );
-        let (paused, save, list) = if let Some(paused) = paused_alone {
-            let [save, list] = client.submit([save, list])?;
-            (paused, save, list)
-        } else if running {
+        let paused = if self.are_disks_copied() {
+            let paused = match prepared.running {
+                true => self.stop_only(asked)?,
+                // It counts as paused now.
+                false => asked,
+            };
+            self.prepared = Some(prepared);
+            paused
+        } else if prepared.running {
+            let client = connected(&mut self.client)?;
             client.forget_events();
+            let [save, list] = save_commands(&prepared);
             let [stop, save, list] = client.submit([("stop", json!({})), save, list])?;
             client.answer(&stop)?;
             let event = client.take_event("STOP");
+            self.saving = Some(prepared.saving(save, list));
             // Without an event its owner has just paused it.
-            let paused = event.map_or_else(Instant::now, |event| event.at.max(asked));
-            (paused, save, list)
+            event.map_or_else(Instant::now, |event| event.at.max(asked))
         } else {
-            let [save, list] = client.submit([save, list])?;
-            // It counts as paused now.
-            (asked, save, list)
+            self.begin_save(prepared)?;
+            asked
         };
         self.paused_at = Some(SystemTime::now());
-        self.saving = Some(Saving {
-            file,
-            save,
-            list,
-            blocks,
-        });
         tracing::debug!(stop = ?paused - asked, answer = ?paused.elapsed(), "the guest is paused");
         Ok(paused)
     }
+
+    /// Pauses the guest. QEMU waits until what is being written to the disks has been written to
+    /// both.
+    fn stop_only(&mut self, asked: Instant) -> Result<Instant, PauseError> {
+        let client = connected(&mut self.client)?;
+        client.forget_events();
+        client.execute("stop", json!({}))?;
+        let event = client.take_event("STOP");
+        Ok(event.map_or_else(Instant::now, |event| event.at.max(asked)))
+    }
+
+    /// Lets QEMU save the device state of the paused guest.
+    pub(super) fn begin_save(&mut self, prepared: PreparedPause) -> Result<(), QmpError> {
+        let client = connected(&mut self.client)?;
+        let [save, list] = client.submit(save_commands(&prepared))?;
+        self.saving = Some(prepared.saving(save, list));
+        Ok(())
+    }
+}
+
+impl PreparedPause {
+    fn saving(self, save: Submitted, list: Submitted) -> Saving {
+        Saving {
+            file: self.file,
+            save,
+            list,
+            blocks: self.blocks,
+        }
+    }
+}
+
+/// Saves the device state, and lists the RAM blocks.
+fn save_commands(prepared: &PreparedPause) -> [(&'static str, Value); 2] {
+    // With `live` QEMU releases the guest's images afterwards, and `cont` takes them back. Those of
+    // a guest that its owner had paused are released when it was handed over: it does not run until
+    // then.
+    let arguments = json!({ "filename": prepared.file.path(), "live": prepared.running });
+    [
+        ("xen-save-devices-state", arguments),
+        (
+            "human-monitor-command",
+            json!({ "command-line": "info ramblock" }),
+        ),
+    ]
 }

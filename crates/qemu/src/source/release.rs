@@ -24,6 +24,7 @@ impl QemuSource {
             self.stage,
             SwitchoverStage::Prepared | SwitchoverStage::Pausing
         ) {
+            self.cancel_copies();
             // It cannot run elsewhere: its device state was never complete.
             note(self.resume_guest().map_err(Into::into));
         }

@@ -140,6 +140,13 @@ pub fn undo(
             }) => return Err(UndoError::AnotherQemu { expected, found }),
             Err(error) => return Err(error.into()),
         };
+    // Before the guest runs: its first writes would wait for them. Removing them, below, tries
+    // again and reports the error.
+    if record.copies > 0
+        && let Err(error) = jobs::cancel(client)
+    {
+        tracing::warn!(error = %Report::new(&error), "cancelling the copies of the guest's disks");
+    }
     let guest = undo_stop(client, monitor, record);
     let log = close_dirty_logs(&process);
     let settings = undo_settings(client, record);

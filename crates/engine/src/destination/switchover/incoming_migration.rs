@@ -226,6 +226,7 @@ impl<'a> IncomingMigration<'a> {
                     stop: session.stop(),
                     counters: Arc::clone(&context.counters),
                     counts_sent: false,
+                    watch: None,
                 });
                 relay.map_err(DestinationFailure::Thread)
             })

@@ -6,6 +6,7 @@
 //!   Discard (dirty so far)  ───────────▶     drops stale pages,
 //!                           ◀───────────   registers userfaultfd: Discarded
 //!   pauses the guest
+//!   completes the copies of disks
 //!   saves device state      ── chunks ──▶    collects it
 //!   meanwhile reads the log:
 //!   last pages, or Discard  ───────────▶     drops stale pages
@@ -36,9 +37,11 @@ use hikkoshi_link::LinkError;
 use hikkoshi_linux::CancelFlag;
 use hikkoshi_wire::{ToDestination, ToSource};
 
+use crate::disks::DiskRelay;
 use crate::guest::SourceGuest;
 use crate::report::{Counters, Phase};
 use crate::source::context::MigrationContext;
+use crate::source::disks;
 use crate::source::error::SourceFailure;
 use crate::source::postcopy::PreparedPostcopy;
 use crate::source::session::{CommitState, Session};
@@ -110,12 +113,14 @@ fn prepare(
     if let Some(frames) = &mut session.frames {
         frames.start();
     }
+    session.disks.iter().for_each(DiskRelay::guest_pauses);
     let paused = guest.pause()?;
     let steps = &shared.steps;
     if guest.describe().running {
         steps.begin(paused);
     }
     steps.done("paused");
+    disks::complete(shared, guest, session, give_up)?;
     // The last pages are sent, or dropped if post-copy follows, while the device state is saved.
     // Those that the save dirties are sent or dropped after it.
     let digest = match &rest {

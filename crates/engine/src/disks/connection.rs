@@ -1,0 +1,51 @@
+//! The source's end of a disk's connection.
+
+use std::fmt;
+use std::os::unix::net::UnixStream;
+
+/// A connection over which the source's machine copies a disk.
+pub struct DiskConnection {
+    /// The disk, for people.
+    pub disk: String,
+    /// The engine's end. The machine has the other one.
+    pub socket: UnixStream,
+    /// Follows what the machine sends and receives.
+    pub requests: Box<dyn DiskRequests>,
+}
+
+impl fmt::Debug for DiskConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DiskConnection")
+            .field("disk", &self.disk)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Follows the bytes of a disk's connection, and so knows which requests of the machine have no
+/// answer yet.
+pub trait DiskRequests: Send {
+    /// The machine has sent these bytes.
+    fn sent(&mut self, bytes: &[u8]);
+
+    /// The machine is about to receive these bytes, which the destination has sent.
+    fn received(&mut self, bytes: &[u8]);
+
+    /// What the machine waits for.
+    fn waiting(&self) -> Waiting;
+}
+
+/// What the source's machine waits for on a disk's connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waiting {
+    /// Nothing.
+    Nothing,
+    /// The connection is being set up. The machine may do nothing else meanwhile.
+    Setup,
+    /// Requests that a disk completes in a moment. A write of the guest may be one of them.
+    Request,
+    /// Only requests that can take a disk minutes, and that no write of the guest waits for: to
+    /// flush what was written, or to clear a large part of the disk.
+    LongRequest,
+    /// Nothing any more: the machine has ended the connection.
+    Over,
+}

@@ -1,0 +1,175 @@
+//! Finds out that a destination hangs while the source's guest waits for it.
+//!
+//! Each write of the guest waits for the destination's disk. A destination that does not answer,
+//! because its machine or its storage hangs, or the line has failed without a sign, would stop the
+//! guest. So the source ends the connection of a disk on which requests are outstanding and nothing
+//! makes progress: then the copy fails, and the guest continues with its own disk.
+//!
+//! Progress is: an answer, bytes that the link takes, bytes that the destination's kernel has
+//! acknowledged. So a slow line makes progress as long as it carries anything. A wait for the limit
+//! of the bandwidth is progress, too.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use hikkoshi_link::Stream;
+
+use super::connection::Waiting;
+
+/// How long the setup of a connection may make no progress, at most: QEMU does nothing else
+/// meanwhile, and the whole guest may wait for it.
+const MAX_SETUP: Duration = Duration::from_secs(10);
+
+/// How many times longer requests may take that no write of the guest waits for: five minutes by
+/// default. A flush writes what the destination's kernel keeps in memory, which can be gigabytes.
+const LONG: u32 = 15;
+
+/// What was carried so far, in both directions.
+#[derive(Debug, Default)]
+pub(super) struct Carried {
+    /// Bytes that have come from the link.
+    pub(super) received: AtomicU64,
+    /// Bytes that the link has taken.
+    pub(super) sent: AtomicU64,
+    /// The next bytes wait for the limit of the bandwidth.
+    pub(super) limited: AtomicBool,
+}
+
+/// What changes when something is carried.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Position {
+    received: u64,
+    sent: u64,
+    /// Bytes that the destination's kernel has acknowledged, if it can be known.
+    acknowledged: Option<u64>,
+}
+
+impl Carried {
+    pub(super) fn position(&self, stream: &Stream) -> Position {
+        Position {
+            received: self.received.load(Ordering::Relaxed),
+            sent: self.sent.load(Ordering::Relaxed),
+            acknowledged: stream.tcp_info().map(|info| info.acked),
+        }
+    }
+}
+
+/// Measures how long nothing has been carried although something should be.
+#[derive(Debug)]
+pub(super) struct StallTimer {
+    timeout: Duration,
+    position: Position,
+    since: Instant,
+}
+
+impl StallTimer {
+    pub(super) fn new(timeout: Duration, now: Instant) -> Self {
+        Self {
+            timeout,
+            position: Position::default(),
+            since: now,
+        }
+    }
+
+    /// Whether the connection has stalled by `now`, and for how long it may. Call it now and then.
+    /// `paused`: the guest is, and waits for every request.
+    pub(super) fn has_stalled(
+        &mut self,
+        (waiting, paused): (Waiting, bool),
+        limited: bool,
+        position: Position,
+        now: Instant,
+    ) -> Option<Duration> {
+        let limit = match waiting {
+            Waiting::Nothing | Waiting::Over => None,
+            Waiting::Setup => Some(self.timeout.min(MAX_SETUP)),
+            Waiting::LongRequest if !paused => Some(self.timeout * LONG),
+            Waiting::Request | Waiting::LongRequest => Some(self.timeout),
+        };
+        let limit = limit.filter(|_| !limited && position == self.position);
+        let Some(limit) = limit else {
+            (self.position, self.since) = (position, now);
+            return None;
+        };
+        (now - self.since > limit).then_some(limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const TIMEOUT: Duration = Duration::from_secs(20);
+
+    fn at(received: u64, sent: u64, acknowledged: u64) -> Position {
+        Position {
+            received,
+            sent,
+            acknowledged: Some(acknowledged),
+        }
+    }
+
+    /// For how many seconds, up to an hour, nothing was found with this wait.
+    fn patience(waiting: Waiting, paused: bool, limited: bool) -> Option<u64> {
+        let begun = Instant::now();
+        let mut timer = StallTimer::new(TIMEOUT, begun);
+        (0..3600).find(|second| {
+            let now = begun + SECOND * u32::try_from(*second).unwrap();
+            let wait = (waiting, paused);
+            (timer.has_stalled(wait, limited, at(1, 2, 3), now)).is_some()
+        })
+    }
+
+    #[test]
+    fn outstanding_requests_without_progress_are_a_stall() {
+        assert_eq!(patience(Waiting::Request, false, false), Some(21));
+        assert_eq!(patience(Waiting::Setup, false, false), Some(11));
+        assert_eq!(patience(Waiting::LongRequest, false, false), Some(301));
+        let paused = patience(Waiting::LongRequest, true, false);
+        assert_eq!(paused, Some(21), "the paused guest waits for a flush");
+    }
+
+    #[test]
+    fn an_idle_connection_and_one_that_keeps_to_the_limit_do_not_stall() {
+        assert_eq!(patience(Waiting::Nothing, true, false), None);
+        assert_eq!(patience(Waiting::Over, true, false), None);
+        assert_eq!(patience(Waiting::Request, true, true), None);
+    }
+
+    #[test]
+    fn a_byte_in_either_direction_is_progress() {
+        let begun = Instant::now();
+        let mut timer = StallTimer::new(TIMEOUT, begun);
+        let mut now = begun;
+        let mut position = at(0, 0, 0);
+        for step in 0..30 {
+            match step % 3 {
+                0 => position.received += 1,
+                1 => position.sent += 1,
+                _ => position.acknowledged = position.acknowledged.map(|bytes| bytes + 1),
+            }
+            now += TIMEOUT - SECOND;
+            let wait = (Waiting::Request, false);
+            assert_eq!(timer.has_stalled(wait, false, position, now), None);
+        }
+        now += TIMEOUT + SECOND;
+        let wait = (Waiting::Request, false);
+        assert_eq!(timer.has_stalled(wait, false, position, now), Some(TIMEOUT));
+    }
+
+    #[test]
+    fn a_request_after_a_long_idle_time_has_the_whole_time() {
+        let begun = Instant::now();
+        let mut timer = StallTimer::new(TIMEOUT, begun);
+        let position = at(5, 5, 5);
+        let later = begun + 100 * TIMEOUT;
+        let mut at_time = |waiting, now| timer.has_stalled((waiting, false), false, position, now);
+        assert_eq!(at_time(Waiting::Nothing, later), None);
+        assert_eq!(at_time(Waiting::Request, later + SECOND), None);
+        assert_eq!(
+            at_time(Waiting::Request, later + TIMEOUT + SECOND),
+            Some(TIMEOUT)
+        );
+    }
+}
