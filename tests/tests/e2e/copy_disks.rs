@@ -87,7 +87,7 @@ fn move_with_disk(guest: &mut Guest<'_>, plan: MigrationPlan, from: &Disk, to: &
 }
 
 /// No job, node or export of a copy is in QEMU.
-fn assert_nothing_left(vm: &Vm) {
+pub(crate) fn assert_nothing_left(vm: &Vm) {
     eventually("nothing to be left of the copies", || {
         let query = |command, arguments| vm.qmp().execute(command, arguments).unwrap();
         let left = [

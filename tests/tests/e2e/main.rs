@@ -10,6 +10,7 @@ mod cli_output;
 mod completion;
 mod control;
 mod copy_disks;
+mod copy_disks_images;
 mod cpu_compatibility;
 mod daemon_certificates;
 mod daemon_domains;

@@ -8,6 +8,7 @@ mod image;
 pub(crate) mod jobs;
 mod list;
 mod select;
+mod shared;
 
 pub(crate) use image::{ImageFile, same_image};
 pub(crate) use list::{BlockDisk, list};
