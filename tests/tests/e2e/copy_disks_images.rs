@@ -21,7 +21,7 @@ use crate::copy_disks::assert_nothing_left;
 use crate::dashboard::{Dashboard, run_folder};
 use crate::reports::report;
 
-/// A guest that works in memory only: the disks beside it stay as they are.
+/// A guest that uses a disk which both hosts reach. The disks beside it stay as they are.
 fn guest() -> VmConfig {
     VmConfig::new().workload(Workload::verify(32).rate(10_000))
 }
@@ -110,7 +110,7 @@ fn several_disks_are_copied() {
         with_disk(config, "two", two)
     };
     let mut guest = Guest::boot(&env, config(&from));
-    let plan = MigrationPlan::new("hybrid").migrate_args(&["--copy-disks"]);
+    let plan = MigrationPlan::new("hybrid").migrate_args(&["--copy-disks=one,two"]);
     let images = [(&from[0], &to[0]), (&from[1], &to[1])];
     let report = move_with_disks(&mut guest, plan, config(&to), &images);
     let mut copied: Vec<_> = report
@@ -146,7 +146,7 @@ fn what_an_image_held_before_is_overwritten() {
         with_disk(config, "two", two)
     };
     let mut guest = Guest::boot(&env, config(&from));
-    let plan = MigrationPlan::new("precopy").migrate_args(&["--copy-disks"]);
+    let plan = MigrationPlan::new("precopy").migrate_args(&["--copy-disks=one,two"]);
     let images = [(&from[0], &to[0]), (&from[1], &to[1])];
     move_with_disks(&mut guest, plan, config(&to), &images);
 }
@@ -164,7 +164,7 @@ fn a_large_sparse_image_is_copied_and_stays_sparse() {
     write_at(&from, &places);
     let to = blank(lab, "large-to", DiskFormat::Qcow2, mib);
     let mut guest = Guest::boot(&env, with_disk(guest(), "large", &from));
-    let plan = MigrationPlan::new("postcopy").migrate_args(&["--copy-disks"]);
+    let plan = MigrationPlan::new("postcopy").migrate_args(&["--copy-disks=large"]);
     let there = with_disk(self::guest(), "large", &to);
     let report = move_with_disks(&mut guest, plan, there, &[(&from, &to)]);
     assert_eq!(report.disks[0].total_bytes, end, "{report:?}");
@@ -203,7 +203,7 @@ fn devices_without_an_id_are_found_by_their_drives() {
         })
     };
     let mut guest = Guest::boot(&env, config(&from, [0, 1]));
-    let plan = MigrationPlan::new("hybrid").migrate_args(&["--copy-disks"]);
+    let plan = MigrationPlan::new("hybrid").migrate_args(&["--copy-disks=left,right"]);
     let images = [(&from[0], &to[0]), (&from[1], &to[1])];
     let report = move_with_disks(&mut guest, plan, config(&to, [1, 0]), &images);
     let names: Vec<_> = report.disks.iter().map(|disk| &*disk.name).collect();
@@ -334,7 +334,7 @@ fn the_copy_of_a_disk_is_shown() {
     let dashboard = Dashboard::start(&folder);
     let there = with_disk(self::guest(), "disk", &to);
     let plan = MigrationPlan::new("hybrid")
-        .migrate_args(&["--copy-disks"])
+        .migrate_args(&["--copy-disks=disk"])
         .journals_at(&folder, &folder)
         .destination_config(there.clone())
         .hold_at(Breakpoint::after(DiskBytes).nth(40));

@@ -294,7 +294,7 @@ pub struct Outage {
 
 #[cfg(test)]
 mod tests {
-    use crate::examples::state;
+    use crate::record::examples::state;
     use crate::{DiskCopy, Phase, Unit};
 
     #[test]
