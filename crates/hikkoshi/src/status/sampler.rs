@@ -149,16 +149,19 @@ fn millis(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The phase. The engine connects again after an outage, when disks were copied long ago. A
-/// destination does not know when they are complete.
+/// The phase. The source connects again after an outage, when disks were copied long ago. A
+/// destination does not know when they are complete, but the first page follows them.
 fn phase(now: &Snapshot) -> status::Phase {
     let copies_disks = now.guest_at == GuestAt::Source
-        && match now.stage {
-            Stage::Source(_) => now.disks.iter().any(|disk| !disk.in_sync),
-            Stage::Destination(_) => now.disk_bytes > 0,
+        && match (now.stage, now.phase) {
+            (Stage::Source(_), Phase::Connecting) => !now.disks.is_empty(),
+            (Stage::Destination(_), Phase::Connecting | Phase::Precopy) => {
+                now.disk_bytes > 0 && now.pages.precopy + now.pages.zero == 0
+            }
+            _ => false,
         };
     match now.phase {
-        Phase::Connecting if copies_disks => status::Phase::Disks,
+        _ if copies_disks => status::Phase::Disks,
         Phase::Connecting => status::Phase::Connecting,
         Phase::Precopy => status::Phase::Precopy,
         Phase::Switchover => status::Phase::Switchover,
@@ -415,5 +418,9 @@ pub(super) mod tests {
         assert_eq!(phase(&there), status::Phase::Connecting);
         there.disk_bytes = 7;
         assert_eq!(phase(&there), status::Phase::Disks);
+        there.phase = Phase::Precopy;
+        assert_eq!(phase(&there), status::Phase::Disks);
+        there.pages.zero = 1;
+        assert_eq!(phase(&there), status::Phase::Precopy);
     }
 }
