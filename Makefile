@@ -257,10 +257,10 @@ test-daemon: guest-images ## `receive --daemon` for several guests: by invitatio
 
 # A move in each mode, and what is refused, are part of test-guests.
 .PHONY: test-disks
-test-disks: guest ## guests whose disks are copied with them: both QEMU versions, faults at each step
+test-disks: guest ## guests whose disks are copied with them: both QEMU versions, images, faults at each step
 	cargo build --locked --release --package hikkoshi
 	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- copy_disks:: copy_disks_faults:: \
-		--include-ignored
+		copy_disks_images:: --include-ignored
 
 # The machine should be quiet. For docs/status.md.
 .PHONY: bench-status

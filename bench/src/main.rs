@@ -20,7 +20,8 @@
 //! the switchover until all pages are received.
 //!
 //! [`dirty_rate`] is a bench of its own, without a migration (`--only dirty-rate`), and so is
-//! [`estimate`], which compares predictions with what happens (`--only estimate`).
+//! [`estimate`], which compares predictions with what happens (`--only estimate`), and [`disks`],
+//! which moves guests whose disks are copied (`--only disks`).
 //!
 //! **What is missing.** Guests have one virtual processor. All but the nano guest are emulated. The
 //! `verify` workload and huge pages of 1 GiB are covered by the tests only.
@@ -28,6 +29,7 @@
 
 mod args;
 mod dirty_rate;
+mod disks;
 mod error;
 mod estimate;
 mod host_info;
@@ -65,6 +67,9 @@ fn run_plan(args: &Args) -> Result<(), BenchError> {
     }
     if estimate::is_selected(args) {
         return estimate::run(args);
+    }
+    if disks::is_selected(args) {
+        return disks::run(args);
     }
     let plan = plan::Plan::new(args)?;
     if args.list {

@@ -14,7 +14,7 @@ use crate::error::BenchError;
 use crate::meter::{CpuMeter, Gaps, MigrationTimeline, Requests, run_requests};
 use crate::mover::{MoveOutcome, migrate};
 use crate::plan::{CLIENTS_PORT, Case};
-use crate::record::{ClientsOutcome, Run};
+use crate::record::{ClientsOutcome, Cost, Run};
 use crate::testbed::{LONG, Network, Testbed};
 
 /// How long the clients are served before the migration, and after it.
@@ -36,10 +36,12 @@ pub(super) fn measure(
         unreachable!("this workload has a guest network");
     };
     let pids = || testbed.pids().to_vec();
-    let (moved, answers) = serve(network, &testbed.network, pids, run, || {
+    let served = serve(network, &testbed.network, pids, || {
         migrate(testbed, case, program, args)
     })?;
-    run.take(&moved);
+    let (moved, answers) = (&served.moved, &served.answers);
+    run.take_cost(&served.cost);
+    run.take(moved);
     let (left, resumed) = testbed.switch()?;
     run.downtime_ms = Some(resumed.happened.saturating_sub(left.happened).as_secs_f64() * 1e3);
     run.clients = Some(answers.outcome(MigrationTimeline {
@@ -55,15 +57,22 @@ pub(super) fn measure(
     }
 }
 
+/// A move while the clients were served.
+pub(crate) struct Served {
+    pub(crate) moved: MoveOutcome,
+    pub(crate) answers: Answers,
+    pub(crate) cost: Cost,
+}
+
 /// What the guest answered to both clients.
-pub(super) struct Answers {
+pub(crate) struct Answers {
     requests: Requests,
     datagrams: Datagrams,
 }
 
 impl Answers {
     /// The longest gaps between them.
-    pub(super) fn outcome(&self, moments: MigrationTimeline) -> ClientsOutcome {
+    pub(crate) fn outcome(&self, moments: MigrationTimeline) -> ClientsOutcome {
         let Self {
             requests,
             datagrams,
@@ -81,19 +90,19 @@ impl Answers {
 
 /// Runs both clients on the guest's network while `migrate` moves the guest over `line`. `pids` are
 /// the processes of the testbed.
-pub(super) fn serve(
+pub(crate) fn serve(
     network: &GuestNetwork,
     line: &Network,
     pids: impl Fn() -> Vec<u32>,
-    run: &mut Run,
     migrate: impl FnOnce() -> Result<MoveOutcome, BenchError>,
-) -> Result<(MoveOutcome, Answers), BenchError> {
+) -> Result<Served, BenchError> {
     let guest: Ipv4Addr = GuestNetwork::GUEST.parse().unwrap_or(Ipv4Addr::LOCALHOST);
     let server = SocketAddr::from((guest, CLIENTS_PORT));
     let failed = |source| BenchError::Clients { server, source };
     let stream = network.client().run(|| TcpStream::connect(server))?;
     let stream = stream.map_err(failed)?;
     let stop = AtomicBool::new(false);
+    let mut cost = Cost::default();
     let (moved, requests, datagrams) = std::thread::scope(|scope| {
         let requests = scope.spawn(|| run_requests(stream, INTERVAL, &stop));
         let pace = Pace::FixedTimes(INTERVAL);
@@ -103,10 +112,10 @@ pub(super) fn serve(
         let meter = CpuMeter::start(&pids());
         let moved = migrate();
         let pids = pids();
-        run.others_cores = meter.others_cores(&pids);
-        run.cpu_seconds = meter.own_seconds(&pids);
+        cost.others_cores = meter.others_cores(&pids);
+        cost.cpu_seconds = meter.own_seconds(&pids);
         if let (Ok(before), Ok(after)) = (bytes, line.bytes()) {
-            run.bytes = Some(after.saturating_sub(before));
+            cost.bytes = Some(after.saturating_sub(before));
         }
         if moved.is_ok() {
             std::thread::sleep(AFTER);
@@ -117,11 +126,13 @@ pub(super) fn serve(
     });
     let moved = moved?;
     let (requests, datagrams) = (requests.map_err(failed)?, datagrams?.map_err(failed)?);
-    Ok((
+    let answers = Answers {
+        requests,
+        datagrams,
+    };
+    Ok(Served {
         moved,
-        Answers {
-            requests,
-            datagrams,
-        },
-    ))
+        answers,
+        cost,
+    })
 }

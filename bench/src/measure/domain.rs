@@ -20,14 +20,15 @@ pub(super) fn measure(
 ) -> Result<(), BenchError> {
     let hosts = DomainHosts::start()?;
     let testbed = DomainTestbed::boot(&hosts, case, args)?;
-    let (moved, answers) = serve(
+    let served = serve(
         testbed.hosts.network(),
         &testbed.network,
         || testbed.pids(),
-        run,
         || migrate_domain(&testbed, case, program, args),
     )?;
-    run.take(&moved);
+    let (moved, answers) = (&served.moved, &served.answers);
+    run.take_cost(&served.cost);
+    run.take(moved);
     let (stop, resume) = testbed.switch()?;
     run.downtime_ms = Some(seconds_between(stop, resume) * 1e3);
     run.clients = Some(answers.outcome(MigrationTimeline {

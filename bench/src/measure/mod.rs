@@ -10,6 +10,9 @@ mod web;
 
 use std::path::Path;
 
+pub(crate) use clients::serve;
+pub(crate) use threads::join;
+
 use crate::args::Args;
 use crate::plan::{Case, Kind};
 use crate::record::Run;

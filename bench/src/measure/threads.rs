@@ -1,7 +1,7 @@
 //! Joining scoped threads.
 
 /// Joins a thread; a panic in it continues here.
-pub(super) fn join<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
+pub(crate) fn join<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
     match thread.join() {
         Ok(result) => result,
         Err(panic) => std::panic::resume_unwind(panic),

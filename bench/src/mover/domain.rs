@@ -28,8 +28,11 @@ pub(crate) fn migrate_domain(
     }
 }
 
-/// Lets libvirt move the domain.
-fn virsh_migrate(testbed: &DomainTestbed<'_>, options: &[&str]) -> Result<MoveOutcome, BenchError> {
+/// Lets libvirt move the domain, with further options.
+pub(crate) fn virsh_migrate(
+    testbed: &DomainTestbed<'_>,
+    options: &[&str],
+) -> Result<MoveOutcome, BenchError> {
     let name = testbed.domain.name();
     let uri = format!("qemu+tcp://{}/system", HostPair::DESTINATION);
     let address = format!("tcp://{}", HostPair::DESTINATION);

@@ -5,7 +5,7 @@ mod hikkoshi;
 mod outcome;
 mod qemu;
 
-pub(crate) use domain::migrate_domain;
+pub(crate) use domain::{migrate_domain, virsh_migrate};
 pub(crate) use hikkoshi::{HikkoshiMigration, estimate};
 pub(crate) use outcome::MoveOutcome;
 pub(crate) use qemu::migrate as qemu_migrate;

@@ -10,7 +10,7 @@ mod timeline;
 pub(crate) use outcomes::{ClientsOutcome, ScanOutcome, WebOutcome};
 #[cfg(test)]
 pub(crate) use run::SlowAccesses;
-pub(crate) use run::{Run, Series};
+pub(crate) use run::{Cost, Run, Series};
 #[cfg(test)]
 pub(crate) use test_run::test_run;
 pub(crate) use timeline::{FaultTimeline, Place, Step};

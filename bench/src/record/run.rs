@@ -63,6 +63,17 @@ pub(crate) struct Run {
     pub report: Value,
 }
 
+/// What a move has cost.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Cost {
+    /// Processors that other processes used meanwhile.
+    pub others_cores: f64,
+    /// Processor time of the testbed's processes from the command to the last page, s.
+    pub cpu_seconds: f64,
+    /// Bytes on the network, both directions, with all headers.
+    pub bytes: Option<u64>,
+}
+
 /// Values over time, in seconds from the switchover.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Series {
@@ -130,6 +141,13 @@ impl Run {
             series: Series::default(),
             report: Value::Null,
         }
+    }
+
+    /// Stores what it has cost.
+    pub(crate) fn take_cost(&mut self, cost: &Cost) {
+        self.others_cores = cost.others_cores;
+        self.cpu_seconds = cost.cpu_seconds;
+        self.bytes = cost.bytes;
     }
 
     /// Stores the outcome of the migration.

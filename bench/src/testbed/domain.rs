@@ -10,7 +10,7 @@ use hikkoshi_lab::{Disk, DiskContent, DiskFormat, DiskImage, Lab, LabError};
 use super::Network;
 use crate::args::Args;
 use crate::error::BenchError;
-use crate::plan::{Case, RAM_MIB};
+use crate::plan::{Case, NetworkKind, RAM_MIB};
 
 /// Two hosts with libvirt.
 #[derive(Debug)]
@@ -20,6 +20,11 @@ pub(crate) struct DomainHosts {
 }
 
 impl DomainHosts {
+    /// Where images are made.
+    pub(crate) fn lab(&self) -> &Lab {
+        &self.lab
+    }
+
     /// Starts both daemons.
     pub(crate) fn start() -> Result<Self, BenchError> {
         let lab = Lab::new()?;
@@ -51,21 +56,37 @@ impl<'h> DomainTestbed<'h> {
         case: &Case,
         args: &Args,
     ) -> Result<Self, BenchError> {
+        let content = DiskContent::FileSystem {
+            mib: 24,
+            blocks_mib: 4,
+        };
+        let disk = Disk::new(DiskImage::new(
+            &hosts.lab,
+            "disk",
+            DiskFormat::Qcow2,
+            content,
+        )?);
+        let config = DomainConfig::new("guest", case.guest_workload())
+            .memory_mib(RAM_MIB)
+            .file_system(disk.clone());
+        Self::boot_domain(hosts, config, disk, case.network, args)
+    }
+
+    /// The same with another domain, whose disk is this one.
+    pub(crate) fn boot_domain(
+        hosts: &'h DomainHosts,
+        config: DomainConfig,
+        disk: Disk,
+        network: NetworkKind,
+        args: &Args,
+    ) -> Result<Self, BenchError> {
         let DomainHosts { lab, hosts } = hosts;
         let namespaces = (
             hosts.network().source().clone(),
             hosts.network().destination().clone(),
         );
-        let network = Network::between(namespaces, case.network, args.congestion.as_deref())?;
-        let content = DiskContent::FileSystem {
-            mib: 24,
-            blocks_mib: 4,
-        };
-        let disk = Disk::new(DiskImage::new(lab, "disk", DiskFormat::Qcow2, content)?);
-        let config = DomainConfig::new("guest", case.guest_workload())
-            .memory_mib(RAM_MIB)
-            .file_system(disk.clone())
-            .bridge(LibvirtHosts::BRIDGE);
+        let network = Network::between(namespaces, network, args.congestion.as_deref())?;
+        let config = config.bridge(LibvirtHosts::BRIDGE);
         let (source, destination) = (&hosts.source, &hosts.destination);
         Ok(Self {
             folder: lab.folder().to_owned(),
@@ -80,6 +101,11 @@ impl<'h> DomainTestbed<'h> {
                 DomainEvents::record(destination)?,
             ],
         })
+    }
+
+    /// Ends the domain where it is now.
+    pub(crate) fn destroy(&self) -> Result<(), BenchError> {
+        Ok(self.domain.destroy(self.destination)?)
     }
 
     /// The process IDs of everything on both hosts.
@@ -117,7 +143,7 @@ impl<'h> DomainTestbed<'h> {
 
     /// Ends the domain where it is now, and checks its disk.
     pub(crate) fn end(self) -> Result<(), BenchError> {
-        self.domain.destroy(self.destination)?;
+        self.destroy()?;
         self.disk.image().check()?;
         Ok(())
     }

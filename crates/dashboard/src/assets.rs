@@ -51,6 +51,7 @@ pub(crate) const SCRIPTS: &[(&str, &str)] = &[
     file!("js/views/latency.js"),
     file!("js/views/handover.js"),
     file!("js/views/downtime.js"),
+    file!("js/views/disks.js"),
     file!("js/views/rounds.js"),
     file!("js/views/repeats.js"),
     file!("js/views/outages.js"),

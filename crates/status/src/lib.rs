@@ -48,8 +48,9 @@ pub use folder::{Entry, FolderError, Kind, StatusFolder};
 pub use join::{Continued, join_all};
 pub use record::{
     Block, Bytes, Converges, DirtyRates, DiskCopy, End, Engine, Frame, GuestAt, GuestRange,
-    LatencyBucket, Limits, Map, Memory, Migration, Notice, Outage, Pages, Phase, Record, Recording,
-    Repeated, Repeats, Requests, Round, Sample, Side, State, Step, TimeLeft, Unknown,
+    LatencyBucket, Limits, Map, Memory, Migration, Notice, Outage, Pages, Phase, Progress, Record,
+    Recording, Repeated, Repeats, Requests, Round, Sample, Side, State, Step, TimeLeft, Unit,
+    Unknown,
 };
 pub use recorder::Recorder;
 pub use server::{ServeError, StatusServer};

@@ -85,7 +85,7 @@ impl Sampled {
     #[allow(clippy::cast_precision_loss)] // Rates for people.
     fn of(state: &State) -> Self {
         let (bytes, requests) = (&state.bytes, &state.requests);
-        let parts = [bytes.precopy, bytes.urgent, bytes.background];
+        let parts = [bytes.precopy, bytes.urgent, bytes.background, bytes.disks];
         Self {
             at_ms: state.at_ms,
             bytes: parts.into_iter().fold(0, u64::saturating_add),

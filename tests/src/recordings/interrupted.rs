@@ -72,6 +72,7 @@ fn since(side: Side, before: &State, state: &State) -> State {
             urgent: bytes(|it| it.urgent),
             background: bytes(|it| it.background),
             device_state: bytes(|it| it.device_state),
+            disks: bytes(|it| it.disks),
         },
         requests: requests(&before.requests, &state.requests),
         downtime_ms: None,

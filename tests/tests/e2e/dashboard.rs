@@ -4,7 +4,9 @@
 
 use hikkoshi_lab::http_get;
 use hikkoshi_lab::prometheus::{Prometheus, check_metrics, check_rules, test_rules};
-use hikkoshi_status::{Converges, Phase, Record, Side, State, StatusFolder, StatusServer};
+use hikkoshi_status::{
+    Converges, DiskCopy, Phase, Record, Side, State, StatusFolder, StatusServer,
+};
 use hikkoshi_tests::recordings::RecordedCase;
 use hikkoshi_tests::{
     Breakpoint, Guest, LONG, MessageKind, MigrationPlan, Program, TestEnv, busy_guest, eventually,
@@ -305,6 +307,12 @@ fn rules_and_queries_work_on_the_exported_metrics() {
         if side == Side::Source {
             state.converges = Some(Converges::Switches);
             state.likely_downtime_ms = Some(10.5);
+            state.disks = vec![DiskCopy {
+                name: "vda".into(),
+                copied_bytes: 5,
+                total_bytes: 9,
+                in_sync: false,
+            }];
         }
         recorder.add(state.clone());
         let mut server = StatusServer::start(&status, &recorder).unwrap();

@@ -1,10 +1,11 @@
 //! The metrics: names, types and meanings, and where their values are.
 
+use std::collections::BTreeSet;
 use std::fmt::{self, Display};
 
-use hikkoshi_status::{Converges, GuestAt, Phase, Requests, Side, State};
+use hikkoshi_status::{Converges, DiskCopy, GuestAt, Phase, Requests, Side, State};
 
-use super::text::{Exposition, count_value};
+use super::text::{Exposition, bounded, count_value};
 use super::{Migration, side};
 use crate::follow::View;
 
@@ -175,7 +176,8 @@ pub const FAMILIES: &[Family] = &[
     family(
         "hikkoshi_migration_phase",
         Kind::Gauge,
-        "1 for the present `phase`, 0 for the others: connecting, precopy, switchover, postcopy.",
+        "1 for the present `phase`, 0 for the others: connecting, disks (they are copied), precopy, \
+         switchover, postcopy.",
         |out, _, migrations| {
             of_set(
                 out,
@@ -212,14 +214,11 @@ pub const FAMILIES: &[Family] = &[
     family(
         "hikkoshi_migration_phase_progress_ratio",
         Kind::Gauge,
-        "The part of the present round or phase that is done.",
+        "The part of the present round or phase that is done: of its pages, or of the disks' bytes.",
         |out, _, migrations| {
             of_state(out, migrations, |state| {
-                let (done, total) = (
-                    count_value(state.done_pages),
-                    count_value(state.total_pages),
-                );
-                (total > 0.0).then(|| (done / total).min(1.0))
+                let progress = state.progress()?;
+                Some(count_value(progress.done) / count_value(progress.total))
             });
         },
     ),
@@ -260,7 +259,7 @@ pub const FAMILIES: &[Family] = &[
     family(
         "hikkoshi_migration_bytes_total",
         Kind::Counter,
-        "Bytes on the links, by `kind`: precopy, urgent, background, device_state.",
+        "Bytes on the links, by `kind`: precopy, urgent, background, device_state, disks.",
         |out, _, migrations| {
             by_kind(out, migrations, |state| {
                 let bytes = &state.bytes;
@@ -269,9 +268,29 @@ pub const FAMILIES: &[Family] = &[
                     ("urgent", bytes.urgent),
                     ("background", bytes.background),
                     ("device_state", bytes.device_state),
+                    ("disks", bytes.disks),
                 ]
             });
         },
+    ),
+    family(
+        "hikkoshi_migration_disk_copied_bytes_total",
+        Kind::Counter,
+        "Bytes of the disk that are copied, by `disk`, at the source: of each disk that is copied.",
+        |out, _, migrations| of_disks(out, migrations, |disk| count_value(disk.copied_bytes)),
+    ),
+    family(
+        "hikkoshi_migration_disk_bytes",
+        Kind::Gauge,
+        "Bytes of the disk to copy, by `disk`, at the source: grows with what the guest writes.",
+        |out, _, migrations| of_disks(out, migrations, |disk| count_value(disk.total_bytes)),
+    ),
+    family(
+        "hikkoshi_migration_disk_in_sync",
+        Kind::Gauge,
+        "1 if the disk has the same content at both sides, and each write of the guest reaches \
+         both, else 0, by `disk`, at the source.",
+        |out, _, migrations| of_disks(out, migrations, |disk| flag(disk.in_sync)),
     ),
     family(
         "hikkoshi_migration_dirty_pages_per_second",
@@ -434,7 +453,10 @@ pub const FAMILIES: &[Family] = &[
 /// same for all migrations, so that histograms can be added.
 const BOUNDS: std::ops::RangeInclusive<u32> = 4..=24;
 
-const PHASES: [&str; 4] = ["connecting", "precopy", "switchover", "postcopy"];
+const PHASES: [&str; 5] = ["connecting", "disks", "precopy", "switchover", "postcopy"];
+/// The most disks of a migration that have metrics: as many as hikkoshi copies.
+const DISKS: usize = 32;
+
 const PLACES: [&str; 3] = ["source", "paused", "destination"];
 const SOURCE_STAGES: [&str; 4] = ["owned", "committed", "handed_over", "done"];
 const DESTINATION_STAGES: [&str; 5] = ["receiving", "ready", "running", "declined", "complete"];
@@ -442,6 +464,7 @@ const DESTINATION_STAGES: [&str; 5] = ["receiving", "ready", "running", "decline
 fn phase(phase: Phase) -> &'static str {
     match phase {
         Phase::Connecting => "connecting",
+        Phase::Disks => "disks",
         Phase::Precopy => "precopy",
         Phase::Switchover => "switchover",
         Phase::Postcopy => "postcopy",
@@ -513,6 +536,21 @@ fn of_state(
     value: impl Fn(&State) -> Option<f64>,
 ) {
     one(out, migrations, |it| value(it.state?));
+}
+
+/// A sample for each disk that is copied, or was. Two with the same name have a number after it.
+fn of_disks(out: &mut Exposition, migrations: &[Migration<'_>], value: impl Fn(&DiskCopy) -> f64) {
+    for it in migrations {
+        let disks = it.state.map_or(&[][..], |state| &state.disks);
+        let mut names = BTreeSet::new();
+        for (number, disk) in disks.iter().take(DISKS).enumerate() {
+            let mut name = bounded(&disk.name);
+            while !names.insert(name.clone()) {
+                name = format!("{number} {name}");
+            }
+            labelled(out, it, "disk", &name, value(disk));
+        }
+    }
 }
 
 /// As [`of_state`], of one side.

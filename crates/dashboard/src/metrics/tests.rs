@@ -3,7 +3,7 @@
 use hikkoshi_status::{Converges, Record, Recorder, Side};
 
 use super::*;
-use crate::examples::{end, migration, precopy_state, state};
+use crate::examples::{disks_state, end, migration, precopy_state, state};
 use crate::follow::Migrations;
 
 fn text(migrations: &Migrations) -> String {
@@ -85,6 +85,7 @@ fn each_metric_has_the_value_of_the_destination() {
             ("bytes_total", ",kind=\"urgent\"", "2002"),
             ("bytes_total", ",kind=\"background\"", "2003"),
             ("bytes_total", ",kind=\"device_state\"", "2004"),
+            ("bytes_total", ",kind=\"disks\"", "2005"),
             ("time_left_seconds", ",estimate=\"low\"", "1.5"),
             ("time_left_seconds", ",estimate=\"likely\"", "2.5"),
             ("time_left_seconds", ",estimate=\"high\"", "+Inf"),
@@ -114,13 +115,56 @@ fn each_metric_has_the_value_of_the_destination() {
 }
 
 /// What only sources know.
-const OF_SOURCES: [&str; 5] = [
+const OF_SOURCES: [&str; 6] = [
+    "disk_",
     "max_downtime_seconds",
     "rounds_total",
     "resent_pages_total",
     "dirty_pages_per_second",
     "converges",
 ];
+
+#[test]
+fn copied_disks_have_metrics() {
+    let text = metrics_of(Side::Source, disks_state);
+    assert_values(
+        &text,
+        "source",
+        &[
+            ("phase", ",phase=\"disks\"", "1"),
+            ("phase", ",phase=\"connecting\"", "0"),
+            ("disk_copied_bytes_total", ",disk=\"vda\"", "5005"),
+            ("disk_copied_bytes_total", ",disk=\"vdb\"", "1005"),
+            ("disk_bytes", ",disk=\"vdb\"", "5005"),
+            ("disk_in_sync", ",disk=\"vda\"", "1"),
+            ("disk_in_sync", ",disk=\"vdb\"", "0"),
+        ],
+    );
+    let ratio = format!("}} {}", 6010.0 / 10010.0);
+    let progress = samples(&text)
+        .into_iter()
+        .find(|line| line.starts_with("hikkoshi_migration_phase_progress_ratio{"))
+        .unwrap();
+    assert!(progress.ends_with(&ratio), "{progress}");
+}
+
+/// Names come from the guest's owner: series must differ all the same.
+#[test]
+fn disks_with_the_same_name_have_series_of_their_own() {
+    let text = metrics_of(Side::Source, |migration, at_ms| {
+        let mut state = disks_state(migration, at_ms);
+        let disk = state.disks[0].clone();
+        state.disks = vec![disk; 40];
+        state
+    });
+    let begin = "hikkoshi_migration_disk_in_sync{";
+    let found: BTreeSet<_> = samples(&text)
+        .into_iter()
+        .filter(|line| line.starts_with(begin))
+        .collect();
+    assert_eq!(found.len(), 32, "{found:?}");
+    assert_values(&text, "source", &[("disk_in_sync", ",disk=\"1 vda\"", "1")]);
+}
 
 /// What only destinations know.
 const OF_DESTINATIONS: [&str; 2] = ["waiting_requests", "request_latency"];

@@ -117,6 +117,11 @@ fn time_and_data(migrations: &[BothSides<'_>]) -> Vec<Vec<String>> {
     });
     rows.add("Bytes sent", |m| Some(bytes(sent(m)?)));
     rows.add("Bytes received", |m| Some(bytes(received(m)?)));
+    rows.add("Bytes for disks", |m| {
+        let state = only(m, Side::Source).or_else(|| only(m, Side::Destination))?;
+        (state.bytes.disks > 0).then(|| bytes(state.bytes.disks))
+    });
+    rows.add("Copied disks", copied_disks);
     rows.add("Rounds of pre-copy", |m| Some(count(m.rounds()?)));
     rows.rows
 }
@@ -197,6 +202,16 @@ fn received(migration: &BothSides<'_>) -> Option<u64> {
     Some(all_bytes(only(migration, Side::Destination)?))
 }
 
+/// `vda 20 GiB, vdb 1 GiB (not complete)`: the disks that were copied.
+fn copied_disks(migration: &BothSides<'_>) -> Option<String> {
+    let disks = &migration.state(Side::Source)?.disks;
+    let each = disks.iter().map(|disk| {
+        let end = if disk.in_sync { "" } else { " (not complete)" };
+        format!("{} {}{end}", disk.name, bytes(disk.copied_bytes))
+    });
+    (!disks.is_empty()).then(|| each.collect::<Vec<_>>().join(", "))
+}
+
 fn all_bytes(state: &State) -> u64 {
     let bytes = &state.bytes;
     let all = [
@@ -204,6 +219,7 @@ fn all_bytes(state: &State) -> u64 {
         bytes.urgent,
         bytes.background,
         bytes.device_state,
+        bytes.disks,
     ];
     all.into_iter().fold(0, u64::saturating_add)
 }

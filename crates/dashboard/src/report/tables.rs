@@ -16,6 +16,7 @@ pub(super) fn tables(migration: &BothSides<'_>) -> String {
         ("Engines", engines(migration)),
         ("What happened", course(migration)),
         ("Switchover and downtime", switchover(migration)),
+        ("Copied disks", disks(migration)),
         ("Rounds of pre-copy", rounds(migration)),
         ("Latency of page requests", latency(migration)),
         ("Sent twice, and why", repeats(migration)),
@@ -116,6 +117,29 @@ fn switchover(migration: &BothSides<'_>) -> Option<String> {
         html.push_str(&table.finish());
     }
     (!html.is_empty()).then_some(html)
+}
+
+fn disks(migration: &BothSides<'_>) -> Option<String> {
+    let state = migration.state(Side::Source)?;
+    if state.disks.is_empty() {
+        return None;
+    }
+    let columns = [
+        text("disk"),
+        number("copied"),
+        number("of"),
+        text("both sides"),
+    ];
+    let mut table = Table::new("How far each disk is copied", &columns);
+    for disk in &state.disks {
+        table.row(&[
+            &*disk.name,
+            &bytes(disk.copied_bytes),
+            &bytes(disk.total_bytes),
+            if disk.in_sync { "in sync" } else { "differ" },
+        ]);
+    }
+    Some(table.finish())
 }
 
 fn rounds(migration: &BothSides<'_>) -> Option<String> {

@@ -1,8 +1,8 @@
 //! Migrations for tests, as an engine records them.
 
 use hikkoshi_status::{
-    Block, Bytes, Converges, End, GuestAt, LatencyBucket, Map, Memory, Migration, Outage, Pages,
-    Phase, Repeated, Repeats, Requests, Round, Side, State, TimeLeft,
+    Block, Bytes, Converges, DiskCopy, End, GuestAt, LatencyBucket, Map, Memory, Migration, Outage,
+    Pages, Phase, Repeated, Repeats, Requests, Round, Side, State, TimeLeft,
 };
 
 /// A guest with this many cells of 2 MiB. `number` tells migrations apart, and orders them.
@@ -80,8 +80,19 @@ pub(crate) fn state(migration: &Migration, at_ms: u64) -> State {
             urgent: 2002,
             background: 2003,
             device_state: 2004,
+            disks: 2005,
         },
-        disks: Vec::new(),
+        disks: match is_source {
+            true => [("vda", 5005, true), ("vdb", 1005, false)]
+                .map(|(name, copied_bytes, in_sync)| DiskCopy {
+                    name: name.into(),
+                    copied_bytes,
+                    total_bytes: 5005,
+                    in_sync,
+                })
+                .to_vec(),
+            false => Vec::new(),
+        },
         repeats: is_source.then_some(Repeats {
             precopy: Repeated {
                 pages: 1005,
@@ -170,6 +181,24 @@ pub(crate) fn precopy_state(migration: &Migration, at_ms: u64) -> State {
             rated_pages: Some(of_source(migration.memory.pages)),
             ..Map::default()
         },
+        ..after
+    }
+}
+
+/// A state of this time in which disks are copied.
+#[allow(dead_code)] // Not all tests that have this module use it.
+pub(crate) fn disks_state(migration: &Migration, at_ms: u64) -> State {
+    let after = precopy_state(migration, at_ms);
+    State {
+        phase: Phase::Disks,
+        round: 0,
+        done_pages: 0,
+        total_pages: 0,
+        rounds: Vec::new(),
+        dirty_pages_per_second: None,
+        time_left: None,
+        converges: None,
+        map: Map::default(),
         ..after
     }
 }

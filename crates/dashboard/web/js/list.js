@@ -21,7 +21,6 @@ hikkoshi.List = (() => {
     update(migration, chosen) {
       const { outcome, running } = migration;
       const { mode } = migration.main.data.migration;
-      const state = migration.leading.data.state;
       setText(this.mark, outcome.symbol);
       setText(this.guest, migration.guest);
       const sides = migration.sides.map((side) => side.data.migration.side).join(" and ");
@@ -30,9 +29,9 @@ hikkoshi.List = (() => {
       setAttribute(this.link, "class", outcome.kind);
       setAttribute(this.link, "aria-current", chosen ? "true" : null);
       // A destination does not know how far pre-copy is.
-      const measured = running && state && state.total_pages > 0;
-      this.progress.element.toggleAttribute("hidden", !measured);
-      if (measured) this.progress.set(state.done_pages / Math.max(state.total_pages, 1));
+      const progress = running ? migration.progress : null;
+      this.progress.element.toggleAttribute("hidden", progress === null);
+      if (progress) this.progress.set(progress.done / progress.total);
     }
   }
 

@@ -4,6 +4,7 @@
 hikkoshi.migration = (() => {
   const PHASES = {
     connecting: "Connecting",
+    disks: "Copying disks",
     precopy: "Pre-copy",
     switchover: "Switchover",
     postcopy: "Post-copy",
@@ -144,6 +145,21 @@ hikkoshi.migration = (() => {
       if (!state) return "Beginning";
       const round = state.phase === "precopy" && state.round > 0 ? `, round ${state.round}` : "";
       return `${PHASES[state.phase] ?? state.phase}${round}`;
+    }
+
+    /**
+     * How far the present round or phase is, of pages, or of bytes of disks, as the crate's
+     * `State::progress` says. Null: not known.
+     */
+    get progress() {
+      const { state } = this.leading.data;
+      if (!state) return null;
+      const isDisks = state.phase === "disks";
+      const disks = state.disks ?? [];
+      const sum = (bytes) => disks.reduce((total, disk) => total + bytes(disk), 0);
+      const done = isDisks ? sum((disk) => disk.copied_bytes) : state.done_pages;
+      const total = isDisks ? sum((disk) => disk.total_bytes) : state.total_pages;
+      return total > 0 ? { done: Math.min(done, total), total, isDisks } : null;
     }
 
     /** The state of a side, or of the other one if that side is not known here, or has none yet. */

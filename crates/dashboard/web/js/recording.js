@@ -26,7 +26,7 @@ hikkoshi.recording = (() => {
 
   const totals = (state) => ({
     at_ms: state.at_ms,
-    bytes: state.bytes.precopy + state.bytes.urgent + state.bytes.background,
+    bytes: state.bytes.precopy + state.bytes.urgent + state.bytes.background + (state.bytes.disks ?? 0),
     requests: state.requests.count,
     latency: state.requests.mean_us * state.requests.count,
   });

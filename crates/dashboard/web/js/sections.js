@@ -12,6 +12,7 @@ hikkoshi.Sections = (() => {
       const side = [
         views.handover,
         views.downtime,
+        views.disks,
         views.rounds,
         views.repeats,
         views.outages,

@@ -124,11 +124,11 @@ pub(crate) struct MigrateOptions {
 
     /// Copy the guest's disks to the destination's, while the guest runs
     ///
-    /// By default each disk that the guest can write to and that is a file of this host. With
-    /// DISKS, a list with commas: those disks, by the device's id, the -drive's name or the block
-    /// node's. The destination's QEMU must have images of the same size; what they hold is
-    /// overwritten. Memory follows when all disks are the same on both sides. Not for libvirt
-    /// domains.
+    /// By default each disk that the guest can write to and that is a file of this host, not of a
+    /// network file system. With DISKS, a list with commas: those disks, by the device's id, the
+    /// -drive's name or the block node's. The destination's QEMU must have images of its own, of
+    /// the same size; what they hold is overwritten. Memory follows when all disks are the same on
+    /// both sides. Not for libvirt domains.
     #[arg(verbatim_doc_comment,
         long,
         value_name = "DISKS",

@@ -114,7 +114,7 @@ impl Display for Lines {
         // There is nothing to count before a phase has pages, or disks are copied. How many pages a
         // destination receives in pre-copy is not known.
         let counts =
-            state.total_pages > 0 || !state.disks.is_empty() || state.phase == Phase::Precopy;
+            state.progress().is_some() || matches!(state.phase, Phase::Disks | Phase::Precopy);
         if counts && self.0.is_due(state) {
             streams::progress_text(&ProgressLine::of(state).in_full());
         }
@@ -177,7 +177,7 @@ impl<'a> From<&'a State> for ProgressReport<'a> {
             round: state.round,
             done_pages: state.done_pages,
             total_pages: state.total_pages,
-            bytes: bytes.precopy + bytes.urgent + bytes.background,
+            bytes: bytes.precopy + bytes.urgent + bytes.background + bytes.disks,
             bytes_per_second: state.bytes_per_second,
             dirty_pages_per_second: state.dirty_pages_per_second,
             time_left: state.time_left,

@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use hikkoshi_status::{Converges, DiskCopy, Phase, State, TimeLeft};
+use hikkoshi_status::{Converges, Phase, State, TimeLeft, Unit};
 
 use crate::output::report::{mib, seconds};
 use crate::output::stderr::ProgressBar;
@@ -15,9 +15,9 @@ const BAR: RangeInclusive<usize> = 6..=30;
 pub(super) struct ProgressLine {
     phase: String,
     done: u64,
+    /// 0: not known.
     total: u64,
-    /// Whether these are bytes of disks, and not pages.
-    is_disks: bool,
+    unit: Unit,
     rate: String,
     /// What was sent, or has arrived, so far.
     bytes: String,
@@ -32,20 +32,15 @@ pub(super) struct ProgressLine {
 impl ProgressLine {
     pub(super) fn of(state: &State) -> Self {
         let (left, range) = left(state);
-        let is_disks = copies_disks(state);
-        let sum = |bytes: fn(&DiskCopy) -> u64| {
-            let each = state.disks.iter().map(bytes);
-            each.fold(0, u64::saturating_add)
-        };
-        let (done, total) = match is_disks {
-            true => (sum(|disk| disk.copied_bytes), sum(|disk| disk.total_bytes)),
-            false => (state.done_pages, state.total_pages),
+        let (done, total, unit) = match state.progress() {
+            Some(of) => (of.done, of.total, of.unit),
+            None => (0, 0, Unit::Pages),
         };
         Self {
             phase: phase(state),
             done,
             total,
-            is_disks,
+            unit,
             rate: rate(state.bytes_per_second),
             bytes: bytes(state),
             guest: guest(state),
@@ -60,14 +55,14 @@ impl ProgressLine {
             phase,
             done,
             total,
-            is_disks,
+            unit,
             rate,
             bytes,
             guest,
             left,
             range,
         } = self;
-        if *is_disks {
+        if *unit == Unit::DiskBytes {
             let (done, total) = (mib(*done), mib(*total));
             return format!("{phase}: {done} of {total}, {rate}");
         }
@@ -154,18 +149,13 @@ fn bar(done: u64, total: u64, columns: usize) -> String {
 /// The phase, for people.
 pub(super) fn phase(state: &State) -> String {
     match state.phase {
-        Phase::Connecting if copies_disks(state) => "copying disks".into(),
         Phase::Connecting => "connecting".into(),
+        Phase::Disks => "copying disks".into(),
         Phase::Precopy if state.round == 0 => "pre-copy".into(),
         Phase::Precopy => format!("pre-copy, round {}", state.round),
         Phase::Switchover => "switchover".into(),
         Phase::Postcopy => "post-copy".into(),
     }
-}
-
-/// Whether disks are copied now, and no memory yet.
-fn copies_disks(state: &State) -> bool {
-    state.phase == Phase::Connecting && !state.disks.is_empty()
 }
 
 /// Bytes per second.
@@ -184,6 +174,7 @@ fn bytes(state: &State) -> String {
         bytes.urgent,
         bytes.background,
         bytes.device_state,
+        bytes.disks,
     ];
     let bytes = parts.into_iter().fold(0, u64::saturating_add);
     let is_source = matches!(
@@ -251,6 +242,7 @@ fn left(state: &State) -> (String, String) {
 mod tests {
     use super::*;
     use crate::output::progress::tests::at;
+    use hikkoshi_status::DiskCopy;
 
     fn line(state: &State, columns: usize) -> String {
         ProgressLine::of(state).text(columns)
@@ -284,7 +276,7 @@ mod tests {
     #[test]
     fn disks_are_counted_in_bytes() {
         let mut state = at(1, 9);
-        state.phase = Phase::Connecting;
+        state.phase = Phase::Disks;
         let disk = |copied_bytes, total_bytes| DiskCopy {
             name: "vda".into(),
             copied_bytes,
@@ -299,6 +291,13 @@ mod tests {
         assert!(line(&state, 60).contains(" 50% "), "{}", line(&state, 60));
         state.phase = Phase::Precopy;
         assert!(ProgressLine::of(&state).in_full().contains("pages"));
+        // A destination does not know of how many bytes.
+        (state.phase, state.stage) = (Phase::Disks, "receiving".into());
+        state.disks.clear();
+        state.bytes.disks = 5 << 20;
+        (state.dirty_pages_per_second, state.time_left) = (None, None);
+        let text = "copying disks: 123.4 MiB/s, 5.0 MiB received";
+        assert_eq!(ProgressLine::of(&state).in_full(), text);
     }
 
     #[test]

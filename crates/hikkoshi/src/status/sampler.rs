@@ -149,17 +149,32 @@ fn millis(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// The phase. The source connects again after an outage, when disks were copied long ago. A
+/// destination does not know when they are complete, but the first page follows them.
+fn phase(now: &Snapshot) -> status::Phase {
+    let copies_disks = now.guest_at == GuestAt::Source
+        && match (now.stage, now.phase) {
+            (Stage::Source(_), Phase::Connecting) => !now.disks.is_empty(),
+            (Stage::Destination(_), Phase::Connecting | Phase::Precopy) => {
+                now.disk_bytes > 0 && now.pages.precopy + now.pages.zero == 0
+            }
+            _ => false,
+        };
+    match now.phase {
+        _ if copies_disks => status::Phase::Disks,
+        Phase::Connecting => status::Phase::Connecting,
+        Phase::Precopy => status::Phase::Precopy,
+        Phase::Switchover => status::Phase::Switchover,
+        Phase::Postcopy => status::Phase::Postcopy,
+    }
+}
+
 /// All but rates and the map.
 fn state(now: &Snapshot) -> State {
     let requests = &now.requests;
     State {
         at_ms: millis(now.at),
-        phase: match now.phase {
-            Phase::Connecting => status::Phase::Connecting,
-            Phase::Precopy => status::Phase::Precopy,
-            Phase::Switchover => status::Phase::Switchover,
-            Phase::Postcopy => status::Phase::Postcopy,
-        },
+        phase: phase(now),
         round: now.round,
         done_pages: now.done_pages,
         total_pages: now.total_pages,
@@ -182,6 +197,7 @@ fn state(now: &Snapshot) -> State {
             urgent: now.bytes.urgent,
             background: now.bytes.background,
             device_state: now.bytes.device_state,
+            disks: now.disk_bytes,
         },
         repeats: now.repeats.as_ref().map(repeats),
         bytes_per_second: 0.0,
@@ -377,5 +393,34 @@ pub(super) mod tests {
         assert_eq!(state.outages[0].from_ms, 3);
         let copy = &state.disks[0];
         assert_eq!((copy.copied_bytes, copy.total_bytes), (5, 9));
+    }
+
+    #[test]
+    fn disks_are_copied_before_the_guest_has_moved() {
+        let mut now = snapshot();
+        now.phase = Phase::Connecting;
+        assert_eq!(phase(&now), status::Phase::Connecting);
+        now.disks = vec![DiskProgress {
+            name: "vda".into(),
+            copied: 5,
+            total: 9,
+            in_sync: false,
+        }];
+        (now.disk_bytes, now.bytes.precopy) = (7, 3);
+        assert_eq!(phase(&now), status::Phase::Disks);
+        assert_eq!(super::state(&now).bytes.disks, 7);
+        // The links were lost in post-copy, and are opened again.
+        now.guest_at = GuestAt::Destination;
+        assert_eq!(phase(&now), status::Phase::Connecting);
+        let mut there = snapshot();
+        there.stage = Stage::Destination(DestinationStage::Receiving);
+        there.phase = Phase::Connecting;
+        assert_eq!(phase(&there), status::Phase::Connecting);
+        there.disk_bytes = 7;
+        assert_eq!(phase(&there), status::Phase::Disks);
+        there.phase = Phase::Precopy;
+        assert_eq!(phase(&there), status::Phase::Disks);
+        there.pages.zero = 1;
+        assert_eq!(phase(&there), status::Phase::Precopy);
     }
 }

@@ -225,6 +225,9 @@ fn stop(client: &mut Client) -> Result<(), QmpError> {
     }
 }
 
+/// Where QEMU has the devices with an id.
+const NAMED_DEVICES: &str = "/machine/peripheral/";
+
 /// The disks here for those of the source; or everything that prevents a copy.
 fn fitting<'a>(
     theirs: &[Disk],
@@ -239,8 +242,13 @@ fn fitting<'a>(
                 .filter(|our| !disk.drive.is_empty() && *our.drive == *disk.drive);
             named.next().filter(|_| named.next().is_none())
         };
-        let same = ours.iter().find(|our| *our.device == *disk.device);
-        let Some(our) = same.or_else(of_drive) else {
+        let same = || ours.iter().find(|our| *our.device == *disk.device);
+        // The path of a device without an id has its place in the order of the command line.
+        let our = match disk.device.starts_with(NAMED_DEVICES) || disk.device.is_empty() {
+            true => same().or_else(of_drive),
+            false => of_drive().or_else(same),
+        };
+        let Some(our) = our else {
             problems.push(format!(
                 "QEMU here has no disk with a medium for the source's {} ({} bytes): give it an \
                  image of that size",
@@ -249,11 +257,17 @@ fn fitting<'a>(
             continue;
         };
         let label = our.label();
+        if found.contains(&our) {
+            problems.push(format!(
+                "two disks of the source would be copied to the disk {label}: give each disk's \
+                 device the same id at both sides"
+            ));
+        }
         let image = pid.and_then(|pid| ImageFile::of(pid, &image_file(&our.file)));
         if image.is_some_and(|image| same_image(&image.identity, &disk.image)) {
             problems.push(format!(
                 "the disk {label} has the same image at both sides ({}): move the guest without \
-                 --copy-disks",
+                 --copy-disks, or name the other disks: --copy-disks=DISK,…",
                 our.file
             ));
         } else if our.read_only {
@@ -323,13 +337,37 @@ mod tests {
 
     #[test]
     fn disks_are_found_by_their_devices_or_drives() {
-        let here = [ours("/machine/a", "d0", 1), ours("/machine/b", "d1", 2)];
-        let wanted = [
-            theirs("/machine/b", "", 2),
-            theirs("/machine/other", "d0", 1),
-        ];
+        let at = |id| format!("{NAMED_DEVICES}{id}");
+        let here = [ours(&at("a"), "d0", 1), ours(&at("b"), "d1", 2)];
+        let wanted = [theirs(&at("b"), "", 2), theirs(&at("other"), "d0", 1)];
         let found = fitting(&wanted, &here, None).unwrap();
         assert_eq!(found, [&here[1], &here[0]]);
+    }
+
+    /// Their paths have the order of the command line.
+    #[test]
+    fn devices_without_an_id_are_found_by_their_drives_first() {
+        let path = |number| format!("/machine/peripheral-anon/device[{number}]");
+        let here = [ours(&path(0), "right", 1), ours(&path(1), "left", 1)];
+        let wanted = [theirs(&path(0), "left", 1), theirs(&path(1), "right", 1)];
+        let found = fitting(&wanted, &here, None).unwrap();
+        assert_eq!(found, [&here[1], &here[0]]);
+        // Without names, the order is all that is known.
+        let here = [ours(&path(0), "", 1), ours(&path(1), "other", 1)];
+        let found = fitting(&wanted, &here, None).unwrap();
+        assert_eq!(found, [&here[0], &here[1]]);
+        // Never two to one.
+        let here = [ours(&path(0), "right", 1), ours(&path(5), "", 1)];
+        let wanted = [theirs(&path(0), "left", 1), theirs(&path(1), "right", 1)];
+        let problems = fitting(&wanted, &here, None).unwrap_err();
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        assert!(problems[0].starts_with("two disks of the source"));
+        // One with an id keeps it, whatever its drive is called.
+        let named = |id| format!("{NAMED_DEVICES}{id}/virtio-backend");
+        let here = [ours(&named("vda"), "b", 1), ours(&named("vdb"), "a", 1)];
+        let wanted = [theirs(&named("vda"), "a", 1), theirs(&named("vdb"), "b", 1)];
+        let found = fitting(&wanted, &here, None).unwrap();
+        assert_eq!(found, [&here[0], &here[1]]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ pub(crate) mod jobs;
 mod list;
 pub(crate) mod nbd;
 mod select;
+mod shared;
 
 pub(crate) use image::{ImageFile, same_image};
 pub(crate) use list::{BlockDisk, list};

@@ -13,7 +13,7 @@ use crate::qmp::{Client, QmpError};
 /// Which disks are copied to the destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskSelection {
-    /// Each disk that the guest can write to, and that is a file of this host.
+    /// Each disk that the guest can write to, and that is a file of this host only.
     All,
     /// These, by the device's id, the name of the `-drive`, or the block node's.
     Named(Vec<String>),
@@ -112,13 +112,13 @@ fn because(reasons: &[String]) -> String {
     }
 }
 
-/// The disks to copy, and why others are not.
+/// The disks to copy; and for people, why others are not, and what to mind.
 pub(crate) fn choose(
     client: &mut Client,
     selection: &DiskSelection,
 ) -> Result<(Vec<CopiedDisk>, Vec<NotCopied>), SelectError> {
     let disks = list(client)?;
-    let (chosen, left) = match selection {
+    let (chosen, mut left) = match selection {
         DiskSelection::All => writable(disks, client.peer()),
         DiskSelection::Named(names) => (named(disks, names)?, Vec::new()),
     };
@@ -153,6 +153,13 @@ pub(crate) fn choose(
                 others: others.map(|other| other.label().to_owned()).collect(),
             });
         }
+        if let Some(what) = file.as_ref().and_then(may_be_shared) {
+            left.push(format!(
+                "the disk {} is {what}: the copy destroys the guest's disk if the destination has \
+                 the same image, and that is not always noticed",
+                disk.label()
+            ));
+        }
         copied.push(CopiedDisk {
             disk: Disk {
                 device: disk.device.as_str().into(),
@@ -167,27 +174,26 @@ pub(crate) fn choose(
     Ok((copied, left))
 }
 
-/// Each disk that is a file of this host and can be written to.
+/// Each disk that is a file of this host only, and can be written to.
 fn writable(disks: Vec<BlockDisk>, pid: Option<u32>) -> (Vec<BlockDisk>, Vec<NotCopied>) {
     let mut left = Vec::new();
     let is_copied = |disk: &BlockDisk| {
         let file = image_file(&disk.file);
-        let is_device = || {
-            let open = pid.and_then(|pid| ImageFile::of(pid, &file));
-            open.map_or_else(|| file.starts_with("/dev/"), |open| open.is_device)
-        };
         let why = if disk.read_only {
-            "it is read-only"
+            "it is read-only".to_owned()
         } else if disk.is_flash() {
-            "QEMU writes the content of flash memory when the guest resumes"
+            "QEMU writes the content of flash memory when the guest resumes".to_owned()
         } else if file.starts_with("/dev/fdset/") {
             return true;
         } else if !is_local(&file) {
-            "it is not a file of this host"
-        } else if is_device() {
-            "it is a device of the host, which both hosts may share; name it to copy it"
+            "it is not a file of this host".to_owned()
         } else {
-            return true;
+            let open = pid.and_then(|pid| ImageFile::of(pid, &file));
+            let by_name = || file.starts_with("/dev/").then(|| DEVICE.to_owned());
+            match open.map_or_else(by_name, |open| may_be_shared(&open)) {
+                Some(what) => format!("it is {what}, which both hosts may use; name it to copy it"),
+                None => return true,
+            }
         };
         left.push(format!("the disk {} is not copied: {why}", disk.label()));
         false
@@ -195,6 +201,17 @@ fn writable(disks: Vec<BlockDisk>, pid: Option<u32>) -> (Vec<BlockDisk>, Vec<Not
     let copied = disks.into_iter().filter(is_copied);
     let copied = Vec::from_iter(copied);
     (copied, left)
+}
+
+const DEVICE: &str = "a device of the host";
+
+/// What the image is, if the other host may use it as well.
+fn may_be_shared(image: &ImageFile) -> Option<String> {
+    let on = |kind: &String| format!("on a file system that several hosts can use ({kind})");
+    match image.is_device {
+        true => Some(DEVICE.to_owned()),
+        false => image.shared.as_ref().map(on),
+    }
 }
 
 /// The disks with these names.
@@ -263,7 +280,26 @@ mod tests {
         assert_eq!(labels(&copied), ["vda", "vde", "vdf"]);
         assert_eq!(left.len(), 5, "{left:?}");
         assert_eq!(left[0], "the disk cd0 is not copied: it is read-only");
-        assert!(left[3].contains("both hosts may share"), "{left:?}");
+        assert!(left[3].contains("both hosts may use"), "{left:?}");
+    }
+
+    #[test]
+    fn what_other_hosts_may_use_is_said() {
+        let image = |is_device, shared: Option<&str>| ImageFile {
+            identity: String::new(),
+            locked: Some(true),
+            is_device,
+            shared: shared.map(str::to_owned),
+        };
+        assert_eq!(may_be_shared(&image(false, None)), None);
+        assert_eq!(
+            may_be_shared(&image(false, Some("nfs4"))).as_deref(),
+            Some("on a file system that several hosts can use (nfs4)")
+        );
+        assert_eq!(
+            may_be_shared(&image(true, None)).as_deref(),
+            Some("a device of the host")
+        );
     }
 
     #[test]

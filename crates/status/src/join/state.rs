@@ -161,6 +161,7 @@ fn bytes(one: Bytes, other: Bytes) -> Bytes {
         urgent: one.urgent.saturating_add(other.urgent),
         background: one.background.saturating_add(other.background),
         device_state: one.device_state.saturating_add(other.device_state),
+        disks: one.disks.saturating_add(other.disks),
     }
 }
 

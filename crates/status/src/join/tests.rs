@@ -48,6 +48,7 @@ fn postcopy(at_ms: u64, number: u64) -> State {
             urgent: 20 * number,
             background: 30 * number,
             device_state: 40 * number,
+            disks: 50 * number,
         },
         missing_pages: Some(100),
         ..state(at_ms)

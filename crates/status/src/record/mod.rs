@@ -19,8 +19,8 @@ pub use map::{Frame, Map};
 pub use migration::{Block, GuestRange, Memory, Migration, Side};
 pub use repeats::{Repeated, Repeats};
 pub use state::{
-    Bytes, Converges, DiskCopy, GuestAt, LatencyBucket, Limits, Outage, Pages, Phase, Requests,
-    Round, State, Step, TimeLeft,
+    Bytes, Converges, DiskCopy, GuestAt, LatencyBucket, Limits, Outage, Pages, Phase, Progress,
+    Requests, Round, State, Step, TimeLeft, Unit,
 };
 
 /// One line of a status socket.

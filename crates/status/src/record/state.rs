@@ -10,6 +10,8 @@ use super::{Map, Repeats};
 pub enum Phase {
     /// Links are opened, or opened again after an outage.
     Connecting,
+    /// The guest's disks are copied, before its memory.
+    Disks,
     /// Memory is sent while the guest runs at the source.
     Precopy,
     /// The guest is paused.
@@ -74,7 +76,7 @@ pub struct State {
     /// Whether pre-copy ends by itself (source, in pre-copy without post-copy).
     #[serde(default)]
     pub converges: Option<Converges>,
-    /// The disks that are copied, before pre-copy and during it; source only. Empty: none, or the
+    /// The disks that are copied, or were: until the switchover; source only. Empty: none, or the
     /// engine is older.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<DiskCopy>,
@@ -153,6 +155,10 @@ pub struct Bytes {
     pub background: u64,
     /// The device state.
     pub device_state: u64,
+    /// Of the disks' connections, from the source to the destination. An engine that is older does
+    /// not count them.
+    #[serde(default)]
+    pub disks: u64,
 }
 
 /// The copy of a disk.
@@ -166,6 +172,49 @@ pub struct DiskCopy {
     pub total_bytes: u64,
     /// Whether both disks have the same content, and each write of the guest reaches both.
     pub in_sync: bool,
+}
+
+impl State {
+    /// How far the present round or phase is: what is done, of how much, and what is counted.
+    /// `None`: that is not known.
+    pub fn progress(&self) -> Option<Progress> {
+        let sum = |bytes: fn(&DiskCopy) -> u64| {
+            let each = self.disks.iter().map(bytes);
+            each.fold(0, u64::saturating_add)
+        };
+        let (done, total, unit) = match self.phase {
+            Phase::Disks => {
+                let done = sum(|disk| disk.copied_bytes);
+                (done, sum(|disk| disk.total_bytes), Unit::DiskBytes)
+            }
+            _ => (self.done_pages, self.total_pages, Unit::Pages),
+        };
+        (total > 0).then(|| Progress {
+            done: done.min(total),
+            total,
+            unit,
+        })
+    }
+}
+
+/// How far a round or phase is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// So many are done,
+    pub done: u64,
+    /// of so many, which are not 0.
+    pub total: u64,
+    /// What they are.
+    pub unit: Unit,
+}
+
+/// What the progress of a phase is counted in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Pages of the guest's memory.
+    Pages,
+    /// Bytes of its disks.
+    DiskBytes,
 }
 
 /// An estimate with its uncertainty, in seconds.
@@ -241,4 +290,36 @@ pub struct Outage {
     pub from_ms: u64,
     /// When the links were up again. `None`: they are not.
     pub to_ms: Option<u64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::record::examples::state;
+    use crate::{DiskCopy, Phase, Unit};
+
+    #[test]
+    fn the_progress_is_that_of_the_phase() {
+        let mut state = state(0);
+        (state.done_pages, state.total_pages) = (0, 0);
+        assert_eq!(state.progress(), None);
+        (state.done_pages, state.total_pages) = (9, 5);
+        let disk = |copied_bytes| DiskCopy {
+            name: "vda".into(),
+            copied_bytes,
+            total_bytes: 100,
+            in_sync: false,
+        };
+        state.disks = vec![disk(10), disk(30)];
+        let pages = state.progress().unwrap();
+        assert_eq!((pages.done, pages.total, pages.unit), (5, 5, Unit::Pages));
+        state.phase = Phase::Disks;
+        let disks = state.progress().unwrap();
+        assert_eq!(
+            (disks.done, disks.total, disks.unit),
+            (40, 200, Unit::DiskBytes)
+        );
+        // A destination does not know how much there is.
+        state.disks.clear();
+        assert_eq!(state.progress(), None);
+    }
 }

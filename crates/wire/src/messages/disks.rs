@@ -18,8 +18,9 @@ pub struct Disk {
     pub drive: Box<str>,
     /// Its size in bytes, as the guest sees it.
     pub bytes: u64,
-    /// Identifies the file of its image among all files of one running host: equal only if it is
-    /// the same file. Empty: not known, or not a file.
+    /// Names of the file or device of its image, separated by spaces. If both sides have a name in
+    /// common, it is the same image. The first one is of the running host; the others are those of
+    /// network file systems and of devices that several hosts reach. Empty: not known.
     #[serde(with = "Label")]
     pub image: Box<str>,
 }

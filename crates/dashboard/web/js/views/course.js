@@ -7,6 +7,7 @@ hikkoshi.views.course = (() => {
 
   const PHASES = {
     connecting: "The engines connect",
+    disks: "The guest's disks are copied",
     precopy: "Pre-copy: memory is sent while the guest runs at the source",
     switchover: "Switchover: the guest is paused",
     postcopy: "Post-copy: the guest runs at the destination, pages follow",

@@ -41,8 +41,9 @@ hikkoshi.views.summary = (() => {
       setText(this.phase, running ? phaseText(migration) : `${outcome.symbol} ${capital(outcome.text)}`);
       setAttribute(this.phase, "class", `phase ${outcome.kind}`);
       this.showEnd(migration);
-      this.work.hidden = !running || !state || state.total_pages === 0;
-      if (!this.work.hidden) this.showProgress(state);
+      const progress = running ? migration.progress : null;
+      this.work.hidden = progress === null;
+      if (progress) this.showProgress(state, progress);
       this.showFacts(facts(migration, moved, state));
       this.showEngines(migration.recordings);
     }
@@ -59,15 +60,19 @@ hikkoshi.views.summary = (() => {
       this.next.hidden = next === "";
     }
 
-    showProgress(state) {
-      const done = Math.min(state.done_pages, state.total_pages);
-      const part = done / state.total_pages;
+    showProgress(state, { done, total, isDisks }) {
+      const part = done / total;
       this.progress.value = part;
+      if (isDisks) {
+        setAttribute(this.progress, "aria-label", "Copied disks");
+        setText(this.progressText, `${format.bytes(done)} of ${format.bytes(total)} of the disks (${format.share(part)})`);
+        return;
+      }
       const what = state.phase === "precopy" ? `round ${state.round}` : (PHASES[state.phase] ?? state.phase).toLowerCase();
       setAttribute(this.progress, "aria-label", `Pages of ${what}`);
       setText(
         this.progressText,
-        `${format.count(done)} of ${format.count(state.total_pages)} pages of ${what} (${format.share(part)})`,
+        `${format.count(done)} of ${format.count(total)} pages of ${what} (${format.share(part)})`,
       );
     }
 
@@ -134,7 +139,8 @@ hikkoshi.views.summary = (() => {
     // The source has what was sent; without it, what has arrived is known.
     const sent = migration.source ? "Sent" : "Received";
     const { bytes } = migration.stateOf("source");
-    const total = bytes.precopy + bytes.urgent + bytes.background + bytes.device_state;
+    // A recording of an older version does not have those of the disks.
+    const total = bytes.precopy + bytes.urgent + bytes.background + bytes.device_state + (bytes.disks ?? 0);
     const limit = moved.max_downtime_ms === null ? "" : ` (limit ${format.duration(moved.max_downtime_ms)})`;
     return [
       ["Time left", running ? timeLeft(migration) : null],

@@ -37,6 +37,7 @@ struct Statistics {
     bandwidth: Option<u64>,
     repeats: Option<Repeats>,
     disks: Option<Vec<DiskCopy>>,
+    disk_bytes: Option<u64>,
     rounds_detail: Option<Vec<Round>>,
     outages: Option<Vec<Outage>>,
 }
@@ -280,6 +281,7 @@ fn state(statistics: Statistics, at_ms: u64, side: Side) -> State {
             urgent: bytes.urgent,
             background: bytes.background,
             device_state: bytes.device_state,
+            disks: statistics.disk_bytes.unwrap_or_default(),
         },
         repeats: statistics.repeats,
         disks: statistics.disks.unwrap_or_default(),

@@ -3,12 +3,12 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use hikkoshi_status::{GuestAt, Phase, Side, State, TimeLeft};
+use hikkoshi_status::{DiskCopy, GuestAt, Phase, Progress, Side, State, TimeLeft, Unit};
 
 use super::Seen;
 use super::report::expected_downtime_ms;
 use crate::output::progress_line;
-use crate::output::report::seconds;
+use crate::output::report::{mib, seconds};
 
 /// What is not known.
 const NOTHING: &str = "-";
@@ -55,7 +55,7 @@ fn row(seen: &Seen) -> [String; 12] {
         migration.id.chars().take(8).collect(),
         migration.mode.clone(),
         phase(seen),
-        shown(state.map(done)),
+        shown(state.and_then(done)),
         shown(running.map(|state| progress_line::rate(state.bytes_per_second))),
         shown(running.and_then(dirty)),
         shown(running.and_then(|state| Some(time(state.time_left?.likely_s)))),
@@ -117,15 +117,11 @@ fn state_lines(seen: &Seen, state: &State) -> Vec<(&'static str, String)> {
         GuestAt::Destination => "at the destination",
     };
     let mut lines = vec![("guest is", guest.to_owned())];
-    if state.total_pages > 0 {
-        let pages = format!(
-            "{} of {} in this phase ({})",
-            state.done_pages,
-            state.total_pages,
-            done(state)
-        );
+    if let Some(of) = state.progress().filter(|of| of.unit == Unit::Pages) {
+        let pages = format!("{} of {} in this phase ({})", of.done, of.total, share(&of));
         lines.push(("pages", pages));
     }
+    lines.extend(state.disks.iter().map(|disk| ("disk", self::disk(disk))));
     let missing = |missing: u64| match seen.migration.side {
         Side::Source => format!("{missing} pages not sent yet"),
         Side::Destination => {
@@ -168,13 +164,27 @@ fn phase(seen: &Seen) -> String {
     }
 }
 
-fn done(state: &State) -> String {
-    let total = state.total_pages;
-    if total == 0 {
-        return NOTHING.to_owned();
+fn done(state: &State) -> Option<String> {
+    Some(share(&state.progress()?))
+}
+
+fn share(progress: &Progress) -> String {
+    let percent = u128::from(progress.done) * 100 / u128::from(progress.total);
+    format!("{percent}%")
+}
+
+/// How far the copy of a disk is.
+fn disk(disk: &DiskCopy) -> String {
+    let copied = format!(
+        "{}, {} of {} copied",
+        disk.name,
+        mib(disk.copied_bytes),
+        mib(disk.total_bytes)
+    );
+    match disk.in_sync {
+        true => format!("{copied}, in sync"),
+        false => copied,
     }
-    let done = u128::from(state.done_pages.min(total));
-    format!("{}%", done * 100 / u128::from(total))
 }
 
 /// How fast the guest writes.
@@ -320,6 +330,35 @@ pub(super) mod tests {
         );
         assert!(!text.contains('\u{1b}'));
         assert_eq!(table(&[]), "no migration runs on this host\n");
+    }
+
+    #[test]
+    fn disks_are_shown_by_name() {
+        let mut seen = running("hybrid");
+        let state = seen.state.as_mut().unwrap();
+        state.phase = Phase::Disks;
+        (state.done_pages, state.total_pages) = (0, 0);
+        let disk = |name: &str, copied_bytes, in_sync| DiskCopy {
+            name: name.into(),
+            copied_bytes,
+            total_bytes: 4 << 20,
+            in_sync,
+        };
+        state.disks = vec![disk("vda", 4 << 20, true), disk("vdb\n", 1 << 20, false)];
+        let text = details(&[&seen]);
+        for line in [
+            "phase      copying disks\n",
+            "disk       vda, 4.0 MiB of 4.0 MiB copied, in sync\n",
+            "disk       vdb, 1.0 MiB of 4.0 MiB copied\n",
+        ] {
+            assert!(text.contains(line), "{line}{text}");
+        }
+        assert!(!text.contains("pages"), "{text}");
+        let text = table(&[&seen]);
+        assert!(
+            text.contains("copying disks") && text.contains("62%"),
+            "{text}"
+        );
     }
 
     #[test]
