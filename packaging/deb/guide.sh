@@ -16,6 +16,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 work=$1 root=$2
 guide=docs/operating.md
 declare -A host=() jobs=()
+# Other runs on this machine have others.
+link=hkg$$
 
 fail() {
     printf 'guide: %s\n' "$*" >&2
@@ -27,7 +29,7 @@ end_hosts() {
     local one
     for one in "${jobs[@]}"; do kill -KILL "$one" 2>/dev/null || true; done
     wait 2>/dev/null || true
-    ip link delete hk-guide0 2>/dev/null || true
+    ip link delete "${link}a" 2>/dev/null || true
     local groups
     groups=$(mktemp -d)
     mount -t cgroup2 cgroup2 "$groups"
@@ -102,9 +104,9 @@ assert_runs_on() {
     assert_runs "$1" "$2"
 }
 
-ip link add hk-guide0 type veth peer name hk-guide1
-start_host source 10.0.0.1 hk-guide0
-start_host destination 10.0.0.2 hk-guide1
+ip link add "${link}a" type veth peer name "${link}b"
+start_host source 10.0.0.1 "${link}a"
+start_host destination 10.0.0.2 "${link}b"
 for one in source destination; do
     on $one "mkdir -p -m 700 /root/.ssh && ssh-keygen -q -t ed25519 -N '' -f /root/.ssh/id_ed25519 && systemctl start ssh
         cp /root/.ssh/id_ed25519.pub /srv/shared/$one.pub"

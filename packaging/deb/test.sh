@@ -10,8 +10,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 project=$PWD
 roots=$project/build/debian-roots
-work=$project/build/test-deb
-rm -rf "$work"
+# Another run of it may be under way.
+work=$project/build/test-deb-$$
+trap 'rm -rf "$work"' EXIT
 mkdir -p "$work"/{shared,layer}
 cp build/deb/hikkoshi_*.deb "$work/shared"
 cp -r packaging/deb/inside "$work/shared"
@@ -22,4 +23,3 @@ echo "test-deb: installing in a fresh Debian root"
 UPPER=$work/layer unshare --mount --uts --ipc --pid --fork --kill-child packaging/deb/in-root.sh \
     "$roots/fresh" "$work/shared" bash /srv/shared/inside/install.sh
 packaging/deb/guide.sh "$work" "$work/layer/upper:$roots/fresh"
-rm -rf "$work"
