@@ -232,7 +232,7 @@ after_command() {
     'source systemctl show --property=MemoryMax'*)
         check own-unit
         on source 'test "$(systemctl show --value --property MemoryMax guest-db1.scope)" = 2147483648' || fail "the guest has no limit"
-        on source 'grep guest-db1.scope "/proc/$(pgrep --full "name db1")/cgroup"' || fail "QEMU is not in its own unit"
+        on source 'grep guest-db1.scope "/proc/$(pgrep --full "^[^ ]*qemu-system-x86_64 -name db1")/cgroup"' || fail "QEMU is not in its own unit"
         ;;
     destination*'--name db2'*)
         check moves-by-daemon-with-certificate
@@ -401,8 +401,8 @@ port_is_taken_for_a_while() {
         systemctl kill --signal=KILL hikkoshi-resume@web'
     wait_for destination '[ "$(systemctl show --value --property NRestarts hikkoshi-resume@web)" -gt 21 ]' \
         "hikkoshi-resume@web to be restarted"
-    [[ $(on destination 'systemctl show --value --property ExecMainStatus hikkoshi-resume@web') == 3 ]] ||
-        fail "a resumption without its port does not end with status 3"
+    wait_for destination '[ "$(systemctl show --value --property ExecMainStatus hikkoshi-resume@web)" = 3 ]' \
+        "a resumption without its port to end with status 3"
     on destination 'rm -r /run/systemd/system/hikkoshi-resume@web.service.d && systemctl daemon-reload && systemctl stop port'
     wait_for destination 'systemctl --quiet is-active hikkoshi-resume@web' "hikkoshi-resume@web to have its port"
 }
