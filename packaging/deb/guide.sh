@@ -210,11 +210,11 @@ after_command() {
         check firewall
         other_hosts_are_refused
         ;;
-    authority*'scp -q $host.key'*)
+    authority*'scp $host.key'*)
         check certificates
         [[ ! $(on source 'find / -xdev -name ca.key -not -path "/srv/*"') ]] || fail "the authority's key is on a host"
         ;;
-    authority*'scp -q $host.crt $host:/etc/hikkoshi/host.crt || exit'*)
+    authority*'scp $host.crt $host:/etc/hikkoshi/host.crt || exit'*)
         check renews
         for one in source destination; do
             [[ $(on authority "cat /root/migration-ca/$one.crt") == "$(on $one 'cat /etc/hikkoshi/host.crt')" ]] ||
