@@ -145,8 +145,8 @@ deb: build-packaged ## build the Debian package, and check it with lintian: buil
 	packaging/deb/build.sh
 
 .PHONY: test-deb
-test-deb: deb guest ## install, use under systemd, upgrade and purge the package in a fresh Debian root
-	setup/setup.sh fresh-root
+test-deb: deb guest ## install, use under systemd, upgrade and purge the package in fresh Debian roots
+	setup/setup.sh fresh-root hosts-root
 	packaging/deb/test.sh
 
 # The quickest is part of test-guests.

@@ -76,7 +76,7 @@ loom() {
 package() {
     renice --priority 5 --pid "$BASHPID" >/dev/null
     tail --pid "${parts[guest_images]}" -f /dev/null
-    setup/setup.sh package-root fresh-root
+    setup/setup.sh package-root fresh-root hosts-root
     PROGRAM=target/debug/hikkoshi packaging/deb/build.sh
     packaging/deb/test.sh
 }

@@ -30,10 +30,11 @@
 #   build/chromium                    the distribution's Chromium without windows, and fonts
 #   build/prometheus                  the distribution's Prometheus, and promtool
 #
-# or only the Debian package (`setup.sh package-root fresh-root`):
+# or only the Debian package (`setup.sh package-root fresh-root hosts-root`):
 #
 #   build/debian-roots                Debian roots, made by mmdebstrap (as root): one in which the
-#                                     package is built, and one as it is after installation
+#                                     package is built, one as it is after installation, and one of
+#                                     hosts with QEMU and systemd
 #
 # None of this is installed: apt downloads the packages, with its signatures checked, into a private
 # state directory, and they are unpacked into build/. Only small tools that are
@@ -110,13 +111,14 @@ for more in "$@"; do
     debian) setup_debian ;;
     package-root) setup_package_root ;;
     fresh-root) setup_fresh_root ;;
+    hosts-root) setup_hosts_root ;;
     devices-kernel) setup_devices_kernel ;;
     openssh) setup_openssh ;;
     chromium) setup_chromium ;;
     prometheus) setup_prometheus ;;
     *) fail "unknown component: $more" \
         "Known components: apache, bpftrace, ovmf, debian, devices-kernel, openssh, chromium," \
-        "prometheus, package-root, fresh-root." ;;
+        "prometheus, package-root, fresh-root, hosts-root." ;;
     esac
 done
 

@@ -51,6 +51,11 @@ ln -s fd/2 "$there/dev/stderr"
 mkdir -p "$there/srv/shared"
 mount --bind "$shared" "$there/srv/shared"
 cat /etc/resolv.conf >"$there/etc/resolv.conf"
-exec chroot "$there" /usr/bin/env -i HOME=/root LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
+# Not only another root folder: paths in /proc are those of a host then, also between the namespaces
+# that systemd makes for units.
+cd "$there"
+pivot_root . .
+umount --lazy .
+exec chroot . /usr/bin/env -i HOME=/root LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     ${OWN_CGROUP:+container=hikkoshi-test} "$@"

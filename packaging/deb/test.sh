@@ -1,25 +1,62 @@
 #!/usr/bin/env bash
-# Tests the Debian package of build/deb in a fresh Debian root; `make test-deb` runs it. As root, with
-# a network.
+# Tests the Debian package of build/deb in Debian roots (setup/lib/debian-roots.sh), as root: `test.sh
+# [install] [guide]`, both by default; `make test-deb` runs it.
 #
-# 1. The package is installed (apt installs what it depends on), checked, upgraded and purged:
-#    inside/install.sh. What was written is kept as a layer.
-# 2. Two hosts with that layer are started, each with systemd as its first process, connected by a
-#    network. Every command of docs/operating.md is executed there, in order: guide.sh.
+# install: in a fresh root, with a network, the package is installed with what it depends on, and
+#          purged (inside/install.sh). At the same time, in the root of a host, it is upgraded,
+#          checked, removed and purged (inside/upgrade.sh).
+# guide:   two such hosts are started, each with systemd as its first process, connected by a
+#          network. Every command of docs/operating.md is executed there, in order: guide.sh.
+#
+# All of them run at once, and each in a layer over its root: several runs do not disturb each other.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-project=$PWD
-roots=$project/build/debian-roots
-work=$project/build/test-deb
-rm -rf "$work"
-mkdir -p "$work"/{shared,layer}
+roots=$PWD/build/debian-roots
+work=$PWD/build/test-deb-$$
+declare -A parts=()
+
+end_all() {
+    local part
+    for part in "${parts[@]}"; do kill -TERM "$part" 2>/dev/null || true; done
+    wait
+    rm -rf "$work"
+}
+trap end_all EXIT
+trap 'exit 1' TERM INT
+
+# in_root NAME ROOT SCRIPT: a part that runs SCRIPT in a root.
+in_root() {
+    unshare --mount --uts --ipc --pid --fork --kill-child packaging/deb/in-root.sh \
+        "$roots/$2" "$work/shared" bash "/srv/shared/inside/$3" &>"$work/$1.log" &
+    parts[$1]=$!
+}
+
+mkdir -p "$work"/{shared,guide/shared}
 cp build/deb/hikkoshi_*.deb "$work/shared"
 cp -r packaging/deb/inside "$work/shared"
 (cd packaging/systemd && printf '%s\n' *) >"$work/shared/units"
-cp build/kernel/vmlinuz build/initramfs.cpio "$work/shared"
+cp build/deb/hikkoshi_*.deb build/kernel/vmlinuz build/initramfs.cpio "$work/guide/shared"
 
-echo "test-deb: installing in a fresh Debian root"
-UPPER=$work/layer unshare --mount --uts --ipc --pid --fork --kill-child packaging/deb/in-root.sh \
-    "$roots/fresh" "$work/shared" bash /srv/shared/inside/install.sh
-packaging/deb/guide.sh "$work" "$work/layer/upper:$roots/fresh"
-rm -rf "$work"
+(($#)) || set -- install guide
+for part; do
+    case $part in
+    install)
+        in_root install fresh install.sh
+        in_root upgrade hosts upgrade.sh
+        ;;
+    guide)
+        packaging/deb/guide.sh "$work/guide" "$roots/hosts" &>"$work/guide.log" &
+        parts[guide]=$!
+        ;;
+    *) echo "test-deb: unknown part: $part" >&2 && exit 2 ;;
+    esac
+done
+failed=()
+for part in install upgrade guide; do
+    [[ ${parts[$part]:-} ]] || continue
+    wait "${parts[$part]}" || failed+=("$part")
+    unset "parts[$part]"
+    echo "test-deb: $part"
+    cat "$work/$part.log"
+done
+((${#failed[@]} == 0)) || { echo "test-deb: failed: ${failed[*]}" >&2; exit 1; }

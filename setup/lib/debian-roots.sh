@@ -8,16 +8,22 @@ readonly package_root_packages=build-essential,debhelper,lintian,libvirt-dev,pkg
 # A root in which the package is built.
 setup_package_root() { setup_root package --variant=minbase --include="$package_root_packages"; }
 
-# A root as after a minimal installation, in which the package is tested. It keeps its apt sources.
+# A root as after a minimal installation, in which the package is installed. It keeps its apt sources.
 setup_fresh_root() { setup_root fresh --variant=minbase; }
+
+# What the hosts of docs/operating.md have, and what checking an installed package needs: man and the
+# shells. The package's dependencies are there, so that installing it needs no network.
+readonly hosts_root_packages=adduser,bash-completion,dbus,fish,iproute2,libvirt0,man-db,nftables,openssh-server,openssl,procps,qemu-system-x86,systemd,systemd-sysv,zsh
+
+# A root of two hosts with guests, on which the operator's guide is executed.
+setup_hosts_root() { setup_root hosts --variant=minbase --include="$hosts_root_packages"; }
 
 # $1: the folder's name; the other arguments are passed to mmdebstrap.
 setup_root() {
     local folder=$build/debian-roots/$1 name=$1
     shift
-    # Made again when this file has changed.
-    local made_from
-    made_from=$(sha256sum <"$here/lib/debian-roots.sh")
+    # Made again when the options have changed.
+    local made_from="$codename $*"
     [[ ! -e $folder.done || $(<"$folder.done") != "$made_from" ]] || return 0
     [[ $(id -u) == 0 ]] || fail "making a Debian root needs root" "Run \`setup/setup.sh $name-root\` as root."
     command -v mmdebstrap >/dev/null || install_tools mmdebstrap

@@ -1,5 +1,5 @@
 //! Giving up a migration needs nothing but its journal, and neither does resuming one that is
-//! complete.
+//! complete, nor refusing to resume.
 
 // Helpers outside the test function: their failure is the message too.
 #![allow(clippy::unwrap_used)]
@@ -125,4 +125,93 @@ fn certificates_are_not_read() {
     // The furthest that it can get without a QEMU.
     assert_eq!(status, Some(3), "{said}");
     assert!(said.contains("the source's QEMU has ended"), "{said}");
+}
+
+/// How a command ended that could not resume: the end that programs get.
+fn end(command: &str, arguments: &[&str]) -> Value {
+    let output = Command::new(env!("CARGO_BIN_EXE_hikkoshi"))
+        .args([command, "--json", "-", "--progress", "none"])
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let end: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let end = end["error"].clone();
+    assert_eq!(
+        output.status.code().map(Value::from).unwrap(),
+        end["exit_status"],
+        "{output:?}"
+    );
+    end
+}
+
+/// Status 2 means that nothing was handed over by this command line, so that a script may start
+/// from the beginning. A migration that has a journal is not such a case, whatever is missing.
+#[test]
+fn a_migration_that_cannot_be_resumed_stays_unfinished() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let named = |path: &Path| format!("--resume={}", path.display());
+    let in_folder = format!("--journal={}", folder.display());
+    let id = "0".repeat(32);
+    let unfinished = |end: &Value, reason: &str| {
+        assert_eq!(end["exit_status"], 3, "{end}");
+        assert_eq!(end["reason"], reason, "{end}");
+        assert_ne!(end["guest"], "source", "{end}");
+    };
+
+    // Its port is taken.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let ready = json!({
+        "id": id, "stage": "ready", "mode": "hybrid", "postcopy": true,
+        "running": true, "started": false, "links": 1,
+    });
+    let destination = journal(
+        folder,
+        "destination",
+        &json!({ "security": null, "engine": ready }),
+    );
+    let listen = format!("--listen={}", taken.local_addr().unwrap());
+    let resume = [named(&destination), listen];
+    let ended = end("receive", &resume.each_ref().map(String::as_str));
+    unfinished(&ended, "cannot_listen");
+    let again = ended["resume"].as_str().unwrap();
+    assert!(again.starts_with("hikkoshi receive --resume="), "{again}");
+
+    // Its certificates are gone, or it was encrypted.
+    let gone = json!({ "ca": "/gone/ca", "cert": "/gone/cert", "key": "/gone/key" });
+    let committed = json!({
+        "security": { "Certified": { "files": gone, "host": "dst.example" } },
+        "engine": { "id": id, "stage": "committed", "mode": "hybrid" },
+    });
+    let source = named(&journal(folder, "source", &committed));
+    unfinished(&end("migrate", &[&source]), "credentials");
+    unfinished(&end("migrate", &[&source, "--plaintext"]), "usage");
+    unfinished(
+        &end("migrate", &[&source, "--give-up"]),
+        "confirmation_needed",
+    );
+
+    // Another version has written it, or there are several.
+    let other = folder.join("source-2-2.json");
+    std::fs::copy(folder.join("source-1-1.json"), &other).unwrap();
+    unfinished(
+        &end("migrate", &["--resume", &in_folder]),
+        "journal_ambiguous",
+    );
+    std::fs::remove_file(folder.join("source-1-1.json")).unwrap();
+    std::fs::write(&other, r#"{ "version": 99 }"#).unwrap();
+    unfinished(&end("migrate", &[&named(&other)]), "journal");
+    unfinished(&end("migrate", &["--resume", &in_folder]), "journal");
+    let of_guest = ["--resume", "--qmp", "/nowhere/qmp", &in_folder];
+    unfinished(&end("migrate", &of_guest), "journal");
+
+    // Without a journal there is nothing to resume.
+    std::fs::remove_file(other).unwrap();
+    let ended = end("migrate", &of_guest);
+    assert_eq!(ended["exit_status"], 2, "{ended}");
+    assert_eq!(ended["reason"], "no_journal", "{ended}");
+    let ended = end("migrate", &["--resume", "--bandwidth", "much", &in_folder]);
+    assert_eq!(ended["exit_status"], 2, "{ended}");
+    assert_eq!(ended["reason"], "usage", "{ended}");
 }

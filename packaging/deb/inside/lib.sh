@@ -1,9 +1,12 @@
+# shellcheck shell=bash
 # For the scripts of this folder, which run in a Debian root.
 
 fail() {
     printf 'test-deb: %s\n' "$*" >&2
     exit 1
 }
+
+apt() { apt-get -qq -y --no-install-recommends -o Dpkg::Use-Pty=0 "$@" >/dev/null; }
 
 # Lists the files of the system, without what apt and dpkg keep about any package.
 list_files() {

@@ -69,7 +69,7 @@ fn a_domain_that_has_not_run_is_given_up() {
 
     let exit = moving.give_up_migrate(&[]);
     let needs = ["two copies of the guest run", "--other-side-is-lost"];
-    exit.assert(2, &needs);
+    exit.assert(3, &needs);
     assert_eq!(source.state("guest").unwrap(), "paused");
     let exit = moving.give_up_migrate(&["--other-side-is-lost"]);
     exit.assert(1, &["the guest runs at the source"]);
@@ -97,7 +97,7 @@ fn a_domain_with_missing_pages_is_given_up() {
     assert_eq!(destination.state("guest").unwrap(), "running");
 
     let exit = moving.give_up_receive(&[]);
-    exit.assert(2, &["would be ended", "--other-side-is-lost"]);
+    exit.assert(3, &["would be ended", "--other-side-is-lost"]);
     assert_eq!(destination.state("guest").unwrap(), "running");
     let exit = moving.give_up_receive(&["--other-side-is-lost"]);
     exit.assert(4, &["the guest has ended here"]);
@@ -106,7 +106,7 @@ fn a_domain_with_missing_pages_is_given_up() {
     assert_eq!(destination.virsh(&["list", "--all", "--name"]).unwrap(), "");
 
     let exit = moving.give_up_migrate(&[]);
-    exit.assert(2, &["otherwise two copies of the guest run"]);
+    exit.assert(3, &["otherwise two copies of the guest run"]);
     let exit = moving.give_up_migrate(&["--other-side-is-lost"]);
     exit.assert(1, &["the guest runs at the source"]);
     assert_eq!(source.state("guest").unwrap(), "running");

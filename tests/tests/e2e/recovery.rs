@@ -237,7 +237,7 @@ fn each_side_is_given_up() {
             migration
                 .receive
                 .wait()
-                .assert(2, &["would be ended", "--other-side-is-lost"]);
+                .assert(3, &["would be ended", "--other-side-is-lost"]);
             migration.start_receive_resume(&["--give-up", "--other-side-is-lost"]);
             migration
                 .receive
@@ -251,7 +251,7 @@ fn each_side_is_given_up() {
         }
         migration.resume_migrate(&["--give-up"]);
         migration.migrate.wait().assert(
-            2,
+            3,
             &[
                 "otherwise two copies of the guest run",
                 "--other-side-is-lost",

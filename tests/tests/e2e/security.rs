@@ -104,7 +104,7 @@ fn killed_and_resumed(env: &TestEnv, plan: MigrationPlan) {
             "this migration began with encryption",
             "leave --plaintext out",
         ];
-        assert_refused(&plainly, 2, &parts);
+        assert_refused(&plainly, 3, &parts);
     }
     assert_eq!(migration.journals().len(), 2);
     migration.resume_receive(&[]);

@@ -72,10 +72,11 @@ Exit status:
   0  The guest runs at the destination, and all of its pages are there
   1  The guest is still at the source
   2  Nothing was tried: the command line or the environment is invalid, or something that is
-     needed to begin is not there (an address to listen on, a journal, a QEMU that waits for
-     a guest, the confirmation of --give-up)
+     needed to begin is not there (an address to listen on, a QEMU that waits for a guest,
+     for --resume a journal)
   3  The guest was handed over, or may have been, and the migration is not finished.
-     No data is lost: --resume continues it
+     No data is lost: --resume continues it. Also if it cannot now, or if --give-up was not
+     confirmed
   4  The guest is lost: during post-copy, the destination's QEMU ended, or the source's QEMU
      ended while it held pages in private memory
 

@@ -1,5 +1,6 @@
 //! Which journal `--resume` means, and whether its QEMU process still exists.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use error_reporter::Report;
@@ -10,7 +11,7 @@ use hikkoshi_qemu::{FindProcessError, QemuIdentity, QmpListener};
 use crate::args::RunOptions;
 use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::no_journal::no_journal;
-use crate::commands::resume_command::quoted;
+use crate::commands::resume_command::{cannot_resume, quoted};
 use crate::journal::{self, Entry, JournalFile};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
@@ -32,10 +33,6 @@ pub(super) fn find<E: Entry>(
     run: &RunOptions,
     file: Option<&Path>,
 ) -> Result<(JournalFile, E), Exit> {
-    let cannot = |error: std::io::Error| {
-        let what = format!("reading the journal: {}", Report::new(&error));
-        Exit::new(Status::Usage, Reason::Journal, what)
-    };
     let path = match file {
         Some(path) => path.to_owned(),
         None => search::<E>(guest, run)?,
@@ -44,6 +41,7 @@ pub(super) fn find<E: Entry>(
         let what = format!("there is no journal at {}", path.display());
         return Err(no_journal::<E>(guest, &what));
     }
+    let cannot = |error| unusable::<E>(&path, &error);
     let file = JournalFile::lock(&path).map_err(cannot)?;
     match file.read().map_err(cannot)? {
         Some(entry) => Ok((file, entry)),
@@ -54,11 +52,18 @@ pub(super) fn find<E: Entry>(
     }
 }
 
+/// A journal that cannot be used now, whatever it says: its migration is not finished.
+fn unusable<E: Entry>(path: &Path, error: &io::Error) -> Exit {
+    let what = format!("reading the journal: {}", Report::new(error));
+    cannot_resume::<E>(Reason::Journal, &io::Error::other(what), path)
+}
+
 fn search<E: Entry>(guest: Option<&NamedGuest>, run: &RunOptions) -> Result<PathBuf, Exit> {
     let folder = run.journals.path();
     let found = journal::find::<E>(&folder, guest).map_err(|error| {
         let what = format!("looking for a migration to resume: {}", Report::new(&error));
-        Exit::new(Status::Usage, Reason::Journal, what)
+        let next = "the guest may have been handed over, and nothing was changed";
+        Exit::new(Status::Unfinished, Reason::Journal, what).with(next)
     })?;
     let found = match guest {
         None => found,
@@ -85,7 +90,13 @@ fn search<E: Entry>(guest: Option<&NamedGuest>, run: &RunOptions) -> Result<Path
                 E::SIDE,
                 folder.display()
             );
-            Err(no_journal::<E>(guest, &what))
+            let exit = no_journal::<E>(guest, &what);
+            let is_known = matches!(exit.status(), Status::AtSource | Status::Moved);
+            match journal::unreadable::<E>(&folder) {
+                // It may be the journal of this migration.
+                Some((path, error)) if !is_known => Err(unusable::<E>(&path, &error)),
+                _ => Err(exit),
+            }
         }
         [(path, _)] => Ok(path.clone()),
         _ => {
@@ -95,7 +106,10 @@ fn search<E: Entry>(guest: Option<&NamedGuest>, run: &RunOptions) -> Result<Path
             });
             let all = all.collect::<Vec<_>>().join(", ");
             let what = format!("there are several migrations to resume: {all}");
-            Err(Exit::new(Status::Usage, Reason::JournalAmbiguous, what).with("name one of them"))
+            Err(
+                Exit::new(Status::Unfinished, Reason::JournalAmbiguous, what)
+                    .with("name one of them; nothing was changed"),
+            )
         }
     }
 }

@@ -44,7 +44,8 @@ pub(super) fn source(
     let stage = entry.engine.stage;
     let address = entry.qemu.identity.monitor.clone();
     let again = resume_command::<SourceEntry>(file.path());
-    require_confirmation(&args.run, source_consequence(stage).as_deref())?;
+    require_confirmation(&args.run, source_consequence(stage).as_deref())
+        .map_err(|exit| exit.resumed_by(&again))?;
     let cannot = |reason, error: &dyn Error| {
         Exit::caused(Status::Unfinished, reason, error).resumed_by(&again)
     };
@@ -115,8 +116,9 @@ pub(super) fn destination(
         MonitorAddress::Domain { .. } => "nothing is left of its domain here",
         MonitorAddress::Socket(_) => "end this QEMU",
     };
-    require_confirmation(&args.run, destination_consequence(stage))?;
     let again = resume_command::<DestinationEntry>(file.path());
+    require_confirmation(&args.run, destination_consequence(stage))
+        .map_err(|exit| exit.resumed_by(&again))?;
     let cannot = |reason, error: &dyn Error| {
         Exit::caused(Status::Unfinished, reason, error).resumed_by(&again)
     };
@@ -190,7 +192,7 @@ fn require_confirmation(run: &RunOptions, consequence: Option<&str>) -> Result<(
         Some(consequence) if !run.other_side_is_lost => {
             let what = format!("giving up the migration: {consequence}");
             let next = "nothing was done. To confirm: --give-up --other-side-is-lost";
-            Err(Exit::new(Status::Usage, Reason::ConfirmationNeeded, what).with(next))
+            Err(Exit::new(Status::Unfinished, Reason::ConfirmationNeeded, what).with(next))
         }
         _ => Ok(()),
     }

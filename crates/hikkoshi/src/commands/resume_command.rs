@@ -28,6 +28,17 @@ pub(super) fn cannot_resume<E: Entry>(reason: Reason, error: &dyn Error, journal
         .resumed_by(again)
 }
 
+/// An option, a file or an address that cannot be used to resume the migration in `journal`, which
+/// stays unfinished.
+pub(super) fn not_resumed<E: Entry>(journal: &Path) -> impl Fn(Exit) -> Exit + use<E> {
+    let again = resume_command::<E>(journal);
+    move |exit| {
+        exit.while_unfinished()
+            .also("Nothing was changed: the migration is not finished, and can still be resumed")
+            .resumed_by(&again)
+    }
+}
+
 /// A path as a shell takes it, for messages.
 pub(super) fn quoted(path: &Path) -> String {
     shell_words::quoted(path).display().to_string()

@@ -49,10 +49,7 @@ pub(crate) fn find<E: Entry>(
     remove_stale_locks(&folder);
     let mut found = Vec::new();
     for path in files.filter_map(|file| Some(file.ok()?.path())) {
-        let name = path.file_name().and_then(|name| name.to_str());
-        let is_journal = name.is_some_and(|name| name.starts_with(E::SIDE))
-            && path.extension().is_some_and(|e| e == "json");
-        if !is_journal {
+        if !is_journal::<E>(&path) {
             continue;
         }
         match file::read::<E>(&path) {
@@ -71,6 +68,25 @@ pub(crate) fn find<E: Entry>(
     found.sort_by_key(|(written, ..)| std::cmp::Reverse(*written));
     let found = found.into_iter().map(|(_, path, entry)| (path, entry));
     Ok(found.collect())
+}
+
+/// A journal of one side in `folder` that cannot be read, such as one of another version.
+pub(crate) fn unreadable<E: Entry>(folder: &Path) -> Option<(PathBuf, io::Error)> {
+    let files = std::fs::read_dir(absolute(folder)).ok()?;
+    files
+        .filter_map(|file| Some(file.ok()?.path()))
+        .filter(|path| is_journal::<E>(path))
+        .find_map(|path| {
+            let error = file::read::<E>(&path).err()?;
+            Some((path, error))
+        })
+}
+
+/// Whether a file has the name of a journal of this side.
+fn is_journal<E: Entry>(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| name.starts_with(E::SIDE))
+        && path.extension().is_some_and(|e| e == "json")
 }
 
 /// Removes lock files that no process holds and that have no journal: an engine was killed before

@@ -135,6 +135,16 @@ impl Exit {
         self
     }
 
+    /// The same while a migration is not finished: what could not be used was needed to resume it.
+    #[must_use]
+    pub(crate) fn while_unfinished(mut self) -> Self {
+        if self.status == Status::Usage {
+            self.status = Status::Unfinished;
+            self.holder = self.status.holder();
+        }
+        self
+    }
+
     /// Adds the command that resumes or completes the migration on this side.
     #[must_use]
     pub(crate) fn resumed_by(mut self, command: impl Into<String>) -> Self {

@@ -185,6 +185,7 @@ mod tests {
     use super::*;
 
     const DOCUMENT: &str = include_str!("../../../../docs/json.md");
+    const GUIDE: &str = include_str!("../../../../docs/operating.md");
     const SCHEMA: &str = include_str!("../../../../docs/json.schema.json");
 
     #[test]
@@ -203,5 +204,25 @@ mod tests {
             schema["$defs"]["end"]["properties"]["reason"]["enum"],
             serde_json::json!(codes)
         );
+    }
+
+    /// An operator finds what to do for each reason, and for each exit status.
+    #[test]
+    fn every_reason_is_in_the_operators_guide() {
+        let section = |heading: &str| {
+            let (_, rest) = GUIDE.split_once(heading).unwrap();
+            rest.split("\n#").next().unwrap()
+        };
+        let rows: String = section("\n### By reason\n")
+            .lines()
+            .filter_map(|line| line.strip_prefix("| ")?.split(" | ").next())
+            .collect();
+        for code in Reason::CODES {
+            assert!(rows.contains(&format!("`{code}`")), "{code}");
+        }
+        let statuses = section("\n### By status\n");
+        for status in 1..=4 {
+            assert!(statuses.contains(&format!("\n**{status}**")), "{status}");
+        }
     }
 }

@@ -126,7 +126,8 @@ fn start(
     let identity = guest.reattach_info().identity;
     let file = JournalFile::for_qemu::<SourceEntry>(&folder, &identity).map_err(keeping)?;
     // The journal is found by the process: the socket may have had another name then.
-    if let Some(entry) = file.read::<SourceEntry>().map_err(keeping)?
+    let entry = file.read::<SourceEntry>();
+    if let Some(entry) = entry.map_err(|error| unfinished::cannot_tell(&error, file.path()))?
         && may_exist(&entry.qemu.identity)
             .map_err(|error| unfinished::cannot_tell(&error, file.path()))?
     {

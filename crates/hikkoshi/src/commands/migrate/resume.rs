@@ -14,7 +14,7 @@ use crate::commands::find_journal::{find, is_same_host};
 use crate::commands::guard::{GuardProcess, QEMU_ENDED};
 use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::print_result::print_moved;
-use crate::commands::resume_command::cannot_resume;
+use crate::commands::resume_command::{cannot_resume, not_resumed};
 use crate::journal::{self, DestinationEntry, JournalFile, SourceEntry, SourceJournal};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::{Holder, Reason};
@@ -46,7 +46,8 @@ pub(super) fn resume(
     }
     let plaintext = entry.plaintext && is_same_host(args.address.as_ref(), &entry.address);
     let args = &args.clone().resumed(entry.options.clone(), plaintext);
-    let remote = security::resumed_remote(args, &entry.address, entry.security.take())?;
+    let remote = security::resumed_remote(args, &entry.address, entry.security.take())
+        .map_err(not_resumed::<SourceEntry>(file.path()))?;
     let cannot = |reason, error: &dyn std::error::Error| {
         cannot_resume::<SourceEntry>(reason, error, file.path())
     };

@@ -81,6 +81,7 @@ pub(super) fn start(
     security::warn_of_readable_key(&args.run.security, &*observer);
     let tls = acceptor.tls().cloned();
     acceptor.announce(args, &listener, &*observer)?;
+    super::tell_ready(&*observer);
     let journal = Arc::new(LaterJournal::default());
     let mut host = DomainHost {
         options,

@@ -13,8 +13,9 @@ use std::sync::Arc;
 
 use error_reporter::Report;
 use hikkoshi_engine::destination::DestinationFailure;
-use hikkoshi_engine::{CancelFlag, ReceiveControl, receive};
+use hikkoshi_engine::{CancelFlag, Observer, ReceiveControl, receive};
 use hikkoshi_handover::Outcome;
+use hikkoshi_linux::notify_ready;
 use hikkoshi_qemu::{AttachError, QemuDestination, Refusal};
 use hikkoshi_status::Side;
 
@@ -111,7 +112,8 @@ fn start(args: &Receive, cancel: CancelFlag, session: &Session) -> Result<Status
     let identity = guest.reattach_info().get().identity;
     let file = JournalFile::for_qemu::<DestinationEntry>(&folder, &identity).map_err(keeping)?;
     // The journal is found by the process: the socket may have had another name then.
-    if let Some(entry) = file.read::<DestinationEntry>().map_err(keeping)?
+    let entry = file.read::<DestinationEntry>();
+    if let Some(entry) = entry.map_err(|error| unfinished::unreadable(file.path(), &error))?
         && may_exist(&entry.qemu.identity)
             .map_err(|error| Exit::caused(Status::AtSource, Reason::Journal, &error))?
     {
@@ -134,6 +136,7 @@ fn start(args: &Receive, cancel: CancelFlag, session: &Session) -> Result<Status
     security::warn_of_readable_key(&args.run.security, &*observer);
     args.options.journaled.devices.warn(&*observer);
     acceptor.announce(args, &listener, &*observer)?;
+    tell_ready(&*observer);
     let watch = ReceiveControl {
         cancel,
         observer,
@@ -160,6 +163,16 @@ fn start(args: &Receive, cancel: CancelFlag, session: &Session) -> Result<Status
         false => After::Used,
     };
     outcome::report(session, result, journal.path(), guest.has_ended(), after)
+}
+
+/// Tells systemd that a source can connect, and that the invitation can be read.
+fn tell_ready(observer: &dyn Observer) {
+    if let Err(error) = notify_ready() {
+        let error = Report::new(&error);
+        observer.notice(&format!(
+            "telling the service manager that a source can connect: {error}"
+        ));
+    }
 }
 
 /// A QEMU that cannot receive a guest. The source was not contacted.

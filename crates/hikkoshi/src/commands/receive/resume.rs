@@ -12,7 +12,7 @@ use crate::args::Receive;
 use crate::commands::find_journal::{find, is_same_host};
 use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::reattach_destination::reattach;
-use crate::commands::resume_command::cannot_resume;
+use crate::commands::resume_command::{cannot_resume, not_resumed};
 use crate::commands::ssh_session::LISTENING;
 use crate::journal::{DestinationEntry, DestinationJournal};
 use crate::output::exit::{Exit, Status};
@@ -71,10 +71,12 @@ pub(super) fn resume(
         }
     };
     let listen = args.listen.as_ref().unwrap_or(&entry.address).clone();
-    let acceptor = Acceptor::resumed(args, &listen, entry.security.take())?;
+    let not_resumed = not_resumed::<DestinationEntry>(file.path());
+    let acceptor = Acceptor::resumed(args, &listen, entry.security.take()).map_err(&not_resumed)?;
     let tls = acceptor.tls().cloned();
     let priority = args.engine_options().priority;
-    let listener = acceptor.bind(&listen)?.with_priority(priority);
+    let listener = acceptor.bind(&listen).map_err(&not_resumed)?;
+    let listener = listener.with_priority(priority);
     let address = listener.address();
     let journal = Arc::new(DestinationJournal::new(
         file,
@@ -89,6 +91,7 @@ pub(super) fn resume(
     security::warn_of_readable_key(&args.run.security, &*observer);
     let state = state(entry.engine.stage, guest.has_ended());
     observer.notice(&format!("{state}; waiting for its source at {address}"));
+    super::tell_ready(&*observer);
     if args.ssh_session {
         streams::to_stdout(&format!("{LISTENING}\n"));
     }

@@ -10,8 +10,8 @@ use hikkoshi_qemu::qmp::Monitor;
 use crate::commands::resume_command::resume_command;
 use crate::commands::unfinished_migration::{self, Searched, Undecided};
 use crate::journal::DestinationEntry;
-use crate::output::exit::Exit;
-use crate::output::reason::Holder;
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::{Holder, Reason};
 
 /// Looks for unfinished migrations into the QEMU behind `monitor`, and refuses them.
 pub(super) fn check_folder(folder: &Path, monitor: &dyn Monitor) -> Result<(), Exit> {
@@ -29,6 +29,16 @@ pub(super) fn check_folder(folder: &Path, monitor: &dyn Monitor) -> Result<(), E
             ))))
         }
     }
+}
+
+/// Refuses a QEMU whose journal cannot be read.
+pub(super) fn unreadable(journal: &Path, error: &io::Error) -> Exit {
+    let next = format!(
+        "according to {} this QEMU may have a guest already, so nothing was changed. Remove that \
+         file only if you know that it has none",
+        journal.display()
+    );
+    Exit::caused(Status::Unfinished, Reason::Journal, error).with(next)
 }
 
 /// Refuses a QEMU that has a guest of an unfinished migration, or may get one.
