@@ -424,8 +424,7 @@ fn a_machine_ends_with_its_receiver_until_it_may_run_its_guest() {
     let block = |there: &Vm| {
         let begin = format!("destination-{}-", there.pid());
         let blocked = daemon.wait_file(&begin, ".lock").with_extension("new");
-        let mut fifo = Command::new("mkfifo");
-        assert!(fifo.arg(&blocked).status().unwrap().success());
+        make_fifo(&blocked);
         blocked
     };
 
@@ -456,11 +455,7 @@ fn a_machine_ends_with_its_receiver_until_it_may_run_its_guest() {
     wait_status(&guest.destination, "paused");
     migrating.signal(Signal::STOP);
     let receiver = daemon.receivers("one")[0];
-    fs::remove_file(&blocked).unwrap();
-    // It opens the file again, which is an ordinary one now.
-    for signal in [Signal::STOP, Signal::CONT] {
-        kill_process(receiver, signal).unwrap();
-    }
+    unblock(receiver, &blocked);
     let begin = format!("destination-{}-", guest.destination.pid());
     daemon.wait_file(&begin, ".json");
     wait_unread(&daemon.address);
@@ -472,6 +467,33 @@ fn a_machine_ends_with_its_receiver_until_it_may_run_its_guest() {
     guest.assert_moved(&migrating.wait());
     watcher.finish();
     daemon.wait_nothing_left();
+}
+
+/// A process that opens this file waits until another one reads it.
+fn make_fifo(path: &Path) {
+    let mut command = Command::new("mkfifo");
+    assert!(command.arg(path).status().unwrap().success());
+}
+
+/// Waits until a thread of the process waits there.
+fn wait_blocked(process: Pid) {
+    let threads = format!("/proc/{}/task", process.as_raw_nonzero());
+    eventually("a thread that opens the journal", || {
+        let mut threads = fs::read_dir(&threads).unwrap();
+        let waits = threads.any(|thread| {
+            let place = fs::read_to_string(thread.unwrap().path().join("wchan"));
+            place.is_ok_and(|place| place == "wait_for_partner")
+        });
+        waits.then_some(()).ok_or_else(|| "none".to_owned())
+    });
+}
+
+/// The process opens the file again, which is an ordinary one now.
+fn unblock(process: Pid, fifo: &Path) {
+    fs::remove_file(fifo).unwrap();
+    for signal in [Signal::STOP, Signal::CONT] {
+        kill_process(process, signal).unwrap();
+    }
 }
 
 /// Waits until the other end of a connection to this address has not read all that was sent to it.
@@ -517,8 +539,9 @@ fn stop_in_precopy(there: &Vm, migrating: &Program, journal: &Path) {
     signal(there, Signal::STOP);
 }
 
-/// The receiver has ended, and no other process has resumed the migration: its name is not free, and
-/// its source can reach it again, also when its journal could not be read for a while.
+/// The receiver has ended, and no other process has resumed the migration: its name is not free,
+/// and its source can reach it again, also when its journal could not be read for a while, and when
+/// the guest has all of its pages.
 #[test]
 #[ignore = "several engines: make test-daemon"]
 fn an_unfinished_migration_keeps_its_name_and_its_route() {
@@ -573,9 +596,22 @@ fn an_unfinished_migration_keeps_its_name_and_its_route() {
         .wait_stderr("guest two: its migration is not finished");
     is_taken(&daemon);
     daemon.program.wait_stderr_count(resuming, 2);
-    let resume = guest.migrate(&journal, &["--resume", "--background-delay", "0"]);
-    let exit = Program::start("migrate --resume", resume).wait();
-    guest.assert_moved(&exit);
+
+    // All pages arrive, and the source is killed before it knows that.
+    let resume = ["--resume", "--background-delay", "0"];
+    let resume = || Program::start("migrate --resume", guest.migrate(&journal, &resume));
+    let blocked = file.with_extension("new");
+    make_fifo(&blocked);
+    let mut killed = resume();
+    let receiver = daemon.receivers("two")[0];
+    wait_blocked(receiver);
+    killed.signal(Signal::STOP);
+    unblock(receiver, &blocked);
+    daemon.program.wait_stderr("guest two: received");
+    killed.kill();
+    is_taken(&daemon);
+    daemon.program.wait_stderr_count(resuming, 3);
+    guest.assert_moved(&resume().wait());
     watcher.finish();
     daemon.wait_nothing_left();
 }

@@ -61,8 +61,8 @@ impl Journal<DestinationRecord> for DestinationJournal {
         let Some(mark) = &self.mark else {
             return Ok(());
         };
-        // After the journal: a machine with neither would be left behind. Nobody ends one that has a
-        // journal.
+        // After the journal: a machine with neither would be left behind. One that has a journal is
+        // not ended.
         mark.follow(record.stage).inspect_err(|_| {
             // The mark was removed before every later stage.
             if record.stage == DestinationStage::Ready {

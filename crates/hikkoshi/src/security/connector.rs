@@ -72,7 +72,7 @@ pub(crate) fn invited(argument: &InvitationArg) -> Result<Remote, Exit> {
     })
 }
 
-/// How the `receive --daemon` at `address` is asked for an invitation: with this side's certificate.
+/// How the `receive --daemon` at `address` is asked for an invitation: by a certificate.
 pub(crate) fn certified(address: &Address, security: &Security) -> Result<TlsClient, Exit> {
     let Some(certificates) = certificates::read(security)? else {
         return Err(usage("--name needs certificates: --tls-ca"));

@@ -14,8 +14,8 @@ use crate::args::Security;
 use crate::output::exit::Exit;
 use crate::output::streams;
 
-/// How often a certificate that cannot be used is tried again, if its files have not changed: it may
-/// become valid.
+/// How often a certificate that cannot be used is tried again, if its files have not changed: it
+/// may become valid.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A certificate, its key and its authorities, as they are in their files now.
@@ -64,8 +64,8 @@ impl RenewedCertificate {
         })
     }
 
-    /// The certificate. If a file has changed and cannot be used, it is the one before, if there was
-    /// one.
+    /// The certificate. If a file has changed and cannot be used, it is the one before, if there
+    /// was one.
     pub(crate) fn current(&self) -> Option<TlsServer> {
         let files = versions(&self.security);
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);

@@ -192,7 +192,7 @@ const KEPT_LOG: u64 = 64 << 10;
 /// Logs of machines that have ended, that are kept.
 const MAX_LOGS: usize = 64;
 
-/// Cuts the logs of machines that are too large, and removes the oldest of machines that have ended.
+/// Cuts logs of machines that are too large, and removes the oldest of machines that have ended.
 pub(super) fn limit_logs(run: &Path) -> io::Result<()> {
     let files = match fs::read_dir(machines(run)) {
         Ok(files) => files,

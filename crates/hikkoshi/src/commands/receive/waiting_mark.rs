@@ -58,8 +58,8 @@ impl WaitingMark {
         })
     }
 
-    /// The same of the machine with this QMP socket; `None`: it was not started from a template with
-    /// this run folder.
+    /// The same of the machine with this QMP socket; `None`: it was not started from a template
+    /// with this run folder.
     ///
     /// # Errors
     /// As [`lock`](Self::lock).

@@ -32,8 +32,8 @@ impl Children {
         }
     }
 
-    /// Ends the machines that their guests were not handed over to and whose receivers have ended: of
-    /// this daemon or of one before.
+    /// Ends the machines that have not got their guests and whose receivers have ended: of this
+    /// daemon or of one before.
     pub(super) fn end_abandoned_machines(&self) {
         let abandoned = WaitingMark::abandoned(&self.run).unwrap_or_else(|error| {
             tracing::warn!(error = %Report::new(&error), "looking for machines without receivers");
