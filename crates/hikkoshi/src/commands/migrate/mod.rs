@@ -123,8 +123,8 @@ fn start(
     let folder = args.run.journals.path();
     let observer = session.observer();
     unfinished::check_folder(&folder, &*monitor, &*observer)?;
-    // A daemon starts a machine for the guest, so it is asked when it is known that the guest can be
-    // moved. But measuring the line to it comes before the mode, and that before attaching.
+    // A daemon starts a machine for the guest, so it is asked when it is known that the guest can
+    // be moved. But measuring the line to it comes before the mode, and that before attaching.
     let mut receiver = None;
     let mut chosen = None;
     if args.options.mode == Some(RequestedMode::Auto) {

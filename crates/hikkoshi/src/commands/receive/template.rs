@@ -183,7 +183,7 @@ const QMP: &str = "qmp";
 /// The end of the name of a log: QEMU's output.
 const LOG: &str = "log";
 
-/// The largest log, in bytes. The run folder is in memory, and a guest can make QEMU write warnings.
+/// The largest log, in bytes. The run folder is in memory, and a guest can cause warnings of QEMU.
 const MAX_LOG: u64 = 1 << 20;
 
 /// How much of a log that was too large is kept, in bytes.

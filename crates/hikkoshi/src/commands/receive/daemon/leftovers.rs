@@ -73,8 +73,8 @@ impl Children {
         }
     }
 
-    /// Removes the sockets of receivers that have ended, also of an earlier daemon's, and the routes
-    /// to them, if there is nothing to resume.
+    /// Removes the sockets of receivers that have ended, also of an earlier daemon's, and the
+    /// routes to them, if there is nothing to resume.
     pub(super) fn remove_stale(&self, journals: &Journals) -> io::Result<()> {
         if !journals.are_all_known() {
             return Ok(());

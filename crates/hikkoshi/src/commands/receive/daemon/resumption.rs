@@ -192,8 +192,8 @@ impl Children {
         }
     }
 
-    /// A receiver has ended, with this status if it is known. Removes what belongs to it, unless its
-    /// migration is not finished.
+    /// A receiver has ended, with this status if it is known. Removes what belongs to it, unless
+    /// its migration is not finished.
     pub(super) fn clean_up(&self, name: &str, ended: Option<ExitStatus>) {
         let journals = match self.journals() {
             Ok(journals) => journals,
