@@ -440,7 +440,7 @@ fn a_machine_ends_with_its_receiver_until_it_may_run_its_guest() {
 
     let (there, invitation) = start("silent");
     let migrating = migrate(&invitation);
-    stop_in_precopy(&there, &migrating, &journal);
+    stop_in_precopy(&there, &run);
     wait_status(&guest.source, "paused");
     kill_process(daemon.receivers("one")[0], Signal::KILL).unwrap();
     there.wait_exit(LONG).unwrap();
@@ -524,16 +524,17 @@ fn wait_status(vm: &Vm, status: &str) {
     });
 }
 
-/// Stops the destination's QEMU in pre-copy: it does not load the guest then.
-fn stop_in_precopy(there: &Vm, migrating: &Program, journal: &Path) {
+/// Stops the destination's QEMU in pre-copy, when its receiver has no question for it: the guest is
+/// not loaded then.
+fn stop_in_precopy(there: &Vm, run: &Path) {
     eventually("pre-copy", || {
         let mut status = Command::new(hikkoshi());
-        status.args(["status", "--json", "--journal"]).arg(journal);
-        let shown = status.output().unwrap().stdout;
-        let shown = String::from_utf8(shown).unwrap();
-        match shown.contains("\"precopy\"") {
+        status.args(["status", "--json", "--journal"]).arg(run);
+        let shown = String::from_utf8(status.output().unwrap().stdout).unwrap();
+        let text: String = shown.split_whitespace().collect();
+        match text.contains("\"phase\":\"precopy\"") {
             true => Ok(()),
-            false => Err(format!("{shown}\n{}", migrating.stderr())),
+            false => Err(shown),
         }
     });
     signal(there, Signal::STOP);
