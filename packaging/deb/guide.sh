@@ -206,6 +206,14 @@ after_command() {
         assert_runs_on destination db2
         branches_of_move_guests
         ;;
+    'source qemu-img create'*) on source "qemu-io -f qcow2 -c 'write -P 0xab 1M 32M' /var/lib/guests/mail.qcow2" >/dev/null ;;
+    source*'--copy-disks'*)
+        check copies-disks
+        assert_runs destination mail
+        on source 'grep -q "\"disks\"" /var/tmp/mail.json' || fail "the disks are not in mail.json"
+        on destination "qemu-io -f qcow2 -r -U -c 'read -P 0xab 1M 32M' /var/lib/guests/mail.qcow2 | grep -F 'read 33554432/33554432'" >/dev/null ||
+            fail "the destination's disk has other content"
+        ;;
     'destination apt install --yes nftables'*)
         check firewall
         other_hosts_are_refused

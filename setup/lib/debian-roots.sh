@@ -13,7 +13,7 @@ setup_fresh_root() { setup_root fresh --variant=minbase; }
 
 # What the hosts of docs/operating.md have, and what checking an installed package needs: man and the
 # shells. The package's dependencies are there, so that installing it needs no network.
-readonly hosts_root_packages=adduser,bash-completion,dbus,fish,iproute2,libvirt0,man-db,nftables,openssh-server,openssl,procps,qemu-system-x86,systemd,systemd-sysv,zsh
+readonly hosts_root_packages=adduser,bash-completion,dbus,fish,iproute2,libvirt0,man-db,nftables,openssh-server,openssl,procps,qemu-system-x86,qemu-utils,systemd,systemd-sysv,zsh
 
 # A root of two hosts with guests, on which the operator's guide is executed.
 setup_hosts_root() { setup_root hosts --variant=minbase --include="$hosts_root_packages"; }

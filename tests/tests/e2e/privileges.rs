@@ -247,7 +247,10 @@ fn each_further_capability_has_its_use() {
             Some(net) => {
                 assert!(report.frames.is_none(), "{said}");
                 let reason = format!("CAP_{}", net.to_uppercase());
-                assert!(said.contains("are lost") && said.contains(&reason), "{said}");
+                assert!(
+                    said.contains("are lost") && said.contains(&reason),
+                    "{said}"
+                );
             }
         }
         let rebuilt = collapse.is_some_and(|collapse| collapse.rebuilt > 0);

@@ -28,18 +28,19 @@ pub(super) struct Certified {
 }
 
 impl Certified {
-    /// Sources that `file` admits.
-    ///
-    /// # Errors
-    /// Why the file cannot be used.
-    pub(super) fn new(file: &Path, children: &Children, stop: &CancelFlag) -> Result<Self, String> {
-        Admission::read(file)?;
-        Ok(Self {
+    /// Sources that `file` admits. A file that cannot be used is reported: it may be mended.
+    pub(super) fn new(file: &Path, children: &Children, stop: &CancelFlag) -> Self {
+        if let Err(why) = Admission::read(file) {
+            streams::notice(&format!(
+                "no source is admitted by a certificate until this is mended: {why}"
+            ));
+        }
+        Self {
             file: file.to_owned(),
             children: children.clone(),
             places: Places::default(),
             stop: stop.clone(),
-        })
+        }
     }
 
     /// Answers a request. Starts a receiver on a thread of its own, if the source is admitted.
@@ -65,7 +66,11 @@ impl Certified {
             .name("dmn-request".into())
             .spawn(move || {
                 let _place = place;
-                match children.invite(&admitted) {
+                let invited = request
+                    .kept_connection()
+                    .map_err(|error| format!("using its connection: {}", Report::new(&error)))
+                    .and_then(|source| children.invite(&admitted, source));
+                match invited {
                     Ok((_, invitation)) => send(request, Ok(&invitation), &stop),
                     Err(why) => send(request, Err(&why), &stop),
                 }
