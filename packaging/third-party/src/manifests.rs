@@ -107,7 +107,8 @@ mod tests {
             { "name": "foreign", "source": "registry+x", "publish": null },
             { "name": "internal", "source": null, "publish": [] },
             { "name": "own", "source": null, "publish": null, "description": "d",
-              "license": "MIT", "readme": "README.md", "rust_version": "1.90",
+              "documentation": "https://docs.rs/own", "license": "MIT", "readme": "README.md",
+              "rust_version": "1.90",
               "keywords": ["k"], "categories": ["c"], "features": { "f": [] },
               "manifest_path": manifest,
               "dependencies": [{ "name": "other", "path": "/other", "kind": null, "req": "^1" },
@@ -118,12 +119,14 @@ mod tests {
 
         let own = &mut metadata["packages"][2];
         own["description"] = json!(null);
+        own["documentation"] = json!("");
         own["keywords"] = json!([]);
         own["dependencies"][0]["req"] = json!("*");
         std::fs::write(folder.path().join("README.md"), "# other\n").unwrap();
         let error = check(&metadata).unwrap_err().to_string();
         for part in [
             "description",
+            "documentation",
             "keywords",
             "begin with",
             "feature f",
