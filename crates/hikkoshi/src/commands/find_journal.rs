@@ -34,7 +34,12 @@ pub(super) fn find<E: Entry>(
 ) -> Result<(JournalFile, E), Exit> {
     let cannot = |error: std::io::Error| {
         let what = format!("reading the journal: {}", Report::new(&error));
-        Exit::new(Status::Usage, Reason::Journal, what)
+        let reason = match error.kind() {
+            // Of the lock: files do not block.
+            std::io::ErrorKind::WouldBlock => Reason::JournalBusy,
+            _ => Reason::Journal,
+        };
+        Exit::new(Status::Usage, reason, what)
     };
     let path = match file {
         Some(path) => path.to_owned(),

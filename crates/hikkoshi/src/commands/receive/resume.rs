@@ -8,12 +8,13 @@ use hikkoshi_handover::{DestinationRecord, DestinationStage};
 use hikkoshi_qemu::{ExitedDestination, SharedReattachInfo};
 
 use super::outcome::{self, After};
+use super::shown_name;
 use crate::args::Receive;
 use crate::commands::find_journal::{find, is_same_host};
 use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::reattach_destination::reattach;
 use crate::commands::resume_command::cannot_resume;
-use crate::commands::ssh_session::LISTENING;
+use crate::commands::ssh_session::{BUSY, LISTENING};
 use crate::journal::{DestinationEntry, DestinationJournal};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
@@ -28,8 +29,13 @@ pub(super) fn resume(
     cancel: CancelFlag,
     session: &Session,
 ) -> Result<Status, Exit> {
+    let named = NamedGuest::destination(args);
     let (file, mut entry) =
-        find::<DestinationEntry>(NamedGuest::destination(args).as_ref(), &args.run, file)?;
+        find::<DestinationEntry>(named.as_ref(), &args.run, file).inspect_err(|exit| {
+            if args.ssh_session && exit.reason() == Reason::JournalBusy {
+                streams::to_stdout(&format!("{BUSY}\n"));
+            }
+        })?;
     let plaintext = entry.plaintext && is_same_host(args.listen.as_ref(), &entry.address);
     let args = &args.clone().resumed(entry.options.clone(), plaintext);
     let cannot = |error: &dyn std::error::Error| {
@@ -84,7 +90,7 @@ pub(super) fn resume(
         tls,
         reattach_info,
     ));
-    session.set_guest(&NamedGuest::at(&identity.monitor).to_string());
+    session.set_guest(&shown_name::of_resumed(args, &folder, &identity.monitor));
     let observer = session.observer();
     security::warn_of_readable_key(&args.run.security, &*observer);
     let state = state(entry.engine.stage, guest.has_ended());

@@ -15,13 +15,11 @@ use error_reporter::Report;
 use hikkoshi_engine::CancelFlag;
 use hikkoshi_linux::connect_unix;
 
-use crate::args::{Receive, Words};
+use super::operator_file;
+use crate::args::{DEFAULT_GUEST_NAME, Receive, Words};
 use crate::journal::{JournalFile, absolute};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
-
-/// The largest template, in bytes.
-const MAX_TEMPLATE: u64 = 1 << 20;
 
 /// How long QEMU may take to open its QMP socket.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -48,14 +46,14 @@ impl TemplateQemu {
     ) -> Result<Self, Exit> {
         let failed = |what: String| Exit::new(Status::AtSource, Reason::NotAttached, what);
         let run = absolute(&args.run.journals.path());
-        let name = args.name.as_deref().unwrap_or(DEFAULT_NAME);
+        let name = args.name.as_deref().unwrap_or(DEFAULT_GUEST_NAME);
         let machine = MachineFiles::new(&run, name).map_err(|error| {
             failed(format!(
                 "preparing the files of the guest {name}: {}",
                 Report::new(&error)
             ))
         })?;
-        let words = read(template).and_then(|text| machine.words(&text));
+        let words = operator_file::read(template).and_then(|text| machine.words(&text));
         let words = words.map_err(|why| {
             let what = format!("the template {}: {why}", template.display());
             Exit::new(Status::Usage, Reason::Usage, what)
@@ -138,9 +136,6 @@ impl TemplateQemu {
         let _ = fs::remove_file(&self.qmp);
     }
 }
-
-/// The guest's name if none is given.
-const DEFAULT_NAME: &str = "guest";
 
 /// The folder of the machines in the run folder.
 fn machines(run: &Path) -> PathBuf {
@@ -232,18 +227,6 @@ impl MachineFiles {
                 .replace("{folder}", &folder);
         }
         Ok(words)
-    }
-}
-
-/// Reads a template, or another file that an operator has written.
-pub(super) fn read(file: &Path) -> Result<String, String> {
-    let mut text = String::new();
-    let read =
-        fs::File::open(file).and_then(|file| file.take(MAX_TEMPLATE + 1).read_to_string(&mut text));
-    match read {
-        Ok(bytes) if bytes as u64 <= MAX_TEMPLATE => Ok(text),
-        Ok(_) => Err("it is too large".to_owned()),
-        Err(error) => Err(Report::new(&error).to_string()),
     }
 }
 

@@ -408,6 +408,12 @@ impl Children {
         self.remove_stale_routes()
     }
 
+    /// Whether a guest of this name is received or awaited.
+    pub(super) fn is_receiving(&self, name: &str) -> bool {
+        let is_running = self.state().running.iter().any(|other| other == name);
+        is_running || self.receivers.socket(name).exists()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
