@@ -103,7 +103,8 @@ impl TemplateQemu {
             if let Ok(Some(status)) = self.child.try_wait() {
                 return Err(format!("it has ended ({status}): {}", tail(log)));
             }
-            if self.qmp.exists() {
+            // It is there before QEMU listens: between bind(2) and listen(2).
+            if connect_unix(&self.qmp).is_ok() {
                 return Ok(());
             }
             if cancel.is_cancelled() {
@@ -325,10 +326,26 @@ mod tests {
         for (status, runs) in [(Status::AtSource, false), (Status::Unfinished, true)] {
             let run = tempfile::tempdir().unwrap();
             let template = run.path().join("template");
-            // In the place of a socket.
-            fs::write(&template, "sh -c 'touch {qmp}; exec sleep 1000'").unwrap();
+            fs::write(&template, "sh -c 'touch {qmp}.started; exec sleep 1000'").unwrap();
             let args = receive(&template, run.path());
+            let qmp = socket(run.path(), DEFAULT_GUEST_NAME);
+            let listening = std::thread::spawn(move || {
+                while !qmp.with_extension("qmp.started").exists() {
+                    std::thread::sleep(POLL_INTERVAL);
+                }
+                // As a QEMU that has made its socket, and does not listen yet.
+                let socket = rustix::net::SocketType::STREAM;
+                let socket = rustix::net::socket(rustix::net::AddressFamily::UNIX, socket, None);
+                let socket = socket.unwrap();
+                let address = rustix::net::SocketAddrUnix::new(&qmp).unwrap();
+                rustix::net::bind(&socket, &address).unwrap();
+                std::thread::sleep(10 * POLL_INTERVAL);
+                rustix::net::listen(&socket, 8).unwrap();
+                socket
+            });
             let qemu = TemplateQemu::start(&args, &template, &CancelFlag::new()).unwrap();
+            assert!(connect_unix(qemu.qmp()).is_ok(), "it is listened on");
+            let _socket = listening.join().unwrap();
             let pid = rustix::process::Pid::from_child(&qemu.child);
             qemu.finish(status);
             let found = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
