@@ -35,7 +35,8 @@ pub(crate) fn run(args: &Invite) -> Result<Status, Exit> {
             streams::to_stdout(&format!("{invitation}\n"));
             Ok(Status::Moved)
         }
-        Ok(Reply::Refused(why)) => Err(failed(&why)),
+        // The command line is good. It may be tried again.
+        Ok(Reply::Refused(why)) => Err(Exit::new(Status::AtSource, Reason::Daemon, why)),
         Err(error) => {
             let hint = match error.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
