@@ -96,7 +96,7 @@ impl Daemon {
 }
 
 /// Writes a command line as a template.
-fn write_template(path: &Path, words: &[OsString]) {
+pub(super) fn write_template(path: &Path, words: &[OsString]) {
     let words: Vec<_> = words
         .iter()
         .map(|word| format!("'{}'", word.to_str().unwrap()))
@@ -255,6 +255,15 @@ fn many_guests_are_received_on_one_port() {
         .wait_stderr("no guest is awaited with this invitation");
     assert_eq!(one.source.status().unwrap(), "running");
 
+    // It is shown by its name, also when another process receives it.
+    let shown = || {
+        let mut command = Command::new(hikkoshi());
+        command.args(["status", "two", "--journal"]).arg(&run);
+        let exit = Program::start("status", command).wait();
+        exit.assert(0, &[]);
+        assert!(exit.stdout.contains("guest      two\n"), "{}", exit.stdout);
+    };
+    shown();
     // The receiver is killed. The daemon starts another one.
     let receivers = daemon.receivers("two");
     assert_eq!(receivers.len(), 1);
@@ -263,6 +272,7 @@ fn many_guests_are_received_on_one_port() {
         .program
         .wait_stderr("guest two: resuming its migration");
     migrate.wait_stderr("reconnected to the destination");
+    shown();
 
     // The daemon is killed. Its receiver continues, and the next daemon finds it.
     let receivers = daemon.receivers("two");
@@ -277,7 +287,7 @@ fn many_guests_are_received_on_one_port() {
     let exit = Program::start_with_input("migrate one", moved, &one.invitation).wait();
     one.assert_moved(&exit);
     let again = daemon.invite(&["--template", "/nowhere", "--name", "one"]);
-    assert_command_refused(again, 2, &["a QEMU with this name runs already"]);
+    assert_command_refused(again, 1, &["a QEMU with this name runs already"]);
 
     migrate.kill();
     migrate.wait_stderr("'hikkoshi migrate' was interrupted");
@@ -337,10 +347,10 @@ fn a_daemon_takes_the_socket_of_a_service_manager() {
         (["--template", "/nowhere/template"], "/nowhere/template"),
         (["--template", template], "no such machine"),
     ] {
-        assert_command_refused(daemon(&arguments), 2, &[part]);
+        assert_command_refused(daemon(&arguments), 1, &[part]);
     }
     let options = ["--qmp", "/q", "--receive-option=--no-such-option"];
-    assert_command_refused(daemon(&options), 2, &[]);
+    assert_command_refused(daemon(&options), 1, &[]);
     // A peer that is not hikkoshi.
     let mut other = TcpStream::connect(address).unwrap();
     other.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
