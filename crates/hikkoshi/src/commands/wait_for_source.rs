@@ -11,7 +11,8 @@ use crate::commands::ssh_session;
 
 /// Waits until `wait_for` has passed, if it is given. If an `invitation` was printed to a pipe,
 /// waits only while another process can read it: if the program that was to pass it on has failed,
-/// no source will come. With `--ssh-session`, waits only as long as the session lasts, and not long.
+/// no source will come. With `--ssh-session`, waits only as long as the session lasts, and
+/// not long.
 pub(super) fn wait_for_source(args: &Receive, invitation: bool) -> WaitLimit {
     let in_session = args.ssh_session;
     let wait_for = args

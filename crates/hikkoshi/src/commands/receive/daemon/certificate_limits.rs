@@ -1,5 +1,5 @@
-//! How many guests the owner of one certificate may have received or awaited at a time, and how many
-//! it may ask for at once: others have places, too.
+//! How many guests of one certificate may be received or awaited at a time, and how many it may ask
+//! for at once: others have places, too.
 //!
 //! A certificate counts by its names, so that a renewed one is the same. A daemon that is restarted
 //! counts from zero.
