@@ -75,8 +75,8 @@ impl<'e> Hosts<'e> {
         // Both kinds of quotation marks are in the path, so neither can group all of it.
         let program = self.hikkoshi.to_str().unwrap().replace('\'', "'\"'\"'");
         let libraries = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-        // sshd does not pass on the environment.
-        let program = format!("env 'LD_LIBRARY_PATH={libraries}' '{program}'");
+        // sshd does not pass on the environment, and sudo removes what sshd has set.
+        let program = format!("env -u SSH_CONNECTION 'LD_LIBRARY_PATH={libraries}' '{program}'");
         command.args(["--remote-hikkoshi", &program]);
         command.arg("--remote-qmp").arg(&self.qmp);
         let journal = self.journals[1].display();
@@ -165,10 +165,11 @@ fn a_guest_is_moved_by_ssh() {
     let command = hosts.migrate(&rsh, &[&LISTEN[..], &["--mode", "hybrid"]].concat());
     let exit = Program::start("migrate --ssh", command).wait();
     watcher.finish();
-    exit.assert(0, &[&format!("{HOST}a guest arrives from 10.77.0.1:")]);
+    let welcome = format!("{HOST}welcome");
+    exit.assert(0, &[&format!("{HOST}a guest arrives from 10.77.0.1:"), &welcome]);
     let said = format!("{}{}{}", exit.stdout, exit.stderr, shell.commands());
     assert!(!said.contains("hikkoshi1:"), "{said}");
-    assert!(said.contains("root@10.77.0.2 env '"), "{said}");
+    assert!(said.contains("root@10.77.0.2 env -u "), "{said}");
     let report = JsonReport::read(&fs::read_to_string(hosts.report()).unwrap());
     let mib = hosts.guest.config().memory().mib();
     report.check(Side::Source, "hybrid", mib);
