@@ -78,11 +78,12 @@ start_host() {
         mkdir -p /etc/guests
         cp /srv/shared/hikkoshi_*.deb /root"
     local guest
-    for guest in web db1 db2; do
+    for guest in web db1 db2 mail; do
         # A guest that writes and checks 32 MiB of memory.
         printf '[machine]\n  type = "q35"\n  kernel = "/srv/shared/vmlinuz"\n  initrd = "/srv/shared/initramfs.cpio"\n  append = "%s"\n[memory]\n  size = "192"\n[chardev "console"]\n  backend = "file"\n  path = "/run/guests/%s/console"\n[device "serial0"]\n  driver = "isa-serial"\n  chardev = "console"\n' \
             "console=ttyS0 quiet loglevel=1 panic=-1 no_timer_check mitigations=off cryptomgr.notests hk.workload=verify hk.mib=32 hk.rate=500 hk.every_ms=500" \
             "$guest" >"$work/shared/$guest.qemu"
+        [[ $guest != mail ]] || printf '[drive "disk"]\n  if = "virtio"\n  format = "qcow2"\n  file = "/var/lib/guests/mail.qcow2"\n' >>"$work/shared/mail.qemu"
         on "$name" "cp /srv/shared/$guest.qemu /etc/guests"
     done
 }
@@ -148,6 +149,13 @@ after_command() {
     source*'--to - --json /var/tmp/web.json')
         assert_runs destination web
         on source 'grep -q "\"mode\": *\"hybrid\"" /var/tmp/web.json' || fail "the result is not in web.json"
+        ;;
+    'source qemu-img create'*) on source "qemu-io -f qcow2 -c 'write -P 0xab 1M 32M' /var/lib/guests/mail.qcow2" >/dev/null ;;
+    source*'--copy-disks'*)
+        assert_runs destination mail
+        on source 'grep -q "\"disks\"" /var/tmp/mail.json' || fail "the disks are not in mail.json"
+        on destination "qemu-io -f qcow2 -r -U -c 'read -P 0xab 1M 32M' /var/lib/guests/mail.qcow2 | grep -F 'read 33554432/33554432'" >/dev/null ||
+            fail "the destination's disk has other content"
         ;;
     'source systemctl enable'*hikkoshi-receive.service)
         # Each guest's console has a folder, which its service makes otherwise.

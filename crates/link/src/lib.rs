@@ -59,7 +59,7 @@ pub use connect::Remote;
 pub use flow::{Answering, BackgroundSender, Bandwidth, DiskSender, RateLimit, UrgentActivity};
 pub use handshake::{HandshakeError, hello, open};
 pub use request_invitation::{
-    InvitationRequest, PeerCertificate, RequestError, request_invitation,
+    InvitationRequest, KeptRequest, PeerCertificate, RequestError, request_invitation,
 };
 pub use stream::{
     AcceptedLink, DEFAULT_STALL_TIMEOUT, LinkError, LinkReader, LinkWriter, Stream, TICK, split,

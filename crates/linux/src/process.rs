@@ -92,6 +92,18 @@ impl Process {
         lost || !self.is_alive()
     }
 
+    /// Sends a signal. A process that has exited is not an error.
+    ///
+    /// # Errors
+    ///
+    /// As `pidfd_send_signal(2)`.
+    pub fn signal(&self, signal: Signal) -> io::Result<()> {
+        match pidfd_send_signal(&self.pidfd, signal) {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Kills the process (`SIGKILL`) and waits up to 20 s until it has exited.
     ///
     /// # Errors

@@ -28,7 +28,7 @@ no_traces
 
 # The tests' own programs, and then the package of an earlier version, with a file that the new
 # version does not have.
-apt install man-db bash-completion zsh fish systemd systemd-sysv qemu-system-x86 openssh-server \
+apt install man-db bash-completion zsh fish systemd systemd-sysv qemu-system-x86 qemu-utils openssh-server \
     openssl adduser iproute2 procps nftables
 apt clean
 list_files >/tmp/before

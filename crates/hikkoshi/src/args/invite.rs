@@ -14,7 +14,7 @@ pub(crate) const DEFAULT_WAIT: Duration = Duration::from_secs(15 * 60);
 
 #[derive(Debug, Clone, Args)]
 #[command(group(
-    ArgGroup::new("machine").args(["template", "connect", "qmp"]).required(true)
+    ArgGroup::new("machine").args(["template", "connect", "qmp", "withdraw"]).required(true)
 ))]
 pub(crate) struct Invite {
     /// Start the destination's QEMU with the command line in FILE
@@ -61,6 +61,18 @@ pub(crate) struct Invite {
         help_heading = CONNECTION
     )]
     pub options: Vec<String>,
+
+    /// Withdraw the invitation of the guest NAME, whose source has not connected
+    ///
+    /// The QEMU that was started for it ends.
+    #[arg(verbatim_doc_comment,
+        long,
+        value_name = "NAME",
+        value_parser = super::guest_name::parse,
+        conflicts_with_all = ["name", "wait_for", "options"],
+        help_heading = CONNECTION
+    )]
+    pub withdraw: Option<String>,
 
     #[command(flatten)]
     pub journals: JournalFolder,

@@ -7,7 +7,7 @@ use error_reporter::Report;
 use hikkoshi_linux::connect_unix;
 
 use crate::args::{DEFAULT_WAIT, Invite};
-use crate::commands::receive::daemon::request::{self, Machine, Reply, Request};
+use crate::commands::receive::daemon::request::{self, Machine, Question, Reply, Request};
 use crate::journal::absolute;
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
@@ -17,13 +17,18 @@ use crate::output::streams;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) fn run(args: &Invite) -> Result<Status, Exit> {
-    // The command line requires one.
-    let request = request(args, DEFAULT_WAIT)
-        .ok_or_else(|| failed("--template, --connect or --qmp is missing"))?;
+    let question = match &args.withdraw {
+        Some(name) => Question::Withdraw(name.clone()),
+        // The command line requires one.
+        None => Question::Invite(
+            request(args, DEFAULT_WAIT)
+                .ok_or_else(|| failed("--template, --connect or --qmp is missing"))?,
+        ),
+    };
     let socket = request::socket(&absolute(&args.journals.path()));
     let answer = connect_unix(&socket).and_then(|stream| {
         stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-        request::write(&stream, &request)?;
+        request::ask(&stream, &question)?;
         request::read(&stream)
     });
     match answer {
@@ -33,6 +38,10 @@ pub(crate) fn run(args: &Invite) -> Result<Status, Exit> {
                  migrate --to -' reads it from standard input"
             ));
             streams::to_stdout(&format!("{invitation}\n"));
+            Ok(Status::Moved)
+        }
+        Ok(Reply::Withdrawn) => {
+            streams::notice("the invitation was withdrawn");
             Ok(Status::Moved)
         }
         // The command line is good. It may be tried again.

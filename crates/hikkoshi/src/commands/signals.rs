@@ -1,11 +1,11 @@
 //! SIGINT, SIGTERM and SIGHUP request cancellation. They do not kill the program.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use error_reporter::Report;
 use hikkoshi_engine::CancelFlag;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
@@ -28,6 +28,21 @@ pub(super) fn cancel_except_on_hangup() -> Result<CancelFlag, Exit> {
     }
     register(SIGHUP, Arc::default())?;
     Ok(cancel)
+}
+
+/// Set by SIGUSR1, in a receiver of a daemon.
+static WITHDRAWN: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// From now on SIGUSR1 says that the invitation is withdrawn.
+pub(super) fn note_withdrawal() -> Result<(), Exit> {
+    register(SIGUSR1, Arc::clone(WITHDRAWN.get_or_init(Arc::default)))
+}
+
+/// Whether the invitation was withdrawn.
+pub(super) fn is_withdrawn() -> bool {
+    WITHDRAWN
+        .get()
+        .is_some_and(|withdrawn| withdrawn.load(Ordering::Relaxed))
 }
 
 fn register(signal: i32, flag: Arc<AtomicBool>) -> Result<(), Exit> {

@@ -2,8 +2,9 @@
 
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
-use hikkoshi_handover::{DestinationRecord, Journal};
+use hikkoshi_handover::{DestinationRecord, DestinationStage, Journal};
 use hikkoshi_link::Address;
 use hikkoshi_link::tls::TlsServer;
 use hikkoshi_qemu::SharedReattachInfo;
@@ -12,6 +13,7 @@ use super::entry::DestinationEntry;
 use super::file::JournalFile;
 use super::paths::absolute_address;
 use crate::args::ReceiveOptions;
+use crate::commands::receive::waiting_mark::WaitingMark;
 
 /// Writes the journal when the engine reports a change.
 #[derive(Debug)]
@@ -22,10 +24,12 @@ pub(crate) struct DestinationJournal {
     options: ReceiveOptions,
     tls: Option<TlsServer>,
     qemu: SharedReattachInfo,
+    mark: Option<Arc<WaitingMark>>,
 }
 
 impl DestinationJournal {
-    /// For a destination that listens on `address`.
+    /// For a destination that listens on `address`. `mark` is that of a machine that was started
+    /// for the guest.
     pub(crate) fn new(
         file: JournalFile,
         address: &Address,
@@ -33,6 +37,7 @@ impl DestinationJournal {
         options: ReceiveOptions,
         tls: Option<TlsServer>,
         qemu: SharedReattachInfo,
+        mark: Option<Arc<WaitingMark>>,
     ) -> Self {
         Self {
             file,
@@ -41,6 +46,7 @@ impl DestinationJournal {
             options,
             tls,
             qemu,
+            mark,
         }
     }
 
@@ -51,6 +57,27 @@ impl DestinationJournal {
 
 impl Journal<DestinationRecord> for DestinationJournal {
     fn record(&self, record: &DestinationRecord) -> io::Result<()> {
+        self.write(record)?;
+        let Some(mark) = &self.mark else {
+            return Ok(());
+        };
+        // After the journal: a machine with neither would be left behind. Nobody ends one that has a
+        // journal.
+        mark.follow(record.stage).inspect_err(|_| {
+            // The mark was removed before every later stage.
+            if record.stage == DestinationStage::Ready {
+                self.file.remove();
+            }
+        })
+    }
+
+    fn close(&self) {
+        self.file.remove();
+    }
+}
+
+impl DestinationJournal {
+    fn write(&self, record: &DestinationRecord) -> io::Result<()> {
         // Read each time: they name the source once one has connected.
         let tls = self.tls.as_ref();
         let security = tls.map(TlsServer::credentials).transpose();
@@ -62,9 +89,5 @@ impl Journal<DestinationRecord> for DestinationJournal {
             engine: record.clone(),
             qemu: self.qemu.get(),
         })
-    }
-
-    fn close(&self) {
-        self.file.remove();
     }
 }

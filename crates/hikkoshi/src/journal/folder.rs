@@ -39,10 +39,35 @@ pub(crate) fn find<E: Entry>(
     folder: &Path,
     guest: Option<&NamedGuest>,
 ) -> io::Result<Vec<(PathBuf, E)>> {
+    let Found { readable, others } = search(folder, guest)?;
+    for (_, error) in others {
+        tracing::warn!(error = %Report::new(&error), "ignoring a journal that cannot be read");
+    }
+    Ok(readable)
+}
+
+/// The journals of one side.
+#[derive(Debug)]
+pub(crate) struct Found<E> {
+    /// Those that can be read, the newest first.
+    pub(crate) readable: Vec<(PathBuf, E)>,
+    /// The paths of the others, and why. They may be of any guest.
+    pub(crate) others: Vec<(PathBuf, io::Error)>,
+}
+
+/// As [`find`], and also returns which files cannot be read.
+///
+/// # Errors
+/// As [`find`].
+pub(crate) fn search<E: Entry>(folder: &Path, guest: Option<&NamedGuest>) -> io::Result<Found<E>> {
+    let mut others = Vec::new();
     let folder = absolute(folder);
     let files = match std::fs::read_dir(&folder) {
         Ok(files) => files,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let readable = Vec::new();
+            return Ok(Found { readable, others });
+        }
         Err(error) => return Err(file::about(&folder, &error)),
     };
     permissions::check_folder(&folder)?;
@@ -63,14 +88,15 @@ pub(crate) fn find<E: Entry>(
                 found.push((written.ok(), path, entry));
             }
             Ok(_) => {}
-            Err(error) => {
-                tracing::warn!(error = %Report::new(&error), "ignoring a journal that cannot be read")
-            }
+            Err(error) => others.push((path, error)),
         }
     }
     found.sort_by_key(|(written, ..)| std::cmp::Reverse(*written));
-    let found = found.into_iter().map(|(_, path, entry)| (path, entry));
-    Ok(found.collect())
+    let readable = found.into_iter().map(|(_, path, entry)| (path, entry));
+    Ok(Found {
+        readable: readable.collect(),
+        others,
+    })
 }
 
 /// Removes lock files that no process holds and that have no journal: an engine was killed before

@@ -21,7 +21,7 @@ mod source;
 pub(crate) use destination::DestinationJournal;
 pub(crate) use entry::{DestinationEntry, Entry, SourceEntry};
 pub(crate) use file::JournalFile;
-pub(crate) use folder::{find, folder, is_hidden};
+pub(crate) use folder::{find, folder, is_hidden, search};
 pub(crate) use lock::LockHolder;
 pub(crate) use offline::OfflineJournal;
 pub(crate) use paths::{absolute, absolute_address};

@@ -172,7 +172,10 @@ impl From<&DestinationFailure> for Reason {
             DestinationFailure::Journal(_) => Self::Journal,
             DestinationFailure::NoSource(WaitEnded::TimedOut(_)) => Self::NoSource,
             DestinationFailure::NoSource(
-                WaitEnded::InvitationReaderGone | WaitEnded::SessionEnded,
+                WaitEnded::InvitationReaderGone
+                | WaitEnded::SessionEnded
+                | WaitEnded::SourceGone
+                | WaitEnded::Withdrawn,
             ) => Self::ReaderGone,
             DestinationFailure::Listen(_) => Self::CannotListen,
             DestinationFailure::Thread(_) | DestinationFailure::ThreadDied => Self::System,

@@ -5,7 +5,7 @@ use std::io::{self, BufRead, Read};
 use error_reporter::Report;
 use hikkoshi_engine::CancelFlag;
 use hikkoshi_link::tls::{Invitation, SourceCredentials, TlsClient};
-use hikkoshi_link::{Address, Remote, RequestError, request_invitation};
+use hikkoshi_link::{Address, KeptRequest, Remote, RequestError, request_invitation};
 
 use super::certificates;
 use super::errors::{
@@ -72,22 +72,26 @@ pub(crate) fn invited(argument: &InvitationArg) -> Result<Remote, Exit> {
     })
 }
 
-/// The destination of the guest `name`: the `receive --daemon` at `address` admits this side's
-/// certificate, and is asked for an invitation.
-pub(crate) fn invited_by_certificate(
-    name: &str,
-    address: &Address,
-    security: &Security,
-    cancel: &CancelFlag,
-) -> Result<Remote, Exit> {
+/// How the `receive --daemon` at `address` is asked for an invitation: with this side's certificate.
+pub(crate) fn certified(address: &Address, security: &Security) -> Result<TlsClient, Exit> {
     let Some(certificates) = certificates::read(security)? else {
         return Err(usage("--name needs certificates: --tls-ca"));
     };
     let host = address.host().unwrap_or("localhost");
-    let client = TlsClient::certified(certificates, host)
-        .map_err(|error| credentials(Report::new(error)))?;
-    let asked = request_invitation(address, &client, name, cancel);
-    let invitation = asked.map_err(|error| {
+    TlsClient::certified(certificates, host).map_err(|error| credentials(Report::new(error)))
+}
+
+/// The destination of the guest `name`: the `receive --daemon` at `address` admits the certificate
+/// of `client`, and is asked for an invitation. The receiver ends if the request is dropped before
+/// the guest is on its way.
+pub(crate) fn invited_by_certificate(
+    name: &str,
+    address: &Address,
+    client: &TlsClient,
+    cancel: &CancelFlag,
+) -> Result<(Remote, KeptRequest), Exit> {
+    let asked = request_invitation(address, client, name, cancel);
+    let (invitation, request) = asked.map_err(|error| {
         let reason = match &error {
             _ if cancel.is_cancelled() => Reason::Cancelled,
             RequestError::Refused(_) => Reason::Remote,
@@ -102,10 +106,11 @@ pub(crate) fn invited_by_certificate(
     })?;
     let tls = TlsClient::invited(&invitation).map_err(|error| credentials(Report::new(error)))?;
     // The address that was reached: the one in the invitation may be for other networks.
-    Ok(Remote {
+    let remote = Remote {
         tls: Some(tls),
         ..address.clone().into()
-    })
+    };
+    Ok((remote, request))
 }
 
 /// The destination of a migration that is resumed. `address` and `recorded`, the protection of its

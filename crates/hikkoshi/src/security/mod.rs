@@ -9,6 +9,6 @@ mod renewed_certificate;
 
 pub(crate) use acceptor::Acceptor;
 pub(crate) use certificates::{readable_key, warn_of_readable_key};
-pub(crate) use connector::{invited, invited_by_certificate, remote, resumed_remote};
+pub(crate) use connector::{certified, invited, invited_by_certificate, remote, resumed_remote};
 pub(crate) use invitation_address::advertised;
 pub(crate) use renewed_certificate::RenewedCertificate;

@@ -3,6 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use hikkoshi_link::tls::TlsServer;
@@ -12,6 +13,10 @@ use super::errors::credentials;
 use crate::args::Security;
 use crate::output::exit::Exit;
 use crate::output::streams;
+
+/// How often a certificate that cannot be used is tried again, if its files have not changed: it may
+/// become valid.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A certificate, its key and its authorities, as they are in their files now.
 #[derive(Debug)]
@@ -24,7 +29,9 @@ pub(crate) struct RenewedCertificate {
 #[derive(Debug)]
 struct Read {
     files: Vec<Option<FileVersion>>,
-    server: TlsServer,
+    /// `None`: none that could be used was there yet.
+    server: Option<TlsServer>,
+    tried: Instant,
 }
 
 /// What changes when a file is written or replaced: device, inode, size, and the time in seconds
@@ -32,34 +39,55 @@ struct Read {
 type FileVersion = (u64, u64, u64, i64, i64);
 
 impl RenewedCertificate {
-    /// Reads the certificate that the options name; `None`: they name none.
-    pub(crate) fn read(security: &Security) -> Result<Option<Self>, Exit> {
+    /// Reads the certificate that the options name; `None`: they name none. One that cannot be used
+    /// is reported: it may be renewed.
+    pub(crate) fn read(security: &Security) -> Option<Self> {
         let files = versions(security);
-        let Some(server) = server(security)? else {
-            return Ok(None);
+        let server = match server(security) {
+            Ok(server) => Some(server?),
+            Err(exit) => {
+                streams::notice(&format!(
+                    "the certificate cannot be used, and no source is admitted by one until it is \
+                     renewed: {}",
+                    exit.text()
+                ));
+                None
+            }
         };
-        Ok(Some(Self {
+        Some(Self {
             security: security.clone(),
-            read: Mutex::new(Read { files, server }),
-        }))
+            read: Mutex::new(Read {
+                files,
+                server,
+                tried: Instant::now(),
+            }),
+        })
     }
 
-    /// The certificate. If a file has changed and cannot be used, it is the one before.
-    pub(crate) fn current(&self) -> TlsServer {
+    /// The certificate. If a file has changed and cannot be used, it is the one before, if there was
+    /// one.
+    pub(crate) fn current(&self) -> Option<TlsServer> {
         let files = versions(&self.security);
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        if read.files != files {
-            // Also if it cannot be used: it is tried again when another file has changed.
+        let changed = read.files != files;
+        if changed || (read.server.is_none() && read.tried.elapsed() >= RETRY_INTERVAL) {
             read.files = files;
+            read.tried = Instant::now();
             match server(&self.security) {
-                Ok(Some(server)) => {
+                Ok(server) => {
                     read.server = server;
-                    streams::notice("the certificate was read again: its files have changed");
+                    streams::notice(match changed {
+                        true => "the certificate was read again: its files have changed",
+                        false => "the certificate can be used now",
+                    });
                 }
-                Ok(None) => {}
+                Err(_) if !changed => {}
                 Err(exit) => streams::notice(&format!(
-                    "the files of the certificate have changed, and the one before is still used: \
-                     {}",
+                    "the files of the certificate have changed, and {}: {}",
+                    match read.server {
+                        Some(_) => "the one before is still used",
+                        None => "it cannot be used",
+                    },
                     exit.text()
                 )),
             }

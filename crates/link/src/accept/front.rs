@@ -72,7 +72,8 @@ enum NotRouted {
     )]
     NoRoute,
     #[error(
-        "the peer asks for an invitation with a certificate, and this side has none (--tls-ca)"
+        "the peer asks for an invitation with a certificate, and this side has none that can be used \
+         (--tls-ca)"
     )]
     NoCertificate,
     #[error("a source that asks for an invitation")]
@@ -81,8 +82,8 @@ enum NotRouted {
     Io(#[from] io::Error),
 }
 
-/// The front's certificate, as it is now: it may be renewed.
-type Certificate = Box<dyn Fn() -> TlsServer + Send + Sync>;
+/// The front's certificate, as it is now: it may be renewed, and may be unusable until then.
+type Certificate = Box<dyn Fn() -> Option<TlsServer> + Send + Sync>;
 
 /// The log of a front's connections that are not passed on. Its rate is limited.
 #[derive(Debug, Clone)]
@@ -142,11 +143,11 @@ impl Front {
     }
 
     /// Accepts also sources that have a certificate, and ask for an invitation. `certificate`
-    /// returns this side's; it is called for each connection.
+    /// returns this side's, if it can be used; it is called for each connection.
     #[must_use]
     pub fn with_certificate(
         mut self,
-        certificate: impl Fn() -> TlsServer + Send + Sync + 'static,
+        certificate: impl Fn() -> Option<TlsServer> + Send + Sync + 'static,
     ) -> Self {
         self.certificate = Some(Box::new(certificate));
         self
@@ -210,7 +211,7 @@ impl Front {
         };
         let (arrivals, stop, pending) = (arrivals.clone(), stop.clone(), self.pending.clone());
         // Here, because the other thread cannot read files.
-        let server = self.certificate.as_ref().map(|certificate| certificate());
+        let server = self.certificate.as_ref().and_then(|read| read());
         thread::Builder::new()
             .name("front-hello".into())
             .spawn(move || {

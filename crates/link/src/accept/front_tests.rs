@@ -2,8 +2,10 @@
 
 use super::*;
 use crate::tls::test_authority::Authority;
-use crate::tls::{SecureError, TlsClient};
+use crate::tls::{REQUEST_PROTOCOL, SecureError, TlsClient, connect, send};
 use crate::{RequestError, request_invitation};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 /// A front, and what arrives at it.
@@ -220,7 +222,7 @@ fn a_source_with_a_certificate_gets_an_answer() {
     let invited = TlsServer::inviting().unwrap();
     let invitation = invited.invitation("h:1".parse().unwrap()).unwrap();
     let stop = CancelFlag::new();
-    let change = |front: Front| front.with_certificate(move || server.clone());
+    let change = |front: Front| front.with_certificate(move || Some(server.clone()));
     with_front(change, |front, arrivals| {
         let client = source(&authority, "src.example");
         let ask = |name: &str| request_invitation(&address_of(front), &client, name, &stop);
@@ -236,7 +238,7 @@ fn a_source_with_a_certificate_gets_an_answer() {
         thread::scope(|scope| {
             let asking = scope.spawn(|| ask("web-1"));
             answer(Ok(&invitation.to_string()));
-            let got = asking.join().unwrap().unwrap();
+            let (got, _) = asking.join().unwrap().unwrap();
             assert_eq!(got.to_string(), invitation.to_string());
             let asking = scope.spawn(|| ask("web-1"));
             answer(Err("not today"));
@@ -260,11 +262,61 @@ fn a_source_with_a_certificate_gets_an_answer() {
     });
 }
 
+/// Whether the peer has closed its end, within `timeout`; `None`: however long that takes.
+fn is_closed(connection: &OwnedFd, timeout: Option<&Timespec>) -> bool {
+    let mut poll = [PollFd::new(connection, PollFlags::RDHUP)];
+    rustix::event::poll(&mut poll, timeout).unwrap() == 1
+}
+
+#[test]
+fn a_source_keeps_its_request_open_until_it_gives_up() {
+    let authority = Authority::new();
+    let server = TlsServer::certified(authority.issue("127.0.0.1")).unwrap();
+    let invited = TlsServer::inviting().unwrap();
+    let invitation = invited.invitation("h:1".parse().unwrap()).unwrap();
+    let invitation = invitation.to_string();
+    let stop = CancelFlag::new();
+    let change = |front: Front| front.with_certificate(move || Some(server.clone()));
+    with_front(change, |front, arrivals| {
+        let request = || match arrivals.recv().unwrap() {
+            Arrival::Request(request) => *request,
+            Arrival::Link(_) => panic!("not a request"),
+        };
+        let client = source(&authority, "src.example");
+        thread::scope(|scope| {
+            let ask = || request_invitation(&address_of(front), &client, "web-1", &stop);
+            let asking = scope.spawn(ask);
+            let request = request();
+            let kept = request.kept_connection().unwrap().unwrap();
+            request.answer(Ok(&invitation), &stop).unwrap();
+            let (_, open) = asking.join().unwrap().unwrap();
+            assert!(!is_closed(&kept, Some(&Timespec::default())));
+            drop(open);
+            assert!(is_closed(&kept, None));
+        });
+        // A source of an earlier revision: that it closes its connection means nothing.
+        let mut old = client.clone();
+        let mut config = rustls::ClientConfig::clone(&old.config);
+        config.alpn_protocols = vec![REQUEST_PROTOCOL.to_vec()];
+        old.config = Arc::new(config);
+        let stream = Stream::connect(&address_of(front), false, &stop).unwrap();
+        let limits = TimeLimits {
+            deadline: Instant::now() + Duration::from_secs(60),
+            stop: &stop,
+        };
+        let (_, mut sealer) = connect(&old, &mut &stream, limits).unwrap();
+        send(&mut sealer, b"\0\x05web-1", &mut &stream, limits).unwrap();
+        let request = request();
+        assert_eq!(request.name(), "web-1");
+        assert!(request.kept_connection().unwrap().is_none());
+    });
+}
+
 #[test]
 fn a_certificate_that_is_not_accepted_gets_no_answer() {
     let (ours, theirs) = (Authority::new(), Authority::new());
     let server = TlsServer::certified(ours.issue("127.0.0.1")).unwrap();
-    let change = |front: Front| front.with_certificate(move || server.clone());
+    let change = |front: Front| front.with_certificate(move || Some(server.clone()));
     let stop = CancelFlag::new();
     with_front(change, |front, arrivals| {
         let ask = |client: &TlsClient| {

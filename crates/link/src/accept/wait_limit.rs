@@ -19,6 +19,12 @@ pub enum WaitEnded {
     /// The session that has started this process has ended, so no source will connect.
     #[error("the session that started this command has ended, and no source has connected")]
     SessionEnded,
+    /// The source that has asked for this receiver has closed the connection by which it did.
+    #[error("the source that has asked for this receiver has gone, and has not sent its guest")]
+    SourceGone,
+    /// The invitation was withdrawn.
+    #[error("the invitation was withdrawn")]
+    Withdrawn,
 }
 
 /// A condition for the end of waiting. It is checked regularly until a source connects.

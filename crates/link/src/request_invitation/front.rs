@@ -1,13 +1,15 @@
 //! The front's side: reads a request, and answers it later.
 
+use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
 
 use hikkoshi_linux::CancelFlag;
 use thiserror::Error;
 
 use super::{Connection, INVITED, MAX_NAME, PeerCertificate, REFUSED, with_length};
 use crate::handshake::limits;
-use crate::tls::{SecureError, TimeLimits, TlsServer, accept_certified};
+use crate::tls::{KEPT_REQUEST_PROTOCOL, SecureError, TimeLimits, TlsServer, accept_certified};
 use crate::{Stream, TICK};
 
 /// A source with a certificate asks for an invitation.
@@ -17,6 +19,8 @@ pub struct InvitationRequest {
     peer: SocketAddr,
     certificate: PeerCertificate,
     name: String,
+    /// The source keeps the connection open until it has moved its guest or has given up.
+    kept: bool,
 }
 
 /// Why a request is not accepted.
@@ -39,7 +43,8 @@ pub(crate) fn accept_request(
 ) -> Result<InvitationRequest, BadRequest> {
     stream.set_timeout(Some(TICK))?;
     let server = server.for_requests();
-    let (opener, sealer, certificate) = accept_certified(&server, &mut &stream, limits)?;
+    let (opener, sealer, (certificate, protocol)) =
+        accept_certified(&server, &mut &stream, limits)?;
     let mut connection = Connection {
         stream,
         opener,
@@ -52,6 +57,7 @@ pub(crate) fn accept_request(
         peer,
         certificate: PeerCertificate::new(certificate),
         name: name.ok_or(BadRequest::Name)?,
+        kept: protocol == KEPT_REQUEST_PROTOCOL,
     })
 }
 
@@ -69,6 +75,17 @@ impl InvitationRequest {
     /// The source.
     pub fn peer(&self) -> SocketAddr {
         self.peer
+    }
+
+    /// The connection for the receiver that is started for this request: the source closes it when
+    /// it has moved its guest, or has given up. `None`: a source that closes it when it has its
+    /// answer, as those of earlier revisions.
+    ///
+    /// # Errors
+    /// When it cannot be duplicated.
+    pub fn kept_connection(&self) -> io::Result<Option<OwnedFd>> {
+        let socket = self.connection.stream.as_fd();
+        self.kept.then(|| socket.try_clone_to_owned()).transpose()
     }
 
     /// Sends the invitation, or why there is none. Ends soon after `stop` is set.

@@ -6,13 +6,18 @@
 //! ```text
 //! source                               front
 //!   │── TLS, application protocol ─────▶│  both have certificates of an authority that the other
-//!   │   "hikkoshi/1 invite"             │  trusts; the front's names its host
+//!   │   "hikkoshi/1 invite kept"        │  trusts; the front's names its host
 //!   │── the guest's name ──────────────▶│  decides by the certificate's names
 //!   │◀── an invitation, or why not ─────│
 //! ```
 //!
 //! The migration is one by that invitation, on new connections. So certificates are needed only
 //! here; the application protocol keeps such a connection from being taken for a link.
+//!
+//! The source keeps this connection open until it has moved its guest or has given up. A receiver
+//! that is still waiting for it when the connection ends ends, too. Sources of
+//! earlier revisions close the connection when they have the answer; they have another application
+//! protocol, without "kept".
 //!
 //! Each message is two bytes, the length (big-endian), and text. The front's has a byte before
 //! that: what the text is.
@@ -26,7 +31,7 @@ mod source;
 pub use front::InvitationRequest;
 pub(crate) use front::{BadRequest, accept_request};
 pub use peer_certificate::PeerCertificate;
-pub use source::{RequestError, request_invitation};
+pub use source::{KeptRequest, RequestError, request_invitation};
 
 use crate::Stream;
 use crate::tls::{self, Opener, Sealer, SecureError, TimeLimits};

@@ -16,6 +16,13 @@ use crate::{Address, Stream, TICK};
 /// How long the answer may take: the destination's QEMU is started before.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// The connection on which an invitation was asked for. A front's receiver that no source has
+/// reached yet ends when this is dropped: to be kept until the guest has been moved, or stays.
+#[derive(Debug)]
+pub struct KeptRequest {
+    _connection: Stream,
+}
+
 /// Why there is no invitation.
 #[derive(Debug, Error)]
 pub enum RequestError {
@@ -37,6 +44,7 @@ pub enum RequestError {
 }
 
 /// Asks the front at `address` for an invitation for the guest `name`. `client` has a certificate.
+/// The invitation is valid as long as the [`KeptRequest`] exists.
 ///
 /// # Errors
 /// [`RequestError`]. Once `stop` is set, it fails soon.
@@ -45,7 +53,7 @@ pub fn request_invitation(
     client: &TlsClient,
     name: &str,
     stop: &CancelFlag,
-) -> Result<Invitation, RequestError> {
+) -> Result<(Invitation, KeptRequest), RequestError> {
     let stream = Stream::connect(address, false, stop).map_err(RequestError::Connect)?;
     let ask = || {
         sandbox_thread();
@@ -66,7 +74,7 @@ fn exchange(
     client: &TlsClient,
     name: &str,
     stop: &CancelFlag,
-) -> Result<Invitation, RequestError> {
+) -> Result<(Invitation, KeptRequest), RequestError> {
     stream.set_timeout(Some(TICK))?;
     let first = limits(stop);
     let (opener, sealer) = connect(&client.for_requests(), &mut &stream, first)?;
@@ -85,7 +93,11 @@ fn exchange(
     let text = connection.receive_text(MAX_TEXT, answer)?;
     let text = text.ok_or(RequestError::Malformed)?;
     match kind {
-        INVITED => text.parse().map_err(|_| RequestError::Malformed),
+        INVITED => {
+            let invitation = text.parse().map_err(|_| RequestError::Malformed)?;
+            let _connection = connection.stream;
+            Ok((invitation, KeptRequest { _connection }))
+        }
         REFUSED => Err(RequestError::Refused(text)),
         _ => Err(RequestError::Malformed),
     }

@@ -28,8 +28,17 @@ use crate::tls::route::Route;
 /// The application protocol (ALPN): the handshake fails with other TLS programs.
 pub(crate) const PROTOCOL: &[u8] = b"hikkoshi/1";
 
-/// The application protocol by which a source asks for an invitation.
+/// The application protocol by which a source asks for an invitation, and keeps the connection open
+/// until it has moved its guest or has given up.
+pub(crate) const KEPT_REQUEST_PROTOCOL: &[u8] = b"hikkoshi/1 invite kept";
+
+/// The same of a source that closes the connection when it has its answer.
 pub(crate) const REQUEST_PROTOCOL: &[u8] = b"hikkoshi/1 invite";
+
+/// Both, in the order of preference. Sources before the first one offer the second only.
+fn request_protocols() -> Vec<Vec<u8>> {
+    vec![KEPT_REQUEST_PROTOCOL.to_vec(), REQUEST_PROTOCOL.to_vec()]
+}
 
 /// How a destination protects the connections that it accepts.
 #[derive(Clone)]
@@ -175,19 +184,17 @@ impl TlsServer {
     /// The same certificate for sources that ask for an invitation (`request_invitation/`).
     pub(crate) fn for_requests(&self) -> Self {
         let mut config = ServerConfig::clone(&self.config);
-        config.alpn_protocols = vec![REQUEST_PROTOCOL.to_vec()];
+        config.alpn_protocols = request_protocols();
         Self {
             config: Arc::new(config),
             authentication: self.authentication.clone(),
         }
     }
 
-    /// The application protocol that a connection must have.
-    pub(crate) fn protocol(&self) -> &[u8] {
-        self.config
-            .alpn_protocols
-            .first()
-            .map_or(PROTOCOL, Vec::as_slice)
+    /// Whether a connection may have this application protocol.
+    pub(crate) fn accepts(&self, protocol: &[u8]) -> bool {
+        let mut offered = self.config.alpn_protocols.iter();
+        offered.any(|offered| offered == protocol)
     }
 
     /// The invitation to show to the source's operator, if this destination uses invitations;
@@ -343,19 +350,17 @@ impl TlsClient {
     /// The same certificate for asking for an invitation (`request_invitation/`).
     pub(crate) fn for_requests(&self) -> Self {
         let mut config = ClientConfig::clone(&self.config);
-        config.alpn_protocols = vec![REQUEST_PROTOCOL.to_vec()];
+        config.alpn_protocols = request_protocols();
         Self {
             config: Arc::new(config),
             ..self.clone()
         }
     }
 
-    /// The application protocol that a connection must have.
-    pub(crate) fn protocol(&self) -> &[u8] {
-        self.config
-            .alpn_protocols
-            .first()
-            .map_or(PROTOCOL, Vec::as_slice)
+    /// Whether a connection may have this application protocol. A route is not one.
+    pub(crate) fn accepts(&self, protocol: &[u8]) -> bool {
+        let mut offered = self.config.alpn_protocols.iter();
+        offered.any(|offered| offered == protocol) && Route::of_label(protocol).is_none()
     }
 
     /// The credentials to save for a restart.

@@ -8,6 +8,7 @@ use thiserror::Error;
 use crate::tls::certificate_files::Files;
 use crate::tls::identity::Identity;
 use crate::tls::invitation::{Fingerprint, Proof, Secret};
+use crate::tls::route::Route;
 
 /// What a source saves, so that it and the same destination authenticate each other again: its key,
 /// or the paths of its certificate files. A person who has the key can take the source's place in
@@ -32,6 +33,16 @@ pub(crate) enum Source {
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "DestinationRecord")]
 pub struct DestinationCredentials(pub(crate) Destination);
+
+impl DestinationCredentials {
+    /// Where a front passes the connections of its source; `None` with certificates.
+    pub fn route(&self) -> Option<Route> {
+        match &self.0 {
+            Destination::Inviting { key, .. } => Some(Route::to(key.fingerprint())),
+            Destination::Certified { .. } => None,
+        }
+    }
+}
 
 pub(crate) enum Destination {
     Inviting {

@@ -194,7 +194,8 @@ pub(crate) fn connect<S: Read + Write>(
     limits: TimeLimits<'_>,
 ) -> Result<(Opener, Sealer), SecureError> {
     let connection = UnbufferedClientConnection::new(client.config.clone(), client.name.clone())?;
-    let (mut opener, mut sealer, _) = run_handshake(connection, client.protocol(), socket, limits)?;
+    let accepts = |protocol: &[u8]| client.accepts(protocol);
+    let (mut opener, mut sealer, _) = run_handshake(connection, accepts, socket, limits)?;
     let Some(proof) = client.proof() else {
         return Ok((opener, sealer));
     };
@@ -221,8 +222,9 @@ pub(crate) fn accept<S: Read + Write>(
     limits: TimeLimits<'_>,
 ) -> Result<(Opener, Sealer, Option<Fingerprint>), SecureError> {
     let connection = UnbufferedServerConnection::new(server.config.clone())?;
-    let keys = run_handshake(connection, server.protocol(), socket, limits);
-    let (mut opener, mut sealer, certificate) = keys.map_err(|error| match error {
+    let accepts = |protocol: &[u8]| server.accepts(protocol);
+    let keys = run_handshake(connection, accepts, socket, limits);
+    let (mut opener, mut sealer, peer) = keys.map_err(|error| match error {
         // The source checks only the key (`peer_key.rs`).
         SecureError::Refused(AlertDescription::AccessDenied) if server.invites() => {
             SecureError::OtherInvitation
@@ -232,6 +234,7 @@ pub(crate) fn accept<S: Read + Write>(
     if !server.invites() {
         return Ok((opener, sealer, None));
     }
+    let certificate = peer.certificate;
     let certificate = certificate.ok_or(rustls::Error::NoCertificatesPresented)?;
     let source = fingerprint(&certificate)?;
     let mut proof = [0; PROOF_LEN];
@@ -246,7 +249,7 @@ pub(crate) fn accept<S: Read + Write>(
 }
 
 /// Does a destination's handshake on `socket` with a source that has a certificate of an authority.
-/// Returns that certificate.
+/// Returns that certificate, and which of the server's application protocols the source uses.
 ///
 /// # Errors
 /// See [`SecureError`].
@@ -254,12 +257,13 @@ pub(crate) fn accept_certified<S: Read + Write>(
     server: &TlsServer,
     socket: &mut S,
     limits: TimeLimits<'_>,
-) -> Result<Ends<CertificateDer<'static>>, SecureError> {
+) -> Result<Ends<(CertificateDer<'static>, Vec<u8>)>, SecureError> {
     let connection = UnbufferedServerConnection::new(server.config.clone())?;
-    let (opener, sealer, certificate) =
-        run_handshake(connection, server.protocol(), socket, limits)?;
+    let accepts = |protocol: &[u8]| server.accepts(protocol);
+    let (opener, sealer, peer) = run_handshake(connection, accepts, socket, limits)?;
+    let certificate = peer.certificate;
     let certificate = certificate.ok_or(rustls::Error::NoCertificatesPresented)?;
-    Ok((opener, sealer, certificate))
+    Ok((opener, sealer, (certificate, peer.protocol)))
 }
 
 /// Sends plain bytes.
@@ -342,16 +346,24 @@ macro_rules! impl_handshake_state {
 impl_handshake_state!(UnbufferedClientConnection, ClientConnectionData);
 impl_handshake_state!(UnbufferedServerConnection, ServerConnectionData);
 
-/// The keys of a connection, and the peer's certificate.
-type Ends<Certificate> = (Opener, Sealer, Certificate);
+/// The keys of a connection, and what is known of the peer.
+type Ends<Peer> = (Opener, Sealer, Peer);
 
-/// Runs a handshake until it is complete. The application protocol must be `protocol`.
+/// The other side of a complete handshake.
+struct Peer {
+    certificate: Option<CertificateDer<'static>>,
+    /// The application protocol.
+    protocol: Vec<u8>,
+}
+
+/// Runs a handshake until it is complete. The application protocol must be one that `accepts`
+/// accepts.
 fn run_handshake<C: HandshakeState, S: Read + Write>(
     mut connection: C,
-    protocol: &[u8],
+    accepts: impl Fn(&[u8]) -> bool,
     socket: &mut S,
     limits: TimeLimits<'_>,
-) -> Result<Ends<Option<CertificateDer<'static>>>, SecureError> {
+) -> Result<Ends<Peer>, SecureError> {
     let mut received = ReceiveBuffer::default();
     let mut outgoing = Vec::new();
     loop {
@@ -388,9 +400,10 @@ fn run_handshake<C: HandshakeState, S: Read + Write>(
         }
     }
     // rustls accepts a peer that offers no application protocol at all.
-    if connection.protocol() != Some(protocol) {
-        return Err(rustls::Error::NoApplicationProtocol.into());
-    }
+    let protocol = connection.protocol().filter(|protocol| accepts(protocol));
+    let protocol = protocol
+        .ok_or(rustls::Error::NoApplicationProtocol)?
+        .to_vec();
     let certificate = connection.certificate();
     let (secrets, renew) = connection.finish()?;
     let renewal = KeyRenewal::new(renew);
@@ -398,7 +411,10 @@ fn run_handshake<C: HandshakeState, S: Read + Write>(
     Ok((
         opener,
         Sealer::new(Key::new(secrets.tx)?, renewal),
-        certificate,
+        Peer {
+            certificate,
+            protocol,
+        },
     ))
 }
 

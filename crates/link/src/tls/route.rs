@@ -10,7 +10,7 @@ use std::fmt;
 use data_encoding::HEXLOWER;
 use rustls::server::Acceptor;
 
-use super::client_server::REQUEST_PROTOCOL;
+use super::client_server::{KEPT_REQUEST_PROTOCOL, REQUEST_PROTOCOL};
 use super::invitation::Fingerprint;
 
 /// The prefix of the label; the fingerprint of the destination's key follows.
@@ -31,7 +31,7 @@ impl Route {
         [PREFIX, self.to_string().as_bytes()].concat()
     }
 
-    fn of_label(label: &[u8]) -> Option<Self> {
+    pub(crate) fn of_label(label: &[u8]) -> Option<Self> {
         let text = label.strip_prefix(PREFIX)?;
         let bytes = HEXLOWER.decode(text).ok()?;
         Some(Self(Fingerprint::from_bytes(bytes.try_into().ok()?)))
@@ -56,7 +56,7 @@ impl Wanted {
         let accepted = acceptor.accept().ok()??;
         let hello = accepted.client_hello();
         hello.alpn()?.find_map(|protocol| match protocol {
-            REQUEST_PROTOCOL => Some(Self::Invitation),
+            KEPT_REQUEST_PROTOCOL | REQUEST_PROTOCOL => Some(Self::Invitation),
             other => Route::of_label(other).map(Self::Receiver),
         })
     }

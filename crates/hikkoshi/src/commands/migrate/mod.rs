@@ -10,13 +10,15 @@ use std::io;
 use std::sync::Arc;
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, MigrateControl, SourceControl, SourceGuest, migrate};
+use hikkoshi_engine::{CancelFlag, MigrateControl, Mode, SourceControl, SourceGuest, migrate};
 use hikkoshi_handover::Outcome;
-use hikkoshi_link::{Address, Remote};
+use hikkoshi_link::tls::TlsClient;
+use hikkoshi_link::{Address, KeptRequest, Remote};
+use hikkoshi_qemu::qmp::Monitor;
 use hikkoshi_qemu::{AttachError, Excludes, QemuSource};
 use hikkoshi_status::Side;
 
-use crate::args::Migrate;
+use crate::args::{Migrate, RequestedMode};
 use crate::commands::find_journal::may_exist;
 use crate::commands::guard::{GuardProcess, QEMU_ENDED};
 use crate::commands::kernel_support::require_dirty_log;
@@ -60,27 +62,53 @@ enum Destination<'a> {
     /// To this receiver.
     Receiver(Remote),
     /// To the one that a `receive --daemon` starts for this name, because of a certificate.
-    Named { name: &'a str, daemon: &'a Address },
+    Named {
+        name: &'a str,
+        daemon: &'a Address,
+        /// With this side's certificate.
+        client: TlsClient,
+    },
 }
 
 /// The destination on the command line.
 fn destination(args: &Migrate) -> Result<Destination<'_>, Exit> {
     if let (Some(name), Some(daemon)) = (&args.name, &args.address) {
-        return Ok(Destination::Named { name, daemon });
+        return Ok(Destination::Named {
+            name,
+            daemon,
+            client: security::certified(daemon, &args.run.security)?,
+        });
     }
     security::remote(args.to.as_ref(), args.address.as_ref(), &args.run.security)
         .map(Destination::Receiver)
 }
 
+/// What the guest is sent to.
+struct Receiver {
+    remote: Remote,
+    /// How the daemon was asked for it. It ends with this, unless the guest is on its way.
+    _request: Option<KeptRequest>,
+}
+
 impl Destination<'_> {
     /// The receiver. A daemon starts it now.
-    fn receiver(&self, args: &Migrate, cancel: &CancelFlag) -> Result<Remote, Exit> {
-        match self {
-            Self::Receiver(remote) => Ok(remote.clone()),
-            Self::Named { name, daemon } => {
-                security::invited_by_certificate(name, daemon, &args.run.security, cancel)
+    fn receiver(&self, cancel: &CancelFlag) -> Result<Receiver, Exit> {
+        let (remote, request) = match self {
+            Self::Receiver(remote) => (remote.clone(), None),
+            Self::Named {
+                name,
+                daemon,
+                client,
+            } => {
+                let (remote, request) =
+                    security::invited_by_certificate(name, daemon, client, cancel)?;
+                (remote, Some(request))
             }
-        }
+        };
+        Ok(Receiver {
+            remote,
+            _request: request,
+        })
     }
 }
 
@@ -95,8 +123,17 @@ fn start(
     let folder = args.run.journals.path();
     let observer = session.observer();
     unfinished::check_folder(&folder, &*monitor, &*observer)?;
-    let remote = &destination.receiver(args, &cancel)?;
-    let chosen = auto::choose(args, remote, &cancel, &*observer)?;
+    // A daemon starts a machine for the guest, so it is asked when it is known that the guest can be
+    // moved. But measuring the line to it comes before the mode, and that before attaching.
+    let mut receiver = None;
+    let mut chosen = None;
+    if args.options.mode == Some(RequestedMode::Auto) {
+        if matches!(destination, Destination::Named { .. }) {
+            check_movable(args, &monitor)?;
+        }
+        let found = receiver.insert(destination.receiver(&cancel)?);
+        chosen = auto::choose(args, &found.remote, &cancel, &*observer)?;
+    }
     let args = chosen.as_ref().map_or(args, |chosen| &chosen.args);
     if let Some(measured) = chosen
         .as_ref()
@@ -132,6 +169,11 @@ fn start(
     {
         return Err(unfinished::refuse(&entry, file.path()));
     }
+    let receiver = match receiver {
+        Some(receiver) => receiver,
+        None => destination.receiver(&cancel)?,
+    };
+    let remote = &receiver.remote;
     // Dropped last: on its end the guard locks the journal, which has to be free by then.
     let nameless = identity.nameless_files(&guest.ram());
     let _guard = GuardProcess::start(file.path(), &nameless).map_err(|error| {
@@ -211,6 +253,15 @@ fn start(
     // Before the guard, which reads the journal.
     drop((watch, guest, journal));
     status
+}
+
+/// Checks that the guest can be moved in some mode.
+fn check_movable(args: &Migrate, monitor: &Arc<dyn Monitor>) -> Result<(), Exit> {
+    let allowed = args.options.journaled.devices.allowed();
+    match QemuSource::attach_for(Arc::clone(monitor), &allowed, Mode::Hybrid) {
+        Err(error) if error.excludes() == Excludes::AllModes => Err(not_attached(&error)),
+        Ok(_) | Err(_) => Ok(()),
+    }
 }
 
 /// Where the guest is if it could not be attached to.

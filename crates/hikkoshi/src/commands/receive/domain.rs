@@ -110,6 +110,8 @@ pub(super) fn start(
                 args.options.clone(),
                 tls.clone(),
                 guest.reattach_info(),
+                // libvirt owns it.
+                None,
             )
         }),
         guest: None,

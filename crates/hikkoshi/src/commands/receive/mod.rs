@@ -8,6 +8,7 @@ mod resume;
 pub(crate) mod shown_name;
 mod template;
 mod unfinished;
+pub(crate) mod waiting_mark;
 
 use std::io;
 use std::path::Path;
@@ -22,6 +23,7 @@ use hikkoshi_status::Side;
 
 use self::outcome::After;
 use self::template::TemplateQemu;
+use self::waiting_mark::WaitingMark;
 use crate::args::{DomainOptions, Receive};
 use crate::commands::find_journal::may_exist;
 use crate::commands::monitor::{self, NamedGuest};
@@ -37,6 +39,7 @@ use crate::status::{Session, SessionInfo};
 pub(crate) fn run(args: &Receive) -> Result<Status, Exit> {
     if let Some(name) = &args.receiver {
         streams::name_messages(name);
+        signals::note_withdrawal()?;
     }
     if args.ssh_session {
         ssh_session::check()?;
@@ -65,7 +68,7 @@ pub(crate) fn run(args: &Receive) -> Result<Status, Exit> {
         None => match (&args.domain.connect, &args.template) {
             (Some(uri), _) => domain::start(args, uri, cancel, &session),
             (None, Some(file)) => start_from_template(args, file, cancel, &session),
-            (None, None) => start(args, cancel, &session),
+            (None, None) => start(args, None, cancel, &session),
         },
         Some(file) if args.run.give_up => give_up::destination(args, file.as_deref(), cancel),
         Some(file) => resume::resume(args, file.as_deref(), cancel, &session),
@@ -84,13 +87,18 @@ fn start_from_template(
     let qemu = TemplateQemu::start(args, file, &cancel)?;
     let mut args = args.clone();
     args.run.qmp = Some(qemu.qmp().to_owned());
-    let result = start(&args, cancel, session);
+    let result = start(&args, Some(qemu.mark()), cancel, session);
     qemu.finish(result.as_ref().map_or_else(Exit::status, |status| *status));
     result
 }
 
-/// Waits for a source and receives its guest.
-fn start(args: &Receive, cancel: CancelFlag, session: &Session) -> Result<Status, Exit> {
+/// Waits for a source and receives its guest. `mark` is that of a machine that was started for it.
+fn start(
+    args: &Receive,
+    mark: Option<&Arc<WaitingMark>>,
+    cancel: CancelFlag,
+    session: &Session,
+) -> Result<Status, Exit> {
     let Some(listen) = &args.listen else {
         // The command line requires it.
         let what = "--listen ADDR is missing";
@@ -133,6 +141,7 @@ fn start(args: &Receive, cancel: CancelFlag, session: &Session) -> Result<Status
         args.options.clone(),
         acceptor.tls().cloned(),
         guest.reattach_info(),
+        mark.cloned(),
     ));
     let observer = session.observer();
     security::warn_of_readable_key(&args.run.security, &*observer);
@@ -148,7 +157,10 @@ fn start(args: &Receive, cancel: CancelFlag, session: &Session) -> Result<Status
         && matches!(error.cause, DestinationFailure::NoSource(_))
     {
         let exit = Exit::caused(Status::AtSource, Reason::from(&error.cause), error);
-        return Err(exit.with("nothing was changed, and this QEMU can still receive a guest"));
+        return Err(exit.with(match mark {
+            Some(_) => "nothing was changed, and the QEMU that was started for the guest ends",
+            None => "nothing was changed, and this QEMU can still receive a guest",
+        }));
     }
     if let Err(error) = &result
         && matches!(error.cause, DestinationFailure::Cancelled)
@@ -159,9 +171,10 @@ fn start(args: &Receive, cancel: CancelFlag, session: &Session) -> Result<Status
         let what = "waiting for a guest: this QEMU has ended";
         return Err(Exit::new(Status::AtSource, Reason::QemuEnded, what).with(outcome::AT_SOURCE));
     }
-    let after = match guest.is_unused() {
-        true => After::Unused,
-        false => After::Used,
+    let after = match (mark, guest.is_unused()) {
+        (Some(_), _) => After::Ends,
+        (None, true) => After::Unused,
+        (None, false) => After::Used,
     };
     outcome::report(session, result, journal.path(), guest.has_ended(), after)
 }

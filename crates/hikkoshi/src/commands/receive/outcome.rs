@@ -38,6 +38,8 @@ pub(super) enum After {
     Unused,
     /// A QEMU that cannot receive another guest.
     Used,
+    /// Nothing: the QEMU that was started for the guest is ended.
+    Ends,
     /// Nothing: the domain was removed again.
     Domain,
 }
@@ -169,6 +171,7 @@ fn at_source(cause: &DestinationFailure, after: After) -> String {
     let here = match after {
         After::Unused => "nothing was loaded into this QEMU, which can still receive a guest",
         After::Used => "restart this QEMU before the next try",
+        After::Ends => "the QEMU that was started for it ends",
         After::Domain => "nothing is left of its domain here",
     };
     format!("{guest}; {here}")

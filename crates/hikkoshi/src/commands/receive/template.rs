@@ -1,21 +1,24 @@
 //! `receive --template`: starts the destination's QEMU from a file with its command line.
 //!
 //! QEMU is a process of its own: it goes on when `receive` ends, unless the guest stays at the
-//! source.
+//! source. If a receiver of a daemon is killed before the handover, the daemon ends its QEMU
+//! ([`WaitingMark`]).
 
 use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use hikkoshi_engine::CancelFlag;
-use hikkoshi_linux::connect_unix;
+use hikkoshi_linux::{connect_unix, is_served};
 
 use super::operator_file;
+use super::waiting_mark::WaitingMark;
 use crate::args::{DEFAULT_GUEST_NAME, Receive, Words};
 use crate::journal::{JournalFile, absolute};
 use crate::output::exit::{Exit, Status};
@@ -35,6 +38,7 @@ const LOG_TAIL: u64 = 1024;
 pub(super) struct TemplateQemu {
     child: Child,
     qmp: PathBuf,
+    mark: Arc<WaitingMark>,
 }
 
 impl TemplateQemu {
@@ -47,24 +51,29 @@ impl TemplateQemu {
         let failed = |what: String| Exit::new(Status::AtSource, Reason::NotAttached, what);
         let run = absolute(&args.run.journals.path());
         let name = args.name.as_deref().unwrap_or(DEFAULT_GUEST_NAME);
-        let machine = MachineFiles::new(&run, name).map_err(|error| {
+        let preparing = |error: io::Error| {
             failed(format!(
                 "preparing the files of the guest {name}: {}",
                 Report::new(&error)
             ))
-        })?;
+        };
+        make_folder(&run).map_err(preparing)?;
+        // First: a machine of this name that has a guest must not be marked.
+        let mark = WaitingMark::lock(&run, name).map_err(preparing)?;
+        let machine = MachineFiles::new(&run, name).map_err(preparing)?;
         let words = operator_file::read(template).and_then(|text| machine.words(&text));
         let words = words.map_err(|why| {
             let what = format!("the template {}: {why}", template.display());
             Exit::new(Status::Usage, Reason::Usage, what)
         })?;
         let start = || {
+            // Appended to, so that it can be cut while QEMU writes to it.
             let log = OpenOptions::new()
                 .create(true)
-                .truncate(true)
-                .write(true)
+                .append(true)
                 .mode(0o600)
                 .open(&machine.log)?;
+            log.set_len(0)?;
             Command::new(&words.program)
                 .args(&words.arguments)
                 .stdin(Stdio::null())
@@ -74,7 +83,11 @@ impl TemplateQemu {
                 .process_group(0)
                 .spawn()
         };
+        if args.receiver.is_some() {
+            mark.set().map_err(preparing)?;
+        }
         let child = start().map_err(|error| {
+            let _ = mark.clear();
             failed(format!(
                 "starting {}: {}",
                 words.program,
@@ -84,6 +97,7 @@ impl TemplateQemu {
         let mut qemu = Self {
             child,
             qmp: machine.qmp.clone(),
+            mark: Arc::new(mark),
         };
         if let Err(why) = qemu.wait_for_socket(&machine.log, cancel) {
             qemu.end();
@@ -97,15 +111,22 @@ impl TemplateQemu {
         &self.qmp
     }
 
+    /// Its mark, which is set if a daemon wants to know it.
+    pub(super) fn mark(&self) -> &Arc<WaitingMark> {
+        &self.mark
+    }
+
     fn wait_for_socket(&mut self, log: &Path, cancel: &CancelFlag) -> Result<(), String> {
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
             if let Ok(Some(status)) = self.child.try_wait() {
                 return Err(format!("it has ended ({status}): {}", tail(log)));
             }
-            // It is there before QEMU listens: between bind(2) and listen(2).
-            if connect_unix(&self.qmp).is_ok() {
-                return Ok(());
+            // It is bound a moment before it accepts connections.
+            match connect_unix(&self.qmp).map_err(|error| error.kind()) {
+                Ok(_) | Err(io::ErrorKind::TimedOut) => return Ok(()),
+                Err(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {}
+                Err(kind) => return Err(io::Error::from(kind).to_string()),
             }
             if cancel.is_cancelled() {
                 return Err("cancelled".to_owned());
@@ -135,17 +156,90 @@ impl TemplateQemu {
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = fs::remove_file(&self.qmp);
+        let _ = self.mark.clear();
     }
 }
 
 /// The folder of the machines in the run folder.
-fn machines(run: &Path) -> PathBuf {
+pub(super) fn machines(run: &Path) -> PathBuf {
     run.join("machines")
+}
+
+/// Makes this folder, if necessary.
+fn make_folder(run: &Path) -> io::Result<()> {
+    JournalFile::make_folder(run)?;
+    let folder = machines(run);
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)
+}
+
+/// The end of the name of a QMP socket.
+const QMP: &str = "qmp";
+
+/// The end of the name of a log: QEMU's output.
+const LOG: &str = "log";
+
+/// The largest log, in bytes. The run folder is in memory, and a guest can make QEMU write warnings.
+const MAX_LOG: u64 = 1 << 20;
+
+/// How much of a log that was too large is kept, in bytes.
+const KEPT_LOG: u64 = 64 << 10;
+
+/// Logs of machines that have ended, that are kept.
+const MAX_LOGS: usize = 64;
+
+/// Cuts the logs of machines that are too large, and removes the oldest of machines that have ended.
+pub(super) fn limit_logs(run: &Path) -> io::Result<()> {
+    let files = match fs::read_dir(machines(run)) {
+        Ok(files) => files,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let mut logs = Vec::new();
+    for entry in files {
+        let path = entry?.path();
+        if path.extension().is_none_or(|end| end != LOG) {
+            continue;
+        }
+        let log = fs::metadata(&path)?;
+        if log.len() > MAX_LOG {
+            cut(&path)?;
+        }
+        logs.push((log.modified()?, path));
+    }
+    if logs.len() > MAX_LOGS {
+        logs.retain(|(_, path)| !is_served(&path.with_extension(QMP)).unwrap_or(true));
+        logs.sort_unstable();
+        let old = logs.len().saturating_sub(MAX_LOGS);
+        for (_, path) in &logs[..old] {
+            fs::remove_file(path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Keeps the end of a log. What is written meanwhile may be lost.
+fn cut(log: &Path) -> io::Result<()> {
+    let mut file = OpenOptions::new().read(true).append(true).open(log)?;
+    file.seek(SeekFrom::End(
+        -i64::try_from(KEPT_LOG).map_err(io::Error::other)?,
+    ))?;
+    let mut end = Vec::new();
+    file.read_to_end(&mut end)?;
+    file.set_len(0)?;
+    file.write_all(b"(the messages before this line were removed)\n")?;
+    file.write_all(&end)
 }
 
 /// The QMP socket of the guest's machine.
 pub(super) fn socket(run: &Path, name: &str) -> PathBuf {
-    machines(run).join(format!("{name}.qmp"))
+    machines(run).join(format!("{name}.{QMP}"))
+}
+
+/// The name of the guest whose machine has this QMP socket, if it is in the folder of machines.
+pub(super) fn name_at(run: &Path, qmp: &Path) -> Option<String> {
+    let inside = qmp.parent() == Some(&machines(run));
+    let is_socket = qmp.extension().is_some_and(|end| end == QMP);
+    (inside && is_socket).then(|| Some(qmp.file_stem()?.to_str()?.to_owned()))?
 }
 
 /// The files of one machine, in the run folder.
@@ -158,36 +252,28 @@ struct MachineFiles {
 }
 
 impl MachineFiles {
-    /// Makes the folder. A machine of the same name must not run.
+    /// A machine of the same name must not run.
     fn new(run: &Path, name: &str) -> io::Result<Self> {
-        JournalFile::make_folder(run)?;
         let folder = machines(run);
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&folder)?;
         let files = Self {
             name: name.to_owned(),
             qmp: socket(run, name),
-            log: folder.join(format!("{name}.log")),
+            log: folder.join(format!("{name}.{LOG}")),
             folder,
         };
-        match connect_unix(&files.qmp).map_err(|error| error.kind()) {
-            // Also one that accepts no connection now: another program uses its socket.
-            Ok(_) | Err(io::ErrorKind::TimedOut) => Err(io::Error::new(
+        if is_served(&files.qmp)? {
+            return Err(io::Error::new(
                 io::ErrorKind::AddrInUse,
                 format!(
                     "a QEMU with this name runs already ({}); --name names another one",
                     files.qmp.display()
                 ),
-            )),
-            Err(io::ErrorKind::NotFound) => Ok(files),
-            // One that has ended has left it.
-            Err(io::ErrorKind::ConnectionRefused) => {
-                fs::remove_file(&files.qmp)?;
-                Ok(files)
-            }
-            Err(kind) => Err(kind.into()),
+            ));
+        }
+        // One that has ended has left it.
+        match fs::remove_file(&files.qmp) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(files),
         }
     }
 
@@ -250,11 +336,13 @@ fn tail(log: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketType};
 
     #[test]
     fn names_are_put_into_the_command_line() {
         let run = tempfile::tempdir().unwrap();
         let run = run.path().join("a,b");
+        make_folder(&run).unwrap();
         let machine = MachineFiles::new(&run, "web1").unwrap();
         let text = "# the web servers\nqemu-system-x86_64 -name {name} \\\n  -m 256\n  \
                     -drive 'file=/disks/{name}.img,if=virtio' -blockdev {\"node-name\":\"x\"}\n";
@@ -288,6 +376,7 @@ mod tests {
     #[test]
     fn a_machine_that_runs_keeps_its_name() {
         let run = tempfile::tempdir().unwrap();
+        make_folder(run.path()).unwrap();
         let first = MachineFiles::new(run.path(), "a").unwrap();
         let listener = std::os::unix::net::UnixListener::bind(&first.qmp).unwrap();
         let error = MachineFiles::new(run.path(), "a").unwrap_err().to_string();
@@ -309,6 +398,39 @@ mod tests {
     }
 
     #[test]
+    fn logs_do_not_fill_the_folder() {
+        let run = tempfile::tempdir().unwrap();
+        limit_logs(run.path()).unwrap();
+        make_folder(run.path()).unwrap();
+        let log = machines(run.path()).join("a.log");
+        let mut qemu = OpenOptions::new();
+        let mut qemu = qemu.create(true).append(true).open(&log).unwrap();
+        let line = [b'x'; 99];
+        for _ in 0..=(MAX_LOG / 100) {
+            qemu.write_all(&line).unwrap();
+            qemu.write_all(b"\n").unwrap();
+        }
+        limit_logs(run.path()).unwrap();
+        qemu.write_all(b"the last\n").unwrap();
+        let text = fs::read_to_string(&log).unwrap();
+        assert!(text.starts_with("(the messages before") && text.ends_with("x\nthe last\n"));
+        assert!(text.len() as u64 <= KEPT_LOG + 100);
+        // One whose machine runs is kept, however old it is.
+        let _qemu = std::os::unix::net::UnixListener::bind(socket(run.path(), "a")).unwrap();
+        for number in 0..=MAX_LOGS {
+            let file = fs::File::create(machines(run.path()).join(format!("n{number}.log")));
+            let age = Duration::from_secs(1 + u64::try_from(MAX_LOGS - number).unwrap());
+            let time = std::time::SystemTime::now() - age;
+            file.unwrap().set_modified(time).unwrap();
+        }
+        let file = fs::File::options().write(true).open(&log).unwrap();
+        file.set_modified(std::time::UNIX_EPOCH).unwrap();
+        limit_logs(run.path()).unwrap();
+        let is_there = |name: &str| machines(run.path()).join(name).exists();
+        assert!(is_there("a.log") && !is_there("n0.log") && is_there("n1.log"));
+    }
+
+    #[test]
     fn a_program_that_ends_is_reported_with_its_message() {
         let run = tempfile::tempdir().unwrap();
         let template = run.path().join("template");
@@ -326,26 +448,23 @@ mod tests {
         for (status, runs) in [(Status::AtSource, false), (Status::Unfinished, true)] {
             let run = tempfile::tempdir().unwrap();
             let template = run.path().join("template");
-            fs::write(&template, "sh -c 'touch {qmp}.started; exec sleep 1000'").unwrap();
+            fs::write(&template, "sh -c 'touch {folder}/runs; exec sleep 1000'").unwrap();
             let args = receive(&template, run.path());
+            let folder = machines(run.path());
             let qmp = socket(run.path(), DEFAULT_GUEST_NAME);
+            // In its place, and bound a moment before it accepts connections.
             let listening = std::thread::spawn(move || {
-                while !qmp.with_extension("qmp.started").exists() {
-                    std::thread::sleep(POLL_INTERVAL);
+                while !folder.join("runs").exists() {
+                    std::thread::yield_now();
                 }
-                // As a QEMU that has made its socket, and does not listen yet.
-                let socket = rustix::net::SocketType::STREAM;
-                let socket = rustix::net::socket(rustix::net::AddressFamily::UNIX, socket, None);
-                let socket = socket.unwrap();
-                let address = rustix::net::SocketAddrUnix::new(&qmp).unwrap();
-                rustix::net::bind(&socket, &address).unwrap();
-                std::thread::sleep(10 * POLL_INTERVAL);
-                rustix::net::listen(&socket, 8).unwrap();
+                let socket = net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+                net::bind(&socket, &SocketAddrUnix::new(&qmp).unwrap()).unwrap();
+                std::thread::sleep(Duration::from_millis(50));
+                net::listen(&socket, 1).unwrap();
                 socket
             });
             let qemu = TemplateQemu::start(&args, &template, &CancelFlag::new()).unwrap();
-            assert!(connect_unix(qemu.qmp()).is_ok(), "it is listened on");
-            let _socket = listening.join().unwrap();
+            let _listening = listening.join().unwrap();
             let pid = rustix::process::Pid::from_child(&qemu.child);
             qemu.finish(status);
             let found = rustix::process::kill_process(pid, rustix::process::Signal::KILL);

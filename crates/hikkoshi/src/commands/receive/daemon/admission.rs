@@ -106,7 +106,7 @@ impl Rule {
 
     fn request(&self, guest: &str) -> Result<Request, String> {
         let of_source = |option: &&String| {
-            ["--name", "--journal"]
+            ["--name", "--journal", "--withdraw"]
                 .iter()
                 .any(|other| option.starts_with(other))
         };

@@ -30,24 +30,21 @@ pub(super) struct Certified {
 }
 
 impl Certified {
-    /// Sources that `file` admits, with at most `most` guests at a time for each certificate.
-    ///
-    /// # Errors
-    /// Why the file cannot be used.
-    pub(super) fn new(
-        file: &Path,
-        most: usize,
-        children: &Children,
-        stop: &CancelFlag,
-    ) -> Result<Self, String> {
-        Admission::read(file)?;
-        Ok(Self {
+    /// Sources that `file` admits, with at most `most` guests at a time for each certificate. A file
+    /// that cannot be used is reported: it may be mended.
+    pub(super) fn new(file: &Path, most: usize, children: &Children, stop: &CancelFlag) -> Self {
+        if let Err(why) = Admission::read(file) {
+            streams::notice(&format!(
+                "no source is admitted by a certificate until this is mended: {why}"
+            ));
+        }
+        Self {
             file: file.to_owned(),
             children: children.clone(),
             places: Places::default(),
             limits: CertificateLimits::new(most),
             stop: stop.clone(),
-        })
+        }
     }
 
     /// Answers a request, on a thread of its own: reading the file may take long. Starts a receiver
@@ -84,7 +81,11 @@ impl Certified {
                     request.name(),
                     request.peer(),
                 ));
-                match this.children.invite(&admitted) {
+                let invited = request
+                    .kept_connection()
+                    .map_err(|error| format!("using its connection: {}", Report::new(&error)))
+                    .and_then(|source| this.children.invite(&admitted, source));
+                match invited {
                     Ok((_, invitation)) => {
                         counted.keep();
                         this.send(request, Ok(&invitation));

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::CancelFlag;
-use hikkoshi_linux::{bind_unix, connect_unix};
+use hikkoshi_linux::{bind_unix, is_served};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use super::children::Children;
 use super::places::Places;
-use super::request::{self, Reply, Request};
+use super::request::{self, Question, Reply};
 use crate::args::parse_guest_name;
 
 /// Requests at a time.
@@ -58,13 +58,13 @@ impl Control {
             Err(Errno::WOULDBLOCK) => return Err(in_use()),
             Err(error) => return Err(error.into()),
         }
-        match connect_unix(path).map_err(|error| error.kind()) {
-            // A daemon of an earlier version, without the lock. A stopped one accepts nothing.
-            Ok(_) | Err(io::ErrorKind::TimedOut) => return Err(in_use()),
+        if path.exists() {
+            // A daemon of an earlier version, without the lock.
+            if is_served(path)? {
+                return Err(in_use());
+            }
             // One that was killed has left it.
-            Err(io::ErrorKind::ConnectionRefused) => std::fs::remove_file(path)?,
-            Err(io::ErrorKind::NotFound) => {}
-            Err(kind) => return Err(kind.into()),
+            std::fs::remove_file(path)?;
         }
         // The run folder can be entered by this user only.
         let listener = bind_unix(path)?;
@@ -116,21 +116,34 @@ fn answer(stream: &UnixStream, children: &Children) -> io::Result<()> {
     stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
     let user = rustix::net::sockopt::socket_peercred(stream)?.uid;
-    if user != rustix::process::geteuid() && !user.is_root() {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
-    let request: Request = request::read(stream)?;
-    let invited = match request.name.as_deref().map(parse_guest_name) {
-        Some(Err(why)) => Err(why),
-        _ => children.invite(&request),
+    let reply = if user == rustix::process::geteuid() || user.is_root() {
+        request::read_question(stream).and_then(|question| reply(question, children))
+    } else {
+        Err("run it as the user who runs the daemon".to_owned())
     };
-    request::write(
-        stream,
-        &match invited {
-            Ok((name, invitation)) => Reply::Invited { name, invitation },
-            Err(why) => Reply::Refused(why),
-        },
-    )
+    let reply = reply.unwrap_or_else(Reply::Refused);
+    let written = request::write(stream, &reply);
+    if let (Err(_), Reply::Invited { name, .. }) = (&written, &reply) {
+        // No source will have that invitation.
+        if let Err(why) = children.withdraw(name) {
+            tracing::warn!(why, "withdrawing an invitation that could not be delivered");
+        }
+    }
+    written
+}
+
+fn reply(question: Question, children: &Children) -> Result<Reply, String> {
+    match question {
+        Question::Invite(request) => {
+            request.name.as_deref().map(parse_guest_name).transpose()?;
+            let (name, invitation) = children.invite(&request, None)?;
+            Ok(Reply::Invited { name, invitation })
+        }
+        Question::Withdraw(name) => {
+            children.withdraw(&parse_guest_name(&name)?)?;
+            Ok(Reply::Withdrawn)
+        }
+    }
 }
 
 impl Drop for Control {
@@ -159,7 +172,7 @@ mod tests {
         // A killed one has left its socket.
         drop(UnixListener::bind(&path).unwrap());
         let second = Control::bind(&path).unwrap();
-        connect_unix(&path).unwrap();
+        hikkoshi_linux::connect_unix(&path).unwrap();
         drop(second);
         assert!(!path.exists());
         // One without a lock.

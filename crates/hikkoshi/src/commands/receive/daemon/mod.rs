@@ -18,9 +18,12 @@ mod certified;
 mod children;
 mod control;
 mod delivery;
+mod leftovers;
 mod places;
 mod receivers;
 pub(crate) mod request;
+mod resumption;
+mod withdrawal;
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -59,7 +62,12 @@ const MAX_GUESTS: u16 = 64;
 
 /// Runs until a signal.
 pub(super) fn run(args: &Receive, cancel: &CancelFlag) -> Result<Status, Exit> {
-    let certificate = certificate(args)?;
+    if args.run.security.tls_ca.is_some() && args.admit.is_none() {
+        let what = "--daemon with --tls-ca needs --admit FILE, which says what receives the guests \
+                    of a certificate";
+        return Err(Exit::new(Status::Usage, Reason::Usage, what));
+    }
+    let certificate = RenewedCertificate::read(&args.run.security);
     let front = front(args)?;
     let front = match certificate {
         Some(certificate) => front.with_certificate(move || certificate.current()),
@@ -78,14 +86,10 @@ pub(super) fn run(args: &Receive, cancel: &CancelFlag) -> Result<Status, Exit> {
     let per_certificate = args.max_guests_per_certificate.map(usize::from);
     let per_certificate = per_certificate.unwrap_or(max_guests.div_ceil(2));
     let certified = admit.map(|file| Certified::new(&file, per_certificate, &children, &stop));
-    let certified = certified.transpose().map_err(usage)?;
     let control = Control::bind(&request::socket(&run)).map_err(|error| {
         let what = format!("listening for 'hikkoshi invite': {}", Report::new(&error));
         Exit::new(Status::Usage, Reason::CannotListen, what)
     })?;
-    if let Err(error) = children.remove_stale() {
-        tracing::warn!(error = %Report::new(&error), "removing what killed receivers have left");
-    }
     if let Some(warning) = security::readable_key(&args.run.security) {
         streams::notice(&warning);
     }
@@ -163,20 +167,6 @@ fn front(args: &Receive) -> Result<Front, Exit> {
     }
 }
 
-/// The daemon's certificate, if sources are admitted by theirs.
-fn certificate(args: &Receive) -> Result<Option<RenewedCertificate>, Exit> {
-    if args.run.security.tls_ca.is_some() && args.admit.is_none() {
-        let what = "--daemon with --tls-ca needs --admit FILE, which says what receives the guests \
-                    of a certificate";
-        return Err(usage(what.to_owned()));
-    }
-    RenewedCertificate::read(&args.run.security)
-}
-
-fn usage(what: String) -> Exit {
-    Exit::new(Status::Usage, Reason::Usage, what)
-}
-
 /// What the main thread needs.
 struct Lead<'a> {
     front: &'a Front,
@@ -192,10 +182,7 @@ impl Lead<'_> {
         let mut next_scan = Instant::now();
         while !cancel.is_cancelled() {
             if Instant::now() >= next_scan {
-                self.children.resume_orphans();
-                if let Err(error) = self.children.remove_stale_routes() {
-                    tracing::warn!(error = %Report::new(&error), "removing routes");
-                }
+                self.children.look_after();
                 delivery.forget_ended();
                 next_scan = Instant::now() + SCAN_INTERVAL;
             }

@@ -75,6 +75,17 @@ impl Receivers {
         Ok(guests)
     }
 
+    /// The guests to which a link leads.
+    pub(super) fn routed_guests(&self) -> io::Result<Vec<String>> {
+        let routes = self.routes()?.into_iter();
+        Ok(routes.map(|(_, guest)| guest).collect())
+    }
+
+    /// Removes the result of the guest's last receiver.
+    pub(super) fn remove_result(&self, name: &str) {
+        remove(&self.result(name));
+    }
+
     /// The links to receivers, with the names of their guests.
     fn routes(&self) -> io::Result<Vec<(PathBuf, String)>> {
         let mut routes = Vec::new();

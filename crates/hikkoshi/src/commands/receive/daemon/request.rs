@@ -5,11 +5,25 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use error_reporter::Report;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The longest line, in bytes.
 const MAX_LINE: u64 = 64 << 10;
+
+/// The version of what is asked. A daemon refuses others: it runs on after an upgrade.
+const VERSION: u64 = 1;
+
+/// What is asked.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Question {
+    /// An invitation for a guest.
+    Invite(Request),
+    /// To end the receiver of the guest with this name, whose source has not come.
+    Withdraw(String),
+}
 
 /// A guest to receive.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,13 +57,41 @@ pub(crate) enum Machine {
 pub(crate) enum Reply {
     /// The invitation, and the guest's name.
     Invited { name: String, invitation: String },
-    /// Why there is none.
+    /// The invitation was withdrawn.
+    Withdrawn,
+    /// Why nothing was done.
     Refused(String),
 }
 
 /// The daemon's socket in the run folder.
 pub(crate) fn socket(folder: &Path) -> PathBuf {
     folder.join("receive.sock")
+}
+
+/// Asks a daemon.
+pub(crate) fn ask(stream: &UnixStream, question: &Question) -> io::Result<()> {
+    let mut asked = serde_json::to_value(question).map_err(io::Error::other)?;
+    asked["version"] = VERSION.into();
+    write(stream, &asked)
+}
+
+/// Reads what is asked.
+///
+/// # Errors
+/// What to answer.
+pub(super) fn read_question(stream: &UnixStream) -> Result<Question, String> {
+    let text = |error: &dyn std::error::Error| Report::new(error).to_string();
+    let mut asked: serde_json::Value = read(stream).map_err(|error| text(&error))?;
+    let version = asked.as_object_mut().and_then(|all| all.remove("version"));
+    match version {
+        Some(version) if version == VERSION => {
+            serde_json::from_value(asked).map_err(|error| text(&error))
+        }
+        _ => Err(format!(
+            "the daemon and this command are of different versions: restart the daemon, whose \
+             migrations continue (it understands version {VERSION} of its requests)"
+        )),
+    }
 }
 
 /// Writes a line.
@@ -87,8 +129,30 @@ mod tests {
             wait_seconds: 3,
             options: vec!["--x".into()],
         };
-        write(&one, &request).unwrap();
-        assert_eq!(read::<Request>(&other).unwrap(), request);
+        let question = Question::Invite(request);
+        ask(&one, &question).unwrap();
+        assert_eq!(read_question(&other).unwrap(), question);
+        let question = Question::Withdraw("a".to_owned());
+        ask(&one, &question).unwrap();
+        assert_eq!(read_question(&other).unwrap(), question);
+    }
+
+    #[test]
+    fn another_version_is_refused_with_the_reason() {
+        // The second is that of the first revisions.
+        for asked in [
+            "{\"version\":2,\"withdraw\":\"a\"}\n",
+            "{\"name\":null}\n",
+            "[]\n",
+        ] {
+            let (one, other) = UnixStream::pair().unwrap();
+            (&one).write_all(asked.as_bytes()).unwrap();
+            let why = read_question(&other).unwrap_err();
+            assert!(why.contains("different versions"), "{asked}: {why}");
+        }
+        let (one, other) = UnixStream::pair().unwrap();
+        (&one).write_all(b"{\"version\":1,\"other\":1}\n").unwrap();
+        assert!(read_question(&other).unwrap_err().contains("other"));
     }
 
     #[test]

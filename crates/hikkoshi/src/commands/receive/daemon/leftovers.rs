@@ -1,0 +1,96 @@
+//! What receivers have left that were killed, of this daemon or of one before.
+
+use std::io;
+
+use error_reporter::Report;
+use hikkoshi_linux::is_served;
+
+use super::super::template;
+use super::super::waiting_mark::{Left, WaitingMark};
+use super::children::Children;
+use super::resumption::Journals;
+use crate::output::streams;
+
+impl Children {
+    /// Looks for migrations that no process receives, and for what receivers have left.
+    pub(super) fn look_after(&self) {
+        match self.journals() {
+            Ok(journals) => {
+                self.resume_orphans(&journals);
+                if let Err(error) = self.remove_stale(&journals) {
+                    let error = Report::new(&error);
+                    tracing::warn!(%error, "removing what killed receivers have left");
+                }
+            }
+            Err(error) => {
+                tracing::warn!(error = %Report::new(&error), "looking for migrations to resume");
+            }
+        }
+        self.end_abandoned_machines();
+        if let Err(error) = template::limit_logs(&self.run) {
+            tracing::warn!(error = %Report::new(&error), "limiting the logs of machines");
+        }
+    }
+
+    /// Ends the machines that their guests were not handed over to and whose receivers have ended: of
+    /// this daemon or of one before.
+    pub(super) fn end_abandoned_machines(&self) {
+        let abandoned = WaitingMark::abandoned(&self.run).unwrap_or_else(|error| {
+            tracing::warn!(error = %Report::new(&error), "looking for machines without receivers");
+            Vec::new()
+        });
+        for (name, mark) in abandoned {
+            // One that has just been started may not have locked its mark yet.
+            if !self.state().running.contains_key(&name) {
+                self.end_machine(&name, &mark);
+            }
+        }
+    }
+
+    /// Ends the machine of a receiver that has ended, if its guest was not handed over to it.
+    pub(super) fn end_abandoned_machine(&self, name: &str) {
+        let abandoned = WaitingMark::abandoned(&self.run).unwrap_or_default();
+        for (_, mark) in abandoned.iter().filter(|(other, _)| other == name) {
+            self.end_machine(name, mark);
+        }
+    }
+
+    fn end_machine(&self, name: &str, mark: &WaitingMark) {
+        match mark.end_machine() {
+            Ok(Left::Ended) => streams::notice(&format!(
+                "guest {name}: its QEMU, which has not got the guest, was ended"
+            )),
+            Ok(Left::Nothing | Left::MayStart) => {}
+            Err(why) => {
+                if self.state().not_ended.insert(name.to_owned()) {
+                    streams::notice(&format!(
+                        "guest {name}: its QEMU ({}), which has not got the guest, could not be \
+                         ended: {why}. End it by hand",
+                        template::socket(&self.run, name).display()
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Removes the sockets of receivers that have ended, also of an earlier daemon's, and the routes
+    /// to them, if there is nothing to resume.
+    pub(super) fn remove_stale(&self, journals: &Journals) -> io::Result<()> {
+        if !journals.are_all_known() {
+            return Ok(());
+        }
+        for name in self.receivers.guests()? {
+            let running = self.state().running.contains_key(&name);
+            if !running
+                && journals.of(&name).is_none()
+                && !is_served(&self.receivers.socket(&name))?
+            {
+                self.receivers.remove(&name);
+            }
+        }
+        let running: Vec<_> = self.state().running.keys().cloned().collect();
+        self.receivers.remove_stale_routes(|name| {
+            running.iter().any(|other| other == name) || journals.of(name).is_some()
+        })
+    }
+}

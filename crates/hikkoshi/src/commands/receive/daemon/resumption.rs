@@ -1,0 +1,265 @@
+//! Resumes migrations whose receiver has ended: of this daemon, or of one before.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use error_reporter::Report;
+use hikkoshi_link::Address;
+use hikkoshi_link::tls::{DestinationCredentials, Route};
+
+use super::children::Children;
+use crate::journal::{self, DestinationEntry, JournalFile};
+use crate::output::streams;
+
+/// The time before a migration is resumed again; it doubles each time, up to [`MAX_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
+
+/// The journal of a guest that a daemon has received, or receives.
+#[derive(Debug)]
+pub(super) struct GuestJournal {
+    pub(super) guest: String,
+    pub(super) path: PathBuf,
+    /// How its source reaches it.
+    route: Option<Route>,
+}
+
+/// The journals in the run folder.
+#[derive(Debug)]
+pub(super) struct Journals {
+    known: Vec<GuestJournal>,
+    /// Whether there are others, which cannot be read.
+    others: bool,
+}
+
+impl Journals {
+    /// Whether no other guest can have a journal. Otherwise nothing may be removed that belongs to
+    /// a guest without one.
+    pub(super) fn are_all_known(&self) -> bool {
+        !self.others
+    }
+
+    /// The journal of this guest.
+    pub(super) fn of(&self, guest: &str) -> Option<&GuestJournal> {
+        self.known.iter().find(|journal| journal.guest == guest)
+    }
+
+    /// The guests that have one.
+    pub(super) fn guests(&self) -> impl Iterator<Item = &str> {
+        self.known.iter().map(|journal| journal.guest.as_str())
+    }
+}
+
+/// When migrations are resumed again, by their journals: another guest may get the same name.
+#[derive(Debug, Default)]
+pub(super) struct Pauses(HashMap<PathBuf, Pause>);
+
+#[derive(Debug, Clone, Copy)]
+struct Pause {
+    /// `None`: never; an operator decides.
+    until: Option<Instant>,
+    next: Duration,
+}
+
+impl Pauses {
+    /// Whether the pause since the last attempt is over at `now`. Then the next one begins.
+    fn is_over(&mut self, journal: &Path, now: Instant) -> bool {
+        let pause = self.0.get(journal).copied();
+        if pause.is_some_and(|pause| pause.until.is_none_or(|until| now < until)) {
+            return false;
+        }
+        let length = pause.map_or(FIRST_PAUSE, |pause| pause.next);
+        let pause = Pause {
+            until: Some(now + length),
+            next: (2 * length).min(MAX_PAUSE),
+        };
+        self.0.insert(journal.to_owned(), pause);
+        true
+    }
+
+    /// The migration is not resumed any more.
+    fn stop(&mut self, journal: &Path) {
+        let pause = Pause {
+            until: None,
+            next: MAX_PAUSE,
+        };
+        self.0.insert(journal.to_owned(), pause);
+    }
+
+    /// Forgets journals that are not there any more.
+    fn retain(&mut self, journals: &Journals) {
+        let known = |path: &PathBuf| journals.known.iter().any(|journal| journal.path == *path);
+        self.0.retain(|path, _| known(path));
+    }
+}
+
+impl Children {
+    /// The journals of guests that daemons with this run folder receive.
+    pub(super) fn journals(&self) -> io::Result<Journals> {
+        let found = journal::search::<DestinationEntry>(&self.run, None)?;
+        for (path, error) in &found.others {
+            if self.state().unreadable.insert(path.clone()) {
+                streams::notice(&format!(
+                    "a journal cannot be read: {}. Its migration is not resumed (the version of \
+                     hikkoshi that has begun it can do that), and what sources need to reach their \
+                     guests is kept",
+                    Report::new(error)
+                ));
+            }
+        }
+        let known = found.readable.into_iter().filter_map(|(path, entry)| {
+            let Address::Unix(socket) = &entry.address else {
+                return None;
+            };
+            let security = entry.security.as_ref();
+            Some(GuestJournal {
+                guest: self.receivers.guest_at(socket)?,
+                path,
+                route: security.and_then(DestinationCredentials::route),
+            })
+        });
+        Ok(Journals {
+            known: known.collect(),
+            others: !found.others.is_empty(),
+        })
+    }
+
+    /// Resumes migrations that no process receives.
+    pub(super) fn resume_orphans(&self, journals: &Journals) {
+        self.state().pauses.retain(journals);
+        for journal in &journals.known {
+            let due = {
+                let mut state = self.state();
+                !state.running.contains_key(&journal.guest)
+                    && state.pauses.is_over(&journal.path, Instant::now())
+            };
+            if due {
+                self.resume(journal);
+            }
+        }
+    }
+
+    fn resume(&self, journal: &GuestJournal) {
+        // Another process works with it otherwise: a receiver of an earlier daemon.
+        match JournalFile::try_lock(&journal.path) {
+            Ok(Some(file)) => drop(file),
+            Ok(None) => return,
+            Err(error) => {
+                tracing::warn!(error = %Report::new(&error), "looking for a migration to resume");
+                return;
+            }
+        }
+        let name = &journal.guest;
+        // It may have been removed.
+        if let Some(route) = journal.route
+            && let Err(error) = self.receivers.add_route(route, name)
+            && error.kind() != io::ErrorKind::AlreadyExists
+        {
+            let error = Report::new(&error);
+            streams::notice(&format!(
+                "guest {name}: its source cannot reach it: {error}"
+            ));
+        }
+        let mut resume = OsString::from("--resume=");
+        resume.push(&journal.path);
+        let mut command = self.command(name);
+        match command.arg(resume).stdout(Stdio::null()).spawn() {
+            Ok(child) => {
+                streams::notice(&format!("guest {name}: resuming its migration"));
+                let process = self.note(name, &child);
+                let (this, watched) = (self.clone(), name.clone());
+                let spawned = thread::Builder::new()
+                    .name("dmn-receiver".into())
+                    .spawn(move || this.wait(&watched, child));
+                if let Err(error) = spawned {
+                    tracing::warn!(error = %Report::new(&error), "watching a receiver");
+                    // Another attempt follows.
+                    if let Some(process) = process {
+                        let _ = process.kill();
+                    }
+                    self.state().running.remove(name);
+                }
+            }
+            Err(error) => {
+                let error = Report::new(&error);
+                streams::notice(&format!("guest {name}: resuming its migration: {error}"));
+            }
+        }
+    }
+
+    /// A receiver has ended, with this status if it is known. Removes what belongs to it, unless its
+    /// migration is not finished.
+    pub(super) fn clean_up(&self, name: &str, ended: Option<ExitStatus>) {
+        let journals = match self.journals() {
+            Ok(journals) => journals,
+            Err(error) => {
+                // A later look for leftovers removes it.
+                tracing::warn!(error = %Report::new(&error), "looking for a migration to resume");
+                return;
+            }
+        };
+        match journals.of(name) {
+            None if journals.are_all_known() => {
+                self.receivers.remove(name);
+                // A receiver that ends by itself has ended the QEMU that it has started.
+                self.end_abandoned_machine(name);
+            }
+            None => {}
+            Some(journal) => {
+                // Status 0: all pages are here, and the source does not know that.
+                let resumes = |status: ExitStatus| matches!(status.code(), None | Some(0 | 3));
+                if !ended.is_some_and(resumes) {
+                    // An operator decides.
+                    self.state().pauses.stop(&journal.path);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_grows_and_belongs_to_a_journal() {
+        let mut pauses = Pauses::default();
+        let [one, other] = [Path::new("/one"), Path::new("/other")];
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        assert!(pauses.is_over(one, at(0)) && !pauses.is_over(one, at(0)));
+        assert!(pauses.is_over(other, at(0)));
+        assert!(pauses.is_over(one, at(1)) && !pauses.is_over(one, at(2)));
+        assert!(pauses.is_over(one, at(3)));
+        let mut now = 3;
+        for _ in 0..10 {
+            now += 60;
+            assert!(pauses.is_over(one, at(now)));
+        }
+        assert!(!pauses.is_over(one, at(now + 59)) && pauses.is_over(one, at(now + 60)));
+        pauses.stop(one);
+        assert!(!pauses.is_over(one, at(now + 1_000_000)));
+        assert!(pauses.is_over(other, at(1)));
+        pauses.retain(&journals(&["/one"]));
+        assert!(!pauses.is_over(one, at(now + 1_000_000)));
+        pauses.retain(&journals(&[]));
+        assert!(pauses.is_over(one, at(now)));
+    }
+
+    fn journals(paths: &[&str]) -> Journals {
+        let journal = |path: &&str| GuestJournal {
+            guest: "guest".to_owned(),
+            path: path.into(),
+            route: None,
+        };
+        Journals {
+            known: paths.iter().map(journal).collect(),
+            others: false,
+        }
+    }
+}

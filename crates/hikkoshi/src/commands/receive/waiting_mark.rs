@@ -1,0 +1,183 @@
+//! The mark of a machine that a daemon has started for a guest, and that the guest was not handed
+//! over to.
+//!
+//! `machines/NAME.waiting` exists from before QEMU is started until the journal says that the
+//! destination is *ready*, and again once it says that the destination has declined
+//! (docs/protocol.md). A machine that is marked, and for which there is no journal, has never run
+//! its guest and never will: it is ended when its receiver has ended, whatever state its QEMU is
+//! in. A machine without a mark is not ended by anybody but its guest's owner.
+//!
+//! The receiver holds the lock of the mark as long as it lives.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use error_reporter::Report;
+use hikkoshi_handover::DestinationStage;
+use hikkoshi_linux::Process;
+use hikkoshi_qemu::QmpListener;
+
+use super::template;
+use crate::journal::JournalFile;
+
+/// The end of the name of a mark.
+const WAITING: &str = "waiting";
+
+/// How long a QEMU that was started may take to open its QMP socket, and more.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The mark of one machine, which need not be set. No other process changes it.
+#[derive(Debug)]
+pub(crate) struct WaitingMark {
+    file: JournalFile,
+    qmp: PathBuf,
+}
+
+/// What has become of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Left {
+    /// Its QEMU was ended.
+    Ended,
+    /// It has no QEMU any more.
+    Nothing,
+    /// Its QEMU may still be starting: look again later.
+    MayStart,
+}
+
+impl WaitingMark {
+    /// Locks the mark of the machine with this name.
+    ///
+    /// # Errors
+    /// When the folder of machines cannot be used, or another process holds the lock.
+    pub(super) fn lock(run: &Path, name: &str) -> io::Result<Self> {
+        Ok(Self {
+            file: JournalFile::lock(&path(run, name))?,
+            qmp: template::socket(run, name),
+        })
+    }
+
+    /// The same of the machine with this QMP socket; `None`: it was not started from a template with
+    /// this run folder.
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock).
+    pub(super) fn lock_of(run: &Path, qmp: &Path) -> io::Result<Option<Self>> {
+        let name = template::name_at(run, qmp);
+        name.map(|name| Self::lock(run, &name)).transpose()
+    }
+
+    /// The machines that are marked and whose receivers have ended, with their names.
+    ///
+    /// # Errors
+    /// When the folder of machines cannot be read.
+    pub(super) fn abandoned(run: &Path) -> io::Result<Vec<(String, Self)>> {
+        let files = match fs::read_dir(template::machines(run)) {
+            Ok(files) => files,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let mut found = Vec::new();
+        for entry in files {
+            let path = entry?.path();
+            let is_mark = path.extension().is_some_and(|end| end == WAITING);
+            let name = path.file_stem().and_then(|name| name.to_str());
+            let Some(name) = name.filter(|_| is_mark) else {
+                continue;
+            };
+            if let Some(file) = JournalFile::try_lock(&path)? {
+                let qmp = template::socket(run, name);
+                found.push((name.to_owned(), Self { file, qmp }));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Sets the mark: the guest was not handed over to this machine.
+    pub(super) fn set(&self) -> io::Result<()> {
+        File::create(self.file.path()).map(drop)
+    }
+
+    /// Whether it is set.
+    pub(super) fn is_set(&self) -> bool {
+        // If that is not known, nothing may be ended.
+        self.file.path().try_exists().unwrap_or(false)
+    }
+
+    /// Removes the mark: from now on the guest may run here.
+    pub(super) fn clear(&self) -> io::Result<()> {
+        remove(self.file.path())
+    }
+
+    /// Makes the mark what it has to be for a destination whose journal says `stage`.
+    ///
+    /// # Errors
+    /// When it is still there and must not be.
+    pub(crate) fn follow(&self, stage: DestinationStage) -> io::Result<()> {
+        match stage {
+            DestinationStage::Receiving | DestinationStage::Declined => {
+                if let Err(error) = self.set() {
+                    // The machine is left behind then, and does no harm.
+                    let (error, path) = (Report::new(&error), self.file.path().display());
+                    tracing::warn!(%error, %path, "marking a machine that will not run its guest");
+                }
+                Ok(())
+            }
+            DestinationStage::Ready | DestinationStage::Running | DestinationStage::Complete => {
+                self.clear()
+            }
+        }
+    }
+
+    /// Ends the machine's QEMU, if the mark is set, and then removes the mark. There must be no
+    /// journal of its migration.
+    ///
+    /// # Errors
+    /// When its process is not found or does not end.
+    pub(super) fn end_machine(&self) -> Result<Left, String> {
+        if !self.is_set() {
+            return Ok(Left::Nothing);
+        }
+        let text = |error: io::Error| Report::new(&error).to_string();
+        let left = match QmpListener::at(&self.qmp).map_err(text)? {
+            // It may not answer: it waits for a page that no engine can bring.
+            QmpListener::Process(pid) => {
+                let process = Process::open(pid).map_err(text)?;
+                // The number may have been another process's by then.
+                if QmpListener::at(&self.qmp).map_err(text)? == QmpListener::None {
+                    return Ok(Left::MayStart);
+                }
+                process.kill().map_err(text)?;
+                Left::Ended
+            }
+            QmpListener::None if self.may_start() => return Ok(Left::MayStart),
+            QmpListener::None => Left::Nothing,
+            QmpListener::Unknown => {
+                return Err("the process behind its QMP socket is not known".to_owned());
+            }
+        };
+        remove(&self.qmp)
+            .and_then(|()| self.clear())
+            .map_err(text)?;
+        Ok(left)
+    }
+
+    /// Whether a QEMU that was started after the mark was set may not have opened its socket yet.
+    fn may_start(&self) -> bool {
+        let set = fs::metadata(self.file.path()).and_then(|file| file.modified());
+        set.is_ok_and(|set| set.elapsed().is_ok_and(|age| age < START_TIMEOUT))
+    }
+}
+
+fn path(run: &Path, name: &str) -> PathBuf {
+    template::machines(run).join(format!("{name}.{WAITING}"))
+}
+
+/// Removes a file, if it is there.
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
