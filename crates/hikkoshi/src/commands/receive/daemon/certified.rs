@@ -30,8 +30,8 @@ pub(super) struct Certified {
 }
 
 impl Certified {
-    /// Sources that `file` admits, with at most `most` guests at a time for each certificate. A file
-    /// that cannot be used is reported: it may be mended.
+    /// Sources that `file` admits, with at most `most` guests at a time for each certificate. A
+    /// file that cannot be used is reported: it may be mended.
     pub(super) fn new(file: &Path, most: usize, children: &Children, stop: &CancelFlag) -> Self {
         if let Err(why) = Admission::read(file) {
             streams::notice(&format!(
@@ -50,7 +50,7 @@ impl Certified {
     /// Answers a request, on a thread of its own: reading the file may take long. Starts a receiver
     /// if the source is admitted.
     pub(super) fn answer(&self, front: &Front, request: InvitationRequest) {
-        let certificate = request.certificate().names().to_string();
+        let certificate = request.certificate().names();
         let counted = self.limits.begin(&certificate, request.name(), |name| {
             self.children.is_receiving(name)
         });
