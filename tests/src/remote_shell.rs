@@ -6,10 +6,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Runs a command line as sshd does: by a shell, on another host, in a session of its own, and with
-/// pipes that end with the connection.
+/// pipes that end with the connection. The shell prints something before.
 const SCRIPT: &str = r#"#!/bin/bash
 echo $$ >"$FOLDER/session"
 printf '%s %s\n' "$1" "$2" >>"$FOLDER/commands"
+echo welcome
 setsid ENTER sh -c "$2" < <(cat 2>/dev/null) > >(cat) 2> >(cat >&2)
 "#;
 

@@ -5,12 +5,12 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use hikkoshi_linux::bind_unix;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::connection::{Connection, Next};
@@ -87,10 +87,8 @@ impl ControlServer {
         };
         // Before the socket: a client that can connect can read the key.
         let key = Key::create(key_file).map_err(failed)?;
-        let listener = UnixListener::bind(socket)
+        let listener = bind_unix(socket)
             .and_then(|listener| {
-                // Only the owner can enter the folder; this is for a folder that is changed later.
-                std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))?;
                 listener.set_nonblocking(true)?;
                 Ok(listener)
             })
@@ -188,6 +186,7 @@ mod tests {
     use crate::client::{SendError, send};
     use crate::{Answer, Changed, MAX_LINE, RefusalReason, Set};
     use std::io::{BufRead, BufReader, Read, Write};
+    use std::os::unix::fs::PermissionsExt;
     use std::sync::mpsc::{Receiver, channel};
 
     struct Served {

@@ -51,7 +51,9 @@ mod stream;
 mod sync;
 pub mod tls;
 
-pub use accept::{Arrival, Front, Listener, RoutedConnection, WaitEnded, WaitLimit, hand_over};
+pub use accept::{
+    Arrival, Front, Listener, RejectionLog, RoutedConnection, WaitEnded, WaitLimit, hand_over,
+};
 pub use address::{Address, AddressError, ResolveError};
 pub use connect::Remote;
 pub use flow::{Answering, BackgroundSender, Bandwidth, DiskSender, RateLimit, UrgentActivity};

@@ -20,7 +20,7 @@
 //! * Files: [`lock_byte_shared`] (locks that processes share), [`check_rights`] (whether other
 //!   users could have written one).
 //! * Sockets: [`TcpInfo`] (`TCP_INFO`), [`set_pace`] (`SO_MAX_PACING_RATE`),
-//!   [`connect_unix()`] (without waiting).
+//!   [`connect_unix()`] (without waiting), [`bind_unix()`].
 //! * A service manager: [`activated_sockets`] (those that it has passed), and [`notify_ready()`].
 //!
 //! # Vocabulary
@@ -43,6 +43,7 @@ compile_error!("hikkoshi-linux injects system calls with x86-64 Linux registers;
 mod activation;
 mod address;
 mod available_memory;
+mod bind_unix;
 mod cancel_flag;
 mod collapse;
 mod connect_unix;
@@ -73,6 +74,7 @@ mod target;
 pub use activation::activated_sockets;
 pub use address::{HostAddr, HostRange};
 pub use available_memory::{AvailableMemory, host_memory_available, memory_available};
+pub use bind_unix::bind_unix;
 pub use cancel_flag::CancelFlag;
 pub use collapse::{COLLAPSE_BYTES, CollapseError};
 pub use connect_unix::{connect_unix, is_served};

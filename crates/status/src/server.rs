@@ -4,11 +4,12 @@
 //! that reads slowly loses states; it never delays the thread or another client.
 
 use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
+
+use hikkoshi_linux::bind_unix;
 
 use crate::folder::{FolderError, StatusFolder};
 use crate::{Record, Recorder};
@@ -65,10 +66,8 @@ impl StatusServer {
         folder.create()?;
         folder.remove_stale();
         let socket = folder.socket(&recorder.recording().migration);
-        let listener = UnixListener::bind(&socket)
+        let listener = bind_unix(&socket)
             .and_then(|listener| {
-                // The folder lets only its owner in; this is for a folder that was made otherwise.
-                std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o600))?;
                 listener.set_nonblocking(true)?;
                 Ok(listener)
             })

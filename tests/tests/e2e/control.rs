@@ -373,3 +373,32 @@ fn a_migration_in_post_copy_is_not_cancelled() {
     let (exits, finished) = migration.wait();
     guest.complete_migration(&exits, finished, "running");
 }
+
+/// A paused guest continues at the source. From *commit* on it is too late.
+#[test]
+#[ignore = "as a signal at the same steps, which is tested; make test-control runs it"]
+fn a_paused_guest_is_cancelled_until_it_is_handed_over() {
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, VmConfig::new().workload(Workload::verify(16)));
+    let held = Breakpoint::before(MessageKind::Ready);
+    let migration = guest.start_migration(&MigrationPlan::new("hybrid").hold_at(held));
+    let folder = folder(&migration);
+    migration.wait_held();
+    run(&folder, &["switch"]).assert(1, &["pre-copy has ended"]);
+    let cancelled = run(&folder, &["cancel"]);
+    assert_eq!(cancelled.code, Some(0), "{cancelled:?}");
+    migration.relay().release();
+    let (exits, finished) = migration.wait();
+    exits.assert_source(1, &["'hikkoshi cancel'", "still runs at the source"]);
+    guest.assert_stayed(finished, "hybrid, cancelled by command while it is paused");
+
+    let held = Breakpoint::before(MessageKind::Commit);
+    let migration = guest.start_migration(&MigrationPlan::new("hybrid").hold_at(held));
+    migration.wait_held();
+    for command in ["cancel", "switch"] {
+        run(&folder, &[command]).assert(1, &["it is too late"]);
+    }
+    migration.relay().release();
+    let (exits, finished) = migration.wait();
+    guest.complete_migration(&exits, finished, "running");
+}

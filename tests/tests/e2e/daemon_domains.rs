@@ -4,7 +4,7 @@
 use super::libvirt_domains::LibvirtTest;
 use super::receive_daemon::Daemon;
 use hikkoshi_lab::libvirt::LibvirtHost;
-use hikkoshi_tests::{CertificateAuthority, Program, hikkoshi};
+use hikkoshi_tests::{CertificateAuthority, Program, assert_command_refused, hikkoshi};
 use rustix::process::{Signal, kill_process};
 use std::fs;
 use std::path::Path;
@@ -91,10 +91,15 @@ fn a_domain_is_received_by_a_daemon() {
     let address = format!("{}:7100", to.address());
     let source = authority.issue("source.example");
     let source = source.each_ref().map(String::as_str);
-    let named = [&[address.as_str(), "--name", "back"][..], &source].concat();
+    let named = |name| [&[address.as_str(), "--name", name][..], &source].concat();
+    // Admitted for another name than the domain has.
+    let refused = migrate(from, &journal, &named("back"));
+    let part = "the destination accepts the domain back only (--only-domain), and guest is offered";
+    assert_command_refused(refused, 1, &[part]);
+    let named = named("guest");
     let exit = Program::start("migrate", migrate(from, &journal, &named)).wait();
     exit.assert(0, &[]);
-    daemon.program.wait_stderr("guest back: received");
+    daemon.program.wait_stderr("guest guest: received");
     served.assert_arrived();
     served.end();
 }

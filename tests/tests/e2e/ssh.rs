@@ -4,16 +4,17 @@
 //! destination's network namespace.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
+use super::receive_daemon::{Booted, write_template};
 use hikkoshi_lab::{HostPair, Vm, VmConfig, Workload};
 use hikkoshi_tests::{
-    Exit, Guest, JsonReport, Program, QemuState, RemoteShell, Side, SplitBrainWatcher, Sshd,
+    Exit, Guest, JsonReport, LONG, Program, QemuState, RemoteShell, Side, SplitBrainWatcher, Sshd,
     TestEnv, assert_command_refused, eventually, hikkoshi, log,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 /// Two hosts, a guest on the first one, and a QEMU on the other one that waits for it.
@@ -74,8 +75,8 @@ impl<'e> Hosts<'e> {
         // Both kinds of quotation marks are in the path, so neither can group all of it.
         let program = self.hikkoshi.to_str().unwrap().replace('\'', "'\"'\"'");
         let libraries = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-        // sshd does not pass on the environment.
-        let program = format!("env 'LD_LIBRARY_PATH={libraries}' '{program}'");
+        // sshd does not pass on the environment, and sudo removes what sshd has set.
+        let program = format!("env -u SSH_CONNECTION 'LD_LIBRARY_PATH={libraries}' '{program}'");
         command.args(["--remote-hikkoshi", &program]);
         command.arg("--remote-qmp").arg(&self.qmp);
         let journal = self.journals[1].display();
@@ -164,10 +165,14 @@ fn a_guest_is_moved_by_ssh() {
     let command = hosts.migrate(&rsh, &[&LISTEN[..], &["--mode", "hybrid"]].concat());
     let exit = Program::start("migrate --ssh", command).wait();
     watcher.finish();
-    exit.assert(0, &[&format!("{HOST}a guest arrives from 10.77.0.1:")]);
+    let welcome = format!("{HOST}welcome");
+    exit.assert(
+        0,
+        &[&format!("{HOST}a guest arrives from 10.77.0.1:"), &welcome],
+    );
     let said = format!("{}{}{}", exit.stdout, exit.stderr, shell.commands());
     assert!(!said.contains("hikkoshi1:"), "{said}");
-    assert!(said.contains("root@10.77.0.2 env '"), "{said}");
+    assert!(said.contains("root@10.77.0.2 env -u "), "{said}");
     let report = JsonReport::read(&fs::read_to_string(hosts.report()).unwrap());
     let mib = hosts.guest.config().memory().mib();
     report.check(Side::Source, "hybrid", mib);
@@ -210,6 +215,93 @@ fn the_end_of_a_real_session_in_postcopy_costs_nothing() {
     hosts.resume_twice(migrate, &sshd.command());
 }
 
+/// The destination's QEMU is started from a template. It ends with a session that ends before the
+/// source has connected. Then a guest moves there, its receiver is killed in post-copy, and the
+/// same options resume both sides.
+#[test]
+#[ignore = "a guest, several engines: make test-ssh"]
+fn a_machine_is_started_for_the_guest() {
+    let env = TestEnv::new();
+    let shell = RemoteShell::new(env.folder(), &[]);
+    let there = env.folder().join("there");
+    let program = hikkoshi();
+    let program = program.to_str().unwrap();
+
+    let unused = VmConfig::new().expect(env.lab(), "unused").unwrap();
+    let template = env.folder().join("unused template");
+    write_template(&template, &unused.command_line());
+    let words = [
+        program,
+        "receive",
+        "--ssh-session",
+        "--listen=127.0.0.1:0",
+        "--name=unused",
+        &format!("--template={}", template.display()),
+        &format!("--journal={}", there.display()),
+    ];
+    let line = words.map(|word| format!("'{word}'")).join(" ");
+    let mut command = Command::new("sh");
+    let rsh = format!("exec {} there \"$1\"", shell.command());
+    command.args(["-c", &rsh, "sh", &line]);
+    // Held open.
+    command.stdin(Stdio::piped());
+    let mut session = Program::start_as_it_is("a session", command);
+    session.wait_stdout("hikkoshi1:");
+    let qmp = there.join("machines/unused.qmp");
+    let unused = unused.wait(&qmp).unwrap();
+    shell.kill_session();
+    unused.wait_exit(LONG).unwrap();
+    eventually("its socket to be removed", || match qmp.exists() {
+        false => Ok(()),
+        true => Err(String::new()),
+    });
+    session.kill();
+
+    let booted = Booted::start(&env, "web1");
+    let template = env.folder().join("web1 template");
+    let ssh = [
+        "--ssh",
+        "there",
+        "--rsh",
+        &shell.command(),
+        "--remote-hikkoshi",
+        &format!("'{program}'"),
+        &format!("--remote-option=--journal={}", there.display()),
+        "--remote-template",
+        template.to_str().unwrap(),
+        "--remote-name",
+        "web1",
+    ];
+    let listen = ["--remote-listen", "127.0.0.1:0", "--retry-for", "0"];
+    let here = env.folder().join("here");
+    let command = booted.migrate(&here, &[&ssh[..], &STAY, &listen].concat());
+    let mut migrate = Program::start("migrate --ssh", command);
+    let moved = booted.started(&there);
+    migrate.wait_stderr("there: the guest runs here now");
+    let receive = receive_of(&there);
+    kill_process(receive, Signal::KILL).unwrap();
+    let exit = migrate.wait();
+    exit.assert(3, &["--remote-template", "--remote-name web1"]);
+    let resume = [&ssh[..], &["--resume", "--background-delay", "0"]].concat();
+    let command = moved.migrate(&here, &resume);
+    let exit = Program::start("migrate --resume --ssh", command).wait();
+    exit.assert(0, &["there: the guest runs here with the pages"]);
+    moved.assert_moved(&exit);
+}
+
+/// The `receive` with this run folder.
+fn receive_of(run: &Path) -> Pid {
+    let journal = format!("--journal={}", run.display());
+    let mut all = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let path = entry.unwrap().path();
+        let words = fs::read(path.join("cmdline")).ok()?;
+        let words: Vec<_> = words.split(|&byte| byte == 0).collect();
+        let found = words.contains(&&b"receive"[..]) && words.contains(&journal.as_bytes());
+        Pid::from_raw(found.then(|| path.file_name()?.to_str()?.parse().ok())??)
+    });
+    all.next().unwrap()
+}
+
 impl Hosts<'_> {
     /// Both engines of a migration in post-copy are killed, after the session has ended.
     fn resume_twice(self, mut migrate: Program, rsh: &str) {
@@ -226,9 +318,16 @@ impl Hosts<'_> {
         let resume = ["--resume", "--background-delay", "3600000"];
         let resume = self.migrate(rsh, &resume);
         let mut resumed = Program::start("migrate --resume --ssh", resume);
-        resumed.wait_stderr("another one may be running there already");
+        resumed.wait_stderr("only this side is resumed");
         resumed.wait_stderr("reconnected to the destination");
         assert_eq!(self.receives(), receives);
+        // The resumed migration can be changed, as far as one in post-copy can.
+        for (words, status) in [(&["set", "--bandwidth", "500M"][..], 0), (&["cancel"], 1)] {
+            let mut command = Command::new(hikkoshi());
+            command.args(words).arg("--journal").arg(&self.journals[0]);
+            let exit = Program::start(words[0], command).wait();
+            assert_eq!(exit.code, Some(status), "{exit:?}");
+        }
         // The other side's engine ends: this one reports how to resume both.
         kill_process(receives[0], Signal::KILL).unwrap();
         let exit = resumed.wait();
@@ -291,5 +390,29 @@ fn a_receive_that_does_not_start_is_reported() {
         1,
         &["there: refused", "could not connect or log in", unchanged],
     );
-    assert_command_refused(migrate("true", &[]), 2, &["--remote-qmp"]);
+    assert_command_refused(
+        migrate("true", &[]),
+        2,
+        &["--remote-template", "--remote-qmp"],
+    );
+    // A resumed migration is not tried without the other side: there is no journal there.
+    let folder = tempfile::tempdir().unwrap();
+    let journal = format!("--remote-option=--journal={}", folder.path().display());
+    let mut resume = Command::new(hikkoshi());
+    resume.args(["migrate", "--ssh", "there", "--rsh", local, "--resume"]);
+    resume.args(&found).arg(journal);
+    let parts = [
+        "there: ",
+        "there is no journal",
+        "starting 'hikkoshi receive --resume' on there",
+        "can still be resumed",
+    ];
+    assert_command_refused(resume, 3, &parts);
+    // With a terminal, the end of the session would not be noticed.
+    let mut command = Command::new("script");
+    let line = format!("{} receive --ssh-session --qmp /q", program.display());
+    command.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
+    let exit = Program::start("receive on a terminal", command).wait();
+    assert_eq!(exit.code, Some(2), "{exit:?}");
+    assert!(exit.stdout.contains("is a terminal"), "{exit:?}");
 }

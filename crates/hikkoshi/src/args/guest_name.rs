@@ -3,6 +3,9 @@
 /// The longest name: that of a unix socket's path is 107 bytes.
 const MAX_LEN: usize = 40;
 
+/// The name of the guest of a template, if none is given.
+pub(crate) const DEFAULT: &str = "guest";
+
 /// Parses a name: letters, digits, `.`, `_` and `-`, not first.
 pub(crate) fn parse(text: &str) -> Result<String, String> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);

@@ -47,8 +47,8 @@ fn options_stand_under_their_headings() {
         visible("migrate"),
         "-: address --help\n\
          Connection: --to --name --domain --connect --stall-timeout --qmp\n\
-         By ssh: --ssh --rsh --remote-hikkoshi --remote-qmp --remote-connect --remote-listen \
-         --remote-option\n\
+         By ssh: --ssh --rsh --remote-hikkoshi --remote-template --remote-name --remote-qmp \
+         --remote-connect --remote-listen --remote-option\n\
          Migration: --mode --max-downtime --when-stalled --bandwidth --allow-cpu-mismatch \
          --no-keep-frames --copy-disks --quit-source --undefine-source --persistent \
          --autostart --allow-device\n\
@@ -59,12 +59,12 @@ fn options_stand_under_their_headings() {
     );
     assert_eq!(
         visible("receive"),
-        "Connection: --listen --connect --set --xml --allow-qemu-arguments --template --name \
-         --daemon --max-guests --advertise --wait-for --stall-timeout --qmp\n\
+        "Connection: --listen --connect --set --xml --only-domain --allow-qemu-arguments \
+         --template --name --daemon --max-guests --advertise --wait-for --stall-timeout --qmp\n\
          Migration: --allow-overcommit --allow-device\n\
          Recovery: --retry-for --resume --give-up --other-side-is-lost --journal\n\
          Tuning: --fault-threads --collapse\n\
-         Security: --invite --admit --plaintext --tls-ca --tls-cert --tls-key\n\
+         Security: --invite --admit --max-guests-per-certificate --plaintext --tls-ca --tls-cert --tls-key\n\
          Output: --progress --json --report --verbose\n\
          -: --help\n"
     );
@@ -144,7 +144,13 @@ fn options_for_benchmarks_and_tests_are_hidden() {
     );
     assert_eq!(
         hidden("receive"),
-        ["no-priority", "poll", "receiver", "ssh-session"]
+        [
+            "no-priority",
+            "poll",
+            "receiver",
+            "ssh-connection",
+            "ssh-session"
+        ]
     );
 }
 

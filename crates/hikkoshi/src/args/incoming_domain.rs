@@ -45,6 +45,10 @@ pub(crate) struct IncomingDomain {
     )]
     pub xml: Option<PathBuf>,
 
+    /// Accept only the domain of this name, and refuse a source that offers another one
+    #[arg(long, value_name = "NAME", requires = "connect", help_heading = CONNECTION)]
+    pub only_domain: Option<String>,
+
     /// Accept a description that passes arguments directly to QEMU
     ///
     /// They can name any file of this host, and libvirt does not check them.

@@ -53,7 +53,7 @@ pub(crate) use domain::{DomainArgs, DomainOptions};
 pub(crate) use estimate::Estimate;
 pub(crate) use generate::Generate;
 pub(crate) use guard::Guard;
-pub(crate) use guest_name::parse as parse_guest_name;
+pub(crate) use guest_name::{DEFAULT as DEFAULT_GUEST_NAME, parse as parse_guest_name};
 pub(crate) use invite::{DEFAULT_WAIT, Invite};
 pub(crate) use journaled_options::JournaledOptions;
 pub(crate) use migrate::{MAX_READ_AHEAD, Migrate, MigrateOptions};

@@ -28,6 +28,8 @@ use super::{bytes, durations};
     ArgGroup::new("where")
         .args(["listen", "resume", "ssh_session", "daemon"])
         .required(true).multiple(true)
+), group(
+    ArgGroup::new("machine_of_template").args(["template", "resume"]).multiple(true)
 ))]
 pub(crate) struct Receive {
     /// Address to listen on: HOST:PORT or unix:PATH
@@ -58,10 +60,13 @@ pub(crate) struct Receive {
     pub template: Option<PathBuf>,
 
     /// Name of the guest of --template [default: guest]
-    #[arg(
+    ///
+    /// With --resume: the guest whose machine was started from a template by this name.
+    #[arg(verbatim_doc_comment,
         long,
         value_name = "NAME",
-        requires = "template",
+        requires = "machine_of_template",
+        conflicts_with = "qmp",
         value_parser = super::guest_name::parse,
         help_heading = CONNECTION
     )]
@@ -147,6 +152,17 @@ pub(crate) struct Receive {
     )]
     pub admit: Option<PathBuf>,
 
+    /// With --admit: how many guests of one certificate may be received or awaited at a time
+    ///
+    /// [default: half of --max-guests]
+    #[arg(verbatim_doc_comment,
+        long,
+        value_name = "N",
+        requires = "admit",
+        help_heading = SECURITY
+    )]
+    pub max_guests_per_certificate: Option<u16>,
+
     /// Receive the guest of the `hikkoshi migrate --ssh` at the other end of this session
     ///
     /// Prints an invitation, or with --resume a line when it listens. Ends when standard input ends
@@ -157,6 +173,10 @@ pub(crate) struct Receive {
         conflicts_with_all = ["plaintext", "tls_ca", "json", "give_up", "daemon"]
     )]
     pub ssh_session: bool,
+
+    /// SSH_CONNECTION of the session, from the shell that has started this: sudo may remove it
+    #[arg(long, value_name = "TEXT", hide = true, requires = "ssh_session")]
+    pub ssh_connection: Option<String>,
 
     /// Started by `receive --daemon`, for the guest of this name
     #[arg(long, value_name = "NAME", hide = true, value_parser = super::guest_name::parse)]

@@ -13,9 +13,9 @@ use super::headings::SSH;
 pub(crate) struct SshArgs {
     /// Start `hikkoshi receive` on HOST by ssh, and move the guest there
     ///
-    /// Needs --remote-qmp, or --domain. The invitation is read from the session. With --resume,
-    /// starts `hikkoshi receive --resume` on HOST. The session is needed until the source has
-    /// connected; afterwards it only brings the messages of HOST.
+    /// Needs --remote-template, --remote-qmp, or --domain. The invitation is read from the session.
+    /// With --resume, starts `hikkoshi receive --resume` on HOST. The session is needed until the
+    /// source has connected; afterwards it only brings the messages of HOST.
     #[arg(verbatim_doc_comment,
         long,
         value_name = "[USER@]HOST",
@@ -37,6 +37,28 @@ pub(crate) struct SshArgs {
     /// Words are separated as in --rsh. They are quoted for the shell of HOST.
     #[arg(verbatim_doc_comment, long, value_name = "COMMAND", requires = "ssh", help_heading = SSH)]
     pub remote_hikkoshi: Option<Words>,
+
+    /// Start the destination's QEMU with the command line in FILE of HOST
+    ///
+    /// As `receive --template`. QEMU is ended if the guest stays at the source.
+    #[arg(verbatim_doc_comment,
+        long,
+        value_name = "FILE",
+        requires = "ssh",
+        conflicts_with_all = ["remote_qmp", "remote_connect", "domain"],
+        help_heading = SSH
+    )]
+    pub remote_template: Option<PathBuf>,
+
+    /// Name of the guest of --remote-template [default: guest]
+    #[arg(
+        long,
+        value_name = "NAME",
+        requires = "remote_template",
+        value_parser = super::guest_name::parse,
+        help_heading = SSH
+    )]
+    pub remote_name: Option<String>,
 
     /// QMP socket of the QEMU process on HOST that waits for the guest
     #[arg(

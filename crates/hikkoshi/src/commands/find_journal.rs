@@ -55,7 +55,12 @@ pub(super) fn find<E: Entry>(
 /// A journal that cannot be used now, whatever it says: its migration is not finished.
 fn unusable<E: Entry>(path: &Path, error: &io::Error) -> Exit {
     let what = format!("reading the journal: {}", Report::new(error));
-    cannot_resume::<E>(Reason::Journal, &io::Error::other(what), path)
+    let reason = match error.kind() {
+        // Of the lock: files do not block.
+        io::ErrorKind::WouldBlock => Reason::JournalBusy,
+        _ => Reason::Journal,
+    };
+    cannot_resume::<E>(reason, &io::Error::other(what), path)
 }
 
 fn search<E: Entry>(guest: Option<&NamedGuest>, run: &RunOptions) -> Result<PathBuf, Exit> {

@@ -44,7 +44,8 @@ pub(crate) fn run(args: &Invite) -> Result<Status, Exit> {
             streams::notice("the invitation was withdrawn");
             Ok(Status::Moved)
         }
-        Ok(Reply::Refused(why)) => Err(failed(&why)),
+        // The command line is good. It may be tried again.
+        Ok(Reply::Refused(why)) => Err(Exit::new(Status::AtSource, Reason::Daemon, why)),
         Err(error) => {
             let hint = match error.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {

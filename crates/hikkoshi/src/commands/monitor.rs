@@ -9,6 +9,7 @@ use hikkoshi_qemu::qmp::{Monitor, MonitorAddress, MonitorSocket};
 use hikkoshi_qemu::{MachineOwner, QemuIdentity};
 
 use crate::args::{DomainOptions, Migrate, Receive};
+use crate::commands::receive::shown_name::machine_socket;
 use crate::commands::resume_command::quoted;
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
@@ -43,7 +44,13 @@ impl NamedGuest {
 
     /// The QEMU that the options of `receive` name, if they do.
     pub(crate) fn destination(args: &Receive) -> Option<Self> {
-        args.run.qmp.clone().map(Self::Socket)
+        // With --template, the machine is started first.
+        let of_template = || {
+            let name = args.name.as_deref().filter(|_| args.run.resume.is_some())?;
+            Some(machine_socket(&args.run.journals.path(), name))
+        };
+        let socket = args.run.qmp.clone().or_else(of_template);
+        socket.map(Self::Socket)
     }
 
     /// The one whose monitor is at this address.
@@ -87,6 +94,14 @@ pub(crate) fn named(
     guest.monitor(options).map_err(|error| {
         Exit::caused(Status::AtSource, Reason::NotAttached, &error).with("nothing was changed")
     })
+}
+
+/// The guest whose monitor is at this address, for people: a domain's name, or the socket.
+pub(crate) fn shown(address: &MonitorAddress) -> String {
+    match address {
+        MonitorAddress::Socket(path) => path.display().to_string(),
+        MonitorAddress::Domain { name, .. } => name.clone(),
+    }
 }
 
 /// The monitor at the address in a journal. Does not connect yet.

@@ -6,18 +6,20 @@ use std::io::{self, BufRead};
 use hikkoshi_link::tls::Invitation;
 
 use crate::commands::bounded_lines::next_line;
-use crate::commands::ssh_session::LISTENING;
+use crate::commands::ssh_session::{BUSY, LISTENING};
 
 /// How much a login shell may print before, in lines.
 const MAX_OTHER_LINES: usize = 100;
 
-/// The answer of a `receive` that listens.
+/// The answer of a `receive`.
 #[derive(PartialEq, Eq)]
 pub(super) enum Answer {
     /// Its invitation, which is not parsed yet.
     Invitation(String),
     /// It waits for the source of the migration that it resumes.
     Listening,
+    /// It ends: another process has resumed the migration.
+    Busy,
 }
 
 /// Without the secret.
@@ -26,6 +28,7 @@ impl fmt::Debug for Answer {
         f.write_str(match self {
             Self::Invitation(_) => "Invitation",
             Self::Listening => "Listening",
+            Self::Busy => "Busy",
         })
     }
 }
@@ -47,6 +50,9 @@ impl Answer {
             }
             if line.trim_end().ends_with(LISTENING) {
                 return Ok(Some(Self::Listening));
+            }
+            if line.trim_end().ends_with(BUSY) {
+                return Ok(Some(Self::Busy));
             }
             other(&line);
         }
@@ -74,6 +80,8 @@ mod tests {
         assert_eq!(others, ["welcome"]);
         let (answer, _) = read("hikkoshi-listening\n");
         assert_eq!(answer.unwrap(), Some(Answer::Listening));
+        let (answer, _) = read("hikkoshi-busy\r\n");
+        assert_eq!(answer.unwrap(), Some(Answer::Busy));
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! migrate ── (standard input, held open) ──▶ receive   its end: no source will come
-//!         ◀─ one line on standard output ──            the invitation, or that it listens
+//!         ◀─ one line on standard output ──            the invitation, or that it listens,
+//!                                                      or that another process does
 //!         ◀─ lines on standard error ──────            messages
 //! ```
 //!
@@ -11,21 +12,47 @@
 //! destination needs this engine for its missing pages.
 
 use std::borrow::Cow;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use hikkoshi_link::Address;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FileType, OFlags};
 
 use crate::args::Receive;
+use crate::output::exit::{Exit, Status};
+use crate::output::reason::Reason;
 
 /// The line by which `receive --resume` says that it listens.
 pub(super) const LISTENING: &str = "hikkoshi-listening";
 
+/// The line by which `receive --resume` says that another process resumes the migration.
+pub(super) const BUSY: &str = "hikkoshi-busy";
+
+/// How long a `receive` waits for its source, unless `--wait-for` says otherwise: the source
+/// connects when it has the invitation. If its host is lost, the end of the session may be noticed
+/// much later.
+pub(super) const WAIT: Duration = Duration::from_secs(60);
+
 /// Set by sshd (sshd(8)): client address, client port, server address, server port.
 const CONNECTION: &str = "SSH_CONNECTION";
+
+/// Refuses a session whose end would not be noticed.
+///
+/// # Errors
+/// Standard input is a terminal.
+pub(super) fn check() -> Result<(), Exit> {
+    match io::stdin().is_terminal() {
+        false => Ok(()),
+        true => {
+            let what = "standard input is a terminal, whose end does not end the wait for a \
+                        source: --ssh-session needs a session without one (no -t in --rsh)";
+            Err(Exit::new(Status::Usage, Reason::Usage, what))
+        }
+    }
+}
 
 /// Makes the process independent of the session's terminal and of who reads its messages. Also for
 /// a receiver of a daemon.
@@ -48,8 +75,9 @@ pub(super) fn with_address(args: &Receive) -> Cow<'_, Receive> {
     if !args.ssh_session || args.listen.is_some() || args.run.resume.is_some() {
         return Cow::Borrowed(args);
     }
-    let connection = std::env::var(CONNECTION).unwrap_or_default();
-    let address = own_address(&connection).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+    let given = args.ssh_connection.as_deref().and_then(own_address);
+    let own = given.or_else(|| own_address(&std::env::var(CONNECTION).ok()?));
+    let address = own.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     let mut args = args.clone();
     args.listen = Some(Address::Tcp(SocketAddr::new(address, 0).to_string()));
     Cow::Owned(args)
@@ -101,6 +129,26 @@ mod tests {
         assert_eq!(own("a 1 ::ffff:10.0.0.2 22"), expected("10.0.0.2"));
         for other in ["", "10.0.0.1 1", "a 1 fe80::1%eth0 22", "a 1 name 22"] {
             assert_eq!(own(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn the_address_that_the_shell_passes_on_is_used() {
+        use clap::Parser;
+        let listen = |more: &[&str]| {
+            let words = ["hikkoshi", "receive", "--qmp", "/q", "--ssh-session"];
+            let args = crate::args::Args::parse_from([&words[..], more].concat());
+            let crate::args::Command::Receive(args) = args.command else {
+                panic!("{args:?}");
+            };
+            with_address(&args).listen.as_ref().map(ToString::to_string)
+        };
+        let passed = "--ssh-connection=10.0.0.1 40000 10.0.0.2 22";
+        assert_eq!(listen(&[passed]).unwrap(), "10.0.0.2:0");
+        assert_eq!(listen(&[passed, "--listen", "h:1"]).unwrap(), "h:1");
+        // Without one, if the test itself does not run in a session.
+        if std::env::var_os(CONNECTION).is_none() {
+            assert_eq!(listen(&["--ssh-connection="]).unwrap(), "0.0.0.0:0");
         }
     }
 

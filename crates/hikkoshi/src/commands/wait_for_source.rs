@@ -13,10 +13,14 @@ use crate::commands::{signals, ssh_session};
 
 /// Waits until `wait_for` has passed, if it is given. If an `invitation` was printed to a pipe,
 /// waits only while another process can read it: if the program that was to pass it on has failed,
-/// no source will come. With `--ssh-session`, waits only as long as the session lasts. If a daemon
-/// passes the connection of a source on standard input, waits only until the source closes it.
+/// no source will come. With `--ssh-session`, waits only as long as the session lasts, and not
+/// long. If a daemon passes the connection of a source on standard input, waits only until the
+/// source closes it.
 pub(super) fn wait_for_source(args: &Receive, invitation: bool) -> WaitLimit {
-    let (wait_for, in_session) = (args.wait_for, args.ssh_session);
+    let in_session = args.ssh_session;
+    let wait_for = args
+        .wait_for
+        .or_else(|| in_session.then_some(ssh_session::WAIT));
     let begun = Instant::now();
     let stdout = io::stdout();
     // Another process reads it then. A file keeps the invitation, and a user may have read it on a

@@ -46,6 +46,7 @@ reasons! {
     ConfirmationNeeded "confirmation_needed" "`--give-up` needs `--other-side-is-lost` here.",
     NoJournal "no_journal" "There is no journal of an unfinished migration to resume.",
     JournalAmbiguous "journal_ambiguous" "There are several journals to resume from. Name one.",
+    JournalBusy "journal_busy" "Another hikkoshi is working on the journal.",
     Journal "journal" "A journal cannot be read or written.",
     Unfinished "unfinished" "An earlier migration of this guest, or into this QEMU, is not finished.",
     NotAttached "not_attached" "QEMU cannot be accessed, or its guest cannot be moved as it is.",

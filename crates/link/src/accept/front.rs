@@ -7,15 +7,16 @@
 
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
-use hikkoshi_linux::{CancelFlag, sandbox_thread};
+use hikkoshi_linux::{CancelFlag, Priority, PriorityClass, sandbox_thread};
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::{RecvFlags, recv};
 use thiserror::Error;
 
 use crate::accept::pending::PendingHandshakes;
@@ -25,9 +26,6 @@ use crate::{Address, InvitationRequest, Stream, TICK};
 
 /// How long the first message may take, and a request with the TLS handshake before it.
 const TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How often to look for the rest of a message that has arrived in part.
-const PEEK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The header of a TLS record (RFC 8446, section 5.1).
 const HEADER: usize = 5;
@@ -86,6 +84,17 @@ enum NotRouted {
 
 /// The front's certificate, as it is now: it may be renewed, and may be unusable until then.
 type Certificate = Box<dyn Fn() -> Option<TlsServer> + Send + Sync>;
+
+/// The log of a front's connections that are not passed on. Its rate is limited.
+#[derive(Debug, Clone)]
+pub struct RejectionLog(PendingHandshakes);
+
+impl RejectionLog {
+    /// Logs that a connection is not passed on.
+    pub fn log(&self, peer: SocketAddr, why: &dyn fmt::Display) {
+        self.0.log_rejection(&peer.to_string(), why);
+    }
+}
 
 /// A listener in front of several receivers.
 pub struct Front {
@@ -149,9 +158,20 @@ impl Front {
         &self.address
     }
 
+    /// Prefers connections from these addresses, those of the sources of migrations under way, if
+    /// there are too many connections.
+    pub fn set_source_addresses(&self, addresses: impl IntoIterator<Item = IpAddr>) {
+        self.pending.set_source_addresses(addresses);
+    }
+
     /// Logs, within a rate limit, that a connection is not passed on.
     pub fn log_rejection(&self, peer: SocketAddr, why: &dyn std::fmt::Display) {
-        self.pending.log_rejection(&peer.to_string(), why);
+        self.rejections().log(peer, why);
+    }
+
+    /// The log of connections that are not passed on, for other threads.
+    pub fn rejections(&self) -> RejectionLog {
+        RejectionLog(self.pending.clone())
     }
 
     /// Accepts connections and sends them to `arrivals` until `stop` is set. When that channel is
@@ -196,6 +216,8 @@ impl Front {
             .name("front-hello".into())
             .spawn(move || {
                 let _slot = slot;
+                // No guest waits for an unknown peer.
+                Priority::ON.apply(PriorityClass::Background);
                 sandbox_thread();
                 let Stream::Tcp(stream) = stream else { return };
                 match arrival(stream, peer, server.as_ref(), &stop) {
@@ -276,21 +298,35 @@ fn peek(stream: &TcpStream, bytes: &mut [u8], limits: TimeLimits<'_>) -> Result<
         if Instant::now() > limits.deadline || limits.stop.is_cancelled() {
             return Err(NotRouted::TimedOut);
         }
-        match stream.peek(bytes) {
-            Ok(0) => return Err(NotRouted::Closed),
-            Ok(n) if n == bytes.len() => return Ok(()),
-            // There is no event for a longer message.
-            Ok(_) => thread::sleep(PEEK_INTERVAL),
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::WouldBlock
-                        | io::ErrorKind::TimedOut
-                        | io::ErrorKind::Interrupted
-                ) => {}
-            Err(error) => return Err(error.into()),
+        match peek_once(stream, bytes)? {
+            Some(0) => return Err(NotRouted::Closed),
+            Some(count) if count == bytes.len() => return Ok(()),
+            // The timeout of the socket has passed, or no more will come.
+            Some(_) if is_closed(stream)? && peek_once(stream, bytes)? != Some(bytes.len()) => {
+                return Err(NotRouted::Closed);
+            }
+            Some(_) | None => {}
         }
     }
+}
+
+/// Waits until `bytes` can be filled, or the timeout of the socket has passed, or the peer has
+/// closed the connection, and reads what is there by then. `None`: nothing.
+fn peek_once(stream: &TcpStream, bytes: &mut [u8]) -> io::Result<Option<usize>> {
+    // With MSG_WAITALL, the part of a message that has arrived does not wake the thread again and
+    // again (tcp(7), recv(2)).
+    match recv(stream, bytes, RecvFlags::PEEK | RecvFlags::WAITALL) {
+        Ok((count, _)) => Ok(Some(count)),
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether the peer will send no more.
+fn is_closed(stream: &TcpStream) -> io::Result<bool> {
+    let mut poll = [PollFd::new(stream, PollFlags::RDHUP)];
+    let at_once = Timespec::default();
+    Ok(rustix::event::poll(&mut poll, Some(&at_once))? > 0)
 }
 
 #[cfg(test)]

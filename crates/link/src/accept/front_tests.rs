@@ -56,7 +56,7 @@ fn a_connection_is_passed_on_with_its_first_message() {
         // In parts, as a network may deliver it.
         for part in [&hello[..3], &hello[3..40], &hello[40..]] {
             peer.write_all(part).unwrap();
-            thread::sleep(2 * PEEK_INTERVAL);
+            thread::sleep(Duration::from_millis(10));
         }
         let Arrival::Link(mut passed) = arrivals.recv().unwrap() else {
             panic!("not a link");
@@ -67,6 +67,119 @@ fn a_connection_is_passed_on_with_its_first_message() {
         passed.stream.read_exact(&mut read).unwrap();
         assert_eq!(read, hello);
     });
+}
+
+/// Two ends of a connection.
+fn connected() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (listener.accept().unwrap().0, peer)
+}
+
+#[test]
+fn a_part_of_a_message_does_not_end_the_wait_for_it() {
+    let (stream, mut peer) = connected();
+    let half = [1; 7];
+    peer.write_all(&half).unwrap();
+    // The first half is there.
+    stream.peek(&mut [0]).unwrap();
+    let writer = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(50));
+        peer.write_all(&half).unwrap();
+        peer
+    });
+    let mut both = [0; 14];
+    assert_eq!(peek_once(&stream, &mut both).unwrap(), Some(14));
+    drop(writer.join().unwrap());
+    // Nothing was read.
+    assert_eq!(stream.peek(&mut both).unwrap(), 14);
+}
+
+#[test]
+fn a_peer_that_closes_is_not_waited_for() {
+    let (hello, _) = client_hello(&TlsServer::inviting().unwrap());
+    let stop = CancelFlag::new();
+    for sent in [0, 3, 40] {
+        let (stream, mut peer) = connected();
+        let address = peer.local_addr().unwrap();
+        peer.write_all(&hello[..sent]).unwrap();
+        drop(peer);
+        let arrived = arrival(stream, address, None, &stop);
+        assert!(matches!(arrived, Err(NotRouted::Closed)), "{arrived:?}");
+    }
+    // What is complete is read.
+    let (stream, mut peer) = connected();
+    let address = peer.local_addr().unwrap();
+    peer.write_all(&hello).unwrap();
+    drop(peer);
+    let arrived = arrival(stream, address, None, &stop).unwrap();
+    assert!(matches!(arrived, Arrival::Link(_)));
+}
+
+/// sched(7), `uapi/linux/sched.h`.
+const SCHED_BATCH: i32 = 3;
+
+/// The scheduling policies of this process's threads with this name (proc(5), field 41 of `stat`).
+fn policies(name: &str) -> Vec<i32> {
+    let threads = std::fs::read_dir("/proc/self/task").unwrap();
+    let stat = |thread: io::Result<std::fs::DirEntry>| {
+        // It may have ended.
+        let stat = std::fs::read_to_string(thread.ok()?.path().join("stat")).ok()?;
+        let (before, after) = stat.rsplit_once(')')?;
+        let is_meant = before.ends_with(&format!("({name}"));
+        // The third field follows the name.
+        is_meant.then(|| after.split_whitespace().nth(41 - 3)?.parse().ok())?
+    };
+    threads.filter_map(stat).collect()
+}
+
+/// Connections without a hello, one from each address of the loopback network.
+fn silent_flood(front: SocketAddr, connections: u16) -> Vec<TcpStream> {
+    use socket2::{Domain, Socket, Type};
+    let connect = |number: u16| {
+        let [high, low] = number.to_be_bytes();
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        let from = SocketAddr::from(([127, 9, high, low], 0));
+        socket.bind(&from.into()).unwrap();
+        socket.connect(&front.into()).unwrap();
+        TcpStream::from(socket)
+    };
+    (1..=connections).map(connect).collect()
+}
+
+/// A source whose hello is slow, while more silent connections than there are places come from as
+/// many addresses. Their threads do not preempt others.
+#[test]
+fn a_source_of_a_migration_is_served_in_a_flood() {
+    for known in [true, false] {
+        let (hello, _) = client_hello(&TlsServer::inviting().unwrap());
+        let source = known.then(|| IpAddr::from([127, 0, 0, 1]));
+        let change = |front: Front| {
+            front.set_source_addresses(source);
+            front
+        };
+        with_front(change, |address, arrivals| {
+            let mut peer = TcpStream::connect(address).unwrap();
+            peer.write_all(&hello[..40]).unwrap();
+            let flood = silent_flood(address, 80);
+            // All were accepted: of the last ones, none is evicted.
+            let mut evicted = flood[0].try_clone().unwrap();
+            assert!(matches!(evicted.read(&mut [0]), Ok(0) | Err(_)));
+            let deadline = Instant::now() + Duration::from_secs(60);
+            let are_batch = |policies: &[i32]| policies.iter().all(|&policy| policy == SCHED_BATCH);
+            while !are_batch(&policies("front-hello")) {
+                assert!(Instant::now() < deadline, "{:?}", policies("front-hello"));
+                thread::yield_now();
+            }
+            // It may have been closed.
+            let _ = peer.write_all(&hello[40..]);
+            let mut byte = [0];
+            match known {
+                true => assert!(matches!(arrivals.recv().unwrap(), Arrival::Link(_))),
+                false => assert!(matches!(peer.read(&mut byte), Ok(0) | Err(_))),
+            }
+        });
+    }
 }
 
 #[test]

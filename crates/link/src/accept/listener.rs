@@ -133,7 +133,7 @@ impl Listener {
             server.accept_only(Some(source));
         }
         self.set_migration(Some(control.id));
-        self.pending.set_source_address(control.from);
+        self.pending.set_source_addresses(control.from);
     }
 
     /// Accepts from now on only links of migration `id`; `None`: a control link with any id, from
@@ -145,7 +145,7 @@ impl Listener {
         if let Ok(mut current) = self.current.lock() {
             *current = id;
         }
-        self.pending.set_source_address(None);
+        self.pending.set_source_addresses(None);
     }
 
     /// Accepts connections and sends them to `incoming` until `stop` is set. When that channel is
@@ -211,7 +211,7 @@ impl Listener {
                 match current {
                     // The source of the migration under way, possibly from another address: an
                     // engine that was restarted gets the source's address here.
-                    Some(id) if id == new.id => pending.set_source_address(new.from),
+                    Some(id) if id == new.id => pending.set_source_addresses(new.from),
                     None => {}
                     Some(_) => {
                         pending.log_rejection(&new.peer, &"another migration has begun");

@@ -8,7 +8,7 @@ mod log_limit;
 mod pending;
 mod wait_limit;
 
-pub use front::{Arrival, Front, RoutedConnection};
+pub use front::{Arrival, Front, RejectionLog, RoutedConnection};
 pub use handed::hand_over;
 pub use listener::Listener;
 pub use wait_limit::{WaitEnded, WaitLimit};

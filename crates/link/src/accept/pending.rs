@@ -9,7 +9,8 @@
 //! them. Once a migration is under way, the listener knows the source's address and reserves half
 //! of the slots for it: only other connections from that address can evict a connection from there.
 //! So a source can always reconnect from its previous address, and hosts that share this address
-//! (by NAT, for example) cannot keep all others out.
+//! (by NAT, for example) cannot keep all others out. The front of several receivers knows several
+//! sources, and each address has the same share of the reserved slots, at least one.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -32,7 +33,7 @@ const SLOTS: usize = 64;
 /// waits until one of them ends.
 const EVICTED_THREADS: usize = 8;
 
-/// Slots that are reserved for the source's address.
+/// Slots that are reserved for the addresses of sources.
 const RESERVED: usize = SLOTS / 2;
 
 /// The pending handshakes of one listener.
@@ -54,8 +55,8 @@ struct State {
     next: u64,
     /// Threads, including those of evicted connections.
     threads: usize,
-    /// The address of the source of the migration under way.
-    source: Option<Peer>,
+    /// The addresses of the sources of the migrations under way, each once.
+    sources: Vec<Peer>,
 }
 
 #[derive(Debug)]
@@ -100,9 +101,16 @@ pub(crate) struct PendingSlot {
 }
 
 impl PendingHandshakes {
-    /// Sets the address of the source of the migration under way, if it is known.
-    pub(crate) fn set_source_address(&self, address: Option<IpAddr>) {
-        self.lock().source = address.map(|address| Peer::of(Some(address)));
+    /// Sets the addresses of the sources of the migrations under way, as far as they are known.
+    pub(crate) fn set_source_addresses(&self, addresses: impl IntoIterator<Item = IpAddr>) {
+        let mut sources = Vec::new();
+        for address in addresses {
+            let source = Peer::of(Some(address));
+            if !sources.contains(&source) {
+                sources.push(source);
+            }
+        }
+        self.lock().sources = sources;
     }
 
     /// Logs that a connection was rejected.
@@ -169,11 +177,17 @@ impl State {
         for waiting in &self.waiting {
             *counts.entry(waiting.from).or_default() += 1;
         }
-        if let Some(source) = &self.source
-            && counts.get(source).is_some_and(|&count| count <= RESERVED)
-        {
-            // The other addresses have more connections than slots remain.
-            counts.remove(source);
+        let share = RESERVED
+            .checked_div(self.sources.len())
+            .map_or(0, |share| share.max(1));
+        let is_protected = |peer: &Peer| self.sources.contains(peer) && counts[peer] <= share;
+        let unprotected = |peer: &Peer| !is_protected(peer);
+        // Without any, there are more sources than slots.
+        if counts.keys().any(unprotected) {
+            let protected: Vec<Peer> = counts.keys().copied().filter(is_protected).collect();
+            for peer in protected {
+                counts.remove(&peer);
+            }
         }
         let most = counts.values().copied().max()?;
         let oldest = |waiting: &Pending| counts.get(&waiting.from) == Some(&most);
@@ -254,7 +268,7 @@ mod tests {
     fn connections_from_many_addresses_do_not_evict_the_source() {
         for known in [false, true] {
             let pending = PendingHandshakes::default();
-            pending.set_source_address(known.then(|| address("10.0.0.1").unwrap()));
+            pending.set_source_addresses(known.then(|| address("10.0.0.1").unwrap()));
             let source = silent_connection(&pending, "::ffff:10.0.0.1");
             let mut others = Vec::new();
             for number in 0..3 * SLOTS {
@@ -273,7 +287,7 @@ mod tests {
     #[test]
     fn others_at_the_sources_address_do_not_keep_all_out() {
         let pending = PendingHandshakes::default();
-        pending.set_source_address(address("10.0.0.1"));
+        pending.set_source_addresses(address("10.0.0.1"));
         let at_source: Vec<_> = (0..SLOTS)
             .map(|_| silent_connection(&pending, "10.0.0.1"))
             .collect();
@@ -284,9 +298,44 @@ mod tests {
                 && is_evicted(&at_source[0].1)
                 && !is_evicted(&at_source[1].1)
         );
-        pending.set_source_address(None);
+        pending.set_source_addresses(None);
         let another = silent_connection(&pending, "10.0.0.3");
         assert!(!is_evicted(&another.1) && is_evicted(&at_source[1].1));
+    }
+
+    #[test]
+    fn each_source_has_its_share() {
+        let pending = PendingHandshakes::default();
+        let source = |number: usize| format!("10.0.0.{number}");
+        let flood = |others: &mut Vec<(Stream, UnixStream, PendingSlot)>| {
+            for number in 0..2 * SLOTS {
+                let other = format!("fd00:0:0:{number:x}::1");
+                others.push(silent_connection(&pending, &other));
+                others.retain(|(_, peer, _)| !is_evicted(peer));
+            }
+        };
+        // The second source twice, as two migrations from one host.
+        let sources = [1, 2, 2].map(|number| address(&source(number)).unwrap());
+        pending.set_source_addresses(sources);
+        let mut all = vec![silent_connection(&pending, &source(1))];
+        all.extend((0..=RESERVED / 2).map(|_| silent_connection(&pending, &source(2))));
+        let mut others = Vec::new();
+        flood(&mut others);
+        let evicted = |all: &[(Stream, UnixStream, PendingSlot)]| -> Vec<usize> {
+            let all = all.iter().enumerate();
+            let evicted = all.filter(|(_, (_, peer, _))| is_evicted(peer));
+            evicted.map(|(at, _)| at).collect()
+        };
+        assert_eq!(evicted(&all), [1], "the second source had one too many");
+        drop((all, others));
+        // With more sources than slots, the oldest connection is evicted.
+        let sources: Vec<String> = (0..=SLOTS).map(source).collect();
+        pending.set_source_addresses(sources.iter().map(|source| source.parse().unwrap()));
+        let all: Vec<_> = sources
+            .iter()
+            .map(|source| silent_connection(&pending, source))
+            .collect();
+        assert_eq!(evicted(&all), [0]);
     }
 
     #[test]

@@ -62,6 +62,15 @@ pub enum ControlRefused {
          of the downtime"
     )]
     NoDowntimeLimit(Mode),
+    /// The migration was cancelled, and ends.
+    #[error("the migration was cancelled, and the guest continues at the source")]
+    Cancelled,
+    /// Pre-copy was asked to end.
+    #[error(
+        "pre-copy was asked to end, and post-copy follows: the guest is paused until the \
+         destination is ready, whatever the limit of the downtime"
+    )]
+    Switched,
     /// Pre-copy has ended.
     #[error("pre-copy has ended, and the guest is being handed over")]
     PrecopyEnded,
@@ -182,13 +191,16 @@ impl SourceControl {
     /// If one of them would have no effect.
     pub fn change(&self, change: LimitChange) -> Result<MigrationLimits, ControlRefused> {
         self.with(|state| {
-            state.must_run()?;
+            state.must_continue()?;
             let sends_nothing = state.step >= Step::HandingOver && !state.postcopy;
             if change.bandwidth.is_some() && sends_nothing {
                 return Err(ControlRefused::AllSent);
             }
             if change.max_downtime.is_some() {
                 match (state.mode, state.step) {
+                    (Mode::Precopy, Step::NotBegun | Step::Precopy) if state.switch => {
+                        return Err(ControlRefused::Switched);
+                    }
                     (Mode::Precopy, Step::NotBegun | Step::Precopy) => {}
                     (Mode::Precopy, _) => return Err(ControlRefused::PrecopyEnded),
                     (mode, _) => return Err(ControlRefused::NoDowntimeLimit(mode)),
@@ -212,7 +224,7 @@ impl SourceControl {
     /// If the migration has no post-copy, or no pre-copy any more.
     pub fn switch(&self) -> Result<(), ControlRefused> {
         self.with(|state| {
-            state.must_run()?;
+            state.must_continue()?;
             match state.step {
                 Step::Switchover => return Err(ControlRefused::PrecopyEnded),
                 Step::HandingOver => return Err(ControlRefused::HandingOver),
@@ -349,6 +361,17 @@ impl State {
             Step::NotBegun => Err(ControlRefused::NotBegun),
             Step::Ended => Err(ControlRefused::Ended),
             _ => Ok(()),
+        }
+    }
+
+    /// The same, and it was not cancelled: by this control, or by a signal while that has an
+    /// effect.
+    fn must_continue(&self) -> Result<(), ControlRefused> {
+        self.must_run()?;
+        let by_signal = self.step < Step::HandingOver && self.cancel.is_cancelled();
+        match self.cancelled || by_signal {
+            true => Err(ControlRefused::Cancelled),
+            false => Ok(()),
         }
     }
 }

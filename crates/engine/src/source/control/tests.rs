@@ -124,6 +124,34 @@ fn a_migration_is_cancelled_until_the_guest_is_handed_over() {
 }
 
 #[test]
+fn what_has_no_effect_after_another_request_is_refused() {
+    // After a switch, the downtime depends on no limit.
+    let (control, _) = begun(Mode::Precopy, WhenStalled::Switch);
+    control.switch().unwrap();
+    assert_eq!(control.change(downtime(1)), Err(ControlRefused::Switched));
+    assert!(control.change(bandwidth(None)).is_ok());
+    // After cancelling, by this control or by a signal, nothing has an effect.
+    for by_signal in [false, true] {
+        let (control, cancel) = begun(Mode::Precopy, WhenStalled::Switch);
+        match by_signal {
+            true => cancel.cancel(),
+            false => control.cancel().unwrap(),
+        }
+        let cancelled = ControlRefused::Cancelled;
+        assert_eq!(control.change(downtime(1)), Err(cancelled));
+        assert_eq!(control.change(bandwidth(None)), Err(cancelled));
+        assert_eq!(control.switch(), Err(cancelled));
+        assert!(!control.ends_precopy());
+        assert_eq!(control.cancel(), Ok(()), "again");
+    }
+    // A signal that comes too late changes nothing.
+    let (control, cancel) = begun(Mode::Hybrid, WhenStalled::GoOn);
+    control.hand_over().unwrap();
+    cancel.cancel();
+    assert!(control.change(bandwidth(None)).is_ok());
+}
+
+#[test]
 fn a_control_without_a_migration_refuses_everything() {
     let control = SourceControl::new();
     let refused = ControlRefused::NotBegun;

@@ -97,7 +97,7 @@ pub(super) fn resume(
         reattach_info,
         Some(engine.clone()),
     ));
-    session.set_guest(&NamedGuest::at(&address).to_string());
+    session.set_guest(&monitor::shown(&address));
     let observer = session.observer();
     security::warn_of_readable_key(&args.run.security, &*observer);
     let control = SourceControl::new();

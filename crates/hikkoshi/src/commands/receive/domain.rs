@@ -13,9 +13,10 @@ use hikkoshi_engine::{
 use hikkoshi_handover::{DestinationRecord, Journal};
 use hikkoshi_libvirt::{Domain, IncomingOptions};
 use hikkoshi_qemu::{Overcommit, PipedGuest, QemuDestination};
+use hikkoshi_wire::text::one_line;
 use thiserror::Error;
 
-use super::{outcome, unfinished};
+use super::{operator_file, outcome, unfinished};
 use crate::args::Receive;
 use crate::commands::monitor;
 use crate::commands::wait_for_source::wait_for_source;
@@ -34,6 +35,18 @@ enum RefuseError {
          domains only: start a QEMU for it here, and 'hikkoshi receive --qmp'"
     )]
     NoDomain,
+    /// Another one was admitted.
+    #[error(
+        "the destination accepts the domain {accepted} only (--only-domain), and {offered} is \
+         offered: if the destination has admitted it by this side's certificate, 'hikkoshi migrate \
+         --name' must have the domain's name"
+    )]
+    OtherDomain {
+        /// The only one that is accepted.
+        accepted: String,
+        /// The one that the source offers.
+        offered: String,
+    },
     /// It is here already, in part.
     #[error("at the destination: {0}")]
     Unfinished(String),
@@ -85,6 +98,7 @@ pub(super) fn start(
     let journal = Arc::new(LaterJournal::default());
     let mut host = DomainHost {
         options,
+        only_domain: args.domain.only_domain.clone(),
         overcommit: args.overcommit(),
         folder: folder.clone(),
         cancel: cancel.clone(),
@@ -128,8 +142,8 @@ pub(super) fn start(
 
 fn options(args: &Receive, uri: &str) -> Result<IncomingOptions, Exit> {
     let xml = args.domain.xml.as_ref().map(|path| {
-        std::fs::read_to_string(path).map_err(|error| {
-            let what = format!("reading {}: {}", path.display(), Report::new(&error));
+        operator_file::read(path).map_err(|why| {
+            let what = format!("reading {} (--xml): {why}", path.display());
             Exit::new(Status::Usage, Reason::Usage, what)
         })
     });
@@ -141,12 +155,26 @@ fn options(args: &Receive, uri: &str) -> Result<IncomingOptions, Exit> {
     })
 }
 
+/// Refuses a domain of another name than the one that was admitted. Its description has the name
+/// that is offered ([`IncomingOptions::start`] checks that).
+fn check_name(only: Option<&str>, offered: &str) -> Result<(), RefuseError> {
+    match only {
+        Some(accepted) if accepted != offered => Err(RefuseError::OtherDomain {
+            accepted: accepted.to_owned(),
+            offered: one_line(offered).into_owned(),
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// Makes the journal of a guest that is received into this machine.
 type NewJournal<'a> = Box<dyn Fn(JournalFile, &QemuDestination) -> DestinationJournal + Send + 'a>;
 
 /// Creates domains for offered guests, one at a time.
 struct DomainHost<'a> {
     options: IncomingOptions,
+    /// The only domain that is accepted.
+    only_domain: Option<String>,
     overcommit: Overcommit,
     /// Where journals are, and the pipes of domains.
     folder: PathBuf,
@@ -165,6 +193,7 @@ impl DestinationHost for DomainHost<'_> {
         self.discard();
         let domain = offered.domain;
         let domain = domain.ok_or_else(|| GuestError::new(RefuseError::NoDomain))?;
+        check_name(self.only_domain.as_deref(), &domain.name).map_err(GuestError::new)?;
         let known =
             Domain::known(&self.options.uri, &domain.uuid, &domain.name).received_in(&self.folder);
         unfinished::check_folder(&self.folder, &known)
@@ -242,6 +271,22 @@ impl Journal<DestinationRecord> for LaterJournal {
     fn close(&self) {
         if let Some(journal) = self.get() {
             journal.close();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_admitted_domain_is_accepted() {
+        assert!(check_name(None, "db").is_ok());
+        assert!(check_name(Some("web1"), "web1").is_ok());
+        for other in ["web2", "web", "web11", "Web1", "", "web1\n"] {
+            let error = check_name(Some("web1"), other).unwrap_err().to_string();
+            assert!(error.contains("the domain web1 only"), "{error}");
+            assert!(!error.contains('\n'), "{error}");
         }
     }
 }

@@ -2,8 +2,10 @@
 
 pub(crate) mod daemon;
 mod domain;
+mod operator_file;
 mod outcome;
 mod resume;
+pub(crate) mod shown_name;
 mod template;
 mod unfinished;
 pub(crate) mod waiting_mark;
@@ -40,6 +42,9 @@ pub(crate) fn run(args: &Receive) -> Result<Status, Exit> {
         streams::name_messages(name);
         signals::note_withdrawal()?;
     }
+    if args.ssh_session {
+        ssh_session::check()?;
+    }
     let cancel = if args.ssh_session || args.receiver.is_some() {
         ssh_session::detach();
         signals::cancel_except_on_hangup()?
@@ -54,8 +59,7 @@ pub(crate) fn run(args: &Receive) -> Result<Status, Exit> {
         &args.run,
         SessionInfo {
             side: Side::Destination,
-            guest: NamedGuest::destination(args)
-                .map_or_else(String::new, |guest| guest.to_string()),
+            guest: shown_name::by_options(args),
             max_downtime_ms: None,
             bandwidth: None,
             working_set: None,

@@ -10,13 +10,14 @@ use hikkoshi_qemu::qmp::MonitorAddress;
 use hikkoshi_qemu::{ExitedDestination, SharedReattachInfo};
 
 use super::outcome::{self, After};
+use super::shown_name;
 use super::waiting_mark::{Left, WaitingMark};
 use crate::args::Receive;
 use crate::commands::find_journal::{find, is_same_host};
 use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::reattach_destination::reattach;
 use crate::commands::resume_command::{cannot_resume, not_resumed};
-use crate::commands::ssh_session::LISTENING;
+use crate::commands::ssh_session::{BUSY, LISTENING};
 use crate::journal::{DestinationEntry, DestinationJournal};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
@@ -31,8 +32,13 @@ pub(super) fn resume(
     cancel: CancelFlag,
     session: &Session,
 ) -> Result<Status, Exit> {
+    let named = NamedGuest::destination(args);
     let (file, mut entry) =
-        find::<DestinationEntry>(NamedGuest::destination(args).as_ref(), &args.run, file)?;
+        find::<DestinationEntry>(named.as_ref(), &args.run, file).inspect_err(|exit| {
+            if args.ssh_session && exit.reason() == Reason::JournalBusy {
+                streams::to_stdout(&format!("{BUSY}\n"));
+            }
+        })?;
     let plaintext = entry.plaintext && is_same_host(args.listen.as_ref(), &entry.address);
     let args = &args.clone().resumed(entry.options.clone(), plaintext);
     let cannot = |error: &dyn std::error::Error| {
@@ -92,7 +98,7 @@ pub(super) fn resume(
         reattach_info,
         mark.clone(),
     ));
-    session.set_guest(&NamedGuest::at(&identity.monitor).to_string());
+    session.set_guest(&shown_name::of_resumed(args, &folder, &identity.monitor));
     let observer = session.observer();
     security::warn_of_readable_key(&args.run.security, &*observer);
     let state = state(entry.engine.stage, guest.has_ended());

@@ -17,14 +17,12 @@ use error_reporter::Report;
 use hikkoshi_engine::CancelFlag;
 use hikkoshi_linux::{connect_unix, is_served};
 
+use super::operator_file;
 use super::waiting_mark::WaitingMark;
-use crate::args::{Receive, Words};
+use crate::args::{DEFAULT_GUEST_NAME, Receive, Words};
 use crate::journal::{JournalFile, absolute};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
-
-/// The largest template, in bytes.
-const MAX_TEMPLATE: u64 = 1 << 20;
 
 /// How long QEMU may take to open its QMP socket.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -52,7 +50,7 @@ impl TemplateQemu {
     ) -> Result<Self, Exit> {
         let failed = |what: String| Exit::new(Status::AtSource, Reason::NotAttached, what);
         let run = absolute(&args.run.journals.path());
-        let name = args.name.as_deref().unwrap_or(DEFAULT_NAME);
+        let name = args.name.as_deref().unwrap_or(DEFAULT_GUEST_NAME);
         let preparing = |error: io::Error| {
             failed(format!(
                 "preparing the files of the guest {name}: {}",
@@ -63,7 +61,7 @@ impl TemplateQemu {
         // First: a machine of this name that has a guest must not be marked.
         let mark = WaitingMark::lock(&run, name).map_err(preparing)?;
         let machine = MachineFiles::new(&run, name).map_err(preparing)?;
-        let words = read(template).and_then(|text| machine.words(&text));
+        let words = operator_file::read(template).and_then(|text| machine.words(&text));
         let words = words.map_err(|why| {
             let what = format!("the template {}: {why}", template.display());
             Exit::new(Status::Usage, Reason::Usage, what)
@@ -161,9 +159,6 @@ impl TemplateQemu {
         let _ = self.mark.clear();
     }
 }
-
-/// The guest's name if none is given.
-const DEFAULT_NAME: &str = "guest";
 
 /// The folder of the machines in the run folder.
 pub(super) fn machines(run: &Path) -> PathBuf {
@@ -322,18 +317,6 @@ impl MachineFiles {
     }
 }
 
-/// Reads a template, or another file that an operator has written.
-pub(super) fn read(file: &Path) -> Result<String, String> {
-    let mut text = String::new();
-    let read =
-        fs::File::open(file).and_then(|file| file.take(MAX_TEMPLATE + 1).read_to_string(&mut text));
-    match read {
-        Ok(bytes) if bytes as u64 <= MAX_TEMPLATE => Ok(text),
-        Ok(_) => Err("it is too large".to_owned()),
-        Err(error) => Err(Report::new(&error).to_string()),
-    }
-}
-
 /// The end of QEMU's log.
 fn tail(log: &Path) -> String {
     let read = || {
@@ -468,7 +451,7 @@ mod tests {
             fs::write(&template, "sh -c 'touch {folder}/runs; exec sleep 1000'").unwrap();
             let args = receive(&template, run.path());
             let folder = machines(run.path());
-            let qmp = socket(run.path(), DEFAULT_NAME);
+            let qmp = socket(run.path(), DEFAULT_GUEST_NAME);
             // In its place, and bound a moment before it accepts connections.
             let listening = std::thread::spawn(move || {
                 while !folder.join("runs").exists() {

@@ -40,7 +40,7 @@ pub(super) fn start(
                 .map(Destination::Receiver)
                 .and_then(|to| super::start(args, &to, cancel, session))
         }
-        Answer::Listening => {
+        Answer::Listening | Answer::Busy => {
             let what = format!("'hikkoshi receive' on {host} sent no invitation");
             Err(Exit::new(Status::AtSource, Reason::Remote, what).with(UNCHANGED))
         }
@@ -58,34 +58,34 @@ pub(super) fn resume(
     session: &Session,
 ) -> Result<Status, Exit> {
     let command = remote_command::command(args, host)?;
-    let remote = match SshSession::start(command, host, &cancel, session.observer()) {
-        Ok((remote, _)) => Some(remote),
-        // It has ended by itself: it reports why. The engine there may have survived.
-        Err(NotStarted::Ended(status)) if status.code().is_some_and(is_of_hikkoshi) => {
-            session.observer().notice(&format!(
-                "'hikkoshi receive --resume' on {host} has ended ({status}): another one may be \
-                 running there already"
-            ));
-            None
-        }
-        Err(error) => {
-            let why = Report::new(&error);
-            let what = format!("starting 'hikkoshi receive --resume' on {host}: {why}");
-            let next = "nothing was changed, and the migration can still be resumed";
-            return Err(Exit::new(Status::Unfinished, Reason::Remote, what).with(next));
-        }
+    let failed = |what: String| {
+        let next = "nothing was changed, and the migration can still be resumed";
+        Exit::new(Status::Unfinished, Reason::Remote, what).with(next)
     };
-    let result = super::resume::resume(args, file, cancel, session);
-    if let Some(remote) = remote {
-        remote.finish(result.as_ref().map_or_else(Exit::status, |status| *status));
+    let started = SshSession::start(command, host, &cancel, session.observer());
+    let (remote, answer) = started.map_err(|error| {
+        let why = Report::new(&error);
+        failed(format!(
+            "starting 'hikkoshi receive --resume' on {host}: {why}"
+        ))
+    })?;
+    match answer {
+        Answer::Listening => {}
+        // The engine there has survived.
+        Answer::Busy => session.observer().notice(&format!(
+            "another 'hikkoshi receive' works on this migration on {host} already: only this side \
+             is resumed"
+        )),
+        Answer::Invitation(_) => {
+            return Err(failed(format!(
+                "'hikkoshi receive' on {host} has begun another migration instead of resuming \
+                 this one"
+            )));
+        }
     }
+    let result = super::resume::resume(args, file, cancel, session);
+    remote.finish(result.as_ref().map_or_else(Exit::status, |status| *status));
     result.map_err(|exit| resumable(args, host, exit))
-}
-
-/// Whether hikkoshi ends with this status. Others are of the shell (126 and 127: it cannot start
-/// hikkoshi) and of ssh (255).
-fn is_of_hikkoshi(code: i32) -> bool {
-    code <= i32::from(Status::Lost.code())
 }
 
 fn not_started(error: &NotStarted, host: &str) -> Exit {
@@ -112,19 +112,4 @@ fn resumable(args: &Migrate, host: &str, exit: Exit) -> Exit {
         remote_command::options(args, host)
     );
     exit.also(&both)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn statuses_of_ssh_and_the_shell_are_not_hikkoshis() {
-        for code in [126, 127, 255] {
-            assert!(!is_of_hikkoshi(code), "{code}");
-        }
-        for code in 0..=4 {
-            assert!(is_of_hikkoshi(code), "{code}");
-        }
-    }
 }

@@ -3,13 +3,16 @@
 use std::ffi::{OsStr, OsString};
 use std::process::Command;
 
-use crate::args::{Migrate, Words};
+use crate::args::{DEFAULT_GUEST_NAME, Migrate, Words};
 use crate::commands::shell_words::{joined, quoted};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
 
 /// Where domains are received by default.
 const DAEMON: &str = "qemu:///system";
+
+/// Passes on what sshd has set for the shell: `sudo` may remove it. The shell there expands it.
+const OWN_CONNECTION: &str = " \"--ssh-connection=$SSH_CONNECTION\"";
 
 /// The command of this host that runs `receive` on `host`.
 pub(super) fn command(args: &Migrate, host: &str) -> Result<Command, Exit> {
@@ -32,11 +35,20 @@ fn line(args: &Migrate) -> Result<OsString, Exit> {
     if resumed && !ssh.remote_options.iter().any(names_journal) {
         words.push("--resume".into());
     }
-    if let Some(path) = &ssh.remote_qmp {
+    if let Some(file) = &ssh.remote_template {
+        // A machine that was started from it has its name.
+        let named = match (&ssh.remote_name, resumed) {
+            (None, true) => Some(DEFAULT_GUEST_NAME),
+            (name, _) => name.as_deref(),
+        };
+        words.extend((!resumed).then(|| option("--template", file)));
+        words.extend(named.map(|name| option("--name", name)));
+    } else if let Some(path) = &ssh.remote_qmp {
         words.push(option("--qmp", path));
     } else if !resumed {
         if args.domain.domain.is_none() {
-            let what = "--ssh needs --remote-qmp PATH: the QMP socket of the QEMU process that \
+            let what = "--ssh needs --remote-template FILE: the command line of the QEMU process \
+                        that is started there; or --remote-qmp PATH: the QMP socket of one that \
                         waits for the guest there";
             return Err(Exit::new(Status::Usage, Reason::Usage, what));
         }
@@ -47,7 +59,11 @@ fn line(args: &Migrate) -> Result<OsString, Exit> {
         words.push(option("--listen", address.to_string()));
     }
     words.extend(ssh.remote_options.iter().map(Into::into));
-    Ok(joined(words))
+    let mut line = joined(words);
+    if !resumed && ssh.remote_listen.is_none() {
+        line.push(OWN_CONNECTION);
+    }
+    Ok(line)
 }
 
 fn option(name: &str, value: impl AsRef<OsStr>) -> OsString {
@@ -68,6 +84,12 @@ pub(super) fn options(args: &Migrate, host: &str) -> String {
         if let Some(value) = value {
             words.extend([name.into(), value.to_string().into()]);
         }
+    }
+    if let Some(file) = &ssh.remote_template {
+        words.extend(["--remote-template".into(), file.into()]);
+    }
+    if let Some(name) = &ssh.remote_name {
+        words.extend(["--remote-name".into(), name.into()]);
     }
     if let Some(path) = &ssh.remote_qmp {
         words.extend(["--remote-qmp".into(), path.into()]);
@@ -99,7 +121,13 @@ mod tests {
     }
 
     fn remote_line(words: &[&str]) -> String {
-        line(&migrate(words)).unwrap().into_string().unwrap()
+        let line = line(&migrate(words)).unwrap().into_string().unwrap();
+        let listens = words.contains(&"--remote-listen") || words.contains(&"--resume");
+        match line.strip_suffix(OWN_CONNECTION) {
+            Some(line) if !listens => line.to_owned(),
+            None if listens => line,
+            _ => panic!("{line}"),
+        }
     }
 
     #[test]
@@ -127,6 +155,21 @@ mod tests {
             "sudo -n '/opt/my programs/hikkoshi' receive --ssh-session '--progress=none' \
              '--connect=test:///default' '--listen=10.0.0.2:7000'"
         );
+        assert_eq!(
+            remote_line(&[
+                "--qmp",
+                "/q",
+                "--remote-template",
+                "/etc/a b",
+                "--remote-name",
+                "web1",
+            ]),
+            "hikkoshi receive --ssh-session '--progress=none' '--template=/etc/a b' '--name=web1'"
+        );
+        assert_eq!(
+            remote_line(&["--qmp", "/q", "--remote-template", "/t"]),
+            "hikkoshi receive --ssh-session '--progress=none' '--template=/t'"
+        );
         let exit = line(&migrate(&["--qmp", "/q"])).unwrap_err();
         assert_eq!(exit.status(), Status::Usage);
         assert!(exit.text().contains("--remote-qmp"), "{exit:?}");
@@ -138,6 +181,14 @@ mod tests {
             remote_line(&["--resume", "--remote-qmp", "/r"]),
             "hikkoshi receive --ssh-session '--progress=none' --resume '--qmp=/r'"
         );
+        for (more, name) in [(&[][..], "guest"), (&["--remote-name", "web1"], "web1")] {
+            assert_eq!(
+                remote_line(&[&["--resume", "--remote-template", "/t"], more].concat()),
+                format!(
+                    "hikkoshi receive --ssh-session '--progress=none' --resume '--name={name}'"
+                )
+            );
+        }
         assert_eq!(
             remote_line(&["--resume", "--remote-option=--resume=/j"]),
             "hikkoshi receive --ssh-session '--progress=none' '--resume=/j'"
@@ -169,6 +220,18 @@ mod tests {
         assert_eq!(
             options(&args, "root@h"),
             "--ssh root@h --rsh 'ssh -p 22' --remote-qmp '/r q' '--remote-option=--journal=/j'"
+        );
+        let named = [
+            "--qmp",
+            "/q",
+            "--remote-template",
+            "/t",
+            "--remote-name",
+            "w",
+        ];
+        assert_eq!(
+            options(&migrate(&named), "h"),
+            "--ssh h --remote-template /t --remote-name w"
         );
     }
 }

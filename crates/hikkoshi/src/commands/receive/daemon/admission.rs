@@ -9,8 +9,8 @@ use std::time::Duration;
 use clap::Parser;
 use hikkoshi_link::PeerCertificate;
 
-use super::super::template;
-use super::request::Request;
+use super::super::operator_file;
+use super::request::{Machine, Request};
 use crate::args::{self, Command, Words, parse_guest_name};
 use crate::commands::invite;
 
@@ -38,7 +38,7 @@ impl Admission {
     /// # Errors
     /// Why it cannot be used.
     pub(super) fn read(file: &Path) -> Result<Self, String> {
-        let parsed = template::read(file).and_then(|text| Self::parse(&text));
+        let parsed = operator_file::read(file).and_then(|text| Self::parse(&text));
         parsed.map_err(|why| format!("{} (--admit): {why}", file.display()))
     }
 
@@ -131,7 +131,11 @@ impl Rule {
             }
         };
         let request = invite::request(&invite, WAIT);
-        let request = request.ok_or("--template, --connect or --qmp is missing")?;
+        let mut request = request.ok_or("--template, --connect or --qmp is missing")?;
+        // The source describes the domain, its name included.
+        if let Machine::Connect(_) = request.machine {
+            request.options.push(format!("--only-domain={guest}"));
+        }
         Ok(Request {
             name: Some(guest.to_owned()),
             ..request
@@ -141,7 +145,6 @@ impl Rule {
 
 #[cfg(test)]
 mod tests {
-    use super::super::request::Machine;
     use super::*;
 
     const RULES: &str = "
@@ -175,7 +178,8 @@ host1.example  db    --qmp /run/guests/{name}/qmp --receive-option=--allow-overc
             ))
         );
         let domain = Machine::Connect("qemu:///system".to_owned());
-        assert_eq!(request("10.0.0.2", "db"), Some((domain, 60, vec![])));
+        let only = vec!["--only-domain=db".to_owned()];
+        assert_eq!(request("10.0.0.2", "db"), Some((domain, 60, only)));
         assert_eq!(
             request("host9.example", "any-1"),
             Some((template("/etc/any"), 60, vec![]))

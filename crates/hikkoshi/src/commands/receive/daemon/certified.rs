@@ -8,28 +8,31 @@ use hikkoshi_engine::CancelFlag;
 use hikkoshi_link::{Front, InvitationRequest};
 
 use super::admission::Admission;
+use super::certificate_limits::CertificateLimits;
 use super::children::Children;
 use super::places::Places;
 use super::request::Request;
 use crate::args::parse_guest_name;
 use crate::output::streams;
 
-/// Requests at a time that have been admitted.
+/// Requests at a time.
 const MAX_REQUESTS: usize = 16;
 
-/// Answers such sources.
-#[derive(Debug)]
+/// Answers such sources. Clones share the limits.
+#[derive(Debug, Clone)]
 pub(super) struct Certified {
     /// The file of `--admit`. It is read for each request.
     file: PathBuf,
     children: Children,
     places: Places,
+    limits: CertificateLimits,
     stop: CancelFlag,
 }
 
 impl Certified {
-    /// Sources that `file` admits. A file that cannot be used is reported: it may be mended.
-    pub(super) fn new(file: &Path, children: &Children, stop: &CancelFlag) -> Self {
+    /// Sources that `file` admits, with at most `most` guests at a time for each certificate. A
+    /// file that cannot be used is reported: it may be mended.
+    pub(super) fn new(file: &Path, most: usize, children: &Children, stop: &CancelFlag) -> Self {
         if let Err(why) = Admission::read(file) {
             streams::notice(&format!(
                 "no source is admitted by a certificate until this is mended: {why}"
@@ -39,40 +42,55 @@ impl Certified {
             file: file.to_owned(),
             children: children.clone(),
             places: Places::default(),
+            limits: CertificateLimits::new(most),
             stop: stop.clone(),
         }
     }
 
-    /// Answers a request. Starts a receiver on a thread of its own, if the source is admitted.
+    /// Answers a request, on a thread of its own: reading the file may take long. Starts a receiver
+    /// if the source is admitted.
     pub(super) fn answer(&self, front: &Front, request: InvitationRequest) {
-        let admitted = match self.decide(&request) {
-            Ok(admitted) => admitted,
-            Err(refusal) => {
-                front.log_rejection(request.peer(), &refusal.log);
-                return self.send(request, Err(&refusal.answer));
+        let certificate = request.certificate().names();
+        let counted = self.limits.begin(&certificate, request.name(), |name| {
+            self.children.is_receiving(name)
+        });
+        let counted = match counted {
+            Ok(counted) => counted,
+            Err(why) => {
+                front.log_rejection(request.peer(), &format!("{certificate}: {why}"));
+                return self.send(request, Err(&why));
             }
         };
         let Some(place) = self.places.take(MAX_REQUESTS) else {
             return self.send(request, Err("too many requests at a time: try again"));
         };
-        streams::notice(&format!(
-            "guest {}: asked for by {}, whose certificate is for {}",
-            request.name(),
-            request.peer(),
-            request.certificate().names()
-        ));
-        let (children, stop) = (self.children.clone(), self.stop.clone());
+        let (this, rejections) = (self.clone(), front.rejections());
         let spawned = thread::Builder::new()
             .name("dmn-request".into())
             .spawn(move || {
                 let _place = place;
+                let admitted = match this.decide(&request) {
+                    Ok(admitted) => admitted,
+                    Err(refusal) => {
+                        rejections.log(request.peer(), &refusal.log);
+                        return this.send(request, Err(&refusal.answer));
+                    }
+                };
+                streams::notice(&format!(
+                    "guest {}: asked for by {}, whose certificate is for {certificate}",
+                    request.name(),
+                    request.peer(),
+                ));
                 let invited = request
                     .kept_connection()
                     .map_err(|error| format!("using its connection: {}", Report::new(&error)))
-                    .and_then(|source| children.invite(&admitted, source));
+                    .and_then(|source| this.children.invite(&admitted, source));
                 match invited {
-                    Ok((_, invitation)) => send(request, Ok(&invitation), &stop),
-                    Err(why) => send(request, Err(&why), &stop),
+                    Ok((_, invitation)) => {
+                        counted.keep();
+                        this.send(request, Ok(&invitation));
+                    }
+                    Err(why) => this.send(request, Err(&why)),
                 }
             });
         if let Err(error) = spawned {
@@ -105,7 +123,10 @@ impl Certified {
     }
 
     fn send(&self, request: InvitationRequest, answer: Result<&str, &str>) {
-        send(request, answer, &self.stop);
+        let peer = request.peer();
+        if let Err(error) = request.answer(answer, &self.stop) {
+            tracing::warn!(error = %Report::new(&error), %peer, "answering a source");
+        }
     }
 }
 
@@ -115,11 +136,4 @@ struct Refusal {
     log: String,
     /// For the source.
     answer: String,
-}
-
-fn send(request: InvitationRequest, answer: Result<&str, &str>, stop: &CancelFlag) {
-    let peer = request.peer();
-    if let Err(error) = request.answer(answer, stop) {
-        tracing::warn!(error = %Report::new(&error), %peer, "answering a source");
-    }
 }

@@ -318,6 +318,12 @@ impl Children {
         self.state().running.remove(name);
     }
 
+    /// Whether a guest of this name is received or awaited.
+    pub(super) fn is_receiving(&self, name: &str) -> bool {
+        let is_running = self.state().running.contains_key(name);
+        is_running || self.receivers.socket(name).exists()
+    }
+
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,5 +1,6 @@
 //! The daemon's socket for `hikkoshi invite`.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -9,8 +10,10 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::CancelFlag;
-use hikkoshi_linux::is_served;
+use hikkoshi_linux::{bind_unix, is_served};
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use super::children::Children;
 use super::places::Places;
@@ -34,31 +37,42 @@ const TICK: Timespec = Timespec {
 pub(super) struct Control {
     listener: UnixListener,
     path: PathBuf,
+    /// The folder of the socket, locked: only the daemon that has the lock makes or removes the
+    /// socket. Dropped last.
+    _folder: File,
 }
 
 impl Control {
     /// Listens at `path`, unless another daemon does.
     pub(super) fn bind(path: &Path) -> io::Result<Self> {
+        let in_use = || {
+            let what = format!(
+                "another 'hikkoshi receive --daemon' uses {} (--journal DIR selects another folder)",
+                path.display()
+            );
+            io::Error::new(io::ErrorKind::AddrInUse, what)
+        };
+        let folder = File::open(path.parent().unwrap_or(Path::new(".")))?;
+        match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Err(in_use()),
+            Err(error) => return Err(error.into()),
+        }
         if path.exists() {
+            // A daemon of an earlier version, without the lock.
             if is_served(path)? {
-                return Err(io::Error::new(
-                    io::ErrorKind::AddrInUse,
-                    format!(
-                        "another 'hikkoshi receive --daemon' uses {} (--journal DIR selects another \
-                         folder)",
-                        path.display()
-                    ),
-                ));
+                return Err(in_use());
             }
             // One that was killed has left it.
             std::fs::remove_file(path)?;
         }
         // The run folder can be entered by this user only.
-        let listener = UnixListener::bind(path)?;
+        let listener = bind_unix(path)?;
         listener.set_nonblocking(true)?;
         Ok(Self {
             listener,
             path: path.to_owned(),
+            _folder: folder,
         })
     }
 
@@ -136,5 +150,34 @@ impl Drop for Control {
     fn drop(&mut self) {
         // It may be removed already.
         let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_daemon_has_the_socket() {
+        let run = tempfile::tempdir().unwrap();
+        let path = run.path().join("receive.sock");
+        let bound = |result: io::Result<Control>| result.map_err(|error| error.kind());
+        let in_use = Some(io::ErrorKind::AddrInUse);
+        let first = Control::bind(&path).unwrap();
+        // Also if its socket was removed, or does not accept anything.
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(bound(Control::bind(&path)).err(), in_use);
+        assert!(!path.exists());
+        drop(first);
+        // A killed one has left its socket.
+        drop(UnixListener::bind(&path).unwrap());
+        let second = Control::bind(&path).unwrap();
+        hikkoshi_linux::connect_unix(&path).unwrap();
+        drop(second);
+        assert!(!path.exists());
+        // One without a lock.
+        let _earlier = UnixListener::bind(&path).unwrap();
+        assert_eq!(bound(Control::bind(&path)).err(), in_use);
+        assert!(path.exists());
     }
 }

@@ -13,9 +13,11 @@
 //! restarted.
 
 mod admission;
+mod certificate_limits;
 mod certified;
 mod children;
 mod control;
+mod delivery;
 mod leftovers;
 mod places;
 mod receivers;
@@ -31,12 +33,13 @@ use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use hikkoshi_engine::CancelFlag;
-use hikkoshi_link::{Arrival, Front, RoutedConnection, hand_over};
+use hikkoshi_link::{Arrival, Front};
 use hikkoshi_linux::{activated_sockets, notify_ready};
 
 use self::certified::Certified;
 use self::children::Children;
 use self::control::Control;
+use self::delivery::Delivery;
 use self::receivers::Receivers;
 use crate::args::Receive;
 use crate::journal::{JournalFile, absolute};
@@ -80,7 +83,9 @@ pub(super) fn run(args: &Receive, cancel: &CancelFlag) -> Result<Status, Exit> {
     let children = Children::new(&run, receivers.clone(), advertised, max_guests);
     let stop = CancelFlag::new();
     let admit = args.admit.as_ref().map(|file| absolute(file));
-    let certified = admit.map(|file| Certified::new(&file, &children, &stop));
+    let per_certificate = args.max_guests_per_certificate.map(usize::from);
+    let per_certificate = per_certificate.unwrap_or(max_guests.div_ceil(2));
+    let certified = admit.map(|file| Certified::new(&file, per_certificate, &children, &stop));
     let control = Control::bind(&request::socket(&run)).map_err(|error| {
         let what = format!("listening for 'hikkoshi invite': {}", Report::new(&error));
         Exit::new(Status::Usage, Reason::CannotListen, what)
@@ -173,14 +178,17 @@ struct Lead<'a> {
 impl Lead<'_> {
     /// Passes connections on until a signal.
     fn run(&self, arrivals: &Receiver<Arrival>, cancel: &CancelFlag) -> Result<Status, Exit> {
+        let mut delivery = Delivery::new(self.front, self.receivers);
         let mut next_scan = Instant::now();
         while !cancel.is_cancelled() {
             if Instant::now() >= next_scan {
                 self.children.look_after();
+                delivery.forget_ended();
                 next_scan = Instant::now() + SCAN_INTERVAL;
             }
+            delivery.retry();
             match arrivals.recv_timeout(TICK) {
-                Ok(Arrival::Link(connection)) => self.pass_on(&connection),
+                Ok(Arrival::Link(connection)) => delivery.pass_on(connection),
                 Ok(Arrival::Request(request)) => {
                     // Without a certificate, the front accepts no request.
                     if let Some(certified) = self.certified {
@@ -196,17 +204,5 @@ impl Lead<'_> {
         }
         streams::notice("the daemon ends; migrations continue, and another daemon takes them over");
         Ok(Status::Moved)
-    }
-
-    fn pass_on(&self, connection: &RoutedConnection) {
-        let receiver = self.receivers.by_route(connection.route);
-        if let Err(error) = hand_over(&connection.stream, &receiver) {
-            let why = format!(
-                "no guest is awaited with this invitation: it has expired or was used, or another \
-                 'hikkoshi receive' made it ({})",
-                Report::new(&error)
-            );
-            self.front.log_rejection(connection.peer, &why);
-        }
     }
 }

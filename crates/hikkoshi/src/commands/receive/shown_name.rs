@@ -1,0 +1,115 @@
+//! How a guest is called at the destination, in messages and by `hikkoshi status`.
+//!
+//! | the destination | the guest is called |
+//! | --- | --- |
+//! | a libvirt domain | as the domain |
+//! | the receiver of a daemon | by the name that it was invited by |
+//! | a QEMU that was started from a template | by its `--name` |
+//! | another QEMU | by the path of its QMP socket |
+
+use std::path::{Path, PathBuf};
+
+use hikkoshi_qemu::qmp::MonitorAddress;
+
+use super::template;
+use crate::args::{DEFAULT_GUEST_NAME, Receive};
+use crate::commands::monitor::{self, NamedGuest};
+use crate::journal::absolute;
+
+/// The QMP socket of the machine that was started from a template for the guest of this name.
+pub(crate) fn machine_socket(run: &Path, name: &str) -> PathBuf {
+    template::socket(&absolute(run), name)
+}
+
+/// The name of the guest whose machine was started from a template, and has this QMP socket.
+fn machine_name<'a>(run: &Path, socket: &'a Path) -> Option<&'a str> {
+    let name = socket.file_stem()?.to_str()?;
+    (machine_socket(run, name) == socket).then_some(name)
+}
+
+/// The guest that these options are about. The name of a domain is not known yet.
+pub(super) fn by_options(args: &Receive) -> String {
+    let default = args.template.is_some().then_some(DEFAULT_GUEST_NAME);
+    let named = args.receiver.as_deref().or(args.name.as_deref());
+    named.or(default).map_or_else(
+        || {
+            let guest = NamedGuest::destination(args);
+            guest.map_or_else(String::new, |guest| guest.to_string())
+        },
+        ToOwned::to_owned,
+    )
+}
+
+/// The guest of a migration that is resumed, whose journal is in `run`.
+pub(super) fn of_resumed(args: &Receive, run: &Path, monitor: &MonitorAddress) -> String {
+    let named = match monitor {
+        MonitorAddress::Domain { .. } => None,
+        MonitorAddress::Socket(socket) => {
+            let receiver = args.receiver.as_deref();
+            receiver.or_else(|| machine_name(run, socket))
+        }
+    };
+    named.map_or_else(|| monitor::shown(monitor), ToOwned::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Args, Command};
+    use clap::Parser;
+
+    fn receive(words: &str) -> Receive {
+        let all = ["hikkoshi", "receive", "--journal=/run/h"].into_iter();
+        match Args::parse_from(all.chain(words.split_whitespace())).command {
+            Command::Receive(receive) => *receive,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_guest_has_the_name_that_it_was_given() {
+        for (words, name) in [
+            ("--listen unix:/s --qmp /q", "/q"),
+            ("--listen unix:/s --qmp /q --receiver web1", "web1"),
+            ("--listen unix:/s --template /t", "guest"),
+            ("--listen unix:/s --template /t --name web1", "web1"),
+            ("--listen unix:/s --connect test:///default", ""),
+        ] {
+            assert_eq!(by_options(&receive(words)), name, "{words}");
+        }
+    }
+
+    #[test]
+    fn it_keeps_its_name_when_it_is_resumed() {
+        let run = Path::new("/run/h");
+        let of = |words: &str, socket: &str| {
+            of_resumed(&receive(words), run, &MonitorAddress::Socket(socket.into()))
+        };
+        assert_eq!(of("--resume", "/run/h/machines/web1.qmp"), "web1");
+        assert_eq!(of("--resume --receiver web2", "/q"), "web2");
+        for other in ["/q", "/run/h/web1.qmp", "/run/i/machines/web1.qmp"] {
+            assert_eq!(of("--resume", other), other);
+        }
+        let domain = MonitorAddress::Domain {
+            uri: "qemu:///system".into(),
+            uuid: "6695eb01-f6a4-8304-79aa-97f2502e193f".into(),
+            name: "db".into(),
+        };
+        assert_eq!(
+            of_resumed(&receive("--resume --receiver x"), run, &domain),
+            "db"
+        );
+    }
+
+    #[test]
+    fn a_machine_of_a_template_is_resumed_by_its_name() {
+        let named = |words: &str| {
+            let guest = NamedGuest::destination(&receive(words))?;
+            Some(guest.to_string())
+        };
+        let socket = Some("/run/h/machines/web1.qmp".to_owned());
+        assert_eq!(named("--resume --name web1"), socket);
+        assert_eq!(named("--resume"), None);
+        assert_eq!(named("--listen unix:/s --template /t --name web1"), None);
+    }
+}
