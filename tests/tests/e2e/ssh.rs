@@ -166,7 +166,10 @@ fn a_guest_is_moved_by_ssh() {
     let exit = Program::start("migrate --ssh", command).wait();
     watcher.finish();
     let welcome = format!("{HOST}welcome");
-    exit.assert(0, &[&format!("{HOST}a guest arrives from 10.77.0.1:"), &welcome]);
+    exit.assert(
+        0,
+        &[&format!("{HOST}a guest arrives from 10.77.0.1:"), &welcome],
+    );
     let said = format!("{}{}{}", exit.stdout, exit.stderr, shell.commands());
     assert!(!said.contains("hikkoshi1:"), "{said}");
     assert!(said.contains("root@10.77.0.2 env -u "), "{said}");
