@@ -155,7 +155,8 @@ run_command() {
         done
         fail "a command of the guide has not ended with status $expected"
     }
-    [[ ! $output ]] || printf '%s\n' "$output" | head -n 8
+    # `head` would end before it has read everything, and printf by a signal.
+    [[ ! $output ]] || sed -n 1,8p <<<"$output"
 }
 
 # Waits for the command that was started with ` &`, which must end with this status.

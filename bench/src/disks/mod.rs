@@ -2,9 +2,9 @@
 //! --live --copy-storage-all`. `--only disks` selects it, and nothing else; a further word selects
 //! a system.
 //!
-//! hikkoshi does not copy the disks of libvirt's domains, so its guest is a QEMU by itself, with the
-//! same machine type, memory, disk, card and workload. The guest writes to its disk at a fixed rate
-//! and answers two clients. The time that its writes take is QEMU's own account of its device
+//! hikkoshi does not copy the disks of libvirt's domains, so its guest is a QEMU by itself, with
+//! the same machine type, memory, disk, card and workload. The guest writes to its disk at a fixed
+//! rate and answers two clients. The time that its writes take is QEMU's own account of its device
 //! ([`writes`]).
 
 mod domain;
