@@ -262,6 +262,12 @@ test-disks: guest ## guests whose disks are copied with them: both QEMU versions
 	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- copy_disks:: copy_disks_faults:: \
 		copy_disks_images:: --include-ignored
 
+# A quiet guest, and one that writes at random, are part of test-guests.
+.PHONY: test-rates
+test-rates: guest ## dirty rates and estimates of guests that write in several ways
+	cargo build --locked --release --package hikkoshi
+	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- dirty_rate:: estimate:: --include-ignored
+
 # The machine should be quiet. For docs/status.md.
 .PHONY: bench-status
 bench-status: guest ## what it costs an engine to serve the status of a large guest
@@ -279,7 +285,7 @@ docs-reports: guest browser ## make the reports that docs/reading-a-report.md re
 drills: guest-debian ## fault injection: the table of docs/reliability.md
 	cargo build --locked --release --package hikkoshi
 	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored fault_drills:: out_of_space:: completion:: links_cut:: processes_killed::
-	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored debian:: private_memory_recovery:: dashboard_resumed:: reports:: repeats::
+	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored debian:: private_memory_recovery:: dashboard_resumed:: reports:: repeats:: cancel::
 	@cat $(BUILD)/drills.md
 
 # A sample of the rows is part of test-guests.

@@ -192,6 +192,7 @@ const ALL: [&str; 4] = ["--max-cost", "100", "--seconds", "2"];
 /// Each page is written once before the first one is written again, so that the pages of a window
 /// are the writes in it, until the region ends.
 #[test]
+#[ignore = "part of `make test-rates`"]
 fn a_guest_that_writes_in_turn() {
     let env = TestEnv::new();
     let config = writer(Pattern::Sequential).arguments(["-device", "VGA"]);
@@ -296,6 +297,7 @@ fn a_guest_that_writes_at_random() {
 
 /// A tenth of the region gets nine of ten writes.
 #[test]
+#[ignore = "part of `make test-rates`"]
 fn a_hot_spot_is_named() {
     let env = TestEnv::new();
     let guest = Guest::boot(&env, writer(Pattern::Hotspot));

@@ -126,6 +126,7 @@ fn a_quiet_guest_and_the_line_to_its_destination() {
 
 /// A guest that writes all of its pages faster than they are sent.
 #[test]
+#[ignore = "part of `make test-rates`"]
 fn a_guest_that_writes_faster_than_the_line() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, writer(0));
