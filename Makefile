@@ -255,6 +255,7 @@ test-daemon: guest-images ## `receive --daemon` for several guests: by invitatio
 test-disks: guest ## guests whose disks are copied with them: both QEMU versions, faults at each step
 	cargo build --locked --release --package hikkoshi
 	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- copy_disks:: copy_disks_faults:: \
+		copy_disks_given_up:: \
 		--include-ignored
 
 # The machine should be quiet. For docs/status.md.
