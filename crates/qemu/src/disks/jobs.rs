@@ -8,8 +8,8 @@
 //! is in progress, flushes the target, and the guest's device keeps its own image. With `force` the
 //! job just ends. A job that has ended stays listed with its error until it is dismissed.
 //!
-//! **A job must not end while the guest runs**: QEMU 7.2 to 10.0 do not wait for the writes of the
-//! guest that the job is passing on, and these clear a bit of its freed memory when they are done.
+//! **A job must not end while the guest runs**: QEMU does not wait for the writes of the guest that
+//! the job is passing on, and these clear a bit of its freed memory when they are done.
 //! So an error pauses the job (`on-target-error: stop`) instead of ending it, and whoever ends it
 //! pauses the guest before: QEMU completes all of its writes then.
 

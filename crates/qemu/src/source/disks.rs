@@ -159,7 +159,10 @@ impl QemuSource {
     /// The same, after a failure: releasing the guest tries again and reports the error.
     pub(super) fn remove_copies_after_failure(&mut self) {
         if let Err(error) = self.remove_copies() {
-            tracing::warn!(error = %Report::new(&error), "removing the copies of the guest's disks from QEMU");
+            tracing::warn!(
+                error = %Report::new(&error),
+                "removing the copies of the guest's disks from QEMU"
+            );
         }
     }
 }
