@@ -103,6 +103,30 @@ pub(crate) fn assert_nothing_left(vm: &Vm) {
             false => Ok(()),
         }
     });
+    assert_jobs_ended_while_paused(vm);
+}
+
+/// By QEMU's events, no job of a copy has ended while the guest ran: QEMU would not wait for writes
+/// of the guest that the job is passing on. Returns how many have ended.
+pub(crate) fn assert_jobs_ended_while_paused(vm: &Vm) -> usize {
+    let events = vm.qmp().events();
+    let (mut running, mut ended) = (true, 0);
+    for event in &events {
+        match &*event.name {
+            "STOP" => running = false,
+            "RESUME" => running = true,
+            "JOB_STATUS_CHANGE" => {
+                let text = |key: &str| event.data[key].as_str().unwrap();
+                let ends = matches!(text("status"), "aborting" | "waiting" | "concluded");
+                if ends && text("id").starts_with("hikkoshi-disk-") {
+                    assert!(!running, "a job has ended while the guest ran: {event:?}");
+                    ended += usize::from(text("status") == "concluded");
+                }
+            }
+            _ => {}
+        }
+    }
+    ended
 }
 
 /// Both engines have reported this, and the guest has stayed with its own disk.

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Runs `hikkoshi` with these arguments, for that QEMU and with journals in that folder.
-fn run(words: &[&str], qmp: &Path, journal: &Path) -> Exit {
+pub(crate) fn run(words: &[&str], qmp: &Path, journal: &Path) -> Exit {
     let mut command = Command::new(hikkoshi());
     command.args(words).arg("--qmp").arg(qmp);
     command.arg("--journal").arg(journal);
@@ -20,7 +20,7 @@ fn run(words: &[&str], qmp: &Path, journal: &Path) -> Exit {
 }
 
 /// The child processes of a process.
-fn children(pid: u32) -> Vec<i32> {
+pub(crate) fn children(pid: u32) -> Vec<i32> {
     let path = format!("/proc/{pid}/task/{pid}/children");
     let text = std::fs::read_to_string(path).unwrap();
     text.split_whitespace()

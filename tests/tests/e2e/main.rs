@@ -11,6 +11,7 @@ mod completion;
 mod control;
 mod copy_disks;
 mod copy_disks_faults;
+mod copy_disks_given_up;
 mod copy_disks_images;
 mod cpu_compatibility;
 mod daemon_certificates;

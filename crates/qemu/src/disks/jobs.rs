@@ -7,13 +7,19 @@
 //! `block-job-cancel` without `force` ends a job that is ready in the good way: QEMU finishes what
 //! is in progress, flushes the target, and the guest's device keeps its own image. With `force` the
 //! job just ends. A job that has ended stays listed with its error until it is dismissed.
+//!
+//! **A job must not end while the guest runs**: QEMU does not wait for the writes of the guest that
+//! the job is passing on, and these clear a bit of its freed memory when they are done.
+//! So an error pauses the job (`on-target-error: stop`) instead of ending it, and whoever ends it
+//! pauses the guest before: QEMU completes all of its writes then.
 
 use std::time::{Duration, Instant};
 
 use hikkoshi_engine::DiskProgress;
 use serde_json::{Value, json};
-use thiserror::Error;
 
+use super::copy_error::CopyError;
+use super::job::{CopyJob, Failure, list};
 use super::{CopiedDisk, filter_name, is_ours, name};
 use crate::qmp::{Client, QmpError};
 
@@ -22,125 +28,6 @@ const EVENT_WAIT: Duration = Duration::from_millis(20);
 
 /// How long QEMU may take to end a job whose connection is closed, and to remove its node.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// A disk was not copied. The source's disks are unchanged.
-#[derive(Debug, Error)]
-pub(crate) enum CopyError {
-    /// A QMP command failed.
-    #[error("copying the disk {disk}")]
-    Qmp {
-        /// The disk.
-        disk: String,
-        /// Why.
-        source: QmpError,
-    },
-    /// QEMU's jobs could not be listed or ended.
-    #[error("copying the guest's disks")]
-    Jobs(#[from] QmpError),
-    /// The job has failed.
-    #[error("copying the disk {disk}: QEMU reports: {error}{advice}", advice = advice(error))]
-    Failed {
-        /// The disk.
-        disk: String,
-        /// QEMU's message.
-        error: String,
-    },
-    /// Another program has ended the job.
-    #[error(
-        "copying the disk {disk}: its block job '{job}' is gone: another program has ended it; move \
-         the guest again"
-    )]
-    Gone {
-        /// The disk.
-        disk: String,
-        /// The job.
-        job: String,
-    },
-    /// The job is not complete.
-    #[error(
-        "copying the disk {disk}: its block job is '{status}', and not complete: another program has \
-         changed it; move the guest again"
-    )]
-    NotReady {
-        /// The disk.
-        disk: String,
-        /// QEMU's name for its status.
-        status: String,
-    },
-    /// The guest is not paused.
-    #[error(
-        "completing the copies of the guest's disks: the guest is not paused for the switchover"
-    )]
-    NotPaused,
-    /// A step was left out.
-    #[error("copying the guest's disks: there is no disk {number}, or its copy has begun before")]
-    NoDisk {
-        /// Its number.
-        number: usize,
-    },
-    /// The sockets could not be created.
-    #[error("copying the disk {disk}: creating its connection")]
-    Socket {
-        /// The disk.
-        disk: String,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The undo record could not be written.
-    #[error("copying the guest's disks: writing the undo record")]
-    Record(#[source] std::io::Error),
-}
-
-/// What to do about a job's error.
-fn advice(error: &str) -> &'static str {
-    if error.contains("No space left") {
-        "; free space for the disk at the destination, or give it a larger file system, and move \
-         the guest again"
-    } else {
-        "; see also the messages of 'hikkoshi receive' and of QEMU at the destination"
-    }
-}
-
-/// A job of ours.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct CopyJob {
-    id: String,
-    status: String,
-    done: u64,
-    total: u64,
-    error: Option<String>,
-}
-
-impl CopyJob {
-    fn of(row: &Value) -> Option<Self> {
-        let text = |key| row.get(key).and_then(Value::as_str).map(str::to_owned);
-        let number = |key| row.get(key).and_then(Value::as_u64);
-        Some(Self {
-            id: text("id").filter(|id| is_ours(id))?,
-            status: text("status")?,
-            done: number("current-progress")?,
-            total: number("total-progress")?,
-            error: text("error"),
-        })
-    }
-
-    /// QEMU reports a job that is ready as `standby` while it drains the disk.
-    fn is_ready(&self) -> bool {
-        matches!(self.status.as_str(), "ready" | "standby")
-    }
-
-    fn has_ended(&self) -> bool {
-        matches!(self.status.as_str(), "concluded" | "null")
-    }
-}
-
-fn list(client: &mut Client) -> Result<Vec<CopyJob>, QmpError> {
-    let jobs = client.execute("query-jobs", json!({}))?;
-    let rows = jobs
-        .as_array()
-        .ok_or_else(|| QmpError::unexpected("query-jobs", "not a list"))?;
-    Ok(rows.iter().filter_map(CopyJob::of).collect())
-}
 
 /// Adds the target and starts the job. QEMU has the descriptor of the connection by the copy's
 /// name, and takes it.
@@ -157,6 +44,8 @@ pub(crate) fn start(client: &mut Client, number: usize, disk: &CopiedDisk) -> Re
         "job-id": name, "device": disk.node, "target": name, "sync": "full",
         "copy-mode": "write-blocking", "filter-node-name": filter_name(number),
         "auto-dismiss": false,
+        // It waits for us then. The guest's writes are done on its own image.
+        "on-source-error": "stop", "on-target-error": "stop",
     });
     client.execute("blockdev-mirror", job).map(drop)
 }
@@ -179,27 +68,26 @@ pub(crate) fn progress(
     disks.iter().enumerate().map(of).collect()
 }
 
-/// The job of this disk; an error if it has ended.
+/// The job of this disk; an error if it has failed, or ended.
 fn find<'a>(
     jobs: &'a [CopyJob],
     number: usize,
     disk: &CopiedDisk,
 ) -> Result<&'a CopyJob, CopyError> {
-    let disk = || disk.label.clone();
     let id = name(number);
-    match jobs.iter().find(|job| job.id == id) {
-        Some(job) if job.has_ended() || job.error.is_some() => Err(CopyError::Failed {
-            disk: disk(),
-            error: job
-                .error
-                .clone()
-                .unwrap_or_else(|| "the block job has ended".to_owned()),
-        }),
-        Some(job) => Ok(job),
-        None => Err(CopyError::Gone {
-            disk: disk(),
+    let Some(job) = jobs.iter().find(|job| job.id == id) else {
+        return Err(CopyError::Gone {
+            disk: disk.label.clone(),
             job: id,
+        });
+    };
+    let ended = || job.has_ended().then_some(Failure::Ended);
+    match job.failure.clone().or_else(ended) {
+        Some(failure) => Err(CopyError::Failed {
+            disk: disk.label.clone(),
+            failure,
         }),
+        None => Ok(job),
     }
 }
 
@@ -223,13 +111,25 @@ pub(crate) fn complete(
             });
         }
     }
-    for number in 0..disks.len() {
-        client.execute("block-job-cancel", json!({ "device": name(number) }))?;
+    for (number, disk) in disks.iter().enumerate() {
+        let asked = client.execute("block-job-cancel", json!({ "device": name(number) }));
+        if let Err(error) = asked {
+            // QEMU refuses it if the job has failed since.
+            find(&list(client)?, number, disk)?;
+            return Err(error.into());
+        }
     }
     let ended = loop {
         let jobs = list(client)?;
         if jobs.iter().all(CopyJob::has_ended) {
             break jobs;
+        }
+        // Those that fail now do not end.
+        for (number, disk) in disks.iter().enumerate() {
+            let fails = |job: &CopyJob| job.id == name(number) && !job.has_ended();
+            if jobs.iter().any(fails) {
+                find(&jobs, number, disk)?;
+            }
         }
         wait_for_change(client)?;
     };
@@ -243,10 +143,10 @@ pub(crate) fn complete(
                 job: id,
             });
         };
-        if let Some(error) = job.error.clone() {
+        if let Some(failure) = job.failure.clone() {
             return Err(CopyError::Failed {
                 disk: label(),
-                error,
+                failure,
             });
         }
         copied.push(DiskProgress {
@@ -273,13 +173,9 @@ fn wait_for_change(client: &mut Client) -> Result<(), QmpError> {
     Ok(())
 }
 
-/// Begins to end what has not ended of the copies, without waiting: from now on the guest's writes
-/// do not go to the targets. Can be repeated.
-pub(crate) fn cancel(client: &mut Client) -> Result<(), QmpError> {
-    for job in list(client)?.iter().filter(|job| !job.has_ended()) {
-        cancel_job(client, job)?;
-    }
-    Ok(())
+/// Whether one of the jobs has not ended.
+pub(crate) fn is_any_left(client: &mut Client) -> Result<bool, QmpError> {
+    Ok(list(client)?.iter().any(|job| !job.has_ended()))
 }
 
 fn cancel_job(client: &mut Client, job: &CopyJob) -> Result<(), QmpError> {
@@ -289,7 +185,8 @@ fn cancel_job(client: &mut Client, job: &CopyJob) -> Result<(), QmpError> {
 }
 
 /// Removes everything of copies from QEMU, of which there may be `number`, whatever has been done
-/// of them. The guest's devices keep their own images. Can be repeated.
+/// of them. The guest's devices keep their own images. If jobs are left, **the guest must be
+/// paused**. Can be repeated.
 pub(crate) fn remove(client: &mut Client, number: usize) -> Result<(), QmpError> {
     let deadline = Instant::now() + REMOVE_TIMEOUT;
     loop {
@@ -332,30 +229,18 @@ fn ignore_refusal(outcome: Result<Value, QmpError>) -> Result<(), QmpError> {
 mod tests {
     use super::*;
 
-    fn job(status: &str, error: Option<&str>) -> CopyJob {
-        let mut row = json!({
-            "id": "hikkoshi-disk-0", "type": "mirror", "status": status,
-            "current-progress": 5, "total-progress": 9,
-        });
-        if let Some(error) = error {
-            row["error"] = error.into();
+    fn job(status: &str, failure: Option<Failure>) -> CopyJob {
+        CopyJob {
+            id: name(0),
+            status: status.to_owned(),
+            done: 5,
+            total: 9,
+            failure,
         }
-        CopyJob::of(&row).unwrap()
     }
 
     #[test]
-    fn jobs_of_others_are_left_alone() {
-        let other = json!({
-            "id": "backup", "type": "backup", "status": "running",
-            "current-progress": 5, "total-progress": 9,
-        });
-        assert_eq!(CopyJob::of(&other), None);
-        assert!(job("ready", None).is_ready() && job("standby", None).is_ready());
-        assert!(!job("running", None).is_ready() && job("concluded", None).has_ended());
-    }
-
-    #[test]
-    fn an_ended_job_is_an_error_that_says_why() {
+    fn a_job_that_has_failed_or_ended_is_an_error_that_says_why() {
         let disk = CopiedDisk {
             disk: hikkoshi_wire::Disk {
                 device: "".into(),
@@ -366,14 +251,20 @@ mod tests {
             node: String::new(),
             label: "vda".into(),
         };
-        let full = [job("concluded", Some("No space left on device"))];
-        let error = find(&full, 0, &disk).unwrap_err().to_string();
-        assert!(
-            error.starts_with("copying the disk vda: QEMU reports: No space left on device; free"),
-            "{error}"
-        );
-        let error = find(&[], 0, &disk).unwrap_err().to_string();
-        assert!(error.contains("'hikkoshi-disk-0' is gone"), "{error}");
-        assert!(find(&[job("running", None)], 0, &disk).is_ok());
+        let error = |jobs: &[CopyJob]| find(jobs, 0, &disk).unwrap_err().to_string();
+        let full = Some(Failure::NoSpace);
+        // QEMU's status of a ready job that an error has paused is that of a ready one in a drain.
+        for status in ["paused", "standby", "ready", "concluded"] {
+            let error = error(&[job(status, full.clone())]);
+            let expected = "copying the disk vda: QEMU reports: No space left on device; free";
+            assert!(error.starts_with(expected), "{error}");
+        }
+        let ended = error(&[job("concluded", None)]);
+        assert!(ended.contains("the block job has ended"), "{ended}");
+        let gone = error(&[]);
+        assert!(gone.contains("'hikkoshi-disk-0' is gone"), "{gone}");
+        for status in ["running", "paused", "standby", "ready"] {
+            assert!(find(&[job(status, None)], 0, &disk).is_ok());
+        }
     }
 }

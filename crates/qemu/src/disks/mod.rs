@@ -4,7 +4,9 @@
 //! `nbd`, and the destination's QEMU serves its disk by the NBD protocol (`block-export-add`). Both
 //! sockets are passed to QEMU as descriptors: nothing has a name that others could use.
 
+pub(crate) mod copy_error;
 mod image;
+mod job;
 pub(crate) mod jobs;
 mod list;
 pub(crate) mod nbd;

@@ -377,6 +377,12 @@ impl Client {
         self.events.remove(at)
     }
 
+    /// What `want` returns of the first event, among those that have come so far, for which it
+    /// returns a value.
+    pub(crate) fn find_event<T>(&self, want: impl FnMut(&QmpEvent) -> Option<T>) -> Option<T> {
+        self.events.iter().find_map(want)
+    }
+
     /// Drops the events that have come so far, so that a wait sees only later ones.
     pub(crate) fn forget_events(&mut self) {
         self.events.clear();

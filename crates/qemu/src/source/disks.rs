@@ -3,9 +3,9 @@
 //! The copies run while the guest does. They end in
 //! [`complete_copies`](QemuSource::complete_copies), between the pause and the save of the device
 //! state, after which QEMU releases the images. If the move fails, the engine ends their
-//! connections, the jobs are cancelled, the guest is resumed, and whatever is left of them is
-//! removed: the guest's devices have used their own images all the time. In another order the
-//! guest's first writes, and QEMU itself, would wait for the destination.
+//! connections, for which QEMU and the guest's writes would wait. Then everything of the copies is
+//! removed while the guest is paused (`end_copies.rs`), and the guest continues: its devices have
+//! used their own images all the time.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -15,10 +15,12 @@ use hikkoshi_engine::{CancelFlag, DiskConnection, DiskProgress, SourceGuest};
 use serde_json::json;
 
 use super::QemuSource;
-use crate::disks::jobs::{self, CopyError};
+use super::end_copies::{self, EndCopiesError};
+use crate::disks::copy_error::CopyError;
+use crate::disks::jobs;
 use crate::disks::nbd::NbdRequests;
 use crate::disks::{self, CopiedDisk, DiskSelection, SelectError};
-use crate::qmp::reconnect::{MonitorError, connected};
+use crate::qmp::reconnect::connected;
 
 /// The copies of a move.
 #[derive(Debug, Default)]
@@ -70,7 +72,7 @@ impl QemuSource {
         let client = connected(&mut self.client)?;
         if number == 0 {
             // Those of a killed engine whose journal was removed.
-            jobs::remove(client, usize::from(copies))?;
+            end_copies::end(client, usize::from(copies))?;
         }
         let name = json!({ "fdname": disks::name(number) });
         client
@@ -138,29 +140,15 @@ impl QemuSource {
         Ok(self.begin_save(prepared)?)
     }
 
-    /// Lets the guest's writes, and QEMU, wait for nothing of the copies any more. A failure is
-    /// reported when they are removed.
-    pub(super) fn cancel_copies(&mut self) {
-        if !self.are_disks_copied() || self.has_ended() {
-            return;
-        }
-        let cancelled = self
-            .session()
-            .map_err(MonitorError::from)
-            .and_then(|client| Ok(jobs::cancel(client)?));
-        if let Err(error) = cancelled {
-            tracing::warn!(error = %Report::new(&error), "cancelling the copies of the guest's disks");
-        }
-    }
-
-    /// Removes everything of the copies from QEMU, if there is anything.
-    pub(super) fn remove_copies(&mut self) -> Result<(), MonitorError> {
+    /// Removes everything of the copies from QEMU, if there is anything. A guest that runs is paused
+    /// meanwhile.
+    pub(super) fn remove_copies(&mut self) -> Result<(), EndCopiesError> {
         if self.undo.copies == 0 || self.has_ended() {
             return Ok(());
         }
         if self.copies.completed.is_none() {
             let copies = usize::from(self.undo.copies);
-            jobs::remove(self.session()?, copies)?;
+            end_copies::end(self.session()?, copies)?;
         }
         self.undo.copies = 0;
         self.copies.started = 0;
@@ -171,7 +159,10 @@ impl QemuSource {
     /// The same, after a failure: releasing the guest tries again and reports the error.
     pub(super) fn remove_copies_after_failure(&mut self) {
         if let Err(error) = self.remove_copies() {
-            tracing::warn!(error = %Report::new(&error), "removing the copies of the guest's disks from QEMU");
+            tracing::warn!(
+                error = %Report::new(&error),
+                "removing the copies of the guest's disks from QEMU"
+            );
         }
     }
 }

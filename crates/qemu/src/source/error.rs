@@ -6,6 +6,7 @@ use hikkoshi_dirty::{DirtyError, StartError, UnsupportedKernel};
 use hikkoshi_userfault::{CloseRemoteError, RemoteUserfaultError};
 use thiserror::Error;
 
+use super::end_copies::EndCopiesError;
 use crate::attach::preflight::Refusal;
 use crate::qmp::reconnect::MonitorError;
 use crate::qmp::{ConnectError, QmpError};
@@ -140,7 +141,7 @@ pub(crate) enum ReleaseSourceError {
         "removing the copies of the guest's disks from QEMU (by hand: QMP commands \
          'block-job-cancel' and 'blockdev-del', for everything called hikkoshi-disk-*)"
     )]
-    Copies(#[source] MonitorError),
+    Copies(#[source] EndCopiesError),
     /// Resuming the guest failed.
     #[error(transparent)]
     Resume(#[from] ResumeError),

@@ -108,11 +108,9 @@ impl SourceGuest for QemuSource {
     }
 
     fn resume(&mut self) -> Result<(), GuestError> {
-        // First of all.
-        self.cancel_copies();
-        let resumed = self.resume_guest();
+        // First of all: they cannot be ended while the guest runs.
         self.remove_copies_after_failure();
-        resumed.map_err(GuestError::new)
+        self.resume_guest().map_err(GuestError::new)
     }
 
     fn check_paused(&mut self) -> Result<(), GuestError> {

@@ -8,6 +8,7 @@
 
 mod disks;
 pub(crate) mod drain;
+pub(crate) mod end_copies;
 mod error;
 mod guest;
 mod handed_over;

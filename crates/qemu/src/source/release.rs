@@ -19,16 +19,15 @@ impl QemuSource {
                 }
             }
         };
-        // The guest first.
+        // The guest first, for which they must have ended.
+        note(self.remove_copies().map_err(ReleaseSourceError::Copies));
         if matches!(
             self.stage,
             SwitchoverStage::Prepared | SwitchoverStage::Pausing
         ) {
-            self.cancel_copies();
             // It cannot run elsewhere: its device state was never complete.
             note(self.resume_guest().map_err(Into::into));
         }
-        note(self.remove_copies().map_err(ReleaseSourceError::Copies));
         if self.stage == SwitchoverStage::Saved {
             self.finish_save();
             self.stage = SwitchoverStage::HandedOver;

@@ -17,6 +17,7 @@ use hikkoshi_userfault::{CloseRemoteError, close_remote};
 use thiserror::Error;
 
 use super::ResumeError;
+use super::end_copies::{self, EndCopiesError};
 use super::move_lock;
 use super::resume_guest::resume;
 use super::undo_record::UndoRecord;
@@ -24,7 +25,6 @@ use crate::attach::exclusive_access::{self, ExclusiveAccessError};
 use crate::attach::preflight::pause_mark;
 use crate::attach::process::{self, ProcessError};
 use crate::attach::stale_userfaultfds::is_dirty_log;
-use crate::disks::jobs;
 use crate::identity::QemuIdentity;
 use crate::identity::namespaces::FindProcessError;
 use crate::migration_settings;
@@ -86,7 +86,7 @@ pub enum UndoError {
          hand: QMP commands 'block-job-cancel' and 'blockdev-del', for everything called \
          hikkoshi-disk-*)"
     )]
-    Copies(#[source] QmpError),
+    Copies(#[source] EndCopiesError),
     /// A QMP command failed.
     #[error("undoing an interrupted migration")]
     Qmp(#[from] QmpError),
@@ -140,13 +140,11 @@ pub fn undo(
             }) => return Err(UndoError::AnotherQemu { expected, found }),
             Err(error) => return Err(error.into()),
         };
-    // Before the guest runs: its first writes would wait for them. Removing them, below, tries
-    // again and reports the error.
-    if record.copies > 0
-        && let Err(error) = jobs::cancel(client)
-    {
-        tracing::warn!(error = %Report::new(&error), "cancelling the copies of the guest's disks");
-    }
+    // Before the guest runs: they cannot be ended then. It is paused for that if it runs now.
+    let copies = match record.copies {
+        0 => Ok(()),
+        copies => end_copies::end(client, copies.into()).map_err(UndoError::Copies),
+    };
     let guest = undo_stop(client, monitor, record);
     let log = close_dirty_logs(&process);
     let settings = undo_settings(client, record);
@@ -154,10 +152,6 @@ pub fn undo(
     let node = match monitor.is_shared() {
         true => move_lock::remove(client),
         false => Ok(()),
-    };
-    let copies = match record.copies {
-        0 => Ok(()),
-        copies => jobs::remove(client, copies.into()).map_err(UndoError::Copies),
     };
     let state = guest?;
     copies?;

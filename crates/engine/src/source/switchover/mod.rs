@@ -113,6 +113,10 @@ fn prepare(
     if let Some(frames) = &mut session.frames {
         frames.start();
     }
+    if !session.disks.is_empty() {
+        // Better than after the pause.
+        disks::check(shared, guest)?;
+    }
     session.disks.iter().for_each(DiskRelay::guest_pauses);
     let paused = guest.pause()?;
     let steps = &shared.steps;

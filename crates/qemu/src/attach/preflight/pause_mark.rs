@@ -22,6 +22,10 @@ const DISKS_RELEASED: &str = "hikkoshi-disks-released";
 /// was handed over.
 const HARM_REPORTED: &str = "hikkoshi-harm-reported";
 
+/// The name of a fourth object, without the others: the guest ran, and is paused for the moment in
+/// which the copies of its disks are given up. It runs nowhere else.
+const ENDING_COPIES: &str = "hikkoshi-ending-copies";
+
 /// What is shown as the state of a marked guest that does not run.
 pub(crate) const STATE: &str = "paused by hikkoshi for a move";
 
@@ -68,6 +72,21 @@ pub(crate) fn set_harm_reported(client: &mut Client) -> Result<(), QmpError> {
 /// Whether harm was reported of this marked guest.
 pub(crate) fn is_harm_reported(client: &mut Client) -> Result<bool, QmpError> {
     exists(client, HARM_REPORTED)
+}
+
+/// Marks a guest that is to be paused for giving up the copies of its disks. Twice is harmless.
+pub(crate) fn set_ending_copies(client: &mut Client) -> Result<(), QmpError> {
+    add(client, ENDING_COPIES)
+}
+
+/// Whether the guest is marked as paused for giving up the copies of its disks.
+pub(crate) fn is_ending_copies(client: &mut Client) -> Result<bool, QmpError> {
+    exists(client, ENDING_COPIES)
+}
+
+/// Removes this mark, if there is one.
+pub(crate) fn remove_ending_copies(client: &mut Client) -> Result<(), QmpError> {
+    delete(client, ENDING_COPIES)
 }
 
 fn exists(client: &mut Client, name: &str) -> Result<bool, QmpError> {

@@ -1,0 +1,70 @@
+//! Ends the copies of the guest's disks that were given up, while the guest waits for a moment.
+//!
+//! QEMU must not end such a job while it passes a write of the guest on (`disks/jobs.rs`). `stop`
+//! waits for these, so a guest that runs is paused with it until the jobs have ended.
+//!
+//! A mark in QEMU says who has paused the guest. So whoever comes next resumes it if this process
+//! is killed in between: its guard, or `hikkoshi migrate --resume`. A guest that is paused already
+//! stays so, whoever has paused it.
+
+use serde_json::json;
+use thiserror::Error;
+
+use super::ResumeError;
+use crate::attach::preflight::pause_mark;
+use crate::disks::jobs;
+use crate::qmp::migration_status::run_state;
+use crate::qmp::{Client, ConnectError, QmpError};
+
+/// The copies were not removed from QEMU, or the guest was not resumed after that.
+#[derive(Debug, Error)]
+pub enum EndCopiesError {
+    /// The connection to the monitor failed.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// A QMP command failed.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    /// The guest was not resumed.
+    #[error(transparent)]
+    Resume(#[from] ResumeError),
+}
+
+/// Removes everything of copies from QEMU, of which there may be `number`. Their connections must
+/// have ended, as QEMU may wait for them. Can be repeated.
+pub(super) fn end(client: &mut Client, number: usize) -> Result<(), EndCopiesError> {
+    let paused = pause(client);
+    let removed = match paused {
+        Ok(()) => jobs::remove(client, number),
+        Err(error) => Err(error),
+    };
+    // Also if that has failed, and after an attempt that was killed.
+    resume(client)?;
+    Ok(removed?)
+}
+
+/// Pauses the guest if it runs and a job is left, and marks it before.
+fn pause(client: &mut Client) -> Result<(), QmpError> {
+    if !jobs::is_any_left(client)? || !run_state(client)?.running {
+        return Ok(());
+    }
+    pause_mark::set_ending_copies(client)?;
+    client.execute("stop", json!({})).map(drop)
+}
+
+/// Resumes a guest that was paused here.
+fn resume(client: &mut Client) -> Result<(), ResumeError> {
+    if !pause_mark::is_ending_copies(client)? {
+        return Ok(());
+    }
+    if !run_state(client)?.running {
+        client.execute("cont", json!({}))?;
+        let state = run_state(client)?;
+        if !state.running {
+            return Err(ResumeError::Stopped {
+                state: state.status,
+            });
+        }
+    }
+    Ok(pause_mark::remove_ending_copies(client)?)
+}
