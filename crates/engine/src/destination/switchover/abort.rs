@@ -54,7 +54,13 @@ impl IncomingMigration<'_> {
         guest: &mut dyn DestinationGuest,
         cause: DestinationFailure,
     ) -> ReceiveError {
-        let cause = cause.explained_by(guest);
+        let cause = match cause {
+            // The source closes its links when the copy of a disk fails.
+            DestinationFailure::Link { .. } if guest.has_ended() => {
+                DestinationFailure::process_ended(guest)
+            }
+            cause => cause.explained_by(guest),
+        };
         self.session.send_last(&last_message(&cause));
         self.release_memory();
         self.session.end(self.receivers);
