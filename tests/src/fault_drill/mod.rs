@@ -4,7 +4,7 @@
 //! A time is a fraction of the pages that post-copy has to send: 0.4 is the time when 40 % of the
 //! pages that the guest has at the source are at the destination. The times come from a seed that
 //! is printed, and that can be set by `HIKKOSHI_SEED`. `HIKKOSHI_DRILLS` is a file for the table;
-//! without it, a sixth of the interruptions is enough.
+//! without it, a twelfth of the interruptions is enough.
 
 mod ram_held;
 mod random;
@@ -62,7 +62,7 @@ impl FaultDrill {
     }
 
     /// Migrates the guest until it was interrupted `times` times in all, up to `at_once` times per
-    /// migration; outside `make drills` a sixth as often. `each` injects the interruption and
+    /// migration; outside `make drills` a twelfth as often. `each` injects the interruption and
     /// resumes the migration. It returns a description when both engines work together again, or
     /// `None` when the migration ended before it could be interrupted; then another interruption
     /// replaces it. The guest must be healthy after each migration.
@@ -78,7 +78,7 @@ impl FaultDrill {
     ) {
         let (times, at_once) = match table_path() {
             Some(_) => (times, at_once),
-            None => (times.div_ceil(6), at_once.div_ceil(3)),
+            None => (times.div_ceil(12), at_once.div_ceil(3)),
         };
         let wanted = self.done.len() + times;
         for number in 0..MAX_MIGRATIONS {
