@@ -35,6 +35,7 @@ pub struct JsonReport {
     #[serde(default)]
     pub rounds_detail: Vec<Round>,
     /// Times without links after the handover.
+    #[serde(default)] // programs before 2026-11-26 do not have this, nor the two below
     pub outages: Vec<Outage>,
     /// The disks that were copied; in the source's report.
     #[serde(default)]
@@ -42,8 +43,10 @@ pub struct JsonReport {
     /// Bytes for disks.
     pub disk_bytes: Option<u64>,
     /// The number of the migration, the same on both sides.
+    #[serde(default)]
     pub migration_id: String,
     /// `source` or `destination`.
+    #[serde(default)]
     pub side: String,
     /// Latency of page requests.
     pub request_latency_us: Latency,
