@@ -356,7 +356,7 @@ fn unused_receivers_end(env: &TestEnv, daemon: &mut Daemon) {
     let taken = daemon.invite(&["--template", "/nowhere", "--name", "unused"]);
     assert_command_refused(
         taken,
-        2,
+        1,
         &["a guest with the name unused is received already"],
     );
     let withdraw = daemon.invite(&["--withdraw", "unused"]);
