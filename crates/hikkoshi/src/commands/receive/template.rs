@@ -235,11 +235,16 @@ pub(super) fn socket(run: &Path, name: &str) -> PathBuf {
     machines(run).join(format!("{name}.{QMP}"))
 }
 
-/// The name of the guest whose machine has this QMP socket, if it is in the folder of machines.
-pub(super) fn name_at(run: &Path, qmp: &Path) -> Option<String> {
-    let inside = qmp.parent() == Some(&machines(run));
-    let is_socket = qmp.extension().is_some_and(|end| end == QMP);
-    (inside && is_socket).then(|| Some(qmp.file_stem()?.to_str()?.to_owned()))?
+/// Whether this may be the QMP socket of a machine.
+pub(super) fn is_socket(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end == QMP)
+}
+
+/// Whether this path without symbolic links is that of the QMP socket of a machine in this run
+/// folder.
+pub(super) fn is_machine(run: &Path, path: &Path) -> bool {
+    let folder = fs::canonicalize(machines(run));
+    is_socket(path) && folder.is_ok_and(|folder| path.parent() == Some(&folder))
 }
 
 /// The files of one machine, in the run folder.
