@@ -69,7 +69,8 @@ impl WaitingMark {
     pub(crate) fn lock_of(run: &Path, qmp: &Path) -> io::Result<Option<Self>> {
         let qmp = canonical(qmp);
         let path = qmp.with_extension(WAITING);
-        if !template::is_machine(run, &qmp) && !(template::is_socket(&qmp) && path.try_exists()?) {
+        let marked = || Ok::<_, io::Error>(template::is_socket(&qmp) && path.try_exists()?);
+        if !(template::is_machine(run, &qmp) || marked()?) {
             return Ok(None);
         }
         let file = JournalFile::lock(&path)?;
@@ -216,12 +217,14 @@ mod tests {
         let marked = |run: &Path, qmp: &Path| WaitingMark::lock_of(run, qmp).unwrap().is_some();
         let qmp = run.join("machines/a.qmp");
         // The QEMU may have ended, or wait for its guest.
-        for _ in 0..2 {
+        for waits in [false, true] {
+            if waits {
+                drop(std::os::unix::net::UnixListener::bind(&qmp).unwrap());
+            }
             for run in [&run, &link] {
                 assert!(marked(run, &qmp) && marked(run, &link.join("machines/a.qmp")));
             }
             assert!(!marked(&other, &qmp) && !marked(&run, &other.join("a.qmp")));
-            let _ = std::os::unix::net::UnixListener::bind(&qmp).unwrap();
         }
         let own = folder.path().join("own.qmp");
         std::os::unix::fs::symlink(&qmp, &own).unwrap();
