@@ -293,8 +293,20 @@ impl MachineFiles {
             .map(|line| line.trim_end().strip_suffix('\\').unwrap_or(line))
             .collect();
         let mut words: Words = lines.join("\n").parse()?;
-        if words.arguments.iter().any(|word| word == "-incoming") {
+        // QEMU accepts its options with two dashes as well.
+        let has = |option: &str| {
+            let mut words = words.arguments.iter();
+            words.any(|word| word == option || word.strip_prefix('-') == Some(option))
+        };
+        if has("-incoming") {
             return Err("leave -incoming out: it is added".to_owned());
+        }
+        if has("-daemonize") {
+            return Err(
+                "leave -daemonize out: QEMU could not be ended, and its output not kept, if \
+                        it were another process than the one that is started"
+                    .to_owned(),
+            );
         }
         let has_qmp = words.arguments.iter().any(|word| word.contains("{qmp}"));
         if !has_qmp {
@@ -373,7 +385,14 @@ mod tests {
             .words("q -qmp unix:{qmp},server=on,wait=off")
             .unwrap();
         assert_eq!(own.arguments.len(), 4);
-        for bad in ["", "# only a comment", "q -incoming defer", "q 'x"] {
+        for bad in [
+            "",
+            "# only a comment",
+            "q -incoming defer",
+            "q --incoming defer",
+            "q -daemonize",
+            "q 'x",
+        ] {
             assert!(machine.words(bad).is_err(), "{bad}");
         }
     }
