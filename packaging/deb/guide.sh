@@ -419,8 +419,11 @@ port_is_taken_for_a_while() {
 # In post-copy the unit waits for the pages, however long it takes. If an administrator has set a
 # limit, systemd kills the engine, and it is resumed.
 stop_times_out() {
-    [[ $(on destination 'systemctl show --value --property TimeoutStopUSec hikkoshi-receive@web hikkoshi-resume@web' | sort -u | tr '\n' ' ') == *infinity* ]] ||
-        fail "stopping the units has a limit"
+    local unit
+    for unit in hikkoshi-receive@web hikkoshi-resume@web; do
+        [[ $(on destination "systemctl show --value --property TimeoutStopUSec $unit") == infinity ]] ||
+            fail "stopping $unit has a limit"
+    done
     on destination 'systemctl stop --no-block hikkoshi-receive@web && sleep 2'
     [[ $(on destination 'systemctl is-active hikkoshi-receive@web') == deactivating ]] || fail "the engine does not wait for its pages"
     on destination 'mkdir -p /run/systemd/system/hikkoshi-receive@web.service.d

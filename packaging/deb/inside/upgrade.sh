@@ -49,6 +49,16 @@ refuses install /tmp/later.deb
 refuses remove hikkoshi
 refuses purge hikkoshi
 rm "$journal"
+# In pre-copy the destination has no journal, but a lock.
+lock=/run/hikkoshi/destination-1-1.lock
+exec 9>"$lock"
+flock 9
+for command in remove purge; do
+    ! output=$(apt $command hikkoshi 2>&1 </dev/null 9>&-) || fail "apt $command must not succeed while $lock is held"
+    [[ $output == *"holds $lock"* ]] || fail "apt $command says: $output"
+    hikkoshi --version >/dev/null || fail "apt $command has removed the program"
+done
+exec 9>&-
 apt install "$new"
 
 bash "$here/installed.sh"
@@ -56,6 +66,9 @@ bash "$here/installed.sh"
 systemctl --quiet enable hikkoshi-receive.socket hikkoshi-receive.service hikkoshi-dashboard.service
 mkdir -p /run/hikkoshi/{control,status,receivers,machines}
 touch /run/hikkoshi/receivers/web.json /run/hikkoshi/machines/web.log
+# What is left of a receiver and of its QEMU that were killed.
+touch /run/hikkoshi/machines/web.{waiting,lock,qmp} /run/hikkoshi/receivers/web.sock
+ln -s web.sock /run/hikkoshi/receivers/key-0123
 apt remove hikkoshi
 [[ ! $(find /etc/systemd -name '*hikkoshi*') ]] || fail "remove leaves enabled units"
 [[ -e /etc/hikkoshi/receive/kept.conf && ! -e /usr/bin/hikkoshi ]] ||

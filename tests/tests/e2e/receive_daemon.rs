@@ -356,7 +356,7 @@ fn unused_receivers_end(env: &TestEnv, daemon: &mut Daemon) {
     let taken = daemon.invite(&["--template", "/nowhere", "--name", "unused"]);
     assert_command_refused(
         taken,
-        2,
+        1,
         &["a guest with the name unused is received already"],
     );
     let withdraw = daemon.invite(&["--withdraw", "unused"]);
@@ -476,6 +476,74 @@ fn a_machine_ends_with_its_receiver_until_it_may_run_its_guest() {
     migrating.signal(Signal::CONT);
     guest.assert_moved(&migrating.wait());
     watcher.finish();
+    daemon.wait_nothing_left();
+}
+
+/// The daemon and a receiver are killed. An operator moves another guest to the QEMU of that
+/// receiver, by another path of its socket: no daemon ends it, before or after that. Then its name
+/// is used for a guest whose source is lost, and that is given up as the documents say.
+#[test]
+#[ignore = "several machines and engines: make test-daemon"]
+fn an_operator_takes_over_a_machine_and_gives_up_a_guest() {
+    let env = TestEnv::new();
+    let run = env.folder().join("run");
+    let journal = env.folder().join("source");
+    let mut daemon = Daemon::start(&run, &unique_address());
+    let guest = Booted::start(&env, "one");
+    daemon.invitation(&guest.template, "one", &[]);
+    let guest = guest.started(&run);
+    daemon.program.kill();
+    kill_process(daemon.receivers("one")[0], Signal::KILL).unwrap();
+    let link = env.folder().join("link");
+    std::os::unix::fs::symlink(&run, &link).unwrap();
+    let mut receive = Command::new(hikkoshi());
+    let listen = format!("unix:{}", env.folder().join("own").display());
+    receive.args(["receive", "--listen", &listen, "--journal"]);
+    receive
+        .arg(&run)
+        .arg("--qmp")
+        .arg(link.join("machines/one.qmp"));
+    let mut receive = Program::start("receive", receive);
+    receive.wait_stderr("waiting for a guest");
+    daemon = Daemon::start(&run, &daemon.address);
+    let migrate = guest.migrate(&journal, &["--mode", "precopy", &listen]);
+    let moved = Program::start("migrate", migrate).wait();
+    guest.assert_moved(&moved);
+    receive.wait().assert(0, &[]);
+    assert!(!run.join("machines/one.waiting").exists());
+    daemon.program.kill();
+    daemon = Daemon::start(&run, &daemon.address);
+    daemon.wait_nothing_left();
+    assert_eq!(guest.destination.status().unwrap(), "running");
+    assert!(!daemon.program.stderr().contains("was ended"));
+
+    let lost = Moved::start(&env, &daemon, "lost", &[]);
+    // Nothing is pushed, so the migration stays in post-copy.
+    let stay = "--background-delay 3600000 --mode postcopy --to -";
+    let stay: Vec<_> = stay.split(' ').collect();
+    let migrate = lost.migrate(&journal, &stay);
+    let mut migrate = Program::start_with_input("migrate lost", migrate, &lost.invitation);
+    daemon
+        .program
+        .wait_stderr("lost: hikkoshi: the guest runs here now");
+    migrate.kill();
+    signal(&lost.source, Signal::KILL);
+    daemon.program.kill();
+    kill_process(daemon.receivers("lost")[0], Signal::KILL).unwrap();
+    let give_up = |more: &[&str]| {
+        let mut command = Command::new(hikkoshi());
+        command
+            .args(["receive", "--resume", "--give-up"])
+            .args(more);
+        command.arg("--qmp").arg(run.join("machines/lost.qmp"));
+        command.arg("--journal").arg(&run);
+        Program::start("give up", command).wait()
+    };
+    give_up(&[]).assert(3, &["--other-side-is-lost"]);
+    assert!(lost.destination.exit_status().is_none());
+    give_up(&["--other-side-is-lost"]).assert(4, &[]);
+    lost.destination.wait_exit(LONG).unwrap();
+    let daemon = Daemon::start(&run, &daemon.address);
     daemon.wait_nothing_left();
 }
 

@@ -14,7 +14,7 @@ use crate::destination::switchover::offer::NoGuest;
 use crate::destination::{resume_migration, switchover};
 use crate::guest::DestinationGuest;
 use crate::report::Account;
-use hikkoshi_handover::DestinationRecord;
+use hikkoshi_handover::{DestinationRecord, Outcome};
 use hikkoshi_link::{AcceptedLink, Listener, TICK};
 use hikkoshi_linux::CancelFlag;
 
@@ -50,7 +50,9 @@ pub fn receive_at(
     watch: &ReceiveControl,
 ) -> Result<Account, ReceiveError> {
     listener.set_migration(None);
-    listening(listener, |acceptor| accept(host, acceptor, options, watch))
+    listening(listener, Outcome::AtSource, |acceptor| {
+        accept(host, acceptor, options, watch)
+    })
 }
 
 /// Resumes a migration that another engine has begun and recorded, when its source connects at
@@ -69,14 +71,16 @@ pub fn resume_receive(
     watch: &ReceiveControl,
 ) -> Result<Account, ReceiveError> {
     listener.set_migration(Some(record.id));
-    listening(listener, |acceptor| {
+    let outcome = resume_migration::recorded_outcome(record.stage);
+    listening(listener, outcome, |acceptor| {
         resume_migration::resume(guest, record, acceptor.incoming, options, watch)
     })
 }
 
-/// Accepts connections while `lead` runs.
+/// Accepts connections while `lead` runs. `outcome` is where the guest is if that is impossible.
 fn listening(
     listener: &Listener,
+    outcome: Outcome,
     lead: impl FnOnce(&mut Acceptor<'_>) -> Result<Account, ReceiveError>,
 ) -> Result<Account, ReceiveError> {
     let stop = CancelFlag::new();
@@ -99,7 +103,10 @@ fn listening(
                 };
                 lead(&mut acceptor)
             }
-            Err(error) => Err(ReceiveError::at_source(DestinationFailure::Thread(error))),
+            Err(error) => Err(ReceiveError {
+                cause: DestinationFailure::Thread(error),
+                outcome,
+            }),
         }
     })
 }

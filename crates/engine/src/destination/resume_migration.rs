@@ -21,6 +21,17 @@ use hikkoshi_handover::{
 };
 use hikkoshi_link::AcceptedLink;
 
+/// Where the guest is, as the other engine has recorded it, if it cannot be resumed now.
+pub(crate) fn recorded_outcome(stage: DestinationStage) -> Outcome {
+    match stage {
+        DestinationStage::Ready => Outcome::Paused,
+        DestinationStage::Running | DestinationStage::Complete => Outcome::AtDestination,
+        // It may not have been told that the guest will not run here.
+        DestinationStage::Declined => Outcome::Declined,
+        DestinationStage::Receiving => Outcome::AtSource,
+    }
+}
+
 /// Resumes a migration that another engine began.
 pub(crate) fn resume(
     guest: &mut dyn DestinationGuest,
@@ -33,11 +44,7 @@ pub(crate) fn resume(
     let stage = record.stage;
     let fail = |cause| ReceiveError {
         cause,
-        outcome: match stage {
-            DestinationStage::Ready => Outcome::Paused,
-            DestinationStage::Running | DestinationStage::Complete => Outcome::AtDestination,
-            DestinationStage::Receiving | DestinationStage::Declined => Outcome::AtSource,
-        },
+        outcome: recorded_outcome(stage),
     };
     let ram = guest.ram();
     let postcopy = record.postcopy;
@@ -77,4 +84,25 @@ pub(crate) fn resume(
         driver.release_guest(guest);
     }
     finish_handover(driver, guest, begun, DestinationEvent::Restarted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A guest that may run here must not be reported to be at the source.
+    #[test]
+    fn a_migration_that_is_not_resumed_is_where_its_record_says() {
+        use DestinationStage::{Complete, Declined, Ready, Receiving, Running};
+        let expected = [
+            (Receiving, Outcome::AtSource),
+            (Ready, Outcome::Paused),
+            (Running, Outcome::AtDestination),
+            (Complete, Outcome::AtDestination),
+            (Declined, Outcome::Declined),
+        ];
+        for (stage, outcome) in expected {
+            assert_eq!(recorded_outcome(stage), outcome);
+        }
+    }
 }

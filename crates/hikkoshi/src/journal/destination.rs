@@ -61,8 +61,8 @@ impl Journal<DestinationRecord> for DestinationJournal {
         let Some(mark) = &self.mark else {
             return Ok(());
         };
-        // After the journal: a machine with neither would be left behind. One that has a journal is
-        // not ended.
+        // After the journal: a machine with neither would be left behind. A marked machine can be
+        // ended although it has a journal, which then says that the guest has not run here.
         mark.follow(record.stage).inspect_err(|_| {
             // The mark was removed before every later stage.
             if record.stage == DestinationStage::Ready {

@@ -121,8 +121,16 @@ fn text_line(line: &str) -> String {
 
 /// Writes text to standard output, after what was reported before.
 pub(crate) fn to_stdout(text: &str) {
+    let _ = try_to_stdout(text);
+}
+
+/// The same, for text without which this process is of no use.
+///
+/// # Errors
+/// Such as `EPIPE`: its reader has ended.
+pub(crate) fn try_to_stdout(text: &str) -> std::io::Result<()> {
     stderr::before_stdout();
     let mut stdout = std::io::stdout();
-    let _ = stdout.write_all(text::lines(text).as_bytes());
-    let _ = stdout.flush();
+    stdout.write_all(text::lines(text).as_bytes())?;
+    stdout.flush()
 }

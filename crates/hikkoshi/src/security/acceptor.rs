@@ -156,7 +156,7 @@ impl Acceptor {
                     ));
                 }
                 if let Some(invitation) = server.invitation(address) {
-                    print(&invitation, args);
+                    print(&invitation, args)?;
                 }
             }
         }
@@ -165,11 +165,18 @@ impl Acceptor {
 }
 
 /// Prints the invitation on a line of its own.
-fn print(invitation: &Invitation, args: &Receive) {
+fn print(invitation: &Invitation, args: &Receive) -> Result<(), Exit> {
     if stdout_is_for_json(args) {
         streams::invitation(&invitation.to_string());
-    } else {
-        streams::to_stdout(&format!("{invitation}\n"));
+        return Ok(());
+    }
+    match streams::try_to_stdout(&format!("{invitation}\n")) {
+        // Its daemon has ended: nobody will ever know the invitation.
+        Err(error) if args.receiver.is_some() => {
+            let what = format!("printing the invitation: {}", Report::new(&error));
+            Err(Exit::new(Status::AtSource, Reason::System, what).with("nothing was changed"))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -30,7 +30,7 @@ use crate::commands::find_journal::may_exist;
 use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::wait_for_source::wait_for_source;
 use crate::commands::{give_up, signals, ssh_session};
-use crate::journal::{DestinationEntry, DestinationJournal, JournalFile};
+use crate::journal::{DestinationEntry, DestinationJournal, JournalFile, absolute};
 use crate::output::exit::{Exit, Status};
 use crate::output::reason::Reason;
 use crate::output::streams;
@@ -106,6 +106,11 @@ fn start(
         return Err(Exit::new(Status::Usage, Reason::Usage, what));
     };
     let acceptor = Acceptor::new(args, listen)?;
+    // Before QEMU is used: a daemon may end it until then.
+    let taken_over = match (mark, &args.run.qmp) {
+        (None, Some(qmp)) => take_over(&args.run.journals.path(), qmp)?,
+        _ => None,
+    };
     let monitor = monitor::named(NamedGuest::destination(args), &DomainOptions::default())?;
     let folder = args.run.journals.path();
     unfinished::check_folder(&folder, &*monitor)?;
@@ -143,7 +148,7 @@ fn start(
         args.options.clone(),
         acceptor.tls().cloned(),
         guest.reattach_info(),
-        mark.cloned(),
+        mark.cloned().or(taken_over),
     ));
     let observer = session.observer();
     security::warn_of_readable_key(&args.run.security, &*observer);
@@ -180,6 +185,18 @@ fn start(
         (None, false) => After::Used,
     };
     outcome::report(session, result, journal.path(), guest.has_ended(), after)
+}
+
+/// Locks the mark of a machine that was started for another guest, whose receiver was killed.
+fn take_over(run: &Path, qmp: &Path) -> Result<Option<Arc<WaitingMark>>, Exit> {
+    let mark = WaitingMark::lock_of(&absolute(run), qmp).map_err(|error| {
+        let what = format!(
+            "using a QEMU that was started for a guest: {}",
+            Report::new(&error)
+        );
+        Exit::new(Status::AtSource, Reason::Journal, what)
+    })?;
+    Ok(mark.map(Arc::new))
 }
 
 /// Tells systemd that a source can connect, and that the invitation can be read.

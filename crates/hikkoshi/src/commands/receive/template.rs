@@ -235,11 +235,16 @@ pub(super) fn socket(run: &Path, name: &str) -> PathBuf {
     machines(run).join(format!("{name}.{QMP}"))
 }
 
-/// The name of the guest whose machine has this QMP socket, if it is in the folder of machines.
-pub(super) fn name_at(run: &Path, qmp: &Path) -> Option<String> {
-    let inside = qmp.parent() == Some(&machines(run));
-    let is_socket = qmp.extension().is_some_and(|end| end == QMP);
-    (inside && is_socket).then(|| Some(qmp.file_stem()?.to_str()?.to_owned()))?
+/// Whether this may be the QMP socket of a machine.
+pub(super) fn is_socket(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end == QMP)
+}
+
+/// Whether this path without symbolic links is that of the QMP socket of a machine in this run
+/// folder.
+pub(super) fn is_machine(run: &Path, path: &Path) -> bool {
+    let folder = fs::canonicalize(machines(run));
+    is_socket(path) && folder.is_ok_and(|folder| path.parent() == Some(&folder))
 }
 
 /// The files of one machine, in the run folder.
@@ -288,8 +293,20 @@ impl MachineFiles {
             .map(|line| line.trim_end().strip_suffix('\\').unwrap_or(line))
             .collect();
         let mut words: Words = lines.join("\n").parse()?;
-        if words.arguments.iter().any(|word| word == "-incoming") {
+        // QEMU accepts its options with two dashes as well.
+        let has = |option: &str| {
+            let mut words = words.arguments.iter();
+            words.any(|word| word == option || word.strip_prefix('-') == Some(option))
+        };
+        if has("-incoming") {
             return Err("leave -incoming out: it is added".to_owned());
+        }
+        if has("-daemonize") {
+            return Err(
+                "leave -daemonize out: QEMU could not be ended, and its output not kept, if \
+                        it were another process than the one that is started"
+                    .to_owned(),
+            );
         }
         let has_qmp = words.arguments.iter().any(|word| word.contains("{qmp}"));
         if !has_qmp {
@@ -368,7 +385,14 @@ mod tests {
             .words("q -qmp unix:{qmp},server=on,wait=off")
             .unwrap();
         assert_eq!(own.arguments.len(), 4);
-        for bad in ["", "# only a comment", "q -incoming defer", "q 'x"] {
+        for bad in [
+            "",
+            "# only a comment",
+            "q -incoming defer",
+            "q --incoming defer",
+            "q -daemonize",
+            "q 'x",
+        ] {
             assert!(machine.words(bad).is_err(), "{bad}");
         }
     }

@@ -7,6 +7,9 @@
 //! its guest and never will: it is ended when its receiver has ended, whatever state its QEMU is
 //! in. A machine without a mark is not ended by anybody but its guest's owner.
 //!
+//! A machine whose receiver was killed may receive another guest (`receive --qmp`): that receiver
+//! works with the mark as the first one does.
+//!
 //! The receiver holds the lock of the mark as long as it lives.
 
 use std::fs::{self, File};
@@ -20,7 +23,7 @@ use hikkoshi_linux::Process;
 use hikkoshi_qemu::QmpListener;
 
 use super::template;
-use crate::journal::JournalFile;
+use crate::journal::{JournalFile, absolute};
 
 /// The end of the name of a mark.
 const WAITING: &str = "waiting";
@@ -58,14 +61,20 @@ impl WaitingMark {
         })
     }
 
-    /// The same of the machine with this QMP socket; `None`: it was not started from a template
-    /// with this run folder.
+    /// The same of the machine with this QMP socket, whatever path leads to it; `None`: it is not a
+    /// machine of this run folder, and it is not marked in another one.
     ///
     /// # Errors
     /// As [`lock`](Self::lock).
-    pub(super) fn lock_of(run: &Path, qmp: &Path) -> io::Result<Option<Self>> {
-        let name = template::name_at(run, qmp);
-        name.map(|name| Self::lock(run, &name)).transpose()
+    pub(crate) fn lock_of(run: &Path, qmp: &Path) -> io::Result<Option<Self>> {
+        let qmp = canonical(qmp);
+        let path = qmp.with_extension(WAITING);
+        let marked = || Ok::<_, io::Error>(template::is_socket(&qmp) && path.try_exists()?);
+        if !(template::is_machine(run, &qmp) || marked()?) {
+            return Ok(None);
+        }
+        let file = JournalFile::lock(&path)?;
+        Ok(Some(Self { file, qmp }))
     }
 
     /// The machines that are marked and whose receivers have ended, with their names.
@@ -130,8 +139,7 @@ impl WaitingMark {
         }
     }
 
-    /// Ends the machine's QEMU, if the mark is set, and then removes the mark. There must be no
-    /// journal of its migration.
+    /// Ends the machine's QEMU, if the mark is set, and then removes the mark.
     ///
     /// # Errors
     /// When its process is not found or does not end.
@@ -174,10 +182,62 @@ fn path(run: &Path, name: &str) -> PathBuf {
     template::machines(run).join(format!("{name}.{WAITING}"))
 }
 
+/// The path without symbolic links. The socket may not be there any more.
+fn canonical(qmp: &Path) -> PathBuf {
+    let qmp = absolute(qmp);
+    fs::canonicalize(&qmp).unwrap_or_else(|_| match (qmp.parent(), qmp.file_name()) {
+        (Some(folder), Some(name)) => match fs::canonicalize(folder) {
+            Ok(folder) => folder.join(name),
+            Err(_) => qmp,
+        },
+        _ => qmp,
+    })
+}
+
 /// Removes a file, if it is there.
 fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_is_found_by_any_path_of_its_socket() {
+        let folder = tempfile::tempdir().unwrap();
+        let (run, other) = (folder.path().join("run"), folder.path().join("other"));
+        JournalFile::make_folder(&run.join("machines")).unwrap();
+        JournalFile::make_folder(&other).unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&run, &link).unwrap();
+        let marked = |run: &Path, qmp: &Path| WaitingMark::lock_of(run, qmp).unwrap().is_some();
+        let qmp = run.join("machines/a.qmp");
+        // The QEMU may have ended, or wait for its guest.
+        for waits in [false, true] {
+            if waits {
+                drop(std::os::unix::net::UnixListener::bind(&qmp).unwrap());
+            }
+            for run in [&run, &link] {
+                assert!(marked(run, &qmp) && marked(run, &link.join("machines/a.qmp")));
+            }
+            assert!(!marked(&other, &qmp) && !marked(&run, &other.join("a.qmp")));
+        }
+        let own = folder.path().join("own.qmp");
+        std::os::unix::fs::symlink(&qmp, &own).unwrap();
+        assert!(marked(&run, &own) && !marked(&other, &own));
+
+        // The journal is elsewhere: the daemon of the machine's folder must not end it.
+        let mark = WaitingMark::lock(&run, "a").unwrap();
+        mark.set().unwrap();
+        drop(mark);
+        let mark = WaitingMark::lock_of(&other, &own).unwrap().unwrap();
+        assert!(WaitingMark::abandoned(&run).unwrap().is_empty());
+        mark.follow(DestinationStage::Ready).unwrap();
+        drop(mark);
+        assert!(WaitingMark::abandoned(&run).unwrap().is_empty());
     }
 }

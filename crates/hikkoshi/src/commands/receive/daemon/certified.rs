@@ -1,5 +1,6 @@
 //! Sources that ask for an invitation, with a certificate.
 
+use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 use std::thread;
 
@@ -18,6 +19,9 @@ use crate::output::streams;
 /// Requests at a time.
 const MAX_REQUESTS: usize = 16;
 
+/// Sources at a time that are told why they are refused at once. Others are disconnected.
+const MAX_REFUSALS: usize = 64;
+
 /// Answers such sources. Clones share the limits.
 #[derive(Debug, Clone)]
 pub(super) struct Certified {
@@ -25,6 +29,7 @@ pub(super) struct Certified {
     file: PathBuf,
     children: Children,
     places: Places,
+    refusals: Places,
     limits: CertificateLimits,
     stop: CancelFlag,
 }
@@ -42,27 +47,36 @@ impl Certified {
             file: file.to_owned(),
             children: children.clone(),
             places: Places::default(),
+            refusals: Places::default(),
             limits: CertificateLimits::new(most),
             stop: stop.clone(),
         }
     }
 
-    /// Answers a request, on a thread of its own: reading the file may take long. Starts a receiver
-    /// if the source is admitted.
+    /// Answers a request, on a thread of its own: reading the file may take long, and the source
+    /// may not read the answer. Starts a receiver if the source is admitted.
     pub(super) fn answer(&self, front: &Front, request: InvitationRequest) {
         let certificate = request.certificate().names();
+        let journals = OnceCell::new();
         let counted = self.limits.begin(&certificate, request.name(), |name| {
-            self.children.is_receiving(name)
+            // Between two resumptions there is only a journal.
+            let has_journal = || {
+                let journals = journals.get_or_init(|| self.children.journals());
+                let journals = journals.as_ref();
+                journals.map_or(true, |journals| journals.of(name).is_some())
+            };
+            self.children.is_receiving(name) || has_journal()
         });
         let counted = match counted {
             Ok(counted) => counted,
             Err(why) => {
                 front.log_rejection(request.peer(), &format!("{certificate}: {why}"));
-                return self.send(request, Err(&why));
+                return self.refuse(request, why);
             }
         };
         let Some(place) = self.places.take(MAX_REQUESTS) else {
-            return self.send(request, Err("too many requests at a time: try again"));
+            let why = "too many requests at a time: try again";
+            return self.refuse(request, why.to_owned());
         };
         let (this, rejections) = (self.clone(), front.rejections());
         let spawned = thread::Builder::new()
@@ -120,6 +134,24 @@ impl Certified {
             answer: format!("this side's certificate may not send a guest of the name {name}"),
         })?;
         found.map_err(unusable)
+    }
+
+    /// Tells a source why it gets no invitation, on a thread of its own: the source may not read
+    /// it.
+    fn refuse(&self, request: InvitationRequest, why: String) {
+        let Some(place) = self.refusals.take(MAX_REFUSALS) else {
+            return;
+        };
+        let this = self.clone();
+        let spawned = thread::Builder::new()
+            .name("dmn-refusal".into())
+            .spawn(move || {
+                let _place = place;
+                this.send(request, Err(&why));
+            });
+        if let Err(error) = spawned {
+            tracing::warn!(error = %Report::new(&error), "refusing a source");
+        }
     }
 
     fn send(&self, request: InvitationRequest, answer: Result<&str, &str>) {

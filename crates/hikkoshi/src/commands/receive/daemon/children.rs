@@ -24,7 +24,7 @@ use rustix::process::Signal;
 
 use super::receivers::Receivers;
 use super::request::{Machine, Request};
-use super::resumption::Pauses;
+use super::resumption::{GuestJournal, Pauses};
 use crate::commands::own_executable;
 use crate::commands::receive_answer::Answer;
 use crate::commands::resume_command::resume_command;
@@ -129,11 +129,9 @@ impl Children {
         let name = match given {
             Some(name) if taken(&state, name) => {
                 return Err(match journals.of(name) {
-                    Some(journal) if !state.running.contains_key(name) => format!(
-                        "the migration of a guest with the name {name} is not finished; the daemon \
-                         resumes it, and so does: {}",
-                        resume_command::<DestinationEntry>(&journal.path)
-                    ),
+                    Some(journal) if !state.running.contains_key(name) => {
+                        unfinished(name, journal, state.pauses.is_stopped(&journal.path))
+                    }
                     _ => format!("a guest with the name {name} is received already"),
                 });
             }
@@ -326,5 +324,41 @@ impl Children {
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Why the name of a guest whose migration is not finished is taken, and what to do.
+fn unfinished(name: &str, journal: &GuestJournal, stopped: bool) -> String {
+    let by_hand = resume_command::<DestinationEntry>(&journal.path);
+    if stopped {
+        format!(
+            "the migration of a guest with the name {name} is not finished, and the daemon does \
+             not resume it again: the daemon's log says why, and so does: {by_hand}. Its journal \
+             {} keeps the name until the migration is finished or given up",
+            journal.path.display()
+        )
+    } else {
+        format!(
+            "the migration of a guest with the name {name} is not finished; the daemon resumes it, \
+             and so does: {by_hand}"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_journal_that_is_left_to_an_operator_is_not_said_to_be_resumed() {
+        let journal = GuestJournal::without_route("web", Path::new("/run/destination-1-1.json"));
+        let resumed = unfinished("web", &journal, false);
+        assert!(resumed.contains("the daemon resumes it"), "{resumed}");
+        let stopped = unfinished("web", &journal, true);
+        assert!(!stopped.contains("the daemon resumes it"), "{stopped}");
+        assert!(
+            stopped.contains("Its journal /run/destination-1-1.json"),
+            "{stopped}"
+        );
     }
 }

@@ -1,6 +1,7 @@
 //! What receivers have left that were killed, of this daemon or of one before.
 
 use std::io;
+use std::thread;
 
 use error_reporter::Report;
 use hikkoshi_linux::is_served;
@@ -33,16 +34,25 @@ impl Children {
     }
 
     /// Ends the machines that have not got their guests and whose receivers have ended: of this
-    /// daemon or of one before.
-    pub(super) fn end_abandoned_machines(&self) {
+    /// daemon or of one before. Does not wait for that: a QEMU that hangs in the kernel ends late.
+    fn end_abandoned_machines(&self) {
         let abandoned = WaitingMark::abandoned(&self.run).unwrap_or_else(|error| {
             tracing::warn!(error = %Report::new(&error), "looking for machines without receivers");
             Vec::new()
         });
         for (name, mark) in abandoned {
             // One that has just been started may not have locked its mark yet.
-            if !self.state().running.contains_key(&name) {
-                self.end_machine(&name, &mark);
+            if self.state().running.contains_key(&name) {
+                continue;
+            }
+            let this = self.clone();
+            // There is one thread for each machine: it holds the lock of the mark.
+            let spawned = thread::Builder::new()
+                .name("dmn-end-machine".into())
+                .spawn(move || this.end_machine(&name, &mark));
+            if let Err(error) = spawned {
+                // A later look ends it.
+                tracing::warn!(error = %Report::new(&error), "ending a machine");
             }
         }
     }

@@ -29,6 +29,17 @@ pub(super) struct GuestJournal {
     route: Option<Route>,
 }
 
+#[cfg(test)]
+impl GuestJournal {
+    pub(super) fn without_route(guest: &str, path: &Path) -> Self {
+        Self {
+            guest: guest.to_owned(),
+            path: path.to_owned(),
+            route: None,
+        }
+    }
+}
+
 /// The journals in the run folder.
 #[derive(Debug)]
 pub(super) struct Journals {
@@ -82,6 +93,19 @@ impl Pauses {
         true
     }
 
+    /// Another process has resumed it: if that ends, too, the next attempt follows at once.
+    fn forget(&mut self, journal: &Path) {
+        if !self.is_stopped(journal) {
+            self.0.remove(journal);
+        }
+    }
+
+    /// Whether an operator decides.
+    pub(super) fn is_stopped(&self, journal: &Path) -> bool {
+        let pause = self.0.get(journal);
+        pause.is_some_and(|pause| pause.until.is_none())
+    }
+
     /// The migration is not resumed any more.
     fn stop(&mut self, journal: &Path) {
         let pause = Pause {
@@ -133,11 +157,23 @@ impl Children {
     pub(super) fn resume_orphans(&self, journals: &Journals) {
         self.state().pauses.retain(journals);
         for journal in &journals.known {
-            let due = {
-                let mut state = self.state();
-                !state.running.contains_key(&journal.guest)
-                    && state.pauses.is_over(&journal.path, Instant::now())
-            };
+            if self.state().running.contains_key(&journal.guest) {
+                continue;
+            }
+            match JournalFile::try_lock(&journal.path) {
+                Ok(Some(file)) => drop(file),
+                // Another process works with it: a receiver of an earlier daemon.
+                Ok(None) => {
+                    self.state().pauses.forget(&journal.path);
+                    continue;
+                }
+                Err(error) => {
+                    let error = Report::new(&error);
+                    tracing::warn!(%error, "looking for a migration to resume");
+                    continue;
+                }
+            }
+            let due = self.state().pauses.is_over(&journal.path, Instant::now());
             if due {
                 self.resume(journal);
             }
@@ -145,15 +181,6 @@ impl Children {
     }
 
     fn resume(&self, journal: &GuestJournal) {
-        // Another process works with it otherwise: a receiver of an earlier daemon.
-        match JournalFile::try_lock(&journal.path) {
-            Ok(Some(file)) => drop(file),
-            Ok(None) => return,
-            Err(error) => {
-                tracing::warn!(error = %Report::new(&error), "looking for a migration to resume");
-                return;
-            }
-        }
         let name = &journal.guest;
         // It may have been removed.
         if let Some(route) = journal.route
@@ -251,12 +278,37 @@ mod tests {
         assert!(pauses.is_over(one, at(now)));
     }
 
-    fn journals(paths: &[&str]) -> Journals {
-        let journal = |path: &&str| GuestJournal {
-            guest: "guest".to_owned(),
-            path: path.into(),
-            route: None,
+    #[test]
+    fn a_migration_that_another_process_has_resumed_is_resumed_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path();
+        let file = JournalFile::lock(&run.join("destination-1-1.json")).unwrap();
+        std::fs::write(file.path(), "{}").unwrap();
+        let path = file.path().to_str().unwrap();
+        let receivers = super::super::receivers::Receivers::open(run).unwrap();
+        let advertised = Address::Unix(run.join("front"));
+        let children = Children::new(run, receivers, advertised, 1);
+        let is_due = |seconds| {
+            let at = Instant::now() + Duration::from_secs(seconds);
+            children.state().pauses.is_over(file.path(), at)
         };
+        let mut seconds = 0;
+        for _ in 0..10 {
+            seconds += 60;
+            assert!(is_due(seconds));
+        }
+        assert!(!is_due(0));
+        // Its lock is held here.
+        children.resume_orphans(&journals(&[path]));
+        assert!(is_due(0));
+        // An operator has to decide, whoever looks at it meanwhile.
+        children.state().pauses.stop(file.path());
+        children.resume_orphans(&journals(&[path]));
+        assert!(!is_due(1_000_000));
+    }
+
+    fn journals(paths: &[&str]) -> Journals {
+        let journal = |path: &&str| GuestJournal::without_route("guest", Path::new(path));
         Journals {
             known: paths.iter().map(journal).collect(),
             others: false,

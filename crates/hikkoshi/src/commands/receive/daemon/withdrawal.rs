@@ -53,14 +53,16 @@ impl Children {
     fn receiver(&self, name: &str) -> Result<Option<Arc<Process>>, String> {
         let text = |error: io::Error| format!("finding its receiver: {}", Report::new(&error));
         let child = self.state().running.get(name).cloned();
-        match child {
+        let starts = match child {
             Some(Some(process)) => return Ok(Some(process)),
-            Some(None) => {
-                return Err(format!("the receiver of the guest {name} is being started"));
-            }
-            None => {}
-        }
+            // It is being started, or it was started and could not be opened.
+            Some(None) => true,
+            None => false,
+        };
         match QmpListener::at(&self.receivers.socket(name)).map_err(text)? {
+            QmpListener::None if starts => {
+                Err(format!("the receiver of the guest {name} is being started"))
+            }
             QmpListener::None => Ok(None),
             QmpListener::Process(pid) => Process::open(pid).map(Arc::new).map(Some).map_err(text),
             QmpListener::Unknown => {

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# What the units in the folder $1 do when an engine has ended: `ExecStopPost=` as systemd executes it,
+# with a `systemctl` that only says what it was asked.
+set -euo pipefail
+units=$1
+work=$(mktemp -d)
+trap 'rm -r "$work"' EXIT
+
+fail() {
+    printf 'stop-post: %s\n' "$*" >&2
+    exit 1
+}
+
+mkdir "$work/bin" "$work/run"
+cat >"$work/bin/systemctl" <<'SH'
+#!/bin/sh
+[ "$1" = show ] && cat "$JOB" && exit
+echo "$*"
+SH
+chmod +x "$work/bin/systemctl"
+
+# UNIT RESULT:STATUS JOB [JOURNAL-OF]: what is started.
+started() {
+    local unit=$1 ended=$2 line
+    rm -f "$work"/run/*
+    [[ ! ${4:-} ]] || printf '{"version":3,"qemu":{"place":{"qmp":"%s"}}}' "$4" >"$work/run/destination-7-7.json"
+    printf '%s' "$3" >"$work/job"
+    line=$(sed -n "s#^ExecStopPost=/bin/sh -c '\(.*\)'\$#\1#p" "$units/hikkoshi-$unit@.service")
+    [[ $line ]] || fail "$unit: no ExecStopPost= that executes a shell"
+    line=${line//\$\$/\$} line=${line//\\\\/\\} line=${line//%i/web} line=${line//\/run\/hikkoshi/$work/run}
+    PATH=$work/bin:$PATH JOB=$work/job SERVICE_RESULT=${ended%:*} EXIT_STATUS=${ended#*:} \
+        RESUME_OPTIONS="${options:---qmp /run/guests/web/qmp}" sh -c "$line"
+}
+
+resume='--no-block start hikkoshi-resume@web.service'
+journal=/run/guests/web/qmp
+expect() {
+    local expected=$1 got
+    shift
+    got=$(started "$@") || fail "$*: it has failed"
+    [[ $got == "$expected" ]] || fail "$*: '$got' instead of '$expected'"
+}
+for ended in signal:KILL core-dump:ABRT oom-kill:KILL timeout:TERM exit-code:3; do
+    expect "$resume" receive $ended ''
+    expect '' resume $ended '' $journal
+done
+for ended in success:0 exit-code:1 exit-code:2 exit-code:4; do
+    for unit in receive resume; do expect '' $unit $ended ''; done
+done
+for ended in exit-code:1 exit-code:2 exit-code:4; do
+    for unit in receive resume; do expect '' $unit $ended '' $journal; done
+done
+# All pages are here, and the source does not know that.
+for unit in receive resume; do
+    expect "$resume" $unit success:0 '' $journal
+    options=--qmp=$journal expect "$resume" $unit success:0 '' $journal
+    # Another guest's.
+    expect '' $unit success:0 '' $journal.other
+    expect '' $unit success:0 '' /other$journal
+done
+# An administrator stops it.
+expect '' resume success:0 17 $journal
+echo "units: what follows the end of an engine: as it should be"
