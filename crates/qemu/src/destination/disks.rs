@@ -21,10 +21,14 @@ use super::QemuDestination;
 use super::disk_flusher::{DiskFlusher, DiskNotFlushed};
 use crate::disks::{self, BlockDisk, ImageFile, own_names, same_image};
 use crate::qmp::reconnect::{MonitorError, connected};
-use crate::qmp::{Client, QmpError};
+use crate::qmp::{Client, QmpError, Version};
 
 /// The name of the listening socket's descriptor in QEMU.
 const LISTENER: &str = "hikkoshi-disks";
+
+/// The first QEMU whose limit for the setup of a connection, 10 s, can be changed. Older ones have
+/// none, or, if they were mended, one that cannot be.
+const HANDSHAKE_LIMIT_SINCE: Version = Version::new(10, 0, 0);
 
 /// The disks cannot be served.
 #[derive(Debug, Error)]
@@ -142,8 +146,12 @@ impl QemuDestination {
         client
             .execute_with_fd("getfd", name, listener.as_fd())
             .map_err(ServeError::Server)?;
-        let address = json!({ "addr": { "type": "fd", "data": { "str": LISTENER } } });
-        let started = client.execute("nbd-server-start", address);
+        let mut server = json!({ "addr": { "type": "fd", "data": { "str": LISTENER } } });
+        if client.version() >= HANDSHAKE_LIMIT_SINCE {
+            // The source's QEMU sets up the connections one after the other, over any line.
+            server["handshake-max-seconds"] = json!(0);
+        }
+        let started = client.execute("nbd-server-start", server);
         if started.as_ref().is_err_and(QmpError::is_refusal) {
             // QEMU may have a server of another program, which must not be stopped.
             let name = json!({ "fdname": LISTENER });
@@ -186,6 +194,16 @@ impl QemuDestination {
     pub(super) fn check_flushed(&self) -> Result<(), DiskNotFlushed> {
         let server = self.disk_server.as_ref();
         server.map_or(Ok(()), DiskServer::check)
+    }
+
+    /// Ends the flushes. Fails if one has failed.
+    pub(super) fn end_flushes(&mut self) -> Result<(), DiskNotFlushed> {
+        let server = self.disk_server.as_mut();
+        let flusher = server.and_then(|server| server.flusher.take());
+        match flusher.and_then(DiskFlusher::end) {
+            None => Ok(()),
+            Some(failure) => Err(failure),
+        }
     }
 
     /// A connection to the server, for the disk `number`.
@@ -352,7 +370,11 @@ mod tests {
             "{swapped:?}"
         );
         for id in ["vda", "vdb"] {
-            let (one, other) = if id == "vda" { ("h:3", "k:2") } else { ("k:1", "h:3") };
+            let (one, other) = if id == "vda" {
+                ("h:3", "k:2")
+            } else {
+                ("k:1", "h:3")
+            };
             let found = problems(&[here("vda", one), here("vdb", other)]);
             assert_eq!(found.len(), 1, "{found:?}");
             let begin = format!("the disk {id} {of_another}");
@@ -362,7 +384,10 @@ mod tests {
         assert!(same[0].contains("the same image at both sides"), "{same:?}");
         let twice = problems(&[here("vda", "k:1"), here("vdb", "k:1")]);
         let expected = "the disks vda and vdb have the same image here";
-        assert!(twice.len() == 1 && twice[0].starts_with(expected), "{twice:?}");
+        assert!(
+            twice.len() == 1 && twice[0].starts_with(expected),
+            "{twice:?}"
+        );
         // Nothing is known of these.
         assert!(fitting(&wanted, &[here("vda", ""), here("vdb", "")]).is_ok());
     }

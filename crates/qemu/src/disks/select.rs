@@ -162,9 +162,7 @@ pub(crate) fn choose(
             return Err(SelectError::Shared {
                 name: disk.label().to_owned(),
                 how,
-                others: others
-                    .map(|other| other.disk.label().to_owned())
-                    .collect(),
+                others: others.map(|other| other.disk.label().to_owned()).collect(),
             });
         }
         if let Some(what) = may_be_shared(image.as_ref()) {
@@ -411,7 +409,10 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         let (found, others) = named(disks(), &names(&["vdb-node", "vdb"])).unwrap();
-        assert_eq!((labels(&found), labels(&others)), (vec!["vdb"], vec!["vda"]));
+        assert_eq!(
+            (labels(&found), labels(&others)),
+            (vec!["vdb"], vec!["vda"])
+        );
         let error = named(disks(), &names(&["vda", "sda"]))
             .unwrap_err()
             .to_string();
