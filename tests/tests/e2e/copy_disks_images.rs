@@ -365,7 +365,8 @@ fn states(folder: &Path) -> [Value; 2] {
         .collect();
     ["source", "destination"].map(|side| {
         let found = all.iter().find(|one| one["migration"]["side"] == side);
-        found.unwrap()["state"].clone()
+        // It may not have begun.
+        found.map_or(Value::Null, |one| one["state"].clone())
     })
 }
 
