@@ -161,10 +161,11 @@ pub trait SourceGuest: Send {
         Err(GuestError::new(NoDisks))
     }
 
-    /// Begins to copy that disk, whose connection is open. The guest runs. When all is copied, each write of the guest
-    /// reaches both disks before it is complete. [`complete_disks`](Self::complete_disks) ends the
-    /// copies; so do [`resume`](Self::resume) and [`release`](Self::release), whatever they have
-    /// copied. Ends early, with an error, once `cancel` is set.
+    /// Begins to copy that disk, whose connection is open. The guest runs. When all is copied, each
+    /// write of the guest reaches both disks before it is complete.
+    /// [`complete_disks`](Self::complete_disks) ends the copies; so do [`resume`](Self::resume) and
+    /// [`release`](Self::release), whatever they have copied. Ends early, with an error, once
+    /// `cancel` is set.
     fn copy_disk(&mut self, number: usize, cancel: &CancelFlag) -> Result<(), GuestError> {
         let _ = (number, cancel);
         Err(GuestError::new(NoDisks))

@@ -122,8 +122,8 @@ fn several_disks_are_copied() {
     assert_eq!(copied, [("one-device", 24), ("two-device", 10)]);
 }
 
-/// QEMU's server may close a connection that is not set up within 10 s: all of them are set up before
-/// the first disk takes the line.
+/// QEMU's server may close a connection that is not set up within 10 s: all of them are set up
+/// before the first disk takes the line.
 #[test]
 #[ignore = "part of `make test-disks`"]
 fn several_disks_are_copied_over_a_slow_line() {

@@ -44,8 +44,8 @@ pub enum Waiting {
     /// Requests that a disk completes in a moment. A write of the guest may be one of them.
     Request,
     /// Only requests that can take a disk minutes: to flush what was written, or to clear a large
-    /// part of the disk. The copy itself makes them; the guest's own wait for them only if it clears
-    /// as much at once.
+    /// part of the disk. The copy itself makes them. The guest waits for one only if it clears as
+    /// much at once.
     LongRequest,
     /// Nothing any more: the machine has ended the connection.
     Over,

@@ -154,8 +154,8 @@ impl QemuSource {
         Ok(self.begin_save(prepared)?)
     }
 
-    /// Removes everything of the copies from QEMU, if there is anything. A guest that runs is paused
-    /// meanwhile.
+    /// Removes everything of the copies from QEMU, if there is anything. A guest that runs is
+    /// paused meanwhile.
     pub(super) fn remove_copies(&mut self) -> Result<(), EndCopiesError> {
         if self.undo.copies == 0 || self.has_ended() {
             return Ok(());
