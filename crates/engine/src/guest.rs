@@ -146,17 +146,26 @@ pub trait SourceGuest: Send {
 
     /// Makes the connection over which the machine copies the disk `number` of
     /// [`disks`](Self::disks): the machine gets one end as a client, and the other one is returned.
-    /// The machine uses it from [`copy_disk`](Self::copy_disk) on. If the engine ends it, what the
+    /// The machine uses it from [`open_disk`](Self::open_disk) on. If the engine ends it, what the
     /// machine waits for must fail soon.
     fn connect_disk(&mut self, number: usize) -> Result<DiskConnection, GuestError> {
         let _ = number;
         Err(GuestError::new(NoDisks))
     }
 
-    /// Begins to copy that disk. The guest runs. When all is copied, each write of the guest
-    /// reaches both disks before it is complete. [`complete_disks`](Self::complete_disks) ends the
-    /// copies; so do [`resume`](Self::resume) and [`release`](Self::release), whatever they have
-    /// copied. Ends early, with an error, once `cancel` is set.
+    /// Has the machine set up that connection, which carries its bytes now. Called for each disk
+    /// before the first one is copied: a server does not wait long for a client to begin. Ends
+    /// early, with an error, once `cancel` is set.
+    fn open_disk(&mut self, number: usize, cancel: &CancelFlag) -> Result<(), GuestError> {
+        let _ = (number, cancel);
+        Err(GuestError::new(NoDisks))
+    }
+
+    /// Begins to copy that disk, whose connection is open. The guest runs. When all is copied, each
+    /// write of the guest reaches both disks before it is complete.
+    /// [`complete_disks`](Self::complete_disks) ends the copies; so do [`resume`](Self::resume) and
+    /// [`release`](Self::release), whatever they have copied. Ends early, with an error, once
+    /// `cancel` is set.
     fn copy_disk(&mut self, number: usize, cancel: &CancelFlag) -> Result<(), GuestError> {
         let _ = (number, cancel);
         Err(GuestError::new(NoDisks))

@@ -454,8 +454,10 @@ pub const FAMILIES: &[Family] = &[
 const BOUNDS: std::ops::RangeInclusive<u32> = 4..=24;
 
 const PHASES: [&str; 5] = ["connecting", "disks", "precopy", "switchover", "postcopy"];
-/// The most disks of a migration that have metrics: as many as hikkoshi copies.
-const DISKS: usize = 32;
+
+/// The most disks of a migration that have metrics: as many as hikkoshi copies. A state comes from
+/// another process.
+const MAX_DISKS: usize = 32;
 
 const PLACES: [&str; 3] = ["source", "paused", "destination"];
 const SOURCE_STAGES: [&str; 4] = ["owned", "committed", "handed_over", "done"];
@@ -468,6 +470,7 @@ fn phase(phase: Phase) -> &'static str {
         Phase::Precopy => "precopy",
         Phase::Switchover => "switchover",
         Phase::Postcopy => "postcopy",
+        Phase::Unknown => "unknown",
     }
 }
 
@@ -543,7 +546,7 @@ fn of_disks(out: &mut Exposition, migrations: &[Migration<'_>], value: impl Fn(&
     for it in migrations {
         let disks = it.state.map_or(&[][..], |state| &state.disks);
         let mut names = BTreeSet::new();
-        for (number, disk) in disks.iter().take(DISKS).enumerate() {
+        for (number, disk) in disks.iter().take(MAX_DISKS).enumerate() {
             let mut name = bounded(&disk.name);
             while !names.insert(name.clone()) {
                 name = format!("{number} {name}");

@@ -43,8 +43,9 @@ pub enum Waiting {
     Setup,
     /// Requests that a disk completes in a moment. A write of the guest may be one of them.
     Request,
-    /// Only requests that can take a disk minutes, and that no write of the guest waits for: to
-    /// flush what was written, or to clear a large part of the disk.
+    /// Only requests that can take a disk minutes: to flush what was written, or to clear a large
+    /// part of the disk. The copy itself makes them. The guest waits for one only if it clears as
+    /// much at once.
     LongRequest,
     /// Nothing any more: the machine has ended the connection.
     Over,

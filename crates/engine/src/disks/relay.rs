@@ -105,6 +105,8 @@ struct End {
     here: bool,
     /// It has ended.
     over: bool,
+    /// Directions that have ended in an orderly way. With both, it has ended.
+    closed: u8,
     /// Why it ended before that. Taken when it is reported.
     cause: Option<DiskFailure>,
 }
@@ -256,6 +258,16 @@ impl Shared {
         is_first
     }
 
+    /// A direction has ended in an orderly way.
+    fn closed(&self) {
+        let mut end = self.lock();
+        end.closed += 1;
+        if end.closed == 2 {
+            end.over = true;
+            self.ended.notify_all();
+        }
+    }
+
     /// What the machine here waits for, if that is known.
     fn waiting(&self) -> Waiting {
         let requests = self.requests.as_ref();
@@ -324,6 +336,7 @@ impl Shared {
         if let Some(failed) = self.failed.as_ref().filter(|_| is_failure) {
             failed();
         }
+        self.closed();
         Ok(())
     }
 
@@ -361,6 +374,7 @@ impl Shared {
             let sent = &self.carried.sent;
             sent.fetch_add(read.len() as u64, Ordering::Relaxed);
             if read.is_empty() {
+                self.closed();
                 return Ok(());
             }
             if let Some(count) = count {

@@ -20,9 +20,9 @@ use super::connection::Waiting;
 /// meanwhile, and the whole guest may wait for it.
 const MAX_SETUP: Duration = Duration::from_secs(10);
 
-/// How many times longer requests may take that no write of the guest waits for: five minutes by
-/// default. A flush writes what the destination's kernel keeps in memory, which can be gigabytes.
-const LONG: u32 = 15;
+/// How many times longer [long requests](Waiting::LongRequest) may take: five minutes by default. A
+/// flush writes what the destination's kernel keeps in memory, which can be gigabytes.
+const LONG_REQUEST_FACTOR: u32 = 15;
 
 /// What was carried so far, in both directions.
 #[derive(Debug, Default)]
@@ -83,7 +83,9 @@ impl StallTimer {
         let limit = match waiting {
             Waiting::Nothing | Waiting::Over => None,
             Waiting::Setup => Some(self.timeout.min(MAX_SETUP)),
-            Waiting::LongRequest if !paused => Some(self.timeout * LONG),
+            Waiting::LongRequest if !paused => {
+                Some(self.timeout.saturating_mul(LONG_REQUEST_FACTOR))
+            }
             Waiting::Request | Waiting::LongRequest => Some(self.timeout),
         };
         let limit = limit.filter(|_| !limited && position == self.position);
@@ -128,6 +130,17 @@ mod tests {
         assert_eq!(patience(Waiting::LongRequest, false, false), Some(301));
         let paused = patience(Waiting::LongRequest, true, false);
         assert_eq!(paused, Some(21), "the paused guest waits for a flush");
+    }
+
+    #[test]
+    fn any_timeout_is_possible() {
+        let begun = Instant::now();
+        let mut timer = StallTimer::new(Duration::MAX, begun);
+        let wait = (Waiting::LongRequest, false);
+        for seconds in [0, 100] {
+            let now = begun + SECOND * seconds;
+            assert_eq!(timer.has_stalled(wait, false, at(1, 2, 3), now), None);
+        }
     }
 
     #[test]

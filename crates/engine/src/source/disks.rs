@@ -27,6 +27,9 @@ pub(crate) fn copy(
     if links.is_empty() {
         return Ok(());
     }
+    let number_of_disks = links.len();
+    // The destination's server closes a connection that is not set up within seconds (QEMU: 10 s),
+    // and the line is busy as soon as a disk is copied.
     for (number, (stream, ends)) in links.into_iter().enumerate() {
         shared.check()?;
         let DiskConnection {
@@ -54,6 +57,10 @@ pub(crate) fn copy(
             watch: Some(watch),
         });
         session.disks.push(relay.map_err(SourceFailure::Thread)?);
+        guest.open_disk(number, &shared.cancel)?;
+    }
+    for number in 0..number_of_disks {
+        shared.check()?;
         guest.copy_disk(number, &shared.cancel)?;
     }
     loop {

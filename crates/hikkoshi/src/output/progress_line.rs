@@ -155,6 +155,7 @@ pub(super) fn phase(state: &State) -> String {
         Phase::Precopy => format!("pre-copy, round {}", state.round),
         Phase::Switchover => "switchover".into(),
         Phase::Postcopy => "post-copy".into(),
+        Phase::Unknown => "a phase of a newer version".into(),
     }
 }
 

@@ -81,8 +81,14 @@ impl DiskFlusher {
     }
 }
 
-impl Drop for DiskFlusher {
-    fn drop(&mut self) {
+impl DiskFlusher {
+    /// Ends the thread, and a flush in progress. Returns why a disk could not be flushed before.
+    pub(super) fn end(mut self) -> Option<DiskNotFlushed> {
+        self.join();
+        self.take_failure()
+    }
+
+    fn join(&mut self) {
         self.waits = None;
         for socket in &self.sockets {
             let _ = socket.shutdown(Shutdown::Both);
@@ -91,6 +97,12 @@ impl Drop for DiskFlusher {
             // A panic was reported by the panic hook.
             let _ = thread.join();
         }
+    }
+}
+
+impl Drop for DiskFlusher {
+    fn drop(&mut self) {
+        self.join();
     }
 }
 

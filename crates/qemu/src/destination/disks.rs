@@ -19,13 +19,16 @@ use thiserror::Error;
 
 use super::QemuDestination;
 use super::disk_flusher::{DiskFlusher, DiskNotFlushed};
-use crate::command_line::image_file;
-use crate::disks::{self, BlockDisk, ImageFile, same_image};
+use crate::disks::{self, BlockDisk, ImageFile, own_names, same_image};
 use crate::qmp::reconnect::{MonitorError, connected};
-use crate::qmp::{Client, QmpError};
+use crate::qmp::{Client, QmpError, Version};
 
 /// The name of the listening socket's descriptor in QEMU.
 const LISTENER: &str = "hikkoshi-disks";
+
+/// The first QEMU whose limit for the setup of a connection, 10 s, can be changed. Older ones have
+/// none, or, if they were mended, one that cannot be.
+const HANDSHAKE_LIMIT_SINCE: Version = Version::new(10, 0, 0);
 
 /// The disks cannot be served.
 #[derive(Debug, Error)]
@@ -132,14 +135,23 @@ impl QemuDestination {
         }
         let client = connected(&mut self.client)?;
         let ours = disks::list(client)?;
-        let nodes = fitting(disks, &ours, client.peer()).map_err(ServeError::Unfit)?;
+        let mut with_images = Vec::with_capacity(ours.len());
+        for our in ours {
+            let image = ImageFile::of_disk(client, &our.file)?;
+            with_images.push((our, image.map_or_else(String::new, |image| image.identity)));
+        }
+        let nodes = fitting(disks, &with_images).map_err(ServeError::Unfit)?;
         let (listener, socket) = nameless_listener()?;
         let name = json!({ "fdname": LISTENER });
         client
             .execute_with_fd("getfd", name, listener.as_fd())
             .map_err(ServeError::Server)?;
-        let address = json!({ "addr": { "type": "fd", "data": { "str": LISTENER } } });
-        let started = client.execute("nbd-server-start", address);
+        let mut server = json!({ "addr": { "type": "fd", "data": { "str": LISTENER } } });
+        if client.version() >= HANDSHAKE_LIMIT_SINCE {
+            // The source's QEMU sets up the connections one after the other, over any line.
+            server["handshake-max-seconds"] = json!(0);
+        }
+        let started = client.execute("nbd-server-start", server);
         if started.as_ref().is_err_and(QmpError::is_refusal) {
             // QEMU may have a server of another program, which must not be stopped.
             let name = json!({ "fdname": LISTENER });
@@ -182,6 +194,16 @@ impl QemuDestination {
     pub(super) fn check_flushed(&self) -> Result<(), DiskNotFlushed> {
         let server = self.disk_server.as_ref();
         server.map_or(Ok(()), DiskServer::check)
+    }
+
+    /// Ends the flushes. Fails if one has failed.
+    pub(super) fn end_flushes(&mut self) -> Result<(), DiskNotFlushed> {
+        let server = self.disk_server.as_mut();
+        let flusher = server.and_then(|server| server.flusher.take());
+        match flusher.and_then(DiskFlusher::end) {
+            None => Ok(()),
+            Some(failure) => Err(failure),
+        }
     }
 
     /// A connection to the server, for the disk `number`.
@@ -228,27 +250,27 @@ fn stop(client: &mut Client) -> Result<(), QmpError> {
 /// Where QEMU has the devices with an id.
 const NAMED_DEVICES: &str = "/machine/peripheral/";
 
-/// The disks here for those of the source; or everything that prevents a copy.
+/// The disks here, of which the names of the images are known, for those of the source; or
+/// everything that prevents a copy.
 fn fitting<'a>(
     theirs: &[Disk],
-    ours: &'a [BlockDisk],
-    pid: Option<u32>,
+    ours: &'a [(BlockDisk, String)],
 ) -> Result<Vec<&'a BlockDisk>, Vec<String>> {
-    let (mut found, mut problems) = (Vec::new(), Vec::new());
+    let (mut found, mut problems) = (Vec::<&(BlockDisk, String)>::new(), Vec::new());
     for disk in theirs {
         let of_drive = || {
             let mut named = ours
                 .iter()
-                .filter(|our| !disk.drive.is_empty() && *our.drive == *disk.drive);
+                .filter(|(our, _)| !disk.drive.is_empty() && *our.drive == *disk.drive);
             named.next().filter(|_| named.next().is_none())
         };
-        let same = || ours.iter().find(|our| *our.device == *disk.device);
+        let same = || ours.iter().find(|(our, _)| *our.device == *disk.device);
         // The path of a device without an id has its place in the order of the command line.
         let our = match disk.device.starts_with(NAMED_DEVICES) || disk.device.is_empty() {
             true => same().or_else(of_drive),
             false => of_drive().or_else(same),
         };
-        let Some(our) = our else {
+        let Some(matched) = our else {
             problems.push(format!(
                 "QEMU here has no disk with a medium for the source's {} ({} bytes): give it an \
                  image of that size",
@@ -256,18 +278,32 @@ fn fitting<'a>(
             ));
             continue;
         };
+        let (our, image) = matched;
         let label = our.label();
-        if found.contains(&our) {
+        let twice = found.iter().find(|(_, other)| same_image(other, image));
+        if found.contains(&matched) {
             problems.push(format!(
                 "two disks of the source would be copied to the disk {label}: give each disk's \
                  device the same id at both sides"
             ));
+        } else if let Some((other, _)) = twice {
+            problems.push(format!(
+                "the disks {} and {label} have the same image here ({}): give each disk one of its \
+                 own",
+                other.label(),
+                our.file
+            ));
         }
-        let image = pid.and_then(|pid| ImageFile::of(pid, &image_file(&our.file)));
-        if image.is_some_and(|image| same_image(&image.identity, &disk.image)) {
+        if same_image(image, own_names(&disk.image)) {
             problems.push(format!(
                 "the disk {label} has the same image at both sides ({}): move the guest without \
                  --copy-disks, or name the other disks: --copy-disks=DISK,…",
+                our.file
+            ));
+        } else if theirs.iter().any(|other| same_image(image, &other.image)) {
+            problems.push(format!(
+                "the disk {label} has the image of another disk of the source here ({}): the copy \
+                 would destroy it. Give it an image of its own",
                 our.file
             ));
         } else if our.read_only {
@@ -281,10 +317,10 @@ fn fitting<'a>(
                 disk.bytes, our.bytes
             ));
         }
-        found.push(our);
+        found.push(matched);
     }
     if problems.is_empty() {
-        Ok(found)
+        Ok(found.into_iter().map(|(our, _)| our).collect())
     } else {
         Err(problems)
     }
@@ -303,13 +339,57 @@ mod tests {
         }
     }
 
-    fn ours(device: &str, drive: &str, bytes: u64) -> BlockDisk {
-        BlockDisk {
+    fn ours(device: &str, drive: &str, bytes: u64) -> (BlockDisk, String) {
+        let disk = BlockDisk {
             device: device.into(),
             drive: drive.into(),
             bytes,
             ..BlockDisk::default()
+        };
+        (disk, String::new())
+    }
+
+    /// Each image is compared with all of the source's, and with the others here.
+    #[test]
+    fn an_image_of_another_disk_is_not_overwritten() {
+        let at = |id| format!("{NAMED_DEVICES}{id}");
+        let here = |id, image: &str| (ours(&at(id), "", 1).0, image.to_owned());
+        let there = |id, image: &str| Disk {
+            image: image.into(),
+            ..theirs(&at(id), "", 1)
+        };
+        let wanted = [there("vda", "h:1 wwn:a"), there("vdb", "h:2 others: h:3")];
+        let fits = [here("vda", "k:1"), here("vdb", "k:2")];
+        assert_eq!(fitting(&wanted, &fits).unwrap(), [&fits[0].0, &fits[1].0]);
+        let problems = |here: &[_]| fitting(&wanted, here).unwrap_err();
+        let of_another = "has the image of another disk of the source";
+        // Swapped, and that of a disk that is not copied.
+        let swapped = problems(&[here("vda", "h:2"), here("vdb", "k:7 wwn:a")]);
+        assert!(
+            swapped.len() == 2 && swapped.iter().all(|it| it.contains(of_another)),
+            "{swapped:?}"
+        );
+        for id in ["vda", "vdb"] {
+            let (one, other) = if id == "vda" {
+                ("h:3", "k:2")
+            } else {
+                ("k:1", "h:3")
+            };
+            let found = problems(&[here("vda", one), here("vdb", other)]);
+            assert_eq!(found.len(), 1, "{found:?}");
+            let begin = format!("the disk {id} {of_another}");
+            assert!(found[0].starts_with(&begin), "{found:?}");
         }
+        let same = problems(&[here("vda", "h:1"), here("vdb", "k:2")]);
+        assert!(same[0].contains("the same image at both sides"), "{same:?}");
+        let twice = problems(&[here("vda", "k:1"), here("vdb", "k:1")]);
+        let expected = "the disks vda and vdb have the same image here";
+        assert!(
+            twice.len() == 1 && twice[0].starts_with(expected),
+            "{twice:?}"
+        );
+        // Nothing is known of these.
+        assert!(fitting(&wanted, &[here("vda", ""), here("vdb", "")]).is_ok());
     }
 
     #[test]
@@ -340,8 +420,8 @@ mod tests {
         let at = |id| format!("{NAMED_DEVICES}{id}");
         let here = [ours(&at("a"), "d0", 1), ours(&at("b"), "d1", 2)];
         let wanted = [theirs(&at("b"), "", 2), theirs(&at("other"), "d0", 1)];
-        let found = fitting(&wanted, &here, None).unwrap();
-        assert_eq!(found, [&here[1], &here[0]]);
+        let found = fitting(&wanted, &here).unwrap();
+        assert_eq!(found, [&here[1].0, &here[0].0]);
     }
 
     /// Their paths have the order of the command line.
@@ -350,39 +430,37 @@ mod tests {
         let path = |number| format!("/machine/peripheral-anon/device[{number}]");
         let here = [ours(&path(0), "right", 1), ours(&path(1), "left", 1)];
         let wanted = [theirs(&path(0), "left", 1), theirs(&path(1), "right", 1)];
-        let found = fitting(&wanted, &here, None).unwrap();
-        assert_eq!(found, [&here[1], &here[0]]);
+        let found = fitting(&wanted, &here).unwrap();
+        assert_eq!(found, [&here[1].0, &here[0].0]);
         // Without names, the order is all that is known.
         let here = [ours(&path(0), "", 1), ours(&path(1), "other", 1)];
-        let found = fitting(&wanted, &here, None).unwrap();
-        assert_eq!(found, [&here[0], &here[1]]);
+        let found = fitting(&wanted, &here).unwrap();
+        assert_eq!(found, [&here[0].0, &here[1].0]);
         // Never two to one.
         let here = [ours(&path(0), "right", 1), ours(&path(5), "", 1)];
         let wanted = [theirs(&path(0), "left", 1), theirs(&path(1), "right", 1)];
-        let problems = fitting(&wanted, &here, None).unwrap_err();
+        let problems = fitting(&wanted, &here).unwrap_err();
         assert_eq!(problems.len(), 1, "{problems:?}");
         assert!(problems[0].starts_with("two disks of the source"));
         // One with an id keeps it, whatever its drive is called.
         let named = |id| format!("{NAMED_DEVICES}{id}/virtio-backend");
         let here = [ours(&named("vda"), "b", 1), ours(&named("vdb"), "a", 1)];
         let wanted = [theirs(&named("vda"), "a", 1), theirs(&named("vdb"), "b", 1)];
-        let found = fitting(&wanted, &here, None).unwrap();
-        assert_eq!(found, [&here[0], &here[1]]);
+        let found = fitting(&wanted, &here).unwrap();
+        assert_eq!(found, [&here[0].0, &here[1].0]);
     }
 
     #[test]
     fn everything_that_does_not_fit_is_named() {
-        let read_only = BlockDisk {
-            read_only: true,
-            ..ours("/machine/peripheral/vdc", "", 3)
-        };
+        let mut read_only = ours("/machine/peripheral/vdc", "", 3);
+        read_only.0.read_only = true;
         let here = [ours("/machine/peripheral/vda", "", 1), read_only];
         let wanted = [
             theirs("/machine/peripheral/vda", "", 2),
             theirs("/machine/peripheral/vdb", "", 2),
             theirs("/machine/peripheral/vdc", "", 3),
         ];
-        let problems = fitting(&wanted, &here, None).unwrap_err();
+        let problems = fitting(&wanted, &here).unwrap_err();
         let expected = [
             "the disk vda has 2 bytes at the source, and 1 here",
             "QEMU here has no disk with a medium for the source's /machine/peripheral/vdb",

@@ -6,15 +6,22 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use hikkoshi_linux::has_locked_byte;
+use hikkoshi_wire::MAX_TEXT;
+use serde_json::{Value, json};
 
 use super::shared::{SharedFileSystem, device_names};
+use crate::command_line::image_file;
+use crate::qmp::{Client, QmpError};
+
+/// Where QEMU finds descriptors that it was passed.
+const DESCRIPTOR_SETS: &str = "/dev/fdset/";
 
 /// The bytes that QEMU locks in an image that it uses (`RAW_LOCK_PERM_BASE` and
 /// `RAW_LOCK_SHARED_BASE` in QEMU's `file-posix.c`, each with up to 64 permissions).
 const LOCKS: Range<u32> = 100..264;
 
 /// The longest [identity](ImageFile::identity), in bytes. A longer name is left out.
-const IDENTITY: usize = 2048;
+const MAX_IDENTITY: usize = 2048;
 
 /// The file of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,19 +37,40 @@ pub(crate) struct ImageFile {
 }
 
 impl ImageFile {
-    /// The file that QEMU's process `pid` has open by this name. `None`: there is none.
-    pub(crate) fn of(pid: u32, name: &str) -> Option<Self> {
-        let open = descriptor(pid, name)?;
-        let metadata = fs::metadata(&open).ok()?;
+    /// The file of a disk whose `file` QEMU describes so (`query-block`). `None`: it is no file of
+    /// this host, or QEMU does not have it open by this name, or which one it is is not clear.
+    pub(crate) fn of_disk(client: &mut Client, file: &str) -> Result<Option<Self>, QmpError> {
+        let Some(pid) = client.peer() else {
+            return Ok(None);
+        };
+        let name = image_file(file);
+        let Some(set) = name.strip_prefix(DESCRIPTOR_SETS) else {
+            return Ok(Self::of(pid, &name));
+        };
+        let sets = client.execute("query-fdsets", json!({}))?;
+        let entries = descriptors_of_set(&sets, set).into_iter();
+        let entries = entries.map(|number| PathBuf::from(format!("/proc/{pid}/fd/{number}")));
+        let open = only_file(entries);
+        Ok(open.and_then(|open| Self::of_descriptor(pid, &open)))
+    }
+
+    /// The file that QEMU's process `pid` has open by this name. `None`: there is none, or several.
+    fn of(pid: u32, name: &str) -> Option<Self> {
+        Self::of_descriptor(pid, &descriptor(pid, name)?)
+    }
+
+    /// That of a descriptor of QEMU's process, by its entry in `/proc/PID/fd`.
+    fn of_descriptor(pid: u32, open: &Path) -> Option<Self> {
+        let metadata = fs::metadata(open).ok()?;
         let kind = metadata.file_type();
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         let is_device = kind.is_block_device() || kind.is_char_device();
         let (device, number) = file_number(&metadata);
         let locked = (kind.is_file())
-            .then(|| has_locked_byte(File::open(&open).ok()?, LOCKS).ok())
+            .then(|| has_locked_byte(File::open(open).ok()?, LOCKS).ok())
             .flatten();
         let shared = (kind.is_file())
-            .then(|| SharedFileSystem::of(pid, &open))
+            .then(|| SharedFileSystem::of(pid, open))
             .flatten();
         // Equal only on the same running host.
         let mut names = vec![format!("{}:{device}:{number}", boot.trim())];
@@ -68,11 +96,30 @@ pub(crate) fn same_image(one: &str, other: &str) -> bool {
     names.any(|name| other.split_ascii_whitespace().any(|it| it == name))
 }
 
+/// Stands before the names of other disks in those of one.
+const OTHERS: &str = "others:";
+
+/// The names `image` of a disk, followed by those of another one. `None`: a message has no room for
+/// that.
+pub(super) fn others_marked(image: &str, other: &str) -> Option<String> {
+    let is_marked = image.split(' ').any(|word| word == OTHERS);
+    let words = [image, if is_marked { "" } else { OTHERS }, other];
+    let words = words.into_iter().filter(|word| !word.is_empty());
+    let marked = Vec::from_iter(words).join(" ");
+    (marked.len() <= MAX_TEXT).then_some(marked)
+}
+
+/// The names of the disk itself.
+pub(crate) fn own_names(image: &str) -> &str {
+    let (own, _) = image.split_once(OTHERS).unwrap_or((image, ""));
+    own
+}
+
 fn identity(names: &[String]) -> String {
     let mut identity = String::new();
     for name in names {
         let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic());
-        if is_name && identity.len() + 1 + name.len() <= IDENTITY {
+        if is_name && identity.len() + 1 + name.len() <= MAX_IDENTITY {
             if !identity.is_empty() {
                 identity.push(' ');
             }
@@ -100,11 +147,32 @@ fn descriptor(pid: u32, name: &str) -> Option<PathBuf> {
         .find(|entry| named.is_some() && number(entry) == named);
     // It was renamed since, or is relative to the folder where QEMU was started.
     let by_name = || {
-        entries
-            .iter()
-            .find(|entry| fs::read_link(entry).is_ok_and(|path| is_at(&path, name)))
+        let has_name = |entry: &&PathBuf| fs::read_link(entry).is_ok_and(|path| is_at(&path, name));
+        only_file(entries.iter().filter(has_name).cloned())
     };
-    by_number.or_else(by_name).cloned()
+    by_number.cloned().or_else(by_name)
+}
+
+/// The first of these entries, if all of them are of the same file.
+fn only_file(entries: impl Iterator<Item = PathBuf>) -> Option<PathBuf> {
+    let entries = Vec::from_iter(entries);
+    let number = |entry: &PathBuf| Some(file_number(&fs::metadata(entry).ok()?));
+    let first = number(entries.first()?)?;
+    let is_first = |entry| number(entry) == Some(first);
+    entries.iter().all(is_first).then(|| entries[0].clone())
+}
+
+/// The descriptors of this set, as `query-fdsets` lists them.
+fn descriptors_of_set(sets: &Value, set: &str) -> Vec<u64> {
+    let is_it = |row: &&Value| {
+        let number = row.get("fdset-id").and_then(Value::as_u64);
+        number.is_some_and(|number| number.to_string() == set)
+    };
+    let rows = sets.as_array().map(Vec::as_slice).unwrap_or_default();
+    let descriptors = rows.iter().find(is_it).and_then(|row| row.get("fds"));
+    let descriptors = descriptors.and_then(Value::as_array).into_iter().flatten();
+    let numbers = descriptors.filter_map(|row| row.get("fd").and_then(Value::as_u64));
+    numbers.collect()
 }
 
 /// What a file is known by on this host. A device has the same number by every name.
@@ -171,6 +239,47 @@ mod tests {
         assert_eq!(of(&name("renamed")), Some(image));
     }
 
+    /// As after `-daemonize`, when QEMU's folder is not the one where it was started.
+    #[test]
+    fn a_relative_name_of_several_open_files_is_not_resolved() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = |name: &str| {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            File::create(path).unwrap()
+        };
+        let _one = open("one/ambiguous.raw");
+        assert!(of("ambiguous.raw").is_some());
+        // A second descriptor of the same file.
+        let _again = open("one/ambiguous.raw");
+        assert!(of("ambiguous.raw").is_some());
+        let _other = open("other/ambiguous.raw");
+        assert_eq!(of("ambiguous.raw"), None);
+        assert!(of("other/ambiguous.raw").is_some());
+    }
+
+    #[test]
+    fn the_file_of_a_descriptor_set_is_found() {
+        use std::os::fd::AsRawFd;
+        let (one, other) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        let again = one.try_clone().unwrap();
+        let sets = json!([
+            { "fdset-id": 1, "fds": [{ "fd": one.as_raw_fd() }, { "fd": again.as_raw_fd() }] },
+            { "fdset-id": 11, "fds": [{ "fd": one.as_raw_fd() }, { "fd": other.as_raw_fd() }] },
+            { "fdset-id": 2, "fds": [] },
+        ]);
+        let found = |set: &str| {
+            let numbers = descriptors_of_set(&sets, set).into_iter();
+            only_file(numbers.map(|number| PathBuf::from(format!("/proc/self/fd/{number}"))))
+        };
+        let expected = format!("/proc/self/fd/{}", one.as_raw_fd());
+        assert_eq!(found("1"), Some(expected.into()));
+        // Of two files, which one QEMU uses is not known; so it is if the owner has removed them.
+        for set in ["11", "2", "3", ""] {
+            assert_eq!(found(set), None, "{set}");
+        }
+    }
+
     #[test]
     fn one_common_name_says_that_it_is_one_image() {
         let here = identity(&["host-a:5:6".into(), "nfs4:server:/images:12".into()]);
@@ -182,7 +291,7 @@ mod tests {
         let odd = identity(&[
             "a b".into(),
             "c\n".into(),
-            "d".repeat(IDENTITY + 1),
+            "d".repeat(MAX_IDENTITY + 1),
             "e".into(),
         ]);
         assert_eq!(odd, "e");

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use super::copy_error::CopyError;
 use super::job::{CopyJob, Failure, list};
 use super::{CopiedDisk, filter_name, is_ours, name};
-use crate::qmp::{Client, QmpError};
+use crate::qmp::{Client, QmpError, WATCHED_TIMEOUT};
 
 /// How long to wait for an event before jobs are listed again.
 const EVENT_WAIT: Duration = Duration::from_millis(20);
@@ -29,9 +29,9 @@ const EVENT_WAIT: Duration = Duration::from_millis(20);
 /// How long QEMU may take to end a job whose connection is closed, and to remove its node.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Adds the target and starts the job. QEMU has the descriptor of the connection by the copy's
-/// name, and takes it.
-pub(crate) fn start(client: &mut Client, number: usize, disk: &CopiedDisk) -> Result<(), QmpError> {
+/// Adds the target. QEMU has the descriptor of the connection by the copy's name, and takes it. It
+/// does nothing else until the connection is set up.
+pub(crate) fn add_target(client: &mut Client, number: usize) -> Result<(), QmpError> {
     let name = name(number);
     let target = json!({
         "driver": "nbd", "node-name": name, "export": name,
@@ -39,7 +39,13 @@ pub(crate) fn start(client: &mut Client, number: usize, disk: &CopiedDisk) -> Re
         // Parts that hold zeros need no room at the destination, if its image allows that.
         "discard": "unmap",
     });
-    client.execute("blockdev-add", target)?;
+    let added = client.execute_within("blockdev-add", target, WATCHED_TIMEOUT);
+    added.map(drop)
+}
+
+/// Starts the job of a disk whose target was added.
+pub(crate) fn start(client: &mut Client, number: usize, disk: &CopiedDisk) -> Result<(), QmpError> {
+    let name = name(number);
     let job = json!({
         "job-id": name, "device": disk.node, "target": name, "sync": "full",
         "copy-mode": "write-blocking", "filter-node-name": filter_name(number),
@@ -47,7 +53,9 @@ pub(crate) fn start(client: &mut Client, number: usize, disk: &CopiedDisk) -> Re
         // It waits for us then. The guest's writes are done on its own image.
         "on-source-error": "stop", "on-target-error": "stop",
     });
-    client.execute("blockdev-mirror", job).map(drop)
+    // It may wait for writes of the guest, and these for the destination's other disks.
+    let started = client.execute_within("blockdev-mirror", job, WATCHED_TIMEOUT);
+    started.map(drop)
 }
 
 /// How far the jobs of these disks are.

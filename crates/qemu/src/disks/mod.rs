@@ -13,7 +13,7 @@ pub(crate) mod nbd;
 mod select;
 mod shared;
 
-pub(crate) use image::{ImageFile, same_image};
+pub(crate) use image::{ImageFile, own_names, same_image};
 pub(crate) use list::{BlockDisk, list};
 pub(crate) use select::{CopiedDisk, choose};
 pub use select::{DiskSelection, SelectError};

@@ -14,7 +14,11 @@ const SHARED: [&str; 20] = [
 ];
 
 /// Those whose source is a name that each machine has for another folder.
-const WITHOUT_SERVER: [&str; 3] = ["9p", "vboxsf", "virtiofs"];
+const WITHOUT_SERVER: [&str; 4] = ["9p", "vboxsf", "virtiofs", "vmhgfs"];
+
+/// Those of FUSE whose inode numbers are the server's. Others number files as each host sees them
+/// first (`sshfs`), or have a folder of the host as their source (`bindfs`, `mergerfs`).
+const FUSE_WITH_SERVER: [&str; 2] = ["fuse.ceph-fuse", "fuse.glusterfs"];
 
 /// Those whose `f_fsid` follows from a number in the file system itself.
 const WITH_NUMBER: [&str; 3] = ["ceph", "gfs2", "ocfs2"];
@@ -26,6 +30,8 @@ pub(super) struct SharedFileSystem {
     pub(super) kind: String,
     /// What is mounted: for instance `server:/export`.
     source: String,
+    /// Whether the source names the same thing on each host, and inode numbers are the server's.
+    has_server: bool,
     /// Its own number. `None`: it has none.
     number: Option<u64>,
 }
@@ -54,10 +60,21 @@ impl SharedFileSystem {
         let (_, after) = line.split_once(" - ")?;
         let mut fields = after.split(' ');
         let (kind, source) = (fields.next()?, fields.next()?);
+        let has_server = match kind {
+            // Linux gives this option for a mount that uses the server's numbers, which is the
+            // default. Without it each host has numbers of its own.
+            "cifs" | "smb3" => {
+                let options = fields.next().unwrap_or_default();
+                options.split(',').any(|option| option == "serverino")
+            }
+            kind if kind.starts_with("fuse.") => FUSE_WITH_SERVER.contains(&kind),
+            kind => !WITHOUT_SERVER.contains(&kind),
+        };
         let is_shared = SHARED.contains(&kind) || kind.starts_with("fuse.");
         is_shared.then(|| Self {
             kind: kind.to_owned(),
             source: source.to_owned(),
+            has_server,
             number: None,
         })
     }
@@ -70,7 +87,7 @@ impl SharedFileSystem {
             "smb3" => "cifs",
             kind => kind,
         };
-        let by_source = (!WITHOUT_SERVER.contains(&kind))
+        let by_source = (self.has_server)
             .then(|| format!("{kind}:{}:{inode}", self.source.trim_end_matches('/')));
         let by_number = self.number.map(|fs| format!("{kind}:{fs:x}:{inode}"));
         by_source.into_iter().chain(by_number).collect()
@@ -131,6 +148,11 @@ mod tests {
 33 22 0:52 / /remote rw - fuse.sshfs root@host:/ rw
 34 22 8:1 / /usb rw - fuseblk /dev/sda1 rw
 35 22 0:53 / /share rw - virtiofs share rw
+37 22 0:55 / /gluster rw - fuse.glusterfs server:/volume rw
+38 22 0:56 / /bound rw - fuse.bindfs /srv/images rw
+39 22 0:57 / /cifs rw - cifs //server/images rw,vers=3.1.1,serverino,mapposix
+40 22 0:58 / /smb rw - smb3 //server/images/ rw,serverino
+41 22 0:59 / /own-numbers rw - cifs //server/images rw,vers=3.1.1
 36 22 0:54 / /with\\040space rw - ceph 10.0.0.1:6789:/\\040a rw
 ";
 
@@ -159,8 +181,14 @@ mod tests {
         );
         assert_ne!(names(31, 12), names(31, 13));
         assert_eq!(names(36, 5), ["ceph:10.0.0.1:6789:/\\040a:5"]);
-        // The name of the folder is that of another folder on another host.
-        assert!(names(35, 12).is_empty());
+        assert_eq!(names(37, 5), ["fuse.glusterfs:server:/volume:5"]);
+        assert_eq!(names(39, 5), ["cifs://server/images:5"]);
+        assert_eq!(names(39, 5), names(40, 5));
+        // The name of the folder is that of another folder on another host, or each host has
+        // numbers of its own.
+        for mount in [33, 35, 38, 41] {
+            assert!(names(mount, 12).is_empty(), "{mount}");
+        }
         let numbered = SharedFileSystem {
             number: Some(0xabc),
             ..at(36).unwrap()

@@ -24,6 +24,11 @@ pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// loop that waits for storage can take seconds.
 pub(crate) const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// The timeout of a command that may wait for the destination of a disk that is being copied. A
+/// connection that stalls is ended after `--stall-timeout`, at most an hour: this only ends a wait
+/// for something else.
+pub(crate) const WATCHED_TIMEOUT: Duration = Duration::from_secs(2 * 3600);
+
 /// The most events that are kept. If there are more, the oldest are dropped.
 const MAX_EVENTS: usize = 1024;
 

@@ -42,7 +42,7 @@ pub(crate) mod fuzzing {
 pub use address::MonitorAddress;
 pub use client::Client;
 pub(crate) use client::Submitted;
-pub(crate) use client::{COMMAND_TIMEOUT, CONNECT_TIMEOUT};
+pub(crate) use client::{COMMAND_TIMEOUT, CONNECT_TIMEOUT, WATCHED_TIMEOUT};
 pub(crate) use connection::connect;
 pub use error::{ConnectError, QmpError};
 #[cfg(test)]

@@ -88,7 +88,21 @@ impl QemuSource {
         })
     }
 
-    /// Starts the copy of the disk `number`, over its connection.
+    /// Has QEMU set up the connection for the disk `number`.
+    pub(super) fn open_copy(
+        &mut self,
+        number: usize,
+        cancel: &CancelFlag,
+    ) -> Result<(), CopyError> {
+        let disk = self.copied_disk(number)?.label.clone();
+        let client = connected(&mut self.client)?;
+        client.set_cancel(Some(cancel.clone()));
+        let added = jobs::add_target(client, number);
+        client.set_cancel(None);
+        added.map_err(|source| CopyError::Qmp { disk, source })
+    }
+
+    /// Starts the copy of the disk `number`, over its connection, which is open.
     pub(super) fn start_copy(
         &mut self,
         number: usize,

@@ -52,6 +52,10 @@ impl SourceGuest for QemuSource {
         self.connect_copy(number).map_err(GuestError::new)
     }
 
+    fn open_disk(&mut self, number: usize, cancel: &CancelFlag) -> Result<(), GuestError> {
+        self.open_copy(number, cancel).map_err(GuestError::new)
+    }
+
     fn copy_disk(&mut self, number: usize, cancel: &CancelFlag) -> Result<(), GuestError> {
         self.start_copy(number, cancel).map_err(GuestError::new)
     }

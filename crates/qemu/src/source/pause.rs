@@ -23,7 +23,7 @@ use crate::attach::ram::blocks::{self, RamBlockInfo};
 use crate::migration_settings;
 use crate::qmp::migration_status;
 use crate::qmp::reconnect::connected;
-use crate::qmp::{QmpError, Submitted};
+use crate::qmp::{QmpError, Submitted, WATCHED_TIMEOUT};
 use crate::stream::SaveFile;
 
 /// A save that QEMU executes now, or has executed.
@@ -185,7 +185,7 @@ impl QemuSource {
     fn stop_only(&mut self, asked: Instant) -> Result<Instant, PauseError> {
         let client = connected(&mut self.client)?;
         client.forget_events();
-        client.execute("stop", json!({}))?;
+        client.execute_within("stop", json!({}), WATCHED_TIMEOUT)?;
         let event = client.take_event("STOP");
         Ok(event.map_or_else(Instant::now, |event| event.at.max(asked)))
     }

@@ -18,6 +18,9 @@ pub enum Phase {
     Switchover,
     /// The guest runs at the destination, pages follow.
     Postcopy,
+    /// One of a newer version. Only read, never recorded.
+    #[serde(other)]
+    Unknown,
 }
 
 /// Where the guest is, as far as this side knows.
@@ -296,6 +299,14 @@ pub struct Outage {
 mod tests {
     use crate::record::examples::state;
     use crate::{DiskCopy, Phase, Unit};
+
+    /// A reader passes over what a later version has added.
+    #[test]
+    fn a_phase_of_a_newer_version_can_be_read() {
+        let read = |text| serde_json::from_str::<Phase>(text).unwrap();
+        assert_eq!(read(r#""disks""#), Phase::Disks);
+        assert_eq!(read(r#""hibernation""#), Phase::Unknown);
+    }
 
     #[test]
     fn the_progress_is_that_of_the_phase() {

@@ -20,7 +20,9 @@ pub struct Disk {
     pub bytes: u64,
     /// Names of the file or device of its image, separated by spaces. If both sides have a name in
     /// common, it is the same image. The first one is of the running host; the others are those of
-    /// network file systems and of devices that several hosts reach. Empty: not known.
+    /// network file systems and of devices that several hosts reach. Empty: not known. After the
+    /// word `others:` names of disks follow that are not copied: the destination must not write to
+    /// these either.
     #[serde(with = "Label")]
     pub image: Box<str>,
 }

@@ -80,7 +80,9 @@ impl Model<'_> {
             stage: stage.into(),
             peer_stage: peer_stage.into(),
             guest_at: match self.phase {
-                Phase::Connecting | Phase::Disks | Phase::Precopy => GuestAt::Source,
+                Phase::Connecting | Phase::Disks | Phase::Precopy | Phase::Unknown => {
+                    GuestAt::Source
+                },
                 Phase::Switchover if source && !complete => GuestAt::Paused,
                 Phase::Switchover | Phase::Postcopy => GuestAt::Destination,
             },

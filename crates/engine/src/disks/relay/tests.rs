@@ -137,7 +137,32 @@ fn an_aborted_connection_has_room_for_its_writer() {
 fn a_stop_ends_the_threads() {
     let pair = pair();
     pair.stop.cancel();
-    drop(pair.relays);
+    // Not by the end of the relay, which ends them, too.
+    wait_for_threads(&pair.relays);
+}
+
+/// Returns when all threads have ended.
+fn wait_for_threads(relays: &[DiskRelay]) {
+    let mut threads = relays.iter().flat_map(|relay| &relay.threads);
+    while !threads.clone().all(JoinHandle::is_finished) {
+        thread::sleep(TICK / 10);
+    }
+    assert!(threads.next().is_some());
+}
+
+/// Also the one that watches.
+#[test]
+fn an_orderly_end_ends_all_threads() {
+    let (pair, _cancel, failures) = watched();
+    let [source, destination] = pair.machines;
+    (&source).write_all(b"goodbye").unwrap();
+    source.shutdown(Shutdown::Write).unwrap();
+    (&destination).read_to_end(&mut Vec::new()).unwrap();
+    destination.shutdown(Shutdown::Write).unwrap();
+    (&source).read_to_end(&mut Vec::new()).unwrap();
+    wait_for_threads(&pair.relays);
+    assert!(pair.relays[0].take_failure().is_none());
+    assert_eq!(failures.load(Ordering::Relaxed), 0);
 }
 
 /// A machine with one request after the other.

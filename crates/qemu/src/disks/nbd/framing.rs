@@ -2,7 +2,7 @@
 
 /// The stream is not what was expected here.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Lost;
+pub(super) struct UnknownFraming;
 
 /// The position in a stream of headers, each of which may be followed by other bytes.
 #[derive(Debug, Default)]
@@ -20,8 +20,8 @@ impl Framing {
     pub(super) fn next(
         &mut self,
         bytes: &mut &[u8],
-        len: impl Fn(&[u8]) -> Result<usize, Lost>,
-    ) -> Result<Option<Vec<u8>>, Lost> {
+        len: impl Fn(&[u8]) -> Result<usize, UnknownFraming>,
+    ) -> Result<Option<Vec<u8>>, UnknownFraming> {
         let skipped = usize::try_from(self.skip).unwrap_or(usize::MAX);
         let (skipped, rest) = bytes.split_at(skipped.min(bytes.len()));
         self.skip -= skipped.len() as u64;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use hikkoshi_engine::{DiskRequests, Waiting};
 
-use super::framing::{Framing, Lost, u16_at, u32_at, u64_at};
+use super::framing::{Framing, UnknownFraming, u16_at, u32_at, u64_at};
 use super::{
     DISCONNECT, EXTENDED_REPLY, EXTENDED_REQUEST, FLUSH, GREETING, GREETING_LEN, OPTION_MAGIC,
     READ, REQUEST, SIMPLE_REPLY, STRUCTURED_REPLY, WRITE,
@@ -24,15 +24,19 @@ const HAS_PAYLOAD: u16 = 1 << 5;
 const DONE: u16 = 1;
 
 /// Requests without a payload for more than this can take a disk long: to clear or to map so much.
-const LARGE: u64 = 16 << 20;
+const LONG_REQUEST_BYTES: u64 = 16 << 20;
 
-/// More requests than QEMU has outstanding at once (16).
-const MOST: usize = 1024;
+/// More requests, or options, than QEMU has outstanding at once (16, and 1).
+const MAX_OUTSTANDING: usize = 1024;
+
+/// A flag of the answer to an option that refuses it. Such an answer is the last one, as
+/// [`OPTION_ACK`] is.
+const OPTION_ERROR: u32 = 1 << 31;
 
 /// A request without an answer.
 #[derive(Debug)]
 struct Outstanding {
-    /// It may take long, and is not a write of the guest.
+    /// A disk may take long for it.
     is_long: bool,
     /// Bytes that a simple answer brings.
     read: u64,
@@ -49,7 +53,9 @@ pub(crate) struct NbdRequests {
     /// What the server has sent before its answers.
     setup: Setup,
     outstanding: HashMap<u64, Outstanding>,
-    /// Something was sent since something was last received. The server speaks first.
+    /// Options without their last answer.
+    options: usize,
+    /// Something was sent since something was last received. Counts if it is not understood.
     asked: bool,
     /// The client's first bytes are its flags.
     flags_sent: bool,
@@ -72,6 +78,7 @@ impl Default for NbdRequests {
             received: Framing::default(),
             setup: Setup::Greeting,
             outstanding: HashMap::new(),
+            options: 0,
             asked: true,
             flags_sent: false,
             is_over: false,
@@ -81,14 +88,14 @@ impl Default for NbdRequests {
 }
 
 impl NbdRequests {
-    fn note(&mut self, followed: Result<(), Lost>) {
+    fn note(&mut self, followed: Result<(), UnknownFraming>) {
         if followed.is_err() && !self.lost {
             self.lost = true;
             tracing::debug!("QEMU's NBD connection is not understood");
         }
     }
 
-    fn follow_sent(&mut self, mut bytes: &[u8]) -> Result<(), Lost> {
+    fn follow_sent(&mut self, mut bytes: &[u8]) -> Result<(), UnknownFraming> {
         loop {
             let done = self.setup == Setup::Done;
             let is_flags = !self.flags_sent;
@@ -104,15 +111,16 @@ impl NbdRequests {
                 self.flags_sent = true;
             } else if done {
                 self.request(&header)?;
-            } else if header.starts_with(&OPTION_MAGIC) {
+            } else if header.starts_with(&OPTION_MAGIC) && self.options < MAX_OUTSTANDING {
+                self.options += 1;
                 self.sent.skip(u32_at(&header, 12).into());
             } else {
-                return Err(Lost);
+                return Err(UnknownFraming);
             }
         }
     }
 
-    fn request(&mut self, header: &[u8]) -> Result<(), Lost> {
+    fn request(&mut self, header: &[u8]) -> Result<(), UnknownFraming> {
         let (flags, kind) = (u16_at(header, 4), u16_at(header, 6));
         let is_extended = u32_at(header, 0) == EXTENDED_REQUEST;
         let length = match is_extended {
@@ -126,17 +134,18 @@ impl NbdRequests {
             self.is_over = true;
             return Ok(());
         }
-        if self.outstanding.len() >= MOST {
-            return Err(Lost);
+        if self.outstanding.len() >= MAX_OUTSTANDING {
+            return Err(UnknownFraming);
         }
-        let is_long = kind == FLUSH || (!matches!(kind, READ | WRITE) && length > LARGE);
+        let is_long =
+            kind == FLUSH || (!matches!(kind, READ | WRITE) && length > LONG_REQUEST_BYTES);
         let read = if kind == READ { length } else { 0 };
         let request = Outstanding { is_long, read };
         self.outstanding.insert(u64_at(header, 8), request);
         Ok(())
     }
 
-    fn follow_received(&mut self, mut bytes: &[u8]) -> Result<(), Lost> {
+    fn follow_received(&mut self, mut bytes: &[u8]) -> Result<(), UnknownFraming> {
         loop {
             let setup = self.setup;
             let len = |header: &[u8]| match setup {
@@ -158,12 +167,16 @@ impl NbdRequests {
                 Setup::Greeting if header.starts_with(&GREETING) => self.setup = Setup::Options,
                 Setup::Options if u64_at(&header, 0) == OPTION_REPLY => {
                     self.received.skip(u32_at(&header, 16).into());
-                    if (u32_at(&header, 8), u32_at(&header, 12)) == (OPTION_GO, OPTION_ACK) {
+                    let (option, kind) = (u32_at(&header, 8), u32_at(&header, 12));
+                    if kind == OPTION_ACK || kind & OPTION_ERROR != 0 {
+                        self.options = self.options.saturating_sub(1);
+                    }
+                    if (option, kind) == (OPTION_GO, OPTION_ACK) {
                         self.setup = Setup::Done;
                     }
                 }
                 Setup::Done => self.reply(&header),
-                Setup::Greeting | Setup::Options => return Err(Lost),
+                Setup::Greeting | Setup::Options => return Err(UnknownFraming),
             }
         }
     }
@@ -186,13 +199,13 @@ impl NbdRequests {
 }
 
 /// The length of a header that begins with one of these numbers.
-fn len_of(header: &[u8], known: &[(u32, usize)]) -> Result<usize, Lost> {
+fn len_of(header: &[u8], known: &[(u32, usize)]) -> Result<usize, UnknownFraming> {
     if header.len() < 4 {
         return Ok(4);
     }
     let magic = u32_at(header, 0);
     let found = known.iter().find(|(number, _)| *number == magic);
-    found.map(|(_, len)| *len).ok_or(Lost)
+    found.map(|(_, len)| *len).ok_or(UnknownFraming)
 }
 
 impl DiskRequests for NbdRequests {
@@ -214,11 +227,14 @@ impl DiskRequests for NbdRequests {
 
     fn waiting(&self) -> Waiting {
         let outstanding = &self.outstanding;
-        match self.asked {
+        match self.setup {
             _ if self.is_over => Waiting::Over,
-            true if self.lost => Waiting::Request,
-            true if self.setup != Setup::Done => Waiting::Setup,
-            _ if self.lost || outstanding.is_empty() => Waiting::Nothing,
+            _ if self.lost && self.asked => Waiting::Request,
+            _ if self.lost => Waiting::Nothing,
+            // The server speaks first.
+            Setup::Greeting => Waiting::Setup,
+            Setup::Options if self.options > 0 => Waiting::Setup,
+            _ if outstanding.is_empty() => Waiting::Nothing,
             _ if outstanding.values().all(|one| one.is_long) => Waiting::LongRequest,
             _ => Waiting::Request,
         }
@@ -314,11 +330,33 @@ mod tests {
         nbd.sent(&[&[0, 0, 0, 3][..], &option(8, &[])].concat());
         assert_eq!(nbd.waiting(), Waiting::Setup);
         nbd.received(&option_reply(8, OPTION_ACK, &[]));
+        assert_eq!(nbd.waiting(), Waiting::Nothing);
         nbd.sent(&option(OPTION_GO, b"\0\0\0\x0fhikkoshi-disk-0\0\0"));
+        // The server writes its answer in several parts.
         nbd.received(&option_reply(OPTION_GO, 3, &[0; 12]));
+        assert_eq!(nbd.waiting(), Waiting::Setup);
+        nbd.received(&option_reply(OPTION_GO, 3, &[0; 7])[..9]);
+        assert_eq!(nbd.waiting(), Waiting::Setup);
+        nbd.received(&option_reply(OPTION_GO, 3, &[0; 7])[9..]);
+        assert_eq!(nbd.waiting(), Waiting::Setup);
         nbd.received(&option_reply(OPTION_GO, OPTION_ACK, &[]));
         assert_eq!(nbd.waiting(), Waiting::Nothing);
         nbd
+    }
+
+    /// A half of the greeting, and an option that is refused.
+    #[test]
+    fn the_setup_lasts_until_each_option_has_its_last_answer() {
+        let mut nbd = NbdRequests::default();
+        nbd.received(&GREETING[..5]);
+        assert_eq!(nbd.waiting(), Waiting::Setup);
+        nbd.received(&[&GREETING[5..], &[0, 3]].concat());
+        assert_eq!(nbd.waiting(), Waiting::Nothing);
+        nbd.sent(&[&[0, 0, 0, 3][..], &option(11, &[]), &option(8, &[])].concat());
+        nbd.received(&option_reply(11, OPTION_ERROR | 1, b"no"));
+        assert_eq!(nbd.waiting(), Waiting::Setup, "for the second one");
+        nbd.received(&option_reply(8, OPTION_ACK, &[]));
+        assert_eq!(nbd.waiting(), Waiting::Nothing);
     }
 
     #[test]
@@ -343,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_write_waits_for_may_take_longer() {
+    fn what_a_disk_needs_long_for_may_take_longer() {
         let mut nbd = set_up();
         nbd.sent(&request(FLUSH, 1, 0));
         nbd.sent(&request(ZEROES, 2, 1 << 30));
@@ -362,10 +400,10 @@ mod tests {
         nbd.received(&[0; 99]);
         assert_eq!(nbd.waiting(), Waiting::Nothing);
         let mut nbd = set_up();
-        for cookie in 0..=MOST as u64 {
+        for cookie in 0..=MAX_OUTSTANDING as u64 {
             nbd.sent(&request(FLUSH, cookie, 0));
         }
-        assert!(nbd.lost && nbd.outstanding.len() <= MOST);
+        assert!(nbd.lost && nbd.outstanding.len() <= MAX_OUTSTANDING);
     }
 
     proptest! {
