@@ -133,7 +133,7 @@ fn several_disks_are_copied_over_a_slow_line() {
         let folder = run_folder(&env);
         let names = ["one", "two", "three", "four"];
         let images = |side, image: fn(&Lab, &str, DiskFormat, u64) -> DiskImage| {
-            names.map(|name| image(lab, &format!("{name}-{side}"), DiskFormat::Raw, 8))
+            names.map(|name| image(lab, &format!("{name}-{side}"), DiskFormat::Raw, 2))
         };
         let (from, to) = (images("from", full), images("to", blank));
         let config = |images: &[DiskImage; 4]| {
@@ -143,7 +143,7 @@ fn several_disks_are_copied_over_a_slow_line() {
         };
         let mut guest = Guest::boot(&env, config(&from));
         let plan = MigrationPlan::new("postcopy")
-            .migrate_args(&["--copy-disks=one,two,three,four", "--bandwidth", "100K"])
+            .migrate_args(&["--copy-disks=one,two,three,four", "--bandwidth", "200K"])
             .journals_at(&folder, &folder)
             .destination_config(config(&to))
             .hold_at(Breakpoint::before(Commit));

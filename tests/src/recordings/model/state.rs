@@ -82,7 +82,7 @@ impl Model<'_> {
             guest_at: match self.phase {
                 Phase::Connecting | Phase::Disks | Phase::Precopy | Phase::Unknown => {
                     GuestAt::Source
-                },
+                }
                 Phase::Switchover if source && !complete => GuestAt::Paused,
                 Phase::Switchover | Phase::Postcopy => GuestAt::Destination,
             },
