@@ -9,6 +9,8 @@
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, DiskConnection, DiskProgress, SourceGuest};
@@ -21,6 +23,9 @@ use crate::disks::jobs;
 use crate::disks::nbd::NbdRequests;
 use crate::disks::{self, CopiedDisk, DiskSelection, SelectError};
 use crate::qmp::reconnect::connected;
+
+/// How long a killed QEMU may take to end after its sockets were closed.
+const ENDING: Duration = Duration::from_secs(1);
 
 /// The copies of a move.
 #[derive(Debug, Default)]
@@ -162,12 +167,29 @@ impl QemuSource {
         }
         if self.copies.completed.is_none() {
             let copies = usize::from(self.undo.copies);
-            end_copies::end(self.session()?, copies)?;
+            let ended = self.session().map_err(EndCopiesError::from);
+            let ended = ended.and_then(|client| end_copies::end(client, copies));
+            if let Err(error) = ended {
+                // The copies have ended with it.
+                return if self.ends_now() { Ok(()) } else { Err(error) };
+            }
         }
         self.undo.copies = 0;
         self.copies.started = 0;
         self.record_undone();
         Ok(())
+    }
+
+    /// Whether QEMU's process has ended, or ends now: its sockets are closed before.
+    fn ends_now(&self) -> bool {
+        let since = Instant::now();
+        while !self.has_ended() {
+            if since.elapsed() >= ENDING {
+                return false;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        true
     }
 
     /// The same, after a failure: releasing the guest tries again and reports the error.
