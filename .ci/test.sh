@@ -75,6 +75,7 @@ loom() {
 # Builds the package of the program that the tests run, and uses it.
 package() {
     renice --priority 5 --pid "$BASHPID" >/dev/null
+    unset PKG_CONFIG_PATH LD_LIBRARY_PATH # the package's root has libvirt
     tail --pid "${parts[guest_images]}" -f /dev/null
     setup/setup.sh package-root fresh-root hosts-root
     PROGRAM=target/debug/hikkoshi packaging/deb/build.sh
