@@ -153,7 +153,7 @@ impl WaitingMark {
             QmpListener::Process(pid) => {
                 let process = Process::open(pid).map_err(text)?;
                 // The number may have been another process's by then.
-                if QmpListener::at(&self.qmp).map_err(text)? == QmpListener::None {
+                if QmpListener::at(&self.qmp).map_err(text)? != QmpListener::Process(pid) {
                     return Ok(Left::MayStart);
                 }
                 process.kill().map_err(text)?;
