@@ -104,8 +104,9 @@ install: ## install the program, manual pages, completions and units below DESTD
 	install -D -m 644 $(GENERATED)/completions/_hikkoshi $(INSTALL_ROOT)/share/zsh/site-functions/_hikkoshi
 	install -D -m 644 $(GENERATED)/completions/hikkoshi.fish $(INSTALL_ROOT)/share/fish/vendor_completions.d/hikkoshi.fish
 	install -D -m 644 packaging/tmpfiles.d/hikkoshi.conf $(INSTALL_ROOT)/lib/tmpfiles.d/hikkoshi.conf
+	install -D -m 755 packaging/libexec/resume-after-receive $(INSTALL_ROOT)/libexec/hikkoshi/resume-after-receive
 	for unit in $(SYSTEMD_UNITS); do \
-	    sed 's#/usr/bin/hikkoshi#$(PREFIX)/bin/hikkoshi#' "packaging/systemd/$$unit" >"$(DESTDIR)$(UNIT_DIR)/$$unit" || exit 1; \
+	    sed -E 's#/usr/(bin|libexec)/hikkoshi#$(PREFIX)/\1/hikkoshi#' "packaging/systemd/$$unit" >"$(DESTDIR)$(UNIT_DIR)/$$unit" || exit 1; \
 	    chmod 644 "$(DESTDIR)$(UNIT_DIR)/$$unit"; \
 	done
 	install -d $(INSTALL_ROOT)/share/doc/hikkoshi/docs/monitoring
@@ -121,7 +122,7 @@ uninstall: ## remove what `make install` has installed
 	rm -f $(INSTALL_ROOT)/share/bash-completion/completions/hikkoshi $(INSTALL_ROOT)/share/zsh/site-functions/_hikkoshi
 	rm -f $(INSTALL_ROOT)/share/fish/vendor_completions.d/hikkoshi.fish $(INSTALL_ROOT)/lib/tmpfiles.d/hikkoshi.conf
 	rm -f $(addprefix $(DESTDIR)$(UNIT_DIR)/,$(SYSTEMD_UNITS))
-	rm -rf $(INSTALL_ROOT)/share/doc/hikkoshi
+	rm -rf $(INSTALL_ROOT)/share/doc/hikkoshi $(INSTALL_ROOT)/libexec/hikkoshi
 
 # The program that packages and archives contain: with libvirt, and without paths of this machine.
 PACKAGED := target/package/release/hikkoshi

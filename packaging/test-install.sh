@@ -40,7 +40,8 @@ for unit in "$units"/*; do
     name=$(basename "$unit" | sed 's/@\./@NAME./')
     grep -F "\`$name\`" docs/installing.md >/dev/null || fail "docs/installing.md does not name $name"
 done
-sed -i "s#/usr/bin/hikkoshi#$root/usr/bin/hikkoshi#" "$units"/*
+packaging/deb/inside/stop-post.sh "$units" "$root/usr/libexec/hikkoshi"
+sed -i -E "s#/usr/(bin|libexec)/hikkoshi#$root/usr/\1/hikkoshi#" "$units"/*
 for unit in "$units"/*; do
     unit=$(basename "$unit")
     warnings=$(SYSTEMD_UNIT_PATH=$units: systemd-analyze verify --man=no "${unit/@./@guest.}" 2>&1 | grep -F hikkoshi) || true

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# What the units in the folder $1 do when an engine has ended: `ExecStopPost=` as systemd executes it,
-# with a `systemctl` that only says what it was asked.
+# What the units in the folder $1 do when an engine has ended, by the program in the folder $2:
+# `ExecStopPost=` as systemd executes it, with a `systemctl` that only says what it was asked.
 set -euo pipefail
-units=$1
+units=$1 programs=$2
 work=$(mktemp -d)
 trap 'rm -r "$work"' EXIT
 
@@ -17,7 +17,8 @@ cat >"$work/bin/systemctl" <<'SH'
 [ "$1" = show ] && cat "$JOB" && exit
 echo "$*"
 SH
-chmod +x "$work/bin/systemctl"
+sed "s#/run/hikkoshi#$work/run#" "$programs/resume-after-receive" >"$work/bin/resume-after-receive"
+chmod +x "$work/bin"/*
 
 # UNIT RESULT:STATUS JOB [JOURNAL-OF]: what is started.
 started() {
@@ -25,9 +26,9 @@ started() {
     rm -f "$work"/run/*
     [[ ! ${4:-} ]] || printf '{"version":3,"qemu":{"place":{"qmp":"%s"}}}' "$4" >"$work/run/destination-7-7.json"
     printf '%s' "$3" >"$work/job"
-    line=$(sed -n "s#^ExecStopPost=/bin/sh -c '\(.*\)'\$#\1#p" "$units/hikkoshi-$unit@.service")
-    [[ $line ]] || fail "$unit: no ExecStopPost= that executes a shell"
-    line=${line//\$\$/\$} line=${line//\\\\/\\} line=${line//%i/web} line=${line//\/run\/hikkoshi/$work/run}
+    line=$(sed -nE 's#^ExecStopPost=/usr(/local)?/libexec/hikkoshi/(resume-after-receive .*)$#\2#p' "$units/hikkoshi-$unit@.service")
+    [[ $line ]] || fail "$unit: no ExecStopPost= that resumes"
+    line=${line//%i/web}
     PATH=$work/bin:$PATH JOB=$work/job SERVICE_RESULT=${ended%:*} EXIT_STATUS=${ended#*:} \
         RESUME_OPTIONS="${options:---qmp /run/guests/web/qmp}" sh -c "$line"
 }
