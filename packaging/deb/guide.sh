@@ -22,6 +22,8 @@ link=hkg$$
 
 fail() {
     printf 'guide: %s\n' "$*" >&2
+    # The migration that runs beside the commands may say why.
+    [[ ! ${background:-} ]] || tail -n 20 "$work/background.log" >&2
     exit 1
 }
 
@@ -53,7 +55,8 @@ on() {
 
 # Waits until the condition, a command on a host, holds; $3 says what it is.
 wait_for() {
-    local tries=600
+    # Five minutes: emulated guests are slow on a busy machine.
+    local tries=1500
     until on "$1" "$2" >/dev/null 2>&1; do
         ((tries--)) || fail "$1: timed out waiting for $3"
         sleep 0.2
