@@ -265,9 +265,9 @@ test-disks: guest ## guests whose disks are copied with them: both QEMU versions
 
 # A quiet guest, and one that writes at random, are part of test-guests.
 .PHONY: test-rates
-test-rates: guest ## dirty rates and estimates of guests that write in several ways
+test-rates: guest ## dirty rates, estimates and limits, with guests that write in several ways
 	cargo build --locked --release --package hikkoshi
-	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- dirty_rate:: estimate:: --include-ignored
+	CI=true cargo test --locked --package hikkoshi-tests --test e2e -- dirty_rate:: estimate:: limits:: --include-ignored
 
 # The machine should be quiet. For docs/status.md.
 .PHONY: bench-status
@@ -296,7 +296,7 @@ matrix: guest-devices ## move every kind of guest in every mode: the table of do
 	cargo test --locked --package hikkoshi-lab --test guests -- --ignored
 	cargo test --locked --package hikkoshi-qemu --test qemu -- --ignored streams::
 	HIKKOSHI_MATRIX=$(abspath $(BUILD))/matrix.md cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored matrix::the_whole
-	cargo test --locked --package hikkoshi-tests --test e2e -- --ignored destination_line:: auxiliary_memory:: disk_file_memory:: network_frames:: guest_network:: qemu_versions::
+	cargo test --locked --package hikkoshi-tests --test e2e -- --ignored destination_line:: auxiliary_memory:: disk_file_memory:: network_frames:: guest_network:: memory_layouts:: qemu_versions::
 	@cat $(BUILD)/matrix.md
 
 # A selection is part of test-guests.

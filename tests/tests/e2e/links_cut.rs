@@ -67,6 +67,7 @@ fn cut_before_the_guest_was_offered() {
 }
 
 #[test]
+#[ignore = "part of `make drills`"]
 fn cut_at_each_step_of_precopy() {
     let breakpoints = [
         Breakpoint::after(Begin),
@@ -89,6 +90,7 @@ fn cut_at_each_step_of_precopy() {
 }
 
 #[test]
+#[ignore = "part of `make drills`"]
 fn cut_at_each_step_of_postcopy() {
     let breakpoints = [
         Breakpoint::after(Begin),

@@ -51,11 +51,13 @@ fn large() -> Workload {
 }
 
 #[test]
+#[ignore = "part of `make matrix`"]
 fn numa_nodes() {
     migrate_by_all_modes(Ram::shared(0).numa(&[128, 192]), large());
 }
 
 #[test]
+#[ignore = "part of `make matrix`"]
 fn a_dimm() {
     migrate_by_all_modes(Ram::shared(192).dimm(128), large());
 }
