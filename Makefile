@@ -281,12 +281,12 @@ docs-reports: guest browser ## make the reports that docs/reading-a-report.md re
 	cargo build --locked --release --package hikkoshi
 	HIKKOSHI_BIN=$(abspath target/release/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- example_reports:: --ignored --nocapture
 
-# A twelfth of the random interruptions, and every second step, are part of test-guests. This target prints the table.
+# A twelfth of most random interruptions, and every second step, are part of test-guests. This target prints the table.
 .PHONY: drills
 drills: guest-debian ## fault injection: the table of docs/reliability.md
 	cargo build --locked --release --package hikkoshi
 	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored fault_drills:: out_of_space:: completion:: links_cut:: processes_killed::
-	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored debian:: private_memory_recovery:: dashboard_resumed:: reports:: repeats:: cancel::
+	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored debian:: private_memory_recovery:: dashboard_resumed:: reports:: repeats:: cancel:: recovery:: kvm::
 	@cat $(BUILD)/drills.md
 
 # A sample of the rows is part of test-guests.
@@ -296,7 +296,7 @@ matrix: guest-devices ## move every kind of guest in every mode: the table of do
 	cargo test --locked --package hikkoshi-lab --test guests -- --ignored
 	cargo test --locked --package hikkoshi-qemu --test qemu -- --ignored streams::
 	HIKKOSHI_MATRIX=$(abspath $(BUILD))/matrix.md cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored matrix::the_whole
-	cargo test --locked --package hikkoshi-tests --test e2e -- --ignored destination_line:: auxiliary_memory:: disk_file_memory:: network_frames:: guest_network:: memory_layouts:: qemu_versions::
+	cargo test --locked --package hikkoshi-tests --test e2e -- --ignored destination_line:: auxiliary_memory:: disk_file_memory:: network_frames:: guest_network:: memory_layouts:: qemu_versions:: modes:: guest_clocks:: urgent_pages::
 	@cat $(BUILD)/matrix.md
 
 # A selection is part of test-guests.

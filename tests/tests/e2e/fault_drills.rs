@@ -220,6 +220,7 @@ fn destination_engine_killed() {
 }
 
 #[test]
+#[ignore = "part of `make drills`"]
 fn both_engines_killed() {
     killed("both engines killed", Victim::Both);
 }
@@ -358,6 +359,7 @@ fn engines_killed_with_huge_pages() {
 
 /// The source's QEMU is killed, half of the time with its engine: the RAM file is sufficient.
 #[test]
+#[ignore = "part of `make drills`"]
 fn source_qemu_killed() {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, faulting_guest());

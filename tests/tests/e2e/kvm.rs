@@ -104,6 +104,7 @@ fn huge_pages() {
 
 /// From commit on: new engines complete the migration.
 #[test]
+#[ignore = "part of `make drills`"]
 fn interrupted_after_commit() {
     if !kvm_present() {
         return;

@@ -6,6 +6,7 @@ use hikkoshi_tests::{Guest, MigrationPlan, TestEnv};
 
 /// A rate can only be lower on a slow machine, so an upper limit can be asserted.
 #[test]
+#[ignore = "part of `make test-rates`"]
 fn bandwidth_limits_only_the_background() {
     let env = TestEnv::new();
     // The guest accesses all of its 32 MiB in a fraction of the migration.

@@ -23,11 +23,13 @@ fn all_modes(cpus: u32, workload: Workload) {
 }
 
 #[test]
+#[ignore = "part of `make matrix`"]
 fn one_processor_writing_as_fast_as_possible() {
     all_modes(1, Workload::verify(32));
 }
 
 #[test]
+#[ignore = "part of `make matrix`"]
 fn four_processors_writing_as_fast_as_possible() {
     all_modes(4, Workload::verify(64).threads(4));
 }
