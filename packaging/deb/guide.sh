@@ -87,7 +87,7 @@ start_host() {
     # Without KVM: the test guest's kernel is slow where that is emulated. The device's mode and the
     # group are what udev makes.
     on "$name" "ip link set lo up
-        ip link add br0 type bridge && ip address add $address/24 dev br0 && ip link set br0 up
+        ip link add br0 address 02:00:00:00:00:0${address##*.} type bridge && ip address add $address/24 dev br0 && ip link set br0 up
         ip link set $3 master br0 up
         rm -f /dev/kvm && chmod 666 /dev/net/tun && addgroup --quiet --system kvm
         mkdir -p /etc/guests /srv/guests
