@@ -24,19 +24,52 @@ use hikkoshi_memory::GuestRam;
 
 /// A running guest that is to be moved away.
 ///
-/// The engine calls the methods in this order: [`start_dirty_log`] (not in post-copy without
-/// pre-copy rounds), [`drain`] any number of times, [`pause`], [`save_device_state`], then
-/// [`resume`] if the migration failed, and [`release`] last. If another engine is to resume the
-/// migration, [`leave`] is called instead of [`release`]. An adapter for a resumed migration gets
-/// at most [`resume`], and then one of these two.
+/// # Order of the calls
 ///
-/// [`start_dirty_log`]: SourceGuest::start_dirty_log
-/// [`drain`]: SourceGuest::drain
-/// [`pause`]: SourceGuest::pause
-/// [`save_device_state`]: SourceGuest::save_device_state
-/// [`resume`]: SourceGuest::resume
-/// [`release`]: SourceGuest::release
-/// [`leave`]: SourceGuest::leave
+/// The engine may query the guest at any time ([`describe`], [`ram`], [`needs_drain`],
+/// [`has_ended`] and so on). What changes it is called in this order:
+///
+/// 1. [`capture_frames`], unless frames are not kept.
+/// 2. If disks are copied: [`connect_disk`] and [`open_disk`] for each one, [`copy_disk`] for each
+///    one, then [`disk_progress`] until all are in sync.
+/// 3. [`start_dirty_log`] (not in post-copy without pre-copy rounds), then [`drain`] any number of
+///    times if the guest [needs it](Self::needs_drain).
+/// 4. [`prepare_pause`], [`pause`], and [`complete_disks`] if disks are copied.
+/// 5. [`save_device_state`], [`read_at_resume`], [`check_device_state`].
+/// 6. [`handing_over`] when *commit* is about to be sent, then [`check_handed_over`] now and then
+///    until the destination has every page.
+/// 7. [`release`] last. If another engine is to resume the migration, or the machine's process has
+///    ended with pages that the destination needs, [`leave`] is called instead.
+///
+/// If the migration fails before *commit*, or the guest comes back, [`resume`] follows, and then
+/// [`release`]. An adapter for a resumed migration gets [`check_paused`] and [`handing_over`] if
+/// the guest was or may have been handed over, [`check_handed_over`], and [`resume`] if it comes
+/// back; then one of the two of step 7. [`asynchronous_faults`] is called after all others.
+///
+/// [`describe`]: Self::describe
+/// [`ram`]: Self::ram
+/// [`needs_drain`]: Self::needs_drain
+/// [`has_ended`]: Self::has_ended
+/// [`capture_frames`]: Self::capture_frames
+/// [`connect_disk`]: Self::connect_disk
+/// [`open_disk`]: Self::open_disk
+/// [`copy_disk`]: Self::copy_disk
+/// [`disk_progress`]: Self::disk_progress
+/// [`start_dirty_log`]: Self::start_dirty_log
+/// [`drain`]: Self::drain
+/// [`prepare_pause`]: Self::prepare_pause
+/// [`pause`]: Self::pause
+/// [`complete_disks`]: Self::complete_disks
+/// [`save_device_state`]: Self::save_device_state
+/// [`read_at_resume`]: Self::read_at_resume
+/// [`check_device_state`]: Self::check_device_state
+/// [`check_paused`]: Self::check_paused
+/// [`handing_over`]: Self::handing_over
+/// [`check_handed_over`]: Self::check_handed_over
+/// [`resume`]: Self::resume
+/// [`release`]: Self::release
+/// [`leave`]: Self::leave
+/// [`asynchronous_faults`]: Self::asynchronous_faults
 ///
 /// # Example
 ///
@@ -192,10 +225,10 @@ pub trait SourceGuest: Send {
     fn start_dirty_log(&mut self) -> Result<Arc<dyn DirtyLog>, GuestError>;
 
     /// Whether devices write to guest memory in a way that the dirty log sees when a page is
-    /// pinned, but not when the data lands. Called once, after
-    /// [`start_dirty_log`](Self::start_dirty_log). If so, the engine calls [`drain`](Self::drain)
-    /// after it has taken the log of some pages and before it copies them. [`DirtyLog`] explains
-    /// why.
+    /// pinned, but not when the data lands. Called after
+    /// [`start_dirty_log`](Self::start_dirty_log), once or more often; the answer must not change.
+    /// If so, the engine calls [`drain`](Self::drain) after it has taken the log of some pages and
+    /// before it copies them. [`DirtyLog`] explains why.
     fn needs_drain(&self) -> bool;
 
     /// Waits until every device write has landed that was in progress when this was called. The
@@ -313,14 +346,47 @@ pub struct ThreadName {
 
 /// An empty machine that waits for a guest.
 ///
-/// Order of the calls: [`prepare`], then, if post-copy is possible,
-/// [`take_userfault`], [`load_device_state`], [`resume`], [`release`].
+/// # Order of the calls
 ///
-/// [`prepare`]: DestinationGuest::prepare
-/// [`take_userfault`]: DestinationGuest::take_userfault
-/// [`load_device_state`]: DestinationGuest::load_device_state
-/// [`resume`]: DestinationGuest::resume
-/// [`release`]: DestinationGuest::release
+/// The engine may query the machine at any time ([`describe`], [`ram`], [`has_ended`],
+/// [`name_thread`] and so on). What changes it is called in this order:
+///
+/// 1. [`prepare`], and [`serve_disks`] if disks are copied.
+/// 2. [`take_userfault`] if post-copy is possible, and [`filling_userfault`] if the machine has
+///    private memory.
+/// 3. [`deliver_frames`] if the source keeps frames, and [`connect_disk`] for each disk.
+/// 4. [`check_receiving`] now and then while the guest runs at the source.
+/// 5. [`end_disks`] if disks were copied, then [`load_device_state`].
+/// 6. [`resume`] after *commit*, and [`watch_for_end`] once the guest runs. If it fails,
+///    [`never_ran`] decides whether the source may take the guest back.
+/// 7. [`complete`] when no page is missing, and [`release`] last.
+///
+/// If the migration fails before *commit*, [`release`] follows at once. If another engine is to
+/// resume it, [`abandon_userfault`] is called instead of step 7, after [`kill`] if the guest's
+/// memory here is corrupted. [`kill`] and [`release`] end a migration that is given up. An adapter
+/// for a resumed migration gets [`take_userfault`] if pages are missing, and then what follows from
+/// step 6 on.
+///
+/// [`describe`]: Self::describe
+/// [`ram`]: Self::ram
+/// [`has_ended`]: Self::has_ended
+/// [`name_thread`]: Self::name_thread
+/// [`prepare`]: Self::prepare
+/// [`serve_disks`]: Self::serve_disks
+/// [`take_userfault`]: Self::take_userfault
+/// [`filling_userfault`]: Self::filling_userfault
+/// [`deliver_frames`]: Self::deliver_frames
+/// [`connect_disk`]: Self::connect_disk
+/// [`check_receiving`]: Self::check_receiving
+/// [`end_disks`]: Self::end_disks
+/// [`load_device_state`]: Self::load_device_state
+/// [`resume`]: Self::resume
+/// [`watch_for_end`]: Self::watch_for_end
+/// [`never_ran`]: Self::never_ran
+/// [`complete`]: Self::complete
+/// [`release`]: Self::release
+/// [`abandon_userfault`]: Self::abandon_userfault
+/// [`kill`]: Self::kill
 ///
 /// # Example
 ///
