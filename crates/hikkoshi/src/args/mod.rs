@@ -81,7 +81,8 @@ Exit status:
      ended while it held pages in private memory
 
 Exit status of receive --daemon and of invite:
-  0  The daemon was ended by Ctrl-C or SIGTERM; the invitation was printed
+  0  The daemon was ended by Ctrl-C or SIGTERM; the invitation was printed, or withdrawn
+  1  (invite) The daemon refuses. The message says why
   2  Otherwise
 
 Exit status of check:
@@ -114,6 +115,13 @@ Exit status of estimate:
   0  There is an estimate
   1  The guest cannot be measured, or the destination does not answer
   2  The command line or the environment is invalid, or the file of --json cannot be written
+
+Exit status of demo:
+  0  The guest was moved, and has found every page of its memory as it was
+  1  The demo failed, the guest found a bad page, or the migration left it at the source
+  2  The command line or the environment is invalid, that QEMU is not installed, or migrate
+     ended so
+  3, 4  migrate ended so
 
 Environment:
   HIKKOSHI_LOG  What to log: off, error, warn (the default), info, debug or trace, for
