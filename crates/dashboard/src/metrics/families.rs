@@ -5,8 +5,8 @@ use std::fmt::{self, Display};
 
 use hikkoshi_status::{Converges, DiskCopy, GuestAt, Phase, Requests, Side, State};
 
+use super::Migration;
 use super::text::{Exposition, bounded, count_value};
-use super::{Migration, side};
 use crate::follow::View;
 
 /// The type of a metric.
@@ -81,7 +81,7 @@ pub const FAMILIES: &[Family] = &[
         |out, view, _| {
             for ((of, reason), count) in view.ended {
                 out.sample(
-                    &[("side", side(*of)), ("reason", reason)],
+                    &[("side", of.name()), ("reason", reason)],
                     count_value(*count),
                 );
             }
@@ -183,8 +183,8 @@ pub const FAMILIES: &[Family] = &[
                 out,
                 migrations,
                 "phase",
-                |_| &PHASES,
-                |state| phase(state.phase),
+                |_| Phase::ALL.map(Phase::name).to_vec(),
+                |state| state.phase.name(),
             );
         },
     ),
@@ -206,8 +206,8 @@ pub const FAMILIES: &[Family] = &[
                 out,
                 migrations,
                 "place",
-                |_| &PLACES,
-                |state| place(state.guest_at),
+                |_| GuestAt::ALL.map(GuestAt::name).to_vec(),
+                |state| state.guest_at.name(),
             );
         },
     ),
@@ -330,13 +330,8 @@ pub const FAMILIES: &[Family] = &[
                 let Some(converges) = it.state.and_then(|state| state.converges) else {
                     continue;
                 };
-                for (answer, name) in [
-                    (Converges::Yes, "yes"),
-                    (Converges::No, "no"),
-                    (Converges::Switches, "switches"),
-                    (Converges::Unknown, "unknown"),
-                ] {
-                    labelled(out, it, "answer", name, flag(converges == answer));
+                for answer in Converges::ALL {
+                    labelled(out, it, "answer", answer.name(), flag(converges == answer));
                 }
             }
         },
@@ -453,39 +448,18 @@ pub const FAMILIES: &[Family] = &[
 /// same for all migrations, so that histograms can be added.
 const BOUNDS: std::ops::RangeInclusive<u32> = 4..=24;
 
-const PHASES: [&str; 5] = ["connecting", "disks", "precopy", "switchover", "postcopy"];
-
 /// The most disks of a migration that have metrics: as many as hikkoshi copies. A state comes from
 /// another process.
 const MAX_DISKS: usize = 32;
 
-const PLACES: [&str; 3] = ["source", "paused", "destination"];
 const SOURCE_STAGES: [&str; 4] = ["owned", "committed", "handed_over", "done"];
 const DESTINATION_STAGES: [&str; 5] = ["receiving", "ready", "running", "declined", "complete"];
 
-fn phase(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Connecting => "connecting",
-        Phase::Disks => "disks",
-        Phase::Precopy => "precopy",
-        Phase::Switchover => "switchover",
-        Phase::Postcopy => "postcopy",
-        Phase::Unknown => "unknown",
-    }
-}
-
-fn place(guest_at: GuestAt) -> &'static str {
-    match guest_at {
-        GuestAt::Source => "source",
-        GuestAt::Paused => "paused",
-        GuestAt::Destination => "destination",
-    }
-}
-
-fn stages(side: Side) -> &'static [&'static str] {
+/// The stages of a side, as the handover's records name them.
+fn stages(side: Side) -> Vec<&'static str> {
     match side {
-        Side::Source => &SOURCE_STAGES,
-        Side::Destination => &DESTINATION_STAGES,
+        Side::Source => SOURCE_STAGES.to_vec(),
+        Side::Destination => DESTINATION_STAGES.to_vec(),
     }
 }
 
@@ -592,13 +566,13 @@ fn of_set(
     out: &mut Exposition,
     migrations: &[Migration<'_>],
     label: &str,
-    names: impl Fn(Side) -> &'static [&'static str],
+    names: impl Fn(Side) -> Vec<&'static str>,
     present: impl Fn(&State) -> &str,
 ) {
     for it in migrations {
         let Some(state) = it.state else { continue };
         for name in names(it.recording.migration.side) {
-            labelled(out, it, label, name, flag(*name == present(state)));
+            labelled(out, it, label, name, flag(name == present(state)));
         }
     }
 }

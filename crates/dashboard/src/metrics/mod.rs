@@ -11,7 +11,7 @@ mod text;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use hikkoshi_status::{Recording, Side, State};
+use hikkoshi_status::{Recording, State};
 
 use crate::follow::{Known, View};
 
@@ -71,14 +71,7 @@ impl Migration<'_> {
     }
 
     fn side(&self) -> &'static str {
-        side(self.recording.migration.side)
-    }
-}
-
-fn side(side: Side) -> &'static str {
-    match side {
-        Side::Source => "source",
-        Side::Destination => "destination",
+        self.recording.migration.side.name()
     }
 }
 
