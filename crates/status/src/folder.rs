@@ -10,23 +10,24 @@ use std::time::SystemTime;
 use hikkoshi_linux::{Others, UnsafeRights, check_rights, connect_unix};
 use rustix::fs::OFlags;
 
-use crate::{Migration, Recording, Side, VERSION};
+use crate::{Migration, Recording, VERSION};
 
-/// Files that are kept: those of migrations that run, and the newest of ended ones.
-const KEPT: usize = 32;
+/// Recordings of ended migrations that are kept: the newest. Those of migrations that run are kept
+/// besides.
+const MAX_ENDED_RECORDINGS: usize = 32;
 
-/// Their size together, in bytes, above which fewer are kept.
-const KEPT_BYTES: u64 = 32 << 20;
+/// The size of all recordings together, in bytes, above which fewer of ended migrations are kept.
+const MAX_TOTAL_BYTES: u64 = 32 << 20;
 
 /// Room that is left for others in the file system, in bytes. Journals are in the same one, and a
-/// migration cannot go on without its journal.
+/// migration cannot continue without its journal.
 const LEFT_FREE: u64 = 16 << 20;
 
 /// The longest file that is read, in bytes.
-const LONGEST: u64 = 64 << 20;
+const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// Entries that are listed: the newest.
-const LISTED: usize = 256;
+/// Migrations that are listed: the newest.
+const MAX_LISTED: usize = 256;
 
 /// A folder with the sockets and files of this user's migrations.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,11 +75,11 @@ pub enum FolderError {
         /// Its owner and its permissions.
         rights: UnsafeRights,
     },
-    /// There are too many migrations that run.
+    /// The recordings of other migrations that run leave no room for this one.
     #[error(
         "the status folder {} has the recordings of {running} other migrations that run, {bytes} \
-         bytes: there is no room for another recording (it holds {KEPT}, of {KEPT_BYTES} bytes \
-         together)",
+         bytes: there is no room for another recording (it holds {MAX_TOTAL_BYTES} bytes; some are \
+         free when one of these migrations has ended)",
         folder.display()
     )]
     Full {
@@ -142,11 +143,28 @@ impl StatusFolder {
         self.0.join(format!("{}.sock", migration.entry_name()))
     }
 
-    /// All migrations, the newest first. None if the folder does not exist.
+    /// The entries of the newest migrations, the newest first. A migration has its socket, its file
+    /// or both. None if the folder does not exist.
     ///
     /// # Errors
     /// If the folder cannot be read, or other users may write to it.
     pub fn entries(&self) -> Result<Vec<Entry>, FolderError> {
+        let mut entries = self.all_entries()?;
+        // Not by entry: the file of a migration that runs is newer than its socket, and without the
+        // socket its engine would seem to have been killed.
+        let mut listed = BTreeSet::new();
+        for entry in &entries {
+            if listed.len() == MAX_LISTED {
+                break;
+            }
+            listed.insert(entry.name.clone());
+        }
+        entries.retain(|entry| listed.contains(&entry.name));
+        Ok(entries)
+    }
+
+    /// All entries, the newest first. None if the folder does not exist.
+    fn all_entries(&self) -> Result<Vec<Entry>, FolderError> {
         match self.check() {
             Err(FolderError::Folder { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => {
                 return Ok(Vec::new());
@@ -158,7 +176,6 @@ impl StatusFolder {
             .filter_map(|file| Entry::of(file.ok()?.path()))
             .collect();
         entries.sort_by(|a, b| (b.modified, &b.name).cmp(&(a.modified, &a.name)));
-        entries.truncate(LISTED);
         Ok(entries)
     }
 
@@ -167,7 +184,8 @@ impl StatusFolder {
     /// that run (they have a socket) are never removed.
     ///
     /// # Errors
-    /// If it cannot be written. What was stored before is still there then.
+    /// If it cannot be written, or the recordings of other migrations that run leave no room. What
+    /// was stored before is still there then.
     pub fn store(&self, recording: &Recording) -> Result<PathBuf, FolderError> {
         let name = recording.migration.entry_name();
         let file = self.0.join(format!("{name}.json"));
@@ -196,7 +214,7 @@ impl StatusFolder {
     /// Removes the oldest recordings of ended migrations, so that one of `bytes` can be stored as
     /// `name`.
     fn make_room(&self, name: &str, bytes: u64) -> Result<(), FolderError> {
-        let entries = self.entries()?;
+        let entries = self.all_entries()?;
         let sockets = entries.iter().filter(|entry| entry.kind == Kind::Socket);
         let running: BTreeSet<&str> = sockets.map(|entry| &*entry.name).collect();
         let others = entries
@@ -207,16 +225,17 @@ impl StatusFolder {
         let size = |entry: &&Entry| fs::metadata(&entry.path).map_or(0, |file| file.len());
         let of_running = kept.iter().map(size).fold(0, u64::saturating_add);
         let mut sum = of_running.saturating_add(bytes);
-        if kept.len() >= KEPT || sum > KEPT_BYTES {
+        if sum > MAX_TOTAL_BYTES {
             return Err(FolderError::Full {
                 folder: self.0.clone(),
                 running: kept.len(),
                 bytes: of_running,
             });
         }
-        for (number, old) in (kept.len() + 1..).zip(&ended) {
+        let own = usize::from(!running.contains(name));
+        for (number, old) in (own + 1..).zip(&ended) {
             sum = sum.saturating_add(size(old));
-            if number >= KEPT || sum > KEPT_BYTES {
+            if number > MAX_ENDED_RECORDINGS || sum > MAX_TOTAL_BYTES {
                 let _ = fs::remove_file(&old.path);
             }
         }
@@ -231,7 +250,9 @@ impl StatusFolder {
     /// Removes what killed engines left beside their recordings: sockets that no process serves,
     /// and files that were not complete. Never waits for an engine.
     pub fn remove_stale(&self) {
-        let Ok(entries) = self.entries() else { return };
+        let Ok(entries) = self.all_entries() else {
+            return;
+        };
         let mut running = BTreeSet::new();
         for entry in entries {
             if entry.kind != Kind::Socket {
@@ -295,10 +316,7 @@ impl Migration {
     /// The name of its entry in the folder, without the extension. A process may take part in
     /// several migrations, one after another.
     pub fn entry_name(&self) -> String {
-        let side = match self.side {
-            Side::Source => "source",
-            Side::Destination => "destination",
-        };
+        let side = self.side.name();
         let id = self.id.chars().filter(char::is_ascii_hexdigit);
         let id: String = id.take(8).collect();
         format!("{side}-{}-{id}", self.pid)
@@ -321,8 +339,8 @@ pub(crate) fn read(path: &Path) -> Result<Recording, FolderError> {
         .open(path)
         .map_err(failed)?;
     let mut content = Vec::new();
-    let read = file.take(LONGEST + 1).read_to_end(&mut content);
-    if read.map_err(failed)? as u64 > LONGEST {
+    let read = file.take(MAX_FILE_BYTES + 1).read_to_end(&mut content);
+    if read.map_err(failed)? as u64 > MAX_FILE_BYTES {
         return Err(failed(io::ErrorKind::FileTooLarge.into()));
     }
     parse(&content).map_err(|error| match error {
@@ -409,14 +427,14 @@ mod tests {
     fn only_the_newest_are_kept() {
         let (_run, folder) = folder();
         folder.create().unwrap();
-        for pid in 0..u32::try_from(KEPT).unwrap() + 5 {
+        for pid in 0..u32::try_from(MAX_ENDED_RECORDINGS).unwrap() + 5 {
             let file = folder.store(recorded(pid).recording()).unwrap();
             let time = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(pid.into());
             fs::File::open(file).unwrap().set_modified(time).unwrap();
         }
         // The last one was stored with the present time, and is the newest.
         let entries = folder.entries().unwrap();
-        assert_eq!(entries.len(), KEPT);
+        assert_eq!(entries.len(), MAX_ENDED_RECORDINGS);
         assert!(
             !entries
                 .iter()
@@ -479,7 +497,7 @@ mod tests {
     }
 
     fn files(folder: &StatusFolder) -> Vec<String> {
-        let entries = folder.entries().unwrap().into_iter();
+        let entries = folder.all_entries().unwrap().into_iter();
         let files = entries.filter(|entry| entry.kind == Kind::File);
         files.map(|entry| entry.name).collect()
     }
@@ -501,25 +519,84 @@ mod tests {
             folder.store(recorded(pid).recording()).unwrap();
         }
         let left = files(&folder);
-        assert_eq!(left.len(), KEPT);
+        assert_eq!(left.len(), 1 + MAX_ENDED_RECORDINGS);
         assert!(left.contains(&"running".to_owned()), "{left:?}");
     }
 
+    /// Migrations that run, with their sockets, files and files that are being written. They are
+    /// older than all that is stored next.
+    fn running(number: usize) -> (tempfile::TempDir, StatusFolder, Vec<UnixListener>) {
+        let names: Vec<_> = (0..number).map(|number| format!("r{number:03}")).collect();
+        let files: Vec<_> = names
+            .iter()
+            .flat_map(|name| [format!("{name}.json"), format!("{name}.new")])
+            .collect();
+        let sizes: Vec<_> = files.iter().map(|name| (name.as_str(), 10)).collect();
+        let (run, folder) = filled(&sizes);
+        let socket = |name: &String| folder.path().join(name).with_extension("sock");
+        let sockets = names
+            .iter()
+            .map(|name| UnixListener::bind(socket(name)).unwrap())
+            .collect();
+        (run, folder, sockets)
+    }
+
     #[test]
-    fn too_many_running_migrations_are_refused() {
-        let names: Vec<_> = (0..KEPT).map(|number| format!("r{number}.json")).collect();
-        let all: Vec<_> = names.iter().map(|name| (name.as_str(), 10)).collect();
-        let (_run, folder) = filled(&all);
-        for name in &names {
-            let socket = folder.path().join(name).with_extension("sock");
-            drop(UnixListener::bind(socket).unwrap());
+    fn all_running_migrations_and_the_newest_ended_ones_are_kept() {
+        for number in [40, 300] {
+            let (_run, folder, _sockets) = running(number);
+            for pid in 1000..1100 {
+                folder.store(recorded(pid).recording()).unwrap();
+            }
+            let left = files(&folder);
+            assert_eq!(left.len(), number + MAX_ENDED_RECORDINGS);
+            let of_running = left.iter().filter(|name| name.starts_with('r'));
+            assert_eq!(of_running.count(), number);
+        }
+    }
+
+    #[test]
+    fn what_running_engines_have_is_not_stale() {
+        let (_run, folder, sockets) = running(300);
+        folder.remove_stale();
+        let left = |extension: &str| {
+            let files = fs::read_dir(folder.path()).unwrap();
+            let paths = files.map(|file| file.unwrap().path());
+            paths
+                .filter(|path| path.extension().is_some_and(|it| it == extension))
+                .count()
+        };
+        assert_eq!((left("sock"), left("new"), left("json")), (300, 300, 300));
+        // The engines are killed.
+        drop(sockets);
+        folder.remove_stale();
+        assert_eq!((left("sock"), left("new"), left("json")), (0, 0, 300));
+    }
+
+    #[test]
+    fn a_listed_migration_has_its_socket_and_its_file() {
+        let (_run, folder, _sockets) = running(300);
+        let entries = folder.entries().unwrap();
+        let of = |kind| {
+            let entries = entries.iter().filter(move |entry| entry.kind == kind);
+            entries.map(|entry| &*entry.name).collect::<BTreeSet<_>>()
+        };
+        assert_eq!(of(Kind::Socket).len(), MAX_LISTED);
+        assert_eq!(of(Kind::Socket), of(Kind::File));
+    }
+
+    #[test]
+    fn running_migrations_without_room_for_another_recording_are_counted_in_bytes() {
+        let (_run, folder) = filled(&[("r0.json", 16 << 20), ("r1.json", (16 << 20) - 10)]);
+        for name in ["r0.sock", "r1.sock"] {
+            drop(UnixListener::bind(folder.path().join(name)).unwrap());
         }
         let refused = folder.store(recorded(7).recording()).unwrap_err();
         assert!(
-            matches!(refused, FolderError::Full { running: 32, .. }),
+            matches!(refused, FolderError::Full { running: 2, .. }),
             "{refused}"
         );
-        assert_eq!(files(&folder).len(), KEPT);
+        assert_eq!(files(&folder).len(), 2);
         // One of them can be stored again.
         let own = recorded(8);
         let own_name = folder.path().join(own.recording().migration.entry_name());
@@ -528,7 +605,7 @@ mod tests {
             fs::rename(old, own_name.with_extension(extension)).unwrap();
         }
         folder.store(own.recording()).unwrap();
-        assert_eq!(files(&folder).len(), KEPT);
+        assert_eq!(files(&folder).len(), 2);
     }
 
     #[test]
