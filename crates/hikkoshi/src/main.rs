@@ -15,8 +15,10 @@
 //! | `status` | a migration while it runs: shown, recorded, served on a socket |
 //! | `output` | standard output and standard error, exit status, log |
 //!
-//! `commands` uses all others. `security` and `journal` use `args` and `output`; these two use no
-//! other folder, except that `output` takes the progress format from `args`.
+//! `commands` uses all others. `security`, `journal` and `status` use `args` and `output`. Beside
+//! that, single items are used: the run folder of `journal` in `args`, its paths in `security`; the
+//! progress format of `args`, and conversions of `status`, in `output`; and three of `commands`, which
+//! have their logic there: `NamedGuest` and `WaitingMark` in `journal`, `Estimated` in `output`.
 
 mod args;
 mod commands;
