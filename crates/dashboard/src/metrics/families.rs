@@ -360,8 +360,9 @@ pub const FAMILIES: &[Family] = &[
         "hikkoshi_migration_downtime_seconds",
         Kind::Gauge,
         "How long the guest has been paused; grows until it runs again. At the source an upper \
-         bound: until it was told that the guest runs. At the destination a lower bound: from the \
-         first message after the device state. Without a value it was not paused yet.",
+         bound: until the destination has reported that the guest runs. At the destination a lower \
+         bound: from the first message after the device state. Without a value it was not paused \
+         yet.",
         |out, _, migrations| {
             of_state(out, migrations, |state| Some(state.downtime_ms? / 1e3));
         },
@@ -370,7 +371,7 @@ pub const FAMILIES: &[Family] = &[
         "hikkoshi_migration_likely_downtime_seconds",
         Kind::Gauge,
         "How long the guest likely was paused, at the source, when it runs again. Without a value \
-         the destination has not told when that was.",
+         the destination has not reported when that was.",
         |out, _, migrations| {
             of_state(out, migrations, |state| {
                 Some(state.likely_downtime_ms? / 1e3)
@@ -515,7 +516,8 @@ fn of_state(
     one(out, migrations, |it| value(it.state?));
 }
 
-/// A sample for each disk that is copied, or was. Two with the same name have a number after it.
+/// A sample for each disk that is copied, or was. If several have the same name, all but the first
+/// have their number before it.
 fn of_disks(out: &mut Exposition, migrations: &[Migration<'_>], value: impl Fn(&DiskCopy) -> f64) {
     for it in migrations {
         let disks = it.state.map_or(&[][..], |state| &state.disks);

@@ -171,7 +171,7 @@ fn print(invitation: &Invitation, args: &Receive) -> Result<(), Exit> {
         return Ok(());
     }
     match streams::try_to_stdout(&format!("{invitation}\n")) {
-        // Its daemon has ended: nobody will ever know the invitation.
+        // Its daemon has ended: no source can get the invitation.
         Err(error) if args.receiver.is_some() => {
             let what = format!("printing the invitation: {}", Report::new(&error));
             Err(Exit::new(Status::AtSource, Reason::System, what).with("nothing was changed"))

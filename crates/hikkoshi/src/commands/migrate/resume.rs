@@ -23,7 +23,7 @@ use crate::output::streams;
 use crate::security;
 use crate::status::Session;
 
-/// What another engine was told of the domain's configuration is not known.
+/// Another engine has received what became of the domain's configuration.
 const NOT_KNOWN: &str = "whether the domain was made persistent at the destination is not known \
                          here any more: see 'virsh dominfo' there";
 

@@ -1,7 +1,7 @@
 //! `receive --template`: starts the destination's QEMU from a file with its command line.
 //!
-//! QEMU is a process of its own: it goes on when `receive` ends, unless the guest stays at the
-//! source. If a receiver of a daemon is killed before the handover, the daemon ends its QEMU
+//! QEMU is a process of its own: it continues when `receive` ends, unless the guest stays at
+//! the source. If a receiver of a daemon is killed before the handover, the daemon ends its QEMU
 //! ([`WaitingMark`]).
 
 use std::fs::{self, DirBuilder, OpenOptions};

@@ -9,8 +9,8 @@
 //!
 //! The daemon reads from each connection which invitation it belongs to, and passes it on to that
 //! guest's `receive`, which authenticates the source. It has no keys, except that of its own
-//! certificate if it has one, and no state beyond the run folder: migrations go on while it is
-//! restarted.
+//! certificate if it has one, and no state beyond the run folder: migrations continue while it
+//! is restarted.
 
 mod admission;
 mod certificate_limits;
