@@ -17,8 +17,9 @@
 //!
 //! `commands` uses all others. `security`, `journal` and `status` use `args` and `output`. Beside
 //! that, single items are used: the run folder of `journal` in `args`, its paths in `security`; the
-//! progress format of `args`, and conversions of `status`, in `output`; and three of `commands`, which
-//! have their logic there: `NamedGuest` and `WaitingMark` in `journal`, `Estimated` in `output`.
+//! progress format of `args`, and conversions of `status`, in `output`; and three of `commands`,
+//! which have their logic there: `NamedGuest` and `WaitingMark` in `journal`, `Estimated` in
+//! `output`.
 
 mod args;
 mod commands;

@@ -6,8 +6,8 @@
 //!   the tree ([`paths`]).
 //! - A name of a test in backticks in `docs/hostile-peers.md` is a function of the tree
 //!   ([`test_names`]).
-//! - A name of a thread in the code of a crate is in the section of `ARCHITECTURE.md` about threads,
-//!   and the other way round ([`threads`]).
+//! - A name of a thread in the code of a crate is in the section of `ARCHITECTURE.md` about
+//!   threads, and the other way round ([`threads`]).
 //! - A line of a document, or of a comment of a Rust file, has at most 100 characters ([`width`]).
 //!
 //! Links to other hosts are not followed.
