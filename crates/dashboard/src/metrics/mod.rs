@@ -6,6 +6,8 @@
 //! counters `promtool check metrics` refuses.
 
 mod families;
+mod family;
+mod samples;
 mod text;
 
 use std::cmp::Reverse;
@@ -15,7 +17,8 @@ use hikkoshi_status::{Recording, State};
 
 use crate::follow::{Known, View};
 
-pub use families::{FAMILIES, Family, Kind};
+pub use families::FAMILIES;
+pub use family::{Family, Kind};
 
 /// The format, for `Content-Type`.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
