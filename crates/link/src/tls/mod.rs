@@ -15,10 +15,10 @@
 //! To continue a migration after its process has ended, each side saves a small record:
 //! [`SourceCredentials`] and [`DestinationCredentials`].
 //!
-//! rustls does the handshake (`run_handshake.rs`; `handshake.rs` adds the proof), with the configuration in `client_server.rs`. This
-//! crate seals and opens the records after it (`record_encrypt.rs`, `record_decrypt.rs`), with the
-//! keys that rustls exports. So the two directions of a link have separate state, and neither
-//! allocates memory.
+//! rustls does the handshake (`run_handshake.rs`; `handshake.rs` adds the proof), with the
+//! configuration in `client_server.rs`. This crate seals and opens the records after it
+//! (`record_encrypt.rs`, `record_decrypt.rs`), with the keys that rustls exports. So the two
+//! directions of a link have separate state, and neither allocates memory.
 
 mod certificate_files;
 mod certificates;
