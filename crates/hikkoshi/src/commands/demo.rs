@@ -3,7 +3,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{self, Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use hikkoshi_lab::{Lab, LabError, QemuVersion, Ram, Report, Vm, VmConfig, Worklo
 use crate::args::Demo;
 use crate::commands::kernel_support::require_dirty_log;
 use crate::commands::own_executable;
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
 
@@ -38,28 +38,28 @@ enum DemoError {
     },
     /// `migrate` failed; it has said why.
     #[error("'hikkoshi migrate' failed: {0}")]
-    Migrate(ExitStatus),
+    Migrate(process::ExitStatus),
     /// `receive` failed although `migrate` did not.
     #[error("'hikkoshi receive' failed: {0}")]
-    Receive(ExitStatus),
+    Receive(process::ExitStatus),
     /// The guest has found pages that are not what it wrote.
     #[error("the guest found {0} bad pages at the destination")]
     BadPages(u64),
     /// `report` failed; it has said why.
     #[error("'hikkoshi report' failed: {0}")]
-    Report(ExitStatus),
+    Report(process::ExitStatus),
     /// `receive` did not come up.
     #[error("'hikkoshi receive' ended before it listened: {0}")]
     NotListening(String),
 }
 
-pub(crate) fn run(args: &Demo) -> Result<Status, Exit> {
+pub(crate) fn run(args: &Demo) -> Result<ExitStatus, Exit> {
     let version = QemuVersion::ALL
         .into_iter()
         .find(|version| version.label() == args.qemu)
         .ok_or_else(|| {
             Exit::new(
-                Status::Usage,
+                ExitStatus::Usage,
                 Reason::Usage,
                 format!(
                     "QEMU {} is not installed by the set-up; versions are 7.2 and 10.0",
@@ -75,22 +75,22 @@ pub(crate) fn run(args: &Demo) -> Result<Status, Exit> {
             format!("the demo failed: {}", error_reporter::Report::new(&error)),
         )
     })?;
-    Ok(Status::Moved)
+    Ok(ExitStatus::Done)
 }
 
 impl DemoError {
     /// The status of `migrate`, if that failed. Otherwise the demo itself failed.
-    fn status(&self) -> Status {
+    fn status(&self) -> ExitStatus {
         let migrate = match self {
             Self::Migrate(status) => status.code(),
             _ => None,
         };
-        let statuses = [Status::Usage, Status::Unfinished, Status::Lost];
-        let of_migrate = |status: &Status| migrate == Some(status.code().into());
+        let statuses = [ExitStatus::Usage, ExitStatus::Unfinished, ExitStatus::Lost];
+        let of_migrate = |status: &ExitStatus| migrate == Some(status.code().into());
         statuses
             .into_iter()
             .find(of_migrate)
-            .unwrap_or(Status::AtSource)
+            .unwrap_or(ExitStatus::Failed)
     }
 }
 
@@ -300,8 +300,8 @@ mod tests {
     use super::*;
     use std::os::unix::process::ExitStatusExt;
 
-    fn ended(code: i32) -> ExitStatus {
-        ExitStatus::from_raw(code << 8)
+    fn ended(code: i32) -> process::ExitStatus {
+        process::ExitStatus::from_raw(code << 8)
     }
 
     #[test]
@@ -310,7 +310,7 @@ mod tests {
         for code in 1..=4 {
             assert_eq!(of(DemoError::Migrate(ended(code))), code);
         }
-        let killed = ExitStatus::from_raw(9);
+        let killed = process::ExitStatus::from_raw(9);
         assert_eq!(of(DemoError::Migrate(killed)), 1);
         assert_eq!(of(DemoError::Receive(ended(3))), 1);
         assert_eq!(of(DemoError::BadPages(2)), 1);
