@@ -53,7 +53,6 @@ mod kernel_check;
 pub mod kvm;
 mod log;
 mod pagemap;
-mod pagemap_scan;
 mod runs;
 mod shared;
 mod unsupported_kernel;

@@ -15,8 +15,11 @@
 //! | `status` | a migration while it runs: shown, recorded, served on a socket |
 //! | `output` | standard output and standard error, exit status, log |
 //!
-//! `commands` uses all others. `security` and `journal` use `args` and `output`; these two use no
-//! other folder, except that `output` takes the progress format from `args`.
+//! `commands` uses all others. `security`, `journal` and `status` use `args` and `output`. Beside
+//! that, single items are used: the run folder of `journal` in `args`, its paths in `security`; the
+//! progress format of `args`, and conversions of `status`, in `output`; and three of `commands`,
+//! which have their logic there: `NamedGuest` and `WaitingMark` in `journal`, `Estimated` in
+//! `output`.
 
 mod args;
 mod commands;
@@ -32,7 +35,7 @@ use commands::{
     check, control, dashboard, demo, dirty_rate, estimate, generate, guard, invite, migrate,
     receive, report as report_command, status as status_command,
 };
-use output::exit::{End, Exit, Status};
+use output::exit::{End, Exit, ExitStatus};
 use output::reason::Reason;
 use output::{log, report, stderr, streams};
 
@@ -67,8 +70,8 @@ fn main() -> std::process::ExitCode {
     match ended {
         Ok(status) => {
             let end = match status {
-                Status::Moved => Some(End::MOVED),
-                Status::ShutDown => Some(End::SHUT_DOWN),
+                ExitStatus::Moved => Some(End::MOVED),
+                ExitStatus::ShutDown => Some(End::SHUT_DOWN),
                 _ => None,
             };
             if let Some(end) = end
@@ -90,13 +93,13 @@ fn main() -> std::process::ExitCode {
 }
 
 /// Reports that the command line is invalid, or prints the help.
-fn invalid_command_line(error: &clap::Error) -> Status {
+fn invalid_command_line(error: &clap::Error) -> ExitStatus {
     let requested = RequestedOutput::find(std::env::args_os());
     if requested.json_progress {
         streams::use_json();
     }
     let exit = Exit::new(
-        Status::Usage,
+        ExitStatus::Usage,
         Reason::Usage,
         error.render().to_string().trim(),
     );
@@ -112,5 +115,5 @@ fn invalid_command_line(error: &clap::Error) -> Status {
         error.exit();
     }
     streams::failure(&exit);
-    Status::Usage
+    ExitStatus::Usage
 }

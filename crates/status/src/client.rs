@@ -92,7 +92,7 @@ impl Follow {
     ///
     /// # Errors
     /// If reading fails or times out, or a line is not a record.
-    #[allow(clippy::should_implement_trait)] // An iterator would go on after an error.
+    #[allow(clippy::should_implement_trait)] // An iterator would continue after an error.
     pub fn next(&mut self) -> Result<Option<Record>, FollowError> {
         loop {
             self.line.clear();

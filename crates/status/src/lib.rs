@@ -20,7 +20,7 @@
 //! | `record/` | what is sent and stored: JSON, one object a line, with a version |
 //! | `recorder.rs` | adds to a recording, and keeps it bounded |
 //! | `rates_by_cell.rs` | the highest and the mean dirty rate of each cell |
-//! | `folder.rs` | the status folder: sockets of running, files of ended migrations |
+//! | `folder/` | the status folder: sockets of running, files of ended migrations |
 //! | `server.rs` | serves the recording of this process |
 //! | `client.rs` | follows a migration of another process |
 //! | `join/` | one recording of several engines of a side, one after another |

@@ -18,10 +18,10 @@ use crate::{Record, Recorder};
 const CLIENTS: usize = 16;
 
 /// How long a client may accept nothing.
-const PATIENCE: Duration = Duration::from_secs(30);
+const CLIENT_STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long the last records may take, for all clients together.
-const LAST: Duration = Duration::from_secs(1);
+const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A status socket, and its clients.
 #[derive(Debug)]
@@ -128,7 +128,7 @@ impl StatusServer {
 
     /// Gives the clients a moment to accept the last records, and removes the socket.
     pub fn finish(mut self) {
-        let deadline = Instant::now() + LAST;
+        let deadline = Instant::now() + FINISH_TIMEOUT;
         loop {
             self.clients.retain_mut(Client::send);
             let done = self.clients.iter().all(|client| client.pending.is_empty());
@@ -167,7 +167,7 @@ impl Client {
         if sent > 0 || self.pending.is_empty() {
             self.accepted = Instant::now();
         }
-        self.accepted.elapsed() < PATIENCE
+        self.accepted.elapsed() < CLIENT_STALL_TIMEOUT
     }
 }
 

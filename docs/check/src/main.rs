@@ -6,6 +6,8 @@
 //!   the tree ([`paths`]).
 //! - A name of a test in backticks in `docs/hostile-peers.md` is a function of the tree
 //!   ([`test_names`]).
+//! - A name of a thread in the code of a crate is in the section of `ARCHITECTURE.md` about
+//!   threads, and the other way round ([`threads`]).
 //! - A line of a document, or of a comment of a Rust file, has at most 100 characters ([`width`]).
 //!
 //! Links to other hosts are not followed.
@@ -14,6 +16,7 @@ mod document;
 mod links;
 mod paths;
 mod test_names;
+mod threads;
 mod tree;
 mod width;
 
@@ -52,10 +55,12 @@ fn check(root: &Path) -> Result<Vec<Finding>, TreeError> {
         documents.push(Document::parse(file, &tree.text(file)?));
     }
     let names = test_names::collect(&tree)?;
+    let code = threads::collect(&tree)?;
     for document in &documents {
         findings.extend(links::check(document, &documents, &tree));
         findings.extend(paths::check_document(document, &tree));
         findings.extend(test_names::check(document, &names));
+        findings.extend(threads::check(document, &code));
         findings.extend(width::check(document));
     }
     findings.extend(links::check_reachable(&documents));

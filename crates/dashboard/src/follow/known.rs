@@ -11,7 +11,7 @@ use super::events::recording_event;
 const RETRY: Duration = Duration::from_secs(2);
 
 /// How often an entry may be missing in the folder before it is forgotten.
-const ABSENT: u32 = 4;
+const MAX_ABSENCES: u32 = 4;
 
 /// What is known about one entry of the status folder.
 #[derive(Debug, Default)]
@@ -216,7 +216,7 @@ impl Known {
     /// The folder was listed, with or without this entry. Returns whether to forget it.
     pub(super) fn listed(&mut self, is_present: bool) -> bool {
         self.absent = if is_present { 0 } else { self.absent + 1 };
-        self.absent >= ABSENT && !self.is_followed
+        self.absent >= MAX_ABSENCES && !self.is_followed
     }
 
     /// If it has ended, that was before this process began to look: it is not counted.

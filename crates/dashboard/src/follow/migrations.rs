@@ -10,12 +10,13 @@ use super::events::{all_sent_event, gone_event, lost_event, status_event};
 use super::known::{Known, Whole};
 use super::subscription::{Event, Queue, Subscription};
 
-/// The most sockets that are followed at once.
-const FOLLOWED: usize = 32;
+/// The most sockets that are followed at once: as many as `receive --daemon` takes guests by
+/// default. Each has a thread, and a recording of 2 MiB at most.
+const MAX_FOLLOWED: usize = 64;
 
 /// The most different reasons that ends are counted by, beside those that are known from the
 /// beginning; others are counted together.
-const REASONS: usize = 64;
+const MAX_OTHER_REASONS: usize = 64;
 
 /// The reason of an engine that was killed.
 const ENGINE_LOST: &str = "engine_lost";
@@ -69,7 +70,7 @@ impl Migrations {
             })
             .collect();
         Self(Arc::new(Mutex::new(State {
-            most_ended: ended.len() + REASONS,
+            most_ended: ended.len() + MAX_OTHER_REASONS,
             ended,
             ..State::default()
         })))
@@ -141,7 +142,7 @@ impl Migrations {
     pub(super) fn must_follow(&self, name: &str) -> bool {
         let mut state = self.lock();
         let followed = state.entries.values().filter(|known| known.is_followed);
-        let is_full = followed.count() >= FOLLOWED;
+        let is_full = followed.count() >= MAX_FOLLOWED;
         let known = state.known(name);
         let waits = known.retry.is_some_and(|retry| Instant::now() < retry);
         if is_full || waits || known.is_followed || known.is_final() {

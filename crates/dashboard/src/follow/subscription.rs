@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 /// The most bytes that may wait for a subscriber, beside the first recordings. One that needs more
 /// is disconnected; its browser connects again.
-const MOST: usize = 64 << 20;
+const MAX_WAITING_BYTES: usize = 64 << 20;
 
 /// A change of a migration, as it is sent.
 #[derive(Debug, Clone)]
@@ -68,7 +68,7 @@ impl Queue {
         }
         waiting.bytes += event.text.len();
         waiting.events.push_back(event.clone());
-        if waiting.bytes > MOST {
+        if waiting.bytes > MAX_WAITING_BYTES {
             waiting.is_closed = true;
             waiting.events.clear();
         }
@@ -162,7 +162,7 @@ mod tests {
     fn what_waits_for_a_subscriber_is_bounded() {
         let queue = Arc::new(Queue::default());
         let mut subscription = Subscription(Arc::clone(&queue));
-        let large = "x".repeat(MOST / 8);
+        let large = "x".repeat(MAX_WAITING_BYTES / 8);
         for _ in 0..7 {
             queue.push(&event(None, &large));
         }

@@ -20,8 +20,9 @@ const INTERVAL: Duration = Duration::from_millis(250);
 /// ten states a second.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// The most files that are read: the newest. Engines keep 32.
-const FILES: usize = 64;
+/// The most files that are read: the newest. Engines keep those of migrations that run, and 32
+/// others.
+const MAX_FILES: usize = 128;
 
 /// Watches a status folder until it is dropped.
 #[derive(Debug)]
@@ -70,7 +71,7 @@ fn list(folder: &StatusFolder, migrations: &Migrations, stop: &Arc<AtomicBool>) 
             .filter(move |entry| entry.kind == kind && is_plain(entry))
     };
     let sockets: BTreeSet<&str> = has_kind(Kind::Socket).map(|it| &*it.name).collect();
-    let mut files: Vec<_> = has_kind(Kind::File).take(FILES).collect();
+    let mut files: Vec<_> = has_kind(Kind::File).take(MAX_FILES).collect();
     // The oldest first: a recording is joined to that of the engine before.
     files.reverse();
     for file in &files {

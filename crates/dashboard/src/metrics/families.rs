@@ -1,60 +1,14 @@
 //! The metrics: names, types and meanings, and where their values are.
 
-use std::collections::BTreeSet;
-use std::fmt::{self, Display};
+use hikkoshi_status::{Converges, GuestAt, Phase, Side};
 
-use hikkoshi_status::{Converges, DiskCopy, GuestAt, Phase, Requests, Side, State};
-
-use super::text::{Exposition, bounded, count_value};
-use super::{Migration, side};
-use crate::follow::View;
-
-/// The type of a metric.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// A number that only grows.
-    Counter,
-    /// A number.
-    Gauge,
-    /// Counts by size.
-    Histogram,
-}
-
-impl Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Counter => "counter",
-            Self::Gauge => "gauge",
-            Self::Histogram => "histogram",
-        })
-    }
-}
-
-/// A metric.
-#[allow(missing_debug_implementations)] // It has a function.
-pub struct Family {
-    /// Its name.
-    pub name: &'static str,
-    /// Its type.
-    pub kind: Kind,
-    /// Its meaning.
-    pub help: &'static str,
-    pub(super) write: fn(&mut Exposition, &View<'_>, &[Migration<'_>]),
-}
-
-const fn family(
-    name: &'static str,
-    kind: Kind,
-    help: &'static str,
-    write: fn(&mut Exposition, &View<'_>, &[Migration<'_>]),
-) -> Family {
-    Family {
-        name,
-        kind,
-        help,
-        write,
-    }
-}
+use super::Migration;
+use super::family::{Family, Kind, family};
+use super::samples::{
+    by_kind, flag, is_destination, labelled, latency, milliseconds, of_disks, of_set, of_side,
+    of_state, one,
+};
+use super::text::count_value;
 
 /// All metrics, in the order of `/metrics`.
 pub const FAMILIES: &[Family] = &[
@@ -81,7 +35,7 @@ pub const FAMILIES: &[Family] = &[
         |out, view, _| {
             for ((of, reason), count) in view.ended {
                 out.sample(
-                    &[("side", side(*of)), ("reason", reason)],
+                    &[("side", of.name()), ("reason", reason)],
                     count_value(*count),
                 );
             }
@@ -183,8 +137,8 @@ pub const FAMILIES: &[Family] = &[
                 out,
                 migrations,
                 "phase",
-                |_| &PHASES,
-                |state| phase(state.phase),
+                |_| Phase::ALL.map(Phase::name).to_vec(),
+                |state| state.phase.name(),
             );
         },
     ),
@@ -206,8 +160,8 @@ pub const FAMILIES: &[Family] = &[
                 out,
                 migrations,
                 "place",
-                |_| &PLACES,
-                |state| place(state.guest_at),
+                |_| GuestAt::ALL.map(GuestAt::name).to_vec(),
+                |state| state.guest_at.name(),
             );
         },
     ),
@@ -330,13 +284,8 @@ pub const FAMILIES: &[Family] = &[
                 let Some(converges) = it.state.and_then(|state| state.converges) else {
                     continue;
                 };
-                for (answer, name) in [
-                    (Converges::Yes, "yes"),
-                    (Converges::No, "no"),
-                    (Converges::Switches, "switches"),
-                    (Converges::Unknown, "unknown"),
-                ] {
-                    labelled(out, it, "answer", name, flag(converges == answer));
+                for answer in Converges::ALL {
+                    labelled(out, it, "answer", answer.name(), flag(converges == answer));
                 }
             }
         },
@@ -365,8 +314,9 @@ pub const FAMILIES: &[Family] = &[
         "hikkoshi_migration_downtime_seconds",
         Kind::Gauge,
         "How long the guest has been paused; grows until it runs again. At the source an upper \
-         bound: until it was told that the guest runs. At the destination a lower bound: from the \
-         first message after the device state. Without a value it was not paused yet.",
+         bound: until the destination has reported that the guest runs. At the destination a lower \
+         bound: from the first message after the device state. Without a value it was not paused \
+         yet.",
         |out, _, migrations| {
             of_state(out, migrations, |state| Some(state.downtime_ms? / 1e3));
         },
@@ -375,7 +325,7 @@ pub const FAMILIES: &[Family] = &[
         "hikkoshi_migration_likely_downtime_seconds",
         Kind::Gauge,
         "How long the guest likely was paused, at the source, when it runs again. Without a value \
-         the destination has not told when that was.",
+         the destination has not reported when that was.",
         |out, _, migrations| {
             of_state(out, migrations, |state| {
                 Some(state.likely_downtime_ms? / 1e3)
@@ -449,43 +399,14 @@ pub const FAMILIES: &[Family] = &[
     ),
 ];
 
-/// Upper bounds of the latency's histogram, as powers of two in µs: 16 µs to 16.8 s. They are the
-/// same for all migrations, so that histograms can be added.
-const BOUNDS: std::ops::RangeInclusive<u32> = 4..=24;
-
-const PHASES: [&str; 5] = ["connecting", "disks", "precopy", "switchover", "postcopy"];
-
-/// The most disks of a migration that have metrics: as many as hikkoshi copies. A state comes from
-/// another process.
-const MAX_DISKS: usize = 32;
-
-const PLACES: [&str; 3] = ["source", "paused", "destination"];
 const SOURCE_STAGES: [&str; 4] = ["owned", "committed", "handed_over", "done"];
 const DESTINATION_STAGES: [&str; 5] = ["receiving", "ready", "running", "declined", "complete"];
 
-fn phase(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Connecting => "connecting",
-        Phase::Disks => "disks",
-        Phase::Precopy => "precopy",
-        Phase::Switchover => "switchover",
-        Phase::Postcopy => "postcopy",
-        Phase::Unknown => "unknown",
-    }
-}
-
-fn place(guest_at: GuestAt) -> &'static str {
-    match guest_at {
-        GuestAt::Source => "source",
-        GuestAt::Paused => "paused",
-        GuestAt::Destination => "destination",
-    }
-}
-
-fn stages(side: Side) -> &'static [&'static str] {
+/// The stages of a side, as the handover's records name them.
+fn stages(side: Side) -> Vec<&'static str> {
     match side {
-        Side::Source => &SOURCE_STAGES,
-        Side::Destination => &DESTINATION_STAGES,
+        Side::Source => SOURCE_STAGES.to_vec(),
+        Side::Destination => DESTINATION_STAGES.to_vec(),
     }
 }
 
@@ -498,10 +419,6 @@ fn rounds(it: &Migration<'_>) -> Option<f64> {
     (rounds > 0 || !it.recording.migration.resumed).then(|| f64::from(rounds))
 }
 
-fn is_destination(it: &Migration<'_>) -> bool {
-    it.recording.migration.side == Side::Destination
-}
-
 /// Running, ended or lost. `None`: nothing was read yet.
 fn state_of(known: &crate::follow::Known) -> Option<&'static str> {
     if known.lost().is_some() {
@@ -509,114 +426,4 @@ fn state_of(known: &crate::follow::Known) -> Option<&'static str> {
     }
     let ended = known.short()?.end.is_some();
     Some(if ended { "ended" } else { "running" })
-}
-
-fn milliseconds(time: u64) -> f64 {
-    count_value(time) / 1e3
-}
-
-fn flag(is_set: bool) -> f64 {
-    f64::from(u8::from(is_set))
-}
-
-/// A sample for each migration that has a value.
-fn one(
-    out: &mut Exposition,
-    migrations: &[Migration<'_>],
-    value: impl Fn(&Migration<'_>) -> Option<f64>,
-) {
-    for it in migrations {
-        if let Some(value) = value(it) {
-            out.sample(&[("id", &*it.id()), ("side", it.side())], value);
-        }
-    }
-}
-
-/// A sample for each migration whose state has a value.
-fn of_state(
-    out: &mut Exposition,
-    migrations: &[Migration<'_>],
-    value: impl Fn(&State) -> Option<f64>,
-) {
-    one(out, migrations, |it| value(it.state?));
-}
-
-/// A sample for each disk that is copied, or was. Two with the same name have a number after it.
-fn of_disks(out: &mut Exposition, migrations: &[Migration<'_>], value: impl Fn(&DiskCopy) -> f64) {
-    for it in migrations {
-        let disks = it.state.map_or(&[][..], |state| &state.disks);
-        let mut names = BTreeSet::new();
-        for (number, disk) in disks.iter().take(MAX_DISKS).enumerate() {
-            let mut name = bounded(&disk.name);
-            while !names.insert(name.clone()) {
-                name = format!("{number} {name}");
-            }
-            labelled(out, it, "disk", &name, value(disk));
-        }
-    }
-}
-
-/// As [`of_state`], of one side.
-fn of_side(
-    out: &mut Exposition,
-    migrations: &[Migration<'_>],
-    side: Side,
-    value: impl Fn(&State) -> Option<f64>,
-) {
-    one(out, migrations, |it| {
-        let is_of_side = it.recording.migration.side == side;
-        value(it.state.filter(|_| is_of_side)?)
-    });
-}
-
-fn labelled(out: &mut Exposition, it: &Migration<'_>, label: &str, content: &str, value: f64) {
-    let labels = [("id", &*it.id()), ("side", it.side()), (label, content)];
-    out.sample(&labels, value);
-}
-
-/// Several counts of each migration.
-fn by_kind(
-    out: &mut Exposition,
-    migrations: &[Migration<'_>],
-    counts: impl Fn(&State) -> Vec<(&'static str, u64)>,
-) {
-    for it in migrations {
-        for (kind, count) in it.state.map(&counts).unwrap_or_default() {
-            labelled(out, it, "kind", kind, count_value(count));
-        }
-    }
-}
-
-/// One of several names for each migration: 1 for this one, and 0 for the others.
-fn of_set(
-    out: &mut Exposition,
-    migrations: &[Migration<'_>],
-    label: &str,
-    names: impl Fn(Side) -> &'static [&'static str],
-    present: impl Fn(&State) -> &str,
-) {
-    for it in migrations {
-        let Some(state) = it.state else { continue };
-        for name in names(it.recording.migration.side) {
-            labelled(out, it, label, name, flag(*name == present(state)));
-        }
-    }
-}
-
-/// The latency of page requests, with the bounds of [`BOUNDS`].
-fn latency(out: &mut Exposition, labels: &[(&str, &str)], requests: &Requests) {
-    let mut before = None;
-    let buckets: Vec<(f64, u64)> = BOUNDS
-        .map(|power| {
-            let bound = 1_u64 << power;
-            let within = |le_us: u64| le_us <= bound && before.is_none_or(|before| le_us > before);
-            let counts = requests.histogram.iter();
-            let counts = counts.filter(|bucket| within(bucket.le_us));
-            let count = counts.fold(0_u64, |all, bucket| all.saturating_add(bucket.count));
-            before = Some(bound);
-            (count_value(bound) / 1e6, count)
-        })
-        .collect();
-    let sum = requests.mean_us * count_value(requests.count) / 1e6;
-    out.histogram(labels, &buckets, requests.count, sum);
 }

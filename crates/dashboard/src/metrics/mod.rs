@@ -6,22 +6,26 @@
 //! counters `promtool check metrics` refuses.
 
 mod families;
+mod family;
+mod samples;
 mod text;
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use hikkoshi_status::{Recording, Side, State};
+use hikkoshi_status::{Recording, State};
 
 use crate::follow::{Known, View};
 
-pub use families::{FAMILIES, Family, Kind};
+pub use families::FAMILIES;
+pub use family::{Family, Kind};
 
 /// The format, for `Content-Type`.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The most migrations with metrics of their own: the newest.
-const MIGRATIONS: usize = 32;
+/// The most migrations with metrics of their own: those that have not ended, then the newest
+/// others. As many as `receive --daemon` takes guests by default.
+const MAX_MIGRATIONS: usize = 64;
 
 /// A migration on one side.
 #[derive(Debug)]
@@ -33,7 +37,7 @@ struct Migration<'a> {
 
 /// The metrics of all that is known.
 pub(crate) fn metrics(view: &View<'_>) -> String {
-    let migrations = newest(view);
+    let migrations = shown(view);
     let mut out = text::Exposition::default();
     for family in FAMILIES {
         out.family(family);
@@ -42,9 +46,9 @@ pub(crate) fn metrics(view: &View<'_>) -> String {
     out.into_text()
 }
 
-/// The newest migrations. Several engines can have taken part in one on the same side, one after
-/// another: the newest of these has metrics, to which those before it are joined.
-fn newest<'a>(view: &View<'a>) -> Vec<Migration<'a>> {
+/// The migrations with metrics. Several engines can have taken part in one on the same side, one
+/// after another: the newest of these has metrics, to which those before it are joined.
+fn shown<'a>(view: &View<'a>) -> Vec<Migration<'a>> {
     let mut all: Vec<Migration<'a>> = view
         .entries
         .values()
@@ -61,7 +65,8 @@ fn newest<'a>(view: &View<'a>) -> Vec<Migration<'a>> {
     all.sort_by_key(|it| Reverse(it.recording.engine_started_unix_ms()));
     let mut seen = BTreeSet::new();
     all.retain(|it| seen.insert((it.id(), it.side())));
-    all.truncate(MIGRATIONS);
+    all.sort_by_key(|it| it.recording.end.is_some());
+    all.truncate(MAX_MIGRATIONS);
     all
 }
 
@@ -71,14 +76,7 @@ impl Migration<'_> {
     }
 
     fn side(&self) -> &'static str {
-        side(self.recording.migration.side)
-    }
-}
-
-fn side(side: Side) -> &'static str {
-    match side {
-        Side::Source => "source",
-        Side::Destination => "destination",
+        self.recording.migration.side.name()
     }
 }
 

@@ -250,11 +250,31 @@ mod tests {
         let mut all = rates(&[(3, u64::MAX, u64::MAX), (4, u64::MAX, u64::MAX)]);
         all.highest.resize(100_000, u64::MAX);
         let mut recording = recording(Some(all));
+        let mut range = HotRange {
+            block: Some("pc.ram".into()),
+            offset: 3 * CELL,
+            bytes: 2 * CELL,
+            address: Some(3 * CELL),
+            mean: Some(u64::MAX),
+            highest: u64::MAX,
+        };
+        assert_eq!(hot_ranges(&recording), [range.clone()]);
+        recording.migration.memory.blocks[0].guest[0].address = u64::MAX;
+        range.address = Some(u64::MAX);
+        assert_eq!(hot_ranges(&recording), [range.clone()]);
+        // All of it is one cell.
         recording.migration.memory.cell_pages = u64::MAX;
-        hot_ranges(&recording);
+        assert_eq!(hot_ranges(&recording), []);
+        // The cells have no pages.
         recording.migration.memory.cell_pages = 0;
         recording.migration.memory.blocks[0].first_page = u64::MAX;
-        recording.migration.memory.blocks[0].guest[0].address = u64::MAX;
-        hot_ranges(&recording);
+        range = HotRange {
+            block: None,
+            offset: 0,
+            bytes: 0,
+            address: None,
+            ..range
+        };
+        assert_eq!(hot_ranges(&recording), [range]);
     }
 }

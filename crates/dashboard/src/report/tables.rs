@@ -28,17 +28,10 @@ pub(super) fn tables(migration: &BothSides<'_>) -> String {
     .collect()
 }
 
-fn side_name(side: Side) -> &'static str {
-    match side {
-        Side::Source => "source",
-        Side::Destination => "destination",
-    }
-}
-
 /// The side of a recording, if it is known.
 fn side_of(recording: &Recording) -> &'static str {
     match recording.knows(Unknown::Side) {
-        true => side_name(recording.migration.side),
+        true => recording.migration.side.name(),
         false => NONE,
     }
 }
@@ -101,7 +94,7 @@ fn switchover(migration: &BothSides<'_>) -> Option<String> {
         if steps.is_empty() {
             continue;
         }
-        let caption = format!("Steps of the switchover at the {}", side_name(side));
+        let caption = format!("Steps of the switchover at the {}", side.name());
         let columns = [
             text("step that was done"),
             number("took"),

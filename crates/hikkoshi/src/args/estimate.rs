@@ -9,9 +9,9 @@ use hikkoshi_link::Address;
 
 use super::allow_device::AllowDevice;
 use super::convergence::ConvergenceOptions;
+use super::destination_address::DestinationAddress;
 use super::domain::DomainArgs;
 use super::headings::{CONNECTION, MEASUREMENT, MIGRATION, OUTPUT};
-use super::migrate::DestinationAddress;
 use super::security::{InvitationArg, Security};
 use super::{bytes, dirty_rate};
 

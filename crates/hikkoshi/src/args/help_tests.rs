@@ -6,10 +6,23 @@ use clap::CommandFactory;
 
 use super::Args;
 
+/// What is said about each command and each option.
+const PAGE: &str = include_str!("../../../../docs/command-line.md");
+
 fn command() -> clap::Command {
     let mut command = Args::command();
     command.build();
     command
+}
+
+/// The commands that `--help` lists, without `help` itself.
+fn visible_commands() -> Vec<clap::Command> {
+    let command = command();
+    let commands = command.get_subcommands();
+    commands
+        .filter(|command| !command.is_hide_set() && command.get_name() != "help")
+        .cloned()
+        .collect()
 }
 
 /// `HEADING: option option ...`, a line a heading, in the order of the help.
@@ -114,6 +127,23 @@ fn options_stand_under_their_headings() {
          Security: --plaintext --tls-ca --tls-cert --tls-key\n\
          Output: --json\n"
     );
+    assert_eq!(
+        visible("invite"),
+        "Connection: --template --name --connect --qmp --wait-for --receive-option --withdraw\n\
+         Recovery: --journal\n\
+         -: --help\n"
+    );
+    assert_eq!(
+        visible("report"),
+        "-: files --help\n\
+         Output: --output\n\
+         Recovery: --journal\n"
+    );
+    assert_eq!(
+        visible("demo"),
+        "-: --mode --memory --report --qemu --help\n"
+    );
+    assert_eq!(visible_commands().len(), 13, "one is not in this test");
 }
 
 #[test]
@@ -152,27 +182,19 @@ fn options_for_benchmarks_and_tests_are_hidden() {
             "ssh-session"
         ]
     );
+    for command in visible_commands() {
+        let name = command.get_name();
+        if !["migrate", "receive"].contains(&name) {
+            assert_eq!(hidden(name), [""; 0], "{name}");
+        }
+    }
 }
 
 /// `-h` has one line an option; what needs more is in `--help`.
 #[test]
 fn short_help_is_one_line_an_option() {
-    let command = command();
-    for name in [
-        "migrate",
-        "receive",
-        "status",
-        "set",
-        "switch",
-        "cancel",
-        "check",
-        "dirty-rate",
-        "dashboard",
-        "estimate",
-        "invite",
-        "demo",
-    ] {
-        let command = command.find_subcommand(name).unwrap();
+    for command in visible_commands() {
+        let name = command.get_name();
         for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
             let help = arg.get_help().unwrap().to_string();
             assert!(help.len() <= 90, "{name} {}: {help}", arg.get_id());
@@ -184,6 +206,65 @@ fn short_help_is_one_line_an_option() {
             for line in text.lines() {
                 assert!(line.chars().count() <= columns, "{line}");
             }
+        }
+    }
+}
+
+/// The part of the page under this heading.
+fn section(heading: &str) -> &'static str {
+    let (_, rest) = PAGE
+        .split_once(&format!("\n## {heading}\n"))
+        .unwrap_or_else(|| panic!("the page has no section {heading:?}"));
+    rest.split_once("\n## ")
+        .map_or(rest, |(section, _)| section)
+}
+
+/// Whether the text has this option, not only a longer one that begins so.
+fn has_option(text: &str, option: &str) -> bool {
+    let mut rest = text.split(option).skip(1);
+    rest.any(|next| !next.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '-'))
+}
+
+/// The lines at the top of the page about this command.
+fn synopses(name: &str) -> String {
+    let block = PAGE.split("```").nth(1).unwrap();
+    let begins = format!("hikkoshi {name} ");
+    let mut is_of_command = false;
+    let lines = block.lines().filter(|line| {
+        if !line.starts_with(' ') {
+            is_of_command = line.starts_with(&begins);
+        }
+        is_of_command
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_page_has_each_command_and_each_option_under_its_heading() {
+    for command in visible_commands() {
+        let name = command.get_name();
+        let synopses = synopses(name);
+        assert!(!synopses.is_empty(), "{name} has no synopsis");
+        for arg in command.get_arguments() {
+            let Some(long) = arg.get_long().filter(|long| *long != "help") else {
+                continue;
+            };
+            let option = format!("--{long}");
+            let heading = match (arg.is_hide_set(), arg.get_help_heading()) {
+                (true, _) => "Hidden options",
+                (false, Some(heading)) => heading,
+                (false, None) => "Demo",
+            };
+            assert!(
+                has_option(section(heading), &option),
+                "{name} {option} is not in the section {heading:?}"
+            );
+            assert!(
+                arg.is_hide_set()
+                    || synopses.contains("[OPTIONS]")
+                    || has_option(&synopses, &option),
+                "{option} is not in the synopsis of {name}"
+            );
         }
     }
 }

@@ -1,28 +1,24 @@
 //! `hikkoshi migrate`.
 
-use std::ffi::OsStr;
 use std::time::Duration;
 
-use clap::builder::TypedValueParser;
-use clap::error::ErrorKind;
 use clap::{ArgGroup, Args};
-use hikkoshi_engine::{LogRanges, Mode, Priority, ReadAhead, SourceOptions};
+use hikkoshi_engine::{Mode, ReadAhead, SourceOptions};
 use hikkoshi_link::Address;
-use hikkoshi_link::tls::Invitation;
 use hikkoshi_qemu::DiskSelection;
 
+use super::bench_options::BenchOptions;
 use super::convergence::ConvergenceOptions;
+use super::destination_address::DestinationAddress;
 use super::domain::{DomainArgs, DomainOptions};
 use super::headings::{CONNECTION, MIGRATION, TUNING};
 use super::journaled_options::JournaledOptions;
+use super::latency_options::LatencyOptions;
 use super::mode::RequestedMode;
 use super::run_options::RunOptions;
 use super::security::InvitationArg;
 use super::ssh::SshArgs;
-use super::{bytes, mode};
-
-/// The largest number of pages that `--read-ahead` takes.
-pub(crate) const MAX_READ_AHEAD: u32 = 256;
+use super::{bytes, mode, read_ahead};
 
 #[derive(Debug, Clone, Args)]
 #[command(group(
@@ -157,46 +153,14 @@ pub(crate) struct MigrateOptions {
     ///
     /// In post-copy. A number (at most 256) is the count on either side. adaptive starts with 8 on
     /// either side; sequential access raises it and random access lowers it.
-    #[arg(verbatim_doc_comment, long, value_name = "N", value_parser = parse_read_ahead, help_heading = TUNING)]
+    #[arg(verbatim_doc_comment, long, value_name = "N", value_parser = read_ahead::parse, help_heading = TUNING)]
     pub read_ahead: Option<ReadAhead>,
 
-    /// Post-copy: do not send frequently written pages first
-    #[arg(long, hide = true)]
-    pub no_hot_first: bool,
+    #[command(flatten)]
+    pub bench: BenchOptions,
 
-    /// Post-copy: do not continue background pages from the last requested page
-    #[arg(long, hide = true)]
-    pub no_follow: bool,
-
-    /// Post-copy: do not limit background bytes in flight
-    #[arg(long, hide = true)]
-    pub no_bound: bool,
-
-    /// Post-copy: send no background pages for this long after the switchover
-    #[arg(
-        long,
-        value_name = "MS",
-        value_parser = clap::value_parser!(u64).range(..=3_600_000),
-        hide = true
-    )]
-    pub background_delay: Option<u64>,
-
-    /// Do not drain the guest's disks in pre-copy rounds. LOSES MEMORY of guests with direct I/O
-    #[arg(long, hide = true)]
-    pub no_drain: bool,
-
-    /// Take the dirty log in N ranges of the guest's memory (1: as a whole), or as by default, and
-    /// count stale pages
-    #[arg(long, value_name = "N|default", value_parser = parse_log_ranges, hide = true)]
-    pub log_ranges: Option<LogRanges>,
-
-    /// Post-copy: spin instead of sleeping while waiting for page requests
-    #[arg(long, hide = true)]
-    pub poll: bool,
-
-    /// Do not raise the priority of the threads that answer page requests
-    #[arg(long, hide = true)]
-    pub no_priority: bool,
+    #[command(flatten)]
+    pub latency: LatencyOptions,
 }
 
 impl Migrate {
@@ -217,25 +181,22 @@ impl Migrate {
     /// The engine's options.
     pub(crate) fn engine_options(&self) -> SourceOptions {
         let options = &self.options;
+        let bench = &options.bench;
         let chosen = options.convergence.engine_options();
         SourceOptions {
             mode: self.mode(),
             bandwidth: options.bandwidth,
             allow_cpu_mismatch: options.allow_cpu_mismatch,
-            drain: !options.no_drain,
-            log_ranges: options.log_ranges,
+            drain: !bench.no_drain,
+            log_ranges: bench.log_ranges,
             keep_frames: !options.no_keep_frames,
-            background_delay: Duration::from_millis(options.background_delay.unwrap_or(0)),
+            background_delay: Duration::from_millis(bench.background_delay.unwrap_or(0)),
             read_ahead: options.read_ahead.unwrap_or(chosen.read_ahead),
-            hot_first: !options.no_hot_first,
-            follow: !options.no_follow,
-            bound: !options.no_bound,
-            poll: options.poll,
-            priority: if options.no_priority {
-                Priority::OFF
-            } else {
-                Priority::ON
-            },
+            hot_first: !bench.no_hot_first,
+            follow: !bench.no_follow,
+            bound: !bench.no_bound,
+            poll: options.latency.poll,
+            priority: options.latency.priority(),
             retry_for: options.journaled.retry_for(),
             stall_timeout: options.journaled.stall_timeout(),
             peer_timeout: SourceOptions::DEFAULT_PEER_TIMEOUT,
@@ -273,62 +234,9 @@ impl MigrateOptions {
             journaled: self.journaled.or(earlier.journaled),
             convergence: self.convergence.or(earlier.convergence),
             read_ahead: self.read_ahead.or(earlier.read_ahead),
-            no_hot_first: self.no_hot_first || earlier.no_hot_first,
-            no_follow: self.no_follow || earlier.no_follow,
-            no_bound: self.no_bound || earlier.no_bound,
-            background_delay: self.background_delay.or(earlier.background_delay),
-            no_drain: self.no_drain || earlier.no_drain,
-            log_ranges: self.log_ranges.or(earlier.log_ranges),
-            poll: self.poll || earlier.poll,
-            no_priority: self.no_priority || earlier.no_priority,
+            bench: self.bench.or(&earlier.bench),
+            latency: self.latency.or(&earlier.latency),
         }
-    }
-}
-
-/// Parses an address. An invitation in its place is refused without repeating its secret, and is
-/// not looked up as a host name.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct DestinationAddress;
-
-impl TypedValueParser for DestinationAddress {
-    type Value = Address;
-
-    fn parse_ref(
-        &self,
-        command: &clap::Command,
-        arg: Option<&clap::Arg>,
-        value: &OsStr,
-    ) -> Result<Address, clap::Error> {
-        if value.to_string_lossy().starts_with(Invitation::SCHEME) {
-            let what = "this is an invitation, not an address: give it with --to\n";
-            return Err(clap::Error::raw(ErrorKind::ValueValidation, what).with_cmd(command));
-        }
-        let address = |text: &str| text.parse::<Address>();
-        address.parse_ref(command, arg, value)
-    }
-}
-
-fn parse_read_ahead(text: &str) -> Result<ReadAhead, String> {
-    match text {
-        "adaptive" => Ok(ReadAhead::Adaptive),
-        "off" => Ok(ReadAhead::Off),
-        number => match number.parse() {
-            Ok(0) => Ok(ReadAhead::Off),
-            Ok(pages @ 1..=MAX_READ_AHEAD) => Ok(ReadAhead::Fixed(pages)),
-            _ => Err(format!(
-                "'{text}' must be adaptive, off, or a number of pages up to {MAX_READ_AHEAD}"
-            )),
-        },
-    }
-}
-
-fn parse_log_ranges(text: &str) -> Result<LogRanges, String> {
-    match text {
-        "default" => Ok(LogRanges::Default),
-        number => number
-            .parse()
-            .map(LogRanges::Number)
-            .map_err(|_| format!("'{text}' must be default, or a number of ranges from 1 on")),
     }
 }
 
@@ -337,7 +245,7 @@ mod tests {
     use super::*;
     use crate::args::{Args as CommandLine, Command};
     use clap::Parser;
-    use hikkoshi_engine::RetryFor;
+    use hikkoshi_engine::{LogRanges, Priority, RetryFor};
     use std::num::NonZero;
 
     fn try_migrate(words: &str) -> Result<Migrate, clap::Error> {

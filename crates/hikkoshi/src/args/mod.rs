@@ -7,12 +7,14 @@
 //! benchmarks and tests need are hidden.
 
 mod allow_device;
+mod bench_options;
 mod bytes;
 mod check;
 mod control;
 mod convergence;
 mod dashboard;
 mod demo;
+mod destination_address;
 mod dirty_rate;
 mod domain;
 mod durations;
@@ -27,8 +29,10 @@ mod incoming_domain;
 mod invite;
 mod journal_folder;
 mod journaled_options;
+mod latency_options;
 mod migrate;
 mod mode;
+mod read_ahead;
 mod receive;
 mod report;
 pub(crate) mod requested_output;
@@ -43,6 +47,7 @@ use std::path::Path;
 use clap::{Parser, Subcommand};
 
 pub(crate) use allow_device::AllowDevice;
+pub(crate) use bench_options::BenchOptions;
 pub(crate) use check::Check;
 pub(crate) use control::{Cancel, SetLimits, Switch};
 pub(crate) use convergence::{ConvergenceOptions, MAX_DOWNTIME_MS, WhenStalled};
@@ -56,8 +61,10 @@ pub(crate) use guard::Guard;
 pub(crate) use guest_name::{DEFAULT as DEFAULT_GUEST_NAME, parse as parse_guest_name};
 pub(crate) use invite::{DEFAULT_WAIT, Invite};
 pub(crate) use journaled_options::JournaledOptions;
-pub(crate) use migrate::{MAX_READ_AHEAD, Migrate, MigrateOptions};
+pub(crate) use latency_options::LatencyOptions;
+pub(crate) use migrate::{Migrate, MigrateOptions};
 pub(crate) use mode::RequestedMode;
+pub(crate) use read_ahead::MAX_READ_AHEAD;
 pub(crate) use receive::{Receive, ReceiveOptions};
 pub(crate) use report::Report;
 pub(crate) use run_options::{ProgressFormat, RunOptions};
@@ -81,7 +88,8 @@ Exit status:
      ended while it held pages in private memory
 
 Exit status of receive --daemon and of invite:
-  0  The daemon was ended by Ctrl-C or SIGTERM; the invitation was printed
+  0  The daemon was ended by Ctrl-C or SIGTERM; the invitation was printed, or withdrawn
+  1  (invite) The daemon refuses. The message says why
   2  Otherwise
 
 Exit status of check:
@@ -114,6 +122,13 @@ Exit status of estimate:
   0  There is an estimate
   1  The guest cannot be measured, or the destination does not answer
   2  The command line or the environment is invalid, or the file of --json cannot be written
+
+Exit status of demo:
+  0  The guest was moved, and has found every page of its memory as it was
+  1  The demo failed, the guest found a bad page, or the migration left it at the source
+  2  The command line or the environment is invalid, that QEMU is not installed, or migrate
+     ended so
+  3, 4  migrate ended so
 
 Environment:
   HIKKOSHI_LOG  What to log: off, error, warn (the default), info, debug or trace, for

@@ -5,14 +5,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args};
+use hikkoshi_engine::DestinationOptions;
 use hikkoshi_engine::destination::MAX_FAULT_THREADS;
-use hikkoshi_engine::{DestinationOptions, Priority};
 use hikkoshi_link::Address;
 use hikkoshi_qemu::Overcommit;
 
 use super::headings::{CONNECTION, MIGRATION, SECURITY, TUNING};
 use super::incoming_domain::IncomingDomain;
 use super::journaled_options::JournaledOptions;
+use super::latency_options::LatencyOptions;
 use super::run_options::RunOptions;
 use super::{bytes, durations};
 
@@ -217,13 +218,8 @@ pub(crate) struct ReceiveOptions {
     )]
     pub collapse: Option<u64>,
 
-    /// Spin instead of sleeping on the path from a page fault to the page
-    #[arg(long, hide = true)]
-    pub poll: bool,
-
-    /// Do not raise the priority of the threads that handle page faults
-    #[arg(long, hide = true)]
-    pub no_priority: bool,
+    #[command(flatten)]
+    pub latency: LatencyOptions,
 }
 
 impl Receive {
@@ -248,12 +244,8 @@ impl Receive {
         let options = &self.options;
         DestinationOptions {
             fault_threads: options.fault_threads.and_then(NonZeroU16::new),
-            poll: options.poll,
-            priority: if options.no_priority {
-                Priority::OFF
-            } else {
-                Priority::ON
-            },
+            poll: options.latency.poll,
+            priority: options.latency.priority(),
             collapse: options.collapse.and_then(NonZeroU64::new),
             retry_for: options.journaled.retry_for(),
             stall_timeout: options.journaled.stall_timeout(),
@@ -270,8 +262,7 @@ impl ReceiveOptions {
             journaled: self.journaled.or(earlier.journaled),
             fault_threads: self.fault_threads.or(earlier.fault_threads),
             collapse: self.collapse.or(earlier.collapse),
-            poll: self.poll || earlier.poll,
-            no_priority: self.no_priority || earlier.no_priority,
+            latency: self.latency.or(&earlier.latency),
         }
     }
 }
@@ -281,7 +272,7 @@ mod tests {
     use super::*;
     use crate::args::{Args as CommandLine, Command};
     use clap::Parser;
-    use hikkoshi_engine::RetryFor;
+    use hikkoshi_engine::{Priority, RetryFor};
 
     fn receive(words: &str) -> Receive {
         let all = ["hikkoshi", "receive"].into_iter();

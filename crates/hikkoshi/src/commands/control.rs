@@ -8,7 +8,7 @@ use hikkoshi_status::StatusFolder;
 
 use crate::args::{Cancel, RunningMigration, SetLimits, Switch};
 use crate::commands::status::{Choice, SeenMigrations, choose, none};
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::migrations::{Seen, table};
 use crate::output::reason::Reason;
 use crate::output::streams;
@@ -19,7 +19,7 @@ use crate::status::ShownChange;
 const ANSWER: Duration = Duration::from_secs(20);
 
 /// `hikkoshi set`.
-pub(crate) fn set(args: &SetLimits) -> Result<Status, Exit> {
+pub(crate) fn set(args: &SetLimits) -> Result<ExitStatus, Exit> {
     let set = Set {
         bandwidth: args.bandwidth.map(|limit| limit.0),
         max_downtime_ms: args.max_downtime,
@@ -28,17 +28,17 @@ pub(crate) fn set(args: &SetLimits) -> Result<Status, Exit> {
 }
 
 /// `hikkoshi switch`.
-pub(crate) fn switch(args: &Switch) -> Result<Status, Exit> {
+pub(crate) fn switch(args: &Switch) -> Result<ExitStatus, Exit> {
     control(&args.migration, Command::Switch)
 }
 
 /// `hikkoshi cancel`.
-pub(crate) fn cancel(args: &Cancel) -> Result<Status, Exit> {
+pub(crate) fn cancel(args: &Cancel) -> Result<ExitStatus, Exit> {
     control(&args.migration, Command::Cancel)
 }
 
 /// Sends a command to the migration that is meant, and prints the answer.
-fn control(meant: &RunningMigration, command: Command) -> Result<Status, Exit> {
+fn control(meant: &RunningMigration, command: Command) -> Result<ExitStatus, Exit> {
     let run_folder = meant.run_folder();
     let guest = meant.guest.as_deref();
     let mut migrations = SeenMigrations::new(StatusFolder::in_run_folder(&run_folder));
@@ -52,7 +52,7 @@ fn control(meant: &RunningMigration, command: Command) -> Result<Status, Exit> {
             return Err(guest.map_or_else(
                 || {
                     let what = "no migration runs on this host";
-                    Exit::new(Status::Usage, Reason::Usage, what)
+                    Exit::new(ExitStatus::Usage, Reason::Usage, what)
                 },
                 none,
             ));
@@ -67,7 +67,7 @@ fn control(meant: &RunningMigration, command: Command) -> Result<Status, Exit> {
             }
             false => "`hikkoshi status` shows whether it was done",
         };
-        Exit::caused(Status::Usage, Reason::System, &error).with(next)
+        Exit::caused(ExitStatus::Usage, Reason::System, &error).with(next)
     })?;
     let guest = &source.migration.guest;
     let done = match answer {
@@ -79,13 +79,13 @@ fn control(meant: &RunningMigration, command: Command) -> Result<Status, Exit> {
         Outcome::Refused(refusal) => return Err(refused(guest, &refusal)),
     };
     streams::to_stdout(&format!("{guest}: {done}\n"));
-    Ok(Status::Moved)
+    Ok(ExitStatus::Done)
 }
 
 /// The migration exists, and is not changed.
 fn refused(guest: &str, refusal: &Refusal) -> Exit {
     let what = format!("{guest}: {}", refusal.message);
-    Exit::new(Status::AtSource, Reason::Unsupported, what).with("nothing was changed")
+    Exit::new(ExitStatus::Failed, Reason::Unsupported, what).with("nothing was changed")
 }
 
 fn at_destination(seen: &Seen) -> Exit {
@@ -98,7 +98,7 @@ fn at_destination(seen: &Seen) -> Exit {
         "" => String::new(),
         peer => format!(" ({peer})"),
     };
-    Exit::new(Status::AtSource, Reason::Unsupported, what).with(format!(
+    Exit::new(ExitStatus::Failed, Reason::Unsupported, what).with(format!(
         "run this command at the source{source}. Nothing was changed"
     ))
 }
@@ -109,13 +109,13 @@ fn ended(seen: &Seen) -> Exit {
         None => String::new(),
     };
     let what = format!("{}: the migration has ended{how}", seen.migration.guest);
-    Exit::new(Status::AtSource, Reason::Unsupported, what)
+    Exit::new(ExitStatus::Failed, Reason::Unsupported, what)
 }
 
 /// Lists the migrations, and asks for one of them.
 fn ambiguous(several: &[&Seen]) -> Exit {
     table(several).lines().for_each(streams::notice);
     let what = format!("there are {} migrations that run", several.len());
-    Exit::new(Status::Usage, Reason::Usage, what)
+    Exit::new(ExitStatus::Usage, Reason::Usage, what)
         .with("name one of them: by its guest, its process (PID) or its number (ID)")
 }

@@ -7,16 +7,16 @@ use hikkoshi_status::StatusFolder;
 use crate::args::Dashboard;
 use crate::commands::signals;
 use crate::journal;
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
 
-pub(crate) fn run(args: &Dashboard) -> Result<Status, Exit> {
+pub(crate) fn run(args: &Dashboard) -> Result<ExitStatus, Exit> {
     let cancel = signals::cancel_on_signals()?;
     let folder = StatusFolder::in_run_folder(&journal::folder(args.journal.as_deref()));
     // The first engine would make it. Rights to a folder can only be kept if it is there.
     folder.create().map_err(|error| {
-        Exit::caused(Status::Usage, Reason::System, &error).with(
+        Exit::caused(ExitStatus::Usage, Reason::System, &error).with(
             "run the dashboard as the user who runs `hikkoshi migrate` and `hikkoshi receive`; \
              --journal names another folder",
         )
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &Dashboard) -> Result<Status, Exit> {
         reasons: Reason::CODES.to_vec(),
     };
     let server = Server::bind(options)
-        .map_err(|error| Exit::caused(Status::Usage, Reason::CannotListen, &error))?;
+        .map_err(|error| Exit::caused(ExitStatus::Usage, Reason::CannotListen, &error))?;
     let url = server.url();
     if let Listen::Tcp(address) = args.listen
         && !address.ip().to_canonical().is_loopback()
@@ -40,10 +40,10 @@ pub(crate) fn run(args: &Dashboard) -> Result<Status, Exit> {
     }
     // Before there are other threads.
     let folder = sandbox_process(folder.path())
-        .map_err(|error| Exit::caused(Status::Usage, Reason::System, &error))?;
+        .map_err(|error| Exit::caused(ExitStatus::Usage, Reason::System, &error))?;
     streams::to_stdout(&format!("{url}\n"));
     server
         .run(StatusFolder::at(folder), &cancel)
-        .map_err(|error| Exit::caused(Status::Usage, Reason::System, &error))?;
-    Ok(Status::Moved)
+        .map_err(|error| Exit::caused(ExitStatus::Usage, Reason::System, &error))?;
+    Ok(ExitStatus::Done)
 }

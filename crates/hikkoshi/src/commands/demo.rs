@@ -3,7 +3,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{self, Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use hikkoshi_lab::{Lab, LabError, QemuVersion, Ram, Report, Vm, VmConfig, Worklo
 use crate::args::Demo;
 use crate::commands::kernel_support::require_dirty_log;
 use crate::commands::own_executable;
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
 
@@ -36,21 +36,30 @@ enum DemoError {
         #[source]
         cause: std::io::Error,
     },
+    /// `migrate` failed; it has said why.
+    #[error("'hikkoshi migrate' failed: {0}")]
+    Migrate(process::ExitStatus),
+    /// `receive` failed although `migrate` did not.
+    #[error("'hikkoshi receive' failed: {0}")]
+    Receive(process::ExitStatus),
+    /// The guest has found pages that are not what it wrote.
+    #[error("the guest found {0} bad pages at the destination")]
+    BadPages(u64),
     /// `report` failed; it has said why.
     #[error("'hikkoshi report' failed: {0}")]
-    Report(ExitStatus),
+    Report(process::ExitStatus),
     /// `receive` did not come up.
     #[error("'hikkoshi receive' ended before it listened: {0}")]
     NotListening(String),
 }
 
-pub(crate) fn run(args: &Demo) -> Result<Status, Exit> {
+pub(crate) fn run(args: &Demo) -> Result<ExitStatus, Exit> {
     let version = QemuVersion::ALL
         .into_iter()
         .find(|version| version.label() == args.qemu)
         .ok_or_else(|| {
             Exit::new(
-                Status::Usage,
+                ExitStatus::Usage,
                 Reason::Usage,
                 format!(
                     "QEMU {} is not installed by the set-up; versions are 7.2 and 10.0",
@@ -61,14 +70,31 @@ pub(crate) fn run(args: &Demo) -> Result<Status, Exit> {
     require_dirty_log(args.mode)?;
     show(args, version).map_err(|error| {
         Exit::new(
-            Status::AtSource,
+            error.status(),
             Reason::Demo,
             format!("the demo failed: {}", error_reporter::Report::new(&error)),
         )
-    })
+    })?;
+    Ok(ExitStatus::Done)
 }
 
-fn show(args: &Demo, version: QemuVersion) -> Result<Status, DemoError> {
+impl DemoError {
+    /// The status of `migrate`, if that failed. Otherwise the demo itself failed.
+    fn status(&self) -> ExitStatus {
+        let migrate = match self {
+            Self::Migrate(status) => status.code(),
+            _ => None,
+        };
+        let statuses = [ExitStatus::Usage, ExitStatus::Unfinished, ExitStatus::Lost];
+        let of_migrate = |status: &ExitStatus| migrate == Some(status.code().into());
+        statuses
+            .into_iter()
+            .find(of_migrate)
+            .unwrap_or(ExitStatus::Failed)
+    }
+}
+
+fn show(args: &Demo, version: QemuVersion) -> Result<(), DemoError> {
     let lab = Lab::new()?;
     let half = args.memory / 2;
     let config = VmConfig::new()
@@ -94,13 +120,9 @@ fn show(args: &Demo, version: QemuVersion) -> Result<Status, DemoError> {
 
     headline("Migration");
     let moved_at = source.console().len();
-    let (status, received) = move_guest(args, &source, &destination)?;
-    if !status.success() || !received.success() {
-        line(&format!("migrate: {status}; receive: {received}"));
-        return Ok(Status::AtSource);
-    }
+    move_guest(args, &source, &destination)?;
 
-    headline("It works on at the destination");
+    headline("The guest continues at the destination");
     thread::sleep(AFTER);
     report(
         &destination,
@@ -117,19 +139,14 @@ fn show(args: &Demo, version: QemuVersion) -> Result<Status, DemoError> {
         "\nWhat happened, with pictures, for a browser: {}",
         args.report.display()
     ));
-    Ok(if check.ok {
-        Status::Moved
-    } else {
-        Status::Lost
-    })
+    match check.ok {
+        true => Ok(()),
+        false => Err(DemoError::BadPages(check.bad)),
+    }
 }
 
-/// Runs `hikkoshi receive` and `hikkoshi migrate`.
-fn move_guest(
-    args: &Demo,
-    source: &Vm,
-    destination: &Vm,
-) -> Result<(ExitStatus, ExitStatus), DemoError> {
+/// Runs `hikkoshi receive` and `hikkoshi migrate`, and `hikkoshi report` afterwards.
+fn move_guest(args: &Demo, source: &Vm, destination: &Vm) -> Result<(), DemoError> {
     let mut receive = Running::spawn(
         hikkoshi(destination.qmp_path(), "receive")
             .args(["--listen", "127.0.0.1:0", "--progress", "json"])
@@ -150,8 +167,15 @@ fn move_guest(
         args.mode.name(),
         "--verbose",
     ]))?;
-    let status = migrate.0.wait().map_err(failed("waiting for"))?;
-    let received = receive.0.wait().map_err(failed("waiting for"))?;
+    let migrate = migrate.0.wait().map_err(failed("waiting for"))?;
+    if !migrate.success() {
+        // `receive` may still wait for a source. It ends with its `Running`.
+        return Err(DemoError::Migrate(migrate));
+    }
+    let receive = receive.0.wait().map_err(failed("waiting for"))?;
+    if !receive.success() {
+        return Err(DemoError::Receive(receive));
+    }
     // Afterwards, so that it has both sides.
     let reported = hikkoshi_without_qmp(source.qmp_path(), "report")
         .arg("--output")
@@ -159,10 +183,10 @@ fn move_guest(
         .stdout(Stdio::null())
         .status()
         .map_err(failed("starting"))?;
-    if !reported.success() {
-        return Err(DemoError::Report(reported));
+    match reported.success() {
+        true => Ok(()),
+        false => Err(DemoError::Report(reported)),
     }
-    Ok((status, received))
 }
 
 /// A child process that ends with the demo.
@@ -269,4 +293,26 @@ fn headline(text: &str) {
 
 fn line(text: &str) {
     streams::to_stdout(&format!("{text}\n"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+
+    fn ended(code: i32) -> process::ExitStatus {
+        process::ExitStatus::from_raw(code << 8)
+    }
+
+    #[test]
+    fn the_status_is_that_of_migrate_or_1() {
+        let of = |error: DemoError| i32::from(error.status().code());
+        for code in 1..=4 {
+            assert_eq!(of(DemoError::Migrate(ended(code))), code);
+        }
+        let killed = process::ExitStatus::from_raw(9);
+        assert_eq!(of(DemoError::Migrate(killed)), 1);
+        assert_eq!(of(DemoError::Receive(ended(3))), 1);
+        assert_eq!(of(DemoError::BadPages(2)), 1);
+    }
 }

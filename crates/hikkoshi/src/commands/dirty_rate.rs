@@ -15,16 +15,16 @@ use crate::args::{DirtyRate, DomainArgs};
 use crate::commands::print_result::write_result;
 use crate::commands::signals;
 use crate::output::dirty_rate::{DirtyRateReport, readable};
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
 
 const UNCHANGED: &str = "the guest is as before";
 
-pub(crate) fn run(args: &DirtyRate) -> Result<Status, Exit> {
+pub(crate) fn run(args: &DirtyRate) -> Result<ExitStatus, Exit> {
     let interval = Duration::from_millis(args.interval.into());
     let options = Options::new(args.seconds, interval)
-        .map_err(|error| Exit::caused(Status::Usage, Reason::Usage, &error))?
+        .map_err(|error| Exit::caused(ExitStatus::Usage, Reason::Usage, &error))?
         .max_cost(args.max_cost)
         // Another sample in each run.
         .seed(RandomState::new().build_hasher().finish());
@@ -44,7 +44,7 @@ pub(crate) fn run(args: &DirtyRate) -> Result<Status, Exit> {
     let notes = guest.notes().to_vec();
     let stopped = guest.stop();
     let measurement = result.map_err(|error| {
-        Exit::caused(Status::AtSource, Reason::DirtyLog, &error)
+        Exit::caused(ExitStatus::AtSource, Reason::DirtyLog, &error)
             .with("measuring has ended, and the dirty log was closed")
     })?;
     if let Err(error) = stopped {
@@ -52,11 +52,11 @@ pub(crate) fn run(args: &DirtyRate) -> Result<Status, Exit> {
     }
     if measurement.intervals == 0 {
         let what = "measuring was cancelled before the first interval had ended";
-        return Err(Exit::new(Status::AtSource, Reason::Cancelled, what).with(UNCHANGED));
+        return Err(Exit::new(ExitStatus::AtSource, Reason::Cancelled, what).with(UNCHANGED));
     }
     let written = DirtyRateReport::new(pid, &layout, &measurement, args.map, &notes);
     print(args, &written)?;
-    Ok(Status::Moved)
+    Ok(ExitStatus::Done)
 }
 
 /// Attaches to the guest that `domain` or `qmp` names, to measure these blocks, or all.
@@ -74,15 +74,15 @@ pub(crate) fn attach(
         (None, Some(qmp)) => QemuMeasurement::attach(qmp, blocks),
         (None, None) => {
             let missing = "--qmp PATH or --domain NAME is missing";
-            return Err(Exit::new(Status::Usage, Reason::Usage, missing));
+            return Err(Exit::new(ExitStatus::Usage, Reason::Usage, missing));
         }
     };
     attached.map_err(|error| match &error {
         MeasureError::NoBlock { .. } => {
-            Exit::caused(Status::Usage, Reason::Usage, &error).with(UNCHANGED)
+            Exit::caused(ExitStatus::Usage, Reason::Usage, &error).with(UNCHANGED)
         }
         MeasureError::Kernel(_) => {
-            Exit::caused(Status::AtSource, Reason::Unsupported, &error).with(UNCHANGED)
+            Exit::caused(ExitStatus::AtSource, Reason::Unsupported, &error).with(UNCHANGED)
         }
         _ => not_found(&error),
     })
@@ -98,5 +98,5 @@ fn print(args: &DirtyRate, written: &DirtyRateReport<'_>) -> Result<(), Exit> {
 }
 
 fn not_found(error: &dyn Error) -> Exit {
-    Exit::caused(Status::AtSource, Reason::NotAttached, error).with(UNCHANGED)
+    Exit::caused(ExitStatus::AtSource, Reason::NotAttached, error).with(UNCHANGED)
 }

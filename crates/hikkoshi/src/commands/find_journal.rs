@@ -13,7 +13,7 @@ use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::no_journal::no_journal;
 use crate::commands::resume_command::{cannot_resume, quoted};
 use crate::journal::{self, Entry, JournalFile};
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 
 /// Whether `given` is on the host of `recorded`, by the same name, or is not given.
@@ -68,7 +68,7 @@ fn search<E: Entry>(guest: Option<&NamedGuest>, run: &RunOptions) -> Result<Path
     let found = journal::find::<E>(&folder, guest).map_err(|error| {
         let what = format!("looking for a migration to resume: {}", Report::new(&error));
         let next = "the guest may have been handed over, and nothing was changed";
-        Exit::new(Status::Unfinished, Reason::Journal, what).with(next)
+        Exit::new(ExitStatus::Unfinished, Reason::Journal, what).with(next)
     })?;
     let found = match guest {
         None => found,
@@ -96,7 +96,7 @@ fn search<E: Entry>(guest: Option<&NamedGuest>, run: &RunOptions) -> Result<Path
                 folder.display()
             );
             let exit = no_journal::<E>(guest, &what);
-            let is_known = matches!(exit.status(), Status::AtSource | Status::Moved);
+            let is_known = matches!(exit.status(), ExitStatus::AtSource | ExitStatus::Moved);
             match journal::unreadable::<E>(&folder) {
                 // It may be the journal of this migration.
                 Some((path, error)) if !is_known => Err(unusable::<E>(&path, &error)),
@@ -112,7 +112,7 @@ fn search<E: Entry>(guest: Option<&NamedGuest>, run: &RunOptions) -> Result<Path
             let all = all.collect::<Vec<_>>().join(", ");
             let what = format!("there are several migrations to resume: {all}");
             Err(
-                Exit::new(Status::Unfinished, Reason::JournalAmbiguous, what)
+                Exit::new(ExitStatus::Unfinished, Reason::JournalAmbiguous, what)
                     .with("name one of them; nothing was changed"),
             )
         }

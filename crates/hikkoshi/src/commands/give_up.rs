@@ -23,7 +23,7 @@ use crate::commands::print_result::print_moved;
 use crate::commands::reattach_destination::reattach;
 use crate::commands::resume_command::resume_command;
 use crate::journal::{DestinationEntry, OfflineJournal, SourceEntry};
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::progress::Notices;
 use crate::output::reason::Reason;
 
@@ -39,7 +39,7 @@ pub(super) fn source(
     args: &Migrate,
     file: Option<&Path>,
     cancel: CancelFlag,
-) -> Result<Status, Exit> {
+) -> Result<ExitStatus, Exit> {
     let (file, entry) = find::<SourceEntry>(NamedGuest::source(args).as_ref(), &args.run, file)?;
     let stage = entry.engine.stage;
     let address = entry.qemu.identity.monitor.clone();
@@ -47,13 +47,13 @@ pub(super) fn source(
     require_confirmation(&args.run, source_consequence(stage).as_deref())
         .map_err(|exit| exit.resumed_by(&again))?;
     let cannot = |reason, error: &dyn Error| {
-        Exit::caused(Status::Unfinished, reason, error).resumed_by(&again)
+        Exit::caused(ExitStatus::Unfinished, reason, error).resumed_by(&again)
     };
     let attached = QemuSource::reattach(&entry.qemu, monitor::of(&entry.qemu.identity.monitor))
         .map_err(|error| cannot(Reason::NotAttached, &error))?;
     let Some(mut guest) = attached else {
         let what = "giving up the migration: the source's QEMU has ended, and the guest with it";
-        return Err(Exit::new(Status::Unfinished, Reason::QemuEnded, what).resumed_by(&again));
+        return Err(Exit::new(ExitStatus::Unfinished, Reason::QemuEnded, what).resumed_by(&again));
     };
     let engine = entry.engine.clone();
     let watch = MigrateControl {
@@ -80,7 +80,8 @@ pub(super) fn source(
         let what = "the guest runs at the destination, with all of its pages";
         return print_moved(&args.run, what, None);
     }
-    Err(Exit::new(Status::AtSource, Reason::GivenUp, GIVEN_UP).with("the guest runs at the source"))
+    Err(Exit::new(ExitStatus::AtSource, Reason::GivenUp, GIVEN_UP)
+        .with("the guest runs at the source"))
 }
 
 /// What giving up means at the source, if it can do harm.
@@ -107,7 +108,7 @@ pub(super) fn destination(
     args: &Receive,
     file: Option<&Path>,
     cancel: CancelFlag,
-) -> Result<Status, Exit> {
+) -> Result<ExitStatus, Exit> {
     let (file, entry) =
         find::<DestinationEntry>(NamedGuest::destination(args).as_ref(), &args.run, file)?;
     let (stage, pid) = (entry.engine.stage, entry.qemu.identity.pid);
@@ -120,7 +121,7 @@ pub(super) fn destination(
     require_confirmation(&args.run, destination_consequence(stage))
         .map_err(|exit| exit.resumed_by(&again))?;
     let cannot = |reason, error: &dyn Error| {
-        Exit::caused(Status::Unfinished, reason, error).resumed_by(&again)
+        Exit::caused(ExitStatus::Unfinished, reason, error).resumed_by(&again)
     };
     let not_attached = |error: &dyn Error| cannot(Reason::NotAttached, error);
     let address = entry.qemu.identity.monitor.clone();
@@ -152,16 +153,16 @@ pub(super) fn destination(
             let what = "the guest runs here with all of its pages; its source was not informed";
             return print_moved(&args.run, what, None);
         }
-        DestinationStage::Ready => given_up(Status::AtSource)
+        DestinationStage::Ready => given_up(ExitStatus::AtSource)
             .with(format!(
                 "the guest has not run here and never will: {here}. The source \
                  resumes the guest when this is reported to it: {again} waits for the source"
             ))
             .resumed_by(again),
         DestinationStage::Receiving | DestinationStage::Declined => {
-            given_up(Status::AtSource).with("the guest has not run here and never will")
+            given_up(ExitStatus::AtSource).with("the guest has not run here and never will")
         }
-        DestinationStage::Running => given_up(Status::Lost).with(format!(
+        DestinationStage::Running => given_up(ExitStatus::Lost).with(format!(
             "the guest has ended here with its QEMU (process {pid})"
         )),
     })
@@ -192,7 +193,7 @@ fn require_confirmation(run: &RunOptions, consequence: Option<&str>) -> Result<(
         Some(consequence) if !run.other_side_is_lost => {
             let what = format!("giving up the migration: {consequence}");
             let next = "nothing was done. To confirm: --give-up --other-side-is-lost";
-            Err(Exit::new(Status::Unfinished, Reason::ConfirmationNeeded, what).with(next))
+            Err(Exit::new(ExitStatus::Unfinished, Reason::ConfirmationNeeded, what).with(next))
         }
         _ => Ok(()),
     }

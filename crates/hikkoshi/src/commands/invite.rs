@@ -9,14 +9,14 @@ use hikkoshi_linux::connect_unix;
 use crate::args::{DEFAULT_WAIT, Invite};
 use crate::commands::receive::daemon::request::{self, Machine, Question, Reply, Request};
 use crate::journal::absolute;
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
 
 /// How long the daemon may take: it starts a QEMU, which may take a minute.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
-pub(crate) fn run(args: &Invite) -> Result<Status, Exit> {
+pub(crate) fn run(args: &Invite) -> Result<ExitStatus, Exit> {
     let question = match &args.withdraw {
         Some(name) => Question::Withdraw(name.clone()),
         // The command line requires one.
@@ -38,14 +38,14 @@ pub(crate) fn run(args: &Invite) -> Result<Status, Exit> {
                  migrate --to -' reads it from standard input"
             ));
             streams::to_stdout(&format!("{invitation}\n"));
-            Ok(Status::Moved)
+            Ok(ExitStatus::Done)
         }
         Ok(Reply::Withdrawn) => {
             streams::notice("the invitation was withdrawn");
-            Ok(Status::Moved)
+            Ok(ExitStatus::Done)
         }
         // The command line is good. It may be tried again.
-        Ok(Reply::Refused(why)) => Err(Exit::new(Status::AtSource, Reason::Daemon, why)),
+        Ok(Reply::Refused(why)) => Err(Exit::new(ExitStatus::Failed, Reason::Daemon, why)),
         Err(error) => {
             let hint = match error.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
@@ -82,5 +82,5 @@ pub(crate) fn request(args: &Invite, wait: Duration) -> Option<Request> {
 }
 
 fn failed(why: &str) -> Exit {
-    Exit::new(Status::Usage, Reason::Daemon, why)
+    Exit::new(ExitStatus::Usage, Reason::Daemon, why)
 }

@@ -2,7 +2,7 @@
 
 use hikkoshi_engine::Mode;
 
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 
 /// Refuses a mode that this host's kernel does not support, before the destination is
@@ -12,7 +12,7 @@ pub(super) fn require_dirty_log(mode: Mode) -> Result<(), Exit> {
         return Ok(());
     }
     hikkoshi_qemu::dirty_log_support().map_err(|error| {
-        Exit::caused(Status::AtSource, Reason::Unsupported, &error)
+        Exit::caused(ExitStatus::AtSource, Reason::Unsupported, &error)
             .with("the guest still runs at the source; --mode postcopy needs no dirty log")
     })
 }

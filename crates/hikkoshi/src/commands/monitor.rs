@@ -11,7 +11,7 @@ use hikkoshi_qemu::{MachineOwner, QemuIdentity};
 use crate::args::{DomainOptions, Migrate, Receive};
 use crate::commands::receive::shown_name::machine_socket;
 use crate::commands::resume_command::quoted;
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 
 /// How the command line names a guest.
@@ -89,10 +89,10 @@ pub(crate) fn named(
 ) -> Result<Arc<dyn Monitor>, Exit> {
     let guest = guest.ok_or_else(|| {
         // The command line requires it.
-        Exit::new(Status::Usage, Reason::Usage, "--qmp PATH is missing")
+        Exit::new(ExitStatus::Usage, Reason::Usage, "--qmp PATH is missing")
     })?;
     guest.monitor(options).map_err(|error| {
-        Exit::caused(Status::AtSource, Reason::NotAttached, &error).with("nothing was changed")
+        Exit::caused(ExitStatus::AtSource, Reason::NotAttached, &error).with("nothing was changed")
     })
 }
 

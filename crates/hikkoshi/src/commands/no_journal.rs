@@ -6,7 +6,7 @@ use hikkoshi_qemu::GuestState;
 use crate::args::DomainOptions;
 use crate::commands::monitor::NamedGuest;
 use crate::journal::{Entry, SourceEntry};
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
 
 /// There is nothing to resume, because of `what`.
@@ -23,7 +23,7 @@ pub(super) fn no_journal<E: Entry>(guest: Option<&NamedGuest>, what: &str) -> Ex
                 "hikkoshi cannot find out whether the guest was handed over ({why}). Nothing was \
                  changed"
             );
-            return Exit::new(Status::Usage, Reason::NoJournal, what).with(next);
+            return Exit::new(ExitStatus::Usage, Reason::NoJournal, what).with(next);
         }
     };
     let (status, holder, next) = if E::COMMAND == SourceEntry::COMMAND {
@@ -37,22 +37,22 @@ pub(super) fn no_journal<E: Entry>(guest: Option<&NamedGuest>, what: &str) -> Ex
 }
 
 /// Who has the guest of a source without a journal.
-fn at_source(guest: &GuestState) -> (Status, Holder, String) {
+fn at_source(guest: &GuestState) -> (ExitStatus, Holder, String) {
     let state = &guest.state;
     match state.as_str() {
         _ if guest.running => (
-            Status::AtSource,
+            ExitStatus::AtSource,
             Holder::Source,
             "the guest runs here: there is nothing to resume".to_owned(),
         ),
         "paused" | "prelaunch" | "suspended" | "io-error" | "debug" | "guest-panicked"
         | "internal-error" | "shutdown" | "watchdog" => (
-            Status::AtSource,
+            ExitStatus::AtSource,
             Holder::Source,
             format!("the guest is here (its state is {state}): there is nothing to resume"),
         ),
         _ => (
-            Status::Unfinished,
+            ExitStatus::Unfinished,
             Holder::Unknown,
             format!(
                 "QEMU's state is {state}: the guest was migrated or saved before, by hikkoshi or \
@@ -65,26 +65,26 @@ fn at_source(guest: &GuestState) -> (Status, Holder, String) {
 }
 
 /// Who has the guest of a destination without a journal.
-fn at_destination(guest: &GuestState) -> (Status, Holder, String) {
+fn at_destination(guest: &GuestState) -> (ExitStatus, Holder, String) {
     let state = &guest.state;
     if guest.misses_pages {
         let next = "the guest was handed over to this QEMU, and some of its pages are missing. \
                     The journal is in another folder: name it with --journal";
-        return (Status::Unfinished, Holder::Destination, next.to_owned());
+        return (ExitStatus::Unfinished, Holder::Destination, next.to_owned());
     }
     match state.as_str() {
         "inmigrate" => (
-            Status::AtSource,
+            ExitStatus::AtSource,
             Holder::Source,
             "this QEMU waits for a guest: none was handed over to it".to_owned(),
         ),
         _ if guest.running => (
-            Status::Moved,
+            ExitStatus::Moved,
             Holder::Destination,
             "the guest runs here, with all of its pages: there is nothing to resume".to_owned(),
         ),
         _ => (
-            Status::Unfinished,
+            ExitStatus::Unfinished,
             Holder::Unknown,
             format!(
                 "QEMU's state is {state}, and no page is missing: either the guest arrived \

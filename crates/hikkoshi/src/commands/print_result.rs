@@ -8,7 +8,7 @@ use hikkoshi_engine::Account;
 use serde::Serialize;
 
 use crate::args::RunOptions;
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::report::{self, SourceExtras, SourceQuit, Written};
 use crate::output::streams;
@@ -19,14 +19,14 @@ pub(super) fn print_moved(
     run: &RunOptions,
     what: &str,
     quit: Option<&SourceQuit>,
-) -> Result<Status, Exit> {
+) -> Result<ExitStatus, Exit> {
     if run.json.as_deref() != Some("-".as_ref()) {
         streams::to_stdout(&format!("{what}\n"));
     }
     if let Some(path) = &run.json {
         written(report::write_moved(what, quit, path), what, path)?;
     }
-    Ok(Status::Moved)
+    Ok(ExitStatus::Moved)
 }
 
 /// Prints and writes the statistics; `what` says where the guest is, and `next` what is to be done.
@@ -59,7 +59,7 @@ fn written(result: io::Result<()>, what: &str, path: &Path) -> Result<(), Exit> 
         let path = path.display();
         let error = Report::new(&error);
         let what = format!("{what}, but writing the result to {path}: {error}");
-        Exit::new(Status::Moved, Reason::AccountNotWritten, what)
+        Exit::new(ExitStatus::Moved, Reason::AccountNotWritten, what)
     })
 }
 
@@ -68,6 +68,6 @@ pub(crate) fn write_result(written: &impl Serialize, path: &Path) -> Result<(), 
     report::write_object(written, path).map_err(|error| {
         let path = path.display();
         let what = format!("writing the result to {path}: {}", Report::new(&error));
-        Exit::new(Status::Usage, Reason::AccountNotWritten, what)
+        Exit::new(ExitStatus::Usage, Reason::AccountNotWritten, what)
     })
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::commands::shell_words;
 use crate::journal::Entry;
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 
 /// What can be done if the other side never comes back.
@@ -23,7 +23,7 @@ pub(super) fn cannot_resume<E: Entry>(reason: Reason, error: &dyn Error, journal
     let next = format!(
         "nothing was changed, and the journal is unchanged. When the cause is removed: {again}"
     );
-    Exit::caused(Status::Unfinished, reason, error)
+    Exit::caused(ExitStatus::Unfinished, reason, error)
         .with(next)
         .resumed_by(again)
 }

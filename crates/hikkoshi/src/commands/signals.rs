@@ -7,7 +7,7 @@ use error_reporter::Report;
 use hikkoshi_engine::CancelFlag;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 
 /// A flag that the first signal sets. Later signals change nothing: the engine decides whether the
@@ -49,6 +49,6 @@ fn register(signal: i32, flag: Arc<AtomicBool>) -> Result<(), Exit> {
     let registered = signal_hook::flag::register(signal, flag);
     registered.map(drop).map_err(|error| {
         let what = format!("installing a signal handler: {}", Report::new(&error));
-        Exit::new(Status::Usage, Reason::System, what)
+        Exit::new(ExitStatus::Usage, Reason::System, what)
     })
 }

@@ -22,7 +22,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FileType, OFlags};
 
 use crate::args::Receive;
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 
 /// The line by which `receive --resume` says that it listens.
@@ -49,7 +49,7 @@ pub(super) fn check() -> Result<(), Exit> {
         true => {
             let what = "standard input is a terminal, whose end does not end the wait for a \
                         source: --ssh-session needs a session without one (no -t in --rsh)";
-            Err(Exit::new(Status::Usage, Reason::Usage, what))
+            Err(Exit::new(ExitStatus::Usage, Reason::Usage, what))
         }
     }
 }

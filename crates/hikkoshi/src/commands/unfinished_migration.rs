@@ -12,7 +12,7 @@ use hikkoshi_qemu::{FindProcessError, QemuIdentity};
 use crate::commands::find_journal::{may_exist, may_listen};
 use crate::commands::monitor::NamedGuest;
 use crate::journal::{self, Entry};
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 
 /// Why a guest is not migrated again.
@@ -87,7 +87,7 @@ pub(super) fn cannot_search(subject: &str, error: &io::Error) -> String {
 pub(super) fn unreadable(subject: &str) -> impl Fn(io::Error) -> Exit {
     move |error| {
         let what = cannot_search(subject, &error);
-        Exit::new(Status::AtSource, Reason::Journal, what).with("nothing was changed")
+        Exit::new(ExitStatus::AtSource, Reason::Journal, what).with("nothing was changed")
     }
 }
 
@@ -101,7 +101,7 @@ pub(super) fn may_be_handed_over(path: &Path) -> impl fmt::Display {
 
 /// Refuses a migration because of an unfinished one, which the command `again` resumes.
 pub(super) fn refuse(what: &str, next: String, again: String) -> Exit {
-    Exit::new(Status::Unfinished, Reason::Unfinished, what)
+    Exit::new(ExitStatus::Unfinished, Reason::Unfinished, what)
         .with(next)
         .resumed_by(again)
 }

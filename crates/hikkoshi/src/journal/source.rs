@@ -176,7 +176,7 @@ mod tests {
 
     fn options() -> MigrateOptions {
         MigrateOptions {
-            poll: true,
+            quit_source: true,
             ..MigrateOptions::default()
         }
     }

@@ -12,15 +12,19 @@ use serde::Serialize;
 
 use crate::output::reason::{Holder, Reason};
 
-/// Where the guest is when the program ends.
+/// How the program ends: its exit status, and where the guest is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Status {
+pub(crate) enum ExitStatus {
     /// 0: it runs at the destination and every page is there.
     Moved,
     /// 0 as well: it was handed over, and has shut down at the destination.
     ShutDown,
     /// 1: it is still at the source.
     AtSource,
+    /// 0: a command that moves no guest has done what it was asked to.
+    Done,
+    /// 1: such a command could not do it.
+    Failed,
     /// 2: nothing was tried.
     Usage,
     /// 3: it was handed over, or may have been, and the migration is not finished. The guest is
@@ -31,12 +35,12 @@ pub(crate) enum Status {
     Lost,
 }
 
-impl Status {
+impl ExitStatus {
     /// The program's exit status.
     pub(crate) const fn code(self) -> u8 {
         match self {
-            Self::Moved | Self::ShutDown => 0,
-            Self::AtSource => 1,
+            Self::Moved | Self::ShutDown | Self::Done => 0,
+            Self::AtSource | Self::Failed => 1,
             Self::Usage => 2,
             Self::Unfinished => 3,
             Self::Lost => 4,
@@ -56,14 +60,14 @@ impl Status {
         match self {
             Self::Moved => Holder::Destination,
             Self::AtSource => Holder::Source,
-            Self::Usage => Holder::Unknown,
+            Self::Usage | Self::Done | Self::Failed => Holder::Unknown,
             Self::Unfinished => Holder::Undecided,
             Self::Lost | Self::ShutDown => Holder::Nobody,
         }
     }
 }
 
-impl From<Outcome> for Status {
+impl From<Outcome> for ExitStatus {
     fn from(outcome: Outcome) -> Self {
         match outcome {
             Outcome::AtSource => Self::AtSource,
@@ -75,8 +79,8 @@ impl From<Outcome> for Status {
     }
 }
 
-impl From<Status> for ExitCode {
-    fn from(status: Status) -> Self {
+impl From<ExitStatus> for ExitCode {
+    fn from(status: ExitStatus) -> Self {
         Self::from(status.code())
     }
 }
@@ -84,7 +88,7 @@ impl From<Status> for ExitCode {
 /// An end without success.
 #[derive(Debug)]
 pub(crate) struct Exit {
-    status: Status,
+    status: ExitStatus,
     reason: Reason,
     holder: Holder,
     what: String,
@@ -95,7 +99,7 @@ pub(crate) struct Exit {
 impl Exit {
     /// Ends with `status` for `reason`; `why` is for people. Who has the guest follows from the
     /// status, unless [`held_by`](Self::held_by) replaces it.
-    pub(crate) fn new(status: Status, reason: Reason, why: impl fmt::Display) -> Self {
+    pub(crate) fn new(status: ExitStatus, reason: Reason, why: impl fmt::Display) -> Self {
         Self {
             status,
             reason,
@@ -107,7 +111,7 @@ impl Exit {
     }
 
     /// The same because of an error, with the messages of its sources.
-    pub(crate) fn caused(status: Status, reason: Reason, error: &dyn Error) -> Self {
+    pub(crate) fn caused(status: ExitStatus, reason: Reason, error: &dyn Error) -> Self {
         Self::new(status, reason, Report::new(error))
     }
 
@@ -138,8 +142,8 @@ impl Exit {
     /// The same while a migration is not finished: what could not be used was needed to resume it.
     #[must_use]
     pub(crate) fn while_unfinished(mut self) -> Self {
-        if self.status == Status::Usage {
-            self.status = Status::Unfinished;
+        if self.status == ExitStatus::Usage {
+            self.status = ExitStatus::Unfinished;
             self.holder = self.status.holder();
         }
         self
@@ -166,7 +170,7 @@ impl Exit {
     }
 
     /// Where the guest is.
-    pub(crate) fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> ExitStatus {
         self.status
     }
 
@@ -195,9 +199,9 @@ pub(crate) struct End<'a> {
 impl End<'_> {
     /// The guest was moved.
     pub(crate) const MOVED: End<'static> = End {
-        exit_status: Status::Moved.code(),
+        exit_status: ExitStatus::Moved.code(),
         reason: Reason::Moved,
-        guest: Status::Moved.holder(),
+        guest: ExitStatus::Moved.holder(),
         message: "the guest is at the destination",
         next: None,
         resume: None,
@@ -205,9 +209,9 @@ impl End<'_> {
 
     /// The guest was handed over, and has shut down since.
     pub(crate) const SHUT_DOWN: End<'static> = End {
-        exit_status: Status::ShutDown.code(),
+        exit_status: ExitStatus::ShutDown.code(),
         reason: Reason::ShutDown,
-        guest: Status::ShutDown.holder(),
+        guest: ExitStatus::ShutDown.holder(),
         message: "the guest has shut itself down at the destination",
         next: None,
         resume: None,

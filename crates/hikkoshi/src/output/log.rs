@@ -10,7 +10,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
 
@@ -66,7 +66,7 @@ fn is_ours(name: &str) -> bool {
 fn unknown(part: impl AsRef<OsStr>) -> Exit {
     let part = part.as_ref().to_string_lossy();
     let what = format!("{VARIABLE}: '{part}' is not a level, and not CRATE=LEVEL");
-    Exit::new(Status::Usage, Reason::Usage, what).with(
+    Exit::new(ExitStatus::Usage, Reason::Usage, what).with(
         "levels are off, error, warn, info, debug and trace; for one crate, hikkoshi_qemu=debug; \
          separate several with commas",
     )

@@ -12,7 +12,7 @@ use super::errors::{
 };
 use super::invitation_address::InvitationAddress;
 use crate::args::Receive;
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
 
@@ -101,7 +101,7 @@ impl Acceptor {
     pub(crate) fn bind(&self, listen: &Address) -> Result<Listener, Exit> {
         let listener = Listener::bind(listen).map_err(|error| {
             let what = format!("listening at {listen}: {}", Report::new(&error));
-            Exit::new(Status::Usage, Reason::CannotListen, what)
+            Exit::new(ExitStatus::Usage, Reason::CannotListen, what)
         })?;
         if let Some(server) = self.tls() {
             return Ok(listener.with_tls(server.clone()));
@@ -171,10 +171,10 @@ fn print(invitation: &Invitation, args: &Receive) -> Result<(), Exit> {
         return Ok(());
     }
     match streams::try_to_stdout(&format!("{invitation}\n")) {
-        // Its daemon has ended: nobody will ever know the invitation.
+        // Its daemon has ended: no source can get the invitation.
         Err(error) if args.receiver.is_some() => {
             let what = format!("printing the invitation: {}", Report::new(&error));
-            Err(Exit::new(Status::AtSource, Reason::System, what).with("nothing was changed"))
+            Err(Exit::new(ExitStatus::AtSource, Reason::System, what).with("nothing was changed"))
         }
         _ => Ok(()),
     }

@@ -13,7 +13,7 @@ use super::errors::{
     usage,
 };
 use crate::args::{InvitationArg, Migrate, Security};
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 
 /// The longest line that is read for an invitation, in bytes.
@@ -101,7 +101,7 @@ pub(crate) fn invited_by_certificate(
             "asking the 'hikkoshi receive --daemon' at {address} for an invitation: {}",
             Report::new(&error)
         );
-        Exit::new(Status::AtSource, reason, what)
+        Exit::new(ExitStatus::AtSource, reason, what)
             .with("the guest still runs at the source; nothing was changed")
     })?;
     let tls = TlsClient::invited(&invitation).map_err(|error| credentials(Report::new(error)))?;

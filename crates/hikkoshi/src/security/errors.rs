@@ -6,21 +6,21 @@ use error_reporter::Report;
 use hikkoshi_link::Address;
 
 use crate::args::Security;
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 
 pub(super) fn usage(why: impl fmt::Display) -> Exit {
-    Exit::new(Status::Usage, Reason::Usage, why)
+    Exit::new(ExitStatus::Usage, Reason::Usage, why)
 }
 
 /// An invitation, certificate or key that cannot be used.
 pub(super) fn credentials(why: impl fmt::Display) -> Exit {
-    Exit::new(Status::Usage, Reason::Credentials, why)
+    Exit::new(ExitStatus::Usage, Reason::Credentials, why)
 }
 
 /// An address beyond this host, without encryption.
 pub(super) fn unencrypted(why: impl fmt::Display) -> Exit {
-    Exit::new(Status::Usage, Reason::EncryptionNeeded, why)
+    Exit::new(ExitStatus::Usage, Reason::EncryptionNeeded, why)
 }
 
 /// Why links to or at `address` need encryption.

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use error_reporter::Report;
 use hikkoshi_link::Address;
 
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 
 /// The address that an invitation names.
@@ -45,7 +45,7 @@ impl InvitationAddress {
         if let Some(address) = advertise {
             return Ok(Self::Advertised(address.clone()));
         }
-        let refused = |why: String| Exit::new(Status::Usage, Reason::Usage, why);
+        let refused = |why: String| Exit::new(ExitStatus::Usage, Reason::Usage, why);
         let found = listen
             .resolve()
             .map_err(|error| refused(Report::new(&error).to_string()))?;
@@ -79,7 +79,7 @@ impl InvitationAddress {
             Self::Bound => return Ok(bound.clone()),
             Self::Chosen(own) => *own,
         };
-        let usage = |error: &dyn Error| Exit::caused(Status::Usage, Reason::Usage, error);
+        let usage = |error: &dyn Error| Exit::caused(ExitStatus::Usage, Reason::Usage, error);
         let found = bound.resolve().map_err(|error| usage(&error))?;
         let port = found.first().map_or(0, SocketAddr::port);
         let text = SocketAddr::new(own, port).to_string();
@@ -153,7 +153,7 @@ mod tests {
             InvitationAddress::Bound
         );
         let error = chosen("0.0.0.0:7000", &both[1..]).unwrap_err();
-        assert_eq!(error.status(), Status::Usage);
+        assert_eq!(error.status(), ExitStatus::Usage);
         assert!(format!("{error:?}").contains("--advertise"), "{error:?}");
         let named: Address = "vmhost:7000".parse().unwrap();
         let address = InvitationAddress::new(Some(&named), &"0.0.0.0:0".parse().unwrap()).unwrap();

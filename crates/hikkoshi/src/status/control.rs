@@ -107,7 +107,7 @@ mod tests {
     use super::*;
     use std::cell::RefCell;
 
-    /// What a migration that has not begun answers, and what its operator is told.
+    /// What a migration that has not begun answers, and the notices to its operator.
     fn answered(command: Command) -> (Outcome, Vec<String>) {
         let notices = RefCell::new(Vec::new());
         let notice = |text: &str| notices.borrow_mut().push(text.to_owned());

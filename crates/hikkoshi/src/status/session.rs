@@ -20,7 +20,7 @@ use super::renewal::Renewal;
 use super::report_file::write_report_of;
 use super::sampler::{Sampler, migration};
 use crate::args::RunOptions;
-use crate::output::exit::{self, Exit, Status};
+use crate::output::exit::{self, Exit, ExitStatus};
 use crate::output::progress::{self, Display};
 use crate::output::streams;
 
@@ -145,7 +145,7 @@ impl Session {
 
     /// Ends the session with the result of the run. The recording stays in the status folder. The
     /// report is written, if it was requested.
-    pub(crate) fn end(self, result: &Result<Status, Exit>) {
+    pub(crate) fn end(self, result: &Result<ExitStatus, Exit>) {
         self.end_display();
         let recording = self.end_recording(result);
         let Some(path) = &self.run.report else { return };
@@ -159,7 +159,7 @@ impl Session {
     }
 
     /// The whole recording; `None`: no migration had begun.
-    fn end_recording(&self, result: &Result<Status, Exit>) -> Option<Recording> {
+    fn end_recording(&self, result: &Result<ExitStatus, Exit>) -> Option<Recording> {
         let recording = lock(&self.shared.recording).take()?;
         let account = lock(&self.shared.account).take();
         let event = Event::End(end(result, recording.at_ms(), account));
@@ -375,9 +375,9 @@ impl Recorded {
 }
 
 /// How the run ended.
-fn end(result: &Result<Status, Exit>, at_ms: u64, account: Option<Value>) -> End {
+fn end(result: &Result<ExitStatus, Exit>, at_ms: u64, account: Option<Value>) -> End {
     let end = match result {
-        Ok(Status::ShutDown) => exit::End::SHUT_DOWN,
+        Ok(ExitStatus::ShutDown) => exit::End::SHUT_DOWN,
         Ok(_) => exit::End::MOVED,
         Err(exit) => exit::End::from(exit),
     };

@@ -15,10 +15,10 @@
 //! To continue a migration after its process has ended, each side saves a small record:
 //! [`SourceCredentials`] and [`DestinationCredentials`].
 //!
-//! rustls does the handshake (`handshake.rs`), with the configuration in `client_server.rs`. This
-//! crate seals and opens the records after it (`record_encrypt.rs`, `record_decrypt.rs`), with the
-//! keys that rustls exports. So the two directions of a link have separate state, and neither
-//! allocates memory.
+//! rustls does the handshake (`run_handshake.rs`; `handshake.rs` adds the proof), with the
+//! configuration in `client_server.rs`. This crate seals and opens the records after it
+//! (`record_encrypt.rs`, `record_decrypt.rs`), with the keys that rustls exports. So the two
+//! directions of a link have separate state, and neither allocates memory.
 
 mod certificate_files;
 mod certificates;
@@ -35,9 +35,13 @@ mod invitation_check;
 mod keys;
 mod own_certificate;
 mod peer_key;
+mod receive_buffer;
 mod record_decrypt;
 mod record_encrypt;
 mod route;
+mod run_handshake;
+mod secure_error;
+mod time_limits;
 
 #[cfg(test)]
 pub(crate) mod test_authority;
@@ -51,10 +55,11 @@ pub(crate) use client_server::REQUEST_PROTOCOL;
 pub use client_server::{TlsClient, TlsServer};
 pub use credentials::{DestinationCredentials, SourceCredentials};
 pub use error::{CertificateProblem, CertificatesError, Validity};
-pub use handshake::{SecureError, TimeLimits};
 pub use invitation::{Fingerprint, Invitation, InvitationError};
 pub use route::Route;
 pub(crate) use route::Wanted;
+pub use secure_error::SecureError;
+pub use time_limits::TimeLimits;
 
 pub(crate) use handshake::{accept, accept_certified, connect, receive, send};
 pub(crate) use record_decrypt::Opener;

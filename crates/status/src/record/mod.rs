@@ -9,6 +9,7 @@ mod dirty_rates;
 pub(crate) mod examples;
 mod map;
 mod migration;
+mod names;
 mod repeats;
 mod state;
 

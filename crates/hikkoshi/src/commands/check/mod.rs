@@ -15,18 +15,18 @@ use hikkoshi_qemu::{Checked, DestinationLine, OfferedMachine};
 use crate::args::{AllowDevice, Check, DomainArgs};
 use crate::commands::print_result::write_result;
 use crate::output::check::{CheckReport, readable};
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
 use crate::security;
 
 const UNCHANGED: &str = "nothing was changed";
 
-pub(crate) fn run(args: &Check) -> Result<Status, Exit> {
+pub(crate) fn run(args: &Check) -> Result<ExitStatus, Exit> {
     if let (true, Some(qmp)) = (args.print_destination, &args.qmp) {
         let line = DestinationLine::of(qmp).map_err(|error| not_found(&error))?;
         streams::to_stdout(&line.for_shell());
-        return Ok(Status::Moved);
+        return Ok(ExitStatus::Done);
     }
     let remote = args.to.as_ref().map(security::invited).transpose()?;
     let checked = check(&CheckedGuestOf {
@@ -50,9 +50,9 @@ pub(crate) fn run(args: &Check) -> Result<Status, Exit> {
         write_result(&written, path)?;
     }
     Ok(if written.can_be_moved() {
-        Status::Moved
+        ExitStatus::Done
     } else {
-        Status::AtSource
+        ExitStatus::Failed
     })
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn check(guest: &CheckedGuestOf<'_>) -> Result<Checked, Exit> {
         (None, Some(qmp)) => hikkoshi_qemu::check(qmp, &allowed),
         (None, None) => {
             let missing = "--qmp PATH or --domain NAME is missing";
-            return Err(Exit::new(Status::Usage, Reason::Usage, missing));
+            return Err(Exit::new(ExitStatus::Usage, Reason::Usage, missing));
         }
     };
     checked.map_err(|error| not_found(&error))
@@ -109,5 +109,5 @@ fn ask(
 }
 
 fn not_found(error: &dyn Error) -> Exit {
-    Exit::caused(Status::AtSource, Reason::NotAttached, error).with(UNCHANGED)
+    Exit::caused(ExitStatus::AtSource, Reason::NotAttached, error).with(UNCHANGED)
 }

@@ -19,7 +19,7 @@ use hikkoshi_qemu::{Checked, QemuMeasurement, Verdict};
 use crate::args::DomainArgs;
 use crate::commands::check::{self, CheckedGuestOf};
 use crate::commands::dirty_rate;
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 
 /// How long memory is read to find out how much of it has content.
@@ -102,10 +102,10 @@ impl From<NotEstimated> for Exit {
         let exit = match why {
             NotEstimated::Failed(exit) => return exit,
             NotEstimated::OlderDestination => {
-                Exit::new(Status::AtSource, Reason::Unsupported, TOO_OLD)
+                Exit::new(ExitStatus::AtSource, Reason::Unsupported, TOO_OLD)
             }
             NotEstimated::NoDirtyLog => {
-                Exit::new(Status::AtSource, Reason::Unsupported, NO_DIRTY_LOG)
+                Exit::new(ExitStatus::AtSource, Reason::Unsupported, NO_DIRTY_LOG)
             }
         };
         exit.with(UNCHANGED)
@@ -194,7 +194,7 @@ fn compared(
     compare(remote, guest, request.allow_cpu_mismatch, cancel)
         .map(Some)
         .map_err(|error| {
-            Exit::caused(Status::AtSource, Reason::from(&error), &error).with(UNCHANGED)
+            Exit::caused(ExitStatus::AtSource, Reason::from(&error), &error).with(UNCHANGED)
         })
 }
 
@@ -235,17 +235,18 @@ fn measure_guest(
         FAULT_COST
     };
     let options = Options::new(request.seconds, interval)
-        .map_err(|error| Exit::caused(Status::Usage, Reason::Usage, &error))?
+        .map_err(|error| Exit::caused(ExitStatus::Usage, Reason::Usage, &error))?
         .max_cost(request.max_cost)
         .fault_cost(fault_cost)
         .seed(seed);
-    let failed =
-        |reason, error: &dyn Error| Exit::caused(Status::AtSource, reason, error).with(UNCHANGED);
+    let failed = |reason, error: &dyn Error| {
+        Exit::caused(ExitStatus::AtSource, reason, error).with(UNCHANGED)
+    };
     let measurement = measure(attached.log(), attached.layout(), &options, cancel)
         .map_err(|error| failed(Reason::DirtyLog, &error))?;
     if cancel.is_cancelled() || measurement.intervals == 0 {
         let what = "estimating was cancelled";
-        return Err(Exit::new(Status::AtSource, Reason::Cancelled, what).with(UNCHANGED));
+        return Err(Exit::new(ExitStatus::AtSource, Reason::Cancelled, what).with(UNCHANGED));
     }
     // After the writes: a guest that allocates memory has most of it now.
     let content = sample_content(attached.memory(), READ_TIME, seed)
@@ -278,7 +279,7 @@ fn measure_guest(
     );
     let line = line.ok_or_else(|| {
         let what = "measuring the line to the destination: nothing has arrived there in time";
-        Exit::new(Status::AtSource, Reason::Link, what).with(UNCHANGED)
+        Exit::new(ExitStatus::AtSource, Reason::Link, what).with(UNCHANGED)
     })?;
     let bytes = probed.arrived.last().map_or(0, |(_, bytes)| *bytes);
     Ok((

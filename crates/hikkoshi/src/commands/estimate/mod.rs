@@ -9,11 +9,11 @@ use crate::commands::check::CheckedGuestOf;
 use crate::commands::print_result::write_result;
 use crate::commands::signals;
 use crate::output::estimate::{EstimateReport, readable};
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::streams;
 use crate::security;
 
-pub(crate) fn run(args: &Estimate) -> Result<Status, Exit> {
+pub(crate) fn run(args: &Estimate) -> Result<ExitStatus, Exit> {
     // Before the dirty log is started, so that it is always closed.
     let cancel = signals::cancel_on_signals()?;
     let remote = match (&args.to, &args.address) {
@@ -57,5 +57,5 @@ pub(crate) fn run(args: &Estimate) -> Result<Status, Exit> {
     if let Some(path) = &args.json {
         write_result(&written, path)?;
     }
-    Ok(Status::Moved)
+    Ok(ExitStatus::Done)
 }

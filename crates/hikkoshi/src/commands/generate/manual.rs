@@ -52,8 +52,9 @@ fn page(command: &Command, name: Option<&str>, others: &[String]) -> io::Result<
         man.render_subcommands_section(&mut page)?;
     }
     let mut roff = Roff::new();
-    let title = name.map_or_else(String::new, exit_heading);
-    table(&mut roff, "EXIT STATUS", &title);
+    if let Some(name) = name {
+        table(&mut roff, "EXIT STATUS", exit_heading(name));
+    }
     table(&mut roff, "ENVIRONMENT", "Environment:");
     see_also(&mut roff, name, others);
     roff.to_writer(&mut page)?;
@@ -61,13 +62,19 @@ fn page(command: &Command, name: Option<&str>, others: &[String]) -> io::Result<
     Ok(page)
 }
 
-/// The heading, in the help, of the exit statuses of a command.
-fn exit_heading(name: &str) -> String {
-    let own = format!("Exit status of {name}:");
-    match AFTER_HELP.lines().any(|line| line == own) {
-        true => own,
-        false => "Exit status:".to_owned(),
-    }
+/// The heading, in the help, of the exit statuses of a command, which may be one of several there.
+fn exit_heading(name: &str) -> &'static str {
+    let is_own = |line: &&str| {
+        let commands = line
+            .strip_prefix("Exit status of ")
+            .and_then(|rest| rest.strip_suffix(':'));
+        commands.is_some_and(|commands| {
+            let mut commands = commands.split(", ").flat_map(|some| some.split(" and "));
+            commands.any(|command| command.trim_start_matches("of ") == name)
+        })
+    };
+    let own = AFTER_HELP.lines().find(is_own);
+    own.unwrap_or("Exit status:")
 }
 
 /// A section of the help as a section of the page: lines of a term, two spaces and a text, which

@@ -11,11 +11,11 @@ use std::path::Path;
 use clap_complete::aot::{Shell, generate_to};
 
 use crate::args::Generate;
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 
 /// Writes a page for each visible command, and a file for each shell.
-pub(crate) fn run(args: &Generate) -> Result<Status, Exit> {
+pub(crate) fn run(args: &Generate) -> Result<ExitStatus, Exit> {
     manual::write(&args.man).map_err(|error| failed("manual pages", &args.man, &error))?;
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
         generate_to(
@@ -26,7 +26,7 @@ pub(crate) fn run(args: &Generate) -> Result<Status, Exit> {
         )
         .map_err(|error| failed("completions", &args.completions, &error))?;
     }
-    Ok(Status::Moved)
+    Ok(ExitStatus::Done)
 }
 
 fn failed(what: &str, folder: &Path, error: &io::Error) -> Exit {
@@ -34,5 +34,5 @@ fn failed(what: &str, folder: &Path, error: &io::Error) -> Exit {
         "writing the {what} to {} (it must exist): {error}",
         folder.display()
     );
-    Exit::new(Status::Usage, Reason::Usage, why)
+    Exit::new(ExitStatus::Usage, Reason::Usage, why)
 }

@@ -66,6 +66,31 @@ fn each_visible_command_has_a_page_with_options_exit_statuses_and_see_also() {
 }
 
 #[test]
+fn exit_statuses_are_those_of_the_command() {
+    let pages = manual::pages().unwrap();
+    for (name, said) in [
+        ("migrate", "still at the source"),
+        ("receive", "still at the source"),
+        ("invite", "The daemon refuses"),
+        ("status", "refuses to be changed"),
+        ("set", "refuses to be changed"),
+        ("switch", "refuses to be changed"),
+        ("cancel", "refuses to be changed"),
+        ("check", "QEMU cannot be examined"),
+        ("demo", "found a bad page"),
+    ] {
+        let file = format!("hikkoshi-{name}.1");
+        let (_, page) = pages.iter().find(|(other, _)| *other == file).unwrap();
+        let page = text(page);
+        let (_, statuses) = page.split_once(".SH \"EXIT STATUS\"").unwrap();
+        assert!(statuses.contains(said), "{name}:\n{statuses}");
+    }
+    // They depend on the command.
+    let (_, all) = pages.iter().find(|(name, _)| name == "hikkoshi.1").unwrap();
+    assert!(!text(all).contains("EXIT STATUS"), "{}", text(all));
+}
+
+#[test]
 fn hidden_options_and_commands_are_neither_documented_nor_completed() {
     let hidden = hidden_options();
     assert!(hidden.contains(&"--no-drain".to_owned()), "{hidden:?}");

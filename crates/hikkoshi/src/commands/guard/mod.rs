@@ -33,7 +33,7 @@ use hikkoshi_qemu::UndoOutcome;
 use crate::args::Guard as Args;
 use crate::commands::resume_command::resume_command;
 use crate::journal::{JournalFile, LockHolder, SourceEntry};
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
 use crate::output::{stderr, streams};
 
@@ -48,7 +48,7 @@ const INTERRUPTED: &str = "'hikkoshi migrate' was interrupted";
 pub(super) const QEMU_ENDED: &str = "the source's QEMU has ended, and the guest with it";
 
 /// The guard process.
-pub(crate) fn run(args: &Args) -> Result<Status, Exit> {
+pub(crate) fn run(args: &Args) -> Result<ExitStatus, Exit> {
     let held = HeldFiles::open(&args.hold);
     // If the parent does not read this it has ended, and the next read shows that.
     let _ = writeln!(io::stdout(), "{READY}");
@@ -58,24 +58,24 @@ pub(crate) fn run(args: &Args) -> Result<Status, Exit> {
     let doing = "reading what to restore";
     // Checked before locking, which would create a lock file.
     if !journal.exists() {
-        return Ok(Status::Moved);
+        return Ok(ExitStatus::Done);
     }
     let file = match JournalFile::lock(journal) {
         Ok(file) => file,
         // Another process continues the migration.
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Status::Moved),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(ExitStatus::Done),
         Err(error) => return Err(failed(journal, doing, &error)),
     };
     let entry = file.read::<SourceEntry>();
     let Some(entry) = entry.map_err(|error| failed(journal, doing, &error))? else {
-        return Ok(Status::Moved);
+        return Ok(ExitStatus::Done);
     };
     if entry.engine.stage == SourceStage::Done {
         // No page is needed any more.
         return if killed {
             Err(only_qemu_is_left(journal))
         } else {
-            Ok(Status::Moved)
+            Ok(ExitStatus::Done)
         };
     }
     if entry.engine.stage != SourceStage::Owned {
@@ -91,7 +91,7 @@ pub(crate) fn run(args: &Args) -> Result<Status, Exit> {
         // Before standard error is closed.
         stderr::at_end();
         held.hold(journal);
-        return Ok(Status::Unfinished);
+        return Ok(ExitStatus::Unfinished);
     }
     file.mark(LockHolder::Guard);
     let outcome = restore(&file, &entry).map_err(|error| {
@@ -105,7 +105,7 @@ pub(crate) fn run(args: &Args) -> Result<Status, Exit> {
 fn failed(journal: &Path, doing: &str, error: &dyn std::error::Error) -> Exit {
     let what = format!("guard: {doing}: {}", Report::new(error));
     let again = resume_command::<SourceEntry>(journal);
-    Exit::new(Status::Unfinished, Reason::Interrupted, what)
+    Exit::new(ExitStatus::Unfinished, Reason::Interrupted, what)
         .with(format!(
             "the guest may be paused at the source. When the cause is removed, this command lets \
              it run again, or continues the migration if it was handed over: {again}"
@@ -117,7 +117,7 @@ fn failed(journal: &Path, doing: &str, error: &dyn std::error::Error) -> Exit {
 fn restored(journal: &Path, entry: &SourceEntry, outcome: &UndoOutcome) -> Exit {
     let ended = |what: &str| {
         let what = format!("{INTERRUPTED}: {what}");
-        Exit::new(Status::AtSource, Reason::Interrupted, what)
+        Exit::new(ExitStatus::AtSource, Reason::Interrupted, what)
     };
     let was_stopped = entry.qemu.undo.stopped == Some(true);
     match outcome {
@@ -146,7 +146,7 @@ fn only_qemu_is_left(journal: &Path) -> Exit {
         "{INTERRUPTED} after the guest had been moved: it is at the destination, with all of its \
          pages. Only the source's QEMU was perhaps not ended; this command ends it: {again}"
     );
-    Exit::new(Status::Moved, Reason::Interrupted, what).resumed_by(again)
+    Exit::new(ExitStatus::Moved, Reason::Interrupted, what).resumed_by(again)
 }
 
 fn handed_over(journal: &Path) -> Exit {
@@ -156,7 +156,7 @@ fn handed_over(journal: &Path) -> Exit {
          hand. No data is lost. To resume, start 'hikkoshi receive --resume' at the destination \
          unless it is running there, and here: {again}"
     );
-    Exit::new(Status::Unfinished, Reason::Interrupted, what).resumed_by(again)
+    Exit::new(ExitStatus::Unfinished, Reason::Interrupted, what).resumed_by(again)
 }
 
 /// Waits until the other program ends; whether it was killed.
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn an_engine_that_was_killed_when_all_was_there_leaves_its_qemu_only() {
         let exit = only_qemu_is_left(Path::new("/j/source-1.json"));
-        assert_eq!(exit.status(), Status::Moved);
+        assert_eq!(exit.status(), ExitStatus::Moved);
         let text = format!("{exit:?}");
         assert!(text.contains("with all of its pages"), "{text}");
         assert!(text.contains("hikkoshi migrate --resume="), "{text}");

@@ -26,7 +26,7 @@ use crate::commands::late_cancel::{CommitJournal, LateCancelNotice};
 use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::{give_up, signals};
 use crate::journal::{JournalFile, SourceEntry, SourceJournal};
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
 use crate::output::report::SourceExtras;
 use crate::security;
@@ -34,7 +34,7 @@ use crate::status::{Session, SessionInfo};
 
 const UNCHANGED: &str = "the guest still runs at the source; nothing was changed";
 
-pub(crate) fn run(args: &Migrate) -> Result<Status, Exit> {
+pub(crate) fn run(args: &Migrate) -> Result<ExitStatus, Exit> {
     let cancel = signals::cancel_on_signals()?;
     let session = Session::new(
         &args.run,
@@ -118,7 +118,7 @@ fn start(
     destination: &Destination<'_>,
     cancel: CancelFlag,
     session: &Session,
-) -> Result<Status, Exit> {
+) -> Result<ExitStatus, Exit> {
     let monitor = monitor::named(NamedGuest::source(args), &args.options.domain)?;
     let folder = args.run.journals.path();
     let observer = session.observer();
@@ -150,7 +150,7 @@ fn start(
     require_dirty_log(phases)?;
     if let Some(selection) = args.options.copied_disks() {
         let left = guest.copy_disks(&selection).map_err(|error| {
-            Exit::caused(Status::AtSource, Reason::NotAttached, &error).with(UNCHANGED)
+            Exit::caused(ExitStatus::AtSource, Reason::NotAttached, &error).with(UNCHANGED)
         })?;
         for why in left {
             observer.notice(&why);
@@ -158,7 +158,7 @@ fn start(
     }
     let keeping = |error: io::Error| {
         let what = format!("creating the journal: {}", Report::new(&error));
-        Exit::new(Status::AtSource, Reason::Journal, what).with(UNCHANGED)
+        Exit::new(ExitStatus::AtSource, Reason::Journal, what).with(UNCHANGED)
     };
     let identity = guest.reattach_info().identity;
     let file = JournalFile::for_qemu::<SourceEntry>(&folder, &identity).map_err(keeping)?;
@@ -179,7 +179,7 @@ fn start(
     let nameless = identity.nameless_files(&guest.ram());
     let _guard = GuardProcess::start(file.path(), &nameless).map_err(|error| {
         let what = format!("starting the guard process: {}", Report::new(&error));
-        Exit::new(Status::AtSource, Reason::System, what).with(UNCHANGED)
+        Exit::new(ExitStatus::AtSource, Reason::System, what).with(UNCHANGED)
     })?;
     let journal = SourceJournal::new(
         file,
@@ -268,9 +268,9 @@ fn check_movable(args: &Migrate, monitor: &Arc<dyn Monitor>) -> Result<(), Exit>
 /// Where the guest is if it could not be attached to.
 fn not_attached(error: &AttachError) -> Exit {
     let status = if error.may_be_handed_over() {
-        Status::Unfinished
+        ExitStatus::Unfinished
     } else {
-        Status::AtSource
+        ExitStatus::AtSource
     };
     let next = if error.found_guest() {
         UNCHANGED

@@ -14,7 +14,7 @@ use crate::commands::monitor::resume_by_hand;
 use crate::commands::print_result::print_result;
 use crate::commands::resume_command::{GIVE_UP_HINT, resume_command};
 use crate::journal::SourceEntry;
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
 use crate::output::report::{SourceExtras, SourceQuit};
 use crate::output::streams;
@@ -41,7 +41,7 @@ pub(super) fn report(
     qemu_pid: Option<u32>,
     extras: SourceExtras<'_>,
     special: impl Fn(Outcome) -> Option<(Holder, &'static str)>,
-) -> Result<Status, Exit> {
+) -> Result<ExitStatus, Exit> {
     let error = match result {
         Ok(account) => {
             let what = match account.guest_state {
@@ -65,7 +65,7 @@ pub(super) fn report(
                 _ => qemu_pid.map(end_qemu),
             };
             print_result(&account, session, what, next.as_deref(), extras)?;
-            return Ok(Status::of(account.guest_state));
+            return Ok(ExitStatus::of(account.guest_state));
         }
         Err(error) => error,
     };

@@ -16,14 +16,14 @@ use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::print_result::print_moved;
 use crate::commands::resume_command::{cannot_resume, not_resumed};
 use crate::journal::{self, DestinationEntry, JournalFile, SourceEntry, SourceJournal};
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
 use crate::output::report::SourceExtras;
 use crate::output::streams;
 use crate::security;
 use crate::status::Session;
 
-/// What another engine was told of the domain's configuration is not known.
+/// Another engine has received what became of the domain's configuration.
 const NOT_KNOWN: &str = "whether the domain was made persistent at the destination is not known \
                          here any more: see 'virsh dominfo' there";
 
@@ -33,7 +33,7 @@ pub(super) fn resume(
     file: Option<&Path>,
     cancel: CancelFlag,
     session: &Session,
-) -> Result<Status, Exit> {
+) -> Result<ExitStatus, Exit> {
     let (file, mut entry) =
         find::<SourceEntry>(NamedGuest::source(args).as_ref(), &args.run, file)?;
     if entry.engine.stage == SourceStage::Done {
@@ -66,7 +66,7 @@ pub(super) fn resume(
             file.remove();
             let what = "the source's QEMU has ended, and the guest with it: it was never handed \
                         over";
-            let exit = Exit::new(Status::AtSource, Reason::QemuEnded, what);
+            let exit = Exit::new(ExitStatus::AtSource, Reason::QemuEnded, what);
             return Err(exit.held_by(Holder::Nobody));
         }
         None => {
@@ -194,7 +194,7 @@ fn complete(
     file: &JournalFile,
     entry: &SourceEntry,
     left_to_do: Option<&str>,
-) -> Result<Status, Exit> {
+) -> Result<ExitStatus, Exit> {
     let address = &entry.qemu.identity.monitor;
     let domain = args.options.domain.clone().or(&entry.options.domain);
     let monitor = monitor::at_source(address, &domain);

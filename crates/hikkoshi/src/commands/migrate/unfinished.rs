@@ -12,7 +12,7 @@ use crate::commands::guard;
 use crate::commands::resume_command::resume_command;
 use crate::commands::unfinished_migration::{self, Searched};
 use crate::journal::{JournalFile, SourceEntry};
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
 
 /// Looks for unfinished migrations of the guest behind `monitor`. Undoes one that was interrupted
@@ -29,7 +29,7 @@ pub(super) fn check_folder(
         let (path, _) = found.map_err(|unknown| cannot_tell(&unknown.error, &unknown.path))?;
         // Another process may be working on it, and end soon.
         let file = JournalFile::lock(&path).map_err(|error| {
-            Exit::new(Status::Unfinished, Reason::Unfinished, error)
+            Exit::new(ExitStatus::Unfinished, Reason::Unfinished, error)
                 .with("this command has changed nothing")
         })?;
         if let Some(entry) = file.read::<SourceEntry>().map_err(&unreadable)? {
@@ -63,10 +63,12 @@ fn undo_interrupted(
                 "an earlier migration of this guest was interrupted before the handover and cannot \
                  be undone: the guest may be paused. When the cause is removed: {again}"
             );
-            Err(Exit::caused(Status::Unfinished, Reason::Unfinished, &error)
-                .with(next)
-                .held_by(Holder::Source)
-                .resumed_by(again))
+            Err(
+                Exit::caused(ExitStatus::Unfinished, Reason::Unfinished, &error)
+                    .with(next)
+                    .held_by(Holder::Source)
+                    .resumed_by(again),
+            )
         }
     }
 }
@@ -91,5 +93,5 @@ pub(super) fn cannot_tell(error: &dyn Error, path: &Path) -> Exit {
          handed over",
         unfinished_migration::may_be_handed_over(path)
     );
-    Exit::caused(Status::Unfinished, Reason::Journal, error).with(next)
+    Exit::caused(ExitStatus::Unfinished, Reason::Journal, error).with(next)
 }

@@ -21,7 +21,7 @@ use crate::args::Receive;
 use crate::commands::monitor;
 use crate::commands::wait_for_source::wait_for_source;
 use crate::journal::{DestinationEntry, DestinationJournal, JournalFile, absolute};
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::security::{self, Acceptor};
 use crate::status::Session;
@@ -61,11 +61,11 @@ pub(super) fn start(
     uri: &str,
     cancel: CancelFlag,
     session: &Session,
-) -> Result<Status, Exit> {
+) -> Result<ExitStatus, Exit> {
     let Some(listen) = &args.listen else {
         // The command line requires it.
         return Err(Exit::new(
-            Status::Usage,
+            ExitStatus::Usage,
             Reason::Usage,
             "--listen ADDR is missing",
         ));
@@ -74,16 +74,16 @@ pub(super) fn start(
     if !args.options.journaled.devices.allow_device.is_empty() {
         let what = "--allow-device has no effect with --connect: the source checks the domain's \
                     devices, so give it there";
-        return Err(Exit::new(Status::Usage, Reason::Usage, what));
+        return Err(Exit::new(ExitStatus::Usage, Reason::Usage, what));
     }
     let options = options(args, uri)?;
     hikkoshi_libvirt::check_daemon(uri).map_err(|error| {
-        Exit::caused(Status::AtSource, Reason::NotAttached, &error).with("nothing was changed")
+        Exit::caused(ExitStatus::AtSource, Reason::NotAttached, &error).with("nothing was changed")
     })?;
     let folder = absolute(&args.run.journals.path());
     JournalFile::make_folder(&folder).map_err(|error| {
         let what = format!("creating the journal: {}", Report::new(&error));
-        Exit::new(Status::AtSource, Reason::Journal, what)
+        Exit::new(ExitStatus::AtSource, Reason::Journal, what)
     })?;
     let waiting = wait_for_source(args, acceptor.prints_invitation(args));
     let listener = acceptor
@@ -127,7 +127,7 @@ pub(super) fn start(
     if let Err(error) = &result
         && matches!(error.cause, DestinationFailure::NoSource(_))
     {
-        let exit = Exit::caused(Status::AtSource, Reason::from(&error.cause), error);
+        let exit = Exit::caused(ExitStatus::AtSource, Reason::from(&error.cause), error);
         return Err(exit.with("nothing was changed"));
     }
     let has_ended = host.guest.as_ref().is_none_or(QemuDestination::has_ended);
@@ -144,7 +144,7 @@ fn options(args: &Receive, uri: &str) -> Result<IncomingOptions, Exit> {
     let xml = args.domain.xml.as_ref().map(|path| {
         operator_file::read(path).map_err(|why| {
             let what = format!("reading {} (--xml): {why}", path.display());
-            Exit::new(Status::Usage, Reason::Usage, what)
+            Exit::new(ExitStatus::Usage, Reason::Usage, what)
         })
     });
     Ok(IncomingOptions {

@@ -31,13 +31,13 @@ use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::wait_for_source::wait_for_source;
 use crate::commands::{give_up, signals, ssh_session};
 use crate::journal::{DestinationEntry, DestinationJournal, JournalFile, absolute};
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
 use crate::security::{self, Acceptor};
 use crate::status::{Session, SessionInfo};
 
-pub(crate) fn run(args: &Receive) -> Result<Status, Exit> {
+pub(crate) fn run(args: &Receive) -> Result<ExitStatus, Exit> {
     if let Some(name) = &args.receiver {
         streams::name_messages(name);
         signals::note_withdrawal()?;
@@ -84,7 +84,7 @@ fn start_from_template(
     file: &Path,
     cancel: CancelFlag,
     session: &Session,
-) -> Result<Status, Exit> {
+) -> Result<ExitStatus, Exit> {
     let qemu = TemplateQemu::start(args, file, &cancel)?;
     let mut args = args.clone();
     args.run.qmp = Some(qemu.qmp().to_owned());
@@ -99,11 +99,11 @@ fn start(
     mark: Option<&Arc<WaitingMark>>,
     cancel: CancelFlag,
     session: &Session,
-) -> Result<Status, Exit> {
+) -> Result<ExitStatus, Exit> {
     let Some(listen) = &args.listen else {
         // The command line requires it.
         let what = "--listen ADDR is missing";
-        return Err(Exit::new(Status::Usage, Reason::Usage, what));
+        return Err(Exit::new(ExitStatus::Usage, Reason::Usage, what));
     };
     let acceptor = Acceptor::new(args, listen)?;
     // Before QEMU is used: a daemon may end it until then.
@@ -120,11 +120,11 @@ fn start(
     guest.cancel_load_with(cancel.clone());
     guest.cancel_on_exit(cancel.clone()).map_err(|error| {
         let what = format!("watching QEMU: {}", Report::new(&error));
-        Exit::new(Status::AtSource, Reason::System, what)
+        Exit::new(ExitStatus::AtSource, Reason::System, what)
     })?;
     let keeping = |error: io::Error| {
         let what = format!("creating the journal: {}", Report::new(&error));
-        Exit::new(Status::AtSource, Reason::Journal, what)
+        Exit::new(ExitStatus::AtSource, Reason::Journal, what)
     };
     let identity = guest.reattach_info().get().identity;
     let file = JournalFile::for_qemu::<DestinationEntry>(&folder, &identity).map_err(keeping)?;
@@ -132,7 +132,7 @@ fn start(
     let entry = file.read::<DestinationEntry>();
     if let Some(entry) = entry.map_err(|error| unfinished::unreadable(file.path(), &error))?
         && may_exist(&entry.qemu.identity)
-            .map_err(|error| Exit::caused(Status::AtSource, Reason::Journal, &error))?
+            .map_err(|error| Exit::caused(ExitStatus::AtSource, Reason::Journal, &error))?
     {
         return Err(unfinished::refuse(file.path(), entry.engine.stage));
     }
@@ -164,7 +164,7 @@ fn start(
     if let Err(error) = &result
         && matches!(error.cause, DestinationFailure::NoSource(_))
     {
-        let exit = Exit::caused(Status::AtSource, Reason::from(&error.cause), error);
+        let exit = Exit::caused(ExitStatus::AtSource, Reason::from(&error.cause), error);
         return Err(exit.with(match mark {
             Some(_) => "nothing was changed, and the QEMU that was started for the guest ends",
             None => "nothing was changed, and this QEMU can still receive a guest",
@@ -177,7 +177,9 @@ fn start(
     {
         // The end of QEMU has cancelled the wait, not a signal.
         let what = "waiting for a guest: this QEMU has ended";
-        return Err(Exit::new(Status::AtSource, Reason::QemuEnded, what).with(outcome::AT_SOURCE));
+        return Err(
+            Exit::new(ExitStatus::AtSource, Reason::QemuEnded, what).with(outcome::AT_SOURCE)
+        );
     }
     let after = match (mark, guest.is_unused()) {
         (Some(_), _) => After::Ends,
@@ -194,7 +196,7 @@ fn take_over(run: &Path, qmp: &Path) -> Result<Option<Arc<WaitingMark>>, Exit> {
             "using a QEMU that was started for a guest: {}",
             Report::new(&error)
         );
-        Exit::new(Status::AtSource, Reason::Journal, what)
+        Exit::new(ExitStatus::AtSource, Reason::Journal, what)
     })?;
     Ok(mark.map(Arc::new))
 }
@@ -218,8 +220,8 @@ fn not_attached(error: &AttachError) -> Exit {
         _ => None,
     });
     match not_waiting {
-        Some(refusal) => Exit::caused(Status::Usage, Reason::NotAttached, refusal)
+        Some(refusal) => Exit::caused(ExitStatus::Usage, Reason::NotAttached, refusal)
             .with("nothing was changed, here or at the source"),
-        None => Exit::caused(Status::AtSource, Reason::NotAttached, error),
+        None => Exit::caused(ExitStatus::AtSource, Reason::NotAttached, error),
     }
 }

@@ -10,7 +10,7 @@ use hikkoshi_handover::{DestinationRecord, Outcome};
 use crate::commands::print_result::print_result;
 use crate::commands::resume_command::{GIVE_UP_HINT, resume_command};
 use crate::journal::DestinationEntry;
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
 use crate::output::report::SourceExtras;
 use crate::status::Session;
@@ -59,7 +59,7 @@ pub(super) fn report(
     journal: &Path,
     qemu_has_ended: bool,
     after: After,
-) -> Result<Status, Exit> {
+) -> Result<ExitStatus, Exit> {
     let error = match result {
         Ok(account) => return success(session, &account, journal),
         Err(error) => error,
@@ -136,13 +136,13 @@ fn source_memory_lost(error: &ReceiveError, journal: &Path) -> Exit {
          QEMU and reboot the guest from its disks. This command ends it, and removes the journal: \
          {give_up}"
     );
-    Exit::caused(Status::Lost, Reason::MemoryLost, error)
+    Exit::caused(ExitStatus::Lost, Reason::MemoryLost, error)
         .with(next)
         .held_by(Holder::Destination)
         .resumed_by(give_up)
 }
 
-fn success(session: &Session, account: &Account, journal: &Path) -> Result<Status, Exit> {
+fn success(session: &Session, account: &Account, journal: &Path) -> Result<ExitStatus, Exit> {
     let what = match account.guest_state {
         GuestState::Running => "the guest runs here",
         GuestState::Paused => "the guest is here, paused as before",
@@ -156,7 +156,7 @@ fn success(session: &Session, account: &Account, journal: &Path) -> Result<Statu
             resume_command::<DestinationEntry>(journal)
         ));
     }
-    Ok(Status::of(account.guest_state))
+    Ok(ExitStatus::of(account.guest_state))
 }
 
 /// Where a guest is that was not received, and whether this QEMU can receive one later.
@@ -181,10 +181,10 @@ fn at_source(cause: &DestinationFailure, after: After) -> String {
 /// arrived.
 pub(super) fn qemu_ended(record: &DestinationRecord, what: String, left: &str) -> Exit {
     let (status, reason, holder, next) = if record.started {
-        (Status::Lost, Reason::GuestLost, Holder::Nobody, LOST)
+        (ExitStatus::Lost, Reason::GuestLost, Holder::Nobody, LOST)
     } else {
         (
-            Status::Unfinished,
+            ExitStatus::Unfinished,
             Reason::QemuEnded,
             Holder::Undecided,
             MAY_BE_LOST,

@@ -19,7 +19,7 @@ use crate::commands::reattach_destination::reattach;
 use crate::commands::resume_command::{cannot_resume, not_resumed};
 use crate::commands::ssh_session::{BUSY, LISTENING};
 use crate::journal::{DestinationEntry, DestinationJournal};
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
 use crate::security::{self, Acceptor};
@@ -31,7 +31,7 @@ pub(super) fn resume(
     file: Option<&Path>,
     cancel: CancelFlag,
     session: &Session,
-) -> Result<Status, Exit> {
+) -> Result<ExitStatus, Exit> {
     let named = NamedGuest::destination(args);
     let (file, mut entry) =
         find::<DestinationEntry>(named.as_ref(), &args.run, file).inspect_err(|exit| {
@@ -55,7 +55,7 @@ pub(super) fn resume(
             if may_miss_pages(&entry.engine) {
                 guest.check_userfault().map_err(|error| {
                     let path = file.path().display();
-                    Exit::caused(Status::Unfinished, Reason::Memory, &error).with(format!(
+                    Exit::caused(ExitStatus::Unfinished, Reason::Memory, &error).with(format!(
                         "nothing was changed, and the journal {path} is unchanged"
                     ))
                 })?;

@@ -1,7 +1,7 @@
 //! `receive --template`: starts the destination's QEMU from a file with its command line.
 //!
-//! QEMU is a process of its own: it goes on when `receive` ends, unless the guest stays at the
-//! source. If a receiver of a daemon is killed before the handover, the daemon ends its QEMU
+//! QEMU is a process of its own: it continues when `receive` ends, unless the guest stays at
+//! the source. If a receiver of a daemon is killed before the handover, the daemon ends its QEMU
 //! ([`WaitingMark`]).
 
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -21,7 +21,7 @@ use super::operator_file;
 use super::waiting_mark::WaitingMark;
 use crate::args::{DEFAULT_GUEST_NAME, Receive, Words};
 use crate::journal::{JournalFile, absolute};
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 
 /// How long QEMU may take to open its QMP socket.
@@ -48,7 +48,7 @@ impl TemplateQemu {
         template: &Path,
         cancel: &CancelFlag,
     ) -> Result<Self, Exit> {
-        let failed = |what: String| Exit::new(Status::AtSource, Reason::NotAttached, what);
+        let failed = |what: String| Exit::new(ExitStatus::AtSource, Reason::NotAttached, what);
         let run = absolute(&args.run.journals.path());
         let name = args.name.as_deref().unwrap_or(DEFAULT_GUEST_NAME);
         let preparing = |error: io::Error| {
@@ -64,7 +64,7 @@ impl TemplateQemu {
         let words = operator_file::read(template).and_then(|text| machine.words(&text));
         let words = words.map_err(|why| {
             let what = format!("the template {}: {why}", template.display());
-            Exit::new(Status::Usage, Reason::Usage, what)
+            Exit::new(ExitStatus::Usage, Reason::Usage, what)
         })?;
         let start = || {
             // Appended to, so that it can be cut while QEMU writes to it.
@@ -143,11 +143,15 @@ impl TemplateQemu {
     }
 
     /// Ends QEMU if the guest is not here.
-    pub(super) fn finish(mut self, status: Status) {
+    pub(super) fn finish(mut self, status: ExitStatus) {
         match status {
-            Status::AtSource | Status::Usage => self.end(),
+            ExitStatus::AtSource | ExitStatus::Usage | ExitStatus::Failed => self.end(),
             // It has the guest, or an operator decides.
-            Status::Moved | Status::ShutDown | Status::Unfinished | Status::Lost => {}
+            ExitStatus::Moved
+            | ExitStatus::Done
+            | ExitStatus::ShutDown
+            | ExitStatus::Unfinished
+            | ExitStatus::Lost => {}
         }
     }
 
@@ -464,12 +468,15 @@ mod tests {
         assert!(exit.text().contains("no such machine"), "{exit:?}");
         let missing = run.path().join("missing");
         let exit = TemplateQemu::start(&args, &missing, &CancelFlag::new()).unwrap_err();
-        assert_eq!(exit.status(), Status::Usage);
+        assert_eq!(exit.status(), ExitStatus::Usage);
     }
 
     #[test]
     fn the_program_ends_if_the_guest_stays_and_runs_on_otherwise() {
-        for (status, runs) in [(Status::AtSource, false), (Status::Unfinished, true)] {
+        for (status, runs) in [
+            (ExitStatus::AtSource, false),
+            (ExitStatus::Unfinished, true),
+        ] {
             let run = tempfile::tempdir().unwrap();
             let template = run.path().join("template");
             fs::write(&template, "sh -c 'touch {folder}/runs; exec sleep 1000'").unwrap();

@@ -10,7 +10,7 @@ use hikkoshi_qemu::qmp::Monitor;
 use crate::commands::resume_command::resume_command;
 use crate::commands::unfinished_migration::{self, Searched, Undecided};
 use crate::journal::DestinationEntry;
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
 
 /// Looks for unfinished migrations into the QEMU behind `monitor`, and refuses them.
@@ -38,7 +38,7 @@ pub(super) fn unreadable(journal: &Path, error: &io::Error) -> Exit {
          file only if you know that it has none",
         journal.display()
     );
-    Exit::caused(Status::Unfinished, Reason::Journal, error).with(next)
+    Exit::caused(ExitStatus::Unfinished, Reason::Journal, error).with(next)
 }
 
 /// Refuses a QEMU that has a guest of an unfinished migration, or may get one.

@@ -9,19 +9,19 @@ use error_reporter::Report as ErrorReport;
 use hikkoshi_status::{Entry, Kind, Recording, StatusFolder};
 
 use crate::args::Report;
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
 use crate::status::write_report;
 
-pub(crate) fn run(args: &Report) -> Result<Status, Exit> {
+pub(crate) fn run(args: &Report) -> Result<ExitStatus, Exit> {
     let recordings = if args.files.is_empty() {
         last_migration(&StatusFolder::in_run_folder(&args.journals.path()))?
     } else {
         let mut recordings: Vec<Recording> = Vec::new();
         for file in &args.files {
             let read = input::read(file).map_err(|error| {
-                Exit::caused(Status::Usage, Reason::Usage, &error).with(
+                Exit::caused(ExitStatus::Usage, Reason::Usage, &error).with(
                     "a report is made of results of --json, of other reports (.html) and of files \
                      of the status folder",
                 )
@@ -38,19 +38,19 @@ pub(crate) fn run(args: &Report) -> Result<Status, Exit> {
     write_report(&args.output, &recordings).map_err(|error| {
         let path = args.output.display();
         let what = format!("writing the report to {path}: {}", ErrorReport::new(&error));
-        Exit::new(Status::Usage, Reason::AccountNotWritten, what)
+        Exit::new(ExitStatus::Usage, Reason::AccountNotWritten, what)
     })?;
     if args.output.as_os_str() != "-" {
         streams::to_stdout(&format!("the report is in {}\n", args.output.display()));
     }
-    Ok(Status::Moved)
+    Ok(ExitStatus::Done)
 }
 
 /// All sides of the migration that ended last.
 fn last_migration(folder: &StatusFolder) -> Result<Vec<Recording>, Exit> {
     let entries = folder
         .entries()
-        .map_err(|error| Exit::caused(Status::Usage, Reason::Usage, &error))?;
+        .map_err(|error| Exit::caused(ExitStatus::Usage, Reason::Usage, &error))?;
     let mut recordings: Vec<Recording> = Vec::new();
     // Migrations that run have files, too.
     let sockets = entries.iter().filter(|entry| entry.kind == Kind::Socket);
@@ -70,7 +70,7 @@ fn last_migration(folder: &StatusFolder) -> Result<Vec<Recording>, Exit> {
             "no migration has ended on this host, as far as {} says",
             folder.path().display()
         );
-        return Err(Exit::new(Status::Usage, Reason::Usage, what)
+        return Err(Exit::new(ExitStatus::Usage, Reason::Usage, what)
             .with("name files: results of --json, or reports"));
     };
     recordings.retain(|recording| recording.migration.id == id);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use hikkoshi_status::StatusFolder;
 
 use crate::args::MigrationStatus;
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::migrations::{Seen, details, json_line, table};
 use crate::output::reason::Reason;
 use crate::output::streams;
@@ -20,7 +20,7 @@ pub(crate) use select::{Choice, choose, is_meant};
 /// How often it is repeated.
 const PERIOD: Duration = Duration::from_secs(1);
 
-pub(crate) fn run(args: &MigrationStatus) -> Result<Status, Exit> {
+pub(crate) fn run(args: &MigrationStatus) -> Result<ExitStatus, Exit> {
     let folder = StatusFolder::in_run_folder(&args.migration.run_folder());
     let guest = args.migration.guest.as_deref();
     let mut migrations = SeenMigrations::new(folder);
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &MigrationStatus) -> Result<Status, Exit> {
         }
         let has_ended = guest.is_some() && !meant.iter().any(|seen| seen.is_running);
         if !args.watch || has_ended {
-            return Ok(Status::Moved);
+            return Ok(ExitStatus::Done);
         }
         is_first = false;
         thread::sleep(PERIOD);
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &MigrationStatus) -> Result<Status, Exit> {
 /// There is no such migration.
 pub(crate) fn none(guest: &str) -> Exit {
     let what = format!("there is no migration of {guest:?} on this host");
-    Exit::new(Status::Usage, Reason::Usage, what).with(
+    Exit::new(ExitStatus::Usage, Reason::Usage, what).with(
         "`hikkoshi status --all` lists those there are; --journal names another folder, if \
          `hikkoshi migrate` was given one",
     )

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use error_reporter::Report;
 use hikkoshi_status::{Entry, Follow, Kind, Record, Recording, StatusFolder};
 
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::migrations::Seen;
 use crate::output::reason::Reason;
 use crate::output::streams;
@@ -64,7 +64,7 @@ impl SeenMigrations {
     /// If the folder cannot be used.
     pub(crate) fn look(&mut self, all: bool) -> Result<Vec<Seen>, Exit> {
         let entries = self.folder.entries().map_err(|error| {
-            Exit::caused(Status::Usage, Reason::System, &error).with(
+            Exit::caused(ExitStatus::Usage, Reason::System, &error).with(
                 "run this command as the user who runs `hikkoshi migrate`; --journal names another \
                  folder",
             )

@@ -17,8 +17,8 @@ use serde_json::Value;
 
 use super::RecordError;
 use crate::args::{
-    AllowDevice, ConvergenceOptions, DomainOptions, JournaledOptions, MigrateOptions,
-    ReceiveOptions, RequestedMode, WhenStalled,
+    AllowDevice, BenchOptions, ConvergenceOptions, DomainOptions, JournaledOptions, LatencyOptions,
+    MigrateOptions, ReceiveOptions, RequestedMode, WhenStalled,
 };
 use crate::journal::entry::{DestinationEntry, Entry, SourceEntry};
 
@@ -79,14 +79,15 @@ fn all_migrate_options() -> MigrateOptions {
         quit_source: false,
         domain: DomainOptions::default(),
         read_ahead: Some(ReadAhead::Fixed(16)),
-        no_hot_first: true,
-        no_follow: true,
-        no_bound: true,
-        background_delay: Some(1500),
-        no_drain: true,
-        log_ranges: None,
-        poll: true,
-        no_priority: true,
+        bench: BenchOptions {
+            no_hot_first: true,
+            no_follow: true,
+            no_bound: true,
+            background_delay: Some(1500),
+            no_drain: true,
+            log_ranges: None,
+        },
+        latency: all_latency_options(),
     }
 }
 
@@ -95,6 +96,12 @@ fn all_receive_options() -> ReceiveOptions {
         journaled: all_journaled_options(),
         fault_threads: Some(2),
         collapse: Some(1_000_000_000),
+        latency: all_latency_options(),
+    }
+}
+
+fn all_latency_options() -> LatencyOptions {
+    LatencyOptions {
         poll: true,
         no_priority: true,
     }

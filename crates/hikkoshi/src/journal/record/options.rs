@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::RecordError;
 use super::engine::ModeTag;
 use crate::args::{
-    AllowDevice, ConvergenceOptions, DomainOptions, JournaledOptions, MAX_DOWNTIME_MS,
-    MAX_READ_AHEAD, MigrateOptions, ReceiveOptions, RequestedMode, WhenStalled,
+    AllowDevice, BenchOptions, ConvergenceOptions, DomainOptions, JournaledOptions, LatencyOptions,
+    MAX_DOWNTIME_MS, MAX_READ_AHEAD, MigrateOptions, ReceiveOptions, RequestedMode, WhenStalled,
 };
 
 /// [`MigrateOptions`].
@@ -106,13 +106,13 @@ impl From<&MigrateOptions> for MigrateOptionsRecord {
             rounds: options.convergence.rounds,
             max_rounds: options.convergence.max_rounds,
             read_ahead: options.read_ahead.map(Into::into),
-            no_hot_first: options.no_hot_first,
-            no_follow: options.no_follow,
-            no_bound: options.no_bound,
-            background_delay_ms: options.background_delay,
-            no_drain: options.no_drain,
-            poll: options.poll,
-            no_priority: options.no_priority,
+            no_hot_first: options.bench.no_hot_first,
+            no_follow: options.bench.no_follow,
+            no_bound: options.bench.no_bound,
+            background_delay_ms: options.bench.background_delay,
+            no_drain: options.bench.no_drain,
+            poll: options.latency.poll,
+            no_priority: options.latency.no_priority,
         }
     }
 }
@@ -145,15 +145,19 @@ impl TryFrom<MigrateOptionsRecord> for MigrateOptions {
                 autostart: record.autostart,
             },
             read_ahead,
-            no_hot_first: record.no_hot_first,
-            no_follow: record.no_follow,
-            no_bound: record.no_bound,
-            background_delay: record.background_delay_ms,
-            no_drain: record.no_drain,
-            // Not stored either: pre-copy comes before a resumption.
-            log_ranges: None,
-            poll: record.poll,
-            no_priority: record.no_priority,
+            bench: BenchOptions {
+                no_hot_first: record.no_hot_first,
+                no_follow: record.no_follow,
+                no_bound: record.no_bound,
+                background_delay: record.background_delay_ms,
+                no_drain: record.no_drain,
+                // Not stored either: pre-copy comes before a resumption.
+                log_ranges: None,
+            },
+            latency: LatencyOptions {
+                poll: record.poll,
+                no_priority: record.no_priority,
+            },
         })
     }
 }
@@ -164,8 +168,8 @@ impl From<&ReceiveOptions> for ReceiveOptionsRecord {
             shared: (&options.journaled).into(),
             fault_threads: options.fault_threads,
             collapse_bytes_per_s: options.collapse,
-            poll: options.poll,
-            no_priority: options.no_priority,
+            poll: options.latency.poll,
+            no_priority: options.latency.no_priority,
         }
     }
 }
@@ -179,8 +183,10 @@ impl TryFrom<ReceiveOptionsRecord> for ReceiveOptions {
             journaled: record.shared.try_into()?,
             fault_threads: within("fault-threads", record.fault_threads, threads)?,
             collapse: within("collapse", record.collapse_bytes_per_s, 1..=u64::MAX)?,
-            poll: record.poll,
-            no_priority: record.no_priority,
+            latency: LatencyOptions {
+                poll: record.poll,
+                no_priority: record.no_priority,
+            },
         })
     }
 }

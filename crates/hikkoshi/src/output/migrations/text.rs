@@ -50,7 +50,7 @@ fn row(seen: &Seen) -> [String; 12] {
     let running = state.filter(|_| seen.is_running);
     [
         one_line(&migration.guest),
-        side(migration.side).to_owned(),
+        migration.side.name().to_owned(),
         migration.pid.to_string(),
         migration.id.chars().take(8).collect(),
         migration.mode.clone(),
@@ -88,7 +88,7 @@ fn lines(seen: &Seen) -> Vec<(&'static str, String)> {
                 "{} (process {}), {} side, {}, {} {}",
                 migration.id,
                 migration.pid,
-                side(migration.side),
+                migration.side.name(),
                 migration.mode,
                 if migration.side == Side::Source {
                     "to"
@@ -146,13 +146,6 @@ fn state_lines(seen: &Seen, state: &State) -> Vec<(&'static str, String)> {
         lines.push(("limits", bandwidth + &downtime));
     }
     lines
-}
-
-fn side(side: Side) -> &'static str {
-    match side {
-        Side::Source => "source",
-        Side::Destination => "destination",
-    }
 }
 
 fn phase(seen: &Seen) -> String {

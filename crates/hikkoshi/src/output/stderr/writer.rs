@@ -277,8 +277,16 @@ mod tests {
 
     #[test]
     fn a_reader_that_is_gone_is_no_error() {
-        let (reader, mut to) = pipe().unwrap();
+        let (mut reader, mut to) = pipe().unwrap();
+        let writing = thread::spawn(move || {
+            write_all(&mut to, &vec![b'x'; 1 << 20]);
+            let mut writer = Writer::new(to.try_clone().unwrap(), || 80);
+            writer.write([line("text"), bar()].into());
+            to.write(b"text").unwrap_err().kind()
+        });
+        // It ends while much more is to be written than fits into the pipe.
+        reader.read_exact(&mut [0; 100]).unwrap();
         drop(reader);
-        write_all(&mut to, b"text");
+        assert_eq!(writing.join().unwrap(), io::ErrorKind::BrokenPipe);
     }
 }

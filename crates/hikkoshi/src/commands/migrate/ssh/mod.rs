@@ -16,7 +16,7 @@ use self::session::{NotStarted, SshSession};
 use super::Destination;
 use crate::args::Migrate;
 use crate::commands::receive_answer::Answer;
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::security;
 use crate::status::Session;
@@ -29,7 +29,7 @@ pub(super) fn start(
     host: &str,
     cancel: CancelFlag,
     session: &Session,
-) -> Result<Status, Exit> {
+) -> Result<ExitStatus, Exit> {
     let command = remote_command::command(args, host)?;
     let (remote, answer) = SshSession::start(command, host, &cancel, session.observer())
         .map_err(|error| not_started(&error, host))?;
@@ -42,7 +42,7 @@ pub(super) fn start(
         }
         Answer::Listening | Answer::Busy => {
             let what = format!("'hikkoshi receive' on {host} sent no invitation");
-            Err(Exit::new(Status::AtSource, Reason::Remote, what).with(UNCHANGED))
+            Err(Exit::new(ExitStatus::AtSource, Reason::Remote, what).with(UNCHANGED))
         }
     };
     remote.finish(result.as_ref().map_or_else(Exit::status, |status| *status));
@@ -56,11 +56,11 @@ pub(super) fn resume(
     host: &str,
     cancel: CancelFlag,
     session: &Session,
-) -> Result<Status, Exit> {
+) -> Result<ExitStatus, Exit> {
     let command = remote_command::command(args, host)?;
     let failed = |what: String| {
         let next = "nothing was changed, and the migration can still be resumed";
-        Exit::new(Status::Unfinished, Reason::Remote, what).with(next)
+        Exit::new(ExitStatus::Unfinished, Reason::Remote, what).with(next)
     };
     let started = SshSession::start(command, host, &cancel, session.observer());
     let (remote, answer) = started.map_err(|error| {
@@ -90,20 +90,20 @@ pub(super) fn resume(
 
 fn not_started(error: &NotStarted, host: &str) -> Exit {
     if matches!(error, NotStarted::Cancelled) {
-        return Exit::caused(Status::AtSource, Reason::Cancelled, error).with(UNCHANGED);
+        return Exit::caused(ExitStatus::AtSource, Reason::Cancelled, error).with(UNCHANGED);
     }
     let what = format!(
         "starting 'hikkoshi receive' on {host}: {}",
         Report::new(error)
     );
-    Exit::new(Status::AtSource, Reason::Remote, what).with(UNCHANGED)
+    Exit::new(ExitStatus::AtSource, Reason::Remote, what).with(UNCHANGED)
 }
 
 /// Adds how to resume both sides by one command, if there is something to resume.
 fn resumable(args: &Migrate, host: &str, exit: Exit) -> Exit {
     let Some(again) = exit
         .resume()
-        .filter(|_| exit.status() == Status::Unfinished)
+        .filter(|_| exit.status() == ExitStatus::Unfinished)
     else {
         return exit;
     };

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use crate::args::{DEFAULT_GUEST_NAME, Migrate, Words};
 use crate::commands::shell_words::{joined, quoted};
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 
 /// Where domains are received by default.
@@ -50,7 +50,7 @@ fn line(args: &Migrate) -> Result<OsString, Exit> {
             let what = "--ssh needs --remote-template FILE: the command line of the QEMU process \
                         that is started there; or --remote-qmp PATH: the QMP socket of one that \
                         waits for the guest there";
-            return Err(Exit::new(Status::Usage, Reason::Usage, what));
+            return Err(Exit::new(ExitStatus::Usage, Reason::Usage, what));
         }
         let uri = ssh.remote_connect.as_deref().unwrap_or(DAEMON);
         words.push(option("--connect", uri));
@@ -171,7 +171,7 @@ mod tests {
             "hikkoshi receive --ssh-session '--progress=none' '--template=/t'"
         );
         let exit = line(&migrate(&["--qmp", "/q"])).unwrap_err();
-        assert_eq!(exit.status(), Status::Usage);
+        assert_eq!(exit.status(), ExitStatus::Usage);
         assert!(exit.text().contains("--remote-qmp"), "{exit:?}");
     }
 

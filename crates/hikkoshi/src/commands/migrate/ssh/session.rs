@@ -1,7 +1,7 @@
 //! The process of ssh, and what it prints.
 
 use std::io::{self, BufReader, Read};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{self, Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
@@ -12,7 +12,7 @@ use hikkoshi_engine::{CancelFlag, Observer};
 
 use crate::commands::bounded_lines::next_line;
 use crate::commands::receive_answer::Answer;
-use crate::output::exit::Status;
+use crate::output::exit::ExitStatus;
 
 /// How often to check whether something has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -51,7 +51,7 @@ pub(super) enum NotStarted {
     },
     /// It has ended without an answer.
     #[error("it has ended without an invitation ({0}){hint}", hint = hint(*.0))]
-    Ended(ExitStatus),
+    Ended(process::ExitStatus),
     /// What it prints cannot be read.
     #[error("reading what it prints")]
     Output(#[source] io::Error),
@@ -64,7 +64,7 @@ pub(super) enum NotStarted {
 }
 
 /// What to check.
-fn hint(status: ExitStatus) -> &'static str {
+fn hint(status: process::ExitStatus) -> &'static str {
     match status.code() {
         Some(255) => ": ssh could not connect or log in, its message is above",
         Some(127) => {
@@ -154,11 +154,11 @@ impl SshSession {
 
     /// The migration has ended with `status`: ends the session, and shows the last messages. A
     /// `receive` that has a guest does not end by this.
-    pub(super) fn finish(mut self, status: Status) {
+    pub(super) fn finish(mut self, status: ExitStatus) {
         let had_ended = self.wait(Duration::ZERO);
         drop(self.input.take());
         let timeout = match status {
-            Status::Unfinished => UNFINISHED_TIMEOUT,
+            ExitStatus::Unfinished => UNFINISHED_TIMEOUT,
             _ => END_TIMEOUT,
         };
         match self.wait(timeout) {
@@ -179,7 +179,7 @@ impl SshSession {
     }
 
     /// How the process has ended; `None`: not within this time.
-    fn wait(&mut self, timeout: Duration) -> Option<ExitStatus> {
+    fn wait(&mut self, timeout: Duration) -> Option<process::ExitStatus> {
         let deadline = Instant::now() + timeout;
         loop {
             match self.child.try_wait() {
@@ -279,7 +279,7 @@ mod tests {
         let (session, answer) = started.unwrap();
         assert_eq!(answer, Answer::Invitation("hikkoshi1:x".to_owned()));
         // The end of the input ends it.
-        session.finish(Status::Moved);
+        session.finish(ExitStatus::Moved);
         assert_eq!(text(&notices), ["h: waiting", "h: done"]);
     }
 
@@ -308,7 +308,7 @@ mod tests {
     fn a_receive_that_continues_is_left() {
         let (started, notices) = start("echo hikkoshi1:x; exec sleep 1000");
         let (session, _) = started.unwrap();
-        session.finish(Status::Unfinished);
+        session.finish(ExitStatus::Unfinished);
         let text = text(&notices).join("\n");
         assert!(text.contains("continues on h"), "{text}");
     }

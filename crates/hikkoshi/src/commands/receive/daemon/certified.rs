@@ -19,7 +19,7 @@ use crate::output::streams;
 /// Requests at a time.
 const MAX_REQUESTS: usize = 16;
 
-/// Sources at a time that are told why they are refused at once. Others are disconnected.
+/// Sources at a time to which the reason of a refusal is sent. Others are disconnected.
 const MAX_REFUSALS: usize = 64;
 
 /// Answers such sources. Clones share the limits.
@@ -136,8 +136,8 @@ impl Certified {
         found.map_err(unusable)
     }
 
-    /// Tells a source why it gets no invitation, on a thread of its own: the source may not read
-    /// it.
+    /// Sends a source the reason why it gets no invitation, on a thread of its own: the source may
+    /// not read it.
     fn refuse(&self, request: InvitationRequest, why: String) {
         let Some(place) = self.refusals.take(MAX_REFUSALS) else {
             return;

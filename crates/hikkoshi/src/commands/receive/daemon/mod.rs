@@ -9,8 +9,8 @@
 //!
 //! The daemon reads from each connection which invitation it belongs to, and passes it on to that
 //! guest's `receive`, which authenticates the source. It has no keys, except that of its own
-//! certificate if it has one, and no state beyond the run folder: migrations go on while it is
-//! restarted.
+//! certificate if it has one, and no state beyond the run folder: migrations continue while it
+//! is restarted.
 
 mod admission;
 mod certificate_limits;
@@ -43,7 +43,7 @@ use self::delivery::Delivery;
 use self::receivers::Receivers;
 use crate::args::Receive;
 use crate::journal::{JournalFile, absolute};
-use crate::output::exit::{Exit, Status};
+use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
 use crate::security::{self, RenewedCertificate};
@@ -61,11 +61,11 @@ const TICK: Duration = Duration::from_millis(100);
 const MAX_GUESTS: u16 = 64;
 
 /// Runs until a signal.
-pub(super) fn run(args: &Receive, cancel: &CancelFlag) -> Result<Status, Exit> {
+pub(super) fn run(args: &Receive, cancel: &CancelFlag) -> Result<ExitStatus, Exit> {
     if args.run.security.tls_ca.is_some() && args.admit.is_none() {
         let what = "--daemon with --tls-ca needs --admit FILE, which says what receives the guests \
                     of a certificate";
-        return Err(Exit::new(Status::Usage, Reason::Usage, what));
+        return Err(Exit::new(ExitStatus::Usage, Reason::Usage, what));
     }
     let certificate = RenewedCertificate::read(&args.run.security);
     let front = front(args)?;
@@ -77,7 +77,7 @@ pub(super) fn run(args: &Receive, cancel: &CancelFlag) -> Result<Status, Exit> {
     let run = absolute(&args.run.journals.path());
     let receivers = open(&run).map_err(|error| {
         let what = format!("using the run folder: {}", Report::new(&error));
-        Exit::new(Status::Usage, Reason::Journal, what)
+        Exit::new(ExitStatus::Usage, Reason::Journal, what)
     })?;
     let max_guests = usize::from(args.max_guests.unwrap_or(MAX_GUESTS));
     let children = Children::new(&run, receivers.clone(), advertised, max_guests);
@@ -88,7 +88,7 @@ pub(super) fn run(args: &Receive, cancel: &CancelFlag) -> Result<Status, Exit> {
     let certified = admit.map(|file| Certified::new(&file, per_certificate, &children, &stop));
     let control = Control::bind(&request::socket(&run)).map_err(|error| {
         let what = format!("listening for 'hikkoshi invite': {}", Report::new(&error));
-        Exit::new(Status::Usage, Reason::CannotListen, what)
+        Exit::new(ExitStatus::Usage, Reason::CannotListen, what)
     })?;
     if let Some(warning) = security::readable_key(&args.run.security) {
         streams::notice(&warning);
@@ -127,7 +127,7 @@ pub(super) fn run(args: &Receive, cancel: &CancelFlag) -> Result<Status, Exit> {
             .run(&arrivals, cancel),
             (Err(error), _) | (_, Err(error)) => {
                 let what = format!("starting a thread: {}", Report::new(&error));
-                Err(Exit::new(Status::Usage, Reason::System, what))
+                Err(Exit::new(ExitStatus::Usage, Reason::System, what))
             }
         };
         stop.cancel();
@@ -144,7 +144,7 @@ fn open(run: &Path) -> std::io::Result<Receivers> {
 fn front(args: &Receive) -> Result<Front, Exit> {
     let cannot = |what: &str, error: &std::io::Error| {
         let what = format!("{what}: {}", Report::new(error));
-        Exit::new(Status::Usage, Reason::CannotListen, what)
+        Exit::new(ExitStatus::Usage, Reason::CannotListen, what)
     };
     let mut passed = activated_sockets()
         .map_err(|error| cannot("taking the socket that was passed (LISTEN_FDS)", &error))?;
@@ -155,12 +155,12 @@ fn front(args: &Receive) -> Result<Front, Exit> {
             Front::bind(address).map_err(|error| cannot(&format!("listening at {address}"), &error))
         }
         (None, None) => Err(Exit::new(
-            Status::Usage,
+            ExitStatus::Usage,
             Reason::Usage,
             "--listen ADDR is missing, and no socket was passed (systemd.socket(5))",
         )),
         _ => Err(Exit::new(
-            Status::Usage,
+            ExitStatus::Usage,
             Reason::Usage,
             "several addresses to listen on: give --listen ADDR, or one socket (systemd.socket(5))",
         )),
@@ -177,7 +177,7 @@ struct Lead<'a> {
 
 impl Lead<'_> {
     /// Passes connections on until a signal.
-    fn run(&self, arrivals: &Receiver<Arrival>, cancel: &CancelFlag) -> Result<Status, Exit> {
+    fn run(&self, arrivals: &Receiver<Arrival>, cancel: &CancelFlag) -> Result<ExitStatus, Exit> {
         let mut delivery = Delivery::new(self.front, self.receivers);
         let mut next_scan = Instant::now();
         while !cancel.is_cancelled() {
@@ -198,11 +198,11 @@ impl Lead<'_> {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     let what = "accepting connections has failed";
-                    return Err(Exit::new(Status::Usage, Reason::CannotListen, what));
+                    return Err(Exit::new(ExitStatus::Usage, Reason::CannotListen, what));
                 }
             }
         }
         streams::notice("the daemon ends; migrations continue, and another daemon takes them over");
-        Ok(Status::Moved)
+        Ok(ExitStatus::Done)
     }
 }

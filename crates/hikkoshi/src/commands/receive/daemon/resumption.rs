@@ -301,7 +301,7 @@ mod tests {
         // Its lock is held here.
         children.resume_orphans(&journals(&[path]));
         assert!(is_due(0));
-        // An operator has to decide, whoever looks at it meanwhile.
+        // An operator has to decide; that a process looks at it changes nothing.
         children.state().pauses.stop(file.path());
         children.resume_orphans(&journals(&[path]));
         assert!(!is_due(1_000_000));

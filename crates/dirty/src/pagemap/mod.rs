@@ -17,7 +17,12 @@
 //! is a mark in its entry, and the log needs that mark. Without it, the first write to one of 512
 //! pages would make the kernel report all of them.
 
-use std::io;
+mod error;
+mod host_extent;
+mod peek;
+mod scan;
+mod take;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -25,12 +30,14 @@ use error_reporter::Report;
 use hikkoshi_linux::{HostAddr, HostRange, Pagemap, Process};
 use hikkoshi_pages::{Extent, PAGE_BYTES, PageBitmap, PageRange, RamLayout};
 use hikkoshi_userfault::{RangeError, RegisterMode, Userfault};
-use thiserror::Error;
 
+use self::host_extent::{after, first};
+use self::scan::SCAN_BYTES;
 use crate::log::{DirtyError, DirtyLog};
-use crate::pagemap_scan::{Clear, SCAN_BYTES, first_written, scan, written_areas};
 use crate::runs::RunCoalescer;
-use crate::unsupported_kernel::{UnsupportedKernel, hugetlb_support};
+use crate::unsupported_kernel::hugetlb_support;
+
+pub use error::{ProtectError, StartError};
 
 /// Size of the range of one search. It limits how long the memory layout of the process stays
 /// locked (for reading, but a writer that waits for the lock delays page faults).
@@ -50,58 +57,6 @@ pub struct PagemapLog {
     /// whole huge pages, and the caller may ask for a part. Exists only if a block has huge pages.
     pending: Option<PageBitmap>,
     stopped: AtomicBool,
-}
-
-/// Why tracking could not be started. Everything that was registered is unregistered.
-#[derive(Debug, Error)]
-pub enum StartError {
-    /// Addresses and blocks do not match.
-    #[error(
-        "tracking writes: {given} host addresses for {blocks} RAM blocks, or one that is out of range"
-    )]
-    Addresses {
-        /// Number of blocks in the layout.
-        blocks: usize,
-        /// Number of addresses.
-        given: usize,
-    },
-    /// This kernel cannot track this kind of memory.
-    #[error("tracking writes to RAM block {block}")]
-    Unsupported {
-        /// The name of the block.
-        block: String,
-        /// The cause.
-        source: UnsupportedKernel,
-    },
-    /// The pagemap could not be opened.
-    #[error(
-        "tracking writes: opening /proc/{pid}/pagemap (this requires the process's user or \
-         CAP_SYS_PTRACE)"
-    )]
-    Pagemap {
-        /// The process ID.
-        pid: u32,
-        /// The error of the system call.
-        source: io::Error,
-    },
-    /// A block could not be registered or protected.
-    #[error("tracking writes to RAM block {block}")]
-    Block {
-        /// The name of the block.
-        block: String,
-        /// The cause.
-        source: RangeError,
-    },
-}
-
-/// Part of a block could not be protected.
-#[derive(Debug, Error)]
-#[error("tracking writes to RAM block {block}")]
-pub struct ProtectError {
-    /// The name of the block.
-    block: String,
-    /// The cause.
-    source: RangeError,
 }
 
 impl PagemapLog {
@@ -281,152 +236,6 @@ impl PagemapLog {
             .is_some_and(|(block, _)| block.host_page > PAGE_BYTES)
     }
 
-    /// Protects and reports the dirty pages of memory with 4 KiB pages. On an error, reports the
-    /// rest of the range of the failed scan, because some of it may have been cleared.
-    fn take_base_pages(
-        &self,
-        extent: Extent,
-        dirty: &mut RunCoalescer<'_>,
-    ) -> Result<(), DirtyError> {
-        let Some(range) = self.host(extent) else {
-            return Ok(());
-        };
-        let host_extent = HostExtent { extent, range };
-        let mut areas = Vec::new();
-        let mut rest = range;
-        while rest.len > 0 {
-            let window = first(rest, SEARCH_BYTES.min(rest.len));
-            let reached = written_areas(&self.pagemap, window, &mut areas)?;
-            for area in &areas {
-                self.take_area(*area, host_extent, dirty)?;
-            }
-            rest = after(rest, reached.0.saturating_sub(rest.addr.0));
-        }
-        Ok(())
-    }
-
-    /// Protects and reports the dirty pages of an area. On an error, reports the rest of the area.
-    fn take_area(
-        &self,
-        area: HostRange,
-        host_extent: HostExtent,
-        dirty: &mut RunCoalescer<'_>,
-    ) -> Result<(), DirtyError> {
-        let mut reported = area.addr.0;
-        let result = scan(&self.pagemap, area, Clear::Yes, |written| {
-            reported = written.addr.0 + written.len;
-            dirty.push(host_extent.pages(written));
-        });
-        if result.is_err() {
-            let unknown = after(area, reported - area.addr.0);
-            dirty.push(host_extent.pages(unknown));
-        }
-        result
-    }
-
-    /// Protects and reports the dirty pages of memory with huge pages. The kernel clears whole huge
-    /// pages, so everything it clears is added to `pending`, and the requested part is removed from
-    /// there.
-    fn take_huge_pages(
-        &self,
-        extent: Extent,
-        dirty: &mut RunCoalescer<'_>,
-    ) -> Result<(), DirtyError> {
-        let Some(pending) = &self.pending else {
-            return Ok(());
-        };
-        let aligned = self.layout.round_out(extent.pages);
-        for whole in self.layout.locate_range(aligned) {
-            let Some(range) = self.host(whole) else {
-                continue;
-            };
-            let host_extent = HostExtent {
-                extent: whole,
-                range,
-            };
-            let mut rest = range;
-            while rest.len > 0 {
-                // The size is a multiple of every huge page size that can be tracked, and blocks
-                // are aligned to huge pages.
-                let piece = first(rest, (SCAN_BYTES - rest.addr.0 % SCAN_BYTES).min(rest.len));
-                let result = match first_written(&self.pagemap, piece) {
-                    Ok(None) => Ok(()),
-                    Ok(Some(_)) => scan(&self.pagemap, piece, Clear::Yes, |written| {
-                        pending.set_range(host_extent.pages(written));
-                    }),
-                    Err(error) => Err(error),
-                };
-                if result.is_err() {
-                    pending.set_range(host_extent.pages(piece));
-                }
-                let mut wanted = host_extent.pages(piece).intersect(extent.pages);
-                while let Some(run) = pending.claim_run(wanted, u64::MAX) {
-                    dirty.push(run);
-                    wanted = PageRange::new(run.end(), wanted.end());
-                }
-                result?;
-                rest = after(rest, piece.len);
-            }
-        }
-        Ok(())
-    }
-
-    /// Reports the dirty pages of memory with 4 KiB pages.
-    fn peek_base_pages(
-        &self,
-        extent: Extent,
-        dirty: &mut RunCoalescer<'_>,
-    ) -> Result<(), DirtyError> {
-        self.peek_kernel(extent, |written| dirty.push(written))
-    }
-
-    /// Reports the dirty pages of memory with huge pages: what the kernel reports now, and what it
-    /// has reported before and no take has asked for.
-    fn peek_huge_pages(
-        &self,
-        extent: Extent,
-        dirty: &mut RunCoalescer<'_>,
-    ) -> Result<(), DirtyError> {
-        let Some(pending) = &self.pending else {
-            return Ok(());
-        };
-        let all = PageBitmap::empty(self.layout.pages());
-        for run in pending.runs(extent.pages) {
-            all.set_range(run);
-        }
-        let aligned = self.layout.round_out(extent.pages);
-        for whole in self.layout.locate_range(aligned) {
-            self.peek_kernel(whole, |written| {
-                all.set_range(written);
-            })?;
-        }
-        for run in all.runs(extent.pages) {
-            dirty.push(run);
-        }
-        Ok(())
-    }
-
-    /// Reports what the kernel says was written, and changes nothing.
-    fn peek_kernel(
-        &self,
-        extent: Extent,
-        mut written: impl FnMut(PageRange),
-    ) -> Result<(), DirtyError> {
-        let Some(range) = self.host(extent) else {
-            return Ok(());
-        };
-        let host_extent = HostExtent { extent, range };
-        let mut rest = range;
-        while rest.len > 0 {
-            let window = first(rest, SEARCH_BYTES.min(rest.len));
-            scan(&self.pagemap, window, Clear::No, |run| {
-                written(host_extent.pages(run));
-            })?;
-            rest = after(rest, window.len);
-        }
-        Ok(())
-    }
-
     /// Reports the dirty pages of each extent of `range`, by `base` in memory with 4 KiB pages and
     /// by `huge` in memory with huge pages.
     fn read(
@@ -486,32 +295,4 @@ impl Drop for PagemapLog {
             tracing::warn!(error = %Report::new(&error), "cannot stop write tracking");
         }
     }
-}
-
-/// An extent of pages, and its host address range in the process.
-#[derive(Clone, Copy, Debug)]
-struct HostExtent {
-    extent: Extent,
-    range: HostRange,
-}
-
-impl HostExtent {
-    /// Returns the pages of `part`, which is inside the range, rounded up to whole pages.
-    fn pages(&self, part: HostRange) -> PageRange {
-        let start = part.addr.0.saturating_sub(self.range.addr.0);
-        let end = start.saturating_add(part.len).div_ceil(PAGE_BYTES);
-        let page = |number| self.extent.pages.start().saturating_add(number);
-        PageRange::new(page(start / PAGE_BYTES), page(end)).intersect(self.extent.pages)
-    }
-}
-
-/// Returns the first `len` bytes of a range.
-fn first(range: HostRange, len: u64) -> HostRange {
-    HostRange::new(range.addr, len)
-}
-
-/// Returns the range without its first `len` bytes.
-fn after(range: HostRange, len: u64) -> HostRange {
-    let len = len.min(range.len);
-    HostRange::new(HostAddr(range.addr.0 + len), range.len - len)
 }

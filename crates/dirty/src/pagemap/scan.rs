@@ -7,7 +7,7 @@ use hikkoshi_pages::PAGE_BYTES;
 use crate::log::DirtyError;
 
 /// Size of the largest range of one protecting scan, and the alignment of its boundaries.
-pub(crate) const SCAN_BYTES: u64 = 4 << 20;
+pub(super) const SCAN_BYTES: u64 = 4 << 20;
 
 /// Written pages with no more than this between them are protected by one scan. Measured: one more
 /// scan costs as much as about 500 clean pages in a larger one.
@@ -31,7 +31,7 @@ const WRITTEN: PageQuery = PageQuery {
 
 /// Whether a scan makes the reported pages clean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Clear {
+pub(super) enum Clear {
     /// Protect the reported pages.
     Yes,
     /// Change nothing. KVM then keeps its mappings.
@@ -42,7 +42,7 @@ pub(crate) enum Clear {
 /// separately.
 ///
 /// On an error, pages that were not reported may have been cleared.
-pub(crate) fn scan(
+pub(super) fn scan(
     pagemap: &Pagemap,
     range: HostRange,
     clear: Clear,
@@ -62,7 +62,7 @@ pub(crate) fn scan(
 }
 
 /// Returns the address of the first written page of `range`.
-pub(crate) fn first_written(
+pub(super) fn first_written(
     pagemap: &Pagemap,
     range: HostRange,
 ) -> Result<Option<HostAddr>, DirtyError> {
@@ -80,7 +80,7 @@ pub(crate) fn first_written(
 /// Replaces `areas` by areas of `range` in which there are written pages, in ascending order. They
 /// do not cross a boundary of [`SCAN_BYTES`]. Makes one call. Returns the end of the part of
 /// `range` that was searched, or is in an area.
-pub(crate) fn written_areas(
+pub(super) fn written_areas(
     pagemap: &Pagemap,
     range: HostRange,
     areas: &mut Vec<HostRange>,

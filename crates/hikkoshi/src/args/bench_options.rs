@@ -1,0 +1,63 @@
+//! Options of `migrate` that only benchmarks and tests need.
+
+use clap::Args;
+use hikkoshi_engine::LogRanges;
+
+/// What a measurement switches off, or does in another way.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+pub(crate) struct BenchOptions {
+    /// Post-copy: do not send frequently written pages first
+    #[arg(long, hide = true)]
+    pub no_hot_first: bool,
+
+    /// Post-copy: do not continue background pages from the last requested page
+    #[arg(long, hide = true)]
+    pub no_follow: bool,
+
+    /// Post-copy: do not limit background bytes in flight
+    #[arg(long, hide = true)]
+    pub no_bound: bool,
+
+    /// Post-copy: send no background pages for this long after the switchover
+    #[arg(
+        long,
+        value_name = "MS",
+        value_parser = clap::value_parser!(u64).range(..=3_600_000),
+        hide = true
+    )]
+    pub background_delay: Option<u64>,
+
+    /// Do not drain the guest's disks in pre-copy rounds. LOSES MEMORY of guests with direct I/O
+    #[arg(long, hide = true)]
+    pub no_drain: bool,
+
+    /// Take the dirty log in N ranges of the guest's memory (1: as a whole), or as by default, and
+    /// count stale pages
+    #[arg(long, value_name = "N|default", value_parser = parse_log_ranges, hide = true)]
+    pub log_ranges: Option<LogRanges>,
+}
+
+impl BenchOptions {
+    /// These options, and where one was not given, that of `earlier`.
+    #[must_use]
+    pub(crate) fn or(&self, earlier: &Self) -> Self {
+        Self {
+            no_hot_first: self.no_hot_first || earlier.no_hot_first,
+            no_follow: self.no_follow || earlier.no_follow,
+            no_bound: self.no_bound || earlier.no_bound,
+            background_delay: self.background_delay.or(earlier.background_delay),
+            no_drain: self.no_drain || earlier.no_drain,
+            log_ranges: self.log_ranges.or(earlier.log_ranges),
+        }
+    }
+}
+
+fn parse_log_ranges(text: &str) -> Result<LogRanges, String> {
+    match text {
+        "default" => Ok(LogRanges::Default),
+        number => number
+            .parse()
+            .map(LogRanges::Number)
+            .map_err(|_| format!("'{text}' must be default, or a number of ranges from 1 on")),
+    }
+}
