@@ -104,9 +104,10 @@ install: ## install the program, manual pages, completions and units below DESTD
 	install -D -m 644 $(GENERATED)/completions/_hikkoshi $(INSTALL_ROOT)/share/zsh/site-functions/_hikkoshi
 	install -D -m 644 $(GENERATED)/completions/hikkoshi.fish $(INSTALL_ROOT)/share/fish/vendor_completions.d/hikkoshi.fish
 	install -D -m 644 packaging/tmpfiles.d/hikkoshi.conf $(INSTALL_ROOT)/lib/tmpfiles.d/hikkoshi.conf
-	install -D -m 755 packaging/libexec/resume-after-receive $(INSTALL_ROOT)/libexec/hikkoshi/resume-after-receive
+	install -d $(INSTALL_ROOT)/libexec/hikkoshi
+	install -m 755 packaging/libexec/* $(INSTALL_ROOT)/libexec/hikkoshi
 	for unit in $(SYSTEMD_UNITS); do \
-	    sed -E 's#/usr/(bin|libexec)/hikkoshi#$(PREFIX)/\1/hikkoshi#' "packaging/systemd/$$unit" >"$(DESTDIR)$(UNIT_DIR)/$$unit" || exit 1; \
+	    sed -E 's#/usr/(bin|libexec|share/doc)/hikkoshi#$(PREFIX)/\1/hikkoshi#g' "packaging/systemd/$$unit" >"$(DESTDIR)$(UNIT_DIR)/$$unit" || exit 1; \
 	    chmod 644 "$(DESTDIR)$(UNIT_DIR)/$$unit"; \
 	done
 	install -d $(INSTALL_ROOT)/share/doc/hikkoshi/docs/monitoring
@@ -117,12 +118,15 @@ install: ## install the program, manual pages, completions and units below DESTD
 	    echo "now run: systemd-tmpfiles --create hikkoshi.conf && systemctl daemon-reload"
 
 .PHONY: uninstall
-uninstall: ## remove what `make install` has installed
+uninstall: ## remove what `make install` has installed, unless a migration needs it
+	@test -n "$(DESTDIR)" || packaging/libexec/check-removable
 	rm -f $(INSTALL_ROOT)/bin/hikkoshi $(INSTALL_ROOT)/share/man/man1/hikkoshi.1 $(INSTALL_ROOT)/share/man/man1/hikkoshi-*.1
 	rm -f $(INSTALL_ROOT)/share/bash-completion/completions/hikkoshi $(INSTALL_ROOT)/share/zsh/site-functions/_hikkoshi
 	rm -f $(INSTALL_ROOT)/share/fish/vendor_completions.d/hikkoshi.fish $(INSTALL_ROOT)/lib/tmpfiles.d/hikkoshi.conf
 	rm -f $(addprefix $(DESTDIR)$(UNIT_DIR)/,$(SYSTEMD_UNITS))
 	rm -rf $(INSTALL_ROOT)/share/doc/hikkoshi $(INSTALL_ROOT)/libexec/hikkoshi
+	@test -n "$(DESTDIR)" || ! test -d /run/systemd/system || \
+	    echo "now stop the units of hikkoshi that run, and run: systemctl daemon-reload"
 
 # The program that packages and archives contain: with libvirt, and without paths of this machine.
 PACKAGED := target/package/release/hikkoshi
@@ -160,6 +164,10 @@ test-privileges: guest ## move guests with the capabilities of docs/operating.md
 dist: build-packaged ## archives for a release, with checksums and an SBOM: build/dist
 	packaging/dist/build.sh
 	packaging/dist/test.sh
+
+.PHONY: test-dist
+test-dist: dist ## build a release once more in another folder, and compare the bytes
+	packaging/dist/reproduce.sh
 
 .PHONY: check-publish
 check-publish: ## `cargo publish --dry-run` for every library crate, and check what each has

@@ -3,7 +3,7 @@
 # [install] [guide]`, both by default; `make test-deb` runs it.
 #
 # install: in a fresh root, with a network, the package is installed with what it depends on, and
-#          purged (inside/install.sh). At the same time, in the root of a host, it is upgraded,
+#          purged (inside/install.sh). At the same time, on a host with systemd, it is upgraded,
 #          checked, removed and purged (inside/upgrade.sh).
 # guide:   two such hosts are started, each with systemd as its first process, connected by a
 #          network. Every command of docs/operating.md is executed there, in order: guide.sh.
@@ -19,7 +19,20 @@ end_all() {
     local part
     for part in "${parts[@]}"; do kill -TERM "$part" 2>/dev/null || true; done
     wait
+    remove_groups
     rm -rf "$work"
+}
+
+# Removes the control groups of in_systemd. Their last processes end a moment after the first one.
+remove_groups() {
+    local groups tries=50
+    groups=$(mktemp -d)
+    mount -t cgroup2 cgroup2 "$groups"
+    until find "$groups" -depth -type d -path "$groups/hikkoshi-deb-$$-*" -exec rmdir {} + 2>/dev/null; do
+        ((tries--)) || break
+        sleep 0.1
+    done
+    umount "$groups" && rmdir "$groups"
 }
 trap end_all EXIT
 trap 'exit 1' TERM INT
@@ -28,6 +41,13 @@ trap 'exit 1' TERM INT
 in_root() {
     unshare --mount --uts --ipc --pid --fork --kill-child packaging/deb/in-root.sh \
         "$roots/$2" "$work/shared" bash "/srv/shared/inside/$3" &>"$work/$1.log" &
+    parts[$1]=$!
+}
+
+# in_systemd NAME ROOT SCRIPT: the same under systemd, without a network.
+in_systemd() {
+    OWN_CGROUP=hikkoshi-deb-$$-$1 unshare --mount --uts --ipc --net --pid --fork --kill-child packaging/deb/in-root.sh \
+        "$roots/$2" "$work/shared" bash /srv/shared/inside/with-systemd.sh "$3" "/srv/shared/$1.log" &>"$work/$1.log" &
     parts[$1]=$!
 }
 
@@ -42,7 +62,7 @@ for part; do
     case $part in
     install)
         in_root install fresh install.sh
-        in_root upgrade hosts upgrade.sh
+        in_systemd upgrade hosts upgrade.sh
         ;;
     guide)
         packaging/deb/guide.sh "$work/guide" "$roots/hosts" &>"$work/guide.log" &
@@ -58,5 +78,7 @@ for part in install upgrade guide; do
     unset "parts[$part]"
     echo "test-deb: $part"
     cat "$work/$part.log"
+    # What a script under systemd has said.
+    [[ ! -e $work/shared/$part.log ]] || cat "$work/shared/$part.log"
 done
 ((${#failed[@]} == 0)) || { echo "test-deb: failed: ${failed[*]}" >&2; exit 1; }

@@ -7,13 +7,15 @@
 #   hikkoshi-VERSION.cdx.json              the crates in the program (CycloneDX)
 #   SHA256SUMS
 #
-# The same revision gives the same bytes: all times are SOURCE_DATE_EPOCH, by default that of the
-# revision.
+# The same revision gives the same bytes (reproduce.sh): all times are SOURCE_DATE_EPOCH, by default
+# that of the revision. So there must be nothing that is not committed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 output=${OUTPUT:-$PWD/build/dist}
 program=${PROGRAM:-target/package/release/hikkoshi}
 [[ -x $program ]] || { echo "$program is missing: run \`make dist\`" >&2; exit 1; }
+changed=$(git status --porcelain)
+[[ ! $changed ]] || { printf 'dist: commit these first, or ignore them:\n%s\n' "$changed" >&2; exit 1; }
 epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 

@@ -23,7 +23,7 @@ for wanted in bin/hikkoshi share/man/man1/hikkoshi.1 share/man/man1/hikkoshi-mig
     share/bash-completion/completions/hikkoshi share/zsh/site-functions/_hikkoshi \
     share/fish/vendor_completions.d/hikkoshi.fish lib/systemd/system/hikkoshi-receive@.service \
     lib/tmpfiles.d/hikkoshi.conf libexec/hikkoshi/resume-after-receive share/doc/hikkoshi/LICENSE-MIT share/doc/hikkoshi/LICENSE-APACHE \
-    share/doc/hikkoshi/THIRD-PARTY-LICENSES share/doc/hikkoshi/docs/operating.md; do
+    libexec/hikkoshi/check-removable share/doc/hikkoshi/THIRD-PARTY-LICENSES share/doc/hikkoshi/docs/operating.md; do
     grep -Fx "$top/$wanted" <<<"$list" >/dev/null || fail "$wanted is not in $(basename "$binary")"
 done
 for unit in packaging/systemd/*; do
@@ -39,7 +39,15 @@ linked=$(readelf --dynamic "$again/root/bin/hikkoshi" | sed -n 's/.*(NEEDED).*\[
     grep -vE '^(ld-linux-x86-64|libc|libm|libgcc_s|libvirt|libvirt-qemu)\.so\.[0-9]+$') || true
 [[ -z $linked ]] || fail "the program is also linked with $linked"
 libvirt=$PWD/build/libvirt/root/usr/lib/x86_64-linux-gnu
-LD_LIBRARY_PATH=$libvirt "$again/root/bin/hikkoshi" --version >/dev/null || fail "the program does not run"
+version=$(LD_LIBRARY_PATH=$libvirt "$again/root/bin/hikkoshi" --version) || fail "the program does not run"
+[[ $version == "hikkoshi "*" ($(git log -1 --abbrev=10 --format='%h %cs'))" ]] ||
+    fail "the program is of another revision than the archives: $version"
+# docs/installing.md names the earliest versions of these libraries.
+symbols=$(objdump --dynamic-syms "$again/root/bin/hikkoshi")
+for limit in GLIBC_2.36 LIBVIRT_8.2.0 LIBVIRT_QEMU_8.2.0; do
+    newest=$({ echo $limit && grep -oE "\b${limit%_*}_[0-9][0-9.]*" <<<"$symbols"; } | sort --version-sort | tail -n 1)
+    [[ $newest == "$limit" ]] || fail "the program needs $newest, and docs/installing.md says $limit"
+done
 grep -F '/usr/local/bin/hikkoshi' "$again/root/lib/systemd/system/hikkoshi-receive@.service" >/dev/null ||
     fail "the units do not name /usr/local/bin/hikkoshi"
 for path in "$PWD" "${CARGO_HOME:-$HOME/.cargo}"; do

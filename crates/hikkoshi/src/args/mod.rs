@@ -136,7 +136,7 @@ Environment:
 
 /// Move a running virtual machine to another host
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 100, after_help = AFTER_HELP)]
+#[command(version = env!("HIKKOSHI_VERSION"), max_term_width = 100, after_help = AFTER_HELP)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub command: Command,

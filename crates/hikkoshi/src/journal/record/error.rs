@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use hikkoshi_link::AddressError;
 use thiserror::Error;
 
-use super::VERSION;
+use super::readable;
 
 /// A journal could not be converted from or to its stored form.
 #[derive(Debug, Error)]
@@ -22,8 +22,9 @@ pub(crate) enum RecordError {
     NotAJournal,
     /// It has a version that this program does not know.
     #[error(
-        "the journal has version {found}, and this hikkoshi reads version {VERSION}: resume the \
-         migration with the hikkoshi that began it"
+        "the journal has version {found}, and this hikkoshi reads version {}: resume the migration \
+         with the hikkoshi that began it",
+        readable()
     )]
     Version {
         /// Its version.

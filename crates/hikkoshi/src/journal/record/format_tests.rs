@@ -15,7 +15,7 @@ use hikkoshi_qemu::RamIdentity;
 use hikkoshi_qemu::qmp::MonitorAddress;
 use serde_json::Value;
 
-use super::RecordError;
+use super::{READABLE, RecordError, VERSION};
 use crate::args::{
     AllowDevice, BenchOptions, ConvergenceOptions, DomainOptions, JournaledOptions, LatencyOptions,
     MigrateOptions, ReceiveOptions, RequestedMode, WhenStalled,
@@ -120,6 +120,27 @@ fn version_2_is_refused() {
     }
     for name in ["v2-destination-inviting", "v2-destination-certified"] {
         refused(DestinationEntry::decode(&kept(name)).unwrap_err());
+    }
+}
+
+/// The Debian package is not upgraded to a program that lacks the version of a journal in its list.
+#[test]
+fn the_listed_versions_are_read_and_no_others() {
+    assert!(READABLE.contains(&VERSION), "what is written is read");
+    for version in 0..=VERSION + 1 {
+        let text = format!("{{\"version\":{version}}}");
+        let errors = [
+            SourceEntry::decode(text.as_bytes()).err(),
+            DestinationEntry::decode(text.as_bytes()).err(),
+        ];
+        for error in errors {
+            let refused = matches!(error, Some(RecordError::Version { found }) if found == version);
+            assert_eq!(
+                refused,
+                !READABLE.contains(&version),
+                "version {version}: {error:?}"
+            );
+        }
     }
 }
 

@@ -9,9 +9,9 @@
 //! | 1, 2 | development versions, never released | `form` instead of `version`; they are refused |
 //! | 3 | this version | |
 //!
-//! To add a version: raise [`VERSION`], copy the changed records into a module of the previous
-//! version, which then only reads, and keep files of the new version in `tests/journals/`.
-//! `format_tests.rs` compares the kept files with what is written.
+//! To add a version: raise [`VERSION`], add it to [`READABLE`], copy the changed records into a
+//! module of the previous version, which then only reads, and keep files of the new version in
+//! `tests/journals/`. `format_tests.rs` compares the kept files with what is written.
 //!
 //! Credentials are stored in the form that `hikkoshi_link::tls` gives to `SourceCredentials` and
 //! `DestinationCredentials`: these types exist for the journal only.
@@ -30,8 +30,17 @@ pub(super) use error::RecordError;
 
 use super::entry::{DestinationEntry, SourceEntry};
 
-/// The version that is written.
+/// The version that is written. The Debian package has it and [`READABLE`]:
+/// `packaging/debian/rules` reads both lines.
 const VERSION: u32 = 3;
+
+/// The versions that are read.
+const READABLE: [u32; 1] = [3];
+
+/// The versions that are read, for a message.
+fn readable() -> String {
+    READABLE.map(|version| version.to_string()).join(" or ")
+}
 
 /// The part of a journal that says how to read the rest.
 #[derive(Deserialize)]
