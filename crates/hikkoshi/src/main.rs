@@ -31,6 +31,7 @@ mod status;
 use args::requested_output::RequestedOutput;
 use args::{Args, Command};
 use clap::Parser;
+use commands::resume_command::before_search;
 use commands::{
     check, control, dashboard, demo, dirty_rate, estimate, generate, guard, invite, migrate,
     receive, report as report_command, status as status_command,
@@ -50,7 +51,11 @@ fn main() -> std::process::ExitCode {
     // The dashboard, which has no part in a migration, gives up its rights while it has one thread.
     let is_dashboard = matches!(args.command, Command::Dashboard(_));
     let _writer = (!is_dashboard).then(stderr::start);
-    let ended = log::start().and_then(|()| match &args.command {
+    let started = log::start().map_err(|exit| match args.command.run_options() {
+        Some(run) => before_search(run)(exit),
+        None => exit,
+    });
+    let ended = started.and_then(|()| match &args.command {
         Command::Receive(args) => receive::run(args),
         Command::Migrate(args) => migrate::run(args),
         Command::Invite(args) => invite::run(args),

@@ -46,3 +46,34 @@ fn the_last_line_says_how_it_ended() {
         assert_eq!(end["resume"], Value::Null, "{said}");
     }
 }
+
+/// A service manager resumes again after 3, and does not after 2.
+#[test]
+fn a_failure_before_a_journal_was_looked_for_does_not_end_a_migration() {
+    let listen = &["receive", "--listen", "127.0.0.1:0"];
+    for (side, resumes) in [
+        (&["migrate", "unix:/nowhere/socket"][..], false),
+        (listen, false),
+        (&["migrate", "--resume"], true),
+        (&["receive", "--resume"], true),
+    ] {
+        let ended = Command::new(env!("CARGO_BIN_EXE_hikkoshi"))
+            .args(side)
+            .args(["--qmp", "/nowhere/qmp", "--progress", "json"])
+            .env("HIKKOSHI_LOG", "loud")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let said = String::from_utf8(ended.stderr).unwrap();
+        let last: Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+        let end = &last["end"];
+        let status = if resumes { 3 } else { 2 };
+        assert_eq!(ended.status.code(), Some(status), "{said}");
+        assert_eq!(end["exit_status"], status, "{said}");
+        assert_eq!(end["guest"], "unknown", "{said}");
+        assert!(
+            end["message"].as_str().unwrap().contains("HIKKOSHI_LOG"),
+            "{said}"
+        );
+    }
+}

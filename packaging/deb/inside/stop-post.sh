@@ -41,11 +41,13 @@ expect() {
     got=$(started "$@") || fail "$*: it has failed"
     [[ $got == "$expected" ]] || fail "$*: '$got' instead of '$expected'"
 }
-for ended in signal:KILL core-dump:ABRT oom-kill:KILL timeout:TERM exit-code:3; do
+# 101: a panic; 203 and 226: systemd could not start the program, or make its namespaces.
+for ended in signal:KILL core-dump:ABRT oom-kill:KILL timeout:TERM watchdog:ABRT exit-code:3 \
+    exit-code:101 exit-code:203 exit-code:226 exit-code:12 resources: protocol:TERM :; do
     expect "$resume" receive $ended ''
     expect '' resume $ended '' $journal
 done
-for ended in success:0 exit-code:1 exit-code:2 exit-code:4; do
+for ended in success:0 success:TERM protocol:0 exit-code:1 exit-code:2 exit-code:4; do
     for unit in receive resume; do expect '' $unit $ended ''; done
 done
 for ended in exit-code:1 exit-code:2 exit-code:4; do
@@ -53,7 +55,7 @@ for ended in exit-code:1 exit-code:2 exit-code:4; do
 done
 # All pages are here, and the source does not know that.
 for unit in receive resume; do
-    expect "$resume" $unit success:0 '' $journal
+    for ended in success:0 success:TERM protocol:0; do expect "$resume" $unit $ended '' $journal; done
     options=--qmp=$journal expect "$resume" $unit success:0 '' $journal
     # Another guest's.
     expect '' $unit success:0 '' $journal.other
@@ -61,4 +63,8 @@ for unit in receive resume; do
 done
 # An administrator stops it.
 expect '' resume success:0 17 $journal
+# systemd starts hikkoshi-resume@ again after all others.
+grep -Fx Restart=on-failure "$units/hikkoshi-resume@.service" >/dev/null || fail "hikkoshi-resume@ is not restarted"
+grep -Fx 'RestartPreventExitStatus=0 1 2 4' "$units/hikkoshi-resume@.service" >/dev/null ||
+    fail "hikkoshi-resume@ is restarted after other statuses than the script expects"
 echo "units: what follows the end of an engine: as it should be"

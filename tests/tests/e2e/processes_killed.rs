@@ -2,12 +2,14 @@
 //! and can be moved later, as long as its own QEMU runs.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
+use super::journals::children;
 use MessageKind::*;
 use hikkoshi_lab::{VmConfig, Workload};
 use hikkoshi_tests::{
     Breakpoint, Guest, InjectedFault, LONG, MessageKind, MigrationPlan, Program, TestEnv,
     Transport, assert_not_running, busy_guest, eventually, hikkoshi, inject_at_each, log,
 };
+use rustix::process::{Pid, Signal, kill_process};
 use std::process::Command;
 
 /// Kills `hikkoshi migrate` at each breakpoint: its guard process resumes the guest.
@@ -64,6 +66,33 @@ fn source_engine_killed_in_hybrid() {
         Breakpoint::before(Ready),
     ];
     source_engine("hybrid", Transport::Unix, breakpoints);
+}
+
+/// A service manager that ends what is left of a unit signals the guard just when it is needed: the
+/// guard ends by its pipe only.
+#[test]
+fn source_engine_killed_after_its_guard_was_signalled() {
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
+    let breakpoint = Breakpoint::before(DeviceStateChunk);
+    let mut migration = guest.start_migration(&MigrationPlan::new("hybrid").hold_at(breakpoint));
+    migration.wait_held();
+    assert_eq!(guest.vm().status().unwrap(), "paused");
+    let [guard] = children(migration.migrate.pid())[..] else {
+        panic!("the engine has one child");
+    };
+    let guard = Pid::from_raw(guard).unwrap();
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        kill_process(guard, signal).unwrap();
+    }
+    migration.migrate.kill();
+    migration.relay().cut();
+    let (exits, finished) = migration.wait_for_source_first();
+    exits.assert_destination(1, &[]);
+    let restored = "the guest runs at the source";
+    assert!(exits.migrate.stderr.contains(restored), "{exits:?}");
+    guest.assert_stayed(finished, "source engine killed, guard signalled");
+    guest.migrate(&MigrationPlan::new("hybrid"));
 }
 
 /// Kills `hikkoshi receive` at each breakpoint.

@@ -179,7 +179,8 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    fn run_options(&self) -> Option<&RunOptions> {
+    /// The options that all sides of a migration have, if this is one.
+    pub(crate) fn run_options(&self) -> Option<&RunOptions> {
         match self {
             Self::Receive(receive) => Some(&receive.run),
             Self::Migrate(migrate) => Some(&migrate.run),

@@ -23,7 +23,7 @@ mod reattach_destination;
 pub(crate) mod receive;
 mod receive_answer;
 pub(crate) mod report;
-mod resume_command;
+pub(crate) mod resume_command;
 mod shell_words;
 mod signals;
 mod ssh_session;

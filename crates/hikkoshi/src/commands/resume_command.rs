@@ -3,10 +3,11 @@
 use std::error::Error;
 use std::path::Path;
 
+use crate::args::RunOptions;
 use crate::commands::shell_words;
 use crate::journal::Entry;
 use crate::output::exit::{Exit, ExitStatus};
-use crate::output::reason::Reason;
+use crate::output::reason::{Holder, Reason};
 
 /// What can be done if the other side never comes back.
 pub(super) const GIVE_UP_HINT: &str = "(If the other side is permanently lost, add --give-up to the \
@@ -36,6 +37,20 @@ pub(super) fn not_resumed<E: Entry>(journal: &Path) -> impl Fn(Exit) -> Exit + u
         exit.while_unfinished()
             .also("Nothing was changed: the migration is not finished, and can still be resumed")
             .resumed_by(&again)
+    }
+}
+
+/// What has failed before a journal was looked for: with `--resume` there may be one, and the
+/// service manager tries again.
+pub(crate) fn before_search(run: &RunOptions) -> impl Fn(Exit) -> Exit + use<> {
+    let resumes = run.resume.is_some();
+    move |exit| {
+        if !resumes {
+            return exit;
+        }
+        exit.while_unfinished()
+            .held_by(Holder::Unknown)
+            .also("Nothing was changed, and no journal was looked for")
     }
 }
 

@@ -1,4 +1,4 @@
-//! SIGINT, SIGTERM and SIGHUP request cancellation. They do not kill the program.
+//! SIGINT, SIGTERM and SIGHUP request cancellation, or do nothing. They do not kill the program.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -28,6 +28,14 @@ pub(super) fn cancel_except_on_hangup() -> Result<CancelFlag, Exit> {
     }
     register(SIGHUP, Arc::default())?;
     Ok(cancel)
+}
+
+/// From now on none of them does anything.
+pub(super) fn ignore_signals() -> Result<(), Exit> {
+    for signal in [SIGHUP, SIGINT, SIGTERM] {
+        register(signal, Arc::default())?;
+    }
+    Ok(())
 }
 
 /// Set by SIGUSR1, in a receiver of a daemon.

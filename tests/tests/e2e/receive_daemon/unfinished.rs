@@ -3,9 +3,29 @@
 
 use super::fifo::{make_fifo, unblock, wait_blocked};
 use super::{Daemon, Moved};
+use hikkoshi_linux::inject::inject;
+use hikkoshi_linux::{InjectError, Process};
 use hikkoshi_tests::{Program, SplitBrainWatcher, TestEnv, assert_command_refused, unique_address};
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
+use std::sync::Arc;
+
+/// Ends a process with this exit status.
+fn end_with(process: Pid, status: u64) {
+    const EXIT_GROUP: i64 = 231; // x86-64
+    let pid = process.as_raw_nonzero().get().cast_unsigned();
+    let process = Arc::new(Process::open(pid).unwrap());
+    let ended = inject(
+        &process,
+        move |remote| {
+            let arguments = [status, 0, 0, 0, 0, 0];
+            remote.syscall("ending it", EXIT_GROUP, arguments).map(drop)
+        },
+        |()| {},
+    );
+    // The call does not return.
+    let _: InjectError = ended.unwrap_err();
+}
 
 /// The receiver has ended, and no other process has resumed the migration: its name is not free,
 /// and its source can reach it again, also when its journal could not be read for a while, and when
@@ -56,6 +76,15 @@ fn an_unfinished_migration_keeps_its_name_and_its_route() {
     daemon.program.wait_stderr(resuming);
     migrate.wait_stderr("reconnected to the destination");
 
+    // As after a panic.
+    end_with(daemon.receivers("two")[0], 101);
+    daemon
+        .program
+        .wait_stderr("guest two: its receiver was killed (exit status: 101)");
+    is_taken(&daemon);
+    daemon.program.wait_stderr_count(resuming, 2);
+    migrate.wait_stderr_count("reconnected to the destination", 2);
+
     // It does not wait for its source.
     migrate.kill();
     migrate.wait_stderr("'hikkoshi migrate' was interrupted");
@@ -63,7 +92,7 @@ fn an_unfinished_migration_keeps_its_name_and_its_route() {
         .program
         .wait_stderr("guest two: its migration is not finished");
     is_taken(&daemon);
-    daemon.program.wait_stderr_count(resuming, 2);
+    daemon.program.wait_stderr_count(resuming, 3);
 
     // All pages arrive, and the source is killed before it knows that.
     let resume = ["--resume", "--background-delay", "0"];
@@ -78,7 +107,7 @@ fn an_unfinished_migration_keeps_its_name_and_its_route() {
     daemon.program.wait_stderr("guest two: received");
     killed.kill();
     is_taken(&daemon);
-    daemon.program.wait_stderr_count(resuming, 3);
+    daemon.program.wait_stderr_count(resuming, 4);
     guest.assert_moved(&resume().wait());
     watcher.finish();
     daemon.wait_nothing_left();

@@ -12,6 +12,9 @@
 //! source's QEMU may end while no engine runs. The engine that resumes the migration finds them
 //! there.
 //!
+//! A service manager that ends what is left of a unit signals the guard, too, just when it is
+//! needed. So it ends by the pipe only, and SIGTERM, SIGINT and SIGHUP do nothing.
+//!
 //! ```text
 //! migrate ◀── "ready" ── guard
 //!         ── ("over") ─▶         written by a `migrate` that ends normally
@@ -32,6 +35,7 @@ use hikkoshi_qemu::UndoOutcome;
 
 use crate::args::Guard as Args;
 use crate::commands::resume_command::resume_command;
+use crate::commands::signals;
 use crate::journal::{JournalFile, LockHolder, SourceEntry};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
@@ -49,6 +53,7 @@ pub(super) const QEMU_ENDED: &str = "the source's QEMU has ended, and the guest 
 
 /// The guard process.
 pub(crate) fn run(args: &Args) -> Result<ExitStatus, Exit> {
+    signals::ignore_signals()?;
     let held = HeldFiles::open(&args.hold);
     // If the parent does not read this it has ended, and the next read shows that.
     let _ = writeln!(io::stdout(), "{READY}");

@@ -24,6 +24,7 @@ use crate::commands::guard::{GuardProcess, QEMU_ENDED};
 use crate::commands::kernel_support::require_dirty_log;
 use crate::commands::late_cancel::{CommitJournal, LateCancelNotice};
 use crate::commands::monitor::{self, NamedGuest};
+use crate::commands::resume_command::before_search;
 use crate::commands::{give_up, signals};
 use crate::journal::{JournalFile, SourceEntry, SourceJournal};
 use crate::output::exit::{Exit, ExitStatus};
@@ -35,7 +36,7 @@ use crate::status::{Session, SessionInfo};
 const UNCHANGED: &str = "the guest still runs at the source; nothing was changed";
 
 pub(crate) fn run(args: &Migrate) -> Result<ExitStatus, Exit> {
-    let cancel = signals::cancel_on_signals()?;
+    let cancel = signals::cancel_on_signals().map_err(before_search(&args.run))?;
     let session = Session::new(
         &args.run,
         SessionInfo {

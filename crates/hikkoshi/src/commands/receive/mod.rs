@@ -28,6 +28,7 @@ use self::waiting_mark::WaitingMark;
 use crate::args::{DomainOptions, Receive};
 use crate::commands::find_journal::may_exist;
 use crate::commands::monitor::{self, NamedGuest};
+use crate::commands::resume_command::before_search;
 use crate::commands::wait_for_source::wait_for_source;
 use crate::commands::{give_up, signals, ssh_session};
 use crate::journal::{DestinationEntry, DestinationJournal, JournalFile, absolute};
@@ -38,19 +39,7 @@ use crate::security::{self, Acceptor};
 use crate::status::{Session, SessionInfo};
 
 pub(crate) fn run(args: &Receive) -> Result<ExitStatus, Exit> {
-    if let Some(name) = &args.receiver {
-        streams::name_messages(name);
-        signals::note_withdrawal()?;
-    }
-    if args.ssh_session {
-        ssh_session::check()?;
-    }
-    let cancel = if args.ssh_session || args.receiver.is_some() {
-        ssh_session::detach();
-        signals::cancel_except_on_hangup()?
-    } else {
-        signals::cancel_on_signals()?
-    };
+    let cancel = prepare(args).map_err(before_search(&args.run))?;
     let args = &*ssh_session::with_address(args);
     if args.daemon {
         return daemon::run(args, &cancel);
@@ -76,6 +65,22 @@ pub(crate) fn run(args: &Receive) -> Result<ExitStatus, Exit> {
     };
     session.end(&result);
     result
+}
+
+/// What is asked for by signals, and what its messages begin with.
+fn prepare(args: &Receive) -> Result<CancelFlag, Exit> {
+    if let Some(name) = &args.receiver {
+        streams::name_messages(name);
+        signals::note_withdrawal()?;
+    }
+    if args.ssh_session {
+        ssh_session::check()?;
+    }
+    if args.ssh_session || args.receiver.is_some() {
+        ssh_session::detach();
+        return signals::cancel_except_on_hangup();
+    }
+    signals::cancel_on_signals()
 }
 
 /// Starts a QEMU, waits for a source and receives its guest.

@@ -237,21 +237,39 @@ impl Children {
                 self.end_abandoned_machine(name);
             }
             None => {}
-            Some(journal) => {
-                // Status 0: all pages are here, and the source does not know that.
-                let resumes = |status: ExitStatus| matches!(status.code(), None | Some(0 | 3));
-                if !ended.is_some_and(resumes) {
-                    // An operator decides.
-                    self.state().pauses.stop(&journal.path);
-                }
-            }
+            Some(journal) if is_final(ended) => self.state().pauses.stop(&journal.path),
+            Some(_) => {}
         }
     }
+}
+
+/// Whether an operator decides what becomes of a journal whose receiver has ended so: there was
+/// nothing to resume (1, 2), or the guest is lost (4).
+///
+/// After any other end another receiver may finish the migration: the links were lost for long
+/// (3), or the source before it knew that all pages are here (0); the receiver was killed, or has
+/// panicked (101), or its end is not known.
+fn is_final(ended: Option<ExitStatus>) -> bool {
+    matches!(ended.and_then(|status| status.code()), Some(1 | 2 | 4))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::process::ExitStatusExt;
+
+    #[test]
+    fn a_receiver_that_has_failed_is_resumed() {
+        let exited = |code: i32| Some(ExitStatus::from_raw(code << 8));
+        for code in [1, 2, 4] {
+            assert!(is_final(exited(code)), "{code}");
+        }
+        for code in [0, 3, 5, 101, 255] {
+            assert!(!is_final(exited(code)), "{code}");
+        }
+        let killed = Some(ExitStatus::from_raw(9));
+        assert!(!is_final(killed) && !is_final(None));
+    }
 
     #[test]
     fn a_pause_grows_and_belongs_to_a_journal() {
