@@ -3,9 +3,12 @@
 
 use super::fifo::{make_fifo, unblock, wait_blocked};
 use super::{Daemon, Moved};
-use hikkoshi_tests::{Program, SplitBrainWatcher, TestEnv, assert_command_refused, unique_address};
+use hikkoshi_tests::{
+    Program, SplitBrainWatcher, TestEnv, assert_command_refused, hikkoshi, unique_address,
+};
 use rustix::process::{Signal, kill_process};
 use std::fs;
+use std::process::Command;
 
 /// The receiver has ended, and no other process has resumed the migration: its name is not free,
 /// and its source can reach it again, also when its journal could not be read for a while, and when
@@ -57,8 +60,13 @@ fn an_unfinished_migration_keeps_its_name_and_its_route() {
     migrate.wait_stderr("reconnected to the destination");
 
     // It does not wait for its source.
+    let pid = migrate.pid().to_string();
     migrate.kill();
     migrate.wait_stderr("'hikkoshi migrate' was interrupted");
+    let mut cancel = Command::new(hikkoshi());
+    cancel.args(["cancel", &pid, "--journal"]).arg(&journal);
+    let parts = ["was killed", "To resume it: hikkoshi migrate --resume="];
+    assert_command_refused(cancel, 1, &parts);
     daemon
         .program
         .wait_stderr("guest two: its migration is not finished");
