@@ -284,7 +284,9 @@ fn no_connection_waits_for_the_files_of_a_certificate() {
         })
     };
     let stop = CancelFlag::new();
-    with_front(change, |front, arrivals| {
+    with_front(change, move |front, arrivals| {
+        // Dropped also when the test fails.
+        let _answer = answer;
         reads.recv().unwrap();
         let mut peer = TcpStream::connect(front).unwrap();
         peer.write_all(&hello).unwrap();
@@ -302,7 +304,6 @@ fn no_connection_waits_for_the_files_of_a_certificate() {
             asking.join().unwrap().unwrap_err();
         });
     });
-    drop(answer);
 }
 
 /// Whether the peer has closed its end, within `timeout`; `None`: however long that takes.

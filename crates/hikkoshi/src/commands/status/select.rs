@@ -83,6 +83,7 @@ mod tests {
     use crate::output::migrations::Engine;
     use crate::output::migrations::examples::seen;
     use hikkoshi_status::End;
+    use std::slice::from_ref;
 
     #[test]
     fn a_migration_is_named_by_what_is_shown_of_it() {
@@ -129,12 +130,12 @@ mod tests {
         });
         let all = [web.clone(), there.clone(), db.clone(), old.clone()];
         assert_eq!(
-            choose(&[killed.clone()], Some("4")),
+            choose(from_ref(&killed), Some("4")),
             Choice::Killed(&killed)
         );
         let mut silent = web.clone();
         silent.engine = Engine::Silent;
-        assert_eq!(choose(&[silent.clone()], None), Choice::Source(&silent));
+        assert_eq!(choose(from_ref(&silent), None), Choice::Source(&silent));
         assert_eq!(choose(&all, Some("web")), Choice::Source(&web));
         assert_eq!(choose(&all, Some("2")), Choice::Destination(&there));
         assert_eq!(choose(&all, Some("4")), Choice::Ended(&old));
