@@ -61,6 +61,14 @@ impl SendError {
             io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
         )
     }
+
+    /// Whether an engine serves the socket, and has not answered in time.
+    pub fn has_timed_out(&self) -> bool {
+        matches!(self, Self::Io { cause, .. } if matches!(
+            cause.kind(),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+        ))
+    }
 }
 
 /// Sends a command to the migration with this name. Each step may take `timeout`.
@@ -152,6 +160,17 @@ mod tests {
         let other = b"{\"version\":2,\"anything\":[]}\n";
         let error = received(other).unwrap_err().to_string();
         assert!(error.contains("version 2"), "{error}");
+    }
+
+    #[test]
+    fn an_engine_that_does_not_answer_has_not_ended() {
+        let run = tempfile::tempdir().unwrap();
+        let folder = ControlFolder::in_run_folder(run.path());
+        folder.create().unwrap();
+        Key::create(&folder.key("a")).unwrap();
+        let _listener = UnixListener::bind(folder.socket("a")).unwrap();
+        let error = send(&folder, "a", Command::Cancel, Duration::from_millis(10)).unwrap_err();
+        assert!(error.has_timed_out() && !error.has_ended(), "{error}");
     }
 
     #[test]

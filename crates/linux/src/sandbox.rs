@@ -198,6 +198,10 @@ fn build_filter() -> Result<BpfProgram, seccompiler::Error> {
         SeccompRule::new(vec![condition])
     });
     rules.insert(libc::SYS_ioctl, ioctls.collect::<Result<_, _>>()?);
+    // A duplicate of a descriptor, by which another thread can shut a connection down.
+    let duplicate = u64::from(libc::F_DUPFD_CLOEXEC.unsigned_abs());
+    let duplicate = SeccompCondition::new(1, Len::Dword, Op::Eq, duplicate)?;
+    rules.insert(libc::SYS_fcntl, vec![SeccompRule::new(vec![duplicate])?]);
     compile(rules)
 }
 
@@ -247,6 +251,7 @@ mod tests {
             file.write_all(b"page").unwrap();
             file.rewind().unwrap();
             stream.write_all(b"page").unwrap();
+            drop(stream.try_clone().unwrap());
             let mut memory = vec![vec![0_u8; 4 << 20]; 4];
             memory[3][1 << 20] = 1;
             drop(memory);
@@ -255,6 +260,8 @@ mod tests {
                 assert!(File::open(path).is_err(), "{path}");
             }
             assert!(File::create("/tmp/hikkoshi-sandboxed").is_err());
+            let flags = rustix::fs::OFlags::NONBLOCK;
+            assert!(rustix::fs::fcntl_setfl(&stream, flags).is_err());
             assert!(TcpStream::connect(address).is_err());
             assert!(TcpListener::bind(("127.0.0.1", 0)).is_err());
             assert!(Command::new("true").status().is_err());

@@ -62,6 +62,14 @@ impl FollowError {
             io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
         ))
     }
+
+    /// Whether an engine serves the socket, and has accepted or sent nothing in time.
+    pub fn has_timed_out(&self) -> bool {
+        matches!(self, Self::Io { cause, .. } if matches!(
+            cause.kind(),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+        ))
+    }
 }
 
 impl Follow {
@@ -244,6 +252,24 @@ mod tests {
         );
         assert!(matches!(got[got.len() - 2], Record::Notice(_)));
         assert!(matches!(got[got.len() - 1], Record::End(_)));
+    }
+
+    #[test]
+    fn a_client_that_reads_no_notices_is_disconnected() {
+        let run = tempfile::tempdir().unwrap();
+        let folder = StatusFolder::in_run_folder(run.path());
+        let mut recorder = Recorder::new(migration());
+        let mut server = StatusServer::start(&folder, &recorder).unwrap();
+        let path = folder.entries().unwrap().remove(0).path;
+        let _follow = Follow::open(&path, LONG).unwrap();
+        server.accept(&recorder);
+        let mut most = 0;
+        for at_ms in 0..20_000 {
+            server.publish(&Record::Notice(recorder.notice(at_ms, &"x".repeat(4000))));
+            most = most.max(server.pending());
+        }
+        assert_eq!(server.pending(), 0, "it is gone");
+        assert!((1 << 20..8 << 20).contains(&most), "{most}");
     }
 
     /// What a socket sends, and what the client makes of it.

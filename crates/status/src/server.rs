@@ -1,7 +1,8 @@
 //! Serves the recording of this process on a unix socket.
 //!
 //! One thread does everything: it adds a state, and then calls [`StatusServer::publish`]. A client
-//! that reads slowly loses states; it never delays the thread or another client.
+//! that reads slowly loses states; it never delays the thread or another client. One that leaves
+//! too much unread is disconnected.
 
 use std::io::{self, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -19,6 +20,9 @@ const CLIENTS: usize = 16;
 
 /// How long a client may accept nothing.
 const CLIENT_STALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The most bytes that a client may leave unread beyond its first recording: notices.
+const PENDING: usize = 4 << 20;
 
 /// How long the last records may take, for all clients together.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -53,6 +57,8 @@ pub enum ServeError {
 struct Client {
     stream: UnixStream,
     pending: Vec<u8>,
+    /// The most bytes that may be pending.
+    most: usize,
     /// When it last accepted something, or had nothing to accept.
     accepted: Instant,
 }
@@ -94,7 +100,7 @@ impl StatusServer {
             if !is_state || client.pending.is_empty() {
                 client.pending.extend_from_slice(&line);
             }
-            client.send()
+            client.send() && client.pending.len() <= client.most
         });
     }
 
@@ -112,6 +118,7 @@ impl StatusServer {
             let mut client = Client {
                 stream,
                 pending: recording.clone(),
+                most: recording.len() + PENDING,
                 accepted: Instant::now(),
             };
             if client.send() {

@@ -2,21 +2,23 @@
 
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread::JoinHandle;
 
-use hikkoshi_lab::{VmConfig, Workload};
+use hikkoshi_lab::{DiskFormat, VmConfig, Workload};
 use hikkoshi_tests::{
     Breakpoint, Exit, Guest, JsonSchema, LONG, MessageKind, Migration, MigrationPlan, Program,
     TestEnv, eventually, hikkoshi,
 };
-use rustix::process::{DumpableBehavior, Uid, set_dumpable_behavior};
+use rustix::process::{DumpableBehavior, Signal, Uid, set_dumpable_behavior};
 use rustix::thread::set_thread_res_uid;
 use serde_json::Value;
 
+use crate::copy_disks::{blank_disk, copying, full_disk, guest_with};
 use crate::dashboard::Dashboard;
 
 /// Runs `hikkoshi` with these words, for the migrations in this run folder.
@@ -254,6 +256,118 @@ fn a_migration_is_shown_cancelled_and_switched() {
             .stderr
             .contains("'hikkoshi switch': pre-copy ends now")
     );
+}
+
+/// The status socket of the source.
+fn status_socket(folder: &Path) -> PathBuf {
+    let files = std::fs::read_dir(folder.join("status")).unwrap();
+    let mut files = files.map(|file| file.unwrap().path());
+    let is_meant = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        name.starts_with("source-") && name.ends_with(".sock")
+    };
+    files.find(is_meant).unwrap()
+}
+
+/// A client of the source's status socket that reads what it gets, to the end. Its place is taken.
+fn served_client(folder: &Path) -> JoinHandle<()> {
+    let mut served = None;
+    // Those of `hikkoshi status` have a place for a moment longer.
+    eventually("a place for a client", || {
+        let connected = UnixStream::connect(status_socket(folder));
+        let mut client = connected.map_err(|error| error.to_string())?;
+        let first = client.read_exact(&mut [0]);
+        first.map_err(|error| error.to_string())?;
+        served = Some(client);
+        Ok(())
+    });
+    let mut client = served.unwrap();
+    std::thread::spawn(move || {
+        // It may be cut.
+        let _ = std::io::copy(&mut client, &mut std::io::sink());
+    })
+}
+
+/// An engine that is stopped, and one with as many clients as it serves: it runs, and is not said
+/// to have ended. The second one is cancelled. One that was killed is not said to have ended.
+#[test]
+fn an_engine_that_does_not_answer_has_not_ended() {
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, VmConfig::new().workload(Workload::verify(16)));
+    let plan = MigrationPlan::new("hybrid").migrate_args(&["--bandwidth", "1M"]);
+    let migration = guest.start_migration(&plan);
+    let folder = folder(&migration);
+    wait_for(&folder, "pre-copy", in_precopy);
+    let pid = migration.migrate.pid().to_string();
+    let silent = || {
+        let one = status(&folder, "source").unwrap();
+        let known = [&one["running"], &one["answers"], &one["end"]];
+        assert_eq!(
+            known,
+            [&Value::Bool(true), &Value::Bool(false), &Value::Null]
+        );
+        let shown = run(&folder, &["status", "--all"]);
+        let line = shown.stdout.lines().find(|line| line.contains(&pid));
+        let line = line.unwrap_or_else(|| panic!("{shown:?}"));
+        assert!(line.contains("engine does not answer"), "{shown:?}");
+        assert!(!shown.stdout.contains("killed"), "{shown:?}");
+        run(&folder, &["status", &pid])
+    };
+    migration.migrate.signal(Signal::STOP);
+    silent().assert(
+        0,
+        &["runs, and its present state is not known", "is it stopped?"],
+    );
+    migration.migrate.signal(Signal::CONT);
+    wait_for(&folder, "pre-copy again", in_precopy);
+
+    // They read what they get, and stay.
+    let clients: Vec<_> = (0..16).map(|_| served_client(&folder)).collect();
+    silent().assert(0, &["as many clients as it serves"]);
+    let cancelled = run(&folder, &["cancel", &pid]);
+    assert_eq!(cancelled.code, Some(0), "{cancelled:?}");
+    let (exits, finished) = migration.wait();
+    exits.assert_source(1, &["'hikkoshi cancel'", "still runs at the source"]);
+    for client in clients {
+        client.join().unwrap();
+    }
+    guest.assert_stayed(finished, "hybrid, with many clients");
+
+    let mut migration = guest.start_migration(&plan);
+    wait_for(&folder, "pre-copy", in_precopy);
+    let pid = migration.migrate.pid().to_string();
+    migration.migrate.kill();
+    let killed = run(&folder, &["cancel", &pid]);
+    killed.assert(1, &["was killed", "nothing was changed"]);
+    assert!(!killed.stderr.contains("has ended"), "{killed:?}");
+    let (exits, finished) = migration.wait_for_source_first();
+    exits.assert_destination(1, &[]);
+    guest.assert_stayed(finished, "hybrid, engine killed");
+}
+
+/// Post-copy cannot follow as long as the disks are not in sync.
+#[test]
+fn a_migration_is_not_switched_while_its_disks_are_copied() {
+    let env = TestEnv::new();
+    let from = full_disk(&env, DiskFormat::Raw);
+    let to = blank_disk(&env, DiskFormat::Raw);
+    let mut guest = Guest::boot(&env, guest_with(&from));
+    let there = guest_with(&to).version(guest.config().qemu_version());
+    let plan = copying("hybrid")
+        .destination_config(there.clone())
+        .hold_at(Breakpoint::after(MessageKind::DiskBytes).nth(4));
+    let migration = guest.start_migration(&plan);
+    let folder = folder(&migration);
+    migration.wait_held();
+    let why = "the disks are still being copied";
+    run(&folder, &["switch"]).assert(1, &[why, "nothing was changed"]);
+    let changed = run(&folder, &["set", "--bandwidth", "500M"]);
+    assert_eq!(changed.code, Some(0), "{changed:?}");
+    migration.relay().release();
+    let (exits, finished) = migration.wait();
+    let report = guest.complete_migration(&exits, finished, "running");
+    guest.set_config(there);
+    assert!(report.postcopy && report.pages.precopy > 0, "{report:?}");
 }
 
 /// Bytes of pre-copy per second of the engine's clock, over at least four seconds. They are counted

@@ -89,10 +89,13 @@ fn certificates_are_admitted_by_their_names() {
     assert_command_refused(migrate(&source, "web1"), 1, &[none]);
     fs::write(&rules, &admitting).unwrap();
     fs::write(&crt, elsewhere).unwrap();
+    let read_again = "the certificate was read again: its files have changed";
+    daemon.program.wait_stderr(read_again);
     let names = "the peer's certificate is not accepted";
     assert_command_refused(migrate(&source, "web1"), 1, &[names]);
     fs::copy(new_key, &key).unwrap();
     fs::copy(new_crt, &crt).unwrap();
+    daemon.program.wait_stderr_count(read_again, 2);
     // The guest is looked at first: the daemon starts a machine for it.
     let unmovable = migrate_from("/nowhere/qmp", &source, "web1");
     assert_command_refused(unmovable, 1, &["/nowhere/qmp"]);
@@ -135,9 +138,6 @@ fn certificates_are_admitted_by_their_names() {
     ] {
         assert_command_refused(migrate(certificate, name), status, &[part]);
     }
-    daemon
-        .program
-        .wait_stderr("the certificate was read again: its files have changed");
     daemon
         .program
         .wait_stderr("admits the guest db by a certificate for source.example");

@@ -27,6 +27,7 @@ pub(crate) fn copy(
     if links.is_empty() {
         return Ok(());
     }
+    shared.control.copy_disks();
     let number_of_disks = links.len();
     // The destination's server closes a connection that is not set up within seconds (QEMU: 10 s),
     // and the line is busy as soon as a disk is copied.

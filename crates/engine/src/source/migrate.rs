@@ -172,6 +172,7 @@ fn before_pause(
         guest.prepare_pause()?;
         LastPages::Postcopy(links)
     } else {
+        shared.control.begin_precopy();
         let begun = Instant::now();
         let log = guest.start_dirty_log()?;
         let workers = PrecopyWorkers::start(shared, links, &session.background, unsent)?;

@@ -176,6 +176,7 @@ fn options_for_benchmarks_and_tests_are_hidden() {
         hidden("receive"),
         [
             "no-priority",
+            "open-files",
             "poll",
             "receiver",
             "ssh-connection",

@@ -183,6 +183,10 @@ pub(crate) struct Receive {
     #[arg(long, value_name = "NAME", hide = true, value_parser = super::guest_name::parse)]
     pub receiver: Option<String>,
 
+    /// The limit of open files that this process gets again: its daemon has raised its own
+    #[arg(long, value_name = "N", hide = true, requires = "receiver")]
+    pub open_files: Option<u64>,
+
     #[command(flatten)]
     pub run: RunOptions,
 }

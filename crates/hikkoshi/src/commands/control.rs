@@ -1,13 +1,18 @@
 //! `hikkoshi set`, `switch` and `cancel`: a migration that runs is changed through its control
 //! socket.
 
+use std::path::Path;
 use std::time::Duration;
 
 use hikkoshi_control::{Command, ControlFolder, Outcome, Refusal, Set, send};
-use hikkoshi_status::StatusFolder;
+use hikkoshi_engine::report::Live;
+use hikkoshi_linux::is_served;
+use hikkoshi_status::{Side, StatusFolder};
 
 use crate::args::{Cancel, RunningMigration, SetLimits, Switch};
+use crate::commands::resume_command::resume_command;
 use crate::commands::status::{Choice, SeenMigrations, choose, none};
+use crate::journal::{self, DestinationEntry, Entry, SourceEntry};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::migrations::{Seen, table};
 use crate::output::reason::Reason;
@@ -43,33 +48,44 @@ fn control(meant: &RunningMigration, command: Command) -> Result<ExitStatus, Exi
     let guest = meant.guest.as_deref();
     let mut migrations = SeenMigrations::new(StatusFolder::in_run_folder(&run_folder));
     let all = migrations.look(guest.is_some())?;
-    let source = match choose(&all, guest) {
-        Choice::Source(seen) => seen,
+    let folder = ControlFolder::in_run_folder(&run_folder);
+    // Whatever is known of its state.
+    let is_controlled = |name: &str| {
+        let is_name = !name.contains('/');
+        is_name && is_served(&folder.socket(name)).unwrap_or(false)
+    };
+    let (name, guest) = match choose(&all, guest) {
+        Choice::Source(seen) => (&*seen.name, &*seen.migration.guest),
+        Choice::Ended(seen) | Choice::Killed(seen) if is_controlled(&seen.name) => {
+            (&*seen.name, &*seen.migration.guest)
+        }
         Choice::Destination(seen) => return Err(at_destination(seen)),
         Choice::Ended(seen) => return Err(ended(seen)),
+        Choice::Killed(seen) => return Err(killed(seen, &run_folder)),
         Choice::Several(several) => return Err(ambiguous(&several)),
-        Choice::None => {
-            return Err(guest.map_or_else(
-                || {
-                    let what = "no migration runs on this host";
-                    Exit::new(ExitStatus::Usage, Reason::Usage, what)
-                },
-                none,
-            ));
-        }
+        Choice::None => match guest {
+            Some(name) if is_controlled(name) => (name, name),
+            Some(guest) => return Err(none(guest)),
+            None => {
+                let what = "no migration runs on this host";
+                return Err(Exit::new(ExitStatus::Usage, Reason::Usage, what));
+            }
+        },
     };
-    let folder = ControlFolder::in_run_folder(&run_folder);
-    let answer = send(&folder, &source.name, command, ANSWER).map_err(|error| {
+    let answer = send(&folder, name, command, ANSWER).map_err(|error| {
         let next = match error.has_ended() {
             true => {
                 "it has ended just now, or its engine could not make a control socket (its \
                      messages say so)"
             }
+            false if error.has_timed_out() => {
+                "its engine runs, and does not answer (is it stopped?): when it continues, it may \
+                     still do this. `hikkoshi status` shows that then"
+            }
             false => "`hikkoshi status` shows whether it was done",
         };
         Exit::caused(ExitStatus::Usage, Reason::System, &error).with(next)
     })?;
-    let guest = &source.migration.guest;
     let done = match answer {
         Outcome::Changed(changed) => ShownChange(&changed).to_string(),
         Outcome::Switching => "pre-copy ends now, and post-copy follows".to_owned(),
@@ -110,6 +126,41 @@ fn ended(seen: &Seen) -> Exit {
     };
     let what = format!("{}: the migration has ended{how}", seen.migration.guest);
     Exit::new(ExitStatus::Failed, Reason::Unsupported, what)
+}
+
+/// Its engine was killed. What resumes it is in its journal.
+fn killed(seen: &Seen, run_folder: &Path) -> Exit {
+    let migration = &seen.migration;
+    let what = format!(
+        "{}: the engine of this migration (process {}) was killed",
+        migration.guest, migration.pid
+    );
+    let again = match migration.side {
+        Side::Source => resume::<SourceEntry>(run_folder, |entry| {
+            Live::name_of(&entry.engine.id) == migration.id
+        }),
+        Side::Destination => resume::<DestinationEntry>(run_folder, |entry| {
+            Live::name_of(&entry.engine.id) == migration.id
+        }),
+    };
+    let exit = Exit::new(ExitStatus::Failed, Reason::Unsupported, what);
+    match again {
+        Some(again) => exit
+            .with(format!("nothing was changed. To resume it: {again}"))
+            .resumed_by(again),
+        None => exit.with(format!(
+            "nothing was changed. There is no journal of it in {}, so nothing is left to resume: \
+             a guest that was not handed over runs at the source",
+            run_folder.display()
+        )),
+    }
+}
+
+/// The command that resumes the migration whose journal `is` this one.
+fn resume<E: Entry>(run_folder: &Path, is: impl Fn(&E) -> bool) -> Option<String> {
+    let found = journal::find::<E>(run_folder, None).ok()?;
+    let (path, _) = found.into_iter().find(|(_, entry)| is(entry))?;
+    Some(resume_command::<E>(&path))
 }
 
 /// Lists the migrations, and asks for one of them.

@@ -92,6 +92,8 @@ fn reason(refused: ControlRefused) -> RefusalReason {
         | ControlRefused::NoPrecopy
         | ControlRefused::NoPostcopy => RefusalReason::Mode,
         ControlRefused::NotBegun
+        | ControlRefused::Connecting
+        | ControlRefused::CopyingDisks
         | ControlRefused::Cancelled
         | ControlRefused::Switched
         | ControlRefused::PrecopyEnded

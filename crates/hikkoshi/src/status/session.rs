@@ -1,6 +1,7 @@
 //! One run of `migrate` or `receive`, as it is shown and recorded.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -26,6 +27,9 @@ use crate::output::streams;
 
 /// How often a state is taken.
 const PERIOD: Duration = Duration::from_millis(100);
+
+/// Notices that wait to be recorded. More are not recorded, but counted.
+const NOTICES: usize = 256;
 
 /// What the command line says of a run.
 #[derive(Debug, Clone)]
@@ -70,7 +74,9 @@ struct Shared {
 #[derive(Debug)]
 struct RecordingThread {
     begun: Instant,
-    events: Sender<Event>,
+    events: SyncSender<Event>,
+    /// Notices for which there was no room.
+    dropped: Arc<AtomicU64>,
     thread: JoinHandle<Recording>,
 }
 
@@ -187,12 +193,14 @@ impl Observer for Shared {
         let recorder = Recorder::new(migration);
         let sampler = Sampler::new(live, &lock(&self.info), control);
         let display = Arc::clone(&self.display);
-        let (sender, events) = channel();
+        let (sender, events) = sync_channel(NOTICES);
+        let dropped = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&dropped);
         let folder = self.folder.clone();
         let started = thread::Builder::new().name("status".into()).spawn(move || {
             Priority::ON.apply(PriorityClass::Background);
             let mut recorded = Recorded::begin(sampler, recorder, control_server, display, folder);
-            let end = recorded.until_end(&events);
+            let end = recorded.until_end(&events, &counted);
             recorded.finish(end)
         });
         match started {
@@ -200,6 +208,7 @@ impl Observer for Shared {
                 *lock(&self.recording) = Some(RecordingThread {
                     begun: live.begun(),
                     events: sender,
+                    dropped,
                     thread,
                 });
             }
@@ -214,7 +223,10 @@ impl Observer for Shared {
         self.display.notice(text);
         if let Some(recording) = &*lock(&self.recording) {
             let notice = Event::Notice(recording.at_ms(), text.to_owned());
-            let _ = recording.events.send(notice);
+            // A thread of the engine may be here, which does not wait.
+            if recording.events.try_send(notice).is_err() {
+                recording.dropped.fetch_add(1, Ordering::Relaxed);
+            }
         }
     }
 }
@@ -288,14 +300,18 @@ impl Recorded {
     }
 
     /// Takes a state every [`PERIOD`]. `None`: the session was dropped.
-    fn until_end(&mut self, events: &Receiver<Event>) -> Option<End> {
+    fn until_end(&mut self, events: &Receiver<Event>, dropped: &AtomicU64) -> Option<End> {
         let mut next = Instant::now();
         loop {
             let wait = next.saturating_duration_since(Instant::now());
             match events.recv_timeout(wait) {
                 Ok(Event::Notice(at_ms, text)) => {
-                    let notice = self.recorder.notice(at_ms, &text);
-                    self.publish(&Record::Notice(notice));
+                    self.notice(at_ms, &text);
+                    let dropped = dropped.swap(0, Ordering::Relaxed);
+                    if dropped > 0 {
+                        let text = format!("{dropped} messages were not recorded here");
+                        self.notice(at_ms, &text);
+                    }
                 }
                 Ok(Event::End(end)) => return Some(end),
                 Err(RecvTimeoutError::Disconnected) => return None,
@@ -307,6 +323,11 @@ impl Recorded {
                 }
             }
         }
+    }
+
+    fn notice(&mut self, at_ms: u64, text: &str) {
+        let notice = self.recorder.notice(at_ms, text);
+        self.publish(&Record::Notice(notice));
     }
 
     /// Takes the present state.

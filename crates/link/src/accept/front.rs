@@ -10,6 +10,7 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -82,8 +83,41 @@ enum NotRouted {
     Io(#[from] io::Error),
 }
 
-/// The front's certificate, as it is now: it may be renewed, and may be unusable until then.
-type Certificate = Box<dyn Fn() -> Option<TlsServer> + Send + Sync>;
+/// How often the front's certificate is looked at.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The front's certificate: it may be renewed, and may be unusable until then. A thread of its own
+/// reads it, because its files may be on a file system that does not answer.
+struct Certificate {
+    read: Arc<dyn Fn() -> Option<TlsServer> + Send + Sync>,
+    /// What was read last.
+    last: Arc<Mutex<Option<TlsServer>>>,
+}
+
+impl Certificate {
+    /// Reads it again and again until `stop` is set. The thread is not waited for.
+    fn renew(&self, stop: &CancelFlag) -> io::Result<()> {
+        let (read, last, stop) = (Arc::clone(&self.read), Arc::clone(&self.last), stop.clone());
+        let renew = move || {
+            let mut next = Instant::now() + RENEWAL_INTERVAL;
+            while !stop.is_cancelled() {
+                if Instant::now() >= next {
+                    let now = read();
+                    *last.lock().unwrap_or_else(PoisonError::into_inner) = now;
+                    next = Instant::now() + RENEWAL_INTERVAL;
+                }
+                thread::sleep(TICK);
+            }
+        };
+        let thread = thread::Builder::new().name("front-cert".into());
+        thread.spawn(renew).map(drop)
+    }
+
+    fn last(&self) -> Option<TlsServer> {
+        let last = self.last.lock();
+        last.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
 
 /// The log of a front's connections that are not passed on. Its rate is limited.
 #[derive(Debug, Clone)]
@@ -142,14 +176,17 @@ impl Front {
         })
     }
 
-    /// Accepts also sources that have a certificate, and ask for an invitation. `certificate`
-    /// returns this side's, if it can be used; it is called for each connection.
+    /// Accepts also sources that have a certificate, and ask for an invitation. `certificate` reads
+    /// this side's, if it can be used. It is called now, and each second by a thread of its own: no
+    /// connection waits for it.
     #[must_use]
     pub fn with_certificate(
         mut self,
         certificate: impl Fn() -> Option<TlsServer> + Send + Sync + 'static,
     ) -> Self {
-        self.certificate = Some(Box::new(certificate));
+        let last = Arc::new(Mutex::new(certificate()));
+        let read = Arc::new(certificate);
+        self.certificate = Some(Certificate { read, last });
         self
     }
 
@@ -178,8 +215,11 @@ impl Front {
     /// full, a connection is closed.
     ///
     /// # Errors
-    /// When `poll` fails.
+    /// When `poll` fails, or the thread that reads the certificate cannot be started.
     pub fn serve(&self, arrivals: &SyncSender<Arrival>, stop: &CancelFlag) -> io::Result<()> {
+        if let Some(certificate) = &self.certificate {
+            certificate.renew(stop)?;
+        }
         let tick = Timespec::try_from(TICK).map_err(io::Error::other)?;
         while !stop.is_cancelled() {
             let mut poll = [PollFd::from_borrowed_fd(
@@ -210,8 +250,7 @@ impl Front {
             return Ok(());
         };
         let (arrivals, stop, pending) = (arrivals.clone(), stop.clone(), self.pending.clone());
-        // Here, because the other thread cannot read files.
-        let server = self.certificate.as_ref().and_then(|read| read());
+        let server = self.certificate.as_ref().and_then(Certificate::last);
         thread::Builder::new()
             .name("front-hello".into())
             .spawn(move || {

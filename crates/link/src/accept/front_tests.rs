@@ -262,6 +262,50 @@ fn a_source_with_a_certificate_gets_an_answer() {
     });
 }
 
+/// A certificate that cannot be read, such as on a file system that does not answer: connections
+/// are accepted, with the certificate that was read before.
+#[test]
+fn no_connection_waits_for_the_files_of_a_certificate() {
+    let authority = Authority::new();
+    let server = TlsServer::certified(authority.issue("127.0.0.1")).unwrap();
+    let (hello, _) = client_hello(&TlsServer::inviting().unwrap());
+    let (calls, reads) = sync_channel(0);
+    let (answer, blocked) = sync_channel::<()>(0);
+    let blocked = Mutex::new(blocked);
+    let is_first = std::sync::atomic::AtomicBool::new(true);
+    let change = |front: Front| {
+        front.with_certificate(move || {
+            if !is_first.swap(false, std::sync::atomic::Ordering::Relaxed) {
+                let _ = calls.send(());
+                // Until the end of the test.
+                let _ = blocked.lock().unwrap().recv();
+            }
+            Some(server.clone())
+        })
+    };
+    let stop = CancelFlag::new();
+    with_front(change, move |front, arrivals| {
+        // Dropped also when the test fails.
+        let _answer = answer;
+        reads.recv().unwrap();
+        let mut peer = TcpStream::connect(front).unwrap();
+        peer.write_all(&hello).unwrap();
+        let limit = Duration::from_secs(60);
+        let arrived = arrivals.recv_timeout(limit).unwrap();
+        assert!(matches!(arrived, Arrival::Link(_)));
+        let client = source(&authority, "src.example");
+        let ask = || request_invitation(&address_of(front), &client, "web-1", &stop);
+        thread::scope(|scope| {
+            let asking = scope.spawn(ask);
+            let Arrival::Request(request) = arrivals.recv_timeout(limit).unwrap() else {
+                panic!("not a request");
+            };
+            request.answer(Err("not today"), &stop).unwrap();
+            asking.join().unwrap().unwrap_err();
+        });
+    });
+}
+
 /// Whether the peer has closed its end, within `timeout`; `None`: however long that takes.
 fn is_closed(connection: &OwnedFd, timeout: Option<&Timespec>) -> bool {
     let mut poll = [PollFd::new(connection, PollFlags::RDHUP)];

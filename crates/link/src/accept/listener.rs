@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::TICK;
 use crate::accept::handed;
-use crate::accept::pending::PendingHandshakes;
+use crate::accept::pending::{PendingHandshakes, PendingSlot};
 use crate::accept::wait_limit::{WaitEnded, WaitLimit};
 use crate::handshake;
 use crate::tls::TlsServer;
@@ -188,11 +188,10 @@ impl Listener {
         thread::Builder::new()
             .name("dst-hello".into())
             .spawn(move || {
-                let _slot = slot;
                 // The guest does not wait for an unknown peer.
                 priority.apply(PriorityClass::Background);
                 sandbox_thread();
-                let (stream, peer, from) = match handed_over(stream, peer, from, &stop) {
+                let (stream, peer, from) = match handed_over(stream, peer, from, &slot, &stop) {
                     Ok(connection) => connection,
                     Err((peer, error)) => {
                         pending.log_rejection(&peer, &Report::new(&error));
@@ -242,26 +241,30 @@ impl Listener {
     }
 }
 
-/// The connection that a front passes on by this one, or this one.
+/// The connection that a front passes on by this one, or this one. From now on `slot` is of it.
 fn handed_over(
     stream: Stream,
     peer: String,
     from: Option<IpAddr>,
+    slot: &PendingSlot,
     stop: &CancelFlag,
 ) -> Result<(Stream, String, Option<IpAddr>), (String, io::Error)> {
-    let passed = match &stream {
-        Stream::Unix(carrier) => stream
-            .set_timeout(Some(TICK))
-            .and_then(|()| handed::receive(carrier, handshake::limits(stop))),
-        Stream::Tcp(_) | Stream::Secure(_) => Ok(None),
+    let Stream::Unix(carrier) = &stream else {
+        return Ok((stream, peer, from));
     };
-    let passed = passed.and_then(|passed| {
-        let Some(passed) = passed else {
-            return Ok(None);
-        };
-        let source = passed.peer_addr()?;
-        Ok(Some((Stream::tcp(passed)?, source)))
-    });
+    let passed = stream
+        .set_timeout(Some(TICK))
+        .and_then(|()| handed::receive(carrier, handshake::limits(stop)))
+        .and_then(|passed| {
+            let Some(passed) = passed else {
+                slot.identify(&stream, None)?;
+                return Ok(None);
+            };
+            let source = passed.peer_addr()?;
+            let passed = Stream::tcp(passed)?;
+            slot.identify(&passed, Some(source.ip()))?;
+            Ok(Some((passed, source)))
+        });
     match passed {
         Ok(None) => Ok((stream, peer, from)),
         Ok(Some((stream, source))) => Ok((stream, source.to_string(), Some(source.ip()))),
@@ -293,3 +296,8 @@ impl Drop for Listener {
         }
     }
 }
+
+#[cfg(test)]
+#[cfg(not(loom))]
+#[path = "listener_tests.rs"]
+mod tests;

@@ -11,6 +11,10 @@
 //! So a source can always reconnect from its previous address, and hosts that share this address
 //! (by NAT, for example) cannot keep all others out. The front of several receivers knows several
 //! sources, and each address has the same share of the reserved slots, at least one.
+//!
+//! A connection to a unix socket may carry another one, which a front has accepted
+//! (`accept/handed.rs`): its peer is known when that has arrived. Until then it has a place among
+//! others of its kind, and takes no slot ([`PendingSlot::identify`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -28,6 +32,10 @@ use hikkoshi_linux::CancelFlag;
 
 /// The number of pending handshakes.
 const SLOTS: usize = 64;
+
+/// Connections to a unix socket of which nothing has arrived. For a further one the oldest is
+/// evicted.
+const UNIDENTIFIED: usize = 64;
 
 /// Threads of evicted connections that have not ended yet. When there are so many, the listener
 /// waits until one of them ends.
@@ -52,6 +60,8 @@ struct Shared {
 struct State {
     /// Oldest first.
     waiting: VecDeque<Pending>,
+    /// Those whose peers are not known yet. Oldest first.
+    unidentified: VecDeque<Pending>,
     next: u64,
     /// Threads, including those of evicted connections.
     threads: usize,
@@ -118,7 +128,8 @@ impl PendingHandshakes {
         self.0.log_limit.log_rejection(&peer, error);
     }
 
-    /// Adds a connection from `address`, and evicts another one if there are too many. Returns
+    /// Adds a connection from `address`, and evicts another one if there are too many. `None`: a
+    /// connection to a unix socket, which has no slot before [`PendingSlot::identify`]. Returns
     /// `None` if `stop` is set while it waits for threads to end.
     ///
     /// # Errors
@@ -130,9 +141,8 @@ impl PendingHandshakes {
         stop: &CancelFlag,
     ) -> io::Result<Option<PendingSlot>> {
         let socket = stream.as_fd().try_clone_to_owned()?;
-        let from = Peer::of(address);
         let mut state = self.lock();
-        while state.threads >= SLOTS + EVICTED_THREADS {
+        while state.threads - state.unidentified.len() >= SLOTS + EVICTED_THREADS {
             if stop.is_cancelled() {
                 return Ok(None);
             }
@@ -142,23 +152,45 @@ impl PendingHandshakes {
         let number = state.next;
         state.next += 1;
         state.threads += 1;
-        state.waiting.push_back(Pending {
+        let new = Pending {
             number,
-            from,
+            from: Peer::of(address),
             socket,
-        });
-        let out = state.evict_if_full();
+        };
+        let out = match address {
+            Some(_) => {
+                state.waiting.push_back(new);
+                state.evict_if_full()
+            }
+            None => {
+                state.unidentified.push_back(new);
+                let is_full = state.unidentified.len() > UNIDENTIFIED;
+                is_full.then(|| state.unidentified.pop_front()).flatten()
+            }
+        };
         drop(state);
+        self.end(out);
+        Ok(Some(PendingSlot {
+            pending: self.clone(),
+            number,
+        }))
+    }
+
+    /// Ends a connection that was evicted.
+    fn end(&self, out: Option<Pending>) {
         if let Some(out) = out {
             let why = "it has not sent a greeting, and other connections wait";
             self.0.log_limit.log_rejection(&out.from, &why);
             // Its thread's read ends, and the thread exits.
             let _ = rustix::net::shutdown(&out.socket, Shutdown::Both);
         }
-        Ok(Some(PendingSlot {
-            pending: self.clone(),
-            number,
-        }))
+    }
+
+    /// The slots that are taken.
+    #[cfg(test)]
+    #[cfg(not(loom))]
+    pub(crate) fn slots(&self) -> usize {
+        self.lock().waiting.len()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -196,10 +228,43 @@ impl State {
     }
 }
 
+impl PendingSlot {
+    /// The peer of a connection to a unix socket is known: `address`, or a user of that socket.
+    /// From now on its socket is `stream`, and it has a slot. If it was evicted before, it is shut
+    /// down.
+    ///
+    /// # Errors
+    /// When its descriptor cannot be duplicated.
+    pub(crate) fn identify(&self, stream: &Stream, address: Option<IpAddr>) -> io::Result<()> {
+        let socket = stream.as_fd().try_clone_to_owned()?;
+        let mut state = self.pending.lock();
+        let mut others = state.unidentified.iter();
+        let at = others.position(|other| other.number == self.number);
+        let Some(before) = at.and_then(|at| state.unidentified.remove(at)) else {
+            drop(state);
+            // What was evicted was the connection that has carried this one.
+            let _ = rustix::net::shutdown(&socket, Shutdown::Both);
+            return Ok(());
+        };
+        state.waiting.push_back(Pending {
+            from: Peer::of(address),
+            socket,
+            ..before
+        });
+        let out = state.evict_if_full();
+        drop(state);
+        self.pending.end(out);
+        Ok(())
+    }
+}
+
 impl Drop for PendingSlot {
     fn drop(&mut self) {
         let mut state = self.pending.lock();
         state.waiting.retain(|other| other.number != self.number);
+        state
+            .unidentified
+            .retain(|other| other.number != self.number);
         state.threads -= 1;
         drop(state);
         self.pending.0.thread_ended.notify_one();
@@ -250,8 +315,58 @@ mod tests {
         // A connection that has ended frees its slot.
         drop(all.drain(10..20));
         let (stream, peer) = pair();
-        let _slot = pending.add(&stream, None, &stop).unwrap().unwrap();
+        let slot = pending.add(&stream, None, &stop).unwrap().unwrap();
+        slot.identify(&stream, None).unwrap();
         assert!(!is_evicted(&peer) && !is_evicted(&all[3].1));
+    }
+
+    /// A connection that carries another one, which has not arrived.
+    fn carrier(pending: &PendingHandshakes) -> (UnixStream, PendingSlot) {
+        let (stream, peer) = pair();
+        let slot = pending.add(&stream, None, &CancelFlag::new());
+        (peer, slot.unwrap().unwrap())
+    }
+
+    /// Connections that others have carried count by their own peers, and are themselves evicted.
+    #[test]
+    fn a_connection_that_was_carried_counts_by_its_peer() {
+        for known in [false, true] {
+            let pending = PendingHandshakes::default();
+            pending.set_source_addresses(known.then(|| address("10.0.0.1").unwrap()));
+            let carried = |from: &str| {
+                let ((_, slot), (stream, peer)) = (carrier(&pending), pair());
+                slot.identify(&stream, address(from)).unwrap();
+                (slot, stream, peer)
+            };
+            let source = carried("10.0.0.1");
+            let one_host: Vec<_> = (0..SLOTS).map(|_| carried("10.0.0.2")).collect();
+            assert!(is_evicted(&one_host[0].2) && !is_evicted(&one_host[1].2));
+            assert!(!is_evicted(&source.2));
+            drop(one_host);
+            let from = |number: usize| format!("fd00:0:0:{number:x}::1");
+            let _many: Vec<_> = (0..SLOTS).map(|number| carried(&from(number))).collect();
+            assert_eq!(is_evicted(&source.2), !known);
+        }
+    }
+
+    #[test]
+    fn a_connection_that_has_not_arrived_is_evicted_only_by_others_like_it() {
+        let pending = PendingHandshakes::default();
+        let (first, first_slot) = carrier(&pending);
+        let slots: Vec<_> = (0..SLOTS)
+            .map(|_| silent_connection(&pending, "10.0.0.2"))
+            .collect();
+        assert!(!is_evicted(&first) && !is_evicted(&slots[0].1));
+        let others: Vec<_> = (0..UNIDENTIFIED).map(|_| carrier(&pending)).collect();
+        assert!(is_evicted(&first) && !is_evicted(&slots[0].1));
+        // It arrives nevertheless: its message was in the queue.
+        let (stream, peer) = pair();
+        first_slot.identify(&stream, address("10.0.0.1")).unwrap();
+        assert!(is_evicted(&peer));
+        drop((first_slot, slots, others));
+        let state = pending.lock();
+        let left = (state.threads, state.waiting.len(), state.unidentified.len());
+        assert_eq!(left, (0, 0, 0));
     }
 
     /// Opens a connection that sends nothing.
@@ -342,18 +457,19 @@ mod tests {
     fn the_number_of_threads_is_bounded() {
         let (pending, stop) = (PendingHandshakes::default(), CancelFlag::new());
         let mut all = Vec::new();
+        let from = address("10.0.0.1");
         for _ in 0..SLOTS + EVICTED_THREADS {
             let (stream, peer) = pair();
-            let slot = pending.add(&stream, None, &stop).unwrap().unwrap();
+            let slot = pending.add(&stream, from, &stop).unwrap().unwrap();
             all.push((stream, peer, slot));
         }
         // No thread has noticed its eviction.
         stop.cancel();
         let (stream, _peer) = pair();
-        assert!(pending.add(&stream, None, &stop).unwrap().is_none());
+        assert!(pending.add(&stream, from, &stop).unwrap().is_none());
         let waiting = thread::spawn({
             let pending = pending.clone();
-            move || pending.add(&stream, None, &CancelFlag::new()).unwrap()
+            move || pending.add(&stream, from, &CancelFlag::new()).unwrap()
         });
         all.pop();
         assert!(waiting.join().unwrap().is_some());
@@ -371,7 +487,12 @@ mod tests {
                     for round in 0..500u16 {
                         let (stream, _peer) = pair();
                         let from = IpAddr::from([10, 0, thread, (round % 3) as u8]);
-                        slots.push_back(pending.add(&stream, Some(from), stop).unwrap());
+                        let at_first = (round % 2 == 0).then_some(from);
+                        let slot = pending.add(&stream, at_first, stop).unwrap().unwrap();
+                        if at_first.is_none() {
+                            slot.identify(&stream, Some(from)).unwrap();
+                        }
+                        slots.push_back(slot);
                         if round % 7 > 2 || slots.len() > 8 {
                             slots.pop_front();
                         }
@@ -380,6 +501,7 @@ mod tests {
             }
         });
         let state = pending.lock();
-        assert_eq!((state.threads, state.waiting.len()), (0, 0));
+        let left = (state.threads, state.waiting.len(), state.unidentified.len());
+        assert_eq!(left, (0, 0, 0));
     }
 }

@@ -1,12 +1,13 @@
 //! Several guests at once, and receivers that no source has reached.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use super::{Daemon, Moved, write_template};
+use super::{Daemon, Moved, STRANGER, write_template};
 use hikkoshi_lab::VmConfig;
 use hikkoshi_tests::{
     LONG, Program, SplitBrainWatcher, TestEnv, assert_command_refused, hikkoshi, unique_address,
 };
 use rustix::process::{Signal, kill_process};
+use std::fs;
 use std::process::Command;
 
 /// Two guests at once. One of them stays in post-copy while invitations are refused, its receiver
@@ -17,6 +18,8 @@ fn many_guests_are_received_on_one_port() {
     let env = TestEnv::new();
     let run = env.folder().join("run");
     let mut daemon = Daemon::start(&run, &unique_address());
+    // A journal that cannot be read keeps nothing that is newer: not the names below.
+    fs::write(run.join(STRANGER), "{}").unwrap();
     let [one, two] = ["one", "two"].map(|name| Moved::start(&env, &daemon, name, &[]));
     let journal = env.folder().join("source");
     let watchers = [&one, &two].map(|g| SplitBrainWatcher::start(&g.source, &g.destination));

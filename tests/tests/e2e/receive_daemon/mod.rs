@@ -6,6 +6,7 @@ mod machines;
 mod many_guests;
 mod service_manager;
 mod unfinished;
+mod without_guests;
 
 use hikkoshi_lab::{ExpectedVm, Report, Vm, VmConfig, Workload};
 use hikkoshi_tests::{Exit, LONG, Program, QemuState, TestEnv, eventually, hikkoshi, log};
@@ -15,6 +16,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+
+/// A journal of a process that the daemon knows nothing of.
+const STRANGER: &str = "destination-1-1.json";
 
 /// A daemon, and its run folder.
 pub(super) struct Daemon {
@@ -118,7 +122,8 @@ impl Daemon {
             let is_result =
                 path.parent().unwrap().ends_with("receivers") && name.ends_with(".json");
             let is_inside = path.parent() == Some(&folders[1]);
-            name.starts_with("destination-") || (is_inside && !is_result)
+            let is_journal = name.starts_with("destination-") && name != STRANGER;
+            is_journal || (is_inside && !is_result)
         });
         left
     }

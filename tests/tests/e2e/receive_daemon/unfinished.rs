@@ -5,9 +5,12 @@ use super::fifo::{make_fifo, unblock, wait_blocked};
 use super::{Daemon, Moved};
 use hikkoshi_linux::inject::inject;
 use hikkoshi_linux::{InjectError, Process};
-use hikkoshi_tests::{Program, SplitBrainWatcher, TestEnv, assert_command_refused, unique_address};
+use hikkoshi_tests::{
+    Program, SplitBrainWatcher, TestEnv, assert_command_refused, hikkoshi, unique_address,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
+use std::process::Command;
 use std::sync::Arc;
 
 /// Ends a process with this exit status.
@@ -86,8 +89,13 @@ fn an_unfinished_migration_keeps_its_name_and_its_route() {
     migrate.wait_stderr_count("reconnected to the destination", 2);
 
     // It does not wait for its source.
+    let pid = migrate.pid().to_string();
     migrate.kill();
     migrate.wait_stderr("'hikkoshi migrate' was interrupted");
+    let mut cancel = Command::new(hikkoshi());
+    cancel.args(["cancel", &pid, "--journal"]).arg(&journal);
+    let parts = ["was killed", "To resume it: hikkoshi migrate --resume="];
+    assert_command_refused(cancel, 1, &parts);
     daemon
         .program
         .wait_stderr("guest two: its migration is not finished");

@@ -201,7 +201,12 @@ impl Live {
     /// A name of the migration, the same on both sides: the beginning of a hash, in hexadecimal.
     /// The number itself is a secret, with which a source may reconnect.
     pub fn name(&self) -> String {
-        let hash = digest(&SHA256, &self.id.to_bytes());
+        Self::name_of(&self.id)
+    }
+
+    /// The same of the migration with this number.
+    pub fn name_of(id: &MigrationId) -> String {
+        let hash = digest(&SHA256, &id.to_bytes());
         let name = hash.as_ref().iter().take(8);
         name.map(|byte| format!("{byte:02x}")).collect()
     }

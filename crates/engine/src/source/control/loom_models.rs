@@ -10,6 +10,7 @@ fn begun(mode: Mode) -> (SourceControl, CancelFlag) {
     };
     let (control, cancel) = (SourceControl::new(), CancelFlag::new());
     control.begin(&options, SourceStage::Owned, &cancel);
+    control.begin_precopy();
     (control, cancel)
 }
 
@@ -33,6 +34,32 @@ fn loom_model_an_accepted_switch_starts_post_copy() {
             Err(_) => PrecopyResult::Converged,
         };
         assert_eq!(result, Some(expected));
+    });
+}
+
+/// A request to end pre-copy that comes while it begins is refused, or ends it.
+#[test]
+fn loom_model_a_switch_while_pre_copy_begins() {
+    loom::model(|| {
+        let options = SourceOptions {
+            mode: Mode::Hybrid,
+            ..SourceOptions::default()
+        };
+        let control = SourceControl::new();
+        control.begin(&options, SourceStage::Owned, &CancelFlag::new());
+        control.copy_disks();
+        let engine = control.clone();
+        let thread = thread::spawn(move || {
+            engine.begin_precopy();
+            engine.end_precopy(false, |_| false)
+        });
+        let accepted = control.switch();
+        let result = thread.join().unwrap();
+        match accepted {
+            // It is obeyed, now or at the end of the next round.
+            Ok(()) => assert!(control.ends_precopy()),
+            Err(_) => assert_eq!(result, None),
+        }
     });
 }
 

@@ -62,6 +62,15 @@ pub enum ControlRefused {
          of the downtime"
     )]
     NoDowntimeLimit(Mode),
+    /// The source connects to the destination.
+    #[error("the source is still connecting: pre-copy has not begun (try again when it has)")]
+    Connecting,
+    /// The disks are copied before the memory.
+    #[error(
+        "the disks are still being copied, and post-copy can follow only when they are in sync \
+         (try again in pre-copy, or cancel the migration)"
+    )]
+    CopyingDisks,
     /// The migration was cancelled, and ends.
     #[error("the migration was cancelled, and the guest continues at the source")]
     Cancelled,
@@ -116,6 +125,10 @@ struct Shared {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
     NotBegun,
+    /// Before the destination has accepted the guest.
+    Connecting,
+    /// The guest's disks are copied.
+    CopyingDisks,
     /// Before the end of pre-copy.
     Precopy,
     /// Pre-copy has ended; the source may still resume the guest.
@@ -197,13 +210,12 @@ impl SourceControl {
                 return Err(ControlRefused::AllSent);
             }
             if change.max_downtime.is_some() {
-                match (state.mode, state.step) {
-                    (Mode::Precopy, Step::NotBegun | Step::Precopy) if state.switch => {
-                        return Err(ControlRefused::Switched);
-                    }
-                    (Mode::Precopy, Step::NotBegun | Step::Precopy) => {}
-                    (Mode::Precopy, _) => return Err(ControlRefused::PrecopyEnded),
-                    (mode, _) => return Err(ControlRefused::NoDowntimeLimit(mode)),
+                let ended = state.step > Step::Precopy;
+                match state.mode {
+                    Mode::Precopy if ended => return Err(ControlRefused::PrecopyEnded),
+                    Mode::Precopy if state.switch => return Err(ControlRefused::Switched),
+                    Mode::Precopy => {}
+                    mode => return Err(ControlRefused::NoDowntimeLimit(mode)),
                 }
             }
             let before = MigrationLimits {
@@ -221,7 +233,7 @@ impl SourceControl {
     /// Ends pre-copy. Post-copy follows.
     ///
     /// # Errors
-    /// If the migration has no post-copy, or no pre-copy any more.
+    /// If the migration has no post-copy, or no pre-copy any more or not yet.
     pub fn switch(&self) -> Result<(), ControlRefused> {
         self.with(|state| {
             state.must_continue()?;
@@ -231,6 +243,8 @@ impl SourceControl {
                 Step::HandedOver => return Err(ControlRefused::InPostcopy),
                 _ if state.mode == Mode::Postcopy => return Err(ControlRefused::NoPrecopy),
                 _ if !state.may_postcopy => return Err(ControlRefused::NoPostcopy),
+                Step::Connecting => return Err(ControlRefused::Connecting),
+                Step::CopyingDisks => return Err(ControlRefused::CopyingDisks),
                 _ => {}
             }
             state.switch = true;
@@ -261,7 +275,7 @@ impl SourceControl {
     pub(crate) fn begin(&self, options: &SourceOptions, stage: SourceStage, cancel: &CancelFlag) {
         self.0.bandwidth.set(options.bandwidth);
         self.with(|state| {
-            state.step = Step::Precopy;
+            state.step = Step::Connecting;
             state.mode = options.mode;
             state.may_postcopy = options.may_postcopy();
             // Of a migration that is resumed it is not known which way it has gone.
@@ -271,6 +285,16 @@ impl SourceControl {
             state.cancel = cancel.clone();
         });
         self.follow(stage);
+    }
+
+    /// The guest's disks are copied from now on.
+    pub(crate) fn copy_disks(&self) {
+        self.with(|state| state.step = Step::CopyingDisks);
+    }
+
+    /// Pre-copy begins.
+    pub(crate) fn begin_precopy(&self) {
+        self.with(|state| state.step = Step::Precopy);
     }
 
     /// The limit for all background links.

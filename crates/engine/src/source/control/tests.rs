@@ -15,6 +15,7 @@ fn begun(mode: Mode, when_stalled: WhenStalled) -> (SourceControl, CancelFlag) {
     };
     let (control, cancel) = (SourceControl::new(), CancelFlag::new());
     control.begin(&options, OWNED, &cancel);
+    control.begin_precopy();
     (control, cancel)
 }
 
@@ -105,6 +106,38 @@ fn pre_copy_ends_where_post_copy_may_follow() {
     assert_eq!(control.switch(), Err(ControlRefused::HandingOver));
     control.follow(SourceStage::HandedOver);
     assert_eq!(control.switch(), Err(ControlRefused::InPostcopy));
+}
+
+#[test]
+fn pre_copy_is_not_ended_before_it_begins() {
+    let options = |mode| SourceOptions {
+        mode,
+        ..SourceOptions::default()
+    };
+    let begin = |mode| {
+        let control = SourceControl::new();
+        control.begin(&options(mode), OWNED, &CancelFlag::new());
+        control
+    };
+    let control = begin(Mode::Hybrid);
+    assert_eq!(control.switch(), Err(ControlRefused::Connecting));
+    control.copy_disks();
+    assert_eq!(control.switch(), Err(ControlRefused::CopyingDisks));
+    assert!(!control.ends_precopy());
+    // The limit is that of the disks, too.
+    assert!(control.change(bandwidth(None)).is_ok());
+    control.begin_precopy();
+    assert_eq!(control.switch(), Ok(()));
+    // What never has an effect is said at once.
+    let control = begin(Mode::Precopy);
+    control.copy_disks();
+    assert_eq!(control.switch(), Err(ControlRefused::NoPostcopy));
+    assert!(control.change(downtime(1)).is_ok());
+    assert_eq!(control.cancel(), Ok(()));
+    assert_eq!(
+        begin(Mode::Postcopy).switch(),
+        Err(ControlRefused::NoPrecopy)
+    );
 }
 
 #[test]

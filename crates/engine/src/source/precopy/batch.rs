@@ -179,6 +179,7 @@ mod tests {
         let control = SourceControl::new();
         let (options, cancel) = (SourceOptions::default(), CancelFlag::new());
         control.begin(&options, SourceStage::Owned, &cancel);
+        control.begin_precopy();
         let lists = (0..4).map(|number| vec![range(number * 10)]).collect();
         let batch = Batch::taken(lists, true).until(&control);
         assert_eq!((batch.next(), batch.next()), (Some(0), Some(1)));

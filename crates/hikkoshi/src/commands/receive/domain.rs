@@ -93,6 +93,7 @@ pub(super) fn start(
     let observer = session.observer();
     security::warn_of_readable_key(&args.run.security, &*observer);
     let tls = acceptor.tls().cloned();
+    super::not_withdrawn()?;
     acceptor.announce(args, &listener, &*observer)?;
     super::tell_ready(&*observer);
     let journal = Arc::new(LaterJournal::default());

@@ -2,6 +2,7 @@
 
 pub(crate) mod daemon;
 mod domain;
+mod listening_process;
 mod operator_file;
 mod outcome;
 mod resume;
@@ -18,6 +19,7 @@ use error_reporter::Report;
 use hikkoshi_engine::destination::DestinationFailure;
 use hikkoshi_engine::{CancelFlag, Observer, ReceiveControl, receive};
 use hikkoshi_handover::Outcome;
+use hikkoshi_link::WaitEnded;
 use hikkoshi_linux::notify_ready;
 use hikkoshi_qemu::{AttachError, QemuDestination, Refusal};
 use hikkoshi_status::Side;
@@ -72,6 +74,9 @@ fn prepare(args: &Receive) -> Result<CancelFlag, Exit> {
     if let Some(name) = &args.receiver {
         streams::name_messages(name);
         signals::note_withdrawal()?;
+    }
+    if let Some(limit) = args.open_files {
+        daemon::restore_open_files(limit)?;
     }
     if args.ssh_session {
         ssh_session::check()?;
@@ -158,6 +163,7 @@ fn start(
     let observer = session.observer();
     security::warn_of_readable_key(&args.run.security, &*observer);
     args.options.journaled.devices.warn(&*observer);
+    not_withdrawn()?;
     acceptor.announce(args, &listener, &*observer)?;
     tell_ready(&*observer);
     let watch = ReceiveControl {
@@ -204,6 +210,18 @@ fn take_over(run: &Path, qmp: &Path) -> Result<Option<Arc<WaitingMark>>, Exit> {
         Exit::new(ExitStatus::AtSource, Reason::Journal, what)
     })?;
     Ok(mark.map(Arc::new))
+}
+
+/// Ends before an invitation is printed that was withdrawn.
+fn not_withdrawn() -> Result<(), Exit> {
+    match signals::is_withdrawn() {
+        true => {
+            let withdrawn = DestinationFailure::NoSource(WaitEnded::Withdrawn);
+            let reason = Reason::from(&withdrawn);
+            Err(Exit::caused(ExitStatus::AtSource, reason, &withdrawn).with("nothing was changed"))
+        }
+        false => Ok(()),
+    }
 }
 
 /// Tells systemd that a source can connect, and that the invitation can be read.

@@ -20,6 +20,7 @@ use hikkoshi_linux::{connect_unix, is_served};
 use super::operator_file;
 use super::waiting_mark::WaitingMark;
 use crate::args::{DEFAULT_GUEST_NAME, Receive, Words};
+use crate::commands::signals;
 use crate::journal::{JournalFile, absolute};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
@@ -130,6 +131,9 @@ impl TemplateQemu {
             }
             if cancel.is_cancelled() {
                 return Err("cancelled".to_owned());
+            }
+            if signals::is_withdrawn() {
+                return Err("the invitation was withdrawn".to_owned());
             }
             if Instant::now() > deadline {
                 return Err(format!(

@@ -19,9 +19,8 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_handover::DestinationStage;
-use hikkoshi_linux::Process;
-use hikkoshi_qemu::QmpListener;
 
+use super::listening_process::ListeningProcess;
 use super::template;
 use crate::journal::{JournalFile, absolute};
 
@@ -148,20 +147,16 @@ impl WaitingMark {
             return Ok(Left::Nothing);
         }
         let text = |error: io::Error| Report::new(&error).to_string();
-        let left = match QmpListener::at(&self.qmp).map_err(text)? {
+        let left = match ListeningProcess::at(&self.qmp).map_err(text)? {
             // It may not answer: it waits for a page that no engine can bring.
-            QmpListener::Process(pid) => {
-                let process = Process::open(pid).map_err(text)?;
-                // The number may have been another process's by then.
-                if QmpListener::at(&self.qmp).map_err(text)? != QmpListener::Process(pid) {
-                    return Ok(Left::MayStart);
-                }
+            ListeningProcess::Process(process) => {
                 process.kill().map_err(text)?;
                 Left::Ended
             }
-            QmpListener::None if self.may_start() => return Ok(Left::MayStart),
-            QmpListener::None => Left::Nothing,
-            QmpListener::Unknown => {
+            ListeningProcess::Changed => return Ok(Left::MayStart),
+            ListeningProcess::None if self.may_start() => return Ok(Left::MayStart),
+            ListeningProcess::None => Left::Nothing,
+            ListeningProcess::Unknown => {
                 return Err("the process behind its QMP socket is not known".to_owned());
             }
         };

@@ -47,7 +47,7 @@ pub(crate) fn run(args: &MigrationStatus) -> Result<ExitStatus, Exit> {
             };
             streams::to_stdout(&format!("{gap}{text}"));
         }
-        let has_ended = guest.is_some() && !meant.iter().any(|seen| seen.is_running);
+        let has_ended = guest.is_some() && !meant.iter().any(|seen| seen.is_running());
         if !args.watch || has_ended {
             return Ok(ExitStatus::Done);
         }

@@ -7,10 +7,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
-use hikkoshi_status::{Entry, Follow, Kind, Record, Recording, StatusFolder};
+use hikkoshi_linux::is_served;
+use hikkoshi_status::{
+    Entry, Follow, FollowError, Kind, Memory, Migration, Record, Recording, Side, StatusFolder,
+};
 
 use crate::output::exit::{Exit, ExitStatus};
-use crate::output::migrations::Seen;
+use crate::output::migrations::{Engine, Seen};
 use crate::output::reason::Reason;
 use crate::output::streams;
 
@@ -24,28 +27,38 @@ const FIRST: Duration = Duration::from_secs(5);
 /// How often to look for it.
 const POLL: Duration = Duration::from_millis(10);
 
+/// Why there is no state of an engine that has sent none within [`FIRST`].
+const SILENT: &str = "it sends no state (is it stopped?)";
+
 /// All of them. Each engine that runs is followed by a thread.
 #[derive(Debug)]
 pub(crate) struct SeenMigrations {
     folder: StatusFolder,
+    first: Duration,
     followed: BTreeMap<String, Followed>,
+    /// The reasons that were reported, by the names of the migrations.
+    reported: BTreeMap<String, String>,
+}
+
+/// An engine that is followed.
+#[derive(Debug, Clone, Default)]
+struct Followed {
+    received: Arc<Mutex<Received>>,
+    /// Its first state was waited for.
+    was_awaited: bool,
 }
 
 /// What the thread has received.
-#[derive(Debug, Clone, Default)]
-struct Followed(Arc<Mutex<Received>>);
-
 #[derive(Debug, Default)]
-enum Received {
-    /// Nothing yet.
-    #[default]
-    Nothing,
-    /// The migration.
-    Migration(Box<Seen>),
-    /// No engine answers: it was killed.
-    Killed,
-    /// The reason was reported, or the engine has ended before it sent anything.
-    Gone,
+struct Received {
+    /// The migration, perhaps from an earlier connection.
+    last: Option<Seen>,
+    /// The engine has sent something on this connection.
+    has_sent: bool,
+    /// The thread has ended.
+    is_over: bool,
+    /// Why, if something is wrong.
+    problem: Option<String>,
 }
 
 impl SeenMigrations {
@@ -53,7 +66,9 @@ impl SeenMigrations {
     pub(crate) fn new(folder: StatusFolder) -> Self {
         Self {
             folder,
+            first: FIRST,
             followed: BTreeMap::new(),
+            reported: BTreeMap::new(),
         }
     }
 
@@ -69,46 +84,114 @@ impl SeenMigrations {
                  folder",
             )
         })?;
-        let sockets = entries.iter().filter(|entry| entry.kind == Kind::Socket);
-        for entry in sockets {
-            self.followed
-                .entry(entry.name.clone())
-                .or_insert_with(|| Followed::start(entry));
-        }
-        let deadline = Instant::now() + FIRST;
-        while self.followed.values().any(Followed::is_waiting) && Instant::now() < deadline {
+        self.follow(&entries);
+        let deadline = Instant::now() + self.first;
+        while self.followed.values().any(Followed::is_awaited) && Instant::now() < deadline {
             thread::sleep(POLL);
         }
-        let mut list = Vec::new();
+        for followed in self.followed.values_mut() {
+            followed.was_awaited = true;
+        }
+        let mut list: Vec<Seen> = Vec::new();
         for entry in &entries {
-            let followed = self.followed.get(&entry.name);
-            match (followed.and_then(Followed::seen), entry.kind) {
-                // Once, if there are a socket and a file for a moment.
-                (Some(last), _) => {
-                    if !list.iter().any(|other: &Seen| other.name == last.name) {
-                        list.push(last);
-                    }
-                }
-                (None, Kind::File) if all => list.extend(stored(entry)),
-                (None, _) => {}
+            // Once, if there are a socket and a file.
+            if !list.iter().any(|other| other.name == entry.name) {
+                list.extend(self.seen(entry, all));
             }
         }
         Ok(list)
     }
+
+    /// Follows the engines that are not followed.
+    fn follow(&mut self, entries: &[Entry]) {
+        for entry in entries.iter().filter(|entry| entry.kind == Kind::Socket) {
+            let followed = match self.followed.get(&entry.name) {
+                None => Followed::default(),
+                // It has sent nothing for a while, or has closed the connection.
+                Some(last) if last.lock().is_over && is_running(&entry.path) => last.again(),
+                Some(_) => continue,
+            };
+            followed.start(entry);
+            self.followed.insert(entry.name.clone(), followed);
+        }
+    }
+
+    /// What is known of a migration. `None`: it is not listed.
+    fn seen(&mut self, entry: &Entry, all: bool) -> Option<Seen> {
+        let name = &entry.name;
+        let [socket, file] = ["sock", "json"].map(|end| entry.path.with_extension(end));
+        let runs = is_running(&socket);
+        let followed = self.followed.get(name).cloned().unwrap_or_default();
+        let (last, engine, problem) = {
+            let received = followed.lock();
+            let engine = received.engine(runs);
+            (received.last.clone(), engine, received.problem.clone())
+        };
+        match engine {
+            Engine::Answers => drop(self.reported.remove(name)),
+            Engine::Silent => {
+                let why = problem.unwrap_or_else(|| SILENT.to_owned());
+                self.report(name, why, |why| {
+                    format!("the engine of {name} runs, and its present state is not known: {why}")
+                });
+            }
+            Engine::Gone => {
+                if let Some(why) = problem {
+                    self.report(name, why, |why| format!("{name}: {why}"));
+                }
+            }
+        }
+        let stored = |engine| stored(name, &file, engine);
+        match (last, engine) {
+            (Some(last), engine) => Some(Seen { engine, ..last }),
+            (None, Engine::Gone) => (all && entry.kind == Kind::File).then(|| stored(engine))?,
+            (None, _) => Some(
+                // If it cannot be read, that was reported.
+                file.exists()
+                    .then(|| stored(engine))
+                    .flatten()
+                    .unwrap_or_else(|| unknown(name)),
+            ),
+        }
+    }
+
+    /// Reports why the state of a migration is not known, once.
+    fn report(&mut self, name: &str, why: String, text: impl FnOnce(&str) -> String) {
+        if self.reported.get(name) != Some(&why) {
+            streams::notice(&text(&why));
+            self.reported.insert(name.to_owned(), why);
+        }
+    }
+}
+
+/// Whether an engine serves this socket. If that is not known, it may.
+fn is_running(socket: &Path) -> bool {
+    is_served(socket).unwrap_or(true)
 }
 
 impl Followed {
-    /// Follows an engine.
-    fn start(entry: &Entry) -> Self {
-        let followed = Self::default();
-        let (shared, name, path) = (followed.clone(), entry.name.clone(), entry.path.clone());
+    /// Another connection to the engine.
+    fn again(&self) -> Self {
+        let last = self.lock().last.clone();
+        let received = Received {
+            last,
+            ..Received::default()
+        };
+        Self {
+            received: Arc::new(Mutex::new(received)),
+            was_awaited: true,
+        }
+    }
+
+    /// Follows the engine.
+    fn start(&self, entry: &Entry) {
+        let (shared, name, path) = (self.clone(), entry.name.clone(), entry.path.clone());
         let started = thread::Builder::new()
             .name("follow".into())
             .spawn(move || shared.follow(&name, &path));
         if let Err(error) = started {
-            followed.fail(&entry.name, &error);
+            self.fail(&error);
         }
-        followed
     }
 
     fn follow(&self, name: &str, socket: &Path) {
@@ -116,95 +199,230 @@ impl Followed {
             Ok(follow) => follow,
             Err(error) if error.has_ended() => {
                 // Not if it has ended just now.
-                if socket.exists() {
-                    streams::notice(&format!(
-                        "the engine of {name} was killed: `hikkoshi migrate --resume` or `hikkoshi \
-                         receive --resume` continues its migration"
-                    ));
-                }
-                *self.lock() = Received::Killed;
-                return;
+                let why = "its engine was killed: `hikkoshi migrate --resume` or `hikkoshi receive \
+                           --resume` continues its migration";
+                let problem = socket.exists().then(|| why.to_owned());
+                return self.lock().end(problem);
             }
-            Err(error) => return self.fail(name, &error),
+            Err(error) => return self.failed(&error),
         };
         loop {
             match follow.next() {
                 Ok(Some(record)) => self.lock().add(name, record),
-                Ok(None) => return self.lock().end(),
-                Err(error) => return self.fail(name, &error),
+                Ok(None) => {
+                    let mut received = self.lock();
+                    let why = "it accepts no connection now: it has as many clients as it serves \
+                               (`hikkoshi status`, `hikkoshi dashboard`)";
+                    let problem = (!received.has_sent).then(|| why.to_owned());
+                    return received.end(problem);
+                }
+                Err(error) => return self.failed(&error),
             }
         }
     }
 
-    fn fail(&self, name: &str, error: &dyn std::error::Error) {
-        streams::notice(&format!("{name}: {}", Report::new(error)));
-        self.lock().end();
-    }
-
-    /// Whether a state is expected.
-    fn is_waiting(&self) -> bool {
-        match &*self.lock() {
-            Received::Nothing => true,
-            Received::Migration(seen) => seen.is_running && seen.state.is_none(),
-            Received::Killed | Received::Gone => false,
+    fn failed(&self, error: &FollowError) {
+        match error.has_timed_out() {
+            true => self.lock().end(Some(SILENT.to_owned())),
+            false => self.fail(error),
         }
     }
 
-    fn seen(&self) -> Option<Seen> {
-        match &*self.lock() {
-            Received::Migration(seen) => Some((**seen).clone()),
-            _ => None,
-        }
+    fn fail(&self, error: &dyn std::error::Error) {
+        self.lock().end(Some(Report::new(error).to_string()));
+    }
+
+    /// Whether a first state is expected.
+    fn is_awaited(&self) -> bool {
+        let received = self.lock();
+        let has_state = received
+            .last
+            .as_ref()
+            .is_some_and(|seen| seen.state.is_some());
+        !self.was_awaited && !received.is_over && !has_state
     }
 
     fn lock(&self) -> MutexGuard<'_, Received> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.received.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Received {
     /// Adds what the engine has sent.
     fn add(&mut self, name: &str, record: Record) {
-        match (record, self) {
-            (Record::Recording(recording), received) => {
-                *received = Self::Migration(Box::new(seen(name, true, *recording)));
+        self.has_sent = true;
+        match (record, &mut self.last) {
+            (Record::Recording(recording), last) => {
+                *last = Some(seen(name, Engine::Answers, *recording));
             }
-            (Record::State(state), Self::Migration(seen)) => seen.state = Some(*state),
-            (Record::End(end), Self::Migration(seen)) => {
-                seen.end = Some(end);
-                seen.is_running = false;
-            }
+            (Record::State(state), Some(seen)) => seen.state = Some(*state),
+            (Record::End(end), Some(seen)) => seen.end = Some(end),
             _ => {}
         }
     }
 
-    /// The engine sends nothing more.
-    fn end(&mut self) {
-        match self {
-            Self::Migration(seen) => seen.is_running = false,
-            other => *other = Self::Gone,
+    /// The engine sends nothing more on this connection.
+    fn end(&mut self, problem: Option<String>) {
+        self.is_over = true;
+        self.problem = problem;
+    }
+
+    /// What the engine does, if it `runs`: its socket is served.
+    fn engine(&self, runs: bool) -> Engine {
+        let has_end = self.last.as_ref().is_some_and(|seen| seen.end.is_some());
+        match (has_end || !runs, self.has_sent && !self.is_over) {
+            (true, _) => Engine::Gone,
+            (false, true) => Engine::Answers,
+            (false, false) => Engine::Silent,
         }
     }
 }
 
 /// A migration with this name.
-fn seen(name: &str, is_running: bool, recording: Recording) -> Seen {
+fn seen(name: &str, engine: Engine, recording: Recording) -> Seen {
     Seen {
         name: name.to_owned(),
-        is_running: is_running && recording.end.is_none(),
+        engine: match recording.end {
+            Some(_) => Engine::Gone,
+            None => engine,
+        },
         migration: recording.migration,
         state: recording.state,
         end: recording.end,
     }
 }
 
-/// A migration that has ended. One that cannot be read is reported.
-fn stored(entry: &Entry) -> Option<Seen> {
-    match Recording::read(&entry.path) {
-        Ok(recording) => Some(seen(&entry.name, false, recording)),
+/// A migration, as its engine has stored it. One that cannot be read is reported.
+fn stored(name: &str, file: &Path, engine: Engine) -> Option<Seen> {
+    match Recording::read(file) {
+        Ok(recording) => Some(seen(name, engine, recording)),
         Err(error) => {
             streams::notice(&Report::new(&error).to_string());
             None
+        }
+    }
+}
+
+/// A migration whose engine runs, and of which only the name is known
+/// ([`Migration::entry_name`]).
+fn unknown(name: &str) -> Seen {
+    let mut parts = name.split('-');
+    let side = match parts.next() {
+        Some("destination") => Side::Destination,
+        _ => Side::Source,
+    };
+    let pid = parts.next().and_then(|pid| pid.parse().ok());
+    let migration = Migration {
+        id: parts.next().unwrap_or_default().to_owned(),
+        side,
+        pid: pid.unwrap_or_default(),
+        host: String::new(),
+        guest: name.to_owned(),
+        peer: String::new(),
+        mode: "unknown".to_owned(),
+        started_unix_ms: 0,
+        max_downtime_ms: None,
+        bandwidth: None,
+        resumed: false,
+        memory: Memory {
+            pages: 0,
+            page_bytes: 4096,
+            cell_pages: 1,
+            blocks: Vec::new(),
+        },
+    };
+    Seen {
+        name: name.to_owned(),
+        engine: Engine::Silent,
+        migration,
+        state: None,
+        end: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::migrations::examples;
+    use hikkoshi_status::Recorder;
+    use std::os::unix::net::UnixListener;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// A migration in a new folder, whose socket is bound, and whose recording is stored or not.
+    fn folder(is_stored: bool) -> (tempfile::TempDir, SeenMigrations, String, UnixListener) {
+        let run = tempfile::tempdir().unwrap();
+        let folder = StatusFolder::in_run_folder(run.path());
+        folder.create().unwrap();
+        let migration = examples::seen(Side::Source, "web", 7, true).migration;
+        let name = migration.entry_name();
+        if is_stored {
+            folder.store(Recorder::new(migration).recording()).unwrap();
+        }
+        let listener = UnixListener::bind(folder.path().join(format!("{name}.sock"))).unwrap();
+        let mut migrations = SeenMigrations::new(folder);
+        migrations.first = Duration::from_millis(50);
+        (run, migrations, name, listener)
+    }
+
+    #[test]
+    fn an_engine_that_does_not_answer_is_listed_and_has_not_ended() {
+        for is_stored in [true, false] {
+            let (_run, mut migrations, name, listener) = folder(is_stored);
+            for all in [false, true, false] {
+                let [seen] = &migrations.look(all).unwrap()[..] else {
+                    panic!("one migration");
+                };
+                assert_eq!((&*seen.name, seen.engine), (&*name, Engine::Silent));
+                assert_eq!((seen.migration.pid, seen.migration.side), (7, Side::Source));
+                let guest = if is_stored { "web" } else { &name };
+                assert_eq!(seen.migration.guest, guest);
+            }
+            // It was killed.
+            drop(listener);
+            // Processes that other tests have forked have the listener as well, for a moment.
+            let socket = migrations.folder.path().join(format!("{name}.sock"));
+            while is_running(&socket) {
+                thread::yield_now();
+            }
+            let shown = migrations.look(true).unwrap();
+            assert_eq!(shown.len(), usize::from(is_stored));
+            assert!(shown.iter().all(|seen| seen.engine == Engine::Gone));
+            assert!(migrations.look(false).unwrap().is_empty());
+        }
+    }
+
+    /// As an engine with too many clients, which closes the connection; and later it does not.
+    #[test]
+    fn an_engine_that_closes_the_connection_is_asked_again() {
+        let (_run, mut migrations, _, listener) = folder(true);
+        let migration = examples::seen(Side::Source, "web", 7, true).migration;
+        let first = Record::Recording(Box::new(Recorder::new(migration).recording().clone()));
+        let is_full = Arc::new(AtomicBool::new(true));
+        let shared = Arc::clone(&is_full);
+        thread::spawn(move || {
+            let mut clients = Vec::new();
+            while let Ok((mut stream, _)) = listener.accept() {
+                if !shared.load(Ordering::Relaxed) {
+                    let mut line = serde_json::to_vec(&first).unwrap();
+                    line.push(b'\n');
+                    std::io::Write::write_all(&mut stream, &line).unwrap();
+                    clients.push(stream);
+                }
+            }
+        });
+        let mut engine = || {
+            migrations
+                .look(false)
+                .unwrap()
+                .first()
+                .map(|seen| seen.engine)
+        };
+        assert_eq!(engine(), Some(Engine::Silent));
+        is_full.store(false, Ordering::Relaxed);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while engine() != Some(Engine::Answers) {
+            assert!(Instant::now() < deadline);
+            thread::sleep(POLL);
         }
     }
 }

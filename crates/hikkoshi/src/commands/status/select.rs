@@ -41,6 +41,8 @@ pub(crate) enum Choice<'a> {
     Destination(&'a Seen),
     /// It has ended.
     Ended(&'a Seen),
+    /// Its engine was killed.
+    Killed(&'a Seen),
     /// Several sources.
     Several(Vec<&'a Seen>),
     /// None.
@@ -53,7 +55,7 @@ pub(crate) fn choose<'a>(all: &'a [Seen], guest: Option<&str>) -> Choice<'a> {
         .iter()
         .filter(|seen| guest.is_none_or(|guest| is_meant(seen, guest)))
         .collect();
-    let of_side = |side| move |seen: &&&Seen| seen.is_running && seen.migration.side == side;
+    let of_side = |side| move |seen: &&&Seen| seen.is_running() && seen.migration.side == side;
     let sources: Vec<&Seen> = meant
         .iter()
         .filter(of_side(Side::Source))
@@ -69,7 +71,8 @@ pub(crate) fn choose<'a>(all: &'a [Seen], guest: Option<&str>) -> Choice<'a> {
     }
     // Without a name, a migration that has ended is not meant.
     match meant.first().filter(|_| guest.is_some()) {
-        Some(seen) => Choice::Ended(seen),
+        Some(seen) if seen.end.is_some() => Choice::Ended(seen),
+        Some(seen) => Choice::Killed(seen),
         None => Choice::None,
     }
 }
@@ -77,7 +80,10 @@ pub(crate) fn choose<'a>(all: &'a [Seen], guest: Option<&str>) -> Choice<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::migrations::Engine;
     use crate::output::migrations::examples::seen;
+    use hikkoshi_status::End;
+    use std::slice::from_ref;
 
     #[test]
     fn a_migration_is_named_by_what_is_shown_of_it() {
@@ -112,8 +118,24 @@ mod tests {
         let web = seen(Side::Source, "web", 1, true);
         let there = seen(Side::Destination, "web", 2, true);
         let db = seen(Side::Source, "db", 3, true);
-        let old = seen(Side::Source, "web", 4, false);
+        let mut old = seen(Side::Source, "web", 4, false);
+        let killed = old.clone();
+        old.end = Some(End {
+            at_ms: 1,
+            exit_status: 1,
+            reason: "cancelled".into(),
+            message: "cancelled".into(),
+            next: None,
+            account: None,
+        });
         let all = [web.clone(), there.clone(), db.clone(), old.clone()];
+        assert_eq!(
+            choose(from_ref(&killed), Some("4")),
+            Choice::Killed(&killed)
+        );
+        let mut silent = web.clone();
+        silent.engine = Engine::Silent;
+        assert_eq!(choose(from_ref(&silent), None), Choice::Source(&silent));
         assert_eq!(choose(&all, Some("web")), Choice::Source(&web));
         assert_eq!(choose(&all, Some("2")), Choice::Destination(&there));
         assert_eq!(choose(&all, Some("4")), Choice::Ended(&old));

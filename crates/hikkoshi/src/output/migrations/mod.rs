@@ -8,13 +8,24 @@ use hikkoshi_status::{End, Migration, State};
 pub(crate) use report::json_line;
 pub(crate) use text::{details, table};
 
+/// What the engine of a migration does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Engine {
+    /// It runs, and sends its states.
+    Answers,
+    /// It runs, and sends nothing: it is stopped, or has too many clients. The state may be old.
+    Silent,
+    /// It has ended. If the migration has no end, it was killed.
+    Gone,
+}
+
 /// A migration, as it was seen last.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Seen {
     /// The name of its entry in the status folder.
     pub name: String,
-    /// Its engine serves its status.
-    pub is_running: bool,
+    /// What its engine does.
+    pub engine: Engine,
     /// What is moved.
     pub migration: Migration,
     /// The last state. `None`: none was taken yet.
@@ -23,9 +34,21 @@ pub(crate) struct Seen {
     pub end: Option<End>,
 }
 
+impl Seen {
+    /// Whether its engine runs.
+    pub(crate) fn is_running(&self) -> bool {
+        self.engine != Engine::Gone
+    }
+
+    /// Whether the state is the present one.
+    pub(crate) fn answers(&self) -> bool {
+        self.engine == Engine::Answers
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod examples {
-    use super::Seen;
+    use super::{Engine, Seen};
     use hikkoshi_status::{Memory, Migration, Side};
 
     pub(crate) fn seen(side: Side, guest: &str, pid: u32, is_running: bool) -> Seen {
@@ -50,7 +73,10 @@ pub(crate) mod examples {
         };
         Seen {
             name: migration.entry_name(),
-            is_running,
+            engine: match is_running {
+                true => Engine::Answers,
+                false => Engine::Gone,
+            },
             migration,
             state: None,
             end: None,

@@ -19,6 +19,7 @@ struct MigrationReport<'a> {
     version: u32,
     name: &'a str,
     running: bool,
+    answers: bool,
     migration: &'a Migration,
     state: Option<StateReport<'a>>,
     end: Option<&'a End>,
@@ -38,7 +39,8 @@ pub(crate) fn json_line(seen: &Seen) -> String {
     let report = MigrationReport {
         version: VERSION,
         name: &seen.name,
-        running: seen.is_running,
+        running: seen.is_running(),
+        answers: seen.answers(),
         migration: &seen.migration,
         state: seen.state.as_ref().map(|state| StateReport {
             progress: state.into(),
@@ -149,6 +151,7 @@ mod tests {
         assert_eq!(value["version"], VERSION);
         assert_eq!(value["name"], seen.name);
         assert_eq!(value["running"], true);
+        assert_eq!(value["answers"], true);
         assert_eq!(value["migration"]["guest"], "web");
         assert_eq!(value["state"]["phase"], "precopy");
         assert_eq!(value["state"]["limits"]["bandwidth"], 5000);

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use hikkoshi_status::{DiskCopy, GuestAt, Phase, Progress, Side, State, TimeLeft, Unit};
 
-use super::Seen;
 use super::report::expected_downtime_ms;
+use super::{Engine, Seen};
 use crate::output::progress_line;
 use crate::output::report::{mib, seconds};
 
@@ -47,7 +47,7 @@ fn row(seen: &Seen) -> [String; 12] {
     let migration = &seen.migration;
     let state = seen.state.as_ref();
     let shown = |text: Option<String>| text.unwrap_or_else(|| NOTHING.to_owned());
-    let running = state.filter(|_| seen.is_running);
+    let running = state.filter(|_| seen.answers());
     [
         one_line(&migration.guest),
         migration.side.name().to_owned(),
@@ -129,7 +129,7 @@ fn state_lines(seen: &Seen, state: &State) -> Vec<(&'static str, String)> {
         }
     };
     lines.extend(state.missing_pages.map(|pages| ("missing", missing(pages))));
-    if seen.is_running {
+    if seen.answers() {
         lines.push(("rate", progress_line::rate(state.bytes_per_second)));
         lines.extend(dirty(state).map(|rate| ("dirty rate", rate)));
         lines.extend(state.time_left.map(|left| ("time left", range(&left))));
@@ -149,11 +149,12 @@ fn state_lines(seen: &Seen, state: &State) -> Vec<(&'static str, String)> {
 }
 
 fn phase(seen: &Seen) -> String {
-    match (&seen.end, &seen.state) {
-        (Some(end), _) => format!("ended ({})", end.reason),
-        (None, Some(state)) if seen.is_running => progress_line::phase(state),
-        (None, None) if seen.is_running => "connecting".to_owned(),
-        (None, _) => "engine killed".to_owned(),
+    match (&seen.end, &seen.state, seen.engine) {
+        (Some(end), ..) => format!("ended ({})", end.reason),
+        (None, Some(state), Engine::Answers) => progress_line::phase(state),
+        (None, None, Engine::Answers) => "connecting".to_owned(),
+        (None, _, Engine::Silent) => "engine does not answer".to_owned(),
+        (None, _, Engine::Gone) => "engine killed".to_owned(),
     }
 }
 
@@ -191,7 +192,7 @@ fn downtime(seen: &Seen, state: &State) -> Option<String> {
     if let Some(ms) = state.likely_downtime_ms.or(state.downtime_ms) {
         return Some(format!("{ms:.1} ms"));
     }
-    let expected = expected_downtime_ms(seen, state).filter(|_| seen.is_running)?;
+    let expected = expected_downtime_ms(seen, state).filter(|_| seen.answers())?;
     Some(format!("~{expected:.0} ms"))
 }
 
@@ -366,7 +367,11 @@ pub(super) mod tests {
             text.contains("time left  3.5 s (at least 2.0 s)\n"),
             "{text}"
         );
-        seen.is_running = false;
+        seen.engine = Engine::Silent;
+        let text = details(&[&seen]);
+        assert!(text.contains("phase      engine does not answer\n"));
+        assert!(!text.contains("rate"), "{text}");
+        seen.engine = Engine::Gone;
         assert!(details(&[&seen]).contains("engine killed"));
         seen.end = Some(End {
             at_ms: 1,

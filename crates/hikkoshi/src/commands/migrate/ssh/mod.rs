@@ -4,6 +4,7 @@
 //! invitation like any other: its links do not pass through the session. The invitation is neither
 //! shown nor part of a command line.
 
+mod line_limit;
 mod remote_command;
 mod session;
 

@@ -31,7 +31,8 @@ fn line(args: &Migrate) -> Result<OsString, Exit> {
     words.extend(hikkoshi.arguments.into_iter().map(Into::into));
     words.extend(["receive", "--ssh-session", "--progress=none"].map(Into::into));
     let resumed = args.run.resume.is_some();
-    let names_journal = |option: &String| option.starts_with("--resume");
+    // Its value is in the same word.
+    let names_journal = |option: &String| option == "--resume" || option.starts_with("--resume=");
     if resumed && !ssh.remote_options.iter().any(names_journal) {
         words.push("--resume".into());
     }
@@ -95,9 +96,16 @@ pub(super) fn options(args: &Migrate, host: &str) -> String {
         words.extend(["--remote-qmp".into(), path.into()]);
     }
     // The others are in the destination's journal.
-    let journal = |option: &&String| option.starts_with("--journal");
-    for option in ssh.remote_options.iter().filter(journal) {
-        words.push(format!("--remote-option={option}").into());
+    let mut options = ssh.remote_options.iter();
+    while let Some(option) = options.next() {
+        let is_journal = option == "--journal";
+        if is_journal || option.starts_with("--journal=") {
+            words.push(format!("--remote-option={option}").into());
+        }
+        // Its value is the next word.
+        if is_journal && let Some(value) = options.next() {
+            words.push(format!("--remote-option={value}").into());
+        }
     }
     let words: Vec<_> = words
         .iter()
@@ -220,6 +228,22 @@ mod tests {
         assert_eq!(
             options(&args, "root@h"),
             "--ssh root@h --rsh 'ssh -p 22' --remote-qmp '/r q' '--remote-option=--journal=/j'"
+        );
+        // An option and its value can be two words.
+        let two_words = [
+            "--qmp",
+            "/q",
+            "--remote-qmp",
+            "/r",
+            "--remote-option=--fault-threads",
+            "--remote-option=2",
+            "--remote-option=--journal",
+            "--remote-option=/j j",
+            "--remote-option=--stall-timeout=7",
+        ];
+        assert_eq!(
+            options(&migrate(&two_words), "h"),
+            "--ssh h --remote-qmp /r '--remote-option=--journal' '--remote-option=/j j'"
         );
         let named = [
             "--qmp",

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, Observer};
 
+use super::line_limit::LineLimit;
 use crate::commands::bounded_lines::next_line;
 use crate::commands::receive_answer::Answer;
 use crate::output::exit::ExitStatus;
@@ -105,29 +106,27 @@ impl SshSession {
         };
         let (sender, answers) = channel();
         if let (Some(output), Some(errors)) = (output, errors) {
-            let show = session.show();
+            let mut lines = session.shown_lines();
             let spawned = thread::Builder::new()
                 .name("ssh-output".into())
-                .spawn(move || read_output(output, &sender, show));
+                .spawn(move || read_output(output, &sender, |line| lines.show(line)));
             spawned.map_err(NotStarted::Output)?;
-            let show = session.show();
+            let lines = session.shown_lines();
             let spawned = thread::Builder::new()
                 .name("ssh-messages".into())
-                .spawn(move || read_messages(errors, show));
+                .spawn(move || read_messages(errors, lines));
             session.messages = Some(spawned.map_err(NotStarted::Output)?);
         }
         let answer = session.wait_for_answer(&answers, cancel)?;
         Ok((session, answer))
     }
 
-    /// Shows a line of the destination.
-    fn show(&self) -> impl FnMut(&str) + Send + use<> {
-        let (host, observer) = (self.host.clone(), Arc::clone(&self.observer));
-        move |line: &str| {
-            let line = line.strip_prefix("hikkoshi: ").unwrap_or(line);
-            if !line.is_empty() {
-                observer.notice(&format!("{host}: {line}"));
-            }
+    /// What shows lines of the destination.
+    fn shown_lines(&self) -> ShownLines {
+        ShownLines {
+            host: self.host.clone(),
+            observer: Arc::clone(&self.observer),
+            limit: LineLimit::default(),
         }
     }
 
@@ -222,16 +221,52 @@ fn read_output(output: impl Read, answers: &Sender<io::Result<Answer>>, show: im
     let _ = io::copy(&mut output, &mut io::sink());
 }
 
-fn read_messages(errors: impl Read, mut show: impl FnMut(&str)) {
+fn read_messages(errors: impl Read, mut lines: ShownLines) {
     let mut errors = BufReader::new(errors);
     loop {
         match next_line(&mut errors) {
-            Ok(Some(line)) => show(&line),
-            Ok(None) => return,
+            Ok(Some(line)) => lines.show(&line),
+            Ok(None) => break,
             Err(error) => {
                 tracing::debug!(error = %Report::new(&error), "reading the messages of ssh");
-                return;
+                break;
             }
+        }
+    }
+    lines.end();
+}
+
+/// Shows lines of the destination, as many as the limit allows.
+struct ShownLines {
+    host: String,
+    observer: Arc<dyn Observer>,
+    limit: LineLimit,
+}
+
+impl ShownLines {
+    fn show(&mut self, line: &str) {
+        let line = line.strip_prefix("hikkoshi: ").unwrap_or(line);
+        if line.is_empty() {
+            return;
+        }
+        if let Some(left_out) = self.limit.allow(Instant::now()) {
+            self.report(left_out);
+            self.observer.notice(&format!("{}: {line}", self.host));
+        }
+    }
+
+    /// There are no more.
+    fn end(mut self) {
+        let left_out = self.limit.left_out();
+        self.report(left_out);
+    }
+
+    fn report(&self, left_out: u64) {
+        if left_out > 0 {
+            let host = &self.host;
+            self.observer.notice(&format!(
+                "{host}: {left_out} lines are not shown here: there were too many at a time"
+            ));
         }
     }
 }
@@ -311,6 +346,30 @@ mod tests {
         session.finish(ExitStatus::Unfinished);
         let text = text(&notices).join("\n");
         assert!(text.contains("continues on h"), "{text}");
+    }
+
+    /// What the destination prints without end is read, and a part of it is shown.
+    #[test]
+    fn endless_messages_are_limited() {
+        let script = "echo hikkoshi1:x; yes flood | head -n 100000 >&2; echo last >&2";
+        let (started, notices) = start(script);
+        let (mut session, _) = started.unwrap();
+        assert!(session.wait(Duration::from_secs(120)).unwrap().success());
+        while !session.messages.as_ref().unwrap().is_finished() {
+            thread::sleep(POLL_INTERVAL);
+        }
+        let text = text(&notices);
+        let shown = text
+            .iter()
+            .filter(|line| *line == "h: flood" || *line == "h: last");
+        let shown = shown.count();
+        let left_out = text.iter().filter_map(|line| {
+            let rest = line.strip_prefix("h: ")?;
+            let (number, _) = rest.split_once(" lines are not shown here")?;
+            number.parse::<usize>().ok()
+        });
+        assert_eq!(shown + left_out.sum::<usize>(), 100_001);
+        assert!((256..50_000).contains(&shown), "{shown}");
     }
 
     #[test]

@@ -3,11 +3,12 @@
 //! A line has a name in the source's certificate, a name of a guest, and options of `hikkoshi
 //! invite`. The first line that fits is used.
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
 use clap::Parser;
-use hikkoshi_link::PeerCertificate;
+use hikkoshi_link::{Address, PeerCertificate};
 
 use super::super::operator_file;
 use super::request::{Machine, Request};
@@ -16,6 +17,9 @@ use crate::commands::invite;
 
 /// What stands for every certificate, and at the end of a guest's name for every end.
 const ANY: &str = "*";
+
+/// A guest's name, for options that are only checked.
+const ANY_GUEST: &str = "guest";
 
 /// How long the source has to connect, once it has its invitation.
 const WAIT: Duration = Duration::from_secs(60);
@@ -92,7 +96,8 @@ impl Rule {
                 .map_err(|why| format!("'{}': {why}", rule.guest))?;
         }
         // Any name: what is wrong with the options is reported when the daemon starts.
-        rule.request("guest")?;
+        let request = rule.request(ANY_GUEST)?;
+        check_receiver(&request)?;
         Ok(rule)
     }
 
@@ -122,13 +127,7 @@ impl Rule {
         let invite = match parsed.map(|args| args.command) {
             Ok(Command::Invite(invite)) => invite,
             Ok(_) => return Err("these are not options of 'hikkoshi invite'".to_owned()),
-            Err(error) => {
-                // The usage follows after an empty line.
-                let text = error.to_string();
-                let said = text.lines().take_while(|line| !line.is_empty());
-                let said: Vec<_> = said.map(str::trim).collect();
-                return Err(said.join(" ").trim_start_matches("error: ").to_owned());
-            }
+            Err(error) => return Err(said(&error)),
         };
         let request = invite::request(&invite, WAIT);
         let mut request = request.ok_or("--template, --connect or --qmp is missing")?;
@@ -141,6 +140,31 @@ impl Rule {
             ..request
         })
     }
+}
+
+/// Checks the options of the `receive` that would be started.
+fn check_receiver(request: &Request) -> Result<(), String> {
+    let listen = Address::Unix("/receiver".into());
+    let advertised = Address::Tcp("host:1".to_owned());
+    let own = request.receiver_arguments(ANY_GUEST, &listen, &advertised);
+    // As each receiver is started.
+    let words = "hikkoshi receive --progress=none --journal=/run --json=/result --receiver";
+    let words = words.split(' ').chain([ANY_GUEST]).map(OsString::from);
+    match args::Args::try_parse_from(words.chain(own)) {
+        Ok(_) => Ok(()),
+        Err(error) if error.use_stderr() => Err(format!("'hikkoshi receive': {}", said(&error))),
+        // Help, or the version.
+        Err(_) => Err("'hikkoshi receive' would receive nothing".to_owned()),
+    }
+}
+
+/// What is wrong with a command line, in one line.
+fn said(error: &clap::Error) -> String {
+    // The usage follows after an empty line.
+    let text = error.to_string();
+    let said = text.lines().take_while(|line| !line.is_empty());
+    let said: Vec<_> = said.map(str::trim).collect();
+    said.join(" ").trim_start_matches("error: ").to_owned()
 }
 
 #[cfg(test)]
@@ -211,6 +235,26 @@ host1.example  db    --qmp /run/guests/{name}/qmp --receive-option=--allow-overc
             ("host1.example web --template /t --journal=/j", "--journal"),
             ("host1.example web --template /t --nonsense", "--nonsense"),
             ("host1.example web --template '/t", "not closed"),
+            (
+                "host1.example web --template /t --receive-option=--nonsense",
+                "'hikkoshi receive': unexpected argument '--nonsense'",
+            ),
+            (
+                "host1.example web --template /t --receive-option=--listen=h:1",
+                "'--listen <ADDR>' cannot be used multiple times",
+            ),
+            (
+                "host1.example web --qmp /q --receive-option=--fault-threads=x",
+                "invalid value 'x'",
+            ),
+            (
+                "host1.example web --qmp /q --receive-option=--json=/j",
+                "'--json <FILE>' cannot be used multiple times",
+            ),
+            (
+                "host1.example web --qmp /q --receive-option=--help",
+                "would receive nothing",
+            ),
         ] {
             let error = Admission::parse(&format!("# a comment\n\n{line}\n")).unwrap_err();
             let expected = error.starts_with("line 3: ") && error.contains(why);

@@ -22,8 +22,9 @@ use hikkoshi_link::tls::Invitation;
 use hikkoshi_linux::Process;
 use rustix::process::Signal;
 
+use super::open_files::OpenFiles;
 use super::receivers::Receivers;
-use super::request::{Machine, Request};
+use super::request::Request;
 use super::resumption::{GuestJournal, Pauses};
 use crate::commands::own_executable;
 use crate::commands::receive_answer::Answer;
@@ -49,13 +50,14 @@ pub(super) struct Children {
     /// The address in invitations.
     advertised: Address,
     max_guests: usize,
+    open_files: OpenFiles,
     state: Arc<Mutex<State>>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// The guests whose receiver is a child of this process, with that process once it runs.
-    pub(super) running: HashMap<String, Option<Arc<Process>>>,
+    /// The guests whose receiver is a child of this process.
+    pub(super) running: HashMap<String, Running>,
     /// When the migration of a journal is resumed again.
     pub(super) pauses: Pauses,
     /// Names that were made.
@@ -66,18 +68,29 @@ pub(super) struct State {
     pub(super) unreadable: HashSet<PathBuf>,
 }
 
+/// A receiver that is a child of this process.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Running {
+    /// `None`: it is being started, or could not be opened.
+    pub(super) process: Option<Arc<Process>>,
+    /// It has printed its invitation.
+    pub(super) has_printed: bool,
+}
+
 impl Children {
     pub(super) fn new(
         run: &Path,
         receivers: Receivers,
         advertised: Address,
         max_guests: usize,
+        open_files: OpenFiles,
     ) -> Self {
         Self {
             run: run.to_owned(),
             receivers,
             advertised,
             max_guests,
+            open_files,
             state: Arc::default(),
         }
     }
@@ -108,10 +121,10 @@ impl Children {
         let looking = |error| format!("looking for receivers: {}", Report::new(&error));
         let mut guests = self.receivers.guests().map_err(looking)?;
         let journals = self.journals().map_err(looking)?;
-        if !journals.are_all_known() {
-            // They are of these guests, or of some of them.
-            guests.extend(self.receivers.routed_guests().map_err(looking)?);
-        }
+        let routes = self.receivers.routes().map_err(looking)?.into_iter();
+        // A journal that cannot be read is of one of these guests, or of none.
+        let kept = routes.filter(|(route, _)| journals.may_have_one(route));
+        guests.extend(kept.map(|(_, guest)| guest));
         guests.extend(journals.guests().map(str::to_owned));
         guests.sort_unstable();
         guests.dedup();
@@ -144,7 +157,7 @@ impl Children {
                 }
             },
         };
-        state.running.insert(name.clone(), None);
+        state.running.insert(name.clone(), Running::default());
         Ok(name)
     }
 
@@ -156,22 +169,8 @@ impl Children {
     ) -> Result<String, String> {
         let mut command = self.command(name);
         command.stdin(source.map_or_else(Stdio::null, Stdio::from));
-        let wait = request.wait_seconds.to_string();
-        command.args(["--wait-for", &wait]);
-        command.arg("--listen").arg(self.listen(name).to_string());
-        command.arg("--advertise").arg(self.advertised.to_string());
-        match &request.machine {
-            Machine::Template(file) => {
-                command.arg("--template").arg(file).args(["--name", name]);
-            }
-            Machine::Connect(uri) => {
-                command.arg(format!("--connect={uri}"));
-            }
-            Machine::Qmp(path) => {
-                command.arg("--qmp").arg(path);
-            }
-        }
-        command.args(&request.options);
+        let listen = Address::Unix(self.receivers.socket(name));
+        command.args(request.receiver_arguments(name, &listen, &self.advertised));
         // If it is killed, it leaves none, and this is another guest's.
         self.receivers.remove_result(name);
         let failed = |error: io::Error| {
@@ -187,11 +186,11 @@ impl Children {
         let spawned = thread::Builder::new()
             .name("dmn-receiver".into())
             .spawn(move || {
-                let answer = output.map(|output| this.read_answer(&watched, output));
-                if let Some((Some(answer), mut rest)) = answer {
+                // Its result is in a file, too. A pipe for each guest would be too many.
+                let answer = output.and_then(|output| this.read_answer(&watched, output));
+                if let Some(answer) = answer {
+                    this.has_printed(&watched);
                     let _ = sender.send(answer);
-                    // Until its end.
-                    let _ = io::copy(&mut rest, &mut io::sink());
                 } else {
                     drop(sender);
                 }
@@ -205,6 +204,7 @@ impl Children {
         })?;
         match answers.recv_timeout(START_TIMEOUT) {
             Ok(invitation) => {
+                let wait = request.wait_seconds;
                 streams::notice(&format!("guest {name}: invited, for {wait} s"));
                 Ok(invitation)
             }
@@ -226,20 +226,25 @@ impl Children {
             tracing::warn!(%error, "an invitation of this receiver cannot be withdrawn");
         });
         let process = process.ok().map(Arc::new);
-        let mut state = self.state();
-        state.running.insert(name.to_owned(), process.clone());
+        let running = Running {
+            process: process.clone(),
+            has_printed: false,
+        };
+        self.state().running.insert(name.to_owned(), running);
         process
     }
 
+    fn has_printed(&self, name: &str) {
+        if let Some(running) = self.state().running.get_mut(name) {
+            running.has_printed = true;
+        }
+    }
+
     /// Reads the invitation of a receiver, and makes the route to it.
-    fn read_answer(
-        &self,
-        name: &str,
-        output: ChildStdout,
-    ) -> (Option<String>, BufReader<ChildStdout>) {
+    fn read_answer(&self, name: &str, output: ChildStdout) -> Option<String> {
         let mut output = BufReader::new(output);
         let Ok(Some(Answer::Invitation(text))) = Answer::read(&mut output, |_| {}) else {
-            return (None, output);
+            return None;
         };
         let route = text
             .parse::<Invitation>()
@@ -251,7 +256,7 @@ impl Children {
             let error = Report::new(&error);
             streams::notice(&format!("guest {name}: no source can reach it: {error}"));
         }
-        (Some(text), output)
+        Some(text)
     }
 
     /// The command for a receiver of the guest.
@@ -268,6 +273,7 @@ impl Children {
             .arg(&self.run)
             .arg("--json")
             .arg(self.receivers.result(name))
+            .args(self.open_files.argument())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .env_remove("LISTEN_FDS")
@@ -276,10 +282,6 @@ impl Children {
             // A signal from the terminal is for the daemon.
             .process_group(0);
         command
-    }
-
-    fn listen(&self, name: &str) -> Address {
-        Address::Unix(self.receivers.socket(name))
     }
 
     /// Why a receiver has ended without an invitation, from its result.
@@ -348,6 +350,76 @@ fn unfinished(name: &str, journal: &GuestJournal, stopped: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hikkoshi_link::tls::TlsServer;
+    use std::fs::{self, File};
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+    use std::time::SystemTime;
+
+    /// One journal cannot be read. A guest that is newer than its last change, or that has ended
+    /// for good, keeps neither its name nor its place.
+    #[test]
+    fn a_journal_that_cannot_be_read_keeps_only_what_may_be_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path();
+        let minute = Duration::from_secs(60);
+        let stranger = run.join("destination-1-1.json");
+        fs::write(&stranger, "{}").unwrap();
+        let written_at = |time: SystemTime| {
+            let file = File::options().write(true).open(&stranger).unwrap();
+            file.set_modified(time).unwrap();
+        };
+        let receivers = Receivers::open(run).unwrap();
+        let advertised = Address::Unix(run.join("front"));
+        let files = OpenFiles::unchanged();
+        let children = Children::new(run, receivers.clone(), advertised, 2, files);
+        let invite = |name: &str| {
+            children.reserve(Some(name))?;
+            let server = TlsServer::inviting().unwrap();
+            let invitation = server.invitation("h:1".parse().unwrap()).unwrap();
+            receivers.add_route(invitation.route(), name).unwrap();
+            Ok::<_, String>(())
+        };
+        let end = |name: &str, code: Option<i32>| {
+            // wait(2): an exit status, or SIGKILL.
+            let status = ExitStatus::from_raw(code.map_or(9, |code| code << 8));
+            children.clean_up(name, Some(status));
+            children.state().running.remove(name);
+        };
+        let stale = || {
+            let journals = children.journals().unwrap();
+            children.remove_stale(&journals).unwrap();
+        };
+        written_at(SystemTime::now() - minute);
+        for _ in 0..2 {
+            for (name, code) in [("received", 0), ("expired", 1)] {
+                invite(name).unwrap();
+                end(name, Some(code));
+            }
+        }
+        // Left by an earlier daemon.
+        invite("earlier").unwrap();
+        children.state().running.remove("earlier");
+        stale();
+        assert!(receivers.routes().unwrap().is_empty());
+
+        // It may be the journal of a guest that is older, and was killed.
+        for name in ["killed", "refused"] {
+            invite(name).unwrap();
+        }
+        written_at(SystemTime::now() + minute);
+        end("killed", None);
+        end("refused", Some(1));
+        stale();
+        assert!(children.reserve(Some("killed")).is_err());
+        invite("refused").unwrap();
+        let full = children.reserve(Some("other")).unwrap_err();
+        assert!(full.contains("2 guests are received or awaited"), "{full}");
+        // The journal was finished by its own program.
+        fs::remove_file(&stranger).unwrap();
+        stale();
+        children.reserve(Some("killed")).unwrap();
+    }
 
     #[test]
     fn a_journal_that_is_left_to_an_operator_is_not_said_to_be_resumed() {

@@ -32,6 +32,9 @@ const TICK: Timespec = Timespec {
     tv_nsec: 100_000_000,
 };
 
+/// How long to wait after the system has refused a connection.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// A listener for clients of the same user.
 #[derive(Debug)]
 pub(super) struct Control {
@@ -84,11 +87,21 @@ impl Control {
                 self.listener.as_fd(),
                 PollFlags::IN,
             )];
-            if !matches!(rustix::event::poll(&mut poll, Some(&TICK)), Ok(1..)) {
-                continue;
-            }
-            let Ok((stream, _)) = self.listener.accept() else {
-                continue;
+            let accepted = match rustix::event::poll(&mut poll, Some(&TICK)) {
+                Ok(0) | Err(Errno::INTR) => continue,
+                Ok(_) => self.listener.accept(),
+                Err(error) => Err(error.into()),
+            };
+            let stream = match accepted {
+                Ok((stream, _)) => stream,
+                // The client has closed the connection before it was accepted.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(error) => {
+                    // No file descriptors are left. That does not end the daemon.
+                    tracing::warn!(error = %Report::new(&error), "accepting 'hikkoshi invite'");
+                    thread::sleep(PAUSE);
+                    continue;
+                }
             };
             let Some(place) = places.take(MAX_REQUESTS) else {
                 let why = "too many requests at a time: try again".to_owned();

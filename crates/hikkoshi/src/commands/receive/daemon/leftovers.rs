@@ -1,5 +1,6 @@
 //! What receivers have left that were killed, of this daemon or of one before.
 
+use std::fs;
 use std::io;
 use std::thread;
 
@@ -86,21 +87,31 @@ impl Children {
     /// Removes the sockets of receivers that have ended, also of an earlier daemon's, and the
     /// routes to them, if there is nothing to resume.
     pub(super) fn remove_stale(&self, journals: &Journals) -> io::Result<()> {
-        if !journals.are_all_known() {
-            return Ok(());
-        }
         for name in self.receivers.guests()? {
             let running = self.state().running.contains_key(&name);
             if !running
                 && journals.of(&name).is_none()
+                && !self.may_have_journal(journals, &name)
                 && !is_served(&self.receivers.socket(&name))?
             {
                 self.receivers.remove(&name);
             }
         }
         let running: Vec<_> = self.state().running.keys().cloned().collect();
-        self.receivers.remove_stale_routes(|name| {
-            running.iter().any(|other| other == name) || journals.of(name).is_some()
+        self.receivers.remove_stale_routes(|route, name| {
+            running.iter().any(|other| other == name)
+                || journals.of(name).is_some()
+                || journals.may_have_one(route)
         })
+    }
+
+    /// Whether a journal that cannot be read may be that of this guest.
+    pub(super) fn may_have_journal(&self, journals: &Journals, name: &str) -> bool {
+        let socket = self.receivers.socket(name);
+        // A receiver that has ended by itself has removed its socket.
+        let is_there = fs::symlink_metadata(&socket).is_ok();
+        let routes = self.receivers.routes_of(name).unwrap_or_default();
+        let files = is_there.then_some(socket).into_iter().chain(routes);
+        files.into_iter().any(|file| journals.may_have_one(&file))
     }
 }

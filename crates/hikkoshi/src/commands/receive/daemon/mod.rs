@@ -19,6 +19,7 @@ mod children;
 mod control;
 mod delivery;
 mod leftovers;
+mod open_files;
 mod places;
 mod receivers;
 pub(crate) mod request;
@@ -40,6 +41,7 @@ use self::certified::Certified;
 use self::children::Children;
 use self::control::Control;
 use self::delivery::Delivery;
+use self::open_files::OpenFiles;
 use self::receivers::Receivers;
 use crate::args::Receive;
 use crate::journal::{JournalFile, absolute};
@@ -67,6 +69,8 @@ pub(super) fn run(args: &Receive, cancel: &CancelFlag) -> Result<ExitStatus, Exi
                     of a certificate";
         return Err(Exit::new(ExitStatus::Usage, Reason::Usage, what));
     }
+    let max_guests = usize::from(args.max_guests.unwrap_or(MAX_GUESTS));
+    let open_files = OpenFiles::raise(max_guests)?;
     let certificate = RenewedCertificate::read(&args.run.security);
     let front = front(args)?;
     let front = match certificate {
@@ -79,8 +83,7 @@ pub(super) fn run(args: &Receive, cancel: &CancelFlag) -> Result<ExitStatus, Exi
         let what = format!("using the run folder: {}", Report::new(&error));
         Exit::new(ExitStatus::Usage, Reason::Journal, what)
     })?;
-    let max_guests = usize::from(args.max_guests.unwrap_or(MAX_GUESTS));
-    let children = Children::new(&run, receivers.clone(), advertised, max_guests);
+    let children = Children::new(&run, receivers.clone(), advertised, max_guests, open_files);
     let stop = CancelFlag::new();
     let admit = args.admit.as_ref().map(|file| absolute(file));
     let per_certificate = args.max_guests_per_certificate.map(usize::from);
@@ -132,6 +135,14 @@ pub(super) fn run(args: &Receive, cancel: &CancelFlag) -> Result<ExitStatus, Exi
         };
         stop.cancel();
         result
+    })
+}
+
+/// A receiver has the limit of open files again that its daemon has raised.
+pub(super) fn restore_open_files(limit: u64) -> Result<(), Exit> {
+    open_files::restore(limit).map_err(|error| {
+        let what = format!("setting the limit of open files: {}", Report::new(&error));
+        Exit::new(ExitStatus::AtSource, Reason::System, what)
     })
 }
 

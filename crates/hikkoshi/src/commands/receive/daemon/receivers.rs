@@ -75,10 +75,11 @@ impl Receivers {
         Ok(guests)
     }
 
-    /// The guests to which a link leads.
-    pub(super) fn routed_guests(&self) -> io::Result<Vec<String>> {
-        let routes = self.routes()?.into_iter();
-        Ok(routes.map(|(_, guest)| guest).collect())
+    /// The links to the guest's receiver.
+    pub(super) fn routes_of(&self, name: &str) -> io::Result<Vec<PathBuf>> {
+        let all = self.routes()?.into_iter();
+        let own = all.filter(|(_, guest)| guest == name);
+        Ok(own.map(|(path, _)| path).collect())
     }
 
     /// Removes the result of the guest's last receiver.
@@ -87,7 +88,7 @@ impl Receivers {
     }
 
     /// The links to receivers, with the names of their guests.
-    fn routes(&self) -> io::Result<Vec<(PathBuf, String)>> {
+    pub(super) fn routes(&self) -> io::Result<Vec<(PathBuf, String)>> {
         let mut routes = Vec::new();
         for entry in fs::read_dir(&self.0)? {
             let path = entry?.path();
@@ -100,11 +101,14 @@ impl Receivers {
         Ok(routes)
     }
 
-    /// Removes the links to sockets that are not there, except those of guests that `is_resumed`
-    /// knows: their receivers will listen there again.
-    pub(super) fn remove_stale_routes(&self, is_resumed: impl Fn(&str) -> bool) -> io::Result<()> {
+    /// Removes the links to sockets that are not there, except those that `is_kept` says, with the
+    /// guests to which they lead: their receivers may listen there again.
+    pub(super) fn remove_stale_routes(
+        &self,
+        is_kept: impl Fn(&Path, &str) -> bool,
+    ) -> io::Result<()> {
         for (path, guest) in self.routes()? {
-            if !self.socket(&guest).exists() && !is_resumed(&guest) {
+            if !self.socket(&guest).exists() && !is_kept(&path, &guest) {
                 remove(&path);
             }
         }
@@ -114,11 +118,8 @@ impl Receivers {
     /// Removes the socket of a receiver that does not run, and the links to it.
     pub(super) fn remove(&self, name: &str) {
         remove(&self.socket(name));
-        match self.routes() {
-            Ok(routes) => {
-                let own = routes.iter().filter(|(_, guest)| guest == name);
-                own.for_each(|(path, _)| remove(path));
-            }
+        match self.routes_of(name) {
+            Ok(own) => own.iter().for_each(|path| remove(path)),
             Err(error) => {
                 tracing::warn!(%error, "removing the route to a receiver that has ended");
             }
@@ -169,17 +170,17 @@ mod tests {
         assert!(receivers.by_route(route).exists());
         // A daemon that is started again finds it.
         let again = Receivers::open(run.path()).unwrap();
-        again.remove_stale_routes(|_| false).unwrap();
+        again.remove_stale_routes(|_, _| false).unwrap();
         assert!(std::os::unix::net::UnixStream::connect(again.by_route(route)).is_ok());
         drop(listener);
         let is_there = || fs::symlink_metadata(receivers.by_route(route)).is_ok();
         fs::remove_file(receivers.socket("web.1")).unwrap();
         receivers
-            .remove_stale_routes(|name| name == "web.1")
+            .remove_stale_routes(|_, name| name == "web.1")
             .unwrap();
         receivers.remove("web.2");
         assert!(is_there());
-        receivers.remove_stale_routes(|_| false).unwrap();
+        receivers.remove_stale_routes(|_, _| false).unwrap();
         assert!(!is_there());
         receivers.add_route(route, "web.1").unwrap();
         receivers.remove("web.1");

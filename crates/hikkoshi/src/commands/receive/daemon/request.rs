@@ -1,11 +1,13 @@
 //! What `hikkoshi invite` and `hikkoshi receive --daemon` say to each other: one line of JSON in
 //! each direction, on a unix socket in the run folder.
 
+use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use error_reporter::Report;
+use hikkoshi_link::Address;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -49,6 +51,31 @@ pub(crate) enum Machine {
     Connect(String),
     /// The QEMU with this socket.
     Qmp(PathBuf),
+}
+
+impl Request {
+    /// What the `receive` for it is given, besides what each receiver is given.
+    pub(super) fn receiver_arguments(
+        &self,
+        name: &str,
+        listen: &Address,
+        advertised: &Address,
+    ) -> Vec<OsString> {
+        let mut words: Vec<OsString> = Vec::new();
+        words.extend(["--wait-for".into(), self.wait_seconds.to_string().into()]);
+        words.extend(["--listen".into(), listen.to_string().into()]);
+        words.extend(["--advertise".into(), advertised.to_string().into()]);
+        match &self.machine {
+            Machine::Template(file) => {
+                words.extend(["--template".into(), file.into()]);
+                words.extend(["--name".into(), name.into()]);
+            }
+            Machine::Connect(uri) => words.push(format!("--connect={uri}").into()),
+            Machine::Qmp(path) => words.extend(["--qmp".into(), path.into()]),
+        }
+        words.extend(self.options.iter().map(Into::into));
+        words
+    }
 }
 
 /// The answer.

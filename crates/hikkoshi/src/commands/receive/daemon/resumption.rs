@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use error_reporter::Report;
 use hikkoshi_link::Address;
@@ -44,15 +45,18 @@ impl GuestJournal {
 #[derive(Debug)]
 pub(super) struct Journals {
     known: Vec<GuestJournal>,
-    /// Whether there are others, which cannot be read.
-    others: bool,
+    /// When others were written last, which cannot be read.
+    unreadable: Vec<SystemTime>,
 }
 
 impl Journals {
-    /// Whether no other guest can have a journal. Otherwise nothing may be removed that belongs to
-    /// a guest without one.
-    pub(super) fn are_all_known(&self) -> bool {
-        !self.others
+    /// Whether a journal that cannot be read may be that of a guest to whose receiver this file
+    /// leads, and which has no other one: a guest has its file before it has a journal.
+    pub(super) fn may_have_one(&self, file: &Path) -> bool {
+        // What is not known may be true.
+        let made = fs::symlink_metadata(file).and_then(|file| file.modified());
+        let is_older = |written: &SystemTime| made.as_ref().map_or(true, |made| made <= written);
+        self.unreadable.iter().any(is_older)
     }
 
     /// The journal of this guest.
@@ -122,6 +126,12 @@ impl Pauses {
     }
 }
 
+/// When the file was written last. If that is not known, it may be of any guest.
+fn written(path: &Path) -> SystemTime {
+    let modified = fs::symlink_metadata(path).and_then(|file| file.modified());
+    modified.unwrap_or_else(|_| SystemTime::now())
+}
+
 impl Children {
     /// The journals of guests that daemons with this run folder receive.
     pub(super) fn journals(&self) -> io::Result<Journals> {
@@ -130,8 +140,8 @@ impl Children {
             if self.state().unreadable.insert(path.clone()) {
                 streams::notice(&format!(
                     "a journal cannot be read: {}. Its migration is not resumed (the version of \
-                     hikkoshi that has begun it can do that), and what sources need to reach their \
-                     guests is kept",
+                     hikkoshi that has begun it can do that), and what its source may need to \
+                     reach its guest is kept",
                     Report::new(error)
                 ));
             }
@@ -149,7 +159,7 @@ impl Children {
         });
         Ok(Journals {
             known: known.collect(),
-            others: !found.others.is_empty(),
+            unreadable: found.others.iter().map(|(path, _)| written(path)).collect(),
         })
     }
 
@@ -231,7 +241,7 @@ impl Children {
             }
         };
         match journals.of(name) {
-            None if journals.are_all_known() => {
+            None if is_final(ended) || !self.may_have_journal(&journals, name) => {
                 self.receivers.remove(name);
                 // A receiver that ends by itself has ended the QEMU that it has started.
                 self.end_abandoned_machine(name);
@@ -255,6 +265,7 @@ fn is_final(ended: Option<ExitStatus>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::open_files::OpenFiles;
     use super::*;
     use std::os::unix::process::ExitStatusExt;
 
@@ -305,7 +316,7 @@ mod tests {
         let path = file.path().to_str().unwrap();
         let receivers = super::super::receivers::Receivers::open(run).unwrap();
         let advertised = Address::Unix(run.join("front"));
-        let children = Children::new(run, receivers, advertised, 1);
+        let children = Children::new(run, receivers, advertised, 1, OpenFiles::unchanged());
         let is_due = |seconds| {
             let at = Instant::now() + Duration::from_secs(seconds);
             children.state().pauses.is_over(file.path(), at)
@@ -329,7 +340,7 @@ mod tests {
         let journal = |path: &&str| GuestJournal::without_route("guest", Path::new(path));
         Journals {
             known: paths.iter().map(journal).collect(),
-            others: false,
+            unreadable: Vec::new(),
         }
     }
 }

@@ -1,0 +1,109 @@
+//! Invitations that no source uses, and the limits of a daemon. Without guests.
+#![allow(clippy::unwrap_used)] // a test's failure is the message
+
+use super::{Daemon, write_template};
+use hikkoshi_lab::VmConfig;
+use hikkoshi_tests::{
+    LONG, Program, TestEnv, assert_command_refused, eventually, hikkoshi, unique_address,
+};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A template whose program does not open a QMP socket, and does not end.
+fn sleeping_template(folder: &Path) -> PathBuf {
+    let template = folder.join("sleeping template");
+    fs::write(&template, "sh -c 'exec sleep 1000'").unwrap();
+    template
+}
+
+/// The soft limit of open files of a process.
+fn open_files(pid: u32) -> String {
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let line = limits
+        .lines()
+        .find(|line| line.starts_with("Max open files"));
+    let line = line.unwrap();
+    line.split_whitespace().nth(3).unwrap().to_owned()
+}
+
+/// Starts hikkoshi with these limits of open files, soft and hard.
+fn limited(soft: &str, hard: &str) -> Command {
+    let mut command = Command::new("sh");
+    let words = "ulimit -Sn \"$1\" && ulimit -Hn \"$2\" && shift 2 && exec \"$@\"";
+    command
+        .args(["-c", words, "sh", soft, hard])
+        .arg(hikkoshi());
+    command
+}
+
+/// An invitation is withdrawn while its machine is started. The name is taken until then, also for
+/// a request at the same time.
+#[test]
+fn a_receiver_that_is_being_started_is_withdrawn() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let template = sleeping_template(folder.path());
+    let template = template.to_str().unwrap();
+    let daemon = Daemon::start_by(limited("300", "4000"), &run, &unique_address(), &[]);
+    let invite = ["--template", template, "--name", "slow"];
+    let both =
+        [0, 1].map(|number| Program::start(&format!("invite {number}"), daemon.invite(&invite)));
+    let mark = run.join("machines/slow.waiting");
+    eventually("the machine to be started", || match mark.exists() {
+        true => Ok(()),
+        false => Err("no mark".to_owned()),
+    });
+    let receivers = daemon.receivers("slow");
+    assert_eq!(receivers.len(), 1);
+    // The daemon may have as many files open as it can; what it starts may not.
+    assert_eq!(open_files(daemon.program.pid()), "4000");
+    let receiver = u32::try_from(receivers[0].as_raw_nonzero().get()).unwrap();
+    eventually("the limit of the receiver", || match open_files(receiver) {
+        limit if limit == "300" => Ok(()),
+        limit => Err(limit),
+    });
+    let withdraw = || Program::start("withdraw", daemon.invite(&["--withdraw", "slow"])).wait();
+    withdraw().assert(0, &["the invitation was withdrawn"]);
+    let mut exits = both.map(|mut invite| invite.wait());
+    exits.sort_by_key(|exit| exit.stderr.contains("is received already"));
+    exits[0].assert(1, &["the invitation was withdrawn"]);
+    exits[1].assert(1, &["a guest with the name slow is received already"]);
+    daemon
+        .program
+        .wait_stderr("guest slow: its invitation was withdrawn");
+    assert!(!mark.exists());
+    daemon.wait_nothing_left();
+    withdraw().assert(1, &["no guest with the name slow is awaited"]);
+}
+
+#[test]
+fn guests_that_need_too_many_files_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = limited("300", "1000");
+    command.args(["receive", "--daemon", "--listen", "127.0.0.1:0"]);
+    command
+        .args(["--max-guests", "400", "--journal"])
+        .arg(folder.path());
+    let parts = ["needs 1312 open files", "may have 1000", "--max-guests 244"];
+    assert_command_refused(command, 2, &parts);
+}
+
+/// An invitation that no source uses ends by itself.
+#[test]
+#[ignore = "a machine: make test-daemon"]
+fn an_invitation_expires() {
+    let env = TestEnv::new();
+    let run = env.folder().join("run");
+    let daemon = Daemon::start(&run, &unique_address());
+    let template = env.folder().join("template");
+    let expected = VmConfig::new().expect(env.lab(), "expires").unwrap();
+    write_template(&template, &expected.command_line());
+    daemon.invitation(&template, "late", &["--wait-for", "15s"]);
+    let machine = expected.wait(&run.join("machines/late.qmp")).unwrap();
+    machine.wait_exit(LONG).unwrap();
+    daemon.program.wait_stderr("guest late: not received");
+    let result = fs::read_to_string(run.join("receivers/late.json")).unwrap();
+    assert!(result.contains("\"no_source\""), "{result}");
+    daemon.wait_nothing_left();
+}
