@@ -2,7 +2,7 @@
 //!
 //! Two threads, one for each direction, that read and write blocking: a receiver that is slow slows
 //! the sender down, by the flow control of both sockets and of the link. At the source a third one
-//! watches for a destination that hangs (`watch.rs`).
+//! watches for a destination that hangs (`stall_timer.rs`).
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -17,7 +17,7 @@ use hikkoshi_link::{Bandwidth, DiskSender, LinkError, LinkReader, LinkWriter, St
 use hikkoshi_linux::{CancelFlag, Priority, PriorityClass, sandbox_thread};
 
 use super::connection::{DiskRequests, Waiting};
-use super::watch::{Carried, StallTimer};
+use super::stall_timer::{Carried, StallTimer};
 use crate::report::Counters;
 
 /// The most bytes that are read from a machine's socket at once. A frame may have more.
