@@ -5,7 +5,6 @@
 //! them inside it.
 
 use std::io::Write;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -437,9 +436,17 @@ pub trait DestinationGuest: Send {
         Ok(None)
     }
 
+    /// Checks that these disks of the source can be copied to disks here; changes nothing. The
+    /// error names everything that prevents it: a disk that is not here, or has another size.
+    /// Called before [`prepare`](Self::prepare), so that a guest that is refused leaves the machine
+    /// to the next one.
+    fn check_disks(&mut self, disks: &[Disk]) -> Result<(), GuestError> {
+        let _ = disks;
+        Err(GuestError::new(NoDisks))
+    }
+
     /// Lets the source's machine write to these disks, from [`connect_disk`](Self::connect_disk) to
-    /// [`end_disks`](Self::end_disks). The error names everything that prevents it: a disk that is
-    /// not here, or has another size. Called after [`prepare`](Self::prepare);
+    /// [`end_disks`](Self::end_disks). Called after [`prepare`](Self::prepare);
     /// [`release`](Self::release) ends it, too.
     fn serve_disks(&mut self, disks: &[Disk]) -> Result<(), GuestError> {
         let _ = disks;
@@ -447,7 +454,7 @@ pub trait DestinationGuest: Send {
     }
 
     /// A connection to what serves the disk `number` of these.
-    fn connect_disk(&mut self, number: usize) -> Result<UnixStream, GuestError> {
+    fn connect_disk(&mut self, number: usize) -> Result<DiskConnection, GuestError> {
         let _ = number;
         Err(GuestError::new(NoDisks))
     }

@@ -27,6 +27,7 @@ mod stall_timer;
 
 pub use connection::{DiskConnection, DiskRequests, Waiting};
 pub(crate) use relay::{DiskFailure, DiskRelay, DiskWatch, RelayStart};
+pub(crate) use stall_timer::patience;
 
 /// How far the copy of a disk is.
 #[derive(Debug, Clone, PartialEq, Eq)]
