@@ -167,13 +167,12 @@ fn passes_commands_on(
     })
 }
 
+/// The disks to copy; the others; and why these are not copied.
+type Chosen = (Vec<GuestDisk>, Vec<GuestDisk>, Vec<NotCopied>);
+
 /// Each disk that can be written to and is not shared; the others; and why these are not copied. An
 /// error if it is not clear of one whether the destination has the same.
-#[expect(clippy::type_complexity, reason = "three lists")]
-fn writable(
-    disks: Vec<GuestDisk>,
-    shared: &[String],
-) -> Result<(Vec<GuestDisk>, Vec<GuestDisk>, Vec<NotCopied>), SelectError> {
+fn writable(disks: Vec<GuestDisk>, shared: &[String]) -> Result<Chosen, SelectError> {
     check_names(&disks, shared)?;
     let (mut left, mut reasons, mut unclear) = (Vec::new(), Vec::new(), Vec::new());
     let mut can_be_copied = Vec::new();
