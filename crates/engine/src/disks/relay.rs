@@ -21,9 +21,9 @@ use hikkoshi_linux::{CancelFlag, Priority, PriorityClass, sandbox_thread};
 use super::connection::{DiskConnection, DiskRequests, Waiting};
 use crate::report::Counters;
 
+use watch::Carried;
 pub(crate) use watch::DiskWatch;
 pub(super) use watch::Position;
-use watch::Carried;
 
 /// The most bytes that are read from a machine's socket at once. A frame may have more.
 const READ_BYTES: usize = 128 << 10;
