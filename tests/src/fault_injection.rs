@@ -7,7 +7,8 @@ use crate::{
 
 use crate::fault_drill::table_path;
 use crate::log;
-use hikkoshi_lab::{VmConfig, Workload};
+use hikkoshi_lab::{Vm, VmConfig, Workload};
+use serde_json::json;
 use std::fmt;
 
 /// A fault injected before *commit*: the guest must continue to run at the source, and can be moved
@@ -70,6 +71,13 @@ pub fn inject_at_each(
     guest.migrate(&MigrationPlan::new(last).transport(transport));
 }
 
+/// Checks that this QEMU serves no disk, unless it is just ending.
+fn assert_no_exports(vm: &Vm) {
+    if let Ok(exports) = vm.qmp().execute("query-block-exports", json!({})) {
+        assert_eq!(exports, json!([]), "{}", vm.name());
+    }
+}
+
 impl InjectedFault {
     /// Injects the fault. Both sides must report where the guest is, and it must run at the source.
     ///
@@ -79,6 +87,10 @@ impl InjectedFault {
         let what = format!("{}, {self} {breakpoint}", plan.mode);
         let (exits, finished) = self.inject(guest, plan, breakpoint);
         self.check_exits(&exits, breakpoint);
+        // An engine that was not killed leaves nothing in a QEMU that lives.
+        if exits.receive.code.is_some() && finished.destination.exit_status().is_none() {
+            assert_no_exports(&finished.destination);
+        }
         guest.assert_stayed(finished, &what);
     }
 

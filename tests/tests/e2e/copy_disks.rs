@@ -8,11 +8,12 @@ use hikkoshi_lab::{
     Workload,
 };
 use hikkoshi_tests::{
-    Breakpoint, Exits, FinishedMigration, Guest, MessageKind, MigrationPlan, TestEnv, Transport,
-    eventually,
+    Breakpoint, Exits, FinishedMigration, Guest, MessageKind, MigrationPlan, Program, TestEnv,
+    Transport, eventually, hikkoshi,
 };
 use serde_json::json;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -227,15 +228,67 @@ fn the_disk_of_a_paused_guest_is_copied() {
 #[ignore = "part of `make test-disks`"]
 fn only_the_named_disk_is_copied() {
     let env = TestEnv::new();
-    let (from, to) = (
-        full_disk(&env, DiskFormat::Raw),
-        blank_disk(&env, DiskFormat::Raw),
-    );
+    let mut from = full_disk(&env, DiskFormat::Raw);
     let shared = full_disk(&env, DiskFormat::Raw);
     let mut guest = Guest::boot(&env, guest_with(&from).disk(shared.clone()));
-    let there = guest_with(&to).disk(shared);
-    let plan = MigrationPlan::new("hybrid").migrate_args(&["--copy-disks=disk0-device"]);
-    move_to(&mut guest, plan, there, &from, &to);
+    for arguments in [
+        &["--copy-disks=disk0-device"][..],
+        &["--copy-disks", "--shared-disks=disk1-device"],
+    ] {
+        let to = blank_disk(&env, DiskFormat::Raw);
+        let there = guest_with(&to).disk(shared.clone());
+        let plan = MigrationPlan::new("hybrid").migrate_args(arguments);
+        move_to(&mut guest, plan, there, &from, &to);
+        from = to;
+    }
+}
+
+/// A guest whose disks do not fit is refused before the destination's QEMU is used up: the same
+/// `receive` takes it when it asks for less.
+#[test]
+#[ignore = "part of `make test-disks`"]
+fn a_refused_guest_leaves_the_destination_to_the_next_one() {
+    let env = TestEnv::new();
+    let from = full_disk(&env, DiskFormat::Raw);
+    let other = full_disk(&env, DiskFormat::Raw);
+    let to = blank_disk(&env, DiskFormat::Raw);
+    let small = blank_disk_of(&env, None, DiskFormat::Raw, DISK_MIB / 2);
+    let mut guest = Guest::boot(&env, guest_with(&from).disk(other));
+    let plan = copying("hybrid").destination_config(guest_with(&to).disk(small));
+    let mut migration = guest.start_migration(&plan);
+    let text = "the disk disk1-device has 25165824 bytes at the source, and 12582912 here";
+    migration.migrate.wait().assert(1, &[text]);
+    let mut again = Command::new(hikkoshi());
+    again
+        .args(["migrate", migration.listen_address()])
+        .arg("--qmp")
+        .arg(guest.vm().qmp_path())
+        .arg("--journal")
+        .arg(&migration.journal_folders()[0])
+        .args(["--copy-disks=disk0-device", "--mode", "hybrid"]);
+    migration.migrate = Program::start("migrate", again);
+    let (exits, finished) = migration.wait();
+    assert_eq!(exits.codes(), [Some(0), Some(0)], "{exits:?}");
+    assert!(exits.receive.stderr.contains(text), "{exits:?}");
+    guest.move_to_destination(finished, "after a refusal");
+    // The guest does not use the other one.
+    guest.set_config(guest_with(&to));
+}
+
+/// The disk's requests are made by a thread of their own.
+#[test]
+#[ignore = "part of `make test-disks`"]
+fn a_disk_with_an_iothread_is_copied() {
+    for version in QemuVersion::ALL {
+        let env = TestEnv::new();
+        let mut from = full_disk(&env, DiskFormat::Raw).iothread();
+        let mut guest = Guest::boot(&env, guest_with(&from).version(version));
+        for mode in ["hybrid", "precopy"] {
+            let to = blank_disk(&env, DiskFormat::Qcow2).iothread();
+            move_with_disk(&mut guest, copying(mode), &from, &to);
+            from = to;
+        }
+    }
 }
 
 #[test]

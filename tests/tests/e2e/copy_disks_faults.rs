@@ -4,13 +4,17 @@
 use crate::copy_disks::{
     assert_nothing_left, assert_stayed, blank_disk, copying, full_disk, guest_with, move_with_disk,
 };
+use crate::journals::children;
 use MessageKind::*;
-use hikkoshi_lab::{DiskFormat, HostPair, RateLimit, Vm};
+use hikkoshi_lab::{Disk, DiskFormat, HostPair, RateLimit, Vm};
 use hikkoshi_tests::{
-    Breakpoint, Guest, InjectedFault, MessageKind, Migration, MigrationPlan, TestEnv, Transport,
-    Victim, left_in,
+    Breakpoint, Guest, InjectedFault, MessageKind, Migration, MigrationPlan, Program, TestEnv,
+    Transport, Victim, hikkoshi, left_in,
 };
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Injects a fault at each of these steps. The guest stays with its own disk each time, and is
@@ -83,6 +87,142 @@ fn destination_qemu_killed_while_disks_are_copied() {
         ("precopy", Breakpoint::before(Switch)),
     ];
     inject_at_each(InjectedFault::DestinationQemuKilled, &steps);
+}
+
+/// While the second of two disks is copied, when both are complete, and in the last step.
+#[test]
+#[ignore = "part of `make test-disks`"]
+fn faults_while_two_disks_are_copied() {
+    let env = TestEnv::new();
+    let disks = |disk: fn(&TestEnv, DiskFormat) -> Disk| {
+        [DiskFormat::Raw, DiskFormat::Qcow2].map(|format| disk(&env, format))
+    };
+    let config = |[one, two]: &[Disk; 2]| guest_with(one).disk(two.clone());
+    let from = disks(full_disk);
+    let mut guest = Guest::boot(&env, config(&from));
+    for (fault, mode, at) in [
+        (
+            InjectedFault::LinksCut,
+            "hybrid",
+            Breakpoint::after(DiskBytes).nth(100),
+        ),
+        (
+            InjectedFault::DestinationQemuKilled,
+            "precopy",
+            Breakpoint::after(DiskBytes).nth(150),
+        ),
+        (
+            InjectedFault::SourceKilled,
+            "postcopy",
+            Breakpoint::after(DiskBytes).nth(120),
+        ),
+        (
+            InjectedFault::DestinationKilled,
+            "hybrid",
+            Breakpoint::after(Pages).nth(10),
+        ),
+        (
+            InjectedFault::LinksCut,
+            "precopy",
+            Breakpoint::before(DiskFlush).nth(4),
+        ),
+        (
+            InjectedFault::LinksCut,
+            "hybrid",
+            Breakpoint::before(Switch),
+        ),
+    ] {
+        let to = disks(blank_disk);
+        let plan = copying(mode).destination_config(config(&to));
+        fault.interrupt(&mut guest, plan, at);
+        assert_nothing_left(guest.vm());
+    }
+    let to = disks(blank_disk);
+    let there = config(&to);
+    let plan = copying("hybrid")
+        .destination_config(there.clone())
+        .hold_at(Breakpoint::before(Commit));
+    let migration = guest.start_migration(&plan);
+    migration.wait_held();
+    for (from, to) in from.iter().zip(&to) {
+        assert!(from.image().has_content_of(to.image()).unwrap());
+    }
+    migration.relay().release();
+    let (exits, finished) = migration.wait();
+    let report = guest.complete_migration(&exits, finished, "running");
+    guest.set_config(there);
+    assert_eq!(report.disks.len(), 2, "{report:?}");
+}
+
+/// `receive` was killed while disks were copied: the next one on that QEMU stops its server.
+#[test]
+#[ignore = "part of `make test-disks`"]
+fn the_server_of_a_killed_engine_is_stopped_by_the_next() {
+    let env = TestEnv::new();
+    let from = full_disk(&env, DiskFormat::Raw);
+    let mut guest = Guest::boot(&env, guest_with(&from));
+    let to = blank_disk(&env, DiskFormat::Raw);
+    let plan = copying("hybrid")
+        .destination_config(guest_with(&to))
+        .hold_at(Breakpoint::after(DiskBytes).nth(20));
+    let mut migration = guest.start_migration(&plan);
+    migration.wait_held();
+    migration.receive.kill();
+    migration.relay().cut();
+    let there = Arc::clone(&migration.destination);
+    let exports = || {
+        let exports = there.qmp().execute("query-block-exports", json!({}));
+        exports.unwrap().as_array().unwrap().len()
+    };
+    assert_eq!(exports(), 1);
+    let mut receive = Command::new(hikkoshi());
+    receive
+        .args(["receive", "--listen", &env.unused_socket(), "--qmp"])
+        .arg(there.qmp_path())
+        .arg("--journal")
+        .arg(&migration.journal_folders()[1]);
+    let exit = Program::start("receive", receive).wait();
+    // Memory has been sent to this QEMU.
+    let texts = [
+        "ended the server of disks that a killed engine has left",
+        "an earlier post-copy migration into it",
+        "restart the destination's QEMU",
+    ];
+    exit.assert(1, &texts);
+    assert_eq!(exports(), 0);
+    let what = "the destination's engine was killed";
+    assert_stayed(&mut guest, migration.wait(), &["runs at the source"], what);
+}
+
+/// The engine and its guard were killed, and its journal is gone: the next `migrate` ends the
+/// copies that are left, while the guest is paused.
+#[test]
+#[ignore = "part of `make test-disks`"]
+fn copies_that_a_killed_engine_has_left_are_ended_by_the_next() {
+    let env = TestEnv::new();
+    let from = full_disk(&env, DiskFormat::Raw);
+    let mut guest = Guest::boot(&env, guest_with(&from));
+    let journal = env.folder().join("journal");
+    let to = blank_disk(&env, DiskFormat::Raw);
+    let plan = copying("hybrid")
+        .destination_config(guest_with(&to))
+        .hold_at(Breakpoint::after(DiskBytes).nth(40));
+    let mut migration = guest.start_migration(&plan);
+    migration.wait_held();
+    for child in children(migration.migrate.pid()) {
+        kill_process(Pid::from_raw(child).unwrap(), Signal::KILL).unwrap();
+    }
+    migration.migrate.kill();
+    migration.relay().cut();
+    for name in left_in(&journal) {
+        if name.starts_with("source-") {
+            std::fs::remove_file(journal.join(name)).unwrap();
+        }
+    }
+    let (_, finished) = migration.wait();
+    drop(finished);
+    let to = blank_disk(&env, DiskFormat::Raw);
+    move_with_disk(&mut guest, copying("hybrid"), &from, &to);
 }
 
 /// From *commit* on, nothing of the disks is left to do.

@@ -22,7 +22,7 @@ use crate::dashboard::{Dashboard, run_folder};
 use crate::reports::report;
 
 /// A guest that uses a disk which both hosts reach. The disks beside it stay as they are.
-fn guest() -> VmConfig {
+pub(crate) fn guest() -> VmConfig {
     VmConfig::new().workload(Workload::verify(32).rate(10_000))
 }
 
@@ -36,7 +36,7 @@ fn with_disk(config: VmConfig, name: &str, image: &DiskImage) -> VmConfig {
         ])
 }
 
-fn drive(name: &str, path: &Path, format: DiskFormat, options: &str) -> [String; 2] {
+pub(crate) fn drive(name: &str, path: &Path, format: DiskFormat, options: &str) -> [String; 2] {
     let path = path.display();
     let format = format.option();
     let drive = format!("if=none,id={name},format={format},file={path},cache=none{options}");
@@ -44,17 +44,17 @@ fn drive(name: &str, path: &Path, format: DiskFormat, options: &str) -> [String;
 }
 
 /// An image that holds zeros.
-fn blank(lab: &Lab, name: &str, format: DiskFormat, mib: u64) -> DiskImage {
+pub(crate) fn blank(lab: &Lab, name: &str, format: DiskFormat, mib: u64) -> DiskImage {
     DiskImage::blank(lab, None, name, format, DiskContent::Blocks { mib }).unwrap()
 }
 
 /// An image without a zero.
-fn full(lab: &Lab, name: &str, format: DiskFormat, mib: u64) -> DiskImage {
+pub(crate) fn full(lab: &Lab, name: &str, format: DiskFormat, mib: u64) -> DiskImage {
     DiskImage::new(lab, name, format, DiskContent::Blocks { mib }).unwrap()
 }
 
 /// Writes 64 KiB that are not zeros at each of these places of a raw image.
-fn write_at(image: &DiskImage, places: &[u64]) {
+pub(crate) fn write_at(image: &DiskImage, places: &[u64]) {
     let file = File::options().write(true).open(image.path()).unwrap();
     for (number, place) in places.iter().enumerate() {
         let bytes = vec![u8::try_from(number + 1).unwrap(); 64 << 10];
@@ -63,7 +63,7 @@ fn write_at(image: &DiskImage, places: &[u64]) {
 }
 
 /// Moves the guest, compares the images at the switch, and returns the source's report.
-fn move_with_disks(
+pub(crate) fn move_with_disks(
     guest: &mut Guest<'_>,
     plan: MigrationPlan,
     there: VmConfig,
@@ -346,7 +346,7 @@ fn the_image_of_another_disk_is_not_overwritten() {
 }
 
 /// Runs `hikkoshi` with these words, for the migrations in this run folder.
-fn run(folder: &Path, words: &[&str]) -> Exit {
+pub(crate) fn run(folder: &Path, words: &[&str]) -> Exit {
     let mut command = Command::new(hikkoshi());
     command.args(words).arg("--journal").arg(folder);
     let exit = Program::start(words[0], command).wait();

@@ -10,6 +10,7 @@ mod cli_output;
 mod completion;
 mod control;
 mod copy_disks;
+mod copy_disks_devices;
 mod copy_disks_faults;
 mod copy_disks_given_up;
 mod copy_disks_images;

@@ -1,15 +1,16 @@
-//! The source's end of a disk's connection.
+//! A machine's end of a disk's connection.
 
 use std::fmt;
 use std::os::unix::net::UnixStream;
 
-/// A connection over which the source's machine copies a disk.
+/// A connection over which the source's machine, the client, copies a disk to that of the
+/// destination, the server.
 pub struct DiskConnection {
     /// The disk, for people.
     pub disk: String,
     /// The engine's end. The machine has the other one.
     pub socket: UnixStream,
-    /// Follows what the machine sends and receives.
+    /// Follows what the client sends and receives.
     pub requests: Box<dyn DiskRequests>,
 }
 
@@ -21,16 +22,16 @@ impl fmt::Debug for DiskConnection {
     }
 }
 
-/// Follows the bytes of a disk's connection, and so knows which requests of the machine have no
-/// answer yet.
+/// Follows the bytes of a disk's connection, at either end, and so knows which requests of the
+/// client have no answer yet.
 pub trait DiskRequests: Send {
-    /// The machine has sent these bytes.
+    /// The client has sent these bytes, and the server does not have them yet.
     fn sent(&mut self, bytes: &[u8]);
 
-    /// The machine is about to receive these bytes, which the destination has sent.
+    /// The server has sent these bytes, and the client does not have them yet.
     fn received(&mut self, bytes: &[u8]);
 
-    /// What the machine waits for.
+    /// What the client waits for.
     fn waiting(&self) -> Waiting;
 }
 

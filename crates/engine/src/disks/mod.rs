@@ -15,7 +15,7 @@
 //!   Switch                       ───────────▶     serves nothing any more, loads the guest
 //! ```
 //!
-//! A destination that hangs while the guest's writes wait for it is given up (`watch.rs`).
+//! A destination that hangs while the guest's writes wait for it is given up (`stall_timer.rs`).
 //!
 //! So the disks are the same before *Switch* is sent, and nothing of them is left to do after it.
 //! If anything fails before, the source's machine ends the copies and uses its own images, which
@@ -23,10 +23,11 @@
 
 mod connection;
 mod relay;
-mod watch;
+mod stall_timer;
 
 pub use connection::{DiskConnection, DiskRequests, Waiting};
 pub(crate) use relay::{DiskFailure, DiskRelay, DiskWatch, RelayStart};
+pub(crate) use stall_timer::patience;
 
 /// How far the copy of a disk is.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,23 +2,28 @@
 //!
 //! Two threads, one for each direction, that read and write blocking: a receiver that is slow slows
 //! the sender down, by the flow control of both sockets and of the link. At the source a third one
-//! watches for a destination that hangs (`watch.rs`).
+//! watches for a destination that hangs (`relay/watch.rs`).
+
+mod watch;
 
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hikkoshi_link::{Bandwidth, DiskSender, LinkError, LinkReader, LinkWriter, Stream, TICK};
 use hikkoshi_linux::{CancelFlag, Priority, PriorityClass, sandbox_thread};
 
-use super::connection::{DiskRequests, Waiting};
-use super::watch::{Carried, StallTimer};
+use super::connection::{DiskConnection, DiskRequests, Waiting};
 use crate::report::Counters;
+
+use watch::Carried;
+pub(crate) use watch::DiskWatch;
+pub(super) use watch::Position;
 
 /// The most bytes that are read from a machine's socket at once. A frame may have more.
 const READ_BYTES: usize = 128 << 10;
@@ -27,8 +32,8 @@ const READ_BYTES: usize = 128 << 10;
 pub(crate) struct RelayStart<'a> {
     /// The threads' names begin with it: at most 11 bytes.
     pub(crate) name: String,
-    /// The machine's socket.
-    pub(crate) socket: UnixStream,
+    /// The machine's connection.
+    pub(crate) connection: DiskConnection,
     /// The link.
     pub(crate) stream: Arc<Stream>,
     pub(crate) ends: (LinkReader, LinkWriter),
@@ -36,24 +41,10 @@ pub(crate) struct RelayStart<'a> {
     pub(crate) priority: Priority,
     /// Ends both threads.
     pub(crate) stop: CancelFlag,
-    /// Counts what is carried from the source to the destination.
+    /// Counts what is carried.
     pub(crate) counters: Arc<Counters>,
-    /// Whether that is the direction from the machine to the link.
-    pub(crate) counts_sent: bool,
-    /// At the source.
+    /// At the source, whose machine is the client. `None`: it is the server.
     pub(crate) watch: Option<DiskWatch>,
-}
-
-/// What the source needs to give up a connection.
-pub(crate) struct DiskWatch {
-    /// The disk, for people.
-    pub(crate) disk: String,
-    pub(crate) requests: Box<dyn DiskRequests>,
-    pub(crate) stall_timeout: Duration,
-    /// Ends the connection: whatever the machine waits for, it fails then.
-    pub(crate) cancel: CancelFlag,
-    /// Called when the connection has failed.
-    pub(crate) failed: Box<dyn Fn() + Send + Sync>,
 }
 
 /// Why the connection of a disk ended before its time.
@@ -86,9 +77,12 @@ struct Shared {
     end: Mutex<End>,
     ended: Condvar,
     carried: Carried,
+    counters: Arc<Counters>,
     /// The guest is paused.
     paused: AtomicBool,
-    requests: Option<Mutex<Box<dyn DiskRequests>>>,
+    /// Whether the machine here is the client, which has the requests.
+    is_client: bool,
+    requests: Mutex<Box<dyn DiskRequests>>,
     failed: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
@@ -119,14 +113,18 @@ impl DiskRelay {
     pub(crate) fn start(start: RelayStart<'_>) -> io::Result<Self> {
         let RelayStart {
             name,
-            socket,
+            connection:
+                DiskConnection {
+                    disk,
+                    socket,
+                    requests,
+                },
             stream,
             ends: (mut reader, mut writer),
             bandwidth,
             priority,
             stop,
             counters,
-            counts_sent,
             watch,
         } = start;
         socket.set_nonblocking(false)?;
@@ -136,14 +134,8 @@ impl DiskRelay {
         reader.set_deadline(None);
         writer.set_stop(stop.clone());
         let sender = DiskSender::new(writer, bandwidth);
-        let (requests, failed, limits) = match watch {
-            None => (None, None, None),
-            Some(watch) => (
-                Some(Mutex::new(watch.requests)),
-                Some(watch.failed),
-                Some((watch.disk, watch.stall_timeout, watch.cancel)),
-            ),
-        };
+        let is_client = watch.is_some();
+        let (failed, watched) = watch.map(|watch| watch.of(disk)).unzip();
         let shared = Arc::new(Shared {
             socket,
             stream,
@@ -151,8 +143,10 @@ impl DiskRelay {
             end: Mutex::default(),
             ended: Condvar::new(),
             carried: Carried::default(),
+            counters,
             paused: AtomicBool::new(false),
-            requests,
+            is_client,
+            requests: Mutex::new(requests),
             failed,
         });
         // From here on a failure to start a thread ends the others.
@@ -160,22 +154,17 @@ impl DiskRelay {
             shared: Arc::clone(&shared),
             threads: Vec::new(),
         };
-        let (other, other_counters) = (Arc::clone(&shared), Arc::clone(&counters));
+        let other = Arc::clone(&shared);
         relay.spawn(format!("{name}-in"), priority, move || {
-            let count = (!counts_sent).then_some(&other_counters.disk_bytes);
-            other.carry_from_link(reader, count)
+            other.carry_from_link(reader)
         })?;
         let other = Arc::clone(&shared);
         relay.spawn(format!("{name}-out"), priority, move || {
-            let count = counts_sent.then_some(&counters.disk_bytes);
-            other.carry_to_link(sender, count)
+            other.carry_to_link(sender)
         })?;
-        if let Some((disk, stall_timeout, cancel)) = limits {
+        if let Some(watched) = watched {
             relay.spawn(format!("{name}-tmo"), priority, move || {
-                match shared.watch(stall_timeout, &cancel) {
-                    Some(after) => Err(DiskFailure::Stalled { disk, after }),
-                    None => Ok(()),
-                }
+                shared.watch(watched)
             })?;
         }
         Ok(relay)
@@ -215,6 +204,11 @@ impl DiskRelay {
         self.shared.end();
     }
 
+    /// What the source's machine waits for.
+    pub(crate) fn waiting(&self) -> Waiting {
+        self.shared.waiting()
+    }
+
     /// Why the connection ended although the machine here still used it; once.
     pub(crate) fn take_failure(&self) -> Option<DiskFailure> {
         self.shared.lock().cause.take()
@@ -242,6 +236,11 @@ impl Shared {
         let is_first = self.note(cause);
         self.end();
         // After the machine was freed.
+        self.report(is_first);
+    }
+
+    /// Reports a failure, unless it is not the first one.
+    fn report(&self, is_first: bool) {
         if let Some(failed) = self.failed.as_ref().filter(|_| is_first) {
             failed();
         }
@@ -268,10 +267,27 @@ impl Shared {
         }
     }
 
-    /// What the machine here waits for, if that is known.
+    /// What the client waits for.
     fn waiting(&self) -> Waiting {
-        let requests = self.requests.as_ref();
-        requests.map_or(Waiting::Nothing, |requests| lock(requests).waiting())
+        lock(&self.requests).waiting()
+    }
+
+    /// Follows bytes that the client has sent (`by_client`), or the server.
+    fn follow(&self, by_client: bool, bytes: &[u8]) {
+        let mut requests = lock(&self.requests);
+        match by_client {
+            true => requests.sent(bytes),
+            false => requests.received(bytes),
+        }
+    }
+
+    /// Counts bytes that the client has sent, or the server.
+    fn count(&self, by_client: bool, bytes: &[u8]) {
+        let count = match by_client {
+            true => &self.counters.disk_bytes,
+            false => &self.counters.disk_answer_bytes,
+        };
+        Counters::add(count, bytes.len() as u64);
     }
 
     /// Ends the connection. QEMU (7.2 and 10.0) does not notice that while it waits for room in its
@@ -286,66 +302,27 @@ impl Shared {
         while matches!((&self.socket).read(&mut rest), Ok(1..)) {}
     }
 
-    /// Ends the connection once it was cancelled. Returns a limit when it has stalled for that
-    /// long, and nothing when it has ended.
-    fn watch(&self, stall_timeout: Duration, cancel: &CancelFlag) -> Option<Duration> {
-        let mut timer = StallTimer::new(stall_timeout, Instant::now());
-        let mut end = self.lock();
-        while !end.over {
-            if cancel.is_cancelled() {
-                end.here = true;
-                drop(end);
-                self.end();
-                return None;
-            }
-            drop(end);
-            let wait = (self.waiting(), self.paused.load(Ordering::Relaxed));
-            let limited = self.carried.limited.load(Ordering::Relaxed);
-            let position = self.carried.position(&self.stream);
-            let stalled = timer.has_stalled(wait, limited, position, Instant::now());
-            if stalled.is_some() {
-                return stalled;
-            }
-            let waited = self.ended.wait_timeout(self.lock(), TICK);
-            end = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        None
-    }
-
     /// Carries what arrives on the link to the machine.
-    fn carry_from_link(
-        &self,
-        mut reader: LinkReader,
-        count: Option<&AtomicU64>,
-    ) -> Result<(), DiskFailure> {
+    fn carry_from_link(&self, mut reader: LinkReader) -> Result<(), DiskFailure> {
         let mut bytes = Vec::new();
         while reader.disk(&mut bytes)? {
             let received = &self.carried.received;
             received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-            if let Some(requests) = &self.requests {
-                lock(requests).received(&bytes);
-            }
+            // Before the machine here can do anything about it.
+            self.follow(!self.is_client, &bytes);
             self.write_all(&bytes)?;
-            if let Some(count) = count {
-                Counters::add(count, bytes.len() as u64);
-            }
+            self.count(!self.is_client, &bytes);
         }
         let is_failure = self.note(LinkError::Closed.into());
         // The machine closes its socket when it has read everything.
         let _ = self.socket.shutdown(Shutdown::Write);
-        if let Some(failed) = self.failed.as_ref().filter(|_| is_failure) {
-            failed();
-        }
+        self.report(is_failure);
         self.closed();
         Ok(())
     }
 
     /// Carries what the machine sends to the link.
-    fn carry_to_link(
-        &self,
-        mut sender: DiskSender,
-        count: Option<&AtomicU64>,
-    ) -> Result<(), DiskFailure> {
+    fn carry_to_link(&self, mut sender: DiskSender) -> Result<(), DiskFailure> {
         let mut bytes = vec![0; READ_BYTES];
         loop {
             let read = match (&self.socket).read(&mut bytes) {
@@ -362,9 +339,9 @@ impl Shared {
             let read = bytes.get(..read).unwrap_or_default();
             if read.is_empty() {
                 self.lock().here = true;
-            } else if let Some(requests) = &self.requests {
+            } else {
                 // Before an answer can come.
-                lock(requests).sent(read);
+                self.follow(self.is_client, read);
             }
             self.carried.limited.store(true, Ordering::Relaxed);
             let waited = sender.wait(&self.stop);
@@ -377,9 +354,7 @@ impl Shared {
                 self.closed();
                 return Ok(());
             }
-            if let Some(count) = count {
-                Counters::add(count, read.len() as u64);
-            }
+            self.count(self.is_client, read);
         }
     }
 

@@ -1,6 +1,5 @@
 //! An empty machine that waits for a guest.
 
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,6 +9,7 @@ use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::{Disk, GuestDescription, Machine, Processors};
 
 use super::error::NoDisks;
+use crate::disks::DiskConnection;
 use crate::guest_error::GuestError;
 use crate::network_frames::FrameDelivery;
 use crate::report::FaultKind;
@@ -30,7 +30,7 @@ pub struct ThreadName {
 /// The engine may query the machine at any time ([`describe`], [`ram`], [`has_ended`],
 /// [`name_thread`] and so on). What changes it is called in this order:
 ///
-/// 1. [`prepare`], and [`serve_disks`] if disks are copied.
+/// 1. [`check_disks`] if disks are to be copied, [`prepare`], then [`serve_disks`].
 /// 2. [`take_userfault`] if post-copy is possible, and [`filling_userfault`] if the machine has
 ///    private memory.
 /// 3. [`deliver_frames`] if the source keeps frames, and [`connect_disk`] for each disk.
@@ -50,6 +50,7 @@ pub struct ThreadName {
 /// [`ram`]: Self::ram
 /// [`has_ended`]: Self::has_ended
 /// [`name_thread`]: Self::name_thread
+/// [`check_disks`]: Self::check_disks
 /// [`prepare`]: Self::prepare
 /// [`serve_disks`]: Self::serve_disks
 /// [`take_userfault`]: Self::take_userfault
@@ -183,9 +184,17 @@ pub trait DestinationGuest: Send {
         Ok(None)
     }
 
+    /// Checks that these disks of the source can be copied to disks here; changes nothing. The
+    /// error names everything that prevents it: a disk that is not here, or has another size.
+    /// Called before [`prepare`](Self::prepare), so that a guest that is refused leaves the machine
+    /// to the next one.
+    fn check_disks(&mut self, disks: &[Disk]) -> Result<(), GuestError> {
+        let _ = disks;
+        Err(GuestError::new(NoDisks))
+    }
+
     /// Lets the source's machine write to these disks, from [`connect_disk`](Self::connect_disk) to
-    /// [`end_disks`](Self::end_disks). The error names everything that prevents it: a disk that is
-    /// not here, or has another size. Called after [`prepare`](Self::prepare);
+    /// [`end_disks`](Self::end_disks). Called after [`prepare`](Self::prepare);
     /// [`release`](Self::release) ends it, too.
     fn serve_disks(&mut self, disks: &[Disk]) -> Result<(), GuestError> {
         let _ = disks;
@@ -193,7 +202,7 @@ pub trait DestinationGuest: Send {
     }
 
     /// A connection to what serves the disk `number` of these.
-    fn connect_disk(&mut self, number: usize) -> Result<UnixStream, GuestError> {
+    fn connect_disk(&mut self, number: usize) -> Result<DiskConnection, GuestError> {
         let _ = number;
         Err(GuestError::new(NoDisks))
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hikkoshi_link::LinkError;
 use hikkoshi_linux::CancelFlag;
 
-use crate::disks::{DiskConnection, DiskFailure, DiskRelay, DiskWatch, RelayStart};
+use crate::disks::{DiskFailure, DiskRelay, DiskWatch, RelayStart};
 use crate::guest::SourceGuest;
 use crate::source::context::MigrationContext;
 use crate::source::error::SourceFailure;
@@ -33,28 +33,21 @@ pub(crate) fn copy(
     // and the line is busy as soon as a disk is copied.
     for (number, (stream, ends)) in links.into_iter().enumerate() {
         shared.check()?;
-        let DiskConnection {
-            disk,
-            socket,
-            requests,
-        } = guest.connect_disk(number)?;
+        let connection = guest.connect_disk(number)?;
         let watch = DiskWatch {
-            disk,
-            requests,
             stall_timeout: shared.options.stall_timeout,
             cancel: shared.cancel.clone(),
             failed: Box::new(session.fail_soon()),
         };
         let relay = DiskRelay::start(RelayStart {
             name: format!("src-disk-{number}"),
-            socket,
+            connection,
             stream,
             ends,
             bandwidth: shared.control.bandwidth(),
             priority: shared.options.priority,
             stop: session.stop.clone(),
             counters: Arc::clone(&shared.counters),
-            counts_sent: true,
             watch: Some(watch),
         });
         session.disks.push(relay.map_err(SourceFailure::Thread)?);

@@ -120,11 +120,10 @@ pub(crate) struct MigrateOptions {
 
     /// Copy the guest's disks to the destination's, while the guest runs
     ///
-    /// By default each disk that the guest can write to and that is a file of this host, not of a
-    /// network file system. With DISKS, a list with commas: those disks, by the device's id, the
-    /// -drive's name or the block node's. The destination's QEMU must have images of its own, of
-    /// the same size; what they hold is overwritten. Memory follows when all disks are the same on
-    /// both sides. Not for libvirt domains.
+    /// By default each disk that the guest can write to. With DISKS, a list with commas: those
+    /// disks, by the device's id, the -drive's name or the block node's. The destination's QEMU
+    /// must have images of its own, of the same size; what they hold is overwritten. Memory follows
+    /// when all disks are the same on both sides. Not for libvirt domains.
     #[arg(verbatim_doc_comment,
         long,
         value_name = "DISKS",
@@ -135,6 +134,20 @@ pub(crate) struct MigrateOptions {
         help_heading = MIGRATION
     )]
     pub copy_disks: Option<Vec<String>>,
+
+    /// Do not copy these disks with --copy-disks: both hosts use them
+    ///
+    /// A list with commas, as for --copy-disks. Needed for a disk that the guest can write to and
+    /// that is not a file of this host only: a logical volume, an image on a network file system, a
+    /// network disk. Without it, or a list of the disks to copy, such a guest is refused.
+    #[arg(verbatim_doc_comment,
+        long,
+        value_name = "DISKS",
+        value_delimiter = ',',
+        requires = "copy_disks",
+        help_heading = MIGRATION
+    )]
+    pub shared_disks: Vec<String>,
 
     /// End the source's QEMU after the migration has completed
     ///
@@ -208,10 +221,9 @@ impl Migrate {
 impl MigrateOptions {
     /// Which disks are copied, if any are.
     pub(crate) fn copied_disks(&self) -> Option<DiskSelection> {
-        let names = self.copy_disks.as_ref()?;
-        Some(match names.is_empty() {
-            true => DiskSelection::All,
-            false => DiskSelection::Named(names.clone()),
+        Some(DiskSelection {
+            named: self.copy_disks.clone()?,
+            shared: self.shared_disks.clone(),
         })
     }
 
@@ -229,6 +241,7 @@ impl MigrateOptions {
             no_keep_frames: self.no_keep_frames || earlier.no_keep_frames,
             // They are complete before a migration can be resumed.
             copy_disks: self.copy_disks,
+            shared_disks: self.shared_disks,
             quit_source: self.quit_source || earlier.quit_source,
             domain: self.domain.or(&earlier.domain),
             journaled: self.journaled.or(earlier.journaled),
@@ -301,9 +314,19 @@ mod tests {
                 .copied_disks()
         };
         assert_eq!(of(""), None);
-        assert_eq!(of("--copy-disks"), Some(DiskSelection::All));
-        let named = DiskSelection::Named(vec!["vda".into(), "vdb".into()]);
+        assert_eq!(of("--copy-disks"), Some(DiskSelection::default()));
+        let names = || vec!["vda".to_owned(), "vdb".to_owned()];
+        let named = DiskSelection {
+            named: names(),
+            ..DiskSelection::default()
+        };
         assert_eq!(of("--copy-disks=vda,vdb"), Some(named));
+        let shared = DiskSelection {
+            shared: names(),
+            ..DiskSelection::default()
+        };
+        assert_eq!(of("--copy-disks --shared-disks=vda,vdb"), Some(shared));
+        assert!(try_migrate("--qmp /q h:1 --shared-disks=vda").is_err());
         // What follows is the address.
         let address = migrate("--qmp /q --copy-disks h:1").address.unwrap();
         assert_eq!(address.to_string(), "h:1");

@@ -46,11 +46,41 @@ pub(crate) fn read(client: &mut Client) -> Result<Machine, QmpError> {
     })
 }
 
+/// Where the guest sees a disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DrivePlace {
+    /// The name of the block backend that the device uses, or of its block node.
+    pub(crate) drive: String,
+    /// The device's id. May be empty.
+    pub(crate) id: String,
+    /// Its buses and its addresses on them, as in [`Device::place`].
+    pub(crate) place: String,
+}
+
+/// The places of all devices that have a drive. Those without an address have none.
+pub(crate) fn drive_places(client: &mut Client) -> Result<Vec<DrivePlace>, QmpError> {
+    Ok(places_in(&human(client, "info qtree")?))
+}
+
+fn places_in(qtree: &str) -> Vec<DrivePlace> {
+    let place = |node: Node| {
+        let place = node.place.filter(|_| !node.drive.is_empty())?;
+        Some(DrivePlace {
+            drive: node.drive,
+            id: node.id,
+            place,
+        })
+    };
+    parse_tree(qtree).into_iter().filter_map(place).collect()
+}
+
 /// A device in QEMU's tree.
 #[derive(Debug, Default)]
 struct Node {
     kind: String,
     id: String,
+    /// What its property `drive` names.
+    drive: String,
     /// The type of the bus that it is on.
     bus: String,
     /// Its address, if it is on a bus with addresses (or behind one).
@@ -189,7 +219,9 @@ fn property(node: &mut Node, text: &str) {
         // `unit = 0 (0x0)`.
         let value = value.split(' ').next().unwrap_or_default().to_owned();
         let scsi = ["channel", "scsi-id", "lun"];
-        if address_on(&node.bus) == Some(name) {
+        if name == "drive" {
+            value.trim_matches('"').clone_into(&mut node.drive);
+        } else if address_on(&node.bus) == Some(name) {
             node.address = Some(value);
         } else if node.bus == "SCSI"
             && let Some(place) = scsi.iter().position(|part| *part == name)
@@ -230,4 +262,75 @@ fn listed(node: &Node) -> Option<Device> {
         name: node.id.as_str().into(),
         pci: node.pci,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As QEMU 10.0 prints it, without the properties that do not matter.
+    const TREE: &str = r#"bus: main-system-bus
+  type System
+  dev: i440FX-pcihost, id ""
+    bus: pci.0
+      type PCI
+      dev: virtio-scsi-pci, id "scsi"
+        addr = 05.0
+        class SCSI controller, addr 00:05.0, pci id 1af4:1004 (sub 1af4:0008)
+        bus: virtio-bus
+          type virtio-pci-bus
+          dev: virtio-scsi-device, id ""
+            bus: scsi.0
+              type SCSI
+              dev: scsi-hd, id "sda"
+                drive = "left"
+                channel = 0 (0x0)
+                scsi-id = 0 (0x0)
+                lun = 1 (0x1)
+              dev: scsi-hd, id ""
+                drive = "right"
+                channel = 0 (0x0)
+                scsi-id = 2 (0x2)
+                lun = 0 (0x0)
+      dev: virtio-blk-pci, id "vda"
+        addr = 04.0
+        bus: virtio-bus
+          type virtio-pci-bus
+          dev: virtio-blk-device, id ""
+            drive = "disk0"
+            num-queues = 1 (0x1)
+      dev: piix3-ide, id ""
+        addr = 01.1
+        bus: ide.1
+          type IDE
+          dev: ide-cd, id ""
+            drive = "ide1-cd0"
+            unit = 0 (0x0)
+        bus: ide.0
+          type IDE
+          dev: ide-hd, id "hda"
+            drive = "ide0-hd0"
+            unit = 1 (0x1)
+  dev: cfi.pflash01, id ""
+    drive = "pflash0"
+"#;
+
+    #[test]
+    fn disks_have_the_places_where_the_guest_sees_them() {
+        let places = places_in(TREE);
+        let place = |drive: &str| {
+            let mut found = places.iter().filter(|found| found.drive == drive);
+            found.next().map(|found| (&*found.id, &*found.place))
+        };
+        for (drive, expected) in [
+            ("left", Some(("sda", "pci.0/05.0/0:0:1"))),
+            ("right", Some(("", "pci.0/05.0/0:2:0"))),
+            ("disk0", Some(("", "pci.0/04.0"))),
+            ("ide1-cd0", Some(("", "pci.0/01.1/0"))),
+            ("ide0-hd0", Some(("hda", "pci.0/01.1/bus1/1"))),
+            ("pflash0", None),
+        ] {
+            assert_eq!(place(drive), expected, "{drive}");
+        }
+    }
 }

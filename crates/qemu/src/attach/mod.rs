@@ -5,6 +5,7 @@ pub(crate) mod description;
 mod error;
 pub(crate) mod exclusive_access;
 pub(crate) mod inspect;
+mod left_copies;
 pub(crate) mod machine;
 pub(crate) mod maps;
 pub(crate) mod parts;
@@ -47,7 +48,8 @@ pub(crate) struct Attached {
 }
 
 /// Attaches to the QEMU of this monitor, and checks everything that can be
-/// checked without changes. The error names every obstacle, with those of `mode`.
+/// checked without changes. The error names every obstacle, with those of `mode`. Copies of disks
+/// that a killed engine has left are ended.
 pub(crate) fn attach(
     monitor: &dyn Monitor,
     side: Side,
@@ -55,12 +57,13 @@ pub(crate) fn attach(
     mode: Option<Mode>,
     overcommit: Overcommit,
 ) -> Result<Attached, AttachError> {
+    let found = inspect(monitor.open(CONNECT_TIMEOUT)?, side, allowed)?;
     let Inspection {
         mut client,
         process,
         ram,
         mut obstacles,
-    } = inspect(monitor.open(CONNECT_TIMEOUT)?, side, allowed)?;
+    } = left_copies::remove(found, side, allowed)?;
     obstacles.retain(|obstacle| obstacle.matters(mode));
     if overcommit == Overcommit::Allow {
         obstacles.retain(|obstacle| !obstacle.is_overcommit());

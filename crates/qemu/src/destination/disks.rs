@@ -5,13 +5,15 @@
 //! serves, and so locks them: a disk that is open elsewhere, for instance at the source, is
 //! refused.
 
-use std::fs::DirBuilder;
+use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::time::Duration;
 
+use hikkoshi_engine::DiskConnection;
 use hikkoshi_wire::Disk;
 use rustix::fs::{Mode, OFlags};
 use serde_json::json;
@@ -19,7 +21,9 @@ use thiserror::Error;
 
 use super::QemuDestination;
 use super::disk_flusher::{DiskFlusher, DiskNotFlushed};
-use crate::disks::{self, BlockDisk, ImageFile, own_names, same_image};
+use super::fitting_disks::fitting;
+use crate::disks::nbd::NbdRequests;
+use crate::disks::{self, BlockDisk, ImageFile};
 use crate::qmp::reconnect::{MonitorError, connected};
 use crate::qmp::{Client, QmpError, Version};
 
@@ -74,7 +78,8 @@ pub(crate) enum ServeError {
 pub(super) struct DiskServer {
     /// Its socket, to connect to.
     socket: OwnedFd,
-    disks: usize,
+    /// What the disks are called in messages.
+    disks: Vec<String>,
     /// While they are copied.
     flusher: Option<DiskFlusher>,
 }
@@ -88,7 +93,7 @@ impl DiskServer {
     }
 
     fn connect(&self, number: usize) -> Result<UnixStream, ServeError> {
-        if number >= self.disks {
+        if number >= self.disks.len() {
             return Err(ServeError::NotServed(number));
         }
         let name = format!("/proc/self/fd/{}", self.socket.as_raw_fd());
@@ -100,10 +105,11 @@ impl DiskServer {
 /// connect to it.
 fn nameless_listener() -> io::Result<(UnixListener, OwnedFd)> {
     let root = std::env::temp_dir();
+    remove_left_folders(&root);
     let mut number = 0;
     // It has a name for a moment, in a folder that only its owner can enter.
     let folder = loop {
-        let name = format!("hikkoshi-disks-{}-{number}", std::process::id());
+        let name = format!("{FOLDER}{}-{number}", std::process::id());
         let folder = root.join(name);
         match DirBuilder::new().mode(0o700).create(&folder) {
             Ok(()) => break folder,
@@ -113,12 +119,44 @@ fn nameless_listener() -> io::Result<(UnixListener, OwnedFd)> {
             Err(error) => return Err(error),
         }
     };
-    let path = folder.join("nbd");
+    let path = folder.join(SOCKET);
     let opened = bind_and_open(&path);
     // It was not created if that failed.
-    let _ = std::fs::remove_file(&path);
-    std::fs::remove_dir(&folder)?;
+    let _ = fs::remove_file(&path);
+    fs::remove_dir(&folder)?;
     opened
+}
+
+/// The beginning of the name of a folder for the socket; the process and a number follow.
+const FOLDER: &str = "hikkoshi-disks-";
+
+/// The name of the socket in it.
+const SOCKET: &str = "nbd";
+
+/// How old such a folder is that a killed process has left: others exist for a moment only.
+const LEFT_FOLDER_AGE: Duration = Duration::from_secs(60);
+
+/// Removes what processes have left that were killed in that moment.
+fn remove_left_folders(root: &Path) {
+    let Ok(entries) = fs::read_dir(root) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let rest = name.to_str().and_then(|name| name.strip_prefix(FOLDER));
+        let Some((pid, _)) = rest.and_then(|rest| rest.split_once('-')) else {
+            continue;
+        };
+        let has_ended = !Path::new("/proc").join(pid).exists();
+        // The kernel's time of files lags a little behind.
+        let age = entry.metadata().and_then(|folder| folder.modified());
+        let age = age.ok().and_then(|since| since.elapsed().ok());
+        if has_ended && age.is_some_and(|age| age > LEFT_FOLDER_AGE) {
+            // Fails if it is another user's, or holds something else.
+            let _ = fs::remove_file(entry.path().join(SOCKET));
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
 }
 
 fn bind_and_open(path: &Path) -> io::Result<(UnixListener, OwnedFd)> {
@@ -128,8 +166,8 @@ fn bind_and_open(path: &Path) -> io::Result<(UnixListener, OwnedFd)> {
 }
 
 impl QemuDestination {
-    /// Serves these disks of the source.
-    pub(super) fn serve(&mut self, disks: &[Disk]) -> Result<(), ServeError> {
+    /// The disks here to which those of the source are copied.
+    pub(super) fn fitting(&mut self, disks: &[Disk]) -> Result<Vec<BlockDisk>, ServeError> {
         if self.piped.is_some() {
             return Err(ServeError::Domain);
         }
@@ -140,7 +178,14 @@ impl QemuDestination {
             let image = ImageFile::of_disk(client, &our.file)?;
             with_images.push((our, image.map_or_else(String::new, |image| image.identity)));
         }
-        let nodes = fitting(disks, &with_images).map_err(ServeError::Unfit)?;
+        let found = fitting(disks, &with_images).map_err(ServeError::Unfit)?;
+        Ok(found.into_iter().cloned().collect())
+    }
+
+    /// Serves these disks of the source.
+    pub(super) fn serve(&mut self, disks: &[Disk]) -> Result<(), ServeError> {
+        let nodes = self.fitting(disks)?;
+        let client = connected(&mut self.client)?;
         let (listener, socket) = nameless_listener()?;
         let name = json!({ "fdname": LISTENER });
         client
@@ -163,7 +208,7 @@ impl QemuDestination {
         // From here on there is something to undo, also if QEMU's answer was lost.
         self.disk_server = Some(DiskServer {
             socket,
-            disks: disks.len(),
+            disks: nodes.iter().map(|node| node.label().to_owned()).collect(),
             flusher: None,
         });
         started.map_err(ServeError::Server)?;
@@ -207,9 +252,14 @@ impl QemuDestination {
     }
 
     /// A connection to the server, for the disk `number`.
-    pub(super) fn connect_served(&mut self, number: usize) -> Result<UnixStream, ServeError> {
-        let server = self.disk_server.as_ref();
-        server.ok_or(ServeError::NotServed(number))?.connect(number)
+    pub(super) fn connect_served(&mut self, number: usize) -> Result<DiskConnection, ServeError> {
+        let not_served = || ServeError::NotServed(number);
+        let server = self.disk_server.as_ref().ok_or_else(not_served)?;
+        Ok(DiskConnection {
+            disk: server.disks.get(number).ok_or_else(not_served)?.clone(),
+            socket: server.connect(number)?,
+            requests: Box::<NbdRequests>::default(),
+        })
     }
 
     /// Ends the server. The images stay active, and QEMU's own.
@@ -225,8 +275,17 @@ impl QemuDestination {
     }
 }
 
+/// Whether disks are served here for a copy. If no engine has exclusive access, a killed one has
+/// left them.
+pub(crate) fn has_exports(client: &mut Client) -> Result<bool, QmpError> {
+    let exports = client.execute("query-block-exports", json!({}))?;
+    let ids = exports.as_array().into_iter().flatten();
+    let mut ids = ids.filter_map(|export| export.get("id")?.as_str());
+    Ok(ids.any(disks::is_ours))
+}
+
 /// Stops the server, and with it its exports and connections.
-fn stop(client: &mut Client) -> Result<(), QmpError> {
+pub(crate) fn stop(client: &mut Client) -> Result<(), QmpError> {
     for (command, arguments) in [
         ("closefd", json!({ "fdname": LISTENER })),
         ("nbd-server-stop", json!({})),
@@ -247,150 +306,9 @@ fn stop(client: &mut Client) -> Result<(), QmpError> {
     }
 }
 
-/// Where QEMU has the devices with an id.
-const NAMED_DEVICES: &str = "/machine/peripheral/";
-
-/// The disks here, of which the names of the images are known, for those of the source; or
-/// everything that prevents a copy.
-fn fitting<'a>(
-    theirs: &[Disk],
-    ours: &'a [(BlockDisk, String)],
-) -> Result<Vec<&'a BlockDisk>, Vec<String>> {
-    let (mut found, mut problems) = (Vec::<&(BlockDisk, String)>::new(), Vec::new());
-    for disk in theirs {
-        let of_drive = || {
-            let mut named = ours
-                .iter()
-                .filter(|(our, _)| !disk.drive.is_empty() && *our.drive == *disk.drive);
-            named.next().filter(|_| named.next().is_none())
-        };
-        let same = || ours.iter().find(|(our, _)| *our.device == *disk.device);
-        // The path of a device without an id has its place in the order of the command line.
-        let our = match disk.device.starts_with(NAMED_DEVICES) || disk.device.is_empty() {
-            true => same().or_else(of_drive),
-            false => of_drive().or_else(same),
-        };
-        let Some(matched) = our else {
-            problems.push(format!(
-                "QEMU here has no disk with a medium for the source's {} ({} bytes): give it an \
-                 image of that size",
-                disk.device, disk.bytes
-            ));
-            continue;
-        };
-        let (our, image) = matched;
-        let label = our.label();
-        let twice = found.iter().find(|(_, other)| same_image(other, image));
-        if found.contains(&matched) {
-            problems.push(format!(
-                "two disks of the source would be copied to the disk {label}: give each disk's \
-                 device the same id at both sides"
-            ));
-        } else if let Some((other, _)) = twice {
-            problems.push(format!(
-                "the disks {} and {label} have the same image here ({}): give each disk one of its \
-                 own",
-                other.label(),
-                our.file
-            ));
-        }
-        if same_image(image, own_names(&disk.image)) {
-            problems.push(format!(
-                "the disk {label} has the same image at both sides ({}): move the guest without \
-                 --copy-disks, or name the other disks: --copy-disks=DISK,…",
-                our.file
-            ));
-        } else if theirs.iter().any(|other| same_image(image, &other.image)) {
-            problems.push(format!(
-                "the disk {label} has the image of another disk of the source here ({}): the copy \
-                 would destroy it. Give it an image of its own",
-                our.file
-            ));
-        } else if our.read_only {
-            problems.push(format!(
-                "the disk {label} is read-only here, and the guest can write to it at the source"
-            ));
-        } else if our.bytes != disk.bytes {
-            problems.push(format!(
-                "the disk {label} has {} bytes at the source, and {} here: give it an image of the \
-                 same size",
-                disk.bytes, our.bytes
-            ));
-        }
-        found.push(matched);
-    }
-    if problems.is_empty() {
-        Ok(found.into_iter().map(|(our, _)| our).collect())
-    } else {
-        Err(problems)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn theirs(device: &str, drive: &str, bytes: u64) -> Disk {
-        Disk {
-            device: device.into(),
-            drive: drive.into(),
-            bytes,
-            image: "".into(),
-        }
-    }
-
-    fn ours(device: &str, drive: &str, bytes: u64) -> (BlockDisk, String) {
-        let disk = BlockDisk {
-            device: device.into(),
-            drive: drive.into(),
-            bytes,
-            ..BlockDisk::default()
-        };
-        (disk, String::new())
-    }
-
-    /// Each image is compared with all of the source's, and with the others here.
-    #[test]
-    fn an_image_of_another_disk_is_not_overwritten() {
-        let at = |id| format!("{NAMED_DEVICES}{id}");
-        let here = |id, image: &str| (ours(&at(id), "", 1).0, image.to_owned());
-        let there = |id, image: &str| Disk {
-            image: image.into(),
-            ..theirs(&at(id), "", 1)
-        };
-        let wanted = [there("vda", "h:1 wwn:a"), there("vdb", "h:2 others: h:3")];
-        let fits = [here("vda", "k:1"), here("vdb", "k:2")];
-        assert_eq!(fitting(&wanted, &fits).unwrap(), [&fits[0].0, &fits[1].0]);
-        let problems = |here: &[_]| fitting(&wanted, here).unwrap_err();
-        let of_another = "has the image of another disk of the source";
-        // Swapped, and that of a disk that is not copied.
-        let swapped = problems(&[here("vda", "h:2"), here("vdb", "k:7 wwn:a")]);
-        assert!(
-            swapped.len() == 2 && swapped.iter().all(|it| it.contains(of_another)),
-            "{swapped:?}"
-        );
-        for id in ["vda", "vdb"] {
-            let (one, other) = if id == "vda" {
-                ("h:3", "k:2")
-            } else {
-                ("k:1", "h:3")
-            };
-            let found = problems(&[here("vda", one), here("vdb", other)]);
-            assert_eq!(found.len(), 1, "{found:?}");
-            let begin = format!("the disk {id} {of_another}");
-            assert!(found[0].starts_with(&begin), "{found:?}");
-        }
-        let same = problems(&[here("vda", "h:1"), here("vdb", "k:2")]);
-        assert!(same[0].contains("the same image at both sides"), "{same:?}");
-        let twice = problems(&[here("vda", "k:1"), here("vdb", "k:1")]);
-        let expected = "the disks vda and vdb have the same image here";
-        assert!(
-            twice.len() == 1 && twice[0].starts_with(expected),
-            "{twice:?}"
-        );
-        // Nothing is known of these.
-        assert!(fitting(&wanted, &[here("vda", ""), here("vdb", "")]).is_ok());
-    }
 
     #[test]
     fn a_socket_without_a_name_can_be_connected_to() {
@@ -398,7 +316,7 @@ mod tests {
         let (listener, socket) = nameless_listener().unwrap();
         let server = DiskServer {
             socket,
-            disks: 2,
+            disks: vec!["vda".to_owned(), "vdb".to_owned()],
             flusher: None,
         };
         for number in 0..2 {
@@ -416,59 +334,28 @@ mod tests {
     }
 
     #[test]
-    fn disks_are_found_by_their_devices_or_drives() {
-        let at = |id| format!("{NAMED_DEVICES}{id}");
-        let here = [ours(&at("a"), "d0", 1), ours(&at("b"), "d1", 2)];
-        let wanted = [theirs(&at("b"), "", 2), theirs(&at("other"), "d0", 1)];
-        let found = fitting(&wanted, &here).unwrap();
-        assert_eq!(found, [&here[1].0, &here[0].0]);
-    }
-
-    /// Their paths have the order of the command line.
-    #[test]
-    fn devices_without_an_id_are_found_by_their_drives_first() {
-        let path = |number| format!("/machine/peripheral-anon/device[{number}]");
-        let here = [ours(&path(0), "right", 1), ours(&path(1), "left", 1)];
-        let wanted = [theirs(&path(0), "left", 1), theirs(&path(1), "right", 1)];
-        let found = fitting(&wanted, &here).unwrap();
-        assert_eq!(found, [&here[1].0, &here[0].0]);
-        // Without names, the order is all that is known.
-        let here = [ours(&path(0), "", 1), ours(&path(1), "other", 1)];
-        let found = fitting(&wanted, &here).unwrap();
-        assert_eq!(found, [&here[0].0, &here[1].0]);
-        // Never two to one.
-        let here = [ours(&path(0), "right", 1), ours(&path(5), "", 1)];
-        let wanted = [theirs(&path(0), "left", 1), theirs(&path(1), "right", 1)];
-        let problems = fitting(&wanted, &here).unwrap_err();
-        assert_eq!(problems.len(), 1, "{problems:?}");
-        assert!(problems[0].starts_with("two disks of the source"));
-        // One with an id keeps it, whatever its drive is called.
-        let named = |id| format!("{NAMED_DEVICES}{id}/virtio-backend");
-        let here = [ours(&named("vda"), "b", 1), ours(&named("vdb"), "a", 1)];
-        let wanted = [theirs(&named("vda"), "a", 1), theirs(&named("vdb"), "b", 1)];
-        let found = fitting(&wanted, &here).unwrap();
-        assert_eq!(found, [&here[0].0, &here[1].0]);
-    }
-
-    #[test]
-    fn everything_that_does_not_fit_is_named() {
-        let mut read_only = ours("/machine/peripheral/vdc", "", 3);
-        read_only.0.read_only = true;
-        let here = [ours("/machine/peripheral/vda", "", 1), read_only];
-        let wanted = [
-            theirs("/machine/peripheral/vda", "", 2),
-            theirs("/machine/peripheral/vdb", "", 2),
-            theirs("/machine/peripheral/vdc", "", 3),
+    fn folders_of_killed_processes_are_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let old = std::time::SystemTime::now() - 2 * LEFT_FOLDER_AGE;
+        let folder = |name: &str, is_old: bool| {
+            let path = root.path().join(name);
+            fs::create_dir(&path).unwrap();
+            let socket = UnixListener::bind(path.join(SOCKET)).unwrap();
+            if is_old {
+                fs::File::open(&path).unwrap().set_modified(old).unwrap();
+            }
+            drop(socket);
+            path
+        };
+        // No process has that number.
+        let left = folder(&format!("{FOLDER}4194305-0"), true);
+        let kept = [
+            folder(&format!("{FOLDER}{}-0", std::process::id()), true),
+            folder(&format!("{FOLDER}4194305-1"), false),
+            folder("others-4194305-0", true),
         ];
-        let problems = fitting(&wanted, &here).unwrap_err();
-        let expected = [
-            "the disk vda has 2 bytes at the source, and 1 here",
-            "QEMU here has no disk with a medium for the source's /machine/peripheral/vdb",
-            "the disk vdc is read-only here",
-        ];
-        assert_eq!(problems.len(), expected.len(), "{problems:?}");
-        for (problem, expected) in problems.iter().zip(expected) {
-            assert!(problem.starts_with(expected), "{problem}");
-        }
+        remove_left_folders(root.path());
+        assert!(!left.exists());
+        assert!(kept.iter().all(|path| path.join(SOCKET).exists()));
     }
 }

@@ -1,11 +1,12 @@
 //! The engine's interface to a destination.
 
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, DestinationGuest, FrameDelivery, GuestError, ThreadName};
+use hikkoshi_engine::{
+    CancelFlag, DestinationGuest, DiskConnection, FrameDelivery, GuestError, ThreadName,
+};
 use hikkoshi_linux::Process;
 use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::Userfault;
@@ -68,11 +69,15 @@ impl DestinationGuest for QemuDestination {
         Ok(Some(created))
     }
 
+    fn check_disks(&mut self, disks: &[Disk]) -> Result<(), GuestError> {
+        self.fitting(disks).map(drop).map_err(GuestError::new)
+    }
+
     fn serve_disks(&mut self, disks: &[Disk]) -> Result<(), GuestError> {
         self.serve(disks).map_err(GuestError::new)
     }
 
-    fn connect_disk(&mut self, number: usize) -> Result<UnixStream, GuestError> {
+    fn connect_disk(&mut self, number: usize) -> Result<DiskConnection, GuestError> {
         self.connect_served(number).map_err(GuestError::new)
     }
 

@@ -9,9 +9,10 @@
 
 pub(crate) mod after_exit;
 mod disk_flusher;
-mod disks;
+pub(crate) mod disks;
 mod error;
 mod exit_watch;
+mod fitting_disks;
 mod guest;
 mod huge_tmpfs;
 mod load;

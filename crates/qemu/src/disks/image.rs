@@ -6,7 +6,6 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use hikkoshi_linux::has_locked_byte;
-use hikkoshi_wire::MAX_TEXT;
 use serde_json::{Value, json};
 
 use super::shared::{SharedFileSystem, device_names};
@@ -94,25 +93,6 @@ impl ImageFile {
 pub(crate) fn same_image(one: &str, other: &str) -> bool {
     let mut names = one.split_ascii_whitespace();
     names.any(|name| other.split_ascii_whitespace().any(|it| it == name))
-}
-
-/// Stands before the names of other disks in those of one.
-const OTHERS: &str = "others:";
-
-/// The names `image` of a disk, followed by those of another one. `None`: a message has no room for
-/// that.
-pub(super) fn others_marked(image: &str, other: &str) -> Option<String> {
-    let is_marked = image.split(' ').any(|word| word == OTHERS);
-    let words = [image, if is_marked { "" } else { OTHERS }, other];
-    let words = words.into_iter().filter(|word| !word.is_empty());
-    let marked = Vec::from_iter(words).join(" ");
-    (marked.len() <= MAX_TEXT).then_some(marked)
-}
-
-/// The names of the disk itself.
-pub(crate) fn own_names(image: &str) -> &str {
-    let (own, _) = image.split_once(OTHERS).unwrap_or((image, ""));
-    own
 }
 
 fn identity(names: &[String]) -> String {

@@ -2,7 +2,11 @@
 
 use serde_json::{Value, json};
 
+use crate::attach::machine::{DrivePlace, drive_places};
 use crate::qmp::{Client, QmpError};
+
+/// Where QEMU has the devices with an id.
+const NAMED_DEVICES: &str = "/machine/peripheral/";
 
 /// A disk with a medium, that a device of the guest has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -18,6 +22,20 @@ pub(crate) struct BlockDisk {
     /// Its file, as QEMU describes it.
     pub(crate) file: String,
     pub(crate) read_only: bool,
+    /// Whether its image is encrypted.
+    pub(crate) encrypted: bool,
+    /// The device's buses and its addresses on them, as the guest sees them. Empty: not known, or
+    /// it has none.
+    pub(crate) place: String,
+}
+
+/// The id of a device that QEMU names so: by its path, or by its id alone. `None`: it has none.
+pub(crate) fn device_id(device: &str) -> Option<&str> {
+    let path = device.strip_prefix(NAMED_DEVICES);
+    let path = path.or((!device.starts_with('/')).then_some(device))?;
+    // A virtio disk is the child `virtio-backend` of the device.
+    let id = path.split_once('/').map_or(path, |(id, _)| id);
+    (!id.is_empty()).then_some(id)
 }
 
 impl BlockDisk {
@@ -29,23 +47,49 @@ impl BlockDisk {
         };
         let inserted = row.get("inserted")?;
         let device = text(row, "qdev");
-        let bytes = inserted.get("image")?.get("virtual-size")?.as_u64()?;
+        let image = inserted.get("image")?;
+        let bytes = image.get("virtual-size")?.as_u64()?;
+        let is_on = |row: &Value, key| row.get(key).and_then(Value::as_bool) == Some(true);
         (!device.is_empty()).then(|| Self {
             device,
             drive: text(row, "device"),
             node: text(inserted, "node-name"),
             bytes,
             file: text(inserted, "file"),
-            read_only: inserted.get("ro").and_then(Value::as_bool) == Some(true),
+            read_only: is_on(inserted, "ro"),
+            encrypted: is_on(inserted, "encrypted") || is_on(image, "encrypted"),
+            place: String::new(),
         })
+    }
+
+    /// Where the guest sees it, if that is one place among these.
+    fn place_among(&self, places: &[DrivePlace]) -> Option<String> {
+        let name = match self.drive.is_empty() {
+            true => &self.node,
+            false => &self.drive,
+        };
+        let of_drive = || places.iter().filter(|place| place.drive == *name);
+        // Several devices can use one block node.
+        let of_device = || of_drive().filter(|place| Some(&*place.id) == self.id());
+        let mut found = match of_drive().count() {
+            1 => of_drive().collect::<Vec<_>>(),
+            _ => of_device().collect(),
+        };
+        let only = found.pop().filter(|_| found.is_empty())?;
+        Some(only.place.clone())
+    }
+
+    /// The device's path in QEMU's object tree.
+    pub(crate) fn path(&self) -> String {
+        match self.device.starts_with('/') {
+            true => self.device.clone(),
+            false => format!("{NAMED_DEVICES}{}", self.device),
+        }
     }
 
     /// The device's id, if its owner gave it one.
     pub(crate) fn id(&self) -> Option<&str> {
-        let path = self.device.strip_prefix("/machine/peripheral/");
-        let path = path.or((!self.device.starts_with('/')).then_some(&*self.device))?;
-        // A virtio disk is the child `virtio-backend` of the device.
-        Some(path.split_once('/').map_or(path, |(id, _)| id))
+        device_id(&self.device)
     }
 
     /// What it is called in messages: by its owner, if possible.
@@ -79,7 +123,14 @@ pub(crate) fn list(client: &mut Client) -> Result<Vec<BlockDisk>, QmpError> {
     let rows = answer
         .as_array()
         .ok_or_else(|| QmpError::unexpected("query-block", "not a list"))?;
-    Ok(rows.iter().filter_map(BlockDisk::of).collect())
+    let mut disks: Vec<_> = rows.iter().filter_map(BlockDisk::of).collect();
+    if !disks.is_empty() {
+        let places = drive_places(client)?;
+        for disk in &mut disks {
+            disk.place = disk.place_among(&places).unwrap_or_default();
+        }
+    }
+    Ok(disks)
 }
 
 #[cfg(test)]
@@ -114,6 +165,80 @@ mod tests {
         };
         assert_eq!((anonymous.id(), anonymous.label()), (None, "disk0"));
         assert!(!anonymous.is_called(""));
+    }
+
+    /// QEMU names a SCSI or IDE device with an id by that alone.
+    #[test]
+    fn a_device_with_an_id_has_it_by_each_of_its_names() {
+        let disk = |device: &str| BlockDisk {
+            device: device.into(),
+            ..BlockDisk::default()
+        };
+        for (device, id, path) in [
+            ("sda", Some("sda"), "/machine/peripheral/sda"),
+            (
+                "/machine/peripheral/vda/virtio-backend",
+                Some("vda"),
+                "/machine/peripheral/vda/virtio-backend",
+            ),
+            (
+                "/machine/peripheral-anon/device[0]",
+                None,
+                "/machine/peripheral-anon/device[0]",
+            ),
+        ] {
+            assert_eq!((disk(device).id(), &*disk(device).path()), (id, path));
+        }
+        assert_eq!(device_id(""), None);
+    }
+
+    #[test]
+    fn the_place_of_a_disk_is_that_of_its_device() {
+        let place = |drive: &str, id: &str, place: &str| DrivePlace {
+            drive: drive.into(),
+            id: id.into(),
+            place: place.into(),
+        };
+        let places = [
+            place("d0", "", "pci.0/04.0"),
+            place("node1", "sda", "pci.0/05.0/0:0:0"),
+            place("both", "sdb", "pci.0/05.0/0:0:1"),
+            place("both", "sdc", "pci.0/05.0/0:0:2"),
+        ];
+        let of = |device: &str, drive: &str, node: &str| {
+            let disk = BlockDisk {
+                device: device.into(),
+                drive: drive.into(),
+                node: node.into(),
+                ..BlockDisk::default()
+            };
+            disk.place_among(&places)
+        };
+        let named = "/machine/peripheral/vda/virtio-backend";
+        assert_eq!(of(named, "d0", "#block1").as_deref(), Some("pci.0/04.0"));
+        assert_eq!(of("sda", "", "node1").as_deref(), Some("pci.0/05.0/0:0:0"));
+        assert_eq!(of("sdc", "", "both").as_deref(), Some("pci.0/05.0/0:0:2"));
+        let anonymous = "/machine/peripheral-anon/device[0]";
+        assert_eq!(of(anonymous, "", "both"), None, "one of two");
+        assert_eq!(of(anonymous, "other", "node1"), None);
+    }
+
+    #[test]
+    fn an_encrypted_image_is_recognised() {
+        let row = |inserted: Value| json!({ "device": "d", "qdev": "vda", "inserted": inserted });
+        for (inserted, expected) in [
+            (json!({ "image": { "virtual-size": 1 } }), false),
+            (
+                json!({ "encrypted": true, "image": { "virtual-size": 1 } }),
+                true,
+            ),
+            (
+                json!({ "image": { "virtual-size": 1, "encrypted": true } }),
+                true,
+            ),
+        ] {
+            assert_eq!(BlockDisk::of(&row(inserted)).unwrap().encrypted, expected);
+        }
     }
 
     #[test]

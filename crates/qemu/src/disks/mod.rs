@@ -11,12 +11,15 @@ pub(crate) mod jobs;
 mod list;
 pub(crate) mod nbd;
 mod select;
+mod select_error;
+pub(crate) mod sent_image;
 mod shared;
 
-pub(crate) use image::{ImageFile, own_names, same_image};
-pub(crate) use list::{BlockDisk, list};
+pub(crate) use image::{ImageFile, same_image};
+pub(crate) use list::{BlockDisk, device_id, list};
+pub use select::DiskSelection;
 pub(crate) use select::{CopiedDisk, choose};
-pub use select::{DiskSelection, SelectError};
+pub use select_error::SelectError;
 
 /// The beginning of the name of everything that hikkoshi adds to QEMU for a copy.
 const PREFIX: &str = "hikkoshi-disk-";

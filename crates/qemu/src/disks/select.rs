@@ -2,21 +2,23 @@
 
 use hikkoshi_wire::{Disk, MAX_DISKS};
 use serde_json::Value;
-use thiserror::Error;
 
-use super::image::{ImageFile, others_marked};
+use super::image::ImageFile;
 use super::list::{BlockDisk, list};
+use super::select_error::SelectError;
+use super::sent_image::{describe, others_marked};
 use crate::command_line::image_file;
 use crate::qmp::qom;
 use crate::qmp::{Client, QmpError};
 
-/// Which disks are copied to the destination.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum DiskSelection {
-    /// Each disk that the guest can write to, and that is a file of this host only.
-    All,
-    /// These, by the device's id, the name of the `-drive`, or the block node's.
-    Named(Vec<String>),
+/// Which disks are copied to the destination. A disk is named by its device's id, the name of the
+/// `-drive`, or the block node's.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DiskSelection {
+    /// These. Empty: each disk that the guest can write to; it must be a file of this host only.
+    pub named: Vec<String>,
+    /// These are not copied: both hosts use them.
+    pub shared: Vec<String>,
 }
 
 /// A disk that is copied.
@@ -32,85 +34,6 @@ pub(crate) struct CopiedDisk {
 
 /// Why a disk is not copied, for people; or that there is none.
 pub(crate) type NotCopied = String;
-
-/// Disks cannot be chosen, or not be copied.
-#[derive(Debug, Error)]
-pub enum SelectError {
-    /// A QMP command failed.
-    #[error("choosing the disks to copy")]
-    Qmp(#[from] QmpError),
-    /// There is no such disk.
-    #[error(
-        "choosing the disks to copy: the guest has no disk '{name}' with a medium; its disks are: \
-         {}",
-        or_none(known)
-    )]
-    NoSuch {
-        /// The name that was given.
-        name: String,
-        /// The names of its disks.
-        known: Vec<String>,
-    },
-    /// It cannot be written to.
-    #[error(
-        "choosing the disks to copy: the disk {name} is read-only: give the destination a copy of \
-         its image, and leave it out of --copy-disks"
-    )]
-    ReadOnly {
-        /// The disk.
-        name: String,
-    },
-    /// Several machines may use it.
-    #[error(
-        "choosing the disks to copy: the disk {name} is shared ({how}): what other machines write \
-         to it would be lost. Name the other disks: --copy-disks={}",
-        or_none(others)
-    )]
-    Shared {
-        /// The disk.
-        name: String,
-        /// How that is known.
-        how: &'static str,
-        /// The others.
-        others: Vec<String>,
-    },
-    /// There are too many.
-    #[error(
-        "choosing the disks to copy: the guest has {found}, and at most {MAX_DISKS} are copied"
-    )]
-    TooMany {
-        /// How many.
-        found: usize,
-    },
-    /// There is none.
-    #[error(
-        "choosing the disks to copy: the guest has no disk that it can write to and that is a file \
-         of this host; move it without --copy-disks, or name a disk{}", because(.0)
-    )]
-    None(Vec<String>),
-    /// The monitor belongs to another program.
-    #[error(
-        "copying the disks of a libvirt domain: libvirt cannot serve the destination's disks while \
-         it creates the domain, and does not know of block jobs of other programs. Use 'virsh \
-         migrate --live --copy-storage-all', or copy the disks to storage that both hosts reach \
-         ('virsh blockcopy DOMAIN DISK --dest FILE --pivot --wait') and move the domain then"
-    )]
-    Domain,
-}
-
-fn or_none(names: &[String]) -> String {
-    match names {
-        [] => "none".to_owned(),
-        names => names.join(","),
-    }
-}
-
-fn because(reasons: &[String]) -> String {
-    match reasons {
-        [] => String::new(),
-        reasons => format!(" ({})", reasons.join("; ")),
-    }
-}
 
 /// A disk of the guest, and the file of its image, if that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -129,12 +52,12 @@ pub(crate) fn choose(
         let image = ImageFile::of_disk(client, &disk.file)?;
         disks.push(GuestDisk { disk, image });
     }
-    let (chosen, others, mut left) = match selection {
-        DiskSelection::All => writable(disks),
-        DiskSelection::Named(names) => {
-            let (chosen, others) = named(disks, names)?;
-            (chosen, others, Vec::new())
-        }
+    let by_name = !selection.named.is_empty();
+    let (chosen, others, mut left) = if by_name {
+        let (chosen, others) = named(disks, selection)?;
+        (chosen, others, Vec::new())
+    } else {
+        writable(disks, &selection.shared)?
     };
     if chosen.is_empty() {
         return Err(SelectError::None(left));
@@ -144,11 +67,14 @@ pub(crate) fn choose(
             found: chosen.len(),
         });
     }
-    let by_name = matches!(selection, DiskSelection::Named(_));
     let mut copied = Vec::with_capacity(chosen.len());
     for found in &chosen {
         let GuestDisk { disk, image } = found;
-        let shared_rw = qom::property(client, &disk.device, "share-rw")?;
+        if let Some(how) = passes_commands_on(client, disk)? {
+            let name = disk.label().to_owned();
+            return Err(SelectError::Passthrough { name, how });
+        }
+        let shared_rw = qom::property(client, &disk.path(), "share-rw")?;
         let how = match image {
             _ if shared_rw == Some(Value::Bool(true)) => Some("its device has share-rw=on"),
             // Who names it knows it.
@@ -172,12 +98,21 @@ pub(crate) fn choose(
                 disk.label()
             ));
         }
+        if disk.encrypted && by_name {
+            left.push(format!(
+                "the disk {} is encrypted, and its content is copied: it is stored unencrypted \
+                 unless the destination's image is encrypted, too",
+                disk.label()
+            ));
+        }
+        // Who names it decides that.
+        let must_be_encrypted = disk.encrypted && !by_name;
         copied.push(CopiedDisk {
             disk: Disk {
                 device: disk.device.as_str().into(),
                 drive: disk.drive.as_str().into(),
                 bytes: disk.bytes,
-                image: identity(image.as_ref()).into(),
+                image: describe(&disk.place, must_be_encrypted, identity(image.as_ref())).into(),
             },
             node: disk.node.clone(),
             label: disk.label().to_owned(),
@@ -213,28 +148,86 @@ fn name_others(copied: &mut [CopiedDisk], others: &[GuestDisk]) -> Vec<NotCopied
     left
 }
 
-/// Each disk that is a file of this host only, and can be written to; the others; and why they are.
-fn writable(disks: Vec<GuestDisk>) -> (Vec<GuestDisk>, Vec<GuestDisk>, Vec<NotCopied>) {
-    let mut left = Vec::new();
-    let is_copied = |GuestDisk { disk, image }: &GuestDisk| {
-        let file = image_file(&disk.file);
-        let why = if disk.read_only {
-            "it is read-only".to_owned()
+/// Why the guest's commands to this disk do not all go through QEMU's block layer, which copies.
+fn passes_commands_on(
+    client: &mut Client,
+    disk: &BlockDisk,
+) -> Result<Option<&'static str>, QmpError> {
+    let path = disk.path();
+    let kind = qom::property(client, &path, "type")?;
+    Ok(match kind.as_ref().and_then(Value::as_str) {
+        Some("scsi-block") => Some("its device is a scsi-block"),
+        Some("scsi-generic") => Some("its device is a scsi-generic"),
+        // Before QEMU 9.1.
+        Some(kind) if kind.starts_with("virtio-blk") => {
+            let scsi = qom::property(client, &path, "scsi")?;
+            (scsi == Some(Value::Bool(true))).then_some("its device has scsi=on")
+        }
+        _ => None,
+    })
+}
+
+/// The disks to copy; the others; and why these are not copied.
+type Chosen = (Vec<GuestDisk>, Vec<GuestDisk>, Vec<NotCopied>);
+
+/// Each disk that can be written to and is not shared; the others; and why these are not copied. An
+/// error if it is not clear of one whether the destination has the same.
+fn writable(disks: Vec<GuestDisk>, shared: &[String]) -> Result<Chosen, SelectError> {
+    check_names(&disks, shared)?;
+    let (mut left, mut reasons, mut unclear) = (Vec::new(), Vec::new(), Vec::new());
+    let mut can_be_copied = Vec::new();
+    let is_copied = |found: &GuestDisk| {
+        let GuestDisk { disk, image } = found;
+        let label = disk.label();
+        let why = if found.is_among(shared) {
+            return false;
+        } else if disk.read_only {
+            "it is read-only"
         } else if disk.is_flash() {
-            "QEMU writes the content of flash memory when the guest resumes".to_owned()
-        } else if !is_local(&file) {
-            "it is not a file of this host".to_owned()
+            "QEMU writes the content of flash memory when the guest resumes"
         } else {
-            match may_be_shared(image.as_ref()) {
-                Some(what) => format!("it is {what}, which both hosts may use; name it to copy it"),
-                None => return true,
+            let what = match is_local(&image_file(&disk.file)) {
+                true => may_be_shared(image.as_ref()),
+                false => Some("not a file of this host".to_owned()),
+            };
+            if let Some(what) = what {
+                reasons.push(format!("{label} is {what}"));
+                unclear.push(label.to_owned());
             }
+            can_be_copied.push(label.to_owned());
+            return true;
         };
-        left.push(format!("the disk {} is not copied: {why}", disk.label()));
+        left.push(format!("the disk {label} is not copied: {why}"));
         false
     };
     let (copied, others) = disks.into_iter().partition(is_copied);
-    (copied, others, left)
+    if !unclear.is_empty() {
+        return Err(SelectError::Unclear {
+            reasons,
+            copied: can_be_copied,
+            shared: unclear,
+        });
+    }
+    Ok((copied, others, left))
+}
+
+impl GuestDisk {
+    fn is_among(&self, names: &[String]) -> bool {
+        names.iter().any(|name| self.disk.is_called(name))
+    }
+}
+
+/// Fails if one of the names is that of no disk.
+fn check_names(disks: &[GuestDisk], names: &[String]) -> Result<(), SelectError> {
+    let is_unknown = |name: &&String| !disks.iter().any(|found| found.disk.is_called(name));
+    let Some(name) = names.iter().find(is_unknown) else {
+        return Ok(());
+    };
+    let labels = disks.iter().map(|found| found.disk.label().to_owned());
+    Err(SelectError::NoSuch {
+        name: name.clone(),
+        known: labels.collect(),
+    })
 }
 
 /// What the image is, if the other host may use it as well.
@@ -248,25 +241,23 @@ fn may_be_shared(image: Option<&ImageFile>) -> Option<String> {
     }
 }
 
-/// The disks with these names, and the others.
+/// The disks that are named, and the others.
 fn named(
     disks: Vec<GuestDisk>,
-    names: &[String],
+    selection: &DiskSelection,
 ) -> Result<(Vec<GuestDisk>, Vec<GuestDisk>), SelectError> {
-    for name in names {
-        let Some(found) = disks.iter().find(|found| found.disk.is_called(name)) else {
-            let labels = disks.iter().map(|found| found.disk.label().to_owned());
-            return Err(SelectError::NoSuch {
-                name: name.clone(),
-                known: labels.collect(),
-            });
-        };
-        if found.disk.read_only {
-            return Err(SelectError::ReadOnly { name: name.clone() });
-        }
+    let DiskSelection { named, shared } = selection;
+    check_names(&disks, named)?;
+    check_names(&disks, shared)?;
+    let (chosen, others): (Vec<_>, _) = disks.into_iter().partition(|disk| disk.is_among(named));
+    let name = |found: &GuestDisk| found.disk.label().to_owned();
+    if let Some(both) = chosen.iter().find(|disk| disk.is_among(shared)) {
+        return Err(SelectError::Both { name: name(both) });
     }
-    let is_named = |found: &GuestDisk| names.iter().any(|name| found.disk.is_called(name));
-    Ok(disks.into_iter().partition(is_named))
+    if let Some(found) = chosen.iter().find(|found| found.disk.read_only) {
+        return Err(SelectError::ReadOnly { name: name(found) });
+    }
+    Ok((chosen, others))
 }
 
 /// Whether this is the name of a file, and not of a network disk, or options.
@@ -306,18 +297,23 @@ mod tests {
         disks.iter().map(|found| found.disk.label()).collect()
     }
 
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    fn with_image(found: GuestDisk, image: Option<ImageFile>) -> GuestDisk {
+        GuestDisk { image, ..found }
+    }
+
     #[test]
     fn by_default_files_that_can_be_written_are_copied() {
         let mut flash = disk("", "/vars.fd", false);
         flash.disk.device = "/machine/system.flash1".into();
-        let with_image = |found: GuestDisk, image| GuestDisk { image, ..found };
-        let rbd = r#"json:{"driver":"raw","file":{"pool":"p","image":"i","driver":"rbd"}}"#;
+        let shared = with_image(disk("vdd", "/dev/volume", false), Some(image(true, None)));
         let disks = vec![
             disk("vda", "/disk.qcow2", false),
             disk("cd0", "/cd.iso", true),
-            disk("vdb", "nbd://host/disk", false),
-            disk("vdc", rbd, false),
-            with_image(disk("vdd", "/dev/volume", false), Some(image(true, None))),
+            shared,
             disk("vde", "relative.raw", false),
             disk(
                 "vdf",
@@ -325,23 +321,62 @@ mod tests {
                 false,
             ),
             flash,
-            // A file that was passed to QEMU, and one that it does not have open by this name.
+            // A file that was passed to QEMU.
             disk("vdg", "/dev/fdset/3", false),
-            with_image(disk("vdh", "/renamed.raw", false), None),
-            with_image(disk("vdi", "/dev/fdset/4", false), None),
         ];
-        let (copied, others, left) = writable(disks);
+        let (copied, others, left) = writable(disks, &names(&["vdd"])).unwrap();
         assert_eq!(labels(&copied), ["vda", "vde", "vdf", "vdg"]);
-        assert_eq!(left.len(), 7, "{left:?}");
-        assert_eq!(others.len(), left.len());
+        assert_eq!(others.len(), 3);
+        assert_eq!(left.len(), 2, "{left:?}");
         assert_eq!(left[0], "the disk cd0 is not copied: it is read-only");
-        assert!(left[3].contains("both hosts may use"), "{left:?}");
-        for left in &left[5..] {
-            assert!(
-                left.contains("not found among QEMU's open files"),
-                "{left:?}"
-            );
+        assert!(left[1].contains("flash memory"), "{left:?}");
+    }
+
+    #[test]
+    fn a_disk_that_may_be_another_one_at_the_destination_is_not_left_out() {
+        let rbd = r#"json:{"driver":"raw","file":{"pool":"p","image":"i","driver":"rbd"}}"#;
+        let unclear = || {
+            vec![
+                with_image(disk("vdb", "/dev/volume", false), Some(image(true, None))),
+                with_image(disk("vdc", "/renamed.raw", false), None),
+                with_image(disk("vdd", "/dev/fdset/4", false), None),
+                with_image(
+                    disk("vde", "/mnt/e.raw", false),
+                    Some(image(false, Some("nfs4"))),
+                ),
+                disk("vdf", rbd, false),
+                disk("vdg", "nbd://host/disk", false),
+            ]
+        };
+        for one in unclear() {
+            let label = one.disk.label().to_owned();
+            let disks = || vec![disk("vda", "/disk.qcow2", false), one.clone()];
+            let error = writable(disks(), &[]).unwrap_err().to_string();
+            for part in [
+                format!("destination has the same ones: {label} is "),
+                format!("--copy-disks=vda,{label}, or"),
+                format!("--shared-disks={label}"),
+            ] {
+                assert!(error.contains(&part), "{part:?} is not in: {error}");
+            }
+            let (copied, ..) = writable(disks(), &names(&[&label])).unwrap();
+            assert_eq!(labels(&copied), ["vda"]);
+            let by_name = DiskSelection {
+                named: names(&["vda"]),
+                shared: Vec::new(),
+            };
+            assert!(named(disks(), &by_name).is_ok(), "who names disks knows");
         }
+        let mut all = unclear();
+        all.push(disk("vda", "/disk.qcow2", false));
+        let error = writable(all, &[]).unwrap_err().to_string();
+        assert!(error.ends_with("--shared-disks=vdb,vdc,vdd,vde,vdf,vdg"));
+        assert!(
+            error.contains("vdb is a device of the host; vdc is"),
+            "{error}"
+        );
+        let error = writable(unclear(), &names(&["vdx"])).unwrap_err();
+        assert!(matches!(error, SelectError::NoSuch { .. }), "{error}");
     }
 
     #[test]
@@ -402,26 +437,30 @@ mod tests {
     #[test]
     fn named_disks_are_found_once_by_each_of_their_names() {
         let disks = || vec![disk("vda", "/a", false), disk("vdb", "/dev/b", false)];
-        let names = |names: &[&str]| {
-            names
-                .iter()
-                .map(|&name| name.to_owned())
-                .collect::<Vec<_>>()
+        let selection = |copied: &[&str], shared: &[&str]| DiskSelection {
+            named: names(copied),
+            shared: names(shared),
         };
-        let (found, others) = named(disks(), &names(&["vdb-node", "vdb"])).unwrap();
+        let wanted = selection(&["vdb-node", "vdb"], &["vda"]);
+        let (found, others) = named(disks(), &wanted).unwrap();
         assert_eq!(
             (labels(&found), labels(&others)),
             (vec!["vdb"], vec!["vda"])
         );
-        let error = named(disks(), &names(&["vda", "sda"]))
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("no disk 'sda'") && error.ends_with("vda,vdb"),
-            "{error}"
-        );
+        for wanted in [
+            selection(&["vda", "sda"], &[]),
+            selection(&["vda"], &["sda"]),
+        ] {
+            let error = named(disks(), &wanted).unwrap_err().to_string();
+            assert!(
+                error.contains("no disk 'sda'") && error.ends_with("vda,vdb"),
+                "{error}"
+            );
+        }
+        let error = named(disks(), &selection(&["vda"], &["vda-node"])).unwrap_err();
+        assert!(matches!(error, SelectError::Both { .. }), "{error}");
         let read_only = vec![disk("cd", "/c", true)];
-        let error = named(read_only, &names(&["cd"])).unwrap_err();
+        let error = named(read_only, &selection(&["cd"], &[])).unwrap_err();
         assert!(matches!(error, SelectError::ReadOnly { .. }), "{error}");
     }
 }

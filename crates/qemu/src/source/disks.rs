@@ -23,6 +23,7 @@ use crate::disks::jobs;
 use crate::disks::nbd::NbdRequests;
 use crate::disks::{self, CopiedDisk, DiskSelection, SelectError};
 use crate::qmp::reconnect::connected;
+use crate::qmp::{COMMAND_TIMEOUT, WATCHED_TIMEOUT};
 
 /// How long a killed QEMU may take to end after its sockets were closed.
 const ENDING: Duration = Duration::from_secs(1);
@@ -34,6 +35,8 @@ pub(super) struct DiskCopies {
     pub(super) disks: Vec<CopiedDisk>,
     /// How many of the jobs were started.
     started: usize,
+    /// Ends waits for QEMU, which may wait for the destination as long as disks are copied.
+    cancel: Option<CancelFlag>,
     /// What was copied, when all have been completed.
     completed: Option<Vec<DiskProgress>>,
 }
@@ -76,7 +79,8 @@ impl QemuSource {
         })?;
         let client = connected(&mut self.client)?;
         if number == 0 {
-            // Those of a killed engine whose journal was removed.
+            // Descriptors and nodes that a killed engine has left. (Its jobs were ended when we
+            // attached.)
             end_copies::end(client, usize::from(copies))?;
         }
         let name = json!({ "fdname": disks::name(number) });
@@ -101,6 +105,10 @@ impl QemuSource {
     ) -> Result<(), CopyError> {
         let disk = self.copied_disk(number)?.label.clone();
         let client = connected(&mut self.client)?;
+        // From now on any command may wait for the destination, where the watch of its connection
+        // ends a wait that is too long.
+        client.set_timeout(WATCHED_TIMEOUT);
+        self.copies.cancel = Some(cancel.clone());
         client.set_cancel(Some(cancel.clone()));
         let added = jobs::add_target(client, number);
         client.set_cancel(None);
@@ -140,12 +148,22 @@ impl QemuSource {
         if disks.is_empty() {
             return Ok(Vec::new());
         }
-        jobs::progress(connected(&mut self.client)?, disks)
+        let client = connected(&mut self.client)?;
+        client.set_cancel(self.copies.cancel.clone());
+        let progress = jobs::progress(client, disks);
+        client.set_cancel(None);
+        progress
     }
 
     /// Whether disks are being copied, or may be.
     pub(super) fn are_disks_copied(&self) -> bool {
         self.undo.copies > 0 && self.copies.completed.is_none()
+    }
+
+    /// What ends waits for QEMU early, while disks are copied.
+    pub(super) fn copies_cancel(&self) -> Option<CancelFlag> {
+        let copies = &self.copies;
+        copies.cancel.clone().filter(|_| self.are_disks_copied())
     }
 
     /// The guest is paused: completes the copies, and lets QEMU save the device state.
@@ -155,6 +173,7 @@ impl QemuSource {
         client.set_cancel(Some(give_up.clone()));
         let completed = jobs::complete(client, &self.copies.disks);
         client.set_cancel(None);
+        client.set_timeout(COMMAND_TIMEOUT);
         self.copies.completed = Some(completed?);
         Ok(self.begin_save(prepared)?)
     }
@@ -168,7 +187,11 @@ impl QemuSource {
         if self.copies.completed.is_none() {
             let copies = usize::from(self.undo.copies);
             let ended = self.session().map_err(EndCopiesError::from);
-            let ended = ended.and_then(|client| end_copies::end(client, copies));
+            let ended = ended.and_then(|client| {
+                // The connections have ended.
+                client.set_timeout(COMMAND_TIMEOUT);
+                end_copies::end(client, copies)
+            });
             if let Err(error) = ended {
                 // The copies have ended with it.
                 return if self.ends_now() { Ok(()) } else { Err(error) };

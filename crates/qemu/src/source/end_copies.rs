@@ -14,7 +14,7 @@ use super::ResumeError;
 use crate::attach::preflight::pause_mark;
 use crate::disks::jobs;
 use crate::qmp::migration_status::run_state;
-use crate::qmp::{Client, ConnectError, QmpError};
+use crate::qmp::{Client, ConnectError, QmpError, WATCHED_TIMEOUT};
 
 /// The copies were not removed from QEMU, or the guest was not resumed after that.
 #[derive(Debug, Error)]
@@ -32,7 +32,7 @@ pub enum EndCopiesError {
 
 /// Removes everything of copies from QEMU, of which there may be `number`. Their connections must
 /// have ended, as QEMU may wait for them. Can be repeated.
-pub(super) fn end(client: &mut Client, number: usize) -> Result<(), EndCopiesError> {
+pub(crate) fn end(client: &mut Client, number: usize) -> Result<(), EndCopiesError> {
     let paused = pause(client);
     let removed = match paused {
         Ok(()) => jobs::remove(client, number),
@@ -49,7 +49,9 @@ fn pause(client: &mut Client) -> Result<(), QmpError> {
         return Ok(());
     }
     pause_mark::set_ending_copies(client)?;
-    client.execute("stop", json!({})).map(drop)
+    // It waits for the source's own disks, which it flushes.
+    let stopped = client.execute_within("stop", json!({}), WATCHED_TIMEOUT);
+    stopped.map(drop)
 }
 
 /// Resumes a guest that was paused here.

@@ -51,7 +51,12 @@ pub(super) struct PreparedPause {
 impl QemuSource {
     /// Does everything that can be done before the guest is paused. It keeps running.
     pub(super) fn prepare_stop(&mut self) -> Result<(), PauseError> {
-        self.prepared = Some(self.prepare()?);
+        // While disks are copied, QEMU may wait for the destination.
+        let cancel = self.copies_cancel();
+        connected(&mut self.client)?.set_cancel(cancel);
+        let prepared = self.prepare();
+        connected(&mut self.client)?.set_cancel(None);
+        self.prepared = Some(prepared?);
         Ok(())
     }
 

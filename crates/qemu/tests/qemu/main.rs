@@ -4,6 +4,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)] // What was measured, and what QEMU said.
 
 mod attach;
+mod disks;
 mod drain;
 mod images;
 mod machines;

@@ -23,6 +23,10 @@ pub struct Disk {
     /// network file systems and of devices that several hosts reach. Empty: not known. After the
     /// word `others:` names of disks follow that are not copied: the destination must not write to
     /// these either.
+    ///
+    /// Two words before the names are none: `place:` and where the guest sees the disk, as in
+    /// [`Device::place`](crate::Device::place), and `encrypted:` if the destination's image must
+    /// be encrypted as the source's is.
     #[serde(with = "Label")]
     pub image: Box<str>,
 }

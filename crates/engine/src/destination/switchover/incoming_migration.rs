@@ -218,14 +218,13 @@ impl<'a> IncomingMigration<'a> {
             .map(|(number, (stream, ends))| {
                 let relay = DiskRelay::start(RelayStart {
                     name: format!("dst-disk-{number}"),
-                    socket: guest.connect_disk(number)?,
+                    connection: guest.connect_disk(number)?,
                     stream,
                     ends,
                     bandwidth: &Bandwidth::unlimited(),
                     priority: options.priority,
                     stop: session.stop(),
                     counters: Arc::clone(&context.counters),
-                    counts_sent: false,
                     watch: None,
                 });
                 relay.map_err(DestinationFailure::Thread)
@@ -252,7 +251,7 @@ impl<'a> IncomingMigration<'a> {
             frames,
             disks,
             received: Received::default(),
-            silence: SilenceTimer::new(options.peer_timeout),
+            silence: SilenceTimer::new(options.peer_timeout, options.stall_timeout),
         })
     }
 
@@ -353,7 +352,7 @@ impl<'a> IncomingMigration<'a> {
             self.check()?;
             let message = match self.session.next() {
                 None => {
-                    self.silence.check(&self.context, doing)?;
+                    self.check_silence(doing)?;
                     if guest.has_ended() {
                         return Err(DestinationFailure::process_ended(guest));
                     }
@@ -440,6 +439,12 @@ impl<'a> IncomingMigration<'a> {
             steps.done_at("stale pages dropped", at);
         }
         steps.done_at("everything received", switch.at);
+    }
+
+    /// Fails if the source has been silent for too long.
+    pub(super) fn check_silence(&mut self, doing: &'static str) -> Result<(), DestinationFailure> {
+        let waiting = self.disks.iter().map(DiskRelay::waiting);
+        self.silence.check(&self.context.counters, waiting, doing)
     }
 
     pub(crate) fn check(&self) -> Result<(), DestinationFailure> {

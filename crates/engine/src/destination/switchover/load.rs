@@ -59,9 +59,7 @@ impl IncomingMigration<'_> {
             None
             | Some(
                 DestinationSessionEvent::AllReceived | DestinationSessionEvent::GuestCallReturned,
-            ) => self
-                .silence
-                .check(&self.context, "loading the device state"),
+            ) => self.check_silence("loading the device state"),
             Some(DestinationSessionEvent::Failed(failure)) => Err(failure),
             Some(DestinationSessionEvent::Message(ToDestination::Cancel { reason })) => {
                 Err(DestinationFailure::CancelledBySource(reason))

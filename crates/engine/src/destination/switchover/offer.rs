@@ -201,7 +201,13 @@ pub(crate) fn receive_offer<'a>(
             let found = Found::of(guest, &description, machine, processors, links);
             found.refuse(may_postcopy)
         })
-        .and_then(|differences| Ok((make_ready(guest, may_postcopy, &disks)?, differences)))
+        .and_then(|differences| {
+            // Before the machine is used up.
+            if !disks.is_empty() {
+                guest.check_disks(&disks).map_err(text)?;
+            }
+            Ok((make_ready(guest, may_postcopy, &disks)?, differences))
+        })
         .map_err(|reason| {
             if guest.has_ended() {
                 return text(DestinationFailure::process_ended(guest));

@@ -1,5 +1,7 @@
 //! Two relays with a link between them.
 
+use std::sync::atomic::AtomicU64;
+
 use super::*;
 use hikkoshi_link::split;
 use hikkoshi_wire::Limits;
@@ -14,33 +16,43 @@ struct Pair {
 }
 
 fn pair() -> Pair {
-    watched_pair(None)
+    watched_pair(DiskWatch {
+        stall_timeout: Duration::MAX,
+        cancel: CancelFlag::new(),
+        failed: Box::new(|| ()),
+    })
 }
 
 /// The first one, at the source, is watched.
-fn watched_pair(mut watch: Option<DiskWatch>) -> Pair {
+fn watched_pair(watch: DiskWatch) -> Pair {
+    let mut watch = Some(watch);
     let (bandwidth, unlimited) = (Bandwidth::unlimited(), Bandwidth::unlimited());
     let stop = CancelFlag::new();
     let counters = Arc::<Counters>::default();
     let (one, other) = UnixStream::pair().unwrap();
     let mut machines = Vec::new();
-    let mut relay = |link: UnixStream, counts_sent| {
+    let mut relay = |link: UnixStream, is_client| {
         let stream = Arc::new(Stream::Unix(link));
         let (machine, socket) = UnixStream::pair().unwrap();
         machines.push(machine);
         DiskRelay::start(RelayStart {
             name: "disk-0".into(),
-            socket,
+            connection: DiskConnection {
+                disk: "vda".into(),
+                socket,
+                requests: Box::new(OneByOne {
+                    waiting: Waiting::Nothing,
+                }),
+            },
             ends: split(&stream, Limits { pages: 0 }, &stop).unwrap(),
             stream,
-            bandwidth: match counts_sent {
+            bandwidth: match is_client {
                 true => &bandwidth,
                 false => &unlimited,
             },
             priority: Priority::OFF,
             stop: stop.clone(),
             counters: Arc::clone(&counters),
-            counts_sent,
             watch: watch.take(),
         })
         .unwrap()
@@ -74,11 +86,10 @@ fn bytes_are_carried_in_both_directions_until_both_have_closed() {
         (&*source).read_to_string(&mut answer).unwrap();
         assert_eq!(answer, "done");
     });
-    let counted = pair
-        .counters
-        .disk_bytes
-        .load(std::sync::atomic::Ordering::Relaxed);
-    assert_eq!(counted, 2 * large.len() as u64, "sent and received");
+    let counted = [&pair.counters.disk_bytes, &pair.counters.disk_answer_bytes];
+    let counted = counted.map(|bytes| bytes.load(Ordering::Relaxed));
+    let sent = 2 * large.len() as u64;
+    assert_eq!(counted, [sent, 2 * 4], "sent and received");
     assert!(pair.relays[0].take_failure().is_none());
 }
 
@@ -191,18 +202,29 @@ impl DiskRequests for OneByOne {
 fn watched() -> (Pair, CancelFlag, Arc<AtomicU64>) {
     let (cancel, failures) = (CancelFlag::new(), Arc::new(AtomicU64::new(0)));
     let counted = Arc::clone(&failures);
-    let pair = watched_pair(Some(DiskWatch {
-        disk: "vda".into(),
-        requests: Box::new(OneByOne {
-            waiting: Waiting::Nothing,
-        }),
+    let pair = watched_pair(DiskWatch {
         stall_timeout: 5 * TICK,
         cancel: cancel.clone(),
         failed: Box::new(move || {
             counted.fetch_add(1, Ordering::Relaxed);
         }),
-    }));
+    });
     (pair, cancel, failures)
+}
+
+/// Each side knows what the client waits for.
+#[test]
+fn both_sides_know_whether_an_answer_is_owed() {
+    let (pair, _cancel, _failures) = watched();
+    let [source, destination] = &pair.machines;
+    let waiting = || pair.relays.each_ref().map(DiskRelay::waiting);
+    assert_eq!(waiting(), [Waiting::Nothing; 2]);
+    (&*source).write_all(b"write").unwrap();
+    (&*destination).read_exact(&mut [0; 5]).unwrap();
+    assert_eq!(waiting(), [Waiting::Request; 2]);
+    (&*destination).write_all(b"done").unwrap();
+    (&*source).read_exact(&mut [0; 4]).unwrap();
+    assert_eq!(waiting(), [Waiting::Nothing; 2]);
 }
 
 #[test]

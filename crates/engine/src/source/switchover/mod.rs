@@ -124,13 +124,13 @@ fn prepare(
         steps.begin(paused);
     }
     steps.done("paused");
-    disks::complete(shared, guest, session, give_up)?;
-    // The last pages are sent, or dropped if post-copy follows, while the device state is saved.
-    // Those that the save dirties are sent or dropped after it.
+    // The last pages are sent, or dropped if post-copy follows, while the copies of disks end and
+    // the device state is saved. Those that the save dirties are sent or dropped after it.
     let digest = match &rest {
         LastPages::Precopy(precopy) => {
             let round = precopy.begin_round()?;
-            let saved = send_device_state(guest, session, give_up);
+            let saved = disks::complete(shared, guest, session, give_up)
+                .and_then(|()| send_device_state(guest, session, give_up));
             // Also after a failure: the workers send until then.
             let sent = precopy.finish_round(round);
             let digest = saved?;
@@ -138,6 +138,7 @@ fn prepare(
             digest
         }
         _ => {
+            disks::complete(shared, guest, session, give_up)?;
             discard_newly_dirty(shared, session, &rest, unsent, PausedPass::Paused)?;
             steps.done("stale pages known");
             send_device_state(guest, session, give_up)?

@@ -63,6 +63,7 @@ fn all_migrate_options() -> MigrateOptions {
     MigrateOptions {
         // Not stored.
         copy_disks: None,
+        shared_disks: Vec::new(),
         journaled: all_journaled_options(),
         mode: Some(RequestedMode::Fixed(Mode::Precopy)),
         convergence: ConvergenceOptions {

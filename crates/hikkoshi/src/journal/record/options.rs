@@ -138,6 +138,7 @@ impl TryFrom<MigrateOptionsRecord> for MigrateOptions {
             no_keep_frames: false,
             // Not stored for the same reason.
             copy_disks: None,
+            shared_disks: Vec::new(),
             quit_source: record.quit_source,
             domain: DomainOptions {
                 undefine_source: record.undefine_source,

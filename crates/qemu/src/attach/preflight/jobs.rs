@@ -37,7 +37,10 @@ pub(crate) fn check(client: &mut Client, copy: bool) -> Result<Vec<Refusal>, Qmp
     let ends_itself = |job: &Job| copy && disks::is_ours(&job.id);
     let running = list(client)?.into_iter();
     let running = running.filter(|job| job.holds_images() && !ends_itself(job));
-    let refusal = |Job { id, kind, status }| Refusal::Job { id, kind, status };
+    let refusal = |Job { id, kind, status }| match disks::is_ours(&id) {
+        true => Refusal::Copy { id },
+        false => Refusal::Job { id, kind, status },
+    };
     Ok(running.map(refusal).collect())
 }
 

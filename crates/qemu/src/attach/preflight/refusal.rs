@@ -219,6 +219,17 @@ pub enum Refusal {
         /// What has changed.
         difference: String,
     },
+    /// A disk is being copied for a migration, or was.
+    #[error(
+        "the block job '{id}' copies a disk of the guest for a migration by hikkoshi: end that by \
+         'hikkoshi cancel', or, if it was interrupted, by 'hikkoshi migrate --resume'. ('hikkoshi \
+         migrate' ends the job itself if no hikkoshi process has the guest. Never use the QMP \
+         command 'job-complete': the guest would continue with the destination's disk)"
+    )]
+    Copy {
+        /// The job.
+        id: String,
+    },
     /// A block job is running.
     #[error(
         "the block job '{id}' ({kind}) is {status}, and QEMU cannot hand over its images before the \

@@ -9,12 +9,10 @@
 //! acknowledged. So a slow line makes progress as long as it carries anything. A wait for the limit
 //! of the bandwidth is progress, too.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use hikkoshi_link::Stream;
-
 use super::connection::Waiting;
+use super::relay::Position;
 
 /// How long the setup of a connection may make no progress, at most: QEMU does nothing else
 /// meanwhile, and the whole guest may wait for it.
@@ -24,33 +22,14 @@ const MAX_SETUP: Duration = Duration::from_secs(10);
 /// flush writes what the destination's kernel keeps in memory, which can be gigabytes.
 const LONG_REQUEST_FACTOR: u32 = 15;
 
-/// What was carried so far, in both directions.
-#[derive(Debug, Default)]
-pub(super) struct Carried {
-    /// Bytes that have come from the link.
-    pub(super) received: AtomicU64,
-    /// Bytes that the link has taken.
-    pub(super) sent: AtomicU64,
-    /// The next bytes wait for the limit of the bandwidth.
-    pub(super) limited: AtomicBool,
-}
-
-/// What changes when something is carried.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Position {
-    received: u64,
-    sent: u64,
-    /// Bytes that the destination's kernel has acknowledged, if it can be known.
-    acknowledged: Option<u64>,
-}
-
-impl Carried {
-    pub(super) fn position(&self, stream: &Stream) -> Position {
-        Position {
-            received: self.received.load(Ordering::Relaxed),
-            sent: self.sent.load(Ordering::Relaxed),
-            acknowledged: stream.tcp_info().map(|info| info.acked),
-        }
+/// How long a connection may make no progress whose machine waits for this. `None`: always.
+/// `paused`: the guest is, and waits for every request.
+pub(crate) fn patience(timeout: Duration, waiting: Waiting, paused: bool) -> Option<Duration> {
+    match waiting {
+        Waiting::Nothing | Waiting::Over => None,
+        Waiting::Setup => Some(timeout.min(MAX_SETUP)),
+        Waiting::LongRequest if !paused => Some(timeout.saturating_mul(LONG_REQUEST_FACTOR)),
+        Waiting::Request | Waiting::LongRequest => Some(timeout),
     }
 }
 
@@ -72,7 +51,7 @@ impl StallTimer {
     }
 
     /// Whether the connection has stalled by `now`, and for how long it may. Call it now and then.
-    /// `paused`: the guest is, and waits for every request.
+    /// `paused`: the guest is.
     pub(super) fn has_stalled(
         &mut self,
         (waiting, paused): (Waiting, bool),
@@ -80,14 +59,7 @@ impl StallTimer {
         position: Position,
         now: Instant,
     ) -> Option<Duration> {
-        let limit = match waiting {
-            Waiting::Nothing | Waiting::Over => None,
-            Waiting::Setup => Some(self.timeout.min(MAX_SETUP)),
-            Waiting::LongRequest if !paused => {
-                Some(self.timeout.saturating_mul(LONG_REQUEST_FACTOR))
-            }
-            Waiting::Request | Waiting::LongRequest => Some(self.timeout),
-        };
+        let limit = patience(self.timeout, waiting, paused);
         let limit = limit.filter(|_| !limited && position == self.position);
         let Some(limit) = limit else {
             (self.position, self.since) = (position, now);
@@ -113,7 +85,7 @@ mod tests {
     }
 
     /// For how many seconds, up to an hour, nothing was found with this wait.
-    fn patience(waiting: Waiting, paused: bool, limited: bool) -> Option<u64> {
+    fn seconds(waiting: Waiting, paused: bool, limited: bool) -> Option<u64> {
         let begun = Instant::now();
         let mut timer = StallTimer::new(TIMEOUT, begun);
         (0..3600).find(|second| {
@@ -125,10 +97,10 @@ mod tests {
 
     #[test]
     fn outstanding_requests_without_progress_are_a_stall() {
-        assert_eq!(patience(Waiting::Request, false, false), Some(21));
-        assert_eq!(patience(Waiting::Setup, false, false), Some(11));
-        assert_eq!(patience(Waiting::LongRequest, false, false), Some(301));
-        let paused = patience(Waiting::LongRequest, true, false);
+        assert_eq!(seconds(Waiting::Request, false, false), Some(21));
+        assert_eq!(seconds(Waiting::Setup, false, false), Some(11));
+        assert_eq!(seconds(Waiting::LongRequest, false, false), Some(301));
+        let paused = seconds(Waiting::LongRequest, true, false);
         assert_eq!(paused, Some(21), "the paused guest waits for a flush");
     }
 
@@ -145,9 +117,9 @@ mod tests {
 
     #[test]
     fn an_idle_connection_and_one_that_keeps_to_the_limit_do_not_stall() {
-        assert_eq!(patience(Waiting::Nothing, true, false), None);
-        assert_eq!(patience(Waiting::Over, true, false), None);
-        assert_eq!(patience(Waiting::Request, true, true), None);
+        assert_eq!(seconds(Waiting::Nothing, true, false), None);
+        assert_eq!(seconds(Waiting::Over, true, false), None);
+        assert_eq!(seconds(Waiting::Request, true, true), None);
     }
 
     #[test]

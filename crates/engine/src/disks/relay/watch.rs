@@ -1,0 +1,104 @@
+//! Watches the connection of a disk at the source: ends it when it was cancelled, or has stalled.
+
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use hikkoshi_link::{Stream, TICK};
+use hikkoshi_linux::CancelFlag;
+
+use super::{DiskFailure, Shared};
+use crate::disks::stall_timer::StallTimer;
+
+/// What the source needs to give up a connection.
+pub(crate) struct DiskWatch {
+    pub(crate) stall_timeout: Duration,
+    /// Ends the connection: whatever the machine waits for, it fails then.
+    pub(crate) cancel: CancelFlag,
+    /// Called when the connection has failed.
+    pub(crate) failed: Failed,
+}
+
+type Failed = Box<dyn Fn() + Send + Sync>;
+
+impl DiskWatch {
+    /// That of this disk.
+    pub(super) fn of(self, disk: String) -> (Failed, Watched) {
+        let watched = Watched {
+            disk,
+            stall_timeout: self.stall_timeout,
+            cancel: self.cancel,
+        };
+        (self.failed, watched)
+    }
+}
+
+/// What the thread that watches needs.
+pub(super) struct Watched {
+    disk: String,
+    stall_timeout: Duration,
+    cancel: CancelFlag,
+}
+
+/// What was carried so far, in both directions.
+#[derive(Debug, Default)]
+pub(super) struct Carried {
+    /// Bytes that have come from the link.
+    pub(super) received: AtomicU64,
+    /// Bytes that the link has taken.
+    pub(super) sent: AtomicU64,
+    /// The next bytes wait for the limit of the bandwidth.
+    pub(super) limited: AtomicBool,
+}
+
+/// What changes when something is carried.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(in crate::disks) struct Position {
+    pub(in crate::disks) received: u64,
+    pub(in crate::disks) sent: u64,
+    /// Bytes that the destination's kernel has acknowledged, if it can be known.
+    pub(in crate::disks) acknowledged: Option<u64>,
+}
+
+impl Carried {
+    fn position(&self, stream: &Stream) -> Position {
+        Position {
+            received: self.received.load(Ordering::Relaxed),
+            sent: self.sent.load(Ordering::Relaxed),
+            acknowledged: stream.tcp_info().map(|info| info.acked),
+        }
+    }
+}
+
+impl Shared {
+    /// Returns when the connection has ended, which it does here once it was cancelled; or with an
+    /// error when it has stalled.
+    pub(super) fn watch(&self, watched: Watched) -> Result<(), DiskFailure> {
+        let Watched {
+            disk,
+            stall_timeout,
+            cancel,
+        } = watched;
+        let mut timer = StallTimer::new(stall_timeout, Instant::now());
+        let mut end = self.lock();
+        while !end.over {
+            if cancel.is_cancelled() {
+                end.here = true;
+                drop(end);
+                self.end();
+                return Ok(());
+            }
+            drop(end);
+            let wait = (self.waiting(), self.paused.load(Ordering::Relaxed));
+            let limited = self.carried.limited.load(Ordering::Relaxed);
+            let position = self.carried.position(&self.stream);
+            let stalled = timer.has_stalled(wait, limited, position, Instant::now());
+            if let Some(after) = stalled {
+                return Err(DiskFailure::Stalled { disk, after });
+            }
+            let waited = self.ended.wait_timeout(self.lock(), TICK);
+            end = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
+}
