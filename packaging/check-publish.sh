@@ -16,7 +16,10 @@ mapfile -t crates < <(cargo run --quiet --locked --package hikkoshi-third-party 
 packages=()
 for one in "${crates[@]}"; do packages+=(--package "$one"); done
 rm -rf target/package-crates/package
-CARGO_TARGET_DIR=target/package-crates cargo publish --dry-run --locked --allow-dirty "${packages[@]}"
+export CARGO_TARGET_DIR=target/package-crates
+cargo publish --dry-run --locked --allow-dirty "${packages[@]}"
+# A dry run leaves no packages where cargo documents them.
+cargo package --quiet --no-verify --locked --allow-dirty "${packages[@]}"
 for one in "${crates[@]}"; do
     file=$(echo target/package-crates/package/"$one"-[0-9]*.crate)
     files=$(tar -tzf "$file")

@@ -26,7 +26,9 @@ trap 'rm -rf "$stage"' EXIT
 
 cp "$program" "$stage/hikkoshi"
 strip "$stage/hikkoshi"
-make --no-print-directory --silent install PROGRAM="$stage/hikkoshi" DESTDIR="$stage" PREFIX=/usr/local GENERATED="$stage/generated"
+# The program writes its manual pages. The host may have no libvirt.
+LD_LIBRARY_PATH=$PWD/build/libvirt/root/usr/lib/x86_64-linux-gnu \
+    make --no-print-directory --silent install PROGRAM="$stage/hikkoshi" DESTDIR="$stage" PREFIX=/usr/local GENERATED="$stage/generated"
 cargo run --quiet --locked --package hikkoshi-third-party -- licences >"$stage/usr/local/share/doc/hikkoshi/THIRD-PARTY-LICENSES"
 name=hikkoshi-$version-x86_64-linux
 mv "$stage/usr/local" "$stage/$name"
