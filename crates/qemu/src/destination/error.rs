@@ -202,7 +202,10 @@ pub(crate) enum RunError {
 
 /// QEMU's process could not be ended.
 #[derive(Debug, Error)]
-#[error("ending QEMU (process {pid}) of a migration that was given up (end it by hand)")]
+#[error(
+    "ending QEMU (process {pid}), which must not run the guest (this needs its user, or CAP_KILL; \
+     by hand: 'kill -KILL {pid}')"
+)]
 pub(crate) struct KillError {
     pub(super) pid: u32,
     pub(super) source: io::Error,
