@@ -306,6 +306,9 @@ impl Drop for Guest<'_> {
         if !std::thread::panicking() {
             check_disks(&self.vm, &self.config);
         }
+        // A thread that watches it may keep it until this process has ended, and a QEMU that has
+        // changed its user does not end with this process (PR_SET_PDEATHSIG(2const)).
+        self.vm.kill();
     }
 }
 
