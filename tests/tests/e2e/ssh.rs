@@ -11,8 +11,8 @@ use hikkoshi_tests::{
     TestEnv, assert_command_refused, eventually, hikkoshi, log,
 };
 use rustix::process::{Pid, Signal, kill_process};
-use std::fs;
-use std::os::unix::fs::symlink;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -345,6 +345,41 @@ impl Hosts<'_> {
         exit.assert(0, &[&format!("{HOST}the guest runs here with the pages")]);
         self.complete(&exit, "post-copy, session and both engines killed");
     }
+}
+
+/// systemd removes a user's runtime directory at the end of the last session: without the journal
+/// in it, a guest in post-copy could not be recovered.
+#[test]
+fn a_journal_that_goes_with_the_session_is_refused() {
+    let env = TestEnv::new();
+    let program = env.folder().join("hikkoshi");
+    fs::copy(hikkoshi(), &program).unwrap();
+    fs::set_permissions(env.folder(), Permissions::from_mode(0o755)).unwrap();
+    let runtime = env.folder().join("runtime");
+    let stays = env.folder().join("stays");
+    for folder in [&runtime, &stays] {
+        fs::create_dir(folder).unwrap();
+        chown(folder, Some(65534), Some(65534)).unwrap();
+    }
+    let receive = |more: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        command.arg(&program).args(["receive", "--ssh-session"]);
+        command.args(["--qmp", "/nowhere/qmp"]).args(more);
+        command.env("XDG_RUNTIME_DIR", &runtime);
+        // No user of this name lingers here.
+        command.env("LOGNAME", "hikkoshi-test").stdin(Stdio::null());
+        command
+    };
+    let parts = [
+        "which is removed when this user logs out",
+        "loginctl enable-linger hikkoshi-test",
+        "--remote-option=--journal=DIR",
+    ];
+    assert_command_refused(receive(&[]), 2, &parts);
+    assert_eq!(fs::read_dir(&runtime).unwrap().count(), 0);
+    let named = receive(&["--journal", stays.to_str().unwrap()]);
+    assert_command_refused(named, 1, &["/nowhere/qmp"]);
 }
 
 /// Without guests: what ssh or the shell there reports is shown, and where the guest is.

@@ -17,6 +17,34 @@ use super::latency_options::LatencyOptions;
 use super::run_options::RunOptions;
 use super::{bytes, durations};
 
+/// Options for receiving one guest, which a daemon does not have.
+const OF_ONE_GUEST: [&str; 24] = [
+    "qmp",
+    "connect",
+    "only_domain",
+    "changes",
+    "xml",
+    "allow_qemu_arguments",
+    "template",
+    "name",
+    "resume",
+    "give_up",
+    "other_side_is_lost",
+    "plaintext",
+    "invite",
+    "wait_for",
+    "allow_overcommit",
+    "allow_device",
+    "stall_timeout",
+    "retry_for",
+    "fault_threads",
+    "collapse",
+    "json",
+    "report",
+    "progress",
+    "verbose",
+];
+
 #[derive(Debug, Clone, Args)]
 #[command(
     override_usage = "hikkoshi receive [OPTIONS] <--qmp|--connect|--template|--daemon|--resume>"
@@ -75,12 +103,11 @@ pub(crate) struct Receive {
 
     /// Receive any number of guests, by invitations of `hikkoshi invite` or by certificates
     ///
-    /// Certificates: --admit.
+    /// Certificates: --admit. Options for receiving one guest are given with its invitation
+    /// (`hikkoshi invite --receive-option`).
     #[arg(verbatim_doc_comment,
         long,
-        conflicts_with_all = [
-            "qmp", "connect", "template", "resume", "plaintext", "json", "report", "wait_for"
-        ],
+        conflicts_with_all = OF_ONE_GUEST,
         help_heading = CONNECTION
     )]
     pub daemon: bool,
@@ -275,7 +302,8 @@ impl ReceiveOptions {
 mod tests {
     use super::*;
     use crate::args::{Args as CommandLine, Command};
-    use clap::Parser;
+    use clap::error::ErrorKind;
+    use clap::{CommandFactory, Parser};
     use hikkoshi_engine::{Priority, RetryFor};
 
     fn receive(words: &str) -> Receive {
@@ -310,6 +338,59 @@ mod tests {
             |more: &str| receive(&format!("--listen unix:/s --qmp /q {more}")).overcommit();
         assert_eq!(overcommit(""), Overcommit::Refuse);
         assert_eq!(overcommit("--allow-overcommit"), Overcommit::Allow);
+    }
+
+    #[test]
+    fn a_daemon_has_no_option_of_one_guest() {
+        // Some without a value, some with several forms of one: each is given one that it takes.
+        let value = |id: &str| match id {
+            "plaintext"
+            | "invite"
+            | "allow_overcommit"
+            | "allow_qemu_arguments"
+            | "give_up"
+            | "other_side_is_lost"
+            | "poll"
+            | "no_priority"
+            | "verbose"
+            | "collapse"
+            | "resume" => "",
+            "progress" => "=none",
+            "changes" => "=disk=vda,path=/a",
+            _ => "=5",
+        };
+        let own = [
+            "listen",
+            "daemon",
+            "max_guests",
+            "advertise",
+            "admit",
+            "max_guests_per_certificate",
+            "tls_ca",
+            "tls_cert",
+            "tls_key",
+            "journal",
+            "help",
+        ];
+        let all = CommandLine::command();
+        let receive = all.find_subcommand("receive").unwrap();
+        for arg in receive.get_arguments().filter(|arg| !arg.is_hide_set()) {
+            let id = arg.get_id().as_str();
+            if own.contains(&id) {
+                continue;
+            }
+            let option = format!("--{}{}", arg.get_long().unwrap(), value(id));
+            let words = ["hikkoshi", "receive", "--daemon", &option];
+            let refused = CommandLine::try_parse_from(words).unwrap_err();
+            // A value that another option is missing for is refused as well.
+            assert!(
+                matches!(
+                    refused.kind(),
+                    ErrorKind::ArgumentConflict | ErrorKind::MissingRequiredArgument
+                ),
+                "{option}: {refused}"
+            );
+        }
     }
 
     #[test]

@@ -12,16 +12,18 @@
 //! destination needs this engine for its missing pages.
 
 use std::borrow::Cow;
+use std::env;
 use std::io::{self, IsTerminal};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::time::Duration;
 
 use hikkoshi_link::Address;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FileType, OFlags};
 
-use crate::args::Receive;
+use crate::args::{Receive, RunOptions};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 
@@ -39,19 +41,53 @@ pub(super) const WAIT: Duration = Duration::from_secs(60);
 /// Set by sshd (sshd(8)): client address, client port, server address, server port.
 const CONNECTION: &str = "SSH_CONNECTION";
 
-/// Refuses a session whose end would not be noticed.
+/// A file for each user whose runtime directory stays when the user logs out (loginctl(1)).
+const LINGERING: &str = "/var/lib/systemd/linger";
+
+/// Refuses a session whose end would not be noticed, or would remove the journal.
 ///
 /// # Errors
-/// Standard input is a terminal.
-pub(super) fn check() -> Result<(), Exit> {
-    match io::stdin().is_terminal() {
-        false => Ok(()),
-        true => {
-            let what = "standard input is a terminal, whose end does not end the wait for a \
-                        source: --ssh-session needs a session without one (no -t in --rsh)";
-            Err(Exit::new(ExitStatus::Usage, Reason::Usage, what))
-        }
+/// Standard input is a terminal, or the run folder does not stay when the user logs out.
+pub(super) fn check(run: &RunOptions) -> Result<(), Exit> {
+    if io::stdin().is_terminal() {
+        let what = "standard input is a terminal, whose end does not end the wait for a source: \
+                    --ssh-session needs a session without one (no -t in --rsh)";
+        return Err(Exit::new(ExitStatus::Usage, Reason::Usage, what));
     }
+    // A migration is resumed in any case: its journal is there now.
+    if run.resume.is_some() {
+        return Ok(());
+    }
+    let runtime = env::var_os("XDG_RUNTIME_DIR").unwrap_or_default();
+    // sshd sets it (sshd(8)).
+    let user = env::var("LOGNAME").unwrap_or_default();
+    check_folder(
+        &run.journals.path(),
+        Path::new(&runtime),
+        Path::new(LINGERING),
+        &user,
+    )
+}
+
+/// systemd removes a user's runtime directory when the user's last session ends (pam_systemd(8)).
+/// The guest needs this engine and its journal after that.
+fn check_folder(run: &Path, runtime: &Path, lingering: &Path, user: &str) -> Result<(), Exit> {
+    let is_removed = !runtime.as_os_str().is_empty() && run.starts_with(runtime);
+    let lingers = !user.is_empty() && lingering.join(user).exists();
+    if !is_removed || lingers {
+        return Ok(());
+    }
+    let user = if user.is_empty() { "USER" } else { user };
+    let what = format!(
+        "the journal would be in {}, which is removed when this user logs out, while the guest may \
+         still need it",
+        run.display()
+    );
+    let next = format!(
+        "nothing was changed. Run 'loginctl enable-linger {user}' there once, or name a folder that \
+         stays: --remote-option=--journal=DIR"
+    );
+    Err(Exit::new(ExitStatus::Usage, Reason::Journal, what).with(next))
 }
 
 /// Makes the process independent of the session's terminal and of who reads its messages. Also for
@@ -76,7 +112,7 @@ pub(super) fn with_address(args: &Receive) -> Cow<'_, Receive> {
         return Cow::Borrowed(args);
     }
     let given = args.ssh_connection.as_deref().and_then(own_address);
-    let own = given.or_else(|| own_address(&std::env::var(CONNECTION).ok()?));
+    let own = given.or_else(|| own_address(&env::var(CONNECTION).ok()?));
     let address = own.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     let mut args = args.clone();
     args.listen = Some(Address::Tcp(SocketAddr::new(address, 0).to_string()));
@@ -150,6 +186,23 @@ mod tests {
         if std::env::var_os(CONNECTION).is_none() {
             assert_eq!(listen(&["--ssh-connection="]).unwrap(), "0.0.0.0:0");
         }
+    }
+
+    #[test]
+    fn a_run_folder_has_to_stay_when_the_user_logs_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let refused = |run: &str, runtime: &str| {
+            let checked = check_folder(Path::new(run), Path::new(runtime), folder.path(), "vm");
+            checked.err().map(|exit| format!("{exit:?}"))
+        };
+        let why = refused("/run/user/7/hikkoshi", "/run/user/7").unwrap();
+        assert!(why.contains("/run/user/7/hikkoshi"), "{why}");
+        assert_eq!(refused("/run/hikkoshi", "/run/user/7"), None);
+        assert_eq!(refused("/run/hikkoshi", ""), None);
+        std::fs::write(folder.path().join("other"), "").unwrap();
+        assert!(refused("/run/user/7/hikkoshi", "/run/user/7").is_some());
+        std::fs::write(folder.path().join("vm"), "").unwrap();
+        assert_eq!(refused("/run/user/7/hikkoshi", "/run/user/7"), None);
     }
 
     #[test]

@@ -79,7 +79,7 @@ fn prepare(args: &Receive) -> Result<CancelFlag, Exit> {
         daemon::restore_open_files(limit)?;
     }
     if args.ssh_session {
-        ssh_session::check()?;
+        ssh_session::check(&args.run)?;
     }
     if args.ssh_session || args.receiver.is_some() {
         ssh_session::detach();

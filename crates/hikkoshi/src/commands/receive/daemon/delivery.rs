@@ -68,12 +68,14 @@ impl<'a> Delivery<'a> {
             self.waiting.push_back((connection, until));
             return;
         }
-        let why = match is_full {
-            true => "its receiver accepts no connections: it is stopped, or too many wait there",
-            false => {
-                "no guest is awaited with this invitation: it has expired or was used, or another \
-                 'hikkoshi receive' made it"
-            }
+        let why = if is_full {
+            "its receiver accepts no connections: it is stopped, or too many wait there"
+        } else if fs::symlink_metadata(&receiver).is_ok() {
+            "its guest's receiver does not run now; a migration that is not finished is resumed \
+             within a minute, or an earlier message of the daemon says what it waits for"
+        } else {
+            "no guest is awaited with this invitation: it has expired or was used, or another \
+             'hikkoshi receive' made it"
         };
         let why = format!("{why} ({})", Report::new(&error));
         self.front.log_rejection(connection.peer, &why);

@@ -36,7 +36,9 @@ impl Receivers {
         check_rights(&fs::metadata(&folder)?, Others::HaveNoRights).map_err(|rights| {
             io::Error::other(format!("the folder {}: {rights}", folder.display()))
         })?;
-        Ok(Self(folder))
+        // Receivers note the paths of their sockets. A later daemon may be given another path to
+        // the same folder.
+        Ok(Self(folder.canonicalize()?))
     }
 
     /// The socket of this guest's receiver.
@@ -61,7 +63,9 @@ impl Receivers {
 
     /// The guest whose receiver listens at this path, if it is in the folder.
     pub(super) fn guest_at(&self, socket: &Path) -> Option<String> {
-        let inside = socket.parent() == Some(&self.0);
+        let inside = socket.parent().is_some_and(|folder| {
+            folder == self.0 || folder.canonicalize().is_ok_and(|real| real == self.0)
+        });
         let is_socket = socket.extension().is_some_and(|end| end == SOCKET);
         (inside && is_socket).then(|| Some(socket.file_stem()?.to_str()?.to_owned()))?
     }
@@ -201,6 +205,26 @@ mod tests {
         receivers.remove_old_results(1).unwrap();
         let left = ["new", "old", "older"].map(|name| receivers.result(name).exists());
         assert_eq!(left, [true, false, false]);
+    }
+
+    #[test]
+    fn a_receiver_is_found_by_another_path_to_the_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let (real, link) = (folder.path().join("real"), folder.path().join("link"));
+        fs::create_dir(&real).unwrap();
+        symlink(&real, &link).unwrap();
+        let [by_link, by_real] = [&link, &real].map(|run| Receivers::open(run).unwrap());
+        // As in a journal of a receiver that an earlier daemon has started.
+        let socket = link.join("receivers/web.sock");
+        for receivers in [&by_link, &by_real] {
+            assert_eq!(receivers.guest_at(&socket).as_deref(), Some("web"));
+            assert_eq!(
+                receivers.guest_at(&by_link.socket("web")).as_deref(),
+                Some("web")
+            );
+        }
+        let elsewhere = folder.path().join("web.sock");
+        assert_eq!(by_real.guest_at(&elsewhere), None);
     }
 
     #[test]
