@@ -21,6 +21,7 @@ use crate::commands::find_journal::find;
 use crate::commands::monitor::{self, NamedGuest, resume_by_hand};
 use crate::commands::print_result::print_moved;
 use crate::commands::reattach_destination::reattach;
+use crate::commands::receive::waiting_mark::WaitingMark;
 use crate::commands::resume_command::resume_command;
 use crate::journal::{DestinationEntry, OfflineJournal, SourceEntry};
 use crate::output::exit::{Exit, ExitStatus};
@@ -112,11 +113,6 @@ pub(super) fn destination(
     let (file, entry) =
         find::<DestinationEntry>(NamedGuest::destination(args).as_ref(), &args.run, file)?;
     let (stage, pid) = (entry.engine.stage, entry.qemu.identity.pid);
-    let here = match entry.qemu.identity.monitor {
-        // It was ended, because its guest has not run.
-        MonitorAddress::Domain { .. } => "nothing is left of its domain here",
-        MonitorAddress::Socket(_) => "end this QEMU",
-    };
     let again = resume_command::<DestinationEntry>(file.path());
     require_confirmation(&args.run, destination_consequence(stage))
         .map_err(|exit| exit.resumed_by(&again))?;
@@ -126,6 +122,8 @@ pub(super) fn destination(
     let not_attached = |error: &dyn Error| cannot(Reason::NotAttached, error);
     let address = entry.qemu.identity.monitor.clone();
     let folder = file.path().parent().unwrap_or(Path::new("")).to_owned();
+    let mark = WaitingMark::of_journal(&address, &folder, stage)
+        .map_err(|error| cannot(Reason::Journal, &error))?;
     let attached = reattach(&entry.qemu, &folder).map_err(|error| not_attached(&error))?;
     let mut guest: Box<dyn DestinationGuest> = match attached {
         Some(guest) => Box::new(guest),
@@ -147,6 +145,23 @@ pub(super) fn destination(
     if stage != DestinationStage::Complete {
         monitor::discard_received(&address, &folder);
     }
+    let declines = matches!(
+        stage,
+        DestinationStage::Receiving | DestinationStage::Ready | DestinationStage::Declined
+    );
+    // The journal says so now. The guest that was declined leaves nothing of its machine.
+    let is_ended = match mark.filter(|_| declines) {
+        Some(mark) => mark
+            .follow(DestinationStage::Declined)
+            .is_ok_and(|()| mark.end_or_log()),
+        None => false,
+    };
+    let here = match address {
+        // It was ended, because its guest has not run.
+        MonitorAddress::Domain { .. } => "nothing is left of its domain here",
+        MonitorAddress::Socket(_) if is_ended => "the QEMU that was started for it was ended",
+        MonitorAddress::Socket(_) => "end this QEMU",
+    };
     let given_up = |status| Exit::new(status, Reason::GivenUp, GIVEN_UP);
     Err(match stage {
         DestinationStage::Complete => {
@@ -160,7 +175,8 @@ pub(super) fn destination(
             ))
             .resumed_by(again),
         DestinationStage::Receiving | DestinationStage::Declined => {
-            given_up(ExitStatus::AtSource).with("the guest has not run here and never will")
+            let what = format!("the guest has not run here and never will: {here}");
+            given_up(ExitStatus::AtSource).with(what)
         }
         DestinationStage::Running => given_up(ExitStatus::Lost).with(format!(
             "the guest has ended here with its QEMU (process {pid})"

@@ -5,7 +5,7 @@ use super::fifo::{make_fifo, unblock};
 use super::{Booted, Daemon, Moved, config, write_template};
 use hikkoshi_lab::Vm;
 use hikkoshi_tests::{
-    LONG, Program, SplitBrainWatcher, TestEnv, eventually, hikkoshi, unique_address,
+    Exit, LONG, Program, SplitBrainWatcher, TestEnv, eventually, hikkoshi, unique_address,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
@@ -146,21 +146,86 @@ fn an_operator_takes_over_a_machine_and_gives_up_a_guest() {
     signal(&lost.source, Signal::KILL);
     daemon.program.kill();
     kill_process(daemon.receivers("lost")[0], Signal::KILL).unwrap();
-    let give_up = |more: &[&str]| {
-        let mut command = Command::new(hikkoshi());
-        command
-            .args(["receive", "--resume", "--give-up"])
-            .args(more);
-        command.arg("--qmp").arg(run.join("machines/lost.qmp"));
-        command.arg("--journal").arg(&run);
-        Program::start("give up", command).wait()
-    };
-    give_up(&[]).assert(3, &["--other-side-is-lost"]);
+    give_up(&run, "lost", &[]).assert(3, &["--other-side-is-lost"]);
     assert!(lost.destination.exit_status().is_none());
-    give_up(&["--other-side-is-lost"]).assert(4, &[]);
+    give_up(&run, "lost", &["--other-side-is-lost"]).assert(4, &[]);
     lost.destination.wait_exit(LONG).unwrap();
     let daemon = Daemon::start(&run, &daemon.address);
     daemon.wait_nothing_left();
+}
+
+/// `migrate` is killed when its destination is ready, and its guard resumes the guest: no source
+/// comes back for the one here. It is given up as the documents say, its QEMU ends, and the guest
+/// is moved by the same name.
+#[test]
+#[ignore = "several machines and engines: make test-daemon"]
+fn a_guest_that_its_source_has_kept_is_given_up() {
+    let env = TestEnv::new();
+    let run = env.folder().join("run");
+    let journal = env.folder().join("source");
+    let daemon = Daemon::start(&run, &unique_address());
+    let guest = Booted::start(&env, "kept");
+    let expected = config().expect(env.lab(), "first").unwrap();
+    let template = env.folder().join("first");
+    write_template(&template, &expected.command_line());
+    let invitation = daemon.invitation(&template, "kept", &[]);
+    let qmp = run.join("machines/kept.qmp");
+    let there = expected.wait(&qmp).unwrap();
+    let slowly = "--mode precopy --bandwidth 20M --max-downtime 60000 --to -";
+    let command = guest.migrate(&journal, &slowly.split(' ').collect::<Vec<_>>());
+    let mut migrating = Program::start_with_input("migrate", command, &invitation);
+    let begin = format!("destination-{}-", there.pid());
+    let blocked = daemon.wait_file(&begin, ".lock").with_extension("new");
+    make_fifo(&blocked);
+    wait_status(&there, "paused");
+    migrating.signal(Signal::STOP);
+    unblock(daemon.receivers("kept")[0], &blocked);
+    daemon.wait_file(&begin, ".json");
+    wait_unread(&daemon.address);
+    migrating.kill();
+    wait_status(&guest.source, "running");
+    daemon
+        .program
+        .wait_stderr("guest kept: its migration is not finished");
+
+    let kept = "the guest is here and does not run, and its source may have kept it";
+    let withdrawn = Program::start("withdraw", daemon.invite(&["--withdraw", "kept"])).wait();
+    withdrawn.assert(1, &[kept, "Giving up a guest"]);
+    let path = template.to_str().unwrap();
+    let again = daemon.invite(&["--template", path, "--name", "kept"]);
+    let again = Program::start("invite", again).wait();
+    again.assert(1, &[kept, "Giving up a guest"]);
+
+    let mut daemon = daemon;
+    daemon.program.kill();
+    for receiver in daemon.receivers("kept") {
+        kill_process(receiver, Signal::KILL).unwrap();
+    }
+    give_up(&run, "kept", &[]).assert(1, &["never will", "was started for it was ended"]);
+    there.wait_exit(LONG).unwrap();
+    give_up(&run, "kept", &["--other-side-is-lost"]).assert(1, &["never will"]);
+
+    let daemon = Daemon::start(&run, &daemon.address);
+    daemon.wait_nothing_left();
+    let invitation = daemon.invitation(&guest.template, "kept", &[]);
+    let migrate = guest.migrate(&journal, &["--to", "-"]);
+    let mut migrate = Program::start_with_input("migrate", migrate, &invitation);
+    let guest = guest.started(&run);
+    guest.assert_moved(&migrate.wait());
+    daemon.wait_nothing_left();
+}
+
+/// Gives up the guest of this machine, with more arguments.
+fn give_up(run: &Path, name: &str, more: &[&str]) -> Exit {
+    let mut command = Command::new(hikkoshi());
+    command
+        .args(["receive", "--resume", "--give-up"])
+        .args(more);
+    command
+        .arg("--qmp")
+        .arg(run.join(format!("machines/{name}.qmp")));
+    command.arg("--journal").arg(run);
+    Program::start("give up", command).wait()
 }
 
 /// Waits until the other end of a connection to this address has not read all that was sent to it.

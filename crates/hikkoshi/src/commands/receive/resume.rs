@@ -1,17 +1,15 @@
 //! `hikkoshi receive --resume`.
 
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use hikkoshi_engine::{CancelFlag, DestinationGuest, ReceiveControl, resume_receive};
 use hikkoshi_handover::{DestinationRecord, DestinationStage, Outcome};
-use hikkoshi_qemu::qmp::MonitorAddress;
 use hikkoshi_qemu::{ExitedDestination, SharedReattachInfo};
 
 use super::outcome::{self, After};
 use super::shown_name;
-use super::waiting_mark::{Left, WaitingMark};
+use super::waiting_mark::WaitingMark;
 use crate::args::Receive;
 use crate::commands::find_journal::{find, is_same_host};
 use crate::commands::monitor::{self, NamedGuest};
@@ -47,7 +45,8 @@ pub(super) fn resume(
     let identity = entry.qemu.identity.clone();
     let pid = identity.pid;
     let folder = file.path().parent().unwrap_or(Path::new("")).to_owned();
-    let mark = mark(&identity.monitor, &folder, entry.engine.stage)
+    let mark = WaitingMark::of_journal(&identity.monitor, &folder, entry.engine.stage)
+        .map(|mark| mark.map(Arc::new))
         .map_err(|error| cannot_resume::<DestinationEntry>(Reason::Journal, &error, file.path()))?;
     let attached = reattach(&entry.qemu, &folder).map_err(|error| cannot(&error))?;
     let (mut guest, reattach_info): (Box<dyn DestinationGuest>, _) = match attached {
@@ -127,39 +126,12 @@ pub(super) fn resume(
         monitor::discard_received(&identity.monitor, &folder);
     }
     let after = match (&mark, &result) {
-        (Some(mark), Err(error)) if error.outcome == Outcome::AtSource => end_machine(mark),
+        (Some(mark), Err(error)) if error.outcome == Outcome::AtSource && mark.end_or_log() => {
+            After::Ends
+        }
         _ => After::Used,
     };
     outcome::report(session, result, journal.path(), has_ended, after)
-}
-
-/// The mark of a machine that was started from a template, as the journal's stage requires it.
-fn mark(
-    monitor: &MonitorAddress,
-    folder: &Path,
-    stage: DestinationStage,
-) -> io::Result<Option<Arc<WaitingMark>>> {
-    let MonitorAddress::Socket(qmp) = monitor else {
-        return Ok(None);
-    };
-    let mark = WaitingMark::lock_of(folder, qmp)?.map(Arc::new);
-    if let Some(mark) = &mark {
-        // Another engine may have been killed between the two.
-        mark.follow(stage)?;
-    }
-    Ok(mark)
-}
-
-/// Ends a machine that has not run its guest and never will.
-fn end_machine(mark: &WaitingMark) -> After {
-    match mark.end_machine() {
-        Ok(Left::Ended | Left::Nothing) => After::Ends,
-        Ok(Left::MayStart) => After::Used,
-        Err(why) => {
-            tracing::warn!(why, "ending the QEMU that was started for the guest");
-            After::Used
-        }
-    }
 }
 
 /// The state of the guest before the source connects.

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use error_reporter::Report;
 use hikkoshi_engine::CancelFlag;
 use hikkoshi_linux::{connect_unix, is_served};
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::operator_file;
 use super::waiting_mark::WaitingMark;
@@ -24,6 +25,7 @@ use crate::commands::signals;
 use crate::journal::{JournalFile, absolute};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
+use crate::output::streams;
 
 /// How long QEMU may take to open its QMP socket.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -159,10 +161,26 @@ impl TemplateQemu {
         }
     }
 
+    /// Ends the program, and a QEMU that it has started instead of becoming it.
     fn end(&mut self) {
-        // It may have ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        // As long as it was not waited for, no other process has its number. It leads a group of
+        // processes, in which QEMU is unless the program has made another one.
+        let group = Pid::from_child(&self.child);
+        if let Ok(None) = self.child.try_wait() {
+            let _ = kill_process_group(group, Signal::KILL);
+            let _ = self.child.wait();
+        }
+        // Then the mark stays, and so does the socket: a daemon tries again.
+        if self.mark.set().is_ok()
+            && !self.mark.end_or_log()
+            && is_served(&self.qmp).unwrap_or(true)
+        {
+            let qmp = self.qmp.display();
+            streams::notice(&format!(
+                "the QEMU that was started for the guest may still run ({qmp}): end it by hand"
+            ));
+            return;
+        }
         let _ = fs::remove_file(&self.qmp);
         let _ = self.mark.clear();
     }
@@ -360,6 +378,7 @@ fn tail(log: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::listening_process::ListeningProcess;
     use super::*;
     use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketType};
 
@@ -475,35 +494,60 @@ mod tests {
         assert_eq!(exit.status(), ExitStatus::Usage);
     }
 
+    /// Where [`stands_in_for_qemu`] listens.
+    const SOCKET: &str = "HIKKOSHI_TEST_QMP";
+
+    #[test]
+    #[ignore = "no test: a process that another test starts in the place of QEMU"]
+    fn stands_in_for_qemu() {
+        let Some(path) = std::env::var_os(SOCKET) else {
+            return;
+        };
+        // Bound a moment before it accepts connections, as QEMU's.
+        let socket = net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        net::bind(&socket, &SocketAddrUnix::new(Path::new(&path)).unwrap()).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        net::listen(&socket, 64).unwrap();
+        std::thread::sleep(Duration::from_secs(1000));
+    }
+
+    /// Starts the stand-in by this command, which is a shell's, and returns what has become of it
+    /// at the end of a receiver with this status.
+    fn runs_after(command: &str, status: ExitStatus) -> bool {
+        let run = tempfile::tempdir().unwrap();
+        let template = run.path().join("template");
+        let program = std::env::current_exe().unwrap();
+        let test = "commands::receive::template::tests::stands_in_for_qemu";
+        let qemu = format!("{} --exact {test} --ignored", program.display());
+        let command = command.replace("QEMU", &qemu);
+        let text = format!("sh -c 'export {SOCKET}={{qmp}}; {command}'");
+        fs::write(&template, text).unwrap();
+        let args = receive(&template, run.path());
+        let qemu = TemplateQemu::start(&args, &template, &CancelFlag::new()).unwrap();
+        let listening = ListeningProcess::at(qemu.qmp()).unwrap();
+        let ListeningProcess::Process(process) = listening else {
+            panic!("{listening:?}");
+        };
+        let (qmp, mark) = (qemu.qmp().to_owned(), Arc::clone(qemu.mark()));
+        qemu.finish(status);
+        let runs = process.is_alive();
+        assert_eq!(qmp.exists(), runs);
+        assert!(!mark.is_set());
+        process.kill().unwrap();
+        runs
+    }
+
     #[test]
     fn the_program_ends_if_the_guest_stays_and_runs_on_otherwise() {
-        for (status, runs) in [
-            (ExitStatus::AtSource, false),
-            (ExitStatus::Unfinished, true),
-        ] {
-            let run = tempfile::tempdir().unwrap();
-            let template = run.path().join("template");
-            fs::write(&template, "sh -c 'touch {folder}/runs; exec sleep 1000'").unwrap();
-            let args = receive(&template, run.path());
-            let folder = machines(run.path());
-            let qmp = socket(run.path(), DEFAULT_GUEST_NAME);
-            // In its place, and bound a moment before it accepts connections.
-            let listening = std::thread::spawn(move || {
-                while !folder.join("runs").exists() {
-                    std::thread::yield_now();
-                }
-                let socket = net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
-                net::bind(&socket, &SocketAddrUnix::new(&qmp).unwrap()).unwrap();
-                std::thread::sleep(Duration::from_millis(50));
-                net::listen(&socket, 1).unwrap();
-                socket
-            });
-            let qemu = TemplateQemu::start(&args, &template, &CancelFlag::new()).unwrap();
-            let _listening = listening.join().unwrap();
-            let pid = rustix::process::Pid::from_child(&qemu.child);
-            qemu.finish(status);
-            let found = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-            assert_eq!(found.is_ok(), runs);
+        assert!(runs_after("exec QEMU", ExitStatus::Unfinished));
+        assert!(!runs_after("exec QEMU", ExitStatus::AtSource));
+    }
+
+    /// It starts QEMU and waits for it, as `su` does; in a session of its own, as `sudo` can.
+    #[test]
+    fn a_qemu_that_the_program_has_started_ends_as_well() {
+        for command in ["QEMU; true", "setsid --wait QEMU; true"] {
+            assert!(!runs_after(command, ExitStatus::AtSource), "{command}");
         }
     }
 }

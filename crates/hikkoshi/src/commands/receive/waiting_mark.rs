@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_handover::DestinationStage;
+use hikkoshi_qemu::qmp::MonitorAddress;
 
 use super::listening_process::ListeningProcess;
 use super::template;
@@ -74,6 +75,26 @@ impl WaitingMark {
         }
         let file = JournalFile::lock(&path)?;
         Ok(Some(Self { file, qmp }))
+    }
+
+    /// The mark of the machine of a migration in a journal in `folder`, as its stage requires it:
+    /// another engine may have been killed between the two. `None`: no machine of a template.
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock), and when the mark is there and must not be.
+    pub(crate) fn of_journal(
+        monitor: &MonitorAddress,
+        folder: &Path,
+        stage: DestinationStage,
+    ) -> io::Result<Option<Self>> {
+        let MonitorAddress::Socket(qmp) = monitor else {
+            return Ok(None);
+        };
+        let mark = Self::lock_of(folder, qmp)?;
+        if let Some(mark) = &mark {
+            mark.follow(stage)?;
+        }
+        Ok(mark)
     }
 
     /// The machines that are marked and whose receivers have ended, with their names.
@@ -164,6 +185,19 @@ impl WaitingMark {
             .and_then(|()| self.clear())
             .map_err(text)?;
         Ok(left)
+    }
+
+    /// Ends the machine, which has not run its guest and never will. Returns whether it has ended;
+    /// if not, that is logged, and the mark stays.
+    pub(crate) fn end_or_log(&self) -> bool {
+        match self.end_machine() {
+            Ok(Left::Ended | Left::Nothing) => true,
+            Ok(Left::MayStart) => false,
+            Err(why) => {
+                tracing::warn!(why, "ending the QEMU that was started for the guest");
+                false
+            }
+        }
     }
 
     /// Whether a QEMU that was started after the mark was set may not have opened its socket yet.

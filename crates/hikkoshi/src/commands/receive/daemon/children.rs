@@ -17,6 +17,7 @@ use std::thread;
 use std::time::Duration;
 
 use error_reporter::Report;
+use hikkoshi_handover::DestinationStage;
 use hikkoshi_link::Address;
 use hikkoshi_link::tls::Invitation;
 use hikkoshi_linux::Process;
@@ -332,18 +333,35 @@ impl Children {
 /// Why the name of a guest whose migration is not finished is taken, and what to do.
 fn unfinished(name: &str, journal: &GuestJournal, stopped: bool) -> String {
     let by_hand = resume_command::<DestinationEntry>(&journal.path);
-    if stopped {
-        format!(
-            "the migration of a guest with the name {name} is not finished, and the daemon does \
-             not resume it again: the daemon's log says why, and so does: {by_hand}. Its journal \
-             {} keeps the name until the migration is finished or given up",
-            journal.path.display()
-        )
-    } else {
-        format!(
-            "the migration of a guest with the name {name} is not finished; the daemon resumes it, \
-             and so does: {by_hand}"
-        )
+    let resumed = match stopped {
+        true => {
+            format!("the daemon does not resume it again: its log says why, and so does: {by_hand}")
+        }
+        false => format!("the daemon resumes it, and so does: {by_hand}"),
+    };
+    format!(
+        "the migration of a guest with the name {name} is not finished: {}. {resumed}. Its journal \
+         {} keeps the name until the migration is finished, or given up: 'Giving up a guest' in \
+         receiving-many.md",
+        state(journal.stage),
+        journal.path.display()
+    )
+}
+
+/// What a destination knows of its guest at this stage.
+pub(super) fn state(stage: DestinationStage) -> &'static str {
+    match stage {
+        DestinationStage::Receiving => "the guest does not run here, and its source has it",
+        DestinationStage::Ready => {
+            "the guest is here and does not run, and its source may have kept it"
+        }
+        DestinationStage::Running => "the guest runs here, and pages are missing",
+        DestinationStage::Complete => {
+            "the guest runs here with all of its pages, and its source does not know that yet"
+        }
+        DestinationStage::Declined => {
+            "the guest has not run here and never will, and its source does not know that yet"
+        }
     }
 }
 
@@ -423,11 +441,17 @@ mod tests {
 
     #[test]
     fn a_journal_that_is_left_to_an_operator_is_not_said_to_be_resumed() {
-        let journal = GuestJournal::without_route("web", Path::new("/run/destination-1-1.json"));
-        let resumed = unfinished("web", &journal, false);
+        let path = Path::new("/run/destination-1-1.json");
+        let journal = |stage| GuestJournal::without_route("web", path, stage);
+        let resumed = unfinished("web", &journal(DestinationStage::Running), false);
         assert!(resumed.contains("the daemon resumes it"), "{resumed}");
-        let stopped = unfinished("web", &journal, true);
+        assert!(
+            resumed.contains("the guest runs here, and pages"),
+            "{resumed}"
+        );
+        let stopped = unfinished("web", &journal(DestinationStage::Ready), true);
         assert!(!stopped.contains("the daemon resumes it"), "{stopped}");
+        assert!(stopped.contains("its source may have kept it"), "{stopped}");
         assert!(
             stopped.contains("Its journal /run/destination-1-1.json"),
             "{stopped}"

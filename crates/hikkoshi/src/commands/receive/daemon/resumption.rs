@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use error_reporter::Report;
+use hikkoshi_handover::DestinationStage;
 use hikkoshi_link::Address;
 use hikkoshi_link::tls::{DestinationCredentials, Route};
 
@@ -26,16 +27,18 @@ const MAX_PAUSE: Duration = Duration::from_secs(60);
 pub(super) struct GuestJournal {
     pub(super) guest: String,
     pub(super) path: PathBuf,
+    pub(super) stage: DestinationStage,
     /// How its source reaches it.
     route: Option<Route>,
 }
 
 #[cfg(test)]
 impl GuestJournal {
-    pub(super) fn without_route(guest: &str, path: &Path) -> Self {
+    pub(super) fn without_route(guest: &str, path: &Path, stage: DestinationStage) -> Self {
         Self {
             guest: guest.to_owned(),
             path: path.to_owned(),
+            stage,
             route: None,
         }
     }
@@ -154,6 +157,7 @@ impl Children {
             Some(GuestJournal {
                 guest: self.receivers.guest_at(socket)?,
                 path,
+                stage: entry.engine.stage,
                 route: security.and_then(DestinationCredentials::route),
             })
         });
@@ -337,7 +341,9 @@ mod tests {
     }
 
     fn journals(paths: &[&str]) -> Journals {
-        let journal = |path: &&str| GuestJournal::without_route("guest", Path::new(path));
+        let journal = |path: &&str| {
+            GuestJournal::without_route("guest", Path::new(path), DestinationStage::Ready)
+        };
         Journals {
             known: paths.iter().map(journal).collect(),
             unreadable: Vec::new(),

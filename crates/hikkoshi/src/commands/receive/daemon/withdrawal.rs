@@ -11,7 +11,7 @@ use hikkoshi_status::{Kind, StatusFolder};
 use rustix::process::Signal;
 
 use super::super::listening_process::ListeningProcess;
-use super::children::Children;
+use super::children::{Children, state};
 use crate::output::streams;
 
 /// How long a receiver may take to end: it ends its QEMU before.
@@ -34,8 +34,12 @@ impl Children {
         let journals = self
             .journals()
             .map_err(|error| format!("looking for its journal: {}", Report::new(&error)))?;
-        if journals.of(name).is_some() {
-            return Err(format!("the guest {name} has arrived here already"));
+        if let Some(journal) = journals.of(name) {
+            return Err(format!(
+                "{name} is not only invited: {}. If its source never comes back: 'Giving up a \
+                 guest' in receiving-many.md",
+                state(journal.stage)
+            ));
         }
         let Receiver {
             process,
