@@ -130,6 +130,7 @@ fn options_stand_under_their_headings() {
     assert_eq!(
         visible("invite"),
         "Connection: --template --name --connect --qmp --wait-for --receive-option --withdraw\n\
+         Output: --json\n\
          Recovery: --journal\n\
          -: --help\n"
     );

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{ArgGroup, Args};
 
 use super::durations;
-use super::headings::CONNECTION;
+use super::headings::{CONNECTION, OUTPUT};
 use super::journal_folder::JournalFolder;
 
 /// How long an invitation is valid that no source uses.
@@ -74,6 +74,20 @@ pub(crate) struct Invite {
     )]
     pub withdraw: Option<String>,
 
+    /// Write the result to FILE as one JSON object
+    ///
+    /// The name and the invitation, or the reason why there is none. With "-" it is written to
+    /// standard output, instead of the invitation.
+    #[arg(verbatim_doc_comment, long, value_name = "FILE", help_heading = OUTPUT)]
+    pub json: Option<PathBuf>,
+
     #[command(flatten)]
     pub journals: JournalFolder,
+}
+
+impl Invite {
+    /// Whether standard output has the result only.
+    pub(crate) fn has_json_on_stdout(&self) -> bool {
+        self.json.as_deref() == Some("-".as_ref())
+    }
 }

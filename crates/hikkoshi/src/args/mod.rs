@@ -220,6 +220,7 @@ impl Command {
     pub(crate) fn json_file(&self) -> Option<&Path> {
         match self {
             Self::Check(check) => check.json.as_deref(),
+            Self::Invite(invite) => invite.json.as_deref(),
             Self::DirtyRate(rate) => rate.json.as_deref(),
             Self::Estimate(estimate) => estimate.json.as_deref(),
             _ => self.run_options()?.json.as_deref(),

@@ -1,17 +1,22 @@
 //! `hikkoshi invite`: asks the `receive --daemon` of this host for an invitation.
 
+use std::fs::OpenOptions;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_linux::connect_unix;
+use serde_json::{Value, json};
 
 use crate::args::{DEFAULT_WAIT, Invite};
-use crate::commands::receive::daemon::request::{self, Machine, Question, Reply, Request};
+use crate::commands::receive::daemon::request::{
+    self, Machine, Question, RefusalKind, Reply, Request,
+};
 use crate::journal::absolute;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
-use crate::output::streams;
+use crate::output::{report, streams};
 
 /// How long the daemon may take: it starts a QEMU, which may take a minute.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
@@ -37,15 +42,29 @@ pub(crate) fn run(args: &Invite) -> Result<ExitStatus, Exit> {
                 "guest {name}: the invitation is a secret, and valid for one migration: 'hikkoshi \
                  migrate --to -' reads it from standard input"
             ));
-            streams::to_stdout(&format!("{invitation}\n"));
-            Ok(ExitStatus::Done)
+            if !args.has_json_on_stdout() {
+                streams::to_stdout(&format!("{invitation}\n"));
+            }
+            let invited = json!({ "name": name, "invitation": invitation });
+            write(args, &invited).map_err(|exit| {
+                exit.with(format!(
+                    "the guest is awaited: 'hikkoshi invite --withdraw {name}' ends that"
+                ))
+            })
         }
         Ok(Reply::Withdrawn) => {
             streams::notice("the invitation was withdrawn");
-            Ok(ExitStatus::Done)
+            write(args, &json!({ "withdrawn": args.withdraw }))
         }
         // The command line is good. It may be tried again.
-        Ok(Reply::Refused(why)) => Err(Exit::new(ExitStatus::Failed, Reason::Daemon, why)),
+        Ok(Reply::Refused(refusal)) => {
+            let reason = match refusal.kind {
+                RefusalKind::NameTaken => Reason::NameTaken,
+                RefusalKind::Full => Reason::Full,
+                RefusalKind::Other => Reason::Daemon,
+            };
+            Err(Exit::new(ExitStatus::Failed, reason, refusal.why))
+        }
         Err(error) => {
             let hint = match error.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
@@ -62,6 +81,31 @@ pub(crate) fn run(args: &Invite) -> Result<ExitStatus, Exit> {
             )))
         }
     }
+}
+
+/// Writes the result, if there is a file for it. An invitation is a secret: a new file can be read
+/// by its owner only.
+fn write(args: &Invite, result: &Value) -> Result<ExitStatus, Exit> {
+    let Some(path) = &args.json else {
+        return Ok(ExitStatus::Done);
+    };
+    let written = match args.has_json_on_stdout() {
+        true => Ok(()),
+        false => OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(path)
+            .map(drop),
+    };
+    written
+        .and_then(|()| report::write_object(result, path))
+        .map_err(|error| {
+            let error = Report::new(&error);
+            let what = format!("writing the result to {}: {error}", path.display());
+            Exit::new(ExitStatus::Failed, Reason::System, what)
+        })?;
+    Ok(ExitStatus::Done)
 }
 
 /// What is asked for; `None`: nothing that receives a guest. The invitation is valid for `wait`,

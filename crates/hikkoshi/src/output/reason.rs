@@ -67,7 +67,7 @@ reasons! {
     PeerCancelled "peer_cancelled" "The other side was cancelled.",
     Cancelled "cancelled" "A signal cancelled this side.",
     NoSource "no_source" "No source connected within `--wait-for`.",
-    ReaderGone "reader_gone" "The reader of the invitation on standard output has ended, or the session of `migrate --ssh`, and no source has connected.",
+    ReaderGone "reader_gone" "No process that needs the destination is left, and no source has connected: the reader of the invitation on standard output, the session of `migrate --ssh`, or the source that had asked has ended, or the invitation was withdrawn.",
     Interrupted "interrupted" "An earlier hikkoshi was killed before the guest was handed over.",
     Declined "declined" "The destination never ran the guest and never will.",
     GuestLost "guest_lost" "The destination's QEMU ended in post-copy, and the guest with it.",
@@ -75,6 +75,8 @@ reasons! {
     GivenUp "given_up" "The migration was given up with `--give-up`.",
     AccountNotWritten "account_not_written" "The guest was moved, but the result could not be written.",
     Daemon "daemon" "`hikkoshi invite` got no invitation from the `receive --daemon` of this host.",
+    NameTaken "name_taken" "The `receive --daemon` of this host receives or awaits a guest of this name.",
+    Full "full" "The `receive --daemon` of this host receives or awaits as many guests as it may.",
     Demo "demo" "The demonstration failed.",
 }
 

@@ -4,9 +4,12 @@
 use super::{Daemon, write_template};
 use hikkoshi_lab::VmConfig;
 use hikkoshi_tests::{
-    LONG, Program, TestEnv, assert_command_refused, eventually, hikkoshi, unique_address,
+    JsonSchema, LONG, Program, TestEnv, assert_command_refused, eventually, hikkoshi,
+    unique_address,
 };
+use serde_json::{Value, json};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -105,5 +108,55 @@ fn an_invitation_expires() {
     daemon.program.wait_stderr("guest late: not received");
     let result = fs::read_to_string(run.join("receivers/late.json")).unwrap();
     assert!(result.contains("\"no_source\""), "{result}");
+    daemon.wait_nothing_left();
+}
+
+/// A program takes the invitation from the result, and tells apart why there is none.
+#[test]
+fn invitations_are_for_programs_too() {
+    let env = TestEnv::new();
+    let run = env.folder().join("run");
+    let waiting = VmConfig::new()
+        .incoming()
+        .start(env.lab(), "there")
+        .unwrap();
+    let command = Command::new(hikkoshi());
+    let daemon = Daemon::start_by(command, &run, &unique_address(), &["--max-guests", "1"]);
+    let schema = JsonSchema::published();
+    let file = env.folder().join("result.json");
+    let invite = |arguments: &[&str], to: &str, status: i32| {
+        let arguments = [arguments, &["--json", to]].concat();
+        let exit = Program::start("invite", daemon.invite(&arguments)).wait();
+        exit.assert(status, &[]);
+        let text = match to {
+            "-" => exit.stdout,
+            file => fs::read_to_string(file).unwrap(),
+        };
+        schema.assert("invite", text.trim())
+    };
+    let path = file.to_str().unwrap();
+    let qmp = waiting.qmp_path().to_str().unwrap();
+    let named = |name| ["--qmp", qmp, "--name", name];
+    let invited = invite(&named("web"), "-", 0);
+    assert_eq!(invited["name"], "web");
+    let invitation = invited["invitation"].as_str().unwrap();
+    assert!(invitation.ends_with(&format!("@{}", daemon.address())));
+
+    let reason = |result: &Value| result["error"]["reason"].as_str().unwrap().to_owned();
+    assert_eq!(reason(&invite(&named("db"), path, 1)), "full");
+    let withdraw = ["--withdraw", "web"];
+    let withdrawn = invite(&withdraw, path, 0);
+    assert_eq!(withdrawn, json!({ "withdrawn": "web" }));
+    assert_eq!(reason(&invite(&withdraw, path, 1)), "daemon");
+
+    fs::remove_file(&file).unwrap();
+    let again = invite(&named("web"), path, 0);
+    assert_ne!(again["invitation"], invited["invitation"]);
+    let mode = fs::metadata(&file).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    invite(&withdraw, "-", 0);
+    let result = fs::read_to_string(run.join("receivers/web.json")).unwrap();
+    let result = serde_json::from_str(&result).unwrap();
+    assert_eq!(reason(&result), "reader_gone");
     daemon.wait_nothing_left();
 }

@@ -97,14 +97,16 @@ impl Certified {
                 ));
                 let invited = request
                     .kept_connection()
-                    .map_err(|error| format!("using its connection: {}", Report::new(&error)))
+                    .map_err(|error| {
+                        format!("using its connection: {}", Report::new(&error)).into()
+                    })
                     .and_then(|source| this.children.invite(&admitted, source));
                 match invited {
                     Ok((_, invitation)) => {
                         counted.keep();
                         this.send(request, Ok(&invitation));
                     }
-                    Err(why) => this.send(request, Err(&why)),
+                    Err(refusal) => this.send(request, Err(&refusal.why)),
                 }
             });
         if let Err(error) = spawned {

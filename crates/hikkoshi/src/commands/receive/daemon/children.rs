@@ -25,7 +25,7 @@ use rustix::process::Signal;
 
 use super::open_files::OpenFiles;
 use super::receivers::Receivers;
-use super::request::Request;
+use super::request::{Refusal, RefusalKind, Request};
 use super::resumption::{GuestJournal, Pauses};
 use crate::commands::own_executable;
 use crate::commands::receive_answer::Answer;
@@ -105,7 +105,7 @@ impl Children {
         &self,
         request: &Request,
         source: Option<OwnedFd>,
-    ) -> Result<(String, String), String> {
+    ) -> Result<(String, String), Refusal> {
         if let Err(error) = self.receivers.remove_old_results(MAX_RESULTS) {
             tracing::warn!(error = %Report::new(&error), "removing old results");
         }
@@ -114,11 +114,11 @@ impl Children {
         if let Err(why) = &started {
             streams::notice(&format!("guest {name}: not invited: {why}"));
         }
-        started.map(|invitation| (name, invitation))
+        Ok((name, started?))
     }
 
     /// Takes a name that no receiver has, and no unfinished migration.
-    fn reserve(&self, given: Option<&str>) -> Result<String, String> {
+    fn reserve(&self, given: Option<&str>) -> Result<String, Refusal> {
         let looking = |error| format!("looking for receivers: {}", Report::new(&error));
         let mut guests = self.receivers.guests().map_err(looking)?;
         let journals = self.journals().map_err(looking)?;
@@ -136,18 +136,19 @@ impl Children {
         let ours = |name: &&String| !state.running.contains_key(*name);
         let all = state.running.len() + guests.iter().filter(ours).count();
         if all >= self.max_guests {
-            return Err(format!(
-                "{all} guests are received or awaited, as many as --max-guests allows"
-            ));
+            let why =
+                format!("{all} guests are received or awaited, as many as --max-guests allows");
+            return Err(Refusal::new(RefusalKind::Full, why));
         }
         let name = match given {
             Some(name) if taken(&state, name) => {
-                return Err(match journals.of(name) {
+                let why = match journals.of(name) {
                     Some(journal) if !state.running.contains_key(name) => {
                         unfinished(name, journal, state.pauses.is_stopped(&journal.path))
                     }
                     _ => format!("a guest with the name {name} is received already"),
-                });
+                };
+                return Err(Refusal::new(RefusalKind::NameTaken, why));
             }
             Some(name) => name.to_owned(),
             None => loop {
@@ -392,7 +393,9 @@ mod tests {
         let files = OpenFiles::unchanged();
         let children = Children::new(run, receivers.clone(), advertised, 2, files);
         let invite = |name: &str| {
-            children.reserve(Some(name))?;
+            children
+                .reserve(Some(name))
+                .map_err(|refusal| refusal.why)?;
             let server = TlsServer::inviting().unwrap();
             let invitation = server.invitation("h:1".parse().unwrap()).unwrap();
             receivers.add_route(invitation.route(), name).unwrap();
@@ -429,10 +432,15 @@ mod tests {
         end("killed", None);
         end("refused", Some(1));
         stale();
-        assert!(children.reserve(Some("killed")).is_err());
+        let taken = children.reserve(Some("killed")).unwrap_err();
+        assert_eq!(taken.kind, RefusalKind::NameTaken);
         invite("refused").unwrap();
         let full = children.reserve(Some("other")).unwrap_err();
-        assert!(full.contains("2 guests are received or awaited"), "{full}");
+        assert_eq!(full.kind, RefusalKind::Full);
+        assert!(
+            full.why.contains("2 guests are received or awaited"),
+            "{full:?}"
+        );
         // The journal was finished by its own program.
         fs::remove_file(&stranger).unwrap();
         stale();

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use super::children::Children;
 use super::places::Places;
-use super::request::{self, Question, Reply};
+use super::request::{self, Question, Refusal, RefusalKind, Reply};
 use crate::args::parse_guest_name;
 
 /// Requests at a time.
@@ -105,7 +105,8 @@ impl Control {
             };
             let Some(place) = places.take(MAX_REQUESTS) else {
                 let why = "too many requests at a time: try again".to_owned();
-                let _ = request::write(&stream, &Reply::Refused(why));
+                let refused = Refusal::new(RefusalKind::Full, why);
+                let _ = request::write(&stream, &Reply::Refused(refused));
                 continue;
             };
             let children = children.clone();
@@ -130,9 +131,11 @@ fn answer(stream: &UnixStream, children: &Children) -> io::Result<()> {
     stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
     let user = rustix::net::sockopt::socket_peercred(stream)?.uid;
     let reply = if user == rustix::process::geteuid() || user.is_root() {
-        request::read_question(stream).and_then(|question| reply(question, children))
+        request::read_question(stream)
+            .map_err(Refusal::from)
+            .and_then(|question| reply(question, children))
     } else {
-        Err("run it as the user who runs the daemon".to_owned())
+        Err("run it as the user who runs the daemon".to_owned().into())
     };
     let reply = reply.unwrap_or_else(Reply::Refused);
     let written = request::write(stream, &reply);
@@ -145,7 +148,7 @@ fn answer(stream: &UnixStream, children: &Children) -> io::Result<()> {
     written
 }
 
-fn reply(question: Question, children: &Children) -> Result<Reply, String> {
+fn reply(question: Question, children: &Children) -> Result<Reply, Refusal> {
     match question {
         Question::Invite(request) => {
             request.name.as_deref().map(parse_guest_name).transpose()?;

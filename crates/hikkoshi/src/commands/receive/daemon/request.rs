@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 const MAX_LINE: u64 = 64 << 10;
 
 /// The version of what is asked. A daemon refuses others: it runs on after an upgrade.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// What is asked.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,8 +86,40 @@ pub(crate) enum Reply {
     Invited { name: String, invitation: String },
     /// The invitation was withdrawn.
     Withdrawn,
-    /// Why nothing was done.
-    Refused(String),
+    /// Nothing was done.
+    Refused(Refusal),
+}
+
+/// Why a daemon has refused.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Refusal {
+    pub kind: RefusalKind,
+    /// For people.
+    pub why: String,
+}
+
+/// What a program may have to tell apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum RefusalKind {
+    /// A guest of this name is received or awaited.
+    NameTaken,
+    /// As many guests as are allowed are received or awaited: it may be tried again later.
+    Full,
+    /// Something else.
+    Other,
+}
+
+impl Refusal {
+    pub(super) fn new(kind: RefusalKind, why: String) -> Self {
+        Self { kind, why }
+    }
+}
+
+impl From<String> for Refusal {
+    fn from(why: String) -> Self {
+        Self::new(RefusalKind::Other, why)
+    }
 }
 
 /// The daemon's socket in the run folder.
@@ -168,7 +200,7 @@ mod tests {
     fn another_version_is_refused_with_the_reason() {
         // The second is that of the first revisions.
         for asked in [
-            "{\"version\":2,\"withdraw\":\"a\"}\n",
+            "{\"version\":1,\"withdraw\":\"a\"}\n",
             "{\"name\":null}\n",
             "[]\n",
         ] {
@@ -178,7 +210,7 @@ mod tests {
             assert!(why.contains("different versions"), "{asked}: {why}");
         }
         let (one, other) = UnixStream::pair().unwrap();
-        (&one).write_all(b"{\"version\":1,\"other\":1}\n").unwrap();
+        (&one).write_all(b"{\"version\":2,\"other\":1}\n").unwrap();
         assert!(read_question(&other).unwrap_err().contains("other"));
     }
 
