@@ -293,7 +293,7 @@ docs-reports: guest browser ## make the reports that docs/reading-a-report.md re
 drills: guest-debian ## fault injection: the table of docs/reliability.md
 	cargo build --locked --release --package hikkoshi
 	HIKKOSHI_DRILLS=$(abspath $(BUILD))/drills.md cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored fault_drills:: out_of_space:: completion:: links_cut:: processes_killed::
-	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored debian:: private_memory_recovery:: dashboard_resumed:: reports:: repeats:: cancel:: recovery:: kvm::
+	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored debian:: private_memory_recovery:: dashboard_resumed:: reports:: repeats:: cancel:: recovery:: kvm:: --skip example_reports::
 	@cat $(BUILD)/drills.md
 
 # A sample of the rows is part of test-guests.
