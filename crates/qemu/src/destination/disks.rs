@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use hikkoshi_engine::DiskConnection;
 use hikkoshi_wire::Disk;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
 use serde_json::json;
 use thiserror::Error;
 
@@ -41,7 +42,7 @@ pub(crate) enum ServeError {
     #[error(
         "copying disks to a libvirt domain: libvirt does not lend the monitor of a domain before \
          the guest runs, so its QEMU cannot serve the disks. Copy them to storage that both hosts \
-         reach ('virsh blockcopy DOMAIN DISK --dest FILE --pivot --wait') and move the domain \
+         reach ('virsh blockcopy DOMAIN DISK --dest FILE --pivot --wait --transient-job') and move the domain \
          then, or use 'virsh migrate --live --copy-storage-all'"
     )]
     Domain,
@@ -152,10 +153,25 @@ fn remove_left_folders(root: &Path) {
         let age = entry.metadata().and_then(|folder| folder.modified());
         let age = age.ok().and_then(|since| since.elapsed().ok());
         if has_ended && age.is_some_and(|age| age > LEFT_FOLDER_AGE) {
-            // Fails if it is another user's, or holds something else.
-            let _ = fs::remove_file(entry.path().join(SOCKET));
-            let _ = fs::remove_dir(entry.path());
+            let _ = remove_folder(&entry.path());
         }
+    }
+}
+
+/// Removes this folder and the socket in it. It must be a folder of this user that no other one may
+/// write to, and not a link to one: anybody can make one of this name in `/tmp`.
+fn remove_folder(path: &Path) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(path, flags, Mode::empty())?;
+    let stat = rustix::fs::fstat(&folder)?;
+    let is_ours = stat.st_uid == rustix::process::geteuid().as_raw();
+    let others_write = Mode::WGRP | Mode::WOTH;
+    if !is_ours || Mode::from_raw_mode(stat.st_mode).intersects(others_write) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    match rustix::fs::unlinkat(&folder, SOCKET, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => fs::remove_dir(path),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -296,12 +312,11 @@ pub(crate) fn stop(client: &mut Client) -> Result<(), QmpError> {
             _ => {}
         }
     }
-    let exports = client.execute("query-block-exports", json!({}))?;
-    match exports.as_array().is_some_and(Vec::is_empty) {
-        true => Ok(()),
-        false => Err(QmpError::unexpected(
+    match has_exports(client)? {
+        false => Ok(()),
+        true => Err(QmpError::unexpected(
             "nbd-server-stop",
-            format!("disks are still exported: {exports}"),
+            "the guest's disks are still exported",
         )),
     }
 }
@@ -309,6 +324,28 @@ pub(crate) fn stop(client: &mut Client) -> Result<(), QmpError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Anybody can make such a folder in `/tmp`, or a link of its name.
+    #[test]
+    fn only_a_folder_of_this_user_is_removed() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let root = tempfile::tempdir().unwrap();
+        // No process has this number (proc_sys_kernel(5): pid_max is at most 2^22).
+        let names = ["own", "open", "linked"].map(|name| format!("{FOLDER}4194305-{name}"));
+        let [own, open, linked] = names.map(|name| root.path().join(name));
+        let elsewhere = root.path().join("elsewhere");
+        for (folder, mode) in [(&own, 0o700), (&open, 0o777), (&elsewhere, 0o700)] {
+            fs::create_dir(folder).unwrap();
+            fs::set_permissions(folder, fs::Permissions::from_mode(mode)).unwrap();
+            fs::write(folder.join(SOCKET), "").unwrap();
+        }
+        symlink(&elsewhere, &linked).unwrap();
+        for folder in [&own, &open, &linked] {
+            assert_eq!(remove_folder(folder).is_ok(), folder == &own);
+        }
+        assert!(!own.exists());
+        assert!(open.join(SOCKET).exists() && elsewhere.join(SOCKET).exists());
+    }
 
     #[test]
     fn a_socket_without_a_name_can_be_connected_to() {

@@ -6,24 +6,73 @@
 use std::fs;
 use std::path::Path;
 
-/// File systems that several hosts use: over a network, on a device that all reach, or a folder of
-/// the host below (`virtiofs`, `9p`). Besides these, all of FUSE whose type has a name.
-const SHARED: [&str; 20] = [
-    "9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "gfs2", "gpfs", "lustre", "nfs", "nfs4",
-    "ocfs2", "orangefs", "panfs", "pvfs2", "smb3", "vboxsf", "virtiofs", "vmhgfs",
+/// File systems that one host uses at a time. Any other may be one that several hosts use: over a
+/// network, on a device that all reach, or a folder of the host below.
+const OWN: [&str; 30] = [
+    "aufs",
+    "bcachefs",
+    "btrfs",
+    "devtmpfs",
+    "erofs",
+    "exfat",
+    "ext2",
+    "ext3",
+    "ext4",
+    "f2fs",
+    "fuseblk",
+    "hfsplus",
+    "hugetlbfs",
+    "iso9660",
+    "jfs",
+    "minix",
+    "msdos",
+    "nilfs2",
+    "ntfs3",
+    "overlay",
+    "ramfs",
+    "reiserfs",
+    "rootfs",
+    "squashfs",
+    "tmpfs",
+    "udf",
+    "ufs",
+    "vfat",
+    "xfs",
+    "zfs",
 ];
 
-/// Those whose source is a name that each machine has for another folder.
-const WITHOUT_SERVER: [&str; 4] = ["9p", "vboxsf", "virtiofs", "vmhgfs"];
+/// Those whose source names the same thing on each host, and whose inode numbers are the server's
+/// or the file system's. Others number files as each host sees them first (`sshfs`), or have a
+/// folder of the host as their source (`virtiofs`, `9p`, `bindfs`, `mergerfs`).
+const WITH_SERVER: [&str; 18] = [
+    "acfs",
+    "afs",
+    "beegfs",
+    "ceph",
+    "coda",
+    "fuse.ceph-fuse",
+    "fuse.glusterfs",
+    "gfs2",
+    "gpfs",
+    "lustre",
+    "nfs",
+    "nfs4",
+    "ocfs2",
+    "orangefs",
+    "panfs",
+    "pvfs2",
+    "cifs",
+    "smb3",
+];
 
-/// Those of FUSE whose inode numbers are the server's. Others number files as each host sees them
-/// first (`sshfs`), or have a folder of the host as their source (`bindfs`, `mergerfs`).
-const FUSE_WITH_SERVER: [&str; 2] = ["fuse.ceph-fuse", "fuse.glusterfs"];
+/// The kind of a file system that is not among the mounts of QEMU: of a descriptor that another
+/// program has passed, or one that was unmounted lazily.
+const UNKNOWN: &str = "its mount is not known";
 
 /// Those whose `f_fsid` follows from a number in the file system itself.
 const WITH_NUMBER: [&str; 3] = ["ceph", "gfs2", "ocfs2"];
 
-/// A file system that other hosts may use as well.
+/// A file system that other hosts may use as well, as far as is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SharedFileSystem {
     /// Its type.
@@ -38,11 +87,15 @@ pub(super) struct SharedFileSystem {
 
 impl SharedFileSystem {
     /// That of a file that process `pid` has open, by its entry in `/proc/PID/fd`. `None`: it is
-    /// one of this host only, or not known.
+    /// one of this host only.
     pub(super) fn of(pid: u32, descriptor: &Path) -> Option<Self> {
-        let number = descriptor.file_name()?.to_str()?;
-        let fdinfo = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok()?;
-        let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).ok()?;
+        let number = descriptor.file_name().unwrap_or_default();
+        let fdinfo = Path::new("/proc")
+            .join(format!("{pid}/fdinfo"))
+            .join(number);
+        // What cannot be read is not known.
+        let fdinfo = fs::read_to_string(fdinfo).unwrap_or_default();
+        let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
         let mut shared = Self::among(&mounts, &fdinfo)?;
         if WITH_NUMBER.contains(&shared.kind.as_str()) {
             let found = rustix::fs::statvfs(descriptor).ok()?.f_fsid;
@@ -53,25 +106,21 @@ impl SharedFileSystem {
 
     /// That of the mount which `fdinfo` names (proc_pid_fdinfo(5), proc_pid_mountinfo(5)).
     fn among(mountinfo: &str, fdinfo: &str) -> Option<Self> {
-        let mut lines = fdinfo.lines();
-        let mount = lines.find_map(|line| line.strip_prefix("mnt_id:"))?.trim();
-        let mut lines = mountinfo.lines();
-        let line = lines.find(|line| line.split(' ').next() == Some(mount))?;
-        let (_, after) = line.split_once(" - ")?;
-        let mut fields = after.split(' ');
-        let (kind, source) = (fields.next()?, fields.next()?);
+        let Some((kind, source, options)) = mount(mountinfo, fdinfo) else {
+            return Some(Self {
+                kind: UNKNOWN.to_owned(),
+                source: String::new(),
+                has_server: false,
+                number: None,
+            });
+        };
         let has_server = match kind {
             // Linux gives this option for a mount that uses the server's numbers, which is the
             // default. Without it each host has numbers of its own.
-            "cifs" | "smb3" => {
-                let options = fields.next().unwrap_or_default();
-                options.split(',').any(|option| option == "serverino")
-            }
-            kind if kind.starts_with("fuse.") => FUSE_WITH_SERVER.contains(&kind),
-            kind => !WITHOUT_SERVER.contains(&kind),
+            "cifs" | "smb3" => options.split(',').any(|option| option == "serverino"),
+            kind => WITH_SERVER.contains(&kind),
         };
-        let is_shared = SHARED.contains(&kind) || kind.starts_with("fuse.");
-        is_shared.then(|| Self {
+        (!OWN.contains(&kind)).then(|| Self {
             kind: kind.to_owned(),
             source: source.to_owned(),
             has_server,
@@ -92,6 +141,21 @@ impl SharedFileSystem {
         let by_number = self.number.map(|fs| format!("{kind}:{fs:x}:{inode}"));
         by_source.into_iter().chain(by_number).collect()
     }
+}
+
+/// Type, source and options of the mount which `fdinfo` names.
+fn mount<'m>(mountinfo: &'m str, fdinfo: &str) -> Option<(&'m str, &'m str, &'m str)> {
+    let mut lines = fdinfo.lines();
+    let mount = lines.find_map(|line| line.strip_prefix("mnt_id:"))?.trim();
+    let mut lines = mountinfo.lines();
+    let line = lines.find(|line| line.split(' ').next() == Some(mount))?;
+    let (_, after) = line.split_once(" - ")?;
+    let mut fields = after.split(' ');
+    Some((
+        fields.next()?,
+        fields.next()?,
+        fields.next().unwrap_or_default(),
+    ))
 }
 
 /// Names of a block device that other hosts reach as well: the World Wide Name of a disk, or the
@@ -153,6 +217,8 @@ mod tests {
 39 22 0:57 / /cifs rw - cifs //server/images rw,vers=3.1.1,serverino,mapposix
 40 22 0:58 / /smb rw - smb3 //server/images/ rw,serverino
 41 22 0:59 / /own-numbers rw - cifs //server/images rw,vers=3.1.1
+42 22 0:60 / /weka rw - wekafs cluster/images rw
+43 22 0:61 / /plain rw - fuse something rw
 36 22 0:54 / /with\\040space rw - ceph 10.0.0.1:6789:/\\040a rw
 ";
 
@@ -165,9 +231,14 @@ mod tests {
     fn file_systems_of_several_hosts_are_known_by_their_types() {
         let kinds = [31, 32, 33, 35, 36].map(|mount| at(mount).unwrap().kind);
         assert_eq!(kinds, ["nfs4", "nfs", "fuse.sshfs", "virtiofs", "ceph"]);
-        for mount in [22, 34, 99, 3] {
+        for mount in [22, 34] {
             assert_eq!(at(mount), None, "{mount}");
         }
+        // One that no list has, plain FUSE, and mounts that QEMU does not see.
+        let kinds = [42, 43, 99, 3].map(|mount| at(mount).unwrap().kind);
+        assert_eq!(kinds, ["wekafs", "fuse", UNKNOWN, UNKNOWN]);
+        let unknown = SharedFileSystem::of(std::process::id(), Path::new("/proc/self/fd/99999"));
+        assert_eq!(unknown.unwrap().kind, UNKNOWN);
     }
 
     #[test]
@@ -186,7 +257,7 @@ mod tests {
         assert_eq!(names(39, 5), names(40, 5));
         // The name of the folder is that of another folder on another host, or each host has
         // numbers of its own.
-        for mount in [33, 35, 38, 41] {
+        for mount in [33, 35, 38, 41, 42, 43, 99] {
             assert!(names(mount, 12).is_empty(), "{mount}");
         }
         let numbered = SharedFileSystem {

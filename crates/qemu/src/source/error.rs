@@ -138,8 +138,10 @@ pub(crate) enum ReleaseSourceError {
     MoveLock(#[source] MonitorError),
     /// What copies the guest's disks was not removed.
     #[error(
-        "removing the copies of the guest's disks from QEMU (by hand: QMP commands \
-         'block-job-cancel' and 'blockdev-del', for everything called hikkoshi-disk-*)"
+        "removing the copies of the guest's disks from QEMU (the next 'hikkoshi migrate' removes \
+         them; by hand: QMP command 'stop', then \
+         'block-job-cancel' with force for everything called hikkoshi-disk-*, 'blockdev-del' when \
+         those have ended, and 'cont' if the guest ran)"
     )]
     Copies(#[source] EndCopiesError),
     /// Resuming the guest failed.

@@ -82,9 +82,10 @@ pub enum UndoError {
     Settings(#[source] QmpError),
     /// What copied the guest's disks was not removed.
     #[error(
-        "undoing an interrupted migration: removing the copies of the guest's disks from QEMU (by \
-         hand: QMP commands 'block-job-cancel' and 'blockdev-del', for everything called \
-         hikkoshi-disk-*)"
+        "undoing an interrupted migration: removing the copies of the guest's disks from QEMU \
+         (repeat 'hikkoshi migrate --resume'; by hand: QMP command 'stop', then \
+         'block-job-cancel' with force for everything called hikkoshi-disk-*, 'blockdev-del' when \
+         those have ended, and 'cont' if the guest ran)"
     )]
     Copies(#[source] EndCopiesError),
     /// A QMP command failed.
