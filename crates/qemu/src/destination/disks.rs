@@ -42,8 +42,8 @@ pub(crate) enum ServeError {
     #[error(
         "copying disks to a libvirt domain: libvirt does not lend the monitor of a domain before \
          the guest runs, so its QEMU cannot serve the disks. Copy them to storage that both hosts \
-         reach ('virsh blockcopy DOMAIN DISK --dest FILE --pivot --wait --transient-job') and move the domain \
-         then, or use 'virsh migrate --live --copy-storage-all'"
+         reach ('virsh blockcopy DOMAIN DISK --dest FILE --pivot --wait --transient-job') and \
+         move the domain then, or use 'virsh migrate --live --copy-storage-all'"
     )]
     Domain,
     /// They do not fit.

@@ -103,7 +103,8 @@ pub enum SelectError {
         "copying the disks of a libvirt domain: libvirt cannot serve the destination's disks while \
          it creates the domain, and does not know of block jobs of other programs. Use 'virsh \
          migrate --live --copy-storage-all', or copy the disks to storage that both hosts reach \
-         ('virsh blockcopy DOMAIN DISK --dest FILE --pivot --wait --transient-job') and move the domain then"
+         ('virsh blockcopy DOMAIN DISK --dest FILE --pivot --wait --transient-job') \
+         and move the domain then"
     )]
     Domain,
 }
