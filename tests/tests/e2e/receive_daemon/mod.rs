@@ -1,6 +1,7 @@
 //! One `receive --daemon` receives many guests on one port.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
+mod copied_disks;
 mod fifo;
 mod machines;
 mod many_guests;
