@@ -37,7 +37,8 @@ missing_tools() {
         /usr/sbin/mkfs.ext4:e2fsprogs \
         /usr/sbin/ip:iproute2 \
         /usr/sbin/tc:iproute2 \
-        /usr/bin/ss:iproute2; do
+        /usr/bin/ss:iproute2 \
+        /usr/bin/pgrep:procps; do
         # A tool may also have been installed elsewhere on the path by hand.
         local file=${probe%%:*}
         [[ -e $file || -e /${file#/usr/} ]] || command -v "$(basename "$file")" >/dev/null || echo "${probe##*:}"

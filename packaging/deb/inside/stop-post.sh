@@ -55,12 +55,15 @@ for ended in exit-code:1 exit-code:2 exit-code:4; do
 done
 # All pages are here, and the source does not know that.
 for unit in receive resume; do
-    for ended in success:0 success:TERM protocol:0; do expect "$resume" $unit $ended '' $journal; done
+    for ended in success:0 success:TERM; do expect "$resume" $unit $ended '' $journal; done
     options=--qmp=$journal expect "$resume" $unit success:0 '' $journal
     # Another guest's.
     expect '' $unit success:0 '' $journal.other
     expect '' $unit success:0 '' /other$journal
 done
+# It has ended before it was ready: the unit that resumes had nothing to resume.
+expect "$resume" receive protocol:0 '' $journal
+expect '' resume protocol:0 '' $journal
 # An administrator stops it.
 expect '' resume success:0 17 $journal
 # systemd starts hikkoshi-resume@ again after all others.

@@ -3,6 +3,7 @@
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::time::Duration;
 
 use error_reporter::Report;
@@ -30,6 +31,8 @@ pub(crate) fn run(args: &Invite) -> Result<ExitStatus, Exit> {
                 .ok_or_else(|| failed("--template, --connect or --qmp is missing"))?,
         ),
     };
+    // Before a guest is awaited.
+    create_result(args)?;
     let socket = request::socket(&absolute(&args.journals.path()));
     let answer = connect_unix(&socket).and_then(|stream| {
         stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
@@ -83,29 +86,34 @@ pub(crate) fn run(args: &Invite) -> Result<ExitStatus, Exit> {
     }
 }
 
-/// Writes the result, if there is a file for it. An invitation is a secret: a new file can be read
-/// by its owner only.
+/// Makes the file for the result, if one is named and not there. An invitation is a secret: a new
+/// file can be read by its owner only.
+fn create_result(args: &Invite) -> Result<(), Exit> {
+    let Some(path) = args.json.as_deref().filter(|_| !args.has_json_on_stdout()) else {
+        return Ok(());
+    };
+    let opened = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(path);
+    opened
+        .map(drop)
+        .map_err(|error| not_written(path, &error).with("nothing was asked for"))
+}
+
+/// Writes the result, if there is a file for it.
 fn write(args: &Invite, result: &Value) -> Result<ExitStatus, Exit> {
-    let Some(path) = &args.json else {
-        return Ok(ExitStatus::Done);
-    };
-    let written = match args.has_json_on_stdout() {
-        true => Ok(()),
-        false => OpenOptions::new()
-            .create(true)
-            .append(true)
-            .mode(0o600)
-            .open(path)
-            .map(drop),
-    };
-    written
-        .and_then(|()| report::write_object(result, path))
-        .map_err(|error| {
-            let error = Report::new(&error);
-            let what = format!("writing the result to {}: {error}", path.display());
-            Exit::new(ExitStatus::Failed, Reason::System, what)
-        })?;
+    if let Some(path) = &args.json {
+        report::write_object(result, path).map_err(|error| not_written(path, &error))?;
+    }
     Ok(ExitStatus::Done)
+}
+
+fn not_written(path: &Path, error: &io::Error) -> Exit {
+    let error = Report::new(error);
+    let what = format!("writing the result to {}: {error}", path.display());
+    Exit::new(ExitStatus::Usage, Reason::System, what)
 }
 
 /// What is asked for; `None`: nothing that receives a guest. The invitation is valid for `wait`,

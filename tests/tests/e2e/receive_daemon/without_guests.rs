@@ -150,6 +150,12 @@ fn invitations_are_for_programs_too() {
     assert_eq!(reason(&invite(&withdraw, path, 1)), "daemon");
 
     fs::remove_file(&file).unwrap();
+    let unwritable = [&named("web")[..], &["--json", "/nowhere/result"]].concat();
+    let parts = [
+        "writing the result to /nowhere/result",
+        "nothing was asked for",
+    ];
+    assert_command_refused(daemon.invite(&unwritable), 2, &parts);
     let again = invite(&named("web"), path, 0);
     assert_ne!(again["invitation"], invited["invitation"]);
     let mode = fs::metadata(&file).unwrap().permissions().mode();

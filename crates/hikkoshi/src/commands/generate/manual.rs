@@ -54,6 +54,12 @@ fn page(command: &Command, name: Option<&str>, others: &[String]) -> io::Result<
     let mut roff = Roff::new();
     if let Some(name) = name {
         table(&mut roff, "EXIT STATUS", exit_heading(name));
+        // One that does something else with an option.
+        let begin = format!("Exit status of {name} --");
+        if let Some(other) = AFTER_HELP.lines().find(|line| line.starts_with(&begin)) {
+            let title = other.trim_end_matches(':').to_uppercase();
+            table(&mut roff, &title, other);
+        }
     }
     table(&mut roff, "ENVIRONMENT", "Environment:");
     see_also(&mut roff, name, others);
