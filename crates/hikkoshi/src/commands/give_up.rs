@@ -122,9 +122,13 @@ pub(super) fn destination(
     let not_attached = |error: &dyn Error| cannot(Reason::NotAttached, error);
     let address = entry.qemu.identity.monitor.clone();
     let folder = file.path().parent().unwrap_or(Path::new("")).to_owned();
-    let mark = WaitingMark::of_journal(&address, &folder, stage)
-        .map_err(|error| cannot(Reason::Journal, &error))?;
+    let no_mark = |error: std::io::Error| cannot(Reason::Journal, &error);
+    let mark = WaitingMark::of_journal(&address, &folder).map_err(no_mark)?;
     let attached = reattach(&entry.qemu, &folder).map_err(|error| not_attached(&error))?;
+    let mark = match mark {
+        Some(mark) => mark.resumed(attached.is_some(), stage).map_err(no_mark)?,
+        None => None,
+    };
     let mut guest: Box<dyn DestinationGuest> = match attached {
         Some(guest) => Box::new(guest),
         None => {

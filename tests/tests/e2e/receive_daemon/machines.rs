@@ -215,6 +215,62 @@ fn a_guest_that_its_source_has_kept_is_given_up() {
     daemon.wait_nothing_left();
 }
 
+/// The QEMU of a guest that is given up has ended, and another one has its socket: that is not the
+/// guest's, and is left alone.
+#[test]
+#[ignore = "several machines and engines: make test-daemon"]
+fn another_machine_at_the_same_socket_is_not_ended() {
+    let env = TestEnv::new();
+    let run = env.folder().join("run");
+    let journal = env.folder().join("source");
+    let mut daemon = Daemon::start(&run, &unique_address());
+    let guest = Moved::start(&env, &daemon, "kept", &[]);
+    let slowly = "--mode precopy --bandwidth 20M --max-downtime 60000 --to -";
+    let command = guest.migrate(&journal, &slowly.split(' ').collect::<Vec<_>>());
+    let mut migrating = Program::start_with_input("migrate", command, &guest.invitation);
+    let there = &guest.destination;
+    let begin = format!("destination-{}-", there.pid());
+    let blocked = daemon.wait_file(&begin, ".lock").with_extension("new");
+    make_fifo(&blocked);
+    wait_status(there, "paused");
+    migrating.signal(Signal::STOP);
+    unblock(daemon.receivers("kept")[0], &blocked);
+    daemon.wait_file(&begin, ".json");
+    wait_unread(&daemon.address);
+    daemon.program.kill();
+    for receiver in daemon.receivers("kept") {
+        kill_process(receiver, Signal::KILL).unwrap();
+    }
+    migrating.kill();
+    there.kill();
+
+    let expected = config().expect(env.lab(), "other").unwrap();
+    let template = env.folder().join("other");
+    write_template(&template, &expected.command_line());
+    let mut receive = Command::new(hikkoshi());
+    let listen = format!("unix:{}", env.folder().join("own").display());
+    receive.args(["receive", "--listen", &listen, "--name", "kept"]);
+    receive.arg("--template").arg(&template);
+    receive.arg("--journal").arg(&run);
+    let mut receive = Program::start("receive", receive);
+    let other = expected.wait(&run.join("machines/kept.qmp")).unwrap();
+    receive.wait_stderr("waiting for a guest");
+    receive.kill();
+    let file = daemon.wait_file(&begin, ".json");
+    let give_up = |more: &[&str]| {
+        let mut command = Command::new(hikkoshi());
+        command
+            .arg("receive")
+            .arg(format!("--resume={}", file.display()));
+        command.arg("--give-up").args(more);
+        Program::start("give up", command).wait()
+    };
+    give_up(&[]).assert(1, &["never will"]);
+    give_up(&["--other-side-is-lost"]).assert(1, &["never will"]);
+    assert!(!run.join("machines/kept.waiting").exists());
+    assert_eq!(other.status().unwrap(), "inmigrate");
+}
+
 /// Gives up the guest of this machine, with more arguments.
 fn give_up(run: &Path, name: &str, more: &[&str]) -> Exit {
     let mut command = Command::new(hikkoshi());

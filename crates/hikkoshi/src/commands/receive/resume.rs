@@ -45,10 +45,18 @@ pub(super) fn resume(
     let identity = entry.qemu.identity.clone();
     let pid = identity.pid;
     let folder = file.path().parent().unwrap_or(Path::new("")).to_owned();
-    let mark = WaitingMark::of_journal(&identity.monitor, &folder, entry.engine.stage)
-        .map(|mark| mark.map(Arc::new))
-        .map_err(|error| cannot_resume::<DestinationEntry>(Reason::Journal, &error, file.path()))?;
+    let no_mark = |error: std::io::Error| {
+        cannot_resume::<DestinationEntry>(Reason::Journal, &error, file.path())
+    };
+    let mark = WaitingMark::of_journal(&identity.monitor, &folder).map_err(no_mark)?;
     let attached = reattach(&entry.qemu, &folder).map_err(|error| cannot(&error))?;
+    let mark = match mark {
+        Some(mark) => mark
+            .resumed(attached.is_some(), entry.engine.stage)
+            .map_err(no_mark)?,
+        None => None,
+    };
+    let mark = mark.map(Arc::new);
     let (mut guest, reattach_info): (Box<dyn DestinationGuest>, _) = match attached {
         Some(guest) => {
             if may_miss_pages(&entry.engine) {

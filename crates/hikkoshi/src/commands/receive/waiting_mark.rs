@@ -77,24 +77,30 @@ impl WaitingMark {
         Ok(Some(Self { file, qmp }))
     }
 
-    /// The mark of the machine of a migration in a journal in `folder`, as its stage requires it:
-    /// another engine may have been killed between the two. `None`: no machine of a template.
+    /// Locks the mark of the machine of a migration in a journal in `folder`. `None`: no machine of a
+    /// template.
     ///
     /// # Errors
-    /// As [`lock`](Self::lock), and when the mark is there and must not be.
-    pub(crate) fn of_journal(
-        monitor: &MonitorAddress,
-        folder: &Path,
-        stage: DestinationStage,
-    ) -> io::Result<Option<Self>> {
-        let MonitorAddress::Socket(qmp) = monitor else {
-            return Ok(None);
-        };
-        let mark = Self::lock_of(folder, qmp)?;
-        if let Some(mark) = &mark {
-            mark.follow(stage)?;
+    /// As [`lock`](Self::lock).
+    pub(crate) fn of_journal(monitor: &MonitorAddress, folder: &Path) -> io::Result<Option<Self>> {
+        match monitor {
+            MonitorAddress::Socket(qmp) => Self::lock_of(folder, qmp),
+            MonitorAddress::Domain { .. } => Ok(None),
         }
-        Ok(mark)
+    }
+
+    /// The same mark, as the journal's stage requires it: another engine may have been killed
+    /// between the two. `None` if the journal's QEMU does not run any more: another one, with
+    /// another guest, may listen at its socket.
+    ///
+    /// # Errors
+    /// When the mark is there and must not be.
+    pub(crate) fn resumed(self, runs: bool, stage: DestinationStage) -> io::Result<Option<Self>> {
+        if !runs {
+            return Ok(None);
+        }
+        self.follow(stage)?;
+        Ok(Some(self))
     }
 
     /// The machines that are marked and whose receivers have ended, with their names.
