@@ -77,8 +77,8 @@ impl WaitingMark {
         Ok(Some(Self { file, qmp }))
     }
 
-    /// Locks the mark of the machine of a migration in a journal in `folder`. `None`: no machine of a
-    /// template.
+    /// Locks the mark of the machine of a migration in a journal in `folder`. `None`: no machine of
+    /// a template.
     ///
     /// # Errors
     /// As [`lock`](Self::lock).
