@@ -46,18 +46,7 @@ const BATCH: usize = 32;
 
 type Ends = (LinkReader, LinkWriter);
 
-fn link(
-    incoming: &Receiver<AcceptedLink>,
-    listener: &Listener,
-    limits: Limits,
-    role: Role,
-) -> Ends {
-    // The source opens them one after another, in this order.
-    let link = incoming.recv().unwrap();
-    assert_eq!(link.role, role);
-    if role == Role::Control {
-        listener.accept_only_links_of(&link);
-    }
+fn ends(link: AcceptedLink, limits: Limits) -> Ends {
     split(&Arc::new(link.stream), limits, &CancelFlag::new()).unwrap()
 }
 
@@ -159,12 +148,21 @@ fn counted(tls: bool) -> (usize, u64) {
         });
         let asking = scope.spawn(|| {
             let incoming = incoming;
-            let mut control = link(&incoming, &listener, limits, Role::Control);
+            // Before it is accepted, the source opens no other.
+            let first = incoming.recv().unwrap();
+            assert_eq!(first.role, Role::Control);
+            listener.accept_only_links_of(&first);
+            let mut control = ends(first, limits);
             read_until(&mut control, "Begin");
             let host_pages = vec![SMALL];
             control.1.control(&ToSource::Accept { host_pages }).unwrap();
-            let _background = link(&incoming, &listener, limits, Role::Background { index: 0 });
-            let mut urgent = link(&incoming, &listener, limits, Role::Urgent);
+            // Each link has a thread for its handshake: they arrive in any order.
+            let mut others = [incoming.recv().unwrap(), incoming.recv().unwrap()];
+            others.sort_by_key(|link| link.role == Role::Urgent);
+            let [background, urgent] = others;
+            assert_eq!(background.role, Role::Background { index: 0 });
+            assert_eq!(urgent.role, Role::Urgent);
+            let (_background, mut urgent) = (ends(background, limits), ends(urgent, limits));
             read_until(&mut control, "DiscardEnd");
             control.1.control(&ToSource::Discarded).unwrap();
             read_until(&mut control, "Switch");
