@@ -6,6 +6,7 @@ use crate::{
 };
 use hikkoshi_lab::libvirt::{Domain, LibvirtHost};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// How a domain is moved by hikkoshi.
 #[derive(Clone, Debug)]
@@ -116,6 +117,7 @@ impl<'h> DomainMove<'h> {
         receive.args(&plan.receive_args);
         let receive = Program::start("receive", receive);
         let line = receive.wait_stderr("waiting for a guest at ");
+        assert_not_removable(&journals[1]);
         let relay = plan.breakpoint.map(|at| {
             let socket = env.folder().join("relay");
             let _ = std::fs::remove_file(&socket);
@@ -358,6 +360,14 @@ fn journal_in(folder: &Path) -> PathBuf {
     let journals = journals_in(folder);
     assert_eq!(journals.len(), 1, "{journals:?}");
     journals[0].clone()
+}
+
+/// The package stays: a receiver waits whose journals are in this folder, and has no QEMU yet.
+fn assert_not_removable(folder: &Path) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/libexec/check-removable");
+    let asked = Command::new(script).arg(folder).output().unwrap();
+    let said = String::from_utf8_lossy(&asked.stderr);
+    assert!(said.contains("moves or awaits a guest"), "{said}");
 }
 
 fn journals_in(folder: &Path) -> Vec<PathBuf> {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use error_reporter::Report;
 use hikkoshi_qemu::QemuIdentity;
 
-use super::entry::Entry;
+use super::entry::{DestinationEntry, Entry};
 use super::lock::{JournalLock, LockHolder};
 use super::paths::absolute;
 use super::permissions;
@@ -32,6 +32,23 @@ impl JournalFile {
         Self::make_folder(folder)?;
         let name = format!("{}-{}-{}.json", E::SIDE, identity.pid, identity.start_time);
         Self::lock(&folder.join(name))
+    }
+
+    /// Locks a name in `folder` for a receiver whose guest has no QEMU here yet, so that the program
+    /// is not removed, or replaced by one that cannot resume. No journal has that name.
+    ///
+    /// # Errors
+    /// When the folder cannot be used.
+    pub(crate) fn for_receiver(folder: &Path) -> io::Result<Self> {
+        Self::make_folder(folder)?;
+        let mut number = 0_u32;
+        loop {
+            let name = format!("{}-receiver-{number}.json", DestinationEntry::SIDE);
+            if let Some(file) = Self::try_lock(&folder.join(name))? {
+                return Ok(file);
+            }
+            number += 1;
+        }
     }
 
     /// Creates the folder of journals if necessary, and checks that others cannot write there.
@@ -222,6 +239,18 @@ mod tests {
         assert_eq!(std::fs::read(file.path()).unwrap(), b"before");
         file.restore(None).unwrap();
         assert!(!file.path().exists());
+    }
+
+    #[test]
+    fn each_receiver_has_a_lock_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let locks = || std::fs::read_dir(folder.path()).unwrap().count();
+        let first = JournalFile::for_receiver(folder.path()).unwrap();
+        let second = JournalFile::for_receiver(folder.path()).unwrap();
+        assert_ne!(first.path(), second.path());
+        assert_eq!(locks(), 2);
+        drop((first, second));
+        assert_eq!(locks(), 0);
     }
 
     #[test]

@@ -81,7 +81,8 @@ pub(super) fn start(
         Exit::caused(ExitStatus::AtSource, Reason::NotAttached, &error).with("nothing was changed")
     })?;
     let folder = absolute(&args.run.journals.path());
-    JournalFile::make_folder(&folder).map_err(|error| {
+    // There is no QEMU yet that has a lock.
+    let _needs_the_program = JournalFile::for_receiver(&folder).map_err(|error| {
         let what = format!("creating the journal: {}", Report::new(&error));
         Exit::new(ExitStatus::AtSource, Reason::Journal, what)
     })?;
