@@ -44,7 +44,7 @@ for unit in "$units"/*; do
     name=$(basename "$unit" | sed 's/@\./@NAME./')
     grep -F "\`$name\`" docs/installing.md >/dev/null || fail "docs/installing.md does not name $name"
 done
-packaging/deb/inside/stop-post.sh "$units" "$to/libexec/hikkoshi"
+packaging/deb/inside/receive-units.sh "$units" "$to/libexec/hikkoshi" "$to/bin/hikkoshi"
 # The files that the units name are installed.
 named=$(grep -hoE '/usr/[a-z/]*hikkoshi[^ ]*' "$units"/* | sort -u)
 [[ $named == *"$prefix/share/doc/hikkoshi/docs/operating.md"* ]] || fail "no unit names a document: $named"

@@ -31,7 +31,7 @@ for unit in /lib/systemd/system/hikkoshi*; do
     warnings=$(systemd-analyze verify --man=yes "${name/@./@guest.}" 2>&1 | grep -F hikkoshi) || true
     [[ -z $warnings ]] || fail "$name: $warnings"
 done
-bash "$(dirname "${BASH_SOURCE[0]}")/stop-post.sh" /lib/systemd/system /usr/libexec/hikkoshi
+bash "$(dirname "${BASH_SOURCE[0]}")/receive-units.sh" /lib/systemd/system /usr/libexec/hikkoshi /usr/bin/hikkoshi
 # The exposure, in tenths: 7.5 is what is possible without a seccomp filter.
 for unit in hikkoshi-receive@guest:75 hikkoshi-resume@guest:75 hikkoshi-dashboard:36; do
     systemd-analyze security --offline=yes --no-pager --threshold="${unit#*:}" "${unit%:*}.service" >/dev/null ||
