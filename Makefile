@@ -114,6 +114,8 @@ install: ## install the program, manual pages, completions and units below DESTD
 	install -m 644 README.md CHANGELOG.md SECURITY.md LICENSE-APACHE LICENSE-MIT $(INSTALL_ROOT)/share/doc/hikkoshi
 	install -m 644 docs/*.md docs/*.json $(INSTALL_ROOT)/share/doc/hikkoshi/docs
 	install -m 644 docs/monitoring/* $(INSTALL_ROOT)/share/doc/hikkoshi/docs/monitoring
+	install -d $(INSTALL_ROOT)/share/doc/hikkoshi/examples
+	cp --preserve=mode packaging/examples/* $(INSTALL_ROOT)/share/doc/hikkoshi/examples
 	@test -n "$(DESTDIR)" || ! test -d /run/systemd/system || \
 	    echo "now run: systemd-tmpfiles --create hikkoshi.conf && systemctl daemon-reload"
 

@@ -18,140 +18,15 @@
 # to last until a later command is much longer than that takes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-work=$1 root=$2
-guide=docs/operating.md
-declare -A host=() jobs=()
-# Other runs on this machine have others.
-link=hkg$$
-# The process of a command that was started with ` &`.
-background=
+# shellcheck source=hosts.sh
+source packaging/deb/hosts.sh guide "$1" "$2"
 
-fail() {
-    printf 'guide: %s\n' "$*" >&2
-    local one
-    # The migration that runs beside the commands may say why.
-    [[ ! -s $work/background.log ]] || { echo 'beside it:' && tail -n 20 "$work/background.log"; } >&2
-    for one in "${!host[@]}"; do
-        [[ $one != authority ]] || continue
-        echo "$one:" >&2
-        on "$one" "uptime; systemctl --no-pager --plain list-units --state=failed,activating,deactivating
-            journalctl --quiet --no-pager --lines 40 --unit 'hikkoshi-*' --unit 'guest@*' --unit 'migrate-*' --unit 'resume-*'
-            ls -lR /run/hikkoshi" >&2 || true
-    done
-    exit 1
-}
-
-# Ends both hosts. `unshare --kill-child` ends all of their processes.
-end_hosts() {
-    local one
-    for one in "${jobs[@]}"; do kill -KILL "$one" 2>/dev/null || true; done
-    wait 2>/dev/null || true
-    ip link delete "${link}a" 2>/dev/null || true
-    local groups
-    groups=$(mktemp -d)
-    mount -t cgroup2 cgroup2 "$groups"
-    # The processes of a host end a moment after its first one.
-    local tries=600
-    until find "$groups" -depth -type d -path "$groups/hikkoshi-guide-$$-*" -exec rmdir {} + 2>/dev/null; do
-        ((tries--)) || break
-        sleep 0.1
-    done
-    umount "$groups" && rmdir "$groups"
-}
-trap end_hosts EXIT
-
-# Executes a command on a host, in /root, as a shell of root does.
-on() {
-    nsenter --target "${host[$1]}" --mount --uts --ipc --net --pid --cgroup --root --wdns=/root \
-        env -i HOME=/root LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
-        PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin bash -c "$2" </dev/null
-}
-
-# Waits until the condition, a command on a host, holds; $3 says what it is.
-wait_for() {
-    # Emulated guests are slow on a busy machine: this is for a condition that never holds.
-    local deadline=$((SECONDS + 900))
-    until on "$1" "$2" >/dev/null 2>&1; do
-        ((SECONDS < deadline)) || fail "$1: timed out waiting for $3"
-        [[ ! $background ]] || kill -0 "$background" 2>/dev/null ||
-            fail "$1: waiting for $3, and the migration has ended"
-        sleep 0.2
-    done
-}
-
-# in_host NAME ARGUMENT…: starts a root with a command, and knows its first process.
-in_host() {
-    local name=$1 first='' deadline=$((SECONDS + 900))
-    shift
-    "$@" &>"$work/$name.log" </dev/null &
-    jobs[$name]=$!
-    until first=$(pgrep --parent "${jobs[$name]}" --full '^(/lib/systemd/systemd|sleep)') && [[ $first ]]; do
-        if ! kill -0 "${jobs[$name]}" 2>/dev/null || ((SECONDS >= deadline)); then
-            fail "the host $name does not start: $(tail -n 5 "$work/$name.log")"
-        fi
-        sleep 0.1
-    done
-    host[$name]=$first
-}
-
-start_host() {
-    local name=$1 address=$2
-    # systemd's own limits are for an idle machine.
-    OWN_CGROUP=hikkoshi-guide-$$-$name in_host "$name" unshare --mount --uts --ipc --net --pid --fork --kill-child \
-        packaging/deb/in-root.sh "$root" "$work/shared" bash -c 'mkdir -p /etc/systemd/system.conf.d &&
-            printf "[Manager]\nDefaultTimeoutStartSec=15min\nDefaultTimeoutStopSec=15min\n" >/etc/systemd/system.conf.d/busy.conf &&
-            exec /lib/systemd/systemd --log-target=null --unit=multi-user.target'
-    wait_for "$name" 'systemctl is-system-running --wait | grep -E "running|degraded"' systemd
-    name_host "$name"
-    ip link set "$3" netns "${host[$name]}"
-    # Without KVM: the test guest's kernel is slow where that is emulated. The device's mode and the
-    # group are what udev makes. Without an address of its own the bridge takes the lowest one of its
-    # ports, so another one when a guest is started, and the other host does not reach it for a while.
-    on "$name" "ip link set lo up
-        ip link add br0 address 02:00:00:00:00:0${address##*.} type bridge && ip address add $address/24 dev br0 && ip link set br0 up
-        ip link set $3 master br0 up
-        rm -f /dev/kvm && chmod 666 /dev/net/tun && addgroup --quiet --system kvm
-        mkdir -p /etc/guests /srv/guests
-        cp /srv/shared/hikkoshi_*.deb /root
-        cp /srv/shared/vmlinuz /srv/guests/vmlinuz && cp /srv/shared/initramfs.cpio /srv/guests/initrd"
-}
-
-name_host() {
-    on "$1" "hostname $1 && printf '127.0.0.1 localhost\n10.0.0.1 source\n10.0.0.2 destination\n' >/etc/hosts"
-}
-
-# What the guest has found out about its memory: `verify: ok` lines on its console there.
-assert_runs() {
-    wait_for "$1" "grep -q '^verify: ok' /run/guests/$2/console" "the guest $2 to run at $1"
-    ! on "$1" "grep -E 'bad=[1-9]|^bad|^failed|panic' /run/guests/$2/console" ||
-        fail "the guest $2 has found wrong pages"
-}
-
-# The guest runs there, as before, and continues to check its memory.
-assert_runs_on() {
-    local checks
-    checks=$(on "$1" "grep -c '^verify: ok' /run/guests/$2/console")
-    wait_for "$1" "test \$(grep -c '^verify: ok' /run/guests/$2/console) -gt $checks" "the guest $2 to continue at $1"
-    assert_runs "$1" "$2"
-}
-
-ip link add "${link}a" type veth peer name "${link}b"
-start_host source 10.0.0.1 "${link}a"
-start_host destination 10.0.0.2 "${link}b"
+start_hosts source destination
 # It reaches the hosts by the network of one of them.
 in_host authority nsenter --net="/proc/${host[source]}/ns/net" unshare --mount --uts --ipc --pid --fork --kill-child \
     packaging/deb/in-root.sh "$root" "$work/shared" sleep infinity
 name_host authority
-for one in source destination; do
-    on $one "systemctl start ssh"
-    for other in source destination authority; do
-        [[ $one == "$other" ]] || on $other "mkdir -p -m 700 /root/.ssh && cd /root/.ssh
-            [ -e id_ed25519 ] || ssh-keygen -q -t ed25519 -N '' -f id_ed25519
-            cp id_ed25519.pub /srv/shared/$other.pub
-            echo '$one $(on $one 'cut -d " " -f 1,2 /etc/ssh/ssh_host_ed25519_key.pub')' >>known_hosts"
-    done
-done
-for one in source destination; do on $one 'cat /srv/shared/*.pub >/root/.ssh/authorized_keys'; done
+known_to authority source destination
 
 declare -i commands=0 files=0
 
@@ -175,14 +50,6 @@ run_command() {
         fail "a command of the guide has ended with status $status instead of $expected: $output"
     # `head` would end before it has read everything, and printf by a signal.
     [[ ! $output ]] || sed -n 1,8p <<<"$output"
-}
-
-# Waits for the command that was started with ` &`, which must end with this status.
-background_ends() {
-    local status=0
-    wait "$background" || status=$?
-    background=
-    ((status == $1)) || fail "the migration has ended with status $status instead of $1"
 }
 
 # Checks that were made, by name.
@@ -416,11 +283,9 @@ branches_of_move_guests() {
 status=$(sed -n 1p /tmp/ends)
 sed -i 1d /tmp/ends
 case $status in
-killed) exit 1 ;;
-0) echo '{"mode": "hybrid"}' >/var/tmp/db3.json ;;
-*) echo "{\"error\":{\"exit_status\":$status}}" >/var/tmp/db3.json ;;
-esac
-exit "$status"
+*:*) echo "$status" ;;
+*) echo "exited:$status" ;;
+esac >/run/guests/db3.ended
 SH
     while read -r ends status said waits; do
         case $ends in
@@ -428,6 +293,8 @@ SH
         migrate) ;;
         # There is no invitation, because there is no receiver; nothing is left to be started.
         receiver) on destination 'echo RECEIVE_OPTIONS= >/etc/hikkoshi/receive/db3.conf' ;;
+        # The receiver could not be resumed.
+        options) on destination 'sed -i "/RESUME_OPTIONS/s/db3/3bd/" /etc/hikkoshi/receive/db3.conf' ;;
         *) on source "printf '%s\n' ${ends//,/ } >/tmp/ends
             install -m 755 /srv/shared/pretended /usr/local/sbin/systemd-run" ;;
         esac
@@ -435,12 +302,13 @@ SH
         output=$(on source 'move-guests destination db3' 2>&1) || ended=$?
         [[ $ended == "$status" && $output == *"db3: $said"* ]] ||
             fail "move-guests: $ends: status $ended: $output"
-        [[ $ends == [mr]* || ! $(on source 'cat /tmp/ends') ]] || fail "move-guests: $ends: it does not resume"
+        [[ $ends == [mor]* || ! $(on source 'cat /tmp/ends') ]] || fail "move-guests: $ends: it does not resume"
         ended=active
         on destination 'systemctl --quiet is-active guest@db3' || ended=ended
         [[ $ended == "$waits" ]] || fail "move-guests: $ends: QEMU at the destination: $ended"
         on source 'rm -f /usr/local/sbin/systemd-run'
-        on destination 'systemctl stop hikkoshi-receive@db3 guest@db3'
+        # So that systemd does not count how often they are started.
+        on destination 'systemctl stop hikkoshi-receive@db3 guest@db3 && systemctl reset-failed'
     done <<'TABLE'
 migrate 1 still ended
 1 1 still ended
@@ -448,8 +316,11 @@ migrate 1 still ended
 4 4 lost active
 3,1 1 still ended
 3,2 3 not active
-killed,4 4 lost active
-killed,killed 255 not active
+0 0 moved active
+killed:KILL,4 4 lost active
+killed:TERM,0 0 moved active
+killed:TERM,killed:KILL 255 not active
+options 1 not ended
 receiver 1 not ended
 TABLE
     on destination 'sed "s/7002/7005/; s/db1/db3/" /etc/hikkoshi/receive/db1.conf >/etc/hikkoshi/receive/db3.conf'
@@ -478,8 +349,11 @@ engines_of_move_guests_are_killed() {
     on source 'systemctl kill --signal=KILL guest@db3 && systemctl kill --kill-whom=main --signal=KILL migrate-db3'
     wait_for source 'journalctl --quiet --no-pager --unit resume-db3 | grep -F "reconnected to the destination"' \
         "move-guests to resume the migration"
+    # The result cannot be written.
+    on source 'mount -t tmpfs -o size=4k tmpfs /var/tmp && head --bytes=4k /dev/zero >/var/tmp/full'
     on source 'hikkoshi set --bandwidth none' >/dev/null
     background_ends 0
+    on source 'umount /var/tmp'
     grep -F 'db3: moved' "$work/background.log" >/dev/null || fail "move-guests has not said that db3 has moved"
     assert_runs_on destination db3
     on destination 'systemctl stop guest@db3'
@@ -539,7 +413,9 @@ resumption_fails_for_a_while() {
     while read -r status failing; do
         on destination "printf '[Service]\n%b\n' '$failing' >$drop_in/failing.conf && systemctl daemon-reload
             systemctl kill --signal=KILL hikkoshi-resume@web"
-        unit_has ExecMainStatus "= $status"
+        # Of whatever was started last, before the engine or the engine.
+        wait_for destination "systemctl show --property=ExecStartPre,ExecStart hikkoshi-resume@web | grep -F 'code=exited ; status=$status '" \
+            "hikkoshi-resume@web to fail with status $status"
         on destination "rm $drop_in/failing.conf && systemctl daemon-reload"
         unit_has ActiveState '= active'
     done <<'TABLE'
@@ -550,6 +426,12 @@ TABLE
     on destination 'mv /etc/hikkoshi/receive/web.conf /root/away && systemctl kill --signal=KILL hikkoshi-resume@web'
     unit_has Result '= resources'
     on destination 'mv /root/away /etc/hikkoshi/receive/web.conf'
+    unit_has ActiveState '= active'
+    # A mistake in RESUME_OPTIONS.
+    on destination 'sed -i "/RESUME_OPTIONS/s/web/wbe/" /etc/hikkoshi/receive/web.conf && systemctl kill --signal=KILL hikkoshi-resume@web'
+    wait_for destination '[ "$(journalctl --quiet --no-pager --unit hikkoshi-resume@web | grep -cF "web.conf must have the same --qmp")" -gt 1 ]' \
+        "hikkoshi-resume@web to say again and again that its options are wrong"
+    on destination 'sed -i "/RESUME_OPTIONS/s/wbe/web/" /etc/hikkoshi/receive/web.conf'
     unit_has ActiveState '= active'
     on destination "rm -r $drop_in && systemctl daemon-reload"
 }
@@ -571,56 +453,15 @@ stop_times_out() {
     on destination 'rm -r /run/systemd/system/hikkoshi-receive@web.service.d && systemctl daemon-reload'
 }
 
-workload='console=ttyS0 quiet loglevel=1 panic=-1 no_timer_check mitigations=off cryptomgr.notests hk.workload=verify hk.mib=32 hk.rate=500 hk.every_ms=500'
-
-install_file() {
-    local text=$1 where path one
-    where=$(sed -nE '1,2s/^# (both|source|destination): (\/.*)$/\1/p' <<<"$text")
-    path=$(sed -nE '1,2s/^# (both|source|destination): (\/.*)$/\2/p' <<<"$text")
-    [[ $where && $path ]] || fail "a file of the guide does not say where it belongs: $text"
+install_one() {
     files+=1
-    [[ $where != both ]] || where='source destination'
-    for one in $where; do
-        # What the test guest does: it writes and checks 32 MiB of memory.
-        [[ $path != *.qemu ]] || text=${text/console=ttyS0/$workload}
-        printf '%s\n' "$text" >"$work/shared/file"
-        on "$one" "mkdir -p '$(dirname "$path")' && cp /srv/shared/file '$path'"
-        [[ $path != */systemd/* ]] || on "$one" 'systemctl daemon-reload'
-    done
+    install_file "$1"
 }
-
-kind='' text='' where='' command=''
-end_command() {
-    [[ $command ]] || return 0
-    local one=$command
-    command=''
-    run_command "$where" "$one"
-    after_command "$where" "$(tr -s ' ' <<<"$one")"
+execute() {
+    run_command "$1" "$2"
+    after_command "$1" "$(tr -s ' ' <<<"$2")"
 }
-while IFS= read -r line; do
-    if [[ $line == '```'* && ! $kind ]]; then
-        kind=${line#\`\`\`} text=''
-        [[ $kind =~ ^(console|ini|sh|nft)$ ]] || fail "a block of the guide is of the kind '$kind'"
-    elif [[ $line == '```' ]]; then
-        case $kind in
-        console) end_command ;;
-        *) install_file "${text%$'\n'}" ;;
-        esac
-        kind=''
-    elif [[ $kind == console ]]; then
-        if [[ $line =~ ^(source|destination|authority)\#\ (.*)$ ]]; then
-            next_where=${BASH_REMATCH[1]} next_command=${BASH_REMATCH[2]}
-            end_command
-            where=$next_where command=$next_command
-        elif [[ $line == ' '* && $command == *\\ ]]; then
-            command=${command%\\}${line#"${line%%[! ]*}"}
-        else
-            fail "a line of a console block is not a command: $line"
-        fi
-    elif [[ $kind ]]; then
-        text+=$line$'\n'
-    fi
-done <"$guide"
+read_guide install_one execute
 [[ ! $background ]] || fail "a command of the guide still runs"
 assert_checks_made
 echo "guide: $commands commands and $files files of $guide were used on two hosts with systemd"

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Tests the Debian package of build/deb in Debian roots (setup/lib/debian-roots.sh), as root: `test.sh
-# [install] [guide]`, both by default; `make test-deb` runs it.
+# [install] [guide] [shutdown]`, all by default; `make test-deb` runs it.
 #
-# install: in a fresh root, with a network, the package is installed with what it depends on, and
-#          purged (inside/install.sh). At the same time, on a host with systemd, it is upgraded,
-#          checked, removed and purged (inside/upgrade.sh).
-# guide:   two such hosts are started, each with systemd as its first process, connected by a
-#          network. Every command of docs/operating.md is executed there, in order: guide.sh.
+# install:  in a fresh root, with a network, the package is installed with what it depends on, and
+#           purged (inside/install.sh). At the same time, on a host with systemd, it is upgraded,
+#           checked, removed and purged (inside/upgrade.sh).
+# guide:    two such hosts are started, each with systemd as its first process, connected by a
+#           network. Every command of docs/operating.md is executed there, in order: guide.sh.
+# shutdown: such hosts are shut down while they have a guest in post-copy: shutdown.sh.
 #
 # All of them run at once, and each in a layer over its root: several runs do not disturb each other.
 set -euo pipefail
@@ -51,28 +52,30 @@ in_systemd() {
     parts[$1]=$!
 }
 
-mkdir -p "$work"/{shared,guide/shared}
+mkdir -p "$work"/{shared,guide/shared,shutdown/shared}
 cp build/deb/hikkoshi_*.deb "$work/shared"
 cp -r packaging/deb/inside "$work/shared"
 (cd packaging/systemd && printf '%s\n' *) >"$work/shared/units"
-cp build/deb/hikkoshi_*.deb build/kernel/vmlinuz build/initramfs.cpio "$work/guide/shared"
+for part in guide shutdown; do
+    cp build/deb/hikkoshi_*.deb build/kernel/vmlinuz build/initramfs.cpio "$work/$part/shared"
+done
 
-(($#)) || set -- install guide
+(($#)) || set -- install guide shutdown
 for part; do
     case $part in
     install)
         in_root install fresh install.sh
         in_systemd upgrade hosts upgrade.sh
         ;;
-    guide)
-        packaging/deb/guide.sh "$work/guide" "$roots/hosts" &>"$work/guide.log" &
-        parts[guide]=$!
+    guide | shutdown)
+        "packaging/deb/$part.sh" "$work/$part" "$roots/hosts" &>"$work/$part.log" &
+        parts[$part]=$!
         ;;
     *) echo "test-deb: unknown part: $part" >&2 && exit 2 ;;
     esac
 done
 failed=()
-for part in install upgrade guide; do
+for part in install upgrade guide shutdown; do
     [[ ${parts[$part]:-} ]] || continue
     wait "${parts[$part]}" || failed+=("$part")
     unset "parts[$part]"

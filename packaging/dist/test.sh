@@ -23,7 +23,7 @@ for wanted in bin/hikkoshi share/man/man1/hikkoshi.1 share/man/man1/hikkoshi-mig
     share/bash-completion/completions/hikkoshi share/zsh/site-functions/_hikkoshi \
     share/fish/vendor_completions.d/hikkoshi.fish lib/systemd/system/hikkoshi-receive@.service \
     lib/tmpfiles.d/hikkoshi.conf libexec/hikkoshi/receive-unit share/doc/hikkoshi/LICENSE-MIT share/doc/hikkoshi/LICENSE-APACHE \
-    libexec/hikkoshi/check-removable share/doc/hikkoshi/THIRD-PARTY-LICENSES share/doc/hikkoshi/docs/operating.md; do
+    libexec/hikkoshi/check-removable share/doc/hikkoshi/examples/migrate-guest share/doc/hikkoshi/THIRD-PARTY-LICENSES share/doc/hikkoshi/docs/operating.md; do
     grep -Fx "$top/$wanted" <<<"$list" >/dev/null || fail "$wanted is not in $(basename "$binary")"
 done
 for unit in packaging/systemd/*; do

@@ -37,11 +37,14 @@ for unit in hikkoshi-receive@guest:75 hikkoshi-resume@guest:75 hikkoshi-dashboar
     systemd-analyze security --offline=yes --no-pager --threshold="${unit#*:}" "${unit%:*}.service" >/dev/null ||
         fail "${unit%:*}.service is more exposed than before: see systemd-analyze security"
 done
-# As needrestart reads it, and uses it: the first expression that matches the name.
-for unit in hikkoshi-receive@web.service:0 hikkoshi-resume@web.service:0 hikkoshi-receive.service:restarted; do
+# As needrestart reads them, and uses them: the first expression that matches the name.
+for unit in hikkoshi-receive@web.service:0 hikkoshi-resume@web.service:0 hikkoshi-receive.service:restarted \
+    guest@web.service:0 migrate-web.service:0 resume-web.service:0 ssh.service:restarted; do
     # shellcheck disable=SC2016
     restarts=$(perl -e '
-        our %nrconf; do "/etc/needrestart/conf.d/hikkoshi.conf"; die "$@$!" if $@;
+        our %nrconf;
+        for ("/etc/needrestart/conf.d/hikkoshi.conf", "/usr/share/doc/hikkoshi/examples/needrestart-guests.conf") {
+            -r or die "$_: $!"; do $_; die "$_: $@" if $@ }
         for my $re (keys %{$nrconf{override_rc}}) { print $nrconf{override_rc}->{$re} and exit if $ARGV[0] =~ /$re/ }
         print "restarted"' "${unit%:*}")
     [[ $restarts == "${unit#*:}" ]] || fail "needrestart and ${unit%:*}: $restarts"

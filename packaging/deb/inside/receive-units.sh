@@ -19,9 +19,8 @@ cat >"$work/bin/systemctl" <<'SH'
 [ "$1" = show ] && cat "$JOB" && exit
 echo "$*"
 SH
-printf '#!/bin/sh\necho "sleep $*"\n' >"$work/bin/sleep"
 sed "s#/run/hikkoshi#$work/run#" "$programs/receive-unit" >"$work/libexec/hikkoshi/receive-unit"
-chmod +x "$work/bin"/{systemctl,sleep} "$work/libexec/hikkoshi/receive-unit"
+chmod +x "$work/bin/systemctl" "$work/libexec/hikkoshi/receive-unit"
 
 # UNIT SETTING: what the setting executes of this program.
 line_of() {
@@ -40,7 +39,7 @@ started() {
     printf '%s' "$3" >"$work/job"
     line=$(line_of "$unit" ExecStopPost)
     PATH=$work/bin:$PATH JOB=$work/job SERVICE_RESULT=${ended%:*} EXIT_STATUS=${ended#*:} \
-        RECEIVE_OPTIONS="${received:-}" RESUME_OPTIONS="${options:---qmp /run/guests/web/qmp}" sh -c "$line" 2>"$work/said"
+        RECEIVE_OPTIONS="${received:-}" RESUME_OPTIONS="${options:---qmp /run/guests/web/qmp}" sh -c "$line"
 }
 
 resume='--no-block start hikkoshi-resume@web.service'
@@ -60,24 +59,9 @@ done
 for ended in success:0 success:TERM protocol:0 exit-code: exit-code:1 exit-code:2 exit-code:4; do
     for unit in receive resume; do expect '' $unit $ended ''; done
 done
-for ended in exit-code:1 exit-code:4; do
+for ended in exit-code:1 exit-code:2 exit-code:4; do
     for unit in receive resume; do expect '' $unit $ended '' $journal; done
 done
-# RESUME_OPTIONS is wrong: it is tried again, after a while, until an administrator stops it.
-expect '' receive exit-code:2 '' $journal
-again=$'sleep 5\n'$resume
-expect "$again" resume exit-code:2 '' $journal
-[[ $(<"$work/said") == *"web.conf is wrong: correct it"* ]] || fail "it does not say why: $(<"$work/said")"
-expect 'sleep 5' resume exit-code:2 17 $journal
-for options in '--qmp /run/guests/wbe/qmp' '--qpm=/run/guests/web/qmp' --bogus; do
-    expect '' resume exit-code:2 '' $journal
-    received="--listen 10.0.0.2:7000 --qmp $journal" expect "$again" resume exit-code:2 '' $journal
-    received="--listen 10.0.0.2:7000 --qmp $journal" expect '' resume exit-code:2 '' $journal.other
-    received="--qmp=$journal --journal $work/other" folder=other expect "$again" resume exit-code:2 '' $journal
-done
-unset options
-# Before the engine is started.
-expect "$resume" receive exit-code: '' $journal
 # All pages are here, and the source does not know that.
 for unit in receive resume; do
     for ended in success:0 success:TERM; do expect "$resume" $unit $ended '' $journal; done
@@ -86,34 +70,45 @@ for unit in receive resume; do
     expect '' $unit success:0 '' $journal.other
     expect '' $unit success:0 '' /other$journal
 done
-# It has ended before it was ready: the unit that resumes had nothing to resume.
-expect "$resume" receive protocol:0 '' $journal
-expect '' resume protocol:0 '' $journal
+# It was not started, or has ended before it was ready: the unit that resumes had nothing to resume.
+for ended in exit-code: protocol:0; do
+    expect "$resume" receive $ended '' $journal
+    expect '' resume $ended '' $journal
+done
 # An administrator stops it.
 expect '' resume success:0 17 $journal
 # In another folder.
 folder=other options="--qmp $journal --journal=$work/other" expect "$resume" receive success:0 '' $journal
 folder=other expect '' receive success:0 '' $journal
 
-# STATUS SAID: what the check before the start does with RECEIVE_OPTIONS in `received` and RESUME_OPTIONS
-# in `options`.
+# checked STATUS SAID UNIT: what the check before the start does with RECEIVE_OPTIONS in `received` and
+# RESUME_OPTIONS in `options`.
 checked() {
     local status=0 said
-    said=$(RECEIVE_OPTIONS=$received RESUME_OPTIONS=$options sh -c "$(line_of receive ExecStartPre)" 2>&1) || status=$?
-    [[ $status == "$1" && $said == *"$2"* ]] || fail "check: '$received' and '$options': status $status: $said"
+    said=$(RECEIVE_OPTIONS=$received RESUME_OPTIONS=$options sh -c "$(line_of "$3" ExecStartPre)" 2>&1) || status=$?
+    [[ $status == "$1" && $said == *"$2"* ]] || fail "check $3: '$received' and '$options': status $status: $said"
 }
-received='--listen 10.0.0.2:7000 --qmp /run/guests/web/qmp'
-for options in '--qmp /run/guests/web/qmp' '--qmp=/run/guests/web/qmp --retry-for 2h'; do checked 0 ''; done
-options='' checked 2 'must have the same --qmp as RECEIVE_OPTIONS'
-options='--qmp /run/guests/wbe/qmp' checked 2 'must have the same --qmp as RECEIVE_OPTIONS'
-options='--qmp /run/guests/web/qmp --retry-fro 2h' checked 2 "unexpected argument '--retry-fro'"
-options='--qmp /run/guests/web/qmp --retry-for 2x' checked 2 'is not a duration'
-received+=' --journal /var/lib/journals'
-options='--qmp /run/guests/web/qmp' checked 2 'must have the same --journal as RECEIVE_OPTIONS'
-options='--qmp /run/guests/web/qmp --journal=/var/lib/journals' checked 0 ''
+# Both units make the same check. The one that resumes needs none if there is no journal.
+rm -f "$work"/{run,other}/*
+for there in '' run other; do
+    [[ ! $there ]] || printf '{"version":3,"qemu":{"place":{"qmp":"%s"}}}' $journal >"$work/$there/destination-7-7.json"
+    unit=resume said=": correct them"
+    [[ $there ]] || { unit=receive said="hikkoshi-resume@web would need them"; }
+    received="--listen 10.0.0.2:7000 --qmp $journal"
+    [[ $there != other ]] || received+=" --journal $work/other"
+    rest=${received#*"$journal"}
+    for options in "--qmp $journal$rest" "--qmp=$journal --retry-for 2h${rest/l /l=}"; do checked 0 '' $unit; done
+    options='' checked 2 "$said" $unit
+    options="--qmp /run/guests/wbe/qmp$rest" checked 2 'must have the same --qmp as RECEIVE_OPTIONS' $unit
+    options="--qmp $journal --journal=/tmp" checked 2 'must have the same --journal as RECEIVE_OPTIONS' $unit
+    options="--qmp $journal$rest --retry-fro 2h" checked 2 "unexpected argument '--retry-fro'" $unit
+    options="--qmp $journal$rest --retry-for 2x" checked 2 'is not a duration' $unit
+    rm -f "$work"/{run,other}/*
+    options='--qmp /run/guests/wbe/qmp' checked 0 '' resume
+done
 received='--listen 10.0.0.2:7000 --connect qemu:///system'
-options='' checked 0 ''
-options='--domain web' checked 2 "unexpected argument '--domain'"
+options='' checked 0 '' receive
+options='--domain web' checked 2 "unexpected argument '--domain'" receive
 
 # systemd starts hikkoshi-resume@ again after all others.
 grep -Fx Restart=on-failure "$units/hikkoshi-resume@.service" >/dev/null || fail "hikkoshi-resume@ is not restarted"
