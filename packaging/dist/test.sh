@@ -54,6 +54,23 @@ for path in "$PWD" "${CARGO_HOME:-$HOME/.cargo}"; do
     ! grep -rF -- "$path" "$again/root" >/dev/null || fail "the archive has a path of this machine: $path"
 done
 
+# As docs/installing.md says, for another folder than /usr/local: what is unpacked is the same, the modes
+# of folders that are there stay, and no file is left when it is removed.
+local=$again/local installing=$PWD/docs/installing.md
+documented() {
+    (cd "$dist" && bash -euo pipefail -c "$(awk -v block="$1" '/^The services:/ { exit } /^An archive of the program/ { inside = 1 }
+        inside && /^```/ { fences++; next } fences == 2 * block - 1 && !/systemd/ { sub(/^# /, ""); print }' "$installing" |
+        sed -e "s#/usr/local#$local#g" -e "s#hikkoshi-[0-9.]*-x86_64-linux#$top#")")
+}
+mkdir -p "$local/lib"
+chmod 2775 "$local/lib"
+documented 1 >/dev/null || fail "unpacking it as documented fails"
+diff -r "$again/root" "$local" || fail "the archive is unpacked in another way as documented"
+[[ $(stat -c %a "$local/lib") == 2775 ]] || fail "unpacking it changes the mode of a folder"
+documented 2 || fail "removing it as documented fails"
+left=$(find "$local" ! -type d)
+[[ ! $left ]] || fail "removing it as documented leaves: $left"
+
 # Once more: the same bytes.
 OUTPUT=$again/dist packaging/dist/build.sh >/dev/null
 diff "$dist/SHA256SUMS" "$again/dist/SHA256SUMS" || fail "a second run gives other bytes"
