@@ -3,6 +3,7 @@
 pub(crate) mod daemon;
 mod domain;
 mod listening_process;
+mod machines;
 mod operator_file;
 mod outcome;
 mod resume;

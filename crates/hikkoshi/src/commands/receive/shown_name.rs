@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 
 use hikkoshi_qemu::qmp::MonitorAddress;
 
-use super::template;
+use super::machines;
 use crate::args::{DEFAULT_GUEST_NAME, Receive};
 use crate::commands::monitor::{self, NamedGuest};
 use crate::journal::absolute;
 
 /// The QMP socket of the machine that was started from a template for the guest of this name.
 pub(crate) fn machine_socket(run: &Path, name: &str) -> PathBuf {
-    template::socket(&absolute(run), name)
+    machines::socket(&absolute(run), name)
 }
 
 /// The name of the guest whose machine was started from a template, and has this QMP socket.

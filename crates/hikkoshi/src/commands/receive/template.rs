@@ -4,9 +4,9 @@
 //! the source. If a receiver of a daemon is killed before the handover, the daemon ends its QEMU
 //! ([`WaitingMark`]).
 
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -18,11 +18,12 @@ use hikkoshi_engine::CancelFlag;
 use hikkoshi_linux::{connect_unix, is_served};
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use super::machines::{self, MachineFiles};
 use super::operator_file;
 use super::waiting_mark::WaitingMark;
-use crate::args::{DEFAULT_GUEST_NAME, Receive, Words};
+use crate::args::{DEFAULT_GUEST_NAME, Receive};
 use crate::commands::signals;
-use crate::journal::{JournalFile, absolute};
+use crate::journal::absolute;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
@@ -32,9 +33,6 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How often to look for the socket.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-
-/// How much of QEMU's log is in an error message, in bytes.
-const LOG_TAIL: u64 = 1024;
 
 /// A QEMU that was started for one guest. Dropping it leaves QEMU as it is.
 #[derive(Debug)]
@@ -60,11 +58,11 @@ impl TemplateQemu {
                 Report::new(&error)
             ))
         };
-        make_folder(&run).map_err(preparing)?;
+        machines::make_folder(&run).map_err(preparing)?;
         // First: a machine of this name that has a guest must not be marked.
         let mark = WaitingMark::lock(&run, name).map_err(preparing)?;
         let machine = MachineFiles::new(&run, name).map_err(preparing)?;
-        let words = operator_file::read(template).and_then(|text| machine.words(&text));
+        let words = operator_file::read(template).and_then(|text| machine.command_line(&text));
         let words = words.map_err(|why| {
             let what = format!("the template {}: {why}", template.display());
             Exit::new(ExitStatus::Usage, Reason::Usage, what)
@@ -123,7 +121,7 @@ impl TemplateQemu {
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
             if let Ok(Some(status)) = self.child.try_wait() {
-                return Err(format!("it has ended ({status}): {}", tail(log)));
+                return Err(format!("it has ended ({status}): {}", machines::tail(log)));
             }
             // It is bound a moment before it accepts connections.
             match connect_unix(&self.qmp).map_err(|error| error.kind()) {
@@ -141,7 +139,7 @@ impl TemplateQemu {
                 return Err(format!(
                     "it has not opened its QMP socket {} in time: {}",
                     self.qmp.display(),
-                    tail(log)
+                    machines::tail(log)
                 ));
             }
             std::thread::sleep(POLL_INTERVAL);
@@ -186,256 +184,11 @@ impl TemplateQemu {
     }
 }
 
-/// The folder of the machines in the run folder.
-pub(super) fn machines(run: &Path) -> PathBuf {
-    run.join("machines")
-}
-
-/// Makes this folder, if necessary.
-fn make_folder(run: &Path) -> io::Result<()> {
-    JournalFile::make_folder(run)?;
-    let folder = machines(run);
-    DirBuilder::new().recursive(true).mode(0o700).create(folder)
-}
-
-/// The end of the name of a QMP socket.
-const QMP: &str = "qmp";
-
-/// The end of the name of a log: QEMU's output.
-const LOG: &str = "log";
-
-/// The largest log, in bytes. The run folder is in memory, and a guest can cause warnings of QEMU.
-const MAX_LOG: u64 = 1 << 20;
-
-/// How much of a log that was too large is kept, in bytes.
-const KEPT_LOG: u64 = 64 << 10;
-
-/// Logs of machines that have ended, that are kept.
-const MAX_LOGS: usize = 64;
-
-/// Cuts logs of machines that are too large, and removes the oldest of machines that have ended.
-pub(super) fn limit_logs(run: &Path) -> io::Result<()> {
-    let files = match fs::read_dir(machines(run)) {
-        Ok(files) => files,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error),
-    };
-    let mut logs = Vec::new();
-    for entry in files {
-        let path = entry?.path();
-        if path.extension().is_none_or(|end| end != LOG) {
-            continue;
-        }
-        let log = fs::metadata(&path)?;
-        if log.len() > MAX_LOG {
-            cut(&path)?;
-        }
-        logs.push((log.modified()?, path));
-    }
-    if logs.len() > MAX_LOGS {
-        logs.retain(|(_, path)| !is_served(&path.with_extension(QMP)).unwrap_or(true));
-        logs.sort_unstable();
-        let old = logs.len().saturating_sub(MAX_LOGS);
-        for (_, path) in &logs[..old] {
-            fs::remove_file(path)?;
-        }
-    }
-    Ok(())
-}
-
-/// Keeps the end of a log. What is written meanwhile may be lost.
-fn cut(log: &Path) -> io::Result<()> {
-    let mut file = OpenOptions::new().read(true).append(true).open(log)?;
-    file.seek(SeekFrom::End(
-        -i64::try_from(KEPT_LOG).map_err(io::Error::other)?,
-    ))?;
-    let mut end = Vec::new();
-    file.read_to_end(&mut end)?;
-    file.set_len(0)?;
-    file.write_all(b"(the messages before this line were removed)\n")?;
-    file.write_all(&end)
-}
-
-/// The QMP socket of the guest's machine.
-pub(super) fn socket(run: &Path, name: &str) -> PathBuf {
-    machines(run).join(format!("{name}.{QMP}"))
-}
-
-/// Whether this may be the QMP socket of a machine.
-pub(super) fn is_socket(path: &Path) -> bool {
-    path.extension().is_some_and(|end| end == QMP)
-}
-
-/// Whether this path without symbolic links is that of the QMP socket of a machine in this run
-/// folder.
-pub(super) fn is_machine(run: &Path, path: &Path) -> bool {
-    let folder = fs::canonicalize(machines(run));
-    is_socket(path) && folder.is_ok_and(|folder| path.parent() == Some(&folder))
-}
-
-/// The files of one machine, in the run folder.
-#[derive(Debug)]
-struct MachineFiles {
-    name: String,
-    folder: PathBuf,
-    qmp: PathBuf,
-    log: PathBuf,
-}
-
-impl MachineFiles {
-    /// A machine of the same name must not run.
-    fn new(run: &Path, name: &str) -> io::Result<Self> {
-        let folder = machines(run);
-        let files = Self {
-            name: name.to_owned(),
-            qmp: socket(run, name),
-            log: folder.join(format!("{name}.{LOG}")),
-            folder,
-        };
-        if is_served(&files.qmp)? {
-            return Err(io::Error::new(
-                io::ErrorKind::AddrInUse,
-                format!(
-                    "a QEMU with this name runs already ({}); --name names another one",
-                    files.qmp.display()
-                ),
-            ));
-        }
-        // One that has ended has left it.
-        match fs::remove_file(&files.qmp) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(files),
-        }
-    }
-
-    /// The command line, with this machine's names in it, and with the options by which QEMU waits
-    /// for the guest.
-    fn words(&self, template: &str) -> Result<Words, String> {
-        let lines = template
-            .lines()
-            .filter(|line| !line.trim_start().starts_with('#'));
-        let lines: Vec<_> = lines
-            // As in a command that was copied from a shell.
-            .map(|line| line.trim_end().strip_suffix('\\').unwrap_or(line))
-            .collect();
-        let mut words: Words = lines.join("\n").parse()?;
-        // QEMU accepts its options with two dashes as well.
-        let has = |option: &str| {
-            let mut words = words.arguments.iter();
-            words.any(|word| word == option || word.strip_prefix('-') == Some(option))
-        };
-        if has("-incoming") {
-            return Err("leave -incoming out: it is added".to_owned());
-        }
-        if has("-daemonize") {
-            return Err(
-                "leave -daemonize out: QEMU could not be ended, and its output not kept, if \
-                        it were another process than the one that is started"
-                    .to_owned(),
-            );
-        }
-        let has_qmp = words.arguments.iter().any(|word| word.contains("{qmp}"));
-        if !has_qmp {
-            words.arguments.push("-qmp".to_owned());
-            words
-                .arguments
-                .push("unix:{qmp},server=on,wait=off".to_owned());
-        }
-        words
-            .arguments
-            .extend(["-incoming", "defer"].map(str::to_owned));
-        let path = |path: &Path| {
-            let text = path.to_str().ok_or("the run folder's path is not UTF-8")?;
-            // In the value of an option of QEMU.
-            Ok::<_, String>(text.replace(',', ",,"))
-        };
-        let (qmp, folder) = (path(&self.qmp)?, path(&self.folder)?);
-        for word in &mut words.arguments {
-            *word = word
-                .replace("{name}", &self.name)
-                .replace("{qmp}", &qmp)
-                .replace("{folder}", &folder);
-        }
-        Ok(words)
-    }
-}
-
-/// The end of QEMU's log.
-fn tail(log: &Path) -> String {
-    let read = || {
-        let mut file = fs::File::open(log)?;
-        let len = file.metadata()?.len();
-        file.seek(SeekFrom::Start(len.saturating_sub(LOG_TAIL)))?;
-        let mut end = Vec::new();
-        file.take(LOG_TAIL).read_to_end(&mut end)?;
-        Ok::<_, io::Error>(String::from_utf8_lossy(&end).trim().to_owned())
-    };
-    match read() {
-        Ok(text) if !text.is_empty() => text,
-        _ => format!("see {}", log.display()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::listening_process::ListeningProcess;
     use super::*;
     use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketType};
-
-    #[test]
-    fn names_are_put_into_the_command_line() {
-        let run = tempfile::tempdir().unwrap();
-        let run = run.path().join("a,b");
-        make_folder(&run).unwrap();
-        let machine = MachineFiles::new(&run, "web1").unwrap();
-        let text = "# the web servers\nqemu-system-x86_64 -name {name} \\\n  -m 256\n  \
-                    -drive 'file=/disks/{name}.img,if=virtio' -blockdev {\"node-name\":\"x\"}\n";
-        let words = machine.words(text).unwrap();
-        assert_eq!(words.program, "qemu-system-x86_64");
-        let qmp = machine.qmp.to_str().unwrap().replace(',', ",,");
-        let expected = [
-            "-name",
-            "web1",
-            "-m",
-            "256",
-            "-drive",
-            "file=/disks/web1.img,if=virtio",
-            "-blockdev",
-            "{node-name:x}",
-            "-qmp",
-            &format!("unix:{qmp},server=on,wait=off"),
-            "-incoming",
-            "defer",
-        ];
-        assert_eq!(words.arguments, expected);
-        let own = machine
-            .words("q -qmp unix:{qmp},server=on,wait=off")
-            .unwrap();
-        assert_eq!(own.arguments.len(), 4);
-        for bad in [
-            "",
-            "# only a comment",
-            "q -incoming defer",
-            "q --incoming defer",
-            "q -daemonize",
-            "q 'x",
-        ] {
-            assert!(machine.words(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn a_machine_that_runs_keeps_its_name() {
-        let run = tempfile::tempdir().unwrap();
-        make_folder(run.path()).unwrap();
-        let first = MachineFiles::new(run.path(), "a").unwrap();
-        let listener = std::os::unix::net::UnixListener::bind(&first.qmp).unwrap();
-        let error = MachineFiles::new(run.path(), "a").unwrap_err().to_string();
-        assert!(error.contains("--name"), "{error}");
-        drop(listener);
-        MachineFiles::new(run.path(), "a").unwrap();
-        assert!(!first.qmp.exists());
-    }
 
     fn receive(template: &Path, run: &Path) -> Receive {
         use clap::Parser;
@@ -446,39 +199,6 @@ mod tests {
             crate::args::Command::Receive(args) => *args,
             other => panic!("{other:?}"),
         }
-    }
-
-    #[test]
-    fn logs_do_not_fill_the_folder() {
-        let run = tempfile::tempdir().unwrap();
-        limit_logs(run.path()).unwrap();
-        make_folder(run.path()).unwrap();
-        let log = machines(run.path()).join("a.log");
-        let mut qemu = OpenOptions::new();
-        let mut qemu = qemu.create(true).append(true).open(&log).unwrap();
-        let line = [b'x'; 99];
-        for _ in 0..=(MAX_LOG / 100) {
-            qemu.write_all(&line).unwrap();
-            qemu.write_all(b"\n").unwrap();
-        }
-        limit_logs(run.path()).unwrap();
-        qemu.write_all(b"the last\n").unwrap();
-        let text = fs::read_to_string(&log).unwrap();
-        assert!(text.starts_with("(the messages before") && text.ends_with("x\nthe last\n"));
-        assert!(text.len() as u64 <= KEPT_LOG + 100);
-        // One whose machine runs is kept, however old it is.
-        let _qemu = std::os::unix::net::UnixListener::bind(socket(run.path(), "a")).unwrap();
-        for number in 0..=MAX_LOGS {
-            let file = fs::File::create(machines(run.path()).join(format!("n{number}.log")));
-            let age = Duration::from_secs(1 + u64::try_from(MAX_LOGS - number).unwrap());
-            let time = std::time::SystemTime::now() - age;
-            file.unwrap().set_modified(time).unwrap();
-        }
-        let file = fs::File::options().write(true).open(&log).unwrap();
-        file.set_modified(std::time::UNIX_EPOCH).unwrap();
-        limit_logs(run.path()).unwrap();
-        let is_there = |name: &str| machines(run.path()).join(name).exists();
-        assert!(is_there("a.log") && !is_there("n0.log") && is_there("n1.log"));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use hikkoshi_handover::DestinationStage;
 use hikkoshi_qemu::qmp::MonitorAddress;
 
 use super::listening_process::ListeningProcess;
-use super::template;
+use super::machines;
 use crate::journal::{JournalFile, absolute};
 
 /// The end of the name of a mark.
@@ -57,7 +57,7 @@ impl WaitingMark {
     pub(super) fn lock(run: &Path, name: &str) -> io::Result<Self> {
         Ok(Self {
             file: JournalFile::lock(&path(run, name))?,
-            qmp: template::socket(run, name),
+            qmp: machines::socket(run, name),
         })
     }
 
@@ -69,8 +69,8 @@ impl WaitingMark {
     pub(crate) fn lock_of(run: &Path, qmp: &Path) -> io::Result<Option<Self>> {
         let qmp = canonical(qmp);
         let path = qmp.with_extension(WAITING);
-        let marked = || Ok::<_, io::Error>(template::is_socket(&qmp) && path.try_exists()?);
-        if !(template::is_machine(run, &qmp) || marked()?) {
+        let marked = || Ok::<_, io::Error>(machines::is_socket(&qmp) && path.try_exists()?);
+        if !(machines::is_machine(run, &qmp) || marked()?) {
             return Ok(None);
         }
         let file = JournalFile::lock(&path)?;
@@ -108,7 +108,7 @@ impl WaitingMark {
     /// # Errors
     /// When the folder of machines cannot be read.
     pub(super) fn abandoned(run: &Path) -> io::Result<Vec<(String, Self)>> {
-        let files = match fs::read_dir(template::machines(run)) {
+        let files = match fs::read_dir(machines::folder(run)) {
             Ok(files) => files,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(error),
@@ -122,7 +122,7 @@ impl WaitingMark {
                 continue;
             };
             if let Some(file) = JournalFile::try_lock(&path)? {
-                let qmp = template::socket(run, name);
+                let qmp = machines::socket(run, name);
                 found.push((name.to_owned(), Self { file, qmp }));
             }
         }
@@ -214,7 +214,7 @@ impl WaitingMark {
 }
 
 fn path(run: &Path, name: &str) -> PathBuf {
-    template::machines(run).join(format!("{name}.{WAITING}"))
+    machines::folder(run).join(format!("{name}.{WAITING}"))
 }
 
 /// The path without symbolic links. The socket may not be there any more.

@@ -7,7 +7,7 @@ use std::thread;
 use error_reporter::Report;
 use hikkoshi_linux::is_served;
 
-use super::super::template;
+use super::super::machines;
 use super::super::waiting_mark::{Left, WaitingMark};
 use super::children::Children;
 use super::resumption::Journals;
@@ -29,7 +29,7 @@ impl Children {
             }
         }
         self.end_abandoned_machines();
-        if let Err(error) = template::limit_logs(&self.run) {
+        if let Err(error) = machines::limit_logs(&self.run) {
             tracing::warn!(error = %Report::new(&error), "limiting the logs of machines");
         }
     }
@@ -77,7 +77,7 @@ impl Children {
                     streams::notice(&format!(
                         "guest {name}: its QEMU ({}), which has not got the guest, could not be \
                          ended: {why}. End it by hand",
-                        template::socket(&self.run, name).display()
+                        machines::socket(&self.run, name).display()
                     ));
                 }
             }
