@@ -2,6 +2,7 @@
 
 pub(crate) mod daemon;
 mod domain;
+mod guest_state;
 mod listening_process;
 mod machines;
 mod operator_file;

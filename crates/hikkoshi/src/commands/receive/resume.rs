@@ -8,8 +8,8 @@ use hikkoshi_handover::{DestinationRecord, DestinationStage, Outcome};
 use hikkoshi_qemu::{ExitedDestination, SharedReattachInfo};
 
 use super::outcome::{self, After};
-use super::shown_name;
 use super::waiting_mark::WaitingMark;
+use super::{guest_state, shown_name};
 use crate::args::Receive;
 use crate::commands::find_journal::{find, is_same_host};
 use crate::commands::monitor::{self, NamedGuest};
@@ -108,7 +108,11 @@ pub(super) fn resume(
     session.set_guest(&shown_name::of_resumed(args, &folder, &identity.monitor));
     let observer = session.observer();
     security::warn_of_readable_key(&args.run.security, &*observer);
-    let state = state(entry.engine.stage, guest.has_ended());
+    // Before the source connects.
+    let state = match guest.has_ended() {
+        true => guest_state::without_qemu(entry.engine.stage),
+        false => guest_state::at(entry.engine.stage),
+    };
     observer.notice(&format!("{state}; waiting for its source at {address}"));
     super::tell_ready(&*observer);
     if args.ssh_session {
@@ -140,20 +144,6 @@ pub(super) fn resume(
         _ => After::Used,
     };
     outcome::report(session, result, journal.path(), has_ended, after)
-}
-
-/// The state of the guest before the source connects.
-fn state(stage: DestinationStage, qemu_has_ended: bool) -> &'static str {
-    match stage {
-        DestinationStage::Complete if qemu_has_ended => {
-            "the guest has run here with all of its pages, and its QEMU has ended since"
-        }
-        _ if qemu_has_ended => "the guest has never run here, and its QEMU has ended",
-        DestinationStage::Ready => "the guest is paused here",
-        DestinationStage::Running => "the guest runs here with the pages that have arrived",
-        DestinationStage::Complete => "the guest runs here with all of its pages",
-        DestinationStage::Receiving | DestinationStage::Declined => "the guest does not run here",
-    }
 }
 
 /// Whether pages of the guest may be missing.

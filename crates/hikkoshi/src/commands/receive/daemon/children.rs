@@ -17,12 +17,12 @@ use std::thread;
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_handover::DestinationStage;
 use hikkoshi_link::Address;
 use hikkoshi_link::tls::Invitation;
 use hikkoshi_linux::Process;
 use rustix::process::Signal;
 
+use super::super::guest_state;
 use super::open_files::OpenFiles;
 use super::receivers::Receivers;
 use super::request::{Refusal, RefusalKind, Request};
@@ -344,31 +344,15 @@ fn unfinished(name: &str, journal: &GuestJournal, stopped: bool) -> String {
         "the migration of a guest with the name {name} is not finished: {}. {resumed}. Its journal \
          {} keeps the name until the migration is finished, or given up: 'Giving up a guest' in \
          receiving-many.md",
-        state(journal.stage),
+        guest_state::at(journal.stage),
         journal.path.display()
     )
-}
-
-/// What a destination knows of its guest at this stage.
-pub(super) fn state(stage: DestinationStage) -> &'static str {
-    match stage {
-        DestinationStage::Receiving => "the guest does not run here, and its source has it",
-        DestinationStage::Ready => {
-            "the guest is here and does not run, and its source may have kept it"
-        }
-        DestinationStage::Running => "the guest runs here, and pages are missing",
-        DestinationStage::Complete => {
-            "the guest runs here with all of its pages, and its source does not know that yet"
-        }
-        DestinationStage::Declined => {
-            "the guest has not run here and never will, and its source does not know that yet"
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hikkoshi_handover::DestinationStage;
     use hikkoshi_link::tls::TlsServer;
     use std::fs::{self, File};
     use std::os::unix::process::ExitStatusExt;

@@ -10,8 +10,9 @@ use hikkoshi_linux::Process;
 use hikkoshi_status::{Kind, StatusFolder};
 use rustix::process::Signal;
 
+use super::super::guest_state;
 use super::super::listening_process::ListeningProcess;
-use super::children::{Children, state};
+use super::children::Children;
 use crate::output::streams;
 
 /// How long a receiver may take to end: it ends its QEMU before.
@@ -38,7 +39,7 @@ impl Children {
             return Err(format!(
                 "{name} is not only invited: {}. If its source never comes back: 'Giving up a \
                  guest' in receiving-many.md",
-                state(journal.stage)
+                guest_state::at(journal.stage)
             ));
         }
         let Receiver {
