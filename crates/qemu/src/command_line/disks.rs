@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::destination_line::DestinationLine;
 use super::options::Opt;
 use super::{backends, plugged};
+use crate::disks::{device_id, is_file};
 use crate::qmp::{Client, QmpError};
 
 /// What a disk reads now.
@@ -44,15 +45,9 @@ impl Disk {
             read_only: row.get("ro").and_then(Value::as_bool) == Some(true),
         };
         let path = text(row, "qdev");
-        // A virtio disk is the child `virtio-backend` of the device.
-        let id = path.strip_prefix("/machine/peripheral/").unwrap_or(&path);
-        let id = match id.split_once('/') {
-            Some((id, "virtio-backend")) => id,
-            _ => id,
-        };
         Self {
             drive: text(row, "device"),
-            device: id.to_owned(),
+            device: device_id(&path).unwrap_or(&path).to_owned(),
             image: row.get("inserted").map(image),
         }
     }
@@ -81,11 +76,6 @@ pub(crate) fn file_of(described: &str) -> String {
         node = inner.get("file");
     }
     described.to_owned()
-}
-
-/// Whether this is a file, and not a network disk.
-fn is_file(name: &str) -> bool {
-    name.starts_with('/') || !name.contains(':')
 }
 
 /// Whether two names mean the same image. `None`: they do not tell, because QEMU reports network

@@ -2,7 +2,9 @@
 //!
 //! The methods are grouped by phase: preparing QEMU and loading the device state
 //! (`load.rs`), the userfaultfd (`userfault.rs`), resuming the guest (`resume_guest.rs`),
-//! releasing QEMU (`release.rs`). Two threads watch QEMU: `exit_watch.rs` before a
+//! releasing QEMU (`release.rs`). Disks that the source copies are written by QEMU's NBD server
+//! (`disks.rs`) into images that must fit (`fitting_disks.rs`), and flushed before the guest runs
+//! (`disk_flusher.rs`). Two threads watch QEMU: `exit_watch.rs` before a
 //! guest arrives, `shutdown_listener.rs` while the guest runs and pages are missing.
 //! A destination whose QEMU has ended is an
 //! [`ExitedDestination`](after_exit::ExitedDestination).

@@ -38,6 +38,11 @@ pub(crate) fn device_id(device: &str) -> Option<&str> {
     (!id.is_empty()).then_some(id)
 }
 
+/// Whether this is the name of a file, and not of a network disk, or options.
+pub(crate) fn is_file(name: &str) -> bool {
+    name.starts_with('/') || !name.contains(':')
+}
+
 impl BlockDisk {
     /// The disk of a row of `query-block`. `None`: no medium, or no device.
     fn of(row: &Value) -> Option<Self> {

@@ -16,7 +16,7 @@ pub(crate) mod sent_image;
 mod shared;
 
 pub(crate) use image::{ImageFile, same_image};
-pub(crate) use list::{BlockDisk, device_id, list};
+pub(crate) use list::{BlockDisk, device_id, is_file, list};
 pub use select::DiskSelection;
 pub(crate) use select::{CopiedDisk, choose};
 pub use select_error::SelectError;

@@ -4,7 +4,7 @@ use hikkoshi_wire::{Disk, MAX_DISKS};
 use serde_json::Value;
 
 use super::image::ImageFile;
-use super::list::{BlockDisk, list};
+use super::list::{BlockDisk, is_file, list};
 use super::select_error::SelectError;
 use super::sent_image::{describe, others_marked};
 use crate::command_line::image_file;
@@ -186,7 +186,7 @@ fn writable(disks: Vec<GuestDisk>, shared: &[String]) -> Result<Chosen, SelectEr
         } else if disk.is_flash() {
             "QEMU writes the content of flash memory when the guest resumes"
         } else {
-            let what = match is_local(&image_file(&disk.file)) {
+            let what = match is_file(&image_file(&disk.file)) {
                 true => may_be_shared(image.as_ref()),
                 false => Some("not a file of this host".to_owned()),
             };
@@ -258,11 +258,6 @@ fn named(
         return Err(SelectError::ReadOnly { name: name(found) });
     }
     Ok((chosen, others))
-}
-
-/// Whether this is the name of a file, and not of a network disk, or options.
-fn is_local(file: &str) -> bool {
-    file.starts_with('/') || !file.contains(':')
 }
 
 #[cfg(test)]

@@ -175,13 +175,15 @@ impl QemuSource {
         client.set_cancel(None);
         client.set_timeout(COMMAND_TIMEOUT);
         self.copies.completed = Some(completed?);
+        // Whoever undoes the move has nothing of them to end.
+        self.undo.copies = 0;
         Ok(self.begin_save(prepared)?)
     }
 
     /// Removes everything of the copies from QEMU, if there is anything. A guest that runs is
     /// paused meanwhile.
     pub(super) fn remove_copies(&mut self) -> Result<(), EndCopiesError> {
-        if self.undo.copies == 0 || self.has_ended() {
+        if (self.undo.copies == 0 && self.copies.started == 0) || self.has_ended() {
             return Ok(());
         }
         if self.copies.completed.is_none() {
