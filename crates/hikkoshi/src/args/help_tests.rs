@@ -66,7 +66,7 @@ fn options_stand_under_their_headings() {
          --no-keep-frames --copy-disks --shared-disks --quit-source --undefine-source \
          --persistent --autostart --allow-device\n\
          Tuning: --links --rounds --max-rounds --read-ahead\n\
-         Recovery: --retry-for --resume --give-up --other-side-is-lost --journal\n\
+         Recovery: --retry-for --resume --give-up --other-side-is-lost --journal --journal-link\n\
          Security: --plaintext --tls-ca --tls-cert --tls-key\n\
          Output: --progress --json --report --verbose\n"
     );
@@ -75,7 +75,7 @@ fn options_stand_under_their_headings() {
         "Connection: --listen --connect --set --xml --only-domain --allow-qemu-arguments \
          --template --name --daemon --max-guests --advertise --wait-for --stall-timeout --qmp\n\
          Migration: --allow-overcommit --allow-device\n\
-         Recovery: --retry-for --resume --give-up --other-side-is-lost --journal\n\
+         Recovery: --retry-for --resume --give-up --other-side-is-lost --journal --journal-link\n\
          Tuning: --fault-threads --collapse\n\
          Security: --invite --admit --max-guests-per-certificate --plaintext --tls-ca --tls-cert --tls-key\n\
          Output: --progress --json --report --verbose\n\

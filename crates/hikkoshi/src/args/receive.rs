@@ -18,7 +18,7 @@ use super::run_options::RunOptions;
 use super::{bytes, durations};
 
 /// Options for receiving one guest, which a daemon does not have.
-const OF_ONE_GUEST: [&str; 24] = [
+const OF_ONE_GUEST: [&str; 25] = [
     "qmp",
     "connect",
     "only_domain",
@@ -30,6 +30,7 @@ const OF_ONE_GUEST: [&str; 24] = [
     "resume",
     "give_up",
     "other_side_is_lost",
+    "journal_link",
     "plaintext",
     "invite",
     "wait_for",

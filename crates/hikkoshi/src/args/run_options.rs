@@ -55,6 +55,19 @@ pub(crate) struct RunOptions {
     #[command(flatten)]
     pub journals: JournalFolder,
 
+    /// Make FILE a symbolic link to the journal of this migration
+    ///
+    /// While the migration is not finished, --resume=FILE resumes it: whoever starts hikkoshi need
+    /// not know the guest for that. Afterwards the link leads to no file. A link that leads to the
+    /// journal of another unfinished migration is not replaced.
+    #[arg(verbatim_doc_comment,
+        long,
+        value_name = "FILE",
+        conflicts_with = "resume",
+        help_heading = RECOVERY
+    )]
+    pub journal_link: Option<PathBuf>,
+
     /// Progress output format
     #[arg(
         long,

@@ -34,7 +34,8 @@ pub(super) fn find<E: Entry>(
     file: Option<&Path>,
 ) -> Result<(JournalFile, E), Exit> {
     let path = match file {
-        Some(path) => path.to_owned(),
+        // Its lock is beside the journal, and not beside a link to it (--journal-link).
+        Some(path) => std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()),
         None => search::<E>(guest, run)?,
     };
     if !path.exists() {

@@ -12,6 +12,7 @@ pub(crate) mod generate;
 mod give_up;
 pub(crate) mod guard;
 pub(crate) mod invite;
+mod journal_link;
 mod kernel_support;
 mod late_cancel;
 pub(crate) mod migrate;

@@ -34,8 +34,8 @@ impl JournalFile {
         Self::lock(&folder.join(name))
     }
 
-    /// Locks a name in `folder` for a receiver whose guest has no QEMU here yet, so that the program
-    /// is not removed, or replaced by one that cannot resume. No journal has that name.
+    /// Locks a name in `folder` for a receiver whose guest has no QEMU here yet, so that the
+    /// program is not removed, or replaced by one that cannot resume. No journal has that name.
     ///
     /// # Errors
     /// When the folder cannot be used.
@@ -101,6 +101,14 @@ impl JournalFile {
     /// When it cannot be read or decoded.
     pub(crate) fn read<E: Entry>(&self) -> io::Result<Option<E>> {
         read(&self.path)
+    }
+
+    /// The content of the journal at `path`, without its lock; `None` if there is no file.
+    ///
+    /// # Errors
+    /// When it cannot be read or decoded.
+    pub(crate) fn read_at<E: Entry>(path: &Path) -> io::Result<Option<E>> {
+        read(path)
     }
 
     /// Replaces the content. After an error the old content is there.

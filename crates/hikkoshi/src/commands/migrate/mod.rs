@@ -25,7 +25,7 @@ use crate::commands::kernel_support::require_dirty_log;
 use crate::commands::late_cancel::{CommitJournal, LateCancelNotice};
 use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::resume_command::before_search;
-use crate::commands::{give_up, signals};
+use crate::commands::{give_up, journal_link, signals};
 use crate::journal::{JournalFile, SourceEntry, SourceJournal};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
@@ -170,6 +170,9 @@ fn start(
             .map_err(|error| unfinished::cannot_tell(&error, file.path()))?
     {
         return Err(unfinished::refuse(&entry, file.path()));
+    }
+    if let Some(link) = &args.run.journal_link {
+        journal_link::make::<SourceEntry>(link, &file).map_err(keeping)?;
     }
     let receiver = match receiver {
         Some(receiver) => receiver,

@@ -18,8 +18,8 @@ use thiserror::Error;
 
 use super::{operator_file, outcome, unfinished};
 use crate::args::Receive;
-use crate::commands::monitor;
 use crate::commands::wait_for_source::wait_for_source;
+use crate::commands::{journal_link, monitor};
 use crate::journal::{DestinationEntry, DestinationJournal, JournalFile, absolute};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
@@ -103,6 +103,7 @@ pub(super) fn start(
         only_domain: args.domain.only_domain.clone(),
         overcommit: args.overcommit(),
         folder: folder.clone(),
+        journal_link: args.run.journal_link.clone(),
         cancel: cancel.clone(),
         journal: Arc::clone(&journal),
         new_journal: Box::new(|file, guest| {
@@ -180,6 +181,7 @@ struct DomainHost<'a> {
     overcommit: Overcommit,
     /// Where journals are, and the pipes of domains.
     folder: PathBuf,
+    journal_link: Option<PathBuf>,
     cancel: CancelFlag,
     journal: Arc<LaterJournal>,
     new_journal: NewJournal<'a>,
@@ -223,6 +225,10 @@ impl DestinationHost for DomainHost<'_> {
         let identity = attached.reattach_info().get().identity;
         let file = JournalFile::for_qemu::<DestinationEntry>(&self.folder, &identity)
             .map_err(|error| GuestError::new(RefuseError::Journal(error)))?;
+        if let Some(link) = &self.journal_link {
+            journal_link::make::<DestinationEntry>(link, &file)
+                .map_err(|error| GuestError::new(RefuseError::Journal(error)))?;
+        }
         self.journal.begin((self.new_journal)(file, &attached));
         Ok(self.guest.insert(attached))
     }

@@ -34,7 +34,7 @@ use crate::commands::find_journal::may_exist;
 use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::resume_command::before_search;
 use crate::commands::wait_for_source::wait_for_source;
-use crate::commands::{give_up, signals, ssh_session};
+use crate::commands::{give_up, journal_link, signals, ssh_session};
 use crate::journal::{DestinationEntry, DestinationJournal, JournalFile, absolute};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
@@ -147,6 +147,9 @@ fn start(
             .map_err(|error| Exit::caused(ExitStatus::AtSource, Reason::Journal, &error))?
     {
         return Err(unfinished::refuse(file.path(), entry.engine.stage));
+    }
+    if let Some(link) = &args.run.journal_link {
+        journal_link::make::<DestinationEntry>(link, &file).map_err(keeping)?;
     }
     let waiting = wait_for_source(args, acceptor.prints_invitation(args));
     let listener = acceptor

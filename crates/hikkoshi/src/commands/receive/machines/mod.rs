@@ -1,5 +1,5 @@
-//! The files of the QEMUs that `receive` starts, in the folder `machines` of the run folder: for the
-//! machine NAME its QMP socket `NAME.qmp` and its output `NAME.log`.
+//! The files of the QEMUs that `receive` starts, in the folder `machines` of the run folder: for
+//! the machine NAME its QMP socket `NAME.qmp` and its output `NAME.log`.
 
 mod command_line;
 mod logs;
