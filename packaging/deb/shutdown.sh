@@ -60,14 +60,16 @@ grep -Fx 'db1: moved' "$work/background.log" >/dev/null || fail "move-guests has
 ends destination
 echo "shutdown: the destination has waited until all pages of its guest had arrived"
 
-# The source. What waits there for the unit ends: it loses its connection to systemd.
+# The source.
 move_slowly db2 third
 shut_down source migrate-db2
-background_ends 255
 for _ in 1 2 3; do assert_runs_on third db2; done
 on source 'hikkoshi set --bandwidth none' >/dev/null
 wait_for third '! systemctl --quiet is-active hikkoshi-receive@db2 && [ ! -e /run/hikkoshi/destination-*.json ]' "the guest to be complete"
 [[ $(on third 'systemctl show --value --property=Result hikkoshi-receive@db2') == success ]] || fail "db2 was not received"
+# The script on the source has ended with it, at the latest.
 ends source
+wait "$background" || true
+background=
 assert_runs_on third db2
 echo "shutdown: the source has waited until all pages of its guest were sent"

@@ -59,7 +59,7 @@ done
 local=$again/local installing=$PWD/docs/installing.md
 documented() {
     (cd "$dist" && bash -euo pipefail -c "$(awk -v block="$1" '/^The services:/ { exit } /^An archive of the program/ { inside = 1 }
-        inside && /^```/ { fences++; next } fences == 2 * block - 1 && !/systemd/ { sub(/^# /, ""); print }' "$installing" |
+        inside && /^```/ { fences++; next } fences == 2 * block - 1 && !/system[dc]/ { sub(/^# /, ""); print }' "$installing" |
         sed -e "s#/usr/local#$local#g" -e "s#hikkoshi-[0-9.]*-x86_64-linux#$top#")")
 }
 mkdir -p "$local/lib"

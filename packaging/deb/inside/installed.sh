@@ -52,7 +52,7 @@ done
 # Nothing is enabled by the installation.
 enabled=$(find /etc/systemd -name '*hikkoshi*')
 [[ -z $enabled ]] || fail "the installation has enabled: $enabled"
-[[ $(stat -c '%a %U' /run/hikkoshi /run/hikkoshi/invitations | sort -u) == "700 root" ]] ||
+[[ $(stat -c '%a %U' /run/hikkoshi /run/hikkoshi/{invitations,units} | sort -u) == "700 root" ]] ||
     fail "/run/hikkoshi is not there, or others may read it"
 [[ -s /usr/share/doc/hikkoshi/docs/operating.md && -s /usr/share/doc/hikkoshi/copyright ]] || fail "documents are missing"
 grep -F 'rustls' /usr/share/doc/hikkoshi/THIRD-PARTY-LICENSES* >/dev/null || zgrep -F rustls /usr/share/doc/hikkoshi/THIRD-PARTY-LICENSES.gz >/dev/null ||

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What the units in the folder $1 do before an engine starts, and when it has ended, by the program in
-# the folder $2 and by hikkoshi, which is $3: `ExecStartPre=` and `ExecStopPost=` as systemd executes
-# them, with a `systemctl` that only says what it was asked.
+# What the units in the folder $1 execute beside the engine, by the program in the folder $2: as systemd
+# executes it, with a `systemctl` and a `hikkoshi` that only say what they were asked. hikkoshi, which
+# is $3, must know the options that it is given.
 set -euo pipefail
 units=$1 programs=$2 hikkoshi=$3
 work=$(mktemp -d)
@@ -12,15 +12,16 @@ fail() {
     exit 1
 }
 
-mkdir -p "$work"/{bin,run,other,libexec/hikkoshi}
-ln -s "$(realpath "$hikkoshi")" "$work/bin/hikkoshi"
+mkdir -p "$work"/{bin,libexec/hikkoshi,run/units}
 cat >"$work/bin/systemctl" <<'SH'
 #!/bin/sh
 [ "$1" = show ] && cat "$JOB" && exit
 echo "$*"
 SH
+printf '#!/bin/sh\necho "$*"\n' >"$work/bin/hikkoshi"
 sed "s#/run/hikkoshi#$work/run#" "$programs/receive-unit" >"$work/libexec/hikkoshi/receive-unit"
-chmod +x "$work/bin/systemctl" "$work/libexec/hikkoshi/receive-unit"
+chmod +x "$work"/bin/* "$work/libexec/hikkoshi/receive-unit"
+link=$work/run/units/web journal=$work/run/destination-7-7.json
 
 # UNIT SETTING: what the setting executes of this program.
 line_of() {
@@ -30,20 +31,19 @@ line_of() {
     echo "$work/libexec/hikkoshi/${line//%i/web}"
 }
 
-# UNIT RESULT:STATUS JOB [JOURNAL-OF]: what is started. The journal is in the folder `run`, or in that
-# which `folder` names.
+# UNIT RESULT:STATUS JOB JOURNAL: what is started. JOURNAL is `unfinished`, `over` (the link leads nowhere)
+# or `none`.
 started() {
-    local unit=$1 ended=$2 line journals=$work/${folder:-run}
-    rm -f "$work"/{run,other}/*
-    [[ ! ${4:-} ]] || printf '{"version":3,"qemu":{"place":{"qmp":"%s"}}}' "$4" >"$journals/destination-7-7.json"
+    local unit=$1 ended=$2 line
+    rm -f "$journal" "$work"/run/units/*
+    [[ $4 != unfinished ]] || touch "$journal"
+    [[ $4 == none ]] || ln -s "$journal" "$link"
     printf '%s' "$3" >"$work/job"
     line=$(line_of "$unit" ExecStopPost)
-    PATH=$work/bin:$PATH JOB=$work/job SERVICE_RESULT=${ended%:*} EXIT_STATUS=${ended#*:} \
-        RECEIVE_OPTIONS="${received:-}" RESUME_OPTIONS="${options:---qmp /run/guests/web/qmp}" sh -c "$line"
+    PATH=$work/bin:$PATH JOB=$work/job SERVICE_RESULT=${ended%:*} EXIT_STATUS=${ended#*:} sh -c "$line"
 }
 
 resume='--no-block start hikkoshi-resume@web.service'
-journal=/run/guests/web/qmp
 expect() {
     local expected=$1 got
     shift
@@ -51,67 +51,54 @@ expect() {
     [[ $got == "$expected" ]] || fail "$*: '$got' instead of '$expected'"
 }
 # 101: a panic; 203 and 226: systemd could not start the program, or make its namespaces.
-for ended in signal:KILL core-dump:ABRT oom-kill:KILL timeout:TERM watchdog:ABRT exit-code:3 \
-    exit-code:101 exit-code:203 exit-code:226 exit-code:12 resources: protocol:TERM :; do
-    expect "$resume" receive $ended ''
-    expect '' resume $ended '' $journal
+ends=(signal:KILL core-dump:ABRT oom-kill:KILL timeout:TERM watchdog:ABRT exit-code:3 exit-code:101 exit-code:203
+    exit-code:226 exit-code:12 exit-code: resources: protocol:TERM protocol:0 exit-code:1 exit-code:2 success:0 success:TERM)
+for ended in "${ends[@]}"; do
+    for unit in receive resume; do
+        expect '' $unit "$ended" '' none
+        expect '' $unit "$ended" '' over
+        [[ ! -L $link ]] || fail "a link that leads nowhere is left"
+    done
+    expect "$resume" receive "$ended" '' unfinished
+    [[ -L $link ]] || fail "the link to the journal is removed"
+    # systemd starts the unit that resumes again by itself, except after its success.
+    [[ $ended == success:* ]] || expect '' resume "$ended" '' unfinished
 done
-for ended in success:0 success:TERM protocol:0 exit-code: exit-code:1 exit-code:2 exit-code:4; do
-    for unit in receive resume; do expect '' $unit $ended ''; done
+for ended in success:0 success:TERM; do
+    expect "$resume" resume $ended '' unfinished
+    # An administrator stops it.
+    expect '' resume $ended 17 unfinished
 done
-for ended in exit-code:1 exit-code:2 exit-code:4; do
-    for unit in receive resume; do expect '' $unit $ended '' $journal; done
-done
-# All pages are here, and the source does not know that.
-for unit in receive resume; do
-    for ended in success:0 success:TERM; do expect "$resume" $unit $ended '' $journal; done
-    options=--qmp=$journal expect "$resume" $unit success:0 '' $journal
-    # Another guest's.
-    expect '' $unit success:0 '' $journal.other
-    expect '' $unit success:0 '' /other$journal
-done
-# It was not started, or has ended before it was ready: the unit that resumes had nothing to resume.
-for ended in exit-code: protocol:0; do
-    expect "$resume" receive $ended '' $journal
-    expect '' resume $ended '' $journal
-done
-# An administrator stops it.
-expect '' resume success:0 17 $journal
-# In another folder.
-folder=other options="--qmp $journal --journal=$work/other" expect "$resume" receive success:0 '' $journal
-folder=other expect '' receive success:0 '' $journal
-
-# checked STATUS SAID UNIT: what the check before the start does with RECEIVE_OPTIONS in `received` and
-# RESUME_OPTIONS in `options`.
-checked() {
-    local status=0 said
-    said=$(RECEIVE_OPTIONS=$received RESUME_OPTIONS=$options sh -c "$(line_of "$3" ExecStartPre)" 2>&1) || status=$?
-    [[ $status == "$1" && $said == *"$2"* ]] || fail "check $3: '$received' and '$options': status $status: $said"
-}
-# Both units make the same check. The one that resumes needs none if there is no journal.
-rm -f "$work"/{run,other}/*
-for there in '' run other; do
-    [[ ! $there ]] || printf '{"version":3,"qemu":{"place":{"qmp":"%s"}}}' $journal >"$work/$there/destination-7-7.json"
-    unit=resume said=": correct them"
-    [[ $there ]] || { unit=receive said="hikkoshi-resume@web would need them"; }
-    received="--listen 10.0.0.2:7000 --qmp $journal"
-    [[ $there != other ]] || received+=" --journal $work/other"
-    rest=${received#*"$journal"}
-    for options in "--qmp $journal$rest" "--qmp=$journal --retry-for 2h${rest/l /l=}"; do checked 0 '' $unit; done
-    options='' checked 2 "$said" $unit
-    options="--qmp /run/guests/wbe/qmp$rest" checked 2 'must have the same --qmp as RECEIVE_OPTIONS' $unit
-    options="--qmp $journal --journal=/tmp" checked 2 'must have the same --journal as RECEIVE_OPTIONS' $unit
-    options="--qmp $journal$rest --retry-fro 2h" checked 2 "unexpected argument '--retry-fro'" $unit
-    options="--qmp $journal$rest --retry-for 2x" checked 2 'is not a duration' $unit
-    rm -f "$work"/{run,other}/*
-    options='--qmp /run/guests/wbe/qmp' checked 0 '' resume
-done
-received='--listen 10.0.0.2:7000 --connect qemu:///system'
-options='' checked 0 '' receive
-options='--domain web' checked 2 "unexpected argument '--domain'" receive
-
-# systemd starts hikkoshi-resume@ again after all others.
+# The guest is lost.
+for unit in receive resume; do expect '' $unit exit-code:4 '' unfinished; done
 grep -Fx Restart=on-failure "$units/hikkoshi-resume@.service" >/dev/null || fail "hikkoshi-resume@ is not restarted"
-grep -Fx 'RestartPreventExitStatus=0 1 2 4' "$units/hikkoshi-resume@.service" >/dev/null ||
+grep -Fx 'RestartPreventExitStatus=0 1 4' "$units/hikkoshi-resume@.service" >/dev/null ||
     fail "hikkoshi-resume@ is restarted after other statuses than the script expects"
-echo "units: what comes before and after an engine: as it should be"
+
+# EXPECTED: what the unit that resumes becomes, by RESUME_OPTIONS in `options`.
+becomes() {
+    local line got
+    line=$(line_of resume ExecStart)
+    got=$(sh -c "${line/\$RESUME_OPTIONS/$options}" 2>"$work/said") || fail "it has failed: $(<"$work/said")"
+    [[ $got == "$1" ]] || fail "it becomes '$got' instead of '$1'"
+    # shellcheck disable=SC2086 # Words.
+    "$hikkoshi" $got --help >/dev/null || fail "hikkoshi refuses: $got"
+}
+touch "$journal" && ln -sf "$journal" "$link"
+options='--retry-for 2h' becomes "receive --resume=$link --progress none --retry-for 2h"
+options='' becomes "receive --resume=$link --progress none"
+# The options are wrong: every other attempt is made without.
+expect '' resume exit-code:2 '' unfinished
+options='--bogus x' becomes "receive --resume=$link --progress none"
+[[ $(<"$work/said") == *"web.conf, which are wrong: --bogus x"* ]] || fail "it does not say why: $(<"$work/said")"
+options='--retry-for 2h' becomes "receive --resume=$link --progress none --retry-for 2h"
+rm "$journal"
+! sh -c "$(line_of resume ExecStart)" 2>"$work/said" || fail "it resumes nothing"
+[[ $(<"$work/said") == "there is nothing to resume: "* ]] || fail "it does not say why: $(<"$work/said")"
+# The engine of the first unit makes the link.
+# shellcheck disable=SC2016 # systemd expands it.
+options=$(sed -nE 's#^ExecStart=[^ ]*/hikkoshi (.*) \$RECEIVE_OPTIONS$#\1#p' "$units/hikkoshi-receive@.service")
+[[ $options == *'--journal-link /run/hikkoshi/units/%i'* ]] || fail "hikkoshi-receive@ makes no link"
+# shellcheck disable=SC2086 # Words.
+"$hikkoshi" $options --help >/dev/null || fail "hikkoshi refuses: $options"
+echo "units: what is executed beside an engine: as it should be"
