@@ -21,7 +21,7 @@ mod network;
 
 use std::alloc::System;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::sync_channel;
 use std::thread;
 
 use hikkoshi_engine::report::Silent;
