@@ -67,7 +67,13 @@ fn a_domain_that_runs_at_the_destination_is_left_alone() {
     );
     let exit = on_libvirt_host(env.folder(), &script);
     let lines: Vec<&str> = exit.stdout.split_whitespace().collect();
-    assert_eq!(lines, ["1", "status", "1", "running", "1"], "{exit:?}");
+    // The receiver waits for another guest.
+    let lock = "destination-receiver-0.lock";
+    assert_eq!(
+        lines,
+        ["1", "status", "1", "running", "1", lock],
+        "{exit:?}"
+    );
     let refused = "creating the domain guest: it is active at qemu:///system already";
     assert!(exit.stderr.contains(refused), "{exit:?}");
 }

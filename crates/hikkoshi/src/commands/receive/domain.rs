@@ -81,8 +81,7 @@ pub(super) fn start(
         Exit::caused(ExitStatus::AtSource, Reason::NotAttached, &error).with("nothing was changed")
     })?;
     let folder = absolute(&args.run.journals.path());
-    // There is no QEMU yet that has a lock.
-    let _needs_the_program = JournalFile::for_receiver(&folder).map_err(|error| {
+    let waiting_lock = JournalFile::for_receiver(&folder).map_err(|error| {
         let what = format!("creating the journal: {}", Report::new(&error));
         Exit::new(ExitStatus::AtSource, Reason::Journal, what)
     })?;
@@ -104,6 +103,7 @@ pub(super) fn start(
         overcommit: args.overcommit(),
         folder: folder.clone(),
         journal_link: args.run.journal_link.clone(),
+        waiting_lock: Some(waiting_lock),
         cancel: cancel.clone(),
         journal: Arc::clone(&journal),
         new_journal: Box::new(|file, guest| {
@@ -182,6 +182,8 @@ struct DomainHost<'a> {
     /// Where journals are, and the pipes of domains.
     folder: PathBuf,
     journal_link: Option<PathBuf>,
+    /// Held as long as there is no guest, whose journal has a lock.
+    waiting_lock: Option<JournalFile>,
     cancel: CancelFlag,
     journal: Arc<LaterJournal>,
     new_journal: NewJournal<'a>,
@@ -230,6 +232,7 @@ impl DestinationHost for DomainHost<'_> {
                 .map_err(|error| GuestError::new(RefuseError::Journal(error)))?;
         }
         self.journal.begin((self.new_journal)(file, &attached));
+        self.waiting_lock = None;
         Ok(self.guest.insert(attached))
     }
 
@@ -238,6 +241,12 @@ impl DestinationHost for DomainHost<'_> {
             && let Err(error) = guest.release()
         {
             tracing::warn!(error = %Report::new(&error), "ending a domain that is not needed");
+        }
+        if self.waiting_lock.is_none() {
+            let lock = JournalFile::for_receiver(&self.folder).inspect_err(|error| {
+                tracing::warn!(error = %Report::new(error), "locking a name for this receiver");
+            });
+            self.waiting_lock = lock.ok();
         }
         self.journal.end();
     }
