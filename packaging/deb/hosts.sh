@@ -5,6 +5,8 @@
 # for files; WORK/shared has the package and the test guest, and is /srv/shared of each host.
 script=$1 work=$2 root=$3
 guide=docs/operating.md
+# shellcheck source=groups.sh
+source packaging/deb/groups.sh
 # By a host's name: its first process, and the job that ends with the host.
 declare -A host=() jobs=()
 # Other runs on this machine have others.
@@ -33,16 +35,7 @@ end_hosts() {
     for one in "${jobs[@]}"; do kill -KILL "$one" 2>/dev/null || true; done
     wait 2>/dev/null || true
     for one in 2 3; do ip link delete "${link}a$one" 2>/dev/null || true; done
-    local groups
-    groups=$(mktemp -d)
-    mount -t cgroup2 cgroup2 "$groups"
-    # The processes of a host end a moment after its first one.
-    local tries=600
-    until find "$groups" -depth -type d -path "$groups/hikkoshi-hosts-$$-*" -exec rmdir {} + 2>/dev/null; do
-        ((tries--)) || break
-        sleep 0.1
-    done
-    umount "$groups" && rmdir "$groups"
+    remove_groups "hikkoshi-hosts-$$-"
 }
 trap end_hosts EXIT
 

@@ -15,25 +15,15 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 roots=$PWD/build/debian-roots
 work=$PWD/build/test-deb-$$
 declare -A parts=()
+# shellcheck source=groups.sh
+source packaging/deb/groups.sh
 
 end_all() {
     local part
     for part in "${parts[@]}"; do kill -TERM "$part" 2>/dev/null || true; done
     wait
-    remove_groups
+    remove_groups "hikkoshi-deb-$$-"
     rm -rf "$work"
-}
-
-# Removes the control groups of in_systemd. Their last processes end a moment after the first one.
-remove_groups() {
-    local groups tries=50
-    groups=$(mktemp -d)
-    mount -t cgroup2 cgroup2 "$groups"
-    until find "$groups" -depth -type d -path "$groups/hikkoshi-deb-$$-*" -exec rmdir {} + 2>/dev/null; do
-        ((tries--)) || break
-        sleep 0.1
-    done
-    umount "$groups" && rmdir "$groups"
 }
 trap end_all EXIT
 trap 'exit 1' TERM INT
