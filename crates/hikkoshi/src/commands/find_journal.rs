@@ -34,8 +34,8 @@ pub(super) fn find<E: Entry>(
     file: Option<&Path>,
 ) -> Result<(JournalFile, E), Exit> {
     let path = match file {
-        // Its lock is beside the journal, and not beside a link to it (--journal-link).
-        Some(path) => std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()),
+        // The lock is beside the journal, and not beside a link to it.
+        Some(path) => JournalFile::resolve(path).map_err(|error| unusable::<E>(path, &error))?,
         None => search::<E>(guest, run)?,
     };
     if !path.exists() {

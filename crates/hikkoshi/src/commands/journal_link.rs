@@ -25,6 +25,8 @@ pub(super) fn make<E: Entry>(link: &Path, file: &JournalFile) -> io::Result<()> 
 }
 
 fn check<E: Entry>(link: &Path, file: &JournalFile) -> io::Result<()> {
+    // Otherwise nobody could resume by it.
+    JournalFile::check_place(link)?;
     match fs::symlink_metadata(link) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
@@ -71,7 +73,7 @@ fn replace(link: &Path, journal: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::journal::SourceEntry;
-    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     /// A journal in `folder`; that of a QEMU of another boot, or as if this process were it.
     fn journal(folder: &Path, number: u32, runs: bool) -> JournalFile {
@@ -132,6 +134,13 @@ mod tests {
         let error = make::<SourceEntry>(&other, &file).unwrap_err().to_string();
         assert!(error.contains("no symbolic link"), "{error}");
         assert_eq!(fs::read(&other).unwrap(), b"mine");
+        // Another user could make it lead elsewhere.
+        let shared = folder.path().join("shared");
+        fs::create_dir(&shared).unwrap();
+        fs::set_permissions(&shared, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(make::<SourceEntry>(&shared.join("link"), &file).is_err());
+        symlink(file.path(), shared.join("link")).unwrap();
+        assert!(JournalFile::resolve(&shared.join("link")).is_err());
         let nowhere = folder.path().join("nowhere/link");
         let error = make::<SourceEntry>(&nowhere, &file).unwrap_err();
         assert!(error.to_string().contains("--journal-link"), "{error}");

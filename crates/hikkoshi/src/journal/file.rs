@@ -70,9 +70,7 @@ impl JournalFile {
     /// When others may write to its folder, or another process holds the lock (`WouldBlock`).
     pub(crate) fn lock(path: &Path) -> io::Result<Self> {
         let path = absolute(path);
-        if let Some(folder) = path.parent() {
-            permissions::check_folder(folder)?;
-        }
+        Self::check_place(&path)?;
         let lock = JournalLock::acquire(&path).map_err(|error| about(&path, &error))?;
         let file = Self { path, lock };
         file.mark(LockHolder::Engine);
@@ -109,6 +107,27 @@ impl JournalFile {
     /// When it cannot be read or decoded.
     pub(crate) fn read_at<E: Entry>(path: &Path) -> io::Result<Option<E>> {
         read(path)
+    }
+
+    /// The journal that `path` leads to, which may be a symbolic link (`--journal-link`). A link that
+    /// leads nowhere, and a file that is missing, stay as they are.
+    ///
+    /// # Errors
+    /// When others could have made the link.
+    pub(crate) fn resolve(path: &Path) -> io::Result<PathBuf> {
+        let path = absolute(path);
+        if path.is_symlink() {
+            Self::check_place(&path)?;
+        }
+        Ok(std::fs::canonicalize(&path).unwrap_or(path))
+    }
+
+    /// Checks the folder of a journal, or of a link to one.
+    ///
+    /// # Errors
+    /// When others can make files there.
+    pub(crate) fn check_place(path: &Path) -> io::Result<()> {
+        path.parent().map_or(Ok(()), permissions::check_folder)
     }
 
     /// Replaces the content. After an error the old content is there.
