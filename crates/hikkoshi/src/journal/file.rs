@@ -109,8 +109,8 @@ impl JournalFile {
         read(path)
     }
 
-    /// The journal that `path` leads to, which may be a symbolic link (`--journal-link`). A link that
-    /// leads nowhere, and a file that is missing, stay as they are.
+    /// The journal that `path` leads to, which may be a symbolic link (`--journal-link`). A link
+    /// that leads nowhere, and a file that is missing, stay as they are.
     ///
     /// # Errors
     /// When others could have made the link.
