@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use hikkoshi_lab::{ConsoleLine, LabError, QemuMigration, Report, Scanned};
+use hikkoshi_lab::{ConsoleLine, QemuMigration, Report, Scanned};
 
 use super::threads::join;
 use super::timeline::Trace;
@@ -97,15 +97,16 @@ fn scanned(
     let end = loop {
         // Waits in short steps, to detect early that the migration has ended.
         let turn = Duration::from_millis(500);
-        let found = guest.wait_report("the end of the scan", first, turn, |report| match report {
+        let wanted = |report: &Report| match report {
             Report::Scanned(scanned) => Some(*scanned),
             _ => None,
-        });
-        match found {
-            Ok(end) => break end,
-            Err(error) if over() || begun.elapsed() > LIMIT => return Err(error.into()),
-            Err(LabError::TimedOut { .. }) => {}
-            Err(error) => return Err(error.into()),
+        };
+        let what = "the end of the scan";
+        if let Some(end) = guest.wait_report_or_none(what, first, turn, wanted)? {
+            break end;
+        }
+        if over() || begun.elapsed() > LIMIT {
+            break guest.wait_report(what, first, Duration::ZERO, wanted)?;
         }
     };
     let (elapsed, after) = (begun.elapsed(), vcpu_time_ns(guest)?);

@@ -226,3 +226,31 @@ fn too_much_memory_is_said() {
         "{error}"
     );
 }
+
+#[test]
+fn a_time_out_says_what_the_machine_was_doing() {
+    let lab = Lab::new().unwrap();
+    let vm = config()
+        .workload(Workload::verify(4))
+        .start(&lab, "guest")
+        .unwrap();
+    vm.wait_ready().unwrap();
+    let never = |_: &Report| None::<()>;
+    let short = Duration::from_millis(600);
+    let none = vm.wait_report_or_none("nothing", 0, short, never).unwrap();
+    assert!(none.is_none());
+    let error = vm.wait_report("nothing", 0, short, never).unwrap_err();
+    let text = error.to_string();
+    for part in [
+        "info status: VM status: running",
+        "info registers -a: CPU#0",
+        "HLT=",
+        "info lapic 0: LVTT",
+        "thread: wchan",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    vm.kill();
+    let error = vm.wait_report("nothing", 0, LONG, never).unwrap_err();
+    assert!(matches!(error, LabError::Ended { .. }), "{error}");
+}

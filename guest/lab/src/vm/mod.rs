@@ -1,5 +1,6 @@
 //! A running machine.
 
+mod diagnosis;
 mod evict;
 mod plug;
 mod process;
@@ -119,36 +120,16 @@ impl Vm {
     /// Waits until the guest has printed a line on this machine.
     ///
     /// # Errors
-    /// When it has printed none within `timeout`; with the instruction pointer of each processor.
+    /// When it has printed none within `timeout`.
     pub fn wait_output_since_boot(&self, timeout: Duration) -> Result<(), LabError> {
-        let waited = self.wait_report("the guest's first line", 0, timeout, |_| Some(()));
-        match waited {
-            Err(LabError::TimedOut { what, after, seen }) => Err(LabError::TimedOut {
-                what,
-                after,
-                seen: format!("{seen}\n{}", self.instruction_pointers()),
-            }),
-            other => other,
-        }
-    }
-
-    /// The lines of `info registers -a` with a processor's number, instruction pointer and flags.
-    fn instruction_pointers(&self) -> String {
-        let arguments = json!({ "command-line": "info registers -a" });
-        match self.qmp.execute("human-monitor-command", arguments) {
-            Ok(registers) => {
-                let lines = registers.as_str().unwrap_or_default().lines();
-                let wanted = lines.filter(|line| line.contains("CPU#") || line.contains("IP="));
-                wanted.collect::<Vec<_>>().join("\n")
-            }
-            Err(error) => format!("its registers: {error}"),
-        }
+        self.wait_report("the guest's first line", 0, timeout, |_| Some(()))
     }
 
     /// Waits for a report from this machine, from console line `first` on.
     ///
     /// # Errors
-    /// When there was none within `timeout`, or QEMU ends.
+    /// When it does not come within `timeout`, with what QEMU and its threads were doing; or when
+    /// QEMU has ended.
     pub fn wait_report<T>(
         &self,
         what: &str,
@@ -163,32 +144,48 @@ impl Vm {
             // Waits in short steps, to detect early that QEMU has ended.
             let left = deadline.saturating_duration_since(Instant::now());
             let turn = left.min(Duration::from_millis(500));
-            let found = self.console.wait_for(what, from, turn, |line| {
-                (*line.vm == *self.name)
-                    .then(|| wanted(&line.report))
-                    .flatten()
-            });
-            match found {
-                Err(LabError::TimedOut { seen, .. }) if left.is_zero() => {
-                    return Err(LabError::TimedOut {
-                        what: format!("{what} on {}", self.name),
-                        after: timeout,
-                        seen: format!("{seen}\n{}", self.stderr()),
-                    });
-                }
-                Err(LabError::TimedOut { .. }) => {}
-                other => return other,
+            if let Some(found) = self.wait_report_or_none(what, from, turn, &mut wanted)? {
+                return Ok(found);
+            }
+            if left.is_zero() {
+                let console = self.console.tail();
+                return Err(LabError::TimedOut {
+                    what: format!("{what} on {}", self.name),
+                    after: timeout,
+                    seen: format!("{console}\n{}\n{}", self.stderr(), self.diagnosis()),
+                });
             }
             // Lines before `until` have been checked.
             from = until.max(from);
-            if let Some(status) = self.exit_status() {
-                return Err(LabError::Ended {
-                    vm: self.name.clone(),
-                    status: status.to_string(),
-                    waiting_for: format!("waiting for {what}"),
-                    stderr: format!("{}\n{}", self.console.tail(), self.stderr()),
-                });
-            }
+        }
+    }
+
+    /// Waits for a report from this machine, from console line `first` on. `None`: it did not come
+    /// within `timeout`.
+    ///
+    /// # Errors
+    /// When QEMU has ended.
+    pub fn wait_report_or_none<T>(
+        &self,
+        what: &str,
+        first: usize,
+        timeout: Duration,
+        mut wanted: impl FnMut(&Report) -> Option<T>,
+    ) -> Result<Option<T>, LabError> {
+        let found = self.console.wait_for(what, first, timeout, |line| {
+            (*line.vm == *self.name)
+                .then(|| wanted(&line.report))
+                .flatten()
+        });
+        match (found, self.exit_status()) {
+            (Err(LabError::TimedOut { .. }), Some(status)) => Err(LabError::Ended {
+                vm: self.name.clone(),
+                status: status.to_string(),
+                waiting_for: format!("waiting for {what}"),
+                stderr: format!("{}\n{}", self.console.tail(), self.stderr()),
+            }),
+            (Err(LabError::TimedOut { .. }), None) => Ok(None),
+            (found, _) => found.map(Some),
         }
     }
 
