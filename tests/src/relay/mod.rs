@@ -272,10 +272,10 @@ impl Shared {
                 // peer before the closing of its other links does.
                 shared.wait_released();
                 to.shutdown(Shutdown::Write);
-                // When data cannot be passed on any more, stop reading it. The other direction
-                // stays open: it may carry the last message of an engine.
+                // When data cannot be passed on any more, it is refused. The other direction stays
+                // open: it may carry the last message of an engine.
                 if over.is_err_and(|error| error.kind() != io::ErrorKind::UnexpectedEof) {
-                    from.shutdown(Shutdown::Read);
+                    from.refuse();
                 }
             });
         }

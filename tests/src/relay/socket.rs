@@ -36,6 +36,15 @@ impl Socket {
             Self::Unix(stream) => stream.shutdown(how),
         };
     }
+
+    /// Refuses further data, as the kernel does for a process that has ended. What has arrived is
+    /// read first: with a full buffer the peer could not send anything that is refused, and would
+    /// wait for its timeout.
+    pub(super) fn refuse(mut self: &Self) {
+        self.shutdown(Shutdown::Read);
+        // Only an error of a connection that is closed already ends it earlier.
+        let _ = io::copy(&mut self, &mut io::sink());
+    }
 }
 
 impl Read for &Socket {
