@@ -11,7 +11,8 @@ use std::time::Duration;
 /// Every protocol, in network byte order (`ETH_P_ALL`, `linux/if_ether.h`).
 const ALL: u32 = 3 << 8;
 
-/// Number of consecutive filling words that identify a page; they do not occur by chance.
+/// Number of consecutive steps between filling words that identify a page; they do not occur by
+/// chance.
 const ENOUGH: usize = 8;
 
 /// Captures every packet in a namespace, and searches it for the guest's memory.
@@ -80,14 +81,16 @@ impl PacketCapture {
 }
 
 /// Whether the filling of a page (`guest/checked-pages/src/page.rs`) occurs at any offset:
-/// little-endian words, each larger than the one before by the same odd step.
+/// little-endian words, each larger than the one before by the same odd step. It is seen if it has
+/// at least `2 * ENOUGH` words: only the first of `ENOUGH` words is tried, at each of its bytes.
 fn shows_a_page(packet: &[u8]) -> bool {
     let word = |at: usize| {
         let bytes = packet.get(at..at + 8)?;
         Some(u64::from_le_bytes(bytes.try_into().ok()?))
     };
     let step = |at: usize| Some(word(at + 8)?.wrapping_sub(word(at)?));
-    (0..packet.len()).any(|at| {
+    let blocks = (0..packet.len()).step_by(8 * ENOUGH);
+    blocks.flat_map(|block| block..block + 8).any(|at| {
         step(at).is_some_and(|first| {
             first % 2 == 1 && (1..ENOUGH).all(|nth| step(at + 8 * nth) == Some(first))
         })
@@ -103,10 +106,10 @@ mod tests {
         let filling: Vec<u8> = (0..40_u64)
             .flat_map(|n| (77 + n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes())
             .collect();
-        for before in [0, 1, 13] {
+        for before in 0..130 {
             let mut packet = vec![5; before];
-            packet.extend_from_slice(&filling);
-            assert!(shows_a_page(&packet));
+            packet.extend_from_slice(&filling[..8 * 2 * ENOUGH]);
+            assert!(shows_a_page(&packet), "{before}");
         }
         for nothing in [&[][..], &[0; 4096], &filling[..40]] {
             assert!(!shows_a_page(nothing));

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::JoinHandle;
 
-use hikkoshi_lab::{DiskFormat, VmConfig, Workload};
+use hikkoshi_lab::DiskFormat;
 use hikkoshi_tests::{
     Breakpoint, Exit, Guest, JsonSchema, LONG, MessageKind, Migration, MigrationPlan, Program,
-    TestEnv, eventually, hikkoshi,
+    TestEnv, busy_guest, eventually, hikkoshi,
 };
 use rustix::process::{DumpableBehavior, Signal, Uid, set_dumpable_behavior};
 use rustix::thread::set_thread_res_uid;
@@ -175,7 +175,7 @@ fn check_dashboard(folder: &Path) {
 #[test]
 fn a_migration_is_shown_cancelled_and_switched() {
     let env = TestEnv::new();
-    let mut guest = Guest::boot(&env, VmConfig::new().workload(Workload::verify(16)));
+    let mut guest = Guest::boot(&env, busy_guest());
     let slowly = ["--bandwidth", "1M", "--max-downtime", "1"];
     let plan = MigrationPlan::new("precopy").migrate_args(&slowly);
     let migration = guest.start_migration(&plan);
@@ -293,7 +293,7 @@ fn served_client(folder: &Path) -> JoinHandle<()> {
 #[test]
 fn an_engine_that_does_not_answer_has_not_ended() {
     let env = TestEnv::new();
-    let mut guest = Guest::boot(&env, VmConfig::new().workload(Workload::verify(16)));
+    let mut guest = Guest::boot(&env, busy_guest());
     let plan = MigrationPlan::new("hybrid").migrate_args(&["--bandwidth", "1M"]);
     let migration = guest.start_migration(&plan);
     let folder = folder(&migration);
@@ -387,7 +387,7 @@ fn rate(folder: &Path) -> f64 {
 #[ignore = "waits for rates; make test-control runs it"]
 fn limits_are_changed_while_a_migration_runs() {
     let env = TestEnv::new();
-    let mut guest = Guest::boot(&env, VmConfig::new().workload(Workload::verify(16)));
+    let mut guest = Guest::boot(&env, busy_guest());
     let endless = [
         "--bandwidth",
         "2M",
@@ -442,7 +442,7 @@ fn limits_are_changed_while_a_migration_runs() {
 #[ignore = "several rounds; make test-control runs it"]
 fn a_hybrid_migration_that_never_converges_is_switched() {
     let env = TestEnv::new();
-    let mut guest = Guest::boot(&env, VmConfig::new().workload(Workload::verify(16)));
+    let mut guest = Guest::boot(&env, busy_guest());
     let endless = ["--bandwidth", "30M", "--rounds", "1000000"];
     let plan = MigrationPlan::new("hybrid").migrate_args(&endless);
     let migration = guest.start_migration(&plan);
@@ -462,7 +462,7 @@ fn a_hybrid_migration_that_never_converges_is_switched() {
 #[ignore = "as a signal in post-copy, which is tested; make test-control runs it"]
 fn a_migration_in_post_copy_is_not_cancelled() {
     let env = TestEnv::new();
-    let mut guest = Guest::boot(&env, VmConfig::new().workload(Workload::verify(16)));
+    let mut guest = Guest::boot(&env, busy_guest());
     let held = Breakpoint::after(MessageKind::Pages).nth(400);
     let migration = guest.start_migration(&MigrationPlan::new("postcopy").hold_at(held));
     let folder = folder(&migration);
@@ -493,7 +493,7 @@ fn a_migration_in_post_copy_is_not_cancelled() {
 #[ignore = "as a signal at the same steps, which is tested; make test-control runs it"]
 fn a_paused_guest_is_cancelled_until_it_is_handed_over() {
     let env = TestEnv::new();
-    let mut guest = Guest::boot(&env, VmConfig::new().workload(Workload::verify(16)));
+    let mut guest = Guest::boot(&env, busy_guest());
     let held = Breakpoint::before(MessageKind::Ready);
     let migration = guest.start_migration(&MigrationPlan::new("hybrid").hold_at(held));
     let folder = folder(&migration);

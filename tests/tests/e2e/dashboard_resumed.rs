@@ -2,7 +2,6 @@
 //! the engines that resume the migration.
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
-use hikkoshi_lab::{VmConfig, Workload};
 use hikkoshi_status::{Kind, Phase, Recording, Side, StatusFolder};
 use hikkoshi_tests::{
     Breakpoint, Guest, MessageKind, MigrationPlan, ShownPage, TestEnv, Transport, busy_guest,
@@ -71,7 +70,7 @@ fn killed_engines_stay_known_and_are_a_part_of_the_resumed_migration() {
     dashboard.end();
 
     let other_env = TestEnv::new();
-    let mut other = Guest::boot(&other_env, VmConfig::new().workload(Workload::verify(16)));
+    let mut other = Guest::boot(&other_env, busy_guest());
     other.migrate(&MigrationPlan::new("precopy").journals_at(&folder, &folder));
     let sockets = StatusFolder::in_run_folder(&folder).entries().unwrap();
     assert!(

@@ -9,7 +9,9 @@ use hikkoshi_lab::{Ram, VmConfig, Workload};
 use hikkoshi_status::{
     Entry, Follow, GuestAt, Kind, Map, Phase, Record, Recording, Side, State, StatusFolder,
 };
-use hikkoshi_tests::{Guest, JsonSchema, Migration, MigrationPlan, TestEnv, eventually};
+use hikkoshi_tests::{
+    Guest, JsonSchema, Migration, MigrationPlan, TestEnv, busy_guest, eventually,
+};
 
 const LONG: Duration = Duration::from_secs(120);
 
@@ -163,7 +165,7 @@ fn both_sides_of_a_move_can_be_watched() {
 #[test]
 fn a_cancelled_migration_is_recorded() {
     let env = TestEnv::new();
-    let mut guest = Guest::boot(&env, VmConfig::new().workload(Workload::verify(16)));
+    let mut guest = Guest::boot(&env, busy_guest());
     let plan = MigrationPlan::new("precopy").migrate_args(&["--bandwidth", "2M"]);
     let migration = guest.start_migration(&plan);
     let folder = StatusFolder::in_run_folder(&migration.journal_folders()[0]);
