@@ -232,8 +232,8 @@ test-bochs: setup ## second-stage tables under the real VMX instructions (part o
 # loom replaces the atomics in every crate. A separate folder keeps both builds.
 .PHONY: test-loom
 test-loom: setup ## loom models: page bitmap, second-stage tables, state shared by the engine's threads
-	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-pages --package hikkoshi-ept --lib --tests
-	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --release --package hikkoshi-engine --package hikkoshi-link --lib -- model
+	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --profile loom --package hikkoshi-pages --package hikkoshi-ept --lib --tests
+	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --profile loom --package hikkoshi-engine --package hikkoshi-link --lib -- model
 
 .PHONY: test-guests
 test-guests: guest-images browser ## the laboratory's own tests, and real guests moved between real QEMUs, and by the example monitor
