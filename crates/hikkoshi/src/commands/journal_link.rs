@@ -1,12 +1,12 @@
 //! `--journal-link`: a link to the journal, for whoever resumes the migration.
 
-use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::commands::find_journal::may_exist;
+use hikkoshi_qemu::FindProcessError;
+
 use crate::journal::{Entry, JournalFile, absolute};
 
 /// Makes `link` lead to the journal `file`, which need not exist yet.
@@ -42,7 +42,7 @@ fn check<E: Entry>(link: &Path, file: &JournalFile) -> io::Result<()> {
     };
     let entry = JournalFile::read_at::<E>(&earlier)?;
     let is_unfinished = match &entry {
-        Some(entry) => may_exist(entry.identity()).map_err(io::Error::other)?,
+        Some(entry) => is_unfinished(entry).map_err(io::Error::other)?,
         None => false,
     };
     match is_unfinished {
@@ -56,35 +56,56 @@ fn check<E: Entry>(link: &Path, file: &JournalFile) -> io::Result<()> {
     }
 }
 
+/// Whether the migration may still be resumed.
+fn is_unfinished<E: Entry>(entry: &E) -> Result<bool, FindProcessError> {
+    match entry.identity().process() {
+        Ok(Some(_)) => Ok(true),
+        // Its other side may wait for an answer, or for pages that are in a file.
+        Ok(None) => Ok(!entry.ends_with_qemu()),
+        Err(FindProcessError::AnotherBoot { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// Whoever reads the link finds the old or the new one.
 fn replace(link: &Path, journal: &Path) -> io::Result<()> {
-    let mut new = link.as_os_str().to_owned();
-    new.push(OsString::from(".new"));
-    let new = PathBuf::from(new);
-    match fs::remove_file(&new) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    symlink(journal, &new)?;
-    fs::rename(&new, link)
+    // A name that nothing else has.
+    let folder = link.parent().unwrap_or_else(|| Path::new("."));
+    let new = tempfile::Builder::new()
+        .prefix(".hikkoshi-link-")
+        .make_in(folder, |path| symlink(journal, path))?;
+    new.into_temp_path()
+        .persist(link)
+        .map_err(|error| error.error)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::journal::SourceEntry;
+    use hikkoshi_handover::SourceStage;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-    /// A journal in `folder`; that of a QEMU of another boot, or as if this process were it.
-    fn journal(folder: &Path, number: u32, runs: bool) -> JournalFile {
+    #[derive(PartialEq)]
+    enum Qemu {
+        OfAnotherBoot,
+        Ended,
+        Runs,
+    }
+
+    /// A journal in `folder`, at this stage, as if this process were its QEMU.
+    fn journal(folder: &Path, number: u32, qemu: Qemu, stage: SourceStage) -> JournalFile {
         let kept = include_bytes!("../../tests/journals/v3-source-certified.json");
         let mut entry = SourceEntry::decode(kept).unwrap();
+        entry.engine.stage = stage;
         let identity = &mut entry.qemu.identity;
-        if runs {
+        if qemu != Qemu::OfAnotherBoot {
             let stat = fs::read_to_string("/proc/self/stat").unwrap();
             let (_, fields) = stat.rsplit_once(')').unwrap();
             identity.pid = std::process::id();
             identity.start_time = fields.split_whitespace().nth(19).unwrap().parse().unwrap();
+            // Another process had this number before.
+            identity.start_time -= u64::from(qemu == Qemu::Ended);
             let namespaces = &mut identity.namespaces;
             let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
             boot.trim().clone_into(&mut namespaces.boot_id);
@@ -107,18 +128,31 @@ mod tests {
         let first = JournalFile::lock(&folder.path().join("source-9-9.json")).unwrap();
         lead(&first).unwrap();
         assert_eq!(there(), first.path());
-        let ended = journal(folder.path(), 1, false);
+        let of_another_boot = Qemu::OfAnotherBoot;
+        let earlier = journal(folder.path(), 1, of_another_boot, SourceStage::HandedOver);
+        lead(&earlier).unwrap();
+        assert_eq!(there(), earlier.path());
+        // Its guest has ended with it.
+        let ended = journal(folder.path(), 3, Qemu::Ended, SourceStage::Owned);
         lead(&ended).unwrap();
-        assert_eq!(there(), ended.path());
-        let running = journal(folder.path(), 2, true);
+        let running = journal(folder.path(), 2, Qemu::Runs, SourceStage::Owned);
         lead(&running).unwrap();
         lead(&running).unwrap();
         let error = lead(&first).unwrap_err().to_string();
         assert!(error.contains("source-2-1.json, the journal of"), "{error}");
         assert_eq!(there(), running.path());
         running.remove();
+        // Its guest needs the memory that QEMU has left in a file.
+        let handed_over = journal(folder.path(), 4, Qemu::Ended, SourceStage::HandedOver);
+        lead(&handed_over).unwrap();
+        let error = lead(&first).unwrap_err().to_string();
+        assert!(error.contains("source-4-1.json, the journal of"), "{error}");
+        handed_over.remove();
         lead(&first).unwrap();
         assert_eq!(there(), first.path());
+        let left = fs::read_dir(folder.path()).unwrap();
+        let left = left.filter_map(|entry| entry.unwrap().file_name().into_string().ok());
+        assert!(left.into_iter().all(|name| !name.starts_with('.')));
         // What cannot be read may be unfinished.
         fs::write(ended.path(), "{").unwrap();
         lead(&ended).unwrap();

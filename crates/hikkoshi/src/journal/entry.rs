@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use hikkoshi_handover::{DestinationRecord, SourceRecord};
+use hikkoshi_handover::{DestinationRecord, DestinationStage, SourceRecord, SourceStage};
 use hikkoshi_link::Address;
 use hikkoshi_link::tls::{DestinationCredentials, SourceCredentials};
 use hikkoshi_qemu::{DestinationReattachInfo, QemuIdentity, SourceReattachInfo};
@@ -50,6 +50,9 @@ pub(crate) trait Entry: fmt::Debug + Send + Sized {
     type EngineRecord: Clone;
     /// The QEMU process.
     fn identity(&self) -> &QemuIdentity;
+    /// Whether nothing is left to resume when its QEMU has ended: the guest ended with it, and the
+    /// other side does not wait for an answer.
+    fn ends_with_qemu(&self) -> bool;
     /// What the engine keeps in it.
     fn engine_mut(&mut self) -> &mut Self::EngineRecord;
     /// The stored form.
@@ -73,6 +76,10 @@ impl Entry for SourceEntry {
         &self.qemu.identity
     }
 
+    fn ends_with_qemu(&self) -> bool {
+        self.engine.stage == SourceStage::Owned
+    }
+
     fn engine_mut(&mut self) -> &mut SourceRecord {
         &mut self.engine
     }
@@ -93,6 +100,13 @@ impl Entry for DestinationEntry {
 
     fn identity(&self) -> &QemuIdentity {
         &self.qemu.identity
+    }
+
+    fn ends_with_qemu(&self) -> bool {
+        matches!(
+            self.engine.stage,
+            DestinationStage::Receiving | DestinationStage::Running
+        )
     }
 
     fn engine_mut(&mut self) -> &mut DestinationRecord {

@@ -59,11 +59,7 @@ fn check(metadata: &Metadata) -> io::Result<()> {
 }
 
 fn about(path: &Path, error: &io::Error) -> io::Error {
-    let what = format!(
-        "the journal folder {}: {}",
-        path.display(),
-        Report::new(error)
-    );
+    let what = format!("the folder {}: {}", path.display(), Report::new(error));
     io::Error::new(error.kind(), what)
 }
 

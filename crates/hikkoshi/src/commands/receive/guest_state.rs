@@ -9,7 +9,7 @@ pub(super) fn at(stage: DestinationStage) -> &'static str {
         DestinationStage::Ready => {
             "the guest is here and does not run, and its source may have kept it"
         }
-        DestinationStage::Running => "the guest runs here, and pages are missing",
+        DestinationStage::Running => "the guest runs here, and pages may be missing",
         DestinationStage::Complete => {
             "the guest runs here with all of its pages, and its source does not know that yet"
         }

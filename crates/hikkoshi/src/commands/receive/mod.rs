@@ -148,14 +148,15 @@ fn start(
     {
         return Err(unfinished::refuse(file.path(), entry.engine.stage));
     }
-    if let Some(link) = &args.run.journal_link {
-        journal_link::make::<DestinationEntry>(link, &file).map_err(keeping)?;
-    }
     let waiting = wait_for_source(args, acceptor.prints_invitation(args));
     let listener = acceptor
         .bind(listen)?
         .with_priority(args.engine_options().priority)
         .with_wait_limit(waiting);
+    // Not if another engine has the address: it may be the one that resumes an earlier migration.
+    if let Some(link) = &args.run.journal_link {
+        journal_link::make::<DestinationEntry>(link, &file).map_err(keeping)?;
+    }
     let journal = Arc::new(DestinationJournal::new(
         file,
         listener.address(),
