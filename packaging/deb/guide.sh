@@ -84,11 +84,11 @@ after_command() {
         check boots-two
         assert_runs source db1 && assert_runs source db2
         ;;
-    source*'--to - --json /var/tmp/web.json')
+    source*'--to - --json /run/guests/web.json')
         check moves
         assert_runs destination web
-        on source 'systemctl stop frames; grep -q "\"mode\": *\"hybrid\"" /var/tmp/web.json' || fail "the result is not in web.json"
-        on source 'grep -E "\"kept\": *[1-9]" /var/tmp/web.json' || fail "no frames were kept: $(on source 'cat /var/tmp/web.json')"
+        on source 'systemctl stop frames; grep -q "\"mode\": *\"hybrid\"" /run/guests/web.json' || fail "the result is not in web.json"
+        on source 'grep -E "\"kept\": *[1-9]" /run/guests/web.json' || fail "no frames were kept: $(on source 'cat /run/guests/web.json')"
         ;;
     'destination journalctl'*'hikkoshi-receive@web'*)
         check no-invitation
@@ -108,10 +108,10 @@ after_command() {
         engines_of_move_guests_are_killed
         ;;
     'source qemu-img create'*) on source "qemu-io -f qcow2 -c 'write -P 0xab 1M 32M' /var/lib/guests/mail.qcow2" >/dev/null ;;
-    source*'--copy-disks'*)
+    source*'hikkoshi migrate '*'--copy-disks'*)
         check copies-disks
         assert_runs destination mail
-        on source 'grep -q "\"disks\"" /var/tmp/mail.json' || fail "the disks are not in mail.json"
+        on source 'grep -q "\"disks\"" /run/guests/mail.json' || fail "the disks are not in mail.json"
         on destination "qemu-io -f qcow2 -r -U -c 'read -P 0xab 1M 32M' /var/lib/guests/mail.qcow2 | grep -F 'read 33554432/33554432'" >/dev/null ||
             fail "the destination's disk has other content"
         ;;
@@ -275,7 +275,8 @@ assert_checks_made() {
 assert_qemu() { on "$1" "systemctl --quiet is-active guest@$2" || fail "the QEMU of $2 has ended"; }
 
 # What move-guests does if a guest is not moved at once, with a guest that `source` does not have. How
-# its engines end is pretended: first that of `migrate`, then those that resume.
+# its engines end is pretended: first that of `migrate`, then those that resume. With 3 there is a
+# journal, and with `another` it is that of another command.
 # shellcheck disable=SC2016 # The host's shell expands these.
 branches_of_move_guests() {
     local ends status said waits
@@ -285,7 +286,9 @@ branches_of_move_guests() {
 #!/bin/sh
 status=$(sed -n 1p /tmp/ends)
 sed -i 1d /tmp/ends
+[ "$status" != 3 ] || touch /run/guests/db3.journal
 case $status in
+another) echo exited:3 ;;
 *:*) echo "$status" ;;
 *) echo "exited:$status" ;;
 esac >/run/guests/db3.ended
@@ -307,7 +310,7 @@ SH
         ended=active
         on destination 'systemctl --quiet is-active guest@db3' || ended=ended
         [[ $ended == "$waits" ]] || fail "move-guests: $ends: QEMU at the destination: $ended"
-        on source 'rm -f /usr/local/sbin/systemd-run'
+        on source 'rm -f /usr/local/sbin/systemd-run /run/guests/db3.journal'
         # So that systemd does not count how often they are started.
         on destination 'systemctl stop hikkoshi-receive@db3 guest@db3 && systemctl reset-failed'
     done <<'TABLE'
@@ -317,12 +320,20 @@ migrate 1 still ended
 4 4 lost active
 3,1 1 still ended
 3,2 3 not active
+another 3 not active
 0 0 moved active
 killed:KILL,4 4 lost active
 killed:TERM,0 0 moved active
 killed:TERM,killed:KILL 255 not active
 receiver 1 not ended
 TABLE
+    # Who reads its output ends before it.
+    on destination 'sed "s/7002/7005/; s/db1/db3/" /etc/hikkoshi/receive/db1.conf >/etc/hikkoshi/receive/db3.conf'
+    on source 'printf "%s\n" 3 0 >/tmp/ends && install -m 755 /srv/shared/pretended /usr/local/sbin/systemd-run
+        { move-guests destination db3; echo $? >/tmp/status; } 2>&1 | true
+        rm -f /usr/local/sbin/systemd-run /run/guests/db3.journal'
+    [[ $(on source 'cat /tmp/status /tmp/ends') == 0 ]] || fail "move-guests ends with its reader: $(on source 'cat /tmp/status /tmp/ends')"
+    on destination 'systemctl stop hikkoshi-receive@db3 guest@db3 && systemctl reset-failed'
     on destination 'sed "s/7002/7005/; s/db1/db3/" /etc/hikkoshi/receive/db1.conf >/etc/hikkoshi/receive/db3.conf'
 }
 
@@ -350,10 +361,10 @@ engines_of_move_guests_are_killed() {
     wait_for source 'journalctl --quiet --no-pager --unit resume-db3 | grep -F "reconnected to the destination"' \
         "move-guests to resume the migration"
     # The result cannot be written.
-    on source 'mount -t tmpfs -o size=4k tmpfs /var/tmp && head --bytes=4k /dev/zero >/var/tmp/full'
+    on source 'mkdir /run/guests/db3.json'
     on source 'hikkoshi set --bandwidth none' >/dev/null
     background_ends 0
-    on source 'umount /var/tmp'
+    on source 'rmdir /run/guests/db3.json'
     grep -F 'db3: moved' "$work/background.log" >/dev/null || fail "move-guests has not said that db3 has moved"
     assert_runs_on destination db3
     on destination 'systemctl stop guest@db3'
@@ -430,12 +441,14 @@ TABLE
     unit_has Result '= resources'
     on destination "rm $drop_in/failing.conf && systemctl daemon-reload"
     unit_has ActiveState '= active'
-    # A mistake in RESUME_OPTIONS.
-    on destination 'echo RESUME_OPTIONS=--bogus >>/etc/hikkoshi/receive/web.conf && systemctl kill --signal=KILL hikkoshi-resume@web'
-    wait_for destination 'journalctl --quiet --no-pager --unit hikkoshi-resume@web | grep -F "web.conf, which are wrong: --bogus"' \
-        "hikkoshi-resume@web to say that its options are wrong"
-    unit_has ActiveState '= active'
-    on destination 'sed -i /RESUME_OPTIONS/d /etc/hikkoshi/receive/web.conf'
+    # Mistakes in RESUME_OPTIONS: one in the command line, and an address that is not this host's.
+    for failing in --bogus '--listen 10.9.9.9:7001'; do
+        on destination "echo RESUME_OPTIONS=$failing >>/etc/hikkoshi/receive/web.conf && systemctl kill --signal=KILL hikkoshi-resume@web"
+        wait_for destination "journalctl --quiet --no-pager --unit hikkoshi-resume@web | grep -F 'web.conf, with which it has failed: $failing'" \
+            "hikkoshi-resume@web to say that it has failed with its options"
+        unit_has ActiveState '= active'
+        on destination 'sed -i /RESUME_OPTIONS/d /etc/hikkoshi/receive/web.conf'
+    done
     on destination "rm -r $drop_in && systemctl daemon-reload"
 }
 

@@ -15,8 +15,12 @@ fail() {
 mkdir -p "$work"/{bin,libexec/hikkoshi,run/units}
 cat >"$work/bin/systemctl" <<'SH'
 #!/bin/sh
-[ "$1" = show ] && cat "$JOB" && exit
-echo "$*"
+case $* in
+"show "*=Job" "*) cat "$JOB" ;;
+"show "*=ExecMainStartTimestampMonotonic" "*) echo 5000000 ;;
+"show "*=ExecMainExitTimestampMonotonic" "*) echo "${EXITED:-6000000}" ;;
+*) echo "$*" ;;
+esac
 SH
 printf '#!/bin/sh\necho "$*"\n' >"$work/bin/hikkoshi"
 sed "s#/run/hikkoshi#$work/run#" "$programs/receive-unit" >"$work/libexec/hikkoshi/receive-unit"
@@ -57,8 +61,11 @@ for ended in "${ends[@]}"; do
     for unit in receive resume; do
         expect '' $unit "$ended" '' none
         expect '' $unit "$ended" '' over
-        [[ ! -L $link ]] || fail "a link that leads nowhere is left"
     done
+    # It is that of a receiver that waits.
+    [[ -L $link ]] || fail "the unit that resumes has removed a link that it has not made"
+    expect '' receive "$ended" '' over
+    [[ ! -L $link ]] || fail "a link that leads nowhere is left"
     expect "$resume" receive "$ended" '' unfinished
     [[ -L $link ]] || fail "the link to the journal is removed"
     # systemd starts the unit that resumes again by itself, except after its success.
@@ -87,12 +94,26 @@ becomes() {
 touch "$journal" && ln -sf "$journal" "$link"
 options='--retry-for 2h' becomes "receive --resume=$link --progress none --retry-for 2h"
 options='' becomes "receive --resume=$link --progress none"
-# The options are wrong: every other attempt is made without.
-expect '' resume exit-code:2 '' unfinished
-options='--bogus x' becomes "receive --resume=$link --progress none"
-[[ $(<"$work/said") == *"web.conf, which are wrong: --bogus x"* ]] || fail "it does not say why: $(<"$work/said")"
+# The options may be wrong: every other attempt is made without, also if all fail in the same way.
+for ended in exit-code:2 exit-code:3; do
+    for _ in 1 2; do
+        expect '' resume $ended '' unfinished
+        options='--retry-for 2h' becomes "receive --resume=$link --progress none"
+        [[ $(<"$work/said") == *"web.conf, with which it has failed: --retry-for 2h"* ]] ||
+            fail "it does not say why: $(<"$work/said")"
+        expect '' resume $ended '' unfinished
+        options='--retry-for 2h' becomes "receive --resume=$link --progress none --retry-for 2h"
+    done
+done
+# It has waited for its source for 11 s.
+EXITED=16000000 expect '' resume exit-code:3 '' unfinished
 options='--retry-for 2h' becomes "receive --resume=$link --progress none --retry-for 2h"
-rm "$journal"
+# The next migration begins with the options.
+expect '' resume exit-code:2 '' unfinished
+[[ -e $work/run/without-options/web ]] || fail "the next attempt would be made with wrong options"
+expect '' receive success:0 '' over
+[[ ! -e $work/run/without-options/web ]] || fail "a file of a finished migration is left"
+rm -f "$journal"
 ! sh -c "$(line_of resume ExecStart)" 2>"$work/said" || fail "it resumes nothing"
 [[ $(<"$work/said") == "there is nothing to resume: "* ]] || fail "it does not say why: $(<"$work/said")"
 # The engine of the first unit makes the link.
