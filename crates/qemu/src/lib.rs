@@ -124,8 +124,8 @@ pub use attach::processors::asynchronous_faults::AsynchronousFaultSupport;
 pub use attach::ram::RamError;
 pub use attach::ram::free_space::FreeSpaceError;
 pub use check::{
-    Checked, CheckedGuest, Held, Kernel, MemoryPart, NoUserfaultfd, OfferedMachine, Part,
-    Privileges, Verdict, check, check_by,
+    Checked, CheckedGuest, CopiedPart, Held, Kernel, MemoryPart, NoUserfaultfd, OfferedMachine,
+    Part, Privileges, Verdict, check, check_by,
 };
 pub use command_line::DestinationLine;
 pub use destination::after_exit::ExitedDestination;

@@ -48,7 +48,12 @@ pub(crate) fn blank_disk(env: &TestEnv, format: DiskFormat) -> Disk {
     blank_disk_of(env, None, format, DISK_MIB)
 }
 
-fn blank_disk_of(env: &TestEnv, folder: Option<&Path>, format: DiskFormat, mib: u64) -> Disk {
+pub(crate) fn blank_disk_of(
+    env: &TestEnv,
+    folder: Option<&Path>,
+    format: DiskFormat,
+    mib: u64,
+) -> Disk {
     let content = DiskContent::Blocks { mib };
     Disk::new(DiskImage::blank(env.lab(), folder, &next_name(), format, content).unwrap())
 }

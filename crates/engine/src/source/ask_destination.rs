@@ -64,6 +64,7 @@ pub fn compare(
     control.set_progress_timeout(Some(ANSWER_TIMEOUT));
     reader.set_deadline(Some(Instant::now() + ANSWER_TIMEOUT));
     let mut messages = guest.first_messages(agreed.capabilities);
+    messages.extend(guest.disks_message(agreed.capabilities)?);
     messages.push(ToDestination::Processors {
         processors: guest.processors,
         allow_mismatch: allow_cpu_mismatch,

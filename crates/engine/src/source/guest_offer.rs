@@ -5,6 +5,7 @@ use hikkoshi_wire::{
 };
 
 use crate::guest::SourceGuest;
+use crate::source::error::SourceFailure;
 
 /// A guest, as it is offered to a destination, or asked about.
 #[derive(Debug, Clone)]
@@ -31,6 +32,25 @@ impl<'a> GuestOffer<'a> {
             domain: guest.domain(),
             disks: guest.disks(),
         }
+    }
+
+    /// The message about the disks that are copied, if any are, to a destination with these
+    /// capabilities.
+    ///
+    /// # Errors
+    /// [`SourceFailure::NoDiskCopies`].
+    pub(crate) fn disks_message(
+        &self,
+        agreed: Capabilities,
+    ) -> Result<Option<ToDestination>, SourceFailure> {
+        if self.disks.is_empty() {
+            return Ok(None);
+        }
+        if !agreed.contains(Capabilities::DISKS) {
+            return Err(SourceFailure::NoDiskCopies);
+        }
+        let disks = self.disks.clone();
+        Ok(Some(ToDestination::CopiesDisks { disks }))
     }
 
     /// The messages that come first, to a destination with these capabilities.

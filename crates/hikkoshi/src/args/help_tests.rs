@@ -99,7 +99,7 @@ fn options_stand_under_their_headings() {
     assert_eq!(
         visible("check"),
         "Connection: --qmp --domain --connect --to\n\
-         Migration: --allow-device --allow-cpu-mismatch\n\
+         Migration: --allow-device --allow-cpu-mismatch --copy-disks --shared-disks\n\
          Recovery: --journal\n\
          Output: --print-destination --json\n\
          -: --help\n"

@@ -7,7 +7,7 @@ use std::path::Path;
 use hikkoshi_engine::Mode;
 use hikkoshi_linux::Process;
 use hikkoshi_memory::RamFile;
-use hikkoshi_wire::{Domain, GuestDescription, Machine, Processors};
+use hikkoshi_wire::{Disk, Domain, GuestDescription, Machine, Processors};
 
 use crate::attach::inspect::{Inspection, inspect};
 pub use crate::attach::parts::{Held, MemoryPart, Part, Verdict};
@@ -20,6 +20,7 @@ use crate::attach::{
     AttachError, description, exclusive_access, machine, processors, stale_userfaultfds,
 };
 use crate::command_line::Exact;
+use crate::disks::{self, CopiedDisk, DiskSelection, SelectError};
 use crate::network::overview::{CardPart, cards};
 use crate::network::vlans_lost;
 use crate::qmp::{CONNECT_TIMEOUT, Client, QmpError, migration_status};
@@ -43,6 +44,8 @@ pub struct Checked {
     pub cards: Vec<CardPart>,
     /// What the guest's disks are read by.
     pub disks: Vec<Part>,
+    /// The disks that would be copied, or why none can be; `None`: none are to be copied.
+    pub copied: Option<Result<Vec<CopiedPart>, SelectError>>,
     /// Block jobs.
     pub jobs: Vec<Job>,
     /// This host's kernel.
@@ -87,6 +90,17 @@ pub struct Kernel {
     pub dirty_log: bool,
 }
 
+/// A disk that would be copied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopiedPart {
+    /// Its device's id, or another name.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// The file of its image.
+    file: String,
+}
+
 /// What is offered to a destination.
 #[derive(Debug, Clone)]
 pub struct OfferedMachine {
@@ -98,6 +112,8 @@ pub struct OfferedMachine {
     pub machine: Machine,
     /// What the destination's daemon needs; `None` if no daemon owns the guest.
     pub domain: Option<Domain>,
+    /// The disks that are copied.
+    pub disks: Vec<Disk>,
 }
 
 impl Checked {
@@ -114,13 +130,17 @@ impl Checked {
     }
 }
 
-/// Checks the guest whose QMP socket is at `qmp`.
+/// Checks the guest whose QMP socket is at `qmp`. `copied`: its disks are to be copied.
 ///
 /// # Errors
 ///
 /// See [`AttachError`]: nothing can be found out about the guest.
-pub fn check(qmp: &Path, allowed: &AllowedTypes) -> Result<Checked, AttachError> {
-    check_by(Client::connect(qmp, CONNECT_TIMEOUT)?, allowed)
+pub fn check(
+    qmp: &Path,
+    allowed: &AllowedTypes,
+    copied: Option<&DiskSelection>,
+) -> Result<Checked, AttachError> {
+    check_by(Client::connect(qmp, CONNECT_TIMEOUT)?, allowed, copied)
 }
 
 /// Checks the guest of an open session, such as one that libvirt lends.
@@ -128,7 +148,11 @@ pub fn check(qmp: &Path, allowed: &AllowedTypes) -> Result<Checked, AttachError>
 /// # Errors
 ///
 /// See [`AttachError`]: nothing can be found out about the guest.
-pub fn check_by(client: Client, allowed: &AllowedTypes) -> Result<Checked, AttachError> {
+pub fn check_by(
+    client: Client,
+    allowed: &AllowedTypes,
+    copied: Option<&DiskSelection>,
+) -> Result<Checked, AttachError> {
     let Inspection {
         mut client,
         process,
@@ -165,6 +189,7 @@ pub fn check_by(client: Client, allowed: &AllowedTypes) -> Result<Checked, Attac
         networks: Vec::new(),
         cards: Vec::new(),
         disks: Vec::new(),
+        copied: None,
         jobs: Vec::new(),
         kernel,
         notes,
@@ -189,6 +214,10 @@ pub fn check_by(client: Client, allowed: &AllowedTypes) -> Result<Checked, Attac
     found.mark_balloons();
     found.mark_deleted();
     found.add_cards(client, process.as_deref())?;
+    let copied = match copied {
+        Some(selection) => found.choose_disks(client, selection),
+        None => Vec::new(),
+    };
     found.add_notes();
     if let Some(ram) = &ram {
         found.offer = Some(OfferedMachine {
@@ -196,6 +225,7 @@ pub fn check_by(client: Client, allowed: &AllowedTypes) -> Result<Checked, Attac
             processors,
             machine: machine::read(client)?,
             domain: None,
+            disks: copied,
         });
     }
     Ok(found)
@@ -248,6 +278,26 @@ impl Checked {
         }
     }
 
+    /// Finds the disks that would be copied, and returns them as the destination is told.
+    fn choose_disks(&mut self, client: &mut Client, selection: &DiskSelection) -> Vec<Disk> {
+        match disks::choose(client, selection) {
+            Ok((copied, left)) => {
+                self.notes.extend(left);
+                let part = |copied: &CopiedDisk| CopiedPart {
+                    name: copied.label.clone(),
+                    bytes: copied.disk.bytes,
+                    file: copied.file.clone(),
+                };
+                self.copied = Some(Ok(copied.iter().map(part).collect()));
+                copied.into_iter().map(|copied| copied.disk).collect()
+            }
+            Err(error) => {
+                self.copied = Some(Err(error));
+                Vec::new()
+            }
+        }
+    }
+
     fn add_cards(
         &mut self,
         client: &mut Client,
@@ -270,10 +320,13 @@ impl Checked {
     }
 
     fn add_notes(&mut self) {
-        let files = self
-            .disks
-            .iter()
-            .filter(|disk| !disk.detail.is_empty() && !disk.kind.starts_with("null-"));
+        let is_copied = |disk: &Part| {
+            let mut copied = self.copied.iter().flatten().flatten();
+            copied.any(|copied| copied.file == disk.detail)
+        };
+        let files = self.disks.iter().filter(|disk| {
+            !disk.detail.is_empty() && !disk.kind.starts_with("null-") && !is_copied(disk)
+        });
         let files: Vec<_> = files.map(|disk| disk.detail.clone()).collect();
         if !files.is_empty() {
             self.notes.push(format!(

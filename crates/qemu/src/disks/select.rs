@@ -30,6 +30,8 @@ pub(crate) struct CopiedDisk {
     pub(crate) node: String,
     /// What it is called in messages.
     pub(crate) label: String,
+    /// The file of its image.
+    pub(crate) file: String,
 }
 
 /// Why a disk is not copied, for people; or that there is none.
@@ -116,6 +118,7 @@ pub(crate) fn choose(
             },
             node: disk.node.clone(),
             label: disk.label().to_owned(),
+            file: image_file(&disk.file),
         });
     }
     left.extend(name_others(&mut copied, &others));
@@ -385,6 +388,7 @@ mod tests {
             },
             node: String::new(),
             label: "vda".into(),
+            file: String::new(),
         };
         let other = |names: &str| GuestDisk {
             image: Some(ImageFile {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
+mod copied_disks;
 mod in_progress;
 mod obstacles;
 mod privileges;

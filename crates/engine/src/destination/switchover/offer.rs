@@ -186,7 +186,8 @@ pub(crate) fn receive_offer<'a>(
     let Some((mode, may_postcopy, background_links)) = begin else {
         // How many links it would open is not part of the question: as many as by default.
         let links = default_links();
-        let found = Found::of(guest, &description, machine.as_ref(), processors, links);
+        let mut found = Found::of(guest, &description, machine.as_ref(), processors, links);
+        found.compare_disks(guest, &disks);
         let host_pages = host_pages(guest);
         over();
         return Err(answer(reader, writer, &host_pages, found.obstacles));
@@ -316,6 +317,17 @@ impl Found {
             }));
         found.obstacles.truncate(MAX_OBSTACLES);
         found
+    }
+
+    /// Compares the disks that are to be copied with those here.
+    fn compare_disks(&mut self, guest: &mut dyn DestinationGuest, disks: &[Disk]) {
+        if disks.is_empty() || guest.has_ended() {
+            return;
+        }
+        if let Err(error) = guest.check_disks(disks) {
+            self.obstacles.truncate(MAX_OBSTACLES - 1);
+            self.add(text(error));
+        }
     }
 
     fn add(&mut self, reason: String) {

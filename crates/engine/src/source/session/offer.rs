@@ -36,13 +36,7 @@ pub(crate) fn offer(
         messages.push(ToDestination::KeepsFrames);
     }
     let disks = u16::try_from(guest.disks.len()).unwrap_or(u16::MAX);
-    if disks > 0 {
-        if !agreed.capabilities.contains(Capabilities::DISKS) {
-            return Err(SourceFailure::NoDiskCopies);
-        }
-        let disks = guest.disks;
-        messages.push(ToDestination::CopiesDisks { disks });
-    }
+    messages.extend(guest.disks_message(agreed.capabilities)?);
     messages.push(ToDestination::Processors {
         processors: guest.processors,
         allow_mismatch: options.allow_cpu_mismatch,

@@ -10,7 +10,7 @@ use hikkoshi_engine::{CancelFlag, Comparison, GuestOffer};
 use hikkoshi_libvirt::Domain;
 use hikkoshi_link::Remote;
 use hikkoshi_qemu::qmp::Monitor;
-use hikkoshi_qemu::{Checked, DestinationLine, OfferedMachine};
+use hikkoshi_qemu::{Checked, DestinationLine, DiskSelection, OfferedMachine, SelectError};
 
 use crate::args::{AllowDevice, Check, DomainArgs};
 use crate::commands::print_result::write_result;
@@ -33,6 +33,7 @@ pub(crate) fn run(args: &Check) -> Result<ExitStatus, Exit> {
         domain: &args.domain,
         qmp: args.qmp.as_deref(),
         devices: &args.devices,
+        copied: args.copied_disks(),
     })?;
     let destination = match (&remote, &checked.offer) {
         (None, _) => None,
@@ -62,6 +63,8 @@ pub(crate) struct CheckedGuestOf<'a> {
     pub(crate) domain: &'a DomainArgs,
     pub(crate) qmp: Option<&'a Path>,
     pub(crate) devices: &'a AllowDevice,
+    /// Which of its disks are to be copied, if any are.
+    pub(crate) copied: Option<DiskSelection>,
 }
 
 /// Checks a guest.
@@ -70,20 +73,24 @@ pub(crate) struct CheckedGuestOf<'a> {
 /// Nothing can be found out about it.
 pub(crate) fn check(guest: &CheckedGuestOf<'_>) -> Result<Checked, Exit> {
     let allowed = guest.devices.allowed();
+    let copied = guest.copied.as_ref();
     let checked = match (&guest.domain.domain, guest.qmp) {
         (Some(name), _) => {
             let domain = Domain::open(&guest.domain.connect, name).map_err(|e| not_found(&e))?;
             let monitor = domain.monitor().map_err(|error| not_found(&error))?;
-            hikkoshi_qemu::check_by(monitor, &allowed).and_then(|mut checked| {
+            hikkoshi_qemu::check_by(monitor, &allowed, copied).and_then(|mut checked| {
                 if let Some(offer) = &mut checked.offer {
                     offer.domain = Monitor::domain(&domain)?;
                 }
                 let refused = domain.check_unchanged(None).err();
                 checked.obstacles.extend(refused.map(Into::into));
+                if copied.is_some() {
+                    checked.copied = Some(Err(SelectError::Domain));
+                }
                 Ok(checked)
             })
         }
-        (None, Some(qmp)) => hikkoshi_qemu::check(qmp, &allowed),
+        (None, Some(qmp)) => hikkoshi_qemu::check(qmp, &allowed, copied),
         (None, None) => {
             let missing = "--qmp PATH or --domain NAME is missing";
             return Err(Exit::new(ExitStatus::Usage, Reason::Usage, missing));
@@ -98,7 +105,7 @@ fn ask(
     allow_cpu_mismatch: bool,
 ) -> Result<Comparison, String> {
     let guest = GuestOffer {
-        disks: Vec::new(),
+        disks: offer.disks.clone(),
         description: &offer.description,
         processors: offer.processors.clone(),
         machine: offer.machine.clone(),

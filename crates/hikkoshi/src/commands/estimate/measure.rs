@@ -185,7 +185,7 @@ fn compared(
         return Ok(None);
     }
     let guest = GuestOffer {
-        disks: Vec::new(),
+        disks: offer.disks.clone(),
         description: &offer.description,
         processors: offer.processors.clone(),
         machine: offer.machine.clone(),

@@ -38,6 +38,7 @@ pub(crate) fn run(args: &Estimate) -> Result<ExitStatus, Exit> {
             domain: &args.domain,
             qmp: args.qmp.as_deref(),
             devices: &args.devices,
+            copied: None,
         },
         domain: &args.domain,
         qmp: args.qmp.as_deref(),

@@ -1,8 +1,10 @@
 //! The result of `hikkoshi check`, as `--json` writes it (`docs/json.md`).
 
+use error_reporter::Report;
 use hikkoshi_engine::{Comparison, DestinationObstacle, Mode};
 use hikkoshi_qemu::{
-    AsynchronousFaultSupport, AttachError, CardPart, Checked, Held, Job, MemoryPart, Part, Verdict,
+    AsynchronousFaultSupport, AttachError, CardPart, Checked, CopiedPart, Held, Job, MemoryPart,
+    Part, Verdict,
 };
 use serde::Serialize;
 
@@ -22,6 +24,8 @@ pub(crate) struct CheckReport<'a> {
     pub(super) networks: Vec<PartReport<'a>>,
     pub(super) cards: Vec<CardReport<'a>>,
     pub(super) disks: Vec<PartReport<'a>>,
+    /// `null`: no disks are to be copied, or they cannot be.
+    pub(super) copied_disks: Option<Vec<CopiedDiskReport<'a>>>,
     pub(super) jobs: Vec<JobReport<'a>>,
     pub(super) kernel: KernelReport<'a>,
     pub(super) privileges: PrivilegesReport,
@@ -73,6 +77,12 @@ pub(super) struct CardReport<'a> {
 }
 
 #[derive(Debug, Serialize)]
+pub(super) struct CopiedDiskReport<'a> {
+    pub(super) name: &'a str,
+    pub(super) bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
 pub(super) struct JobReport<'a> {
     pub(super) id: &'a str,
     pub(super) kind: &'a str,
@@ -120,7 +130,12 @@ impl<'a> CheckReport<'a> {
         destination: Option<&'a Result<Comparison, String>>,
     ) -> Self {
         let accepts = |mode| destination.is_none_or(|answer| accepts(answer, mode));
-        let is_free = unfinished.is_empty();
+        // They exclude every mode.
+        let mut others = unfinished;
+        if let Some(Err(error)) = &checked.copied {
+            others.push(Report::new(error).to_string());
+        }
+        let is_free = others.is_empty();
         let modes: Vec<_> = modes(|mode| is_free && checked.allows(mode) && accepts(mode));
         let destination = destination.map(DestinationReport::new);
         let guest = &checked.guest;
@@ -144,7 +159,7 @@ impl<'a> CheckReport<'a> {
                     AsynchronousFaultSupport::On => "on",
                 },
             },
-            obstacles: unfinished
+            obstacles: others
                 .into_iter()
                 .map(ObstacleReport::to_every_mode)
                 .chain(checked.obstacles.iter().map(ObstacleReport::new))
@@ -158,6 +173,10 @@ impl<'a> CheckReport<'a> {
                 .map(|card| CardReport::new(card, checked.keeps_frames(card)))
                 .collect(),
             disks: checked.disks.iter().map(PartReport::new).collect(),
+            copied_disks: match &checked.copied {
+                Some(Ok(copied)) => Some(copied.iter().map(CopiedDiskReport::new).collect()),
+                Some(Err(_)) | None => None,
+            },
             jobs: checked.jobs.iter().map(JobReport::new).collect(),
             kernel: KernelReport {
                 release: &checked.kernel.release,
@@ -243,6 +262,15 @@ impl<'a> CardReport<'a> {
             name: &card.name,
             backend: &card.backend,
             interface: card.interface.as_deref(),
+        }
+    }
+}
+
+impl<'a> CopiedDiskReport<'a> {
+    fn new(copied: &'a CopiedPart) -> Self {
+        Self {
+            name: &copied.name,
+            bytes: copied.bytes,
         }
     }
 }

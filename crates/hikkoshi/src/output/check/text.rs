@@ -14,7 +14,9 @@ pub(crate) fn readable(report: &CheckReport<'_>) -> String {
     for obstacle in &report.obstacles {
         lines.push(format!("  {}: {}", excluded(obstacle, ""), obstacle.text));
     }
-    lines.extend(report.destination.iter().flat_map(destination));
+    let has_copied_disks = report.copied_disks.iter().flatten().next().is_some();
+    let there = report.destination.iter();
+    lines.extend(there.flat_map(|there| destination(there, has_copied_disks)));
     lines.extend(report.memory.iter().filter_map(memory));
     lines.extend(device_memory(&report.memory));
     for (what, parts) in [
@@ -28,6 +30,8 @@ pub(crate) fn readable(report: &CheckReport<'_>) -> String {
                 .map(|found| format!("  {what} {}", part(found))),
         );
     }
+    let copied = report.copied_disks.iter().flatten();
+    lines.extend(copied.map(|disk| format!("  copied disk {}: {}", disk.name, size(disk.bytes))));
     lines.extend(report.cards.iter().map(network_card));
     for job in &report.jobs {
         lines.push(format!(
@@ -115,7 +119,7 @@ fn excluded(obstacle: &ObstacleReport, place: &str) -> String {
     }
 }
 
-fn destination(there: &DestinationReport<'_>) -> Vec<String> {
+fn destination(there: &DestinationReport<'_>, has_copied_disks: bool) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(error) = there.error {
         lines.push(format!("  destination: {error}"));
@@ -126,11 +130,15 @@ fn destination(there: &DestinationReport<'_>) -> Vec<String> {
                 .to_owned(),
         );
     } else if there.obstacles.is_empty() {
-        lines.push(
+        let disks = if has_copied_disks {
+            ", copied disks"
+        } else {
+            ""
+        };
+        lines.push(format!(
             "  destination: it would accept the guest (compared: machine type, memory, devices, \
-             processors)"
-                .to_owned(),
-        );
+             processors{disks})"
+        ));
     }
     let obstacles = there.obstacles.iter();
     lines.extend(obstacles.map(|obstacle| {

@@ -30,7 +30,7 @@ fn a_guest_that_returns_memory_to_a_disk() {
         let balloon = "-device virtio-balloon-pci,id=b,free-page-reporting=on";
         let line = format!("{} {balloon}", memory_in(folder.path(), "on"));
         let qemu = start(program, &line);
-        let checked = check(&qemu.qmp(), &AllowedTypes::default()).unwrap();
+        let checked = check(&qemu.qmp(), &AllowedTypes::default(), None).unwrap();
         let noted = |note: &String| note.contains("ram is a shared file on a disk");
         assert!(checked.notes.iter().any(noted), "{:?}", checked.notes);
         let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
