@@ -98,7 +98,7 @@ options='' becomes "receive --resume=$link --progress none"
 for ended in exit-code:2 exit-code:3; do
     for _ in 1 2; do
         expect '' resume $ended '' unfinished
-        options='--retry-for 2h' becomes "receive --resume=$link --progress none"
+        options='--retry-for 2h' becomes "receive --resume=$link --progress none --retry-for 1m"
         [[ $(<"$work/said") == *"web.conf, with which it has failed: --retry-for 2h"* ]] ||
             fail "it does not say why: $(<"$work/said")"
         expect '' resume $ended '' unfinished
@@ -111,7 +111,10 @@ options='--retry-for 2h' becomes "receive --resume=$link --progress none --retry
 # The next migration begins with the options.
 expect '' resume exit-code:2 '' unfinished
 [[ -e $work/run/without-options/web ]] || fail "the next attempt would be made with wrong options"
-expect '' receive success:0 '' over
+expect "$resume" receive exit-code:3 '' unfinished
+[[ ! -e $work/run/without-options/web ]] || fail "the options of a new migration are not used"
+expect '' resume exit-code:2 '' unfinished
+expect '' resume exit-code:1 '' over
 [[ ! -e $work/run/without-options/web ]] || fail "a file of a finished migration is left"
 rm -f "$journal"
 ! sh -c "$(line_of resume ExecStart)" 2>"$work/said" || fail "it resumes nothing"
