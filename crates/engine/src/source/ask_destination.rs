@@ -50,6 +50,7 @@ pub fn compare(
     if agreed.version < Versions::TO_BEGIN {
         return Err(SourceFailure::OlderDestination);
     }
+    let disks = guest.disks_message(agreed.capabilities)?;
     if !agreed.capabilities.contains(Capabilities::COMPARE) {
         return Ok(Comparison {
             version: agreed.version,
@@ -64,7 +65,7 @@ pub fn compare(
     control.set_progress_timeout(Some(ANSWER_TIMEOUT));
     reader.set_deadline(Some(Instant::now() + ANSWER_TIMEOUT));
     let mut messages = guest.first_messages(agreed.capabilities);
-    messages.extend(guest.disks_message(agreed.capabilities)?);
+    messages.extend(disks);
     messages.push(ToDestination::Processors {
         processors: guest.processors,
         allow_mismatch: allow_cpu_mismatch,

@@ -97,8 +97,8 @@ pub struct CopiedPart {
     pub name: String,
     /// Its size.
     pub bytes: u64,
-    /// The file of its image.
-    file: String,
+    /// The files of its image and of the backing images below.
+    images: Vec<String>,
 }
 
 /// What is offered to a destination.
@@ -286,7 +286,7 @@ impl Checked {
                 let part = |copied: &CopiedDisk| CopiedPart {
                     name: copied.label.clone(),
                     bytes: copied.disk.bytes,
-                    file: copied.file.clone(),
+                    images: copied.images.clone(),
                 };
                 self.copied = Some(Ok(copied.iter().map(part).collect()));
                 copied.into_iter().map(|copied| copied.disk).collect()
@@ -322,7 +322,7 @@ impl Checked {
     fn add_notes(&mut self) {
         let is_copied = |disk: &Part| {
             let mut copied = self.copied.iter().flatten().flatten();
-            copied.any(|copied| copied.file == disk.detail)
+            copied.any(|copied| copied.images.contains(&disk.detail))
         };
         let files = self.disks.iter().filter(|disk| {
             !disk.detail.is_empty() && !disk.kind.starts_with("null-") && !is_copied(disk)

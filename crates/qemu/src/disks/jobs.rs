@@ -258,7 +258,7 @@ mod tests {
             },
             node: String::new(),
             label: "vda".into(),
-            file: String::new(),
+            images: Vec::new(),
         };
         let error = |jobs: &[CopyJob]| find(jobs, 0, &disk).unwrap_err().to_string();
         let full = Some(Failure::NoSpace);

@@ -21,6 +21,8 @@ pub(crate) struct BlockDisk {
     pub(crate) bytes: u64,
     /// Its file, as QEMU describes it.
     pub(crate) file: String,
+    /// The files of its image and of the backing images below, as QEMU describes them.
+    pub(crate) images: Vec<String>,
     pub(crate) read_only: bool,
     /// Whether its image is encrypted.
     pub(crate) encrypted: bool,
@@ -61,6 +63,9 @@ impl BlockDisk {
             node: text(inserted, "node-name"),
             bytes,
             file: text(inserted, "file"),
+            images: std::iter::successors(Some(image), |image| image.get("backing-image"))
+                .map(|image| text(image, "filename"))
+                .collect(),
             read_only: is_on(inserted, "ro"),
             encrypted: is_on(inserted, "encrypted") || is_on(image, "encrypted"),
             place: String::new(),
@@ -148,10 +153,14 @@ mod tests {
             "device": "drive0", "qdev": "/machine/peripheral/vda/virtio-backend",
             "inserted": {
                 "node-name": "#block123", "ro": false, "file": "/disk.qcow2",
-                "image": { "virtual-size": 1048576 },
+                "image": {
+                    "virtual-size": 1048576, "filename": "/disk.qcow2",
+                    "backing-image": { "filename": "/base.raw" },
+                },
             },
         });
         let disk = BlockDisk::of(&row).unwrap();
+        assert_eq!(disk.images, ["/disk.qcow2", "/base.raw"]);
         assert_eq!((disk.id(), disk.label()), (Some("vda"), "vda"));
         for name in [
             "vda",

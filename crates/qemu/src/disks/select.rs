@@ -30,8 +30,8 @@ pub(crate) struct CopiedDisk {
     pub(crate) node: String,
     /// What it is called in messages.
     pub(crate) label: String,
-    /// The file of its image.
-    pub(crate) file: String,
+    /// The files of its image and of the backing images below.
+    pub(crate) images: Vec<String>,
 }
 
 /// Why a disk is not copied, for people; or that there is none.
@@ -118,7 +118,7 @@ pub(crate) fn choose(
             },
             node: disk.node.clone(),
             label: disk.label().to_owned(),
-            file: image_file(&disk.file),
+            images: disk.images.iter().map(|image| image_file(image)).collect(),
         });
     }
     left.extend(name_others(&mut copied, &others));
@@ -388,7 +388,7 @@ mod tests {
             },
             node: String::new(),
             label: "vda".into(),
-            file: String::new(),
+            images: Vec::new(),
         };
         let other = |names: &str| GuestDisk {
             image: Some(ImageFile {

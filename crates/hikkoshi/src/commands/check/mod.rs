@@ -78,7 +78,7 @@ pub(crate) fn check(guest: &CheckedGuestOf<'_>) -> Result<Checked, Exit> {
         (Some(name), _) => {
             let domain = Domain::open(&guest.domain.connect, name).map_err(|e| not_found(&e))?;
             let monitor = domain.monitor().map_err(|error| not_found(&error))?;
-            hikkoshi_qemu::check_by(monitor, &allowed, copied).and_then(|mut checked| {
+            hikkoshi_qemu::check_by(monitor, &allowed, None).and_then(|mut checked| {
                 if let Some(offer) = &mut checked.offer {
                     offer.domain = Monitor::domain(&domain)?;
                 }
