@@ -1,6 +1,7 @@
 //! An incoming migration up to the switchover: the offer, pre-copied pages, stale pages dropped.
 
 mod abort;
+mod comparison;
 pub(crate) mod incoming_migration;
 mod load;
 pub(crate) mod offer;
