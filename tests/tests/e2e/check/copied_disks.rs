@@ -1,12 +1,10 @@
 //! `check --copy-disks`: whether the disks can be copied, also to this destination.
 
-use std::process::Command;
-
 use hikkoshi_lab::DiskFormat;
-use hikkoshi_tests::{Guest, JsonSchema, Program, TestEnv, hikkoshi, unique_address};
+use hikkoshi_tests::{Guest, JsonSchema, TestEnv};
 use serde_json::{Value, json};
 
-use super::{Unchanged, idle_guest, obstacles, run};
+use super::{Unchanged, idle_guest, obstacles, run, waiting_receiver};
 use crate::copy_disks::{blank_disk, blank_disk_of, full_disk};
 
 /// The second disk does not fit. Neither QEMU is changed, and the destination waits as before.
@@ -25,12 +23,7 @@ fn disks_are_compared_with_those_of_a_destination() {
         .incoming()
         .start(env.lab(), "asked")
         .unwrap();
-    let mut receive = Command::new(hikkoshi());
-    receive.args(["receive", "--listen", &unique_address(), "--invite"]);
-    receive.arg("--journal").arg(env.folder().join("journal"));
-    receive.arg("--qmp").arg(there.qmp_path());
-    let mut receive = Program::start("receive", receive);
-    let invitation = receive.wait_stdout("hikkoshi1:");
+    let (mut receive, invitation) = waiting_receiver(&env, &there);
     let before = [Unchanged::of(guest.vm()), Unchanged::of(&there)];
     let qmp = guest.vm().qmp_path();
     let json_of = |code, more: &[&str]| -> Value {

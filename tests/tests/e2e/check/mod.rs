@@ -85,6 +85,17 @@ fn check(vm: &Vm, code: i32) -> (Value, String) {
     found
 }
 
+/// A receiver for the guest of this machine, and its invitation.
+fn waiting_receiver(env: &TestEnv, there: &Vm) -> (Program, String) {
+    let mut receive = Command::new(hikkoshi());
+    receive.args(["receive", "--listen", &unique_address(), "--invite"]);
+    receive.arg("--journal").arg(env.folder().join("journal"));
+    receive.arg("--qmp").arg(there.qmp_path());
+    let receive = Program::start("receive", receive);
+    let invitation = receive.wait_stdout("hikkoshi1:");
+    (receive, invitation)
+}
+
 /// The texts of all obstacles.
 fn obstacles(found: &Value) -> String {
     let obstacles = found["obstacles"].as_array().unwrap().iter();
@@ -142,12 +153,7 @@ fn a_guest_that_can_be_moved_and_a_destination_that_is_asked() {
         .incoming()
         .start(env.lab(), "asked")
         .unwrap();
-    let mut receive = Command::new(hikkoshi());
-    receive.args(["receive", "--listen", &unique_address(), "--invite"]);
-    receive.arg("--journal").arg(env.folder().join("journal"));
-    receive.arg("--qmp").arg(there.qmp_path());
-    let receive = Program::start("receive", receive);
-    let invitation = receive.wait_stdout("hikkoshi1:");
+    let (receive, invitation) = waiting_receiver(&env, &there);
     // It is not used up, however often it is asked.
     let text = run(vm.qmp_path(), 0, &["--to", &invitation]);
     assert!(
@@ -186,12 +192,7 @@ fn a_destination_that_would_refuse() {
         .incoming()
         .start(env.lab(), "asked")
         .unwrap();
-    let mut receive = Command::new(hikkoshi());
-    receive.args(["receive", "--listen", &unique_address(), "--invite"]);
-    receive.arg("--journal").arg(env.folder().join("journal"));
-    receive.arg("--qmp").arg(there.qmp_path());
-    let receive = Program::start("receive", receive);
-    let invitation = receive.wait_stdout("hikkoshi1:");
+    let (receive, invitation) = waiting_receiver(&env, &there);
     let qmp = guest.vm().qmp_path();
     let text = run(qmp, 1, &["--to", &invitation]);
     assert!(text.contains("the guest cannot be moved"), "{text}");
