@@ -58,7 +58,7 @@ fn killed_engines_stay_known_and_are_a_part_of_the_resumed_migration() {
     let plan = MigrationPlan::new("hybrid")
         .transport(Transport::Tcp)
         .journals_at(&folder, &folder)
-        .hold_at(Breakpoint::after(MessageKind::Request).nth(20));
+        .hold_at(Breakpoint::after(MessageKind::GuestResumed));
     let mut migration = guest.start_migration(&plan);
     migration.wait_held();
     let before = ["source", "destination"].map(|side| stored(&folder, side));

@@ -286,7 +286,7 @@ fn a_lost_guest_and_a_source_that_reaches_nobody_are_reported() {
     assert_eq!(sides(&file), [(Side::Source, Some(1))]);
     guest.assert_healthy();
 
-    let (plan, lost) = plan_with_reports(&env, "hybrid", "lost");
+    let (plan, lost) = plan_with_reports(&env, "postcopy", "lost");
     let mut migration =
         guest.start_migration(&plan.hold_at(Breakpoint::after(MessageKind::Request).nth(20)));
     migration.wait_held();
