@@ -252,22 +252,24 @@ fn guests_are_received_by_the_certificates_of_their_sources() {
     let address = unique_address();
     let rules = env.folder().join("admit");
     let folder = env.folder().display();
-    let rule = format!("source.example web-* --template '{folder}/{{name}} template'\n");
-    fs::write(&rules, rule).unwrap();
+    let admitting = ["source.example", "second.example"]
+        .map(|host| format!("{host} web-* --template '{folder}/{{name}} template'\n"));
+    fs::write(&rules, admitting.concat()).unwrap();
     let certificate = authority.issue(host(&address));
     let more = [
         &arguments(&certificate)[..],
         &["--admit", rules.to_str().unwrap()],
+        &["--max-guests-per-certificate", "1"],
     ]
     .concat();
     let start = |more: &[&str]| Daemon::start_by(Command::new(hikkoshi()), &run, &address, more);
     let mut daemon = start(&more);
     let [one, two] = ["web-one", "web-two"].map(|name| Booted::start(&env, name));
-    let source = authority.issue("source.example");
-    let to = |name: &'static str, more: &[&'static str]| {
+    let [source, second] = ["source.example", "second.example"].map(|host| authority.issue(host));
+    let to = |name, certificate, more: &[&'static str]| {
         [
             &[address.as_str(), "--name", name][..],
-            &arguments(&source),
+            &arguments(certificate),
             more,
         ]
         .concat()
@@ -275,7 +277,7 @@ fn guests_are_received_by_the_certificates_of_their_sources() {
 
     // Nothing is pushed, so the migration stays in post-copy.
     let stay = ["--mode", "postcopy", "--background-delay", "3600000"];
-    let migrate = two.migrate(&journal, &to("web-two", &stay));
+    let migrate = two.migrate(&journal, &to("web-two", &source, &stay));
     let mut migrate = Program::start("migrate two", migrate);
     let two = two.started(&run);
     let watcher = SplitBrainWatcher::start(&two.source, &two.destination);
@@ -283,15 +285,22 @@ fn guests_are_received_by_the_certificates_of_their_sources() {
         .program
         .wait_stderr("web-two: hikkoshi: the guest runs here now");
 
-    // A name that is in use, and a source that does not ask.
-    let refused = one.migrate(&journal, &to("web-two", &[]));
+    // As many guests as its certificate may have, a name that is in use, and a source that does not
+    // ask.
+    let refused = one.migrate(&journal, &to("web-one", &source, &[]));
+    let part = "this certificate has 1 of the 1 guests that can be received or awaited for it at a \
+                time (--max-guests-per-certificate at the destination)";
+    assert_command_refused(refused, 1, &[part]);
+    let refused = one.migrate(&journal, &to("web-two", &second, &[]));
     let part = "a guest with the name web-two is received already";
     assert_command_refused(refused, 1, &[part]);
     let nameless = [&[address.as_str()][..], &arguments(&source)].concat();
     let part = "the destination does not accept this kind of connection";
     assert_command_refused(one.migrate(&journal, &nameless), 1, &[part]);
 
-    let moving = one.migrate(&journal, &to("web-one", &["--mode", "hybrid"]));
+    // Another certificate has its own places.
+    let hybrid = ["--mode", "hybrid"];
+    let moving = one.migrate(&journal, &to("web-one", &second, &hybrid));
     let mut moving = Program::start("migrate one", moving);
     let one = one.started(&run);
     one.assert_moved(&moving.wait());

@@ -26,11 +26,10 @@ fn recording(dashboard: &Dashboard, name: &str) -> Recording {
     serde_json::from_str(&dashboard.get(&format!("/api/migrations/{name}"))).unwrap()
 }
 
-/// A guest is moved by post-copy and held in it: both sides, the map and the stages are shown as the
-/// engines recorded them. Then it is released: the end, and the report.
+/// A guest is moved by post-copy and held in it: both sides, the map and the stages are shown as
+/// the engines recorded them. Then it is released: the end, and the report.
 ///
-/// Not by hybrid: after pre-copy, a loaded machine can send the last pages before the twentieth
-/// request.
+/// Not by hybrid: there, a loaded machine can send the last pages before the twentieth request.
 #[test]
 fn a_browser_shows_a_real_move() {
     let env = TestEnv::new();

@@ -65,9 +65,10 @@ impl CertificateLimits {
         }
         if guests.len() >= self.most {
             return Err(format!(
-                "{} guests of this certificate are received or awaited, as many as \
-                 --max-guests-per-certificate allows",
-                guests.len()
+                "this certificate has {} of the {} guests that can be received or awaited for it at \
+                 a time (--max-guests-per-certificate at the destination)",
+                guests.len(),
+                self.most
             ));
         }
         let number = (0..).find(|number| !requests.contains(number)).unwrap_or(0);
