@@ -288,7 +288,7 @@ bench-status: guest ## what it costs an engine to serve the status of a large gu
 .PHONY: docs-reports
 docs-reports: guest browser ## make the reports that docs/reading-a-report.md reads
 	cargo build --locked --release --package hikkoshi
-	HIKKOSHI_BIN=$(abspath target/release/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- example_reports:: --ignored --nocapture
+	HIKKOSHI_REPORTS=$(abspath docs/reports) HIKKOSHI_BIN=$(abspath target/release/hikkoshi) cargo test --locked --package hikkoshi-tests --test e2e -- example_reports:: --ignored --nocapture
 
 # A twelfth of most random interruptions, and every second step, are part of test-guests. This target prints the table.
 .PHONY: drills

@@ -147,13 +147,7 @@ impl<'a> Guest<'a> {
         assert_eq!(self.vm.status().unwrap(), "paused");
         assert_eq!(finished.destination.status().unwrap(), state);
         for vm in [&self.vm, &finished.destination] {
-            eventually("no userfaultfd", || {
-                let traces = QemuState::of(vm);
-                match traces.has_no_userfaultfd() {
-                    true => Ok(()),
-                    false => Err(format!("{traces:?}")),
-                }
-            });
+            QemuState::assert_no_userfaultfd(vm);
         }
         self.vm = finished.destination;
         if state == "running" {
@@ -191,13 +185,7 @@ impl<'a> Guest<'a> {
         }
         assert_eq!(finished.destination.status().unwrap(), "running");
         for vm in vms {
-            eventually("no userfaultfd", || {
-                let traces = QemuState::of(vm);
-                match traces.has_no_userfaultfd() {
-                    true => Ok(()),
-                    false => Err(format!("{traces:?}")),
-                }
-            });
+            QemuState::assert_no_userfaultfd(vm);
         }
         self.vm = finished.destination;
         self.assert_healthy();

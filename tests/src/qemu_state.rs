@@ -49,6 +49,22 @@ impl QemuState {
         self.userfaults.is_empty() && self.registered.is_empty()
     }
 
+    /// Asserts that a running QEMU has no userfaultfd, now or shortly: the kernel removes one when
+    /// the last process that has it open has ended.
+    ///
+    /// # Panics
+    /// When it still has one, or has ended.
+    pub fn assert_no_userfaultfd(vm: &Vm) {
+        eventually("no userfaultfd", || {
+            let now = Self::of(vm);
+            if now.has_no_userfaultfd() {
+                Ok(())
+            } else {
+                Err(format!("{now:?}"))
+            }
+        });
+    }
+
     /// Asserts that the state is unchanged, now or shortly: QEMU closes a monitor's file
     /// descriptors asynchronously.
     ///

@@ -1,8 +1,8 @@
 //! A program in the place of ssh, for `migrate --rsh`.
 
+use crate::executable::write_script;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Runs a command line as sshd does: by a shell, on another host, in a session of its own, and with
@@ -33,8 +33,7 @@ impl RemoteShell {
             .replace("ENTER", &enter.join(" "))
             .replace("$FOLDER", folder.to_str().unwrap());
         let program = folder.join("rsh");
-        fs::write(&program, script).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        write_script(&program, &script);
         Self { folder }
     }
 

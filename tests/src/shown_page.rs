@@ -9,7 +9,7 @@ use hikkoshi_status::{Map, Recording, Side};
 use serde_json::{Value, json};
 
 /// Only ends a test that hangs.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The smallest phone that the pages are made for.
 const SMALL_PHONE: Viewport = Viewport {

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long Prometheus may take to listen: measured are 30 ms.
-const START_TIMEOUT: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 /// The time between two queries.
 const POLL: Duration = Duration::from_millis(50);
 

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long the emulator may take to listen, which it does at once or never.
-const START_TIMEOUT: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A running emulator for one machine. Killed on drop.
 #[derive(Debug)]

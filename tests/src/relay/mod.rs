@@ -30,8 +30,9 @@ pub enum RelayAction {
     /// Closes every link, and accepts new ones.
     Reset,
     /// Holds further messages of that direction on that link, and the closing of all links, until
-    /// [`Relay::release`]. After a message it also holds the other direction of that link: an
-    /// answer would continue the migration before the test has injected its fault.
+    /// [`Relay::release`]. After a message it also holds the other direction of that link, and the
+    /// pages of all links: an answer, or the last pages, would continue the migration before the
+    /// test has injected its fault.
     Hold,
 }
 
@@ -60,7 +61,7 @@ struct State {
     seen: HashMap<MessageKind, u32>,
     reached: bool,
     holding: bool,
-    /// The link on which both directions are held.
+    /// The link on which both directions are held; pages are held on all links.
     held: Option<u32>,
     released: bool,
     cut: bool,
@@ -361,7 +362,10 @@ impl Shared {
             self.act(self.lock(), then, None)?;
         }
         let mut state = self.lock();
-        while state.is_holding() && state.held == Some(link.number) {
+        let has_pages = matches!(kind, MessageKind::Pages | MessageKind::Zeros);
+        while state.is_holding()
+            && (state.held == Some(link.number) || state.held.is_some() && has_pages)
+        {
             state = self.wait(state);
         }
         if state.cut || state.resets != link.since {
@@ -377,8 +381,8 @@ impl Shared {
         self.act(state, then, Some(link.number))
     }
 
-    /// Performs the action, then wakes the other threads. A held action also holds both directions
-    /// of the link `held`.
+    /// Performs the action, then wakes the other threads. A hold after a message of the link `held`
+    /// also holds both of its directions, and the pages of all links.
     fn act(
         &self,
         mut state: MutexGuard<'_, State>,

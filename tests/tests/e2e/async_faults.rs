@@ -166,12 +166,12 @@ fn tasks_of_several_processors_write_during_moves() {
         assert_eq!(report.asynchronous_faults.as_deref(), Some("used"));
         let of_workers = |faults: &&ThreadFaults| faults.kind == "asynchronous";
         let handled = report.faults.iter().find(of_workers);
-        assert_eq!(
-            handled.is_some(),
-            report.postcopy,
-            "{mode}: {:?}",
-            report.faults
-        );
+        // After pre-copy all pages may have arrived before a task needs one.
+        match mode {
+            "postcopy" => assert!(handled.is_some(), "{:?}", report.faults),
+            "precopy" => assert!(handled.is_none(), "{:?}", report.faults),
+            _ => {}
+        }
         let totals = guest.vm().totals(LONG).unwrap();
         log(format!("{mode}: {totals:?}"));
         assert!(totals.not_present > 0, "{totals:?}");

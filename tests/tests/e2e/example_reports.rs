@@ -10,11 +10,10 @@ use hikkoshi_tests::{Guest, MigrationPlan, ShownPage, TestEnv, Transport, log};
 use crate::dashboard::run_folder;
 use crate::reports::report;
 
-/// The folder of the reports.
-fn folder() -> PathBuf {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reports");
-    std::fs::create_dir_all(&folder).unwrap();
-    folder.canonicalize().unwrap()
+/// The folder of the reports: `make docs-reports` names that of the documents. Otherwise they are
+/// removed with the test's folder.
+fn folder(env: &TestEnv) -> PathBuf {
+    std::env::var_os("HIKKOSHI_REPORTS").map_or(env.folder().to_owned(), PathBuf::from)
 }
 
 /// The window that is drawn: what a picture of less than 200 KB shows.
@@ -68,7 +67,7 @@ fn the_reports_of_the_documents() {
     let load = || std::fs::read_to_string("/proc/loadavg").unwrap();
     log(format!("load before: {}", load()));
 
-    let [stays, moves] = ["no-convergence.html", "normal.html"].map(|name| folder().join(name));
+    let [stays, moves] = ["no-convergence.html", "normal.html"].map(|name| folder(&env).join(name));
     let slow = [
         "--bandwidth",
         "200Mbit",

@@ -161,7 +161,7 @@ fn interrupted_before_commit() {
         (
             "precopy",
             InjectedFault::LinksCut,
-            Breakpoint::after(Pages).nth(100),
+            Breakpoint::after(Pages).nth(20),
         ),
         (
             "hybrid",

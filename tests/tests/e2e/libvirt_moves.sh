@@ -114,7 +114,7 @@ failures)
     start_domain ""
     # The guest is paused for long when the engine and the daemon are killed.
     start_destination 1
-    start_migrate 1 --mode precopy --max-downtime 60000 --bandwidth 24M
+    start_migrate 1 --mode precopy --max-downtime 60000 --bandwidth 8M
     wait_for domain_is paused
     kill -KILL "$(cat /run/libvirtd.pid)" "$migrate"
     sleep 0.5

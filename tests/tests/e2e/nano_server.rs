@@ -97,7 +97,7 @@ fn files_are_served_while_their_pages_are_missing() {
         )))
         .between_namespaces(network.source(), network.destination())
         // Until then, a page only comes when it is requested.
-        .migrate_args(&["--background-delay", "500"]);
+        .migrate_args(&["--background-delay", "2000"]);
     let (exits, finished) = guest.start_migration(&plan).wait();
     let report = guest.complete_migration(&exits, finished, "running");
     assert!(clients.wait_answers(CLIENTS, LONG), "{clients:?}");

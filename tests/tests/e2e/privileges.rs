@@ -5,7 +5,7 @@
 use hikkoshi_lab::{GuestNetwork, VmConfig, Workload};
 use hikkoshi_tests::{
     Breakpoint, Guest, LONG, MessageKind, MigrationPlan, Program, QemuState, TestEnv, Transport,
-    assert_command_refused, hikkoshi, log,
+    assert_command_refused, copy_hikkoshi, hikkoshi, log,
 };
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -62,7 +62,7 @@ struct OtherUser {
 impl OtherUser {
     fn new(env: &TestEnv) -> Self {
         let program = env.folder().join("hikkoshi");
-        std::fs::copy(hikkoshi(), &program).unwrap();
+        copy_hikkoshi(&program);
         // Each folder below which the user's files are.
         let open = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(env.folder(), open).unwrap();

@@ -49,6 +49,8 @@ fn scan(read_ahead: ReadAhead, links: u16) -> Account {
     setup.options.background_delay = NEVER;
     setup.options.read_ahead = read_ahead;
     setup.options.links = links;
+    // What is read ahead is waited for below, also on a busy machine.
+    setup.options.priority = Priority::OFF;
     let machine = Arc::clone(&setup.machine);
     setup.destination.script.at("resume", move || {
         for thread in 0..THREADS {
@@ -65,7 +67,7 @@ fn scan(read_ahead: ReadAhead, links: u16) -> Account {
                     let there = || ram.next_data(next).unwrap().is_some();
                     // (A machine leaves every fourth range untouched.)
                     if read_ahead != ReadAhead::Off && (page + 1) / 64 % 4 != 0 {
-                        let _ = (0..40).any(|_| {
+                        let _ = (0..400).any(|_| {
                             thread::sleep(Duration::from_millis(1));
                             there()
                         });

@@ -1,7 +1,9 @@
 //! The same migrations with TLS on every link, and links that are tampered with.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
+use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, Mode};
@@ -51,12 +53,20 @@ fn spinning_threads_speak_tls_as_well() {
     setup.run().moved(true);
 }
 
+/// A migration with TLS on links that are tampered with. Each sends about as many bytes: it has at
+/// most one round, also if it is delayed and estimates a low bandwidth.
+fn tampered(mode: Mode, proxy: &Arc<TamperingProxy>) -> Setup {
+    let mut setup = Setup::new(mode);
+    setup.options.max_downtime = Duration::from_secs(20);
+    setup.tls = Some(invited());
+    setup.proxy = Some(Arc::clone(proxy));
+    setup
+}
+
 /// A migration in which byte `at` is tampered with: the guest is intact, wherever it is.
 fn migrate_tampered(mode: Mode, tamper: Tamper, at: u64) -> (Done, bool) {
     let proxy = TamperingProxy::new(tamper, at);
-    let mut setup = Setup::new(mode);
-    setup.tls = Some(invited());
-    setup.proxy = Some(proxy.clone());
+    let setup = tampered(mode, &proxy);
     // A destination that was never reached keeps waiting.
     let stop = setup.destination_cancel.clone();
     let done = thread::scope(|scope| {
@@ -97,16 +107,11 @@ fn check_intact(done: Done, at: u64) {
     }
 }
 
-/// Bytes that a migration sends on all links: the smallest of several measurements, because a
-/// migration that is delayed in its first round estimates a low bandwidth, and may need many
-/// rounds.
+/// Bytes that a migration sends on all links: the smallest of several measurements.
 fn length(mode: Mode) -> u64 {
     let lengths = (0..3).map(|_| {
         let proxy = TamperingProxy::new(Tamper::Cut, u64::MAX);
-        let mut setup = Setup::new(mode);
-        setup.tls = Some(invited());
-        setup.proxy = Some(proxy.clone());
-        setup.run().moved(true);
+        tampered(mode, &proxy).run().moved(true);
         proxy.carried()
     });
     lengths.min().unwrap()

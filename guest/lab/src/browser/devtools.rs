@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// How long an answer may take. Only ends a test that hangs.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// The length of a message, bytes: far more than a screenshot of a long page.
 const MESSAGE_LIMIT: u64 = 256 << 20;
 
@@ -94,7 +94,7 @@ impl DevTools {
         loop {
             // An answer with another number is a late one, to a command that has timed out.
             let Some(mut message) = self.receive(command, deadline)? else {
-                return Err(self.error(command, "no answer in 30 s".to_owned()));
+                return Err(self.error(command, "no answer in two minutes".to_owned()));
             };
             if message["id"] != json!(id) {
                 continue;

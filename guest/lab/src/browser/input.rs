@@ -36,7 +36,7 @@ impl Browser {
     /// could.
     ///
     /// # Errors
-    /// When there is no such element in 30 s, or it stays hidden, covered or disabled.
+    /// When there is no such element in two minutes, or it stays hidden, covered or disabled.
     pub fn click(&self, selector: &str) -> Result<(), LabError> {
         let (x, y) = self.point_at(selector, "clicking on")?;
         for kind in ["mousePressed", "mouseReleased"] {

@@ -51,7 +51,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a page may take to load, and an element to appear. Only ends a test that hangs.
-const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
+const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
 /// The time between two evaluations of a condition.
 const POLL: Duration = Duration::from_millis(20);
 /// Characters of the page's text in a message.
@@ -258,7 +258,7 @@ fn navigate(devtools: &mut DevTools, url: &str) -> Result<(), LabError> {
     let deadline = Instant::now() + LOAD_TIMEOUT;
     while !devtools.events.has_loaded(loader) {
         if !devtools.wait_event(deadline)? {
-            return fail(devtools, "the page has not loaded in 30 s");
+            return fail(devtools, "the page has not loaded in two minutes");
         }
     }
     Ok(())

@@ -21,7 +21,7 @@ pub enum Pace {
 }
 
 /// How long the client waits, when it ends, for further answers.
-const LAST_ANSWERS: Duration = Duration::from_secs(2);
+const LAST_ANSWERS: Duration = Duration::from_secs(10);
 
 /// How often the threads check whether to stop.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);

@@ -17,7 +17,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// Time limit for QEMU to open its sockets, which it does at once or never.
-const START_TIMEOUT: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Kernel arguments for every workload: reports on the serial line and nothing else, a reboot
 /// instead of a hang after a panic, no watchdogs while a page takes long to arrive, memory of a

@@ -4,7 +4,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use hikkoshi_lab::QemuVersion;
-use hikkoshi_tests::{Guest, JsonSchema, Program, TestEnv, hikkoshi, run_under_seccomp};
+use hikkoshi_tests::{
+    Guest, JsonSchema, Program, TestEnv, copy_hikkoshi, hikkoshi, run_under_seccomp,
+};
 use serde_json::{Value, json};
 
 use super::{Unchanged, idle_guest, json_of, obstacles};
@@ -18,7 +20,7 @@ fn another_user() {
     let qmp = guest.vm().qmp_path();
     std::fs::set_permissions(qmp, std::fs::Permissions::from_mode(0o777)).unwrap();
     let program = env.folder().join("hikkoshi");
-    std::fs::copy(hikkoshi(), &program).unwrap();
+    copy_hikkoshi(&program);
     let before = Unchanged::of(guest.vm());
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);

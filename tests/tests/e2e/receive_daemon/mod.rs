@@ -233,13 +233,7 @@ impl Moved {
             .iter()
             .find(|line| matches!(line.report, Report::Bad(_)));
         assert!(bad.is_none(), "{bad:?}");
-        eventually("no userfaultfd", || {
-            let state = QemuState::of(&self.destination);
-            match state.has_no_userfaultfd() {
-                true => Ok(()),
-                false => Err(format!("{state:?}")),
-            }
-        });
+        QemuState::assert_no_userfaultfd(&self.destination);
         log(format!("{}: moved by the daemon, and healthy", self.name));
     }
 }

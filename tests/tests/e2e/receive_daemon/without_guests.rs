@@ -57,8 +57,14 @@ fn a_receiver_that_is_being_started_is_withdrawn() {
         true => Ok(()),
         false => Err("no mark".to_owned()),
     });
-    let receivers = daemon.receivers("slow");
-    assert_eq!(receivers.len(), 1);
+    // Until it executes the template's command, the process for that has the receiver's words.
+    let mut receivers = Vec::new();
+    eventually("one receiver", || {
+        receivers = daemon.receivers("slow");
+        (receivers.len() == 1)
+            .then_some(())
+            .ok_or(format!("{receivers:?}"))
+    });
     // The daemon may have as many files open as it can; what it starts may not.
     assert_eq!(open_files(daemon.program.pid()), "4000");
     let receiver = u32::try_from(receivers[0].as_raw_nonzero().get()).unwrap();

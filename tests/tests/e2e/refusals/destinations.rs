@@ -8,7 +8,7 @@ use std::process::Command;
 
 use hikkoshi_lab::{Mount, Ram, VmConfig};
 use hikkoshi_tests::{
-    Guest, MigrationPlan, QemuState, TestEnv, assert_command_refused, assert_refused, hikkoshi,
+    Guest, MigrationPlan, QemuState, TestEnv, assert_command_refused, assert_refused, copy_hikkoshi,
 };
 
 use super::{light_guest, start_guest};
@@ -45,10 +45,7 @@ fn a_destination_that_does_not_listen() {
     // The program's file has been replaced by an upgrade; the guard process is started
     // nevertheless.
     let copy = env.folder().join("hikkoshi");
-    // By another process: a child that another test starts at this moment would inherit a
-    // descriptor that is open for writing, and then the file could not be executed.
-    let copied = Command::new("cp").arg(hikkoshi()).arg(&copy).status();
-    assert!(copied.unwrap().success());
+    copy_hikkoshi(&copy);
     let program = std::fs::File::open(&copy).unwrap();
     std::fs::remove_file(&copy).unwrap();
     let mut replaced = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use hikkoshi_tests::{
     Guest, KernelFeature, MigrationPlan, QemuState, TestEnv, assert_command_refused,
-    assert_refused, hikkoshi, log,
+    assert_refused, copy_hikkoshi, log,
 };
 
 use super::{UNCHANGED, UNTOUCHED, light_guest};
@@ -26,7 +26,7 @@ fn missing_privileges() {
     let before = QemuState::of(guest.vm());
     // A copy that other users can execute.
     let program = env.folder().join("hikkoshi");
-    std::fs::copy(hikkoshi(), &program).unwrap();
+    copy_hikkoshi(&program);
     let program = program.to_str().unwrap();
     let migrate = ["migrate", "unix:/nowhere", "--qmp", qmp.to_str().unwrap()];
     let unprivileged = ["--reuid=65534", "--regid=65534", "--clear-groups"];
@@ -159,7 +159,7 @@ fn a_destination_that_cannot_catch_faults() {
                 &["the destination refuses the guest", "runs at the source"],
             );
             migration.receive.wait_stderr("refused a guest");
-            assert!(QemuState::of(&migration.destination).has_no_userfaultfd());
+            QemuState::assert_no_userfaultfd(&migration.destination);
             migration.receive.interrupt();
             let (_, finished) = migration.wait();
             guest.assert_stayed(finished, &format!("{mode}: {}", parts[0]));
@@ -228,7 +228,7 @@ fn postcopy_into_a_tmpfs_with_huge_pages() {
             ],
         );
         migration.receive.wait_stderr("refused a guest");
-        assert!(QemuState::of(&migration.destination).has_no_userfaultfd());
+        QemuState::assert_no_userfaultfd(&migration.destination);
         migration.receive.interrupt();
         let (_, finished) = migration.wait();
         guest.assert_stayed(finished, &format!("{mode} into huge pages"));

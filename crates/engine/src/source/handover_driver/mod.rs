@@ -82,9 +82,10 @@ impl HandoverDriver<'_> {
             };
             self.shared.control.follow(self.machine.stage());
             if event.event == SourceEvent::GuestResumed {
-                self.shared.steps.done("guest resumed");
-                self.shared.steps.end(Instant::now());
-                result.downtime = self.downtime();
+                let resumed = Instant::now();
+                self.shared.steps.done_at("guest resumed", resumed);
+                self.shared.steps.end(resumed);
+                result.downtime = self.downtime(resumed);
                 let session = self.active.as_ref().map(|active| &active.session);
                 if let Some(frames) = session.and_then(|session| session.frames.as_ref()) {
                     frames.guest_resumed();
@@ -180,11 +181,11 @@ impl HandoverDriver<'_> {
         Ok(())
     }
 
-    fn downtime(&self) -> Duration {
+    fn downtime(&self, resumed: Instant) -> Duration {
         // `running` is the state at the pause: the guest's owner may have paused it
         // since.
         match self.paused {
-            Some(paused) if self.guest.describe().running => paused.elapsed(),
+            Some(paused) if self.guest.describe().running => resumed.duration_since(paused),
             _ => Duration::ZERO,
         }
     }
