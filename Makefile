@@ -190,16 +190,22 @@ demo: guest ## move a test guest between two QEMU processes, and print the resul
 SHELL_SCRIPTS = $(shell find . \( -path ./target -o -path ./build -o -path ./.git \) -prune \
     -o -type f -size -64k -exec awk 'FNR == 1 && /^\#!.*sh/ { print FILENAME } { nextfile }' {} +)
 
+# What needs nothing of `make setup` is checked while that downloads.
 .PHONY: lint
-lint: setup check-docs ## formatting, clippy, rustdoc, shell scripts and documents; warnings are errors
-	cargo fmt --all --check
+lint: ## formatting, clippy, rustdoc, shell scripts and documents; warnings are errors
+	@setup/setup.sh tools
+	@$(MAKE) --no-print-directory --jobs=2 setup lint-without-setup
 	$(WITH_LIBVIRT) cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --no-deps --workspace --document-private-items
+	$(BUILD)/shellcheck/run --check-sourced $(SHELL_SCRIPTS)
+
+.PHONY: lint-without-setup
+lint-without-setup: check-docs
+	cargo fmt --all --check
 	cd fuzz && cargo fmt --check
 	cd fuzz && RUSTFLAGS="--cfg fuzzing" CARGO_TARGET_DIR=../target/fuzz-check cargo clippy --quiet --locked -- -D warnings
 	cd crates/ept/bochs && cargo fmt --check && cargo clippy --locked --release -- -D warnings
 	cd guest/nano && cargo fmt --check && CARGO_TARGET_DIR=../../target/nano cargo clippy --locked --release -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --no-deps --workspace --document-private-items
-	$(BUILD)/shellcheck/run --check-sourced $(SHELL_SCRIPTS)
 
 .PHONY: check-docs
 check-docs: ## the documents' links, paths and width, and the width of comments

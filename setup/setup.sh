@@ -38,7 +38,8 @@
 #
 # None of this is installed: apt downloads the packages, with its signatures checked, into a private
 # state directory, and they are unpacked into build/. Only small tools that are
-# missing (a linker, iproute2, cpio) are installed in the system, and only then is root needed.
+# missing (a linker, iproute2, cpio) are installed in the system, and only then is root needed;
+# `setup.sh tools` does only that.
 #
 # Every step leaves a stamp and is skipped when its result is there; a second run needs no network.
 set -euo pipefail
@@ -87,6 +88,8 @@ source "$here/lib/prometheus.sh"
 
 check_machine
 install_missing_tools
+# Only these are needed to build.
+[[ $* != tools ]] || exit 0
 
 mkdir -p "$build"
 # Two concurrent runs would write the same folders. The second waits, and then has nothing to do.

@@ -28,6 +28,7 @@ missing_tools() {
     local probe
     for probe in \
         /usr/bin/gcc:gcc \
+        /usr/bin/g++:g++ \
         /usr/lib/x86_64-linux-gnu/libc.a:libc6-dev \
         /usr/bin/make:make \
         /usr/bin/pkg-config:pkg-config \
