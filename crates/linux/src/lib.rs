@@ -9,7 +9,8 @@
 //!   (system calls that another process executes for us), [`HostAddr`] and [`HostRange`] (addresses
 //!   in another process), [`drop_pages()`], [`Process::collapse`] (`MADV_COLLAPSE`), [`Pagemap`]
 //!   (which pages it has, and which were written), [`memory_available`] (how many more it can
-//!   have), [`suspend_seccomp_obstacle`] (whether its seccomp filter can be suspended).
+//!   have), [`suspend_seccomp_obstacle`] (whether its seccomp filter can be suspended),
+//!   [`wait_until_idle`] (until it waits), [`serving_process()`] (which one serves a socket).
 //! * Threads: [`Priority`] (urgent threads before background
 //!   threads), [`sandbox_thread`] (Landlock, seccomp and capabilities), [`kernel_thread_name`]
 //!   (threads of the kernel).
@@ -50,6 +51,7 @@ mod connect_unix;
 mod drop_pages;
 mod errno;
 mod file_rights;
+mod idle_process;
 pub mod inject;
 mod kernel_thread;
 mod monotonic;
@@ -62,6 +64,7 @@ mod remote_file;
 mod sandbox;
 mod sandbox_process;
 mod schedule;
+mod serving_process;
 mod stop_eventfd;
 mod stop_process;
 mod suspend_seccomp;
@@ -81,6 +84,7 @@ pub use connect_unix::{connect_unix, is_served};
 pub use drop_pages::{DropPagesError, drop_pages};
 pub use errno::last_errno;
 pub use file_rights::{Others, UnsafeRights, check_rights};
+pub use idle_process::wait_until_idle;
 pub use inject::InjectError;
 pub use kernel_thread::{is_kernel_worker, kernel_thread_name};
 pub use monotonic::monotonic_ns;
@@ -94,6 +98,7 @@ pub use rustix::io::Errno;
 pub use sandbox::sandbox_thread;
 pub use sandbox_process::{SandboxError, sandbox_process};
 pub use schedule::Policy;
+pub use serving_process::serving_process;
 pub use stop_eventfd::StopEventFd;
 pub use suspend_seccomp::{is_in_initial_user_namespace, suspend_seccomp_obstacle};
 pub use tcp::{TcpInfo, set_pace};

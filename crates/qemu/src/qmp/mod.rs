@@ -29,6 +29,7 @@ mod monitor;
 pub(crate) mod qom;
 pub(crate) mod reconnect;
 mod socket;
+mod starting;
 #[cfg(test)]
 mod tests;
 
@@ -50,3 +51,4 @@ pub(crate) use lines::MAX_LINE;
 pub use message::{QmpEvent, Version};
 pub use monitor::Monitor;
 pub use socket::MonitorSocket;
+pub use starting::wait_until_started;

@@ -12,6 +12,7 @@ mod move_lock;
 mod piped;
 mod processors;
 mod refusals;
+mod starting;
 mod streams;
 mod support;
 mod switchover;

@@ -153,8 +153,7 @@ fn a_number_of_links_that_does_not_exist_is_refused() {
 
 #[test]
 fn a_source_that_does_something_else_is_stopped() {
-    // Too many echoes; an offer in between; the same link twice; pages that do not exist; a frame
-    // that is not for a page.
+    // Too many echoes; a message of a migration; pages that do not exist.
     let cases: [(&str, Peer); 3] = [
         ("broke the protocol", |_, (_, writer)| {
             for _ in 0..=MAX_ECHOES {

@@ -23,6 +23,7 @@ use hikkoshi_engine::{CancelFlag, Observer, ReceiveControl, receive};
 use hikkoshi_handover::Outcome;
 use hikkoshi_link::WaitEnded;
 use hikkoshi_linux::notify_ready;
+use hikkoshi_qemu::qmp::wait_until_started;
 use hikkoshi_qemu::{AttachError, QemuDestination, Refusal};
 use hikkoshi_status::Side;
 
@@ -123,6 +124,9 @@ fn start(
         (None, Some(qmp)) => take_over(&args.run.journals.path(), qmp)?,
         _ => None,
     };
+    if let Some(qmp) = &args.run.qmp {
+        wait_until_started(qmp);
+    }
     let monitor = monitor::named(NamedGuest::destination(args), &DomainOptions::default())?;
     let folder = args.run.journals.path();
     unfinished::check_folder(&folder, &*monitor)?;

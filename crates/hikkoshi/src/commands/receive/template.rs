@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use error_reporter::Report;
 use hikkoshi_engine::CancelFlag;
 use hikkoshi_linux::{connect_unix, is_served};
+use hikkoshi_qemu::qmp::wait_until_started;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::machines::{self, MachineFiles};
@@ -123,6 +124,7 @@ impl TemplateQemu {
             if let Ok(Some(status)) = self.child.try_wait() {
                 return Err(format!("it has ended ({status}): {}", machines::tail(log)));
             }
+            wait_until_started(&self.qmp);
             // It is bound a moment before it accepts connections.
             match connect_unix(&self.qmp).map_err(|error| error.kind()) {
                 Ok(_) | Err(io::ErrorKind::TimedOut) => return Ok(()),

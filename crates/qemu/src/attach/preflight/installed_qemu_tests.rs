@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::block;
 use super::devices::{MemoryWrites, is_not_a_device, of_network, of_type};
-use crate::qmp::Client;
+use crate::qmp::{Client, wait_until_started};
 
 /// Runs `test` with a QEMU of each installed version.
 fn with_each(mut test: impl FnMut(&mut Client, &dyn Fn(&str) -> String)) {
@@ -29,6 +29,7 @@ fn with_each(mut test: impl FnMut(&mut Client, &dyn Fn(&str) -> String)) {
             .unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut client = loop {
+            wait_until_started(&path);
             match Client::connect(&path, Duration::from_secs(20)) {
                 Ok(client) => break client,
                 Err(error) => assert!(Instant::now() < deadline, "{error}"),

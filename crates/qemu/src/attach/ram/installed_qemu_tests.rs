@@ -16,8 +16,8 @@ use super::file::{FileSystem, Kind};
 use super::{Found, RamErrors, addresses, blocks, find_blocks};
 use crate::attach::process;
 use crate::attach::reopen::FileAccess;
-use crate::qmp::Client;
 use crate::qmp::human_monitor::human;
+use crate::qmp::{Client, wait_until_started};
 
 const MIB: u64 = 1 << 20;
 
@@ -48,6 +48,7 @@ impl Qemu {
             .unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
         let client = loop {
+            wait_until_started(&path);
             match Client::connect(&path, Duration::from_secs(20)) {
                 Ok(client) => break client,
                 Err(error) => assert!(Instant::now() < deadline, "{options}: {error}"),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use hikkoshi_lab::QemuVersion;
 use hikkoshi_qemu::QemuIdentity;
-use hikkoshi_qemu::qmp::{Client, Monitor, MonitorAddress, MonitorSocket};
+use hikkoshi_qemu::qmp::{Client, Monitor, MonitorAddress, MonitorSocket, wait_until_started};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -205,7 +205,10 @@ impl Qemu {
         };
         let deadline = Instant::now() + Duration::from_secs(60);
         // QEMU listens before it creates the machine: wait for an answer.
-        while Client::connect(&qemu.owners(), Duration::from_secs(20)).is_err() {
+        while {
+            wait_until_started(&qemu.owners());
+            Client::connect(&qemu.owners(), Duration::from_secs(20)).is_err()
+        } {
             // (With -daemonize the process that we started exits successfully.)
             let ended = qemu.child.try_wait().unwrap();
             assert!(

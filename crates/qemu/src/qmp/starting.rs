@@ -1,0 +1,34 @@
+//! A QEMU that is being started gets no connection to its QMP socket before it can serve it.
+//!
+//! At first QEMU's main thread waits for clients. Then its monitor thread takes the socket over. If
+//! a client connects in between, both threads accept the one connection, and the thread that gets
+//! none waits in `accept4(2)`, because the socket blocks. If that is the main thread, it holds the
+//! lock of all devices: QEMU greets, and never answers. (QEMU 10.0.2, `tcp_chr_accept` called by
+//! `qio_net_listener_channel_func`: once in some hundred starts on a busy machine.)
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use hikkoshi_linux::{serving_process, wait_until_idle};
+
+/// The age of a socket whose QEMU has started, however busy the host is.
+const STARTED: Duration = Duration::from_secs(10);
+
+/// If the socket at `path` is new, waits until the QEMU that serves it waits, too: for clients and
+/// for a guest. Waits until the socket is 10 s old at most, and not for a QEMU that is not visible
+/// from here.
+pub fn wait_until_started(path: &Path) {
+    let made = fs::metadata(path).and_then(|file| file.created().or(file.modified()));
+    // The clock may have been set.
+    let Some(age) = made.ok().and_then(|at| at.elapsed().ok()) else {
+        return;
+    };
+    let rest = STARTED.saturating_sub(age);
+    if !rest.is_zero()
+        && let Some(pid) = serving_process(path)
+        && !wait_until_idle(pid, rest)
+    {
+        tracing::warn!(pid, path = %path.display(), "QEMU has been busy since it was started");
+    }
+}
