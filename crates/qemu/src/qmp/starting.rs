@@ -3,8 +3,8 @@
 //! At first QEMU's main thread waits for clients. Then its monitor thread takes the socket over. If
 //! a client connects in between, both threads accept the one connection, and the thread that gets
 //! none waits in `accept4(2)`, because the socket blocks. If that is the main thread, it holds the
-//! lock of all devices: QEMU greets, and never answers. (QEMU 10.0.2, `tcp_chr_accept` called by
-//! `qio_net_listener_channel_func`: once in some hundred starts on a busy machine.)
+//! lock of all devices: QEMU greets, and never answers. (Seen once with QEMU 10.0.2, on a busy
+//! machine; with 7.2 as well if both threads are delayed, `tests/qemu/starting.rs`.)
 
 use std::fs;
 use std::path::Path;
