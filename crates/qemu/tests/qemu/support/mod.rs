@@ -183,6 +183,9 @@ impl Qemu {
     ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let errors = File::create(folder.path().join("stderr")).unwrap();
+        // A guest that runs would keep QEMU busy when it has started.
+        let waits = ["-S", "-incoming"].map(str::to_owned);
+        let starts = !options.iter().any(|option| waits.contains(option));
         let child = Command::new(&program.run)
             .args(["-display", "none", "-nodefaults", "-no-user-config"])
             .args(["-accel", accelerator])
@@ -191,6 +194,7 @@ impl Qemu {
             .arg("-qmp")
             .arg(socket(&folder, "owner"))
             .args(options)
+            .args(starts.then_some("-S"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(errors)
@@ -226,6 +230,9 @@ impl Qemu {
             Some(accelerator.starts_with("kvm")),
             "QEMU does not run its guest under {accelerator}: {kvm}"
         );
+        if starts {
+            qemu.execute("cont", json!({}));
+        }
         qemu
     }
 
