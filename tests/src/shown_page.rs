@@ -225,7 +225,9 @@ pub fn legend_of(recording: &Recording) -> Vec<[String; 2]> {
         let pages = memory.cell_pages.min(memory.pages - first);
         let missing = at(&map.missing, cell);
         let (requested, background) = (at(&map.by_request, cell), at(&map.background, cell));
-        let rest = pages - missing - requested - background;
+        // An engine reads the counts one after the other, while pages arrive.
+        let arrived_or_missing = missing + requested + background;
+        let rest = pages.saturating_sub(arrived_or_missing);
         let sent = at(&map.sent, cell).min(rest);
         let dirty = if postcopy {
             0

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::process::status_field;
 
 /// The time between two looks, in which no thread must have run.
-const LOOK: Duration = Duration::from_millis(10);
+const LOOK: Duration = Duration::from_millis(2);
 
 /// Waits until no thread of process `pid` has run for a moment, at most for `limit`. Returns
 /// whether that is so. Of a process that has ended nothing runs, either.
