@@ -42,6 +42,10 @@ fn waiting(pid: u32) -> Option<Vec<(String, [String; 2])>> {
         let Some(state) = field("State") else {
             continue;
         };
+        // Nor does one run that has ended and was not waited for.
+        if state.starts_with(['Z', 'X']) {
+            continue;
+        }
         if !state.starts_with('S') {
             return None;
         }
@@ -70,6 +74,13 @@ mod tests {
     #[test]
     fn a_process_that_waits_is_idle() {
         with("exec sleep 1000", |pid| assert!(wait_until_idle(pid, LONG)));
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_idle_before_it_is_waited_for() {
+        let mut child = Command::new("true").spawn().unwrap();
+        assert!(wait_until_idle(child.id(), LONG));
+        child.wait().unwrap();
     }
 
     #[test]

@@ -12,12 +12,13 @@ use std::time::Duration;
 
 use hikkoshi_linux::{serving_process, wait_until_idle};
 
-/// The age of a socket whose QEMU has started, however busy the host is.
+/// The age from which a socket is connected to in any case. (A QEMU that allocates much memory at
+/// its start can take longer.)
 const STARTED: Duration = Duration::from_secs(10);
 
 /// If the socket at `path` is new, waits until the QEMU that serves it waits, too: for clients and
 /// for a guest. Waits until the socket is 10 s old at most, and not for a QEMU that is not visible
-/// from here.
+/// from here, or that was given its path in another form.
 pub fn wait_until_started(path: &Path) {
     let made = fs::metadata(path).and_then(|file| file.created().or(file.modified()));
     // The clock may have been set.
@@ -29,6 +30,6 @@ pub fn wait_until_started(path: &Path) {
         && let Some(pid) = serving_process(path)
         && !wait_until_idle(pid, rest)
     {
-        tracing::warn!(pid, path = %path.display(), "QEMU has been busy since it was started");
+        tracing::warn!(pid, path = %path.display(), "QEMU was not seen to wait; connecting to it");
     }
 }

@@ -10,8 +10,8 @@ use serde_json::json;
 
 use crate::support::{eventually, with_each};
 
-/// Delays QEMU's threads as a busy host can: the monitor thread runs a second after it was asked to
-/// take the socket over, and the main thread accepts a connection two seconds after it was told
+/// Delays QEMU's threads as a busy host can: the monitor thread runs seconds after it was asked to
+/// take the socket over, and the main thread accepts a connection still later than it was told
 /// that there is one. (The first waits for a processor, so it must not sleep.)
 const DELAYS: &str = r#"
 #define _GNU_SOURCE
