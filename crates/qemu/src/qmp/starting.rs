@@ -1,4 +1,4 @@
-//! A QEMU that is being started gets no connection to its QMP socket before it can serve it.
+//! A QEMU that is being started should get no connection to its QMP socket before it can serve it.
 //!
 //! At first QEMU's main thread waits for clients. Then its monitor thread takes the socket over. If
 //! a client connects in between, both threads accept the one connection, and the thread that gets
