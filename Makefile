@@ -201,6 +201,7 @@ lint: ## formatting, clippy, rustdoc, shell scripts and documents; warnings are 
 
 .PHONY: lint-without-setup
 lint-without-setup: check-docs
+	.ci/test-retry.sh
 	cargo fmt --all --check
 	cd fuzz && cargo fmt --check
 	cd fuzz && RUSTFLAGS="--cfg fuzzing" CARGO_TARGET_DIR=../target/fuzz-check cargo clippy --quiet --locked -- -D warnings

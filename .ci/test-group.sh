@@ -1,7 +1,11 @@
 #!/usr/bin/env bash
 # Cargo's runner for .ci/test.sh: runs a test program only in the group that it belongs to. Each test
 # belongs to exactly one group.
+#
+# The groups with guests and peers depend on the machine's load. What fails in them is noted for
+# .ci/retry.sh, which decides later. A failure of `others` is a failure.
 set -euo pipefail
+project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 # The example monitor needs the guest images, which are made before the last groups run.
 case $CARGO_PKG_NAME in
@@ -18,9 +22,14 @@ waiting=(adapter_failures:: interruption:: recovery:: peers::destinations:: peer
     peers::tls::)
 if [[ $group == engine && $(basename "$1") == engine-* ]]; then
     case $TEST_GROUP in
-    engine) exec "$@" "${waiting[@]/#/--skip=}" ;;
-    waiting) exec "$@" "${waiting[@]}" ;;
+    engine) exec "$project/.ci/note-failures.sh" "$@" "${waiting[@]/#/--skip=}" ;;
+    waiting) exec "$project/.ci/note-failures.sh" "$@" "${waiting[@]}" ;;
     esac
 fi
 
-[[ $group != "$TEST_GROUP" ]] || exec "$@"
+case $group in
+"$TEST_GROUP") ;;
+*) exit ;;
+esac
+[[ $group != others ]] || exec "$@"
+exec "$project/.ci/note-failures.sh" "$@"

@@ -12,7 +12,8 @@
 # The Debian package is built of that program, too, and used on two hosts with systemd, as the
 # operator's guide says; `make test-deb` does the same with the program of a release.
 #
-# The output of each part is written to build/tests, and printed when the part has ended.
+# The output of each part is written to build/tests, and printed when the part has ended. Tests with
+# guests or peers, and the package's, that failed run again at the end, alone (.ci/retry.sh).
 set -euo pipefail
 set -m # Each part is a process group, so that all of it can be ended.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -32,9 +33,16 @@ failed=()
 start() {
     local name=$1
     shift
-    "$@" &>"$logs/$name.log" </dev/null &
+    timed "$name" "$@" &>"$logs/$name.log" </dev/null &
     parts[$name]=$!
 }
+
+# timed NAME COMMAND...: prints how long it took.
+timed() (
+    SECONDS=0
+    trap 'echo "test.sh: $1 took $SECONDS s"' EXIT
+    "${@:2}"
+)
 
 finish() {
     local name=$1
@@ -79,7 +87,13 @@ package() {
     tail --pid "${parts[guest_images]}" -f /dev/null
     setup/setup.sh package-root fresh-root hosts-root
     PROGRAM=target/debug/hikkoshi packaging/deb/build.sh
-    packaging/deb/test.sh
+    packaging/deb/test.sh || {
+        # Noted for .ci/retry.sh.
+        mkdir -p "$logs/failed/package"
+        echo package >"$logs/failed/package/name"
+        printf 'cd %q\nexec packaging/deb/test.sh\n' "$PWD" >"$logs/failed/package/again"
+        cp "$logs/package.log" "$logs/failed/package/output"
+    }
 }
 
 # Runs one group. Cargo is always called for the whole workspace: for another selection of packages,
@@ -109,9 +123,11 @@ export HIKKOSHI_BIN=$PWD/target/debug/hikkoshi
 # Half as many again as there are processors: some wait for a timeout. More do not gain anything,
 # because the emulated guests keep all processors busy. The laboratory's own tests mostly wait.
 start lab group lab --test-threads=1
-group guests --test-threads="$(($(nproc) * 3 / 2))" 2>&1 | tee "$logs/guests.log" ||
+timed guests group guests --test-threads="$(($(nproc) * 3 / 2))" 2>&1 | tee "$logs/guests.log" ||
     failed+=(guests)
 finish lab
 finish package
 finish loom
+grep --no-filename "^test.sh: .* took" "$logs"/*.log
+.ci/retry.sh || failed+=("tests with guests or peers, even alone (listed above)")
 stop_if_failed

@@ -3,7 +3,9 @@
 //! QEMU has to hand it over with the guest, and back.
 
 use crate::TestEnv;
-use hikkoshi_lab::{Disk, DiskBus, DiskContent, DiskFormat, DiskImage, Vm, VmConfig};
+use hikkoshi_lab::{
+    Disk, DiskBus, DiskContent, DiskFormat, DiskImage, Vm, VmConfig, never_retried,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
@@ -56,7 +58,10 @@ pub(crate) fn check_disks(vm: &Arc<Vm>, config: &VmConfig) {
             true => disk.image().check(),
             false => disk.image().check_after_kill(),
         };
-        state.unwrap();
+        if let Err(error) = state {
+            never_retried(format_args!("the guest's disk: {error}"));
+            panic!("{error}");
+        }
     }
 }
 

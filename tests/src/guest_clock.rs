@@ -10,7 +10,7 @@
 //! would have noticed, and a move that was not measured exactly enough is repeated.
 
 use crate::{Exits, Guest, LONG, MigrationPlan, log};
-use hikkoshi_lab::Vm;
+use hikkoshi_lab::{Vm, never_retried};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -144,7 +144,10 @@ impl ClockPause {
         let stop = events
             .iter()
             .rfind(|event| event.name == "STOP" && event.happened <= resume.happened)
-            .unwrap_or_else(|| panic!("the guest ran twice: {events:?}, {resume:?}"));
+            .unwrap_or_else(|| {
+                never_retried("the guest ran twice");
+                panic!("the guest ran twice: {events:?}, {resume:?}")
+            });
         let [_, Some(there)] = &exits.json_reports else {
             panic!("the destination's JSON report is missing: {exits:?}");
         };

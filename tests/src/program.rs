@@ -1,11 +1,14 @@
 //! The program under test, as a process.
 
 use crate::{LONG, Terminal};
+use hikkoshi_lab::never_retried;
+use rustix::process::Signal;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -327,7 +330,7 @@ impl Program {
     ///
     /// # Panics
     /// When it has exited and was waited for.
-    pub fn signal(&self, signal: rustix::process::Signal) {
+    pub fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).unwrap();
         let pid = rustix::process::Pid::from_raw(pid).unwrap();
         rustix::process::kill_process(pid, signal).unwrap();
@@ -335,7 +338,7 @@ impl Program {
 
     /// Sends SIGINT, as Ctrl-C does.
     pub fn interrupt(&self) {
-        self.signal(rustix::process::Signal::INT);
+        self.signal(Signal::INT);
     }
 
     /// Kills the program with SIGKILL.
@@ -350,6 +353,12 @@ impl Program {
     /// When its status cannot be read.
     pub fn has_exited(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
+    }
+
+    fn note_crash(&self, status: ExitStatus) {
+        if let Some(crash) = crash(status, &self.stderr()) {
+            never_retried(format_args!("{} crashed: {crash}", self.name));
+        }
     }
 
     /// Waits for its exit.
@@ -376,6 +385,7 @@ impl Program {
             stream.unblock();
             stream.wait(LONG, |_, over| over.then_some(()));
         }
+        self.note_crash(status);
         Exit {
             code: status.code(),
             stdout: self.stdout.text(),
@@ -384,8 +394,23 @@ impl Program {
     }
 }
 
+/// How it crashed: by a signal that no test sends, or a thread has panicked.
+fn crash(status: ExitStatus, stderr: &str) -> Option<String> {
+    let sent = [Signal::KILL, Signal::TERM, Signal::INT, Signal::HUP].map(Signal::as_raw);
+    match status.signal() {
+        Some(signal) if !sent.contains(&signal) => Some(format!("signal {signal}")),
+        _ => stderr
+            .lines()
+            .find(|line| line.contains("panicked at"))
+            .map(str::to_owned),
+    }
+}
+
 impl Drop for Program {
     fn drop(&mut self) {
+        if let Ok(Some(status)) = self.child.try_wait() {
+            self.note_crash(status);
+        }
         self.kill();
         if std::thread::panicking() {
             crate::log(format!(
@@ -394,6 +419,35 @@ impl Drop for Program {
                 self.stdout.text(),
                 self.stderr.text()
             ));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crash_is_told_from_a_program_that_was_killed() {
+        let crash_of = |script: &str| {
+            let mut command = Command::new("/bin/sh");
+            command.args(["-c", script]);
+            let mut program = Program::start("a script", command);
+            let status = loop {
+                if let Some(status) = program.child.try_wait().unwrap() {
+                    break status;
+                }
+            };
+            crash(status, &program.wait().stderr)
+        };
+        assert_eq!(crash_of("kill -SEGV $$").unwrap(), "signal 11");
+        let panic = "thread 'main' panicked at src/main.rs:1:1:";
+        assert_eq!(
+            crash_of(&format!("echo \"{panic}\" >&2; exit 101")).unwrap(),
+            panic
+        );
+        for ordinary in ["exit 3", "kill -KILL $$", "kill -TERM $$"] {
+            assert_eq!(crash_of(ordinary), None, "{ordinary}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The guest's output, collected with its arrival times, on whichever machine the guest runs.
 
-use crate::{LabError, Report};
+use crate::{LabError, Report, never_retried};
 use std::io::{BufRead, BufReader, Read};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -139,6 +139,14 @@ impl Console {
                 report: Report::parse(&text),
                 text,
             };
+            let is_wrong = match &line.report {
+                Report::Bad(_) => true,
+                Report::Verdict(verdict) => !verdict.ok,
+                _ => false,
+            };
+            if is_wrong {
+                never_retried(format_args!("a wrong page: {vm}: {}", line.text));
+            }
             self.lock().push(line);
             self.0.arrived.notify_all();
         }

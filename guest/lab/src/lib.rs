@@ -69,6 +69,7 @@ pub mod libvirt;
 mod memory_limit;
 mod mount;
 pub mod net;
+mod never_retried;
 pub mod prometheus;
 mod qemu_migration;
 mod qmp;
@@ -103,6 +104,7 @@ pub use net::{
     DatagramClient, Datagrams, FileClients, Files, GuestNetwork, HostPair, Namespace, Pace,
     RateLimit,
 };
+pub use never_retried::never_retried;
 pub use qemu_migration::{QemuMigration, QemuMigrationMode, QemuMigrationReport};
 pub use qmp::{Event, Qmp};
 pub use ram::{Ram, RamBackend};

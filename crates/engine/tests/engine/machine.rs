@@ -223,9 +223,10 @@ impl Machine {
         for page in memory.layout().all() {
             ram.read(hikkoshi_pages::PageRange::one(page), &mut content)
                 .unwrap();
+            // CI runs no test again whose output says this (`.ci/retry.sh`).
             assert!(
                 content == self.expected(page.index()),
-                "{side:?}: {page:?} holds {}, expected {}",
+                "NEVER RETRIED: a wrong page: {side:?}: {page:?} holds {}, expected {}",
                 describe(&content),
                 describe(&self.expected(page.index()))
             );
@@ -236,7 +237,11 @@ impl Machine {
     /// Fails if a processor has ever read a page with wrong content.
     pub(crate) fn undamaged(&self) {
         let damage = self.0.damage.lock().unwrap();
-        assert!(damage.is_empty(), "{}", damage.join("\n"));
+        assert!(
+            damage.is_empty(),
+            "NEVER RETRIED: wrong pages: {}",
+            damage.join("\n")
+        );
     }
 }
 
