@@ -197,7 +197,7 @@ fn a_migration_is_shown_cancelled_and_switched() {
     }
     let details = run(&folder, &["status", &pid]).stdout;
     assert!(
-        details.contains("limits     bandwidth 1000000 bytes/s, downtime 1 ms"),
+        details.contains("limits     bandwidth 1.0 MiB/s, downtime 1 ms"),
         "{details}"
     );
     run(&folder, &["status", "nothing"]).assert(2, &["no migration of \"nothing\""]);
@@ -240,9 +240,7 @@ fn a_migration_is_shown_cancelled_and_switched() {
     let faster = run(&folder, &["set", "--bandwidth", "none"]);
     assert_eq!(faster.code, Some(0), "{faster:?}");
     assert!(
-        faster
-            .stdout
-            .ends_with(": bandwidth: 1000000 bytes/s -> none\n"),
+        faster.stdout.ends_with(": bandwidth: 1.0 MiB/s -> none\n"),
         "{faster:?}"
     );
     let (exits, finished) = migration.wait();
@@ -408,7 +406,7 @@ fn limits_are_changed_while_a_migration_runs() {
     assert!(
         changed
             .stdout
-            .contains("bandwidth: 2000000 bytes/s -> 16000000 bytes/s")
+            .contains("bandwidth: 1.9 MiB/s -> 15.3 MiB/s")
     );
     let mut fast = 0.0;
     eventually("a higher rate", || {

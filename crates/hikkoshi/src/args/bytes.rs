@@ -1,40 +1,60 @@
 //! Numbers of bytes on the command line.
 //!
-//! A number, which may have a fraction if it has a unit, and one of these units:
+//! A number, which may have a fraction, and one of these units:
 //!
 //! | unit | stands for |
 //! |---|---|
+//! | `B` | a byte |
 //! | `K` `M` `G` `T`, also `KB` … | 1000, 1000², … bytes |
 //! | `Ki` `Mi` `Gi` `Ti`, also `KiB` … | 1024, 1024², … bytes |
 //! | `bit`, `Kbit` …, `Kibit` … | an eighth of that |
 //!
-//! Case does not matter, with one exception: `B` is a byte, and `b` alone is refused because it is
-//! used for bits and for bytes. A rate may end in `/s`. Fractions of a byte are dropped.
+//! A number without a unit is refused: `virsh` counts MiB, QEMU bytes, others Mbit or KiB. Case
+//! does not matter, with one exception: `B` is a byte, and `b` alone is refused because it is used
+//! for bits and for bytes. A rate may end in `/s`. Fractions of a byte are dropped.
 //!
 //! This is not done by a crate: those that parse sizes do not know bits, and read `Mb` as
 //! megabytes.
 
 /// Parses a number of bytes, at least one.
 pub(super) fn parse(text: &str) -> Result<u64, String> {
-    read(text).map_err(|why| {
-        format!(
-            "'{text}' {why}; write a number of bytes, such as 50000000, 50M, 50MB, 1.5G, 48MiB or \
-             400Mbit"
-        )
+    let number = text.strip_suffix("/s").unwrap_or(text);
+    read(number).map_err(|why| match why {
+        NotBytes::NoUnit => format!(
+            "'{text}' has no unit; write {number}MiB or {number}MB (bytes), or {number}Mbit \
+             (bits), or with K, G or T"
+        ),
+        NotBytes::Other(why) => format!(
+            "'{text}' {why}; write a number with a unit, such as 50MB, 50MiB, 1.5G or 400Mbit"
+        ),
     })
 }
 
-fn read(text: &str) -> Result<u64, &'static str> {
-    let text = text.strip_suffix("/s").unwrap_or(text);
+/// Why a text is not a number of bytes.
+enum NotBytes {
+    /// It is a number above 0.
+    NoUnit,
+    /// It does this.
+    Other(&'static str),
+}
+
+impl From<&'static str> for NotBytes {
+    fn from(why: &'static str) -> Self {
+        Self::Other(why)
+    }
+}
+
+fn read(text: &str) -> Result<u64, NotBytes> {
+    if text.starts_with('-') {
+        return Err("is not a number of bytes".into());
+    }
     let end = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
         .unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let (factor, divisor) = factor(unit)?;
     let (whole, fraction) = match number.split_once('.') {
-        Some((_, fraction)) if fraction.is_empty() || unit.is_empty() => {
-            return Err("is not a number of bytes");
-        }
+        Some((_, "")) => return Err("is not a number of bytes".into()),
         Some(parts) => parts,
         None => (number, ""),
     };
@@ -53,9 +73,10 @@ fn read(text: &str) -> Result<u64, &'static str> {
         .checked_mul(factor)
         .ok_or("is too large")?;
     match u64::try_from(scaled / scale / divisor) {
-        Ok(0) => Err("is less than a byte"),
+        _ if unit.is_empty() && scaled > 0 => Err(NotBytes::NoUnit),
+        Ok(0) => Err("is less than a byte".into()),
         Ok(bytes) => Ok(bytes),
-        Err(_) => Err("is too large"),
+        Err(_) => Err("is too large".into()),
     }
 }
 
@@ -99,8 +120,8 @@ mod tests {
     #[test]
     fn units_have_their_usual_meaning() {
         for (text, bytes) in [
-            ("20", 20),
             ("20B", 20),
+            ("20B/s", 20),
             ("3k", 3_000),
             ("3K", 3_000),
             ("50M", 50_000_000),
@@ -132,8 +153,10 @@ mod tests {
             ("0", "less than a byte"),
             ("0.0001K", "less than a byte"),
             ("7bit", "less than a byte"),
-            ("-1", "unknown unit"),
-            ("1.5", "not a number"),
+            ("0/s", "less than a byte"),
+            ("-1", "not a number"),
+            ("-1M", "not a number"),
+            ("--plaintext", "not a number"),
             ("1.K", "not a number"),
             (".5K", "not a number"),
             ("1.2.3K", "not a number"),
@@ -154,6 +177,18 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_number_without_a_unit_is_refused_with_examples() {
+        assert_eq!(
+            parse("100").unwrap_err(),
+            "'100' has no unit; write 100MiB or 100MB (bytes), or 100Mbit (bits), or with K, G or T"
+        );
+        assert_eq!(
+            parse("1.5").unwrap_err(),
+            "'1.5' has no unit; write 1.5MiB or 1.5MB (bytes), or 1.5Mbit (bits), or with K, G or T"
+        );
+    }
+
     proptest! {
         #[test]
         fn nothing_panics(text in "\\PC{0,12}") {
@@ -164,7 +199,7 @@ mod tests {
         fn a_number_is_multiplied_by_its_unit(
             number in 1_u64..10_000_000,
             (unit, factor) in prop::sample::select(vec![
-                ("", 1), ("B", 1), ("k", 1000), ("MB", 1_000_000), ("Gi", 1 << 30),
+                ("B", 1), ("k", 1000), ("MB", 1_000_000), ("Gi", 1 << 30),
             ]),
         ) {
             let bytes = number.checked_mul(factor);

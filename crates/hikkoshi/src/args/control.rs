@@ -1,29 +1,11 @@
 //! `hikkoshi set`, `switch` and `cancel`: a migration that runs is changed.
 
-use std::str::FromStr;
-
 use clap::{ArgGroup, Args};
 
-use super::convergence::MAX_DOWNTIME_MS;
+use super::bandwidth::Bandwidth;
+use super::durations;
 use super::headings::MIGRATION;
-use super::{bytes, running::RunningMigration};
-
-/// A limit of background traffic, or none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct BandwidthLimit(pub Option<u64>);
-
-impl FromStr for BandwidthLimit {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "none" => Ok(Self(None)),
-            other => bytes::parse(other)
-                .map(|bytes| Self(Some(bytes)))
-                .map_err(|error| format!("{error}, or none")),
-        }
-    }
-}
+use super::running::RunningMigration;
 
 /// `hikkoshi set`.
 #[derive(Debug, Clone, Args)]
@@ -34,20 +16,27 @@ pub(crate) struct SetLimits {
     #[command(flatten)]
     pub migration: RunningMigration,
 
-    /// Limit for background traffic, such as 50M, 50MiB or 400Mbit a second; or none
+    /// Limit for background traffic, such as 50MB, 50MiB or 400Mbit a second; or none
     ///
     /// Used at once. Pages that the guest waits for are not limited. Units as for `hikkoshi
     /// migrate`.
-    #[arg(verbatim_doc_comment, long, value_name = "BYTES_PER_S", help_heading = MIGRATION)]
-    pub bandwidth: Option<BandwidthLimit>,
-
-    /// Longest pause of the guest in pre-copy, in milliseconds
-    ///
-    /// Used at the end of the present round. Only in the mode precopy, before the guest is paused.
     #[arg(verbatim_doc_comment,
         long,
-        value_name = "MS",
-        value_parser = clap::value_parser!(u64).range(1..=MAX_DOWNTIME_MS),
+        value_name = "RATE",
+        allow_hyphen_values = true,
+        help_heading = MIGRATION
+    )]
+    pub bandwidth: Option<Bandwidth>,
+
+    /// Longest pause of the guest in pre-copy, such as 300ms or 1.5s
+    ///
+    /// Used at the end of the present round. Only in the mode precopy, before the guest is paused.
+    /// Values as for `hikkoshi migrate`.
+    #[arg(verbatim_doc_comment,
+        long,
+        value_name = "TIME",
+        value_parser = durations::parse_max_downtime,
+        allow_hyphen_values = true,
         help_heading = MIGRATION
     )]
     pub max_downtime: Option<u64>,
@@ -88,14 +77,16 @@ mod tests {
             ("--bandwidth 400Mbit", Some(Some(50_000_000)), None),
             ("--bandwidth none", Some(None), None),
             ("--max-downtime 20", None, Some(20)),
+            ("--max-downtime 1.5s", None, Some(1500)),
+            ("--max-downtime none", None, Some(600_000)),
             (
-                "--max-downtime 20 --bandwidth 1 web",
+                "--max-downtime 20ms --bandwidth 1B web",
                 Some(Some(1)),
                 Some(20),
             ),
         ] {
             let set = set(words).unwrap();
-            let given = set.bandwidth.map(|limit| limit.0);
+            let given = set.bandwidth.map(|limit| limit.limit);
             assert_eq!(
                 (given, set.max_downtime),
                 (bandwidth, max_downtime),
@@ -110,8 +101,8 @@ mod tests {
             "--bandwidth -1",
             "--max-downtime 0",
             "--max-downtime 600001",
-            "--max-downtime none",
-            "web db --bandwidth 1",
+            "--bandwidth 50",
+            "web db --bandwidth 1M",
         ] {
             assert!(set(bad).is_err(), "{bad}");
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use hikkoshi_engine::{MAX_LINKS, SourceOptions};
 
+use super::durations;
 use super::headings::{MIGRATION, TUNING};
 
 /// The longest `--max-downtime`, in milliseconds.
@@ -13,11 +14,14 @@ pub(crate) const MAX_DOWNTIME_MS: u64 = 600_000;
 /// When pre-copy ends, and how many links there are; `None`: not given.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub(crate) struct ConvergenceOptions {
-    /// Longest pause of the guest in pre-copy, in milliseconds [default: 300]
-    #[arg(
+    /// Longest pause of the guest in pre-copy, such as 300ms or 1.5s [default: 300ms]
+    ///
+    /// A number without a unit is in milliseconds. The longest is 10m; none is the same.
+    #[arg(verbatim_doc_comment,
         long,
-        value_name = "MS",
-        value_parser = clap::value_parser!(u64).range(1..=MAX_DOWNTIME_MS),
+        value_name = "TIME",
+        value_parser = durations::parse_max_downtime,
+        allow_hyphen_values = true,
         help_heading = MIGRATION
     )]
     pub max_downtime: Option<u64>,
@@ -48,11 +52,11 @@ pub(crate) struct ConvergenceOptions {
     )]
     pub rounds: Option<u32>,
 
-    /// Number of rounds after which pre-copy counts as not converging [default: 30]
+    /// Rounds after which pre-copy counts as not converging, or none [default: 30]
     #[arg(
         long,
         value_name = "N",
-        value_parser = clap::value_parser!(u32).range(1..),
+        value_parser = parse_max_rounds,
         help_heading = TUNING
     )]
     pub max_rounds: Option<u32>,
@@ -84,6 +88,18 @@ impl ConvergenceOptions {
             links: self.links.unwrap_or(default.links),
             ..default
         }
+    }
+}
+
+/// Parses a number of rounds, or `none`: more than any pre-copy has.
+fn parse_max_rounds(text: &str) -> Result<u32, String> {
+    match text {
+        "none" => Ok(u32::MAX),
+        number => number
+            .parse()
+            .ok()
+            .filter(|&rounds| rounds > 0)
+            .ok_or_else(|| format!("'{text}' is not a number of rounds from 1 on, or none")),
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::domain::DomainArgs;
+use super::durations;
 use super::headings::{CONNECTION, MEASUREMENT, OUTPUT};
 
 #[derive(Debug, Clone, Args)]
@@ -27,9 +28,9 @@ pub(crate) struct DirtyRate {
     /// counts once.
     #[arg(verbatim_doc_comment,
         long,
-        value_name = "MS",
-        default_value = "100",
-        value_parser = clap::value_parser!(u32).range(1..=3_600_000),
+        value_name = "TIME",
+        default_value = "100ms",
+        value_parser = durations::parse_interval,
         help_heading = MEASUREMENT
     )]
     pub interval: u32,

@@ -1,6 +1,9 @@
 //! Durations on the command line.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
+
+use super::convergence::MAX_DOWNTIME_MS;
 
 /// Parses a number with the unit s, m or h; without a unit, seconds.
 pub(super) fn parse(text: &str) -> Result<Duration, String> {
@@ -31,6 +34,66 @@ pub(super) fn parse_stall(text: &str) -> Result<Duration, String> {
     Ok(time)
 }
 
+/// Parses the longest downtime: whole milliseconds, or `none`, the longest there is.
+pub(super) fn parse_max_downtime(text: &str) -> Result<u64, String> {
+    if text == "none" {
+        return Ok(MAX_DOWNTIME_MS);
+    }
+    let time = short(
+        text,
+        Duration::from_millis(1)..=Duration::from_millis(MAX_DOWNTIME_MS),
+    )
+    .ok_or_else(|| {
+        format!(
+            "'{text}' is not a time from 1ms to 10m; write a number with ms, s or m, such as \
+                 300ms or 1.5s (without a unit: ms), or none"
+        )
+    })?;
+    Ok(u64::try_from(time.as_millis()).unwrap_or(MAX_DOWNTIME_MS))
+}
+
+/// Parses the time between two measurements, in milliseconds.
+pub(super) fn parse_interval(text: &str) -> Result<u32, String> {
+    let time = short(text, Duration::from_millis(1)..=Duration::from_secs(3600));
+    time.and_then(|time| u32::try_from(time.as_millis()).ok())
+        .ok_or_else(|| {
+            format!(
+                "'{text}' is not a time from 1ms to 1h; write a number with ms, s or m, such as \
+                 100ms (without a unit: ms)"
+            )
+        })
+}
+
+/// Parses the time from a message to its answer.
+pub(super) fn parse_round_trip(text: &str) -> Result<Duration, String> {
+    short(text, Duration::ZERO..=Duration::from_secs(60)).ok_or_else(|| {
+        format!(
+            "'{text}' is not a time up to 60s; write a number with us, ms or s, such as 0.2ms \
+             (without a unit: ms)"
+        )
+    })
+}
+
+/// A short time: a number, which may have a fraction, with a unit; without a unit, milliseconds.
+fn short(text: &str, range: RangeInclusive<Duration>) -> Option<Duration> {
+    let end = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let seconds = match unit {
+        "us" => 1e-6,
+        "" | "ms" => 1e-3,
+        "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return None,
+    };
+    let number: f64 = number.parse().ok()?;
+    // Rounds to nanoseconds.
+    let time = Duration::try_from_secs_f64(number * seconds).ok()?;
+    range.contains(&time).then_some(time)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,5 +113,46 @@ mod tests {
             assert!(parse(bad).is_err(), "{bad}");
         }
         assert!(parse_stall("0").is_err() && parse_stall("61m").is_err());
+    }
+
+    #[test]
+    fn a_downtime_has_a_unit_or_is_in_milliseconds() {
+        for (text, ms) in [
+            ("300", 300),
+            ("300ms", 300),
+            ("0.3s", 300),
+            ("1.5s", 1500),
+            ("1", 1),
+            ("2m", 120_000),
+            ("10m", 600_000),
+            ("600000", 600_000),
+            ("none", 600_000),
+        ] {
+            assert_eq!(parse_max_downtime(text), Ok(ms), "{text}");
+        }
+        for bad in [
+            "", "ms", "0", "0.5ms", "-1", "600001", "11m", "soon", "300 ms", "1e3", "NaN", "inf",
+            "..", "1d",
+        ] {
+            assert_eq!(
+                parse_max_downtime(bad).unwrap_err(),
+                format!(
+                    "'{bad}' is not a time from 1ms to 10m; write a number with ms, s or m, such \
+                     as 300ms or 1.5s (without a unit: ms), or none"
+                )
+            );
+        }
+    }
+
+    #[test]
+    fn times_of_measurements_have_units() {
+        assert_eq!(parse_interval("100"), Ok(100));
+        assert_eq!(parse_interval("2s"), Ok(2000));
+        assert_eq!(parse_interval("1h"), Ok(3_600_000));
+        assert!(parse_interval("0").is_err() && parse_interval("3600001").is_err());
+        for (text, micros) in [("0.5", 500), ("200us", 200), ("0", 0), ("60s", 60_000_000)] {
+            assert_eq!(parse_round_trip(text), Ok(Duration::from_micros(micros)));
+        }
+        assert!(parse_round_trip("61s").is_err() && parse_round_trip("-1").is_err());
     }
 }

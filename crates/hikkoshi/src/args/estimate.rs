@@ -8,12 +8,13 @@ use hikkoshi_engine::SourceOptions;
 use hikkoshi_link::Address;
 
 use super::allow_device::AllowDevice;
+use super::bandwidth::Bandwidth;
 use super::convergence::ConvergenceOptions;
 use super::destination_address::DestinationAddress;
 use super::domain::DomainArgs;
 use super::headings::{CONNECTION, MEASUREMENT, MIGRATION, OUTPUT};
 use super::security::{InvitationArg, Security};
-use super::{bytes, dirty_rate};
+use super::{bytes, dirty_rate, durations};
 
 #[derive(Debug, Clone, Args)]
 #[command(group(
@@ -50,14 +51,14 @@ pub(crate) struct Estimate {
     /// The rate of the line, or the limit for `migrate`, such as 1Gbit or 100MiB a second
     ///
     /// Without a destination it is the rate of the line. With one it is the limit for background
-    /// traffic.
+    /// traffic, or none.
     #[arg(verbatim_doc_comment,
         long,
-        value_name = "BYTES_PER_S",
-        value_parser = bytes::parse,
+        value_name = "RATE",
+        allow_hyphen_values = true,
         help_heading = MIGRATION
     )]
-    pub bandwidth: Option<u64>,
+    pub bandwidth: Option<Bandwidth>,
 
     #[command(flatten)]
     pub convergence: ConvergenceOptions,
@@ -101,11 +102,11 @@ pub(crate) struct Estimate {
     )]
     pub probe_limit: u64,
 
-    /// Time from a message to its answer, if there is no destination
+    /// Time from a message to its answer, such as 0.2ms, if there is no destination
     #[arg(
         long,
-        value_name = "MS",
-        value_parser = round_trip,
+        value_name = "TIME",
+        value_parser = durations::parse_round_trip,
         conflicts_with_all = ["address", "to"],
         help_heading = MEASUREMENT
     )]
@@ -125,19 +126,10 @@ impl Estimate {
     /// The options of the migration.
     pub(crate) fn engine_options(&self) -> SourceOptions {
         SourceOptions {
-            bandwidth: self.bandwidth,
+            bandwidth: self.bandwidth.and_then(|given| given.limit),
             ..self.convergence.engine_options()
         }
     }
-}
-
-/// Parses a number of milliseconds, which may have a fraction.
-fn round_trip(text: &str) -> Result<Duration, String> {
-    let millis: Option<f64> = text.parse().ok();
-    millis
-        .filter(|millis| *millis >= 0.0 && *millis <= 60_000.0)
-        .map(|millis| Duration::from_secs_f64(millis / 1e3))
-        .ok_or_else(|| format!("'{text}' is not a number of milliseconds from 0 to 60000"))
 }
 
 #[cfg(test)]
@@ -164,6 +156,7 @@ mod tests {
             "--qmp /q --to -",
             "--qmp /q --bandwidth 1Gbit",
             "--domain d --bandwidth 1Gbit --round-trip 0.5",
+            "--domain d --bandwidth 1Gbit --round-trip 200us",
             "--qmp /q --to - --bandwidth 1G",
         ] {
             assert!(estimate(good).is_some(), "{good}");
@@ -176,6 +169,7 @@ mod tests {
             "--qmp /q --bandwidth 1Gbit --round-trip -1",
             "--qmp /q --bandwidth 1Gbit --round-trip NaN",
             "--qmp /q --bandwidth 1Gb",
+            "--qmp /q --bandwidth 1",
             "--qmp /q --bandwidth 0",
         ] {
             assert!(estimate(bad).is_none(), "{bad}");

@@ -7,6 +7,7 @@ use hikkoshi_engine::{Mode, ReadAhead, SourceOptions};
 use hikkoshi_link::Address;
 use hikkoshi_qemu::DiskSelection;
 
+use super::bandwidth::Bandwidth;
 use super::bench_options::BenchOptions;
 use super::convergence::ConvergenceOptions;
 use super::destination_address::DestinationAddress;
@@ -18,7 +19,7 @@ use super::mode::RequestedMode;
 use super::run_options::RunOptions;
 use super::security::InvitationArg;
 use super::ssh::SshArgs;
-use super::{bytes, mode, read_ahead};
+use super::{mode, read_ahead};
 
 #[derive(Debug, Clone, Args)]
 #[command(group(
@@ -90,18 +91,18 @@ pub(crate) struct MigrateOptions {
     #[command(flatten)]
     pub convergence: ConvergenceOptions,
 
-    /// Limit for background traffic, such as 50M, 50MiB or 400Mbit a second
+    /// Limit for background traffic, such as 50MB, 50MiB or 400Mbit a second [default: none]
     ///
     /// Pages that the guest waits for are not limited. Units: K, M, G, T or KB, MB, ... (powers of
-    /// 1000), Ki or KiB, ... (powers of 1024), Kbit, ... (bits). B is a byte; "50Mb" is refused
-    /// because it is ambiguous.
+    /// 1000), Ki or KiB, ... (powers of 1024), Kbit, ... (bits). B is a byte. "50" is refused
+    /// because other tools count it in different units, and "50Mb" because it is ambiguous.
     #[arg(verbatim_doc_comment,
         long,
-        value_name = "BYTES_PER_S",
-        value_parser = bytes::parse,
+        value_name = "RATE",
+        allow_hyphen_values = true,
         help_heading = MIGRATION
     )]
-    pub bandwidth: Option<u64>,
+    pub bandwidth: Option<Bandwidth>,
 
     /// Move the guest although the destination's vCPUs differ
     ///
@@ -198,7 +199,7 @@ impl Migrate {
         let chosen = options.convergence.engine_options();
         SourceOptions {
             mode: self.mode(),
-            bandwidth: options.bandwidth,
+            bandwidth: options.bandwidth(),
             allow_cpu_mismatch: options.allow_cpu_mismatch,
             drain: !bench.no_drain,
             log_ranges: bench.log_ranges,
@@ -219,6 +220,11 @@ impl Migrate {
 }
 
 impl MigrateOptions {
+    /// The limit of background traffic in bytes a second, if there is one.
+    pub(crate) fn bandwidth(&self) -> Option<u64> {
+        self.bandwidth?.limit
+    }
+
     /// Which disks are copied, if any are.
     pub(crate) fn copied_disks(&self) -> Option<DiskSelection> {
         Some(DiskSelection {
@@ -407,6 +413,7 @@ mod tests {
         assert_eq!(parse("").unwrap().log_ranges, None);
         assert_eq!(options.background_delay, Duration::from_millis(1500));
         assert_eq!(options.priority, Priority::OFF);
+        assert_eq!(parse("--max-rounds=none").unwrap().max_rounds, u32::MAX);
         let fixed = parse("--read-ahead=8").unwrap();
         assert_eq!(fixed.read_ahead, ReadAhead::Fixed(8));
         for bad in [
@@ -416,6 +423,7 @@ mod tests {
             "--read-ahead=-1",
             "--log-ranges=0",
             "--log-ranges=all",
+            "--max-rounds=0",
             "--max-downtime=0",
             "--max-downtime=600001",
         ] {
@@ -433,6 +441,8 @@ mod tests {
         let second = second.resumed(first.options, true);
         let options = second.engine_options();
         assert_eq!(options.bandwidth, Some(50_000_000));
+        let unlimited = migrate("--resume --bandwidth none").resumed(second.options.clone(), true);
+        assert_eq!(unlimited.engine_options().bandwidth, None);
         assert_eq!(options.links, 3);
         assert_eq!(options.mode, Mode::Postcopy);
         let auto = migrate("--resume=/j/s.json --mode auto").resumed(second.options.clone(), true);

@@ -7,6 +7,7 @@
 //! benchmarks and tests need are hidden.
 
 mod allow_device;
+mod bandwidth;
 mod bench_options;
 mod bytes;
 mod check;
@@ -47,6 +48,7 @@ use std::path::Path;
 use clap::{Parser, Subcommand};
 
 pub(crate) use allow_device::AllowDevice;
+pub(crate) use bandwidth::Bandwidth;
 pub(crate) use bench_options::BenchOptions;
 pub(crate) use check::Check;
 pub(crate) use control::{Cancel, SetLimits, Switch};

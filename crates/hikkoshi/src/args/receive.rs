@@ -236,22 +236,30 @@ pub(crate) struct ReceiveOptions {
     )]
     pub fault_threads: Option<u16>,
 
-    /// Rebuild transparent huge pages after the migration, at most at BYTES_PER_S
+    /// Rebuild transparent huge pages after the migration, at most at RATE
     ///
-    /// In bytes a second, with the units of --bandwidth; default 1G.
+    /// A second, with the units of --bandwidth; none: as fast as possible; default 1G.
     #[arg(verbatim_doc_comment,
         long,
-        value_name = "BYTES_PER_S",
+        value_name = "RATE",
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "1G",
-        value_parser = bytes::parse,
+        value_parser = parse_collapse,
         help_heading = TUNING
     )]
     pub collapse: Option<u64>,
 
     #[command(flatten)]
     pub latency: LatencyOptions,
+}
+
+/// Parses a rate, or `none`: no limit.
+fn parse_collapse(text: &str) -> Result<u64, String> {
+    match text {
+        "none" => Ok(u64::MAX),
+        rate => bytes::parse(rate).map_err(|error| format!("{error}; or none, for no limit")),
+    }
 }
 
 impl Receive {
@@ -328,6 +336,7 @@ mod tests {
         let rate = |more| options(more).collapse.map(NonZeroU64::get);
         assert_eq!(rate("--collapse"), Some(1_000_000_000));
         assert_eq!(rate("--collapse=5M"), Some(5_000_000));
+        assert_eq!(rate("--collapse=none"), Some(u64::MAX));
         let all = options("--fault-threads 3 --poll --no-priority");
         assert_eq!(all.fault_threads, NonZeroU16::new(3));
         assert!(all.poll && all.priority == Priority::OFF && all.collapse.is_none());

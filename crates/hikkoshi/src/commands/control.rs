@@ -26,7 +26,7 @@ const ANSWER: Duration = Duration::from_secs(20);
 /// `hikkoshi set`.
 pub(crate) fn set(args: &SetLimits) -> Result<ExitStatus, Exit> {
     let set = Set {
-        bandwidth: args.bandwidth.map(|limit| limit.0),
+        bandwidth: args.bandwidth.map(|limit| limit.limit),
         max_downtime_ms: args.max_downtime,
     };
     control(&args.migration, Command::Set(set))

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use hikkoshi_status::{Converges, Phase, State, TimeLeft, Unit};
 
-use crate::output::report::{mib, seconds};
+use crate::output::report::{mib, rate, seconds};
 use crate::output::stderr::ProgressBar;
 
 /// The smallest and the largest number of columns inside the bar.
@@ -157,14 +157,6 @@ pub(super) fn phase(state: &State) -> String {
         Phase::Postcopy => "post-copy".into(),
         Phase::Unknown => "a phase of a newer version".into(),
     }
-}
-
-/// Bytes per second.
-pub(super) fn rate(bytes_per_second: f64) -> String {
-    // A rate is positive, and `as` saturates.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    let rate = bytes_per_second as u64;
-    format!("{}/s", mib(rate))
 }
 
 /// What was sent, or has arrived.

@@ -7,6 +7,7 @@ use hikkoshi_control::{Change, Changed, Command, Outcome, RefusalReason, Set};
 use hikkoshi_engine::{ControlRefused, LimitChange, SourceControl};
 
 use crate::args::MAX_DOWNTIME_MS;
+use crate::output::report::limit;
 
 /// Does what a client asks for. `notice` is for the operator of the migration.
 pub(super) fn handle(command: Command, control: &SourceControl, notice: &dyn Fn(&str)) -> Outcome {
@@ -70,13 +71,9 @@ pub(crate) struct Shown<'a>(pub(crate) &'a Changed);
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bandwidth = |limit: Option<u64>| match limit {
-            Some(bytes) => format!("{bytes} bytes/s"),
-            None => "none".to_owned(),
-        };
         let mut parts = Vec::new();
         if let Some(Change { old, new }) = self.0.bandwidth {
-            let (old, new) = (bandwidth(old), bandwidth(new));
+            let (old, new) = (limit(old), limit(new));
             parts.push(format!("bandwidth: {old} -> {new}"));
         }
         if let Some(Change { old, new }) = self.0.max_downtime_ms {
@@ -155,7 +152,7 @@ mod tests {
         };
         assert_eq!(
             Shown(&changed).to_string(),
-            "bandwidth: none -> 5000 bytes/s, max-downtime: 300 ms -> 20 ms"
+            "bandwidth: none -> 0.0048 MiB/s, max-downtime: 300 ms -> 20 ms"
         );
     }
 }

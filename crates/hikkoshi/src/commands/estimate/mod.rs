@@ -10,12 +10,17 @@ use crate::commands::print_result::write_result;
 use crate::commands::signals;
 use crate::output::estimate::{EstimateReport, readable};
 use crate::output::exit::{Exit, ExitStatus};
+use crate::output::reason::Reason;
 use crate::output::streams;
 use crate::security;
 
 pub(crate) fn run(args: &Estimate) -> Result<ExitStatus, Exit> {
     // Before the dirty log is started, so that it is always closed.
     let cancel = signals::cancel_on_signals()?;
+    if args.to.is_none() && args.address.is_none() && args.engine_options().bandwidth.is_none() {
+        let what = "without a destination, --bandwidth is the rate of the line: none is not a rate";
+        return Err(Exit::new(ExitStatus::Usage, Reason::Usage, what));
+    }
     let remote = match (&args.to, &args.address) {
         (None, None) => None,
         (to, address) => Some(security::remote(

@@ -46,7 +46,7 @@ pub(super) fn choose(
         return Ok(None);
     }
     let mut options = args.engine_options();
-    options.bandwidth = args.options.bandwidth;
+    options.bandwidth = args.options.bandwidth();
     let request = Request {
         guest: CheckedGuestOf {
             domain: &args.domain,

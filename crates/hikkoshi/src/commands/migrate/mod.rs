@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Migrate) -> Result<ExitStatus, Exit> {
             side: Side::Source,
             guest: NamedGuest::source(args).map_or_else(String::new, |guest| guest.to_string()),
             max_downtime_ms: args.options.convergence.max_downtime,
-            bandwidth: args.options.bandwidth,
+            bandwidth: args.options.bandwidth(),
             working_set: None,
         },
     );

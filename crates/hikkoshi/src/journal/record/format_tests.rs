@@ -17,8 +17,8 @@ use serde_json::Value;
 
 use super::{READABLE, RecordError, VERSION};
 use crate::args::{
-    AllowDevice, BenchOptions, ConvergenceOptions, DomainOptions, JournaledOptions, LatencyOptions,
-    MigrateOptions, ReceiveOptions, RequestedMode, WhenStalled,
+    AllowDevice, Bandwidth, BenchOptions, ConvergenceOptions, DomainOptions, JournaledOptions,
+    LatencyOptions, MigrateOptions, ReceiveOptions, RequestedMode, WhenStalled,
 };
 use crate::journal::entry::{DestinationEntry, Entry, SourceEntry};
 
@@ -73,7 +73,9 @@ fn all_migrate_options() -> MigrateOptions {
             rounds: Some(2),
             max_rounds: Some(9),
         },
-        bandwidth: Some(50_000_000),
+        bandwidth: Some(Bandwidth {
+            limit: Some(50_000_000),
+        }),
         allow_cpu_mismatch: true,
         no_keep_frames: false,
         // This came later: see `v3-source-later`.

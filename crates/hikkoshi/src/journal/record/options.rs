@@ -10,8 +10,9 @@ use serde::{Deserialize, Serialize};
 use super::RecordError;
 use super::engine::ModeTag;
 use crate::args::{
-    AllowDevice, BenchOptions, ConvergenceOptions, DomainOptions, JournaledOptions, LatencyOptions,
-    MAX_DOWNTIME_MS, MAX_READ_AHEAD, MigrateOptions, ReceiveOptions, RequestedMode, WhenStalled,
+    AllowDevice, Bandwidth, BenchOptions, ConvergenceOptions, DomainOptions, JournaledOptions,
+    LatencyOptions, MAX_DOWNTIME_MS, MAX_READ_AHEAD, MigrateOptions, ReceiveOptions, RequestedMode,
+    WhenStalled,
 };
 
 /// [`MigrateOptions`].
@@ -95,7 +96,7 @@ impl From<&MigrateOptions> for MigrateOptionsRecord {
             shared: (&options.journaled).into(),
             mode: options.mode.and_then(RequestedMode::fixed).map(Into::into),
             max_downtime_ms: options.convergence.max_downtime,
-            bandwidth_bytes_per_s: options.bandwidth,
+            bandwidth_bytes_per_s: options.bandwidth(),
             when_stalled: options.convergence.when_stalled.map(Into::into),
             allow_cpu_mismatch: options.allow_cpu_mismatch,
             quit_source: options.quit_source,
@@ -125,7 +126,8 @@ impl TryFrom<MigrateOptionsRecord> for MigrateOptions {
         Ok(Self {
             journaled: record.shared.try_into()?,
             mode: record.mode.map(|mode| RequestedMode::Fixed(mode.into())),
-            bandwidth: within("bandwidth", record.bandwidth_bytes_per_s, 1..=u64::MAX)?,
+            bandwidth: within("bandwidth", record.bandwidth_bytes_per_s, 1..=u64::MAX)?
+                .map(|bytes| Bandwidth { limit: Some(bytes) }),
             convergence: ConvergenceOptions {
                 max_downtime: within("max-downtime", record.max_downtime_ms, 1..=MAX_DOWNTIME_MS)?,
                 when_stalled: record.when_stalled.map(Into::into),

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use hikkoshi_pages::PAGE_SIZE;
 
 use super::report::{CostReport, DirtyRateReport, RangeReport, RatesReport};
+use crate::output::report as unit;
 
 /// Hot ranges that are printed; the JSON has all.
 const HOT_SHOWN: usize = 8;
@@ -79,9 +80,9 @@ pub(crate) fn readable(report: &DirtyRateReport<'_>) -> String {
 fn rate(rates: &RatesReport) -> String {
     let (pages, bytes_) = (&rates.pages_per_second, &rates.bytes_per_second);
     format!(
-        "{} pages/s ({}/s) in the median interval, {} at most",
+        "{} pages/s ({}) in the median interval, {} at most",
         count(pages.median),
-        bytes(bytes_.median),
+        unit::rate(bytes_.median),
         count(pages.max)
     )
 }

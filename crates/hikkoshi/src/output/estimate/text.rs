@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::report::{EstimateReport, ModeReport, SpanReport};
+use crate::output::report::rate;
 
 /// Working sets that are printed, by their windows in milliseconds; the JSON has all.
 const SHOWN: [f64; 3] = [100.0, 1000.0, 10_000.0];
@@ -48,8 +49,8 @@ pub(crate) fn readable(report: &EstimateReport<'_>) -> String {
     };
     let _ = writeln!(
         text,
-        "line         {}/s, round trip {}; {how}",
-        span(line.bytes_per_second, bytes),
+        "line         {}, round trip {}; {how}",
+        span(line.bytes_per_second, rate),
         span(line.round_trip_ms, time)
     );
     text.push_str(

@@ -8,7 +8,7 @@ use hikkoshi_status::{DiskCopy, GuestAt, Phase, Progress, Side, State, TimeLeft,
 use super::report::expected_downtime_ms;
 use super::{Engine, Seen};
 use crate::output::progress_line;
-use crate::output::report::{mib, seconds};
+use crate::output::report::{limit, mib, rate, seconds};
 
 /// What is not known.
 const NOTHING: &str = "-";
@@ -56,7 +56,7 @@ fn row(seen: &Seen) -> [String; 12] {
         migration.mode.clone(),
         phase(seen),
         shown(state.and_then(done)),
-        shown(running.map(|state| progress_line::rate(state.bytes_per_second))),
+        shown(running.map(|state| rate(state.bytes_per_second))),
         shown(running.and_then(dirty)),
         shown(running.and_then(|state| Some(time(state.time_left?.likely_s)))),
         shown(state.and_then(|state| downtime(seen, state))),
@@ -130,17 +130,14 @@ fn state_lines(seen: &Seen, state: &State) -> Vec<(&'static str, String)> {
     };
     lines.extend(state.missing_pages.map(|pages| ("missing", missing(pages))));
     if seen.answers() {
-        lines.push(("rate", progress_line::rate(state.bytes_per_second)));
+        lines.push(("rate", rate(state.bytes_per_second)));
         lines.extend(dirty(state).map(|rate| ("dirty rate", rate)));
         lines.extend(state.time_left.map(|left| ("time left", range(&left))));
     }
     lines.extend(downtime(seen, state).map(|downtime| ("downtime", downtime)));
     lines.extend(faults(state).map(|faults| ("faults", faults)));
     if let Some(limits) = state.limits {
-        let bandwidth = match limits.bandwidth {
-            Some(bytes) => format!("bandwidth {bytes} bytes/s"),
-            None => "no limit of the bandwidth".to_owned(),
-        };
+        let bandwidth = format!("bandwidth {}", limit(limits.bandwidth));
         let downtime = limits.max_downtime_ms;
         let downtime = downtime.map_or_else(String::new, |ms| format!(", downtime {ms} ms"));
         lines.push(("limits", bandwidth + &downtime));
@@ -184,7 +181,7 @@ fn disk(disk: &DiskCopy) -> String {
 /// How fast the guest writes.
 fn dirty(state: &State) -> Option<String> {
     let pages = state.dirty_pages_per_second?;
-    (state.phase == Phase::Precopy).then(|| progress_line::rate(pages * 4096.0))
+    (state.phase == Phase::Precopy).then(|| rate(pages * 4096.0))
 }
 
 /// The downtime, or what it would be now.
@@ -360,7 +357,7 @@ pub(super) mod tests {
         let mut seen = running("hybrid");
         let text = details(&[&seen]);
         assert!(
-            text.contains("limits     bandwidth 5000 bytes/s\n"),
+            text.contains("limits     bandwidth 0.0048 MiB/s\n"),
             "{text}"
         );
         assert!(
