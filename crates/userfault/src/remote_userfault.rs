@@ -254,7 +254,8 @@ impl RemoteUserfault {
     }
 
     /// Closes the copy inside the process. It can be called again, after success (then it does
-    /// nothing) and after failure. Succeeds if the process has exited.
+    /// nothing) and after failure. Succeeds if the process has exited, or is exiting: no memory is
+    /// left then whose pages could be missing.
     ///
     /// Ranges stay registered while a reference to [`Self::userfault`] exists: unregister first, or
     /// drop the references.
@@ -266,7 +267,7 @@ impl RemoteUserfault {
         if self.closed.load(Ordering::Acquire) {
             return Ok(());
         }
-        if self.process.is_alive() && !self.is_still_ours() {
+        if !self.process.has_lost_memory() && !self.is_still_ours() {
             return Err(CloseRemoteError::NotOurs {
                 pid: self.process.pid(),
                 number: self.remote,
@@ -311,7 +312,7 @@ impl Drop for RemoteUserfault {
 }
 
 /// Closes descriptor `number` inside `process` if it is a userfaultfd. Succeeds if the process has
-/// exited or the descriptor is already closed.
+/// exited, or is exiting, or the descriptor is already closed.
 ///
 /// # Errors
 ///
@@ -321,7 +322,7 @@ pub fn close_remote(process: &Arc<Process>, number: i32) -> Result<(), CloseRemo
     match process.describe_descriptor(number) {
         Ok((link, _)) if is_userfault(&link) => {}
         Ok(_) => return Err(CloseRemoteError::NotOurs { pid, number }),
-        Err(_) if !process.is_alive() => return Ok(()),
+        Err(_) if process.has_lost_memory() => return Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(source) => {
             return Err(CloseRemoteError::Look {

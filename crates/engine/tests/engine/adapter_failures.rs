@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use hikkoshi_engine::report::GuestState;
 use hikkoshi_engine::{GuestError, Mode};
 use hikkoshi_handover::Outcome;
 use hikkoshi_handover::{DestinationStage, SourceStage};
 
 use crate::machine::Side;
+use crate::memory::{MIB, SMALL, layout};
 use crate::run::{Done, Setup};
 
 /// Runs a migration in which the `nth` call of the source's `name` fails.
@@ -228,10 +230,33 @@ fn a_failed_release_is_reported() {
     done.moved(true);
     for expected in [
         "the guest has moved, but: release does not work",
-        "the guest runs here, but: release does not work",
+        "the guest runs here, and all its pages have arrived, but: release does not work",
     ] {
         assert!(notices.contains(expected), "{notices}");
     }
+}
+
+/// A guest that has shut itself down does not run, whatever else is reported of it.
+#[test]
+fn a_failed_release_of_a_guest_that_has_shut_down_is_reported() {
+    let layout = layout(&[(MIB, SMALL)]);
+    let mut setup = Setup::with(Mode::Postcopy, &layout, &layout, false);
+    setup.options.background_delay = Duration::from_secs(3600);
+    setup.destination.shuts_down = true;
+    let ended = Arc::clone(&setup.destination.ended);
+    setup.destination.script.at("resume", move || {
+        ended.store(true, Ordering::Relaxed);
+        Ok(())
+    });
+    setup.destination.script.fail("release");
+    let done = setup.run();
+    let notices = done.notices.all();
+    for account in [done.source.unwrap(), done.destination.unwrap()] {
+        assert_eq!(account.guest_state, GuestState::ShutDown);
+    }
+    let expected = "the guest has shut itself down here, but: release does not work";
+    assert!(notices.contains(expected), "{notices}");
+    assert!(!notices.contains("runs here"), "{notices}");
 }
 
 #[test]

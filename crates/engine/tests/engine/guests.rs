@@ -298,6 +298,8 @@ pub(crate) struct TestDestination {
     pub never_ran: bool,
     /// Whether the process has exited.
     pub ended: Arc<AtomicBool>,
+    /// Whether it exits because the guest has shut itself down.
+    pub shuts_down: bool,
     /// Whether loading checks the pages that it reads.
     pub checks: bool,
     pub abandoned: bool,
@@ -321,6 +323,7 @@ impl TestDestination {
             looks: false,
             never_ran: false,
             ended: Arc::default(),
+            shuts_down: false,
             checks: true,
             abandoned: false,
             frames: None,
@@ -418,6 +421,10 @@ impl DestinationGuest for TestDestination {
 
     fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Relaxed)
+    }
+
+    fn has_shut_down(&mut self) -> bool {
+        self.shuts_down
     }
 
     fn never_ran(&self) -> bool {

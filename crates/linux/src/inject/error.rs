@@ -8,7 +8,7 @@ use thiserror::Error;
 /// Injecting a system call failed. The process is unchanged, unless it has exited.
 #[derive(Debug, Error)]
 pub enum InjectError {
-    /// The process does not exist.
+    /// The process does not exist, or is exiting.
     #[error("attaching to process {pid}: the process does not exist")]
     NoSuchProcess {
         /// Process ID.
@@ -56,15 +56,13 @@ pub enum InjectError {
     },
     /// No thread stopped in time.
     #[error(
-        "attaching to process {pid}: none of the {threads} threads tried stopped within {millis} \
-         ms each plus one second in total (blocked in the kernel by storage, NFS or a page \
-         fault); retry when the process makes progress"
+        "attaching to process {pid}: none of its threads stopped within {millis} ms each plus one \
+         second in total (blocked in the kernel by storage, NFS or a page fault); retry when the \
+         process makes progress"
     )]
     NoThreadStops {
         /// Process ID.
         pid: u32,
-        /// Number of threads tried.
-        threads: usize,
         /// Time limit per thread, in milliseconds.
         millis: u128,
     },

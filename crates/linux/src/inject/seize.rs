@@ -17,6 +17,9 @@ const STOP_TIMEOUT: Duration = Duration::from_millis(100);
 /// a thread may have to wait for a processor.
 const LATE_STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How often to look whether a process is exiting.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+
 /// Maximum number of threads to try: a process with so many threads that do not stop is stuck.
 const MAX_THREADS: usize = 32;
 
@@ -28,11 +31,12 @@ pub(super) struct Stopped {
     pub(super) _late: Vec<Tracee>,
 }
 
-/// Stops the main thread, or another thread if that fails.
+/// Stops the main thread, or another thread if that fails. A process that is exiting counts as one
+/// that does not exist: its threads do not stop any more.
 pub(super) fn stop_a_thread(process: &Process) -> Result<Stopped, InjectError> {
     let pid = process.pid();
     let gone = || InjectError::NoSuchProcess { pid };
-    if !process.is_alive() {
+    if process.has_lost_memory() {
         return Err(gone());
     }
     let threads = process.threads().map_err(|source| InjectError::Proc {
@@ -56,9 +60,11 @@ pub(super) fn stop_a_thread(process: &Process) -> Result<Stopped, InjectError> {
             Err(error) => refusal = refusal.or(Some(error)),
         }
     }
-    let threads = late.len();
     let deadline = Instant::now() + LATE_STOP_TIMEOUT;
     while !late.is_empty() && Instant::now() < deadline {
+        if process.has_lost_memory() {
+            return Err(gone());
+        }
         for tracee in std::mem::take(&mut late) {
             let deadline = Instant::now() + LATE_STOP_TIMEOUT / 100;
             match wait_for_stop(pid, tracee, deadline)? {
@@ -73,12 +79,18 @@ pub(super) fn stop_a_thread(process: &Process) -> Result<Stopped, InjectError> {
             }
         }
     }
-    if !process.is_alive() {
+    if process.has_lost_memory() {
         return Err(gone());
+    }
+    // Every thread that was tried has ended: the others end, too.
+    while refusal.is_none() && late.is_empty() && Instant::now() < deadline {
+        if process.has_lost_memory() {
+            return Err(gone());
+        }
+        std::thread::sleep(POLL_INTERVAL);
     }
     Err(refusal.unwrap_or(InjectError::NoThreadStops {
         pid,
-        threads,
         millis: STOP_TIMEOUT.as_millis(),
     }))
 }

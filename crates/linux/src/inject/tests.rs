@@ -2,6 +2,7 @@
 
 use std::io::{PipeWriter, Write, pipe};
 use std::os::fd::AsRawFd;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::*;
-use crate::target::Target;
+use crate::target::{Target, eventually};
 
 /// A process that counts, and detects changes of its registers and its stack.
 fn counter() -> (Target, Arc<Process>) {
@@ -127,6 +128,52 @@ fn death_while_its_memory_is_used() {
         matches!(result, Err(InjectError::Died { .. })),
         "{result:?}"
     );
+}
+
+/// The first process of a PID namespace does not end before all others in it have been waited for:
+/// it has neither memory nor files then, as every process has for a short time at its end.
+#[test]
+fn a_process_that_is_exiting_counts_as_gone() {
+    let mut namespace = Command::new("unshare")
+        .args(["--pid", "--fork", "sleep", "1000"])
+        .spawn()
+        .unwrap();
+    let first = child_of(namespace.id());
+    let mut other = Command::new("nsenter")
+        .args(["--target", &first.to_string(), "--pid", "sleep", "1000"])
+        .spawn()
+        .unwrap();
+    child_of(other.id());
+    let waits = rustix::process::Pid::from_child(&other);
+    rustix::process::kill_process(waits, rustix::process::Signal::STOP).unwrap();
+    let process = Arc::new(Process::open(first).unwrap());
+    assert!(!process.has_lost_memory());
+    kill(first);
+    eventually("the process to exit", || process.has_lost_memory());
+    assert!(process.is_alive());
+    let result = inject(&process, getppid, drop);
+    let exiting = process.is_alive();
+    rustix::process::kill_process(waits, rustix::process::Signal::CONT).unwrap();
+    other.wait().unwrap();
+    namespace.wait().unwrap();
+    assert!(exiting, "it was to be waited for");
+    assert!(
+        matches!(result, Err(InjectError::NoSuchProcess { pid }) if pid == first),
+        "{result:?}"
+    );
+}
+
+/// The first child of a process that will have one.
+fn child_of(pid: u32) -> u32 {
+    let mut found = None;
+    eventually("its child", || {
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        found = children
+            .ok()
+            .and_then(|all| all.split_whitespace().next()?.parse().ok());
+        found.is_some()
+    });
+    found.unwrap()
 }
 
 #[test]

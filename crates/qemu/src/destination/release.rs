@@ -33,7 +33,7 @@ impl QemuDestination {
             }
         }
         // Before the socket is closed: QEMU may end then.
-        if self.process.is_alive()
+        if !self.has_ended()
             && let Err(error) = self.end_server()
         {
             match error {
@@ -53,7 +53,7 @@ impl QemuDestination {
             }
             piped.remove();
         }
-        if self.settings != Settings::default() && self.process.is_alive() {
+        if self.settings != Settings::default() && !self.has_ended() {
             match self.restore_settings() {
                 // A QEMU that has exited needs no restoring.
                 Ok(()) => self.settings = Settings::default(),

@@ -248,7 +248,7 @@ fn no_thread_that_stops_is_an_error() {
     assert!(
         matches!(
             &error,
-            RemoteUserfaultError::Inject(InjectError::NoThreadStops { threads: 1, .. })
+            RemoteUserfaultError::Inject(InjectError::NoThreadStops { .. })
         ),
         "{error}"
     );

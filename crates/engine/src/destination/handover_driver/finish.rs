@@ -48,11 +48,7 @@ impl HandoverDriver<'_> {
     ) -> Result<HandoverResult, ReceiveError> {
         match self.machine.stage() {
             DestinationStage::Complete => {
-                let state = if self.guest.shut_down {
-                    "the guest has shut itself down here"
-                } else {
-                    "the guest runs here and all its pages have arrived"
-                };
+                let state = self.complete_guest();
                 self.watch.observer.notice(&format!(
                     "{state}, but the source could not be notified: do not resume the guest there"
                 ));
@@ -122,7 +118,7 @@ impl HandoverDriver<'_> {
         if let Err(error) = released {
             let error = Report::new(&error);
             let notice = match self.machine.stage() {
-                DestinationStage::Complete => format!("the guest runs here, but: {error}"),
+                DestinationStage::Complete => format!("{}, but: {error}", self.complete_guest()),
                 _ => error.to_string(),
             };
             self.watch.observer.notice(&notice);

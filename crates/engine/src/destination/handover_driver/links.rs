@@ -83,10 +83,7 @@ impl HandoverDriver<'_> {
         if !wait.is_zero() {
             let guest = match stage {
                 DestinationStage::Running => "the guest keeps running here with the pages it has",
-                DestinationStage::Complete if self.guest.shut_down => {
-                    "the guest has shut itself down here"
-                }
-                DestinationStage::Complete => "the guest runs here, and all its pages have arrived",
+                DestinationStage::Complete => self.complete_guest(),
                 DestinationStage::Declined => {
                     "the guest was not run here, and the source may not know that yet"
                 }

@@ -42,6 +42,9 @@ use crate::network_frames::FramesAccount;
 use crate::report::RequestStatistics;
 use crate::retry::RetryBudget;
 
+/// What is reported of a guest that has ended its machine.
+const SHUT_DOWN: &str = "the guest has shut itself down here";
+
 /// Performs the actions of the handover machine, for a guest from *ready* on.
 pub(crate) struct HandoverDriver<'a> {
     pub(crate) watch: &'a ReceiveControl,
@@ -249,12 +252,21 @@ impl<'a> HandoverDriver<'a> {
             && guest.has_shut_down()
         {
             self.guest.shut_down = true;
-            self.watch
-                .observer
-                .notice("the guest has shut itself down here");
+            self.watch.observer.notice(SHUT_DOWN);
             return (DestinationEvent::ShutDown, None);
         }
         (event, cause)
+    }
+
+    /// A guest of which nothing is missing, for people.
+    fn complete_guest(&self) -> &'static str {
+        if self.guest.shut_down {
+            SHUT_DOWN
+        } else if self.machine.record().running {
+            "the guest runs here, and all its pages have arrived"
+        } else {
+            "the guest is here, paused as it was, and all its pages have arrived"
+        }
     }
 
     /// Performs an action that concerns the source, not the guest.

@@ -246,7 +246,7 @@ impl PipedStream {
 
     /// Closes QEMU's own descriptor of the pipe, and removes the pipe.
     pub(super) fn remove(&mut self) {
-        if self.process.is_alive() {
+        if !self.process.has_lost_memory() {
             hold::close(&self.process, &self.pipe);
         }
         self.pipe.remove();
