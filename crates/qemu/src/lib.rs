@@ -118,7 +118,7 @@ pub use attach::Overcommit;
 pub use attach::exclusive_access::ExclusiveAccessError;
 pub use attach::preflight::jobs::Job;
 pub use attach::preflight::{AllowedTypes, Excludes, Refusal};
-pub use attach::probe::{GuestState, QmpListener};
+pub use attach::probe::{GuestState, LastMigration, QmpListener};
 pub use attach::process::ProcessError;
 pub use attach::processors::asynchronous_faults::AsynchronousFaultSupport;
 pub use attach::ram::RamError;

@@ -115,6 +115,40 @@ fn destination_engine_killed() {
     inject_at_each(InjectedFault::DestinationKilled, Transport::Tcp, steps);
 }
 
+/// Both engines are killed in pre-copy: neither side reports that the guest was handed over, and the
+/// destination's QEMU, into which a part of it was written, cannot be used again.
+#[test]
+fn both_engines_killed_in_precopy() {
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
+    let breakpoint = Breakpoint::after(Pages).nth(40);
+    let mut migration = guest.start_migration(&MigrationPlan::new("hybrid").hold_at(breakpoint));
+    migration.wait_held();
+    migration.migrate.kill();
+    migration.receive.kill();
+    migration.relay().cut();
+    migration.start_receive_resume(&[]);
+    let resumed = migration.receive.wait();
+    resumed.assert(
+        1,
+        &[
+            "there is no journal of an unfinished migration (destination)",
+            "no guest was handed over to this QEMU: a part of one was written to its memory, \
+             and it has never run here. Restart this QEMU before the next try",
+        ],
+    );
+    eventually("the guard to restore the guest", || {
+        let journals = migration.journals();
+        journals.is_empty().then_some(()).ok_or(journals.join(", "))
+    });
+    migration.resume_migrate(&[]);
+    let resumed = migration.migrate.wait();
+    resumed.assert(1, &["the guest runs here: there is nothing to resume"]);
+    migration.destination.kill();
+    guest.assert_healthy();
+    guest.migrate(&MigrationPlan::new("hybrid"));
+}
+
 /// Kills the destination's QEMU at each breakpoint; the engines must detect it.
 #[test]
 fn destination_qemu_killed() {

@@ -1,7 +1,7 @@
 //! `--resume` without a journal: QEMU is asked who has the guest.
 
 use error_reporter::Report;
-use hikkoshi_qemu::GuestState;
+use hikkoshi_qemu::{GuestState, LastMigration};
 
 use crate::args::DomainOptions;
 use crate::commands::monitor::NamedGuest;
@@ -67,16 +67,41 @@ fn at_source(guest: &GuestState) -> (ExitStatus, Holder, String) {
 /// Who has the guest of a destination without a journal.
 fn at_destination(guest: &GuestState) -> (ExitStatus, Holder, String) {
     let state = &guest.state;
-    if guest.misses_pages {
-        let next = "the guest was handed over to this QEMU, and some of its pages are missing. \
-                    The journal is in another folder: name it with --journal";
-        return (ExitStatus::Unfinished, Holder::Destination, next.to_owned());
-    }
+    let named = "The journal is in another folder: name it with --journal";
     match state.as_str() {
+        // QEMU leaves this state when it has loaded a guest. Memory that was only written to, and
+        // what answers faults later, do not change it.
+        "inmigrate" if guest.migration == LastMigration::InProgress => (
+            ExitStatus::Unfinished,
+            Holder::Undecided,
+            "a guest is being loaded into this QEMU, and has not run here. The program that sends it \
+             decides where it runs"
+                .to_owned(),
+        ),
+        "inmigrate" if guest.has_userfault || guest.migration == LastMigration::Over => (
+            ExitStatus::AtSource,
+            Holder::Source,
+            "no guest was handed over to this QEMU: a part of one was written to its memory, and \
+             it has never run here. Restart this QEMU before the next try"
+                .to_owned(),
+        ),
         "inmigrate" => (
             ExitStatus::AtSource,
             Holder::Source,
             "this QEMU waits for a guest: none was handed over to it".to_owned(),
+        ),
+        _ if guest.has_userfault && guest.running => (
+            ExitStatus::Unfinished,
+            Holder::Destination,
+            format!("the guest runs here, and some of its pages may be missing. {named}"),
+        ),
+        _ if guest.has_userfault => (
+            ExitStatus::Unfinished,
+            Holder::Undecided,
+            format!(
+                "a guest was loaded here, and some of its pages may be missing: it may have been \
+                 handed over to this QEMU. {named}"
+            ),
         ),
         _ if guest.running => (
             ExitStatus::Moved,
@@ -92,5 +117,62 @@ fn at_destination(guest: &GuestState) -> (ExitStatus, Holder, String) {
                  --resume' at the source shows which"
             ),
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn destination(state: &str, has_userfault: bool, migration: LastMigration) -> GuestState {
+        GuestState {
+            state: state.to_owned(),
+            running: state == "running",
+            has_userfault,
+            migration,
+        }
+    }
+
+    /// Memory is written, and a userfaultfd created, long before a guest is loaded.
+    #[test]
+    fn a_qemu_that_was_only_written_to_has_no_guest() {
+        use LastMigration::{InProgress, None, Over};
+        for (has_userfault, migration, text) in [
+            (
+                false,
+                None,
+                "this QEMU waits for a guest: none was handed over",
+            ),
+            (true, None, "no guest was handed over to this QEMU"),
+            (true, Over, "Restart this QEMU before the next try"),
+            (false, Over, "Restart this QEMU before the next try"),
+        ] {
+            let (status, holder, next) =
+                at_destination(&destination("inmigrate", has_userfault, migration));
+            assert_eq!(status, ExitStatus::AtSource, "{next}");
+            assert_eq!(holder, Holder::Source, "{next}");
+            assert!(next.contains(text), "{next}");
+        }
+        let loading = at_destination(&destination("inmigrate", true, InProgress));
+        assert_eq!(
+            (loading.0, loading.1),
+            (ExitStatus::Unfinished, Holder::Undecided)
+        );
+    }
+
+    #[test]
+    fn a_qemu_that_has_loaded_a_guest_may_have_it() {
+        let runs = at_destination(&destination("running", true, LastMigration::Over));
+        assert_eq!(
+            (runs.0, runs.1),
+            (ExitStatus::Unfinished, Holder::Destination)
+        );
+        let paused = at_destination(&destination("paused", true, LastMigration::Over));
+        assert_eq!(
+            (paused.0, paused.1),
+            (ExitStatus::Unfinished, Holder::Undecided)
+        );
+        let whole = at_destination(&destination("running", false, LastMigration::Over));
+        assert_eq!((whole.0, whole.1), (ExitStatus::Moved, Holder::Destination));
     }
 }

@@ -9,7 +9,7 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
 use crate::attach::preflight::pause_mark;
 use crate::attach::process;
-use crate::qmp::migration_status;
+use crate::qmp::migration_status::{self, MigrationStatus};
 use crate::qmp::{Monitor, connect};
 
 /// The timeout of an answer. A QEMU that waits for a page does not answer.
@@ -61,8 +61,22 @@ pub struct GuestState {
     pub state: String,
     /// Whether its virtual processors run.
     pub running: bool,
-    /// Whether QEMU's process has a userfaultfd for missing pages.
-    pub misses_pages: bool,
+    /// Whether QEMU's process has a userfaultfd for missing pages. One that has loaded no guest has
+    /// it for pages that will be missing.
+    pub has_userfault: bool,
+    /// What QEMU reports of its last migration, or of an incoming guest.
+    pub migration: LastMigration,
+}
+
+/// The last migration of a QEMU, out of it or into it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LastMigration {
+    /// There was none.
+    None,
+    /// It is in progress.
+    InProgress,
+    /// It has ended, with or without success.
+    Over,
 }
 
 impl GuestState {
@@ -77,14 +91,20 @@ impl GuestState {
         let state = migration_status::run_state(&mut client).map_err(|error| text(&error))?;
         let running = state.running;
         let state = pause_mark::describe(&mut client, state).map_err(|error| text(&error))?;
+        let migration = migration_status::query(&mut client).map_err(|error| text(&error))?;
         let process = process::find(&client).map_err(|error| text(&error))?;
         let left = process::userfaults(&process).map_err(|error| text(&error))?;
         Ok(Self {
             state,
             running,
-            misses_pages: left
+            has_userfault: left
                 .iter()
                 .any(|stale| !crate::attach::stale_userfaultfds::is_dirty_log(stale)),
+            migration: match migration.status {
+                MigrationStatus::None => LastMigration::None,
+                status if status.is_over() => LastMigration::Over,
+                _ => LastMigration::InProgress,
+            },
         })
     }
 }
