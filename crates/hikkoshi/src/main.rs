@@ -28,9 +28,8 @@ mod output;
 mod security;
 mod status;
 
+use args::Command;
 use args::requested_output::RequestedOutput;
-use args::{Args, Command};
-use clap::Parser;
 use commands::resume_command::before_search;
 use commands::{
     check, control, dashboard, demo, dirty_rate, estimate, generate, guard, invite, migrate,
@@ -41,7 +40,7 @@ use output::reason::Reason;
 use output::{log, report, stderr, streams};
 
 fn main() -> std::process::ExitCode {
-    let args = match Args::try_parse() {
+    let args = match args::parse(std::env::args_os()) {
         Ok(args) => args,
         Err(error) => return invalid_command_line(&error).into(),
     };

@@ -7,6 +7,8 @@ use clap::error::ErrorKind;
 use hikkoshi_link::Address;
 use hikkoshi_link::tls::Invitation;
 
+use super::habits;
+
 /// Parses an address. An invitation in its place is refused without repeating its secret, and is
 /// not looked up as a host name.
 #[derive(Debug, Clone, Copy)]
@@ -25,7 +27,10 @@ impl TypedValueParser for DestinationAddress {
             let what = "this is an invitation, not an address: give it with --to\n";
             return Err(clap::Error::raw(ErrorKind::ValueValidation, what).with_cmd(command));
         }
-        let address = |text: &str| text.parse::<Address>();
+        let address = |text: &str| match habits::address(text) {
+            Some(what) => Err(format!("'{text}' {what}")),
+            None => text.parse::<Address>().map_err(|error| error.to_string()),
+        };
         address.parse_ref(command, arg, value)
     }
 }

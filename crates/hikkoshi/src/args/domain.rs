@@ -23,6 +23,7 @@ pub(crate) struct DomainArgs {
         long,
         value_name = "URI",
         requires = "domain",
+        conflicts_with = "qmp",
         default_value = DEFAULT_URI,
         help_heading = CONNECTION
     )]
@@ -36,15 +37,20 @@ pub(crate) struct DomainOptions {
     ///
     /// When the guest is at the destination, with what libvirt keeps of it at the source. The file
     /// of the firmware's variables stays: the destination may use the same.
-    #[arg(verbatim_doc_comment, long, requires = "domain", help_heading = MIGRATION)]
+    #[arg(verbatim_doc_comment,
+        long,
+        requires = "domain",
+        conflicts_with = "qmp",
+        help_heading = MIGRATION
+    )]
     pub undefine_source: bool,
 
     /// Make the domain persistent at the destination
-    #[arg(long, requires = "domain", help_heading = MIGRATION)]
+    #[arg(long, requires = "domain", conflicts_with = "qmp", help_heading = MIGRATION)]
     pub persistent: bool,
 
     /// Start the domain at the destination when that host boots
-    #[arg(long, requires = "persistent", help_heading = MIGRATION)]
+    #[arg(long, requires = "persistent", conflicts_with = "qmp", help_heading = MIGRATION)]
     pub autostart: bool,
 }
 

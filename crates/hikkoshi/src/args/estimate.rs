@@ -36,7 +36,7 @@ pub(crate) struct Estimate {
     #[arg(verbatim_doc_comment,
         long,
         value_name = "INVITATION",
-        conflicts_with_all = ["address", "plaintext", "tls_ca"],
+        conflicts_with_all = ["address", "plaintext", "tls_ca", "tls_cert", "tls_key"],
         help_heading = CONNECTION
     )]
     pub to: Option<InvitationArg>,

@@ -43,7 +43,7 @@ pub(crate) struct Migrate {
     #[arg(verbatim_doc_comment,
         long,
         value_name = "INVITATION",
-        conflicts_with_all = ["address", "plaintext", "tls_ca", "resume"],
+        conflicts_with_all = ["address", "plaintext", "tls_ca", "tls_cert", "tls_key", "resume"],
         help_heading = CONNECTION
     )]
     pub to: Option<InvitationArg>,
@@ -57,7 +57,7 @@ pub(crate) struct Migrate {
         value_name = "NAME",
         value_parser = super::guest_name::parse,
         requires_all = ["address", "tls_ca"],
-        conflicts_with = "resume",
+        conflicts_with_all = ["resume", "to", "ssh"],
         help_heading = CONNECTION
     )]
     pub name: Option<String>,
@@ -309,7 +309,32 @@ mod tests {
         assert!(!parses(&format!("--resume --name web {certificates}")));
         assert!(!parses(&format!("h:1 --name ../web {certificates}")));
         assert!(!parses(&format!("h:1 --plaintext {certificates}")));
+        for bad in ["h:1 --plaintext --tls-key k", "--to - --tls-cert c"] {
+            assert!(!parses(bad), "{bad}");
+        }
         assert!(!parses(&format!("--to - {certificates}")));
+    }
+
+    /// An option that needs another one is refused with what excludes that.
+    #[test]
+    fn options_of_domains_are_refused_without_one() {
+        for option in [
+            "--persistent",
+            "--persistent --autostart",
+            "--undefine-source",
+            "--connect qemu:///system",
+            "--ssh h --remote-connect u --remote-qmp /r",
+            "--ssh h --remote-name n --remote-qmp /r",
+        ] {
+            let address = if option.starts_with("--ssh") {
+                ""
+            } else {
+                "h:1"
+            };
+            let refused = try_migrate(&format!("--qmp /q {address} {option}"));
+            assert!(refused.is_err(), "{option}");
+        }
+        assert!(try_migrate("--domain d h:1 --persistent --autostart --connect u").is_ok());
     }
 
     #[test]

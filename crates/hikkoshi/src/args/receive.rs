@@ -55,11 +55,10 @@ const OF_ONE_GUEST: [&str; 25] = [
         .args(["qmp", "connect", "template", "daemon", "resume"])
         .required(true).multiple(true)
 ), group(
-    ArgGroup::new("where")
-        .args(["listen", "resume", "ssh_session", "daemon"])
-        .required(true).multiple(true)
-), group(
     ArgGroup::new("machine_of_template").args(["template", "resume"]).multiple(true)
+), group(
+    // The manual pages have the group, without its hidden option.
+    ArgGroup::new("in_session").args(["ssh_session"])
 ))]
 pub(crate) struct Receive {
     /// Address to listen on: HOST:PORT or unix:PATH
@@ -69,6 +68,7 @@ pub(crate) struct Receive {
     #[arg(verbatim_doc_comment,
         long,
         value_name = "ADDR",
+        required_unless_present_any = ["resume", "in_session", "daemon"],
         help_heading = CONNECTION
     )]
     pub listen: Option<Address>,

@@ -28,11 +28,23 @@ pub(crate) struct Security {
     pub tls_ca: Option<PathBuf>,
 
     /// This side's certificate, with intermediate certificates if any (PEM)
-    #[arg(long, value_name = "FILE", requires = "tls_ca", help_heading = SECURITY)]
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "tls_ca",
+        conflicts_with = "plaintext",
+        help_heading = SECURITY
+    )]
     pub tls_cert: Option<PathBuf>,
 
     /// This side's private key (PEM)
-    #[arg(long, value_name = "FILE", requires = "tls_ca", help_heading = SECURITY)]
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "tls_ca",
+        conflicts_with = "plaintext",
+        help_heading = SECURITY
+    )]
     pub tls_key: Option<PathBuf>,
 }
 

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use clap::Args;
 use hikkoshi_link::Address;
 
+use super::habits;
 use super::headings::SSH;
 
 #[derive(Debug, Clone, Default, Args)]
@@ -55,6 +56,7 @@ pub(crate) struct SshArgs {
         long,
         value_name = "NAME",
         requires = "remote_template",
+        conflicts_with_all = ["remote_qmp", "remote_connect", "domain"],
         value_parser = super::guest_name::parse,
         help_heading = SSH
     )]
@@ -71,7 +73,13 @@ pub(crate) struct SshArgs {
     pub remote_qmp: Option<PathBuf>,
 
     /// The libvirt daemon on HOST that gets the domain [default: qemu:///system]
-    #[arg(long, value_name = "URI", requires_all = ["ssh", "domain"], help_heading = SSH)]
+    #[arg(
+        long,
+        value_name = "URI",
+        requires_all = ["ssh", "domain"],
+        conflicts_with = "qmp",
+        help_heading = SSH
+    )]
     pub remote_connect: Option<String>,
 
     /// Address to listen on at HOST
@@ -104,6 +112,10 @@ fn parse_host(text: &str) -> Result<String, String> {
     match text {
         "" => Err("the host is missing".to_owned()),
         _ if text.starts_with('-') => Err("a host does not begin with '-'".to_owned()),
+        _ if text.contains("://") => {
+            let what = habits::address(text).unwrap_or_default();
+            Err(format!("'{text}' {what}"))
+        }
         _ => Ok(text.to_owned()),
     }
 }

@@ -1,0 +1,222 @@
+//! What other tools call things, and what is called so here: `virsh migrate`, `qm migrate`, and
+//! `nova live-migration` or `openstack server migrate`.
+
+/// Disks.
+const COPY_DISKS: &str = "disks are copied with --copy-disks, or some with --copy-disks=DISKS";
+
+/// How long a migration takes.
+const TIMEOUT: &str = "a migration has no time limit: --when-stalled says what happens if \
+                       pre-copy does not converge, 'hikkoshi switch' ends pre-copy, 'hikkoshi \
+                       cancel' the migration";
+
+/// Less to send, or a slower guest.
+const CONVERGE: &str = "the guest is not slowed down, and pages are not compressed: --when-stalled \
+                        switch or --mode hybrid end a pre-copy that does not converge";
+
+/// Checks that are switched off.
+const FORCE: &str = "no option allows everything: a refusal names the option that allows what it \
+                     refuses";
+
+/// How the sides reach each other.
+const CONNECTION: &str = "the source connects to the destination: give the address that 'hikkoshi \
+                          receive' listens on, its invitation (--to), or --ssh HOST";
+
+/// Encryption.
+const ENCRYPTION: &str = "links are encrypted by an invitation (--to, --ssh) or by certificates \
+                          (--tls-ca)";
+
+/// Options of others, without `--`.
+const OPTIONS: &[(&[&str], &str)] = &[
+    (
+        &["live", "online", "live-migration"],
+        "the guest runs while it is moved, in each --mode",
+    ),
+    (
+        &[
+            "copy-storage-all",
+            "copy-storage-inc",
+            "migrate-disks",
+            "with-local-disks",
+            "block-migrate",
+            "block-migration",
+        ],
+        COPY_DISKS,
+    ),
+    (
+        &["shared-migration"],
+        "disks that both hosts use are not copied unless --copy-disks is given",
+    ),
+    (&["timeout", "timeout-suspend", "timeout-postcopy"], TIMEOUT),
+    (
+        &[
+            "auto-converge",
+            "auto-converge-initial",
+            "auto-converge-increment",
+            "compressed",
+            "comp-methods",
+        ],
+        CONVERGE,
+    ),
+    (&["unsafe", "force", "disk-over-commit"], FORCE),
+    (
+        &["persistent", "persistent-xml"],
+        "a domain is made persistent at the destination by 'hikkoshi migrate --domain NAME \
+         --persistent'",
+    ),
+    (
+        &["undefinesource"],
+        "this removes the domain's configuration at the source: --undefine-source, with --domain",
+    ),
+    (
+        &[
+            "p2p",
+            "direct",
+            "desturi",
+            "migrateuri",
+            "listen-address",
+            "host",
+            "migration-network",
+            "migration_network",
+        ],
+        CONNECTION,
+    ),
+    (
+        &["tls", "tunnelled", "migration-type", "migration_type"],
+        ENCRYPTION,
+    ),
+    (
+        &["postcopy"],
+        "post-copy is --mode postcopy, or hybrid after a round of pre-copy",
+    ),
+    (
+        &["postcopy-after-precopy"],
+        "post-copy after a round of pre-copy is --mode hybrid",
+    ),
+    (
+        &["postcopy-resume"],
+        "an interrupted migration is resumed by --resume",
+    ),
+    (
+        &["postcopy-bandwidth", "bwlimit", "migrate-speed", "speed"],
+        "background pages are limited by --bandwidth, in each mode",
+    ),
+    (
+        &["downtime", "migrate-downtime", "downtime-limit"],
+        "the downtime is limited by --max-downtime",
+    ),
+    (
+        &["parallel", "parallel-connections", "multifd-channels"],
+        "there are several connections by default; their number is --links",
+    ),
+    (
+        &["change-protection", "abort-on-error"],
+        "this is always so: other programs cannot change the guest, and an error leaves it at the \
+         source",
+    ),
+    (
+        &["suspend"],
+        "a guest that is paused at the source is paused at the destination",
+    ),
+    (
+        &["wait"],
+        "'hikkoshi migrate' ends when the guest has moved",
+    ),
+    (
+        &["dry-run"],
+        "'hikkoshi check' says whether a guest can be moved, and changes nothing",
+    ),
+    (&["quiet"], "no progress is shown with --progress none"),
+];
+
+/// Commands of others.
+const COMMANDS: &[(&[&str], &str)] = &[
+    (&["domjobinfo", "list", "info", "progress"], "status"),
+    (
+        &[
+            "domjobabort",
+            "abort",
+            "migrate_cancel",
+            "live-migration-abort",
+        ],
+        "cancel",
+    ),
+    (
+        &[
+            "migrate-setspeed",
+            "migrate-getspeed",
+            "migrate-setmaxdowntime",
+            "migrate-getmaxdowntime",
+        ],
+        "set",
+    ),
+    (
+        &["migrate-postcopy", "live-migration-force-complete"],
+        "switch",
+    ),
+    (&["live-migration", "send", "move"], "migrate"),
+    (&["incoming"], "receive"),
+];
+
+/// What is said to a user of `option` (with `--`).
+pub(super) fn answer(option: &str) -> Option<&'static str> {
+    let name = option.strip_prefix("--")?;
+    let (_, answer) = OPTIONS.iter().find(|(names, _)| names.contains(&name))?;
+    Some(answer)
+}
+
+/// The command that is called `command` elsewhere.
+pub(super) fn command(command: &str) -> Option<&'static str> {
+    let (_, name) = COMMANDS
+        .iter()
+        .find(|(names, _)| names.contains(&command))?;
+    Some(name)
+}
+
+/// What is said of `text` as an address, if it is one of another tool.
+pub(super) fn address(text: &str) -> Option<String> {
+    if let Some((scheme, rest)) = text.split_once("://") {
+        let host = rest.split('/').next().unwrap_or_default();
+        let host = if host.is_empty() { "HOST" } else { host };
+        let how = match scheme.contains("+ssh") {
+            true => format!(
+                "write --ssh {}",
+                host.rsplit_once(':').map_or(host, |(host, _)| host)
+            ),
+            false => "write --ssh HOST, or the address that 'hikkoshi receive --connect URI' \
+                      listens on there"
+                .to_owned(),
+        };
+        return Some(format!(
+            "is a URI of libvirt: {how} (the domain is --domain NAME)"
+        ));
+    }
+    let rest = text.strip_prefix("tcp:").or(text.strip_prefix("tls:"))?;
+    (rest.matches(':').count() == 1).then(|| format!("is an address of QEMU: write {rest}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_other_tools_are_answered() {
+        for (text, says) in [
+            ("qemu+ssh://root@h2/system", "write --ssh root@h2 "),
+            ("qemu+ssh://h2:2222/system", "write --ssh h2 "),
+            ("qemu:///system", "--ssh HOST"),
+            ("tcp:h2:4444", "write h2:4444"),
+        ] {
+            let answer = address(text).unwrap();
+            assert!(answer.contains(says), "{text}: {answer}");
+        }
+        for ours in [
+            "h2:7000",
+            "unix:/run/s",
+            "[::1]:7000",
+            "10.0.0.2:7000",
+            "tcp:7000",
+        ] {
+            assert_eq!(address(ours), None, "{ours}");
+        }
+    }
+}
