@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use crate::error::MemoryLost;
 use crate::private_memory::PrivateMemory;
+use crate::process_memory::ProcessMemory;
 use crate::ram_file::RamFile;
 
 /// What holds the memory of one RAM block.
@@ -43,6 +44,34 @@ impl Backing {
             Self::File(_) => false,
             Self::Private(memory) => memory.is_lost(),
             Self::Lost => true,
+        }
+    }
+
+    /// Where the guest's process maps the memory, if absent pages are filled there.
+    pub(crate) fn mapping(&self) -> Option<&ProcessMemory> {
+        match self {
+            Self::File(file) => file.mapping(),
+            Self::Private(memory) => Some(memory.place()),
+            Self::Lost => None,
+        }
+    }
+
+    /// Where absent pages can be installed by userfaultfd: in private anonymous memory, and in files
+    /// without huge pages.
+    pub(crate) fn installable(&self) -> Option<&ProcessMemory> {
+        match self {
+            Self::File(file) => file.installable(),
+            Self::Private(memory) => memory.file().is_none().then(|| memory.place()),
+            Self::Lost => None,
+        }
+    }
+
+    /// Writes whole pages. Absent pages of a file are charged to this process.
+    pub(crate) fn write(&self, at: u64, content: &[u8]) -> io::Result<()> {
+        match self {
+            Self::File(file) => file.write(at, content),
+            Self::Private(memory) => memory.write(at, content),
+            Self::Lost => Err(MemoryLost.into()),
         }
     }
 

@@ -13,8 +13,9 @@
 //! * The source reads pages with [`GuestRam`] and splits them into content and zero pages with
 //!   [`PageReader`]. Reading fills no holes.
 //! * The destination fills and drops pages with [`RamWriter`] before the guest runs there; absent
-//!   pages of private memory by userfaultfd, if it has one
-//!   ([`install_absent`](RamWriter::install_absent)).
+//!   pages in the guest's process, by userfaultfd if it has one
+//!   ([`install_absent`](RamWriter::install_absent)), so that they are charged to that process's
+//!   memory cgroup.
 //!   Afterwards pages are installed by userfaultfd only, and [`missing_pages`] reports which ones
 //!   are absent.
 //!
@@ -39,6 +40,7 @@ mod page_installer;
 mod page_reader;
 mod presence;
 mod private_memory;
+mod process_memory;
 mod ram_file;
 mod writer;
 
@@ -51,5 +53,6 @@ pub use page_installer::PageInstallerError;
 pub use page_reader::{PageReader, PageRun};
 pub use presence::{PresenceError, missing_pages};
 pub use private_memory::PrivateMemory;
+pub use process_memory::ProcessMemory;
 pub use ram_file::RamFile;
 pub use writer::RamWriter;

@@ -1,4 +1,9 @@
-//! Absent pages of private memory, installed by a userfaultfd before the guest runs.
+//! Absent pages, installed by a userfaultfd before the guest runs.
+//!
+//! The kernel charges a page of shared memory to the memory cgroup of the process in whose address
+//! space it is installed, which is the guest's. A page that this process writes to the file would be
+//! charged to this process, and the guest's limit would not apply to it
+//! (docs/decisions/0029-charge-guest-memory-to-qemu.md).
 //!
 //! To write an absent page through `/proc/PID/mem` is to fault it in: the kernel allocates a page,
 //! a huge one where the process asked for huge pages, fills all of it with zeros, and copies each
@@ -18,7 +23,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use error_reporter::Report;
-use hikkoshi_linux::{Errno, HostRange, StopEventFd};
+use hikkoshi_linux::{HostRange, StopEventFd};
 use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_userfault::{
     CopyError, EventBuffer, RangeError, ReadError, Ready, RegisterMode, Userfault, UserfaultEvent,
@@ -26,8 +31,9 @@ use hikkoshi_userfault::{
 use thiserror::Error;
 
 use crate::backing::Backing;
+use crate::error::MemoryLost;
 use crate::guest_ram::GuestRam;
-use crate::private_memory::PrivateMemory;
+use crate::process_memory::ProcessMemory;
 
 /// Blocks from this size on are registered, 2 MiB. Smaller ones have no huge pages to avoid.
 const MIN_BYTES: u64 = 2 << 20;
@@ -38,7 +44,7 @@ const FAULTS: usize = 16;
 /// How long a fault waits that could not be answered, until it is reported again.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Pages of private memory cannot be installed by userfaultfd. They can still be written.
+/// Pages cannot be installed by userfaultfd. They can still be written.
 #[derive(Debug, Error)]
 pub enum PageInstallerError {
     /// The memory could not be registered.
@@ -49,7 +55,7 @@ pub enum PageInstallerError {
     Thread(#[source] io::Error),
 }
 
-/// Installs absent pages of private memory. Unregisters the memory when it is dropped.
+/// Installs absent pages. Unregisters the memory when it is dropped.
 #[derive(Debug)]
 pub(crate) struct PageInstaller {
     userfault: Arc<Userfault>,
@@ -62,22 +68,21 @@ pub(crate) struct PageInstaller {
     faults: Option<JoinHandle<()>>,
 }
 
-/// Whether pages of the block are installed: private anonymous memory with pages of 4 KiB. hugetlb
-/// memory takes whole huge pages only, and a file may be on a file system without userfaultfd.
-fn is_installable(host_page: u64, backing: &Backing) -> bool {
-    backing.private().is_some_and(|memory| {
-        host_page == PAGE_BYTES && memory.file().is_none() && memory.host_range().len >= MIN_BYTES
-    })
+/// Where pages of the block are installed: memory with pages of 4 KiB. hugetlb memory takes whole
+/// huge pages only.
+fn place(host_page: u64, backing: &Backing) -> Option<HostRange> {
+    let range = backing.installable()?.host_range();
+    (host_page == PAGE_BYTES && range.len >= MIN_BYTES).then_some(range)
 }
 
 /// Whether any block would be registered.
 pub(crate) fn is_useful(ram: &GuestRam) -> bool {
     let mut blocks = ram.layout().blocks().zip(ram.backings());
-    blocks.any(|((block, _), backing)| is_installable(block.host_page, backing))
+    blocks.any(|((block, _), backing)| place(block.host_page, backing).is_some())
 }
 
 impl PageInstaller {
-    /// Registers the private memory of `ram` with `userfault`, which belongs to its process.
+    /// Registers the memory of `ram` with `userfault`, which belongs to its process.
     pub(crate) fn start(
         ram: &GuestRam,
         userfault: Arc<Userfault>,
@@ -92,14 +97,12 @@ impl PageInstaller {
             faults: None,
         };
         for ((block, _), backing) in ram.layout().blocks().zip(ram.backings()) {
-            let memory = backing.private();
-            let memory = memory.filter(|_| is_installable(block.host_page, backing));
-            if let Some(memory) = memory {
-                let range = memory.host_range();
+            let range = place(block.host_page, backing);
+            if let Some(range) = range {
                 installer.userfault.register(range, RegisterMode::MISSING)?;
                 installer.ranges.push(range);
             }
-            installer.blocks.push(memory.is_some());
+            installer.blocks.push(range.is_some());
         }
         let answering = FaultThread {
             userfault: Arc::clone(&installer.userfault),
@@ -132,22 +135,24 @@ impl PageInstaller {
         }
     }
 
-    /// Installs pages of `memory` from byte `at` on. A page that is present after all is written.
+    /// Installs pages of `backing`, which the process maps at `place`, from byte `at` on. A page
+    /// that is present after all is written.
     pub(crate) fn install(
         &self,
-        memory: &PrivateMemory,
+        backing: &Backing,
+        place: &ProcessMemory,
         at: u64,
         content: &[u8],
     ) -> io::Result<()> {
-        let place = memory.host(&(at..at)).addr;
+        let start = place.host(&(at..at)).addr;
         let mut written = Ok(());
         let copied = self
             .userfault
-            .copy_unless(place, content, PAGE_BYTES, &mut |page| {
+            .copy_unless(start, content, PAGE_BYTES, &mut |page| {
                 if written.is_ok() {
-                    let offset = page.addr.0.saturating_sub(place.0);
+                    let offset = page.addr.0.saturating_sub(start.0);
                     let page = part(content, offset, page.len);
-                    written = page.and_then(|page| memory.write(at + offset, page));
+                    written = page.and_then(|page| backing.write(at + offset, page));
                 }
                 true
             });
@@ -158,9 +163,9 @@ impl PageInstaller {
             Err(error @ CopyError::NotRegistered { .. }) => {
                 let done = error.done();
                 let rest = content.len() as u64 - done;
-                memory.write(at + done, part(content, done, rest)?)
+                place.write(at + done, part(content, done, rest)?)
             }
-            Err(CopyError::ProcessGone { .. }) => Err(memory.explain(Errno::SRCH.into())),
+            Err(CopyError::ProcessGone { .. }) => Err(MemoryLost.into()),
             Err(error) => Err(io::Error::other(error)),
         }
     }

@@ -5,10 +5,8 @@
 //! pool. So the pagemap says first what is there, and only that is read. A page that is dropped
 //! between the two is populated by the read, with zeros; that is the one exception, and harmless.
 
-use std::fs::File;
 use std::io;
 use std::ops::{ControlFlow, Range};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,15 +14,14 @@ use hikkoshi_linux::{Errno, HostAddr, HostRange, Pagemap, Process};
 use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, is_zero};
 
 use crate::error::MemoryLost;
+use crate::process_memory::ProcessMemory;
 use crate::ram_file::RamFile;
 
 /// Private memory of a process. Offsets are bytes from the beginning of the block.
 #[derive(Debug)]
 pub struct PrivateMemory {
-    process: Arc<Process>,
-    memory: File,
+    place: ProcessMemory,
     pagemap: Pagemap,
-    range: HostRange,
     /// The file of a private mapping: what a page reads as that the process has not written.
     file: Option<RamFile>,
     /// Whether the destination has all of it.
@@ -45,15 +42,9 @@ impl PrivateMemory {
         bytes: u64,
         writable: bool,
     ) -> io::Result<Self> {
-        let aligned = address.is_multiple_of(PAGE_BYTES) && bytes.is_multiple_of(PAGE_BYTES);
-        if !aligned || address.checked_add(bytes).is_none() {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
         Ok(Self {
-            memory: process.open_memory(writable)?,
             pagemap: Pagemap::open(Some(&process))?,
-            range: HostRange::new(HostAddr(address), bytes),
-            process,
+            place: ProcessMemory::open(process, address, bytes, writable)?,
             file: None,
             sent: AtomicBool::new(false),
         })
@@ -72,12 +63,12 @@ impl PrivateMemory {
 
     /// The process.
     pub fn process(&self) -> &Arc<Process> {
-        &self.process
+        self.place.process()
     }
 
     /// Where the memory is in the process.
-    pub(crate) fn host_range(&self) -> HostRange {
-        self.range
+    pub(crate) fn place(&self) -> &ProcessMemory {
+        &self.place
     }
 
     /// The file of a private mapping.
@@ -109,7 +100,7 @@ impl PrivateMemory {
     pub fn held_bytes(&self) -> io::Result<u64> {
         let mut held = 0;
         self.pagemap
-            .pages(self.range, |run| {
+            .pages(self.place.host_range(), |run| {
                 held += run.len;
                 Ok(ControlFlow::Continue(()))
             })
@@ -119,12 +110,11 @@ impl PrivateMemory {
 
     /// The address of a part of the block.
     pub(crate) fn host(&self, part: &Range<u64>) -> HostRange {
-        let start = self.range.addr.0.saturating_add(part.start);
-        HostRange::new(HostAddr(start), part.end.saturating_sub(part.start))
+        self.place.host(part)
     }
 
     fn offset(&self, at: HostAddr) -> u64 {
-        at.0.saturating_sub(self.range.addr.0)
+        at.0.saturating_sub(self.place.host_range().addr.0)
     }
 
     fn part(&self, run: HostRange) -> Range<u64> {
@@ -144,8 +134,7 @@ impl PrivateMemory {
                 let absent = split(buffer, run.start.saturating_sub(rest.1))?;
                 self.read_absent(rest.1, absent.0)?;
                 let present = split(absent.1, run.end.saturating_sub(run.start))?;
-                self.memory
-                    .read_exact_at(present.0, self.host(&run).addr.0)?;
+                self.place.read(run.start, present.0)?;
                 rest = (present.1, run.end);
                 Ok(ControlFlow::Continue(()))
             })
@@ -168,10 +157,7 @@ impl PrivateMemory {
 
     /// Writes whole pages.
     pub(crate) fn write(&self, at: u64, content: &[u8]) -> io::Result<()> {
-        let place = self.range.addr.0.saturating_add(at);
-        self.memory
-            .write_all_at(content, place)
-            .map_err(|error| self.explain(error))
+        self.place.write(at, content)
     }
 
     /// Fails if the process has lost its memory, which looks absent then. To be called after the
@@ -193,16 +179,14 @@ impl PrivateMemory {
         !self.is_sent() && self.has_ended()
     }
 
-    /// Reading and writing the memory of a process that has ended transfers nothing, and its
-    /// pagemap reports `ESRCH`.
-    pub(crate) fn explain(&self, error: io::Error) -> io::Error {
+    /// Reading the memory of a process that has ended transfers nothing, and its pagemap reports
+    /// `ESRCH`.
+    fn explain(&self, error: io::Error) -> io::Error {
         if Errno::from_io_error(&error) == Some(Errno::SRCH) {
             return MemoryLost.into();
         }
         match error.kind() {
-            io::ErrorKind::UnexpectedEof | io::ErrorKind::WriteZero if self.has_ended() => {
-                MemoryLost.into()
-            }
+            io::ErrorKind::UnexpectedEof if self.has_ended() => MemoryLost.into(),
             _ => error,
         }
     }

@@ -14,12 +14,22 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fstat, fstatfs, seek};
 use rustix::io::Errno;
 
+use crate::process_memory::ProcessMemory;
+
 /// One RAM block's file. Offsets are bytes from the beginning of the block.
 #[derive(Debug)]
 pub struct RamFile {
     file: File,
     offset: u64,
     on_disk: bool,
+    mapping: Option<FileMapping>,
+}
+
+/// Where the guest's process maps the file.
+#[derive(Debug)]
+struct FileMapping {
+    place: ProcessMemory,
+    huge: bool,
 }
 
 /// How often the state of a page's blocks changes while it is written back to a disk.
@@ -41,7 +51,29 @@ impl RamFile {
             file,
             offset,
             on_disk,
+            mapping: None,
         }
+    }
+
+    /// At the destination: the guest's process maps the file at `place`. Absent pages are filled
+    /// there, and not by writing to the file: the kernel charges a page to the memory cgroup of the
+    /// process in whose address space it was first accessed, and that is the guest's then. `huge`:
+    /// the kernel puts huge pages into the file.
+    #[must_use]
+    pub fn mapped_at(self, place: ProcessMemory, huge: bool) -> Self {
+        let mapping = (!self.on_disk).then_some(FileMapping { place, huge });
+        Self { mapping, ..self }
+    }
+
+    /// Where absent pages are filled, if that is not the file.
+    pub(crate) fn mapping(&self) -> Option<&ProcessMemory> {
+        Some(&self.mapping.as_ref()?.place)
+    }
+
+    /// Where absent pages can be installed one by one.
+    pub(crate) fn installable(&self) -> Option<&ProcessMemory> {
+        let small = self.mapping.as_ref().filter(|mapping| !mapping.huge);
+        Some(&small?.place)
     }
 
     /// Whether the file's pages can be written back and evicted: it is neither on tmpfs nor on

@@ -1,10 +1,14 @@
 //! Guest memory before the guest runs here: filled by pre-copy, dropped where it is stale.
 //!
-//! tmpfs is filled with `pwrite`. It is the fastest of three ways (1 GiB: 0.43 s, through a mapping
-//! 0.9–1.7 s), needs no second mapping from which a dropped page would have to be unmapped, and a
-//! full file system is an error instead of a `SIGBUS`. hugetlbfs cannot be written to and is
-//! mapped; the mapping reserves its pages, so accessing them cannot fail. Private memory is written
-//! through `/proc/PID/mem`, and what is absent is installed by userfaultfd (`page_installer.rs`).
+//! What is absent is filled in the address space of the guest's process: installed by userfaultfd
+//! (`page_installer.rs`), or written through `/proc/PID/mem`. So the kernel charges shared memory,
+//! too, to the memory cgroup of that process. What is present is written: a file with `pwrite`,
+//! which needs no second mapping from which a dropped page would have to be unmapped, private memory
+//! through `/proc/PID/mem`. hugetlbfs cannot be written to and is mapped; the mapping reserves its
+//! pages. If a limit of huge pages by cgroup is exceeded, accessing it fails with `SIGBUS`.
+//!
+//! A file that no process maps ([`RamFile::new`](crate::RamFile::new) alone), or on a disk, is
+//! written with `pwrite` as a whole.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,10 +20,10 @@ use std::os::unix::fs::MetadataExt;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 use crate::backing::Backing;
-use crate::error::{MemoryError, MemoryLost};
+use crate::error::MemoryError;
 use crate::guest_ram::{GuestRam, bytes_of};
 use crate::page_installer::{self, PageInstaller, PageInstallerError};
-use crate::private_memory::PrivateMemory;
+use crate::process_memory::ProcessMemory;
 
 /// Guest memory, for writing.
 #[derive(Debug)]
@@ -30,7 +34,7 @@ pub struct RamWriter {
     /// Pages that may hold something other than zeros. In blocks that are not mapped: the pages
     /// that take memory, if no other program has touched any.
     written: PageBitmap,
-    /// What installs absent pages of private memory.
+    /// What installs absent pages.
     installer: Option<PageInstaller>,
 }
 
@@ -65,14 +69,14 @@ impl RamWriter {
         })
     }
 
-    /// Whether there is private memory to which [`install_absent`](Self::install_absent) applies.
+    /// Whether there is memory to which [`install_absent`](Self::install_absent) applies.
     pub fn can_install_absent(&self) -> bool {
         page_installer::is_useful(&self.ram)
     }
 
-    /// Installs absent pages of private anonymous memory with `userfault` from now on, until
-    /// [`end_installing`](Self::end_installing), instead of writing them. `userfault` belongs to
-    /// the process of the memory, has nothing registered there, and is open in no other process:
+    /// Installs absent pages of private anonymous memory, and of files that the process maps, with
+    /// `userfault` from now on, until [`end_installing`](Self::end_installing), instead of writing
+    /// them. `userfault` belongs to the process of the memory, has nothing registered there, and is open in no other process:
     /// the memory is registered meanwhile, and a thread of this process answers its faults with
     /// zeros.
     ///
@@ -162,31 +166,35 @@ impl RamWriter {
     }
 
     fn write_extent(&self, extent: &Extent, content: &[u8]) -> io::Result<()> {
-        if let (Backing::Private(memory), Some(installer)) = (self.place(extent).0, &self.installer)
-            && installer.has(extent.block)
-        {
-            return self.install_extent(memory, installer, extent, content);
+        let (backing, region) = self.place(extent);
+        if let Some(region) = region {
+            self.written.set_range(extent.pages);
+            let at = usize::try_from(extent.offset).map_err(io::Error::other)?;
+            return region
+                .as_volatile_slice()
+                .write_slice(content, at)
+                .map_err(io::Error::other);
         }
-        self.written.set_range(extent.pages);
-        match self.place(extent) {
-            (_, Some(region)) => {
-                let at = usize::try_from(extent.offset).map_err(io::Error::other)?;
-                region
-                    .as_volatile_slice()
-                    .write_slice(content, at)
-                    .map_err(io::Error::other)
+        let installer = self.installer.as_ref();
+        let installer = installer.filter(|installer| installer.has(extent.block));
+        match backing.mapping() {
+            // Otherwise present and absent pages are written in the same way.
+            Some(place) if installer.is_some() || backing.file().is_some() => {
+                self.fill_extent(backing, place, installer, extent, content)
             }
-            (Backing::File(file), None) => file.write(extent.offset, content),
-            (Backing::Private(memory), None) => memory.write(extent.offset, content),
-            (Backing::Lost, None) => Err(MemoryLost.into()),
+            _ => {
+                self.written.set_range(extent.pages);
+                backing.write(extent.offset, content)
+            }
         }
     }
 
-    /// Installs the pages that were not written before, and writes the others.
-    fn install_extent(
+    /// Fills the pages that were not written before at `place`, and writes the others.
+    fn fill_extent(
         &self,
-        memory: &PrivateMemory,
-        installer: &PageInstaller,
+        backing: &Backing,
+        place: &ProcessMemory,
+        installer: Option<&PageInstaller>,
         extent: &Extent,
         content: &[u8],
     ) -> io::Result<()> {
@@ -205,10 +213,11 @@ impl RamWriter {
                     .and_then(|bytes| rest.split_at_checked(bytes))
                     .ok_or(io::ErrorKind::InvalidInput)?;
                 self.written.set_range(run);
-                match is_absent {
+                match (is_absent, installer) {
                     _ if run.is_empty() => {}
-                    true => installer.install(memory, at, part)?,
-                    false => memory.write(at, part)?,
+                    (true, Some(installer)) => installer.install(backing, place, at, part)?,
+                    (true, None) => place.write(at, part)?,
+                    (false, _) => backing.write(at, part)?,
                 }
                 at += run.bytes();
                 rest = tail;

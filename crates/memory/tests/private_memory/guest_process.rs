@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use hikkoshi_linux::Process;
-use hikkoshi_memory::{Backing, GuestRam, PrivateMemory, RamFile};
+use hikkoshi_memory::{Backing, GuestRam, PrivateMemory, ProcessMemory, RamFile};
 use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE, Page, PageRange, RamBlock, RamLayout};
 
 use crate::common::{Target, memory_file};
@@ -45,17 +45,20 @@ pub(crate) enum Kind {
     Hugetlb,
     /// A shared memfd.
     Shared,
+    /// The same, as if the kernel put huge pages into it.
+    SharedHuge,
 }
 
 impl Kind {
     /// All kinds of which holes read as zeros.
-    pub(crate) const WITH_HOLES: [Self; 6] = [
+    pub(crate) const WITH_HOLES: [Self; 7] = [
         Self::Anonymous,
         Self::Transparent,
         Self::Locked,
         Self::EmptyFile,
         Self::Hugetlb,
         Self::Shared,
+        Self::SharedHuge,
     ];
 
     pub(crate) fn host_page(self) -> u64 {
@@ -69,7 +72,7 @@ impl Kind {
     fn file(self) -> Option<File> {
         let file = match self {
             Self::Anonymous | Self::Transparent | Self::Locked | Self::Hugetlb => return None,
-            Self::EmptyFile | Self::FullFile | Self::Shared => {
+            Self::EmptyFile | Self::FullFile | Self::Shared | Self::SharedHuge => {
                 memory_file(PAGES * PAGE_BYTES, false)
             }
         };
@@ -184,12 +187,17 @@ impl GuestProcess {
             .file
             .as_ref()
             .map(|file| RamFile::new(file.try_clone().unwrap(), 0));
+        let place = || {
+            let process = Arc::clone(&self.process);
+            ProcessMemory::open(process, self.address(), PAGES * PAGE_BYTES, true).unwrap()
+        };
         let private = || {
             let process = Arc::clone(&self.process);
             PrivateMemory::open(process, self.address(), PAGES * PAGE_BYTES, true).unwrap()
         };
         let backing: Backing = match (self.kind, file) {
-            (Kind::Shared, Some(file)) => file.into(),
+            (Kind::Shared, Some(file)) => file.mapped_at(place(), false).into(),
+            (Kind::SharedHuge, Some(file)) => file.mapped_at(place(), true).into(),
             (_, Some(file)) => private().over_file(file).into(),
             (_, None) => private().into(),
         };
@@ -210,7 +218,7 @@ impl GuestProcess {
     /// Memory of the process, in bytes: resident, swapped, and hugetlb.
     pub(crate) fn memory_used(&self) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.target.pid)).unwrap();
-        ["RssAnon:", "VmSwap:", "HugetlbPages:"]
+        ["RssAnon:", "RssShmem:", "VmSwap:", "HugetlbPages:"]
             .iter()
             .map(|field| {
                 let line = text
@@ -234,7 +242,7 @@ fn map(kind: Kind, file: i32) -> *mut u64 {
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB
         }
         Kind::EmptyFile | Kind::FullFile => libc::MAP_PRIVATE,
-        Kind::Shared => libc::MAP_SHARED,
+        Kind::Shared | Kind::SharedHuge => libc::MAP_SHARED,
     };
     // A guard page on each side, as QEMU maps its blocks.
     let huge = usize::try_from(HUGE).unwrap();

@@ -9,6 +9,14 @@ use crate::guest_process::{GuestProcess, Kind, PAGES};
 
 use super::{data, for_each, range, word};
 
+/// What can be registered.
+const INSTALLED: [Kind; 4] = [
+    Kind::Anonymous,
+    Kind::Transparent,
+    Kind::Locked,
+    Kind::Shared,
+];
+
 /// Memory that is installed by userfaultfd, as the engine does it: no copy in the process.
 fn installing(guest: &GuestProcess) -> RamWriter {
     let mut memory = RamWriter::open(guest.ram()).unwrap();
@@ -31,7 +39,7 @@ fn content(pages: PageRange, value: u64) -> Vec<u8> {
 
 #[test]
 fn absent_pages_are_installed_and_present_ones_written() {
-    for kind in [Kind::Anonymous, Kind::Transparent, Kind::Locked] {
+    for kind in INSTALLED {
         let guest = GuestProcess::new(kind);
         let memory = installing(&guest);
         let before = guest.memory_used();
@@ -98,11 +106,11 @@ fn absent_pages_are_installed_and_present_ones_written() {
 
 /// What cannot be registered is written as before.
 #[test]
-fn only_anonymous_memory_is_installed() {
+fn other_memory_is_written() {
     for_each(&Kind::WITH_HOLES, |kind| {
         let guest = GuestProcess::new(kind);
         let memory = RamWriter::open(guest.ram()).unwrap();
-        let expected = matches!(kind, Kind::Anonymous | Kind::Transparent | Kind::Locked);
+        let expected = INSTALLED.contains(&kind);
         assert_eq!(memory.can_install_absent(), expected, "{kind:?}");
         if !expected {
             let memory = installing(&guest);

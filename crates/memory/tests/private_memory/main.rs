@@ -4,6 +4,7 @@
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
+mod charged;
 #[path = "../../../linux/tests/common/mod.rs"]
 mod common;
 mod ended_process;

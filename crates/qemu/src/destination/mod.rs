@@ -16,7 +16,6 @@ mod error;
 mod exit_watch;
 mod fitting_disks;
 mod guest;
-mod huge_tmpfs;
 mod load;
 pub(crate) mod piped;
 mod reattach_info;

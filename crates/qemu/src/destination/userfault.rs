@@ -6,9 +6,9 @@ use hikkoshi_memory::PrivateMemory;
 use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_userfault::{Features, RemoteUserfault, Userfault};
 
-use super::huge_tmpfs;
 use super::{QemuDestination, UserfaultError};
 use crate::attach::ram::file::FileSystem;
+use crate::attach::ram::huge_tmpfs;
 
 impl QemuDestination {
     /// After reattaching in post-copy: checks that the userfaultfd of the previous engine
@@ -40,7 +40,7 @@ impl QemuDestination {
         Ok(Arc::clone(self.userfault.insert(taken).userfault()))
     }
 
-    /// A userfaultfd that only this process has open, for filling private memory.
+    /// A userfaultfd that only this process has open, for filling absent memory.
     pub(super) fn own_userfault(&self) -> Result<Arc<Userfault>, UserfaultError> {
         let created = RemoteUserfault::create_in(&self.process, Features::NONE)?;
         created.close_remote()?;

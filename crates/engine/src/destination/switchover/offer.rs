@@ -315,7 +315,7 @@ fn make_ready(
     Ok((memory, userfault))
 }
 
-/// Private memory is filled by userfaultfd if possible, and otherwise written.
+/// Absent pages are installed by userfaultfd if possible, and otherwise written.
 fn install_absent(guest: &mut dyn DestinationGuest, memory: &mut RamWriter) {
     if !memory.can_install_absent() {
         return;
@@ -326,7 +326,7 @@ fn install_absent(guest: &mut dyn DestinationGuest, memory: &mut RamWriter) {
         Err(error) => Err(text(error)),
     };
     if let Err(reason) = installed {
-        tracing::warn!(%reason, "private memory is filled more slowly, without a userfaultfd");
+        tracing::warn!(%reason, "the guest's memory is filled more slowly, without a userfaultfd");
     }
 }
 

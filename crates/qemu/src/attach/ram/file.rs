@@ -12,12 +12,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hikkoshi_linux::Process;
-use hikkoshi_memory::{Backing, PrivateMemory, RamFile};
+use hikkoshi_memory::{Backing, PrivateMemory, ProcessMemory, RamFile};
 use rustix::fs::{AtFlags, StatxAttributes, StatxFlags};
 
 use crate::attach::maps::Area;
 use crate::attach::ram::RamError;
 use crate::attach::ram::blocks::RamBlockInfo;
+use crate::attach::ram::huge_tmpfs;
 use crate::attach::reopen::{self, FileAccess, MappedFileRange};
 
 /// The opened memory of a block.
@@ -145,8 +146,13 @@ pub(crate) fn open(
             },
             Unsuitable::Read(source) => cannot(source),
         })?;
+        let file = RamFile::new(file, range.offset);
+        let file = match access {
+            FileAccess::Read => file,
+            FileAccess::Write => fill_in_process(process, file, block, &range, &kind)?,
+        };
         return Ok(BlockMemory {
-            backing: Backing::File(RamFile::new(file, range.offset)),
+            backing: Backing::File(file),
             kind: Kind::Shared(kind),
         });
     }
@@ -218,6 +224,28 @@ fn check_mapped_once(
             mappings: others + 1,
         }),
     }
+}
+
+/// Lets QEMU's process be charged for the pages of a file that it maps shared.
+fn fill_in_process(
+    process: &Arc<Process>,
+    file: RamFile,
+    block: &RamBlockInfo,
+    range: &MappedFileRange,
+    kind: &FileKind,
+) -> Result<RamFile, RamError> {
+    if kind.system != FileSystem::Tmpfs {
+        return Ok(file);
+    }
+    // If it is not known, pages are written, which suits both.
+    let huge = huge_tmpfs::cause(process, file.as_fd()).map_or(true, |cause| cause.is_some());
+    let place = ProcessMemory::open(Arc::clone(process), range.address, range.bytes, true);
+    let place = place.map_err(|source| RamError::OpenMemory {
+        id: block.name.clone(),
+        pid: process.pid(),
+        source,
+    })?;
+    Ok(file.mapped_at(place, huge))
 }
 
 fn private_memory(

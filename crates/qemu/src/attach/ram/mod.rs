@@ -18,6 +18,7 @@ pub(crate) mod blocks;
 mod error;
 pub(crate) mod file;
 pub(crate) mod free_space;
+pub(crate) mod huge_tmpfs;
 #[cfg(test)]
 mod installed_qemu_tests;
 pub(crate) mod mtree;
