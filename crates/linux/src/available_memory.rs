@@ -1,5 +1,4 @@
-//! How much more memory a process can have: the host's memory, and the limits of its memory
-//! cgroups.
+//! How much more memory a process can have: the host's memory, and the limits of its cgroups.
 //!
 //! Memory that the kernel can take back at once (page cache) counts as available, and so does free
 //! swap space: such a process becomes slow, but it is not killed.
@@ -7,25 +6,40 @@
 //! | | version 1 | version 2 |
 //! | --- | --- | --- |
 //! | limit | `memory.limit_in_bytes` | `memory.max` |
+//! | throttles | | `memory.high` |
 //! | used | `memory.usage_in_bytes` | `memory.current` |
 //! | page cache | `total_inactive_file`, `total_active_file` | `inactive_file`, `active_file` |
 //! | with swap | `memory.memsw.*` | `memory.swap.max`, `memory.swap.current` |
-//!
-//! (`Documentation/admin-guide/cgroup-v1/memory.rst`, `cgroup-v2.rst`.)
+//! | swaps for its limit | `memory.swappiness` | `/proc/sys/vm/swappiness` |
+//! | huge pages | `hugetlb.SIZE.limit_in_bytes`, `.usage_in_bytes` | `hugetlb.SIZE.max`, `.current` |
+//! | reserved ones | `hugetlb.SIZE.rsvd.*` | `hugetlb.SIZE.rsvd.*` |
 
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 
+use crate::cgroups::{Cgroup, cgroups_of};
 use crate::process::Process;
 
 /// How much more memory a process can have.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AvailableMemory {
     /// Bytes that the host has.
     pub host: u64,
-    /// Bytes that the most limited of its memory cgroups can have, and the folder of that one.
-    pub cgroup: Option<(u64, PathBuf)>,
+    /// What the most limited of its memory cgroups can have.
+    pub limit: Option<CgroupLimit>,
+    /// What its memory cgroups can have before one of them is throttled.
+    pub throttled: Option<CgroupLimit>,
+}
+
+/// How much more a cgroup can have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CgroupLimit {
+    /// Bytes.
+    pub available: u64,
+    /// Its folder.
+    pub cgroup: PathBuf,
+    /// The file there that sets the limit.
+    pub file: String,
 }
 
 /// `MemAvailable` of `/proc/meminfo`, in bytes: what can be used without swapping. It does not
@@ -47,34 +61,51 @@ pub fn host_memory_available() -> io::Result<u64> {
 pub fn memory_available(process: &Process) -> io::Result<AvailableMemory> {
     let info = std::fs::read_to_string("/proc/meminfo")?;
     let swap = meminfo(&info, "SwapFree:")?;
-    let mut available = AvailableMemory {
-        host: meminfo(&info, "MemAvailable:")?.saturating_add(swap),
-        cgroup: None,
+    let cgroups = cgroups_of(process, "memory")?;
+    let cgroup_swap = match swappiness(&cgroups) {
+        Some(0) => 0,
+        _ => swap,
     };
-    let mut cgroups = String::new();
-    process.open_proc("cgroup")?.read_to_string(&mut cgroups)?;
-    let mounts = File::open("/proc/self/mountinfo")?;
-    for line in BufReader::new(mounts).lines() {
-        let Some(hierarchy) = Hierarchy::of_mount(&line?) else {
-            continue;
-        };
-        let Some(folder) = hierarchy.folder(&cgroups) else {
-            continue;
-        };
-        // Each level has its own limit.
-        let levels = folder
-            .ancestors()
-            .take_while(|level| level.starts_with(&hierarchy.mounted));
-        for level in levels {
-            let least = available.cgroup.as_ref().map_or(u64::MAX, |least| least.0);
-            if let Some(bytes) = hierarchy.available(level, swap)
-                && bytes < least
-            {
-                available.cgroup = Some((bytes, level.to_owned()));
-            }
-        }
-    }
-    Ok(available)
+    let least = |limit: fn(&Cgroup, u64) -> Option<CgroupLimit>| {
+        least(
+            cgroups
+                .iter()
+                .filter_map(|cgroup| limit(cgroup, cgroup_swap)),
+        )
+    };
+    Ok(AvailableMemory {
+        host: meminfo(&info, "MemAvailable:")?.saturating_add(swap),
+        limit: least(memory_limit),
+        throttled: least(memory_high),
+    })
+}
+
+/// How many more bytes of huge pages of `page` bytes `process` can have, by the limits of its
+/// cgroups. `reserved`: the pages are reserved already.
+///
+/// The kernel charges a huge page to the thread that allocates it, whoever maps it.
+///
+/// # Errors
+///
+/// As [`memory_available`].
+pub fn huge_pages_available(
+    process: &Process,
+    page: u64,
+    reserved: bool,
+) -> io::Result<Option<CgroupLimit>> {
+    let size = size_name(page);
+    let cgroups = cgroups_of(process, "hugetlb")?;
+    let kinds: &[&str] = match reserved {
+        true => &[""],
+        false => &["", ".rsvd"],
+    };
+    let own = cgroups.iter().flat_map(|cgroup| {
+        let limits = kinds.iter().map(|kind| format!("hugetlb.{size}{kind}"));
+        limits.filter_map(|prefix| huge_page_limit(cgroup, &prefix))
+    });
+    let memory = memory_available(process)?.limit;
+    let counted = cgroups.iter().any(|cgroup| cgroup.counts_huge_pages);
+    Ok(least(own.chain(memory.filter(|_| counted))))
 }
 
 fn meminfo(text: &str, name: &str) -> io::Result<u64> {
@@ -85,146 +116,131 @@ fn meminfo(text: &str, name: &str) -> io::Result<u64> {
         .ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// A mounted hierarchy of memory cgroups.
-#[derive(Debug, PartialEq, Eq)]
-struct Hierarchy {
-    unified: bool,
-    /// The cgroup that is mounted, as a path in the hierarchy.
-    root: PathBuf,
-    mounted: PathBuf,
+fn least(limits: impl Iterator<Item = CgroupLimit>) -> Option<CgroupLimit> {
+    limits.min_by_key(|limit| limit.available)
 }
 
-impl Hierarchy {
-    /// From a line of `mountinfo` (proc_pid_mountinfo(5)).
-    fn of_mount(line: &str) -> Option<Self> {
-        let (mount, system) = line.split_once(" - ")?;
-        let mut system = system.split(' ');
-        let (kind, options) = (system.next()?, system.nth(1)?);
-        let unified = match kind {
-            "cgroup2" => true,
-            "cgroup" if options.split(',').any(|option| option == "memory") => false,
-            _ => return None,
-        };
-        let mut mount = mount.split(' ').skip(3);
-        Some(Self {
-            unified,
-            root: mount.next()?.into(),
-            mounted: mount.next()?.into(),
-        })
-    }
-
-    /// The folder of the process with these lines in `/proc/PID/cgroup` (cgroups(7)).
-    fn folder(&self, cgroups: &str) -> Option<PathBuf> {
-        let path = cgroups.lines().find_map(|line| {
-            let mut parts = line.splitn(3, ':');
-            let (number, controllers) = (parts.next()?, parts.next()?);
-            let is_it = match self.unified {
-                true => number == "0" && controllers.is_empty(),
-                false => controllers.split(',').any(|name| name == "memory"),
-            };
-            parts.next().filter(|_| is_it)
-        })?;
-        // Outside of what we see.
-        let below = Path::new(path).strip_prefix(&self.root).ok()?;
-        let inside = below
-            .components()
-            .all(|part| matches!(part, std::path::Component::Normal(_)));
-        inside.then(|| self.mounted.join(below))
-    }
-
-    /// Bytes that the cgroup can have with `swap` bytes of free swap space; `None` without a limit.
-    fn available(&self, folder: &Path, swap: u64) -> Option<u64> {
-        let number = |name: &str| -> Option<u64> {
-            let text = std::fs::read_to_string(folder.join(name)).ok()?;
+/// With 0, a cgroup that reaches its limit does not swap (`get_scan_count` in `mm/vmscan.c`).
+fn swappiness(cgroups: &[Cgroup]) -> Option<u64> {
+    match cgroups.iter().find(|cgroup| !cgroup.unified) {
+        Some(own) => own.number("memory.swappiness"),
+        None => {
+            let text = std::fs::read_to_string("/proc/sys/vm/swappiness").ok()?;
             text.trim().parse().ok()
-        };
-        let statistics = std::fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
-        let cache = |names: [&str; 2]| {
-            let lines = statistics.lines().filter_map(|line| line.split_once(' '));
-            let ours = lines.filter(|(name, _)| names.contains(name));
-            ours.filter_map(|(_, bytes)| bytes.parse::<u64>().ok())
-                .fold(0, u64::saturating_add)
-        };
-        if self.unified {
-            let cache = cache(["inactive_file", "active_file"]);
-            let used = number("memory.current")?.saturating_sub(cache);
-            let memory = number("memory.max")?.saturating_sub(used);
-            let swap_used = number("memory.swap.current").unwrap_or(0);
-            let swap_left =
-                number("memory.swap.max").map_or(swap, |most| most.saturating_sub(swap_used));
-            return Some(memory.saturating_add(swap.min(swap_left)));
         }
-        let cache = cache(["total_inactive_file", "total_active_file"]);
-        let left = |limit: &str, used: &str| -> Option<u64> {
-            Some(number(limit)?.saturating_sub(number(used)?.saturating_sub(cache)))
-        };
-        let memory = left("memory.limit_in_bytes", "memory.usage_in_bytes")?.saturating_add(swap);
-        let both = left("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes");
-        Some(memory.min(both.unwrap_or(u64::MAX)))
+    }
+}
+
+/// What the cgroup can have with `swap` bytes of free swap space; `None` without a limit.
+fn memory_limit(cgroup: &Cgroup, swap: u64) -> Option<CgroupLimit> {
+    if cgroup.unified {
+        return unified_limit(cgroup, swap, "memory.max");
+    }
+    let cache = cgroup.sum("memory.stat", &["total_inactive_file", "total_active_file"]);
+    let left = |limit: &str, used: &str| -> Option<u64> {
+        let used = cgroup.number(used)?.saturating_sub(cache);
+        Some(cgroup.number(limit)?.saturating_sub(used))
+    };
+    let file = "memory.limit_in_bytes";
+    let memory = left(file, "memory.usage_in_bytes")?.saturating_add(swap);
+    let both_file = "memory.memsw.limit_in_bytes";
+    let both = left(both_file, "memory.memsw.usage_in_bytes");
+    let (available, file) = match both {
+        Some(both) if both < memory => (both, both_file),
+        _ => (memory, file),
+    };
+    Some(limit_of(cgroup, available, file))
+}
+
+/// What the cgroup can have before the kernel slows its processes down.
+fn memory_high(cgroup: &Cgroup, swap: u64) -> Option<CgroupLimit> {
+    match cgroup.unified {
+        true => unified_limit(cgroup, swap, "memory.high"),
+        false => None,
+    }
+}
+
+fn unified_limit(cgroup: &Cgroup, swap: u64, file: &str) -> Option<CgroupLimit> {
+    let cache = cgroup.sum("memory.stat", &["inactive_file", "active_file"]);
+    let used = cgroup.number("memory.current")?.saturating_sub(cache);
+    let memory = cgroup.number(file)?.saturating_sub(used);
+    let swap_used = cgroup.number("memory.swap.current").unwrap_or(0);
+    let swap_left = cgroup
+        .number("memory.swap.max")
+        .map_or(swap, |most| most.saturating_sub(swap_used));
+    Some(limit_of(
+        cgroup,
+        memory.saturating_add(swap.min(swap_left)),
+        file,
+    ))
+}
+
+/// `prefix`: which pages, and whether allocated or reserved ones.
+fn huge_page_limit(cgroup: &Cgroup, prefix: &str) -> Option<CgroupLimit> {
+    let (limit, used) = match cgroup.unified {
+        true => (format!("{prefix}.max"), format!("{prefix}.current")),
+        false => (
+            format!("{prefix}.limit_in_bytes"),
+            format!("{prefix}.usage_in_bytes"),
+        ),
+    };
+    let available = cgroup.number(&limit)?.saturating_sub(cgroup.number(&used)?);
+    Some(limit_of(cgroup, available, &limit))
+}
+
+fn limit_of(cgroup: &Cgroup, available: u64, file: &str) -> CgroupLimit {
+    CgroupLimit {
+        available,
+        cgroup: cgroup.folder.clone(),
+        file: file.to_owned(),
+    }
+}
+
+/// As the controller's files are called: `2MB`, `1GB` (`mem_fmt` in `mm/hugetlb_cgroup.c`).
+fn size_name(page: u64) -> String {
+    match page {
+        page if page >= 1 << 30 => format!("{}GB", page >> 30),
+        page if page >= 1 << 20 => format!("{}MB", page >> 20),
+        page => format!("{}KB", page >> 10),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cgroups::tests::cgroup;
 
-    const V1: &str = "36 30 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory";
-    const V2: &str = "40 30 0:33 /part /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate";
-
-    #[test]
-    fn a_process_has_a_folder_in_each_hierarchy() {
-        let v1 = Hierarchy::of_mount(V1).unwrap();
-        let v2 = Hierarchy::of_mount(V2).unwrap();
-        let cpu = V1.replace("rw,memory", "rw,cpu");
-        assert_eq!(Hierarchy::of_mount(&cpu), None);
-        assert_eq!(Hierarchy::of_mount("1 2 0:3 / / rw - ext4 /dev/a rw"), None);
-        let cgroups = "4:cpuset,memory:/a/b\n3:cpu:/x\n0::/part/c\n";
-        let folder = |hierarchy: &Hierarchy, text| hierarchy.folder(text);
-        assert_eq!(
-            folder(&v1, cgroups),
-            Some("/sys/fs/cgroup/memory/a/b".into())
-        );
-        assert_eq!(folder(&v2, cgroups), Some("/sys/fs/cgroup/c".into()));
-        // In another part of the hierarchy.
-        assert_eq!(folder(&v2, "0::/other\n"), None);
-        assert_eq!(folder(&v1, "4:memory:/../other\n"), None);
-        assert_eq!(folder(&v1, "0::/a\n"), None);
+    fn available(unified: bool, files: &[(&str, &str)], swap: u64) -> Option<(u64, String)> {
+        let (_folder, cgroup) = cgroup(unified, files);
+        memory_limit(&cgroup, swap).map(|limit| (limit.available, limit.file))
     }
 
-    fn cgroup(files: &[(&str, &str)]) -> tempfile::TempDir {
-        let folder = tempfile::tempdir().unwrap();
-        for (name, text) in files {
-            std::fs::write(folder.path().join(name), format!("{text}\n")).unwrap();
-        }
-        folder
-    }
-
-    fn available(unified: bool, files: &[(&str, &str)], swap: u64) -> Option<u64> {
-        let folder = cgroup(files);
-        let hierarchy = Hierarchy {
-            unified,
-            root: "/".into(),
-            mounted: folder.path().to_owned(),
-        };
-        hierarchy.available(folder.path(), swap)
+    fn some(bytes: u64, file: &str) -> Option<(u64, String)> {
+        Some((bytes, file.to_owned()))
     }
 
     #[test]
     fn page_cache_and_swap_count_within_the_limits_of_version_2() {
         let limited = [
             ("memory.max", "1000"),
+            ("memory.high", "950"),
             ("memory.current", "900"),
             ("memory.stat", "anon 700\ninactive_file 50\nactive_file 20"),
         ];
-        assert_eq!(available(true, &limited, 0), Some(170));
-        assert_eq!(available(true, &limited, 40), Some(210));
+        let file = "memory.max";
+        assert_eq!(available(true, &limited, 0), some(170, file));
+        assert_eq!(available(true, &limited, 40), some(210, file));
         let swap = [("memory.swap.max", "30"), ("memory.swap.current", "20")];
-        assert_eq!(
-            available(true, &[&limited[..], &swap].concat(), 40),
-            Some(180)
-        );
+        let with_swap = [&limited[..], &swap].concat();
+        assert_eq!(available(true, &with_swap, 40), some(180, file));
         let free = [("memory.max", "max"), ("memory.current", "900")];
         assert_eq!(available(true, &free, 0), None);
+
+        let (_folder, throttled) = cgroup(true, &with_swap);
+        let high = memory_high(&throttled, 40).unwrap();
+        assert_eq!((high.available, &*high.file), (130, "memory.high"));
+        let (_folder, free) = cgroup(true, &free);
+        assert_eq!(memory_high(&free, 40), None);
     }
 
     #[test]
@@ -234,16 +250,40 @@ mod tests {
             ("memory.usage_in_bytes", "900"),
             ("memory.stat", "inactive_file 9\ntotal_inactive_file 50"),
         ];
-        assert_eq!(available(false, &limited, 0), Some(150));
-        assert_eq!(available(false, &limited, 40), Some(190));
+        let file = "memory.limit_in_bytes";
+        assert_eq!(available(false, &limited, 0), some(150, file));
+        assert_eq!(available(false, &limited, 40), some(190, file));
         let swap = [
             ("memory.memsw.limit_in_bytes", "1010"),
             ("memory.memsw.usage_in_bytes", "900"),
         ];
         assert_eq!(
             available(false, &[&limited[..], &swap].concat(), 40),
-            Some(160)
+            some(160, "memory.memsw.limit_in_bytes")
         );
+        let (_folder, unswappable) = cgroup(false, &[("memory.swappiness", "0")]);
+        assert_eq!(swappiness(&[unswappable]), Some(0));
+    }
+
+    #[test]
+    fn huge_pages_have_limits_of_their_own() {
+        assert_eq!(
+            [2 << 20, 1 << 30, 64 << 10].map(size_name),
+            ["2MB", "1GB", "64KB"]
+        );
+        for (unified, limit, used) in [
+            (true, "hugetlb.2MB.rsvd.max", "hugetlb.2MB.rsvd.current"),
+            (
+                false,
+                "hugetlb.2MB.rsvd.limit_in_bytes",
+                "hugetlb.2MB.rsvd.usage_in_bytes",
+            ),
+        ] {
+            let (_folder, limited) = cgroup(unified, &[(limit, "4096"), (used, "1024")]);
+            let found = huge_page_limit(&limited, "hugetlb.2MB.rsvd").unwrap();
+            assert_eq!((found.available, &*found.file), (3072, limit));
+            assert_eq!(huge_page_limit(&limited, "hugetlb.2MB"), None);
+        }
     }
 
     #[test]
@@ -252,7 +292,10 @@ mod tests {
         let available = memory_available(&own).unwrap();
         assert!(available.host > 1 << 20, "{available:?}");
         assert!(host_memory_available().unwrap() > 1 << 20);
-        let limited = available.cgroup.is_none_or(|(bytes, _)| bytes > 1 << 20);
+        let limited = available
+            .limit
+            .is_none_or(|limit| limit.available > 1 << 20);
         assert!(limited, "this test has memory");
+        huge_pages_available(&own, 2 << 20, false).unwrap();
     }
 }

@@ -46,6 +46,7 @@ mod address;
 mod available_memory;
 mod bind_unix;
 mod cancel_flag;
+mod cgroups;
 mod collapse;
 mod connect_unix;
 mod drop_pages;
@@ -76,7 +77,9 @@ mod target;
 
 pub use activation::activated_sockets;
 pub use address::{HostAddr, HostRange};
-pub use available_memory::{AvailableMemory, host_memory_available, memory_available};
+pub use available_memory::{
+    AvailableMemory, CgroupLimit, host_memory_available, huge_pages_available, memory_available,
+};
 pub use bind_unix::bind_unix;
 pub use cancel_flag::CancelFlag;
 pub use collapse::{COLLAPSE_BYTES, CollapseError};
