@@ -115,7 +115,7 @@ fn clean() {
             };
         }
     }
-    if let Ok((groups, _)) = crate::memory_limit::memory_controller() {
+    if let Ok(groups) = crate::memory_limit::memory_controller_folder() {
         for group in left_behind(&groups, PREFIX) {
             let _ = fs::remove_dir(group);
         }

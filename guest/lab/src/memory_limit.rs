@@ -1,5 +1,5 @@
-//! Swapped guest memory: a limit on the memory of a machine by the kernel's memory controller, and
-//! compressed swap space in memory (zram).
+//! Limited and swapped guest memory: a limit on the memory of a machine by the kernel's memory
+//! controller, and compressed swap space in memory (zram).
 
 use crate::{Lab, LabError, spawn};
 use std::fs;
@@ -13,13 +13,37 @@ use std::time::{Duration, Instant};
 const EMPTY: Duration = Duration::from_secs(5);
 const ZRAM: &str = "/sys/class/zram-control";
 
-/// A limit on the memory of a machine; what is over is swapped. Cheap to clone; removed with the
-/// last clone.
+/// A limit on the memory of a machine; what is over is swapped, if there is swap space. Cheap to
+/// clone; removed with the last clone.
 #[derive(Clone, Debug)]
 pub struct MemoryLimit(Arc<Group>);
 
 #[derive(Debug)]
-struct Group(PathBuf);
+struct Group {
+    folder: PathBuf,
+    controller: &'static Controller,
+}
+
+/// Files of the memory controller.
+#[derive(Debug)]
+struct Controller {
+    limit: &'static str,
+    used: &'static str,
+    /// What keeps a cgroup from swapping, and the value for it.
+    no_swap: (&'static str, &'static str),
+}
+
+static V1: Controller = Controller {
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    no_swap: ("memory.swappiness", "0"),
+};
+
+static V2: Controller = Controller {
+    limit: "memory.max",
+    used: "memory.current",
+    no_swap: ("memory.swap.max", "0"),
+};
 
 impl MemoryLimit {
     /// Creates a limit of `mib` MiB.
@@ -29,18 +53,45 @@ impl MemoryLimit {
     /// refuses.
     pub fn new(lab: &Lab, mib: u64) -> Result<Self, LabError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let (root, limit) = memory_controller()?;
+        let (root, controller) = memory_controller()?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let folder = root.join(format!("{}-{number}", lab.name()));
         fs::create_dir(&folder).map_err(LabError::file("creating the cgroup", &folder))?;
-        let group = Self(Arc::new(Group(folder)));
-        group.write(limit, &(mib << 20).to_string())?;
+        let group = Self(Arc::new(Group { folder, controller }));
+        group.write(controller.limit, &(mib << 20).to_string())?;
         Ok(group)
+    }
+
+    /// As [`new`](Self::new), but what is over is not swapped: the kernel kills the machine.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn without_swap(lab: &Lab, mib: u64) -> Result<Self, LabError> {
+        let group = Self::new(lab, mib)?;
+        let (name, value) = group.0.controller.no_swap;
+        group.write(name, value)?;
+        Ok(group)
+    }
+
+    /// The cgroup's folder.
+    pub fn folder(&self) -> &Path {
+        &self.0.folder
+    }
+
+    /// Memory that is charged to the limit, MiB.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn used_mib(&self) -> Result<u64, LabError> {
+        let path = self.0.folder.join(self.0.controller.used);
+        let text = fs::read_to_string(&path).map_err(LabError::file("reading", &path))?;
+        // The kernel writes a number.
+        Ok(text.trim().parse::<u64>().unwrap_or(0) >> 20)
     }
 
     /// The file to which a process writes its number to apply the limit to itself.
     pub fn processes(&self) -> PathBuf {
-        self.0.0.join("cgroup.procs")
+        self.0.folder.join("cgroup.procs")
     }
 
     /// Applies the limit to a process with all of its threads.
@@ -49,7 +100,7 @@ impl MemoryLimit {
     }
 
     fn write(&self, name: &str, text: &str) -> Result<(), LabError> {
-        let path = self.0.0.join(name);
+        let path = self.0.folder.join(name);
         fs::write(&path, text).map_err(LabError::file("writing", path))
     }
 }
@@ -57,14 +108,19 @@ impl MemoryLimit {
 impl Drop for Group {
     fn drop(&mut self) {
         let deadline = Instant::now() + EMPTY;
-        while fs::remove_dir(&self.0).is_err() && Instant::now() < deadline {
+        while fs::remove_dir(&self.folder).is_err() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 }
 
-/// The memory controller's mount point, and the name of its limit: cgroup v1 or v2.
-pub(crate) fn memory_controller() -> Result<(PathBuf, &'static str), LabError> {
+/// The mount point of the memory controller of the first cgroups that have it.
+pub(crate) fn memory_controller_folder() -> Result<PathBuf, LabError> {
+    Ok(memory_controller()?.0)
+}
+
+/// The memory controller's mount point, and its files: cgroup v1 or v2.
+fn memory_controller() -> Result<(PathBuf, &'static Controller), LabError> {
     let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
     let found = mounts.lines().find_map(|line| {
         let mut words = line.split(' ').skip(1);
@@ -72,11 +128,9 @@ pub(crate) fn memory_controller() -> Result<(PathBuf, &'static str), LabError> {
         let path = PathBuf::from(path);
         let v2 = || fs::read_to_string(path.join("cgroup.subtree_control"));
         match kind {
-            "cgroup" if options.split(',').any(|option| option == "memory") => {
-                Some((path, "memory.limit_in_bytes"))
-            }
+            "cgroup" if options.split(',').any(|option| option == "memory") => Some((path, &V1)),
             "cgroup2" if v2().is_ok_and(|on| on.split(' ').any(|on| on.trim() == "memory")) => {
-                Some((path, "memory.max"))
+                Some((path, &V2))
             }
             _ => None,
         }

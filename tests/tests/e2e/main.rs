@@ -50,6 +50,7 @@ mod links_cut;
 mod log_ranges;
 mod matrix;
 mod memory_layouts;
+mod memory_limits;
 mod modes;
 mod monitor_reads;
 mod nano_server;

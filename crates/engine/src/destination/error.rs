@@ -12,7 +12,7 @@ use crate::destination::install_error::InstallError;
 
 use crate::guest::DestinationGuest;
 use crate::guest_error::GuestError;
-use crate::source_ended::SOURCE_ENDED;
+use crate::source_ended::{SOURCE_ENDED, in_parentheses};
 use hikkoshi_handover::Outcome;
 use hikkoshi_link::{LinkError, WaitEnded};
 use hikkoshi_memory::{MemoryError, PresenceError};
@@ -107,13 +107,20 @@ pub enum DestinationFailure {
     /// Memory could not be registered for faults.
     #[error(transparent)]
     Register(#[from] RangeError),
-    /// The machine's process ended; its number, if known.
+    /// The machine's process ended.
     #[error(
-        "the destination's virtual machine{} has ended, and its part of the guest's memory is \
-         lost; its log, or its standard error, may say why",
-        .0.map_or_else(String::new, |pid| format!(" (process {pid})"))
+        "the destination's virtual machine{} has ended{}, and its part of the guest's memory is \
+         lost; its log, or its standard error, may say {}",
+        pid.map_or_else(String::new, |pid| format!(" (process {pid})")),
+        in_parentheses(why.as_deref()),
+        if why.is_some() { "more" } else { "why" }
     )]
-    ProcessGone(Option<u32>),
+    ProcessGone {
+        /// Its number, if known.
+        pid: Option<u32>,
+        /// Why it has ended, if that is known.
+        why: Option<String>,
+    },
     /// The device state differs from what the source sent.
     #[error("the device state arrived damaged: {0}")]
     DeviceState(String),
@@ -181,7 +188,7 @@ impl DestinationFailure {
         self.is_corruption()
             || matches!(
                 self,
-                Self::ProcessGone(_)
+                Self::ProcessGone { .. }
                     | Self::Install(InstallError::Copy(CopyError::ProcessGone { .. }))
             )
     }
@@ -201,7 +208,7 @@ impl DestinationFailure {
                 | Self::Presence(_)
                 | Self::Faults(_)
                 | Self::Register(_)
-                | Self::ProcessGone(None)
+                | Self::ProcessGone { pid: None, .. }
         );
         // Such a guest was ended by this side, for the reason in the error.
         if by_machine && !self.is_corruption() && ends_now(guest) {
@@ -212,7 +219,18 @@ impl DestinationFailure {
 
     /// The machine's process has ended.
     pub(crate) fn process_ended(guest: &dyn DestinationGuest) -> Self {
-        Self::ProcessGone(guest.process_memory().map(|(process, _)| process.pid()))
+        Self::ProcessGone {
+            pid: guest.process_memory().map(|(process, _)| process.pid()),
+            why: guest.why_ended(),
+        }
+    }
+
+    /// The machine's process ended: a thread has noticed that, which knows nothing more.
+    pub(crate) fn process_gone() -> Self {
+        Self::ProcessGone {
+            pid: None,
+            why: None,
+        }
     }
 
     /// A message that is not allowed at this point.

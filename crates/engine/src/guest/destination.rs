@@ -252,6 +252,11 @@ pub trait DestinationGuest: Send {
         false
     }
 
+    /// Why a machine that [has ended](Self::has_ended) did so, if the adapter knows.
+    fn why_ended(&self) -> Option<String> {
+        None
+    }
+
     /// Ends the machine's process, and the guest with it: its migration was given up, and its
     /// missing pages will never arrive.
     fn kill(&mut self) -> Result<(), GuestError>;

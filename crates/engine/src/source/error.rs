@@ -10,7 +10,7 @@ use hikkoshi_handover::Outcome;
 use thiserror::Error;
 
 use crate::guest_error::GuestError;
-use crate::source_ended::SOURCE_ENDED;
+use crate::source_ended::{SOURCE_ENDED, in_parentheses};
 use hikkoshi_link::{HandshakeError, LinkError};
 use hikkoshi_memory::GuestRam;
 
@@ -261,10 +261,6 @@ impl SourceFailure {
             cause => format!("the source failed: {}", Report::new(cause)),
         }
     }
-}
-
-fn in_parentheses(text: Option<&str>) -> String {
-    text.map_or_else(String::new, |text| format!(" ({text})"))
 }
 
 /// RAM blocks, for a message.

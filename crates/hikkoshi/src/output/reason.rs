@@ -164,7 +164,7 @@ impl From<&DestinationFailure> for Reason {
             | DestinationFailure::Presence(_)
             | DestinationFailure::Faults(_)
             | DestinationFailure::Register(_) => Self::Memory,
-            DestinationFailure::ProcessGone(_) => Self::QemuEnded,
+            DestinationFailure::ProcessGone { .. } => Self::QemuEnded,
             DestinationFailure::DeviceState(_) => Self::DeviceState,
             DestinationFailure::Cancelled => Self::Cancelled,
             DestinationFailure::CancelledBySource(_) => Self::PeerCancelled,

@@ -8,6 +8,7 @@ pub(crate) mod inspect;
 mod left_copies;
 pub(crate) mod machine;
 pub(crate) mod maps;
+pub(crate) mod oom_kills;
 pub(crate) mod parts;
 pub(crate) mod preflight;
 pub(crate) mod privileges;

@@ -15,7 +15,7 @@ use hikkoshi_wire::{Disk, GuestDescription, Machine, Processors};
 use super::shutdown_listener::ShutdownListener;
 use super::vcpus;
 use super::{KillError, QemuDestination, ReleaseDestinationError};
-use crate::attach::privileges;
+use crate::attach::{oom_kills, privileges};
 use crate::migration_settings::Settings;
 use crate::network;
 use crate::qmp::reconnect::connected;
@@ -126,6 +126,10 @@ impl DestinationGuest for QemuDestination {
     fn has_shut_down(&mut self) -> bool {
         let listener = self.listener.as_ref();
         listener.is_some_and(ShutdownListener::has_shut_down)
+    }
+
+    fn why_ended(&self) -> Option<String> {
+        oom_kills::since(self.oom_kills.as_ref())
     }
 
     fn kill(&mut self) -> Result<(), GuestError> {

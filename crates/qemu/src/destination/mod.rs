@@ -31,7 +31,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hikkoshi_engine::CancelFlag;
-use hikkoshi_linux::Process;
+use hikkoshi_linux::{OomKills, Process};
 use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::RemoteUserfault;
 use hikkoshi_wire::{Machine, Processors};
@@ -45,6 +45,7 @@ use self::shutdown_listener::ShutdownListener;
 use self::vcpus::Vcpu;
 use crate::attach::Overcommit;
 use crate::attach::exclusive_access::{self, ExclusiveAccess};
+use crate::attach::oom_kills;
 use crate::attach::preflight::{AllowedTypes, Side};
 use crate::attach::process;
 use crate::attach::reopen::FileAccess;
@@ -97,6 +98,8 @@ pub struct QemuDestination {
     announce_self: bool,
     /// Used while the guest runs here and pages may be missing.
     listener: Option<ShutdownListener>,
+    /// How many processes the kernel had killed when this attached.
+    oom_kills: Option<OomKills>,
     _lock: ExclusiveAccess,
 }
 
@@ -136,6 +139,7 @@ impl QemuDestination {
     ) -> Self {
         Self {
             client: qemu.client,
+            oom_kills: oom_kills::count(&qemu.process),
             monitor,
             piped,
             reattached: false,
@@ -212,6 +216,7 @@ impl QemuDestination {
             piped,
             reattached: true,
             machine: Machine::default(),
+            oom_kills: oom_kills::count(&process),
             process,
             ram: Arc::new(ram),
             identity: identity.clone(),

@@ -13,6 +13,7 @@ use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::{Disk, Domain, GuestDescription, Machine, Processors};
 
 use super::QemuSource;
+use crate::attach::oom_kills;
 use crate::network;
 use crate::qmp::reconnect::connected;
 use crate::source::drain;
@@ -134,7 +135,8 @@ impl SourceGuest for QemuSource {
     }
 
     fn why_ended(&mut self) -> Option<String> {
-        self.monitor.why_ended()
+        let why = self.monitor.why_ended();
+        why.or_else(|| oom_kills::since(self.oom_kills.as_ref()))
     }
 
     fn asynchronous_faults(&self) -> Option<AsynchronousFaults> {

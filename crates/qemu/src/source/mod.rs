@@ -31,7 +31,7 @@ use std::time::SystemTime;
 use error_reporter::Report;
 use hikkoshi_dirty::PagemapLog;
 use hikkoshi_engine::{CancelFlag, Mode};
-use hikkoshi_linux::Process;
+use hikkoshi_linux::{OomKills, Process};
 use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::{RemoteUserfault, close_remote};
 use hikkoshi_wire::{Domain, GuestDescription, Machine, Processors};
@@ -44,6 +44,7 @@ use self::pause::{PreparedPause, Saving};
 use self::undo_record::{UndoRecord, UndoRecorder};
 use crate::attach::Overcommit;
 use crate::attach::exclusive_access::{self, ExclusiveAccess};
+use crate::attach::oom_kills;
 use crate::attach::preflight::{self, AllowedTypes, Refusal, Side};
 use crate::attach::process;
 use crate::attach::ram::blocks::RamBlockInfo;
@@ -135,6 +136,8 @@ pub struct QemuSource {
     holds_images: bool,
     /// Nothing is restored: another engine continues.
     detached: bool,
+    /// How many processes the kernel had killed when this attached.
+    oom_kills: Option<OomKills>,
     _lock: ExclusiveAccess,
 }
 
@@ -193,6 +196,7 @@ impl QemuSource {
             machine,
         } = qemu;
         Ok(Self {
+            oom_kills: oom_kills::count(&process),
             client,
             monitor,
             qemu: QemuResources {
@@ -290,6 +294,7 @@ impl QemuSource {
             }
         }
         Ok(Some(Self {
+            oom_kills: oom_kills::count(&process),
             client: None,
             monitor,
             qemu: QemuResources {

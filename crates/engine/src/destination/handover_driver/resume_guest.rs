@@ -129,7 +129,7 @@ impl HandoverDriver<'_> {
             let mut lost = None;
             for action in actions {
                 if *action == DestinationAction::End {
-                    return Err(cause.unwrap_or(DestinationFailure::ProcessGone(None)));
+                    return Err(cause.unwrap_or(DestinationFailure::process_gone()));
                 }
                 lost = self.perform(*action, &mut cause).err();
                 if lost.is_some() {

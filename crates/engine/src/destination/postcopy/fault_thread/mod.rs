@@ -134,7 +134,7 @@ impl FaultThread {
             }
             match self.next()? {
                 Ready::Stopped => return Ok(()),
-                Ready::ProcessGone => return Err(DestinationFailure::ProcessGone(None)),
+                Ready::ProcessGone => return Err(DestinationFailure::process_gone()),
                 Ready::TimedOut => continue,
                 Ready::Other => {
                     installer.requests.huge().event().clear();
