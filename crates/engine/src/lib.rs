@@ -73,6 +73,7 @@ mod control_link;
 mod default_links;
 pub mod destination;
 mod disks;
+mod ends_now;
 mod guest;
 mod guest_error;
 mod network_frames;

@@ -145,6 +145,7 @@ pub use identity::{HOLD, QemuIdentity, RamFileIdentity, RamIdentity, ReattachErr
 pub use measure::{MeasureError, QemuMeasurement, StopMeasuringError};
 pub use migration_settings::Settings;
 pub use network::overview::CardPart;
+pub use source::guest_now::GuestNow;
 pub use source::quit::QuitError;
 pub use source::ram_files::RamFileSource;
 pub use source::undo::{UndoError, UndoOutcome, undo};

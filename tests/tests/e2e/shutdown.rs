@@ -3,7 +3,7 @@
 
 use hikkoshi_lab::{VmConfig, Workload};
 use hikkoshi_tests::{
-    Breakpoint, Guest, LONG, MessageKind, Migration, MigrationPlan, TestEnv, Transport,
+    Breakpoint, Guest, LONG, MessageKind, Migration, MigrationPlan, TestEnv, Transport, eventually,
 };
 
 /// Starts a post-copy in which the guest receives only the pages that it requests.
@@ -47,7 +47,34 @@ fn a_guest_that_powers_off_in_postcopy() {
     assert_eq!(guest.vm().status().unwrap(), "paused");
 }
 
-/// The same, but the source is not notified: an engine that is started after QEMU has ended
+/// With `-no-shutdown` QEMU stays when its guest powers off. In pre-copy such a guest is not moved,
+/// and is not reported to run.
+#[test]
+fn a_guest_that_powers_off_in_precopy_and_leaves_its_qemu() {
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, small().arguments(["-no-shutdown"]));
+    let plan = MigrationPlan::new("precopy").hold_at(Breakpoint::after(MessageKind::Pages).nth(10));
+    let migration = guest.start_migration(&plan);
+    migration.wait_held();
+    guest.vm().send("stop").unwrap();
+    eventually("the guest to power off", || {
+        let status = guest.vm().status().unwrap();
+        (status == "shutdown").then_some(()).ok_or(status)
+    });
+    migration.relay().release();
+    let (exits, _) = migration.wait();
+    let cause = "pausing the guest for the switchover: the guest's state is shutdown, and only \
+                 running or paused guests can be moved: it has shut down, and its QEMU was started \
+                 with -no-shutdown: start it again (QMP command 'system_reset', then 'cont') or \
+                 quit QEMU";
+    exits.assert_source(1, &[cause, "the guest is at the source, and has shut down"]);
+    for never in ["try again", "runs at the source"] {
+        assert!(!exits.migrate.stderr.contains(never), "{exits:?}");
+    }
+    assert_eq!(guest.vm().status().unwrap(), "shutdown");
+}
+
+/// The guest powers off in post-copy, and the source is not notified: an engine that is started after QEMU has ended
 /// notifies it.
 #[test]
 fn a_guest_that_powers_off_while_its_source_is_disconnected() {

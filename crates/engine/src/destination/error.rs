@@ -2,36 +2,19 @@
 
 use std::fmt;
 use std::io;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use hikkoshi_userfault::{CopyError, RangeError, ReadError};
 use thiserror::Error;
 
 use crate::destination::install_error::InstallError;
 
+use crate::ends_now::ends_now;
 use crate::guest::DestinationGuest;
 use crate::guest_error::GuestError;
 use crate::source_ended::{SOURCE_ENDED, in_parentheses};
 use hikkoshi_handover::Outcome;
 use hikkoshi_link::{LinkError, WaitEnded};
 use hikkoshi_memory::{MemoryError, PresenceError};
-
-/// How long a killed process may take to end after operations on its memory have failed.
-const ENDING: Duration = Duration::from_millis(200);
-
-/// Whether the guest's process has ended, or ends now: while its threads exit, operations on its
-/// memory fail already.
-fn ends_now(guest: &dyn DestinationGuest) -> bool {
-    let since = Instant::now();
-    while !guest.has_ended() {
-        if since.elapsed() >= ENDING {
-            return false;
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-    true
-}
 
 /// Why a guest was not received.
 #[derive(Debug)]
@@ -211,7 +194,7 @@ impl DestinationFailure {
                 | Self::ProcessGone { pid: None, .. }
         );
         // Such a guest was ended by this side, for the reason in the error.
-        if by_machine && !self.is_corruption() && ends_now(guest) {
+        if by_machine && !self.is_corruption() && ends_now(|| guest.has_ended()) {
             return Self::process_ended(guest);
         }
         self

@@ -11,7 +11,9 @@ use hikkoshi_memory::Backing;
 use hikkoshi_wire::{MigrationId, Mode};
 
 use crate::disks::DiskRelay;
+use crate::ends_now::ends_now;
 use crate::guest::SourceGuest;
+use crate::guest_error::GuestError;
 use crate::report::{Account, Phase};
 use crate::retry::RetryBudget;
 use crate::source::context::{MigrateControl, MigrationContext};
@@ -216,9 +218,18 @@ fn cancel(
     let resumed = guest.resume();
     let cause = session.explain(cause);
     let may_be_undelivered = notify_guest_kept::may_be_undelivered(&cause);
-    session.cancel(cause.cancel_reason(guest.has_ended()));
-    let error = MigrateError::after_resume(cause, resumed, guest.has_ended());
+    let has_ended = has_ended_after(guest, &resumed);
+    session.cancel(cause.cancel_reason(has_ended));
+    let error = MigrateError::after_resume(cause, resumed, has_ended);
     (error, may_be_undelivered)
+}
+
+/// Whether the guest's process has ended. One that cannot be resumed may be ending.
+pub(crate) fn has_ended_after(guest: &dyn SourceGuest, resumed: &Result<(), GuestError>) -> bool {
+    match resumed {
+        Ok(()) => guest.has_ended(),
+        Err(_) => ends_now(|| guest.has_ended()),
+    }
 }
 
 pub(crate) fn random() -> io::Result<[u8; 16]> {

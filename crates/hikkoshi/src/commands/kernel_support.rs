@@ -13,6 +13,6 @@ pub(super) fn require_dirty_log(mode: Mode) -> Result<(), Exit> {
     }
     hikkoshi_qemu::dirty_log_support().map_err(|error| {
         Exit::caused(ExitStatus::AtSource, Reason::Unsupported, &error)
-            .with("the guest still runs at the source; --mode postcopy needs no dirty log")
+            .with("nothing was changed; --mode postcopy needs no dirty log")
     })
 }

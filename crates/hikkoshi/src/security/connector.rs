@@ -101,8 +101,7 @@ pub(crate) fn invited_by_certificate(
             "asking the 'hikkoshi receive --daemon' at {address} for an invitation: {}",
             Report::new(&error)
         );
-        Exit::new(ExitStatus::AtSource, reason, what)
-            .with("the guest still runs at the source; nothing was changed")
+        Exit::new(ExitStatus::AtSource, reason, what).with("nothing was changed")
     })?;
     let tls = TlsClient::invited(&invitation).map_err(|error| credentials(Report::new(error)))?;
     // The address that was reached: the one in the invitation may be for other networks.

@@ -91,20 +91,6 @@ fn numbered(obstacles: &[AttachError]) -> String {
 }
 
 impl AttachError {
-    /// Whether a guest was found, which is unchanged.
-    pub fn found_guest(&self) -> bool {
-        self.all().iter().all(|obstacle| {
-            !matches!(
-                obstacle,
-                Self::Connect(_)
-                    | Self::Occupied(_)
-                    | Self::Refused(
-                        Refusal::Qmp(_) | Refusal::TooOld { .. } | Refusal::State { .. }
-                    )
-            )
-        })
-    }
-
     /// Whether an earlier migration may have handed the guest over.
     pub fn may_be_handed_over(&self) -> bool {
         self.all().iter().any(|obstacle| {

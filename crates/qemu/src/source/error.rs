@@ -80,6 +80,9 @@ pub(crate) enum SaveError {
          right before the guest was paused; try again"
     )]
     DiskAdded,
+    /// The guest stopped by itself right before it was paused.
+    #[error("saving the device state")]
+    Refused(#[source] Refusal),
     /// Another program has resumed or reset the guest.
     #[error(
         "saving the device state: another program has resumed or reset the guest after it was paused \

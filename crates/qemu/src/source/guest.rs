@@ -148,7 +148,7 @@ impl SourceGuest for QemuSource {
     }
 
     fn has_ended(&self) -> bool {
-        !self.qemu.process.is_alive()
+        self.has_exited()
     }
 
     fn release(&mut self) -> Result<(), GuestError> {

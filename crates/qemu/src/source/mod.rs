@@ -11,6 +11,7 @@ pub(crate) mod drain;
 pub(crate) mod end_copies;
 mod error;
 mod guest;
+pub(crate) mod guest_now;
 mod handed_over;
 pub(crate) mod move_lock;
 mod pause;
@@ -359,6 +360,11 @@ impl QemuSource {
         if let Err(error) = self.undo_recorder.write(&self.undo) {
             tracing::warn!(error = %Report::new(&error), "writing the undo record after everything was undone");
         }
+    }
+
+    /// Whether QEMU has ended, or is exiting: its memory is gone.
+    fn has_exited(&self) -> bool {
+        self.qemu.process.has_lost_memory()
     }
 
     /// The number of QEMU's process.

@@ -65,12 +65,10 @@ impl QemuSource {
         self.begin_move()?;
         let client = connected(&mut self.client)?;
         let state = migration_status::run_state(client)?;
-        if !matches!(state.status.as_str(), "running" | "paused" | "prelaunch") {
-            return Err(Refusal::State {
-                state: state.status,
-                advice: "it changed during the move; correct it and try again",
-            }
-            .into());
+        // It may have changed since the move began: the guest may have shut down, or crashed.
+        if let Some(advice) = preflight::advice(&state.status) {
+            let state = state.status;
+            return Err(Refusal::State { state, advice }.into());
         }
         let under_way = MoveInProgress {
             mode: self.mode,

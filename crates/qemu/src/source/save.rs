@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use super::pause::Saving;
 use super::{QemuSource, SaveError, SwitchoverStage};
-use crate::attach::preflight::{self, pause_mark};
+use crate::attach::preflight::{self, Refusal, pause_mark};
 use crate::attach::processors::asynchronous_faults::have_flag;
 use crate::attach::ram::blocks::{self, RamBlockInfo};
 use crate::qmp::reconnect::connected;
@@ -105,20 +105,19 @@ impl QemuSource {
         }
     }
 
-    /// Checks that no other program has resumed or reset the guest between its pause and
-    /// [`keep_paused`](Self::keep_paused), and that it is still as it was.
+    /// Checks that the guest was paused, and did not stop by itself right before, and that no other
+    /// program has resumed or reset it between its pause and [`keep_paused`](Self::keep_paused).
     fn check_paused_since_the_save(&mut self) -> Result<(), SaveError> {
-        if !self.monitor.is_shared() {
-            return Ok(());
-        }
         let state = migration_status::run_state(connected(&mut self.client)?)?;
         let was_paused_here = self.qemu.description.running;
-        if state.running || (was_paused_here && state.status != "paused") {
-            return Err(SaveError::Resumed {
-                state: state.status,
-            });
+        if !state.running && (!was_paused_here || state.status == "paused") {
+            return Ok(());
         }
-        Ok(())
+        let state = state.status;
+        Err(match preflight::advice(&state) {
+            Some(advice) => SaveError::Refused(Refusal::State { state, advice }),
+            None => SaveError::Resumed { state },
+        })
     }
 
     /// Whether the guest uses asynchronous page faults: known once it is saved.

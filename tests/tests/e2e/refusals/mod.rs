@@ -17,10 +17,7 @@ use hikkoshi_tests::{
 };
 use serde_json::json;
 
-/// For a guest that was inspected.
-const UNTOUCHED: &str = "the guest still runs at the source; nothing was changed";
-
-/// For a guest that was not inspected.
+/// What is said of the guest, whatever it does.
 const UNCHANGED: &str = "nothing was changed";
 
 fn light_guest() -> VmConfig {
@@ -37,7 +34,7 @@ fn source_refused(guest: &Guest<'_>, code: i32, parts: &[&str]) {
     let before = QemuState::of(guest.vm());
     let qmp = guest.vm().qmp_path().to_str().unwrap();
     let mut parts = parts.to_vec();
-    parts.push(UNTOUCHED);
+    parts.push(UNCHANGED);
     assert_refused(&["migrate", "unix:/nowhere", "--qmp", qmp], code, &parts);
     before.assert_unchanged(guest.vm());
     assert_eq!(guest.vm().status().unwrap(), "running");

@@ -8,6 +8,7 @@ use hikkoshi_wire::ToDestination;
 
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover_driver::{HandoverDriver, HandoverResult};
+use crate::source::migrate::has_ended_after;
 use crate::source::network_frames::FrameForwarder;
 use crate::source::notify_guest_kept;
 
@@ -64,11 +65,10 @@ impl HandoverDriver<'_> {
     /// Resumes the guest, which the source owns, and cancels the migration.
     fn resume_at_source(&mut self, cause: SourceFailure) -> MigrateError {
         let resumed = self.guest.resume();
+        let has_ended = has_ended_after(self.guest, &resumed);
         self.shared.steps.end(Instant::now());
         if let Some(mut active) = self.active.take() {
-            active
-                .session
-                .cancel(cause.cancel_reason(self.guest.has_ended()));
+            active.session.cancel(cause.cancel_reason(has_ended));
             active.end();
         } else {
             // Another engine or the guard resumed the guest, without a link.
@@ -78,7 +78,7 @@ impl HandoverDriver<'_> {
                 &*self.shared.observer,
             );
         }
-        MigrateError::after_resume(cause, resumed, self.guest.has_ended())
+        MigrateError::after_resume(cause, resumed, has_ended)
     }
 
     /// Keeps all state for another engine. Returns the error.

@@ -11,16 +11,16 @@ use std::sync::Arc;
 
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, MigrateControl, Mode, SourceControl, SourceGuest, migrate};
-use hikkoshi_handover::Outcome;
 use hikkoshi_link::tls::TlsClient;
 use hikkoshi_link::{Address, KeptRequest, Remote};
 use hikkoshi_qemu::qmp::Monitor;
 use hikkoshi_qemu::{AttachError, Excludes, QemuSource};
 use hikkoshi_status::Side;
 
+use self::outcome::SourceMachine;
 use crate::args::{Migrate, RequestedMode};
 use crate::commands::find_journal::may_exist;
-use crate::commands::guard::{GuardProcess, QEMU_ENDED};
+use crate::commands::guard::GuardProcess;
 use crate::commands::kernel_support::require_dirty_log;
 use crate::commands::late_cancel::{CommitJournal, LateCancelNotice};
 use crate::commands::monitor::{self, NamedGuest};
@@ -28,12 +28,13 @@ use crate::commands::resume_command::before_search;
 use crate::commands::{give_up, journal_link, signals};
 use crate::journal::{JournalFile, SourceEntry, SourceJournal};
 use crate::output::exit::{Exit, ExitStatus};
-use crate::output::reason::{Holder, Reason};
+use crate::output::reason::Reason;
 use crate::output::report::SourceExtras;
 use crate::security;
 use crate::status::{Session, SessionInfo};
 
-const UNCHANGED: &str = "the guest still runs at the source; nothing was changed";
+/// The guest does what it did, whatever that was.
+const UNCHANGED: &str = "nothing was changed";
 
 pub(crate) fn run(args: &Migrate) -> Result<ExitStatus, Exit> {
     let cancel = signals::cancel_on_signals().map_err(before_search(&args.run))?;
@@ -233,28 +234,18 @@ fn start(
     if quit.as_ref().is_some_and(|quit| quit.source_quit) {
         journal.remove();
     }
-    let qemu_pid = (!guest.has_ended()).then(|| guest.pid());
-    let status = outcome::report(
-        session,
-        result,
-        journal.path(),
-        address,
-        qemu_pid,
-        SourceExtras {
-            quit: quit.as_ref(),
-            auto: chosen.as_ref().map(|chosen| &chosen.report),
-        },
-        |outcome| match outcome {
-            Outcome::AtSource | Outcome::Stopped if guest.has_ended() => {
-                Some((Holder::Nobody, QEMU_ENDED))
-            }
-            Outcome::AtSource if !guest.describe().running => Some((
-                Holder::Source,
-                "the guest is at the source, paused as before",
-            )),
-            _ => None,
-        },
-    );
+    let guest_now = outcome::guest_now(&result, Some(&mut guest));
+    let machine = SourceMachine {
+        monitor: address,
+        pid: (!guest.has_ended()).then(|| guest.pid()),
+        guest: guest_now,
+        ran: guest.describe().running,
+    };
+    let extras = SourceExtras {
+        quit: quit.as_ref(),
+        auto: chosen.as_ref().map(|chosen| &chosen.report),
+    };
+    let status = outcome::report(session, result, journal.path(), &machine, extras);
     // Before the guard, which reads the journal.
     drop((watch, guest, journal));
     status
@@ -276,16 +267,11 @@ fn not_attached(error: &AttachError) -> Exit {
     } else {
         ExitStatus::AtSource
     };
-    let next = if error.found_guest() {
-        UNCHANGED
-    } else {
-        "nothing was changed"
-    };
     let of_mode = |obstacle: &AttachError| obstacle.excludes() != Excludes::AllModes;
     let reason = if error.all().iter().all(of_mode) {
         Reason::Unsupported
     } else {
         Reason::NotAttached
     };
-    Exit::caused(status, reason, error).with(next)
+    Exit::caused(status, reason, error).with(UNCHANGED)
 }

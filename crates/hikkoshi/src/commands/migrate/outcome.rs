@@ -7,9 +7,10 @@ use hikkoshi_engine::report::GuestState;
 use hikkoshi_engine::source::SourceFailure;
 use hikkoshi_engine::{Account, MigrateError};
 use hikkoshi_handover::Outcome;
-use hikkoshi_qemu::QuitError;
 use hikkoshi_qemu::qmp::{Monitor, MonitorAddress};
+use hikkoshi_qemu::{GuestNow, QemuSource, QuitError};
 
+use crate::commands::guard::QEMU_ENDED;
 use crate::commands::monitor::resume_by_hand;
 use crate::commands::print_result::print_result;
 use crate::commands::resume_command::{GIVE_UP_HINT, resume_command};
@@ -30,18 +31,43 @@ const MEMORY_LOST: &str = "the guest is lost: at the destination it waits for pa
                            exist. End its QEMU there ('hikkoshi receive --resume --give-up' does), \
                            and reboot the guest from its disks";
 
-/// Reports the outcome for the guest whose monitor is at `monitor`. `qemu_pid` is the source's
-/// QEMU, if it still exists. `special` knows in some cases who has the guest and what to report.
-/// `extras`: what else this side reports.
+/// The source's machine after a migration.
+#[derive(Debug)]
+pub(super) struct SourceMachine<'a> {
+    /// Its monitor.
+    pub(super) monitor: &'a MonitorAddress,
+    /// Its process, if it still exists.
+    pub(super) pid: Option<u32>,
+    /// Its guest, if that was left or resumed here.
+    pub(super) guest: Option<GuestNow>,
+    /// Whether the guest ran when the migration began.
+    pub(super) ran: bool,
+}
+
+/// What QEMU reports of its guest after a migration that has left it at the source. `None`: it is
+/// not there. `guest`: none if its QEMU has ended.
+pub(super) fn guest_now(
+    result: &Result<Account, MigrateError>,
+    guest: Option<&mut QemuSource>,
+) -> Option<GuestNow> {
+    match result {
+        Err(MigrateError {
+            outcome: Outcome::AtSource | Outcome::Stopped,
+            ..
+        }) => Some(guest.map_or(GuestNow::Ended, QemuSource::guest_now)),
+        _ => None,
+    }
+}
+
+/// Reports the outcome. `extras`: what else this side reports.
 pub(super) fn report(
     session: &Session,
     result: Result<Account, MigrateError>,
     journal: &Path,
-    monitor: &MonitorAddress,
-    qemu_pid: Option<u32>,
+    machine: &SourceMachine<'_>,
     extras: SourceExtras<'_>,
-    special: impl Fn(Outcome) -> Option<(Holder, &'static str)>,
 ) -> Result<ExitStatus, Exit> {
+    let (monitor, qemu_pid) = (machine.monitor, machine.pid);
     let error = match result {
         Ok(account) => {
             let what = match account.guest_state {
@@ -70,9 +96,13 @@ pub(super) fn report(
         Err(error) => error,
     };
     let again = resume_command::<SourceEntry>(journal);
-    let (holder, next) = match special(error.outcome) {
-        Some((holder, next)) => (holder, next.to_owned()),
-        None => (error.outcome.into(), next_step(&error, monitor, &again)),
+    let (holder, next) = match &machine.guest {
+        Some(GuestNow::Ended) => (Holder::Nobody, QEMU_ENDED.to_owned()),
+        guest => {
+            let here = at_source(guest.as_ref(), machine.ran);
+            let next = next_step(&error, monitor, &here, &again);
+            (error.outcome.into(), next)
+        }
     };
     let holder = match error.cause {
         SourceFailure::MemoryLost { .. } => Holder::Destination,
@@ -126,15 +156,34 @@ pub(super) fn quit_source(quit: impl FnOnce() -> Result<(), QuitError>) -> Sourc
     }
 }
 
-/// Where the guest is after an error, and what to do.
-fn next_step(error: &MigrateError, monitor: &MonitorAddress, again: &str) -> String {
+/// What a guest does that the migration has left at the source. `ran`: it did before.
+fn at_source(guest: Option<&GuestNow>, ran: bool) -> String {
+    match guest {
+        Some(GuestNow::Runs) => "the guest still runs at the source".to_owned(),
+        Some(GuestNow::Stopped(state)) if state == "shutdown" => {
+            "the guest is at the source, and has shut down".to_owned()
+        }
+        Some(GuestNow::Stopped(_)) if !ran => {
+            "the guest is at the source, paused as before".to_owned()
+        }
+        Some(GuestNow::Stopped(state)) => {
+            format!("the guest is at the source, and does not run: its state is {state}")
+        }
+        Some(GuestNow::Ended) => QEMU_ENDED.to_owned(),
+        Some(GuestNow::Unknown) | None => {
+            "the guest is at the source; its QEMU does not answer, so it is not known whether it \
+             runs"
+                .to_owned()
+        }
+    }
+}
+
+/// Where the guest is after an error, and what to do. `here`: what it does at the source, if it is
+/// there.
+fn next_step(error: &MigrateError, monitor: &MonitorAddress, here: &str, again: &str) -> String {
     match error.outcome {
-        Outcome::AtSource if error.aftermath.is_empty() => {
-            "the guest still runs at the source".to_owned()
-        }
-        Outcome::AtSource => {
-            format!("the guest still runs at the source. To restore the rest in QEMU: {again}")
-        }
+        Outcome::AtSource if error.aftermath.is_empty() => here.to_owned(),
+        Outcome::AtSource => format!("{here}. To restore the rest in QEMU: {again}"),
         // `Declined` is an outcome of destinations only.
         Outcome::Stopped | Outcome::Declined => format!(
             "the guest belongs to the source, and is paused. No data is lost. To resume it: \
@@ -213,6 +262,37 @@ fn end_qemu(pid: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_guest_that_runs_is_said_to_run() {
+        let stopped = |state: &str| GuestNow::Stopped(state.to_owned());
+        for (guest, ran, expected) in [
+            (GuestNow::Runs, true, "the guest still runs at the source"),
+            (
+                stopped("shutdown"),
+                true,
+                "the guest is at the source, and has shut down",
+            ),
+            (
+                stopped("paused"),
+                false,
+                "the guest is at the source, paused as before",
+            ),
+            (
+                stopped("io-error"),
+                true,
+                "the guest is at the source, and does not run: its state is io-error",
+            ),
+            (
+                GuestNow::Unknown,
+                true,
+                "the guest is at the source; its QEMU does not answer, so it is not known whether \
+                 it runs",
+            ),
+        ] {
+            assert_eq!(at_source(Some(&guest), ran), expected);
+        }
+    }
 
     #[test]
     fn a_domain_that_was_not_ended_is_to_be_killed() {

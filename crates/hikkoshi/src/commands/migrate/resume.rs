@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use error_reporter::Report;
 use hikkoshi_engine::{CancelFlag, MigrateControl, SourceControl, SourceGuest, resume_migrate};
-use hikkoshi_handover::{DestinationStage, Outcome, SourceStage};
+use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_qemu::{QemuSource, QuitError, RamFileSource};
 
-use super::outcome;
+use super::outcome::{self, SourceMachine};
 use crate::args::Migrate;
 use crate::commands::find_journal::{find, is_same_host};
-use crate::commands::guard::{GuardProcess, QEMU_ENDED};
+use crate::commands::guard::GuardProcess;
 use crate::commands::monitor::{self, NamedGuest};
 use crate::commands::print_result::print_moved;
 use crate::commands::resume_command::{cannot_resume, not_resumed};
@@ -122,27 +122,23 @@ pub(super) fn resume(
             outcome::forget(&*monitor, undefine, left_to_do)
         })
     });
+    let guest_now = outcome::guest_now(&result, attached.as_mut());
     drop(attached);
     if quit.as_ref().is_some_and(|quit| quit.source_quit) {
         journal.remove();
     }
     let has_ended = has_ended || matches!(identity.process(), Ok(None));
-    let qemu_pid = (!has_ended).then_some(pid);
-    let status = outcome::report(
-        session,
-        result,
-        journal.path(),
-        &address,
-        qemu_pid,
-        SourceExtras {
-            quit: quit.as_ref(),
-            auto: None,
-        },
-        |outcome| match outcome {
-            Outcome::AtSource | Outcome::Stopped if has_ended => Some((Holder::Nobody, QEMU_ENDED)),
-            _ => None,
-        },
-    );
+    let machine = SourceMachine {
+        monitor: &address,
+        pid: (!has_ended).then_some(pid),
+        guest: guest_now,
+        ran: identity.description.running,
+    };
+    let extras = SourceExtras {
+        quit: quit.as_ref(),
+        auto: None,
+    };
+    let status = outcome::report(session, result, journal.path(), &machine, extras);
     // Before the guard, which reads the journal.
     drop((watch, journal));
     status

@@ -109,7 +109,7 @@ fn check_state(client: &mut Client, side: Side) -> Result<Option<Refusal>, QmpEr
 }
 
 /// Advice for a state in which the guest cannot be moved; `None` for the others.
-fn advice(state: &str) -> Option<&'static str> {
+pub(crate) fn advice(state: &str) -> Option<&'static str> {
     Some(match state {
         "running" | "paused" | "prelaunch" => return None,
         "inmigrate" => {
@@ -122,7 +122,11 @@ fn advice(state: &str) -> Option<&'static str> {
         }
         "suspended" => "wake it first (QMP command 'system_wakeup')",
         "io-error" => "repair the storage and resume it first (QMP command 'cont')",
-        "guest-panicked" | "internal-error" | "shutdown" | "watchdog" => {
+        "shutdown" => {
+            "it has shut down, and its QEMU was started with -no-shutdown: start it again (QMP \
+             command 'system_reset', then 'cont') or quit QEMU"
+        }
+        "guest-panicked" | "internal-error" | "watchdog" => {
             "reset it (QMP command 'system_reset') or quit QEMU"
         }
         "debug" => "detach the debugger and resume the guest first",
