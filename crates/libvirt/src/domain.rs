@@ -352,7 +352,7 @@ impl Monitor for Domain {
 
     fn complete(&self) -> Option<String> {
         let folder = self.folder.as_ref()?;
-        let left = incoming::complete(&self.uri, &self.uuid, folder).err()?;
+        let left = incoming::complete(&self.uri, &self.uuid, &self.name, folder).err()?;
         Some(left.text(&self.name, &self.uri))
     }
 

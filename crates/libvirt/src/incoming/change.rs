@@ -1,12 +1,12 @@
 //! Changes of what is specific to a host in a domain's description: paths of disks, bridges.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::Range;
 use std::str::FromStr;
 
-use roxmltree::Node;
+use roxmltree::{Attribute, Node};
 
-use super::description::{DescriptionError, child, parse};
+use super::description::{Description, DescriptionError, child};
 
 /// A change of a domain's description. libvirt refuses it where the guest would notice.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,121 +96,124 @@ impl fmt::Display for Change {
     }
 }
 
-/// The description with those of the changes that can be made.
+/// New values of attributes, by where the old ones begin in the text of the description.
+pub(super) type Edits<'a> = BTreeMap<usize, &'a str>;
+
+/// The description for libvirt, with those of the changes that can be made.
 pub(super) fn apply_where_possible(
-    xml: &str,
+    description: &Description<'_>,
     changes: &[Change],
 ) -> Result<String, DescriptionError> {
-    changes.iter().try_fold(xml.to_owned(), |xml, change| {
-        match apply(&xml, std::slice::from_ref(change)) {
-            Err(DescriptionError::NothingToSet { .. }) => Ok(xml),
-            applied => applied,
-        }
-    })
+    let edits = changes
+        .iter()
+        .filter_map(|change| edit(description, change).ok());
+    description.text(&edits.collect())
 }
 
-/// The description with these changes.
-pub(super) fn apply(xml: &str, changes: &[Change]) -> Result<String, DescriptionError> {
-    let document = parse(xml)?;
-    let mut edits: Vec<(Range<usize>, &str)> = Vec::new();
-    for change in changes {
-        let mut nodes = document.descendants();
-        let (attribute, value, what) = match change {
-            Change::Disk { target, path } => (
-                nodes.find_map(|node| disk_source(node, target)),
-                path,
-                format!("disk with the target {target} and an image"),
+/// The description for libvirt, with these changes.
+pub(super) fn apply(
+    description: &Description<'_>,
+    changes: &[Change],
+) -> Result<String, DescriptionError> {
+    let edits = changes.iter().map(|change| edit(description, change));
+    description.text(&edits.collect::<Result<_, _>>()?)
+}
+
+/// Where the change is made in the description, and what is written there.
+fn edit<'a>(
+    description: &Description<'_>,
+    change: &'a Change,
+) -> Result<(usize, &'a str), DescriptionError> {
+    let mut devices = description.devices();
+    let (attribute, value, what) = match change {
+        Change::Disk { target, path } => (
+            devices.find_map(|node| disk_source(node, target)),
+            path,
+            format!("disk with the target {target} and an image"),
+        ),
+        Change::Interface {
+            address,
+            kind,
+            name,
+        } => (
+            devices.find_map(|node| network_source(node, address, *kind)),
+            name,
+            format!(
+                "network card with the address {address} that is connected to a {}",
+                kind.attribute()
             ),
-            Change::Interface {
-                address,
-                kind,
-                name,
-            } => (
-                nodes.find_map(|node| network_source(node, address, *kind)),
-                name,
-                format!(
-                    "network card with the address {address} that is connected to a {}",
-                    kind.attribute()
-                ),
-            ),
-        };
-        let range = attribute.ok_or_else(|| DescriptionError::NothingToSet {
-            change: change.to_string(),
-            what,
-        })?;
-        edits.push((range, value));
-    }
-    // From the end, so that the ranges before stay valid.
-    edits.sort_by_key(|(range, _)| std::cmp::Reverse(range.start));
-    let mut changed = xml.to_owned();
-    for (range, value) in edits {
-        changed.replace_range(range, &escaped(value));
-    }
-    Ok(changed)
+        ),
+    };
+    let attribute = attribute.ok_or_else(|| DescriptionError::NothingToSet {
+        change: change.to_string(),
+        what,
+    })?;
+    Ok((attribute.range_value().start, value))
 }
 
 /// Where the image of the disk with this target is named.
-fn disk_source(node: Node<'_, '_>, target: &str) -> Option<Range<usize>> {
+fn disk_source<'a, 'input>(node: Node<'a, 'input>, target: &str) -> Option<Attribute<'a, 'input>> {
     let is_disk = node.has_tag_name("disk")
         && child(node, "target").and_then(|node| node.attribute("dev")) == Some(target);
     let source = child(node, "source").filter(|_| is_disk)?;
     let named = ["file", "dev", "dir", "name"];
-    let attribute = named.iter().find_map(|name| source.attribute_node(*name))?;
-    Some(attribute.range_value())
+    named.iter().find_map(|name| source.attribute_node(*name))
 }
 
 /// Where the network of the card with this address is named.
-fn network_source(node: Node<'_, '_>, address: &str, kind: NetworkKind) -> Option<Range<usize>> {
+fn network_source<'a, 'input>(
+    node: Node<'a, 'input>,
+    address: &str,
+    kind: NetworkKind,
+) -> Option<Attribute<'a, 'input>> {
     let found = child(node, "mac")?.attribute("address")?;
     let is_card = node.has_tag_name("interface") && found.eq_ignore_ascii_case(address);
     let source = child(node, "source").filter(|_| is_card)?;
-    Some(source.attribute_node(kind.attribute())?.range_value())
-}
-
-/// As the value of an attribute in any quotes.
-fn escaped(value: &str) -> String {
-    let mut escaped = String::with_capacity(value.len());
-    for letter in value.chars() {
-        match letter {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&apos;"),
-            other => escaped.push(other),
-        }
-    }
-    escaped
+    source.attribute_node(kind.attribute())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const XML: &str = "<domain><devices>
-        <disk type='file'><source file='/a' index='1'/><target dev='vda'/></disk>
-        <disk type='block'><source dev=\"/dev/b\"/><target dev='vdb'/></disk>
-        <disk device='cdrom'><target dev='sda'/></disk>
-        <interface type='bridge'><mac address='52:54:00:AA:bb:cc'/><source bridge='br0'/></interface>
-        </devices></domain>";
+    const UUID: &str = "6695eb01-f6a4-8304-79aa-97f2502e193f";
+
+    /// As it is written for libvirt.
+    fn xml() -> String {
+        format!(
+            "<domain type=\"kvm\"><name>guest</name><uuid>{UUID}</uuid><metadata><disk>\
+             <source file=\"/m\"/><target dev=\"vda\"/></disk></metadata><devices>\
+             <disk type=\"file\"><source file=\"/a\" index=\"1\"/><target dev=\"vda\"/></disk>\
+             <disk type=\"block\"><source dev=\"/dev/b\"/><target dev=\"vdb\"/></disk>\
+             <disk device=\"cdrom\"><target dev=\"sda\"/></disk><interface type=\"bridge\">\
+             <mac address=\"52:54:00:AA:bb:cc\"/><source bridge=\"br0\"/></interface>\
+             </devices></domain>"
+        )
+    }
 
     fn set(all: &[&str]) -> Result<String, DescriptionError> {
         let changes: Vec<Change> = all.iter().map(|text| text.parse().unwrap()).collect();
         for (change, text) in changes.iter().zip(all) {
             assert_eq!(change.to_string().to_lowercase(), text.to_lowercase());
         }
-        apply(XML, &changes)
+        let xml = xml();
+        let description = Description::check(&xml, "guest", UUID, false).unwrap();
+        let possible = apply_where_possible(&description, &changes).unwrap();
+        let applied = apply(&description, &changes);
+        assert!(applied.is_err() || applied == Ok(possible));
+        applied
     }
 
     #[test]
     fn only_the_named_parts_change() {
-        assert_eq!(set(&[]).unwrap(), XML);
+        assert_eq!(set(&[]).unwrap(), xml());
         let changed = set(&[
             "interface=52:54:00:aa:BB:cc,bridge=br1",
             "disk=vda,path=/images/it's <new> & long",
             "disk=vdb,path=/dev/c",
         ]);
-        let expected = XML
-            .replace("'/a'", "'/images/it&apos;s &lt;new> &amp; long'")
+        let expected = xml()
+            .replace("\"/a\"", "\"/images/it&apos;s &lt;new&gt; &amp; long\"")
             .replace("/dev/b", "/dev/c")
             .replace("br0", "br1");
         assert_eq!(changed.unwrap(), expected);

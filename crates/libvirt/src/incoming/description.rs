@@ -1,10 +1,19 @@
 //! What a domain's XML says, and what of it is refused.
+//!
+//! libvirt reads XML by libxml2, which differs from the parser here: it follows the declared
+//! encoding, and libvirt compares most names without their namespace. So libvirt does not get the
+//! text that was checked, but what the checks have read, written again ([`write`]).
 
 #[cfg(any(feature = "libvirt", test))]
 use hikkoshi_qemu::OwnedCard;
 use hikkoshi_wire::MAX_DOMAIN_XML;
+use quick_xml::Reader;
+use quick_xml::events::Event;
 use roxmltree::{Document, Node};
 use thiserror::Error;
+
+use super::change::Edits;
+use super::write::write;
 
 /// A source's description of a domain that is not used here.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -21,9 +30,26 @@ pub enum DescriptionError {
         /// What is missing.
         element: &'static str,
     },
+    /// It has an element twice of which libvirt uses one.
+    #[error("the description of the domain has more than one <{element}>")]
+    Repeated {
+        /// The element.
+        element: &'static str,
+    },
+    /// It has an element or attribute that is not libvirt's.
+    #[error(
+        "the description of the domain has {name} of the namespace '{namespace}' outside of \
+         <metadata>, which libvirt may read as its own"
+    )]
+    Foreign {
+        /// The element, or the attribute.
+        name: String,
+        /// Its namespace.
+        namespace: String,
+    },
     /// Two parts of the offer differ.
     #[error(
-        "the source offers the domain {offered}, and its description has the {what} {described}"
+        "the source offers the domain {offered}, and its description has the {what} {described:?}"
     )]
     Differs {
         /// The offered domain.
@@ -64,8 +90,92 @@ pub enum DescriptionError {
 /// libvirt's extension of domains for QEMU's own options.
 const QEMU_NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 
+/// The deepest nesting, and the most namespaces that are declared at one place. libxml2 has the
+/// same limit of depth; libvirt declares one namespace, and programs a few in `<metadata>`.
+const MAX_DEPTH: usize = 256;
+const MAX_NAMESPACES: usize = 64;
+
+/// Elements of `<domain>` of which there may be one: checks here read them, and libvirt reads the
+/// first of some, and all of others.
+const UNIQUE: [&str; 4] = ["name", "uuid", "devices", "metadata"];
+
+/// A description that was checked.
+#[derive(Debug)]
+pub(super) struct Description<'a>(Document<'a>);
+
+impl<'a> Description<'a> {
+    /// Checks that this is the XML of the domain `name` with this UUID, and that its source may
+    /// decide everything in it.
+    pub(super) fn check(
+        xml: &'a str,
+        name: &str,
+        uuid: &str,
+        allow_arguments: bool,
+    ) -> Result<Self, DescriptionError> {
+        let document = parse(xml)?;
+        let root = document.root_element();
+        if !is_uuid(uuid) {
+            return Err(DescriptionError::Missing { element: "uuid" });
+        }
+        check_names(root, Place::Domain)?;
+        let is_domain =
+            root.has_tag_name("domain") && matches!(root.attribute("type"), Some("kvm" | "qemu"));
+        if !is_domain {
+            return Err(DescriptionError::Missing { element: "domain" });
+        }
+        for element in UNIQUE {
+            let found = root.children().filter(|child| is(*child, element));
+            if found.count() > 1 {
+                return Err(DescriptionError::Repeated { element });
+            }
+        }
+        for (what, offered) in [("name", name), ("uuid", uuid)] {
+            let described = text(root, what).ok_or(DescriptionError::Missing { element: what })?;
+            if described != offered {
+                return Err(DescriptionError::Differs {
+                    offered: format!("{name} ({uuid})"),
+                    what,
+                    described,
+                });
+            }
+        }
+        let mut extensions = root
+            .descendants()
+            .filter(|node| namespace(*node) == Some(QEMU_NAMESPACE));
+        if let Some(node) = extensions.next()
+            && !allow_arguments
+        {
+            return Err(DescriptionError::Arguments {
+                element: format!("qemu:{}", node.tag_name().name()),
+            });
+        }
+        Ok(Self(document))
+    }
+
+    /// Checks that a domain with this description can be received.
+    pub(super) fn check_devices(&self) -> Result<(), DescriptionError> {
+        match self.devices().any(|device| device.has_tag_name("tpm")) {
+            true => Err(DescriptionError::Tpm),
+            false => Ok(()),
+        }
+    }
+
+    /// The domain's devices.
+    pub(super) fn devices(&self) -> impl Iterator<Item = Node<'_, 'a>> {
+        let devices = child(self.0.root_element(), "devices");
+        devices.into_iter().flat_map(|devices| devices.children())
+    }
+
+    /// The text for libvirt, with these changes.
+    pub(super) fn text(&self, edits: &Edits<'_>) -> Result<String, DescriptionError> {
+        write(&self.0, edits).map_err(|error| DescriptionError::Syntax {
+            what: format!("writing it: {error}"),
+        })
+    }
+}
+
 /// Parses the XML of a domain.
-pub(super) fn parse(xml: &str) -> Result<Document<'_>, DescriptionError> {
+fn parse(xml: &str) -> Result<Document<'_>, DescriptionError> {
     let syntax = |what: String| DescriptionError::Syntax { what };
     if xml.len() > MAX_DOMAIN_XML {
         return Err(syntax(format!("it has more than {MAX_DOMAIN_XML} bytes")));
@@ -73,58 +183,79 @@ pub(super) fn parse(xml: &str) -> Result<Document<'_>, DescriptionError> {
     if xml.contains('\0') {
         return Err(syntax("it has a zero byte".to_owned()));
     }
+    check_depth(xml)?;
     Document::parse(xml).map_err(|error| syntax(error.to_string()))
 }
 
-/// Checks that this is the XML of the domain `name` with this UUID, and that its source may decide
-/// everything in it.
-pub(super) fn check(
-    xml: &str,
-    name: &str,
-    uuid: &str,
-    allow_arguments: bool,
-) -> Result<(), DescriptionError> {
-    let document = parse(xml)?;
-    let root = document.root_element();
-    if !is_uuid(uuid) {
-        return Err(DescriptionError::Missing { element: "uuid" });
-    }
-    let is_domain =
-        root.has_tag_name("domain") && matches!(root.attribute("type"), Some("kvm" | "qemu"));
-    if !is_domain {
-        return Err(DescriptionError::Missing { element: "domain" });
-    }
-    for (what, offered) in [("name", name), ("uuid", uuid)] {
-        let described = text(root, what).ok_or(DescriptionError::Missing { element: what })?;
-        if described != offered {
-            return Err(DescriptionError::Differs {
-                offered: format!("{name} ({uuid})"),
-                what,
-                described: described.to_owned(),
-            });
+/// Checks how deep the elements are, before the parser calls itself for each level: 80,000 of them,
+/// for which a description has room, need more than its thread's stack.
+fn check_depth(xml: &str) -> Result<(), DescriptionError> {
+    let syntax = |what: String| DescriptionError::Syntax { what };
+    let mut reader = Reader::from_str(xml);
+    let mut depth = 0_usize;
+    loop {
+        match reader.read_event() {
+            Ok(Event::Start(_)) if depth == MAX_DEPTH => {
+                return Err(syntax(format!("it is more than {MAX_DEPTH} elements deep")));
+            }
+            Ok(Event::Start(_)) => depth += 1,
+            Ok(Event::End(_)) => depth = depth.saturating_sub(1),
+            Ok(Event::Eof) => return Ok(()),
+            Ok(_) => {}
+            Err(error) => return Err(syntax(error.to_string())),
         }
-    }
-    let mut extensions = root
-        .descendants()
-        .filter(|node| node.tag_name().namespace() == Some(QEMU_NAMESPACE));
-    match extensions.next() {
-        Some(node) if !allow_arguments => Err(DescriptionError::Arguments {
-            element: format!("qemu:{}", node.tag_name().name()),
-        }),
-        _ => Ok(()),
     }
 }
 
-/// Checks that a domain with this XML can be received.
-pub(super) fn check_devices(xml: &str) -> Result<(), DescriptionError> {
-    let document = parse(xml)?;
-    let mut devices = child(document.root_element(), "devices")
-        .into_iter()
-        .flat_map(|devices| devices.children());
-    match devices.any(|device| device.has_tag_name("tpm")) {
-        true => Err(DescriptionError::Tpm),
-        false => Ok(()),
+/// What an element is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// The domain itself.
+    Domain,
+    /// One of libvirt's.
+    Libvirts,
+    /// One of libvirt's extension for QEMU.
+    Qemus,
+    /// Any program's, which libvirt keeps and does not read.
+    Metadata,
+}
+
+/// Checks that libvirt's elements and attributes are in no namespace, as libvirt compares most of
+/// their names without it, and those of its extension for QEMU in that.
+fn check_names(node: Node<'_, '_>, place: Place) -> Result<(), DescriptionError> {
+    // Elsewhere, each is compared with those of the element above.
+    if node.namespaces().nth(MAX_NAMESPACES).is_some() {
+        return Err(DescriptionError::Syntax {
+            what: format!("more than {MAX_NAMESPACES} namespaces are declared at one place"),
+        });
     }
+    let foreign = |name: String, namespace: &str| DescriptionError::Foreign {
+        name,
+        namespace: namespace.to_owned(),
+    };
+    let uri = namespace(node);
+    let expected = (place == Place::Qemus).then_some(QEMU_NAMESPACE);
+    if place != Place::Metadata {
+        if uri != expected {
+            let name = format!("<{}>", node.tag_name().name());
+            return Err(foreign(name, uri.unwrap_or_default()));
+        }
+        let mut attributes = node.attributes();
+        let found = attributes.find_map(|found| Some((found.name(), found.namespace()?)));
+        if let Some((name, uri)) = found {
+            return Err(foreign(format!("the attribute '{name}'"), uri));
+        }
+    }
+    for below in node.children().filter(Node::is_element) {
+        let below_place = match place {
+            Place::Domain if is(below, "metadata") => Place::Metadata,
+            Place::Domain if namespace(below) == Some(QEMU_NAMESPACE) => Place::Qemus,
+            Place::Domain => Place::Libvirts,
+            other => other,
+        };
+        check_names(below, below_place)?;
+    }
+    Ok(())
 }
 
 /// The network cards of a running domain.
@@ -166,110 +297,30 @@ fn address(text: &str) -> Option<[u8; 6]> {
     bytes.next().is_none().then_some(address)
 }
 
-pub(super) fn child<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Node<'a, 'input>> {
-    node.children().find(|child| child.has_tag_name(name))
+/// The namespace of an element. An empty one (`xmlns=""`) is none.
+fn namespace<'a>(node: Node<'a, '_>) -> Option<&'a str> {
+    node.tag_name().namespace().filter(|uri| !uri.is_empty())
 }
 
-fn text<'a>(node: Node<'a, '_>, name: &str) -> Option<&'a str> {
-    child(node, name)?.text().map(str::trim)
+/// Whether it is libvirt's element `name`.
+fn is(node: Node<'_, '_>, name: &str) -> bool {
+    node.has_tag_name(name) && namespace(node).is_none()
+}
+
+pub(super) fn child<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Node<'a, 'input>> {
+    node.children().find(|child| is(*child, name))
+}
+
+/// All of the text in the element `name`; `None` if there is none, or it has elements.
+fn text(node: Node<'_, '_>, name: &str) -> Option<String> {
+    let element = child(node, name)?;
+    if element.children().any(|child| child.is_element()) {
+        return None;
+    }
+    let parts = element.children().filter(Node::is_text);
+    Some(parts.filter_map(|part| part.text()).collect())
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const XML: &str = "<domain type='qemu' id='3'><name>guest</name><uuid>6695eb01-f6a4-8304-79aa-97f2502e193f</uuid><devices>
-        <interface type='bridge'><mac address='52:54:00:aa:bb:cc'/><source bridge='br0'/>
-        <target dev='vnet4'/><model type='virtio'/><alias name='net0'/></interface>
-        <interface type='user'><mac address='52:54:00:aa:bb:cd'/><alias name='net1'/></interface>
-        </devices></domain>";
-
-    #[test]
-    fn a_description_must_be_of_the_offered_domain() {
-        assert_eq!(
-            check(XML, "guest", "6695eb01-f6a4-8304-79aa-97f2502e193f", false),
-            Ok(())
-        );
-        let error = |xml: &str| {
-            check(xml, "guest", "6695eb01-f6a4-8304-79aa-97f2502e193f", false).unwrap_err()
-        };
-        assert!(matches!(error("<domain"), DescriptionError::Syntax { .. }));
-        let other = error(&XML.replace(
-            "6695eb01-f6a4-8304-79aa-97f2502e193f",
-            "6695eb01-f6a4-8304-79aa-97f2502e1930",
-        ))
-        .to_string();
-        assert_eq!(
-            other,
-            "the source offers the domain guest (6695eb01-f6a4-8304-79aa-97f2502e193f), and its description has the uuid 6695eb01-f6a4-8304-79aa-97f2502e1930"
-        );
-        for without in [
-            XML.replace("'qemu'", "'lxc'"),
-            XML.replace("domain", "network"),
-            XML.replace("<name>guest</name>", ""),
-        ] {
-            let missing = error(&without);
-            assert!(
-                matches!(missing, DescriptionError::Missing { .. }),
-                "{missing}"
-            );
-        }
-        // Neither external entities nor expansions.
-        let entity = "<!DOCTYPE d [<!ENTITY e SYSTEM 'file:///etc/passwd'>]><domain>&e;</domain>";
-        assert!(matches!(error(entity), DescriptionError::Syntax { .. }));
-        let long = format!("<domain>{}</domain>", " ".repeat(MAX_DOMAIN_XML));
-        assert!(matches!(error(&long), DescriptionError::Syntax { .. }));
-        assert!(matches!(
-            error("<domain>\0"),
-            DescriptionError::Syntax { .. }
-        ));
-    }
-
-    #[test]
-    fn qemus_own_arguments_are_refused() {
-        let with = XML.replace("<devices>", "<q:commandline xmlns:q='http://libvirt.org/schemas/domain/qemu/1.0'><q:arg value='-drive'/></q:commandline><devices>");
-        let error = check(
-            &with,
-            "guest",
-            "6695eb01-f6a4-8304-79aa-97f2502e193f",
-            false,
-        )
-        .unwrap_err()
-        .to_string();
-        assert!(error.contains("<qemu:commandline>"), "{error}");
-        assert_eq!(
-            check(&with, "guest", "6695eb01-f6a4-8304-79aa-97f2502e193f", true),
-            Ok(())
-        );
-    }
-
-    #[test]
-    fn a_tpm_is_refused() {
-        assert_eq!(check_devices(XML), Ok(()));
-        let tpm = "<devices><tpm model='tpm-crb'><backend type='emulator'/></tpm>";
-        let with = XML.replace("<devices>", tpm);
-        assert_eq!(check_devices(&with), Err(DescriptionError::Tpm));
-        // Not a device.
-        let metadata = XML.replace("<devices>", "<metadata><tpm/></metadata><devices>");
-        assert_eq!(check_devices(&metadata), Ok(()));
-    }
-
-    #[test]
-    fn cards_have_their_devices() {
-        let cards = cards(XML);
-        let names: Vec<_> = cards.iter().map(|card| card.name.as_str()).collect();
-        assert_eq!(names, ["net0", "net1"]);
-        assert_eq!(cards[0].address, [0x52, 0x54, 0, 0xaa, 0xbb, 0xcc]);
-        assert_eq!(cards[0].interface.as_deref(), Some("vnet4"));
-        assert_eq!(cards[1].interface, None);
-    }
-
-    proptest! {
-        #[test]
-        fn any_text_is_a_description_or_not(text: String) {
-            let _ = check(&text, "guest", "6695eb01-f6a4-8304-79aa-97f2502e193f", false);
-            prop_assert!(cards(&text).is_empty());
-        }
-    }
-}
+#[path = "description_tests.rs"]
+mod tests;

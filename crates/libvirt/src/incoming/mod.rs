@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | `image.rs` | what libvirt expects before QEMU's stream |
 //! | `description.rs` | checks of the description that a source sends |
+//! | `write.rs` | writes what was read of it again, for libvirt |
 //! | `change.rs` | `--set`: changes of what is specific to a host |
 //! | `start.rs` | all of it: from the pipe to QEMU's process |
 //! | `restore.rs` | the call that restores the domain, which lasts until the guest runs |
@@ -32,6 +33,7 @@ mod restore;
 mod resumed;
 #[cfg(feature = "libvirt")]
 mod start;
+mod write;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -43,6 +45,7 @@ use hikkoshi_wire::Domain as DomainOffer;
 use thiserror::Error;
 
 pub use self::change::{Change, NetworkKind};
+use self::description::Description;
 pub use self::description::DescriptionError;
 #[cfg(feature = "libvirt")]
 use self::left_to_do::DomainNow;
@@ -143,42 +146,41 @@ impl IncomingOptions {
 
     /// Checks the descriptions in the offer, and changes them for this host.
     fn descriptions(&self, offer: &DomainOffer) -> Result<Descriptions, DescriptionError> {
-        let text = |bytes: &[u8]| {
-            String::from_utf8(bytes.to_vec()).map_err(|error| DescriptionError::Syntax {
+        let text = |bytes| {
+            std::str::from_utf8(bytes).map_err(|error| DescriptionError::Syntax {
                 what: error.to_string(),
             })
         };
         // A description of this host's operator may do anything.
         let allowed = self.allow_arguments || self.xml.is_some();
-        let check = |xml: &str| description::check(xml, &offer.name, &offer.uuid, allowed);
-        let offered = text(&offer.xml)?;
-        check(&offered)?;
-        let wanted = self.xml.as_ref().unwrap_or(&offered);
-        check(wanted)?;
-        description::check_devices(wanted)?;
-        let persistent = text(&offer.persistent)?;
-        let persistent = match (persistent.is_empty(), &self.xml) {
-            (true, _) => None,
-            (false, Some(xml)) => Some(change::apply(xml, &self.changes)?),
-            (false, None) => {
-                check(&persistent)?;
+        let check = |xml| Description::check(xml, &offer.name, &offer.uuid, allowed);
+        let offered = check(text(&offer.xml)?)?;
+        let own = self.xml.as_deref().map(check).transpose()?;
+        let wanted = own.as_ref().unwrap_or(&offered);
+        wanted.check_devices()?;
+        let here = change::apply(wanted, &self.changes)?;
+        let persistent = match (text(&offer.persistent)?, &own) {
+            ("", _) => None,
+            (_, Some(_)) => Some(here.clone()),
+            (persistent, None) => {
                 // A device that was plugged later is not in it.
+                let persistent = check(persistent)?;
                 Some(change::apply_where_possible(&persistent, &self.changes)?)
             }
         };
         Ok(Descriptions {
-            here: change::apply(wanted, &self.changes)?,
-            offered,
+            offered: change::apply(&offered, &[])?,
+            here,
             persistent,
         })
     }
 }
 
-/// The descriptions of a domain that is created.
+/// The descriptions of a domain that is created, as they were written again from what was checked.
 #[cfg_attr(not(feature = "libvirt"), allow(dead_code))]
 #[derive(Debug)]
 struct Descriptions {
-    /// As its source has sent it.
+    /// As its source describes it.
     offered: String,
     /// As it is created here.
     here: String,
@@ -217,21 +219,21 @@ pub fn check_daemon(uri: &str) -> Result<(), DomainError> {
     Err(DomainError::NotBuilt)
 }
 
-/// Makes the domain with this UUID persistent, if its source has asked for that: its guest is here
-/// with all of its pages. `folder` is that of [`IncomingOptions::start`].
+/// Makes the domain with this UUID and name persistent, if its source has asked for that: its guest
+/// is here with all of its pages. `folder` is that of [`IncomingOptions::start`].
 ///
 /// # Errors
 ///
 /// What was not done.
-pub(crate) fn complete(uri: &str, uuid: &str, folder: &Path) -> Result<(), LeftToDo> {
+pub(crate) fn complete(uri: &str, uuid: &str, name: &str, folder: &Path) -> Result<(), LeftToDo> {
     #[cfg(feature = "libvirt")]
     {
         leftover::remove_pipes(folder, uuid);
-        persistent::define(uri, folder, uuid)
+        persistent::define(uri, folder, uuid, name)
     }
     #[cfg(not(feature = "libvirt"))]
     {
-        let _ = (uri, uuid, folder);
+        let _ = (uri, uuid, name, folder);
         Ok(())
     }
 }

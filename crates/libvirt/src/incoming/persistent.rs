@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use virt::domain::Domain;
 use virt::error::{Error, ErrorNumber};
+use virt::sys;
 
 use super::{DomainNow, LeftToDo};
 use crate::DomainError;
@@ -53,8 +54,8 @@ pub(super) fn keep(
     file.write_all(xml.as_bytes())
 }
 
-/// Defines the domain, if it is to be persistent.
-pub(super) fn define(uri: &str, folder: &Path, uuid: &str) -> Result<(), LeftToDo> {
+/// Defines the domain with this UUID and name, if it is to be persistent.
+pub(super) fn define(uri: &str, folder: &Path, uuid: &str, name: &str) -> Result<(), LeftToDo> {
     let kept = KINDS.map(|autostart| (file(folder, uuid, autostart), autostart));
     let Some((path, autostart)) = kept.into_iter().find(|(path, _)| path.exists()) else {
         // An engine that was killed may not have reported it.
@@ -71,7 +72,15 @@ pub(super) fn define(uri: &str, folder: &Path, uuid: &str) -> Result<(), LeftToD
     };
     let made = std::fs::read_to_string(&path)
         .map_err(|error| NotMade::Defined(DomainNow::Transient, error.to_string()))
-        .and_then(|xml| make(uri, uuid, &xml, autostart));
+        .and_then(|xml| {
+            let wanted = Wanted {
+                uuid: uuid.to_owned(),
+                name: name.to_owned(),
+                xml,
+                autostart,
+            };
+            make(uri, &wanted)
+        });
     let Err(not_made) = made else {
         remove(folder, uuid);
         return Ok(());
@@ -95,6 +104,15 @@ pub(super) fn define(uri: &str, folder: &Path, uuid: &str) -> Result<(), LeftToD
             }
         }
     })
+}
+
+/// A domain that is to be persistent.
+#[derive(Debug, Clone)]
+struct Wanted {
+    uuid: String,
+    name: String,
+    xml: String,
+    autostart: bool,
 }
 
 /// Why a domain is not what it was to be.
@@ -160,11 +178,11 @@ fn tempfile_in(folder: &Path) -> io::Result<(File, PathBuf)> {
 }
 
 /// Makes the domain persistent. Waits for a daemon that is being restarted, or hangs.
-fn make(uri: &str, uuid: &str, xml: &str, autostart: bool) -> Result<(), NotMade> {
+fn make(uri: &str, wanted: &Wanted) -> Result<(), NotMade> {
     let began = Instant::now();
     loop {
         let left = AWAY_TIMEOUT.saturating_sub(began.elapsed());
-        let error = match try_to_make(uri, uuid, xml, autostart, left) {
+        let error = match try_to_make(uri, wanted, left) {
             Ok(()) => return Ok(()),
             Err(Failed::NotMade(not_made)) => return Err(not_made),
             Err(Failed::Away(error)) => error,
@@ -179,17 +197,11 @@ fn make(uri: &str, uuid: &str, xml: &str, autostart: bool) -> Result<(), NotMade
 }
 
 /// Tries it within about `limit`. libvirt may still do it afterwards.
-fn try_to_make(
-    uri: &str,
-    uuid: &str,
-    xml: &str,
-    autostart: bool,
-    limit: Duration,
-) -> Result<(), Failed> {
+fn try_to_make(uri: &str, wanted: &Wanted, limit: Duration) -> Result<(), Failed> {
     let opening = limit.clamp(PING_TIMEOUT, ATTEMPT_TIMEOUT);
     let connection = Connection::open_within(uri, opening).map_err(Failed::Away)?;
-    let (uuid, xml) = (uuid.to_owned(), xml.to_owned());
-    let making = Call::start(move || make_by(&connection, &uuid, &xml, autostart));
+    let wanted = wanted.clone();
+    let making = Call::start(move || make_by(&connection, &wanted));
     let failed = |what: String| Failed::NotMade(NotMade::Defined(DomainNow::Transient, what));
     let making = making.map_err(|error| failed(format!("starting a thread: {error}")))?;
     match making.wait(limit.max(PING_TIMEOUT)) {
@@ -203,7 +215,8 @@ fn try_to_make(
     }
 }
 
-fn make_by(connection: &Connection, uuid: &str, xml: &str, autostart: bool) -> Result<(), Failed> {
+fn make_by(connection: &Connection, wanted: &Wanted) -> Result<(), Failed> {
+    let Wanted { uuid, xml, .. } = wanted;
     let found = Domain::lookup_by_uuid_string(connection, uuid);
     let is_persistent = found.is_ok_and(|domain| domain.is_persistent().unwrap_or(false));
     // libvirt keeps one that was persistent before.
@@ -228,13 +241,56 @@ fn make_by(connection: &Connection, uuid: &str, xml: &str, autostart: bool) -> R
         };
         Failed::NotMade(not_made(now, what))
     };
+    let before = persistent_domains(connection);
+    let before = before.map_err(|error| failed(error, NotMade::Defined))?;
     let domain =
         Domain::define_xml(connection, xml).map_err(|error| failed(error, NotMade::Defined))?;
-    if autostart {
+    if let Some(what) = undo_if_other(&domain, wanted, &before) {
+        let now = match is_persistent {
+            true => DomainNow::Older,
+            false => DomainNow::Transient,
+        };
+        return Err(Failed::NotMade(NotMade::Defined(now, what)));
+    }
+    if wanted.autostart {
         let started = domain.set_autostart(true);
         started.map_err(|error| failed(error, |_, what| NotMade::Started(what)))?;
     }
     Ok(())
+}
+
+/// The UUIDs of the domains that the daemon has a configuration of.
+fn persistent_domains(connection: &Connection) -> Result<Vec<String>, Error> {
+    let domains = connection.list_all_domains(sys::VIR_CONNECT_LIST_DOMAINS_PERSISTENT)?;
+    domains.iter().map(Domain::get_uuid_string).collect()
+}
+
+/// Removes the configuration that libvirt has made if it is not that of the wanted domain: the
+/// source may move that one only. Says what libvirt has done then.
+fn undo_if_other(domain: &Domain, wanted: &Wanted, before: &[String]) -> Option<String> {
+    let asked = domain
+        .get_name()
+        .and_then(|name| Ok((name, domain.get_uuid_string()?)));
+    let (name, uuid) = match asked {
+        Ok(defined) if defined == (wanted.name.clone(), wanted.uuid.clone()) => return None,
+        Ok(defined) => defined,
+        Err(error) => return Some(format!("libvirt: {}", error.message())),
+    };
+    let undefine = || {
+        let kept = domain.undefine_flags(sys::VIR_DOMAIN_UNDEFINE_KEEP_NVRAM);
+        // libvirt's driver for tests does not know the flag.
+        kept.or_else(|_| domain.undefine())
+    };
+    let undone = match before.contains(&uuid) {
+        true => "whose configuration is replaced by that".to_owned(),
+        false => match undefine() {
+            Ok(()) => "which was undefined again".to_owned(),
+            Err(error) => format!("and does not undefine it: {}", error.message()),
+        },
+    };
+    Some(format!(
+        "libvirt has read its configuration as that of the domain {name:?} ({uuid}), {undone}"
+    ))
 }
 
 /// Whether the daemon does not know the domain any more, which runs.
@@ -261,7 +317,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         // No daemon is asked.
-        let define = || define("qemu:///none", folder, UUID);
+        let define = || define("qemu:///none", folder, UUID, "guest");
         assert_eq!(define(), Ok(()));
         keep(folder, UUID, Some("<domain/>"), false).unwrap();
         // The engine was killed after libvirt had refused the configuration.
@@ -275,6 +331,50 @@ mod tests {
         keep(folder, UUID, None, false).unwrap();
         assert_eq!(define(), Ok(()));
         assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0);
+    }
+
+    /// By libvirt's driver for tests, which is part of its library.
+    #[test]
+    fn a_configuration_that_is_another_domains_is_undone() {
+        let connection = Connection::open("test:///default").unwrap();
+        let xml = |name: &str, uuid: &str| {
+            format!(
+                "<domain type='test'><name>{name}</name><uuid>{uuid}</uuid><memory>1024</memory>\
+                 <os><type>hvm</type></os></domain>"
+            )
+        };
+        let wanted = Wanted {
+            uuid: UUID.to_owned(),
+            name: "undo-web".to_owned(),
+            xml: String::new(),
+            autostart: false,
+        };
+        let other_uuid = UUID.replace("8a2c", "8a2d");
+        let define = |name, uuid| {
+            let before = persistent_domains(&connection).unwrap();
+            let domain = Domain::define_xml(&connection, &xml(name, uuid)).unwrap();
+            undo_if_other(&domain, &wanted, &before)
+        };
+        let known = |name| Domain::lookup_by_name(&connection, name).is_ok();
+        for (name, uuid) in [("undo-db", UUID), ("undo-web", other_uuid.as_str())] {
+            let what = define(name, uuid).unwrap();
+            assert!(
+                what.contains(name) && what.contains("undefined again"),
+                "{what}"
+            );
+            assert!(!known(name), "{name}");
+        }
+        Domain::define_xml(&connection, &xml("undo-db", &other_uuid)).unwrap();
+        let what = define("undo-db", &other_uuid).unwrap();
+        assert!(
+            what.contains("is replaced by that") && known("undo-db"),
+            "{what}"
+        );
+        assert_eq!(define("undo-web", UUID), None);
+        for name in ["undo-db", "undo-web"] {
+            let domain = Domain::lookup_by_name(&connection, name).unwrap();
+            domain.undefine_flags(0).unwrap();
+        }
     }
 
     /// The roots of the mounts of this process and of the daemon differ.
