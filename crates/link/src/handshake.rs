@@ -130,7 +130,7 @@ fn exchange_hellos(
     let theirs = exchange.read_hello(limits)?;
     let agreed = negotiate(ours, &theirs)?;
     let mut challenge = [0; CHALLENGE_LEN];
-    exchange.read(&mut challenge, limits)?;
+    exchange.read(&mut challenge, Part::Challenge, limits)?;
     exchange.write(&challenge, limits)?;
     exchange.finish();
     Ok((stream, agreed))
@@ -146,6 +146,22 @@ pub(crate) fn limits(stop: &CancelFlag) -> TimeLimits<'_> {
 /// Reads the hello of an accepted connection and answers it, if the link belongs to the migration
 /// under way or begins one.
 pub(crate) fn answer(
+    stream: Stream,
+    peer: String,
+    tls: Option<&TlsServer>,
+    current: &Mutex<Option<MigrationId>>,
+    stop: &CancelFlag,
+) -> Result<AcceptedLink, (String, HandshakeError)> {
+    let mut challenge = [0; CHALLENGE_LEN];
+    match getrandom::fill(&mut challenge) {
+        Ok(()) => answer_with(challenge, stream, peer, tls, current, stop),
+        Err(error) => Err((peer, io::Error::other(error).into())),
+    }
+}
+
+/// The same, with this challenge.
+fn answer_with(
+    challenge: [u8; CHALLENGE_LEN],
     mut stream: Stream,
     peer: String,
     tls: Option<&TlsServer>,
@@ -182,11 +198,9 @@ pub(crate) fn answer(
             }
             negotiated => negotiated?,
         };
-        let mut challenge = [0; CHALLENGE_LEN];
-        getrandom::fill(&mut challenge).map_err(io::Error::other)?;
         exchange.write(&[&ours.encode()[..], &challenge].concat(), limits)?;
         let mut answer = [0; CHALLENGE_LEN];
-        exchange.read(&mut answer, limits)?;
+        exchange.read(&mut answer, Part::Challenge, limits)?;
         if answer != challenge {
             return Err(HandshakeError::Replayed);
         }
@@ -205,6 +219,15 @@ pub(crate) fn answer(
         }),
         Err(error) => Err((peer, error)),
     }
+}
+
+/// What is read of a peer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// Its first bytes. Without TLS on this side, they may be those of TLS instead.
+    Hello,
+    /// Random bytes: any are right.
+    Challenge,
 }
 
 /// The exchange of hellos on one connection, with or without TLS.
@@ -237,9 +260,14 @@ impl<'a> HelloExchange<'a> {
     }
 
     /// Fills `bytes`, with as many reads as that takes, within the time limit.
-    fn read(&mut self, bytes: &mut [u8], limits: TimeLimits<'_>) -> Result<(), HandshakeError> {
+    fn read(
+        &mut self,
+        bytes: &mut [u8],
+        part: Part,
+        limits: TimeLimits<'_>,
+    ) -> Result<(), HandshakeError> {
         let Some((opener, _)) = &mut self.keys else {
-            return self.fill(bytes, limits);
+            return self.fill(bytes, part, limits);
         };
         let read = tls::receive(opener, bytes, &mut self.stream, limits);
         read.map_err(|error| match error {
@@ -252,14 +280,20 @@ impl<'a> HelloExchange<'a> {
     /// Reads a hello.
     fn read_hello(&mut self, limits: TimeLimits<'_>) -> Result<Hello, HandshakeError> {
         let mut bytes = [0; HELLO_LEN];
-        self.read(&mut bytes, limits)?;
+        self.read(&mut bytes, Part::Hello, limits)?;
         let hello = Hello::decode(&bytes)?;
         // Both sides have the same role.
         self.stream.mark(TrafficClass::of(hello.role));
         Ok(hello)
     }
 
-    fn fill(&self, bytes: &mut [u8], limits: TimeLimits<'_>) -> Result<(), HandshakeError> {
+    fn fill(
+        &self,
+        bytes: &mut [u8],
+        part: Part,
+        limits: TimeLimits<'_>,
+    ) -> Result<(), HandshakeError> {
+        let may_be_tls = part == Part::Hello;
         let mut filled = 0;
         let mut socket = self.stream;
         while filled < bytes.len() {
@@ -270,10 +304,12 @@ impl<'a> HelloExchange<'a> {
                 }
                 Err(error) if !is_closed(&error) => return Err(error.into()),
                 // A TLS peer sends an alert before it closes the connection.
-                _ if is_tls_alert(&bytes[..filled]) => return Err(HandshakeError::WantsTls),
+                _ if may_be_tls && is_tls_alert(&bytes[..filled]) => {
+                    return Err(HandshakeError::WantsTls);
+                }
                 _ => return Err(HandshakeError::Closed),
             }
-            if is_tls_handshake(&bytes[..filled]) {
+            if may_be_tls && is_tls_handshake(&bytes[..filled]) {
                 return Err(HandshakeError::SpeaksTls);
             }
         }
@@ -331,6 +367,27 @@ mod tests {
                 );
                 assert!(version, "{error}");
             }
+        }
+    }
+
+    /// A challenge is random, and may begin as a TLS record does.
+    #[test]
+    fn any_challenge_is_returned() {
+        for first in [&b"\x16\x03"[..], b"\x15\x03", b"hikkoshi", b"\0\0"] {
+            let mut challenge = [7; CHALLENGE_LEN];
+            challenge[..first.len()].copy_from_slice(first);
+            let (near, far) = UnixStream::pair().unwrap();
+            let (stop, current) = (CancelFlag::new(), Mutex::new(None));
+            let ours = hello(Role::Control, MigrationId::from_bytes([7; 16]));
+            thread::scope(|scope| {
+                let far = Stream::Unix(far);
+                let answering = scope
+                    .spawn(|| answer_with(challenge, far, String::new(), None, &current, &stop));
+                let asked = exchange_hellos(Stream::Unix(near), None, &ours, &stop);
+                assert!(asked.is_ok(), "{challenge:?}: {:?}", asked.err());
+                let answered = answering.join().unwrap();
+                assert!(answered.is_ok(), "{challenge:?}: {:?}", answered.err());
+            });
         }
     }
 }
