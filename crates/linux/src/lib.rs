@@ -21,7 +21,8 @@
 //! * Files: [`lock_byte_shared`] (locks that processes share), [`check_rights`] (whether other
 //!   users could have written one).
 //! * Sockets: [`TcpInfo`] (`TCP_INFO`), [`set_pace`] (`SO_MAX_PACING_RATE`),
-//!   [`connect_unix()`] (without waiting), [`bind_unix()`].
+//!   [`connect_unix()`] (without waiting), [`bind_unix()`], [`socket_file()`] (by which a socket
+//!   is reached).
 //! * A service manager: [`activated_sockets`] (those that it has passed), and [`notify_ready()`].
 //!
 //! # Vocabulary
@@ -67,6 +68,7 @@ mod sandbox;
 mod sandbox_process;
 mod schedule;
 mod serving_process;
+mod socket_file;
 mod stop_eventfd;
 mod stop_process;
 mod suspend_seccomp;
@@ -104,6 +106,7 @@ pub use sandbox::sandbox_thread;
 pub use sandbox_process::{SandboxError, sandbox_process};
 pub use schedule::Policy;
 pub use serving_process::serving_process;
+pub use socket_file::socket_file;
 pub use stop_eventfd::StopEventFd;
 pub use suspend_seccomp::{is_in_initial_user_namespace, suspend_seccomp_obstacle};
 pub use tcp::{TcpInfo, set_pace};

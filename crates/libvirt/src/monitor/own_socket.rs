@@ -3,17 +3,21 @@
 //! QEMU serves one client at a time. So this works only while the daemon is away, and only for a
 //! moment: the daemon needs the socket when it is back. A guest that is paused for its move does
 //! not have to wait for the daemon then.
+//!
+//! The socket is not looked for by its path: a QEMU that an attacker controls could put a link to
+//! another guest's monitor there. It is the one that QEMU's process has, whose descriptor is copied.
+//! The process that listens, as the kernel reports it (`SO_PEERCRED`), would not tell: libvirt's
+//! daemon has opened the socket, and passed it to QEMU.
 
-use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
-use hikkoshi_linux::Process;
+use hikkoshi_linux::{Process, socket_file};
 use hikkoshi_qemu::qmp::{Client, QmpError, QmpEvent};
 use serde_json::{Value, json};
 
@@ -87,32 +91,47 @@ pub(crate) fn is_free(process: &Process) -> bool {
 
 /// Opens a session on the socket, within `timeout`.
 pub(crate) fn connect(process: &Process, timeout: Duration) -> Result<Client, String> {
-    let found =
-        path(process).map_err(|error| format!("looking for QEMU's monitor socket: {error}"))?;
-    let path = found.ok_or("QEMU's monitor socket was not found")?;
+    let failed =
+        |error: io::Error| format!("looking for QEMU's monitor socket: {}", Report::new(&error));
+    let sockets = sockets(process).map_err(failed)?;
+    let mut listening = sockets.iter().filter(|socket| listens(socket));
+    let socket = listening
+        .next()
+        .ok_or("QEMU's monitor socket was not found")?;
+    let file = socket_file(socket).map_err(failed)?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
     Client::connect(&path, timeout).map_err(|error| Report::new(&error).to_string())
 }
 
 /// Whether the daemon has sent something on its connection that QEMU has not read yet.
 pub(crate) fn has_unread(process: &Process) -> bool {
-    let is_unread = |number: &i32| {
+    let is_unread = |socket: &UnixStream| {
+        // The listening socket has nothing to be read: an error.
+        rustix::io::ioctl_fionread(socket).is_ok_and(|unread| unread > 0)
+    };
+    sockets(process).is_ok_and(|sockets| sockets.iter().any(is_unread))
+}
+
+/// Copies of QEMU's descriptors of the monitor socket, and of connections that were accepted on it,
+/// which have its path.
+fn sockets(process: &Process) -> io::Result<Vec<UnixStream>> {
+    let is_socket = |number: &i32| {
         let link = std::fs::read_link(format!("/proc/{}/fd/{number}", process.pid()));
-        if !link.is_ok_and(|link| link.to_string_lossy().starts_with("socket:")) {
-            return false;
-        }
-        let Ok(socket) = process.descriptor(*number).map(UnixStream::from) else {
-            return false;
-        };
-        // A connection has the path of the socket on which it was accepted.
-        let is_monitor = socket.local_addr().is_ok_and(|address| {
+        link.is_ok_and(|link| link.to_string_lossy().starts_with("socket:"))
+    };
+    let is_monitors = |socket: &UnixStream| {
+        socket.local_addr().is_ok_and(|address| {
             let path = address.as_pathname();
             path.is_some_and(|path| path.file_name() == Some(OsStr::new(NAME)))
-        });
-        // The listening socket has nothing to be read: an error.
-        is_monitor && rustix::io::ioctl_fionread(&socket).is_ok_and(|unread| unread > 0)
+        })
     };
-    let numbers = process.descriptors().unwrap_or_default();
-    numbers.iter().any(is_unread)
+    let numbers = process.descriptors()?.into_iter().filter(is_socket);
+    let copies = numbers.filter_map(|number| process.descriptor(number).ok());
+    Ok(copies.map(UnixStream::from).filter(is_monitors).collect())
+}
+
+fn listens(socket: &UnixStream) -> bool {
+    rustix::net::sockopt::socket_acceptconn(socket).unwrap_or(false)
 }
 
 fn line(event: &QmpEvent) -> String {
@@ -121,67 +140,68 @@ fn line(event: &QmpEvent) -> String {
     qmp::event(&event.name, 0, 0, details.as_deref())
 }
 
-/// The path of the socket, on which QEMU listens.
-fn path(process: &Process) -> io::Result<Option<PathBuf>> {
-    let mut sockets = HashSet::new();
-    for number in process.descriptors()? {
-        let link = std::fs::read_link(format!("/proc/{}/fd/{number}", process.pid()));
-        let link = link.unwrap_or_default();
-        let inode = link.to_str().and_then(|link| {
-            let inode = link.strip_prefix("socket:[")?.strip_suffix(']')?;
-            inode.parse::<u64>().ok()
-        });
-        sockets.extend(inode);
-    }
-    let table = std::fs::read_to_string(format!("/proc/{}/net/unix", process.pid()))?;
-    Ok(listening(&table, &sockets))
-}
-
-/// The path of the first listening socket with our name, in a table as in `/proc/net/unix`:
-/// `Num RefCount Protocol Flags Type St Inode Path`.
-fn listening(table: &str, sockets: &HashSet<u64>) -> Option<PathBuf> {
-    /// `SO_ACCEPTCON` (`linux/net.h`).
-    const LISTENING: u32 = 1 << 16;
-    table.lines().find_map(|line| {
-        let mut words = line.split_whitespace();
-        let flags = u32::from_str_radix(words.nth(3)?, 16).ok()?;
-        let inode = words.nth(2)?.parse().ok()?;
-        let path = Path::new(words.next()?);
-        let is_it = flags & LISTENING != 0
-            && sockets.contains(&inode)
-            && path.is_absolute()
-            && path.file_name()? == NAME;
-        is_it.then(|| path.to_owned())
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
+    use std::io::ErrorKind;
+    use std::os::unix::net::UnixListener;
+    use std::path::Path;
+    use std::process::{Child, Command, Stdio};
 
-    const TABLE: &str = "\
-Num       RefCount Protocol Flags    Type St Inode Path
-ffff0: 00000002 00000000 00010000 0001 01 100 /run/other/monitor.sock
-ffff1: 00000003 00000000 00000000 0001 03 200 /var/lib/libvirt/qemu/domain-1-guest/monitor.sock
-ffff2: 00000002 00000000 00010000 0001 01 201 /var/lib/libvirt/qemu/domain-1-guest/other.sock
-ffff3: 00000002 00000000 00010000 0001 01 202 /var/lib/libvirt/qemu/domain-1-guest/monitor.sock
-ffff4: 00000002 00000000 00010000 0001 01 203
-";
+    /// A process that has this socket as libvirt's QEMU has it: it got it from its parent.
+    struct Qemu(Child);
 
-    #[test]
-    fn the_listening_socket_of_the_process_is_found() {
-        let found = |sockets: &[u64]| listening(TABLE, &sockets.iter().copied().collect());
-        let expected = Path::new("/var/lib/libvirt/qemu/domain-1-guest/monitor.sock");
-        assert_eq!(found(&[200, 201, 202, 203]).as_deref(), Some(expected));
-        assert_eq!(found(&[200, 201, 203]), None);
-        assert_eq!(found(&[]), None);
+    impl Qemu {
+        fn with(listener: &UnixListener) -> Self {
+            let mut command = Command::new("sleep");
+            let input = Stdio::from(listener.as_fd().try_clone_to_owned().unwrap());
+            Self(command.arg("1000").stdin(input).spawn().unwrap())
+        }
     }
 
-    proptest! {
-        #[test]
-        fn any_table_is_read(table: String) {
-            let _ = listening(&table, &HashSet::from([1]));
+    impl Drop for Qemu {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
         }
+    }
+
+    fn listen(path: &Path) -> UnixListener {
+        let listener = UnixListener::bind(path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        listener
+    }
+
+    #[test]
+    fn a_link_to_another_guests_monitor_is_not_followed() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: needs CAP_NET_ADMIN");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let other = listen(&folder.path().join("other.sock"));
+        let path = folder.path().join(NAME);
+        let own = listen(&path);
+        let qemu = Qemu::with(&own);
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(folder.path().join("other.sock"), &path).unwrap();
+        let process = Process::open(qemu.0.id()).unwrap();
+        // It does not greet.
+        let error = connect(&process, GREETING_TIMEOUT).unwrap_err();
+        assert!(error.contains("no greeting"), "{error}");
+        own.accept().unwrap();
+        assert_eq!(other.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+        assert!(!has_unread(&process));
+    }
+
+    #[test]
+    fn only_the_monitors_socket_is_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let other = listen(&folder.path().join("other.sock"));
+        let qemu = Qemu::with(&other);
+        let process = Process::open(qemu.0.id()).unwrap();
+        let error = connect(&process, GREETING_TIMEOUT).unwrap_err();
+        assert!(error.contains("was not found"), "{error}");
+        assert_eq!(other.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
     }
 }

@@ -1,13 +1,13 @@
 //! Whether a guest can be moved from here, and how: [`check()`]. Changes nothing: no system call is
 //! injected, no setting of QEMU is changed, no lock is kept.
 
-use std::fs::File;
 use std::path::Path;
 
 use hikkoshi_engine::Mode;
 use hikkoshi_linux::Process;
 use hikkoshi_memory::RamFile;
 use hikkoshi_wire::{Disk, Domain, GuestDescription, Machine, Processors};
+use rustix::fs::OFlags;
 
 use crate::attach::inspect::{Inspection, inspect};
 pub use crate::attach::parts::{Held, MemoryPart, Part, Verdict};
@@ -354,7 +354,10 @@ impl Checked {
         }
         let on_disk = |part: &&MemoryPart| match (part.held, &part.path) {
             (Some(Held::SharedFile), Some(path)) => {
-                File::open(path).is_ok_and(|file| RamFile::new(file, 0).is_on_disk())
+                // Whatever has the name by now, it is not opened.
+                let flags = OFlags::PATH | OFlags::CLOEXEC;
+                let file = rustix::fs::open(path, flags, rustix::fs::Mode::empty());
+                file.is_ok_and(|file| RamFile::new(file.into(), 0).is_on_disk())
             }
             _ => false,
         };

@@ -2,10 +2,12 @@
 
 use std::fs::{self, File};
 use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use hikkoshi_linux::has_locked_byte;
+use rustix::fs::{Mode, OFlags};
 use serde_json::{Value, json};
 
 use super::shared::{SharedFileSystem, device_names};
@@ -60,13 +62,20 @@ impl ImageFile {
 
     /// That of a descriptor of QEMU's process, by its entry in `/proc/PID/fd`.
     fn of_descriptor(pid: u32, open: &Path) -> Option<Self> {
-        let metadata = fs::metadata(open).ok()?;
+        // QEMU could replace the file of its descriptor in between, and opening another one could
+        // wait.
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let pinned = File::from(rustix::fs::open(open, flags, Mode::empty()).ok()?);
+        let metadata = pinned.metadata().ok()?;
         let kind = metadata.file_type();
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         let is_device = kind.is_block_device() || kind.is_char_device();
         let (device, number) = file_number(&metadata);
         let locked = (kind.is_file())
-            .then(|| has_locked_byte(File::open(open).ok()?, LOCKS).ok())
+            .then(|| {
+                let opened = File::open(format!("/proc/self/fd/{}", pinned.as_raw_fd()));
+                has_locked_byte(opened.ok()?, LOCKS).ok()
+            })
             .flatten();
         let shared = (kind.is_file())
             .then(|| SharedFileSystem::of(pid, open))
