@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 
 use hikkoshi_linux::Process;
 use hikkoshi_network_frames::TunQueue;
@@ -23,22 +22,28 @@ pub(super) struct TapInterface {
 
 /// The tap devices that the process has open, by name.
 pub(super) fn read(process: &Process) -> io::Result<Vec<TapInterface>> {
-    let mut found: BTreeMap<String, Vec<i32>> = BTreeMap::new();
-    for number in process.descriptors()? {
+    let numbers = process.descriptors()?.into_iter();
+    let known = numbers.filter_map(|number| {
         // It may have been closed since.
-        let Ok((target, info)) = process.describe_descriptor(number) else {
-            continue;
-        };
-        if target == Path::new("/dev/net/tun")
-            && let Some(name) = interface_name(&info)
-        {
+        let (_, info) = process.describe_descriptor(number).ok()?;
+        Some((number, info))
+    });
+    Ok(among(known))
+}
+
+/// The tap devices among descriptors with this `fdinfo`. Only a tun device names an interface
+/// there; the descriptor's path depends on the root in which it was opened.
+fn among(descriptors: impl Iterator<Item = (i32, String)>) -> Vec<TapInterface> {
+    let mut found: BTreeMap<String, Vec<i32>> = BTreeMap::new();
+    for (number, info) in descriptors {
+        if let Some(name) = interface_name(&info) {
             found.entry(name.to_owned()).or_default().push(number);
         }
     }
     let interfaces = found.into_iter();
-    Ok(interfaces
+    interfaces
         .map(|(name, descriptors)| TapInterface { name, descriptors })
-        .collect())
+        .collect()
 }
 
 /// The line `iff:\ttap0` of a tun device's `fdinfo`.
@@ -177,5 +182,20 @@ mod tests {
         assert_eq!(interface_name(info), Some("tap0"));
         assert_eq!(interface_name("pos:\t0\niff:\t\n"), None);
         assert_eq!(interface_name("pos:\t0\n"), None);
+    }
+
+    /// The link of a descriptor that was opened in another root has another path, or none.
+    #[test]
+    fn a_tap_device_is_known_by_what_the_kernel_says() {
+        let info = |line: &str| format!("pos:\t0\nflags:\t02104002\nmnt_id:\t26\nino:\t91\n{line}");
+        let tap = |name: &str| info(&format!("iff:\t{name}\n"));
+        let all = [
+            (3, info("")),
+            (7, tap("tap1")),
+            (9, tap("tap0")),
+            (8, tap("tap1")),
+        ];
+        let found = among(all.into_iter());
+        assert_eq!(found, [interface("tap0", &[9]), interface("tap1", &[7, 8])]);
     }
 }
