@@ -157,7 +157,7 @@ after_command() {
         ;;
     'source hikkoshi status')
         check status
-        on source 'hikkoshi status | grep -F /run/hikkoshi/machines/db1.qmp' >/dev/null || fail "status does not show the guest"
+        on source 'hikkoshi status | grep "^db1 "' >/dev/null || fail "status does not show the guest"
         ;;
     'source hikkoshi switch')
         check switches

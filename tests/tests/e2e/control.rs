@@ -195,7 +195,14 @@ fn a_migration_is_shown_cancelled_and_switched() {
     ] {
         assert!(table.contains(part), "no {part:?} in {table}");
     }
-    let details = run(&folder, &["status", &pid]).stdout;
+    // By their names: `-name` of QEMU.
+    let name = guest.vm().name().to_owned();
+    let named = |line: &str| line.split(' ').next() == Some(&name);
+    assert!(table.lines().any(named), "no {name} in {table}");
+    assert!(!table.contains(".qmp"), "{table}");
+    let details = run(&folder, &["status", &name]).stdout;
+    let first = format!("guest      {name} ({})\n", guest.vm().qmp_path().display());
+    assert!(details.starts_with(&first), "{details}");
     assert!(
         details.contains("limits     bandwidth 1.0 MiB/s, downtime 1 ms"),
         "{details}"
@@ -227,7 +234,14 @@ fn a_migration_is_shown_cancelled_and_switched() {
     drop(silent);
     let left = std::fs::read_dir(folder.join("control")).unwrap().count();
     assert_eq!(left, 0, "socket and key are gone");
-    run(&folder, &["cancel", &pid]).assert(1, &["the migration has ended: cancelled"]);
+    run(&folder, &["cancel", &name]).assert(1, &["the migration has ended: cancelled"]);
+    let page = env.folder().join("report.html");
+    let made = run(
+        &folder,
+        &["report", &name, "--output", page.to_str().unwrap()],
+    );
+    assert_eq!(made.code, Some(0), "{made:?}");
+    assert!(std::fs::read_to_string(&page).unwrap().contains(&name));
     run(&folder, &["cancel"]).assert(2, &["no migration runs"]);
 
     let plan = MigrationPlan::new("hybrid").migrate_args(&["--bandwidth", "1M"]);

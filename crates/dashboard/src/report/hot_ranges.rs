@@ -173,6 +173,7 @@ mod tests {
                 pid: 1,
                 host: "here".into(),
                 guest: "web".into(),
+                qmp: None,
                 peer: "there".into(),
                 mode: "hybrid".into(),
                 started_unix_ms: 1,

@@ -125,6 +125,7 @@ mod tests {
                 pid: 1,
                 host: text.into(),
                 guest: text.into(),
+                qmp: None,
                 peer: text.into(),
                 mode: text.into(),
                 started_unix_ms: 0,

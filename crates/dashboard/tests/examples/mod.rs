@@ -14,6 +14,7 @@ pub(crate) fn migration(side: Side, number: u32, cells: u64) -> Migration {
         pid: 1000 + number,
         host: "host-a".into(),
         guest: "web".into(),
+        qmp: None,
         peer: "host-b:7000".into(),
         mode: "hybrid".into(),
         started_unix_ms: 1_700_000_000_000 + u64::from(number) * 1000,

@@ -9,11 +9,12 @@ use super::journal_folder::JournalFolder;
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Report {
-    /// Results of --json, reports, or files of the status folder
+    /// Results of --json, reports, files of the status folder, or names of guests
     ///
     /// Several migrations are compared. A result of --json has the statistics only; a report
-    /// (.html) and a file of the status folder also have what happened over time. Without FILE, the
-    /// last migration that ended on this host.
+    /// (.html) and a file of the status folder also have what happened over time. A name is the
+    /// last migration of that guest that ended on this host, as `hikkoshi status --all` shows it.
+    /// Without FILE, the last migration of all.
     #[arg(verbatim_doc_comment, value_name = "FILE")]
     pub files: Vec<PathBuf>,
 

@@ -12,8 +12,8 @@ use crate::journal;
 pub(crate) struct RunningMigration {
     /// The migration: its guest, or the number or process that `hikkoshi status` shows
     ///
-    /// The guest is a path of --qmp or a name of --domain, as `hikkoshi migrate` was given it. Of a
-    /// number, the first four digits are enough. Without it, the only migration there is.
+    /// The guest is the name of its QEMU (-name) or of the domain, or a path of --qmp. Of a number,
+    /// the first four digits are enough. Without it, the only migration there is.
     #[arg(verbatim_doc_comment, value_name = "GUEST")]
     pub guest: Option<String>,
 

@@ -104,6 +104,13 @@ pub(crate) fn shown(address: &MonitorAddress) -> String {
     }
 }
 
+/// How people call the guest of this QEMU: by the name that its owner has given it, or by the
+/// socket of one without a name.
+pub(crate) fn guest_name(qemu: &QemuIdentity) -> String {
+    let name = qemu.name.clone();
+    name.unwrap_or_else(|| shown(&qemu.monitor))
+}
+
 /// The monitor at the address in a journal. Does not connect yet.
 pub(crate) fn of(address: &MonitorAddress) -> Arc<dyn Monitor> {
     at_source(address, &DomainOptions::default())

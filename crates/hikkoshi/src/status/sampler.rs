@@ -108,6 +108,10 @@ pub(super) fn migration(live: &Live, info: &SessionInfo) -> Migration {
         pid: std::process::id(),
         host: host(),
         guest: info.guest.clone(),
+        qmp: info
+            .qmp
+            .as_ref()
+            .map(|path| path.to_string_lossy().into_owned()),
         peer: live.peer().to_owned(),
         mode: mode(live.mode()).to_owned(),
         started_unix_ms: started.map_or(0, millis),

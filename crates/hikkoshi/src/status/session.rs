@@ -1,5 +1,6 @@
 //! One run of `migrate` or `receive`, as it is shown and recorded.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -11,6 +12,7 @@ use hikkoshi_control::{ControlFolder, ControlServer};
 use hikkoshi_engine::report::Live;
 use hikkoshi_engine::{Observer, Priority, PriorityClass, SourceControl};
 use hikkoshi_estimate::WorkingSet;
+use hikkoshi_qemu::qmp::MonitorAddress;
 use hikkoshi_status::{
     End, Migration, Record, Recorder, Recording, Side, StatusFolder, StatusServer,
 };
@@ -38,6 +40,8 @@ pub(crate) struct SessionInfo {
     pub(crate) side: Side,
     /// The guest's name, for people.
     pub(crate) guest: String,
+    /// The path of its QMP socket, if there is one.
+    pub(crate) qmp: Option<PathBuf>,
     /// The limit of the downtime, where there is one.
     pub(crate) max_downtime_ms: Option<u64>,
     /// The limit of background traffic, where there is one.
@@ -117,6 +121,14 @@ impl Session {
     /// The guest's name, if the command line does not have it.
     pub(crate) fn set_guest(&self, guest: &str) {
         guest.clone_into(&mut lock(&self.shared.info).guest);
+    }
+
+    /// How the monitor of the guest's QEMU is reached.
+    pub(crate) fn set_monitor(&self, monitor: &MonitorAddress) {
+        lock(&self.shared.info).qmp = match monitor {
+            MonitorAddress::Socket(path) => Some(path.clone()),
+            MonitorAddress::Domain { .. } => None,
+        };
     }
 
     /// What the guest writes, as it was measured.

@@ -4,6 +4,7 @@
 pub(crate) mod description;
 mod error;
 pub(crate) mod exclusive_access;
+mod guest_name;
 pub(crate) mod inspect;
 mod left_copies;
 pub(crate) mod machine;
@@ -43,6 +44,8 @@ pub(crate) struct Attached {
     /// Where each block begins in the process's address space, in layout order.
     pub(crate) addresses: Vec<u64>,
     pub(crate) description: GuestDescription,
+    /// How its owner calls the guest (`-name`), if QEMU says it.
+    pub(crate) name: Option<String>,
     pub(crate) processors: Processors,
     pub(crate) lock: ExclusiveAccess,
     pub(crate) machine: Machine,
@@ -85,6 +88,7 @@ pub(crate) fn attach(
         stale_userfaultfds::remove(&process)?;
     }
     let description = description::describe(&mut client, &ram.memory)?;
+    let name = guest_name::read(&mut client)?;
     let processors = processors::read(&mut client)?;
     let machine = machine::read(&mut client)?;
     tracing::info!(
@@ -102,6 +106,7 @@ pub(crate) fn attach(
         ram: Arc::new(ram.memory),
         addresses: ram.addresses,
         description,
+        name,
         processors,
         lock,
         machine,

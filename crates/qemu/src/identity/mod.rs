@@ -34,6 +34,9 @@ use crate::qmp::{Monitor, MonitorAddress};
 pub struct QemuIdentity {
     /// Its monitor.
     pub monitor: MonitorAddress,
+    /// How the guest's owner calls it (`-name` of QEMU), if that is known. A domain has its name in
+    /// `monitor`.
+    pub name: Option<String>,
     /// Its process.
     pub pid: u32,
     /// When it was started, in ticks since boot. Another process can have the same
@@ -91,6 +94,7 @@ impl QemuIdentity {
         })?;
         Ok(Self {
             monitor: monitor.address().absolute(),
+            name: qemu.name.clone(),
             pid: qemu.process.pid(),
             start_time: process::start_time(&qemu.process)?,
             namespaces: NamespaceIdentity::current().map_err(|source| ProcessError::Proc {

@@ -192,6 +192,7 @@ impl QemuSource {
             ram,
             addresses,
             description,
+            name: _,
             processors,
             lock,
             machine,

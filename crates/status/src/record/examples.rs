@@ -9,6 +9,7 @@ pub(crate) fn migration() -> Migration {
         pid: 4711,
         host: "host-a".into(),
         guest: "web".into(),
+        qmp: None,
         peer: "host-b:7000".into(),
         mode: "hybrid".into(),
         started_unix_ms: 1_700_000_000_000,

@@ -23,8 +23,11 @@ pub struct Migration {
     pub pid: u32,
     /// The name of this host.
     pub host: String,
-    /// The guest's name, or how its QEMU is reached.
+    /// The guest's name; of one that has none, how its QEMU is reached.
     pub guest: String,
+    /// The path of its QMP socket, if its QEMU is reached by that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qmp: Option<String>,
     /// The other side's address.
     pub peer: String,
     /// `precopy`, `postcopy` or `hybrid`.

@@ -193,6 +193,7 @@ impl<'a> Model<'a> {
             pid: if source { 4711 } else { 815 },
             host: if source { "host-a" } else { "host-b" }.into(),
             guest: self.case.guest.into(),
+            qmp: None,
             peer: if source {
                 "host-b:7000"
             } else {

@@ -43,6 +43,7 @@ pub(crate) fn run(args: &Migrate) -> Result<ExitStatus, Exit> {
         SessionInfo {
             side: Side::Source,
             guest: NamedGuest::source(args).map_or_else(String::new, |guest| guest.to_string()),
+            qmp: None,
             max_downtime_ms: args.options.convergence.max_downtime,
             bandwidth: args.options.bandwidth(),
             working_set: None,
@@ -163,6 +164,8 @@ fn start(
         Exit::new(ExitStatus::AtSource, Reason::Journal, what).with(UNCHANGED)
     };
     let identity = guest.reattach_info().identity;
+    session.set_guest(&monitor::guest_name(&identity));
+    session.set_monitor(&identity.monitor);
     let file = JournalFile::for_qemu::<SourceEntry>(&folder, &identity).map_err(keeping)?;
     // The journal is found by the process: the socket may have had another name then.
     let entry = file.read::<SourceEntry>();

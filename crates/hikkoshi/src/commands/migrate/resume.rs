@@ -97,7 +97,8 @@ pub(super) fn resume(
         reattach_info,
         Some(engine.clone()),
     ));
-    session.set_guest(&monitor::shown(&address));
+    session.set_guest(&monitor::guest_name(&identity));
+    session.set_monitor(&address);
     let observer = session.observer();
     security::warn_of_readable_key(&args.run.security, &*observer);
     let control = SourceControl::new();

@@ -54,6 +54,7 @@ pub(crate) fn run(args: &Receive) -> Result<ExitStatus, Exit> {
         SessionInfo {
             side: Side::Destination,
             guest: shown_name::by_options(args),
+            qmp: None,
             max_downtime_ms: None,
             bandwidth: None,
             working_set: None,
@@ -143,6 +144,8 @@ fn start(
         Exit::new(ExitStatus::AtSource, Reason::Journal, what)
     };
     let identity = guest.reattach_info().get().identity;
+    session.set_guest(&shown_name::of_waiting(args, &identity));
+    session.set_monitor(&identity.monitor);
     let file = JournalFile::for_qemu::<DestinationEntry>(&folder, &identity).map_err(keeping)?;
     // The journal is found by the process: the socket may have had another name then.
     let entry = file.read::<DestinationEntry>();

@@ -105,7 +105,8 @@ pub(super) fn resume(
         reattach_info,
         mark.clone(),
     ));
-    session.set_guest(&shown_name::of_resumed(args, &folder, &identity.monitor));
+    session.set_guest(&shown_name::of_resumed(args, &folder, &identity));
+    session.set_monitor(&identity.monitor);
     let observer = session.observer();
     security::warn_of_readable_key(&args.run.security, &*observer);
     // Before the source connects.

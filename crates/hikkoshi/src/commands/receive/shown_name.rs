@@ -5,10 +5,11 @@
 //! | a libvirt domain | as the domain |
 //! | the receiver of a daemon | by the name that it was invited by |
 //! | a QEMU that was started from a template | by its `--name` |
-//! | another QEMU | by the path of its QMP socket |
+//! | another QEMU | by its own name (`-name`), or the path of its QMP socket |
 
 use std::path::{Path, PathBuf};
 
+use hikkoshi_qemu::QemuIdentity;
 use hikkoshi_qemu::qmp::MonitorAddress;
 
 use super::machines;
@@ -40,22 +41,34 @@ pub(super) fn by_options(args: &Receive) -> String {
     )
 }
 
+/// The guest that this QEMU waits for.
+pub(super) fn of_waiting(args: &Receive, qemu: &QemuIdentity) -> String {
+    let is_named = args.receiver.is_some() || args.name.is_some();
+    match &qemu.name {
+        Some(name) if !is_named => name.clone(),
+        _ => by_options(args),
+    }
+}
+
 /// The guest of a migration that is resumed, whose journal is in `run`.
-pub(super) fn of_resumed(args: &Receive, run: &Path, monitor: &MonitorAddress) -> String {
-    let named = match monitor {
+pub(super) fn of_resumed(args: &Receive, run: &Path, qemu: &QemuIdentity) -> String {
+    let named = match &qemu.monitor {
         MonitorAddress::Domain { .. } => None,
         MonitorAddress::Socket(socket) => {
+            let of_machine = machine_name(run, socket);
+            let given = of_machine.filter(|name| *name != DEFAULT_GUEST_NAME);
             let receiver = args.receiver.as_deref();
-            receiver.or_else(|| machine_name(run, socket))
+            receiver.or(given).or(qemu.name.as_deref()).or(of_machine)
         }
     };
-    named.map_or_else(|| monitor::shown(monitor), ToOwned::to_owned)
+    named.map_or_else(|| monitor::shown(&qemu.monitor), ToOwned::to_owned)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::args::{Args, Command};
+    use crate::journal::{DestinationEntry, Entry};
     use clap::Parser;
 
     fn receive(words: &str) -> Receive {
@@ -79,11 +92,43 @@ mod tests {
         }
     }
 
+    fn qemu(monitor: MonitorAddress, name: Option<&str>) -> QemuIdentity {
+        let kept = include_bytes!("../../../tests/journals/v3-destination-full.json");
+        let kept = DestinationEntry::decode(kept).unwrap().qemu.identity;
+        QemuIdentity {
+            monitor,
+            name: name.map(str::to_owned),
+            ..kept
+        }
+    }
+
+    #[test]
+    fn a_guest_has_the_name_that_its_qemu_was_given() {
+        let run = Path::new("/run/h");
+        let socket = |path: &str| qemu(MonitorAddress::Socket(path.into()), Some("web"));
+        for (words, name) in [
+            ("--listen unix:/s --qmp /q", "web"),
+            ("--listen unix:/s --template /t", "web"),
+            ("--listen unix:/s --template /t --name web1", "web1"),
+            ("--listen unix:/s --qmp /q --receiver web1", "web1"),
+        ] {
+            assert_eq!(of_waiting(&receive(words), &socket("/q")), name, "{words}");
+        }
+        for (path, name) in [
+            ("/q", "web"),
+            ("/run/h/machines/guest.qmp", "web"),
+            ("/run/h/machines/web1.qmp", "web1"),
+        ] {
+            assert_eq!(of_resumed(&receive("--resume"), run, &socket(path)), name);
+        }
+    }
+
     #[test]
     fn it_keeps_its_name_when_it_is_resumed() {
         let run = Path::new("/run/h");
         let of = |words: &str, socket: &str| {
-            of_resumed(&receive(words), run, &MonitorAddress::Socket(socket.into()))
+            let qemu = qemu(MonitorAddress::Socket(socket.into()), None);
+            of_resumed(&receive(words), run, &qemu)
         };
         assert_eq!(of("--resume", "/run/h/machines/web1.qmp"), "web1");
         assert_eq!(of("--resume --receiver web2", "/q"), "web2");
@@ -96,7 +141,11 @@ mod tests {
             name: "db".into(),
         };
         assert_eq!(
-            of_resumed(&receive("--resume --receiver x"), run, &domain),
+            of_resumed(
+                &receive("--resume --receiver x"),
+                run,
+                &qemu(domain, Some("other"))
+            ),
             "db"
         );
     }

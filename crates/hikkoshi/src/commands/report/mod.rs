@@ -9,23 +9,30 @@ use error_reporter::Report as ErrorReport;
 use hikkoshi_status::{Entry, Kind, Recording, StatusFolder};
 
 use crate::args::Report;
+use crate::commands::status::is_named;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::streams;
 use crate::status::write_report;
 
 pub(crate) fn run(args: &Report) -> Result<ExitStatus, Exit> {
+    let folder = StatusFolder::in_run_folder(&args.journals.path());
     let recordings = if args.files.is_empty() {
-        last_migration(&StatusFolder::in_run_folder(&args.journals.path()))?
+        last_migration(&folder, None)?
     } else {
         let mut recordings: Vec<Recording> = Vec::new();
         for file in &args.files {
-            let read = input::read(file).map_err(|error| {
-                Exit::caused(ExitStatus::Usage, Reason::Usage, &error).with(
-                    "a report is made of results of --json, of other reports (.html) and of files \
-                     of the status folder",
-                )
-            })?;
+            let read = match file.to_str() {
+                Some(guest) if !file.exists() && !guest.contains('/') => {
+                    last_migration(&folder, Some(guest))?
+                }
+                _ => input::read(file).map_err(|error| {
+                    Exit::caused(ExitStatus::Usage, Reason::Usage, &error).with(
+                        "a report is made of results of --json, of other reports (.html), of files \
+                         of the status folder, and of migrations by the names of their guests",
+                    )
+                })?,
+            };
             for recording in read {
                 // A file may be named twice, or be in a report, too.
                 if !recordings.contains(&recording) {
@@ -46,8 +53,8 @@ pub(crate) fn run(args: &Report) -> Result<ExitStatus, Exit> {
     Ok(ExitStatus::Done)
 }
 
-/// All sides of the migration that ended last.
-fn last_migration(folder: &StatusFolder) -> Result<Vec<Recording>, Exit> {
+/// All sides of the migration that ended last: of all, or of this guest.
+fn last_migration(folder: &StatusFolder, guest: Option<&str>) -> Result<Vec<Recording>, Exit> {
     let entries = folder
         .entries()
         .map_err(|error| Exit::caused(ExitStatus::Usage, Reason::Usage, &error))?;
@@ -65,9 +72,15 @@ fn last_migration(folder: &StatusFolder) -> Result<Vec<Recording>, Exit> {
             ),
         }
     }
-    let Some(id) = recordings.first().map(|last| last.migration.id.clone()) else {
+    let meant = |recording: &&Recording| {
+        let migration = &recording.migration;
+        guest.is_none_or(|guest| is_named(migration, &migration.entry_name(), guest))
+    };
+    let last = recordings.iter().find(meant);
+    let Some(id) = last.map(|last| last.migration.id.clone()) else {
+        let of = guest.map_or_else(String::new, |guest| format!(" of {guest:?}"));
         let what = format!(
-            "no migration has ended on this host, as far as {} says",
+            "no migration{of} has ended on this host, as far as {} says",
             folder.path().display()
         );
         return Err(Exit::new(ExitStatus::Usage, Reason::Usage, what)

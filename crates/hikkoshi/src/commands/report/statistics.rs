@@ -232,6 +232,7 @@ fn migration(of: Source<'_>, statistics: Option<&Statistics>) -> Migration {
         pid: statistics.and_then(|of| of.pid).unwrap_or_default(),
         host: text(|of| of.host.as_deref()).unwrap_or_default(),
         guest: text(|of| of.guest.as_deref()).unwrap_or_else(|| of.name.to_owned()),
+        qmp: None,
         peer: text(|of| of.peer.as_deref()).unwrap_or_default(),
         mode: statistics.map_or_else(String::new, |of| of.mode.clone()),
         started_unix_ms: statistics

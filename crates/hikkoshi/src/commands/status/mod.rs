@@ -15,7 +15,7 @@ use crate::output::reason::Reason;
 use crate::output::streams;
 
 pub(crate) use seen::SeenMigrations;
-pub(crate) use select::{Choice, choose, is_meant};
+pub(crate) use select::{Choice, choose, is_meant, is_named};
 
 /// How often it is repeated.
 const PERIOD: Duration = Duration::from_secs(1);

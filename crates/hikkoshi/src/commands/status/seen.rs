@@ -318,6 +318,7 @@ fn unknown(name: &str) -> Seen {
         pid: pid.unwrap_or_default(),
         host: String::new(),
         guest: name.to_owned(),
+        qmp: None,
         peer: String::new(),
         mode: "unknown".to_owned(),
         started_unix_ms: 0,

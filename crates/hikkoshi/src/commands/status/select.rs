@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use hikkoshi_status::Side;
+use hikkoshi_status::{Migration, Side};
 
 use crate::output::migrations::Seen;
 
@@ -12,24 +12,26 @@ const DIGITS: usize = 4;
 /// Whether `text` means this migration: its guest, its number or the beginning of it, its process,
 /// or the name of its entry.
 pub(crate) fn is_meant(seen: &Seen, text: &str) -> bool {
-    let migration = &seen.migration;
+    is_named(&seen.migration, &seen.name, text)
+}
+
+/// The same, of a migration and the name of its entry.
+pub(crate) fn is_named(migration: &Migration, entry: &str, text: &str) -> bool {
     let is_number = text.len() >= DIGITS && migration.id.starts_with(text);
     migration.guest == text
         || is_number
         || migration.pid.to_string() == text
-        || seen.name == text
-        || is_same_socket(&migration.guest, text)
+        || entry == text
+        || is_socket(migration, text)
 }
 
-/// Whether both are paths to the same socket.
-fn is_same_socket(guest: &str, text: &str) -> bool {
-    let real = |path: &str| {
-        let path = Path::new(path);
-        path.is_absolute().then(|| path.canonicalize().ok())?
+/// Whether `text` is a path to the guest's QMP socket.
+fn is_socket(migration: &Migration, text: &str) -> bool {
+    let Some(socket) = &migration.qmp else {
+        return false;
     };
-    // The guest's path is relative to the folder of another process if it is not absolute.
     let given = Path::new(text).canonicalize().ok();
-    given.is_some() && real(guest) == given
+    socket == text || given.is_some() && Path::new(socket).canonicalize().ok() == given
 }
 
 /// The migration that a person means, to change it.
@@ -108,8 +110,11 @@ mod tests {
         let (real, link) = (folder.path().join("qmp"), folder.path().join("link"));
         std::fs::write(&real, "").unwrap();
         std::os::unix::fs::symlink(&real, &link).unwrap();
-        let one = seen(Side::Source, real.to_str().unwrap(), 1, true);
-        assert!(is_meant(&one, link.to_str().unwrap()));
+        let mut one = seen(Side::Source, "web", 1, true);
+        one.migration.qmp = Some(real.to_str().unwrap().to_owned());
+        for name in ["web", real.to_str().unwrap(), link.to_str().unwrap()] {
+            assert!(is_meant(&one, name), "{name}");
+        }
         assert!(!is_meant(&one, folder.path().to_str().unwrap()));
     }
 

@@ -44,6 +44,8 @@ struct QemuIdentityRecord {
     qmp: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     domain: Option<DomainRecord>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
     pid: u32,
     started: u64,
     #[serde(rename = "view")]
@@ -234,6 +236,7 @@ impl TryFrom<&QemuIdentity> for QemuIdentityRecord {
         Ok(Self {
             qmp,
             domain,
+            name: identity.name.clone(),
             pid: identity.pid,
             started: identity.start_time,
             namespaces: NamespaceRecord {
@@ -260,6 +263,7 @@ impl TryFrom<QemuIdentityRecord> for QemuIdentity {
         };
         Ok(Self {
             monitor,
+            name: record.name,
             pid: record.pid,
             start_time: record.started,
             namespaces: NamespaceIdentity {

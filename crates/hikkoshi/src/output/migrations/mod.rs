@@ -58,6 +58,7 @@ pub(crate) mod examples {
             pid,
             host: "host-a".into(),
             guest: guest.into(),
+            qmp: None,
             peer: "host-b:7000".into(),
             mode: "hybrid".into(),
             started_unix_ms: 0,

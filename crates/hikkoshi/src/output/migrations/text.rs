@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use hikkoshi_status::{DiskCopy, GuestAt, Phase, Progress, Side, State, TimeLeft, Unit};
+use hikkoshi_status::{DiskCopy, GuestAt, Migration, Phase, Progress, Side, State, TimeLeft, Unit};
 
 use super::report::expected_downtime_ms;
 use super::{Engine, Seen};
@@ -81,7 +81,7 @@ pub(crate) fn details(all: &[&Seen]) -> String {
 fn lines(seen: &Seen) -> Vec<(&'static str, String)> {
     let migration = &seen.migration;
     let mut lines = vec![
-        ("guest", migration.guest.clone()),
+        ("guest", guest(migration)),
         (
             "migration",
             format!(
@@ -108,6 +108,14 @@ fn lines(seen: &Seen) -> Vec<(&'static str, String)> {
         lines.extend(end.next.clone().map(|next| ("next", next)));
     }
     lines
+}
+
+/// The guest, and where its monitor is.
+fn guest(migration: &Migration) -> String {
+    match &migration.qmp {
+        Some(qmp) if *qmp != migration.guest => format!("{} ({qmp})", migration.guest),
+        _ => migration.guest.clone(),
+    }
 }
 
 fn state_lines(seen: &Seen, state: &State) -> Vec<(&'static str, String)> {
@@ -355,7 +363,10 @@ pub(super) mod tests {
     #[test]
     fn the_details_have_the_limits_and_the_end() {
         let mut seen = running("hybrid");
+        assert!(details(&[&seen]).starts_with("guest      web\n"));
+        seen.migration.qmp = Some("/run/web.qmp".into());
         let text = details(&[&seen]);
+        assert!(text.starts_with("guest      web (/run/web.qmp)\n"));
         assert!(
             text.contains("limits     bandwidth 0.0048 MiB/s\n"),
             "{text}"

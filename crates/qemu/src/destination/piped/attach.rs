@@ -145,6 +145,7 @@ fn attach(
         ram: Arc::new(ram),
         addresses,
         description,
+        name: None,
         processors: guest.processors.clone(),
         lock,
         machine: guest.machine.clone(),
