@@ -20,6 +20,12 @@ pub struct TcpInfo {
     /// The shortest round-trip time of the last minutes (`tcpi_min_rtt`, Linux 4.6). `None`: not
     /// known.
     pub shortest_round_trip: Option<Duration>,
+    /// How long ago data of the peer arrived last (`tcpi_last_data_recv`), to a few milliseconds;
+    /// before the first: how long ago the connection was made.
+    pub since_data: Duration,
+    /// How long ago the peer's kernel acknowledged something last (`tcpi_last_ack_recv`), to a few
+    /// milliseconds. The answer to a keep-alive probe is an acknowledgement, too.
+    pub since_ack: Duration,
 }
 
 /// Size of the structure in Linux 4.1, up to and including `tcpi_bytes_acked`: the least.
@@ -29,6 +35,8 @@ const LEAST: usize = 128;
 const KNOWN: usize = 152;
 
 /// Offsets in the structure.
+const LAST_DATA_RECEIVED: usize = 52;
+const LAST_ACK_RECEIVED: usize = 56;
 const ROUND_TRIP: usize = 68;
 const BYTES_ACKED: usize = 120;
 const SHORTEST_ROUND_TRIP: usize = 148;
@@ -61,7 +69,8 @@ impl TcpInfo {
             return Err(Errno::NOPROTOOPT);
         }
         let field = |at: usize| bytes.get(at..).unwrap_or_default();
-        let round_trip = field(ROUND_TRIP).first_chunk().copied().unwrap_or_default();
+        let number = |at| u32::from_ne_bytes(field(at).first_chunk().copied().unwrap_or_default());
+        let millis = |at| Duration::from_millis(number(at).into());
         let shortest = field(SHORTEST_ROUND_TRIP).first_chunk().copied();
         let shortest = shortest
             .filter(|_| len as usize >= KNOWN)
@@ -73,8 +82,10 @@ impl TcpInfo {
             .unwrap_or_default();
         Ok(Self {
             acked: u64::from_ne_bytes(acked),
-            round_trip: Duration::from_micros(u32::from_ne_bytes(round_trip).into()),
+            round_trip: Duration::from_micros(number(ROUND_TRIP).into()),
             shortest_round_trip: shortest.map(|micros| Duration::from_micros(micros.into())),
+            since_data: millis(LAST_DATA_RECEIVED),
+            since_ack: millis(LAST_ACK_RECEIVED),
         })
     }
 }
@@ -127,6 +138,34 @@ mod tests {
         // Not a number of another field: over loopback in less than the time of this test.
         let shortest = after.shortest_round_trip.unwrap();
         assert!(shortest <= begun.elapsed(), "{shortest:?}");
+    }
+
+    /// Also after the peer has closed the connection.
+    #[test]
+    fn the_last_data_and_the_last_acknowledgement_are_told_apart() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        peer.write_all(&[1]).unwrap();
+        stream.read_exact(&mut [0]).unwrap();
+        let received = Instant::now();
+        // The kernel's clock has ticks of up to 10 ms.
+        let pause = Duration::from_millis(100);
+        std::thread::sleep(pause);
+        stream.write_all(&[1]).unwrap();
+        peer.read_exact(&mut [0]).unwrap();
+        drop(peer);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let info = loop {
+            let info = TcpInfo::get(&stream).unwrap();
+            if info.since_ack < info.since_data || Instant::now() > deadline {
+                break info;
+            }
+        };
+        let tick = Duration::from_millis(20);
+        assert!(info.since_data >= pause - tick, "{info:?}");
+        assert!(info.since_data <= received.elapsed() + tick, "{info:?}");
+        assert!(info.since_ack + pause - tick <= info.since_data, "{info:?}");
     }
 
     #[test]

@@ -52,10 +52,12 @@ fn since(side: Side, before: &State, state: &State) -> State {
     let mut first = vec![Outage {
         from_ms: 0,
         to_ms: Some(100),
+        until_ms: None,
     }];
     first.extend(outages.map(|outage| Outage {
         from_ms: at(outage.from_ms),
         to_ms: outage.to_ms.map(at),
+        until_ms: None,
     }));
     State {
         at_ms: at(state.at_ms),

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
 use MessageKind::*;
+use hikkoshi_lab::Report;
 use hikkoshi_tests::{
     Breakpoint, Guest, LONG, MessageKind, Migration, MigrationPlan, Program, TestEnv, Transport,
     Victim, assert_command_refused, assert_not_running, busy_guest, hikkoshi,
@@ -10,6 +11,8 @@ use hikkoshi_tests::{
 use serde_json::json;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
 /// Interrupts a migration at each of these breakpoints, moving the guest to and fro.
 fn each(
@@ -164,6 +167,66 @@ fn reset_links_are_reestablished() {
         exits.assert_destination(0, &["nothing is lost"]);
         guest.complete_resumed_migration(&exits, finished, &format!("interrupted {at}"));
     }
+}
+
+/// A line is silent for some seconds before its loss is noticed, and the guest waits for pages
+/// meanwhile: the longest request takes as long as the guest's longest access, which both engines
+/// report, and the destination's outage begins with the last byte. (The relay acknowledges what the
+/// source sends, so that the source sees signs of life for longer.)
+#[test]
+fn a_wait_over_an_outage_is_reported_in_full() {
+    const SILENT: Duration = Duration::from_secs(4);
+    /// How often `busy_guest` reports.
+    const REPORTS_MS: u64 = 200;
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
+    let plan = MigrationPlan::new("postcopy")
+        .transport(Transport::Tcp)
+        .migrate_args(&["--bandwidth", "20M"])
+        .default_retry()
+        .hold_at(Breakpoint::after(Pages).nth(100));
+    let before = guest.vm().console().len();
+    let migration = guest.start_migration(&plan);
+    migration.wait_held();
+    thread::sleep(SILENT);
+    migration.relay().reset_links();
+    let (exits, finished) = migration.wait();
+    for ended in [&exits.migrate, &exits.receive] {
+        assert!(ended.stdout.contains("\n  outages      1, "), "{ended:?}");
+        assert!(!ended.stdout.contains("not counted"), "{ended:?}");
+    }
+    let reports = exits.json_reports.clone().map(Option::unwrap);
+    guest.complete_resumed_migration(&exits, finished, "a line was silent");
+    // By the guest's clock: one access of the workload, or a longer time than usual between two of
+    // its reports, if the page was the kernel's.
+    let lines = guest.vm().console().since(before).into_iter();
+    let waits = lines.filter_map(|line| match line.report {
+        Report::Verify(verify) => {
+            let late = verify.span_ms.saturating_sub(REPORTS_MS);
+            Some(verify.latency.max_us.max(late as f64 * 1e3))
+        }
+        _ => None,
+    });
+    let longest = waits.fold(0.0, f64::max);
+    let silent = SILENT.as_secs_f64();
+    assert!(longest >= silent * 0.9e6, "it did not wait: {longest} µs");
+    let [here, there] = reports;
+    for report in [&here, &there] {
+        // By two clocks, and on a busy machine the guest's work takes longer, too.
+        let measured = report.request_latency_us.max;
+        assert!(
+            measured >= silent * 0.9e6 && (0.7..1.1).contains(&(measured / longest)),
+            "{measured} µs where the guest waited for {longest} µs: {report:?}"
+        );
+        assert_eq!(report.unmeasured_requests, 0, "{report:?}");
+        assert_eq!(report.outages.len(), 1, "{report:?}");
+    }
+    let outage = there.outages[0];
+    let lasted = outage.to_ms.unwrap() - outage.from_ms;
+    assert!(
+        Duration::from_millis(lasted) >= SILENT.mul_f64(0.9),
+        "from the last byte: {there:?}"
+    );
 }
 
 /// The suggested commands resume the migration as they are: address and options are in the

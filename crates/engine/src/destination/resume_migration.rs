@@ -57,7 +57,7 @@ pub(crate) fn resume(
         peer: String::new(),
         layout: ram.layout(),
     }));
-    live.outages.begin();
+    live.outages.begin(None, None);
     watch.observer.begin(&live);
     let start = HandoverStart {
         machine: RecordedDestination::new(record, live.stages_from(&watch.journal)),

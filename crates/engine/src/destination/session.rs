@@ -256,6 +256,13 @@ impl Session {
         }
     }
 
+    /// When data of the source arrived last. It sends pages all the time, so that its silence is an
+    /// outage. `None`: not known, the links are unix sockets.
+    pub(crate) fn last_data(&self) -> Option<Instant> {
+        let streams = self.streams.iter();
+        streams.filter_map(|stream| stream.last_data()).max()
+    }
+
     /// Ends every thread that works on a link.
     pub(crate) fn stop(&self) -> CancelFlag {
         self.stop.clone()

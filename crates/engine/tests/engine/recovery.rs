@@ -326,7 +326,7 @@ fn both_sides_count_the_same_pages_after_links_were_lost() {
         assert_eq!(last.missing, Some(0));
         assert_eq!(last.guest_at, GuestAt::Destination);
         assert!(
-            matches!(last.outages[..], [Outage { from, to: Some(to) }] if from <= to && to <= last.at),
+            matches!(last.outages[..], [Outage { from, to: Some(to), until: None }] if from <= to && to <= last.at),
             "{:?}",
             last.outages
         );

@@ -417,6 +417,7 @@ mod tests {
             outages: vec![Outage {
                 from: Duration::from_millis(39),
                 to: Some(Duration::from_millis(40)),
+                until: None,
             }],
             stale_pages: Some(29),
             drains: Some(Drains {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::report::{
-    AsynchronousFaults, CollapseAccount, FaultKind, LatencySummary, RequestStatistics,
+    AsynchronousFaults, CollapseAccount, FaultKind, LatencySummary, Outage, RequestStatistics,
 };
 use hikkoshi_engine::{Account, Mode};
 use hikkoshi_status::Migration;
@@ -81,6 +81,7 @@ pub(crate) fn readable(account: &Account, verbose: bool) -> String {
             frames.kept, frames.delivered, frames.dropped
         );
     }
+    text.push_str(&outages(&account.outages));
     text.push_str(&latencies(&account.requests.request_latency_us, verbose));
     text.push_str(&stages(&account.requests));
     if let Some(collapse) = &account.collapse {
@@ -103,6 +104,33 @@ fn asynchronous_faults(uses: AsynchronousFaults) -> Option<&'static str> {
         AsynchronousFaults::Used => Some("on: the guest has switched them on"),
         AsynchronousFaults::Unknown => Some("not known whether the guest has switched them on"),
     }
+}
+
+/// How long there were no links after the handover, from the last byte on: the guest waited for
+/// each page that it needed meanwhile. Empty: there were links all the time.
+fn outages(outages: &[Outage]) -> String {
+    // An engine ends without links only if it needs none any more.
+    let ended = outages.iter().filter_map(|outage| {
+        let lasted = outage.to?.saturating_sub(outage.from);
+        Some((lasted, outage))
+    });
+    let Some((longest, last)) = ended.clone().max_by_key(|(lasted, _)| *lasted) else {
+        return String::new();
+    };
+    let total: Duration = ended.clone().map(|(lasted, _)| lasted).sum();
+    let from = seconds(last.from);
+    let text = match ended.count() {
+        1 => format!(
+            "1, {} without links, {from} after the start",
+            seconds(total)
+        ),
+        count => format!(
+            "{count}, {} without links in all; the longest took {}, {from} after the start",
+            seconds(total),
+            seconds(longest)
+        ),
+    };
+    format!("  outages      {text}\n")
 }
 
 /// The stages of request latency, and the threads that waited.
@@ -428,6 +456,29 @@ mod tests {
             "{text}"
         );
         assert_eq!(stages(&RequestStatistics::default()), "");
+    }
+
+    #[test]
+    fn outages_are_summed_up() {
+        let outage = |from, to| Outage {
+            from: Duration::from_millis(from),
+            to: Some(Duration::from_millis(to)),
+            until: None,
+        };
+        assert_eq!(outages(&[]), "");
+        assert_eq!(
+            outages(&[outage(900, 10_630)]),
+            "  outages      1, 9.7 s without links, 0.9 s after the start\n"
+        );
+        let open = Outage {
+            to: None,
+            ..outage(20_000, 0)
+        };
+        assert_eq!(
+            outages(&[outage(0, 500), outage(900, 10_630), open]),
+            "  outages      2, 10.2 s without links in all; the longest took 9.7 s, 0.9 s after \
+             the start\n"
+        );
     }
 
     #[test]

@@ -296,6 +296,7 @@ pub(crate) fn outage(outage: &Outage) -> status::Outage {
     status::Outage {
         from_ms: millis(outage.from),
         to_ms: outage.to.map(millis),
+        until_ms: outage.until.map(millis),
     }
 }
 
@@ -378,6 +379,7 @@ pub(super) mod tests {
         now.outages = vec![Outage {
             from: Duration::from_millis(3),
             to: None,
+            until: Some(Duration::from_millis(4)),
         }];
         let state = state(&now);
         assert_eq!(
@@ -394,7 +396,8 @@ pub(super) mod tests {
             (state.stage.as_str(), state.peer_stage.as_str()),
             ("owned", "receiving")
         );
-        assert_eq!(state.outages[0].from_ms, 3);
+        let outage = state.outages[0];
+        assert_eq!((outage.from_ms, outage.until_ms), (3, Some(4)));
         let copy = &state.disks[0];
         assert_eq!((copy.copied_bytes, copy.total_bytes), (5, 9));
     }

@@ -246,6 +246,19 @@ impl Stream {
         }
     }
 
+    /// When data of the peer arrived last, also on a connection that has failed. `None` on a unix
+    /// socket, whose peer cannot disappear without notice.
+    pub fn last_data(&self) -> Option<Instant> {
+        Instant::now().checked_sub(self.tcp_info()?.since_data)
+    }
+
+    /// When data or an acknowledgement of the peer's kernel arrived last; otherwise as
+    /// [`last_data`](Self::last_data).
+    pub fn last_sign(&self) -> Option<Instant> {
+        let info = self.tcp_info()?;
+        Instant::now().checked_sub(info.since_data.min(info.since_ack))
+    }
+
     /// Limits the kernel's sending rate; `None`: no limit. Has no effect where the kernel does not
     /// support it.
     pub fn set_pace(&self, bytes_per_second: Option<f64>) {

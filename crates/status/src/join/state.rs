@@ -53,6 +53,7 @@ impl JoinedState {
         let outages = state.outages.iter().map(|outage| Outage {
             from_ms: at(outage.from_ms),
             to_ms: outage.to_ms.map(at),
+            until_ms: outage.until_ms.map(at),
         });
         let later = State {
             at_ms: at(state.at_ms),
@@ -112,6 +113,7 @@ impl JoinedState {
             all.push(Outage {
                 from_ms: open.map_or(self.last_ms, |outage| outage.from_ms),
                 to_ms: first.map_or(Some(self.offset_ms), |outage| outage.to_ms),
+                until_ms: first.and_then(|outage| outage.until_ms),
             });
         }
         newest(all.into_iter().chain(after).collect())

@@ -86,7 +86,11 @@ fn both() -> [Recording; 2] {
         dirty_pages: Some(3),
     }];
     last.round = 1;
-    let outage = |from_ms, to_ms| Outage { from_ms, to_ms };
+    let outage = |from_ms, to_ms| Outage {
+        from_ms,
+        to_ms,
+        until_ms: None,
+    };
     last.outages = vec![outage(3000, Some(3500)), outage(4000, None)];
     last.requests = requests(100, 50.0, 64);
     last.map = Map {
@@ -250,6 +254,7 @@ fn the_time_without_an_engine_is_an_outage() {
     let expected = Outage {
         from_ms: 4900,
         to_ms: Some(60_000),
+        until_ms: None,
     };
     assert_eq!(outages, &[expected]);
     assert_eq!(
@@ -359,6 +364,7 @@ fn a_joined_recording_is_bounded() {
             Outage {
                 from_ms: 1,
                 to_ms: Some(2),
+                until_ms: None,
             };
             100
         ];

@@ -289,10 +289,14 @@ pub struct Round {
 /// A time without links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outage {
-    /// When the links were lost.
+    /// When the last byte of the other side arrived, which is before the loss was noticed. On unix
+    /// sockets: when it was noticed.
     pub from_ms: u64,
     /// When the links were up again. `None`: they are not.
     pub to_ms: Option<u64>,
+    /// While they are not: until when this engine tries to replace them. `None`: without a limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until_ms: Option<u64>,
 }
 
 #[cfg(test)]

@@ -105,6 +105,7 @@ impl Model<'_> {
         self.outages.push(Outage {
             from_ms,
             to_ms: None,
+            until_ms: None,
         });
         self.arrived.waiting[47] = 1;
         for _ in 0..20 {

@@ -40,9 +40,13 @@ impl HandoverDriver<'_> {
             &channel.sender(),
             &self.options,
         )?;
-        match &self.postcopy {
-            Some(postcopy) => postcopy.begin(&self.context),
-            None => Ok(()),
-        }
+        let Some(postcopy) = &self.postcopy else {
+            return Ok(());
+        };
+        postcopy.begin(&self.context)?;
+        // The other engine has read the faults of the threads that wait. They fault again, so that
+        // it is known from now on how long they wait, and for which pages.
+        postcopy.installer().request_again()?;
+        Ok(())
     }
 }

@@ -77,9 +77,15 @@ impl HandoverDriver<'_> {
         {
             links.session.send_last(&last_message(&lost));
         }
+        let last_data = match &self.links {
+            LinkState::Up(links) => links.session.last_data(),
+            LinkState::Down(_) => None,
+        };
         self.close_links();
-        self.context.live.outages.begin();
-        self.connection.deadline = Some(Instant::now() + wait);
+        let deadline = Instant::now() + wait;
+        let outages = &self.context.live.outages;
+        outages.begin(last_data, Some(deadline));
+        self.connection.deadline = Some(deadline);
         if !wait.is_zero() {
             let guest = match stage {
                 DestinationStage::Running => "the guest keeps running here with the pages it has",

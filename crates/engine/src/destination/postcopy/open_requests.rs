@@ -115,8 +115,9 @@ impl OpenRequests {
         installed: u64,
         mut record: impl FnMut(&RequestTimeline),
     ) {
+        let lost = self.times.has_lost_requests();
         for host_page in range.chunks(pages) {
-            if !self.requested.get(host_page.start()) {
+            if !self.requested.get(host_page.start()) && !lost {
                 continue;
             }
             if let Some(time) = self.times.answered(host_page.start()) {
@@ -145,12 +146,19 @@ impl OpenRequests {
         self.times.each(each);
     }
 
-    /// Forgets all requests: they were lost with their link and are made again.
-    pub(crate) fn restart(&self) {
-        self.requested.clear_range(self.requested.all());
+    /// All requests were lost with their link, and are made again. When they were made first is
+    /// kept: the guest has been waiting since then.
+    pub(crate) fn restart(&self, missing: &MissingPages) {
+        self.times.lose(missing.bitmap());
         for huge in self.huge.sizes() {
-            huge.admission.start_over();
+            huge.admission.start_over(|page, fault_read| {
+                let time = RequestTime {
+                    fault_read,
+                    request_sent: fault_read,
+                };
+                self.times.note(page, time, missing.bitmap());
+            });
         }
-        self.times.forget();
+        self.requested.clear_range(self.requested.all());
     }
 }

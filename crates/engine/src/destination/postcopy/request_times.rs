@@ -8,10 +8,14 @@
 //! then checks whether the page is still missing. The installing thread clears the page's bit first
 //! and then looks for the times. With a fence between the two steps on each side at least one of
 //! them sees the other, so that no entry is left behind.
+//!
+//! A request that is lost with its link keeps its entry: when its page is requested again, over the
+//! next link, the times of the first request stay. So the latency of a page that the guest waited
+//! for over an outage is that whole time.
 
 use hikkoshi_pages::{Page, PageBitmap};
 
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// Entries that a page may use.
 const WAYS: usize = 8;
@@ -34,6 +38,8 @@ pub(crate) struct RequestTimes {
     entries: Box<[Entry]>,
     /// Requests that found no entry.
     unmeasured: AtomicU64,
+    /// Requests were lost with their link: a page may have an entry, or two, when it is requested.
+    repeats: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -63,6 +69,7 @@ impl RequestTimes {
                 })
                 .collect(),
             unmeasured: AtomicU64::new(0),
+            repeats: AtomicBool::new(false),
         }
     }
 
@@ -71,24 +78,18 @@ impl RequestTimes {
         self.unmeasured.load(Ordering::Relaxed)
     }
 
-    /// Records `page`, once for each page, before its request is sent. Returns whether the page is
-    /// still missing according to `missing`; if not, nothing is recorded.
+    /// Records `page`, once for each page and link, before its request is sent; if a request for it
+    /// was lost, its times stay. Returns whether the page is still missing according to `missing`;
+    /// if not, nothing is recorded.
     pub(crate) fn note(&self, page: Page, made: RequestTime, missing: &PageBitmap) -> bool {
-        let mine = self.set(page).iter().find(|entry| {
-            entry
-                .page
-                .compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed)
-                .is_ok()
-        });
-        let Some(entry) = mine else {
+        if self.has_lost_requests() && self.has(page) {
+            // The thread that installs it takes the entry, which was there before.
+            return missing.get(page);
+        }
+        if !self.add(page, made) {
             self.unmeasured.fetch_add(1, Ordering::Relaxed);
             return missing.get(page);
-        };
-        entry.fault_read.store(made.fault_read, Ordering::Relaxed);
-        entry
-            .request_sent
-            .store(made.request_sent, Ordering::Relaxed);
-        entry.page.store(page.index() + 1, Ordering::Release);
+        }
         fence(Ordering::SeqCst);
         if missing.get(page) {
             return true;
@@ -108,20 +109,20 @@ impl RequestTimes {
         }
     }
 
-    /// Removes all entries: those requests are not measured.
-    pub(crate) fn forget(&self) {
-        for entry in &self.entries {
-            let page = entry.page.load(Ordering::Relaxed);
-            if page != FREE
-                && page != TAKEN
-                && entry
-                    .page
-                    .compare_exchange(page, FREE, Ordering::AcqRel, Ordering::Relaxed)
-                    .is_ok()
-            {
-                self.unmeasured.fetch_add(1, Ordering::Relaxed);
+    /// The requests were lost with their link. Their pages are requested again, or arrive without
+    /// that, or are not missing any more, because the source does not owe them.
+    pub(crate) fn lose(&self, missing: &PageBitmap) {
+        self.repeats.store(true, Ordering::Relaxed);
+        self.each(&mut |page| {
+            if !missing.get(page) {
+                self.take(page);
             }
-        }
+        });
+    }
+
+    /// Whether a page may have times although it was not requested on the present link.
+    pub(crate) fn has_lost_requests(&self) -> bool {
+        self.repeats.load(Ordering::Relaxed)
     }
 
     /// Removes and returns the times of `page`, if they were recorded. The page's bit must have
@@ -131,7 +132,44 @@ impl RequestTimes {
         self.take(page)
     }
 
+    /// Whether `page` has an entry.
+    fn has(&self, page: Page) -> bool {
+        let key = page.index() + 1;
+        let mut entries = self.set(page).iter();
+        entries.any(|entry| entry.page.load(Ordering::Relaxed) == key)
+    }
+
+    /// Makes an entry for `page`. `false`: there is no room.
+    fn add(&self, page: Page, made: RequestTime) -> bool {
+        let mine = self.set(page).iter().find(|entry| {
+            entry
+                .page
+                .compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
+        });
+        let Some(entry) = mine else { return false };
+        entry.fault_read.store(made.fault_read, Ordering::Relaxed);
+        entry
+            .request_sent
+            .store(made.request_sent, Ordering::Relaxed);
+        entry.page.store(page.index() + 1, Ordering::Release);
+        true
+    }
+
     fn take(&self, page: Page) -> Option<RequestTime> {
+        let mut made = self.take_one(page)?;
+        // Two threads may have requested it when the link was replaced.
+        while self.has_lost_requests()
+            && let Some(other) = self.take_one(page)
+        {
+            if other.fault_read < made.fault_read {
+                made = other;
+            }
+        }
+        Some(made)
+    }
+
+    fn take_one(&self, page: Page) -> Option<RequestTime> {
         let key = page.index() + 1;
         let entry = self
             .set(page)
@@ -141,7 +179,7 @@ impl RequestTimes {
             fault_read: entry.fault_read.load(Ordering::Relaxed),
             request_sent: entry.request_sent.load(Ordering::Relaxed),
         };
-        // A page is recorded once, so the times belong to it if the entry is still there.
+        // The times belong to the page if the entry is still there.
         entry
             .page
             .compare_exchange(key, FREE, Ordering::AcqRel, Ordering::Relaxed)
@@ -197,6 +235,32 @@ mod tests {
     }
 
     #[test]
+    fn a_page_that_is_requested_again_keeps_its_first_times() {
+        let table = RequestTimes::new();
+        let missing = PageBitmap::full(10);
+        let page = Page::new;
+        assert!(table.note(page(1), made(100), &missing));
+        assert!(table.note(page(2), made(200), &missing));
+        assert!(table.note(page(3), made(300), &missing));
+        assert!(missing.claim(page(3)), "not owed");
+        table.lose(&missing);
+        assert!(table.note(page(1), made(9000), &missing));
+        let mut waiting = Vec::new();
+        table.each(&mut |page| waiting.push(page.index()));
+        waiting.sort_unstable();
+        assert_eq!(waiting, [1, 2], "each once");
+        // The other one arrives without a second request.
+        for (number, at) in [(1, 100), (2, 200)] {
+            assert!(missing.claim(page(number)));
+            assert_eq!(table.answered(page(number)), Some(made(at)));
+            assert_eq!(table.answered(page(number)), None);
+        }
+        assert!(!table.note(page(2), made(9999), &missing), "it is here");
+        table.each(&mut |page| panic!("{page:?} was left behind"));
+        assert_eq!(table.unmeasured(), 0);
+    }
+
+    #[test]
     fn what_finds_no_room_is_counted() {
         let table = RequestTimes::new();
         let pages = 3 * (SETS * WAYS) as u64;
@@ -242,6 +306,33 @@ mod models {
             let goes_on = asker.join().unwrap();
             // Requested without being measured: only if neither side could know.
             assert!(!goes_on || answered.is_some());
+            assert_eq!(table.answered(page), None, "left behind");
+            assert_eq!(table.unmeasured(), 0);
+        });
+    }
+
+    /// A page whose request was lost arrives while it is requested again: its first times are taken
+    /// once, and no entry is left behind.
+    #[test]
+    fn loom_a_page_that_comes_while_it_is_requested_again() {
+        loom::model(|| {
+            let shared = Arc::new((RequestTimes::new(), PageBitmap::full(1)));
+            let page = Page::new(0);
+            let at = |time| RequestTime {
+                fault_read: time,
+                request_sent: time,
+            };
+            let (table, missing) = &*shared;
+            assert!(table.note(page, at(3), missing));
+            table.lose(missing);
+            let asking = Arc::clone(&shared);
+            let asker = thread::spawn(move || {
+                let (table, missing) = &*asking;
+                table.note(page, at(9), missing)
+            });
+            assert!(missing.claim(page));
+            assert_eq!(table.answered(page), Some(at(3)));
+            asker.join().unwrap();
             assert_eq!(table.answered(page), None, "left behind");
             assert_eq!(table.unmeasured(), 0);
         });

@@ -7,8 +7,8 @@ use crate::report::{Bucket, LatencySummary};
 /// Each power of two of nanoseconds is divided into so many buckets, as a power of two.
 const PART_BITS: u32 = 3;
 const PARTS: u64 = 1 << PART_BITS;
-/// 2^40 ns are 18 minutes; longer ones count as this.
-const POWERS: u32 = 40;
+/// 2^50 ns are 13 days; longer ones count as this. A request waits over an outage.
+const POWERS: u32 = 50;
 const BUCKETS: usize = (POWERS as usize + 1) << PART_BITS;
 
 /// A histogram without a lock. [`Latency`](crate::report::Latency) is more exact, but only its own

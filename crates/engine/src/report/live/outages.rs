@@ -10,33 +10,54 @@ const KEPT: usize = 100;
 /// A time without links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outage {
-    /// When the links were lost: the time since the migration began.
+    /// When the last byte of the other side arrived, which is before the loss was noticed: the time
+    /// since the migration began. On unix sockets, or if another engine lost the links: when this
+    /// engine noticed it.
     pub from: Duration,
     /// When the links were up again. `None`: they are not.
     pub to: Option<Duration>,
+    /// While they are not: when this engine gives up. `None`: it waits without a limit.
+    pub until: Option<Duration>,
 }
 
 /// The newest outages.
 #[derive(Debug, Default)]
-pub(crate) struct Outages(Mutex<VecDeque<(Instant, Option<Instant>)>>);
+pub(crate) struct Outages(Mutex<VecDeque<Times>>);
+
+/// The times of an outage.
+#[derive(Debug)]
+struct Times {
+    from: Instant,
+    to: Option<Instant>,
+    until: Option<Instant>,
+}
 
 impl Outages {
-    /// The links were lost, or there are none yet.
-    pub(crate) fn begin(&self) {
+    /// The links were lost, or there are none yet. The last byte arrived at `last`, if that is
+    /// known; this engine gives up at `until`.
+    pub(crate) fn begin(&self, last: Option<Instant>, until: Option<Instant>) {
         let mut outages = self.lock();
-        if outages.back().is_some_and(|(_, to)| to.is_none()) {
-            return;
+        let mut from = last.unwrap_or_else(Instant::now);
+        match outages.back_mut() {
+            Some(open @ Times { to: None, .. }) => {
+                open.until = until;
+                return;
+            }
+            // Nothing may have arrived on links that were lost again at once.
+            Some(Times { to: Some(to), .. }) => from = from.max(*to),
+            None => {}
         }
         if outages.len() >= KEPT {
             outages.pop_front();
         }
-        outages.push_back((Instant::now(), None));
+        let to = None;
+        outages.push_back(Times { from, to, until });
     }
 
     /// The links are up.
     pub(crate) fn end(&self) {
-        if let Some((_, to)) = self.lock().back_mut() {
-            to.get_or_insert_with(Instant::now);
+        if let Some(last) = self.lock().back_mut() {
+            last.to.get_or_insert_with(Instant::now);
         }
     }
 
@@ -44,14 +65,15 @@ impl Outages {
     pub(crate) fn newest(&self, zero: Instant) -> Vec<Outage> {
         let since = |at: Instant| at.saturating_duration_since(zero);
         let outages = self.lock();
-        let outage = |&(from, to): &(Instant, Option<Instant>)| Outage {
-            from: since(from),
-            to: to.map(since),
+        let outage = |times: &Times| Outage {
+            from: since(times.from),
+            to: times.to.map(since),
+            until: times.until.filter(|_| times.to.is_none()).map(since),
         };
         outages.iter().map(outage).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<(Instant, Option<Instant>)>> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Times>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -65,20 +87,43 @@ mod tests {
         let (outages, zero) = (Outages::default(), Instant::now());
         outages.end();
         assert_eq!(outages.newest(zero), []);
-        outages.begin();
-        outages.begin();
+        outages.begin(None, None);
+        outages.begin(None, Some(zero + Duration::from_secs(9)));
         assert!(matches!(
             outages.newest(zero)[..],
-            [Outage { to: None, .. }]
+            [Outage {
+                to: None,
+                until: Some(Duration { .. }),
+                ..
+            }]
         ));
         outages.end();
         let ended = outages.newest(zero);
+        assert!(matches!(ended[..], [Outage { until: None, .. }]));
         outages.end();
         assert_eq!(outages.newest(zero), ended);
         for _ in 0..150 {
-            outages.begin();
+            outages.begin(None, None);
             outages.end();
         }
         assert_eq!(outages.newest(zero).len(), KEPT);
+    }
+
+    /// The loss is noticed later, and an outage does not begin in the one before.
+    #[test]
+    fn an_outage_begins_with_the_last_byte() {
+        let (outages, zero) = (Outages::default(), Instant::now());
+        let later = zero + Duration::from_secs(20);
+        let last = zero + Duration::from_secs(3);
+        outages.begin(Some(last), Some(later));
+        let [first] = outages.newest(zero)[..] else {
+            panic!("one outage");
+        };
+        assert_eq!(first.from, Duration::from_secs(3));
+        assert_eq!(first.until, Some(Duration::from_secs(20)));
+        outages.end();
+        let to = outages.newest(zero)[0].to.unwrap();
+        outages.begin(Some(zero), None);
+        assert_eq!(outages.newest(zero)[1].from, to);
     }
 }

@@ -23,7 +23,11 @@ impl HandoverDriver<'_> {
         cause: Option<SourceFailure>,
         restarted: bool,
     ) -> Result<SourceEvent, MigrateError> {
-        if let Some(active) = self.active.take() {
+        let active = self.active.take();
+        let last_sign = active
+            .as_ref()
+            .and_then(|active| active.session.last_sign());
+        if let Some(active) = active {
             active.end();
         }
         let budget = self.retry_budget.lost(Instant::now());
@@ -43,7 +47,8 @@ impl HandoverDriver<'_> {
             ));
         }
         self.shared.progress.begin(Phase::Connecting, 0, 0);
-        self.shared.live.outages.begin();
+        let outages = &self.shared.live.outages;
+        outages.begin(last_sign, Some(deadline));
         let mut last_notice = String::new();
         loop {
             self.pause();

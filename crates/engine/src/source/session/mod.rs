@@ -9,6 +9,7 @@ mod reconnect;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Instant;
 
 use error_reporter::Report;
 use hikkoshi_handover::{DestinationStage, SourceStage};
@@ -220,6 +221,14 @@ impl Session {
             tracing::debug!(error = %Report::new(&error), "the cancellation was not sent");
         }
         self.close();
+    }
+
+    /// When anything of the destination arrived last. It may have nothing to request
+    /// for long, but its kernel acknowledges the pages. `None`: not known, the links
+    /// are unix sockets.
+    pub(crate) fn last_sign(&self) -> Option<Instant> {
+        let streams = self.streams.iter();
+        streams.filter_map(|stream| stream.last_sign()).max()
     }
 
     /// Ends all links. The threads that work on them can be joined then: the event

@@ -111,11 +111,14 @@ impl Admission {
         }
     }
 
-    /// Removes all pages, requested and waiting.
-    pub(crate) fn start_over(&self) {
+    /// Removes all pages, requested and waiting. Calls `waited` with those that waited, and when
+    /// their faults were read.
+    pub(crate) fn start_over(&self, mut waited: impl FnMut(Page, u64)) {
         if let Ok(mut state) = self.state.lock() {
             state.requested.clear();
-            state.waiting.clear();
+            for (page, read) in state.waiting.drain(..) {
+                waited(page, read);
+            }
         }
     }
 

@@ -159,9 +159,9 @@ impl Installer {
     /// Makes all waiting threads fault again, and requests everything again, over a new link.
     ///
     /// The fault threads must have been given the new link before: a request that was lost was
-    /// recorded before it was lost, and that record is dropped here.
+    /// recorded before it was lost, so that it is made again.
     pub(crate) fn request_again(&self) -> Result<(), RangeError> {
-        self.requests.restart();
+        self.requests.restart(&self.missing);
         self.copier.wake_all()
     }
 
