@@ -23,6 +23,10 @@ const NOTICE_BYTES: usize = 4096;
 /// half the distance of two states.
 const EARLY_MS: u64 = 50;
 
+/// The time over which the rate of bytes of a state is taken, in milliseconds. With a limit, bytes
+/// are sent in pieces that take longer than two states are apart.
+const RATE_MS: u64 = 1000;
+
 /// Records one migration: that of this process, or as a follower that of another one.
 #[derive(Debug)]
 pub struct Recorder {
@@ -259,10 +263,14 @@ impl Recorder {
             false => 0.0,
         };
         let answered = now.requests.saturating_sub(before.requests);
+        let is_near = now.at_ms.saturating_sub(before.at_ms) <= RATE_MS;
         Sample {
             at_ms: state.at_ms,
             phase: state.phase,
-            bytes_per_second: rate(now.bytes.saturating_sub(before.bytes)),
+            bytes_per_second: match is_near {
+                true => state.bytes_per_second,
+                false => rate(now.bytes.saturating_sub(before.bytes)),
+            },
             dirty_pages_per_second: state.dirty_pages_per_second,
             missing_pages: state.missing_pages,
             waiting_pages: state.waiting_pages,
@@ -307,8 +315,10 @@ mod tests {
         assert_eq!(recording.state.as_ref().map(|s| s.at_ms), Some(999_900));
     }
 
+    /// Samples that are nearer have the rate of the state, which is that of a second: the pieces in
+    /// which bytes are sent are not seen as a rate that comes and goes.
     #[test]
-    fn rates_are_those_since_the_sample_before() {
+    fn rates_are_those_since_the_sample_before_or_of_a_second() {
         let mut recorder = Recorder::new(migration());
         let mut first = state(0);
         first.bytes.precopy = 1000;
@@ -316,16 +326,19 @@ mod tests {
         let mut second = state(500);
         second.bytes.precopy = 3000;
         second.bytes.urgent = 1000;
+        second.bytes_per_second = 4500.0;
         second.requests.count = 4;
         second.requests.mean_us = 25.0;
         recorder.add(second);
-        let mut third = state(1000);
-        third.bytes.precopy = 4000;
+        let mut third = state(2500);
+        third.bytes.precopy = 5000;
+        third.bytes.urgent = 1000;
         third.requests.count = 8;
         third.requests.mean_us = 50.0;
         recorder.add(third);
         let samples = &recorder.recording().samples;
-        assert!((samples[1].bytes_per_second - 6000.0).abs() < 1e-9);
+        assert!((samples[1].bytes_per_second - 4500.0).abs() < 1e-9);
+        assert!((samples[2].bytes_per_second - 1000.0).abs() < 1e-9);
         assert!((samples[1].requests_per_second - 8.0).abs() < 1e-9);
         assert_eq!(samples[1].latency_us, Some(25.0));
         assert_eq!(samples[2].latency_us, Some(75.0));
@@ -356,6 +369,7 @@ mod tests {
         let counted = |tenth: u64| {
             let mut state = state(tenth * 100);
             state.bytes.precopy = tenth * 1000;
+            state.bytes_per_second = 10_000.0;
             state
         };
         (0..begun).for_each(|tenth| recorder.add(counted(tenth)));

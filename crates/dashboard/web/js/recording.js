@@ -31,7 +31,10 @@ hikkoshi.recording = (() => {
     latency: state.requests.mean_us * state.requests.count,
   });
 
-  /** The rates since the totals at `before`. */
+  /** The time over which the rate of bytes of a state is taken, in ms. */
+  const RATE_MS = 1000;
+
+  /** The rates since the totals at `before`; of bytes, over a second if that is longer. */
   const sample = (state, before) => {
     const now = totals(state);
     const seconds = Math.max(now.at_ms - before.at_ms, 0) / 1000;
@@ -40,7 +43,7 @@ hikkoshi.recording = (() => {
     return {
       at_ms: state.at_ms,
       phase: state.phase,
-      bytes_per_second: rate(now.bytes - before.bytes),
+      bytes_per_second: now.at_ms - before.at_ms <= RATE_MS ? state.bytes_per_second : rate(now.bytes - before.bytes),
       dirty_pages_per_second: state.dirty_pages_per_second,
       missing_pages: state.missing_pages,
       waiting_pages: state.waiting_pages,

@@ -77,13 +77,13 @@ impl Cells {
                 Some(0) => 0,
                 _ => counts.missing,
             };
-            // Zeros that are holes at the source do not travel. When it is known what is missing,
-            // everything else is at the destination.
+            // At the destination, what has arrived in pre-copy may be missing again, or have arrived
+            // once more.
             let here = match is_source || now.missing.is_none() {
-                true => counts.copied,
+                true => pages,
                 false => pages.saturating_sub(missing + counts.urgent + counts.background),
             };
-            shown.sent.push(here.min(pages));
+            shown.sent.push(here.min(counts.copied));
             shown.missing.push(missing);
             shown.by_request.push(counts.urgent);
             shown.background.push(counts.background);

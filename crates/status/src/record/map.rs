@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Map {
     /// Pages that were sent at least once in pre-copy; at the destination, that have arrived in
-    /// pre-copy. From post-copy on, at the destination: that are neither missing nor arrived in
-    /// post-copy, pages of zeros included. At most the pages of the cell.
+    /// pre-copy, and from post-copy on those of them that are neither missing nor have arrived
+    /// again. At most the pages of the cell.
     pub sent: Vec<u64>,
     /// Source, in pre-copy: an estimate of the pages that are dirty now, from what the dirty log
     /// had when it was last taken, and the time since.

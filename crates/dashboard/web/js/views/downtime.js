@@ -76,8 +76,11 @@ hikkoshi.views.downtime = (() => {
     }
   }
 
-  /** Neighbours have different colours; the numbers name the steps. */
-  const colour = (number) => `step-${(number - 1) % 4}`;
+  /** As many as the style sheet has: more than a switchover has steps. */
+  const COLOURS = 14;
+
+  /** Each step has a colour of its own, and none is that of a state of the map. */
+  const colour = (number) => `step-${(number - 1) % COLOURS}`;
 
   class Downtime {
     constructor() {

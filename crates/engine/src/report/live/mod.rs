@@ -298,7 +298,7 @@ impl Live {
     pub(crate) fn history(&self) -> (Option<Repeats>, Vec<RoundAccount>, Vec<Outage>) {
         (
             self.repeats(self.stage.get()),
-            self.rounds.newest(self.begun),
+            self.rounds.newest(self.begun, &self.counters),
             self.outages.newest(self.begun),
         )
     }
@@ -357,7 +357,7 @@ impl Live {
             downtime,
             likely_downtime: self.steps.likely_downtime(),
             switchover,
-            rounds: self.rounds.newest(self.begun),
+            rounds: self.rounds.newest(self.begun, &self.counters),
             outages: self.outages.newest(self.begun),
         }
     }

@@ -77,19 +77,23 @@ impl Rounds {
         }
     }
 
-    /// All rounds that are kept. The present one has no counts yet.
-    pub(crate) fn newest(&self, zero: Instant) -> Vec<RoundAccount> {
+    /// All rounds that are kept. The present one has what was sent so far.
+    pub(crate) fn newest(&self, zero: Instant, counters: &Counters) -> Vec<RoundAccount> {
         let since = |at: Instant| at.saturating_duration_since(zero);
+        let (pages, bytes) = (counters.pages(0), counters.bytes());
         let account = |round: &Round| {
             let has_ended = round.ended.is_some();
-            let counted = |count: u64| if has_ended { count } else { 0 };
+            let counted = |count: u64, now: u64| match has_ended {
+                true => count,
+                false => now.saturating_sub(count),
+            };
             RoundAccount {
                 round: round.round,
                 begun: since(round.begun),
                 ended: round.ended.map(since),
-                pages: counted(round.pages),
-                zero: counted(round.zero),
-                bytes: counted(round.bytes),
+                pages: counted(round.pages, pages.precopy),
+                zero: counted(round.zero, pages.zero),
+                bytes: counted(round.bytes, bytes.precopy),
                 dirty_pages: round.dirty_pages,
             }
         };
@@ -113,10 +117,11 @@ mod tests {
         rounds.begin(1, &counters);
         Counters::add(&counters.precopy, 7);
         Counters::add(&counters.precopy_bytes, 70);
-        assert_eq!(rounds.newest(zero)[0].pages, 0, "in progress");
+        assert_eq!(rounds.newest(zero, &counters)[0].pages, 7, "in progress");
         rounds.end(&counters, Some(3));
         rounds.end(&counters, Some(9));
-        let [round] = rounds.newest(zero)[..] else {
+        Counters::add(&counters.precopy, 11);
+        let [round] = rounds.newest(zero, &counters)[..] else {
             panic!("one round");
         };
         assert_eq!(
@@ -133,7 +138,7 @@ mod tests {
             rounds.begin(round, &counters);
             rounds.end(&counters, None);
         }
-        let kept = rounds.newest(Instant::now());
+        let kept = rounds.newest(Instant::now(), &counters);
         assert_eq!((kept.len(), kept[0].round), (KEPT, 51));
     }
 }
