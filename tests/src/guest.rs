@@ -136,7 +136,7 @@ impl<'a> Guest<'a> {
         // The destination's time lies within the source's: a message of the source begins it, and
         // one of the destination ends the source's.
         assert!(
-            there.downtime_ms <= json_report.downtime_ms,
+            there.downtime_ms.unwrap() <= json_report.downtime_ms.unwrap(),
             "{json_report:?} {there:?}"
         );
         log(format!(

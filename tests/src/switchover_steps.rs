@@ -83,7 +83,7 @@ impl JsonReport {
         match side {
             // It ends with the last step.
             Side::Source => assert!(
-                times.fold(0.0, f64::max) <= self.downtime_ms,
+                times.fold(0.0, f64::max) <= self.downtime_ms.unwrap(),
                 "{side:?}: a step is later than the downtime: {self:?}"
             ),
             // It begins when everything was received, and ends when the guest runs, before that is
@@ -92,7 +92,7 @@ impl JsonReport {
                 let [received, runs] =
                     [EVERYTHING_RECEIVED, "guest runs"].map(|step| self.step_ms(step));
                 assert!(
-                    (runs - received - self.downtime_ms).abs() <= EXACT_MS,
+                    (runs - received - self.downtime_ms.unwrap()).abs() <= EXACT_MS,
                     "{side:?}: everything was received at {received} ms, the guest runs at {runs} \
                      ms: {self:?}"
                 );
@@ -157,7 +157,7 @@ mod tests {
             assert!(noticed(side, |report| report.switchover[0].at_ms = -0.5));
             assert!(noticed(side, |report| report.switchover.swap(1, 2)));
             assert!(noticed(side, |report| drop(report.switchover.remove(2))));
-            assert!(noticed(side, |report| report.downtime_ms = 4.0));
+            assert!(noticed(side, |report| report.downtime_ms = Some(4.0)));
             assert!(noticed(side, |report| report.switchover[3].step.push('?')));
             assert!(noticed(side, |report| "paused".clone_into(&mut report.guest_state)));
             let paused = |report: &mut JsonReport| {

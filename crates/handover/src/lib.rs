@@ -42,7 +42,7 @@ mod wire;
 
 pub use destination::{Destination, DestinationAction, DestinationEvent};
 pub use outcome::Outcome;
-pub use record::{DestinationRecord, Journal, SourceRecord, Unrecorded};
+pub use record::{DestinationRecord, History, Journal, SourceRecord, Unrecorded};
 pub use recorded_machine::{RecordedDestination, RecordedMachine, RecordedSource, StateMachine};
 pub use source::{Source, SourceAction, SourceEvent};
 pub use stage::{DestinationStage, SourceStage};

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::time::{Duration, SystemTime};
 
 use hikkoshi_wire::{MigrationId, Mode};
 
@@ -19,6 +20,8 @@ pub struct SourceRecord {
     pub stage: SourceStage,
     /// The migration's mode.
     pub mode: Mode,
+    /// What is reported of the migration at its end.
+    pub history: History,
 }
 
 /// What a destination's engine needs to resume a migration.
@@ -45,6 +48,36 @@ pub struct DestinationRecord {
     pub started: bool,
     /// The number of background links that memory was reserved for.
     pub links: u16,
+    /// What is reported of the migration at its end.
+    pub history: History,
+}
+
+/// What an engine reports of a migration that another one began. No decision depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct History {
+    /// When the migration began on this side.
+    pub begun: SystemTime,
+    /// How long the guest was paused, as far as this side knows; zero if its owner had paused it.
+    /// `None`: it has not been resumed yet, or this side cannot know.
+    pub downtime: Option<Duration>,
+    /// Source: how long it likely was paused, if the destination has reported that.
+    pub likely_downtime: Option<Duration>,
+    /// Pages that were missing at the destination when post-copy began; 0 in pre-copy. `None`: it
+    /// has not begun.
+    pub missing_pages: Option<u64>,
+}
+
+impl History {
+    /// A migration that begins now.
+    #[must_use]
+    pub fn begin() -> Self {
+        Self {
+            begun: SystemTime::now(),
+            downtime: None,
+            likely_downtime: None,
+            missing_pages: None,
+        }
+    }
 }
 
 /// Stores records, so that they outlive the engine.

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::destination::{Destination, DestinationAction, DestinationEvent};
-use crate::record::{DestinationRecord, Journal, SourceRecord};
+use crate::record::{DestinationRecord, History, Journal, SourceRecord};
 use crate::source::{Source, SourceAction, SourceEvent};
 use crate::stage::{DestinationStage, SourceStage};
 
@@ -30,6 +30,8 @@ pub trait StateMachine: Copy + fmt::Debug {
     fn stage_to_record(action: &Self::Action) -> Option<Self::Stage>;
     /// Puts a stage into a record.
     fn set_stage(record: &mut Self::Record, stage: Self::Stage);
+    /// What is reported of the migration.
+    fn history(record: &mut Self::Record) -> &mut History;
 }
 
 /// A machine, its record, and the journal that stores the record.
@@ -67,6 +69,11 @@ impl<M: StateMachine> RecordedMachine<M> {
     #[must_use]
     pub fn stage(&self) -> M::Stage {
         self.machine.stage()
+    }
+
+    /// What is reported of the migration. A change is written with the next record.
+    pub fn history(&mut self) -> &mut History {
+        M::history(&mut self.record)
     }
 
     /// Writes the record as it is now.
@@ -147,6 +154,10 @@ impl StateMachine for Source {
     fn set_stage(record: &mut SourceRecord, stage: SourceStage) {
         record.stage = stage;
     }
+
+    fn history(record: &mut SourceRecord) -> &mut History {
+        &mut record.history
+    }
 }
 
 impl StateMachine for Destination {
@@ -176,6 +187,10 @@ impl StateMachine for Destination {
 
     fn set_stage(record: &mut DestinationRecord, stage: DestinationStage) {
         record.stage = stage;
+    }
+
+    fn history(record: &mut DestinationRecord) -> &mut History {
+        &mut record.history
     }
 }
 
@@ -210,6 +225,7 @@ mod tests {
             id: MigrationId::from_bytes([7; 16]),
             stage: SourceStage::ALL[0],
             mode: Mode::Hybrid,
+            history: History::begin(),
         };
         RecordedMachine::new(record, Arc::clone(journal) as Arc<_>)
     }
@@ -218,12 +234,14 @@ mod tests {
     fn a_stage_is_recorded_before_its_actions_are_returned() {
         let journal = Arc::new(Memory::default());
         let mut recorded = recorded(&journal);
+        recorded.history().missing_pages = Some(5);
         let actions = recorded.on(SourceEvent::Ready).unwrap();
         assert_eq!(actions, [SourceAction::SendCommit]);
         assert_eq!(recorded.stage(), SourceStage::Committed);
         let kept = journal.kept.lock().unwrap().clone().unwrap();
         assert_eq!(&kept, recorded.record());
         assert_eq!(kept.stage, SourceStage::Committed);
+        assert_eq!(kept.history.missing_pages, Some(5));
     }
 
     #[test]

@@ -28,7 +28,7 @@ impl Trip {
     pub(super) fn new(mode: &'static str, report: &JsonReport) -> Self {
         Self {
             mode,
-            downtime_ms: report.downtime_ms,
+            downtime_ms: report.downtime_ms.expect("it was not resumed"),
         }
     }
 }

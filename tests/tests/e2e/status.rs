@@ -138,7 +138,7 @@ fn both_sides_of_a_move_can_be_watched() {
     assert_eq!(last.rounds.len(), 2, "{:?}", last.rounds);
     // The account is that of `--json`.
     let account = end.account.as_ref().unwrap();
-    assert_eq!(account["downtime_ms"], report.downtime_ms);
+    assert_eq!(account["downtime_ms"].as_f64(), report.downtime_ms);
     assert_eq!(last.pages.urgent, report.pages.urgent);
 
     let (_, states, _) = &destination;

@@ -166,8 +166,6 @@ pub(super) enum Bound {
 impl Downtime {
     fn of(recording: &Recording) -> Option<Self> {
         let account = recording.end.as_ref().and_then(|end| end.account.as_ref());
-        // The account of an engine that has resumed does not have it.
-        let account = account.filter(|_| !recording.migration.resumed);
         let measured = |name: &str| account.and_then(|account| account.get(name)?.as_f64());
         let state = recording.state.as_ref();
         let ms = measured("downtime_ms").or_else(|| state?.downtime_ms)?;

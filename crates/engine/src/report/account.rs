@@ -1,5 +1,8 @@
 //! The account of a finished migration.
 
+use std::time::{Duration, Instant};
+
+use hikkoshi_handover::History;
 use hikkoshi_wire::Mode;
 
 use crate::disks::DiskProgress;
@@ -72,6 +75,20 @@ impl GuestState {
     }
 }
 
+/// A time in milliseconds.
+pub(crate) fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// How long the migration took that this engine has worked on since `begun`, in milliseconds.
+/// `history`: that of a migration that another engine began.
+pub(crate) fn total_ms(begun: Instant, history: Option<&History>) -> f64 {
+    let here = begun.elapsed();
+    // The clock may have been set back.
+    let total = history.and_then(|history| history.begun.elapsed().ok());
+    millis(total.unwrap_or(here).max(here))
+}
+
 /// What a finished migration cost.
 #[derive(Debug, Clone)]
 pub struct Account {
@@ -79,12 +96,17 @@ pub struct Account {
     pub mode: Mode,
     /// The guest's state at the destination.
     pub guest_state: GuestState,
-    /// From the connection to the last page received, in milliseconds.
+    /// Another engine began the migration. Its pages, bytes, requests, rounds and outages are not
+    /// in this account; its times are.
+    pub resumed: bool,
+    /// From the connection to the last page received, in milliseconds. If another engine began the
+    /// migration: from its beginning, by the clock of the host.
     pub total_ms: f64,
     /// From the guest's pause at the source until the source received the report that it runs at
     /// the destination, in milliseconds; 0 for a guest that was paused by its owner. At the
-    /// destination: from the message that the guest is paused at the source.
-    pub downtime_ms: f64,
+    /// destination: from the message that the guest is paused at the source. `None`: not known,
+    /// because an engine was killed meanwhile.
+    pub downtime_ms: Option<f64>,
     /// At the source: the part of `downtime_ms` after which the guest likely ran, by the time that
     /// the destination took from *commit* on. `None`: the destination has not reported it, or the
     /// guest was paused by its owner.

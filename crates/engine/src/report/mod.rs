@@ -14,6 +14,7 @@ mod switchover;
 mod tracker;
 
 pub use account::{Account, Bytes, Drains, GuestState, Pages};
+pub(crate) use account::{millis, total_ms};
 pub use asynchronous_faults::AsynchronousFaults;
 pub use counters::Counters;
 pub use faults::{CollapseAccount, CollapseFailures, FaultKind, RequestStatistics, ThreadFaults};

@@ -9,7 +9,7 @@ use hikkoshi_handover::{Outcome, RecordedSource, SourceRecord, SourceStage};
 use hikkoshi_link::{Remote, UrgentActivity};
 
 use crate::guest::SourceGuest;
-use crate::report::{Account, GuestState, Live, LiveStart, RequestStatistics};
+use crate::report::{Account, GuestState, Live, LiveStart, RequestStatistics, millis, total_ms};
 use crate::source::context::{MigrateControl, MigrationContext};
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover_driver::HandoverResult;
@@ -38,6 +38,7 @@ pub(crate) fn with_context(
     ) -> Result<MigrationResult, MigrateError>,
 ) -> Result<Account, MigrateError> {
     let observer = &watch.observer;
+    let resumed = start.resumed;
     let ram = guest.ram();
     let live = Arc::new(Live::new(LiveStart {
         id: start.record.id,
@@ -124,15 +125,14 @@ pub(crate) fn with_context(
                 ));
             }
             let (repeats, round_accounts, outages) = shared.live.history();
+            let history = machine.record().history;
             Ok(Account {
                 mode: options.mode,
                 guest_state: GuestState::new(guest.describe().running, handover.shut_down),
-                total_ms: begun.elapsed().as_secs_f64() * 1e3,
-                downtime_ms: handover.downtime.as_secs_f64() * 1e3,
-                likely_downtime_ms: shared
-                    .steps
-                    .likely_downtime()
-                    .map(|downtime| downtime.as_secs_f64() * 1e3),
+                resumed,
+                total_ms: total_ms(begun, resumed.then_some(&history)),
+                downtime_ms: history.downtime.map(millis),
+                likely_downtime_ms: history.likely_downtime.map(millis),
                 switchover: shared.steps.all(),
                 rounds,
                 postcopy,

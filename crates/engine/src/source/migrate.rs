@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use error_reporter::Report;
-use hikkoshi_handover::{Outcome, RecordedSource, SourceEvent, SourceRecord, SourceStage};
+use hikkoshi_handover::{History, Outcome, RecordedSource, SourceEvent, SourceRecord, SourceStage};
 use hikkoshi_link::{BackgroundSender, HandshakeError, Remote};
 use hikkoshi_memory::Backing;
 use hikkoshi_wire::{MigrationId, Mode};
@@ -56,6 +56,7 @@ pub fn migrate(
         id: MigrationId::from_bytes(id),
         stage: SourceStage::Owned,
         mode: options.mode,
+        history: History::begin(),
     });
     // A migration before this one may have been cancelled after it had sent private blocks.
     for memory in guest.ram().backings().iter().filter_map(Backing::private) {

@@ -201,10 +201,15 @@ fn a_migration_is_not_cancelled_after_it_was_handed_over() {
         let control = setup.source_control.clone();
         let refused = Arc::new(AtomicU32::new(0));
         let counted = Arc::clone(&refused);
+        let mut is_handed_over = false;
         setup.source_journal.before(move |record| {
             use hikkoshi_handover::SourceStage;
             let expected = match record.stage {
                 SourceStage::Owned => return Ok(()),
+                // Written once more when the destination has reported how long the guest took.
+                SourceStage::HandedOver if std::mem::replace(&mut is_handed_over, true) => {
+                    ControlRefused::HandedOver
+                }
                 SourceStage::Committed | SourceStage::HandedOver => ControlRefused::HandingOver,
                 SourceStage::Done => ControlRefused::HandedOver,
             };

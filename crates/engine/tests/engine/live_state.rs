@@ -42,7 +42,10 @@ fn both_sides_show_what_has_happened() {
             assert!(state.waiting.is_empty() && state.outages.is_empty());
         }
         let downtime = here.downtime.unwrap().as_secs_f64() * 1e3;
-        assert!((downtime - account.downtime_ms).abs() < 0.01, "{downtime}");
+        assert!(
+            (downtime - account.downtime_ms.unwrap()).abs() < 0.01,
+            "{downtime}"
+        );
         assert_eq!(here.pages, account.pages);
         assert_eq!((here.repeats, there.repeats), (account.repeats, None));
         let (sent, received) = (sum(source), sum(destination));

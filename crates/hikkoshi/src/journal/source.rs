@@ -147,10 +147,12 @@ mod tests {
     use crate::journal::entry::{DestinationEntry, Entry};
     use crate::journal::folder::find;
     use hikkoshi_engine::Mode;
+    use hikkoshi_handover::History;
     use hikkoshi_link::Address;
     use hikkoshi_qemu::QemuIdentity;
     use hikkoshi_qemu::qmp::MonitorAddress;
     use std::os::unix::fs::PermissionsExt;
+    use std::time::{Duration, SystemTime};
 
     /// A kept journal, for a QEMU with that number and socket.
     fn reattach_info(pid: u32, qmp: &str) -> SourceReattachInfo {
@@ -171,6 +173,12 @@ mod tests {
             id: hikkoshi_wire::MigrationId::from_bytes([0; 16]),
             stage,
             mode: Mode::Hybrid,
+            history: History {
+                begun: SystemTime::UNIX_EPOCH + Duration::from_millis(1_795_000_000_123),
+                downtime: (stage == SourceStage::HandedOver).then_some(Duration::from_micros(7)),
+                likely_downtime: None,
+                missing_pages: Some(9),
+            },
         }
     }
 

@@ -17,7 +17,7 @@ pub(crate) struct AccountReport<'a> {
     mode: &'static str,
     guest_state: &'static str,
     total_ms: f64,
-    downtime_ms: f64,
+    downtime_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     likely_downtime_ms: Option<f64>,
     switchover: Vec<StepReport>,
@@ -366,7 +366,8 @@ mod tests {
             mode: Mode::Hybrid,
             guest_state: GuestState::ShutDown,
             total_ms: 12.5,
-            downtime_ms: 2.5,
+            resumed: false,
+            downtime_ms: Some(2.5),
             likely_downtime_ms: Some(1.25),
             switchover: vec![SwitchoverStep {
                 step: "saved",

@@ -30,15 +30,15 @@ pub(crate) fn readable(account: &Account, verbose: bool) -> String {
     let bytes = &account.bytes;
     // Writing to a String cannot fail.
     let _ = writeln!(text, "  mode         {}", account.mode);
-    let most = account.downtime_ms;
-    let _ = match account.likely_downtime_ms {
-        Some(likely) => writeln!(
-            text,
-            "  downtime     about {likely:.1} ms, at most {most:.1} ms"
-        ),
-        None => writeln!(text, "  downtime     {most:.1} ms"),
-    };
+    let downtime = downtime(account.downtime_ms, account.likely_downtime_ms);
+    let _ = writeln!(text, "  downtime     {downtime}");
     let _ = writeln!(text, "  total        {:.2} s", account.total_ms / 1e3);
+    if account.resumed {
+        let _ = writeln!(
+            text,
+            "  resumed      the rest is what this engine has done and measured"
+        );
+    }
     if account.rounds > 0 {
         let _ = writeln!(text, "  rounds       {}", account.rounds);
     }
@@ -88,6 +88,16 @@ pub(crate) fn readable(account: &Account, verbose: bool) -> String {
         text.push_str(&rebuilt(collapse));
     }
     text
+}
+
+/// How long the guest was paused, as far as this side knows.
+fn downtime(most: Option<f64>, likely: Option<f64>) -> String {
+    match (most, likely) {
+        (Some(most), Some(likely)) => format!("about {likely:.1} ms, at most {most:.1} ms"),
+        (Some(most), None) => format!("{most:.1} ms"),
+        (None, Some(likely)) => format!("about {likely:.1} ms"),
+        (None, None) => "not known: an engine was ended while the guest was paused".to_owned(),
+    }
 }
 
 /// Whether the guest uses them, and what to change if not. Nothing for an emulated guest.
@@ -456,6 +466,16 @@ mod tests {
             "{text}"
         );
         assert_eq!(stages(&RequestStatistics::default()), "");
+    }
+
+    #[test]
+    fn a_downtime_that_is_not_known_is_not_zero() {
+        assert_eq!(
+            downtime(Some(2.0), Some(1.5)),
+            "about 1.5 ms, at most 2.0 ms"
+        );
+        assert_eq!(downtime(Some(0.0), None), "0.0 ms");
+        assert!(downtime(None, None).starts_with("not known"));
     }
 
     #[test]

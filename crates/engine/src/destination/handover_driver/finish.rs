@@ -92,7 +92,7 @@ impl HandoverDriver<'_> {
         let frames = self.frames.take().and_then(FrameReceiver::finish);
         HandoverResult {
             frames,
-            downtime: self.guest.downtime,
+            downtime: self.machine.record().history.downtime,
             requests,
             shut_down: self.guest.shut_down,
             left_to_do: self.guest.left_to_do.take(),

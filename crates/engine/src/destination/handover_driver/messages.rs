@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
+use hikkoshi_handover::DestinationStage;
 use hikkoshi_link::LinkError;
 use hikkoshi_wire::{Capabilities, ToSource};
 
@@ -36,8 +37,20 @@ impl HandoverDriver<'_> {
             return Ok(());
         }
         self.send(&ToSource::GuestResumed, "running the guest")?;
+        self.send_resume_time(DestinationStage::Running)
+    }
+
+    /// Reports how long the guest took to run, if it runs in `stage`. Also over new links: the
+    /// report may have been lost with the ones before.
+    pub(crate) fn send_resume_time(
+        &mut self,
+        stage: DestinationStage,
+    ) -> Result<(), DestinationFailure> {
         match self.guest.resume_time {
-            Some(time) if self.capabilities.contains(Capabilities::RESUME_TIME) => {
+            Some(time)
+                if stage == DestinationStage::Running
+                    && self.capabilities.contains(Capabilities::RESUME_TIME) =>
+            {
                 let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
                 self.send(&ToSource::ResumeTime { micros }, "running the guest")
             }

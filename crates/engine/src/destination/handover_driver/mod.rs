@@ -98,7 +98,6 @@ struct GuestProgress {
     declined: Option<DestinationFailure>,
     /// Everything taken from its process was given back.
     released: bool,
-    downtime: Duration,
     /// How long it did not run since *commit* was received.
     resume_time: Option<Duration>,
     /// What was reported to the source about page requests.
@@ -112,7 +111,8 @@ struct GuestProgress {
 /// A guest of which every page is here.
 #[derive(Debug)]
 pub(crate) struct HandoverResult {
-    pub(crate) downtime: Duration,
+    /// How long it was paused, as far as that is known.
+    pub(crate) downtime: Option<Duration>,
     pub(crate) requests: RequestStatistics,
     /// The guest has shut itself down here.
     pub(crate) shut_down: bool,
@@ -169,6 +169,9 @@ impl<'a> HandoverDriver<'a> {
         first: DestinationEvent,
     ) -> Result<HandoverResult, ReceiveError> {
         let (mut event, mut cause) = (first, None);
+        if first == DestinationEvent::DeviceStateLoaded {
+            self.machine.history().missing_pages = Some(self.missing_pages());
+        }
         loop {
             (event, cause) = self.correct_event(guest, event, cause);
             let actions = match self.machine.on(event) {
@@ -292,7 +295,9 @@ impl<'a> HandoverDriver<'a> {
                 Ok(())
             }
             DestinationAction::SendResumeReply(stage) => {
-                let answered = self.answer_reconnected(stage);
+                let answered = self
+                    .answer_reconnected(stage)
+                    .and_then(|()| self.send_resume_time(stage));
                 if matches!(
                     stage,
                     DestinationStage::Complete | DestinationStage::Declined

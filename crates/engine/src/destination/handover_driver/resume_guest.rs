@@ -106,9 +106,11 @@ impl HandoverDriver<'_> {
         } else {
             "the guest is here now, paused as it was"
         });
-        if let Some(paused) = self.source_paused.filter(|_| running) {
-            self.guest.downtime = resumed.saturating_duration_since(paused);
-        }
+        let paused = self.source_paused;
+        self.machine.history().downtime = match running {
+            true => paused.map(|paused| resumed.saturating_duration_since(paused)),
+            false => Some(Duration::ZERO),
+        };
         if let Err(error) = self.machine.set_started() {
             // A warning is enough: another engine would resume it once more.
             tracing::warn!(error = %Report::new(&error), "recording that the guest runs");

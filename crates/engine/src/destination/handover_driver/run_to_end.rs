@@ -8,7 +8,7 @@ use crate::destination::error::ReceiveError;
 use crate::destination::handover_driver::HandoverDriver;
 use crate::destination::postcopy::huge::collapse;
 use crate::guest::DestinationGuest;
-use crate::report::{Account, GuestState};
+use crate::report::{Account, GuestState, millis, total_ms};
 use hikkoshi_handover::DestinationEvent;
 
 /// From *ready* on, or from where another engine was.
@@ -24,9 +24,11 @@ pub(crate) fn finish_handover(
         driver.machine.record().postcopy,
     );
     let running = driver.machine.record().running;
+    let resumed = context.live.is_resumed();
+    let history = driver.machine.record().history;
     let pages = driver.ram.layout().pages();
     let result = driver.run(guest, first)?;
-    let total = begun.elapsed();
+    let total = total_ms(begun, resumed.then_some(&history));
     let collapse = options
         .collapse
         .filter(|_| !result.shut_down)
@@ -36,8 +38,9 @@ pub(crate) fn finish_handover(
     Ok(Account {
         mode,
         guest_state: GuestState::new(running, result.shut_down),
-        total_ms: total.as_secs_f64() * 1e3,
-        downtime_ms: result.downtime.as_secs_f64() * 1e3,
+        resumed,
+        total_ms: total,
+        downtime_ms: result.downtime.map(millis),
         likely_downtime_ms: None,
         switchover: context.steps.all(),
         rounds: 0,

@@ -33,7 +33,7 @@ use crate::guest::DestinationGuest;
 use crate::network_frames::FrameDelivery;
 use crate::report::{Account, Counters, Live, LiveStart, Phase};
 use hikkoshi_handover::RecordedDestination;
-use hikkoshi_handover::{DestinationEvent, DestinationRecord, DestinationStage};
+use hikkoshi_handover::{DestinationEvent, DestinationRecord, DestinationStage, History};
 use hikkoshi_link::{AcceptedLink, Bandwidth, LinkReader};
 use hikkoshi_memory::GuestRam;
 
@@ -56,6 +56,7 @@ pub(crate) fn run(
         running: true,
         started: false,
         links: offered.background_links,
+        history: History::begin(),
     };
     let live = Arc::new(Live::new(LiveStart {
         id: record.id,

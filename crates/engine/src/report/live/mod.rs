@@ -383,7 +383,7 @@ fn guest_at(stage: Stage, was_paused: bool, is_paused: bool) -> GuestAt {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use hikkoshi_handover::{Journal, SourceRecord, Unrecorded};
+    use hikkoshi_handover::{History, Journal, SourceRecord, Unrecorded};
     use hikkoshi_pages::{PAGE_BYTES, RamBlock};
     use std::thread;
 
@@ -422,6 +422,7 @@ mod tests {
                 id: MigrationId::from_bytes([7; 16]),
                 stage,
                 mode: Mode::Hybrid,
+                history: History::begin(),
             };
             journal.record(&record).unwrap();
         };

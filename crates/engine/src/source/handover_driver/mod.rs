@@ -15,7 +15,7 @@ mod reconnect;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hikkoshi_handover::{DestinationStage, RecordedSource, SourceAction, SourceEvent};
+use hikkoshi_handover::{DestinationStage, RecordedSource, SourceAction, SourceEvent, SourceStage};
 use hikkoshi_link::{LinkError, Remote};
 
 use crate::guest::SourceGuest;
@@ -49,8 +49,6 @@ pub(crate) struct HandoverDriver<'a> {
 /// What the destination reported about a completed migration.
 #[derive(Debug, Default)]
 pub(crate) struct HandoverResult {
-    /// How long the guest did not run.
-    pub(crate) downtime: Duration,
     pub(crate) requests: RequestStatistics,
     /// The guest shut itself down there.
     pub(crate) shut_down: bool,
@@ -74,7 +72,12 @@ impl HandoverDriver<'_> {
         let mut result = HandoverResult::default();
         let mut cancel_reported = false;
         let mut event = EventWithCause::from(first);
+        if first != SourceEvent::Restarted {
+            let missing = self.unsent.count();
+            self.machine.history().missing_pages = Some(missing);
+        }
         loop {
+            self.note_guest_runs(event.event);
             let restarted = event.event == SourceEvent::Restarted;
             let actions = match self.machine.on(event.event) {
                 Ok(actions) => actions,
@@ -82,10 +85,6 @@ impl HandoverDriver<'_> {
             };
             self.shared.control.follow(self.machine.stage());
             if event.event == SourceEvent::GuestResumed {
-                let resumed = Instant::now();
-                self.shared.steps.done_at("guest resumed", resumed);
-                self.shared.steps.end(resumed);
-                result.downtime = self.downtime(resumed);
                 let session = self.active.as_ref().map(|active| &active.session);
                 if let Some(frames) = session.and_then(|session| session.frames.as_ref()) {
                     frames.guest_resumed();
@@ -181,13 +180,28 @@ impl HandoverDriver<'_> {
         Ok(())
     }
 
-    fn downtime(&self, resumed: Instant) -> Duration {
+    /// Notes how long the guest was paused, when the first report arrives that it
+    /// runs at the destination: before that is recorded.
+    fn note_guest_runs(&mut self, event: SourceEvent) {
+        let says_so = matches!(
+            event,
+            SourceEvent::GuestResumed
+                | SourceEvent::Complete
+                | SourceEvent::ShutDown
+                | SourceEvent::Connected(DestinationStage::Running | DestinationStage::Complete)
+        );
+        if !says_so || self.machine.stage() != SourceStage::Committed {
+            return;
+        }
+        let resumed = Instant::now();
+        self.shared.steps.done_at("guest resumed", resumed);
+        self.shared.steps.end(resumed);
         // `running` is the state at the pause: the guest's owner may have paused it
         // since.
-        match self.paused {
-            Some(paused) if self.guest.describe().running => resumed.duration_since(paused),
-            _ => Duration::ZERO,
-        }
+        self.machine.history().downtime = match self.guest.describe().running {
+            true => self.paused.map(|paused| resumed.duration_since(paused)),
+            false => Some(Duration::ZERO),
+        };
     }
 }
 

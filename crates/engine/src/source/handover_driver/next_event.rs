@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use error_reporter::Report;
 use hikkoshi_handover::{SourceEvent, SourceStage};
 use hikkoshi_wire::{FaultMeasures, RequestSummary, ToSource};
 
@@ -102,7 +103,7 @@ impl HandoverDriver<'_> {
 
     /// The guest ran so long after the destination had received *commit*, which took half a round
     /// trip. How long *commit* waited for a processor there is not known.
-    fn note_resume_time(&self, micros: u64) {
+    fn note_resume_time(&mut self, micros: u64) {
         let control = self
             .active
             .as_ref()
@@ -112,6 +113,11 @@ impl HandoverDriver<'_> {
         let time = Duration::from_micros(micros).saturating_add(round_trip.unwrap_or_default() / 2);
         if let Some(resumed) = self.committed.and_then(|sent| sent.checked_add(time)) {
             self.shared.steps.likely_end(resumed);
+        }
+        self.machine.history().likely_downtime = self.shared.steps.likely_downtime();
+        if let Err(error) = self.machine.write() {
+            // A later engine does not report it then.
+            tracing::warn!(error = %Report::new(&error), "recording how long the guest was paused");
         }
     }
 

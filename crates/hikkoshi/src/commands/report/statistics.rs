@@ -13,7 +13,7 @@ use serde_json::Value;
 struct Statistics {
     mode: String,
     total_ms: f64,
-    downtime_ms: f64,
+    downtime_ms: Option<f64>,
     likely_downtime_ms: Option<f64>,
     #[serde(default)]
     switchover: Vec<SwitchoverStep>,
@@ -301,7 +301,7 @@ fn state(statistics: Statistics, at_ms: u64, side: Side) -> State {
             max_us: latency.max,
             histogram: latency.histogram,
         },
-        downtime_ms: (statistics.downtime_ms > 0.0).then_some(statistics.downtime_ms),
+        downtime_ms: statistics.downtime_ms.filter(|ms| *ms > 0.0),
         likely_downtime_ms: statistics.likely_downtime_ms,
         switchover: statistics
             .switchover

@@ -1,7 +1,9 @@
 //! What the engine keeps, as it is stored.
 
+use std::time::{Duration, UNIX_EPOCH};
+
 use hikkoshi_engine::Mode;
-use hikkoshi_handover::{DestinationRecord, DestinationStage, SourceRecord, SourceStage};
+use hikkoshi_handover::{DestinationRecord, DestinationStage, History, SourceRecord, SourceStage};
 use hikkoshi_wire::MigrationId;
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +16,7 @@ pub(crate) struct SourceEngineRecord {
     id: String,
     stage: SourceStageTag,
     mode: ModeTag,
+    history: HistoryRecord,
 }
 
 /// [`DestinationRecord`].
@@ -27,6 +30,17 @@ pub(crate) struct DestinationEngineRecord {
     running: bool,
     started: bool,
     links: u16,
+    history: HistoryRecord,
+}
+
+/// [`History`].
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HistoryRecord {
+    begun_unix_ms: u64,
+    downtime_us: Option<u64>,
+    likely_downtime_us: Option<u64>,
+    missing_pages: Option<u64>,
 }
 
 /// [`Mode`].
@@ -140,6 +154,7 @@ impl From<&SourceRecord> for SourceEngineRecord {
             id: hexadecimal(&record.id),
             stage: record.stage.into(),
             mode: record.mode.into(),
+            history: (&record.history).into(),
         }
     }
 }
@@ -152,6 +167,7 @@ impl TryFrom<SourceEngineRecord> for SourceRecord {
             id: migration_id(record.id)?,
             stage: record.stage.into(),
             mode: record.mode.into(),
+            history: record.history.into(),
         })
     }
 }
@@ -166,6 +182,7 @@ impl From<&DestinationRecord> for DestinationEngineRecord {
             running: record.running,
             started: record.started,
             links: record.links,
+            history: (&record.history).into(),
         }
     }
 }
@@ -182,7 +199,33 @@ impl TryFrom<DestinationEngineRecord> for DestinationRecord {
             running: record.running,
             started: record.started,
             links: record.links,
+            history: record.history.into(),
         })
+    }
+}
+
+impl From<&History> for HistoryRecord {
+    fn from(history: &History) -> Self {
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let begun = history.begun.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self {
+            begun_unix_ms: u64::try_from(begun.as_millis()).unwrap_or(u64::MAX),
+            downtime_us: history.downtime.map(micros),
+            likely_downtime_us: history.likely_downtime.map(micros),
+            missing_pages: history.missing_pages,
+        }
+    }
+}
+
+impl From<HistoryRecord> for History {
+    fn from(record: HistoryRecord) -> Self {
+        let begun = UNIX_EPOCH.checked_add(Duration::from_millis(record.begun_unix_ms));
+        Self {
+            begun: begun.unwrap_or(UNIX_EPOCH),
+            downtime: record.downtime_us.map(Duration::from_micros),
+            likely_downtime: record.likely_downtime_us.map(Duration::from_micros),
+            missing_pages: record.missing_pages,
+        }
     }
 }
 
