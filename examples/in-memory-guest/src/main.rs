@@ -71,7 +71,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             account.pages.precopy,
             account.pages.urgent,
             account.pages.background,
-            account.downtime_ms,
+            account.downtime_ms.unwrap_or_default(),
             checked.pages,
             checked.wrong,
         );

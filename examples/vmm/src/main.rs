@@ -131,7 +131,7 @@ fn print_row(mode: ModeName, tracker: Tracker, account: &Account, pages: u64) {
         account.pages.precopy,
         account.pages.urgent,
         account.pages.background,
-        account.downtime_ms,
+        account.downtime_ms.unwrap_or_default(),
     );
 }
 

@@ -5,8 +5,9 @@
 use MessageKind::*;
 use hikkoshi_lab::Report;
 use hikkoshi_tests::{
-    Breakpoint, Guest, LONG, MessageKind, Migration, MigrationPlan, Program, TestEnv, Transport,
-    Victim, assert_command_refused, assert_not_running, busy_guest, hikkoshi,
+    Breakpoint, Guest, JsonSchema, LONG, MessageKind, Migration, MigrationPlan, Program, TestEnv,
+    Transport, Victim, assert_command_refused, assert_not_running, busy_guest, eventually,
+    hikkoshi,
 };
 use serde_json::json;
 use std::os::unix::fs::MetadataExt;
@@ -227,6 +228,93 @@ fn a_wait_over_an_outage_is_reported_in_full() {
         Duration::from_millis(lasted) >= SILENT.mul_f64(0.9),
         "from the last byte: {there:?}"
     );
+}
+
+/// Both engines were killed: `status` lists what is not finished, with the command that resumes it.
+/// What the next engines report at the end is the downtime and the total time of the migration.
+#[test]
+fn killed_engines_are_listed_and_the_next_ones_report_the_whole_migration() {
+    const GAP: Duration = Duration::from_secs(2);
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, busy_guest());
+    let plan = MigrationPlan::new("postcopy")
+        .transport(Transport::Tcp)
+        .hold_at(Breakpoint::after(Pages).nth(100));
+    let mut migration = guest.start_migration(&plan);
+    migration.wait_held();
+    let folder = migration.journal_folders()[0].clone();
+    let status = |arguments: &[&str]| {
+        let mut status = Command::new(hikkoshi());
+        status.arg("status").arg("--journal").arg(&folder);
+        let output = status.args(arguments).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        (output.status.code(), text)
+    };
+    eventually("a source that knows that the guest runs", || {
+        let (code, text) = status(&["--json"]);
+        match text.contains(r#""stage":"handed_over""#) {
+            true => Ok(()),
+            false => Err(format!("{code:?} {text}")),
+        }
+    });
+    migration.migrate.kill();
+    migration.receive.kill();
+    migration.relay().cut();
+    thread::sleep(GAP);
+    let sides = [
+        ("source", "migrate", "handed_over", "may lack pages"),
+        (
+            "destination",
+            "receive",
+            "running",
+            "runs here and lacks pages",
+        ),
+    ];
+    // The guard looks at the journal for a moment.
+    eventually("two journals without an engine", || {
+        let (code, text) = status(&["--json"]);
+        match (code, text.lines().count()) {
+            (Some(3), 2) => Ok(()),
+            _ => Err(format!("{code:?} {text}")),
+        }
+    });
+    let (code, text) = status(&[]);
+    assert_eq!(code, Some(3), "{text}");
+    let (_, lines) = status(&["--json"]);
+    let schema = JsonSchema::of_status();
+    let seen = lines
+        .lines()
+        .map(|line| schema.assert("migration_status", line));
+    let seen: Vec<_> = seen.collect();
+    for (side, command, stage, message) in sides {
+        let resume = format!("Resume it: hikkoshi {command} --resume=");
+        for part in ["NOT FINISHED", message, &resume] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let of_side = |seen: &&serde_json::Value| seen["migration"]["side"] == side;
+        let seen = seen.iter().find(of_side).unwrap();
+        assert_eq!(seen["unfinished"]["stage"], stage);
+        assert_eq!(seen["running"], false);
+        // Its recording may be older than its journal.
+        let state = &seen["state"];
+        assert!(state.is_null() || state["stage"] == stage, "{state}");
+    }
+    migration.resume_receive(&[]);
+    migration.resume_migrate(&[]);
+    let (exits, finished) = migration.wait();
+    for (ended, report) in [&exits.migrate, &exits.receive]
+        .into_iter()
+        .zip(exits.json_reports.iter().flatten())
+    {
+        let downtime = report.downtime_ms.unwrap();
+        assert!(downtime > 0.0, "{report:?}");
+        assert!(report.total_ms >= GAP.as_secs_f64() * 1e3, "{report:?}");
+        assert!(report.total_ms > downtime, "{report:?}");
+        assert!(ended.stdout.contains("\n  resumed      "), "{ended:?}");
+    }
+    let likely = exits.json_reports[0].as_ref().unwrap().likely_downtime_ms;
+    assert!(likely.is_some(), "{exits:?}");
+    guest.complete_resumed_migration(&exits, finished, "both engines killed, and listed");
 }
 
 /// The suggested commands resume the migration as they are: address and options are in the

@@ -103,6 +103,51 @@ fn assert_latencies(shown: &ShownPage, destination: &Feed<'_>) {
     assert_eq!(drawn, json!(buckets));
 }
 
+/// A time without links is an alarm, with what it means for the guest, and the progress stays.
+#[test]
+fn an_outage_is_shown_as_an_alarm() {
+    let server = EventServer::start();
+    let shown = ShownPage::start();
+    let recorded = RecordedCase {
+        outage: true,
+        ..RecordedCase::new("web", "postcopy")
+    };
+    let recorded = recorded.record();
+    let mut destination = Feed::new(&server, &recorded, Side::Destination);
+    open(&shown, &server, &[&destination]);
+    let lasts = |state: &hikkoshi_status::State| {
+        let lasted = state.outage().map(|outage| state.at_ms - outage.from_ms);
+        lasted == Some(1000)
+    };
+    destination.send_until(lasts);
+    let waiting = destination
+        .recording()
+        .state
+        .as_ref()
+        .unwrap()
+        .waiting_pages;
+    assert!(waiting > 1, "{waiting}");
+    shown.wait_for_state(&destination.name, destination.at_ms());
+    let phase = shown.browser.text(".phase").unwrap();
+    assert_eq!(phase, "✕ No link (post-copy)");
+    let text = shown.browser.text(".summary .outage").unwrap();
+    let expected = format!("No link for 1.00 s. The guest waits for {waiting} pages.");
+    assert_eq!(text, expected);
+    let colour = "getComputedStyle(document.querySelector('.summary .outage')).color";
+    let phases = "getComputedStyle(document.querySelector('.phase')).color";
+    assert_eq!(shown.evaluate(colour), shown.evaluate(phases));
+    assert_eq!(
+        shown.evaluate("document.querySelector('nav a').className"),
+        json!("bad")
+    );
+    // The links are back.
+    destination.send_until(|state| state.outages.len() == 1 && state.outage().is_none());
+    shown.wait_for_state(&destination.name, destination.at_ms());
+    assert_eq!(shown.browser.text(".phase").unwrap(), "Post-copy");
+    assert!(shown.evaluate("document.querySelector('.summary .outage').hidden") == json!(true));
+    shown.assert_clean();
+}
+
 /// Each step of the switchover has its time, and its part of the bar.
 fn assert_steps(shown: &ShownPage) {
     let rows = shown.table("Steps of the switchover at the source");

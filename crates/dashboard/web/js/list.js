@@ -21,12 +21,14 @@ hikkoshi.List = (() => {
     update(migration, chosen) {
       const { outcome, running } = migration;
       const { mode } = migration.main.data.migration;
-      setText(this.mark, outcome.symbol);
+      const outage = running ? migration.outage : null;
+      setText(this.mark, outage ? "✕" : outcome.symbol);
       setText(this.guest, migration.guest);
       const sides = migration.sides.map((side) => side.data.migration.side).join(" and ");
-      const what = running ? migration.phase : outcome.text;
+      const phase = outage ? `no link, ${migration.phase.toLowerCase()}` : migration.phase;
+      const what = running ? phase : outcome.text;
       setText(this.text, `${what} · ${mode} · ${sides} · ${format.clock(migration.began)}`);
-      setAttribute(this.link, "class", outcome.kind);
+      setAttribute(this.link, "class", outage ? "bad" : outcome.kind);
       setAttribute(this.link, "aria-current", chosen ? "true" : null);
       // A destination does not know how far pre-copy is.
       const progress = running ? migration.progress : null;

@@ -64,8 +64,7 @@ hikkoshi.migration = (() => {
    */
   const downtimeOf = (recording) => {
     const { migration, state, end } = recording.data;
-    // The account of an engine that has resumed does not have it.
-    const account = migration.resumed ? null : end?.account;
+    const account = end?.account;
     const ms = account?.downtime_ms ?? state?.downtime_ms ?? null;
     if (ms === null) return null;
     const likely = account?.likely_downtime_ms ?? state?.likely_downtime_ms ?? null;
@@ -184,6 +183,19 @@ hikkoshi.migration = (() => {
     /** How long the guest was paused, or null: what the source says, or else the destination. */
     get downtime() {
       return this.sides.map(downtimeOf).find((downtime) => downtime !== null) ?? null;
+    }
+
+    /**
+     * The present time without links, of a side whose engine runs: the destination's first, which
+     * knows for which pages the guest waits. Null: there are links.
+     */
+    get outage() {
+      const sides = [this.destination, this.source].filter((side) => side !== null && outcomeOf(side) === RUNNING);
+      const open = sides.map(({ data }) => {
+        const last = data.state?.outages.at(-1);
+        return last?.to_ms === null ? { ...last, state: data.state, side: data.migration.side } : null;
+      });
+      return open.find((outage) => outage !== null) ?? null;
     }
 
     /** The latency of page requests, which the destination measures. */

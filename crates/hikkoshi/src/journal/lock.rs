@@ -113,6 +113,21 @@ impl JournalLock {
     }
 }
 
+/// Whether a process works with `journal`. Takes the lock for a moment, which a process that wants
+/// it waits for; makes no lock file.
+pub(crate) fn is_held(journal: &Path) -> io::Result<bool> {
+    let file = match permissions::open(&path_of(journal)) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    match flock(&file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => Ok(false),
+        Err(Errno::WOULDBLOCK) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// The lock file of a journal.
 fn path_of(journal: &Path) -> PathBuf {
     journal.with_extension("lock")

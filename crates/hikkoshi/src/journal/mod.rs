@@ -22,7 +22,7 @@ pub(crate) use destination::DestinationJournal;
 pub(crate) use entry::{DestinationEntry, Entry, SourceEntry};
 pub(crate) use file::JournalFile;
 pub(crate) use folder::{find, folder, is_hidden, search, unreadable};
-pub(crate) use lock::LockHolder;
+pub(crate) use lock::{LockHolder, is_held};
 pub(crate) use offline::OfflineJournal;
 pub(crate) use paths::{absolute, absolute_address};
 pub(crate) use source::SourceJournal;

@@ -146,6 +146,7 @@ mod tests {
     use crate::commands::monitor::NamedGuest;
     use crate::journal::entry::{DestinationEntry, Entry};
     use crate::journal::folder::find;
+    use crate::journal::is_held;
     use hikkoshi_engine::Mode;
     use hikkoshi_handover::History;
     use hikkoshi_link::Address;
@@ -225,10 +226,12 @@ mod tests {
         assert_eq!(of(Path::new("/other")), 1);
         assert!(find::<DestinationEntry>(&folder, None).unwrap().is_empty());
         // No other process works with it meanwhile.
+        assert!(is_held(one.path()).unwrap());
         let error = JournalFile::lock(one.path()).unwrap_err();
         assert!(error.to_string().contains("another hikkoshi"), "{error}");
         let path = one.path().to_owned();
         drop(one);
+        assert!(!is_held(&path).unwrap());
         let file = JournalFile::lock(&path).unwrap();
         let entry: SourceEntry = file.read().unwrap().unwrap();
         assert_eq!(entry.engine.stage, SourceStage::Committed);

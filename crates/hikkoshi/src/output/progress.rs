@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hikkoshi_engine::Observer;
 use hikkoshi_engine::report::Live;
-use hikkoshi_status::{Converges, DiskCopy, GuestAt, Phase, State, TimeLeft};
+use hikkoshi_status::{Converges, DiskCopy, GuestAt, Outage, Phase, State, TimeLeft};
 use serde::Serialize;
 
 use crate::args::ProgressFormat;
@@ -113,8 +113,9 @@ impl Display for Lines {
     fn state(&self, state: &State) {
         // There is nothing to count before a phase has pages, or disks are copied. How many pages a
         // destination receives in pre-copy is not known.
-        let counts =
-            state.progress().is_some() || matches!(state.phase, Phase::Disks | Phase::Precopy);
+        let counts = state.progress().is_some()
+            || state.outage().is_some()
+            || matches!(state.phase, Phase::Disks | Phase::Precopy);
         if counts && self.0.is_due(state) {
             streams::progress_text(&ProgressLine::of(state).in_full());
         }
@@ -147,6 +148,8 @@ pub(crate) struct ProgressReport<'a> {
     time_left: Option<TimeLeft>,
     converges: Option<Converges>,
     guest_at: GuestAt,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outage: Option<&'a Outage>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     disks: &'a [DiskCopy],
     stage: &'a str,
@@ -183,6 +186,7 @@ impl<'a> From<&'a State> for ProgressReport<'a> {
             time_left: state.time_left,
             converges: state.converges,
             guest_at: state.guest_at,
+            outage: state.outage(),
             disks: &state.disks,
             stage: &state.stage,
             peer_stage: &state.peer_stage,

@@ -1,8 +1,9 @@
 //! How far a migration is, in one line for a person.
 
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
-use hikkoshi_status::{Converges, Phase, State, TimeLeft, Unit};
+use hikkoshi_status::{Converges, Outage, Phase, State, TimeLeft, Unit};
 
 use crate::output::report::{mib, rate, seconds};
 use crate::output::stderr::ProgressBar;
@@ -27,6 +28,8 @@ pub(super) struct ProgressLine {
     left: String,
     /// Its range.
     range: String,
+    /// There are no links.
+    is_alarm: bool,
 }
 
 impl ProgressLine {
@@ -36,7 +39,22 @@ impl ProgressLine {
             Some(of) => (of.done, of.total, of.unit),
             None => (0, 0, Unit::Pages),
         };
+        if let Some(outage) = state.outage() {
+            return Self {
+                phase: phase(state),
+                done,
+                total,
+                unit,
+                rate: waits(state),
+                bytes: String::new(),
+                guest: missing(state),
+                left: tried_for(state, outage),
+                range: String::new(),
+                is_alarm: true,
+            };
+        }
         Self {
+            is_alarm: false,
             phase: phase(state),
             done,
             total,
@@ -61,6 +79,7 @@ impl ProgressLine {
             guest,
             left,
             range,
+            ..
         } = self;
         if *unit == Unit::DiskBytes {
             let (done, total) = (mib(*done), mib(*total));
@@ -131,6 +150,10 @@ impl ProgressBar for ProgressLine {
         let last = if is_known { percent.trim() } else { rate };
         last.chars().take(room).collect()
     }
+
+    fn is_alarm(&self) -> bool {
+        self.is_alarm
+    }
 }
 
 /// A bar of `columns` columns.
@@ -148,6 +171,10 @@ fn bar(done: u64, total: u64, columns: usize) -> String {
 
 /// The phase, for people.
 pub(super) fn phase(state: &State) -> String {
+    if let Some(outage) = state.outage() {
+        let lasted = Duration::from_millis(state.at_ms.saturating_sub(outage.from_ms));
+        return format!("NO LINK for {}", seconds(lasted));
+    }
     match state.phase {
         Phase::Connecting => "connecting".into(),
         Phase::Disks => "copying disks".into(),
@@ -157,6 +184,41 @@ pub(super) fn phase(state: &State) -> String {
         Phase::Postcopy => "post-copy".into(),
         Phase::Unknown => "a phase of a newer version".into(),
     }
+}
+
+/// What an outage means for the guest, as far as this side knows: only the destination knows for
+/// which pages it waits.
+pub(super) fn waits(state: &State) -> String {
+    match (is_source(state), state.missing_pages, state.waiting_pages) {
+        (_, Some(0), _) => "the guest needs no page".to_owned(),
+        (true, ..) => "the guest may wait for pages".to_owned(),
+        (false, _, 0) => "the guest waits for no page yet".to_owned(),
+        (false, _, 1) => "the guest waits for 1 page".to_owned(),
+        (false, _, waiting) => format!("the guest waits for {waiting} pages"),
+    }
+}
+
+/// How long new links are tried to be made.
+fn tried_for(state: &State, outage: &Outage) -> String {
+    let left = outage
+        .until_ms
+        .map(|until| until.saturating_sub(state.at_ms));
+    left.map_or_else(String::new, |left| {
+        format!(", tried for {} more", seconds(Duration::from_millis(left)))
+    })
+}
+
+fn is_source(state: &State) -> bool {
+    matches!(
+        &*state.stage,
+        "owned" | "committed" | "handed_over" | "done"
+    )
+}
+
+/// The pages that are missing.
+fn missing(state: &State) -> String {
+    let missing = state.missing_pages;
+    missing.map_or_else(String::new, |missing| format!(", {missing} pages missing"))
 }
 
 /// What was sent, or has arrived.
@@ -170,17 +232,13 @@ fn bytes(state: &State) -> String {
         bytes.disks,
     ];
     let bytes = parts.into_iter().fold(0, u64::saturating_add);
-    let is_source = matches!(
-        &*state.stage,
-        "owned" | "committed" | "handed_over" | "done"
-    );
     #[allow(clippy::cast_precision_loss)]
     let size = match bytes {
         0 => return String::new(),
         bytes if bytes < 1 << 30 => mib(bytes),
         bytes => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),
     };
-    let what = if is_source { "sent" } else { "received" };
+    let what = if is_source(state) { "sent" } else { "received" };
     format!(", {size} {what}")
 }
 
@@ -191,12 +249,12 @@ fn guest(state: &State) -> String {
         state.missing_pages,
         state.dirty_pages_per_second,
     ) {
-        (Phase::Postcopy, Some(missing), _) => {
+        (Phase::Postcopy, Some(_), _) => {
             let faults = match state.requests.count {
                 0 => String::new(),
                 _ => format!(", faults {:.2} ms", state.requests.mean_us / 1e3),
             };
-            format!(", {missing} pages missing{faults}")
+            missing(state) + &faults
         }
         (Phase::Precopy, _, Some(dirty)) => format!(", dirty {}", rate(dirty * 4096.0)),
         _ => String::new(),
@@ -261,6 +319,14 @@ mod tests {
                     );
                     let has_percentage = columns < 6 || line.contains('%') == (total > 0);
                     assert!(!line.contains('\n') && has_percentage, "{line:?}");
+                    state.outages = vec![Outage {
+                        from_ms: 0,
+                        to_ms: None,
+                        until_ms: Some(u64::MAX),
+                    }];
+                    let line = self::line(&state, columns);
+                    assert!(line.is_ascii() && line.len() < columns.max(1), "{line:?}");
+                    state.outages.clear();
                 }
             }
         }
@@ -320,6 +386,34 @@ mod tests {
         assert_eq!(line(38), "pre-copy, round 3  25% 123.4 MiB/s");
         assert_eq!(line(25), "pre-copy, round 3  25%");
         assert_eq!(line(10), "25%");
+    }
+
+    /// It is the first thing that the line says, and what it means for the guest the second.
+    #[test]
+    fn an_outage_is_shown_instead_of_a_rate() {
+        let mut state = at(63, 100);
+        (state.phase, state.missing_pages) = (Phase::Postcopy, Some(37));
+        (state.stage, state.waiting_pages) = ("running".into(), 3);
+        assert!(!ProgressLine::of(&state).is_alarm());
+        state.at_ms = 20_300;
+        state.outages = vec![Outage {
+            from_ms: 8_000,
+            to_ms: None,
+            until_ms: Some(320_300),
+        }];
+        state.time_left = None;
+        let shown = ProgressLine::of(&state);
+        assert!(shown.is_alarm());
+        assert_eq!(
+            shown.in_full(),
+            "NO LINK for 12.3 s: 63 of 100 pages, the guest waits for 3 pages, 37 pages missing, \
+             tried for 300.0 s more"
+        );
+        let narrow = line(&state, 60);
+        assert_eq!(
+            narrow,
+            "NO LINK for 12.3 s  63% the guest waits for 3 pages"
+        );
     }
 
     /// A log has as much as a wide terminal.

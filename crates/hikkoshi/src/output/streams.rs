@@ -10,13 +10,14 @@
 //! Output contains text from other sources: a peer, QEMU, names of files and processes. All of it
 //! is sanitised here, so that no escape sequence reaches a terminal and no line in a log is forged.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hikkoshi_wire::text;
 use serde::Serialize;
 
+use crate::output::colour;
 use crate::output::exit::{End, Exit};
 use crate::output::stderr::{self, ProgressItem};
 
@@ -122,6 +123,19 @@ fn text_line(line: &str) -> String {
 /// Writes text to standard output, after what was reported before.
 pub(crate) fn to_stdout(text: &str) {
     let _ = try_to_stdout(text);
+}
+
+/// Writes a line that must not be overlooked to standard output, in a colour if that is a terminal.
+pub(crate) fn alarm_to_stdout(line: &str) {
+    let line = text::one_line(line);
+    let has_colours = std::io::stdout().is_terminal() && colour::is_wanted();
+    let line = match has_colours {
+        true => colour::alarm(&line),
+        false => line.into_owned(),
+    };
+    stderr::before_stdout();
+    let mut stdout = std::io::stdout();
+    let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
 }
 
 /// The same, for text without which this process is of no use.

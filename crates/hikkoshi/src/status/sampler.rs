@@ -83,7 +83,8 @@ impl Sampler {
             max_rounds,
         };
         let converges = converges(&now, &plan);
-        let ends = converges != Some(Converges::No);
+        let has_links = now.outages.last().is_none_or(|outage| outage.to.is_some());
+        let ends = converges != Some(Converges::No) && has_links;
         State {
             limits: limits.map(|limits| status::Limits {
                 max_downtime_ms: (mode == Mode::Precopy).then(|| millis(limits.max_downtime)),

@@ -8,7 +8,7 @@ use super::{Map, Repeats};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Links are opened, or opened again after an outage.
+    /// Links are opened.
     Connecting,
     /// The guest's disks are copied, before its memory.
     Disks,
@@ -178,6 +178,12 @@ pub struct DiskCopy {
 }
 
 impl State {
+    /// The present time without links, if there are none.
+    pub fn outage(&self) -> Option<&Outage> {
+        let last = self.outages.last();
+        last.filter(|outage| outage.to_ms.is_none())
+    }
+
     /// How far the present round or phase is: what is done, of how much, and what is counted.
     /// `None`: that is not known.
     pub fn progress(&self) -> Option<Progress> {

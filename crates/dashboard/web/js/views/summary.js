@@ -18,6 +18,7 @@ hikkoshi.views.summary = (() => {
       this.route = el("p", { class: "route" });
       // Only what changes seldom is announced: not the numbers.
       this.phase = el("p", { class: "phase", role: "status", "aria-live": "polite" });
+      this.outage = el("p", { class: "outage" });
       this.progress = el("progress", { max: 1, value: 0 });
       this.progressText = el("span", { class: "progress-text" });
       this.work = el("div", { class: "work" }, this.progress, this.progressText);
@@ -28,7 +29,7 @@ hikkoshi.views.summary = (() => {
       this.engines = el("div", { class: "engines" });
       this.fold = fold("Engines", this.engines);
       this.element = el("section", { class: "summary" }, this.title, this.route, this.phase,
-        this.message, this.next, this.work, this.facts, this.fold);
+        this.outage, this.message, this.next, this.work, this.facts, this.fold);
     }
 
     update(migration) {
@@ -39,7 +40,10 @@ hikkoshi.views.summary = (() => {
       setText(this.route, route(migration));
       const running = migration.running;
       setText(this.phase, running ? phaseText(migration) : `${outcome.symbol} ${capital(outcome.text)}`);
-      setAttribute(this.phase, "class", `phase ${outcome.kind}`);
+      const outage = running ? migration.outage : null;
+      setAttribute(this.phase, "class", `phase ${outage ? "bad" : outcome.kind}`);
+      setText(this.outage, outage ? outageText(outage) : "");
+      this.outage.hidden = outage === null;
       this.showEnd(migration);
       const progress = running ? migration.progress : null;
       this.work.hidden = progress === null;
@@ -112,10 +116,21 @@ hikkoshi.views.summary = (() => {
 
   const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
-  const phaseText = (migration) => {
-    const state = migration.leading.data.state;
-    const lost = state && state.outages.some((outage) => outage.to_ms === null);
-    return lost ? `${migration.phase}: links lost, trying to connect again` : migration.phase;
+  const phaseText = (migration) =>
+    migration.outage ? `✕ No link (${migration.phase.toLowerCase()})` : migration.phase;
+
+  /** Since when there are no links, until when they are tried to be replaced, and what the guest waits for. */
+  const outageText = ({ from_ms: from, until_ms: until, state, side }) => {
+    const lasted = `No link for ${format.duration(Math.max(state.at_ms - from, 0))}`;
+    // A recording of an older version does not say.
+    const left = until === undefined ? "" : `, tried for ${format.duration(Math.max(until - state.at_ms, 0))} more`;
+    return `${lasted}${left}. ${waits(state, side)}`;
+  };
+
+  const waits = ({ missing_pages: missing, waiting_pages: waiting }, side) => {
+    if (missing === 0) return "The guest needs no page.";
+    if (side === "source") return "The guest may wait for pages.";
+    return waiting === 0 ? "The guest waits for no page yet." : `The guest waits for ${format.plural(waiting, "page")}.`;
   };
 
   const route = (migration) => {

@@ -44,6 +44,9 @@ impl HandoverDriver<'_> {
             return Ok(());
         };
         postcopy.begin(&self.context)?;
+        let total = self.machine.record().history.missing_pages;
+        let missing = self.missing_pages();
+        self.context.tracker.resume_postcopy(missing, total);
         // The other engine has read the faults of the threads that wait. They fault again, so that
         // it is known from now on how long they wait, and for which pages.
         postcopy.installer().request_again()?;

@@ -12,7 +12,6 @@ use crate::destination::handover_driver::links::{ActiveLinks, LinkState};
 use crate::destination::page_receiver;
 use crate::destination::postcopy::installer::Installer;
 use crate::destination::session::Session;
-use crate::report::Phase;
 use hikkoshi_handover::{DestinationStage, SourceStage};
 use hikkoshi_link::{AcceptedLink, LinkError, LinkReader, LinkWriter, Stream, split};
 use hikkoshi_linux::CancelFlag;
@@ -100,7 +99,7 @@ impl HandoverDriver<'_> {
             if let Some(postcopy) = &self.postcopy {
                 // What is missing now, as the source counts it.
                 let missing = postcopy.installer().missing.count();
-                self.context.tracker.begin(Phase::Postcopy, 0, missing);
+                self.context.tracker.resume_postcopy(missing, None);
                 let installer = Arc::<Installer>::downgrade(postcopy.installer());
                 self.context.live.note_missing(installer);
             }

@@ -327,9 +327,7 @@ impl Live {
             // It has ended.
             (Some(None), Stage::Destination(DestinationStage::Complete)) => Some(0),
             (Some(None), _) => Some(self.last_missing.load(Relaxed)),
-            (None, Stage::Source(_)) if phase == Phase::Postcopy => {
-                Some(total_pages.saturating_sub(done_pages))
-            }
+            (None, Stage::Source(_)) if phase == Phase::Postcopy => Some(self.tracker.missing()),
             _ => None,
         };
         let mut waiting = Vec::new();

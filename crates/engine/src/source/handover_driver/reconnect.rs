@@ -7,7 +7,6 @@ use error_reporter::Report;
 use hikkoshi_handover::SourceEvent;
 use hikkoshi_link::{LinkError, TICK};
 
-use crate::report::Phase;
 use crate::source::error::{MigrateError, SourceFailure};
 use crate::source::handover_driver::HandoverDriver;
 use crate::source::handover_driver::event_with_cause::DOING;
@@ -46,7 +45,6 @@ impl HandoverDriver<'_> {
                 budget.as_secs_f32()
             ));
         }
-        self.shared.progress.begin(Phase::Connecting, 0, 0);
         let outages = &self.shared.live.outages;
         outages.begin(last_sign, Some(deadline));
         let mut last_notice = String::new();
@@ -109,9 +107,9 @@ impl HandoverDriver<'_> {
         let progress_begun = session.urgent.is_some();
         if progress_begun {
             // Before a page is sent: this is the number of missing pages.
-            self.shared
-                .progress
-                .begin(Phase::Postcopy, 0, self.unsent.count());
+            let total = self.machine.record().history.missing_pages;
+            let missing = self.unsent.count();
+            self.shared.progress.resume_postcopy(missing, total);
         }
         let postcopy = match session.urgent.take() {
             None => None,

@@ -2,6 +2,7 @@
 
 mod seen;
 mod select;
+mod unfinished;
 
 use std::thread;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use hikkoshi_status::StatusFolder;
 
 use crate::args::MigrationStatus;
 use crate::output::exit::{Exit, ExitStatus};
-use crate::output::migrations::{Seen, details, json_line, table};
+use crate::output::migrations::{Seen, alarms, details, json_line, table};
 use crate::output::reason::Reason;
 use crate::output::streams;
 
@@ -21,13 +22,15 @@ pub(crate) use select::{Choice, choose, is_meant, is_named};
 const PERIOD: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(args: &MigrationStatus) -> Result<ExitStatus, Exit> {
-    let folder = StatusFolder::in_run_folder(&args.migration.run_folder());
+    let run_folder = args.migration.run_folder();
+    let folder = StatusFolder::in_run_folder(&run_folder);
     let guest = args.migration.guest.as_deref();
     let mut migrations = SeenMigrations::new(folder);
     let mut is_first = true;
     loop {
         // A migration that is named may have ended.
-        let all = migrations.look(args.all || guest.is_some())?;
+        let unfinished = unfinished::find(&run_folder);
+        let all = migrations.look_with(args.all || guest.is_some(), unfinished)?;
         let meant: Vec<&Seen> = all
             .iter()
             .filter(|seen| guest.is_none_or(|guest| is_meant(seen, guest)))
@@ -46,10 +49,21 @@ pub(crate) fn run(args: &MigrationStatus) -> Result<ExitStatus, Exit> {
                 None => table(&meant),
             };
             streams::to_stdout(&format!("{gap}{text}"));
+            let alarms = alarms(&meant);
+            if !alarms.is_empty() && guest.is_none() {
+                streams::to_stdout("\n");
+                alarms
+                    .iter()
+                    .for_each(|line| streams::alarm_to_stdout(line));
+            }
         }
         let has_ended = guest.is_some() && !meant.iter().any(|seen| seen.is_running());
         if !args.watch || has_ended {
-            return Ok(ExitStatus::Done);
+            let is_finished = meant.iter().all(|seen| seen.unfinished.is_none());
+            return Ok(match is_finished {
+                true => ExitStatus::Done,
+                false => ExitStatus::Unfinished,
+            });
         }
         is_first = false;
         thread::sleep(PERIOD);

@@ -7,13 +7,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
+use hikkoshi_engine::Mode;
 use hikkoshi_linux::is_served;
 use hikkoshi_status::{
     Entry, Follow, FollowError, Kind, Memory, Migration, Record, Recording, Side, StatusFolder,
 };
 
+use super::unfinished::UnfinishedMigration;
 use crate::output::exit::{Exit, ExitStatus};
-use crate::output::migrations::{Engine, Seen};
+use crate::output::migrations::{Engine, Seen, Unfinished};
 use crate::output::reason::Reason;
 use crate::output::streams;
 
@@ -78,6 +80,18 @@ impl SeenMigrations {
     /// # Errors
     /// If the folder cannot be used.
     pub(crate) fn look(&mut self, all: bool) -> Result<Vec<Seen>, Exit> {
+        self.look_with(all, Vec::new())
+    }
+
+    /// The same, and the `unfinished` ones, which no engine works on.
+    ///
+    /// # Errors
+    /// If the folder cannot be used.
+    pub(super) fn look_with(
+        &mut self,
+        all: bool,
+        mut unfinished: Vec<UnfinishedMigration>,
+    ) -> Result<Vec<Seen>, Exit> {
         let entries = self.folder.entries().map_err(|error| {
             Exit::caused(ExitStatus::Usage, Reason::System, &error).with(
                 "run this command as the user who runs `hikkoshi migrate`; --journal names another \
@@ -95,10 +109,22 @@ impl SeenMigrations {
         let mut list: Vec<Seen> = Vec::new();
         for entry in &entries {
             // Once, if there are a socket and a file.
-            if !list.iter().any(|other| other.name == entry.name) {
-                list.extend(self.seen(entry, all));
+            if list.iter().any(|other| other.name == entry.name) {
+                continue;
             }
+            // The newest of its recordings is that of the engine that was killed last.
+            let recorded = unfinished
+                .iter()
+                .position(|it| is_recorded(it, &entry.name));
+            let found = recorded.map(|at| unfinished.remove(at));
+            let seen = self.seen(entry, all || found.is_some());
+            list.extend(match (seen, found) {
+                (Some(seen), Some(found)) => Some(with_journal(seen, found.is)),
+                (Some(seen), None) => Some(seen),
+                (None, found) => found.map(without_recording),
+            });
         }
+        list.extend(unfinished.into_iter().map(without_recording));
         Ok(list)
     }
 
@@ -289,6 +315,55 @@ fn seen(name: &str, engine: Engine, recording: Recording) -> Seen {
         migration: recording.migration,
         state: recording.state,
         end: recording.end,
+        unfinished: None,
+    }
+}
+
+/// Whether the entry with this name ([`Migration::entry_name`]) is a recording of the migration.
+fn is_recorded(unfinished: &UnfinishedMigration, name: &str) -> bool {
+    let mut parts = name.split('-');
+    let is_side = parts.next() == Some(unfinished.side.name());
+    // It has the first digits only.
+    let number = parts.next_back().filter(|digits| !digits.is_empty());
+    is_side && number.is_some_and(|digits| unfinished.id.starts_with(digits))
+}
+
+/// A migration whose engine has left a recording and a journal. The recording was stored now and
+/// then: its last state counts only if the journal has no later stage.
+fn with_journal(seen: Seen, unfinished: Unfinished) -> Seen {
+    Seen {
+        state: seen.state.filter(|state| state.stage == unfinished.stage),
+        unfinished: Some(unfinished),
+        ..seen
+    }
+}
+
+/// A migration of which only the journal is known.
+fn without_recording(unfinished: UnfinishedMigration) -> Seen {
+    let UnfinishedMigration {
+        side,
+        id,
+        guest,
+        peer,
+        mode,
+        is,
+    } = unfinished;
+    let seen = unknown(&format!("{}-0-{id}", side.name()));
+    let mode = match mode {
+        Mode::Precopy => "precopy",
+        Mode::Postcopy => "postcopy",
+        Mode::Hybrid => "hybrid",
+    };
+    Seen {
+        engine: Engine::Gone,
+        migration: Migration {
+            guest,
+            peer,
+            mode: mode.to_owned(),
+            ..seen.migration
+        },
+        unfinished: Some(is),
+        ..seen
     }
 }
 
@@ -338,6 +413,7 @@ fn unknown(name: &str) -> Seen {
         migration,
         state: None,
         end: None,
+        unfinished: None,
     }
 }
 

@@ -1,10 +1,15 @@
 //! The migrations of this host, for people and for programs.
 
+mod alarm;
 mod report;
 mod text;
 
-use hikkoshi_status::{End, Migration, State};
+use std::path::PathBuf;
 
+use hikkoshi_status::{End, Migration, State};
+use serde::Serialize;
+
+pub(crate) use alarm::alarms;
 pub(crate) use report::json_line;
 pub(crate) use text::{details, table};
 
@@ -32,6 +37,21 @@ pub(crate) struct Seen {
     pub state: Option<State>,
     /// How it ended.
     pub end: Option<End>,
+    /// What its journal says, if no engine works on it and it is not finished.
+    pub unfinished: Option<Unfinished>,
+}
+
+/// A migration that is to be resumed, according to its journal.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Unfinished {
+    /// The journal.
+    pub journal: PathBuf,
+    /// The stage that it has: as that of a state.
+    pub stage: &'static str,
+    /// What that means.
+    pub message: &'static str,
+    /// The command that resumes it.
+    pub resume: String,
 }
 
 impl Seen {
@@ -81,6 +101,7 @@ pub(crate) mod examples {
             migration,
             state: None,
             end: None,
+            unfinished: None,
         }
     }
 }

@@ -3,7 +3,7 @@
 use hikkoshi_status::{End, Limits, Migration, Phase, Side, State, VERSION};
 use serde::Serialize;
 
-use super::Seen;
+use super::{Seen, Unfinished};
 use crate::output::progress::ProgressReport;
 
 /// The part of the downtime that is not sending dirty pages, in milliseconds: what the engine
@@ -23,6 +23,7 @@ struct MigrationReport<'a> {
     migration: &'a Migration,
     state: Option<StateReport<'a>>,
     end: Option<&'a End>,
+    unfinished: Option<&'a Unfinished>,
 }
 
 /// A state, without what grows with the guest or with time.
@@ -48,6 +49,7 @@ pub(crate) fn json_line(seen: &Seen) -> String {
             expected_downtime_ms: expected_downtime_ms(seen, state),
         }),
         end: seen.end.as_ref(),
+        unfinished: seen.unfinished.as_ref(),
     };
     // All keys are strings, so that this cannot fail.
     let mut line = serde_json::to_string(&report).unwrap_or_default();
@@ -156,6 +158,6 @@ mod tests {
         assert_eq!(value["state"]["phase"], "precopy");
         assert_eq!(value["state"]["limits"]["bandwidth"], 5000);
         assert!(value["state"].get("map").is_none());
-        assert!(value["end"].is_null());
+        assert!(value["end"].is_null() && value["unfinished"].is_null());
     }
 }

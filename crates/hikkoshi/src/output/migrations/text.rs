@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hikkoshi_status::{DiskCopy, GuestAt, Migration, Phase, Progress, Side, State, TimeLeft, Unit};
 
+use super::alarm::no_links;
 use super::report::expected_downtime_ms;
 use super::{Engine, Seen};
 use crate::output::progress_line;
@@ -100,6 +101,10 @@ fn lines(seen: &Seen) -> Vec<(&'static str, String)> {
         ),
         ("phase", phase(seen)),
     ];
+    if let Some(unfinished) = &seen.unfinished {
+        lines.push(("no engine", unfinished.message.to_owned()));
+        lines.push(("resume it", unfinished.resume.clone()));
+    }
     if let Some(state) = &seen.state {
         lines.extend(state_lines(seen, state));
     }
@@ -125,6 +130,9 @@ fn state_lines(seen: &Seen, state: &State) -> Vec<(&'static str, String)> {
         GuestAt::Destination => "at the destination",
     };
     let mut lines = vec![("guest is", guest.to_owned())];
+    if let Some(outage) = state.outage().filter(|_| seen.answers()) {
+        lines.push(("links", no_links(seen, state, outage)));
+    }
     if let Some(of) = state.progress().filter(|of| of.unit == Unit::Pages) {
         let pages = format!("{} of {} in this phase ({})", of.done, of.total, share(&of));
         lines.push(("pages", pages));
@@ -159,7 +167,10 @@ fn phase(seen: &Seen) -> String {
         (None, Some(state), Engine::Answers) => progress_line::phase(state),
         (None, None, Engine::Answers) => "connecting".to_owned(),
         (None, _, Engine::Silent) => "engine does not answer".to_owned(),
-        (None, _, Engine::Gone) => "engine killed".to_owned(),
+        (None, _, Engine::Gone) => match &seen.unfinished {
+            Some(_) => "NOT FINISHED".to_owned(),
+            None => "engine killed".to_owned(),
+        },
     }
 }
 
@@ -235,8 +246,9 @@ fn one_line(text: &str) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::output::migrations::Unfinished;
     use crate::output::migrations::examples::seen;
-    use hikkoshi_status::{Bytes, End, Limits, Map, Pages, Requests};
+    use hikkoshi_status::{Bytes, End, Limits, Map, Outage, Pages, Requests};
 
     pub(crate) fn state() -> State {
         State {
@@ -378,9 +390,37 @@ pub(super) mod tests {
         seen.engine = Engine::Silent;
         let text = details(&[&seen]);
         assert!(text.contains("phase      engine does not answer\n"));
+        seen.engine = Engine::Answers;
+        let now = seen.state.as_mut().unwrap();
+        now.outages = vec![Outage {
+            from_ms: 0,
+            to_ms: None,
+            until_ms: None,
+        }];
+        let text = details(&[&seen]);
+        assert!(text.contains("phase      NO LINK for 1.0 s\n"), "{text}");
+        assert!(text.contains("links      NO LINK to host-b:7000"), "{text}");
+        seen.state.as_mut().unwrap().outages.clear();
+        seen.engine = Engine::Silent;
+        let text = details(&[&seen]);
         assert!(!text.contains("rate"), "{text}");
         seen.engine = Engine::Gone;
         assert!(details(&[&seen]).contains("engine killed"));
+        seen.unfinished = Some(Unfinished {
+            journal: "/run/j.json".into(),
+            stage: "handed_over",
+            message: "the guest runs at the destination",
+            resume: "hikkoshi migrate --resume=/run/j.json".into(),
+        });
+        let text = details(&[&seen]);
+        for line in [
+            "phase      NOT FINISHED\n",
+            "no engine  the guest runs at the destination\n",
+            "resume it  hikkoshi migrate --resume=/run/j.json\n",
+        ] {
+            assert!(text.contains(line), "{line}{text}");
+        }
+        seen.unfinished = None;
         seen.end = Some(End {
             at_ms: 1,
             exit_status: 1,

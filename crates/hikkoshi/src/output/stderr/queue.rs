@@ -58,6 +58,11 @@ pub(crate) enum ProgressItem {
 pub(crate) trait ProgressBar: Debug + Send {
     /// The text: printable ASCII, at most one column less than `columns`.
     fn text(&self, columns: usize) -> String;
+
+    /// Whether something is wrong that must not be overlooked.
+    fn is_alarm(&self) -> bool {
+        false
+    }
 }
 
 impl State {

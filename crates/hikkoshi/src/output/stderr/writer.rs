@@ -13,7 +13,7 @@ use std::os::fd::AsFd;
 use rustix::event::{PollFd, PollFlags};
 
 use super::queue::{Item, ProgressBar, ProgressItem};
-use crate::output::streams;
+use crate::output::{colour, streams};
 
 /// To the beginning of the line, and erase from there to the end of the screen (ED).
 const ERASE: &str = "\r\x1b[J";
@@ -33,6 +33,7 @@ pub(super) struct Writer<W> {
     columns: fn() -> usize,
     bar: Option<Box<dyn ProgressBar>>,
     is_drawn: bool,
+    has_colours: bool,
 }
 
 impl<W: Write + AsFd> Writer<W> {
@@ -42,6 +43,7 @@ impl<W: Write + AsFd> Writer<W> {
             columns,
             bar: None,
             is_drawn: false,
+            has_colours: colour::is_wanted(),
         }
     }
 
@@ -72,6 +74,10 @@ impl<W: Write + AsFd> Writer<W> {
         let text = match &self.bar {
             Some(bar) => {
                 let text = bar.text((self.columns)());
+                let text = match bar.is_alarm() && self.has_colours {
+                    true => colour::alarm(&text),
+                    false => text,
+                };
                 format!("\r{NO_WRAP}{text}{ERASE_REST}{WRAP}\r")
             }
             None if self.is_drawn => ERASE.to_owned(),
