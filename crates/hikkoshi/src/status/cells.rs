@@ -77,8 +77,8 @@ impl Cells {
                 Some(0) => 0,
                 _ => counts.missing,
             };
-            // At the destination, what has arrived in pre-copy may be missing again, or have arrived
-            // once more.
+            // At the destination, what has arrived in pre-copy may be missing again, or have
+            // arrived once more.
             let here = match is_source || now.missing.is_none() {
                 true => pages,
                 false => pages.saturating_sub(missing + counts.urgent + counts.background),
