@@ -99,9 +99,10 @@ pub use obstacle::DestinationObstacle;
 pub use report::{Account, Observer};
 pub use retry::RetryFor;
 pub use source::{
-    Comparison, ControlRefused, Convergence, GuestOffer, LimitChange, LogRanges, MigrateControl,
-    MigrateError, MigrationLimits, ProbeOptions, ProbedLine, ReadAhead, SourceControl,
-    SourceOptions, WhenStalled, compare, give_up_migrate, migrate, probe, resume_migrate,
+    BandwidthTooLow, Comparison, ControlRefused, Convergence, GuestOffer, LimitChange, LogRanges,
+    MigrateControl, MigrateError, MigrationLimits, ProbeOptions, ProbedLine, ReadAhead,
+    SourceControl, SourceOptions, WhenStalled, compare, give_up_migrate, migrate, probe,
+    resume_migrate,
 };
 
 pub use hikkoshi_wire::{Disk, Domain, MAX_DISKS, MAX_LINKS, Mode};

@@ -56,7 +56,7 @@ pub use accept::{
 };
 pub use address::{Address, AddressError, ResolveError};
 pub use connect::Remote;
-pub use flow::{Answering, BackgroundSender, Bandwidth, DiskSender, RateLimit, UrgentActivity};
+pub use flow::{Answering, BackgroundSender, Bandwidth, RateLimit, UrgentActivity};
 pub use handshake::{HandshakeError, hello, open};
 pub use request_invitation::{
     InvitationRequest, KeptRequest, PeerCertificate, RequestError, request_invitation,

@@ -32,6 +32,7 @@
 
 mod backing;
 mod compare;
+mod content_map;
 mod content_sample;
 mod dropping;
 mod error;
@@ -46,6 +47,7 @@ mod writer;
 
 pub use backing::Backing;
 pub use compare::Content;
+pub use content_map::{ContentMap, ContentPages};
 pub use content_sample::{ContentSample, sample_content};
 pub use error::{MemoryError, MemoryLost};
 pub use guest_ram::GuestRam;

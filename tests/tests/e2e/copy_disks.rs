@@ -17,6 +17,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::copy_disks_images::run;
+use crate::dashboard::run_folder;
+
 const DISK_MIB: u64 = 24;
 const CONTENT: DiskContent = DiskContent::Blocks { mib: DISK_MIB };
 
@@ -168,7 +171,53 @@ fn disks_are_copied_in_each_mode() {
     }
 }
 
-/// The same with QEMU 7.2.
+/// With this limit the copy takes minutes, and so would a write behind what is queued before it.
+#[test]
+fn writes_of_the_guest_do_not_wait_for_the_limit_of_the_bandwidth() {
+    for version in QemuVersion::ALL {
+        let env = TestEnv::new();
+        let folder = run_folder(&env);
+        let (from, to) = (
+            full_disk(&env, DiskFormat::Raw),
+            blank_disk(&env, DiskFormat::Raw),
+        );
+        let there = guest_with(&to).version(version);
+        let mut guest = Guest::boot(&env, guest_with(&from).version(version));
+        let plan = MigrationPlan::new("hybrid")
+            .migrate_args(&["--copy-disks", "--bandwidth", "100K"])
+            .journals_at(&folder, &folder)
+            .destination_config(there.clone())
+            .hold_at(Breakpoint::before(Commit));
+        let migration = guest.start_migration(&plan);
+        migration.migrate.wait_stderr("copying disks: ");
+        let query = |command| guest.vm().qmp().execute(command, json!({})).unwrap();
+        let writes = || -> u64 {
+            let disks = query("query-blockstats");
+            let of = |disk: &serde_json::Value| disk["stats"]["wr_operations"].as_u64();
+            disks.as_array().unwrap().iter().filter_map(of).sum()
+        };
+        let before = writes();
+        eventually("the guest to write to its disk", || {
+            match writes() - before {
+                200.. => Ok(()),
+                few => Err(format!("{few} writes")),
+            }
+        });
+        let job = &query("query-block-jobs")[0];
+        assert_eq!(job["status"], "running", "{job}");
+        assert_eq!(job["speed"], 100_000, "{job}");
+        run(&folder, &["set", "--bandwidth", "none"]);
+        migration.wait_held();
+        let same = from.image().has_content_of(to.image()).unwrap();
+        assert!(same, "the disks differ at the switch");
+        migration.relay().release();
+        let (exits, finished) = migration.wait();
+        guest.complete_migration(&exits, finished, "running");
+        guest.set_config(there);
+    }
+}
+
+/// As [`disks_are_copied_in_each_mode`], with QEMU 7.2.
 #[test]
 #[ignore = "part of `make test-disks`"]
 fn disks_are_copied_by_the_older_qemu() {

@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use hikkoshi_link::{Bandwidth, DiskSender, LinkError, LinkReader, LinkWriter, Stream, TICK};
+use hikkoshi_link::{LinkError, LinkReader, LinkWriter, Stream, TICK};
 use hikkoshi_linux::{CancelFlag, Priority, PriorityClass, sandbox_thread};
 
 use super::connection::{DiskConnection, DiskRequests, Waiting};
@@ -29,7 +29,7 @@ pub(super) use watch::Position;
 const READ_BYTES: usize = 128 << 10;
 
 /// What a relay needs.
-pub(crate) struct RelayStart<'a> {
+pub(crate) struct RelayStart {
     /// The threads' names begin with it: at most 11 bytes.
     pub(crate) name: String,
     /// The machine's connection.
@@ -37,7 +37,6 @@ pub(crate) struct RelayStart<'a> {
     /// The link.
     pub(crate) stream: Arc<Stream>,
     pub(crate) ends: (LinkReader, LinkWriter),
-    pub(crate) bandwidth: &'a Bandwidth,
     pub(crate) priority: Priority,
     /// Ends both threads.
     pub(crate) stop: CancelFlag,
@@ -110,7 +109,7 @@ impl DiskRelay {
     ///
     /// # Errors
     /// When a thread cannot be started, or a socket has no timeouts.
-    pub(crate) fn start(start: RelayStart<'_>) -> io::Result<Self> {
+    pub(crate) fn start(start: RelayStart) -> io::Result<Self> {
         let RelayStart {
             name,
             connection:
@@ -121,7 +120,6 @@ impl DiskRelay {
                 },
             stream,
             ends: (mut reader, mut writer),
-            bandwidth,
             priority,
             stop,
             counters,
@@ -133,7 +131,6 @@ impl DiskRelay {
         reader.set_stop(stop.clone());
         reader.set_deadline(None);
         writer.set_stop(stop.clone());
-        let sender = DiskSender::new(writer, bandwidth);
         let is_client = watch.is_some();
         let (failed, watched) = watch.map(|watch| watch.of(disk)).unzip();
         let shared = Arc::new(Shared {
@@ -160,7 +157,7 @@ impl DiskRelay {
         })?;
         let other = Arc::clone(&shared);
         relay.spawn(format!("{name}-out"), priority, move || {
-            other.carry_to_link(sender)
+            other.carry_to_link(writer)
         })?;
         if let Some(watched) = watched {
             relay.spawn(format!("{name}-tmo"), priority, move || {
@@ -322,7 +319,7 @@ impl Shared {
     }
 
     /// Carries what the machine sends to the link.
-    fn carry_to_link(&self, mut sender: DiskSender) -> Result<(), DiskFailure> {
+    fn carry_to_link(&self, mut writer: LinkWriter) -> Result<(), DiskFailure> {
         let mut bytes = vec![0; READ_BYTES];
         loop {
             let read = match (&self.socket).read(&mut bytes) {
@@ -343,11 +340,7 @@ impl Shared {
                 // Before an answer can come.
                 self.follow(self.is_client, read);
             }
-            self.carried.limited.store(true, Ordering::Relaxed);
-            let waited = sender.wait(&self.stop);
-            self.carried.limited.store(false, Ordering::Relaxed);
-            waited?;
-            sender.send(read)?;
+            writer.disk(read)?;
             let sent = &self.carried.sent;
             sent.fetch_add(read.len() as u64, Ordering::Relaxed);
             if read.is_empty() {

@@ -6,8 +6,8 @@
 //! makes progress: then the copy fails, and the guest continues with its own disk.
 //!
 //! Progress is: an answer, bytes that the link takes, bytes that the destination's kernel has
-//! acknowledged. So a slow line makes progress as long as it carries anything. A wait for the limit
-//! of the bandwidth is progress, too.
+//! acknowledged. So a slow line makes progress as long as it carries anything. A copy that waits for
+//! the limit of the bandwidth has no request outstanding.
 
 use std::time::{Duration, Instant};
 
@@ -55,12 +55,11 @@ impl StallTimer {
     pub(super) fn has_stalled(
         &mut self,
         (waiting, paused): (Waiting, bool),
-        limited: bool,
         position: Position,
         now: Instant,
     ) -> Option<Duration> {
         let limit = patience(self.timeout, waiting, paused);
-        let limit = limit.filter(|_| !limited && position == self.position);
+        let limit = limit.filter(|_| position == self.position);
         let Some(limit) = limit else {
             (self.position, self.since) = (position, now);
             return None;
@@ -85,22 +84,22 @@ mod tests {
     }
 
     /// For how many seconds, up to an hour, nothing was found with this wait.
-    fn seconds(waiting: Waiting, paused: bool, limited: bool) -> Option<u64> {
+    fn seconds(waiting: Waiting, paused: bool) -> Option<u64> {
         let begun = Instant::now();
         let mut timer = StallTimer::new(TIMEOUT, begun);
         (0..3600).find(|second| {
             let now = begun + SECOND * u32::try_from(*second).unwrap();
             let wait = (waiting, paused);
-            (timer.has_stalled(wait, limited, at(1, 2, 3), now)).is_some()
+            (timer.has_stalled(wait, at(1, 2, 3), now)).is_some()
         })
     }
 
     #[test]
     fn outstanding_requests_without_progress_are_a_stall() {
-        assert_eq!(seconds(Waiting::Request, false, false), Some(21));
-        assert_eq!(seconds(Waiting::Setup, false, false), Some(11));
-        assert_eq!(seconds(Waiting::LongRequest, false, false), Some(301));
-        let paused = seconds(Waiting::LongRequest, true, false);
+        assert_eq!(seconds(Waiting::Request, false), Some(21));
+        assert_eq!(seconds(Waiting::Setup, false), Some(11));
+        assert_eq!(seconds(Waiting::LongRequest, false), Some(301));
+        let paused = seconds(Waiting::LongRequest, true);
         assert_eq!(paused, Some(21), "the paused guest waits for a flush");
     }
 
@@ -111,15 +110,14 @@ mod tests {
         let wait = (Waiting::LongRequest, false);
         for seconds in [0, 100] {
             let now = begun + SECOND * seconds;
-            assert_eq!(timer.has_stalled(wait, false, at(1, 2, 3), now), None);
+            assert_eq!(timer.has_stalled(wait, at(1, 2, 3), now), None);
         }
     }
 
     #[test]
-    fn an_idle_connection_and_one_that_keeps_to_the_limit_do_not_stall() {
-        assert_eq!(seconds(Waiting::Nothing, true, false), None);
-        assert_eq!(seconds(Waiting::Over, true, false), None);
-        assert_eq!(seconds(Waiting::Request, true, true), None);
+    fn an_idle_connection_does_not_stall() {
+        assert_eq!(seconds(Waiting::Nothing, true), None);
+        assert_eq!(seconds(Waiting::Over, true), None);
     }
 
     #[test]
@@ -136,11 +134,11 @@ mod tests {
             }
             now += TIMEOUT - SECOND;
             let wait = (Waiting::Request, false);
-            assert_eq!(timer.has_stalled(wait, false, position, now), None);
+            assert_eq!(timer.has_stalled(wait, position, now), None);
         }
         now += TIMEOUT + SECOND;
         let wait = (Waiting::Request, false);
-        assert_eq!(timer.has_stalled(wait, false, position, now), Some(TIMEOUT));
+        assert_eq!(timer.has_stalled(wait, position, now), Some(TIMEOUT));
     }
 
     #[test]
@@ -149,7 +147,7 @@ mod tests {
         let mut timer = StallTimer::new(TIMEOUT, begun);
         let position = at(5, 5, 5);
         let later = begun + 100 * TIMEOUT;
-        let mut at_time = |waiting, now| timer.has_stalled((waiting, false), false, position, now);
+        let mut at_time = |waiting, now| timer.has_stalled((waiting, false), position, now);
         assert_eq!(at_time(Waiting::Nothing, later), None);
         assert_eq!(at_time(Waiting::Request, later + SECOND), None);
         assert_eq!(

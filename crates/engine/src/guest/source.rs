@@ -23,8 +23,8 @@ use crate::report::AsynchronousFaults;
 /// [`has_ended`] and so on). What changes it is called in this order:
 ///
 /// 1. [`capture_frames`], unless frames are not kept.
-/// 2. If disks are copied: [`connect_disk`] and [`open_disk`] for each one, [`copy_disk`] for each
-///    one, then [`disk_progress`] until all are in sync.
+/// 2. If disks are copied: [`connect_disk`] and [`open_disk`] for each one, [`limit_disks`] and
+///    [`copy_disk`] for each one, then [`limit_disks`] and [`disk_progress`] until all are in sync.
 /// 3. [`start_dirty_log`] (not in post-copy without pre-copy rounds), then [`drain`] any number of
 ///    times if the guest [needs it](Self::needs_drain).
 /// 4. [`prepare_pause`], [`pause`], and [`complete_disks`] if disks are copied.
@@ -47,6 +47,7 @@ use crate::report::AsynchronousFaults;
 /// [`connect_disk`]: Self::connect_disk
 /// [`open_disk`]: Self::open_disk
 /// [`copy_disk`]: Self::copy_disk
+/// [`limit_disks`]: Self::limit_disks
 /// [`disk_progress`]: Self::disk_progress
 /// [`start_dirty_log`]: Self::start_dirty_log
 /// [`drain`]: Self::drain
@@ -195,6 +196,19 @@ pub trait SourceGuest: Send {
     fn copy_disk(&mut self, number: usize, cancel: &CancelFlag) -> Result<(), GuestError> {
         let _ = (number, cancel);
         Err(GuestError::new(NoDisks))
+    }
+
+    /// How many bytes a second the copies may send, all together; `None`: no limit. **The guest's
+    /// own writes to a disk that is copied must not wait for it**, and a disk that is in sync has no
+    /// limit. Used from the next [`copy_disk`](Self::copy_disk) or
+    /// [`disk_progress`](Self::disk_progress) on.
+    fn limit_disks(&mut self, bytes_per_second: Option<u64>) {
+        let _ = bytes_per_second;
+    }
+
+    /// About how many bytes the copies of the [`disks`](Self::disks) send, if that is known.
+    fn disk_content(&mut self) -> Result<u64, GuestError> {
+        Ok(0)
     }
 
     /// How far the copies are; an error says why one has failed. Called a few times a second.

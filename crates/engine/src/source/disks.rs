@@ -44,7 +44,6 @@ pub(crate) fn copy(
             connection,
             stream,
             ends,
-            bandwidth: shared.control.bandwidth(),
             priority: shared.options.priority,
             stop: session.stop.clone(),
             counters: Arc::clone(&shared.counters),
@@ -55,10 +54,12 @@ pub(crate) fn copy(
     }
     for number in 0..number_of_disks {
         shared.check()?;
+        guest.limit_disks(shared.control.limits().bandwidth);
         guest.copy_disk(number, &shared.cancel)?;
     }
     loop {
         shared.check()?;
+        guest.limit_disks(shared.control.limits().bandwidth);
         let disks = guest.disk_progress()?;
         let complete = disks.iter().all(|disk| disk.in_sync);
         shared.live.set_disks(disks);

@@ -10,6 +10,7 @@ use hikkoshi_handover::Outcome;
 use thiserror::Error;
 
 use crate::guest_error::GuestError;
+use crate::source::least_bandwidth::BandwidthTooLow;
 use crate::source_ended::{SOURCE_ENDED, in_parentheses};
 use hikkoshi_link::{HandshakeError, LinkError};
 use hikkoshi_memory::GuestRam;
@@ -73,6 +74,9 @@ impl std::error::Error for MigrateError {}
 /// A failure at the source.
 #[derive(Debug, Error)]
 pub enum SourceFailure {
+    /// The limit of the bandwidth is too low for this guest.
+    #[error("limiting the bandwidth")]
+    Bandwidth(#[from] BandwidthTooLow),
     /// A link could not be opened.
     #[error("connecting to the destination at {address}")]
     Connect {

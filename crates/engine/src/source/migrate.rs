@@ -2,12 +2,13 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use hikkoshi_handover::{History, Outcome, RecordedSource, SourceEvent, SourceRecord, SourceStage};
 use hikkoshi_link::{BackgroundSender, HandshakeError, Remote};
-use hikkoshi_memory::Backing;
+use hikkoshi_memory::{Backing, ContentMap};
+use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_wire::{MigrationId, Mode};
 
 use crate::disks::DiskRelay;
@@ -31,6 +32,9 @@ use crate::source::session::Session;
 use crate::source::switchover;
 use crate::source::switchover::{LastPages, ReadySwitchover};
 use crate::source::unsent::UnsentPages;
+
+/// How long to look at the guest's memory before it is moved, at most.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Moves `guest` to the destination at `remote`.
 ///
@@ -85,6 +89,7 @@ fn run(
         .write()
         .map_err(|error| at_source(SourceFailure::Journal(error)))?;
     shared.progress.begin(Phase::Connecting, 0, 0);
+    look_at_content(shared, guest).map_err(at_source)?;
     if let Some(private) = shared.private_blocks() {
         shared.observer.notice(&private.to_string());
     }
@@ -158,6 +163,28 @@ fn run(
         rounds,
         postcopy: had_postcopy,
     })
+}
+
+/// Finds out how much there is to send, about. Fails if the limit of the bandwidth is too low for
+/// that.
+fn look_at_content(
+    shared: &MigrationContext,
+    guest: &mut dyn SourceGuest,
+) -> Result<(), SourceFailure> {
+    let disks = guest.disk_content()?;
+    // A failure shows again when the pages are read to be sent.
+    let memory = match ContentMap::sample(&shared.ram, LOOK) {
+        Ok(content) => {
+            let pages = content.pages_from(0).likely;
+            shared.live.set_content(content);
+            // Below 2^53, and not negative.
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+            let bytes = (pages as u64).saturating_mul(PAGE_BYTES);
+            bytes
+        }
+        Err(_) => 0,
+    };
+    Ok(shared.control.set_content(disks.saturating_add(memory))?)
 }
 
 /// Everything before the guest is paused.

@@ -154,12 +154,33 @@ fn a_higher_downtime_lets_pre_copy_converge() {
     assert!((4..20).contains(&source.rounds), "{} rounds", source.rounds);
 }
 
-/// With the first limit, the first MiB would take days.
+/// The 3 MiB of the guest would take 36 days.
+#[test]
+fn a_limit_with_which_a_migration_would_take_weeks_is_refused() {
+    let mut setup = Setup::new(Mode::Hybrid);
+    setup.options.bandwidth = Some(1);
+    let (cause, _) = setup.run().at_source();
+    assert!(cause.contains("allow at least"), "{cause}");
+    let setup = Setup::new(Mode::Precopy);
+    at_take(&setup, 0, |control| {
+        let limit = |limit| LimitChange {
+            bandwidth: Some(Some(limit)),
+            ..LimitChange::default()
+        };
+        let refused = control.change(limit(1)).unwrap_err();
+        assert!(matches!(refused, ControlRefused::Bandwidth(_)), "{refused}");
+        assert_eq!(control.limits().bandwidth, None);
+        control.change(limit(1 << 30)).unwrap();
+    });
+    setup.run().moved(true);
+}
+
+/// With the first limit, the first MiB would take more than a day.
 #[test]
 fn a_higher_bandwidth_is_used_at_once() {
     let mut setup = Setup::new(Mode::Hybrid);
     setup.options.links = 1;
-    setup.options.bandwidth = Some(1);
+    setup.options.bandwidth = Some(10);
     // The thread that takes the log is the one that sends, and waits after it.
     let (taken, takes) = channel();
     at_take(&setup, 0, move |_| taken.send(()).unwrap());
@@ -171,7 +192,7 @@ fn a_higher_bandwidth_is_used_at_once() {
             bandwidth: Some(None),
             ..LimitChange::default()
         };
-        assert_eq!(control.change(change).unwrap().bandwidth, Some(1));
+        assert_eq!(control.change(change).unwrap().bandwidth, Some(10));
     });
     let (source, _) = setup.run().moved(true);
     changed.join().unwrap();

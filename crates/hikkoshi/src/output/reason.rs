@@ -128,6 +128,7 @@ impl From<Outcome> for Holder {
 impl From<&SourceFailure> for Reason {
     fn from(failure: &SourceFailure) -> Self {
         match failure {
+            SourceFailure::Bandwidth(_) => Self::Usage,
             SourceFailure::Connect { .. } => Self::Connect,
             SourceFailure::Refused(_)
             | SourceFailure::OlderDestination

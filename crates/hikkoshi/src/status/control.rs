@@ -98,6 +98,7 @@ fn reason(refused: ControlRefused) -> RefusalReason {
         | ControlRefused::InPostcopy => RefusalReason::Phase,
         ControlRefused::HandingOver | ControlRefused::HandedOver => RefusalReason::TooLate,
         ControlRefused::Ended => RefusalReason::Ended,
+        ControlRefused::Bandwidth(_) => RefusalReason::Invalid,
     }
 }
 

@@ -336,6 +336,7 @@ pub(super) mod tests {
             },
             repeats: None,
             bytes: Bytes::default(),
+            content: None,
             disks: Vec::new(),
             disk_bytes: 0,
             missing: None,

@@ -4,13 +4,11 @@
 mod background;
 mod bandwidth;
 mod capacity;
-mod disk;
 mod rate_limit;
 mod urgent_activity;
 mod window;
 
 pub use background::BackgroundSender;
 pub use bandwidth::Bandwidth;
-pub use disk::DiskSender;
 pub use rate_limit::RateLimit;
 pub use urgent_activity::{Answering, UrgentActivity};

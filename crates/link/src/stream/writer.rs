@@ -228,14 +228,44 @@ impl LinkWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::split;
     use hikkoshi_pages::Page;
-    use hikkoshi_wire::{HEADER_LEN, ToDestination};
+    use hikkoshi_wire::{HEADER_LEN, Limits, ToDestination};
     use std::io::Read;
     use std::os::unix::net::UnixStream;
 
     fn pair() -> (Arc<Stream>, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         (Arc::new(Stream::Unix(ours)), theirs)
+    }
+
+    #[test]
+    fn bytes_of_a_disk_arrive_in_order_until_the_end() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let stop = CancelFlag::new();
+        let ends = |socket| {
+            let stream = Arc::new(Stream::Unix(socket));
+            split(&stream, Limits { pages: 0 }, &stop).unwrap()
+        };
+        let ((_, mut writer), (mut reader, _)) = (ends(one), ends(other));
+        let all = vec![7; MAX_DISK_BYTES];
+        let thread = std::thread::spawn({
+            let all = all.clone();
+            move || {
+                writer.disk(b"NBDMAGIC").unwrap();
+                writer.disk(&all).unwrap();
+                writer.disk(&[]).unwrap();
+                let error = writer.disk(&[0; MAX_DISK_BYTES + 1]).unwrap_err();
+                assert!(matches!(error, LinkError::Protocol(_)), "{error}");
+            }
+        });
+        let mut bytes = Vec::new();
+        assert!(reader.disk(&mut bytes).unwrap());
+        assert_eq!(bytes, b"NBDMAGIC");
+        assert!(reader.disk(&mut bytes).unwrap());
+        assert_eq!(bytes, all);
+        assert!(!reader.disk(&mut bytes).unwrap());
+        thread.join().unwrap();
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! A job copies everything first. In the mode `write-blocking` it also writes at once to the target
 //! what the guest writes meanwhile, and QEMU completes the guest's request when both are done. So
-//! it stays complete (`ready`) once it is.
+//! it stays complete (`ready`) once it is. A limit (`speed`) is one for the copy: the guest's writes
+//! do not wait for it.
 //!
 //! `block-job-cancel` without `force` ends a job that is ready in the good way: QEMU finishes what
 //! is in progress, flushes the target, and the guest's device keeps its own image. With `force` the
@@ -20,6 +21,7 @@ use serde_json::{Value, json};
 
 use super::copy_error::CopyError;
 use super::job::{CopyJob, Failure, list};
+use super::job_speed::JobSpeed;
 use super::{CopiedDisk, filter_name, is_ours, name};
 use crate::qmp::{Client, QmpError, WATCHED_TIMEOUT};
 
@@ -44,18 +46,33 @@ pub(crate) fn add_target(client: &mut Client, number: usize) -> Result<(), QmpEr
 }
 
 /// Starts the job of a disk whose target was added.
-pub(crate) fn start(client: &mut Client, number: usize, disk: &CopiedDisk) -> Result<(), QmpError> {
+pub(crate) fn start(
+    client: &mut Client,
+    number: usize,
+    disk: &CopiedDisk,
+    speed: JobSpeed,
+) -> Result<(), QmpError> {
     let name = name(number);
     let job = json!({
         "job-id": name, "device": disk.node, "target": name, "sync": "full",
         "copy-mode": "write-blocking", "filter-node-name": filter_name(number),
-        "auto-dismiss": false,
+        "auto-dismiss": false, "speed": speed.bytes_per_second(),
         // It waits for us then. The guest's writes are done on its own image.
         "on-source-error": "stop", "on-target-error": "stop",
     });
     // It may wait for writes of the guest, and these for the destination's other disks.
     let started = client.execute_within("blockdev-mirror", job, WATCHED_TIMEOUT);
     started.map(drop)
+}
+
+/// Limits a job. One that has ended needs no limit.
+pub(crate) fn set_speed(
+    client: &mut Client,
+    number: usize,
+    speed: JobSpeed,
+) -> Result<(), QmpError> {
+    let arguments = json!({ "device": name(number), "speed": speed.bytes_per_second() });
+    ignore_refusal(client.execute("block-job-set-speed", arguments))
 }
 
 /// How far the jobs of these disks are.

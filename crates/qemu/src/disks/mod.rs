@@ -4,9 +4,11 @@
 //! `nbd`, and the destination's QEMU serves its disk by the NBD protocol (`block-export-add`). Both
 //! sockets are passed to QEMU as descriptors: nothing has a name that others could use.
 
+mod allocated;
 pub(crate) mod copy_error;
 mod image;
 mod job;
+pub(crate) mod job_speed;
 pub(crate) mod jobs;
 mod list;
 pub(crate) mod nbd;
@@ -15,6 +17,7 @@ mod select_error;
 pub(crate) mod sent_image;
 mod shared;
 
+pub(crate) use allocated::allocated;
 pub(crate) use image::{ImageFile, same_image};
 pub(crate) use list::{BlockDisk, device_id, is_file, list};
 pub use select::DiskSelection;

@@ -19,6 +19,7 @@ use serde_json::json;
 use super::QemuSource;
 use super::end_copies::{self, EndCopiesError};
 use crate::disks::copy_error::CopyError;
+use crate::disks::job_speed::JobSpeed;
 use crate::disks::jobs;
 use crate::disks::nbd::NbdRequests;
 use crate::disks::{self, CopiedDisk, DiskSelection, SelectError};
@@ -35,6 +36,10 @@ pub(super) struct DiskCopies {
     pub(super) disks: Vec<CopiedDisk>,
     /// How many of the jobs were started.
     started: usize,
+    /// How many bytes a second the jobs may copy, all together.
+    limit: Option<u64>,
+    /// What QEMU limits each job that was started to.
+    speeds: Vec<JobSpeed>,
     /// Ends waits for QEMU, which may wait for the destination as long as disks are copied.
     cancel: Option<CancelFlag>,
     /// What was copied, when all have been completed.
@@ -125,16 +130,32 @@ impl QemuSource {
             return Err(CopyError::NoDisk { number });
         }
         let disk = self.copied_disk(number)?.clone();
+        let speed = JobSpeed::of_each(self.copies.limit, self.copies.disks.len());
         let client = connected(&mut self.client)?;
         client.set_cancel(Some(cancel.clone()));
-        let started = jobs::start(client, number, &disk);
+        let started = jobs::start(client, number, &disk, speed);
         client.set_cancel(None);
         started.map_err(|source| CopyError::Qmp {
             disk: disk.label,
             source,
         })?;
         self.copies.started = number + 1;
+        self.copies.speeds.push(speed);
         Ok(())
+    }
+
+    /// Limits the copies, from their next start or [`copy_progress`](Self::copy_progress) on.
+    pub(super) fn limit_copies(&mut self, bytes_per_second: Option<u64>) {
+        self.copies.limit = bytes_per_second;
+    }
+
+    /// About how many bytes the copies send.
+    pub(super) fn copied_bytes(&mut self) -> Result<u64, CopyError> {
+        if self.copies.disks.is_empty() {
+            return Ok(0);
+        }
+        let client = connected(&mut self.client)?;
+        Ok(disks::allocated(client, &self.copies.disks)?)
     }
 
     /// How far the copies are.
@@ -150,7 +171,17 @@ impl QemuSource {
         }
         let client = connected(&mut self.client)?;
         client.set_cancel(self.copies.cancel.clone());
-        let progress = jobs::progress(client, disks);
+        let progress = jobs::progress(client, disks).and_then(|progress| {
+            let speeds = JobSpeed::of_all(self.copies.limit, &progress);
+            for (number, speed) in speeds.into_iter().enumerate() {
+                let present = self.copies.speeds.get_mut(number);
+                if let Some(present) = present.filter(|present| **present != speed) {
+                    jobs::set_speed(client, number, speed)?;
+                    *present = speed;
+                }
+            }
+            Ok(progress)
+        });
         client.set_cancel(None);
         progress
     }
@@ -201,6 +232,7 @@ impl QemuSource {
         }
         self.undo.copies = 0;
         self.copies.started = 0;
+        self.copies.speeds.clear();
         self.record_undone();
         Ok(())
     }

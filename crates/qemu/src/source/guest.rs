@@ -61,6 +61,14 @@ impl SourceGuest for QemuSource {
         self.start_copy(number, cancel).map_err(GuestError::new)
     }
 
+    fn limit_disks(&mut self, bytes_per_second: Option<u64>) {
+        self.limit_copies(bytes_per_second);
+    }
+
+    fn disk_content(&mut self) -> Result<u64, GuestError> {
+        self.copied_bytes().map_err(GuestError::new)
+    }
+
     fn disk_progress(&mut self) -> Result<Vec<DiskProgress>, GuestError> {
         self.copy_progress().map_err(GuestError::new)
     }

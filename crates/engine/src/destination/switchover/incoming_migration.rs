@@ -34,7 +34,7 @@ use crate::network_frames::FrameDelivery;
 use crate::report::{Account, Counters, Live, LiveStart, Phase};
 use hikkoshi_handover::RecordedDestination;
 use hikkoshi_handover::{DestinationEvent, DestinationRecord, DestinationStage, History};
-use hikkoshi_link::{AcceptedLink, Bandwidth, LinkReader};
+use hikkoshi_link::{AcceptedLink, LinkReader};
 use hikkoshi_memory::GuestRam;
 
 /// Receives the guest that was offered by the source at `peer`.
@@ -222,7 +222,6 @@ impl<'a> IncomingMigration<'a> {
                     connection: guest.connect_disk(number)?,
                     stream,
                     ends,
-                    bandwidth: &Bandwidth::unlimited(),
                     priority: options.priority,
                     stop: session.stop(),
                     counters: Arc::clone(&context.counters),

@@ -12,7 +12,6 @@ struct Pair {
     machines: [UnixStream; 2],
     counters: Arc<Counters>,
     stop: CancelFlag,
-    bandwidth: Bandwidth,
 }
 
 fn pair() -> Pair {
@@ -26,12 +25,11 @@ fn pair() -> Pair {
 /// The first one, at the source, is watched.
 fn watched_pair(watch: DiskWatch) -> Pair {
     let mut watch = Some(watch);
-    let (bandwidth, unlimited) = (Bandwidth::unlimited(), Bandwidth::unlimited());
     let stop = CancelFlag::new();
     let counters = Arc::<Counters>::default();
     let (one, other) = UnixStream::pair().unwrap();
     let mut machines = Vec::new();
-    let mut relay = |link: UnixStream, is_client| {
+    let mut relay = |link: UnixStream| {
         let stream = Arc::new(Stream::Unix(link));
         let (machine, socket) = UnixStream::pair().unwrap();
         machines.push(machine);
@@ -46,10 +44,6 @@ fn watched_pair(watch: DiskWatch) -> Pair {
             },
             ends: split(&stream, Limits { pages: 0 }, &stop).unwrap(),
             stream,
-            bandwidth: match is_client {
-                true => &bandwidth,
-                false => &unlimited,
-            },
             priority: Priority::OFF,
             stop: stop.clone(),
             counters: Arc::clone(&counters),
@@ -57,9 +51,8 @@ fn watched_pair(watch: DiskWatch) -> Pair {
         })
         .unwrap()
     };
-    let relays = [relay(one, true), relay(other, false)];
+    let relays = [relay(one), relay(other)];
     Pair {
-        bandwidth,
         relays,
         machines: machines.try_into().unwrap(),
         counters,
@@ -253,25 +246,6 @@ fn a_request_without_an_answer_ends_the_connection() {
     }
     drop(pair.relays);
     assert_eq!(failures.load(Ordering::Relaxed), 1);
-}
-
-/// A request that the limit of the bandwidth delays for several times the timeout.
-#[test]
-fn a_wait_for_the_bandwidth_is_no_stall() {
-    let (pair, _cancel, failures) = watched();
-    let [source, destination] = &pair.machines;
-    pair.bandwidth.set(Some(2 * READ_BYTES as u64 / 3));
-    let request = vec![0; 2 * READ_BYTES];
-    thread::scope(|scope| {
-        scope.spawn(|| (&*source).write_all(&request).unwrap());
-        (&*destination)
-            .read_exact(&mut vec![0; request.len()])
-            .unwrap();
-        (&*destination).write_all(b"done").unwrap();
-    });
-    (&*source).read_exact(&mut [0; 4]).unwrap();
-    assert!(pair.relays[0].take_failure().is_none());
-    assert_eq!(failures.load(Ordering::Relaxed), 0);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Watches the connection of a disk at the source: ends it when it was cancelled, or has stalled.
 
 use std::sync::PoisonError;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hikkoshi_link::{Stream, TICK};
@@ -47,8 +47,6 @@ pub(super) struct Carried {
     pub(super) received: AtomicU64,
     /// Bytes that the link has taken.
     pub(super) sent: AtomicU64,
-    /// The next bytes wait for the limit of the bandwidth.
-    pub(super) limited: AtomicBool,
 }
 
 /// What changes when something is carried.
@@ -90,9 +88,8 @@ impl Shared {
             }
             drop(end);
             let wait = (self.waiting(), self.paused.load(Ordering::Relaxed));
-            let limited = self.carried.limited.load(Ordering::Relaxed);
             let position = self.carried.position(&self.stream);
-            let stalled = timer.has_stalled(wait, limited, position, Instant::now());
+            let stalled = timer.has_stalled(wait, position, Instant::now());
             if let Some(after) = stalled {
                 return Err(DiskFailure::Stalled { disk, after });
             }

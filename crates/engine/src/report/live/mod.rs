@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use hikkoshi_handover::{DestinationStage, SourceStage};
+use hikkoshi_memory::ContentMap;
 use hikkoshi_pages::{Page, PageRange, RamLayout};
 use hikkoshi_wire::{MigrationId, Mode};
 use ring::digest::{SHA256, digest};
@@ -91,6 +92,8 @@ pub struct Live {
     pub(crate) rounds: Rounds,
     pub(crate) outages: Outages,
     stage: Arc<stage::Present>,
+    /// At the source: where the guest's memory had content when the migration began.
+    content: OnceLock<Arc<ContentMap>>,
     /// At the source.
     disks: Mutex<Vec<DiskProgress>>,
     /// Weak, because it holds the userfaultfd, and an observer may keep this for long.
@@ -149,6 +152,8 @@ pub struct Snapshot {
     pub repeats: Option<Repeats>,
     /// Bytes so far.
     pub bytes: Bytes,
+    /// Where the guest's memory had content when the migration began (source). `None`: not known.
+    pub content: Option<Arc<ContentMap>>,
     /// How far the disks are copied (source).
     pub disks: Vec<DiskProgress>,
     /// Bytes for disks so far.
@@ -191,6 +196,7 @@ impl Live {
             rounds: Rounds::default(),
             outages: Outages::default(),
             stage: Arc::new(stage::Present::new(start.stage)),
+            content: OnceLock::new(),
             disks: Mutex::default(),
             missing: OnceLock::new(),
             last_missing: AtomicU64::new(0),
@@ -239,6 +245,11 @@ impl Live {
     /// The guest's RAM.
     pub fn layout(&self) -> &RamLayout {
         &self.layout
+    }
+
+    /// Where the guest's memory has content.
+    pub(crate) fn set_content(&self, content: ContentMap) {
+        let _ = self.content.set(Arc::new(content));
     }
 
     /// How far the disks are copied now.
@@ -347,6 +358,7 @@ impl Live {
             pages: self.counters.pages(self.layout.pages()),
             repeats: self.repeats(stage),
             bytes: self.counters.bytes(),
+            content: self.content.get().cloned(),
             disks: self.disks(),
             disk_bytes: self.counters.disk_bytes.load(Relaxed),
             missing,

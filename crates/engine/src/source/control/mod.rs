@@ -20,6 +20,7 @@ use hikkoshi_wire::Mode;
 use thiserror::Error;
 
 use crate::source::error::SourceFailure;
+use crate::source::least_bandwidth::{self, BandwidthTooLow};
 use crate::source::options::{SourceOptions, WhenStalled};
 use crate::source::precopy::convergence::PrecopyResult;
 use crate::sync::{AtomicBool, Mutex, Ordering};
@@ -56,6 +57,9 @@ pub enum ControlRefused {
     /// The migration has ended.
     #[error("the migration has ended")]
     Ended,
+    /// With this limit it would take too long.
+    #[error(transparent)]
+    Bandwidth(#[from] BandwidthTooLow),
     /// The downtime matters to pre-copy only.
     #[error(
         "the mode is {0}: the guest is paused until the destination is ready, whatever the limit \
@@ -153,6 +157,8 @@ struct State {
     switch: bool,
     cancelled: bool,
     cancel: CancelFlag,
+    /// About how many bytes the migration has to send; 0: not known.
+    content: u64,
 }
 
 impl Default for SourceControl {
@@ -179,6 +185,7 @@ impl SourceControl {
                 switch: false,
                 cancelled: false,
                 cancel: CancelFlag::new(),
+                content: 0,
             }),
         }))
     }
@@ -201,7 +208,7 @@ impl SourceControl {
     /// The bandwidth changes at once. The downtime is used at the end of the present round.
     ///
     /// # Errors
-    /// If one of them would have no effect.
+    /// If one of them would have no effect, or the bandwidth is too low for the guest.
     pub fn change(&self, change: LimitChange) -> Result<MigrationLimits, ControlRefused> {
         self.with(|state| {
             state.must_continue()?;
@@ -209,6 +216,7 @@ impl SourceControl {
             if change.bandwidth.is_some() && sends_nothing {
                 return Err(ControlRefused::AllSent);
             }
+            least_bandwidth::check(state.content, change.bandwidth.flatten())?;
             if change.max_downtime.is_some() {
                 let ended = state.step > Step::Precopy;
                 match state.mode {
@@ -285,6 +293,17 @@ impl SourceControl {
             state.cancel = cancel.clone();
         });
         self.follow(stage);
+    }
+
+    /// The migration has to send about so many bytes.
+    ///
+    /// # Errors
+    /// If the limit of the bandwidth is too low for that.
+    pub(crate) fn set_content(&self, bytes: u64) -> Result<(), BandwidthTooLow> {
+        self.with(|state| {
+            state.content = bytes;
+            least_bandwidth::check(bytes, self.0.bandwidth.get())
+        })
     }
 
     /// The guest's disks are copied from now on.

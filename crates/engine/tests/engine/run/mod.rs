@@ -238,10 +238,12 @@ impl Setup {
             };
             let migrated = migrate(&mut source, &remote, &options, &watch);
             drop(ended);
-            if let Err(error) = &migrated
-                && Report::new(&error.cause).to_string().contains("refuses")
-            {
-                destination_cancel.cancel();
+            if let Err(error) = &migrated {
+                let cause = Report::new(&error.cause).to_string();
+                // Or the source has not connected to it.
+                if cause.contains("refuses") || cause.contains("limiting the bandwidth") {
+                    destination_cancel.cancel();
+                }
             }
             (migrated, receiving.join().unwrap())
         });
