@@ -65,12 +65,19 @@ pub fn choose(predictions: &[Prediction]) -> Option<Choice> {
                 );
             }
             Converges::Likely | Converges::Unlikely => {
-                why_not_precopy = "it is not certain that pre-copy converges".to_owned();
+                let limited = match precopy.limit {
+                    Some(_) => " with this limit (--bandwidth)",
+                    None => "",
+                };
+                why_not_precopy = format!("it is not certain that pre-copy converges{limited}");
             }
             Converges::No => {
+                let than = match precopy.limit {
+                    Some(_) => "the limit allows (--bandwidth)",
+                    None => "the line carries",
+                };
                 why_not_precopy =
-                    "the guest writes faster than the line carries: pre-copy does not converge"
-                        .to_owned();
+                    format!("the guest writes faster than {than}: pre-copy does not converge");
             }
         }
     }

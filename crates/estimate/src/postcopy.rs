@@ -7,7 +7,7 @@ use crate::costs::{
 use crate::precopy::Simulation;
 use crate::span::Scenario;
 
-/// Steps in which the missing pages would arrive without faults.
+/// In a step about this part of the missing pages arrives.
 const STEPS: f64 = 400.0;
 
 /// The most steps: a guest whose faults leave the background the least time.
@@ -36,34 +36,38 @@ pub(crate) fn postcopy(simulation: &Simulation<'_>, missing: f64, hit: f64) -> P
         Scenario::Likely => (1.0, 1.3),
         Scenario::Hard => (2.0, 1.0),
     };
-    let on_line = PAGE_BYTES / (simulation.rate * POSTCOPY_SHARE);
-    let page = on_line.max(simulation.page() + INSTALL_PAGE);
+    let on_line = PAGE_BYTES / simulation.line_rate;
+    let page = (on_line / POSTCOPY_SHARE).max(on_line + INSTALL_PAGE);
+    // The limit of the bandwidth is one for the background.
+    let background_page = page.max(simulation.page());
     // The measured rate contains the processors' time. So it is less than that of other processors,
     // if the rate is higher than they allow.
     let by_processor = ((simulation.guest.read_page + SEND_PAGE) / simulation.links).min(page);
-    let latency =
-        simulation.round_trip + FAULT_PAGES * simulation.page() + FAULT.cost(simulation.scenario);
+    let latency = simulation.round_trip + FAULT_PAGES * on_line + FAULT.cost(simulation.scenario);
     let stops = FAULT_STOPS_BACKGROUND.cost(simulation.scenario);
     let vcpus = f64::from(simulation.guest.vcpus.max(1));
-    let step = missing * page / STEPS;
     let mut left = missing;
     // How long the guest has run, without its waits.
     let mut ran = 0.0;
     for _ in 0..MOST_STEPS {
         let density = hit * left / missing;
         let wanted = simulation.curve.growth(ran) * touched * density / faults_saved;
-        let runs = step / (1.0 + wanted * latency / vcpus);
+        let runs = 1.0 / (1.0 + wanted * latency / vcpus);
         // The background keeps a part of the line, however many vCPUs wait.
-        let on_line = (1.0 - LEAST_BACKGROUND) * step / page;
-        let faults = (wanted * runs).min(on_line).min(left);
+        let most_faults = (1.0 - LEAST_BACKGROUND) / page;
+        let step = missing / STEPS / ((wanted * runs).min(most_faults) + 1.0 / background_page);
+        let runs = step * runs;
+        let faults = (wanted * runs).min(most_faults * step).min(left);
         let runs = if wanted > 0.0 { faults / wanted } else { runs };
         let processor = (step - faults * stops).max(LEAST_BACKGROUND * step);
-        let background = (step / page - faults).min(processor / by_processor);
+        let background = (step / background_page)
+            .min(step / page - faults)
+            .min(processor / by_processor);
         ran += runs;
         all.seconds += step;
         all.faults += faults;
         all.waited += vcpus * (step - runs).max(0.0);
-        let arrived = faults + background.max(LEAST_BACKGROUND * step / page);
+        let arrived = faults + background.max(LEAST_BACKGROUND * step / background_page);
         if arrived >= left {
             // The step ends with the last page.
             all.seconds -= step * (1.0 - left / arrived);

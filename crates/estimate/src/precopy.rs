@@ -38,7 +38,9 @@ pub(crate) struct Simulation<'a> {
     pub(crate) data: f64,
     /// Pages of zeros.
     pub(crate) zeros: f64,
-    /// Bytes a second.
+    /// What the line carries, in bytes a second: pages that the guest waits for are not limited.
+    pub(crate) line_rate: f64,
+    /// The same of the background, which may be limited.
     pub(crate) rate: f64,
     /// Seconds.
     pub(crate) round_trip: f64,
@@ -54,13 +56,15 @@ impl<'a> Simulation<'a> {
         scenario: Scenario,
     ) -> Self {
         let limit = options.bandwidth.map_or(f64::INFINITY, float);
+        let line_rate = line.rate.benefit(scenario).max(1.0);
         Self {
             guest,
             curve: guest.working_set.curve(scenario),
             scenario,
             data: guest.data_pages.cost(scenario),
             zeros: guest.zero_pages.cost(scenario),
-            rate: line.rate.benefit(scenario).min(limit).max(1.0),
+            line_rate,
+            rate: line_rate.min(limit).max(1.0),
             round_trip: line.round_trip.cost(scenario),
             links: f64::from(options.links.max(1)),
         }
@@ -94,6 +98,11 @@ impl<'a> Simulation<'a> {
         }
     }
 
+    /// The time in which so many pages are sent before the pause.
+    pub(crate) fn last_running(&self, pages: f64) -> f64 {
+        pages * self.scattered_page() + self.read_log() + self.round_trip
+    }
+
     fn drains(&self, seconds: f64) -> f64 {
         if self.guest.drains {
             seconds * DRAINS
@@ -124,6 +133,15 @@ impl<'a> Simulation<'a> {
             seconds = next;
         }
         (pages, seconds)
+    }
+}
+
+/// The pages that are dirty right before the pause, after rounds that have left `dirty` ones: those
+/// are sent while the guest runs.
+fn before_pause(simulation: &Simulation<'_>, dirty: f64) -> f64 {
+    match simulation.guest.drains {
+        true => dirty,
+        false => simulation.curve.pages(simulation.last_running(dirty)),
     }
 }
 
@@ -191,7 +209,13 @@ pub(crate) fn rounds(simulation: &Simulation<'_>, options: &SourceOptions) -> Ro
             Duration::from_secs_f64(seconds),
         );
         let drain = Duration::ZERO;
-        if convergence.has_converged(options, round, whole(dirty), before, drain) {
+        if convergence.has_converged(options, round, whole(dirty), before, drain)
+            && convergence.fits(
+                whole(before_pause(simulation, dirty)),
+                options.max_downtime,
+                drain,
+            )
+        {
             all.end = RoundsEnd::Converged;
             return all;
         }

@@ -5,7 +5,7 @@ use hikkoshi_engine::{Mode, SourceOptions};
 use crate::costs::{HEADER_BYTES, PAGE_BYTES};
 use crate::inputs::{Guest, Line};
 use crate::postcopy::postcopy;
-use crate::precopy::{RoundsEnd, Simulation, rounds};
+use crate::precopy::{RoundsEnd, Simulation, float, rounds};
 use crate::span::{Scenario, Span};
 use crate::switchover::{begin, drop_stale, end, last_rounds, pause};
 
@@ -30,6 +30,8 @@ pub struct Prediction {
     pub mode: Mode,
     /// Whether the rounds end.
     pub converges: Converges,
+    /// The limit of the bandwidth, if it is lower than what the line carries.
+    pub limit: Option<u64>,
     /// Rounds of pre-copy, with the last one.
     pub rounds: Span,
     /// How long the guest is paused.
@@ -54,6 +56,9 @@ pub fn predict(guest: &Guest, line: &Line, options: &SourceOptions) -> Predictio
     let span = |value: fn(&Simulated) -> f64| Span::of(value(&easy), value(&likely), value(&hard));
     Prediction {
         mode: options.mode,
+        limit: options
+            .bandwidth
+            .filter(|&limit| float(limit) < line.rate.likely),
         converges: match results.map(|result| result.ends) {
             [_, true, true] => Converges::Yes,
             [_, true, false] => Converges::Likely,
@@ -323,14 +328,51 @@ pub(crate) mod tests {
         assert_eq!(choose(&[]), None);
     }
 
+    /// 1,220 pages a second in the background, and those that the guest waits for.
+    #[test]
+    fn pages_that_the_guest_waits_for_are_not_limited() {
+        let limited = SourceOptions {
+            bandwidth: Some(5_000_000),
+            ..options(Mode::Postcopy)
+        };
+        let seconds = 153_600.0 * 4096.0 / 5e6;
+        let idle = predict(&idle(), &gbit(10.0), &limited);
+        assert!(near(idle.total.likely, seconds, 0.05), "{idle:?}");
+        let busy = predict(&writes(12_000.0), &gbit(10.0), &limited);
+        assert!(busy.total.likely < seconds / 2.0, "{busy:?}");
+        assert!(busy.faults.likely > 50_000.0, "{busy:?}");
+        // A page has the latency of the line, and not of the limit (1.6 ms).
+        let lost = busy.slowdown.likely * busy.postcopy.likely;
+        assert!(lost / busy.faults.likely < 0.5e-3, "{busy:?}");
+    }
+
+    #[test]
+    fn a_limit_below_the_line_is_the_reason() {
+        let (guest, line) = (writes(12_000.0), gbit(10.0));
+        let reason = |bandwidth| {
+            let predictions = MODES.map(|mode| {
+                let options = SourceOptions {
+                    bandwidth,
+                    ..options(mode)
+                };
+                predict(&guest, &line, &options)
+            });
+            choose(&predictions).unwrap().reason
+        };
+        let limited = reason(Some(5_000_000));
+        assert!(limited.contains("--bandwidth"), "{limited}");
+        assert!(!limited.contains("the line carries"), "{limited}");
+        let other = reason(Some(100_000_000_000));
+        assert_eq!(other, reason(None));
+    }
+
     #[test]
     fn a_limit_and_a_longer_downtime_matter() {
-        let (guest, line) = (writes(12_000.0), gbit(10.0));
         let limited = SourceOptions {
             bandwidth: Some(50_000_000),
             ..options(Mode::Postcopy)
         };
-        let prediction = predict(&guest, &line, &limited);
+        let prediction = predict(&idle(), &gbit(10.0), &limited);
         assert!(near(
             prediction.total.likely,
             153_600.0 * 4096.0 / 50e6,

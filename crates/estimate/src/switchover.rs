@@ -129,7 +129,7 @@ pub(crate) fn last_rounds(simulation: &Simulation<'_>, dirty: f64, last: f64) ->
         (PREPARE, 0.0, simulation.dirty(PREPARE, last + PREPARE))
     } else {
         let pages = simulation.dirty(PREPARE, last + PREPARE).max(dirty);
-        let seconds = pages * page + simulation.read_log() + simulation.round_trip;
+        let seconds = simulation.last_running(pages);
         (PREPARE + seconds, pages, simulation.curve.pages(seconds))
     };
     LastRounds {

@@ -172,6 +172,7 @@ fn look_at_content(
     guest: &mut dyn SourceGuest,
 ) -> Result<(), SourceFailure> {
     let disks = guest.disk_content()?;
+    shared.live.set_disk_content(disks);
     // A failure shows again when the pages are read to be sent.
     let memory = match ContentMap::sample(&shared.ram, LOOK) {
         Ok(content) => {
@@ -207,20 +208,14 @@ fn before_pause(
         let log = guest.start_dirty_log()?;
         let workers = PrecopyWorkers::start(shared, links, &session.background, unsent)?;
         let mut precopy = Precopy::new(shared, (Arc::clone(&log), begun), workers, unsent);
-        let verdict = precopy.run(guest, options);
+        let result = until_last_pages(guest, &mut precopy, options);
         *rounds = precopy.rounds();
-        // Before the last pages are looked for: the guest writes others meanwhile.
-        match verdict? {
+        match result? {
             PrecopyResult::Converged => {
-                guest.prepare_pause()?;
-                if !guest.needs_drain() {
-                    precopy.begin_last_round()?;
-                }
                 *rounds += 1;
                 LastPages::Precopy(Box::new(precopy))
             }
             PrecopyResult::StartPostcopy => {
-                guest.prepare_pause()?;
                 let (links, rest) = precopy.into_links()?;
                 LastPages::Hybrid(log, links, rest)
             }
@@ -228,6 +223,24 @@ fn before_pause(
     };
     switchover::discard_stale_pages(shared, session, &rest, unsent)?;
     Ok(rest)
+}
+
+/// The rounds of pre-copy, and the preparation of the pause: the guest can be paused now.
+fn until_last_pages(
+    guest: &mut dyn SourceGuest,
+    precopy: &mut Precopy,
+    options: &SourceOptions,
+) -> Result<PrecopyResult, SourceFailure> {
+    let mut result = precopy.run(guest, options)?;
+    // Before the last pages are looked for: the guest writes others meanwhile.
+    guest.prepare_pause()?;
+    while result == PrecopyResult::Converged && !precopy.begin_last_round(guest)? {
+        result = match precopy.gives_up(options) {
+            Some(result) => result,
+            None => precopy.run(guest, options)?,
+        };
+    }
+    Ok(result)
 }
 
 /// Cancels a migration before *Commit*: resumes the guest first, then informs

@@ -1,13 +1,15 @@
 //! When pre-copy ends. The guest's writes are tied to the calls of the log, not to time.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use hikkoshi_engine::{Mode, WhenStalled};
+use hikkoshi_wire::Frame;
 
-use crate::machine::Side;
+use crate::machine::{Machine, Side};
 use crate::memory::{MIB, SMALL, layout};
+use crate::relay::Fate;
 use crate::run::Setup;
 
 const LAYOUT: [(u64, u64); 1] = [(12 * MIB, SMALL)];
@@ -90,6 +92,56 @@ fn pre_copy_is_not_given_up_because_of_an_estimate() {
     assert_eq!(done.source_calls.count("count"), 1);
     let (source, _) = done.moved(true);
     assert!(!source.postcopy);
+}
+
+/// A guest that begins to write when the pages before the pause are sent: it is not paused before
+/// they fit.
+#[test]
+fn the_guest_is_not_paused_with_pages_that_it_has_written_since_the_rounds() {
+    for tries in [1, 2, 10] {
+        let mut setup = strict(Mode::Precopy);
+        setup.machine.stop(Side::Source, Duration::from_secs(20));
+        let write = |machine: &Machine| {
+            machine.run(Side::Source);
+            machine.work(20);
+            machine.stop(Side::Source, Duration::from_secs(20));
+        };
+        let (prepared, machine) = (Arc::new(AtomicBool::new(false)), Arc::clone(&setup.machine));
+        setup.source.script.at("prepare_pause", {
+            let prepared = Arc::clone(&prepared);
+            move || {
+                write(&machine);
+                prepared.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+        });
+        // While the pages are on their way; they are not in the log until it is taken again.
+        let (times, in_log) = (AtomicU32::new(0), Arc::new(AtomicBool::new(false)));
+        let (machine, written) = (Arc::clone(&setup.machine), Arc::clone(&in_log));
+        setup.relay(move |passing| {
+            let is_page = matches!(passing.frame, Frame::Pages { .. });
+            if is_page
+                && prepared.load(Ordering::Relaxed)
+                && !written.load(Ordering::Relaxed)
+                && times.fetch_add(1, Ordering::Relaxed) < tries
+            {
+                write(&machine);
+                written.store(true, Ordering::Relaxed);
+            }
+            Fate::Pass
+        });
+        let taken = Arc::clone(&in_log);
+        setup.source.script.at("take", move || {
+            taken.store(false, Ordering::Relaxed);
+            Ok(())
+        });
+        setup.source.script.at("pause", move || {
+            assert!(!in_log.load(Ordering::Relaxed), "paused too soon");
+            Ok(())
+        });
+        let (source, _) = setup.run().moved(true);
+        assert!(!source.postcopy);
+    }
 }
 
 /// A guest that begins to write when pre-copy seems to have converged: more than the estimate is

@@ -94,6 +94,8 @@ pub struct Live {
     stage: Arc<stage::Present>,
     /// At the source: where the guest's memory had content when the migration began.
     content: OnceLock<Arc<ContentMap>>,
+    /// At the source: about how many bytes the copies of the disks send.
+    disk_content: AtomicU64,
     /// At the source.
     disks: Mutex<Vec<DiskProgress>>,
     /// Weak, because it holds the userfaultfd, and an observer may keep this for long.
@@ -154,6 +156,8 @@ pub struct Snapshot {
     pub bytes: Bytes,
     /// Where the guest's memory had content when the migration began (source). `None`: not known.
     pub content: Option<Arc<ContentMap>>,
+    /// About how many bytes the copies of the disks send; 0 if that is not known (source).
+    pub disk_content: u64,
     /// How far the disks are copied (source).
     pub disks: Vec<DiskProgress>,
     /// Bytes for disks so far.
@@ -197,6 +201,7 @@ impl Live {
             outages: Outages::default(),
             stage: Arc::new(stage::Present::new(start.stage)),
             content: OnceLock::new(),
+            disk_content: AtomicU64::new(0),
             disks: Mutex::default(),
             missing: OnceLock::new(),
             last_missing: AtomicU64::new(0),
@@ -250,6 +255,11 @@ impl Live {
     /// Where the guest's memory has content.
     pub(crate) fn set_content(&self, content: ContentMap) {
         let _ = self.content.set(Arc::new(content));
+    }
+
+    /// The copies of the disks send about so many bytes.
+    pub(crate) fn set_disk_content(&self, bytes: u64) {
+        self.disk_content.store(bytes, Relaxed);
     }
 
     /// How far the disks are copied now.
@@ -359,6 +369,7 @@ impl Live {
             repeats: self.repeats(stage),
             bytes: self.counters.bytes(),
             content: self.content.get().cloned(),
+            disk_content: self.disk_content.load(Relaxed),
             disks: self.disks(),
             disk_bytes: self.counters.disk_bytes.load(Relaxed),
             missing,

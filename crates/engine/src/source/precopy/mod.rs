@@ -44,6 +44,10 @@ use hikkoshi_pages::PageRange;
 /// further round takes longer than reading.
 const LOW: u64 = 2;
 
+/// How often the pages in the log are sent right before the pause, until what the guest writes
+/// meanwhile fits into the downtime. Each time takes at most about as long as that.
+const TRIES: u32 = 3;
+
 /// Pages of a list that a worker sends, at least, unless fewer are left: 1 MiB.
 const LIST: u64 = 256;
 
@@ -56,6 +60,10 @@ pub(crate) struct Precopy {
     unsent: Arc<UnsentPages>,
     rounds: u32,
     convergence: Convergence,
+    /// The pages that were dirty after the last round.
+    dirty: u64,
+    /// That it does not converge was reported.
+    warned: bool,
     /// What the last round has not sent.
     rest: RoundRest,
 }
@@ -90,12 +98,14 @@ impl Precopy {
             unsent: Arc::clone(unsent),
             rounds: 0,
             convergence: Convergence::default(),
+            dirty: shared.ram.layout().pages(),
+            warned: false,
             rest: RoundRest::default(),
         }
     }
 
     /// Sends rounds until the dirty pages fit into the downtime, or `options` or the control
-    /// require the switchover.
+    /// require the switchover. Continues after the rounds of an earlier call.
     pub(crate) fn run(
         &mut self,
         guest: &mut dyn SourceGuest,
@@ -104,9 +114,8 @@ impl Precopy {
         let mut drained = self.drained_rounds(guest, options);
         let mut in_turn = matches!(options.log_ranges, Some(LogRanges::Number(_)))
             .then(|| RangesInTurn::new(&self.shared, &self.log, &self.unsent));
-        let mut warned = false;
-        let mut expected = self.shared.ram.layout().pages();
-        for round in 1.. {
+        for round in self.rounds.saturating_add(1).. {
+            let expected = self.dirty;
             self.shared.progress.begin(Phase::Precopy, round, expected);
             self.rounds = round;
             let (rounds, counters) = (&self.shared.live.rounds, &self.shared.counters);
@@ -154,6 +163,7 @@ impl Precopy {
             let ended = control.end_precopy(starts_postcopy(options, round), |max_downtime| {
                 is_counted && has_converged(max_downtime, dirty)
             });
+            self.dirty = dirty;
             if let Some(result) = ended {
                 return Ok(result);
             }
@@ -162,8 +172,8 @@ impl Precopy {
                     // It has ended.
                     WhenStalled::Switch => {}
                     WhenStalled::Stop => return Err(self.convergence.failure(round, dirty)),
-                    WhenStalled::GoOn if !warned => {
-                        warned = true;
+                    WhenStalled::GoOn if !self.warned => {
+                        self.warned = true;
                         let why = self.convergence.failure(round, dirty);
                         self.shared.observer.notice(&format!(
                             "{}; continuing (Ctrl-C cancels)",
@@ -173,7 +183,6 @@ impl Precopy {
                     WhenStalled::GoOn => {}
                 }
             }
-            expected = dirty;
         }
         unreachable!("a u32 of rounds takes centuries");
     }
@@ -202,11 +211,47 @@ impl Precopy {
         self.rounds
     }
 
-    /// Sends the few pages in the log, while the guest runs: those that it has written since the
-    /// round before. They count as a part of the last round.
-    pub(crate) fn begin_last_round(&self) -> Result<(), SourceFailure> {
-        let batch = self.begin_round()?;
-        self.finish_round(batch)
+    /// After rounds that have converged, right before the pause: sends the pages in the log while
+    /// the guest runs, which count as a part of the last round. `false`: what it has written
+    /// meanwhile does not fit into the downtime, several times, so it must not be paused yet. The
+    /// guest, the line or the host have changed since the rounds.
+    ///
+    /// A guest that is drained with each round does not get that part of the round: its pages are
+    /// only counted.
+    pub(crate) fn begin_last_round(
+        &mut self,
+        guest: &dyn SourceGuest,
+    ) -> Result<bool, SourceFailure> {
+        let is_drained = guest.needs_drain();
+        for _ in 0..TRIES {
+            if !is_drained {
+                let (begun, sent) = (Instant::now(), self.sent());
+                let batch = self.begin_round()?;
+                self.finish_round(batch)?;
+                self.convergence
+                    .measure(self.sent() - sent, begun.elapsed());
+            }
+            self.dirty = self.dirty_runs()?.iter().map(|run| run.len()).sum();
+            let limit = self.shared.control.max_downtime();
+            if self.convergence.fits(self.dirty, limit, Duration::ZERO) {
+                return Ok(true);
+            }
+            if is_drained {
+                break;
+            }
+        }
+        Ok(false)
+    }
+
+    /// After [`begin_last_round`](Self::begin_last_round) has said no: whether post-copy follows
+    /// instead of further rounds.
+    pub(crate) fn gives_up(&self, options: &SourceOptions) -> Option<PrecopyResult> {
+        let control = &self.shared.control;
+        control.begin_precopy();
+        let gives_up = starts_postcopy(options, self.rounds);
+        let ends = gives_up || control.ends_precopy();
+        ends.then(|| control.end_precopy(gives_up, |_| false))
+            .flatten()
     }
 
     /// Sends the pages in the log with the guest paused, after
@@ -215,11 +260,15 @@ impl Precopy {
     ///
     /// The log is not read again, so its pages need not become clean.
     pub(crate) fn last_round(&self) -> Result<(), SourceFailure> {
-        let dirty = peek_log(self.log.whole(), self.shared.ram.layout(), |run, runs| {
-            join(runs, run);
-        })?;
-        let batch = self.begin_batch(&dirty)?;
+        let batch = self.begin_batch(&self.dirty_runs()?)?;
         self.finish_round(batch)
+    }
+
+    /// The pages in the log, which stay in it. Several threads read it.
+    fn dirty_runs(&self) -> Result<Vec<PageRange>, SourceFailure> {
+        peek_log(self.log.whole(), self.shared.ram.layout(), |run, runs| {
+            join(runs, run);
+        })
     }
 
     /// Begins to send the pages in the log, while the paused guest's device state is saved.
