@@ -68,6 +68,7 @@ mod tests {
         Plan {
             mode,
             max_downtime: Duration::from_millis(300),
+            bandwidth: None,
             when_stalled,
             max_rounds: 30,
         }

@@ -16,7 +16,7 @@ use super::cells::Cells;
 use super::converges::converges;
 use super::rates::Rate;
 use super::session::SessionInfo;
-use super::time_left::{Plan, Writes, time_left};
+use super::time_left::{Plan, Speed, Writes, time_left};
 
 /// Takes one state after another.
 #[derive(Debug)]
@@ -25,7 +25,9 @@ pub(super) struct Sampler {
     /// At the source.
     control: Option<SourceControl>,
     bytes: Rate,
-    done: Rate,
+    /// Pages with content.
+    sent: Rate,
+    disks: Rate,
     cells: Cells,
     phase: Phase,
     max_downtime: Duration,
@@ -45,7 +47,8 @@ impl Sampler {
             live: Arc::clone(live),
             control,
             bytes: Rate::default(),
-            done: Rate::default(),
+            sent: Rate::default(),
+            disks: Rate::default(),
             cells: Cells::default(),
             phase: Phase::Connecting,
         }
@@ -56,15 +59,18 @@ impl Sampler {
         let now = self.live.snapshot();
         if now.phase != self.phase {
             // The rate of a pre-copy says little about post-copy.
-            self.done.forget();
+            self.sent.forget();
             self.phase = now.phase;
         }
         let bytes = now.bytes;
         let bytes = bytes.precopy + bytes.urgent + bytes.background + now.disk_bytes;
         let bytes_per_second = self.bytes.add(now.at, bytes).present;
         let pages = now.pages;
-        let done = pages.precopy + pages.zero + pages.urgent + pages.background;
-        let rates = self.done.add(now.at, done);
+        let sent = pages.precopy + pages.urgent + pages.background;
+        let speed = Speed {
+            pages: self.sent.add_between_zeros(now.at, sent, pages.zero),
+            disks: self.disks.add(now.at, now.disk_bytes),
+        };
         let (map, written) = self.cells.map(self.live.map(), &now);
         let mode = self.live.mode();
         let writes = Writes {
@@ -79,6 +85,7 @@ impl Sampler {
         let plan = Plan {
             mode,
             max_downtime: limits.map_or(self.max_downtime, |limits| limits.max_downtime),
+            bandwidth: limits.and_then(|limits| limits.bandwidth),
             when_stalled,
             max_rounds,
         };
@@ -90,7 +97,7 @@ impl Sampler {
                 max_downtime_ms: (mode == Mode::Precopy).then(|| millis(limits.max_downtime)),
                 bandwidth: limits.bandwidth,
             }),
-            time_left: time_left(&now, &plan, rates, &writes).filter(|_| ends),
+            time_left: time_left(&now, &plan, &speed, &writes).filter(|_| ends),
             converges,
             dirty_pages_per_second: written.rate,
             bytes_per_second,
@@ -337,6 +344,7 @@ pub(super) mod tests {
             repeats: None,
             bytes: Bytes::default(),
             content: None,
+            disk_content: 0,
             disks: Vec::new(),
             disk_bytes: 0,
             missing: None,

@@ -1,10 +1,20 @@
-//! How long a migration still takes, as far as its rates say.
+//! How long a migration still takes, as far as it is known what is left, and how fast it is sent.
+//!
+//! What is left is counted in pages with content, of which the line carries so many a second, and
+//! pages of zeros, which take nearly nothing: a rate of all pages together says little about either.
+//! Where the guest's memory has content is known from a look at a part of it when the migration
+//! began ([`ContentMap`](hikkoshi_memory::ContentMap)).
+//!
+//! There are three cases: what is likely, and an end on either side, in which everything that is not
+//! known is as good, or as bad, as it may well be.
 
 use std::time::Duration;
 
-use hikkoshi_engine::report::{Phase, Snapshot, Stage};
+use hikkoshi_engine::report::{GuestAt, Phase, Snapshot, Stage};
 use hikkoshi_engine::{Mode, WhenStalled};
 use hikkoshi_estimate::WorkingSet;
+use hikkoshi_memory::ContentPages;
+use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_status::TimeLeft;
 
 use super::cells::Written;
@@ -16,9 +26,20 @@ pub(super) struct Plan {
     pub(super) mode: Mode,
     /// The limit of the downtime.
     pub(super) max_downtime: Duration,
+    /// The limit of the bandwidth, in bytes a second.
+    pub(super) bandwidth: Option<u64>,
     /// What follows after so many rounds of pre-copy that does not converge.
     pub(super) when_stalled: WhenStalled,
     pub(super) max_rounds: u32,
+}
+
+/// How fast the migration is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Speed {
+    /// Pages with content that are sent per second.
+    pub(super) pages: Rates,
+    /// Bytes per second of the disks' connections.
+    pub(super) disks: Rates,
 }
 
 /// What is known of the guest's writes.
@@ -33,77 +54,225 @@ pub(super) struct Writes<'a> {
 /// Rounds after which a simulated pre-copy is said not to converge.
 const PATIENCE: u32 = 100;
 
-/// An estimate. `rates`: pages that are done per second.
+/// What QEMU copies of a disk at once, in bytes, before it pauses for its limit.
+const DISK_BURST: f64 = 16.0 * 1024.0 * 1024.0;
+
+/// Pages that may be counted as sent and still be in the buffers of both kernels: 4 MiB.
+const IN_FLIGHT: f64 = 1024.0;
+
+/// How well everything goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Case {
+    Best,
+    Likely,
+    Worst,
+}
+
+impl Case {
+    fn of(self, [best, likely, worst]: [f64; 3]) -> f64 {
+        match self {
+            Self::Best => best,
+            Self::Likely => likely,
+            Self::Worst => worst,
+        }
+    }
+
+    /// The line and the hosts can become a bit better or worse than they were in the last seconds.
+    fn rate(self, rates: Rates) -> f64 {
+        self.of([rates.best * 1.15, rates.present, rates.worst * 0.8])
+    }
+
+    fn pages(self, pages: ContentPages) -> f64 {
+        self.of([pages.low, pages.likely, pages.high])
+    }
+
+    /// What a page of zeros takes, in seconds: nothing if it is a hole. It takes 0.2 to 0.5 µs to
+    /// read one that is not, several times as long on a busy host.
+    fn zero_page(self) -> f64 {
+        self.of([0.0, 0.3e-6, 2e-6])
+    }
+
+    /// From the last page until the end of a migration in post-copy, in seconds.
+    fn end(self) -> f64 {
+        self.of([0.0, 0.02, 0.3])
+    }
+
+    /// The switchover and that, in seconds: 20 to 60 ms on an idle host.
+    fn switchover(self) -> f64 {
+        self.of([0.0, 0.06, 0.6])
+    }
+}
+
+/// Pages that are left.
+#[derive(Debug, Clone, Copy, Default)]
+struct Left {
+    content: f64,
+    zeros: f64,
+}
+
+impl Left {
+    /// So many pages, of which these have content.
+    fn new(pages: f64, content: f64) -> Self {
+        let content = content.clamp(0.0, pages.max(0.0));
+        Self {
+            content,
+            zeros: pages - content,
+        }
+    }
+
+    /// `None`: it would not end.
+    fn seconds(self, rate: f64, case: Case) -> Option<f64> {
+        let zeros = self.zeros * case.zero_page();
+        match self.content > 0.0 {
+            true => Some(quotient(self.content, rate)? + zeros),
+            false => Some(zeros),
+        }
+    }
+}
+
+/// An estimate. `None`: nothing is known, or it would not end.
 ///
 /// In pre-copy, each round leaves what the guest dirties meanwhile. With `r` pages sent and `d`
-/// dirtied per second, the rest of a round of `n` pages and all rounds after it take `n / (r - d)`,
-/// if `d < r`. That is pessimistic, because the shorter a round, the more often the guest writes to
+/// dirtied per second, the `n` pages that are left and all rounds after them take `n / (r - d)`, if
+/// `d < r`. That is pessimistic, because the shorter a round, the more often the guest writes to
 /// the same pages. If the working sets were measured before, the rounds are simulated with them.
 /// If post-copy follows after some rounds, each round that is left is as long as the last one.
 /// Hybrid sends the rest of the round, and then what is dirty once.
 pub(super) fn time_left(
     now: &Snapshot,
     plan: &Plan,
-    rates: Rates,
+    speed: &Speed,
     writes: &Writes<'_>,
 ) -> Option<TimeLeft> {
-    match (now.phase, now.stage) {
-        (Phase::Postcopy, _) => {
-            let missing = pages(now.missing?);
-            Some(TimeLeft {
-                low_s: quotient(missing, rates.best)?,
-                likely_s: quotient(missing, rates.present)?,
-                high_s: quotient(missing, rates.worst),
-            })
-        }
+    let is_source = matches!(now.stage, Stage::Source(_));
+    let of = |case| match now.phase {
+        Phase::Postcopy => postcopy(now, plan, speed, case),
         // The destination does not know the rounds.
-        (Phase::Precopy, Stage::Source(_)) if plan.mode == Mode::Hybrid => {
-            hybrid(now, rates, writes)
+        Phase::Precopy if !is_source => None,
+        Phase::Precopy if plan.mode == Mode::Hybrid => hybrid(now, speed, writes, case),
+        Phase::Precopy => {
+            let rounds = precopy(now, plan, speed, writes, case).into_iter();
+            rounds
+                .chain(until_postcopy(now, plan, speed, case))
+                .reduce(f64::min)
         }
-        (Phase::Precopy, Stage::Source(_)) => shorter(
-            precopy(now, plan, rates, writes),
-            until_postcopy(now, plan, rates),
-        ),
-        _ => None,
-    }
-}
-
-/// What comes first.
-fn shorter(one: Option<TimeLeft>, other: Option<TimeLeft>) -> Option<TimeLeft> {
-    let (Some(one), Some(other)) = (one, other) else {
-        return one.or(other);
+        Phase::Connecting if is_source && now.guest_at == GuestAt::Source => {
+            disks(now, plan, speed, case)
+        }
+        Phase::Connecting | Phase::Switchover => None,
     };
-    let high = one.high_s.into_iter().chain(other.high_s);
+    let likely_s = of(Case::Likely)?;
     Some(TimeLeft {
-        low_s: one.low_s.min(other.low_s),
-        likely_s: one.likely_s.min(other.likely_s),
-        high_s: high.reduce(f64::min),
-    })
-}
-
-fn precopy(now: &Snapshot, plan: &Plan, rates: Rates, writes: &Writes<'_>) -> Option<TimeLeft> {
-    let dirtied = writes.now.rate.unwrap_or(0.0);
-    let time = |rate: f64| quotient(rest(now), rate - dirtied);
-    let likely_s = match writes.working_set {
-        Some(measured) => simulated(now, plan, rates.present, measured)?,
-        None => time(rates.present)?,
-    };
-    // In the first round nothing says how many follow.
-    let high = writes.now.rate.and_then(|_| time(rates.worst));
-    Some(TimeLeft {
-        low_s: time(rates.best).map_or(likely_s, |low| low.min(likely_s)),
+        low_s: of(Case::Best).map_or(likely_s, |low| low.min(likely_s)),
         likely_s,
-        high_s: high.map(|high| high.max(likely_s)),
+        high_s: of(Case::Worst).map(|high| high.max(likely_s)),
     })
 }
 
-/// The rest of this round and the rounds after it, of which each sends what the guest writes in the
-/// one before. `None`: they do not end.
-fn simulated(now: &Snapshot, plan: &Plan, rate: f64, measured: &WorkingSet) -> Option<f64> {
-    let mut all = quotient(rest(now), rate)?;
+/// The disks that are copied, and the memory after them.
+fn disks(now: &Snapshot, plan: &Plan, speed: &Speed, case: Case) -> Option<f64> {
+    let copying = now.disks.iter().filter(|disk| !disk.in_sync);
+    let left: u64 = copying
+        .clone()
+        .map(|disk| disk.total.saturating_sub(disk.copied))
+        .sum();
+    // Parts of zeros take nearly nothing, and how much of an image holds others is known about.
+    let known = float(now.disk_content.saturating_sub(now.disk_bytes));
+    let content = case
+        .of([known * 0.9, known, known * 1.5 + 64e6])
+        .min(float(left));
+    let limit = plan.bandwidth.map(float);
+    let is_limited = limit.is_some_and(|limit| speed.disks.best > limit * 0.9);
+    let (content, rate) = match limit {
+        // At that rate in the mean, and as fast as the line in between.
+        Some(limit) if is_limited => {
+            #[allow(clippy::cast_precision_loss)] // Some disks.
+            let bursts = DISK_BURST * copying.count() as f64;
+            let content = case.of([content - bursts, content, content + bursts]);
+            (content.max(0.0), case.of([limit, limit, limit * 0.8]))
+        }
+        _ => (content, case.rate(speed.disks)),
+    };
+    if now.disks.is_empty() || (content > 0.0 && rate <= 0.0) {
+        return None;
+    }
+    let memory = match &now.content {
+        Some(map) => case.pages(map.pages_from(0)),
+        None => case.of([0.0, 1.0, 1.0]) * float(now.pages.guest),
+    };
+    // What the guest writes meanwhile is not known.
+    let times = match (plan.mode, case) {
+        (Mode::Precopy, Case::Worst) => return None,
+        (Mode::Hybrid, Case::Worst) => 2.0,
+        _ => 1.0,
+    };
+    let bytes = content + times * memory * float(PAGE_BYTES);
+    Some(quotient(bytes, rate)? + case.switchover())
+}
+
+/// The pages that are missing.
+fn postcopy(now: &Snapshot, plan: &Plan, speed: &Speed, case: Case) -> Option<f64> {
+    let missing = float(now.missing?);
+    let arrived = float(now.pages.urgent + now.pages.background);
+    let content = match (&now.content, plan.mode) {
+        // All that was allocated is sent, zeros as well.
+        (Some(map), Mode::Postcopy) => case.pages(map.pages_from(0)) - arrived,
+        (None, Mode::Postcopy) => {
+            let share = arrived / (arrived + float(now.pages.zero)).max(1.0);
+            missing * case.of([0.0, share, 1.0])
+        }
+        // The guest has written them since.
+        (_, Mode::Precopy | Mode::Hybrid) => missing * case.of([0.8, 1.0, 1.0]),
+    };
+    let left = Left::new(missing, content);
+    Some(left.seconds(case.rate(speed.pages), case)? + case.end())
+}
+
+fn precopy(
+    now: &Snapshot,
+    plan: &Plan,
+    speed: &Speed,
+    writes: &Writes<'_>,
+    case: Case,
+) -> Option<f64> {
+    let rate = case.rate(speed.pages);
+    let rest = rest(now, case);
+    let in_round = round_seconds(now, rate, case)?;
+    let all = match (case, writes.working_set, writes.now.rate) {
+        // The last one is this.
+        (Case::Best, ..) => in_round,
+        (Case::Likely, Some(measured), _) => simulated(now, plan, rate, in_round, measured)?,
+        (Case::Likely, None, None) => in_round,
+        // In the first round nothing says how many follow.
+        (Case::Worst, _, None) => return None,
+        (_, _, Some(dirtied)) => {
+            let dirty = writes.now.dirty;
+            // After the first round, what is not sent yet in this one is dirty as well.
+            let left = match (now.round, case) {
+                (..=1, _) | (_, Case::Worst) => rest.content + dirty,
+                _ => rest.content.max(dirty),
+            };
+            let dirtied = dirtied * case.of([1.0, 1.0, 1.25]);
+            let zeros = rest.zeros * case.zero_page();
+            quotient(left, rate - dirtied)?.max(in_round) + zeros
+        }
+    };
+    Some(all + case.switchover())
+}
+
+/// The rest of this round, which takes so many seconds, and the rounds after it, of which each
+/// sends what the guest writes in the one before. `None`: they do not end.
+fn simulated(
+    now: &Snapshot,
+    plan: &Plan,
+    rate: f64,
+    in_round: f64,
+    measured: &WorkingSet,
+) -> Option<f64> {
+    let mut all = in_round;
     let mut round = since_begin(now) + all;
     for number in now.round..now.round.saturating_add(PATIENCE) {
-        let next = left_dirty(measured, round) / rate;
+        let next = quotient(left_dirty(measured, round), rate)?;
         all += next;
         // The last one is sent while the guest is paused, or follows in post-copy.
         let switches = plan.when_stalled == WhenStalled::Switch && number >= plan.max_rounds;
@@ -118,7 +287,7 @@ fn simulated(now: &Snapshot, plan: &Plan, rate: f64, measured: &WorkingSet) -> O
 /// Pre-copy that does not converge, and that post-copy follows: so many rounds as are left, of
 /// which each sends about what the last one has left dirty, and the same in post-copy. At best the
 /// present one is the last one.
-fn until_postcopy(now: &Snapshot, plan: &Plan, rates: Rates) -> Option<TimeLeft> {
+fn until_postcopy(now: &Snapshot, plan: &Plan, speed: &Speed, case: Case) -> Option<f64> {
     if plan.when_stalled != WhenStalled::Switch {
         return None;
     }
@@ -127,38 +296,50 @@ fn until_postcopy(now: &Snapshot, plan: &Plan, rates: Rates) -> Option<TimeLeft>
         .iter()
         .rev()
         .find_map(|round| round.dirty_pages)?;
-    let rounds = f64::from(plan.max_rounds.saturating_sub(now.round));
-    let pages = |rounds: f64| rest(now) + pages(left) * (rounds + 1.0);
-    Some(TimeLeft {
-        low_s: quotient(pages(0.0), rates.best)?,
-        likely_s: quotient(pages(rounds), rates.present)?,
-        high_s: quotient(pages(rounds), rates.worst),
-    })
+    let rounds = match case {
+        Case::Best => 0.0,
+        Case::Likely | Case::Worst => f64::from(plan.max_rounds.saturating_sub(now.round)),
+    };
+    let rate = case.rate(speed.pages);
+    let more = quotient(float(left) * (rounds + 1.0), rate)?;
+    Some(round_seconds(now, rate, case)? + more + case.switchover())
 }
 
 /// In the first round, which is often the only one, it is not known until near its end what the
 /// guest has dirtied. At least that is nothing, at most everything that the round sends. What is
 /// likely follows from the working sets, if they were measured; otherwise it is like the least.
-fn hybrid(now: &Snapshot, rates: Rates, writes: &Writes<'_>) -> Option<TimeLeft> {
-    let guest = pages(now.pages.guest);
-    let all = pages(now.total_pages).min(guest);
-    let time = |rate: f64, dirty_in_first_round: &dyn Fn(f64) -> f64| {
-        let round = quotient(rest(now), rate)?;
-        let left = match writes.now.rate {
-            Some(dirtied) => (writes.now.dirty + dirtied * round).min(guest),
-            None => dirty_in_first_round(round).min(all),
-        };
-        Some(round + left / rate)
+fn hybrid(now: &Snapshot, speed: &Speed, writes: &Writes<'_>, case: Case) -> Option<f64> {
+    let rate = case.rate(speed.pages);
+    let round = round_seconds(now, rate, case)?;
+    let left = match (writes.now.rate, writes.working_set, case) {
+        (Some(dirtied), ..) => {
+            // After the first round, what is not sent yet in this one is dirty as well.
+            let before = match now.round {
+                ..=1 => writes.now.dirty,
+                _ => (writes.now.dirty - rest(now, case).content).max(0.0),
+            };
+            (before + dirtied * round) * case.of([0.5, 1.0, 1.5])
+        }
+        (None, _, Case::Best) | (None, None, Case::Likely) => 0.0,
+        (None, Some(measured), Case::Likely) => left_dirty(measured, since_begin(now) + round),
+        (None, _, Case::Worst) => match &now.content {
+            Some(map) => map.pages_from(0).high,
+            None => float(now.total_pages),
+        },
     };
-    let likely = |round: f64| match writes.working_set {
-        Some(measured) => left_dirty(measured, since_begin(now) + round),
-        None => 0.0,
+    let after = quotient(left.min(float(now.pages.guest)), rate)?;
+    Some(round + after + case.switchover())
+}
+
+/// How long the rest of this round takes, and what is on its way.
+fn round_seconds(now: &Snapshot, rate: f64, case: Case) -> Option<f64> {
+    let in_flight = match case {
+        Case::Worst => float(now.pages.precopy).min(IN_FLIGHT),
+        Case::Best | Case::Likely => 0.0,
     };
-    Some(TimeLeft {
-        low_s: time(rates.best, &|_| 0.0)?,
-        likely_s: time(rates.present, &likely)?,
-        high_s: time(rates.worst, &|_| all),
-    })
+    let mut rest = rest(now, case);
+    rest.content += in_flight;
+    rest.seconds(rate, case)
 }
 
 /// Seconds since the present round began.
@@ -177,28 +358,49 @@ fn left_dirty(measured: &WorkingSet, seconds: f64) -> f64 {
     windows.sum::<f64>() / f64::from(PARTS)
 }
 
-/// Pages of this round that are not done.
-fn rest(now: &Snapshot) -> f64 {
-    pages(now.total_pages.saturating_sub(now.done_pages))
+/// Pages of this round that are not done. The first round sends all memory in order, later ones
+/// what was written.
+fn rest(now: &Snapshot, case: Case) -> Left {
+    let pages = float(now.total_pages.saturating_sub(now.done_pages));
+    let content = match (now.round, &now.content) {
+        // The guest writes to more of it meanwhile.
+        (1, Some(map)) => case.pages(map.pages_from(now.done_pages)) * case.of([1.0, 1.0, 1.05]),
+        (1, None) => {
+            let sent = float(now.pages.precopy);
+            let share = sent / (sent + float(now.pages.zero)).max(1.0);
+            pages * case.of([0.0, share, 1.0])
+        }
+        _ => pages,
+    };
+    Left::new(pages, content)
 }
 
-#[allow(clippy::cast_precision_loss)] // Page counts below 2^53.
-fn pages(pages: u64) -> f64 {
-    pages as f64
+#[allow(clippy::cast_precision_loss)] // Far below 2^53.
+fn float(number: u64) -> f64 {
+    number as f64
 }
 
 /// The time for so many pages; `None`: it would not end.
 fn quotient(pages: f64, rate: f64) -> Option<f64> {
-    (rate > 0.0).then(|| pages / rate)
+    match pages > 0.0 {
+        true => (rate > 0.0).then(|| pages / rate),
+        false => Some(0.0),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::status::rates::Rate;
     use crate::status::sampler::tests::snapshot;
     use hikkoshi_dirty_rate::{Cost, Measurement, PagesPerSecond, Rates as MeasuredRates, Window};
+    use hikkoshi_engine::DiskProgress;
     use hikkoshi_engine::report::RoundAccount;
     use hikkoshi_handover::DestinationStage;
+    use hikkoshi_memory::{ContentMap, GuestRam, RamFile};
+    use hikkoshi_pages::{RamBlock, RamLayout};
+    use std::os::unix::fs::FileExt;
+    use std::sync::Arc;
 
     const RATES: Rates = Rates {
         present: 100.0,
@@ -206,10 +408,37 @@ mod tests {
         best: 200.0,
     };
 
+    const SPEED: Speed = Speed {
+        pages: RATES,
+        disks: RATES,
+    };
+
+    /// What [`Case::rate`] makes of them.
+    const WORST: f64 = 40.0;
+    const BEST: f64 = 230.0;
+
+    fn near(left: Option<f64>, expected: Option<f64>) -> bool {
+        match (left, expected) {
+            (Some(left), Some(expected)) => (left - expected).abs() < 1e-6,
+            (left, expected) => left == expected,
+        }
+    }
+
+    #[track_caller]
+    fn assert_near(left: Option<[Option<f64>; 3]>, expected: [Option<f64>; 3]) {
+        let left = left.unwrap();
+        let mut pairs = left.into_iter().zip(expected);
+        assert!(
+            pairs.all(|(left, expected)| near(left, expected)),
+            "{left:?}, not {expected:?}"
+        );
+    }
+
     fn plan(mode: Mode, when_stalled: WhenStalled) -> Plan {
         Plan {
             mode,
             max_downtime: Duration::from_millis(300),
+            bandwidth: None,
             when_stalled,
             max_rounds: 5,
         }
@@ -230,25 +459,28 @@ mod tests {
     /// Low, likely, and high.
     fn left(now: &Snapshot, mode: Mode, rate: Option<f64>) -> Option<[Option<f64>; 3]> {
         let writes = written(rate);
-        time_left(now, &plan(mode, WhenStalled::GoOn), RATES, &writes).map(of)
+        time_left(now, &plan(mode, WhenStalled::GoOn), &SPEED, &writes).map(of)
     }
 
+    /// Half of the second round.
     fn half_of_a_round() -> Snapshot {
         let mut now = snapshot();
         (now.phase, now.done_pages, now.total_pages) = (Phase::Precopy, 500, 1000);
+        now.round = 2;
         now
     }
 
     #[test]
     fn precopy_ends_when_the_rounds_become_short() {
         let now = half_of_a_round();
-        let first = left(&now, Mode::Precopy, None).unwrap();
-        assert_eq!(first, [Some(2.5), Some(5.0), None]);
-        let steady = left(&now, Mode::Precopy, Some(0.0)).unwrap();
-        assert_eq!(steady, [Some(2.5), Some(5.0), Some(10.0)]);
+        let unknown = left(&now, Mode::Precopy, None);
+        assert_near(unknown, [Some(500.0 / BEST), Some(5.06), None]);
+        let steady = left(&now, Mode::Precopy, Some(0.0));
+        let worst = 600.0 / WORST + 0.6;
+        assert_near(steady, [Some(500.0 / BEST), Some(5.06), Some(worst)]);
         // At the worst rate it would not end.
-        let some = left(&now, Mode::Precopy, Some(50.0)).unwrap();
-        assert_eq!(some[1..], [Some(10.0), None]);
+        let some = left(&now, Mode::Precopy, Some(50.0));
+        assert_near(some, [Some(500.0 / BEST), Some(10.06), None]);
         assert_eq!(left(&now, Mode::Precopy, Some(150.0)), None);
     }
 
@@ -275,31 +507,52 @@ mod tests {
             round(3, 20, None),
         ];
         let writes = written(Some(150.0));
-        let left = |when| time_left(&now, &plan(Mode::Precopy, when), RATES, &writes).map(of);
+        let left = |when| time_left(&now, &plan(Mode::Precopy, when), &SPEED, &writes).map(of);
         let all = 500.0 + 3.0 * 1000.0;
-        let expected = [Some(1500.0 / 200.0), Some(all / 100.0), Some(all / 50.0)];
-        assert_eq!(left(WhenStalled::Switch), Some(expected));
+        let expected = [
+            Some(500.0 / BEST),
+            Some(all / 100.0 + 0.06),
+            Some(all / WORST + 0.6),
+        ];
+        assert_near(left(WhenStalled::Switch), expected);
         assert_eq!(left(WhenStalled::GoOn), None);
         assert_eq!(left(WhenStalled::Stop), None);
     }
 
     #[test]
     fn hybrid_sends_dirty_pages_once() {
-        let hybrid = left(&half_of_a_round(), Mode::Hybrid, Some(50.0)).unwrap();
-        assert_eq!(hybrid[1], Some(5.0 + (100.0 + 250.0) / 100.0));
-        assert_eq!(hybrid[2], Some(10.0 + (100.0 + 500.0) / 50.0));
+        let mut now = half_of_a_round();
+        now.round = 1;
+        (now.pages.precopy, now.pages.zero) = (400, 0);
+        let hybrid = left(&now, Mode::Hybrid, Some(50.0)).unwrap();
+        assert!(
+            near(hybrid[1], Some(5.0 + (100.0 + 250.0) / 100.0 + 0.06)),
+            "{hybrid:?}"
+        );
+        // 400 pages are on their way.
+        let round = 900.0 / WORST;
+        let after = (100.0 + 50.0 * round) * 1.5;
+        let worst = round + after.min(1000.0) / WORST + 0.6;
+        assert!(near(hybrid[2], Some(worst)), "{hybrid:?}");
     }
 
     /// The first round is the only one by default: nothing that it sends may be sent again, or all.
     #[test]
-    fn the_first_round_of_hybrid_has_an_upper_bound() {
+    fn the_first_round_of_hybrid_has_bounds() {
         let mut now = half_of_a_round();
-        let first = left(&now, Mode::Hybrid, None).unwrap();
-        assert_eq!(first, [Some(2.5), Some(5.0), Some(10.0 + 1000.0 / 50.0)]);
+        now.round = 1;
+        // Half of what was found were zeros.
+        (now.pages.precopy, now.pages.zero) = (250, 250);
+        let first = left(&now, Mode::Hybrid, None);
+        let zeros = 250.0 * Case::Likely.zero_page();
+        let worst = (500.0 + 250.0) / WORST + 1000.0 / WORST + 0.6;
+        let best = 500.0 * Case::Best.zero_page();
+        assert_near(first, [Some(best), Some(2.5 + zeros + 0.06), Some(worst)]);
         // The pages of a round are at most those of the guest.
         now.pages.guest = 600;
         let first = left(&now, Mode::Hybrid, None).unwrap();
-        assert_eq!(first[2], Some(10.0 + 600.0 / 50.0));
+        let worst = (500.0 + 250.0) / WORST + 600.0 / WORST + 0.6;
+        assert!(near(first[2], Some(worst)), "{first:?}");
     }
 
     /// A guest that writes the same 300 pages all the time.
@@ -337,24 +590,32 @@ mod tests {
             working_set: Some(&measured),
             ..Writes::default()
         };
-        let of = |mode, when, rates| time_left(&now, &plan(mode, when), rates, &writes);
+        let of = |mode, when, pages| {
+            let speed = Speed { pages, ..SPEED };
+            time_left(&now, &plan(mode, when), &speed, &writes)
+        };
         let left = of(Mode::Hybrid, WhenStalled::GoOn, RATES).unwrap();
         assert!(
-            (left.likely_s - (5.0 + 300.0 / 100.0)).abs() < 1e-6,
+            (left.likely_s - (5.0 + 300.0 / 100.0 + 0.06)).abs() < 1e-6,
             "{left:?}"
         );
-        assert_eq!((left.low_s, left.high_s), (2.5, Some(30.0)));
         // Pre-copy: 300 pages take 3 s at this rate in each round, and fit into the downtime at a
         // higher one.
         assert_eq!(of(Mode::Precopy, WhenStalled::GoOn, RATES), None);
         let left = of(Mode::Precopy, WhenStalled::Switch, RATES).unwrap();
-        assert!((left.likely_s - (5.0 + 5.0 * 3.0)).abs() < 1e-6, "{left:?}");
+        assert!(
+            (left.likely_s - (5.0 + 4.0 * 3.0 + 0.06)).abs() < 1e-6,
+            "{left:?}"
+        );
         let fast = Rates {
             present: 2000.0,
             ..RATES
         };
         let left = of(Mode::Precopy, WhenStalled::GoOn, fast).unwrap();
-        assert!((left.likely_s - (0.25 + 0.15)).abs() < 1e-6, "{left:?}");
+        assert!(
+            (left.likely_s - (0.25 + 0.15 + 0.06)).abs() < 1e-6,
+            "{left:?}"
+        );
         assert_eq!(left.high_s, None);
     }
 
@@ -362,10 +623,172 @@ mod tests {
     fn postcopy_ends_with_the_last_missing_page() {
         let mut now = snapshot();
         (now.phase, now.missing) = (Phase::Postcopy, Some(300));
-        let all = left(&now, Mode::Postcopy, None).unwrap();
-        assert_eq!(all, [Some(1.5), Some(3.0), Some(6.0)]);
+        // Zeros may be among them.
+        (now.pages.background, now.pages.zero) = (100, 100);
+        let all = left(&now, Mode::Postcopy, None);
+        let zeros = 150.0 * Case::Likely.zero_page();
+        assert_near(
+            all,
+            [
+                Some(0.0),
+                Some(1.5 + zeros + 0.02),
+                Some(300.0 / WORST + 0.3),
+            ],
+        );
+        // They were written since pre-copy.
+        let all = left(&now, Mode::Hybrid, None);
+        assert_near(
+            all,
+            [Some(240.0 / BEST), Some(3.02), Some(300.0 / WORST + 0.3)],
+        );
         now.phase = Phase::Switchover;
         assert_eq!(left(&now, Mode::Postcopy, None), None);
+    }
+
+    /// A copy of 3 GB, of which 1 GB is done.
+    #[test]
+    fn disks_are_copied_before_the_memory() {
+        let mut now = snapshot();
+        now.phase = Phase::Connecting;
+        assert_eq!(left(&now, Mode::Hybrid, None), None, "nothing is copied");
+        now.disks = vec![DiskProgress {
+            name: "vda".into(),
+            copied: 1_000_000_000,
+            total: 3_000_000_000,
+            in_sync: false,
+        }];
+        (now.disk_content, now.disk_bytes) = (3_000_000_000, 1_000_000_000);
+        let rates = |[worst, present, best]: [f64; 3]| Rates {
+            present,
+            worst,
+            best,
+        };
+        let of = |now: &Snapshot, mode, bandwidth, disks| {
+            let plan = Plan {
+                bandwidth,
+                ..plan(mode, WhenStalled::GoOn)
+            };
+            let speed = Speed {
+                disks: rates(disks),
+                ..SPEED
+            };
+            time_left(now, &plan, &speed, &Writes::default()).map(super::tests::of)
+        };
+        let steady = [100e6; 3];
+        let memory = 1000.0 * 4096.0;
+        let likely = (2e9 + memory) / 100e6 + 0.06;
+        let expected = [
+            Some(1.8e9 / 115e6),
+            Some(likely),
+            Some((2e9 + 2.0 * memory) / 80e6 + 0.6),
+        ];
+        assert_near(of(&now, Mode::Hybrid, None, steady), expected);
+        let precopy = of(&now, Mode::Precopy, None, steady);
+        assert_near(precopy, [expected[0], expected[1], None]);
+        // In the mean, QEMU keeps to the limit.
+        let bursts = [0.0, 16e6, 100e6];
+        let limited = of(&now, Mode::Hybrid, Some(10_000_000), bursts).unwrap();
+        assert!(
+            near(limited[1], Some((2e9 + memory) / 10e6 + 0.06)),
+            "{limited:?}"
+        );
+        // The rest of the image are zeros.
+        now.disk_content = now.disk_bytes;
+        let zeros = of(&now, Mode::Hybrid, None, steady).unwrap();
+        assert!(zeros[1] < Some(0.2) && zeros[2] < Some(1.6), "{zeros:?}");
+        // What is in sync waits for the others.
+        now.disks[0].in_sync = true;
+        assert!(of(&now, Mode::Hybrid, None, steady).is_some());
+    }
+
+    /// Memory of 128 MiB in which these pages have content; the others are holes.
+    fn content(has_content: &dyn Fn(u64) -> bool) -> Arc<ContentMap> {
+        let block = RamBlock {
+            id: "ram".to_owned(),
+            bytes: PAGES * PAGE_BYTES,
+            host_page: PAGE_BYTES,
+            guest: Vec::new(),
+        };
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        file.set_len(PAGES * PAGE_BYTES).unwrap();
+        for page in (0..PAGES).filter(|&page| has_content(page)) {
+            file.write_all_at(&[7], page * PAGE_BYTES).unwrap();
+        }
+        let layout = RamLayout::new(vec![block]).unwrap();
+        let ram = GuestRam::new(layout, vec![RamFile::new(file, 0)]).unwrap();
+        Arc::new(ContentMap::sample(&ram, Duration::from_secs(60)).unwrap())
+    }
+
+    const PAGES: u64 = 32_768;
+
+    /// A first round over a line of 1,000 pages a second, in which 500 pages are dirtied that
+    /// follow in post-copy. Returns in how many of its states, one each 0.1 s, the true value was
+    /// in the range, and how many there were.
+    fn states_of_a_move(has_content: &dyn Fn(u64) -> bool) -> (u32, u32) {
+        let map = content(has_content);
+        let mut states = Vec::new();
+        let (mut time, mut sent, mut zeros) = (0.0, 0, 0);
+        let mut next = 0.0;
+        let mut note = |time: f64, sent, zeros, missing| {
+            while next <= time {
+                let mut now = snapshot();
+                now.at = Duration::from_secs_f64(next);
+                (now.done_pages, now.total_pages) = (sent + zeros, PAGES);
+                (now.pages.precopy, now.pages.zero) = (sent, zeros);
+                (now.pages.guest, now.content) = (PAGES, Some(Arc::clone(&map)));
+                if let Some(missing) = missing {
+                    (now.phase, now.missing) = (Phase::Postcopy, Some(missing));
+                    now.pages.background = 500 - missing;
+                }
+                states.push(now);
+                next += 0.1;
+            }
+        };
+        for page in 0..PAGES {
+            match has_content(page) {
+                true => (time, sent) = (time + 1e-3, sent + 1),
+                false => (time, zeros) = (time + 1e-7, zeros + 1),
+            }
+            note(time, sent, zeros, None);
+        }
+        for missing in (0..500).rev() {
+            time += 1e-3;
+            note(time, sent, zeros, Some(missing));
+        }
+        let (mut rate, mut inside, mut known) = (Rate::default(), 0, 0);
+        for now in &states {
+            let count = now.pages.precopy + now.pages.background;
+            let pages = rate.add_between_zeros(now.at, count, now.pages.zero);
+            let speed = Speed { pages, ..SPEED };
+            let plan = plan(Mode::Hybrid, WhenStalled::GoOn);
+            let Some(left) = time_left(now, &plan, &speed, &Writes::default()) else {
+                continue;
+            };
+            let truth = time - now.at.as_secs_f64();
+            known += 1;
+            let is_inside = left.low_s <= truth && left.high_s.is_none_or(|high| truth <= high);
+            inside += u32::from(is_inside);
+        }
+        assert!(known + 2 >= u32::try_from(states.len()).unwrap(), "{known}");
+        (inside, known)
+    }
+
+    /// However zeros and content are spread over the memory.
+    #[test]
+    fn the_true_value_is_in_the_range_whatever_part_of_the_memory_holds_zeros() {
+        let guests: [(&str, &dyn Fn(u64) -> bool); 5] = [
+            ("content first", &|page| page < 8000),
+            ("content last", &|page| page >= PAGES - 8000),
+            ("content in the middle", &|page| {
+                (10_000..18_000).contains(&page)
+            }),
+            ("both everywhere", &|page| page % 7 == 0),
+            ("in large runs", &|page| page / 2000 % 4 == 1),
+        ];
+        for (what, has_content) in guests {
+            let (inside, all) = states_of_a_move(has_content);
+            assert!(inside * 10 >= all * 9, "{what}: {inside} of {all}");
+        }
     }
 
     #[test]
