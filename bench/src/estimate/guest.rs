@@ -5,6 +5,7 @@ use std::fmt;
 use hikkoshi_lab::{Lab, Pattern, Ram, VmConfig, Workload};
 use serde::Serialize;
 
+use super::SLOW;
 use crate::error::BenchError;
 use crate::plan::NetworkKind;
 use crate::testbed::{Testbed, attach_debian};
@@ -58,9 +59,13 @@ impl Writer {
     ];
 
     /// Whether it is moved over this line: the last three over 1 Gbit/s only, which is what the
-    /// guest's rate is compared with.
+    /// guest's rate is compared with, and some over the slowest line.
     pub(super) fn is_moved_over(self, line: NetworkKind) -> bool {
-        !matches!(self, Self::Near | Self::Above | Self::Two) || line == NetworkKind::Gbit(1)
+        match (self, line) {
+            (Self::Near | Self::Above | Self::Two, _) => line == NetworkKind::Gbit(1),
+            (Self::Sequential | Self::Hotspot, SLOW) => false,
+            _ => true,
+        }
     }
 
     fn workload(self) -> Workload {

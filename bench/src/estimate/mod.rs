@@ -44,6 +44,12 @@ const SECONDS: &str = "3";
 /// Rounds, unless `--rounds` says something else.
 const ROUNDS: u32 = 1;
 
+/// A line on which a move takes minutes.
+const SLOW: NetworkKind = NetworkKind::Mbit(20);
+
+/// The slowest pre-copy there.
+const SLOW_PATIENCE: Duration = Duration::from_secs(250);
+
 /// The modes.
 const MODES: [&str; 3] = ["precopy", "postcopy", "hybrid"];
 
@@ -73,6 +79,7 @@ fn cases() -> Vec<Case> {
         NetworkKind::Gbit(10),
         NetworkKind::Loopback,
         NetworkKind::Mbit(200),
+        SLOW,
     ];
     let mut cases = Vec::new();
     for line in lines {
@@ -80,6 +87,7 @@ fn cases() -> Vec<Case> {
         for guest in guests.filter(|guest| guest.is_moved_over(line)) {
             let modes: &[&'static str] = match (line, guest) {
                 (NetworkKind::Gbit(1), _) => &MODES,
+                (SLOW, Writer::Random) => &["postcopy", "hybrid"],
                 (_, Writer::Idle | Writer::Random | Writer::Hotspot) => &MODES,
                 (NetworkKind::Mbit(_), _) => &["hybrid"],
                 _ => &["precopy", "hybrid"],
@@ -147,6 +155,7 @@ fn report(results: &Results, args: &Args) -> Result<(), BenchError> {
         table::errors(all),
         table::convergence(all),
         table::choices(all),
+        table::time_left(all),
     ];
     for table in &tables {
         println!("\n{}", table.text());
@@ -214,7 +223,12 @@ fn predict_and_move(moved: &mut Moved, program: &Path, args: &Args) -> Result<()
         &[],
     )?
     // Pre-copy is cancelled if it does not converge; the other modes end by themselves.
-    .finish((case.mode == "precopy").then(|| args.give_up().max(LEAST_PATIENCE)))?;
+    .finish((case.mode == "precopy").then(|| {
+        args.give_up().max(match case.line {
+            SLOW => SLOW_PATIENCE,
+            _ => LEAST_PATIENCE,
+        })
+    }))?;
     moved.others_cores = meter.others_cores(&pids);
     if !outcome.called_off {
         moved.account = outcome.report;

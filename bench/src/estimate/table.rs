@@ -217,6 +217,93 @@ pub(super) fn convergence(moves: &[Moved]) -> Table {
     }
 }
 
+/// How good the time left was that each move has reported while it ran, for each line: a state
+/// whose true value was between the ends is in the range.
+pub(super) fn time_left(moves: &[Moved]) -> Table {
+    let mut lines: BTreeMap<String, Vec<TimeLeft>> = BTreeMap::new();
+    for moved in moves.iter().filter(|moved| !moved.account.is_null()) {
+        let of = TimeLeft::of(moved);
+        lines
+            .entry(line_name(moved.case.line))
+            .or_default()
+            .push(of.clone());
+        lines.entry("all".to_owned()).or_default().push(of);
+    }
+    let row = |(line, of): (String, Vec<TimeLeft>)| {
+        let sum = |value: fn(&TimeLeft) -> usize| of.iter().map(value).sum::<usize>();
+        let (known, inside) = (sum(|it| it.known), sum(|it| it.inside));
+        let good = of.iter().filter(|it| it.inside * 10 >= it.known * 9);
+        let mut errors: Vec<_> = of.iter().flat_map(|it| it.errors.iter().copied()).collect();
+        errors.sort_by(f64::total_cmp);
+        #[allow(clippy::cast_precision_loss)] // some thousands
+        let part = (known > 0).then(|| inside as f64 / known as f64 * 100.0);
+        vec![
+            line,
+            of.len().to_string(),
+            sum(|it| it.states).to_string(),
+            known.to_string(),
+            inside.to_string(),
+            value(part),
+            good.count().to_string(),
+            value(quantile(&errors, 0.5).map(|error| error * 100.0)),
+        ]
+    };
+    Table {
+        title: "the time left, as reported five times a second".to_owned(),
+        words: false,
+        head: vec![
+            "line",
+            "moves",
+            "states",
+            "known",
+            "in the range",
+            "%",
+            "moves with 90 %",
+            "likely: median error %",
+        ],
+        lines: lines.into_iter().map(row).collect(),
+    }
+}
+
+/// The states of one move before its end.
+#[derive(Clone, Debug, Default)]
+struct TimeLeft {
+    states: usize,
+    /// In which it was reported.
+    known: usize,
+    inside: usize,
+    /// Of the likely value, where the true one is half a second or more.
+    errors: Vec<f64>,
+}
+
+impl TimeLeft {
+    fn of(moved: &Moved) -> Self {
+        let mut all = Self::default();
+        let states = moved.account["time_left"].as_array();
+        let end = moved.measured("total_ms").unwrap_or_default() / 1e3;
+        for state in states.into_iter().flatten() {
+            let Some(truth) = state["at_s"].as_f64().map(|at| end - at) else {
+                continue;
+            };
+            if truth <= 0.0 {
+                continue;
+            }
+            all.states += 1;
+            let left = |end| state["left"][end].as_f64();
+            let (Some(low), Some(likely)) = (left("low_s"), left("likely_s")) else {
+                continue;
+            };
+            all.known += 1;
+            let is_inside = low <= truth && left("high_s").is_none_or(|high| truth <= high);
+            all.inside += usize::from(is_inside);
+            if truth >= 0.5 {
+                all.errors.push((likely / truth - 1.0).abs());
+            }
+        }
+        all
+    }
+}
+
 /// For each guest and line that was moved in several modes: the recommended mode, and what was
 /// measured in each.
 pub(super) fn choices(moves: &[Moved]) -> Table {
@@ -324,6 +411,38 @@ pub(super) fn quantile(sorted: &[f64], part: f64) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_state_is_in_the_range_if_the_true_value_was() {
+        let state = |at: f64, low: f64, high: Option<f64>| json!({ "at_s": at, "left": { "low_s": low, "likely_s": 3.0, "high_s": high } });
+        let moved = Moved {
+            case: Case {
+                line: NetworkKind::Gbit(1),
+                guest: Writer::Idle,
+                mode: "hybrid",
+            },
+            round: 0,
+            prediction: json!(null),
+            account: json!({ "total_ms": 10_000.0, "time_left": [
+                { "at_s": 0.1, "left": null },
+                state(4.0, 5.0, Some(7.0)),
+                state(4.0, 5.0, None),
+                state(4.0, 6.5, None),
+                state(4.0, 5.0, Some(5.5)),
+                state(10.5, 0.0, None),
+            ] }),
+            others_cores: 0.0,
+            failure: None,
+        };
+        let all = TimeLeft::of(&moved);
+        assert_eq!((all.states, all.known, all.inside), (5, 4, 2));
+        assert!(all.errors.iter().all(|error| (error - 0.5).abs() < 1e-9));
+        let row = time_left(&[moved]).lines.remove(0);
+        assert_eq!(
+            row[..6],
+            ["1gbit", "1", "5", "4", "2", "50.0"].map(str::to_owned)
+        );
+    }
     use crate::estimate::{Case, Writer};
     use crate::plan::NetworkKind;
     use serde_json::json;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use hikkoshi_lab::Vm;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::outcome::MoveOutcome;
 use crate::args::Args;
@@ -204,6 +204,7 @@ impl HikkoshiMigration {
         moved.report = read(&self.report)?;
         // The destination's steps of the switchover, beside the source's.
         moved.report["switchover_at_destination"] = read(&self.received)?["switchover"].take();
+        moved.report["time_left"] = migrate.time_left();
         moved.own_downtime_ms = moved.report["downtime_ms"].as_f64();
         moved.rounds = moved.report["rounds"].as_u64();
         Ok(moved)
@@ -395,6 +396,18 @@ impl Side {
             let value: Value = serde_json::from_str(line).ok()?;
             value["progress"]["round"].as_u64().filter(|&n| n > 0)
         })
+    }
+
+    /// What it has reported of the time left: each time from the start, and the estimate then, in
+    /// seconds.
+    fn time_left(&self) -> Value {
+        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let of = |line: &String| {
+            let progress = serde_json::from_str::<Value>(line).ok()?["progress"].take();
+            let at_ms = progress["at_ms"].as_f64()?;
+            Some(json!({ "at_s": at_ms / 1e3, "left": progress["time_left"] }))
+        };
+        said.iter().filter_map(of).collect()
     }
 
     fn log(&self) -> Vec<Value> {
