@@ -100,8 +100,8 @@ pub use report::{Account, Observer};
 pub use retry::RetryFor;
 pub use source::{
     BandwidthTooLow, Comparison, ControlRefused, Convergence, GuestOffer, LimitChange, LogRanges,
-    MigrateControl, MigrateError, MigrationLimits, ProbeOptions, ProbedLine, ReadAhead,
-    SourceControl, SourceOptions, WhenStalled, compare, give_up_migrate, migrate, probe,
+    MigrateControl, MigrateError, MigrationLimits, NotConverging, ProbeOptions, ProbedLine,
+    ReadAhead, SourceControl, SourceOptions, WhenStalled, compare, give_up_migrate, migrate, probe,
     resume_migrate,
 };
 

@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use crate::guest_error::GuestError;
 use crate::source::least_bandwidth::BandwidthTooLow;
+use crate::source::precopy::convergence::NotConverging;
 use crate::source_ended::{SOURCE_ENDED, in_parentheses};
 use hikkoshi_link::{HandshakeError, LinkError};
 use hikkoshi_memory::GuestRam;
@@ -165,17 +166,12 @@ pub enum SourceFailure {
     CancelledByDestination(String),
     /// Pre-copy did not converge, and the options say to stop then.
     #[error(
-        "pre-copy does not converge: after {rounds} rounds about {dirty_mib} MiB are still dirty, \
-         and at {mib_per_second} MiB/s they need longer than the downtime allowed; \
-         allow more downtime (--max-downtime), or use --mode hybrid"
+        "{what}; allow more downtime (--max-downtime {}), or use --mode hybrid",
+        what.downtime.as_millis()
     )]
     NotConverging {
-        /// Rounds done.
-        rounds: u32,
-        /// Dirty memory, in MiB: an estimate.
-        dirty_mib: u64,
-        /// The measured rate, in MiB/s.
-        mib_per_second: u64,
+        /// The rounds.
+        what: NotConverging,
     },
     /// The destination declined: it never ran the guest and never will.
     #[error("the destination never ran the guest and never will: {0}")]

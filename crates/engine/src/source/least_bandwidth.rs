@@ -11,9 +11,9 @@ const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
 /// A limit of the bandwidth is too low.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error(
-    "with a limit of {limit} bytes/s the {} of the guest would take {} (allow at least {} bytes/s, \
-     with which that takes a week)",
-    Size(*bytes), Time(seconds(*bytes, *limit)), least(*bytes)
+    "with a limit of {limit} bytes/s the {} of the guest would take {} (allow at least {}K, with \
+     which that takes a week)",
+    Size(*bytes), Time(seconds(*bytes, *limit)), least(*bytes).div_ceil(1000)
 )]
 pub struct BandwidthTooLow {
     /// About how many bytes have to be sent.
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(
             refused(256 << 20, 100),
             "with a limit of 100 bytes/s the 256 MiB of the guest would take 31 days (allow at \
-             least 444 bytes/s, with which that takes a week)"
+             least 1K, with which that takes a week)"
         );
         let years = refused(4 << 30, 1);
         assert!(years.contains("would take 136 years"), "{years}");

@@ -19,7 +19,6 @@ pub(crate) mod workers;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use error_reporter::Report;
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_wire::Mode;
 
@@ -164,6 +163,7 @@ impl Precopy {
                 is_counted && has_converged(max_downtime, dirty)
             });
             self.dirty = dirty;
+            self.convergence.leaves(dirty);
             if let Some(result) = ended {
                 return Ok(result);
             }
@@ -171,13 +171,17 @@ impl Precopy {
                 match options.when_stalled {
                     // It has ended.
                     WhenStalled::Switch => {}
-                    WhenStalled::Stop => return Err(self.convergence.failure(round, dirty)),
+                    WhenStalled::Stop => {
+                        let what = self.convergence.failure(round, dirty, drain);
+                        return Err(SourceFailure::NotConverging { what });
+                    }
                     WhenStalled::GoOn if !self.warned => {
                         self.warned = true;
-                        let why = self.convergence.failure(round, dirty);
+                        let why = self.convergence.failure(round, dirty, drain);
                         self.shared.observer.notice(&format!(
-                            "{}; continuing (Ctrl-C cancels)",
-                            Report::new(&why)
+                            "{why}; continuing ('hikkoshi set --max-downtime {}' likely lets it \
+                             converge, Ctrl-C cancels)",
+                            why.downtime.as_millis()
                         ));
                     }
                     WhenStalled::GoOn => {}
