@@ -22,6 +22,14 @@ const UNKNOWN_ROUND_TRIP: Span = Span {
     high: 5e-3,
 };
 
+/// The slope of fewer points says more about when the lumps of several links have arrived than about
+/// the line: 20 Mbit/s carry five of 1 MiB in two seconds.
+const FEW: usize = 8;
+
+/// With few points, the rate is that of everything. The first bytes are sent faster than the line
+/// carries them for long (a shaper's burst, often half a MiB), and what is on its way is not counted.
+const OF_ALL: (f64, f64, f64) = (0.8, 0.93, 1.05);
+
 /// Round trips that opening a link takes: connecting, two greetings, and the challenge.
 const TRIPS_TO_OPEN: f64 = 4.0;
 
@@ -32,7 +40,8 @@ impl Line {
     /// The rate is that from the first quarter of the time on, in which the connections become
     /// fast, until nothing is sent any more: what is on its way then is known to have arrived
     /// sooner than at other times. It is the slope of the straight line with the least squares,
-    /// because acknowledgements come in lumps. Its ends are the slowest and the fastest tenth of a
+    /// because acknowledgements come in lumps. With few of these it is the rate of everything. Its
+    /// ends are the slowest and the fastest tenth of a
     /// second of that, and at least 7 % below and 4 % above.
     #[must_use]
     pub fn measured(
@@ -49,19 +58,25 @@ impl Line {
         // Only the times at which something arrived. On a slow line that is seldom, and a rate
         // that begins in between would count the bytes of a longer time.
         points.dedup_by(|later, earlier| later.1 <= earlier.1);
+        let end = *points.last()?;
         let points = steady(&points, sent_for.as_secs_f64());
-        let (first, likely) = (*points.first()?, slope(points));
+        let (first, mut likely) = (*points.first()?, slope(points));
         if likely <= 0.0 {
             return None;
         }
-        let (mut low, mut high) = (likely * LEAST.0, likely * LEAST.1);
         let rate = |from: (f64, f64), to: (f64, f64)| (to.1 - from.1) / (to.0 - from.0).max(1e-6);
-        let mut from = first;
-        for &point in points.iter().filter(|point| point.0 > first.0) {
-            if point.0 - from.0 >= SLICE {
-                low = low.min(rate(from, point));
-                high = high.max(rate(from, point));
-                from = point;
+        let (mut low, mut high) = (likely * LEAST.0, likely * LEAST.1);
+        if points.len() < FEW && end.0 > SLICE * 5.0 {
+            let of_all = rate((0.0, 0.0), end);
+            (low, likely, high) = (of_all * OF_ALL.0, of_all * OF_ALL.1, of_all * OF_ALL.2);
+        } else {
+            let mut from = first;
+            for &point in points.iter().filter(|point| point.0 > first.0) {
+                if point.0 - from.0 >= SLICE {
+                    low = low.min(rate(from, point));
+                    high = high.max(rate(from, point));
+                    from = point;
+                }
             }
         }
         let trip = (round_trip.as_secs_f64(), median_round_trip.as_secs_f64());
@@ -208,6 +223,21 @@ mod tests {
         assert!((line.rate.likely / 25e6 - 1.0).abs() < 0.02, "{line:?}");
         let with_the_end = Line::measured(&points, at(1010), TRIP, 2 * TRIP, TRIP).unwrap();
         assert!(with_the_end.rate.likely > 25.5e6, "{with_the_end:?}");
+    }
+
+    /// 20 Mbit/s after a burst of half a MiB, on two links whose lumps of 1 MiB arrive shortly after
+    /// each other; nothing is sent after one second.
+    #[test]
+    fn a_few_lumps_on_a_slow_line_do_not_make_it_faster() {
+        const MIB: u64 = 1 << 20;
+        let points: Vec<_> = [(0, 0), (640, 1), (820, 2), (1490, 3), (1660, 4), (2000, 5)]
+            .map(|(millis, lumps)| (Duration::from_millis(millis), lumps * MIB))
+            .to_vec();
+        let second = Duration::from_secs(1);
+        let line = Line::measured(&points, second, TRIP, 2 * TRIP, TRIP).unwrap();
+        let rate = line.rate;
+        assert!((rate.likely / 2.4e6 - 1.0).abs() < 0.1, "{line:?}");
+        assert!(rate.low < 2.3e6 && 2.5e6 < rate.high, "{line:?}");
     }
 
     #[test]

@@ -23,6 +23,11 @@ pub(super) struct Rate {
     on_zeros: Duration,
     /// When, and the rate then: the last ten seconds.
     rates: VecDeque<(Duration, f64)>,
+    /// The present rate is taken over so much at least, or over ten seconds: a slow line carries a
+    /// few pieces in a second.
+    least: u64,
+    /// When it was counted first.
+    begun: Option<Duration>,
 }
 
 /// Rates per second.
@@ -34,9 +39,20 @@ pub(super) struct Rates {
     pub(super) worst: f64,
     /// The highest over the last ten seconds.
     pub(super) best: f64,
+    /// For how long they have been known: in the first seconds connections are slower than later,
+    /// or buffers take more than the line carries.
+    pub(super) known_for: Duration,
 }
 
 impl Rate {
+    /// Of what is counted in so large pieces that a second has some of them on a fast line only.
+    pub(super) fn of_pieces(least: u64) -> Self {
+        Self {
+            least,
+            ..Self::default()
+        }
+    }
+
     /// The count is `count` at this time, and so many pages of zeros were found between what is
     /// counted. Times ascend.
     ///
@@ -57,13 +73,14 @@ impl Rate {
     #[allow(clippy::cast_precision_loss)]
     pub(super) fn add(&mut self, at: Duration, count: u64) -> Rates {
         self.counts.push_back((at, count));
-        while self
-            .counts
-            .get(1)
-            .is_some_and(|(second, _)| at.saturating_sub(*second) >= PRESENT)
-        {
+        let is_enough = |(second, before): &(Duration, u64)| {
+            let time = at.saturating_sub(*second);
+            time >= PRESENT && (time >= RECENT || count.saturating_sub(*before) >= self.least)
+        };
+        while self.counts.get(1).is_some_and(is_enough) {
             self.counts.pop_front();
         }
+        let begun = *self.begun.get_or_insert(at);
         let (from, before) = self.counts.front().copied().unwrap_or((at, count));
         let seconds = at.saturating_sub(from).as_secs_f64();
         let present = match seconds > 0.0 {
@@ -89,12 +106,13 @@ impl Rate {
             present,
             worst: of_all(f64::min),
             best: of_all(f64::max),
+            known_for: at.saturating_sub(begun),
         }
     }
 
     /// What was counted before says nothing about what follows.
     pub(super) fn forget(&mut self) {
-        *self = Self::default();
+        *self = Self::of_pieces(self.least);
     }
 }
 
@@ -121,6 +139,19 @@ mod tests {
         }
         assert!((last.present - 200.0).abs() < 1e-6, "{last:?}");
         assert!((last.best - 200.0).abs() < 1e-6 && (last.worst - 100.0).abs() < 1e-6);
+    }
+
+    /// 256 pages every 0.4 s: in a second are two pieces, or three.
+    #[test]
+    fn a_few_pieces_in_a_second_are_counted_over_a_longer_time() {
+        let mut rate = Rate::of_pieces(4096);
+        for tenth in 0..200 {
+            let rates = rate.add(tenths(tenth), tenth / 4 * 256);
+            assert_eq!(rates.known_for, tenths(tenth));
+            if tenth > 70 {
+                assert!((rates.present / 640.0 - 1.0).abs() < 0.07, "{rates:?}");
+            }
+        }
     }
 
     /// 10,000 pages with content a second, then a second of zeros, and again.

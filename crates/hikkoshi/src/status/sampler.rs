@@ -47,8 +47,9 @@ impl Sampler {
             live: Arc::clone(live),
             control,
             bytes: Rate::default(),
-            sent: Rate::default(),
-            disks: Rate::default(),
+            // 16 reads of 1 MiB.
+            sent: Rate::of_pieces(16 << 8),
+            disks: Rate::of_pieces(16 << 20),
             cells: Cells::default(),
             phase: Phase::Connecting,
         }

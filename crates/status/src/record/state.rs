@@ -229,11 +229,11 @@ pub enum Unit {
 /// An estimate with its uncertainty, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TimeLeft {
-    /// If the rates become as good as they were recently at their best.
+    /// If what is not known is as good as it may well be.
     pub low_s: f64,
-    /// With the present rates.
+    /// What is most likely.
     pub likely_s: f64,
-    /// If the rates become as bad as they were recently at their worst; `None`: it may not end.
+    /// If what is not known is as bad as it may well be; `None`: it may not end.
     pub high_s: Option<f64>,
 }
 
