@@ -325,7 +325,13 @@ fn hybrid(now: &Snapshot, speed: &Speed, writes: &Writes<'_>, case: Case) -> Opt
                 ..=1 => writes.now.dirty,
                 _ => (writes.now.dirty - rest(now, case).content).max(0.0),
             };
-            (before + dirtied * round) * case.of([0.5, 1.0, 1.5])
+            // One take of each page says little about the time since then: a guest that boots, and
+            // is idle then.
+            let least = match now.round {
+                ..=1 => 0.0,
+                _ => 0.5,
+            };
+            (before + dirtied * round) * case.of([least, 1.0, 1.5])
         }
         (None, _, Case::Best) | (None, None, Case::Likely) => 0.0,
         (None, Some(measured), Case::Likely) => left_dirty(measured, since_begin(now) + round),

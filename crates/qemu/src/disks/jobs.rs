@@ -2,8 +2,8 @@
 //!
 //! A job copies everything first. In the mode `write-blocking` it also writes at once to the target
 //! what the guest writes meanwhile, and QEMU completes the guest's request when both are done. So
-//! it stays complete (`ready`) once it is. A limit (`speed`) is one for the copy: the guest's writes
-//! do not wait for it.
+//! it stays complete (`ready`) once it is. A limit (`speed`) is one for the copy: the guest's
+//! writes do not wait for it.
 //!
 //! `block-job-cancel` without `force` ends a job that is ready in the good way: QEMU finishes what
 //! is in progress, flushes the target, and the guest's device keeps its own image. With `force` the
