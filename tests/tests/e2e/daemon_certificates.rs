@@ -134,7 +134,13 @@ fn certificates_are_admitted_by_their_names() {
             1,
             "this side's certificate may not send a guest of the name db",
         ),
-        (&source, "web1", 1, "no such machine"),
+        // Without what its QEMU has written.
+        (
+            &source,
+            "web1",
+            1,
+            "what receives the guest could not be started (the destination's log says why)",
+        ),
     ] {
         assert_command_refused(migrate(certificate, name), status, &[part]);
     }
@@ -142,6 +148,7 @@ fn certificates_are_admitted_by_their_names() {
         .program
         .wait_stderr("admits the guest db by a certificate for source.example");
     daemon.program.wait_stderr("guest web1: not invited: ");
+    daemon.program.wait_stderr("no such machine");
 
     // The rules are read for each guest, and a certificate that cannot be used changes nothing.
     fs::write(&rules, "nonsense\n").unwrap();

@@ -93,6 +93,12 @@ impl JournalFile {
         &self.path
     }
 
+    /// Whether there is a file: with the lock, whether the migration is unfinished. `true` if that
+    /// cannot be found out.
+    pub(crate) fn is_there(&self) -> bool {
+        self.path.try_exists().unwrap_or(true)
+    }
+
     /// The content; `None` if there is no file.
     ///
     /// # Errors

@@ -106,7 +106,10 @@ impl Certified {
                         counted.keep();
                         this.send(request, Ok(&invitation));
                     }
-                    Err(refusal) => this.send(request, Err(&refusal.why)),
+                    Err(refusal) => {
+                        let why = refusal.for_source(request.name());
+                        this.send(request, Err(&why));
+                    }
                 }
             });
         if let Err(error) = spawned {

@@ -109,12 +109,16 @@ impl Children {
         if let Err(error) = self.receivers.remove_old_results(MAX_RESULTS) {
             tracing::warn!(error = %Report::new(&error), "removing old results");
         }
-        let name = self.reserve(request.name.as_deref())?;
-        let started = self.start(&name, request, source);
-        if let Err(why) = &started {
-            streams::notice(&format!("guest {name}: not invited: {why}"));
-        }
-        Ok((name, started?))
+        let refused = |name: &str, refusal: &Refusal| {
+            streams::notice(&format!("guest {name}: not invited: {}", refusal.why));
+        };
+        let given = request.name.as_deref();
+        let name = self
+            .reserve(given)
+            .inspect_err(|refusal| refused(given.unwrap_or("without a name"), refusal))?;
+        let started = self.start(&name, request, source).map_err(Refusal::from);
+        let invitation = started.inspect_err(|refusal| refused(&name, refusal))?;
+        Ok((name, invitation))
     }
 
     /// Takes a name that no receiver has, and no unfinished migration.

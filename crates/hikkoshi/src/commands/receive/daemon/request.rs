@@ -114,6 +114,21 @@ impl Refusal {
     pub(super) fn new(kind: RefusalKind, why: String) -> Self {
         Self { kind, why }
     }
+
+    /// The reason for the source of the guest `name`, on another host: short, without paths of this
+    /// host, and without what a QEMU has written, which is in the daemon's log.
+    pub(super) fn for_source(&self, name: &str) -> String {
+        match self.kind {
+            RefusalKind::NameTaken => format!(
+                "a guest with the name {name} is received already, or its migration is not finished"
+            ),
+            RefusalKind::Full => self.why.clone(),
+            RefusalKind::Other => {
+                "what receives the guest could not be started (the destination's log says why)"
+                    .to_owned()
+            }
+        }
+    }
 }
 
 impl From<String> for Refusal {
@@ -194,6 +209,17 @@ mod tests {
         let question = Question::Withdraw("a".to_owned());
         ask(&one, &question).unwrap();
         assert_eq!(read_question(&other).unwrap(), question);
+    }
+
+    #[test]
+    fn a_source_is_sent_a_short_reason() {
+        let why = "starting qemu: it has ended (1): -chardev socket,path=/srv/secret: denied";
+        let refusal = |kind| Refusal::new(kind, why.to_owned()).for_source("web");
+        for kind in [RefusalKind::NameTaken, RefusalKind::Other] {
+            let sent = refusal(kind);
+            assert!(!sent.contains("/srv") && sent.len() < 200, "{sent}");
+        }
+        assert!(refusal(RefusalKind::NameTaken).contains("the name web is received already"));
     }
 
     #[test]

@@ -175,6 +175,8 @@ impl Children {
                 continue;
             }
             match JournalFile::try_lock(&journal.path) {
+                // Its receiver has finished the migration since the journals were listed.
+                Ok(Some(file)) if !file.is_there() => continue,
                 Ok(Some(file)) => drop(file),
                 // Another process works with it: a receiver of an earlier daemon.
                 Ok(None) => {
@@ -338,6 +340,25 @@ mod tests {
         children.state().pauses.stop(file.path());
         children.resume_orphans(&journals(&[path]));
         assert!(!is_due(1_000_000));
+    }
+
+    /// The receiver has ended between the list of the journals and their locks.
+    #[test]
+    fn a_migration_that_was_finished_meanwhile_is_not_resumed() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path();
+        let receivers = super::super::receivers::Receivers::open(run).unwrap();
+        std::fs::write(receivers.result("guest"), "received").unwrap();
+        let advertised = Address::Unix(run.join("front"));
+        let children = Children::new(run, receivers, advertised, 1, OpenFiles::unchanged());
+        let path = run.join("destination-1-1.json");
+        children.resume_orphans(&journals(&[path.to_str().unwrap()]));
+        assert!(!children.state().running.contains_key("guest"));
+        let now = Instant::now();
+        assert!(children.state().pauses.is_over(&path, now), "no attempt");
+        let result = std::fs::read_to_string(children.receivers.result("guest"));
+        assert_eq!(result.unwrap(), "received");
+        assert!(!path.with_extension("lock").exists());
     }
 
     fn journals(paths: &[&str]) -> Journals {
