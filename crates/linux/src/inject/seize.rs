@@ -49,10 +49,15 @@ pub(super) fn stop_a_thread(process: &Process) -> Result<Stopped, InjectError> {
     for tid in threads.into_iter().take(MAX_THREADS) {
         match seize_and_stop(process, tid) {
             Ok(Attempt::Stopped(tracee)) if is_thread_of(process, &tracee) => {
-                return Ok(Stopped {
-                    tracee,
-                    _late: late,
-                });
+                match suspend_seccomp(pid, &tracee) {
+                    Ok(()) => {
+                        return Ok(Stopped {
+                            tracee,
+                            _late: late,
+                        });
+                    }
+                    Err(error) => refusal = refusal.or(Some(error)),
+                }
             }
             Ok(Attempt::Stopped(_) | Attempt::Gone) => {}
             Ok(Attempt::Late(tracee)) => late.push(tracee),
@@ -69,6 +74,7 @@ pub(super) fn stop_a_thread(process: &Process) -> Result<Stopped, InjectError> {
             let deadline = Instant::now() + LATE_STOP_TIMEOUT / 100;
             match wait_for_stop(pid, tracee, deadline)? {
                 Attempt::Stopped(tracee) if is_thread_of(process, &tracee) => {
+                    suspend_seccomp(pid, &tracee)?;
                     return Ok(Stopped {
                         tracee,
                         _late: late,
@@ -112,11 +118,15 @@ enum Attempt {
 fn seize_and_stop(process: &Process, tid: u32) -> Result<Attempt, InjectError> {
     let pid = process.pid();
     let status = format!("/proc/{pid}/task/{tid}/status");
-    let sandboxed = status_field(&status, "Seccomp").is_some_and(|mode| mode != "0");
-    let tracee = match Tracee::seize(tid, sandboxed) {
+    if is_sandboxed(&status)
+        && let Some(reason) = suspend_seccomp_obstacle()
+    {
+        return Err(InjectError::Sandboxed { pid, reason });
+    }
+    let tracee = match Tracee::seize(tid) {
         Ok(tracee) => tracee,
         Err(Errno::SRCH) => return Ok(Attempt::Gone),
-        Err(errno) => return seize_error(pid, &status, sandboxed, errno),
+        Err(errno) => return seize_error(pid, &status, errno),
     };
     match tracee.interrupt() {
         Ok(()) => wait_for_stop(pid, tracee, Instant::now() + STOP_TIMEOUT),
@@ -127,6 +137,32 @@ fn seize_and_stop(process: &Process, tid: u32) -> Result<Attempt, InjectError> {
             source,
         }),
     }
+}
+
+fn is_sandboxed(status: &str) -> bool {
+    status_field(status, "Seccomp").is_some_and(|mode| mode != "0")
+}
+
+/// Suspends the filter of a stopped thread, if it has one. Not before: until then the thread
+/// executes system calls of its own, which the filter is for.
+fn suspend_seccomp(pid: u32, tracee: &Tracee) -> Result<(), InjectError> {
+    if !is_sandboxed(&format!("/proc/{pid}/task/{}/status", tracee.tid())) {
+        return Ok(());
+    }
+    tracee.suspend_seccomp().map_err(|errno| match errno {
+        Errno::INVAL => InjectError::Sandboxed {
+            pid,
+            reason: "needs a kernel with CONFIG_CHECKPOINT_RESTORE",
+        },
+        source => match suspend_seccomp_obstacle() {
+            Some(reason) => InjectError::Sandboxed { pid, reason },
+            None => InjectError::Ptrace {
+                pid,
+                doing: "suspending the seccomp filter of",
+                source,
+            },
+        },
+    })
 }
 
 /// Waits until an interrupted thread stops.
@@ -156,12 +192,7 @@ fn wait_for_stop(pid: u32, mut tracee: Tracee, deadline: Instant) -> Result<Atte
 }
 
 /// Determines why seizing failed; the kernel returns the same error number for several causes.
-fn seize_error(
-    pid: u32,
-    status: &str,
-    sandboxed: bool,
-    errno: Errno,
-) -> Result<Attempt, InjectError> {
+fn seize_error(pid: u32, status: &str, errno: Errno) -> Result<Attempt, InjectError> {
     let state = status_field(status, "State").unwrap_or_default();
     if state.is_empty() || state.starts_with(['Z', 'X']) {
         return Ok(Attempt::Gone);
@@ -173,15 +204,6 @@ fn seize_error(
         let name = std::fs::read_to_string(format!("/proc/{tracer}/comm"))
             .map_or_else(|_| "name unknown".to_owned(), |name| name.trim().to_owned());
         return Err(InjectError::AlreadyTraced { pid, tracer, name });
-    }
-    if sandboxed && errno == Errno::INVAL {
-        return Err(InjectError::Sandboxed {
-            pid,
-            reason: "needs a kernel with CONFIG_CHECKPOINT_RESTORE",
-        });
-    }
-    if sandboxed && let Some(reason) = suspend_seccomp_obstacle() {
-        return Err(InjectError::Sandboxed { pid, reason });
     }
     if errno != Errno::PERM {
         return Err(InjectError::Ptrace {

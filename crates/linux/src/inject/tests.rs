@@ -295,3 +295,54 @@ fn the_injecting_process_is_killed() {
     target.shared.wait(0, laps + 3);
     runs_on(&target);
 }
+
+/// The filter stays until the thread has stopped: until then it executes calls of its own.
+#[test]
+fn a_seized_thread_keeps_its_filter_until_it_stops() {
+    if crate::suspend_seccomp_obstacle().is_some() {
+        eprintln!("SKIPPED: suspending a seccomp filter needs root");
+        return;
+    }
+    let target = Target::spawn(|shared| {
+        // Other calls are allowed. SAFETY: the call has no argument that is a pointer.
+        let forbidden = || unsafe { libc::syscall(libc::SYS_getppid) };
+        forbid(libc::SYS_getppid);
+        while shared.get(1) == 0 {
+            if forbidden() >= 0 {
+                shared.add(2, 1);
+            }
+            shared.add(0, 1);
+        }
+        0
+    });
+    target.shared.wait(0, 1);
+    let mut tracee = tracee::Tracee::seize(target.pid).unwrap();
+    let calls = target.shared.get(0);
+    target.shared.wait(0, calls + 1000);
+    assert_eq!(
+        target.shared.get(2),
+        0,
+        "its filter was suspended while it ran"
+    );
+    tracee.interrupt().unwrap();
+    assert_eq!(tracee.wait(None), Some(tracee::Halt::Trap));
+    tracee.suspend_seccomp().unwrap();
+    tracee.detach().unwrap();
+    target.shared.set(1, 1);
+    assert_eq!(target.join(), 0);
+}
+
+/// Lets this call fail with `EPERM` in this thread.
+fn forbid(call: i64) {
+    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+    let rules = [(call, Vec::new())].into();
+    let (allow, error) = (SeccompAction::Allow, SeccompAction::Errno(1));
+    let filter = SeccompFilter::new(
+        rules,
+        allow,
+        error,
+        std::env::consts::ARCH.try_into().unwrap(),
+    );
+    let program: BpfProgram = filter.unwrap().try_into().unwrap();
+    seccompiler::apply_filter(&program).unwrap();
+}

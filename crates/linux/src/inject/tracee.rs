@@ -18,6 +18,9 @@ const PTRACE_GET_RSEQ_CONFIGURATION: u32 = 0x420f;
 const PTRACE_O_SUSPEND_SECCOMP: usize = 1 << 21;
 const PTRACE_EVENT_STOP: i32 = 128;
 
+/// Options of each traced thread.
+const OPTIONS: usize = libc::PTRACE_O_TRACESYSGOOD as usize;
+
 /// General-purpose registers, including `orig_rax`.
 pub(super) type Registers = libc::user_regs_struct;
 
@@ -66,13 +69,9 @@ pub(super) struct Tracee {
 
 impl Tracee {
     /// Seizes thread `tid`, which continues to run.
-    pub(super) fn seize(tid: u32, suspend_seccomp: bool) -> Result<Self, Errno> {
+    pub(super) fn seize(tid: u32) -> Result<Self, Errno> {
         let tid = libc::pid_t::try_from(tid).map_err(|_| Errno::SRCH)?;
-        let mut options = libc::PTRACE_O_TRACESYSGOOD as usize;
-        if suspend_seccomp {
-            options |= PTRACE_O_SUSPEND_SECCOMP;
-        }
-        request(libc::PTRACE_SEIZE, tid, 0, options)?;
+        request(libc::PTRACE_SEIZE, tid, 0, OPTIONS)?;
         Ok(Self {
             tid,
             halted: None,
@@ -83,6 +82,12 @@ impl Tracee {
 
     pub(super) fn tid(&self) -> u32 {
         self.tid.unsigned_abs()
+    }
+
+    /// Suspends the seccomp filter of a stopped thread, until it is detached from.
+    pub(super) fn suspend_seccomp(&self) -> Result<(), Errno> {
+        let options = OPTIONS | PTRACE_O_SUSPEND_SECCOMP;
+        request(libc::PTRACE_SETOPTIONS, self.tid, 0, options)
     }
 
     /// Asks the thread to stop; [`Self::wait`] reports the stop.
