@@ -62,8 +62,8 @@ pub(crate) struct PageInstaller {
     /// For each block, whether it is registered.
     blocks: Vec<bool>,
     ranges: Vec<HostRange>,
-    /// Whether [`end`](Self::end) was called.
-    ended: AtomicBool,
+    /// Whether the memory was unregistered, here or by the thread.
+    ended: Arc<AtomicBool>,
     stop: StopEventFd,
     faults: Option<JoinHandle<()>>,
 }
@@ -92,7 +92,7 @@ impl PageInstaller {
             userfault,
             blocks: Vec::new(),
             ranges: Vec::new(),
-            ended: AtomicBool::new(false),
+            ended: Arc::default(),
             stop,
             faults: None,
         };
@@ -107,6 +107,7 @@ impl PageInstaller {
         let answering = FaultThread {
             userfault: Arc::clone(&installer.userfault),
             ranges: installer.ranges.clone(),
+            ended: Arc::clone(&installer.ended),
             stop: installer.stop.clone(),
         };
         let thread = thread::Builder::new().name("dst-fill-faults".into());
@@ -127,10 +128,7 @@ impl PageInstaller {
     /// let any userfaultfd unregister a range would end that registration. Missing pages would read
     /// as zeros. Linux 6.18 refuses it (`EINVAL`).
     pub(crate) fn end(&self) {
-        if self.ended.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        if unregister(&self.userfault, &self.ranges) {
+        if unregister_once(&self.ended, &self.userfault, &self.ranges) {
             self.stop.stop();
         }
     }
@@ -191,6 +189,11 @@ fn part(content: &[u8], from: u64, bytes: u64) -> io::Result<&[u8]> {
         .ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
+/// Unregisters the memory, the first time. Whether it did, and all of it.
+fn unregister_once(ended: &AtomicBool, userfault: &Userfault, ranges: &[HostRange]) -> bool {
+    !ended.swap(true, Ordering::Relaxed) && unregister(userfault, ranges)
+}
+
 /// Whether all of it is unregistered.
 fn unregister(userfault: &Userfault, ranges: &[HostRange]) -> bool {
     let mut all = true;
@@ -207,6 +210,8 @@ fn unregister(userfault: &Userfault, ranges: &[HostRange]) -> bool {
 struct FaultThread {
     userfault: Arc<Userfault>,
     ranges: Vec<HostRange>,
+    /// See [`PageInstaller`].
+    ended: Arc<AtomicBool>,
     stop: StopEventFd,
 }
 
@@ -214,7 +219,8 @@ impl FaultThread {
     fn run(self) {
         if let Err(error) = self.answer_all() {
             tracing::warn!(error = %Report::new(&error), "pages are written instead of installed");
-            unregister(&self.userfault, &self.ranges);
+            // Not after the end, as the memory may be registered for post-copy then.
+            unregister_once(&self.ended, &self.userfault, &self.ranges);
         }
     }
 
