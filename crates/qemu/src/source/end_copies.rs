@@ -49,6 +49,11 @@ fn pause(client: &mut Client) -> Result<(), QmpError> {
         return Ok(());
     }
     pause_mark::set_ending_copies(client)?;
+    // Its owner may have paused it since it was seen to run: then it is not resumed here. (QEMU
+    // does not tell who has paused a guest, and reports no second pause.)
+    if !run_state(client)?.running {
+        return pause_mark::remove_ending_copies(client);
+    }
     // It waits for the source's own disks, which it flushes.
     let stopped = client.execute_within("stop", json!({}), WATCHED_TIMEOUT);
     stopped.map(drop)
