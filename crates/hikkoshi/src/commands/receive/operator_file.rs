@@ -30,17 +30,26 @@ pub(super) fn read(file: &Path) -> Result<String, String> {
     }
 }
 
+/// The most links that lead to a file, as in the kernel (`MAXSYMLINKS`).
+const MAX_LINKS: usize = 40;
+
 fn open(file: &Path) -> io::Result<File> {
     let real = file.canonicalize()?;
-    // The link's folder, too: who can write to it can replace the link.
-    for path in [file, &real] {
-        let folder = path
+    // The folder of each link, too: who can write to it can replace the link.
+    let mut place = file.to_owned();
+    for _ in 0..=MAX_LINKS {
+        let folder = place
             .parent()
             .filter(|folder| !folder.as_os_str().is_empty());
-        let folder = folder.unwrap_or(Path::new("."));
-        let checked = check_rights(&fs::metadata(folder)?, Others::MayRead);
-        checked.map_err(|rights| refused(&format!("its folder {}: {rights}", folder.display())))?;
+        let folder = folder.unwrap_or(Path::new(".")).to_owned();
+        check_folder(&folder)?;
+        match fs::read_link(&place) {
+            // An absolute one replaces the folder.
+            Ok(target) => place = folder.join(target),
+            Err(_) => break,
+        }
     }
+    check_folder(real.parent().unwrap_or(Path::new("/")))?;
     let opened = OpenOptions::new()
         .read(true)
         // Not a link that has taken its place; and opening a pipe must not block.
@@ -52,6 +61,11 @@ fn open(file: &Path) -> io::Result<File> {
     }
     check_rights(&metadata, Others::MayRead).map_err(|rights| refused(&rights.to_string()))?;
     Ok(opened)
+}
+
+fn check_folder(folder: &Path) -> io::Result<()> {
+    let checked = check_rights(&fs::metadata(folder)?, Others::MayRead);
+    checked.map_err(|rights| refused(&format!("its folder {}: {rights}", folder.display())))
 }
 
 fn refused(why: &str) -> io::Error {
@@ -101,6 +115,28 @@ mod tests {
         set(root.path(), 0o777);
         assert!(read(&path).is_ok());
         assert!(read(&link).unwrap_err().contains("(mode 777)"));
+    }
+
+    #[test]
+    fn each_link_of_a_chain_must_be_in_a_folder_of_its_own() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = |name: &str| {
+            let folder = root.path().join(name);
+            fs::create_dir(&folder).unwrap();
+            folder
+        };
+        let [first, middle, last] = ["first", "middle", "last"].map(folder);
+        fs::write(last.join("template"), "qemu").unwrap();
+        symlink("../last/template", middle.join("link")).unwrap();
+        symlink(middle.join("link"), first.join("link")).unwrap();
+        let read = || read(&first.join("link"));
+        assert_eq!(read().unwrap(), "qemu");
+        set(&middle, 0o777);
+        let error = read().unwrap_err();
+        assert!(
+            error.contains("middle: ") && error.contains("(mode 777)"),
+            "{error}"
+        );
     }
 
     #[test]
