@@ -382,6 +382,7 @@ impl Daemon {
                     return Err(DomainError::Monitor(ConnectError::NoGreeting {
                         monitor: Box::new(monitor.clone()),
                         after: SESSION_TIMEOUT,
+                        accepted: false,
                     }));
                 }
             }

@@ -1,6 +1,7 @@
 //! Connects to a unix socket without waiting.
 
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -48,6 +49,25 @@ pub fn is_served(path: &Path) -> io::Result<bool> {
     }
 }
 
+/// Whether a process has accepted the connection `stream` to its socket in a folder, and no other
+/// client waits there either.
+///
+/// # Errors
+/// As reading `/proc/net/unix`; when the socket has no path.
+pub fn is_accepted(stream: &UnixStream) -> io::Result<bool> {
+    let peer = stream.peer_addr()?;
+    let path = peer.as_pathname().ok_or(io::ErrorKind::InvalidInput)?;
+    // The kernel lists a connection that was not accepted with the path of the socket, and without
+    // an inode (`unix_seq_show` in `net/unix/af_unix.c`).
+    let sockets = std::fs::read("/proc/thread-self/net/unix")?;
+    let waits = |line: &[u8]| {
+        let path = line.strip_suffix(path.as_os_str().as_bytes());
+        let rest = path.map(String::from_utf8_lossy).unwrap_or_default();
+        rest.split_whitespace().nth(6) == Some("0") && rest.split_whitespace().nth(7).is_none()
+    };
+    Ok(!sockets.split(|&byte| byte == b'\n').any(waits))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,6 +98,19 @@ mod tests {
         assert!(is_served(&path).unwrap());
         std::fs::write(folder.path().join("file"), "").unwrap();
         assert!(!is_served(&folder.path().join("file")).unwrap());
+    }
+
+    #[test]
+    fn a_connection_is_accepted_or_waits() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("a 0.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let first = connect_unix(&socket).unwrap();
+        assert!(!is_accepted(&first).unwrap());
+        let _session = listener.accept().unwrap();
+        assert!(is_accepted(&first).unwrap());
+        let second = connect_unix(&socket).unwrap();
+        assert!(!is_accepted(&second).unwrap());
     }
 
     #[test]

@@ -86,7 +86,7 @@ pub use available_memory::{
 pub use bind_unix::bind_unix;
 pub use cancel_flag::CancelFlag;
 pub use collapse::{COLLAPSE_BYTES, CollapseError};
-pub use connect_unix::{connect_unix, is_served};
+pub use connect_unix::{connect_unix, is_accepted, is_served};
 pub use drop_pages::{DropPagesError, drop_pages};
 pub use errno::last_errno;
 pub use file_rights::{Others, UnsafeRights, check_rights};

@@ -118,6 +118,13 @@ fn a_quiet_guest_and_the_line_to_its_destination() {
     for part in ["round trip", "measured with", "recommended: precopy"] {
         assert!(text.stdout.contains(part), "{part:?} is not in {text:?}");
     }
+    let warnings: Vec<_> = text
+        .stderr
+        .lines()
+        .filter(|line| line.contains("warn: "))
+        .collect();
+    let different: std::collections::BTreeSet<_> = warnings.iter().collect();
+    assert_eq!(warnings.len(), different.len(), "said twice: {warnings:?}");
     let account = migrate(&env, &mut guest, there, &["--to", &invitation]);
     assert_eq!(account["mode"], "precopy", "{account}");
     assert_eq!(account["auto"]["chosen_mode"], "precopy", "{account}");

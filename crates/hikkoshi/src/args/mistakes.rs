@@ -94,6 +94,12 @@ enum Answer {
 }
 
 fn answer(unknown: &str, command: &Command) -> Option<Answer> {
+    if let Some(rest) = unknown.strip_prefix('-')
+        && rest.starts_with(|first: char| first.is_ascii_digit() || first == '.')
+    {
+        let tip = "no value is negative; where a limit can be set, 'none' is no limit";
+        return Some(Answer::Tip(tip.to_owned()));
+    }
     if unknown.starts_with('-') {
         let tip = habits::answer(unknown).map(|tip| Answer::Tip(tip.to_owned()));
         let similar = || closest(unknown.strip_prefix("--")?, suggestible(command));
@@ -262,6 +268,16 @@ mod tests {
     fn two_hyphens_are_not_advised() {
         for words in ["cancel --forced", "migrate --qmp /q h:1 --xyz", "status -x"] {
             assert!(!message(words).contains("'-- "), "{}", message(words));
+        }
+    }
+
+    #[test]
+    fn a_negative_value_is_answered() {
+        for words in [
+            "migrate --qmp /q h:1 --bandwidth -1",
+            "set web --max-downtime -.5",
+        ] {
+            assert!(message(words).contains("no value is negative"), "{words}");
         }
     }
 

@@ -248,6 +248,11 @@ fn property(node: &mut Node, text: &str) {
 const ON_ISA: &str = "ib700 isa-applesmc isa-cirrus-vga isa-debug-exit isa-debugcon isa-ide \
     isa-ipmi-bt isa-ipmi-kcs isa-parallel isa-serial isa-vga ne2k_isa pvpanic tpm-tis";
 
+/// Whether devices of this type are a TPM.
+pub(crate) fn is_tpm(kind: &str) -> bool {
+    kind.starts_with("tpm-")
+}
+
 /// The description of a device; `None` for parts of other devices.
 fn listed(node: &Node) -> Option<Device> {
     let place = match &node.place {

@@ -87,6 +87,9 @@ pub(crate) fn attach(
     if side == Side::Source {
         stale_userfaultfds::remove(&process)?;
     }
+    for warning in &ram.warnings {
+        tracing::warn!("{warning}");
+    }
     let description = description::describe(&mut client, &ram.memory)?;
     let name = guest_name::read(&mut client)?;
     let processors = processors::read(&mut client)?;

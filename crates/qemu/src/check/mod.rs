@@ -10,6 +10,7 @@ use hikkoshi_wire::{Disk, Domain, GuestDescription, Machine, Processors};
 use rustix::fs::OFlags;
 
 use crate::attach::inspect::{Inspection, inspect};
+use crate::attach::machine::is_tpm;
 pub use crate::attach::parts::{Held, MemoryPart, Part, Verdict};
 use crate::attach::preflight::jobs::{self, Job};
 use crate::attach::preflight::{self, AllowedTypes, OLDEST_QEMU, Refusal, Side, nested};
@@ -161,7 +162,8 @@ pub fn check_by(
         ..
     } = inspect(client, Side::Source, allowed)?;
     let client = &mut client;
-    let mut notes = Vec::new();
+    let warnings = ram.as_ref().map(|ram| ram.warnings.clone());
+    let mut notes = warnings.unwrap_or_default();
     if let Some(process) = &process {
         match exclusive_access::check(process) {
             Ok(()) => notes.extend(stale_userfaultfds::note(process)),
@@ -333,6 +335,11 @@ impl Checked {
                 "the destination has to reach the same disks under the names in its command line: {}",
                 files.join(", ")
             ));
+        }
+        if self.devices.iter().any(|device| is_tpm(&device.kind)) {
+            let text = "the guest has a TPM, whose state moves with it: the destination needs an \
+                        swtpm of its own, with an empty state directory";
+            self.notes.push(text.to_owned());
         }
         if self.networks.iter().any(|network| network.kind == "user") {
             let text = "connections through a network backend of the type user end: they belong \

@@ -115,6 +115,14 @@ impl DestinationLine {
                  on tmpfs or hugetlbfs unless the guest is moved by pre-copy"
             ));
         }
+        if option.is("tpmdev") && value.contains("emulator") {
+            self.note(format!(
+                "{words}: start an swtpm for it at the destination before QEMU, with an empty state \
+                 directory of its own (swtpm socket --tpm2 --tpmstate dir=DIR --ctrl \
+                 type=unixio,path=SOCKET): the TPM's state moves with the guest, and two swtpms cannot \
+                 use one directory"
+            ));
+        }
         if disks::is_temporary(option) {
             self.note(format!(
                 "{}: what the guest has written to its disks is in temporary files of this process, \
@@ -225,6 +233,7 @@ mod tests {
             ("-drive file=/a,snapshot=on", "cannot be moved"),
             ("-readconfig /etc/guest.cfg", "not known here"),
             ("-preconfig", "left out"),
+            ("-tpmdev emulator,id=t,chardev=c", "start an swtpm"),
         ] {
             let notes = adapted(&format!("qemu {option}")).notes;
             assert!(

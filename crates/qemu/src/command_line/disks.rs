@@ -117,7 +117,27 @@ pub(super) fn update(client: &mut Client, line: &mut DestinationLine) -> Result<
             by_file(line, &disk);
         }
     }
+    let drives = rows.as_array().into_iter().flatten();
+    let drives: Vec<_> = drives.map(|row| Disk::of(row).drive).collect();
+    leave_out_drives(line, &drives);
     leave_out_removed(client, line)
+}
+
+/// Leaves out `-drive` options of disks that do not exist any more. QEMU removes such a disk when
+/// its device is unplugged. One without an id is not known by its option.
+fn leave_out_drives(line: &mut DestinationLine, existing: &[String]) {
+    let mut gone = Vec::new();
+    line.options.retain(|option| {
+        let id = option.is("drive").then(|| option.get("id", false));
+        let keep = id.flatten().is_none_or(|id| existing.contains(&id));
+        if !keep {
+            gone.push(option.value().to_owned());
+        }
+        keep
+    });
+    for value in gone {
+        line.note(format!("left out, because it was removed: -drive {value}"));
+    }
 }
 
 /// Corrects the `-drive` option of a disk; the inner value is a note. `None`: it has none.
@@ -367,6 +387,23 @@ mod tests {
         assert_eq!(disk.image.unwrap().file, "/new");
         let empty = Disk::of(&json!({ "device": "ide1-cd0", "qdev": "cd" }));
         assert_eq!((empty.device.as_str(), empty.image), ("cd", None));
+    }
+
+    /// QEMU removes it with the device that was unplugged.
+    #[test]
+    fn the_drive_of_an_unplugged_disk_is_left_out() {
+        let mut line = DestinationLine {
+            program: String::new(),
+            options: ["if=none,id=d0,file=/a", "if=none,id=d1,file=/b", "file=/c"]
+                .map(|value| Opt::new("-drive", value))
+                .into(),
+            notes: Vec::new(),
+        };
+        leave_out_drives(&mut line, &["d0".to_owned(), "ide0-hd0".to_owned()]);
+        let left: Vec<_> = line.options.iter().map(Opt::value).collect();
+        assert_eq!(left, ["if=none,id=d0,file=/a", "file=/c"]);
+        let note = "left out, because it was removed: -drive if=none,id=d1,file=/b";
+        assert_eq!(line.notes, [note]);
     }
 
     #[test]

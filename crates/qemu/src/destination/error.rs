@@ -105,6 +105,10 @@ pub enum UserfaultError {
     },
 }
 
+/// What a guest with a TPM needs.
+pub(super) const OWN_SWTPM: &str = "the swtpm of its TPM with an empty state directory of its own, \
+                                    which no other swtpm uses";
+
 /// The device state was not loaded. The guest does not run here.
 #[derive(Debug, Error)]
 pub(crate) enum LoadError {
@@ -120,10 +124,13 @@ pub(crate) enum LoadError {
     /// QEMU refused it.
     #[error(
         "loading the device state: QEMU refused it{}; start QEMU here with the same options as at \
-         the source",
-        in_parentheses(error)
+         the source{}",
+        in_parentheses(error),
+        if *tpm { format!(", and {OWN_SWTPM}") } else { String::new() }
     )]
     Refused {
+        /// Whether the guest has a TPM.
+        tpm: bool,
         /// QEMU's error message, if there is one.
         error: Option<String>,
     },
@@ -236,4 +243,16 @@ fn in_parentheses(error: &Option<String>) -> String {
         || " and exited: its log or standard error says why".to_owned(),
         |error| format!(" ({error})"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_that_was_refused_names_what_a_tpm_needs() {
+        let refused = |tpm| LoadError::Refused { tpm, error: None }.to_string();
+        assert!(refused(false).ends_with("with the same options as at the source"));
+        assert!(refused(true).ends_with(OWN_SWTPM));
+    }
 }

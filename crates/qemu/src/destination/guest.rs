@@ -12,6 +12,7 @@ use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::{Disk, GuestDescription, Machine, Processors};
 
+use super::error::OWN_SWTPM;
 use super::shutdown_listener::ShutdownListener;
 use super::vcpus;
 use super::{KillError, QemuDestination, ReleaseDestinationError};
@@ -129,7 +130,11 @@ impl DestinationGuest for QemuDestination {
     }
 
     fn why_ended(&self) -> Option<String> {
-        oom_kills::since(self.oom_kills.as_ref())
+        let killed = oom_kills::since(self.oom_kills.as_ref());
+        let is_loading = self.loading && !self.loaded;
+        // QEMU before 9.1 ends when it cannot load the state.
+        let load = || (is_loading && self.has_tpm()).then(|| format!("it needs {OWN_SWTPM}"));
+        killed.or_else(load)
     }
 
     fn kill(&mut self) -> Result<(), GuestError> {

@@ -118,10 +118,18 @@ impl QemuDestination {
                 let error = migration_status::query(client)
                     .ok()
                     .and_then(|info| info.error);
-                return Err(LoadError::Refused { error });
+                return Err(LoadError::Refused {
+                    error,
+                    tpm: self.has_tpm(),
+                });
             }
             Ok(None) => return Err(LoadError::TimedOut),
-            Err(error) if error.is_closed() => return Err(LoadError::Refused { error: None }),
+            Err(error) if error.is_closed() => {
+                return Err(LoadError::Refused {
+                    error: None,
+                    tpm: self.has_tpm(),
+                });
+            }
             Err(error) => return Err(error.into()),
         }
         // A guest that starts too early does so before QEMU reports "completed". A

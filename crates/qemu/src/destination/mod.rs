@@ -45,6 +45,7 @@ use self::shutdown_listener::ShutdownListener;
 use self::vcpus::Vcpu;
 use crate::attach::Overcommit;
 use crate::attach::exclusive_access::{self, ExclusiveAccess};
+use crate::attach::machine::is_tpm;
 use crate::attach::oom_kills;
 use crate::attach::preflight::{AllowedTypes, Side};
 use crate::attach::process;
@@ -272,6 +273,11 @@ impl QemuDestination {
     /// an earlier guest would not be dropped where the next guest has none.)
     pub fn is_unused(&self) -> bool {
         !self.prepared && !self.has_ended()
+    }
+
+    fn has_tpm(&self) -> bool {
+        let mut devices = self.machine.devices.iter();
+        devices.any(|device| is_tpm(&device.kind))
     }
 
     /// The number of QEMU's process.

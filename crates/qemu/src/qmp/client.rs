@@ -77,8 +77,11 @@ impl Client {
         let stream = connect(path, deadline).map_err(|source| {
             let monitor = Box::new(monitor.clone());
             if source.kind() == io::ErrorKind::WouldBlock {
-                let after = timeout;
-                ConnectError::NoGreeting { monitor, after }
+                ConnectError::NoGreeting {
+                    monitor,
+                    after: timeout,
+                    accepted: false,
+                }
             } else {
                 ConnectError::Connect { monitor, source }
             }
@@ -129,6 +132,7 @@ impl Client {
                 QmpError::TimedOut { .. } => ConnectError::NoGreeting {
                     monitor: Box::new(monitor.clone()),
                     after: timeout,
+                    accepted: client.connection.is_accepted(),
                 },
                 QmpError::Unexpected { what, .. } => ConnectError::NotQmp {
                     monitor: Box::new(monitor.clone()),

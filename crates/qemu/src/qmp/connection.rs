@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hikkoshi_engine::CancelFlag;
-use hikkoshi_linux::Process;
+use hikkoshi_linux::{Process, is_accepted};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials, sockopt::PeerPidfd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -191,6 +191,11 @@ impl Connection {
                 }
             }
         }
+    }
+
+    /// Whether the process of a socket has accepted the connection.
+    pub(super) fn is_accepted(&self) -> bool {
+        self.process.is_none() && is_accepted(&self.stream).unwrap_or(false)
     }
 
     /// See [`Client::peer`](super::Client::peer).

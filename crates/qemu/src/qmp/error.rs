@@ -21,13 +21,16 @@ pub enum ConnectError {
     },
     /// A process listens, but does not greet.
     #[error(
-        "connecting to {monitor}: no greeting within {} s; {}", after.as_secs(), silence(monitor)
+        "connecting to {monitor}: no greeting within {} s; {}", after.as_secs(), silence(monitor, *accepted)
     )]
     NoGreeting {
         /// The monitor.
         monitor: Box<MonitorAddress>,
         /// How long we waited.
         after: Duration,
+        /// Whether the process has accepted the connection. QEMU accepts one client of a QMP socket
+        /// at a time, and greets it at once.
+        accepted: bool,
     },
     /// The peer does not use QMP.
     #[error(
@@ -80,8 +83,12 @@ impl ConnectError {
     }
 }
 
-fn silence(monitor: &MonitorAddress) -> &'static str {
+fn silence(monitor: &MonitorAddress, accepted: bool) -> &'static str {
     match monitor {
+        MonitorAddress::Socket(_) if accepted => {
+            "its process has accepted the connection, and QMP begins with a greeting: this is \
+             probably another socket of QEMU, such as a serial port or the guest agent's"
+        }
         MonitorAddress::Socket(_) => {
             "QEMU serves one client at a time, so another program is probably connected to this \
              socket: close that connection, or give QEMU a second -qmp socket"

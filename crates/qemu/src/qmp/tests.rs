@@ -293,6 +293,19 @@ fn a_socket_with_another_client_is_an_error_of_its_own() {
     }
 }
 
+/// Such as a serial port.
+#[test]
+fn a_socket_that_accepts_and_is_silent_is_no_qmp_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("serial");
+    let listener = UnixListener::bind(&path).unwrap();
+    let accepting = std::thread::spawn(move || listener.accept().unwrap());
+    let error = Client::connect(&path, SHORT).unwrap_err().to_string();
+    drop(accepting.join().unwrap());
+    assert!(error.contains("probably another socket of QEMU"), "{error}");
+    assert!(!error.contains("another program"), "{error}");
+}
+
 /// QEMU 7.2 does this if the previous session has just ended.
 #[test]
 fn an_event_before_the_greeting_belongs_to_the_previous_session() {

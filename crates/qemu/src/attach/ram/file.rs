@@ -28,6 +28,8 @@ pub(crate) struct BlockMemory {
     pub(crate) backing: Backing,
     /// What it is.
     pub(crate) kind: Kind,
+    /// That other users can read it, for people.
+    pub(crate) exposed: Option<String>,
 }
 
 /// What holds the memory of a block.
@@ -116,6 +118,7 @@ pub(crate) fn open(
         return Ok(BlockMemory {
             backing: Backing::Private(private_memory(process, block, address, access)?),
             kind: Kind::Anonymous,
+            exposed: None,
         });
     }
     let range = MappedFileRange {
@@ -139,7 +142,7 @@ pub(crate) fn open(
     let file = file.map_err(cannot)?;
     let kind = describe(&file, &area, block, &range)?;
     if area.shared {
-        check_shared(process, &file, &area, &kind, access).map_err(|error| match error {
+        check_shared(&file, &area, &kind, access).map_err(|error| match error {
             Unsuitable::FileSystem => RamError::FileSystem {
                 id: block.name.clone(),
                 path: area.path.clone(),
@@ -152,6 +155,7 @@ pub(crate) fn open(
             FileAccess::Write => fill_in_process(process, file, block, &range, &kind)?,
         };
         return Ok(BlockMemory {
+            exposed: exposed(process, &area, &kind),
             backing: Backing::File(file),
             kind: Kind::Shared(kind),
         });
@@ -160,6 +164,7 @@ pub(crate) fn open(
     Ok(BlockMemory {
         backing: Backing::Private(memory.over_file(RamFile::new(file, range.offset))),
         kind: Kind::Private(kind),
+        exposed: None,
     })
 }
 
@@ -303,24 +308,27 @@ enum Unsuitable {
     Read(io::Error),
 }
 
-/// Checks that a shared file can be used, and warns if other users can read it.
-fn check_shared(
-    process: &Process,
-    file: &File,
-    area: &Area,
-    kind: &FileKind,
-    access: FileAccess,
-) -> Result<(), Unsuitable> {
+/// What is reported if other users can read a shared file.
+fn exposed(process: &Process, area: &Area, kind: &FileKind) -> Option<String> {
     let place = path_from_outside(process, &area.path);
-    if others_can_read(&place, &kind.metadata) {
-        tracing::warn!(
+    others_can_read(&place, &kind.metadata).then(|| {
+        format!(
             "other users of this host can read the guest's memory: its file {} has mode {:o}, \
              as QEMU creates it; remove that permission (chmod o= FILE, possible at any time), or use \
              a folder that they cannot enter",
             area.path,
             kind.metadata.mode() & 0o7777
-        );
-    }
+        )
+    })
+}
+
+/// Checks that a shared file can be used.
+fn check_shared(
+    file: &File,
+    area: &Area,
+    kind: &FileKind,
+    access: FileAccess,
+) -> Result<(), Unsuitable> {
     if kind.system == FileSystem::Other {
         return Err(Unsuitable::FileSystem);
     }

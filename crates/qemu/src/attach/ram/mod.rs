@@ -52,6 +52,8 @@ pub(crate) struct Ram {
     pub(crate) memory: GuestRam,
     /// Where each block begins in QEMU's address space, in layout order.
     pub(crate) addresses: Vec<u64>,
+    /// What is remarkable about it, for people.
+    pub(crate) warnings: Vec<String>,
     /// At the destination: there is too little free memory for it.
     pub(crate) shortage: Option<FreeSpaceError>,
 }
@@ -95,7 +97,9 @@ fn arrange(mut found: Vec<Found>, shortage: Option<FreeSpaceError>) -> Result<Ra
     let mut blocks = Vec::with_capacity(found.len());
     let mut backings = Vec::with_capacity(found.len());
     let mut addresses = Vec::with_capacity(found.len());
+    let mut warnings = Vec::new();
     for found in found {
+        warnings.extend(found.memory.exposed);
         blocks.push(RamBlock {
             id: found.block.name,
             bytes: found.block.total,
@@ -111,6 +115,7 @@ fn arrange(mut found: Vec<Found>, shortage: Option<FreeSpaceError>) -> Result<Ra
     Ok(Ram {
         memory,
         addresses,
+        warnings,
         shortage,
     })
 }

@@ -117,6 +117,9 @@ fn attach(
             read_only: None,
         };
         let memory = file::open(&process, &areas, &info, address, FileAccess::Write)?;
+        if let Some(warning) = &memory.exposed {
+            tracing::warn!("{warning}");
+        }
         found.push((info, memory));
     }
     // libvirt reserves no memory beforehand, except with preallocation, which has allocated it.

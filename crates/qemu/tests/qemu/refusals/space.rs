@@ -20,7 +20,7 @@ fn too_little_memory_at_the_destination() {
         let error = QemuDestination::attach(&qemu.qmp()).unwrap_err();
         let text = Report::new(&error).to_string();
         for part in [
-            "\"ram\" needs 262",
+            "\"ram\" needs 264",
             "MiB are available on this host",
             "add swap",
             "--allow-overcommit",

@@ -155,6 +155,9 @@ const NAMES: [Names; 26] = [
 /// AMD's processors repeat some flags of leaf 1 in this word, in the same bits.
 const REPEATS: (u32, CpuidRegister) = (0x8000_0001, Edx);
 
+/// The word that has these flags.
+pub(super) const REPEATED: (u32, u32, CpuidRegister) = (1, 0, Edx);
+
 /// Returns the name of bit `bit` of a word, if it has one.
 pub(super) fn name(
     leaf: u32,
@@ -162,20 +165,25 @@ pub(super) fn name(
     register: CpuidRegister,
     bit: u32,
 ) -> Option<&'static str> {
-    let named = |leaf, subleaf| {
-        let (.., names) = NAMES
-            .iter()
-            .find(|(l, s, r, _)| (*l, *s, *r) == (leaf, subleaf, register))?;
-        let name = names.split(' ').nth(bit as usize)?;
-        (name != "-").then_some(name)
-    };
-    named(leaf, subleaf).or_else(|| {
-        if (leaf, register) == REPEATS {
-            named(1, 0)
-        } else {
-            None
-        }
-    })
+    let (.., names) = NAMES
+        .iter()
+        .find(|(l, s, r, _)| (*l, *s, *r) == (leaf, subleaf, register))?;
+    let name = names.split(' ').nth(bit as usize)?;
+    (name != "-").then_some(name)
+}
+
+/// Returns the name of the flag of leaf 1 that bit `bit` of this word repeats on AMD's processors, if
+/// it repeats one. Other processors do not have the bit, whether they have the flag or not.
+pub(super) fn repeated(
+    leaf: u32,
+    subleaf: u32,
+    register: CpuidRegister,
+    bit: u32,
+) -> Option<&'static str> {
+    let is_own = name(leaf, subleaf, register, bit).is_some();
+    ((leaf, register) == REPEATS && !is_own)
+        .then(|| name(REPEATED.0, REPEATED.1, REPEATED.2, bit))
+        .flatten()
 }
 
 #[cfg(test)]
@@ -187,7 +195,10 @@ mod tests {
         assert_eq!(name(1, 0, Ecx, 20), Some("sse4.2"));
         assert_eq!(name(7, 0, Ebx, 5), Some("avx2"));
         assert_eq!(name(0x4000_0001, 0, Eax, 14), Some("kvm-asyncpf-int"));
-        assert_eq!(name(0x8000_0001, 0, Edx, 0), Some("fpu"), "repeated");
+        assert_eq!(name(0x8000_0001, 0, Edx, 0), None);
+        assert_eq!(repeated(0x8000_0001, 0, Edx, 0), Some("fpu"));
+        assert_eq!(repeated(0x8000_0001, 0, Edx, 29), None, "lm is its own");
+        assert_eq!(repeated(1, 0, Edx, 0), None);
         assert_eq!(name(7, 0, Edx, 0), None);
         assert_eq!(name(7, 0, Edx, 99), None);
         assert_eq!(name(0x77, 0, Eax, 0), None);

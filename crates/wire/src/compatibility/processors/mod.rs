@@ -236,6 +236,14 @@ impl KindDifferences {
         let at_source = flags(&source.features);
         let at_destination = flags(&destination.features);
         let filtered = flags(&destination.filtered);
+        let original = |flags: &FlagWords| {
+            let word = flags.get(&cpuid_names::REPEATED);
+            word.copied().unwrap_or(0)
+        };
+        let originals = original(&at_source) ^ original(&at_destination);
+        let (source_has, destination_has) = (settings(source), settings(destination));
+        let vendors = (source_has.get("vendor"), destination_has.get("vendor"));
+        let other_vendor = matches!(vendors, (Some(one), Some(other)) if one != other);
         let all: BTreeSet<_> = at_source
             .keys()
             .chain(at_destination.keys())
@@ -246,7 +254,13 @@ impl KindDifferences {
             let is_set = |flags: &FlagWords, bit: u32| bits(flags) >> bit & 1 == 1;
             let differ = bits(&at_source) ^ bits(&at_destination);
             for bit in (0..32).filter(|bit| differ >> bit & 1 == 1) {
-                let name = flag_name(word, bit);
+                let name = match cpuid_names::repeated(word.0, word.1, word.2, bit) {
+                    // The vendor, which is named, says whether there are such bits; or the flag
+                    // itself is named.
+                    Some(_) if other_vendor || originals >> bit & 1 == 1 => continue,
+                    Some(name) => format!("{} (repeats {name})", position(word, bit)),
+                    None => flag_name(word, bit),
+                };
                 if is_set(&at_destination, bit) {
                     add_once(&mut found.added, name);
                 } else {
@@ -298,11 +312,13 @@ fn settings(kind: &ProcessorKind) -> BTreeMap<&str, &str> {
 fn flag_name((leaf, subleaf, register): FlagWord, bit: u32) -> String {
     match cpuid_names::name(leaf, subleaf, register, bit) {
         Some(name) => name.to_owned(),
-        None => {
-            let register = format!("{register:?}").to_uppercase();
-            format!("CPUID[eax={leaf:X}h,ecx={subleaf:X}h].{register}[bit {bit}]")
-        }
+        None => position((leaf, subleaf, register), bit),
     }
+}
+
+fn position((leaf, subleaf, register): FlagWord, bit: u32) -> String {
+    let register = format!("{register:?}").to_uppercase();
+    format!("CPUID[eax={leaf:X}h,ecx={subleaf:X}h].{register}[bit {bit}]")
 }
 
 /// Adds a name that is not in the list yet: some flags are in two words.

@@ -90,6 +90,30 @@ fn missing_and_added_features_are_named() {
     );
 }
 
+/// An Intel processor has `fpu`, and not AMD's repetition of it.
+#[test]
+fn what_amd_repeats_is_not_missing_from_another_vendor() {
+    let kind = |vendor: &str, repeated: u32| ProcessorKind {
+        features: vec![
+            word(1, CpuidRegister::Edx, 1),
+            word(0x8000_0001, CpuidRegister::Edx, repeated | 1 << 29),
+        ],
+        filtered: vec![],
+        settings: vec![setting("vendor", vendor)],
+    };
+    let amd = kind("AuthenticAMD", 1);
+    let intel = KindDifferences::between(&amd, &kind("GenuineIntel", 0));
+    assert!(
+        intel.missing.is_empty() && intel.added.is_empty(),
+        "{intel:?}"
+    );
+    assert_eq!(intel.changed.len(), 1, "the vendor");
+    // With the same vendor it is another bit.
+    let other = KindDifferences::between(&amd, &kind("AuthenticAMD", 0));
+    let name = "CPUID[eax=80000001h,ecx=0h].EDX[bit 0] (repeats fpu)";
+    assert_eq!(other.missing, [name]);
+}
+
 #[test]
 fn flags_that_amd_repeats_are_named_once() {
     assert_eq!(
