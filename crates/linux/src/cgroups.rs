@@ -2,7 +2,7 @@
 //!
 //! A controller is in a hierarchy of version 1, or in the one of version 2. There may be both. A
 //! limit applies to all cgroups below it, so each one on the way up counts.
-//! (`Documentation/admin-guide/cgroup-v1/`, `cgroup-v2.rst`; cgroups(7).)
+//! (`Documentation/admin-guide/cgroup-v1/memory.rst`, `cgroup-v2.rst`; cgroups(7).)
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};

@@ -56,8 +56,8 @@ impl Backing {
         }
     }
 
-    /// Where absent pages can be installed by userfaultfd: in private anonymous memory, and in files
-    /// without huge pages.
+    /// Where absent pages can be installed by userfaultfd: in private anonymous memory, and in
+    /// files without huge pages.
     pub(crate) fn installable(&self) -> Option<&ProcessMemory> {
         match self {
             Self::File(file) => file.installable(),

@@ -1,8 +1,8 @@
 //! Absent pages, installed by a userfaultfd before the guest runs.
 //!
 //! The kernel charges a page of shared memory to the memory cgroup of the process in whose address
-//! space it is installed, which is the guest's. A page that this process writes to the file would be
-//! charged to this process, and the guest's limit would not apply to it
+//! space it is installed, which is the guest's. A page that this process writes to the file would
+//! be charged to this process, and the guest's limit would not apply to it
 //! (docs/decisions/0029-charge-guest-memory-to-qemu.md).
 //!
 //! To write an absent page through `/proc/PID/mem` is to fault it in: the kernel allocates a page,

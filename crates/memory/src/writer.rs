@@ -3,9 +3,10 @@
 //! What is absent is filled in the address space of the guest's process: installed by userfaultfd
 //! (`page_installer.rs`), or written through `/proc/PID/mem`. So the kernel charges shared memory,
 //! too, to the memory cgroup of that process. What is present is written: a file with `pwrite`,
-//! which needs no second mapping from which a dropped page would have to be unmapped, private memory
-//! through `/proc/PID/mem`. hugetlbfs cannot be written to and is mapped; the mapping reserves its
-//! pages. If a limit of huge pages by cgroup is exceeded, accessing it fails with `SIGBUS`.
+//! which needs no second mapping from which a dropped page would have to be unmapped, private
+//! memory through `/proc/PID/mem`. hugetlbfs cannot be written to and is mapped; the mapping
+//! reserves its pages. If a limit of huge pages by cgroup is exceeded, accessing it fails with
+//! `SIGBUS`.
 //!
 //! A file that no process maps ([`RamFile::new`](crate::RamFile::new) alone), or on a disk, is
 //! written with `pwrite` as a whole.
@@ -76,9 +77,9 @@ impl RamWriter {
 
     /// Installs absent pages of private anonymous memory, and of files that the process maps, with
     /// `userfault` from now on, until [`end_installing`](Self::end_installing), instead of writing
-    /// them. `userfault` belongs to the process of the memory, has nothing registered there, and is open in no other process:
-    /// the memory is registered meanwhile, and a thread of this process answers its faults with
-    /// zeros.
+    /// them. `userfault` belongs to the process of the memory, has nothing registered there, and is
+    /// open in no other process: the memory is registered meanwhile, and a thread of this process
+    /// answers its faults with zeros.
     ///
     /// # Errors
     /// When the memory cannot be registered, or the thread not be started. Pages are written then.

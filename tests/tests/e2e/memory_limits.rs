@@ -26,7 +26,8 @@ fn guest_with(backend: RamBackend) -> VmConfig {
     )
 }
 
-/// `None` where the host does not support limits. Then nothing can be tested, and a run of CI fails.
+/// `None` where the host does not support limits. Then nothing can be tested, and a run of CI
+/// fails.
 fn limit(env: &TestEnv, mib: u64) -> Option<MemoryLimit> {
     match MemoryLimit::without_swap(env.lab(), mib) {
         Err(error @ LabError::NoSwap { .. }) => {

@@ -35,16 +35,17 @@ use crate::attach::ram::file::{BlockMemory, FileKind, FileSystem, Kind};
 
 const MIB: u64 = 1 << 20;
 
-/// Of guest memory, this part is needed besides to manage it: page tables of QEMU and of KVM, and the
-/// index of a file's pages, 8 to 9 bytes each for a page of 4 KiB.
+/// Of guest memory, this part is needed besides to manage it: page tables of QEMU and of KVM, and
+/// the index of a file's pages, 8 to 9 bytes each for a page of 4 KiB.
 const MANAGEMENT_SHARE: u64 = 128;
 
-/// What QEMU itself allocates when it runs a guest, besides what it has while it waits for one. With
-/// KVM it was 2 MiB (QEMU 7.2 and 10.0, virtio devices, guest in its firmware); the rest is for
-/// device emulation under load.
+/// What QEMU itself allocates when it runs a guest, besides what it has while it waits for one.
+/// With KVM it was 2 MiB (QEMU 7.2 and 10.0, virtio devices, guest in its firmware); the rest is
+/// for device emulation under load.
 const OWN_BYTES_KVM: u64 = 16 * MIB;
 
-/// The same for TCG, which keeps translated code: 58 to 62 MiB were measured after Linux had booted.
+/// The same for TCG, which keeps translated code: 58 to 62 MiB were measured after Linux had
+/// booted.
 const OWN_BYTES_TCG: u64 = 64 * MIB;
 
 /// There is not enough free space for the guest's memory.
@@ -379,8 +380,8 @@ impl Needs {
     }
 }
 
-/// Bytes that QEMU needs for `guest` bytes of guest memory that it does not have yet, and `own` bytes
-/// for itself.
+/// Bytes that QEMU needs for `guest` bytes of guest memory that it does not have yet, and `own`
+/// bytes for itself.
 fn with_own_needs(guest: u64, own: u64) -> u64 {
     guest
         .saturating_add(guest / MANAGEMENT_SHARE)

@@ -172,8 +172,8 @@ pub(super) fn name(
     (name != "-").then_some(name)
 }
 
-/// Returns the name of the flag of leaf 1 that bit `bit` of this word repeats on AMD's processors, if
-/// it repeats one. Other processors do not have the bit, whether they have the flag or not.
+/// Returns the name of the flag of leaf 1 that bit `bit` of this word repeats on AMD's processors,
+/// if it repeats one. Other processors do not have the bit, whether they have the flag or not.
 pub(super) fn repeated(
     leaf: u32,
     subleaf: u32,
