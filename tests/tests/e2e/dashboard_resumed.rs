@@ -151,7 +151,11 @@ fn killed_engines_stay_known_and_are_a_part_of_the_resumed_migration() {
         assert!(outage.unwrap().to_ms.is_some(), "{:?}", both.outages);
         assert_eq!(joined.end.as_ref().unwrap().reason, "moved");
     }
-    assert_eq!(shown.fact("Paused for"), paused);
+    // The source's journal has its own time, which the recording of a killed engine may not have.
+    match reports[0].downtime_ms {
+        Some(_) => assert!(shown.fact("Paused for").contains("at most ")),
+        None => assert_eq!(shown.fact("Paused for"), paused),
+    }
     let rounds = shown.table("What each round sent, and what was dirty at its end");
     assert_eq!(rounds.len(), before[0].state.as_ref().unwrap().rounds.len());
     shown.evaluate("document.querySelectorAll('article details').forEach(e => e.open = true)");
