@@ -66,8 +66,9 @@
 //!
 //! # What is missing
 //!
-//! - Memory and device state are moved, and disks that the adapter copies. The engine does not
-//!   check that other disks and networks can be reached from the destination.
+//! - Memory and device state are moved, and disks that the adapter copies. The adapters compare the
+//!   disks of both sides. The engine does not check that networks can be reached from the
+//!   destination.
 
 mod control_link;
 mod default_links;
@@ -90,7 +91,7 @@ pub use destination::{
     DestinationHost, DestinationOptions, OfferedGuest, ReceiveControl, ReceiveError,
     give_up_receive, receive, receive_at, resume_receive,
 };
-pub use disks::{DiskConnection, DiskProgress, DiskRequests, Waiting};
+pub use disks::{DiskComparison, DiskConnection, DiskProgress, DiskRequests, Waiting};
 pub use guest::{DestinationGuest, SourceGuest, ThreadName};
 pub use guest_error::GuestError;
 pub use hikkoshi_linux::{CancelFlag, Priority, PriorityClass};
@@ -105,4 +106,4 @@ pub use source::{
     resume_migrate,
 };
 
-pub use hikkoshi_wire::{Disk, Domain, MAX_DISKS, MAX_LINKS, Mode};
+pub use hikkoshi_wire::{Domain, GuestDisks, MAX_COPIED_DISKS, MAX_LINKS, Mode};

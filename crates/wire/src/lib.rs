@@ -60,10 +60,11 @@
 //!       |          have the capability                  |
 //!       | KeepsFrames: the source opens a link for      |
 //!       |          frames, if both have the capability  |
+//!       | Disks: which are the same, which are copied   |
 //!       | Processors: what the guest was given          |
 //!       | Begin: the guest's description, the mode      |
 //!       |---------------------------------------------->|  compatible_with()
-//!       |                       Differs, if that is allowed
+//!       |                      Warning: what may differ |
 //!       |                                Accept / Refuse|
 //!       |<----------------------------------------------|
 //!       |  pre-copy: pages and zero pages on the background links
@@ -176,7 +177,7 @@
 //! | version | introduced |
 //! | --- | --- |
 //! | 1 | everything else |
-//! | 2 | [`Processors`](ToDestination::Processors) before `Begin`, [`Differs`](ToSource::Differs) |
+//! | 2 | [`Processors`](ToDestination::Processors) before `Begin`, [`Warning`](ToSource::Warning) |
 //!
 //! A source sends [`Machine`](ToDestination::Machine) only to a destination
 //! with [`Capabilities::MACHINE`], and [`KeepsFrames`](ToDestination::KeepsFrames) and
@@ -184,8 +185,8 @@
 //! [`MemoryLost`](ToDestination::MemoryLost) only with [`Capabilities::MEMORY_LOST`];
 //! [`Domain`](ToDestination::Domain) only with [`Capabilities::DOMAIN`], and
 //! [`Probe`](ToDestination::Probe) and [`Echo`](ToDestination::Echo) only with
-//! [`Capabilities::PROBE`], and [`CopiesDisks`](ToDestination::CopiesDisks) and what follows from
-//! it only with [`Capabilities::DISKS`]. A destination sends [`LeftToDo`](ToSource::LeftToDo)
+//! [`Capabilities::PROBE`]. A guest with disks is only offered to a destination with
+//! [`Capabilities::DISKS`]. A destination sends [`LeftToDo`](ToSource::LeftToDo)
 //! only to a source with [`Capabilities::LEFT_TO_DO`], and
 //! [`ResumeTime`](ToSource::ResumeTime) only to one with
 //! [`Capabilities::RESUME_TIME`].
@@ -220,12 +221,14 @@ pub use framing::{
 pub use limits::Limits;
 pub use messages::{
     AuxiliaryBlock, BlockDescription, CpuidRegister, CpuidWord, DestinationStage, Device,
-    DeviceStateDigest, DeviceStateError, Disk, Domain, FaultKind, FaultMeasures, GuestDescription,
-    GuestRangeDescription, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE, MAX_DISKS, MAX_DOMAIN_XML,
-    MAX_ECHOES, MAX_FAULTING, MAX_LINKS, MAX_NETWORK_FRAME, MAX_NETWORK_FRAMES, MAX_OBSTACLES,
-    MAX_RANGES, MAX_TEXT, Machine, Mode, NetworkFrame, OFFLOAD_LEN, OutsideLayout, PROBE_PAGES,
-    PageRanges, Processor, ProcessorKind, ProcessorPlace, ProcessorSetting, Processors,
-    RequestSummary, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource, Topology,
+    DeviceStateDigest, DeviceStateError, Disk, DiskImage, DiskKind, DiskPlan, Domain, FaultKind,
+    FaultMeasures, GuestDescription, GuestDisks, GuestRangeDescription, ImageMark, ImageName,
+    MAX_COPIED_DISKS, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE, MAX_DISKS, MAX_DOMAIN_XML, MAX_ECHOES,
+    MAX_FAULTING, MAX_IMAGE_NAMES, MAX_LINKS, MAX_NETWORK_FRAME, MAX_NETWORK_FRAMES, MAX_OBSTACLES,
+    MAX_RANGES, MAX_TEXT, MAX_WARNINGS, Machine, Mode, NetworkFrame, OFFLOAD_LEN, OutsideLayout,
+    PROBE_PAGES, PageRanges, Processor, ProcessorKind, ProcessorPlace, ProcessorSetting,
+    Processors, RequestSummary, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource,
+    Topology,
 };
 pub use negotiation::{
     Agreed, CHALLENGE_LEN, Capabilities, HELLO_LEN, Hello, HelloError, MigrationId,

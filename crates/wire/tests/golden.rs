@@ -18,10 +18,11 @@ use std::path::Path;
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
     AuxiliaryBlock, BlockDescription, Capabilities, ControlMessage, CpuidRegister, CpuidWord,
-    DestinationStage, Device, Disk, Domain, FaultKind, FaultMeasures, Frame, GuestDescription,
-    GuestRangeDescription, Hello, Machine, MigrationId, Mode, NetworkFrame, PageRanges, Processor,
-    ProcessorKind, ProcessorPlace, ProcessorSetting, Processors, RequestSummary, Role, SourceStage,
-    StageSummary, ThreadFaults, ToDestination, ToSource, Topology, Versions, control_frame,
+    DestinationStage, Device, Disk, DiskImage, DiskKind, DiskPlan, Domain, FaultKind,
+    FaultMeasures, Frame, GuestDescription, GuestDisks, GuestRangeDescription, Hello, ImageMark,
+    ImageName, Machine, MigrationId, Mode, NetworkFrame, PageRanges, Processor, ProcessorKind,
+    ProcessorPlace, ProcessorSetting, Processors, RequestSummary, Role, SourceStage, StageSummary,
+    ThreadFaults, ToDestination, ToSource, Topology, Versions, control_frame,
 };
 
 fn range(start: u64, pages: u64) -> PageRange {
@@ -126,15 +127,49 @@ fn to_destination() -> Vec<ToDestination> {
             background_links: 2,
         },
         ToDestination::Echo,
-        ToDestination::CopiesDisks {
-            disks: vec![Disk {
-                device: "/machine/peripheral/vda/virtio-backend".into(),
-                drive: "drive0".into(),
-                bytes: 10 << 30,
-                image: "4e1f:12:1234".into(),
-            }],
-        },
+        ToDestination::Disks { disks: disks() },
     ]
+}
+
+fn disks() -> GuestDisks {
+    let name = |name: &str, unique| ImageName {
+        name: name.into(),
+        unique,
+    };
+    let copied = Disk {
+        device: "/machine/peripheral/vda/virtio-backend".into(),
+        drive: "drive0".into(),
+        place: "pci.0/04.0".into(),
+        bytes: Some(10 << 30),
+        read_only: false,
+        kind: DiskKind::Fixed,
+        plan: DiskPlan::Copied { encrypted: true },
+        image: DiskImage {
+            file: "/images/a.qcow2".into(),
+            format: "qcow2".into(),
+            storage: "nfs4".into(),
+            encrypted: true,
+            names: vec![name("4e1f:12:1234", true), name("dm:LVM-a", false)],
+            mark: ImageMark::Of(0),
+            checksum: None,
+        },
+    };
+    let medium = Disk {
+        device: "cd".into(),
+        bytes: None,
+        read_only: true,
+        kind: DiskKind::Removable,
+        plan: DiskPlan::Same,
+        image: DiskImage {
+            checksum: Some(0x1234_5678),
+            ..DiskImage::default()
+        },
+        ..copied.clone()
+    };
+    GuestDisks {
+        mark: *b"0123456789abcdef",
+        disks: vec![copied, medium],
+    }
 }
 
 fn machine() -> Machine {
@@ -264,7 +299,7 @@ fn to_source() -> Vec<ToSource> {
         ToSource::MissingEnd { pages: 524_801 },
         ToSource::Declined { reason: reason() },
         ToSource::GuestLost { reason: reason() },
-        ToSource::Differs {
+        ToSource::Warning {
             what: "the destination's processors lack sse4.2, avx2".into(),
         },
         ToSource::ShutDown,
@@ -316,7 +351,7 @@ fn destination_name(message: &ToDestination) -> &'static str {
         ToDestination::Domain { .. } => "to-destination-domain",
         ToDestination::Probe { .. } => "to-destination-probe",
         ToDestination::Echo => "to-destination-echo",
-        ToDestination::CopiesDisks { .. } => "to-destination-copies-disks",
+        ToDestination::Disks { .. } => "to-destination-disks",
     }
 }
 
@@ -336,7 +371,7 @@ fn source_name(message: &ToSource) -> &'static str {
         ToSource::MissingEnd { .. } => "to-source-missing-end",
         ToSource::Declined { .. } => "to-source-declined",
         ToSource::GuestLost { .. } => "to-source-guest-lost",
-        ToSource::Differs { .. } => "to-source-differs",
+        ToSource::Warning { .. } => "to-source-warning",
         ToSource::ShutDown => "to-source-shut-down",
         ToSource::FramesDelivered { .. } => "to-source-frames-delivered",
         ToSource::Obstacle { .. } => "to-source-obstacle",

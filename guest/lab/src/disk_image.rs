@@ -160,6 +160,26 @@ impl DiskImage {
         }
     }
 
+    /// Makes an internal snapshot of an image that no QEMU uses.
+    ///
+    /// # Errors
+    /// When qemu-img is missing or fails.
+    pub fn add_snapshot(&self, name: &str) -> Result<(), LabError> {
+        let mut snapshot = Command::new(qemu_img()?);
+        snapshot.args(["snapshot", "-c", name]);
+        spawn::run(snapshot.arg(&self.path)).map(drop)
+    }
+
+    /// Adds a dirty bitmap to an image that no QEMU uses.
+    ///
+    /// # Errors
+    /// When qemu-img is missing or fails.
+    pub fn add_bitmap(&self, name: &str) -> Result<(), LabError> {
+        let mut bitmap = Command::new(qemu_img()?);
+        bitmap.args(["bitmap", "--add"]).arg(&self.path).arg(name);
+        spawn::run(&mut bitmap).map(drop)
+    }
+
     /// The image's path.
     pub fn path(&self) -> &Path {
         &self.path

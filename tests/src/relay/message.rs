@@ -24,13 +24,13 @@ pub enum MessageKind {
     /// Sent by the source.
     KeepsFrames,
     /// Sent by the source.
-    CopiesDisks,
+    Disks,
     /// Sent by the source.
     Processors,
     /// Sent by the source.
     Begin,
     /// Sent by the destination.
-    Differs,
+    Warning,
     /// Sent by the destination.
     Accept,
     /// Sent by the destination.
@@ -158,7 +158,7 @@ pub(super) fn from_source(payload: &[u8]) -> MessageKind {
         ToDestination::Domain { .. } => MessageKind::Domain,
         ToDestination::Probe { .. } => MessageKind::Probe,
         ToDestination::Echo => MessageKind::Echo,
-        ToDestination::CopiesDisks { .. } => MessageKind::CopiesDisks,
+        ToDestination::Disks { .. } => MessageKind::Disks,
     }
 }
 
@@ -178,7 +178,7 @@ pub(super) fn from_destination(payload: &[u8]) -> MessageKind {
         ToSource::MissingEnd { .. } => MessageKind::MissingEnd,
         ToSource::Declined { .. } => MessageKind::Declined,
         ToSource::GuestLost { .. } => MessageKind::GuestLost,
-        ToSource::Differs { .. } => MessageKind::Differs,
+        ToSource::Warning { .. } => MessageKind::Warning,
         ToSource::ShutDown => MessageKind::ShutDown,
         ToSource::FramesDelivered { .. } => MessageKind::FramesDelivered,
         ToSource::Obstacle { .. } => MessageKind::Obstacle,

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 
-use hikkoshi_wire::{MAX_DISKS, MAX_LINKS, Role};
+use hikkoshi_wire::{MAX_COPIED_DISKS, MAX_LINKS, Role};
 
 use crate::destination::error::{DestinationFailure, ReceiveError};
 use crate::destination::host::{DestinationHost, WaitingMachine};
@@ -21,7 +21,7 @@ use hikkoshi_linux::CancelFlag;
 /// Accepted links that may wait in the queue: all links of one migration (background, urgent,
 /// frames, disks) can arrive before the first is handled, and the control link of the next
 /// migration.
-const LINKS: usize = MAX_LINKS as usize + MAX_DISKS + 3;
+const LINKS: usize = MAX_LINKS as usize + MAX_COPIED_DISKS + 3;
 
 /// Waits at `listener` for a source and takes its guest into `guest`.
 ///

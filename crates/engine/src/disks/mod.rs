@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! source                                        destination
-//!   CopiesDisks, with the offer  ───────────▶     serves its disks
+//!   Disks, with the offer        ───────────▶     serves those that are copied
 //!   a link for each disk         ───────────▶     connects it to the server
 //!   copies all, and from then on
 //!   each write of the guest      ◀──────────▶     writes it
@@ -29,6 +29,15 @@ mod stall_timer;
 pub use connection::{DiskConnection, DiskRequests, Waiting};
 pub(crate) use relay::{DiskFailure, DiskRelay, DiskWatch, RelayStart};
 pub(crate) use stall_timer::patience;
+
+/// What a destination has found about a guest's disks; for people.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DiskComparison {
+    /// Why the guest is refused.
+    pub refused: Vec<String>,
+    /// What differs although it is not.
+    pub warnings: Vec<String>,
+}
 
 /// How far the copy of a disk is.
 #[derive(Debug, Clone, PartialEq, Eq)]

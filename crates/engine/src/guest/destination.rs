@@ -6,10 +6,10 @@ use std::time::Instant;
 use hikkoshi_linux::{CancelFlag, Process};
 use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::Userfault;
-use hikkoshi_wire::{Disk, GuestDescription, Machine, Processors};
+use hikkoshi_wire::{GuestDescription, GuestDisks, Machine, Processors};
 
 use super::error::NoDisks;
-use crate::disks::DiskConnection;
+use crate::disks::{DiskComparison, DiskConnection};
 use crate::guest_error::GuestError;
 use crate::network_frames::FrameDelivery;
 use crate::report::FaultKind;
@@ -30,7 +30,8 @@ pub struct ThreadName {
 /// The engine may query the machine at any time ([`describe`], [`ram`], [`has_ended`],
 /// [`name_thread`] and so on). What changes it is called in this order:
 ///
-/// 1. [`check_disks`] if disks are to be copied, [`prepare`], then [`serve_disks`].
+/// 1. [`compare_disks`] if the guest has disks, [`prepare`], then [`serve_disks`] if some are
+///    copied.
 /// 2. [`take_userfault`] if post-copy is possible, and [`filling_userfault`] if the machine has
 ///    private memory.
 /// 3. [`deliver_frames`] if the source keeps frames, and [`connect_disk`] for each disk.
@@ -50,7 +51,7 @@ pub struct ThreadName {
 /// [`ram`]: Self::ram
 /// [`has_ended`]: Self::has_ended
 /// [`name_thread`]: Self::name_thread
-/// [`check_disks`]: Self::check_disks
+/// [`compare_disks`]: Self::compare_disks
 /// [`prepare`]: Self::prepare
 /// [`serve_disks`]: Self::serve_disks
 /// [`take_userfault`]: Self::take_userfault
@@ -184,19 +185,21 @@ pub trait DestinationGuest: Send {
         Ok(None)
     }
 
-    /// Checks that these disks of the source can be copied to disks here; changes nothing. The
-    /// error names everything that prevents it: a disk that is not here, or has another size.
-    /// Called before [`prepare`](Self::prepare), so that a guest that is refused leaves the machine
-    /// to the next one.
-    fn check_disks(&mut self, disks: &[Disk]) -> Result<(), GuestError> {
-        let _ = disks;
-        Err(GuestError::new(NoDisks))
+    /// Compares the source's disks with those here: whether they are the same ones, or fit, if they
+    /// are copied. Changes nothing. Called before [`prepare`](Self::prepare), so that a guest that
+    /// is refused leaves the machine to the next one. The default compares nothing, and copies
+    /// nothing.
+    fn compare_disks(&mut self, disks: &GuestDisks) -> Result<DiskComparison, GuestError> {
+        match disks.copied().next() {
+            None => Ok(DiskComparison::default()),
+            Some(_) => Err(GuestError::new(NoDisks)),
+        }
     }
 
-    /// Lets the source's machine write to these disks, from [`connect_disk`](Self::connect_disk) to
-    /// [`end_disks`](Self::end_disks). Called after [`prepare`](Self::prepare);
-    /// [`release`](Self::release) ends it, too.
-    fn serve_disks(&mut self, disks: &[Disk]) -> Result<(), GuestError> {
+    /// Lets the source's machine write to those of these disks that are copied, from
+    /// [`connect_disk`](Self::connect_disk) to [`end_disks`](Self::end_disks). Called after
+    /// [`prepare`](Self::prepare); [`release`](Self::release) ends it, too.
+    fn serve_disks(&mut self, disks: &GuestDisks) -> Result<(), GuestError> {
         let _ = disks;
         Err(GuestError::new(NoDisks))
     }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use hikkoshi_dirty::DirtyLog;
 use hikkoshi_linux::CancelFlag;
 use hikkoshi_memory::GuestRam;
-use hikkoshi_wire::{Disk, Domain, GuestDescription, Machine, Processors};
+use hikkoshi_wire::{Domain, GuestDescription, GuestDisks, Machine, Processors};
 
 use super::error::NoDisks;
 use crate::disks::{DiskConnection, DiskProgress};
@@ -22,7 +22,7 @@ use crate::report::AsynchronousFaults;
 /// The engine may query the guest at any time ([`describe`], [`ram`], [`needs_drain`],
 /// [`has_ended`] and so on). What changes it is called in this order:
 ///
-/// 1. [`capture_frames`], unless frames are not kept.
+/// 1. [`capture_frames`], unless frames are not kept, and [`disks_compared`].
 /// 2. If disks are copied: [`connect_disk`] and [`open_disk`] for each one, [`limit_disks`] and
 ///    [`copy_disk`] for each one, then [`limit_disks`] and [`disk_progress`] until all are in sync.
 /// 3. [`start_dirty_log`] (not in post-copy without pre-copy rounds), then [`drain`] any number of
@@ -44,6 +44,7 @@ use crate::report::AsynchronousFaults;
 /// [`needs_drain`]: Self::needs_drain
 /// [`has_ended`]: Self::has_ended
 /// [`capture_frames`]: Self::capture_frames
+/// [`disks_compared`]: Self::disks_compared
 /// [`connect_disk`]: Self::connect_disk
 /// [`open_disk`]: Self::open_disk
 /// [`copy_disk`]: Self::copy_disk
@@ -165,16 +166,21 @@ pub trait SourceGuest: Send {
         Ok(None)
     }
 
-    /// The disks whose content is copied to the destination: at most
-    /// [`MAX_DISKS`](crate::MAX_DISKS). None by default.
-    fn disks(&self) -> Vec<Disk> {
-        Vec::new()
+    /// The guest's disks, which the destination compares with its own. At most
+    /// [`MAX_COPIED_DISKS`](crate::MAX_COPIED_DISKS) are copied. The default is for adapters whose
+    /// guests have no disks, or that compare them themselves.
+    fn disks(&self) -> GuestDisks {
+        GuestDisks::default()
     }
 
-    /// Makes the connection over which the machine copies the disk `number` of
-    /// [`disks`](Self::disks): the machine gets one end as a client, and the other one is returned.
-    /// The machine uses it from [`open_disk`](Self::open_disk) on. If the engine ends it, what the
-    /// machine waits for must fail soon.
+    /// The destination has compared the disks, or did not: removes what was added to them for
+    /// that.
+    fn disks_compared(&mut self) {}
+
+    /// Makes the connection over which the machine copies the disk `number` of those [that are
+    /// copied](hikkoshi_wire::GuestDisks::copied): the machine gets one end as a client, and the
+    /// other one is returned. The machine uses it from [`open_disk`](Self::open_disk) on. If the
+    /// engine ends it, what the machine waits for must fail soon.
     fn connect_disk(&mut self, number: usize) -> Result<DiskConnection, GuestError> {
         let _ = number;
         Err(GuestError::new(NoDisks))
@@ -218,8 +224,8 @@ pub trait SourceGuest: Send {
 
     /// Ends the copies of a guest that was [paused](Self::pause): both sides' disks have the same
     /// content when this returns. Fails if one is not complete. Ends early, with an error, once
-    /// `give_up` is set; [`resume`](Self::resume) must be possible then. Called only if there are
-    /// [`disks`](Self::disks).
+    /// `give_up` is set; [`resume`](Self::resume) must be possible then. Called only if disks are
+    /// copied.
     fn complete_disks(&mut self, give_up: &CancelFlag) -> Result<(), GuestError> {
         let _ = give_up;
         Err(GuestError::new(NoDisks))

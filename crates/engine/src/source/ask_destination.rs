@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use hikkoshi_link::{HandshakeError, LinkError, Remote, hello, open, split};
 use hikkoshi_linux::CancelFlag;
 use hikkoshi_wire::{
-    Capabilities, Limits, MAX_OBSTACLES, MigrationId, Role, ToDestination, ToSource, Versions,
+    Capabilities, Limits, MAX_OBSTACLES, MAX_WARNINGS, MigrationId, Role, ToDestination, ToSource,
+    Versions,
 };
 
 use crate::obstacle::DestinationObstacle;
@@ -28,6 +29,8 @@ pub struct Comparison {
     /// Why the destination would refuse the guest. `None`: hikkoshi there is older and cannot be
     /// asked; only the connection, the authentication and the versions were checked.
     pub obstacles: Option<Vec<DestinationObstacle>>,
+    /// What differs there, although the guest is not refused for it; for people.
+    pub warnings: Vec<String>,
 }
 
 /// Asks the destination at `remote` whether it would accept this guest.
@@ -55,6 +58,7 @@ pub fn compare(
         return Ok(Comparison {
             version: agreed.version,
             obstacles: None,
+            warnings: Vec::new(),
         });
     }
     let stream = Arc::new(stream);
@@ -78,7 +82,7 @@ pub fn compare(
             .control(message)
             .map_err(SourceFailure::link(DOING))?;
     }
-    let mut obstacles = Vec::new();
+    let (mut obstacles, mut warnings) = (Vec::new(), Vec::new());
     loop {
         match reader.control().map_err(SourceFailure::link(DOING))? {
             ToSource::Obstacle {
@@ -88,6 +92,7 @@ pub fn compare(
                 reason,
                 postcopy_only,
             }),
+            ToSource::Warning { what } if warnings.len() < MAX_WARNINGS => warnings.push(what),
             ToSource::Compared { .. } => break,
             other => return Err(SourceFailure::unexpected(DOING, &other)),
         }
@@ -95,5 +100,6 @@ pub fn compare(
     Ok(Comparison {
         version: agreed.version,
         obstacles: Some(obstacles),
+        warnings,
     })
 }

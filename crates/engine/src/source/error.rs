@@ -96,12 +96,12 @@ pub enum SourceFailure {
          processors with the guest's; update it"
     )]
     OlderDestination,
-    /// The destination cannot copy disks.
+    /// The destination does not compare disks.
     #[error(
-        "offering the guest to the destination: hikkoshi there is too old to copy disks; update \
-         it, or move the guest without --copy-disks"
+        "offering the guest to the destination: hikkoshi there is too old to compare its disks with \
+         the guest's; update it"
     )]
-    NoDiskCopies,
+    DisksNotCompared,
     /// A link failed.
     #[error("{doing}")]
     Link {

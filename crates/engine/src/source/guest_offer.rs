@@ -1,7 +1,7 @@
 //! What the source tells of its guest before anything moves.
 
 use hikkoshi_wire::{
-    Capabilities, Disk, Domain, GuestDescription, Machine, Processors, ToDestination,
+    Capabilities, Domain, GuestDescription, GuestDisks, Machine, Processors, ToDestination,
 };
 
 use crate::guest::SourceGuest;
@@ -18,8 +18,8 @@ pub struct GuestOffer<'a> {
     pub machine: Machine,
     /// What the destination's management daemon needs to create it.
     pub domain: Option<Domain>,
-    /// The disks that are copied.
-    pub disks: Vec<Disk>,
+    /// Its disks.
+    pub disks: GuestDisks,
 }
 
 impl<'a> GuestOffer<'a> {
@@ -34,23 +34,22 @@ impl<'a> GuestOffer<'a> {
         }
     }
 
-    /// The message about the disks that are copied, if any are, to a destination with these
-    /// capabilities.
+    /// The message about the disks, if there are any, to a destination with these capabilities.
     ///
     /// # Errors
-    /// [`SourceFailure::NoDiskCopies`].
+    /// [`SourceFailure::DisksNotCompared`].
     pub(crate) fn disks_message(
         &self,
         agreed: Capabilities,
     ) -> Result<Option<ToDestination>, SourceFailure> {
-        if self.disks.is_empty() {
+        if self.disks.disks.is_empty() {
             return Ok(None);
         }
         if !agreed.contains(Capabilities::DISKS) {
-            return Err(SourceFailure::NoDiskCopies);
+            return Err(SourceFailure::DisksNotCompared);
         }
         let disks = self.disks.clone();
-        Ok(Some(ToDestination::CopiesDisks { disks }))
+        Ok(Some(ToDestination::Disks { disks }))
     }
 
     /// The messages that come first, to a destination with these capabilities.

@@ -110,14 +110,15 @@ fn run(
             "frames that arrive while the guest is paused are lost for its network card {card}"
         ));
     }
-    let (mut session, links) = Session::open(
+    let opened = Session::open(
         shared,
         remote,
         machine.record().id,
         GuestOffer::of(guest),
         capture,
-    )
-    .map_err(at_source)?;
+    );
+    guest.disks_compared();
+    let (mut session, links) = opened.map_err(at_source)?;
     shared
         .sent
         .set_destination(shared.ram.layout(), &session.destination);

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use hikkoshi_qemu::DiskSelection;
 
 use super::allow_device::AllowDevice;
+use super::disks::DiskArgs;
 use super::domain::DomainArgs;
 use super::headings::{CONNECTION, MIGRATION, OUTPUT};
 use super::journal_folder::JournalFolder;
@@ -36,30 +36,8 @@ pub(crate) struct Check {
     #[arg(verbatim_doc_comment, long, requires = "to", help_heading = MIGRATION)]
     pub allow_cpu_mismatch: bool,
 
-    /// The guest's disks will be copied: all, or these
-    ///
-    /// As for `hikkoshi migrate`. With --to, the destination compares them with its own.
-    #[arg(verbatim_doc_comment,
-        long,
-        value_name = "DISKS",
-        value_delimiter = ',',
-        num_args = 0..=1,
-        require_equals = true,
-        help_heading = MIGRATION
-    )]
-    pub copy_disks: Option<Vec<String>>,
-
-    /// These disks will not be copied: both hosts use them
-    ///
-    /// As for `hikkoshi migrate`.
-    #[arg(verbatim_doc_comment,
-        long,
-        value_name = "DISKS",
-        value_delimiter = ',',
-        requires = "copy_disks",
-        help_heading = MIGRATION
-    )]
-    pub shared_disks: Vec<String>,
+    #[command(flatten)]
+    pub disks: DiskArgs,
 
     #[command(flatten)]
     pub journals: JournalFolder,
@@ -69,7 +47,15 @@ pub(crate) struct Check {
     /// It is made from the running QEMU's command line. Comments say what you have to adapt.
     #[arg(verbatim_doc_comment,
         long,
-        conflicts_with_all = ["to", "json", "allow_device", "copy_disks", "journal", "domain"],
+        conflicts_with_all = [
+            "to",
+            "json",
+            "allow_device",
+            "copy_disks",
+            "shared_disks",
+            "journal",
+            "domain"
+        ],
         help_heading = OUTPUT
     )]
     pub print_destination: bool,
@@ -79,14 +65,4 @@ pub(crate) struct Check {
     /// With "-" it is written to standard output, instead of the text.
     #[arg(verbatim_doc_comment, long, value_name = "FILE", help_heading = OUTPUT)]
     pub json: Option<PathBuf>,
-}
-
-impl Check {
-    /// Which disks are to be copied, if any are.
-    pub(crate) fn copied_disks(&self) -> Option<DiskSelection> {
-        Some(DiskSelection {
-            named: self.copy_disks.clone()?,
-            shared: self.shared_disks.clone(),
-        })
-    }
 }

@@ -63,8 +63,8 @@ fn options_stand_under_their_headings() {
          By ssh: --ssh --rsh --remote-hikkoshi --remote-template --remote-name --remote-qmp \
          --remote-connect --remote-listen --remote-option\n\
          Migration: --mode --max-downtime --when-stalled --bandwidth --allow-cpu-mismatch \
-         --no-keep-frames --copy-disks --shared-disks --quit-source --undefine-source \
-         --persistent --autostart --allow-device\n\
+         --no-keep-frames --copy-disks --shared-disks --drop-snapshots --drop-bitmaps \
+         --quit-source --undefine-source --persistent --autostart --allow-device\n\
          Tuning: --links --rounds --max-rounds --read-ahead\n\
          Recovery: --retry-for --resume --give-up --other-side-is-lost --journal --journal-link\n\
          Security: --plaintext --tls-ca --tls-cert --tls-key\n\
@@ -99,7 +99,8 @@ fn options_stand_under_their_headings() {
     assert_eq!(
         visible("check"),
         "Connection: --qmp --domain --connect --to\n\
-         Migration: --allow-device --allow-cpu-mismatch --copy-disks --shared-disks\n\
+         Migration: --allow-device --allow-cpu-mismatch --copy-disks --shared-disks \
+         --drop-snapshots --drop-bitmaps\n\
          Recovery: --journal\n\
          Output: --print-destination --json\n\
          -: --help\n"

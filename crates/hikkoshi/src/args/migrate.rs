@@ -5,12 +5,12 @@ use std::time::Duration;
 use clap::{ArgGroup, Args};
 use hikkoshi_engine::{Mode, ReadAhead, SourceOptions};
 use hikkoshi_link::Address;
-use hikkoshi_qemu::DiskSelection;
 
 use super::bandwidth::Bandwidth;
 use super::bench_options::BenchOptions;
 use super::convergence::ConvergenceOptions;
 use super::destination_address::DestinationAddress;
+use super::disks::DiskArgs;
 use super::domain::{DomainArgs, DomainOptions};
 use super::headings::{CONNECTION, MIGRATION, TUNING};
 use super::journaled_options::JournaledOptions;
@@ -24,6 +24,9 @@ use super::{mode, read_ahead};
 #[derive(Debug, Clone, Args)]
 #[command(group(
     ArgGroup::new("source").args(["qmp", "domain", "resume"]).required(true).multiple(true)
+))]
+#[command(group(
+    ArgGroup::new("disks").args(["copy_disks", "shared_disks"]).multiple(true).conflicts_with("resume")
 ))]
 pub(crate) struct Migrate {
     /// Address of `hikkoshi receive`: HOST:PORT or unix:PATH
@@ -119,36 +122,8 @@ pub(crate) struct MigrateOptions {
     #[arg(verbatim_doc_comment, long, help_heading = MIGRATION)]
     pub no_keep_frames: bool,
 
-    /// Copy the guest's disks to the destination's, while the guest runs
-    ///
-    /// By default each disk that the guest can write to. With DISKS, a list with commas: those
-    /// disks, by the device's id, the -drive's name or the block node's. The destination's QEMU
-    /// must have images of its own, of the same size; what they hold is overwritten. Memory follows
-    /// when all disks are the same on both sides. Not for libvirt domains.
-    #[arg(verbatim_doc_comment,
-        long,
-        value_name = "DISKS",
-        value_delimiter = ',',
-        num_args = 0..=1,
-        require_equals = true,
-        conflicts_with = "resume",
-        help_heading = MIGRATION
-    )]
-    pub copy_disks: Option<Vec<String>>,
-
-    /// Do not copy these disks with --copy-disks: both hosts use them
-    ///
-    /// A list with commas, as for --copy-disks. Needed for a disk that the guest can write to and
-    /// that is not a file of this host only: a logical volume, an image on a network file system, a
-    /// network disk. Without it, or a list of the disks to copy, such a guest is refused.
-    #[arg(verbatim_doc_comment,
-        long,
-        value_name = "DISKS",
-        value_delimiter = ',',
-        requires = "copy_disks",
-        help_heading = MIGRATION
-    )]
-    pub shared_disks: Vec<String>,
+    #[command(flatten)]
+    pub disks: DiskArgs,
 
     /// End the source's QEMU after the migration has completed
     ///
@@ -225,14 +200,6 @@ impl MigrateOptions {
         self.bandwidth?.limit
     }
 
-    /// Which disks are copied, if any are.
-    pub(crate) fn copied_disks(&self) -> Option<DiskSelection> {
-        Some(DiskSelection {
-            named: self.copy_disks.clone()?,
-            shared: self.shared_disks.clone(),
-        })
-    }
-
     /// These options, and where one was not given, that of `earlier`.
     #[must_use]
     pub(crate) fn or(self, earlier: Self) -> Self {
@@ -245,9 +212,8 @@ impl MigrateOptions {
             bandwidth: self.bandwidth.or(earlier.bandwidth),
             allow_cpu_mismatch: self.allow_cpu_mismatch || earlier.allow_cpu_mismatch,
             no_keep_frames: self.no_keep_frames || earlier.no_keep_frames,
-            // They are complete before a migration can be resumed.
-            copy_disks: self.copy_disks,
-            shared_disks: self.shared_disks,
+            // Nothing of them is left to do when a migration can be resumed.
+            disks: self.disks,
             quit_source: self.quit_source || earlier.quit_source,
             domain: self.domain.or(&earlier.domain),
             journaled: self.journaled.or(earlier.journaled),
@@ -338,30 +304,40 @@ mod tests {
     }
 
     #[test]
-    fn disks_are_copied_on_request() {
+    fn disks_are_copied_or_shared_on_request() {
         let of = |words: &str| {
-            migrate(&format!("--qmp /q h:1 {words}"))
-                .options
-                .copied_disks()
+            let disks = migrate(&format!("--qmp /q h:1 {words}")).options.disks;
+            let selection = disks.selection();
+            assert_eq!(selection.drop_snapshots, words.contains("snapshots"));
+            assert_eq!(selection.drop_bitmaps, words.contains("bitmaps"));
+            (selection.copied, selection.shared)
         };
-        assert_eq!(of(""), None);
-        assert_eq!(of("--copy-disks"), Some(DiskSelection::default()));
-        let names = || vec!["vda".to_owned(), "vdb".to_owned()];
-        let named = DiskSelection {
-            named: names(),
-            ..DiskSelection::default()
-        };
-        assert_eq!(of("--copy-disks=vda,vdb"), Some(named));
-        let shared = DiskSelection {
-            shared: names(),
-            ..DiskSelection::default()
-        };
-        assert_eq!(of("--copy-disks --shared-disks=vda,vdb"), Some(shared));
-        assert!(try_migrate("--qmp /q h:1 --shared-disks=vda").is_err());
+        let names = || Some(vec!["vda".to_owned(), "vdb".to_owned()]);
+        let all = || Some(Vec::new());
+        for (words, expected) in [
+            ("", (None, None)),
+            ("--copy-disks", (all(), None)),
+            ("--copy-disks=vda,vdb", (names(), None)),
+            ("--shared-disks=vda,vdb", (None, names())),
+            ("--shared-disks", (None, all())),
+            ("--copy-disks --shared-disks=vda,vdb", (all(), names())),
+            ("--copy-disks --drop-snapshots", (all(), None)),
+            ("--copy-disks --drop-bitmaps", (all(), None)),
+        ] {
+            assert_eq!(of(words), expected, "{words}");
+        }
         // What follows is the address.
-        let address = migrate("--qmp /q --copy-disks h:1").address.unwrap();
-        assert_eq!(address.to_string(), "h:1");
-        assert!(try_migrate("--qmp /q --resume --copy-disks").is_err());
+        for option in ["--copy-disks", "--shared-disks"] {
+            let address = migrate(&format!("--qmp /q {option} h:1")).address.unwrap();
+            assert_eq!(address.to_string(), "h:1");
+            assert!(try_migrate(&format!("--qmp /q --resume {option}")).is_err());
+        }
+        for option in ["--drop-snapshots", "--drop-bitmaps"] {
+            assert!(
+                try_migrate(&format!("--qmp /q h:1 {option}")).is_err(),
+                "{option}"
+            );
+        }
     }
 
     #[test]

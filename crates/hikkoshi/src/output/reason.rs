@@ -132,7 +132,7 @@ impl From<&SourceFailure> for Reason {
             SourceFailure::Connect { .. } => Self::Connect,
             SourceFailure::Refused(_)
             | SourceFailure::OlderDestination
-            | SourceFailure::NoDiskCopies => Self::Refused,
+            | SourceFailure::DisksNotCompared => Self::Refused,
             SourceFailure::Link { cause, .. } => Self::of_link(cause),
             SourceFailure::DiskStalled { .. } => Self::of_link(&LinkError::TooSlow),
             // The reason why the links were lost. The message says why reconnecting failed.

@@ -6,7 +6,7 @@
 //! it. No engine needs them: its connections ended with it, and one that runs has exclusive access.
 
 use error_reporter::Report;
-use hikkoshi_wire::MAX_DISKS;
+use hikkoshi_wire::MAX_COPIED_DISKS;
 
 use super::AttachError;
 use super::exclusive_access;
@@ -43,7 +43,7 @@ pub(super) fn remove(
         return Ok(found);
     };
     let removed: Result<(), String> = match side {
-        Side::Source => end_copies::end(&mut found.client, MAX_DISKS).map_err(text),
+        Side::Source => end_copies::end(&mut found.client, MAX_COPIED_DISKS).map_err(text),
         Side::Destination => stop(&mut found.client).map_err(text),
     };
     drop(lock);

@@ -6,7 +6,7 @@ use std::path::Path;
 use hikkoshi_engine::Mode;
 use hikkoshi_linux::Process;
 use hikkoshi_memory::RamFile;
-use hikkoshi_wire::{Disk, Domain, GuestDescription, Machine, Processors};
+use hikkoshi_wire::{Domain, GuestDescription, Machine, Processors};
 use rustix::fs::OFlags;
 
 use crate::attach::inspect::{Inspection, inspect};
@@ -21,7 +21,7 @@ use crate::attach::{
     AttachError, description, exclusive_access, machine, processors, stale_userfaultfds,
 };
 use crate::command_line::Exact;
-use crate::disks::{self, CopiedDisk, DiskSelection, SelectError};
+use crate::disks::{self, ChosenDisks, CopiedDisk, DiskSelection, OfferedDisks, SelectError};
 use crate::network::overview::{CardPart, cards};
 use crate::network::vlans_lost;
 use crate::qmp::{CONNECT_TIMEOUT, Client, QmpError, migration_status};
@@ -45,8 +45,10 @@ pub struct Checked {
     pub cards: Vec<CardPart>,
     /// What the guest's disks are read by.
     pub disks: Vec<Part>,
-    /// The disks that would be copied, or why none can be; `None`: none are to be copied.
-    pub copied: Option<Result<Vec<CopiedPart>, SelectError>>,
+    /// The disks that would be copied; `None`: none are to be copied, or they cannot be.
+    pub copied: Option<Vec<CopiedPart>>,
+    /// Why the disks cannot be copied or offered, if so.
+    pub refused_disks: Option<SelectError>,
     /// Block jobs.
     pub jobs: Vec<Job>,
     /// This host's kernel.
@@ -98,12 +100,16 @@ pub struct CopiedPart {
     pub name: String,
     /// Its size.
     pub bytes: u64,
+    /// The internal snapshots of its image, which are not copied.
+    pub snapshots: Vec<String>,
+    /// The dirty bitmaps that it has, which are not copied.
+    pub bitmaps: Vec<String>,
     /// The files of its image and of the backing images below.
     images: Vec<String>,
 }
 
 /// What is offered to a destination.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct OfferedMachine {
     /// The machine and its memory.
     pub description: GuestDescription,
@@ -113,8 +119,18 @@ pub struct OfferedMachine {
     pub machine: Machine,
     /// What the destination's daemon needs; `None` if no daemon owns the guest.
     pub domain: Option<Domain>,
-    /// The disks that are copied.
-    pub disks: Vec<Disk>,
+    disks: ChosenDisks,
+}
+
+impl OfferedMachine {
+    /// The disks. While the destination compares them, their images may have marks.
+    ///
+    /// # Errors
+    ///
+    /// See [`SelectError`].
+    pub fn disks(&self) -> Result<OfferedDisks, SelectError> {
+        self.disks.offer()
+    }
 }
 
 impl Checked {
@@ -131,7 +147,7 @@ impl Checked {
     }
 }
 
-/// Checks the guest whose QMP socket is at `qmp`. `copied`: its disks are to be copied.
+/// Checks the guest whose QMP socket is at `qmp`. `selection`: what is to be done with its disks.
 ///
 /// # Errors
 ///
@@ -139,9 +155,9 @@ impl Checked {
 pub fn check(
     qmp: &Path,
     allowed: &AllowedTypes,
-    copied: Option<&DiskSelection>,
+    selection: &DiskSelection,
 ) -> Result<Checked, AttachError> {
-    check_by(Client::connect(qmp, CONNECT_TIMEOUT)?, allowed, copied)
+    check_by(Client::connect(qmp, CONNECT_TIMEOUT)?, allowed, selection)
 }
 
 /// Checks the guest of an open session, such as one that libvirt lends.
@@ -152,7 +168,7 @@ pub fn check(
 pub fn check_by(
     client: Client,
     allowed: &AllowedTypes,
-    copied: Option<&DiskSelection>,
+    selection: &DiskSelection,
 ) -> Result<Checked, AttachError> {
     let Inspection {
         mut client,
@@ -192,6 +208,7 @@ pub fn check_by(
         cards: Vec::new(),
         disks: Vec::new(),
         copied: None,
+        refused_disks: None,
         jobs: Vec::new(),
         kernel,
         notes,
@@ -216,10 +233,7 @@ pub fn check_by(
     found.mark_balloons();
     found.mark_deleted();
     found.add_cards(client, process.as_deref())?;
-    let copied = match copied {
-        Some(selection) => found.choose_disks(client, selection),
-        None => Vec::new(),
-    };
+    let chosen = found.choose_disks(client, selection);
     found.add_notes();
     if let Some(ram) = &ram {
         found.offer = Some(OfferedMachine {
@@ -227,7 +241,7 @@ pub fn check_by(
             processors,
             machine: machine::read(client)?,
             domain: None,
-            disks: copied,
+            disks: chosen,
         });
     }
     Ok(found)
@@ -280,22 +294,25 @@ impl Checked {
         }
     }
 
-    /// Finds the disks that would be copied, and returns them as the destination is told.
-    fn choose_disks(&mut self, client: &mut Client, selection: &DiskSelection) -> Vec<Disk> {
+    /// Finds the disks, and those that would be copied.
+    fn choose_disks(&mut self, client: &mut Client, selection: &DiskSelection) -> ChosenDisks {
         match disks::choose(client, selection) {
-            Ok((copied, left)) => {
-                self.notes.extend(left);
+            Ok(mut chosen) => {
+                self.notes.append(&mut chosen.notices);
                 let part = |copied: &CopiedDisk| CopiedPart {
                     name: copied.label.clone(),
-                    bytes: copied.disk.bytes,
+                    bytes: copied.bytes,
+                    snapshots: copied.left_behind.snapshots.clone(),
+                    bitmaps: copied.left_behind.bitmaps.clone(),
                     images: copied.images.clone(),
                 };
-                self.copied = Some(Ok(copied.iter().map(part).collect()));
-                copied.into_iter().map(|copied| copied.disk).collect()
+                let copied = chosen.copied.iter().map(part);
+                self.copied = selection.copied.is_some().then(|| copied.collect());
+                chosen
             }
             Err(error) => {
-                self.copied = Some(Err(error));
-                Vec::new()
+                self.refused_disks = Some(error);
+                ChosenDisks::default()
             }
         }
     }
@@ -323,7 +340,7 @@ impl Checked {
 
     fn add_notes(&mut self) {
         let is_copied = |disk: &Part| {
-            let mut copied = self.copied.iter().flatten().flatten();
+            let mut copied = self.copied.iter().flatten();
             copied.any(|copied| copied.images.contains(&disk.detail))
         };
         let files = self.disks.iter().filter(|disk| {

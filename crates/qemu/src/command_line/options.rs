@@ -41,8 +41,13 @@ impl Opt {
     }
 
     /// The name without its hyphens.
+    pub(super) fn bare_name(&self) -> &str {
+        bare(&self.name)
+    }
+
+    /// Whether that is its name without its hyphens.
     pub(super) fn is(&self, name: &str) -> bool {
-        bare(&self.name) == name
+        self.bare_name() == name
     }
 
     /// The value of a key in `a,key=value,b`. Commas in values are doubled. In `first` the key of

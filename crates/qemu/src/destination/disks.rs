@@ -13,18 +13,19 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
-use hikkoshi_engine::DiskConnection;
-use hikkoshi_wire::Disk;
+use hikkoshi_engine::{DiskComparison, DiskConnection};
+use hikkoshi_wire::{Disk, DiskPlan, GuestDisks};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use serde_json::json;
 use thiserror::Error;
 
 use super::QemuDestination;
+use super::compare_disks::{Compared, compare};
 use super::disk_flusher::{DiskFlusher, DiskNotFlushed};
-use super::fitting_disks::fitting;
+use super::piped;
 use crate::disks::nbd::NbdRequests;
-use crate::disks::{self, BlockDisk, ImageFile};
+use crate::disks::{self, BlockDisk, ImageFile, describe, marks};
 use crate::qmp::reconnect::{MonitorError, connected};
 use crate::qmp::{Client, QmpError, Version};
 
@@ -182,25 +183,60 @@ fn bind_and_open(path: &Path) -> io::Result<(UnixListener, OwnedFd)> {
 }
 
 impl QemuDestination {
-    /// The disks here to which those of the source are copied.
-    pub(super) fn fitting(&mut self, disks: &[Disk]) -> Result<Vec<BlockDisk>, ServeError> {
+    /// Compares the source's disks with those here.
+    pub(super) fn compare(&mut self, disks: &GuestDisks) -> Result<DiskComparison, ServeError> {
+        let Compared {
+            refused, warnings, ..
+        } = match &self.piped {
+            Some(_) if disks.copied().next().is_some() => return Err(ServeError::Domain),
+            Some(_) => compare(&disks.disks, &self.piped_disks(disks.mark), false),
+            None => self.compare_with(disks)?.0,
+        };
+        Ok(DiskComparison { refused, warnings })
+    }
+
+    /// The same, with those that QEMU's monitor lists, which are returned, too.
+    fn compare_with(
+        &mut self,
+        disks: &GuestDisks,
+    ) -> Result<(Compared, Vec<BlockDisk>), ServeError> {
+        let client = connected(&mut self.client)?;
+        let (ours, mut described) = (disks::list(client)?, Vec::new());
+        for our in &ours {
+            let image = ImageFile::of_disk(client, &our.file)?;
+            described.push(described_here(our, image.as_ref(), disks.mark));
+        }
+        Ok((compare(&disks.disks, &described, true), ours))
+    }
+
+    /// The disks here of a machine whose monitor is not available.
+    fn piped_disks(&self, mark: [u8; 16]) -> Vec<Disk> {
+        let found = piped::disks::list(&self.process);
+        let described = found.iter().map(|(disk, image, bytes)| Disk {
+            bytes: *bytes,
+            ..described_here(disk, image.as_ref(), mark)
+        });
+        described.collect()
+    }
+
+    /// Serves those of these disks of the source that are copied.
+    pub(super) fn serve(&mut self, disks: &GuestDisks) -> Result<(), ServeError> {
         if self.piped.is_some() {
             return Err(ServeError::Domain);
         }
-        let client = connected(&mut self.client)?;
-        let ours = disks::list(client)?;
-        let mut with_images = Vec::with_capacity(ours.len());
-        for our in ours {
-            let image = ImageFile::of_disk(client, &our.file)?;
-            with_images.push((our, image.map_or_else(String::new, |image| image.identity)));
+        let (
+            Compared {
+                refused, targets, ..
+            },
+            ours,
+        ) = self.compare_with(disks)?;
+        if !refused.is_empty() {
+            return Err(ServeError::Unfit(refused));
         }
-        let found = fitting(disks, &with_images).map_err(ServeError::Unfit)?;
-        Ok(found.into_iter().cloned().collect())
-    }
-
-    /// Serves these disks of the source.
-    pub(super) fn serve(&mut self, disks: &[Disk]) -> Result<(), ServeError> {
-        let nodes = self.fitting(disks)?;
+        let nodes: Vec<_> = targets
+            .iter()
+            .filter_map(|number| ours.get(*number))
+            .collect();
         let client = connected(&mut self.client)?;
         let (listener, socket) = nameless_listener()?;
         let name = json!({ "fdname": LISTENER });
@@ -289,6 +325,15 @@ impl QemuDestination {
         self.disk_server = None;
         Ok(())
     }
+}
+
+/// A disk here, as the source's are described to it.
+fn described_here(disk: &BlockDisk, image: Option<&ImageFile>, mark: [u8; 16]) -> Disk {
+    let mut found = describe(disk, image, DiskPlan::Same);
+    if let (true, Some(image)) = (mark != [0; 16], image) {
+        found.image.mark = marks::read(mark, image);
+    }
+    found
 }
 
 /// Whether disks are served here for a copy. If no engine has exclusive access, a killed one has

@@ -5,12 +5,13 @@ use std::time::Instant;
 
 use error_reporter::Report;
 use hikkoshi_engine::{
-    CancelFlag, DestinationGuest, DiskConnection, FrameDelivery, GuestError, ThreadName,
+    CancelFlag, DestinationGuest, DiskComparison, DiskConnection, FrameDelivery, GuestError,
+    ThreadName,
 };
 use hikkoshi_linux::Process;
 use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::Userfault;
-use hikkoshi_wire::{Disk, GuestDescription, Machine, Processors};
+use hikkoshi_wire::{GuestDescription, GuestDisks, Machine, Processors};
 
 use super::error::OWN_SWTPM;
 use super::shutdown_listener::ShutdownListener;
@@ -70,11 +71,11 @@ impl DestinationGuest for QemuDestination {
         Ok(Some(created))
     }
 
-    fn check_disks(&mut self, disks: &[Disk]) -> Result<(), GuestError> {
-        self.fitting(disks).map(drop).map_err(GuestError::new)
+    fn compare_disks(&mut self, disks: &GuestDisks) -> Result<DiskComparison, GuestError> {
+        self.compare(disks).map_err(GuestError::new)
     }
 
-    fn serve_disks(&mut self, disks: &[Disk]) -> Result<(), GuestError> {
+    fn serve_disks(&mut self, disks: &GuestDisks) -> Result<(), GuestError> {
         self.serve(disks).map_err(GuestError::new)
     }
 

@@ -1,15 +1,15 @@
 //! The destination's QEMU: [`QemuDestination`].
 //!
-//! The methods are grouped by phase: preparing QEMU and loading the device state
-//! (`load.rs`), the userfaultfd (`userfault.rs`), resuming the guest (`resume_guest.rs`),
-//! releasing QEMU (`release.rs`). Disks that the source copies are written by QEMU's NBD server
-//! (`disks.rs`) into images that must fit (`fitting_disks.rs`), and flushed before the guest runs
-//! (`disk_flusher.rs`). Two threads watch QEMU: `exit_watch.rs` before a
-//! guest arrives, `shutdown_listener.rs` while the guest runs and pages are missing.
-//! A destination whose QEMU has ended is an
-//! [`ExitedDestination`](after_exit::ExitedDestination).
+//! The methods are grouped by phase: preparing QEMU and loading the device state (`load.rs`), the
+//! userfaultfd (`userfault.rs`), resuming the guest (`resume_guest.rs`), releasing QEMU
+//! (`release.rs`). Disks that the source copies are written by QEMU's NBD server (`disks.rs`) and
+//! flushed before the guest runs (`disk_flusher.rs`). They must fit, and others must be the same
+//! (`compare_disks/`, `fitting_disks.rs`). Two threads watch QEMU: `exit_watch.rs` before a guest
+//! arrives, `shutdown_listener.rs` while the guest runs and pages are missing. A destination whose
+//! QEMU has ended is an [`ExitedDestination`](after_exit::ExitedDestination).
 
 pub(crate) mod after_exit;
+mod compare_disks;
 mod disk_flusher;
 pub(crate) mod disks;
 mod error;

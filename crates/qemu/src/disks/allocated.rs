@@ -19,7 +19,7 @@ pub(crate) fn allocated(client: &mut Client, disks: &[CopiedDisk]) -> Result<u64
             inserted.get("node-name").and_then(Value::as_str) == Some(disk.node.as_str())
         });
         let image = images.next().and_then(|inserted| inserted.get("image"));
-        image.map_or(0, taken).min(disk.disk.bytes)
+        image.map_or(0, taken).min(disk.bytes)
     };
     Ok(disks.iter().map(of).fold(0, u64::saturating_add))
 }

@@ -1,16 +1,18 @@
 //! The file of a disk's image, as QEMU's process has it open.
 
 use std::fs::{self, File};
+use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use hikkoshi_linux::has_locked_byte;
+use hikkoshi_wire::{ImageName, MAX_IMAGE_NAMES};
 use rustix::fs::{Mode, OFlags};
 use serde_json::{Value, json};
 
-use super::shared::{SharedFileSystem, device_names};
+use super::shared::{FileSystem, device_names};
 use crate::command_line::image_file;
 use crate::qmp::{Client, QmpError};
 
@@ -21,20 +23,26 @@ const DESCRIPTOR_SETS: &str = "/dev/fdset/";
 /// `RAW_LOCK_SHARED_BASE` in QEMU's `file-posix.c`, each with up to 64 permissions).
 const LOCKS: Range<u32> = 100..264;
 
-/// The longest [identity](ImageFile::identity), in bytes. A longer name is left out.
-const MAX_IDENTITY: usize = 2048;
+/// The longest name of an image, in bytes. A longer one is left out.
+const MAX_NAME: usize = 2048;
+
+/// How much of a medium is read for its checksum, at its beginning and at its end.
+const CHECKED_BYTES: usize = 256 << 10;
 
 /// The file of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ImageFile {
-    /// Its names, separated by spaces ([`same_image`]).
-    pub(crate) identity: String,
+    /// QEMU's descriptor, as its entry in `/proc`.
+    pub(super) open: PathBuf,
+    pub(super) names: Vec<ImageName>,
     /// Whether QEMU has locked it. `None`: that cannot be found out.
-    pub(crate) locked: Option<bool>,
+    pub(super) locked: Option<bool>,
     /// Whether it is a device of the host.
-    pub(crate) is_device: bool,
-    /// The type of its file system, if other hosts may use that as well.
-    pub(crate) shared: Option<String>,
+    pub(super) is_device: bool,
+    /// The type of its file system. Empty: it is a device.
+    pub(super) file_system: String,
+    /// Whether other hosts may use that as well.
+    pub(super) is_shared: bool,
 }
 
 impl ImageFile {
@@ -56,66 +64,91 @@ impl ImageFile {
     }
 
     /// The file that QEMU's process `pid` has open by this name. `None`: there is none, or several.
-    fn of(pid: u32, name: &str) -> Option<Self> {
+    pub(crate) fn of(pid: u32, name: &str) -> Option<Self> {
         Self::of_descriptor(pid, &descriptor(pid, name)?)
     }
 
     /// That of a descriptor of QEMU's process, by its entry in `/proc/PID/fd`.
     fn of_descriptor(pid: u32, open: &Path) -> Option<Self> {
-        // QEMU could replace the file of its descriptor in between, and opening another one could
-        // wait.
-        let flags = OFlags::PATH | OFlags::CLOEXEC;
-        let pinned = File::from(rustix::fs::open(open, flags, Mode::empty()).ok()?);
-        let metadata = pinned.metadata().ok()?;
+        let metadata = pin(open).ok()?.metadata().ok()?;
         let kind = metadata.file_type();
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         let is_device = kind.is_block_device() || kind.is_char_device();
         let (device, number) = file_number(&metadata);
-        let locked = (kind.is_file())
-            .then(|| {
-                let opened = File::open(format!("/proc/self/fd/{}", pinned.as_raw_fd()));
-                has_locked_byte(opened.ok()?, LOCKS).ok()
-            })
-            .flatten();
-        let shared = (kind.is_file())
-            .then(|| SharedFileSystem::of(pid, open))
-            .flatten();
+        let file_system = kind.is_file().then(|| FileSystem::of(pid, open));
         // Equal only on the same running host.
-        let mut names = vec![format!("{}:{device}:{number}", boot.trim())];
+        let mut names = vec![ImageName {
+            name: format!("{}:{device}:{number}", boot.trim()).into(),
+            unique: true,
+        }];
         if kind.is_block_device() {
             names.extend(device_names(Path::new("/sys"), metadata.rdev()));
         }
-        if let Some(shared) = &shared {
+        if let Some(shared) = file_system.as_ref().filter(|found| found.is_shared) {
             names.extend(shared.names_of(metadata.ino()));
         }
-        Some(Self {
-            identity: identity(&names),
-            locked,
+        names.retain(is_sendable);
+        names.truncate(MAX_IMAGE_NAMES);
+        let mut found = Self {
+            open: open.to_owned(),
+            names,
+            locked: None,
             is_device,
-            shared: shared.map(|shared| shared.kind),
-        })
+            is_shared: file_system.as_ref().is_some_and(|found| found.is_shared),
+            file_system: file_system.map_or_else(String::new, |found| found.kind),
+        };
+        found.locked = found.file().ok().and_then(|file| {
+            let is_locked = has_locked_byte(file, LOCKS);
+            is_locked.ok()
+        });
+        Some(found)
     }
-}
 
-/// Whether one of the names is the same in both: then they are of one image. If none is, that says
-/// nothing.
-pub(crate) fn same_image(one: &str, other: &str) -> bool {
-    let mut names = one.split_ascii_whitespace();
-    names.any(|name| other.split_ascii_whitespace().any(|it| it == name))
-}
+    /// Opens it, if it is a file.
+    pub(super) fn file(&self) -> io::Result<File> {
+        if self.is_device {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.open()
+    }
 
-fn identity(names: &[String]) -> String {
-    let mut identity = String::new();
-    for name in names {
-        let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic());
-        if is_name && identity.len() + 1 + name.len() <= MAX_IDENTITY {
-            if !identity.is_empty() {
-                identity.push(' ');
-            }
-            identity.push_str(name);
+    /// Opens it for reading, if it is a file or a block device.
+    pub(crate) fn open(&self) -> io::Result<File> {
+        let pinned = pin(&self.open)?;
+        let kind = pinned.metadata()?.file_type();
+        match kind.is_file() || kind.is_block_device() {
+            true => File::open(format!("/proc/self/fd/{}", pinned.as_raw_fd())),
+            false => Err(io::ErrorKind::InvalidInput.into()),
         }
     }
-    identity
+
+    /// A checksum of the beginning and the end of the first `bytes` bytes. `None`: they cannot be
+    /// read.
+    pub(super) fn checksum(&self, bytes: u64) -> Option<u32> {
+        let file = self.open().ok()?;
+        let mut checked = 0;
+        let room = CHECKED_BYTES as u64;
+        let begin = 0..bytes.min(room);
+        let end = bytes.saturating_sub(room).max(begin.end)..bytes;
+        for part in [begin, end] {
+            let mut content = vec![0; usize::try_from(part.end - part.start).ok()?];
+            file.read_exact_at(&mut content, part.start).ok()?;
+            checked = crc32c::crc32c_append(checked, &content);
+        }
+        Some(checked)
+    }
+}
+
+/// The file of QEMU's descriptor: QEMU could replace it before it is opened, and opening another
+/// one could wait.
+fn pin(open: &Path) -> io::Result<File> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(open, flags, Mode::empty())?.into())
+}
+
+fn is_sendable(name: &ImageName) -> bool {
+    let name = &name.name;
+    !name.is_empty() && name.len() <= MAX_NAME && name.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 /// QEMU's descriptor of the file that it opened by this name, as its entry in `/proc`.
@@ -197,15 +230,10 @@ mod tests {
         lock_byte_shared(&other, 101).unwrap();
         let locked = of(&name).unwrap();
         assert_eq!(locked.locked, Some(true));
-        assert!(same_image(&found.identity, &locked.identity));
+        assert_eq!(found.names, locked.names);
         let base = file.path().file_name().unwrap().to_str().unwrap();
-        assert_eq!(
-            of(base).unwrap().identity,
-            found.identity,
-            "a relative name"
-        );
+        assert_eq!(of(base).unwrap().names, found.names, "a relative name");
         assert_eq!(of("/no/such/file"), None);
-        assert!(!same_image("", ""));
     }
 
     #[test]
@@ -218,14 +246,14 @@ mod tests {
         fs::hard_link(path("image"), path("other")).unwrap();
         let image = of(&name("image")).unwrap();
         for other in ["link", "other"] {
-            assert_eq!(of(&name(other)), Some(image.clone()), "{other}");
+            assert_eq!(of(&name(other)).unwrap().names, image.names, "{other}");
         }
         // A file that QEMU does not have open.
         fs::write(path("closed"), "").unwrap();
         assert_eq!(of(&name("closed")), None);
         fs::rename(path("image"), path("renamed")).unwrap();
         assert_eq!(of(&name("image")), None);
-        assert_eq!(of(&name("renamed")), Some(image));
+        assert_eq!(of(&name("renamed")).unwrap().names, image.names);
     }
 
     /// As after `-daemonize`, when QEMU's folder is not the one where it was started.
@@ -270,19 +298,37 @@ mod tests {
     }
 
     #[test]
-    fn one_common_name_says_that_it_is_one_image() {
-        let here = identity(&["host-a:5:6".into(), "nfs4:server:/images:12".into()]);
-        let there = identity(&["host-b:7:6".into(), "nfs4:server:/images:12".into()]);
-        assert!(same_image(&here, &there));
-        assert!(!same_image(&here, "host-b:5:6"));
-        // That of an engine that knows one name only.
-        assert!(same_image(&here, "host-a:5:6"));
-        let odd = identity(&[
-            "a b".into(),
-            "c\n".into(),
-            "d".repeat(MAX_IDENTITY + 1),
-            "e".into(),
-        ]);
-        assert_eq!(odd, "e");
+    fn only_short_words_are_names() {
+        let is_name = |name: &str| {
+            is_sendable(&ImageName {
+                name: name.into(),
+                unique: true,
+            })
+        };
+        assert!(is_name("nfs:server:/images:12") && is_name(&"d".repeat(MAX_NAME)));
+        for odd in ["", "a b", "c\n", &"d".repeat(MAX_NAME + 1)] {
+            assert!(!is_name(odd), "{odd:?}");
+        }
+    }
+
+    #[test]
+    fn the_checksum_is_of_the_beginning_and_the_end() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let bytes = 3 * CHECKED_BYTES as u64;
+        file.as_file().set_len(bytes).unwrap();
+        let found = of(file.path().to_str().unwrap()).unwrap();
+        let of_zeros = found.checksum(bytes);
+        assert!(of_zeros.is_some());
+        let with = |offset: u64| {
+            file.as_file().write_all_at(b"x", offset).unwrap();
+            let checksum = found.checksum(bytes);
+            file.as_file().write_all_at(b"\0", offset).unwrap();
+            checksum
+        };
+        assert_ne!(with(0), of_zeros);
+        assert_ne!(with(bytes - 1), of_zeros);
+        assert_eq!(with(bytes / 2), of_zeros, "not all of it is read");
+        assert_eq!(found.checksum(bytes + 1), None, "it is not as long");
+        assert!(found.checksum(1000).is_some() && found.checksum(0).is_some());
     }
 }

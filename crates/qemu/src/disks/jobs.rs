@@ -267,15 +267,11 @@ mod tests {
     #[test]
     fn a_job_that_has_failed_or_ended_is_an_error_that_says_why() {
         let disk = CopiedDisk {
-            disk: hikkoshi_wire::Disk {
-                device: "".into(),
-                drive: "".into(),
-                bytes: 0,
-                image: "".into(),
-            },
             node: String::new(),
             label: "vda".into(),
+            bytes: 0,
             images: Vec::new(),
+            left_behind: Default::default(),
         };
         let error = |jobs: &[CopyJob]| find(jobs, 0, &disk).unwrap_err().to_string();
         let full = Some(Failure::NoSpace);

@@ -19,11 +19,15 @@ pub(crate) struct BlockDisk {
     pub(crate) node: String,
     /// Its size as the guest sees it, in bytes.
     pub(crate) bytes: u64,
+    /// The driver of that: usually the format of its image.
+    pub(crate) driver: String,
     /// Its file, as QEMU describes it.
     pub(crate) file: String,
     /// The files of its image and of the backing images below, as QEMU describes them.
     pub(crate) images: Vec<String>,
     pub(crate) read_only: bool,
+    /// Whether its medium can be changed.
+    pub(crate) removable: bool,
     /// Whether its image is encrypted.
     pub(crate) encrypted: bool,
     /// The device's buses and its addresses on them, as the guest sees them. Empty: not known, or
@@ -62,11 +66,13 @@ impl BlockDisk {
             drive: text(row, "device"),
             node: text(inserted, "node-name"),
             bytes,
+            driver: text(inserted, "drv"),
             file: text(inserted, "file"),
             images: std::iter::successors(Some(image), |image| image.get("backing-image"))
                 .map(|image| text(image, "filename"))
                 .collect(),
             read_only: is_on(inserted, "ro"),
+            removable: is_on(row, "removable"),
             encrypted: is_on(inserted, "encrypted") || is_on(image, "encrypted"),
             place: String::new(),
         })

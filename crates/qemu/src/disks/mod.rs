@@ -1,4 +1,8 @@
-//! The guest's disks, where they are copied: what QEMU calls them, and what can be copied.
+//! The guest's disks: what QEMU calls them, which the destination must have, and which are copied.
+//!
+//! Both sides describe their disks (`describe.rs`), with names of the images by which they
+//! recognise one that both have open (`image.rs`, `shared.rs`, `network.rs`, `marks.rs`). The
+//! destination decides (`destination/compare_disks/`).
 //!
 //! The source's QEMU copies a disk by a block job (`blockdev-mirror`) to a block node of the driver
 //! `nbd`, and the destination's QEMU serves its disk by the NBD protocol (`block-export-add`). Both
@@ -6,23 +10,29 @@
 
 mod allocated;
 pub(crate) mod copy_error;
+mod describe;
 mod image;
 mod job;
 pub(crate) mod job_speed;
 pub(crate) mod jobs;
+mod left_behind;
 mod list;
+pub(crate) mod marks;
 pub(crate) mod nbd;
+mod network;
 mod select;
 mod select_error;
-pub(crate) mod sent_image;
 mod shared;
 
 pub(crate) use allocated::allocated;
-pub(crate) use image::{ImageFile, same_image};
+pub(crate) use describe::describe;
+pub(crate) use image::ImageFile;
 pub(crate) use list::{BlockDisk, device_id, is_file, list};
-pub use select::DiskSelection;
+pub use select::{ChosenDisks, DiskSelection, OfferedDisks};
 pub(crate) use select::{CopiedDisk, choose};
 pub use select_error::SelectError;
+
+use crate::qmp::{Client, QmpError};
 
 /// The beginning of the name of everything that hikkoshi adds to QEMU for a copy.
 const PREFIX: &str = "hikkoshi-disk-";
@@ -36,6 +46,16 @@ pub(crate) fn name(number: usize) -> String {
 /// The name of the node that QEMU puts above the disk's own while it is copied.
 pub(crate) fn filter_name(number: usize) -> String {
     format!("{PREFIX}{number}-copied")
+}
+
+/// Removes the marks that a killed engine has left on the images of the guest's disks.
+pub(crate) fn remove_left_marks(client: &mut Client) -> Result<(), QmpError> {
+    for disk in list(client)? {
+        if let Some(image) = ImageFile::of_disk(client, &disk.file)? {
+            marks::remove_left(&image);
+        }
+    }
+    Ok(())
 }
 
 /// Whether that is the name of a node or job that hikkoshi has added for a copy.

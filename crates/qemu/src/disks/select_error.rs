@@ -1,6 +1,6 @@
-//! Why no disks are copied.
+//! Why disks are not offered to a destination, or copied.
 
-use hikkoshi_wire::MAX_DISKS;
+use hikkoshi_wire::{MAX_COPIED_DISKS, MAX_DISKS};
 use thiserror::Error;
 
 use crate::qmp::QmpError;
@@ -9,7 +9,7 @@ use crate::qmp::QmpError;
 #[derive(Debug, Error)]
 pub enum SelectError {
     /// A QMP command failed.
-    #[error("choosing the disks to copy")]
+    #[error("looking at the guest's disks")]
     Qmp(#[from] QmpError),
     /// There is no such disk.
     #[error(
@@ -84,14 +84,35 @@ pub enum SelectError {
         /// How that is known.
         how: &'static str,
     },
-    /// There are too many.
+    /// What their images hold besides their content would be lost.
     #[error(
-        "choosing the disks to copy: the guest has {found}, and at most {MAX_DISKS} are copied"
+        "choosing the disks to copy: a copy does not have what the source's images hold besides \
+         the content of the disks: {what}. Copy them without that by {options}"
     )]
+    LeftBehind {
+        /// What, and of which disks.
+        what: String,
+        /// The options that allow it.
+        options: String,
+    },
+    /// There are too many.
+    #[error("comparing the guest's disks: it has {found}, and at most {MAX_DISKS} are supported")]
     TooMany {
         /// How many.
         found: usize,
     },
+    /// There are too many to copy.
+    #[error(
+        "choosing the disks to copy: the guest has {found}, and at most {MAX_COPIED_DISKS} are \
+         copied"
+    )]
+    TooManyCopied {
+        /// How many.
+        found: usize,
+    },
+    /// The marks need a random number.
+    #[error("comparing the guest's disks")]
+    Random(#[source] std::io::Error),
     /// There is none.
     #[error(
         "choosing the disks to copy: the guest has no disk that it can write to and that both hosts \

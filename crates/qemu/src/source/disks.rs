@@ -47,18 +47,21 @@ pub(super) struct DiskCopies {
 }
 
 impl QemuSource {
-    /// Lets the move copy these disks. Returns why others are not copied, for people.
+    /// Finds the guest's disks, so that the destination compares them with its own, and lets the
+    /// move copy those that are selected. Without this call disks are neither compared nor copied.
+    /// Returns for people why disks are not copied, and what to mind.
     ///
     /// # Errors
     ///
     /// See [`SelectError`]; the guest is unchanged.
-    pub fn copy_disks(&mut self, selection: &DiskSelection) -> Result<Vec<String>, SelectError> {
-        if self.monitor.is_shared() {
+    pub fn choose_disks(&mut self, selection: &DiskSelection) -> Result<Vec<String>, SelectError> {
+        if self.monitor.is_shared() && selection.copied.is_some() {
             return Err(SelectError::Domain);
         }
-        let (disks, left) = disks::choose(connected(&mut self.client)?, selection)?;
-        self.copies.disks = disks;
-        Ok(left)
+        let chosen = disks::choose(connected(&mut self.client)?, selection)?;
+        self.offered_disks = chosen.offer()?;
+        self.copies.disks = chosen.copied;
+        Ok(chosen.notices)
     }
 
     fn copied_disk(&self, number: usize) -> Result<&CopiedDisk, CopyError> {

@@ -10,7 +10,7 @@ use hikkoshi_engine::{
     CancelFlag, DiskConnection, DiskProgress, FrameCapture, GuestError, SourceGuest,
 };
 use hikkoshi_memory::GuestRam;
-use hikkoshi_wire::{Disk, Domain, GuestDescription, Machine, Processors};
+use hikkoshi_wire::{Domain, GuestDescription, GuestDisks, Machine, Processors};
 
 use super::QemuSource;
 use crate::attach::oom_kills;
@@ -44,9 +44,12 @@ impl SourceGuest for QemuSource {
         network::capture(client, &self.qemu.process).map_err(GuestError::new)
     }
 
-    fn disks(&self) -> Vec<Disk> {
-        let disks = self.copies.disks.iter();
-        disks.map(|copied| copied.disk.clone()).collect()
+    fn disks(&self) -> GuestDisks {
+        self.offered_disks.disks.clone()
+    }
+
+    fn disks_compared(&mut self) {
+        self.offered_disks.marks = None;
     }
 
     fn connect_disk(&mut self, number: usize) -> Result<DiskConnection, GuestError> {

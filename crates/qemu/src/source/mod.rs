@@ -52,6 +52,7 @@ use crate::attach::ram::blocks::RamBlockInfo;
 use crate::attach::reopen::FileAccess;
 use crate::attach::stale_userfaultfds::is_dirty_log;
 use crate::attach::{AttachError, Attached, attach};
+use crate::disks::OfferedDisks;
 use crate::identity::{QemuIdentity, ReattachError};
 use crate::network::vlans_lost;
 use crate::qmp::reconnect::{self, connected};
@@ -124,6 +125,8 @@ pub struct QemuSource {
     identity: QemuIdentity,
     undo: UndoRecord,
     undo_recorder: UndoRecorder,
+    /// The disks, as the destination is told.
+    offered_disks: OfferedDisks,
     /// The disks that are copied.
     copies: DiskCopies,
     /// The machine's devices, read when attaching.
@@ -222,6 +225,7 @@ impl QemuSource {
             identity,
             undo: UndoRecord::default(),
             undo_recorder: UndoRecorder::default(),
+            offered_disks: OfferedDisks::default(),
             copies: DiskCopies::default(),
             machine,
             domain,
@@ -321,6 +325,7 @@ impl QemuSource {
             identity: identity.clone(),
             undo: reattach_info.undo.clone(),
             undo_recorder: UndoRecorder::default(),
+            offered_disks: OfferedDisks::default(),
             copies: DiskCopies::default(),
             machine: Machine::default(),
             domain: None,

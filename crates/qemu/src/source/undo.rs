@@ -7,7 +7,8 @@
 //!
 //! The kernel closes the engine's own resources: its QMP connection and its copy of the
 //! userfaultfd. This module undoes the rest: the pause, with its mark, the userfaultfd's copy
-//! inside QEMU, the settings, the file for the device state, and the copies of disks.
+//! inside QEMU, the settings, the file for the device state, the copies of disks, and marks on
+//! their images.
 
 use std::sync::Arc;
 
@@ -25,6 +26,7 @@ use crate::attach::exclusive_access::{self, ExclusiveAccessError};
 use crate::attach::preflight::pause_mark;
 use crate::attach::process::{self, ProcessError};
 use crate::attach::stale_userfaultfds::is_dirty_log;
+use crate::disks;
 use crate::identity::QemuIdentity;
 use crate::identity::namespaces::FindProcessError;
 use crate::migration_settings;
@@ -154,11 +156,14 @@ pub fn undo(
         true => move_lock::remove(client),
         false => Ok(()),
     };
+    // The offer of the guest may have been interrupted.
+    let marks = disks::remove_left_marks(client);
     let state = guest?;
     copies?;
     log?;
     settings?;
     node?;
+    marks?;
     Ok(UndoOutcome::Restored { state })
 }
 

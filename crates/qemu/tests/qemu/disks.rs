@@ -48,12 +48,13 @@ impl Images {
 }
 
 fn copy(source: &mut QemuSource, named: &[&str], shared: &[&str]) -> Result<Vec<String>, String> {
-    let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+    let names = |names: &[&str]| -> Vec<_> { names.iter().map(|&name| name.to_owned()).collect() };
     let selection = DiskSelection {
-        named: names(named),
-        shared: names(shared),
+        copied: Some(names(named)),
+        shared: (!shared.is_empty()).then(|| names(shared)),
+        ..DiskSelection::default()
     };
-    let chosen = source.copy_disks(&selection);
+    let chosen = source.choose_disks(&selection);
     chosen.map_err(|error| Report::new(error).to_string())
 }
 
@@ -81,8 +82,10 @@ fn counterparts(
     };
     let mut devices: Vec<_> = rows.as_array().unwrap().iter().filter_map(of).collect();
     devices.sort_unstable();
-    to.check_disks(&disks)
-        .map_err(|error| Report::new(error).to_string())?;
+    let compared = to.compare_disks(&disks).unwrap();
+    if !compared.refused.is_empty() {
+        return Err(compared.refused.join("; "));
+    }
     assert!(to.is_unused(), "nothing was changed");
     to.prepare().unwrap();
     to.serve_disks(&disks).unwrap();
@@ -94,7 +97,7 @@ fn counterparts(
     };
     let found = devices.iter().map(|(_, device)| {
         let number = disks
-            .iter()
+            .copied()
             .position(|disk| *disk.device == **device)
             .unwrap();
         let export = find(&exports, "id", &format!("hikkoshi-disk-{number}"));
@@ -205,7 +208,7 @@ fn a_disk_of_which_little_is_known_has_to_be_named() {
         let mut source = QemuSource::attach(&qemu.qmp()).unwrap();
         let left = copy(&mut source, &[], &[]).unwrap();
         assert_eq!(left, ["the disk vdc is not copied: it is read-only"]);
-        assert_eq!(source.disks().len(), 2);
+        assert_eq!(source.disks().copied().count(), 2);
         // QEMU has it open by another name then.
         std::fs::rename(images.path("b"), images.path("renamed")).unwrap();
         let error = copy(&mut source, &[], &[]).unwrap_err();
@@ -217,10 +220,10 @@ fn a_disk_of_which_little_is_known_has_to_be_named() {
             assert!(error.contains(part), "{part:?} is not in: {error}");
         }
         copy(&mut source, &[], &["vdb"]).unwrap();
-        assert_eq!(source.disks().len(), 1);
+        assert_eq!(source.disks().copied().count(), 1);
         let warned = copy(&mut source, &["vda", "vdb"], &[]).unwrap();
         assert!(warned[0].contains("the disk vdb is an image"), "{warned:?}");
-        assert_eq!(source.disks().len(), 2);
+        assert_eq!(source.disks().copied().count(), 2);
         source.release().unwrap();
     });
 }

@@ -23,7 +23,10 @@ use bounded::{Bytes, List, Reason};
 
 pub use bounded::MAX_TEXT;
 pub use device_state::{DeviceStateDigest, DeviceStateError, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE};
-pub use disks::{Disk, MAX_DISKS};
+pub use disks::{
+    Disk, DiskImage, DiskKind, DiskPlan, GuestDisks, ImageMark, ImageName, MAX_COPIED_DISKS,
+    MAX_DISKS, MAX_IMAGE_NAMES,
+};
 pub use domain::{Domain, MAX_DOMAIN_XML};
 pub use guest::{BlockDescription, GuestDescription, GuestRangeDescription};
 pub use machine::{AuxiliaryBlock, Device, Machine};
@@ -45,6 +48,9 @@ pub const MAX_LINKS: u16 = 16;
 
 /// The most [`Obstacle`](ToSource::Obstacle) messages in one answer.
 pub const MAX_OBSTACLES: usize = 64;
+
+/// The most [`Warning`](ToSource::Warning) messages in one answer.
+pub const MAX_WARNINGS: usize = 64;
 
 /// The most [`Echo`](ToDestination::Echo) messages in one measurement of the line.
 pub const MAX_ECHOES: u32 = 64;
@@ -147,7 +153,7 @@ pub enum ToDestination {
         processors: Processors,
         /// Whether the guest may move to processors that it can distinguish
         /// from these. The destination then reports the differences
-        /// ([`Differs`](ToSource::Differs)) instead of refusing the guest.
+        /// ([`Warning`](ToSource::Warning)) instead of refusing the guest.
         allow_mismatch: bool,
     },
     /// The guest's devices and auxiliary memory. Sent before
@@ -217,14 +223,12 @@ pub enum ToDestination {
     /// While the line is measured: answer with [`Echoed`](ToSource::Echoed) at
     /// once. At most [`MAX_ECHOES`] of them.
     Echo,
-    /// The source copies these disks before the switchover, and opens a link with
-    /// [`Role::Disk`](crate::Role::Disk) for each. Sent before
-    /// [`Processors`](Self::Processors), and only to a destination with
-    /// [`Capabilities::DISKS`](crate::Capabilities::DISKS).
-    CopiesDisks {
-        /// The disks; at most [`MAX_DISKS`].
-        #[serde(with = "List::<MAX_DISKS>")]
-        disks: Vec<Disk>,
+    /// The guest's disks: which both sides must have, and which the source copies before the
+    /// switchover. For each of those it opens a link with [`Role::Disk`](crate::Role::Disk). Sent
+    /// before [`Processors`](Self::Processors), if the guest has disks.
+    Disks {
+        /// The disks.
+        disks: GuestDisks,
     },
 }
 
@@ -317,11 +321,11 @@ pub enum ToSource {
         #[serde(with = "Reason")]
         reason: String,
     },
-    /// The destination's processors differ, and the source allowed that. Sent
-    /// once, immediately before [`Accept`](Self::Accept). From version 2 on.
-    Differs {
-        /// What differs, for people; cut at
-        /// [`MAX_TEXT`] bytes.
+    /// Something differs at the destination for which the guest is not refused: its processors, if
+    /// the source allows that, or a medium that the guest only reads. Sent before
+    /// [`Accept`](Self::Accept) or [`Compared`](Self::Compared), at most [`MAX_WARNINGS`] times.
+    Warning {
+        /// What differs, for people; cut at [`MAX_TEXT`] bytes.
         #[serde(with = "Reason")]
         what: String,
     },

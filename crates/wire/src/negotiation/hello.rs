@@ -51,8 +51,8 @@ pub enum Role {
     Frames,
     /// The bytes of a connection to the server of one disk.
     Disk {
-        /// The disk's index in
-        /// [`CopiesDisks`](crate::ToDestination::CopiesDisks), from 0 on.
+        /// The disk's index among those that are copied
+        /// ([`GuestDisks::copied`](crate::GuestDisks::copied)), from 0 on.
         index: u16,
     },
 }

@@ -102,8 +102,8 @@ impl Capabilities {
     /// The source supports [`LeftToDo`](crate::ToSource::LeftToDo).
     pub const LEFT_TO_DO: Self = Self(1 << 10);
 
-    /// The destination supports [`CopiesDisks`](crate::ToDestination::CopiesDisks) and
-    /// the links for disks.
+    /// The destination supports [`Disks`](crate::ToDestination::Disks) and the links for
+    /// disks.
     pub const DISKS: Self = Self(1 << 11);
 
     /// The source supports [`ResumeTime`](crate::ToSource::ResumeTime).

@@ -3,11 +3,12 @@
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
     AuxiliaryBlock, BlockDescription, Capabilities, CpuidRegister, CpuidWord, DestinationStage,
-    Device, Disk, Domain, FaultKind, FaultMeasures, Frame, GuestDescription, GuestRangeDescription,
-    Hello, MAX_DISK_BYTES, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS,
-    Machine, Message, MigrationId, Mode, NetworkFrame, OFFLOAD_LEN, PageRanges, Processor,
-    ProcessorKind, ProcessorPlace, ProcessorSetting, Processors, RequestSummary, Role, SourceStage,
-    StageSummary, ThreadFaults, ToDestination, ToSource, Topology, Versions,
+    Device, Disk, DiskImage, DiskKind, DiskPlan, Domain, FaultKind, FaultMeasures, Frame,
+    GuestDescription, GuestDisks, GuestRangeDescription, Hello, ImageMark, ImageName,
+    MAX_DISK_BYTES, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Machine,
+    Message, MigrationId, Mode, NetworkFrame, OFFLOAD_LEN, PageRanges, Processor, ProcessorKind,
+    ProcessorPlace, ProcessorSetting, Processors, RequestSummary, Role, SourceStage, StageSummary,
+    ThreadFaults, ToDestination, ToSource, Topology, Versions,
 };
 use proptest::prelude::*;
 
@@ -280,7 +281,7 @@ pub(crate) fn to_destination() -> impl Strategy<Value = ToDestination> {
         domain().prop_map(|domain| ToDestination::Domain { domain }),
         any::<u16>().prop_map(|background_links| ToDestination::Probe { background_links }),
         Just(ToDestination::Echo),
-        prop::collection::vec(disk(), 0..4).prop_map(|disks| ToDestination::CopiesDisks { disks }),
+        disks().prop_map(|disks| ToDestination::Disks { disks }),
         (processors(), any::<bool>()).prop_map(|(processors, allow_mismatch)| {
             ToDestination::Processors {
                 processors,
@@ -290,13 +291,72 @@ pub(crate) fn to_destination() -> impl Strategy<Value = ToDestination> {
     ]
 }
 
+fn disks() -> impl Strategy<Value = GuestDisks> {
+    (any::<[u8; 16]>(), prop::collection::vec(disk(), 0..4))
+        .prop_map(|(mark, disks)| GuestDisks { mark, disks })
+}
+
 fn disk() -> impl Strategy<Value = Disk> {
-    (text(), text(), any::<u64>(), text()).prop_map(|(device, drive, bytes, image)| Disk {
-        device: device.into(),
-        drive: drive.into(),
-        bytes,
-        image: image.into(),
-    })
+    let kind = prop_oneof![
+        Just(DiskKind::Fixed),
+        Just(DiskKind::Removable),
+        Just(DiskKind::Flash),
+    ];
+    let plan = prop_oneof![
+        Just(DiskPlan::Same),
+        Just(DiskPlan::Shared),
+        any::<bool>().prop_map(|encrypted| DiskPlan::Copied { encrypted }),
+    ];
+    (
+        (text(), text(), text()),
+        any::<Option<u64>>(),
+        any::<bool>(),
+        kind,
+        plan,
+        disk_image(),
+    )
+        .prop_map(
+            |((device, drive, place), bytes, read_only, kind, plan, image)| Disk {
+                device: device.into(),
+                drive: drive.into(),
+                place: place.into(),
+                bytes,
+                read_only,
+                kind,
+                plan,
+                image,
+            },
+        )
+}
+
+fn disk_image() -> impl Strategy<Value = DiskImage> {
+    let name = (text(), any::<bool>()).prop_map(|(name, unique)| ImageName {
+        name: name.into(),
+        unique,
+    });
+    let mark = prop_oneof![
+        Just(ImageMark::Unknown),
+        Just(ImageMark::Absent),
+        any::<u32>().prop_map(ImageMark::Of),
+    ];
+    (
+        (text(), text(), text()),
+        any::<bool>(),
+        prop::collection::vec(name, 0..4),
+        mark,
+        any::<Option<u32>>(),
+    )
+        .prop_map(
+            |((file, format, storage), encrypted, names, mark, checksum)| DiskImage {
+                file: file.into(),
+                format: format.into(),
+                storage: storage.into(),
+                encrypted,
+                names,
+                mark,
+                checksum,
+            },
+        )
 }
 
 fn network_frame() -> impl Strategy<Value = NetworkFrame> {
@@ -390,7 +450,7 @@ pub(crate) fn to_source() -> impl Strategy<Value = ToSource> {
         any::<u64>().prop_map(|pages| ToSource::MissingEnd { pages }),
         text().prop_map(|reason| ToSource::Declined { reason }),
         text().prop_map(|reason| ToSource::GuestLost { reason }),
-        text().prop_map(|what| ToSource::Differs { what }),
+        text().prop_map(|what| ToSource::Warning { what }),
         Just(ToSource::ShutDown),
         (any::<u64>(), any::<u64>())
             .prop_map(|(delivered, dropped)| ToSource::FramesDelivered { delivered, dropped }),

@@ -2,7 +2,10 @@
 
 use error_reporter::Report;
 use hikkoshi_linux::host_memory_available;
-use hikkoshi_wire::{Disk, GuestDescription, MAX_OBSTACLES, Machine, Mismatch, Processors};
+use hikkoshi_wire::{
+    GuestDescription, GuestDisks, MAX_COPIED_DISKS, MAX_OBSTACLES, MAX_WARNINGS, Machine, Mismatch,
+    Processors,
+};
 
 use crate::destination::error::DestinationFailure;
 use crate::destination::postcopy::huge::staging::Size;
@@ -15,20 +18,20 @@ use crate::obstacle::DestinationObstacle;
 pub(super) struct Found {
     /// Every reason to refuse the guest.
     pub(super) obstacles: Vec<DestinationObstacle>,
-    /// How the processors differ, if the source allows it.
-    differences: Option<String>,
+    /// What differs although the guest is not refused for it.
+    pub(super) warnings: Vec<String>,
 }
 
 impl Found {
-    /// Compares the source's guest with the machine here, and the disks that are to be copied with
-    /// those here. `links`: how many background links the source will open.
+    /// Compares the source's guest with the machine here, and its disks with those here. `links`:
+    /// how many background links the source will open.
     pub(super) fn of(
         guest: &mut dyn DestinationGuest,
         description: &GuestDescription,
         machine: Option<&Machine>,
         processors: Option<(Processors, bool)>,
         links: u16,
-        disks: &[Disk],
+        disks: &GuestDisks,
     ) -> Self {
         let mut found = Self::default();
         if guest.has_ended() {
@@ -51,13 +54,30 @@ impl Found {
             found.add(text(error));
         }
         match processors::compare(processors, &guest.processors()) {
-            Ok(differences) => found.differences = differences,
+            Ok(differences) => {
+                let differs = |what| {
+                    format!(
+                        "the processors at the destination differ from the guest's, which the \
+                         source allows: {what}"
+                    )
+                };
+                found.warnings.extend(differences.map(differs));
+            }
             Err(reason) => found.add(reason),
         }
-        if !disks.is_empty()
-            && let Err(error) = guest.check_disks(disks)
-        {
-            found.add(text(error));
+        let copied = disks.copied().count();
+        if copied > MAX_COPIED_DISKS {
+            found.add(format!(
+                "the source copies {copied} disks, and at most {MAX_COPIED_DISKS} can be copied"
+            ));
+        } else if !disks.disks.is_empty() {
+            match guest.compare_disks(disks) {
+                Ok(compared) => {
+                    compared.refused.into_iter().for_each(|why| found.add(why));
+                    found.warnings.extend(compared.warnings);
+                }
+                Err(error) => found.add(text(error)),
+            }
         }
         let sizes = Size::all(guest.ram().layout(), links);
         let staging = sizes.iter().map(Size::bytes).sum();
@@ -72,6 +92,7 @@ impl Found {
                 postcopy_only: true,
             }));
         found.obstacles.truncate(MAX_OBSTACLES);
+        found.warnings.truncate(MAX_WARNINGS);
         found
     }
 
@@ -82,15 +103,15 @@ impl Found {
         });
     }
 
-    /// The differences, or all reasons to refuse this migration.
-    pub(super) fn refuse(self, may_postcopy: bool) -> Result<Option<String>, String> {
+    /// The warnings, or all reasons to refuse this migration.
+    pub(super) fn refuse(self, may_postcopy: bool) -> Result<Vec<String>, String> {
         let obstacles = self.obstacles.into_iter();
         let mut reasons: Vec<_> = obstacles
             .filter(|obstacle| may_postcopy || !obstacle.postcopy_only)
             .map(|obstacle| obstacle.reason)
             .collect();
         match reasons.len() {
-            0 => Ok(self.differences),
+            0 => Ok(self.warnings),
             1 => Err(reasons.remove(0)),
             n => {
                 let numbered = reasons.iter().enumerate();
@@ -136,10 +157,10 @@ mod tests {
             };
             Found {
                 obstacles: reasons.iter().map(obstacle).collect(),
-                differences: Some("d".to_owned()),
+                warnings: vec!["d".to_owned()],
             }
         };
-        let accepted = Ok(Some("d".to_owned()));
+        let accepted = Ok(vec!["d".to_owned()]);
         assert_eq!(found(&[]).refuse(true), accepted);
         assert_eq!(found(&[("a", true)]).refuse(false), accepted);
         let refused = |reasons: &[_]| found(reasons).refuse(true).unwrap_err();

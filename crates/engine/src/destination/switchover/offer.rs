@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use error_reporter::Report;
 use hikkoshi_userfault::Userfault;
 use hikkoshi_wire::{
-    Capabilities, Disk, Limits, MAX_LINKS, MigrationId, Mode, ToDestination, ToSource,
+    Capabilities, GuestDisks, Limits, MAX_LINKS, MigrationId, Mode, ToDestination, ToSource,
 };
 
 use crate::default_links::default_links;
@@ -126,8 +126,8 @@ pub(crate) fn receive_offer<'a>(
     if keeps_frames {
         first = reader.control().map_err(text)?;
     }
-    let mut disks = Vec::new();
-    if let ToDestination::CopiesDisks { disks: theirs } = first {
+    let mut disks = GuestDisks::default();
+    if let ToDestination::Disks { disks: theirs } = first {
         disks = theirs;
         first = reader.control().map_err(text)?;
     }
@@ -177,7 +177,11 @@ pub(crate) fn receive_offer<'a>(
                     reason: text(error),
                     postcopy_only: false,
                 };
-                return Err(answer(reader, writer, &[], vec![obstacle]));
+                let found = Found {
+                    obstacles: vec![obstacle],
+                    ..Found::default()
+                };
+                return Err(answer(reader, writer, &[], found));
             }
         },
     };
@@ -188,7 +192,7 @@ pub(crate) fn receive_offer<'a>(
         let found = Found::of(guest, &description, machine, processors, links, &disks);
         let host_pages = host_pages(guest);
         over();
-        return Err(answer(reader, writer, &host_pages, found.obstacles));
+        return Err(answer(reader, writer, &host_pages, found));
     };
     let limits = Limits {
         pages: guest.ram().layout().pages(),
@@ -200,23 +204,20 @@ pub(crate) fn receive_offer<'a>(
             let found = Found::of(guest, &description, machine, processors, links, &disks);
             found.refuse(may_postcopy)
         })
-        .and_then(|differences| Ok((make_ready(guest, may_postcopy, &disks)?, differences)))
+        .and_then(|warnings| Ok((make_ready(guest, may_postcopy, &disks)?, warnings)))
         .map_err(|reason| {
             if guest.has_ended() {
                 return text(DestinationFailure::process_ended(guest));
             }
             reason
         });
-    let ((memory, userfault), differences) = match ready {
+    let ((memory, userfault), warnings) = match ready {
         Ok(ready) => ready,
         Err(reason) => return refuse(give_back(guest, reason)),
     };
-    if let Some(what) = differences {
-        watch.observer.notice(&format!(
-            "the guest had other processors at the source, and the source allows that: {what}"
-        ));
-        let differs = ToSource::Differs { what };
-        if let Err(error) = writer.control(&differs) {
+    for what in warnings {
+        watch.observer.notice(&what);
+        if let Err(error) = writer.control(&ToSource::Warning { what }) {
             return Err(give_back(guest, text(&error)).into());
         }
     }
@@ -240,7 +241,7 @@ pub(crate) fn receive_offer<'a>(
         background_links,
         memory,
         keeps_frames,
-        disks: u16::try_from(disks.len()).unwrap_or(u16::MAX),
+        disks: u16::try_from(disks.copied().count()).unwrap_or(u16::MAX),
         userfault,
     };
     Ok((guest, offer))
@@ -257,7 +258,10 @@ fn answer(
     mut reader: LinkReader,
     mut writer: LinkWriter,
     host_pages: &[u64],
-    obstacles: Vec<DestinationObstacle>,
+    Found {
+        obstacles,
+        warnings,
+    }: Found,
 ) -> NoGuest {
     let found = obstacles.len();
     let compared = ToSource::Compared {
@@ -267,7 +271,8 @@ fn answer(
         reason: obstacle.reason,
         postcopy_only: obstacle.postcopy_only,
     });
-    for message in obstacles.chain([compared]) {
+    let warnings = warnings.into_iter().map(|what| ToSource::Warning { what });
+    for message in obstacles.chain(warnings).chain([compared]) {
         if let Err(error) = writer.control(&message) {
             return text(error).into();
         }
@@ -292,10 +297,10 @@ type Ready = (RamWriter, Option<(Arc<Userfault>, Vec<u64>)>);
 fn make_ready(
     guest: &mut dyn DestinationGuest,
     may_postcopy: bool,
-    disks: &[Disk],
+    disks: &GuestDisks,
 ) -> Result<Ready, String> {
     guest.prepare().map_err(text)?;
-    if !disks.is_empty() {
+    if disks.copied().next().is_some() {
         guest.serve_disks(disks).map_err(text)?;
     }
     let userfault = if may_postcopy {

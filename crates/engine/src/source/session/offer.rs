@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use hikkoshi_wire::{Capabilities, ToDestination, ToSource, Versions};
+use hikkoshi_wire::{Capabilities, MAX_WARNINGS, ToDestination, ToSource, Versions};
 
 use crate::source::error::SourceFailure;
 use crate::source::guest_offer::GuestOffer;
@@ -35,7 +35,7 @@ pub(crate) fn offer(
     if frames {
         messages.push(ToDestination::KeepsFrames);
     }
-    let disks = u16::try_from(guest.disks.len()).unwrap_or(u16::MAX);
+    let disks = u16::try_from(guest.disks.copied().count()).unwrap_or(u16::MAX);
     messages.extend(guest.disks_message(agreed.capabilities)?);
     messages.push(ToDestination::Processors {
         processors: guest.processors,
@@ -53,19 +53,17 @@ pub(crate) fn offer(
             .map_err(SourceFailure::link(doing))?;
     }
     reader.set_deadline(Some(Instant::now() + DISCARD_TIMEOUT));
-    let mut answer = reader.control().map_err(SourceFailure::link(doing))?;
-    if let ToSource::Differs { what } = &answer
-        && options.allow_cpu_mismatch
-    {
-        shared.observer.notice(&format!(
-            "the destination's processors differ from the guest's: {what}"
-        ));
-        answer = reader.control().map_err(SourceFailure::link(doing))?;
-    }
-    let host_pages = match answer {
-        ToSource::Accept { host_pages } => host_pages,
-        ToSource::Refuse { reason } => return Err(SourceFailure::Refused(reason)),
-        other => return Err(SourceFailure::unexpected(doing, &other)),
+    let mut warnings = 0;
+    let host_pages = loop {
+        match reader.control().map_err(SourceFailure::link(doing))? {
+            ToSource::Warning { what } if warnings < MAX_WARNINGS => {
+                warnings += 1;
+                shared.observer.notice(&what);
+            }
+            ToSource::Accept { host_pages } => break host_pages,
+            ToSource::Refuse { reason } => return Err(SourceFailure::Refused(reason)),
+            other => return Err(SourceFailure::unexpected(doing, &other)),
+        }
     };
     let destination = with_host_pages(shared.ram.layout(), &host_pages)
         .ok_or_else(|| SourceFailure::unexpected(doing, &host_pages))?;

@@ -33,7 +33,7 @@ pub(crate) fn run(args: &Check) -> Result<ExitStatus, Exit> {
         domain: &args.domain,
         qmp: args.qmp.as_deref(),
         devices: &args.devices,
-        copied: args.copied_disks(),
+        disks: args.disks.selection(),
     })?;
     let destination = match (&remote, &checked.offer) {
         (None, _) => None,
@@ -63,8 +63,8 @@ pub(crate) struct CheckedGuestOf<'a> {
     pub(crate) domain: &'a DomainArgs,
     pub(crate) qmp: Option<&'a Path>,
     pub(crate) devices: &'a AllowDevice,
-    /// Which of its disks are to be copied, if any are.
-    pub(crate) copied: Option<DiskSelection>,
+    /// What is to be done with its disks.
+    pub(crate) disks: DiskSelection,
 }
 
 /// Checks a guest.
@@ -73,24 +73,27 @@ pub(crate) struct CheckedGuestOf<'a> {
 /// Nothing can be found out about it.
 pub(crate) fn check(guest: &CheckedGuestOf<'_>) -> Result<Checked, Exit> {
     let allowed = guest.devices.allowed();
-    let copied = guest.copied.as_ref();
     let checked = match (&guest.domain.domain, guest.qmp) {
         (Some(name), _) => {
             let domain = Domain::open(&guest.domain.connect, name).map_err(|e| not_found(&e))?;
             let monitor = domain.monitor().map_err(|error| not_found(&error))?;
-            hikkoshi_qemu::check_by(monitor, &allowed, None).and_then(|mut checked| {
+            let disks = DiskSelection {
+                copied: None,
+                ..guest.disks.clone()
+            };
+            hikkoshi_qemu::check_by(monitor, &allowed, &disks).and_then(|mut checked| {
                 if let Some(offer) = &mut checked.offer {
                     offer.domain = Monitor::domain(&domain)?;
                 }
                 let refused = domain.check_unchanged(None).err();
                 checked.obstacles.extend(refused.map(Into::into));
-                if copied.is_some() {
-                    checked.copied = Some(Err(SelectError::Domain));
+                if guest.disks.copied.is_some() {
+                    checked.refused_disks = Some(SelectError::Domain);
                 }
                 Ok(checked)
             })
         }
-        (None, Some(qmp)) => hikkoshi_qemu::check(qmp, &allowed, copied),
+        (None, Some(qmp)) => hikkoshi_qemu::check(qmp, &allowed, &guest.disks),
         (None, None) => {
             let missing = "--qmp PATH or --domain NAME is missing";
             return Err(Exit::new(ExitStatus::Usage, Reason::Usage, missing));
@@ -104,8 +107,12 @@ fn ask(
     offer: &OfferedMachine,
     allow_cpu_mismatch: bool,
 ) -> Result<Comparison, String> {
+    // Their marks are removed when the destination has answered.
+    let offered = offer
+        .disks()
+        .map_err(|error| Report::new(&error).to_string())?;
     let guest = GuestOffer {
-        disks: offer.disks.clone(),
+        disks: offered.disks.clone(),
         description: &offer.description,
         processors: offer.processors.clone(),
         machine: offer.machine.clone(),

@@ -184,8 +184,11 @@ fn compared(
     if offer.domain.is_some() {
         return Ok(None);
     }
+    let offered = offer.disks().map_err(|error| {
+        Exit::caused(ExitStatus::AtSource, Reason::NotAttached, &error).with(UNCHANGED)
+    })?;
     let guest = GuestOffer {
-        disks: offer.disks.clone(),
+        disks: offered.disks.clone(),
         description: &offer.description,
         processors: offer.processors.clone(),
         machine: offer.machine.clone(),

@@ -4,6 +4,8 @@ mod measure;
 
 pub(crate) use measure::{Estimated, NotEstimated, Request, estimate};
 
+use hikkoshi_qemu::DiskSelection;
+
 use crate::args::Estimate;
 use crate::commands::check::CheckedGuestOf;
 use crate::commands::print_result::write_result;
@@ -43,7 +45,11 @@ pub(crate) fn run(args: &Estimate) -> Result<ExitStatus, Exit> {
             domain: &args.domain,
             qmp: args.qmp.as_deref(),
             devices: &args.devices,
-            copied: None,
+            // Which of them are copied is not part of the question.
+            disks: DiskSelection {
+                shared: Some(Vec::new()),
+                ..DiskSelection::default()
+            },
         },
         domain: &args.domain,
         qmp: args.qmp.as_deref(),

@@ -52,7 +52,7 @@ pub(super) fn choose(
             domain: &args.domain,
             qmp: args.run.qmp.as_deref(),
             devices: &args.options.journaled.devices,
-            copied: None,
+            disks: args.options.disks.selection(),
         },
         domain: &args.domain,
         qmp: args.run.qmp.as_deref(),

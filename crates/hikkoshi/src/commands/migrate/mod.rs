@@ -151,13 +151,12 @@ fn start(
             .map_err(|error| not_attached(&error))?;
     // After attaching, which reports a missing right to trace. The check fails without it.
     require_dirty_log(phases)?;
-    if let Some(selection) = args.options.copied_disks() {
-        let left = guest.copy_disks(&selection).map_err(|error| {
-            Exit::caused(ExitStatus::AtSource, Reason::NotAttached, &error).with(UNCHANGED)
-        })?;
-        for why in left {
-            observer.notice(&why);
-        }
+    let notices = guest.choose_disks(&args.options.disks.selection());
+    let notices = notices.map_err(|error| {
+        Exit::caused(ExitStatus::AtSource, Reason::NotAttached, &error).with(UNCHANGED)
+    })?;
+    for notice in notices {
+        observer.notice(&notice);
     }
     let keeping = |error: io::Error| {
         let what = format!("creating the journal: {}", Report::new(&error));

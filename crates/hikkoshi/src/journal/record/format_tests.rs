@@ -62,8 +62,7 @@ fn all_journaled_options() -> JournaledOptions {
 fn all_migrate_options() -> MigrateOptions {
     MigrateOptions {
         // Not stored.
-        copy_disks: None,
-        shared_disks: Vec::new(),
+        disks: crate::args::DiskArgs::default(),
         journaled: all_journaled_options(),
         mode: Some(RequestedMode::Fixed(Mode::Precopy)),
         convergence: ConvergenceOptions {

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use super::RecordError;
 use super::engine::ModeTag;
 use crate::args::{
-    AllowDevice, Bandwidth, BenchOptions, ConvergenceOptions, DomainOptions, JournaledOptions,
-    LatencyOptions, MAX_DOWNTIME_MS, MAX_READ_AHEAD, MigrateOptions, ReceiveOptions, RequestedMode,
-    WhenStalled,
+    AllowDevice, Bandwidth, BenchOptions, ConvergenceOptions, DiskArgs, DomainOptions,
+    JournaledOptions, LatencyOptions, MAX_DOWNTIME_MS, MAX_READ_AHEAD, MigrateOptions,
+    ReceiveOptions, RequestedMode, WhenStalled,
 };
 
 /// [`MigrateOptions`].
@@ -139,8 +139,7 @@ impl TryFrom<MigrateOptionsRecord> for MigrateOptions {
             // Not stored: frames are kept only in the switchover, which comes before a resumption.
             no_keep_frames: false,
             // Not stored for the same reason.
-            copy_disks: None,
-            shared_disks: Vec::new(),
+            disks: DiskArgs::default(),
             quit_source: record.quit_source,
             domain: DomainOptions {
                 undefine_source: record.undefine_source,

@@ -80,6 +80,8 @@ pub(super) struct CardReport<'a> {
 pub(super) struct CopiedDiskReport<'a> {
     pub(super) name: &'a str,
     pub(super) bytes: u64,
+    pub(super) snapshots: &'a [String],
+    pub(super) bitmaps: &'a [String],
 }
 
 #[derive(Debug, Serialize)]
@@ -119,6 +121,7 @@ pub(super) struct DestinationReport<'a> {
     /// Whether the machines were compared. An older destination cannot be asked.
     pub(super) compared: bool,
     pub(super) obstacles: Vec<ObstacleReport>,
+    pub(super) warnings: &'a [String],
     pub(super) error: Option<&'a str>,
 }
 
@@ -132,7 +135,7 @@ impl<'a> CheckReport<'a> {
         let accepts = |mode| destination.is_none_or(|answer| accepts(answer, mode));
         // They exclude every mode.
         let mut others = unfinished;
-        if let Some(Err(error)) = &checked.copied {
+        if let Some(error) = &checked.refused_disks {
             others.push(Report::new(error).to_string());
         }
         let is_free = others.is_empty();
@@ -173,10 +176,8 @@ impl<'a> CheckReport<'a> {
                 .map(|card| CardReport::new(card, checked.keeps_frames(card)))
                 .collect(),
             disks: checked.disks.iter().map(PartReport::new).collect(),
-            copied_disks: match &checked.copied {
-                Some(Ok(copied)) => Some(copied.iter().map(CopiedDiskReport::new).collect()),
-                Some(Err(_)) | None => None,
-            },
+            copied_disks: (checked.copied.as_ref())
+                .map(|copied| copied.iter().map(CopiedDiskReport::new).collect()),
             jobs: checked.jobs.iter().map(JobReport::new).collect(),
             kernel: KernelReport {
                 release: &checked.kernel.release,
@@ -271,6 +272,8 @@ impl<'a> CopiedDiskReport<'a> {
         Self {
             name: &copied.name,
             bytes: copied.bytes,
+            snapshots: &copied.snapshots,
+            bitmaps: &copied.bitmaps,
         }
     }
 }
@@ -318,12 +321,14 @@ impl<'a> DestinationReport<'a> {
                     .flatten()
                     .map(ObstacleReport::there)
                     .collect(),
+                warnings: &comparison.warnings,
                 error: None,
             },
             Err(error) => Self {
                 protocol_version: None,
                 compared: false,
                 obstacles: Vec::new(),
+                warnings: &[],
                 error: Some(error),
             },
         }

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use super::report::{
-    CardReport, CheckReport, DestinationReport, GuestReport, MODES, MemoryReport, ObstacleReport,
-    PartReport,
+    CardReport, CheckReport, CopiedDiskReport, DestinationReport, GuestReport, MODES, MemoryReport,
+    ObstacleReport, PartReport,
 };
 
 /// The result as text: a line for the guest, one for the verdict, and one for each thing that was
@@ -14,9 +14,8 @@ pub(crate) fn readable(report: &CheckReport<'_>) -> String {
     for obstacle in &report.obstacles {
         lines.push(format!("  {}: {}", excluded(obstacle, ""), obstacle.text));
     }
-    let has_copied_disks = report.copied_disks.iter().flatten().next().is_some();
     let there = report.destination.iter();
-    lines.extend(there.flat_map(|there| destination(there, has_copied_disks)));
+    lines.extend(there.flat_map(destination));
     lines.extend(report.memory.iter().filter_map(memory));
     lines.extend(device_memory(&report.memory));
     for (what, parts) in [
@@ -31,7 +30,7 @@ pub(crate) fn readable(report: &CheckReport<'_>) -> String {
         );
     }
     let copied = report.copied_disks.iter().flatten();
-    lines.extend(copied.map(|disk| format!("  copied disk {}: {}", disk.name, size(disk.bytes))));
+    lines.extend(copied.map(copied_disk));
     lines.extend(report.cards.iter().map(network_card));
     for job in &report.jobs {
         lines.push(format!(
@@ -119,7 +118,20 @@ fn excluded(obstacle: &ObstacleReport, place: &str) -> String {
     }
 }
 
-fn destination(there: &DestinationReport<'_>, has_copied_disks: bool) -> Vec<String> {
+fn copied_disk(disk: &CopiedDiskReport<'_>) -> String {
+    let without = [("snapshots", disk.snapshots), ("bitmaps", disk.bitmaps)];
+    let without = without.into_iter().filter(|(_, names)| !names.is_empty());
+    let without: Vec<_> = without
+        .map(|(what, names)| format!("its {what} {}", names.join(", ")))
+        .collect();
+    let without = match &without[..] {
+        [] => String::new(),
+        without => format!(", without {}", without.join(" and ")),
+    };
+    format!("  copied disk {}: {}{without}", disk.name, size(disk.bytes))
+}
+
+fn destination(there: &DestinationReport<'_>) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(error) = there.error {
         lines.push(format!("  destination: {error}"));
@@ -130,21 +142,19 @@ fn destination(there: &DestinationReport<'_>, has_copied_disks: bool) -> Vec<Str
                 .to_owned(),
         );
     } else if there.obstacles.is_empty() {
-        let disks = if has_copied_disks {
-            ", copied disks"
-        } else {
-            ""
-        };
-        lines.push(format!(
+        lines.push(
             "  destination: it would accept the guest (compared: machine type, memory, devices, \
-             processors{disks})"
-        ));
+             processors, disks)"
+                .to_owned(),
+        );
     }
     let obstacles = there.obstacles.iter();
     lines.extend(obstacles.map(|obstacle| {
         let what = excluded(obstacle, " at the destination");
         format!("  {what}: {}", obstacle.text)
     }));
+    let warnings = there.warnings.iter();
+    lines.extend(warnings.map(|warning| format!("  warning from the destination: {warning}")));
     lines
 }
 

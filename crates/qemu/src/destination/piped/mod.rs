@@ -14,6 +14,7 @@
 //! * After *commit* the end is written. The owner runs the guest.
 
 mod attach;
+pub(super) mod disks;
 mod error;
 mod hold;
 mod loaded;

@@ -2,7 +2,7 @@
 
 use error_reporter::Report;
 use hikkoshi_engine::{DestinationGuest, Mode, SourceGuest};
-use hikkoshi_qemu::{AllowedTypes, QemuDestination, QemuSource, check};
+use hikkoshi_qemu::{AllowedTypes, DiskSelection, QemuDestination, QemuSource, check};
 use serde_json::json;
 
 use crate::support::{Mounted, Qemu, RamPath, options, print_always, usual, with_each};
@@ -30,7 +30,8 @@ fn a_guest_that_returns_memory_to_a_disk() {
         let balloon = "-device virtio-balloon-pci,id=b,free-page-reporting=on";
         let line = format!("{} {balloon}", memory_in(folder.path(), "on"));
         let qemu = start(program, &line);
-        let checked = check(&qemu.qmp(), &AllowedTypes::default(), None).unwrap();
+        let disks = DiskSelection::default();
+        let checked = check(&qemu.qmp(), &AllowedTypes::default(), &disks).unwrap();
         let noted = |note: &String| note.contains("ram is a shared file on a disk");
         assert!(checked.notes.iter().any(noted), "{:?}", checked.notes);
         let mut source = QemuSource::attach(&qemu.qmp()).unwrap();

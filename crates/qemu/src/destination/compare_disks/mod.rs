@@ -1,0 +1,301 @@
+//! Whether the source's disks are those here, or fit, if they are copied: without any I/O.
+//!
+//! If the guest continues on another disk than before, it reads what is not its own, and what it
+//! has written is lost. So **sameness must be known**: the guest is refused if it is not, unless
+//! its owner has said that both hosts use the disk. What the guest only reads is a warning.
+
+use hikkoshi_wire::{Disk, DiskKind, DiskPlan};
+
+use crate::destination::fitting_disks::{NoCounterpart, counterpart, label};
+
+/// What was found.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Compared {
+    /// Why the guest is refused; for people.
+    pub(super) refused: Vec<String>,
+    /// What differs although it is not; for people.
+    pub(super) warnings: Vec<String>,
+    /// The numbers of the disks here that the source's are copied to, in their order.
+    pub(super) targets: Vec<usize>,
+}
+
+/// Compares the source's disks with those here. `can_copy`: whether disks could be copied here.
+pub(super) fn compare(theirs: &[Disk], ours: &[Disk], can_copy: bool) -> Compared {
+    let mut compared = Compared::default();
+    let mut unknown = Vec::new();
+    for disk in theirs {
+        match disk.plan {
+            DiskPlan::Copied { encrypted } => compared.copy(disk, encrypted, theirs, ours),
+            _ if disk.kind == DiskKind::Flash => compared.flash(disk, ours),
+            _ if disk.read_only => compared.read_only(disk, ours),
+            DiskPlan::Same | DiskPlan::Shared => {
+                if let Some(our) = compared.writable(disk, ours) {
+                    unknown.push((disk, our));
+                }
+            }
+        }
+    }
+    if !unknown.is_empty() {
+        let copied = theirs.iter().filter(|disk| disk.plan.is_copied());
+        compared.refused.push(not_known(&unknown, copied, can_copy));
+    }
+    compared
+}
+
+impl Compared {
+    /// A disk that is copied.
+    fn copy(&mut self, disk: &Disk, encrypted: bool, theirs: &[Disk], ours: &[Disk]) {
+        let found = match counterpart(disk, ours) {
+            Ok(found) => found,
+            Err(NoCounterpart::Missing) => {
+                self.refused.push(format!(
+                    "QEMU at the destination has no disk with a medium for the source's {}: give \
+                     it an image of that size",
+                    at_place(disk)
+                ));
+                return;
+            }
+            Err(NoCounterpart::Elsewhere(named)) => {
+                self.refused.push(elsewhere(disk, named));
+                return;
+            }
+        };
+        let our = &ours[found];
+        let (name, file) = (label(our), &our.image.file);
+        let mut others = self.targets.iter().map(|other| &ours[*other]);
+        if self.targets.contains(&found) {
+            self.refused.push(format!(
+                "two disks of the source would be copied to the disk {name}: give each disk's \
+                 device the same id at both sides"
+            ));
+        } else if let Some(other) = others.find(|other| other.image.may_be_same(&our.image)) {
+            self.refused.push(format!(
+                "the disks {} and {name} have the same image at the destination ({file}): give \
+                 each disk one of its own",
+                label(other)
+            ));
+        }
+        let reason = if our.image.may_be_same(&disk.image) {
+            format!(
+                "the disk {name} has the same image at both sides ({file}): move the guest without \
+                 --copy-disks, or name the other disks: --copy-disks=DISK,…"
+            )
+        } else if theirs
+            .iter()
+            .any(|other| our.image.may_be_same(&other.image))
+        {
+            format!(
+                "the disk {name} has the image of another disk of the source at the destination \
+                 ({file}): the copy would destroy it. Give it an image of its own"
+            )
+        } else if our.read_only {
+            is_read_only(name)
+        } else if encrypted && !our.image.encrypted {
+            format!(
+                "the disk {name} is encrypted at the source, and its image at the destination is \
+                 not ({file}): give it an encrypted one, or name the disks to copy: \
+                 --copy-disks={name},…"
+            )
+        } else if let Some(sizes) = other_size(disk, our) {
+            format!("{sizes}: give the destination an image of the same size")
+        } else {
+            self.targets.push(found);
+            return;
+        };
+        self.targets.push(found);
+        self.refused.push(reason);
+    }
+
+    /// A disk that the guest writes to and that is not copied. Returns the disk here, if it is not
+    /// known to be the same.
+    fn writable<'a>(&mut self, disk: &Disk, ours: &'a [Disk]) -> Option<&'a Disk> {
+        let our = match counterpart(disk, ours) {
+            Ok(found) => &ours[found],
+            Err(NoCounterpart::Missing) => {
+                self.refused.push(format!(
+                    "QEMU at the destination has no disk with a medium for the source's {}: give \
+                     it the same disk",
+                    at_place(disk)
+                ));
+                return None;
+            }
+            Err(NoCounterpart::Elsewhere(named)) => {
+                self.refused.push(elsewhere(disk, named));
+                return None;
+            }
+        };
+        let is_same = disk.image.is_same(&our.image);
+        if let Some(sizes) = other_size(disk, our) {
+            self.refused.push(format!(
+                "{sizes}: give the destination's QEMU the same disk{}",
+                match is_same {
+                    // It was resized after QEMU there was started.
+                    true => ", in a new QEMU",
+                    false => "",
+                }
+            ));
+        } else if our.read_only {
+            self.refused.push(is_read_only(label(disk)));
+        } else if is_same && differ(&disk.image.format, &our.image.format) {
+            self.refused.push(format!(
+                "the image {} of the disk {} is opened as {} at the source, and as {} at the \
+                 destination: give the destination's QEMU the same format",
+                our.image.file,
+                label(disk),
+                disk.image.format,
+                our.image.format
+            ));
+        } else if !is_same && disk.plan == DiskPlan::Same {
+            return Some(our);
+        }
+        None
+    }
+
+    /// A disk or medium that the guest only reads.
+    fn read_only(&mut self, disk: &Disk, ours: &[Disk]) {
+        let what = match disk.kind {
+            DiskKind::Removable => "medium",
+            DiskKind::Fixed | DiskKind::Flash => "read-only disk",
+        };
+        let (name, file) = (label(disk), &disk.image.file);
+        let Ok(found) = counterpart(disk, ours) else {
+            self.warnings.push(format!(
+                "the {what} of {name} ({file}) is missing at the destination: the guest finds none \
+                 there"
+            ));
+            return;
+        };
+        let our = &ours[found];
+        if disk.image.is_same(&our.image) || disk.plan == DiskPlan::Shared {
+            return;
+        }
+        let differs = match (disk.image.checksum, our.image.checksum) {
+            _ if other_size(disk, our).is_some() => "another size",
+            (Some(theirs), Some(ours)) if theirs != ours => "another content",
+            (Some(_), Some(_)) => return,
+            // All that is known.
+            _ if file_name(file) != file_name(&our.image.file) => "another name",
+            _ => return,
+        };
+        self.warnings.push(format!(
+            "the {what} of {name} ({file}) is another one at the destination: {} has {differs}",
+            our.image.file
+        ));
+    }
+
+    /// Flash memory, whose content moves with the guest's memory.
+    fn flash(&mut self, disk: &Disk, ours: &[Disk]) {
+        // If it is missing, the RAM block is, too, which is compared elsewhere.
+        let Ok(found) = counterpart(disk, ours) else {
+            return;
+        };
+        if let Some(sizes) = other_size(disk, &ours[found]) {
+            self.refused.push(format!(
+                "{sizes}: give the destination flash memory of the same size"
+            ));
+        }
+    }
+}
+
+/// Both sizes, if they differ.
+fn other_size(theirs: &Disk, ours: &Disk) -> Option<String> {
+    let (there, here) = (theirs.bytes?, ours.bytes?);
+    (there != here).then(|| {
+        format!(
+            "the disk {} has {} at the source, and {} at the destination",
+            label(theirs),
+            size(there),
+            size(here)
+        )
+    })
+}
+
+/// Bytes, and in MiB if that loses nothing.
+fn size(bytes: u64) -> String {
+    match bytes % (1 << 20) {
+        0 => format!("{} MiB", bytes >> 20),
+        _ => format!("{bytes} bytes"),
+    }
+}
+
+fn at_place(disk: &Disk) -> String {
+    let place = match &*disk.place {
+        "" => String::new(),
+        place => format!(" at {place}"),
+    };
+    let bytes = disk
+        .bytes
+        .map_or_else(String::new, |bytes| format!(" ({})", size(bytes)));
+    format!("{}{place}{bytes}", label(disk))
+}
+
+fn elsewhere(theirs: &Disk, named: &Disk) -> String {
+    format!(
+        "the source's disk {} is at {}, and the disk of that name at the destination, {}, is at \
+         {}: give each disk's device the same address (addr=, lun=, unit=) and the same id at both \
+         sides",
+        label(theirs),
+        theirs.place,
+        label(named),
+        match &*named.place {
+            "" => "no address",
+            place => place,
+        }
+    )
+}
+
+fn is_read_only(name: &str) -> String {
+    format!(
+        "the disk {name} is read-only at the destination, and the guest can write to it at the \
+         source"
+    )
+}
+
+fn differ(one: &str, other: &str) -> bool {
+    !one.is_empty() && !other.is_empty() && one != other
+}
+
+fn file_name(file: &str) -> &str {
+    file.rsplit('/').next().unwrap_or(file)
+}
+
+/// Why the guest is refused for disks that are not known to be the same, and what can be done.
+fn not_known<'a>(
+    unknown: &[(&'a Disk, &'a Disk)],
+    copied: impl Iterator<Item = &'a Disk>,
+    can_copy: bool,
+) -> String {
+    let on = |disk: &Disk| match &*disk.image.storage {
+        "" => disk.image.file.to_string(),
+        storage => format!("{} on {storage}", disk.image.file),
+    };
+    let each: Vec<_> = unknown
+        .iter()
+        .map(|(theirs, ours)| {
+            format!(
+                "{} ({} at the source, {} at the destination)",
+                label(theirs),
+                on(theirs),
+                on(ours)
+            )
+        })
+        .collect();
+    let labels: Vec<_> = unknown.iter().map(|(theirs, _)| label(theirs)).collect();
+    let shared = labels.join(",");
+    let both = format!("if both hosts use the same, say so (--shared-disks={shared})");
+    let what = match can_copy {
+        true => {
+            let copied: Vec<_> = copied.map(label).chain(labels).collect();
+            format!("copy them (--copy-disks={}), or, {both}", copied.join(","))
+        }
+        false => both,
+    };
+    format!(
+        "the guest writes to disks of which it is not known whether the destination has the same: \
+         {}; {what}",
+        each.join("; ")
+    )
+}
+
+#[cfg(test)]
+mod tests;

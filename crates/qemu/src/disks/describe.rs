@@ -1,0 +1,139 @@
+//! A disk, as described to the other side.
+
+use hikkoshi_wire::{Disk, DiskImage, DiskKind, DiskPlan, ImageMark, MAX_TEXT, text};
+
+use super::image::ImageFile;
+use super::list::{BlockDisk, is_file};
+use super::network;
+use crate::command_line::image_file;
+
+/// Formats of images. Other drivers are filters, such as `throttle`.
+const FORMATS: [&str; 10] = [
+    "luks",
+    "parallels",
+    "qcow",
+    "qcow2",
+    "qed",
+    "raw",
+    "vdi",
+    "vhdx",
+    "vmdk",
+    "vpc",
+];
+
+/// The disk, whose image's file was perhaps found.
+pub(crate) fn describe(disk: &BlockDisk, image: Option<&ImageFile>, plan: DiskPlan) -> Disk {
+    let kind = match (disk.is_flash(), disk.removable) {
+        (true, _) => DiskKind::Flash,
+        (false, true) => DiskKind::Removable,
+        (false, false) => DiskKind::Fixed,
+    };
+    let format = format(&disk.driver);
+    // Only of a medium can it be said that nobody writes to it.
+    let is_medium = disk.read_only && kind == DiskKind::Removable && format == "raw";
+    let checksum = image.filter(|_| is_medium);
+    let file = image_file(&disk.file);
+    let on_network = image.is_none() && !is_file(&file);
+    let mut names = image.map_or_else(Vec::new, |image| image.names.clone());
+    if on_network {
+        names.extend(network::name_of(&disk.file));
+    }
+    let storage = match image {
+        Some(image) if image.is_device => "a device".to_owned(),
+        Some(image) => image.file_system.clone(),
+        None if on_network => network::protocol(&disk.file).unwrap_or_default(),
+        None => String::new(),
+    };
+    Disk {
+        device: label(&disk.device),
+        drive: label(&disk.drive),
+        place: label(&disk.place),
+        bytes: Some(disk.bytes),
+        read_only: disk.read_only,
+        kind,
+        plan,
+        image: DiskImage {
+            file: label(&without_credentials(&file)),
+            format: format.into(),
+            storage: label(&storage),
+            encrypted: disk.encrypted,
+            names,
+            mark: ImageMark::Unknown,
+            checksum: checksum.and_then(|image| image.checksum(disk.bytes)),
+        },
+    }
+}
+
+fn format(driver: &str) -> &str {
+    match driver {
+        // Without a format above.
+        "file" | "host_device" | "host_cdrom" => "raw",
+        driver if FORMATS.contains(&driver) => driver,
+        _ => "",
+    }
+}
+
+/// A text of QEMU's that a message has room for.
+fn label(found: &str) -> Box<str> {
+    text::at_most(&text::one_line(found), MAX_TEXT / 4).into()
+}
+
+/// A URL without the user and the password before its host; options only by their driver.
+fn without_credentials(file: &str) -> String {
+    if file.starts_with("json:") {
+        return network::protocol(file).unwrap_or_default();
+    }
+    let Some((scheme, rest)) = file.split_once("://") else {
+        return file.to_owned();
+    };
+    let end = rest.find(['/', '?']).unwrap_or(rest.len());
+    let (authority, rest) = rest.split_at(end);
+    let server = authority
+        .rsplit_once('@')
+        .map_or(authority, |(_, server)| server);
+    format!("{scheme}://{server}{rest}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_of_a_disk_has_no_password() {
+        for (file, expected) in [
+            ("/a/b@c.raw", "/a/b@c.raw"),
+            ("iscsi://me%secret@host/iqn/1", "iscsi://host/iqn/1"),
+            ("ssh://me@host/a@b", "ssh://host/a@b"),
+            (r#"json:{"driver":"curl","password":"secret"}"#, "curl"),
+        ] {
+            assert_eq!(without_credentials(file), expected);
+        }
+    }
+
+    #[test]
+    fn a_disk_is_described_by_what_it_is_and_not_by_its_filters() {
+        let of = |driver: &str, file: &str| {
+            let disk = BlockDisk {
+                device: "vda".into(),
+                driver: driver.into(),
+                file: file.into(),
+                bytes: 1,
+                ..BlockDisk::default()
+            };
+            let found = describe(&disk, None, DiskPlan::Same);
+            (
+                found.image.format.to_string(),
+                found.image.storage.to_string(),
+                found.image.names.len(),
+            )
+        };
+        let expected = |format: &str, storage: &str, names| (format.into(), storage.into(), names);
+        assert_eq!(of("qcow2", "/a"), expected("qcow2", "", 0));
+        assert_eq!(of("file", "/a"), expected("raw", "", 0));
+        assert_eq!(of("throttle", "nbd://store/d"), expected("", "nbd", 1));
+        assert_eq!(
+            of("raw", "nbd+unix:///d?socket=/s"),
+            expected("raw", "nbd", 0)
+        );
+    }
+}
