@@ -139,7 +139,8 @@ Exit status of demo:
 
 Environment:
   HIKKOSHI_LOG  What to log: off, error, warn (the default), info, debug or trace, for
-                all crates or for one (hikkoshi_qemu=debug)";
+                all crates or for one (hikkoshi_qemu=debug)
+  NO_COLOR      If it is set, no colours are used";
 
 /// Move a running virtual machine to another host
 #[derive(Debug, Parser)]

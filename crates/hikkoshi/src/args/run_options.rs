@@ -93,7 +93,7 @@ pub(crate) struct RunOptions {
     #[arg(verbatim_doc_comment, long, value_name = "FILE.html", help_heading = OUTPUT)]
     pub report: Option<PathBuf>,
 
-    /// Print a histogram of page request latency at the end
+    /// Print all of the result at the end: pages, bytes, and the latency of page requests
     #[arg(short, long, help_heading = OUTPUT)]
     pub verbose: bool,
 }

@@ -165,7 +165,8 @@ fn resume<E: Entry>(run_folder: &Path, is: impl Fn(&E) -> bool) -> Option<String
 
 /// Lists the migrations, and asks for one of them.
 fn ambiguous(several: &[&Seen]) -> Exit {
-    table(several).lines().for_each(streams::notice);
+    let rows = table(several, None);
+    rows.iter().for_each(|row| streams::notice(&row.text));
     let what = format!("there are {} migrations that run", several.len());
     Exit::new(ExitStatus::Usage, Reason::Usage, what)
         .with("name one of them: by its guest, its process (PID) or its number (ID)")

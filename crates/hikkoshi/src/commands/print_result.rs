@@ -8,10 +8,11 @@ use hikkoshi_engine::Account;
 use serde::Serialize;
 
 use crate::args::RunOptions;
+use crate::output::colours::Colour;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::Reason;
 use crate::output::report::{self, SourceExtras, SourceQuit, Written};
-use crate::output::streams;
+use crate::output::streams::{self, Lines};
 use crate::status::Session;
 
 /// Like [`print_result`], for a guest that an earlier run has moved: there are no statistics.
@@ -43,14 +44,29 @@ pub(super) fn print_result(
     let result = Written::new(account, migration.as_ref(), extras);
     session.set_account(result.value());
     if run.json.as_deref() != Some("-".as_ref()) {
-        let readable = report::readable(account, run.verbose);
-        let next = next.map_or_else(String::new, |next| format!("{next}\n"));
-        streams::to_stdout(&format!("{what}\n{readable}{next}"));
+        let guest = migration.as_ref().map_or("", |migration| &migration.guest);
+        let mut lines = vec![
+            Lines::new(Colour::Good, named(guest, what)),
+            Lines::new(Colour::Plain, report::summary(account)),
+        ];
+        lines.extend(next.map(|next| Lines::new(Colour::Next, next)));
+        if run.verbose {
+            lines.push(Lines::new(Colour::Plain, report::details(account)));
+        }
+        streams::lines_to_stdout(&lines);
     }
     if let Some(path) = &run.json {
         written(report::write_object(&result, path), what, path)?;
     }
     Ok(())
+}
+
+/// What happened to a guest, with its name.
+fn named(guest: &str, what: &str) -> String {
+    match guest {
+        "" => what.to_owned(),
+        guest => format!("{guest}: {what}"),
+    }
 }
 
 /// The migration has succeeded, and the exit status says so.

@@ -339,16 +339,15 @@ impl<'a> From<&'a CollapseFailures> for FailuresReport<'a> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use hikkoshi_engine::DiskProgress;
     use hikkoshi_engine::Mode;
     use hikkoshi_engine::report::{Bytes, Drains, Outage, Pages, Repeated, Repeats, RoundAccount};
     use std::time::Duration;
 
-    /// Every member, as programs read it; the schema has their types.
-    #[test]
-    fn an_account_is_written_as_before() {
+    /// One that has everything.
+    pub(crate) fn account() -> Account {
         let latency = |count| LatencySummary {
             count,
             mean: 1.5,
@@ -362,7 +361,7 @@ mod tests {
             kind: FaultKind::Vcpu(0),
             count,
         };
-        let account = Account {
+        Account {
             mode: Mode::Hybrid,
             guest_state: GuestState::ShutDown,
             total_ms: 12.5,
@@ -456,7 +455,13 @@ mod tests {
             source_private_bytes: Some(28),
             asynchronous_faults: Some(AsynchronousFaults::Used),
             left_to_do: Some("define it".into()),
-        };
+        }
+    }
+
+    /// Every member, as programs read it; the schema has their types.
+    #[test]
+    fn an_account_is_written_as_before() {
+        let account = account();
         let shown = |count| {
             format!(
                 r#"{{"count":{count},"mean":1.5,"p50":1.0,"p99":2.0,"max":3.0,"histogram":[{{"le_us":4,"count":{count}}}]}}"#

@@ -2,7 +2,7 @@
 
 pub(crate) mod account_report;
 pub(crate) mod check;
-mod colour;
+pub(crate) mod colours;
 pub(crate) mod dirty_rate;
 pub(crate) mod estimate;
 pub(crate) mod exit;

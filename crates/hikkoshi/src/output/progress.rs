@@ -22,8 +22,8 @@ const OBJECT_EVERY_MS: u64 = 200;
 
 /// Shows how far a migration is. All calls return at once.
 pub(crate) trait Display: Debug + Send + Sync {
-    /// The present state, ten times a second.
-    fn state(&self, state: &State);
+    /// The present state of this guest's migration, ten times a second.
+    fn state(&self, guest: &str, state: &State);
 
     /// A sentence for the operator.
     fn notice(&self, text: &str) {
@@ -61,7 +61,7 @@ impl Observer for Notices {
 struct Nothing;
 
 impl Display for Nothing {
-    fn state(&self, _: &State) {}
+    fn state(&self, _: &str, _: &State) {}
 }
 
 /// Lets a state through now and then.
@@ -95,8 +95,8 @@ impl Every {
 struct Bar;
 
 impl Display for Bar {
-    fn state(&self, state: &State) {
-        let line = ProgressLine::of(state);
+    fn state(&self, guest: &str, state: &State) {
+        let line = ProgressLine::of(guest, state);
         stderr::progress(ProgressItem::Bar(Box::new(line)));
     }
 
@@ -110,14 +110,16 @@ impl Display for Bar {
 struct Lines(Every);
 
 impl Display for Lines {
-    fn state(&self, state: &State) {
+    fn state(&self, guest: &str, state: &State) {
         // There is nothing to count before a phase has pages, or disks are copied. How many pages a
         // destination receives in pre-copy is not known.
         let counts = state.progress().is_some()
             || state.outage().is_some()
             || matches!(state.phase, Phase::Disks | Phase::Precopy);
         if counts && self.0.is_due(state) {
-            streams::progress_text(&ProgressLine::of(state).in_full());
+            // The messages of a daemon's receiver have the name already.
+            let guest = if streams::has_name() { "" } else { guest };
+            streams::progress_text(&ProgressLine::of(guest, state).in_full());
         }
     }
 }
@@ -127,7 +129,7 @@ impl Display for Lines {
 struct Objects(Every);
 
 impl Display for Objects {
-    fn state(&self, state: &State) {
+    fn state(&self, _: &str, state: &State) {
         if self.0.is_due(state) {
             streams::progress_object(&ProgressReport::from(state));
         }

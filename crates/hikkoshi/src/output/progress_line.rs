@@ -14,6 +14,8 @@ const BAR: RangeInclusive<usize> = 6..=30;
 /// The parts of the line. All of them are ASCII: a byte is a column.
 #[derive(Debug)]
 pub(super) struct ProgressLine {
+    /// What the guest is called, and a colon. Empty, if it has no name.
+    name: String,
     phase: String,
     done: u64,
     /// 0: not known.
@@ -33,7 +35,7 @@ pub(super) struct ProgressLine {
 }
 
 impl ProgressLine {
-    pub(super) fn of(state: &State) -> Self {
+    pub(super) fn of(guest_name: &str, state: &State) -> Self {
         let (left, range) = left(state);
         let (done, total, unit) = match state.progress() {
             Some(of) => (of.done, of.total, of.unit),
@@ -41,6 +43,7 @@ impl ProgressLine {
         };
         if let Some(outage) = state.outage() {
             return Self {
+                name: name(guest_name),
                 phase: phase(state),
                 done,
                 total,
@@ -54,6 +57,7 @@ impl ProgressLine {
             };
         }
         Self {
+            name: name(guest_name),
             is_alarm: false,
             phase: phase(state),
             done,
@@ -70,6 +74,7 @@ impl ProgressLine {
     /// All of it, without a bar.
     pub(super) fn in_full(&self) -> String {
         let Self {
+            name,
             phase,
             done,
             total,
@@ -83,13 +88,13 @@ impl ProgressLine {
         } = self;
         if *unit == Unit::DiskBytes {
             let (done, total) = (mib(*done), mib(*total));
-            return format!("{phase}: {done} of {total}, {rate}");
+            return format!("{name}{phase}: {done} of {total}, {rate}");
         }
         let pages = match total {
             0 => String::new(),
             _ => format!("{done} of {total} pages, "),
         };
-        format!("{phase}: {pages}{rate}{bytes}{guest}{left}{range}")
+        format!("{name}{phase}: {pages}{rate}{bytes}{guest}{left}{range}")
     }
 }
 
@@ -107,6 +112,7 @@ impl ProgressBar for ProgressLine {
             false => String::new(),
         };
         let Self {
+            name,
             phase,
             rate,
             bytes,
@@ -116,9 +122,15 @@ impl ProgressBar for ProgressLine {
             ..
         } = self;
         let aligned = format!("{phase:>18}");
+        let named = format!("{name}{aligned}");
         let short = format!("{percent}{rate}{left}");
         // For each form, the text before and after the bar, and whether there is a bar.
         let forms = [
+            (
+                &named,
+                format!("{percent}{rate}{bytes}{guest}{left}{range}"),
+                true,
+            ),
             (
                 &aligned,
                 format!("{percent}{rate}{bytes}{guest}{left}{range}"),
@@ -153,6 +165,15 @@ impl ProgressBar for ProgressLine {
 
     fn is_alarm(&self) -> bool {
         self.is_alarm
+    }
+}
+
+/// The name of a guest before what is said of it: in ASCII, and not longer than most.
+fn name(guest: &str) -> String {
+    let shown = |c: char| if c.is_ascii_graphic() { c } else { '?' };
+    match guest.chars().take(40).map(shown).collect::<String>() {
+        name if name.is_empty() => name,
+        name => format!("{name}: "),
     }
 }
 
@@ -296,7 +317,7 @@ mod tests {
     use hikkoshi_status::DiskCopy;
 
     fn line(state: &State, columns: usize) -> String {
-        ProgressLine::of(state).text(columns)
+        ProgressLine::of("", state).text(columns)
     }
 
     #[test]
@@ -344,19 +365,19 @@ mod tests {
         };
         state.disks = vec![disk(1 << 20, 3 << 20), disk(2 << 20, 3 << 20)];
         assert_eq!(
-            ProgressLine::of(&state).in_full(),
+            ProgressLine::of("", &state).in_full(),
             "copying disks: 3.0 MiB of 6.0 MiB, 123.4 MiB/s"
         );
         assert!(line(&state, 60).contains(" 50% "), "{}", line(&state, 60));
         state.phase = Phase::Precopy;
-        assert!(ProgressLine::of(&state).in_full().contains("pages"));
+        assert!(ProgressLine::of("", &state).in_full().contains("pages"));
         // A destination does not know of how many bytes.
         (state.phase, state.stage) = (Phase::Disks, "receiving".into());
         state.disks.clear();
         state.bytes.disks = 5 << 20;
         (state.dirty_pages_per_second, state.time_left) = (None, None);
         let text = "copying disks: 123.4 MiB/s, 5.0 MiB received";
-        assert_eq!(ProgressLine::of(&state).in_full(), text);
+        assert_eq!(ProgressLine::of("", &state).in_full(), text);
     }
 
     #[test]
@@ -394,7 +415,7 @@ mod tests {
         let mut state = at(63, 100);
         (state.phase, state.missing_pages) = (Phase::Postcopy, Some(37));
         (state.stage, state.waiting_pages) = ("running".into(), 3);
-        assert!(!ProgressLine::of(&state).is_alarm());
+        assert!(!ProgressLine::of("", &state).is_alarm());
         state.at_ms = 20_300;
         state.outages = vec![Outage {
             from_ms: 8_000,
@@ -402,7 +423,7 @@ mod tests {
             until_ms: Some(320_300),
         }];
         state.time_left = None;
-        let shown = ProgressLine::of(&state);
+        let shown = ProgressLine::of("", &state);
         assert!(shown.is_alarm());
         assert_eq!(
             shown.in_full(),
@@ -416,18 +437,37 @@ mod tests {
         );
     }
 
+    #[test]
+    fn the_guest_has_a_name_where_there_is_room() {
+        let state = at(25, 100);
+        let line = ProgressLine::of("web-é", &state);
+        assert!(
+            line.in_full()
+                .starts_with("web-?: pre-copy, round 3: 25 of")
+        );
+        assert!(line.text(200).starts_with("web-?:  pre-copy, round 3 ["));
+        for columns in 0..200 {
+            assert!(line.text(columns).len() < columns.max(1), "{columns}");
+        }
+        let narrow = line.text(70);
+        assert!(
+            narrow.contains("pre-copy") && !narrow.contains("web"),
+            "{narrow}"
+        );
+    }
+
     /// A log has as much as a wide terminal.
     #[test]
     fn a_line_of_a_log_has_everything() {
         let mut state = at(25, 100);
         state.bytes.urgent = 5 << 20;
         assert_eq!(
-            ProgressLine::of(&state).in_full(),
+            ProgressLine::of("", &state).in_full(),
             "pre-copy, round 3: 25 of 100 pages, 123.4 MiB/s, 5.0 MiB sent, dirty 10.0 MiB/s, \
              3.5 s left (2.0 s to 9.0 s)"
         );
         state.stage = "receiving".into();
-        let destination = ProgressLine::of(&state).in_full();
+        let destination = ProgressLine::of("", &state).in_full();
         assert!(destination.contains(", 5.0 MiB received,"), "{destination}");
     }
 
@@ -435,7 +475,7 @@ mod tests {
     fn precopy_that_does_not_converge_has_no_time_left() {
         let mut state = at(25, 100);
         state.converges = Some(Converges::No);
-        for text in [line(&state, 200), ProgressLine::of(&state).in_full()] {
+        for text in [line(&state, 200), ProgressLine::of("", &state).in_full()] {
             assert!(
                 text.ends_with("dirty 10.0 MiB/s, does not converge"),
                 "{text}"
@@ -450,7 +490,7 @@ mod tests {
     fn precopy_that_switches_has_a_time_left() {
         let mut state = at(25, 100);
         state.converges = Some(Converges::Switches);
-        let text = ProgressLine::of(&state).in_full();
+        let text = ProgressLine::of("", &state).in_full();
         let end = "dirty 10.0 MiB/s, post-copy follows, 3.5 s left (2.0 s to 9.0 s)";
         assert!(text.ends_with(end), "{text}");
     }
@@ -465,7 +505,7 @@ mod tests {
         state.bytes.precopy = 5 << 20;
         (state.dirty_pages_per_second, state.time_left) = (None, None);
         let text = "pre-copy: 123.4 MiB/s, 5.0 MiB received";
-        assert_eq!(ProgressLine::of(&state).in_full(), text);
+        assert_eq!(ProgressLine::of("", &state).in_full(), text);
         assert_eq!(
             line(&state, 100).trim_start(),
             "pre-copy 123.4 MiB/s, 5.0 MiB received"

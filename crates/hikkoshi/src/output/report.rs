@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use error_reporter::Report;
 use hikkoshi_engine::report::{
-    AsynchronousFaults, CollapseAccount, FaultKind, LatencySummary, Outage, RequestStatistics,
+    AsynchronousFaults, CollapseAccount, FaultKind, GuestState, LatencySummary, Outage,
+    RequestStatistics,
 };
 use hikkoshi_engine::{Account, Mode};
 use hikkoshi_status::Migration;
@@ -23,22 +24,42 @@ use crate::output::{stderr, streams};
 /// Threads whose page faults are printed; the JSON has all.
 const FAULTING_SHOWN: usize = 8;
 
-/// The result as text; `verbose`: with a histogram of page request latency.
-pub(crate) fn readable(account: &Account, verbose: bool) -> String {
+/// What an operator wants to know first.
+pub(crate) fn summary(account: &Account) -> String {
     let mut text = String::new();
-    let pages = &account.pages;
-    let bytes = &account.bytes;
     // Writing to a String cannot fail.
-    let _ = writeln!(text, "  mode         {}", account.mode);
     let downtime = downtime(account.downtime_ms, account.likely_downtime_ms);
     let _ = writeln!(text, "  downtime     {downtime}");
-    let _ = writeln!(text, "  total        {:.2} s", account.total_ms / 1e3);
+    let total = account.total_ms / 1e3;
+    let _ = writeln!(text, "  total        {total:.2} s, mode {}", account.mode);
     if account.resumed {
         let _ = writeln!(
             text,
             "  resumed      the rest is what this engine has done and measured"
         );
     }
+    text.push_str(&outages(&account.outages));
+    let owed = match account.guest_state {
+        GuestState::Running | GuestState::Paused => "none: all of the guest's memory is there",
+        GuestState::ShutDown => "none: the guest needs no memory any more",
+    };
+    let _ = writeln!(text, "  pages owed   {owed}");
+    if let Some(frames) = account.frames.filter(|frames| frames.dropped > 0) {
+        let lost = frames.dropped;
+        let _ = writeln!(text, "  frames       {lost} for the paused guest were lost");
+    }
+    text.push_str(&latencies(&account.requests.request_latency_us));
+    if let Some(collapse) = &account.collapse {
+        text.push_str(&rebuilt(collapse));
+    }
+    text
+}
+
+/// The rest of the result: what was sent, and how long page requests took (`--verbose`).
+pub(crate) fn details(account: &Account) -> String {
+    let mut text = String::new();
+    let pages = &account.pages;
+    let bytes = &account.bytes;
     if account.rounds > 0 {
         let _ = writeln!(text, "  rounds       {}", account.rounds);
     }
@@ -81,12 +102,8 @@ pub(crate) fn readable(account: &Account, verbose: bool) -> String {
             frames.kept, frames.delivered, frames.dropped
         );
     }
-    text.push_str(&outages(&account.outages));
-    text.push_str(&latencies(&account.requests.request_latency_us, verbose));
+    text.push_str(&histogram(&account.requests.request_latency_us));
     text.push_str(&stages(&account.requests));
-    if let Some(collapse) = &account.collapse {
-        text.push_str(&rebuilt(collapse));
-    }
     text
 }
 
@@ -223,23 +240,22 @@ fn rebuilt(collapse: &CollapseAccount) -> String {
     text
 }
 
-fn latencies(latency: &LatencySummary, verbose: bool) -> String {
-    let mut text = String::new();
+fn latencies(latency: &LatencySummary) -> String {
     if latency.count == 0 {
-        return "  requests     none\n".into();
+        return String::new();
     }
-    let _ = writeln!(
-        text,
-        "  requests     {}, from fault to installed page: mean {}, p50 {}, p99 {}, max {}",
+    format!(
+        "  requests     {}, from fault to installed page: mean {}, p50 {}, p99 {}, max {}\n",
         latency.count,
         micros(latency.mean),
         micros(latency.p50),
         micros(latency.p99),
         micros(latency.max)
-    );
-    if !verbose {
-        return text;
-    }
+    )
+}
+
+fn histogram(latency: &LatencySummary) -> String {
+    let mut text = String::new();
     let most = latency.histogram.iter().map(|b| b.count).max().unwrap_or(1);
     for bucket in &latency.histogram {
         // At least a dot if the bucket is not empty.
@@ -418,9 +434,49 @@ pub(crate) fn write_object(object: &impl Serialize, path: &Path) -> io::Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::account_report;
     use hikkoshi_engine::report::{
         CollapseFailures, RequestLatencies, RequestTimeline, ThreadFaults,
     };
+
+    /// What an operator wants comes first, and numbers of pages only if they are asked for.
+    #[test]
+    fn the_summary_begins_with_the_downtime_and_what_is_owed() {
+        let mut account = account_report::tests::account();
+        let names = |text: &str| {
+            let lines = text.lines().filter(|line| !line.starts_with("    "));
+            let names = lines.filter_map(|line| line.split_whitespace().next());
+            names.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let text = summary(&account);
+        let first = ["downtime", "total", "pages"];
+        let all = [
+            "downtime", "total", "outages", "pages", "frames", "requests", "huge",
+        ];
+        assert_eq!(names(&text), all, "{text}");
+        assert!(text.contains("pages owed   none: the guest needs no memory any more\n"));
+        (account.frames, account.collapse) = (None, None);
+        account.outages.clear();
+        account.resumed = false;
+        account.requests.request_latency_us.count = 0;
+        account.guest_state = GuestState::Running;
+        account.likely_downtime_ms = None;
+        account.total_ms = 1234.0;
+        assert_eq!(
+            summary(&account),
+            "  downtime     2.5 ms\n  total        1.23 s, mode hybrid\n  pages owed   none: all of \
+             the guest's memory is there\n"
+        );
+        let rest = names(&details(&account));
+        assert!(
+            rest.starts_with(&["rounds".to_owned(), "pre-copied".to_owned()]),
+            "{rest:?}"
+        );
+        assert!(
+            !rest.iter().any(|name| first.contains(&name.as_str())),
+            "{rest:?}"
+        );
+    }
 
     #[test]
     fn stages_and_threads_are_printed() {
@@ -512,13 +568,10 @@ mod tests {
                 installed: microseconds * 1_000,
             });
         }
-        let (short, long) = (
-            latencies(&all.total(), false),
-            latencies(&all.total(), true),
-        );
+        let (short, long) = (latencies(&all.total()), histogram(&all.total()));
         assert_eq!(short.lines().count(), 1, "{short}");
         assert!(short.starts_with("  requests     3, from fault to installed page"));
-        assert!(long.starts_with(&short) && long.contains("up to"), "{long}");
+        assert!(long.contains("up to"), "{long}");
     }
 
     #[test]

@@ -25,6 +25,7 @@ use super::sampler::{Sampler, migration};
 use crate::args::RunOptions;
 use crate::output::exit::{self, Exit, ExitStatus};
 use crate::output::progress::{self, Display};
+use crate::output::report::mib;
 use crate::output::streams;
 
 /// How often a state is taken.
@@ -166,6 +167,12 @@ impl Session {
     pub(crate) fn end(self, result: &Result<ExitStatus, Exit>) {
         self.end_display();
         let recording = self.end_recording(result);
+        if let (Some(recording), Err(exit)) = (&recording, result)
+            && exit.status() == ExitStatus::Unfinished
+            && let Some(owed) = owed(recording)
+        {
+            streams::notice(&owed);
+        }
         let Some(path) = &self.run.report else { return };
         match recording {
             Some(recording) => write_report_of(recording, &self.shared.folder, path),
@@ -345,7 +352,8 @@ impl Recorded {
     /// Takes the present state.
     fn take(&mut self) {
         let state = self.sampler.state();
-        self.display.state(&state);
+        let guest = &self.recorder.recording().migration.guest;
+        self.display.state(guest, &state);
         if let Some(server) = &mut self.server {
             server.accept(&self.recorder);
             server.publish(&Record::State(Box::new(state.clone())));
@@ -405,6 +413,19 @@ impl Recorded {
         }
         self.recorder.into_recording()
     }
+}
+
+/// How much of the guest's memory is not at the destination yet, if that is known.
+fn owed(recording: &Recording) -> Option<String> {
+    let missing @ 1.. = recording.state.as_ref()?.missing_pages? else {
+        return None;
+    };
+    let bytes = missing.saturating_mul(recording.migration.memory.page_bytes);
+    let guest = &recording.migration.guest;
+    Some(format!(
+        "{guest}: {missing} pages ({}) are owed",
+        mib(bytes)
+    ))
 }
 
 /// How the run ended.

@@ -2,6 +2,7 @@
 
 mod seen;
 mod select;
+mod terminal;
 mod unfinished;
 
 use std::thread;
@@ -10,10 +11,11 @@ use std::time::Duration;
 use hikkoshi_status::StatusFolder;
 
 use crate::args::MigrationStatus;
+use crate::output::colours::Colour;
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::migrations::{Seen, alarms, details, json_line, table};
 use crate::output::reason::Reason;
-use crate::output::streams;
+use crate::output::streams::{self, Lines};
 
 pub(crate) use seen::SeenMigrations;
 pub(crate) use select::{Choice, choose, is_meant, is_named};
@@ -43,18 +45,25 @@ pub(crate) fn run(args: &MigrationStatus) -> Result<ExitStatus, Exit> {
                 .iter()
                 .for_each(|seen| streams::to_stdout(&json_line(seen)));
         } else {
-            let gap = if is_first { "" } else { "\n" };
-            let text = match guest {
+            let size = terminal::size();
+            let mut lines = match guest {
                 Some(_) => details(&meant),
-                None => table(&meant),
+                None => table(&meant, size.map(|size| size.columns)),
             };
-            streams::to_stdout(&format!("{gap}{text}"));
             let alarms = alarms(&meant);
             if !alarms.is_empty() && guest.is_none() {
-                streams::to_stdout("\n");
-                alarms
-                    .iter()
-                    .for_each(|line| streams::alarm_to_stdout(line));
+                lines.push(Lines::new(Colour::Plain, ""));
+                let alarms = alarms.into_iter();
+                lines.extend(alarms.map(|line| Lines::new(Colour::Alarm, line)));
+            }
+            match size.filter(|_| args.watch) {
+                Some(size) => streams::draw_on_stdout(&lines, size.columns, size.rows, is_first),
+                None => {
+                    if !is_first {
+                        streams::to_stdout("\n");
+                    }
+                    streams::lines_to_stdout(&lines);
+                }
             }
         }
         let has_ended = guest.is_some() && !meant.iter().any(|seen| seen.is_running());

@@ -8,8 +8,10 @@ use hikkoshi_status::{DiskCopy, GuestAt, Migration, Phase, Progress, Side, State
 use super::alarm::no_links;
 use super::report::expected_downtime_ms;
 use super::{Engine, Seen};
+use crate::output::colours::Colour;
 use crate::output::progress_line;
 use crate::output::report::{limit, mib, rate, seconds};
+use crate::output::streams::Lines;
 
 /// What is not known.
 const NOTHING: &str = "-";
@@ -19,29 +21,71 @@ const HEADINGS: [&str; 12] = [
     "FAULTS",
 ];
 
-/// A line for each migration, under headings.
-pub(crate) fn table(all: &[&Seen]) -> String {
+/// The headings of columns that a narrow terminal does not have, the first ones first.
+const LEFT_OUT: [&str; 8] = [
+    "FAULTS", "ID", "MODE", "PID", "DIRTY", "SIDE", "DOWNTIME", "RATE",
+];
+
+/// A line for each migration, under headings. It has as many columns of the table as there are
+/// `columns` of the terminal for; `None`: all.
+pub(crate) fn table(all: &[&Seen], columns: Option<usize>) -> Vec<Lines> {
     if all.is_empty() {
-        return "no migration runs on this host\n".to_owned();
+        let none = "no migration runs on this host";
+        return vec![Lines::new(Colour::Plain, none)];
     }
-    let mut rows = vec![HEADINGS.map(str::to_owned)];
-    rows.extend(all.iter().map(|seen| row(seen)));
+    let mut rows = vec![(Colour::Heading, HEADINGS.map(str::to_owned))];
+    rows.extend(all.iter().map(|seen| (colour(seen), row(seen))));
     let width = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column));
+        let cells = rows.iter().filter_map(|(_, row)| row.get(column));
         cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
-    let widths: Vec<usize> = (0..HEADINGS.len()).map(width).collect();
-    let mut text = String::new();
-    for row in &rows {
+    let mut widths: Vec<Option<usize>> = (0..HEADINGS.len()).map(|at| Some(width(at))).collect();
+    for heading in LEFT_OUT {
+        let taken: usize = widths.iter().flatten().map(|width| width + GAP.len()).sum();
+        // Nothing follows the last one.
+        if columns.is_none_or(|columns| taken <= columns + GAP.len()) {
+            break;
+        }
+        let at = HEADINGS.iter().position(|other| *other == heading);
+        if let Some(width) = at.and_then(|at| widths.get_mut(at)) {
+            *width = None;
+        }
+    }
+    let line = |(colour, row): &(Colour, [String; 12])| {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(&widths) {
-            // Writing to a String cannot fail.
-            let _ = write!(line, "{cell:<width$}  ");
+            if let Some(width) = width {
+                // Writing to a String cannot fail.
+                let _ = write!(line, "{cell:<width$}{GAP}");
+            }
         }
-        text.push_str(line.trim_end());
-        text.push('\n');
+        let line = line.trim_end();
+        let line = match columns {
+            Some(columns) => cut(line, columns),
+            None => line.to_owned(),
+        };
+        Lines::new(*colour, line)
+    };
+    rows.iter().map(line).collect()
+}
+
+/// Between two columns.
+const GAP: &str = "  ";
+
+/// The line in at most so many columns.
+fn cut(line: &str, columns: usize) -> String {
+    line.chars().take(columns).collect()
+}
+
+/// An outage, or an engine that is gone and has not ended, is not to be missed.
+fn colour(seen: &Seen) -> Colour {
+    let state = seen.state.as_ref();
+    let is_out = state.is_some_and(|state| state.outage().is_some());
+    match (seen.engine, &seen.end) {
+        (Engine::Gone, None) | (Engine::Silent, _) => Colour::Alarm,
+        (_, None) if is_out => Colour::Alarm,
+        _ => Colour::Plain,
     }
-    text
 }
 
 fn row(seen: &Seen) -> [String; 12] {
@@ -66,14 +110,21 @@ fn row(seen: &Seen) -> [String; 12] {
 }
 
 /// All that is known of each migration, a line for each thing.
-pub(crate) fn details(all: &[&Seen]) -> String {
-    let mut text = String::new();
+pub(crate) fn details(all: &[&Seen]) -> Vec<Lines> {
+    let mut text = Vec::new();
     for (number, seen) in all.iter().enumerate() {
         if number > 0 {
-            text.push('\n');
+            text.push(Lines::new(Colour::Plain, ""));
         }
         for (name, value) in lines(seen) {
-            let _ = writeln!(text, "{name:<10} {}", one_line(&value));
+            let colour = match name {
+                "guest" => Colour::Heading,
+                "phase" | "links" | "no engine" => colour(seen),
+                "next" | "resume it" => Colour::Next,
+                _ => Colour::Plain,
+            };
+            let line = format!("{name:<10} {}", one_line(&value));
+            text.push(Lines::new(colour, line));
         }
     }
     text
@@ -247,7 +298,7 @@ fn one_line(text: &str) -> String {
 pub(super) mod tests {
     use super::*;
     use crate::output::migrations::Unfinished;
-    use crate::output::migrations::examples::seen;
+    use crate::output::migrations::examples::{self, seen};
     use hikkoshi_status::{Bytes, End, Limits, Map, Outage, Pages, Requests};
 
     pub(crate) fn state() -> State {
@@ -286,6 +337,22 @@ pub(super) mod tests {
             outages: Vec::new(),
             map: Map::default(),
         }
+    }
+
+    fn text(lines: &[Lines]) -> String {
+        lines.iter().fold(String::new(), |mut text, line| {
+            text.push_str(&line.text);
+            text.push('\n');
+            text
+        })
+    }
+
+    fn table(all: &[&Seen]) -> String {
+        text(&super::table(all, None))
+    }
+
+    fn details(all: &[&Seen]) -> String {
+        text(&super::details(all))
     }
 
     /// A source that runs.
@@ -341,6 +408,58 @@ pub(super) mod tests {
         );
         assert!(!text.contains('\u{1b}'));
         assert_eq!(table(&[]), "no migration runs on this host\n");
+    }
+
+    #[test]
+    fn a_narrow_terminal_shows_the_important_columns() {
+        let mut seen = running("precopy");
+        seen.migration.pid = 1_234_567;
+        let state = seen.state.as_mut().unwrap();
+        state.bytes_per_second = 1.25e9;
+        state.dirty_pages_per_second = Some(1e6);
+        state.round = 12;
+        state.requests.count = 1000;
+        state.downtime_ms = Some(120.5);
+        let of_destination = examples::seen(Side::Destination, "database-1", 7, true);
+        for columns in 0..200 {
+            let lines = super::table(&[&seen, &of_destination], Some(columns));
+            let is_cut = |line: &Lines| line.text.chars().count() > columns;
+            assert!(!lines.iter().any(is_cut), "{columns}: {lines:?}");
+            let headings = &lines[0].text;
+            for (heading, least) in [("LEFT", 48), ("RATE", 64), ("SIDE", 80), ("FAULTS", 170)] {
+                let has = headings.contains(heading);
+                assert!(has || columns < least, "{columns}: {headings}");
+            }
+            assert!(columns < 80 || headings.contains("DOWNTIME"), "{headings}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_has_an_alarm_colour() {
+        let mut seen = running("hybrid");
+        let colours = |seen: &Seen| {
+            super::table(&[seen], None)
+                .iter()
+                .map(|row| row.colour)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(colours(&seen), [Colour::Heading, Colour::Plain]);
+        let outage = |to_ms| Outage {
+            from_ms: 1,
+            to_ms,
+            until_ms: None,
+        };
+        seen.state.as_mut().unwrap().outages = vec![outage(Some(2))];
+        assert_eq!(colours(&seen)[1], Colour::Plain);
+        seen.state.as_mut().unwrap().outages.push(outage(None));
+        assert_eq!(colours(&seen)[1], Colour::Alarm);
+        let phase = super::details(&[&seen])
+            .into_iter()
+            .find(|line| line.text.starts_with("phase"));
+        assert_eq!(phase.unwrap().colour, Colour::Alarm);
+        seen.state.as_mut().unwrap().outages.clear();
+        seen.engine = Engine::Gone;
+        assert_eq!(colours(&seen)[1], Colour::Alarm);
     }
 
     #[test]

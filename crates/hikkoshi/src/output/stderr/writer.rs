@@ -13,7 +13,8 @@ use std::os::fd::AsFd;
 use rustix::event::{PollFd, PollFlags};
 
 use super::queue::{Item, ProgressBar, ProgressItem};
-use crate::output::{colour, streams};
+use crate::output::colours::{self, Colour};
+use crate::output::streams;
 
 /// To the beginning of the line, and erase from there to the end of the screen (ED).
 const ERASE: &str = "\r\x1b[J";
@@ -43,7 +44,7 @@ impl<W: Write + AsFd> Writer<W> {
             columns,
             bar: None,
             is_drawn: false,
-            has_colours: colour::is_wanted(),
+            has_colours: colours::are_wanted(),
         }
     }
 
@@ -75,7 +76,7 @@ impl<W: Write + AsFd> Writer<W> {
             Some(bar) => {
                 let text = bar.text((self.columns)());
                 let text = match bar.is_alarm() && self.has_colours {
-                    true => colour::alarm(&text),
+                    true => Colour::Alarm.paint(&text, true).into_owned(),
                     false => text,
                 };
                 format!("\r{NO_WRAP}{text}{ERASE_REST}{WRAP}\r")
