@@ -70,6 +70,7 @@
 //!   disks of both sides. The engine does not check that networks can be reached from the
 //!   destination.
 
+mod cancelled_by_peer;
 mod control_link;
 mod default_links;
 pub mod destination;

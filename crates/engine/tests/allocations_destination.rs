@@ -228,7 +228,7 @@ fn allocations(
         *cancelled.lock().unwrap() = Some(Report::new(&result.unwrap_err()).to_string());
     });
     let why = cancelled.into_inner().unwrap().unwrap();
-    assert_eq!(why, "cancelled at the source: enough");
+    assert_eq!(why, "the source ended the migration: enough");
     counted.load(Ordering::SeqCst)
 }
 

@@ -8,6 +8,8 @@ use thiserror::Error;
 
 use crate::destination::install_error::InstallError;
 
+use crate::cancelled_by_peer::cancelled_by_peer;
+use crate::control_link::unexpected_message;
 use crate::ends_now::ends_now;
 use crate::guest::DestinationGuest;
 use crate::guest_error::GuestError;
@@ -110,8 +112,8 @@ pub enum DestinationFailure {
     /// Cancelled here.
     #[error("cancelled")]
     Cancelled,
-    /// Cancelled at the source.
-    #[error("cancelled at the source: {0}")]
+    /// Cancelled at the source, for this reason.
+    #[error("{}", cancelled_by_peer("source", .0))]
     CancelledBySource(String),
     /// The source's virtual machine has ended, and the guest with it: it never ran here.
     #[error("{SOURCE_ENDED}")]
@@ -218,10 +220,9 @@ impl DestinationFailure {
 
     /// A message that is not allowed at this point.
     pub(crate) fn unexpected(doing: &'static str, message: &impl std::fmt::Debug) -> Self {
-        let text: String = format!("{message:?}").chars().take(200).collect();
         Self::Link {
             doing,
-            cause: LinkError::Protocol(format!("unexpected message {text}")),
+            cause: unexpected_message(message),
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::destination::error::DestinationFailure;
 pub(crate) fn last_message(cause: &DestinationFailure) -> ToSource {
     match cause {
         DestinationFailure::Cancelled => ToSource::Cancel {
-            reason: "cancelled by the operator".into(),
+            reason: String::new(),
         },
         cause => ToSource::Failed {
             reason: Report::new(cause).to_string(),

@@ -9,6 +9,8 @@ use hikkoshi_dirty::DirtyError;
 use hikkoshi_handover::Outcome;
 use thiserror::Error;
 
+use crate::cancelled_by_peer::cancelled_by_peer;
+use crate::control_link::unexpected_message;
 use crate::guest_error::GuestError;
 use crate::source::least_bandwidth::BandwidthTooLow;
 use crate::source::precopy::convergence::NotConverging;
@@ -161,8 +163,8 @@ pub enum SourceFailure {
     /// Cancelled here.
     #[error("cancelled")]
     Cancelled,
-    /// Cancelled there.
-    #[error("cancelled at the destination: {0}")]
+    /// Cancelled there, for this reason.
+    #[error("{}", cancelled_by_peer("destination", .0))]
     CancelledByDestination(String),
     /// Pre-copy did not converge, and the options say to stop then.
     #[error(
@@ -220,10 +222,9 @@ impl SourceFailure {
 
     /// The peer sent a message that the protocol does not allow here.
     pub(crate) fn unexpected(doing: &'static str, message: &impl fmt::Debug) -> Self {
-        let text: String = format!("{message:?}").chars().take(200).collect();
         Self::Link {
             doing,
-            cause: LinkError::Protocol(format!("unexpected message {text}")),
+            cause: unexpected_message(message),
         }
     }
 
@@ -252,13 +253,13 @@ impl SourceFailure {
         }
     }
 
-    /// The reason that the destination is sent with *Cancel*. If the guest's
-    /// process has `ended` here, that is the only reason that matters.
+    /// The reason that the destination is sent with *Cancel*: none for a cancellation. If the
+    /// guest's process has `ended` here, that is the only reason that matters.
     pub(crate) fn cancel_reason(&self, ended: bool) -> String {
         match self {
             _ if ended => SOURCE_ENDED.to_owned(),
-            Self::Cancelled => "cancelled at the source".to_owned(),
-            cause => format!("the source failed: {}", Report::new(cause)),
+            Self::Cancelled => String::new(),
+            cause => Report::new(cause).to_string(),
         }
     }
 }

@@ -51,7 +51,7 @@ fn a_failure_before_commit_leaves_the_guest_at_the_source() {
         let done = source_fails(mode, name, nth);
         let (source, destination) = done.at_source();
         assert_eq!(source, format!("{name} does not work"));
-        let told = format!("cancelled at the source: the source failed: {name} does not work");
+        let told = format!("the source ended the migration: {name} does not work");
         // After device state that is not being read there may be no room for a message; the source
         // does not wait for it.
         let cut_short = name.ends_with("half-way") && destination.contains("the connection");
@@ -119,7 +119,7 @@ fn a_dirty_log_that_cannot_be_read_ends_the_migration() {
         );
         assert_eq!(
             destination,
-            format!("cancelled at the source: the source failed: {source}")
+            format!("the source ended the migration: {source}")
         );
     }
     // The last passes: with the guest paused.
@@ -153,7 +153,7 @@ fn the_source_does_not_commit_without_a_record() {
         );
         assert_eq!(
             destination,
-            format!("cancelled at the source: the source failed: {source}")
+            format!("the source ended the migration: {source}")
         );
         assert_eq!(done.machine.starts(Side::Source), 2);
         // It had loaded the guest, and dropped it.

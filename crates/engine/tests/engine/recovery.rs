@@ -61,7 +61,11 @@ fn links_that_break_again_and_again() {
         );
         let notices = done.notices.all();
         done.moved(true);
-        assert!(notices.contains("nothing is lost"), "{notices}");
+        for part in ["nothing is lost. Reconnecting", "nothing is lost. Waiting"] {
+            let notice = notices.lines().find(|notice| notice.contains(part));
+            let notice = notice.unwrap_or_else(|| panic!("no {part:?} in {notices}"));
+            assert!(notice.contains(": the connection is broken"), "{notice}");
+        }
         assert_eq!(journals.0.last().unwrap().stage, SourceStage::Done);
         assert_eq!(journals.1.last().unwrap().stage, DestinationStage::Complete);
     }
@@ -281,7 +285,7 @@ fn a_lost_ready_message_leaves_the_guest_at_the_source() {
         });
         let done = setup.run();
         let (_, destination) = done.at_source();
-        let expected = "cancelled at the source: the source keeps its guest";
+        let expected = "the source ended the migration: it keeps its guest";
         assert_eq!(destination, expected);
         let record = done.destination_journal.last().unwrap();
         assert_eq!(record.stage, DestinationStage::Declined);

@@ -13,10 +13,10 @@ pub const TICK: Duration = Duration::from_millis(100);
 #[derive(Debug, Error)]
 pub enum LinkError {
     /// The peer closed the connection.
-    #[error("the peer closed the connection")]
+    #[error("the connection is broken: the peer closed it")]
     Closed,
     /// The connection failed.
-    #[error("the connection failed")]
+    #[error("the connection is broken")]
     Io(#[from] io::Error),
     /// The peer sent a malformed frame, or one that is not allowed.
     #[error("the peer sent a malformed message")]
@@ -28,7 +28,7 @@ pub enum LinkError {
     #[error("the peer broke the protocol: {0}")]
     Protocol(String),
     /// The peer did not respond within the time limit.
-    #[error("the peer takes too long to answer")]
+    #[error("the peer does not answer: it hangs, or the connection is broken")]
     TooSlow,
     /// This side was asked to stop.
     #[error("interrupted")]

@@ -116,7 +116,7 @@ pub enum ToDestination {
     Commit,
     /// The migration is cancelled. Only before [`Commit`](Self::Commit).
     Cancel {
-        /// Why, for people; cut at [`MAX_TEXT`] bytes.
+        /// Why, for people; cut at [`MAX_TEXT`] bytes. Empty: by a signal or a command.
         #[serde(with = "Reason")]
         reason: String,
     },
@@ -263,7 +263,7 @@ pub enum ToSource {
     GuestResumed,
     /// The destination asks to cancel the migration; the source decides.
     Cancel {
-        /// Why, for people; cut at [`MAX_TEXT`] bytes.
+        /// Why, for people; cut at [`MAX_TEXT`] bytes. Empty: by a signal or a command.
         #[serde(with = "Reason")]
         reason: String,
     },

@@ -26,7 +26,7 @@ impl HandoverDriver<'_> {
                 let why = self.guest.declined.take().or(cause);
                 let cause = why.unwrap_or(match event {
                     DestinationEvent::Connected(_) => {
-                        DestinationFailure::CancelledBySource("the source keeps its guest".into())
+                        DestinationFailure::CancelledBySource("it keeps its guest".into())
                     }
                     _ => DestinationFailure::Interrupted,
                 });

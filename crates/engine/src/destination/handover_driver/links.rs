@@ -3,6 +3,7 @@
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use error_reporter::Report;
 use hikkoshi_handover::DestinationStage;
 use hikkoshi_link::LinkError;
 use hikkoshi_wire::Capabilities;
@@ -96,7 +97,8 @@ impl HandoverDriver<'_> {
                 _ => "the guest is paused",
             };
             self.watch.observer.notice(&format!(
-                "{lost}; {guest}, and nothing is lost. Waiting for the source for {} s",
+                "{}; {guest}, and nothing is lost. Waiting for the source for {} s",
+                Report::new(&lost),
                 wait.as_secs_f32()
             ));
         }

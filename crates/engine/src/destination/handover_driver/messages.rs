@@ -60,7 +60,7 @@ impl HandoverDriver<'_> {
 
     /// Asks the source to cancel.
     pub(crate) fn send_cancel(&mut self) {
-        let reason = "cancelled at the destination".to_owned();
+        let reason = String::new();
         if let Err(error) = self.send(&ToSource::Cancel { reason }, "cancelling") {
             tracing::debug!(error = %Report::new(&error), "the source does not receive the cancellation");
         }

@@ -40,7 +40,8 @@ impl HandoverDriver<'_> {
         }
         if !restarted {
             self.shared.observer.notice(&format!(
-                "{lost}; nothing is lost. Reconnecting to the destination at {} for up to {} s",
+                "{}; nothing is lost. Reconnecting to the destination at {} for up to {} s",
+                Report::new(&lost),
                 self.remote.address,
                 budget.as_secs_f32()
             ));

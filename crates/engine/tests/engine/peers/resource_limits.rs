@@ -117,16 +117,20 @@ fn excessive_sizes_and_page_numbers_out_of_range() {
 fn endless_messages() {
     let ranges = (0..256).map(|nth| PageRange::one(Page::new(nth * 2)));
     let ranges = PageRanges::batches(ranges).next().unwrap();
-    refused(true, "cancelled at the source: enough", move |source| {
-        let before = allocated_bytes();
-        let discard = ToDestination::Discard { ranges };
-        for _ in 0..2000 {
-            source.send(&discard);
-        }
-        bounded(before, "discards");
-        let reason = "enough".into();
-        source.send(&ToDestination::Cancel { reason });
-    });
+    refused(
+        true,
+        "the source ended the migration: enough",
+        move |source| {
+            let before = allocated_bytes();
+            let discard = ToDestination::Discard { ranges };
+            for _ in 0..2000 {
+                source.send(&discard);
+            }
+            bounded(before, "discards");
+            let reason = "enough".into();
+            source.send(&ToDestination::Cancel { reason });
+        },
+    );
     // The largest messages that are not expected.
     refused(true, "unexpected message Begin", |source| {
         let before = allocated_bytes();
@@ -144,7 +148,7 @@ const DEFAULT_PEER_TIMEOUT: Duration = Duration::from_millis(800);
 /// More than a correct source needs, on any machine.
 const MAX_PEER_TIMEOUT: Duration = Duration::from_secs(60);
 
-const TOO_SLOW: &str = "the peer takes too long to answer";
+const TOO_SLOW: &str = "the peer does not answer: it hangs, or the connection is broken";
 
 /// Runs a scripted source against a destination with the timeout `peer_timeout`; the migration must
 /// fail, and the guest stays at the source.

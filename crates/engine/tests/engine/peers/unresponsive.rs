@@ -91,7 +91,7 @@ fn read_and_acknowledge((mut pages, mut acks): Ends, mut acknowledge: impl FnMut
     }
 }
 
-const TOO_SLOW: &str = "the peer takes too long to answer";
+const TOO_SLOW: &str = "the peer does not answer: it hangs, or the connection is broken";
 
 #[test]
 fn nothing_is_acknowledged() {

@@ -105,7 +105,7 @@ fn the_number_of_background_links_is_limited() {
     });
     assert_eq!(
         Report::new(&result.unwrap_err()).to_string(),
-        "cancelled at the source: enough"
+        "the source ended the migration: enough"
     );
     let memory = machine.memory(Side::Destination);
     for index in 0..MAX_LINKS {
