@@ -40,9 +40,7 @@ pub enum AttachError {
     Describe(#[from] QmpError),
     /// QEMU's process already has a userfaultfd.
     #[error(
-        "process {pid} already has a userfaultfd open (descriptor {number}, {features}): an earlier \
-         post-copy migration into it has not ended, or was killed, and pages may be missing; \
-         {advice}"
+        "process {pid} already has a userfaultfd open (descriptor {number}, {features}): {advice}"
     )]
     Userfault {
         /// QEMU's process.
@@ -51,7 +49,7 @@ pub enum AttachError {
         number: i32,
         /// Its features.
         features: String,
-        /// What to do.
+        /// What that means, and what to do.
         advice: &'static str,
     },
     /// The dirty log of a killed hikkoshi process was not closed.

@@ -84,7 +84,13 @@ impl Inspection {
                 stale_userfaultfds::check(&process)?;
             }
             Side::Destination => {
-                stale_userfaultfds::refuse_all(&process)?;
+                // One reason for the same is enough.
+                let is_used = |obstacle: &AttachError| {
+                    matches!(obstacle, AttachError::Refused(Refusal::Used { .. }))
+                };
+                if !self.obstacles.iter().any(is_used) {
+                    stale_userfaultfds::refuse_all(&process)?;
+                }
                 check_kernel()?;
             }
         }

@@ -22,8 +22,9 @@ pub(super) fn check(process: &Arc<Process>) -> Result<(), AttachError> {
         Some(stale) => Err(refuse(
             process.pid(),
             stale,
-            "wait until it ends; if none is in progress, the guest may have lost pages: do not \
-             move it, but examine it",
+            "an earlier post-copy migration into it has not ended, or was killed, and pages may be \
+             missing; wait until it ends; if none is in progress, the guest may have lost pages: do \
+             not move it, but examine it",
         )),
     }
 }
@@ -59,14 +60,15 @@ pub(crate) fn remove(process: &Arc<Process>) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// Refuses a destination with a userfaultfd: it has a guest, or a part of one.
+/// Refuses a destination with a userfaultfd: a part of a guest was written to its memory.
 pub(super) fn refuse_all(process: &Arc<Process>) -> Result<(), AttachError> {
     match process::userfaults(process)?.first() {
         None => Ok(()),
         Some(stale) => Err(refuse(
             process.pid(),
             stale,
-            "restart the destination's QEMU",
+            "a part of a guest was written to its memory by a migration that was interrupted; \
+             restart this QEMU",
         )),
     }
 }

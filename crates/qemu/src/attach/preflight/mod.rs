@@ -140,11 +140,13 @@ fn check_migration(
     side: Side,
 ) -> Result<(Option<Refusal>, Vec<String>), QmpError> {
     let info = migration_status::query(client)?;
-    let used_up = side == Side::Destination && info.status != MigrationStatus::None;
-    let migrating = (used_up || !info.status.is_over()).then(|| Refusal::Migrating {
-        status: info.status.to_string(),
-    });
-    Ok((migrating, info.blocked))
+    let status = info.status.to_string();
+    let refusal = match side {
+        Side::Destination if info.status != MigrationStatus::None => Some(Refusal::Used { status }),
+        Side::Source if !info.status.is_over() => Some(Refusal::Migrating { status }),
+        _ => None,
+    };
+    Ok((refusal, info.blocked))
 }
 
 /// (Ours is of this move, or was left by a killed engine.)

@@ -47,13 +47,22 @@ pub enum Refusal {
         /// The capability.
         name: String,
     },
-    /// Another migration is under way.
+    /// Another migration of the source's guest is under way.
     #[error(
         "QEMU already has a migration (status {status}): wait until it ends, or cancel it (QMP command \
          'migrate_cancel')"
     )]
     Migrating {
         /// QEMU's name for its status.
+        status: String,
+    },
+    /// The destination's QEMU has been sent a guest before, or is now.
+    #[error(
+        "this QEMU was sent a guest before (migration status {status}), and a QEMU receives only one: \
+         restart it, unless a program is sending a guest to it now"
+    )]
+    Used {
+        /// QEMU's name for the status.
         status: String,
     },
     /// QEMU reports that the guest cannot be migrated.

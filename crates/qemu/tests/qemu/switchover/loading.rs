@@ -57,7 +57,7 @@ fn a_bad_device_state_is_refused_with_qemus_message() {
                 assert!(
                     Report::new(&error)
                         .to_string()
-                        .contains("already has a migration"),
+                        .contains("was sent a guest before"),
                     "{error}"
                 );
             }
