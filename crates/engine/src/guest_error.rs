@@ -8,23 +8,43 @@ use std::fmt;
 /// The text says what was being done, to what, what went wrong and what to do next; the engine adds
 /// only where the guest is.
 #[derive(Debug)]
-pub struct GuestError(Box<dyn Error + Send + Sync>);
+pub struct GuestError {
+    inner: Box<dyn Error + Send + Sync>,
+    explains_end: bool,
+}
 
 impl GuestError {
     /// Wraps an adapter's error.
     pub fn new(inner: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self(inner.into())
+        Self {
+            inner: inner.into(),
+            explains_end: false,
+        }
+    }
+
+    /// The same error, which also says why the machine's process has ended, if it has. Otherwise
+    /// that it has ended is reported instead of errors that follow from it.
+    #[must_use]
+    pub fn explaining_end(self) -> Self {
+        Self {
+            explains_end: true,
+            ..self
+        }
+    }
+
+    pub(crate) fn explains_end(&self) -> bool {
+        self.explains_end
     }
 }
 
 impl fmt::Display for GuestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.inner.fmt(f)
     }
 }
 
 impl Error for GuestError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.0.source()
+        self.inner.source()
     }
 }

@@ -185,6 +185,7 @@ impl DestinationFailure {
 
     /// Replaces an error that follows from the end of the machine's process by that end.
     pub(crate) fn explained_by(self, guest: &dyn DestinationGuest) -> Self {
+        let explains = matches!(&self, Self::Guest(error) if error.explains_end());
         let by_machine = matches!(
             self,
             Self::Guest(_)
@@ -196,7 +197,7 @@ impl DestinationFailure {
                 | Self::ProcessGone { pid: None, .. }
         );
         // Such a guest was ended by this side, for the reason in the error.
-        if by_machine && !self.is_corruption() && ends_now(|| guest.has_ended()) {
+        if by_machine && !explains && !self.is_corruption() && ends_now(|| guest.has_ended()) {
             return Self::process_ended(guest);
         }
         self

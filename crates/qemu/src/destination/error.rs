@@ -122,17 +122,14 @@ pub(crate) enum LoadError {
     #[error("loading the device state: starting to write it to QEMU")]
     Socket(#[from] io::Error),
     /// QEMU refused it.
-    #[error(
-        "loading the device state: QEMU refused it{}; start QEMU here with the same options as at \
-         the source{}",
-        in_parentheses(error),
-        if *tpm { format!(", and {OWN_SWTPM}") } else { String::new() }
-    )]
+    #[error("loading the device state: QEMU refused it{}", why(error, written, *tpm))]
     Refused {
         /// Whether the guest has a TPM.
         tpm: bool,
-        /// QEMU's error message, if there is one.
+        /// QEMU's error message, if there is one. Without one QEMU has exited.
         error: Option<String>,
+        /// What it wrote to its standard error, if that is a file.
+        written: Option<String>,
     },
     /// QEMU was not prepared for it.
     #[error("loading the device state: QEMU has not been prepared for it")]
@@ -237,12 +234,35 @@ fn descriptor(number: Option<i32>) -> String {
     number.map_or_else(String::new, |number| format!(", descriptor {number}"))
 }
 
-/// QEMU's error message in parentheses. Without one QEMU has exited.
-fn in_parentheses(error: &Option<String>) -> String {
-    error.as_ref().map_or_else(
-        || " and exited: its log or standard error says why".to_owned(),
-        |error| format!(" ({error})"),
-    )
+/// Parts of QEMU's messages about a device state of another machine (`migration/savevm.c`,
+/// `migration/ram.c` and `migration/vmstate.c`).
+const OTHER_MACHINE: [&str; 5] = [
+    "savevm section",
+    "ismatch",
+    "does not match",
+    "Unknown ramblock",
+    "Configuration section",
+];
+
+/// Why QEMU refused a device state, as far as it says so, and what to do if that is known.
+fn why(error: &Option<String>, written: &Option<String>, tpm: bool) -> String {
+    let mut why = match error {
+        Some(error) => format!(" ({error})"),
+        None => " and exited".to_owned(),
+    };
+    match written {
+        Some(written) => why.push_str(&format!(". It wrote: {written}")),
+        None => why.push_str(": its log or standard error says why"),
+    }
+    let texts = [error, written];
+    let mut texts = texts.into_iter().flatten();
+    if texts.any(|text| OTHER_MACHINE.iter().any(|part| text.contains(part))) {
+        why.push_str(" (start QEMU here with the same options as at the source)");
+    }
+    if tpm {
+        why.push_str(&format!(" ({OWN_SWTPM})"));
+    }
+    why
 }
 
 #[cfg(test)]
@@ -250,9 +270,49 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_refused_device_state_is_explained_by_what_qemu_wrote() {
+        let text = |error: Option<&str>, written: Option<&str>| {
+            let refused = LoadError::Refused {
+                tpm: false,
+                error: error.map(str::to_owned),
+                written: written.map(str::to_owned),
+            };
+            refused.to_string()
+        };
+        let failed = Some("load of migration failed: Invalid argument");
+        let unknown = Some("Unknown savevm section or instance 'x' 0. Make sure that");
+        assert_eq!(
+            text(failed, unknown),
+            "loading the device state: QEMU refused it (load of migration failed: Invalid argument). \
+             It wrote: Unknown savevm section or instance 'x' 0. Make sure that (start QEMU here \
+             with the same options as at the source)"
+        );
+        // Other options would not help.
+        let locked = Some("tpm-emulator: Setting the stateblob (type 1) failed: locked");
+        assert_eq!(
+            text(None, locked),
+            "loading the device state: QEMU refused it and exited. It wrote: tpm-emulator: Setting \
+             the stateblob (type 1) failed: locked"
+        );
+        assert_eq!(
+            text(failed, None),
+            "loading the device state: QEMU refused it (load of migration failed: Invalid \
+             argument): its log or standard error says why"
+        );
+    }
+
+    #[test]
     fn a_state_that_was_refused_names_what_a_tpm_needs() {
-        let refused = |tpm| LoadError::Refused { tpm, error: None }.to_string();
-        assert!(refused(false).ends_with("with the same options as at the source"));
-        assert!(refused(true).ends_with(OWN_SWTPM));
+        let refused = |tpm| {
+            let (error, written) = (None, None);
+            let refused = LoadError::Refused {
+                tpm,
+                error,
+                written,
+            };
+            refused.to_string()
+        };
+        assert!(!refused(false).contains(OWN_SWTPM));
+        assert!(refused(true).ends_with(&format!("({OWN_SWTPM})")));
     }
 }

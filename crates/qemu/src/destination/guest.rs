@@ -16,7 +16,7 @@ use hikkoshi_wire::{GuestDescription, GuestDisks, Machine, Processors};
 use super::error::OWN_SWTPM;
 use super::shutdown_listener::ShutdownListener;
 use super::vcpus;
-use super::{KillError, QemuDestination, ReleaseDestinationError};
+use super::{KillError, LoadError, QemuDestination, ReleaseDestinationError};
 use crate::attach::{oom_kills, privileges};
 use crate::migration_settings::Settings;
 use crate::network;
@@ -98,7 +98,20 @@ impl DestinationGuest for QemuDestination {
     }
 
     fn load_device_state(&mut self, state: Vec<u8>) -> Result<(), GuestError> {
-        self.load(state).map_err(GuestError::new)
+        self.load(state).map_err(|error| {
+            let explains = matches!(
+                &error,
+                LoadError::Refused {
+                    written: Some(_),
+                    ..
+                }
+            );
+            let error = GuestError::new(error);
+            match explains {
+                true => error.explaining_end(),
+                false => error,
+            }
+        })
     }
 
     fn resume(&mut self, running: bool, give_up: &CancelFlag) -> Result<Instant, GuestError> {

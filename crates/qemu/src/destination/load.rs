@@ -7,6 +7,7 @@ use serde_json::json;
 use super::error::LOAD_TIMEOUT;
 use super::resume_guest::{open_announcer, opened};
 use super::vcpus;
+use super::written::Written;
 use super::{LoadError, PrepareError, QemuDestination};
 use crate::attach::preflight::Side;
 use crate::attach::ram::blocks;
@@ -99,9 +100,16 @@ impl QemuDestination {
         let began = Instant::now();
         let bytes = state.len();
         let socket = self.socket.take().ok_or(LoadError::NotPrepared)?;
+        let tpm = self.has_tpm();
         let client = connected(&mut self.client)?;
         client.forget_events();
         // Dropped at the end, which aborts a load that is still in progress.
+        let written = Written::from_now_on(&self.process);
+        let refused = |error| LoadError::Refused {
+            tpm,
+            error,
+            written: written.as_ref().and_then(Written::text),
+        };
         let _writer = DeviceStateWriter::start(socket, state)?;
         let mut ran = false;
         let status = migration_status::wait_status(
@@ -118,18 +126,10 @@ impl QemuDestination {
                 let error = migration_status::query(client)
                     .ok()
                     .and_then(|info| info.error);
-                return Err(LoadError::Refused {
-                    error,
-                    tpm: self.has_tpm(),
-                });
+                return Err(refused(error));
             }
             Ok(None) => return Err(LoadError::TimedOut),
-            Err(error) if error.is_closed() => {
-                return Err(LoadError::Refused {
-                    error: None,
-                    tpm: self.has_tpm(),
-                });
-            }
+            Err(error) if error.is_closed() => return Err(refused(None)),
             Err(error) => return Err(error.into()),
         }
         // A guest that starts too early does so before QEMU reports "completed". A

@@ -24,6 +24,7 @@ mod resume_guest;
 mod shutdown_listener;
 mod userfault;
 mod vcpus;
+mod written;
 
 use std::io;
 use std::os::unix::net::UnixStream;

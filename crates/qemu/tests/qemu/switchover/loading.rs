@@ -40,6 +40,8 @@ fn a_bad_device_state_is_refused_with_qemus_message() {
             let error = destination.load_device_state(bad).unwrap_err();
             let text = Report::new(&error).to_string();
             assert!(text.contains("QEMU refused it"), "{text}");
+            assert!(text.contains(". It wrote: "), "{text}");
+            assert!(!text.contains("the same options"), "{text}");
             let error = destination.resume(true, &CancelFlag::new()).unwrap_err();
             assert!(
                 Report::new(&error).to_string().contains("not been loaded"),
@@ -75,10 +77,11 @@ fn another_machine_refuses_the_state() {
         let mut destination = QemuDestination::attach(&to.qmp()).unwrap();
         destination.prepare().unwrap();
         let error = destination.load_device_state(state).unwrap_err();
-        assert!(
-            Report::new(&error).to_string().contains("QEMU refused it"),
-            "{error}"
-        );
+        let text = Report::new(&error).to_string();
+        assert!(text.contains("QEMU refused it"), "{text}");
+        assert!(text.contains("Unknown savevm section"), "{text}");
+        let advice = " (start QEMU here with the same options as at the source)";
+        assert!(text.ends_with(advice), "{text}");
         guest.resume().unwrap();
         drop(guest);
         assert_eq!(from.state(), "running");
