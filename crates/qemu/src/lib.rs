@@ -117,6 +117,7 @@ pub use attach::AttachError;
 pub use attach::Overcommit;
 pub use attach::exclusive_access::ExclusiveAccessError;
 pub use attach::preflight::jobs::Job;
+pub use attach::preflight::pause_mark::MOVED_STATE;
 pub use attach::preflight::{AllowedTypes, Excludes, Refusal};
 pub use attach::probe::{GuestState, LastMigration, QmpListener};
 pub use attach::process::ProcessError;

@@ -168,10 +168,17 @@ fn nothing_to_resume() {
     source.cont().unwrap();
     guest.migrate(&MigrationPlan::new("hybrid"));
     let resumed = run(&["migrate", "--resume"], source.qmp_path(), &journal);
-    resumed.assert(
-        3,
-        &["paused by hikkoshi for a move", "Never continue it here"],
+    let moved = "the guest is at its destination, with all of its pages: there is nothing to \
+                 resume. Never continue it here, and end this QEMU (QMP command 'quit')";
+    resumed.assert(0, &[moved]);
+    let again = run(
+        &["migrate", &env.unused_socket()],
+        source.qmp_path(),
+        &journal,
     );
+    let moved = "the guest's state is moved away by hikkoshi, and only running or paused guests can \
+                 be moved: it is at its destination, with all of its pages";
+    again.assert(2, &[moved, "never resume it here", "nothing was changed"]);
     let resumed = run(&["receive", "--resume"], guest.vm().qmp_path(), &journal);
     resumed.assert(0, &["the guest runs here, with all of its pages"]);
     // A QEMU that has a guest does not accept a second one.

@@ -1,7 +1,7 @@
 //! `--resume` without a journal: QEMU is asked who has the guest.
 
 use error_reporter::Report;
-use hikkoshi_qemu::{GuestState, LastMigration};
+use hikkoshi_qemu::{GuestState, LastMigration, MOVED_STATE};
 
 use crate::args::DomainOptions;
 use crate::commands::monitor::NamedGuest;
@@ -50,6 +50,13 @@ fn at_source(guest: &GuestState) -> (ExitStatus, Holder, String) {
             ExitStatus::AtSource,
             Holder::Source,
             format!("the guest is here (its state is {state}): there is nothing to resume"),
+        ),
+        MOVED_STATE => (
+            ExitStatus::Moved,
+            Holder::Destination,
+            "the guest is at its destination, with all of its pages: there is nothing to resume. \
+             Never continue it here, and end this QEMU (QMP command 'quit')"
+                .to_owned(),
         ),
         _ => (
             ExitStatus::Unfinished,

@@ -19,6 +19,10 @@ use crate::output::reason::Reason;
 pub(super) const HANDED_OVER: &str =
     "this guest was handed over by an earlier migration, which is not finished";
 
+/// The same of a guest that has moved, whose journal exists because its QEMU was to be ended.
+pub(super) const MOVED: &str =
+    "this guest has moved away, with all of its pages; only its QEMU here was not ended";
+
 /// The QEMU whose journals are searched for.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Searched<'a> {

@@ -96,6 +96,13 @@ impl AttachError {
         })
     }
 
+    /// Whether an earlier migration has moved the guest away, with all of its pages.
+    pub fn has_moved(&self) -> bool {
+        self.all().iter().any(|obstacle| {
+            matches!(obstacle, Self::Refused(Refusal::State { state, .. }) if state == pause_mark::MOVED_STATE)
+        })
+    }
+
     /// Every obstacle: this error, or those that it unites.
     pub fn all(&self) -> &[Self] {
         match self {

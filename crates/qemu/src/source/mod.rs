@@ -46,7 +46,7 @@ use self::undo_record::{UndoRecord, UndoRecorder};
 use crate::attach::Overcommit;
 use crate::attach::exclusive_access::{self, ExclusiveAccess};
 use crate::attach::oom_kills;
-use crate::attach::preflight::{self, AllowedTypes, Refusal, Side};
+use crate::attach::preflight::{self, AllowedTypes, Refusal, Side, pause_mark};
 use crate::attach::process;
 use crate::attach::ram::blocks::RamBlockInfo;
 use crate::attach::reopen::FileAccess;
@@ -55,7 +55,7 @@ use crate::attach::{AttachError, Attached, attach};
 use crate::disks::OfferedDisks;
 use crate::identity::{QemuIdentity, ReattachError};
 use crate::network::vlans_lost;
-use crate::qmp::reconnect::{self, connected};
+use crate::qmp::reconnect::{self, MonitorError, connected};
 use crate::qmp::{Client, ConnectError, Monitor, MonitorSocket, QmpError, Submitted};
 
 /// The progress of the switchover.
@@ -365,6 +365,21 @@ impl QemuSource {
     fn record_undone(&mut self) {
         if let Err(error) = self.undo_recorder.write(&self.undo) {
             tracing::warn!(error = %Report::new(&error), "writing the undo record after everything was undone");
+        }
+    }
+
+    /// Notes in QEMU that the guest is at its destination, with all of its pages. A failure is only
+    /// logged: then it is not known here any more whether it is.
+    pub fn note_moved(&mut self) {
+        if self.has_exited() {
+            return;
+        }
+        let noted = self
+            .session()
+            .map_err(MonitorError::from)
+            .and_then(|client| Ok(pause_mark::set_moved(client)?));
+        if let Err(error) = noted {
+            tracing::warn!(error = %Report::new(&error), "noting in QEMU that its guest has moved");
         }
     }
 

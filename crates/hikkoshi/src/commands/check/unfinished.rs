@@ -10,7 +10,7 @@ use hikkoshi_qemu::qmp::MonitorSocket;
 use crate::args::Check;
 use crate::commands::resume_command::resume_command;
 use crate::commands::unfinished_migration::{
-    HANDED_OVER, Searched, Undecided, cannot_search, find, may_be_handed_over,
+    HANDED_OVER, MOVED, Searched, Undecided, cannot_search, find, may_be_handed_over,
 };
 use crate::journal::SourceEntry;
 
@@ -35,6 +35,10 @@ fn obstacle(found: Result<(PathBuf, SourceEntry), Undecided>) -> Option<String> 
         // `migrate` undoes what was interrupted before the handover. While it is in progress,
         // its engine has exclusive access, which is an obstacle.
         Ok((_, entry)) if entry.engine.stage == SourceStage::Owned => None,
+        Ok((path, entry)) if entry.engine.stage == SourceStage::Done => Some(format!(
+            "{MOVED}: never continue it here. This command ends it: {}",
+            resume_command::<SourceEntry>(&path)
+        )),
         Ok((path, _)) => Some(format!(
             "{HANDED_OVER}: never continue it here, and resume that migration: {}",
             resume_command::<SourceEntry>(&path)

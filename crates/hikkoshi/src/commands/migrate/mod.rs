@@ -28,7 +28,7 @@ use crate::commands::resume_command::before_search;
 use crate::commands::{give_up, journal_link, signals};
 use crate::journal::{JournalFile, SourceEntry, SourceJournal};
 use crate::output::exit::{Exit, ExitStatus};
-use crate::output::reason::Reason;
+use crate::output::reason::{Holder, Reason};
 use crate::output::report::SourceExtras;
 use crate::security;
 use crate::status::{Session, SessionInfo};
@@ -222,6 +222,9 @@ fn start(
     late_cancel.end();
     let address = &identity.monitor;
     let quits = result.is_ok() && (args.options.quit_source || address.is_owned());
+    if result.is_ok() && !quits {
+        guest.note_moved();
+    }
     let left_to_do = result
         .as_ref()
         .ok()
@@ -264,6 +267,11 @@ fn check_movable(args: &Migrate, monitor: &Arc<dyn Monitor>) -> Result<(), Exit>
 
 /// Where the guest is if it could not be attached to.
 fn not_attached(error: &AttachError) -> Exit {
+    if error.has_moved() {
+        return Exit::caused(ExitStatus::Usage, Reason::NotAttached, error)
+            .with(UNCHANGED)
+            .held_by(Holder::Destination);
+    }
     let status = if error.may_be_handed_over() {
         ExitStatus::Unfinished
     } else {

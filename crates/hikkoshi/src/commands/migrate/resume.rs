@@ -112,6 +112,9 @@ pub(super) fn resume(
     let result = resume_migrate(guest, engine, &remote, &args.engine_options(), &watch);
     let has_ended = guest.has_ended();
     let quits = result.is_ok() && (args.options.quit_source || address.is_owned());
+    if let (Ok(_), false, Some(guest)) = (&result, quits, &mut attached) {
+        guest.note_moved();
+    }
     let left_to_do = result
         .as_ref()
         .ok()
@@ -204,6 +207,9 @@ fn complete(
         streams::notice(&format!("the guest has moved, but: {error}"));
     }
     let quits = args.options.quit_source || entry.options.quit_source || address.is_owned();
+    if let (false, Some(guest)) = (quits, &mut attached) {
+        guest.note_moved();
+    }
     let quit = quits.then(|| {
         outcome::quit_source(|| {
             quit_attached(attached.as_mut())?;

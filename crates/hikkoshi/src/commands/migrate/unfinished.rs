@@ -82,6 +82,18 @@ pub(super) fn refuse(entry: &SourceEntry, path: &Path) -> Exit {
         let next = format!("resume it, then repeat this command: {again}");
         return unfinished_migration::refuse(what, next, again).held_by(Holder::Source);
     }
+    if entry.engine.stage == SourceStage::Done {
+        let next =
+            format!("nothing was changed. Never continue it here; this command ends it: {again}");
+        return Exit::new(
+            ExitStatus::Usage,
+            Reason::Unfinished,
+            unfinished_migration::MOVED,
+        )
+        .with(next)
+        .held_by(Holder::Destination)
+        .resumed_by(again);
+    }
     let next = format!("resume that migration: {again}");
     unfinished_migration::refuse(unfinished_migration::HANDED_OVER, next, again)
 }

@@ -98,11 +98,11 @@ fn check_state(client: &mut Client, side: Side) -> Result<Option<Refusal>, QmpEr
         Side::Destination if state == "inmigrate" => None,
         Side::Destination => Some(Refusal::NotWaiting { state }),
         Side::Source => match advice(&state) {
-            None if !run.running && pause_mark::is_set(client)? => Some(Refusal::State {
-                state: pause_mark::STATE.to_owned(),
-                advice: pause_mark::ADVICE,
+            None if run.running => None,
+            None => pause_mark::marked(client)?.map(|(state, advice)| Refusal::State {
+                state: state.to_owned(),
+                advice,
             }),
-            None => None,
             Some(advice) => Some(Refusal::State { state, advice }),
         },
     })

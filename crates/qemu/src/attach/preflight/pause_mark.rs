@@ -22,7 +22,10 @@ const DISKS_RELEASED: &str = "hikkoshi-disks-released";
 /// was handed over.
 const HARM_REPORTED: &str = "hikkoshi-harm-reported";
 
-/// The name of a fourth object, without the others: the guest ran, and is paused for the moment in
+/// The name of a fourth object: the guest runs elsewhere, and has all of its pages there.
+const MOVED: &str = "hikkoshi-moved";
+
+/// The name of a fifth object, without the others: the guest ran, and is paused for the moment in
 /// which the copies of its disks are given up. It runs nowhere else.
 const ENDING_COPIES: &str = "hikkoshi-ending-copies";
 
@@ -35,11 +38,25 @@ pub(crate) const ADVICE: &str = "it may run elsewhere: then never resume it here
      here since, and its owner has paused it again, remove the mark (QMP command 'object-del', id \
      hikkoshi-paused)";
 
+/// What is shown as the state of a marked guest that has moved away.
+pub const MOVED_STATE: &str = "moved away by hikkoshi";
+
+/// Advice for a marked guest that has moved away.
+const MOVED_ADVICE: &str = "it is at its destination, with all of its pages: never resume it here, and end this QEMU (QMP \
+     command 'quit')";
+
 /// Marks the guest. Marking it twice is harmless.
 pub(crate) fn set(client: &mut Client) -> Result<(), QmpError> {
-    delete(client, DISKS_RELEASED)?;
-    delete(client, HARM_REPORTED)?;
+    remove_others(client)?;
     add(client, NAME)
+}
+
+/// Removes the marks that only a guest marked by [`NAME`] has.
+fn remove_others(client: &mut Client) -> Result<(), QmpError> {
+    for name in [DISKS_RELEASED, HARM_REPORTED, MOVED] {
+        delete(client, name)?;
+    }
+    Ok(())
 }
 
 /// Whether the guest is marked.
@@ -49,9 +66,24 @@ pub(crate) fn is_set(client: &mut Client) -> Result<bool, QmpError> {
 
 /// Removes the mark, if there is one.
 pub(crate) fn remove(client: &mut Client) -> Result<(), QmpError> {
-    delete(client, DISKS_RELEASED)?;
-    delete(client, HARM_REPORTED)?;
+    remove_others(client)?;
     delete(client, NAME)
+}
+
+/// Marks a marked guest as one that is elsewhere, with all of its pages.
+pub(crate) fn set_moved(client: &mut Client) -> Result<(), QmpError> {
+    add(client, MOVED)
+}
+
+/// The state and the advice for a guest that does not run, if it is marked.
+pub(crate) fn marked(
+    client: &mut Client,
+) -> Result<Option<(&'static str, &'static str)>, QmpError> {
+    Ok(match (is_set(client)?, exists(client, MOVED)?) {
+        (false, _) => None,
+        (true, false) => Some((STATE, ADVICE)),
+        (true, true) => Some((MOVED_STATE, MOVED_ADVICE)),
+    })
 }
 
 /// Marks a marked guest as one whose disks QEMU has released.
@@ -110,10 +142,11 @@ fn delete(client: &mut Client, name: &str) -> Result<(), QmpError> {
     Ok(())
 }
 
-/// QEMU's name for the state, or [`STATE`].
+/// QEMU's name for the state, or [`STATE`], or [`MOVED_STATE`].
 pub(crate) fn describe(client: &mut Client, state: RunState) -> Result<String, QmpError> {
-    if !state.running && is_set(client)? {
-        return Ok(STATE.to_owned());
+    if state.running {
+        return Ok(state.status);
     }
-    Ok(state.status)
+    let marked = marked(client)?.map(|(state, _)| state.to_owned());
+    Ok(marked.unwrap_or(state.status))
 }
