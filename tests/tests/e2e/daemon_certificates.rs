@@ -299,7 +299,7 @@ fn guests_are_received_by_the_certificates_of_their_sources() {
                 time (--max-guests-per-certificate at the destination)";
     assert_command_refused(refused, 1, &[part]);
     let refused = one.migrate(&journal, &to("web-two", &second, &[]));
-    let part = "a guest with the name web-two is received already";
+    let part = "a guest with the name web-two is invited or received already";
     assert_command_refused(refused, 1, &[part]);
     let nameless = [&[address.as_str()][..], &arguments(&source)].concat();
     let part = "the destination does not accept this kind of connection";

@@ -60,7 +60,7 @@ fn a_browser_shows_a_real_move() {
     shown.wait("both sides", "hikkoshi.live.recordings.size === 2");
     let stages = "[...document.querySelectorAll('.stages [aria-current=step] strong')]
         .map(stage => stage.textContent).join()";
-    shown.wait("the stages", &format!("{stages} === 'HandedOver,Running'"));
+    shown.wait("the stages", &format!("{stages} === 'Handed over,Running'"));
     assert_eq!(shown.fact("Guest"), "runs at the destination");
     // While the messages are held, nothing changes any more after a while: the page shows the
     // destination's last state, on its map and as a number.

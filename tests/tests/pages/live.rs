@@ -48,7 +48,7 @@ fn a_migration_is_shown_while_it_moves() {
     shown.wait_for_state(&destination.name, destination.at_ms());
     assert_eq!(shown.browser.text(".phase").unwrap(), "Post-copy");
     assert_eq!(legend(&shown), destination.legend());
-    assert_eq!(stages(&shown), ["HandedOver", "Running"]);
+    assert_eq!(stages(&shown), ["Handed over", "Running"]);
     assert_eq!(
         shown.fact("Paused for"),
         "about 4.21 ms, at most 4.38 ms (limit 300 ms)"

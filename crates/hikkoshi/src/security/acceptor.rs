@@ -146,11 +146,16 @@ impl Acceptor {
                     Some(_) => "--domain NAME",
                     None => "--qmp PATH",
                 };
-                if args.ssh_session {
+                // Another program reads it there, and people do not see it.
+                if args.ssh_session || args.receiver.is_some() {
                     observer.notice(&waiting);
                 } else {
+                    let place = match stdout_is_for_json(args) {
+                        true => "the next line",
+                        false => "the line on standard output",
+                    };
                     observer.notice(&format!(
-                        "{waiting}, from the source that has this invitation. It is a secret, and \
+                        "{waiting}, from a source with the invitation: {place}. It is a secret, and \
                          valid for one migration: 'hikkoshi migrate {guest} --to -' reads it from \
                          standard input"
                     ));

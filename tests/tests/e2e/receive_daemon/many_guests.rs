@@ -130,7 +130,7 @@ fn unused_receivers_end(env: &TestEnv, daemon: &mut Daemon) {
     assert_command_refused(
         taken,
         1,
-        &["a guest with the name unused is received already"],
+        &["a guest with the name unused is invited or received already"],
     );
     let withdraw = daemon.invite(&["--withdraw", "unused"]);
     Program::start("invite --withdraw", withdraw)

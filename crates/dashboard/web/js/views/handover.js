@@ -8,7 +8,7 @@ hikkoshi.views.handover = (() => {
     source: [
       ["owned", "Owned", "the guest runs here, or may be resumed here"],
       ["committed", "Committed", "only the destination may run it now"],
-      ["handed_over", "HandedOver", "the destination runs it"],
+      ["handed_over", "Handed over", "the destination runs it"],
       ["done", "Done", "every page has arrived there"],
     ],
     destination: [

@@ -108,9 +108,10 @@ fn guest_loses(mode: &ModeReport<'_>) -> String {
     }
 }
 
-/// The likely value, and the others if they are printed differently.
+/// The likely value, and the others if they are printed differently. Pre-copy that does not
+/// converge has no end: nor have its rounds, its time, and what it sends.
 fn span(span: SpanReport, print: impl Fn(f64) -> String) -> String {
-    let print = |value: Option<f64>| value.map_or_else(|| "no limit".to_owned(), &print);
+    let print = |value: Option<f64>| value.map_or_else(|| "endless".to_owned(), &print);
     let (low, likely, high) = (print(span.low), print(span.likely), print(span.high));
     if low == high {
         return likely;

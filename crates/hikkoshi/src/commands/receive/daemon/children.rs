@@ -150,7 +150,7 @@ impl Children {
                     Some(journal) if !state.running.contains_key(name) => {
                         unfinished(name, journal, state.pauses.is_stopped(&journal.path))
                     }
-                    _ => format!("a guest with the name {name} is received already"),
+                    _ => format!("a guest with the name {name} is invited or received already"),
                 };
                 return Err(Refusal::new(RefusalKind::NameTaken, why));
             }
