@@ -193,6 +193,11 @@ fn wrong_invitations_are_refused_with_a_reason() {
     let guest = Guest::boot(&env, busy_guest());
     let mut waiting = WaitingDestination::start(&env, &guest, &["--invite"]);
     let good = waiting.invitation();
+    let said = waiting.receive.stderr();
+    let where_it_is = ", from a source with the invitation: the line on standard output. It is a \
+                       secret, and valid for one migration: 'hikkoshi migrate --qmp PATH --to -' \
+                       reads it from standard input";
+    assert!(said.contains(where_it_is), "{said}");
     let (keys, address) = good.split_once('@').unwrap();
     let (fingerprint, secret) = keys.split_once('.').unwrap();
     let other = |text: &str| {

@@ -102,6 +102,10 @@ fn many_guests_are_received_on_one_port() {
     daemon.wait_nothing_left();
     assert_command_refused(daemon.invite(&["--withdraw", "two"]), 1, &["is awaited"]);
     unused_receivers_end(&env, &mut daemon);
+    // Those who read the daemon's messages do not see the invitations.
+    let said = daemon.program.stderr();
+    assert!(said.contains("waiting for a guest at "), "{said}");
+    assert!(!said.contains("the invitation: "), "{said}");
 
     daemon.program.interrupt();
     daemon.program.wait().assert(0, &["migrations continue"]);

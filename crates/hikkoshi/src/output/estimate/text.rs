@@ -149,3 +149,16 @@ fn bytes(bytes: f64) -> String {
 fn float(number: u64) -> f64 {
     number as f64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_no_bound_is_endless() {
+        let of = |low, likely, high| span(SpanReport { low, likely, high }, time);
+        assert_eq!(of(None, None, None), "endless");
+        assert_eq!(of(Some(2000.0), None, None), "endless (2.0 s-endless)");
+        assert_eq!(of(Some(5.0), Some(5.0), Some(5.0)), "5.0 ms");
+    }
+}

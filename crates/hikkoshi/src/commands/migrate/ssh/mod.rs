@@ -114,3 +114,24 @@ fn resumable(args: &Migrate, host: &str, exit: Exit) -> Exit {
     );
     exit.also(&both)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The guest's QEMU has not been looked at.
+    #[test]
+    fn a_session_that_did_not_start_says_nothing_of_the_guest() {
+        let closed = not_started(&NotStarted::Closed, "h").text();
+        assert_eq!(
+            closed,
+            "starting 'hikkoshi receive' on h: it has closed its standard output without an \
+             invitation; nothing was changed"
+        );
+        let cancelled = not_started(&NotStarted::Cancelled, "h").text();
+        assert_eq!(
+            cancelled,
+            "cancelled while 'hikkoshi receive' was started at the destination; nothing was changed"
+        );
+    }
+}
