@@ -8,13 +8,21 @@ use hikkoshi_tests::{
 
 /// Starts a post-copy in which the guest receives only the pages that it requests.
 fn start_without_background(guest: &mut Guest<'_>, hold: Option<Breakpoint>) -> Migration {
-    let mut plan = MigrationPlan::new("postcopy")
-        .transport(Transport::Tcp)
-        .migrate_args(&["--background-delay", "3600000", "--read-ahead=off"]);
+    let mut plan = without_background();
     if let Some(breakpoint) = hold {
         plan = plan.hold_at(breakpoint);
     }
-    let migration = guest.start_migration(&plan);
+    start(guest, &plan)
+}
+
+fn without_background() -> MigrationPlan {
+    MigrationPlan::new("postcopy")
+        .transport(Transport::Tcp)
+        .migrate_args(&["--background-delay", "3600000", "--read-ahead=off"])
+}
+
+fn start(guest: &mut Guest<'_>, plan: &MigrationPlan) -> Migration {
+    let migration = guest.start_migration(plan);
     migration.receive.wait_stderr("the guest runs here now");
     migration
 }
@@ -72,6 +80,34 @@ fn a_guest_that_powers_off_in_precopy_and_leaves_its_qemu() {
         assert!(!exits.migrate.stderr.contains(never), "{exits:?}");
     }
     assert_eq!(guest.vm().status().unwrap(), "shutdown");
+}
+
+/// The same in post-copy: every page arrives, and the guest is not reported to run.
+#[test]
+fn a_guest_that_powers_off_in_postcopy_and_leaves_its_qemu() {
+    let env = TestEnv::new();
+    let mut guest = Guest::boot(&env, small().arguments(["-no-shutdown"]));
+    let plan = without_background()
+        .migrate_args(&["--retry-for", "1h"])
+        .receive_args(&["--retry-for", "1h"]);
+    let mut migration = start(&mut guest, &plan);
+    migration.destination.send("stop").unwrap();
+    eventually("the guest to power off", || {
+        let status = migration.destination.status().unwrap();
+        (status == "shutdown").then_some(()).ok_or(status)
+    });
+    // The pages that it did not need.
+    migration.migrate.kill();
+    migration.resume_migrate(&["--background-delay", "0"]);
+    let migrate = migration.migrate.wait();
+    migrate.assert(0, &[]);
+    let ended = "the guest has shut down at the destination";
+    assert!(migrate.stdout.contains(ended), "{migrate:?}");
+    let receive = migration.receive.wait();
+    receive.assert(0, &["the guest has shut itself down here"]);
+    let ended = "the guest has run here and has shut down";
+    assert!(receive.stdout.contains(ended), "{receive:?}");
+    assert_eq!(migration.destination.status().unwrap(), "shutdown");
 }
 
 /// The guest powers off in post-copy, and the source is not notified: an engine that is started after QEMU has ended

@@ -249,6 +249,12 @@ pub trait DestinationGuest: Send {
     /// reason why it ends. Must not wait for the machine.
     fn watch_for_end(&mut self) {}
 
+    /// Whether the guest has shut itself down, and its machine still exists, as far as that is known
+    /// without asking the machine. By default no.
+    fn is_shut_down(&self) -> bool {
+        false
+    }
+
     /// Whether a machine that [has ended](Self::has_ended) did so because the guest has shut itself
     /// down, as far as that was seen since [`watch_for_end`](Self::watch_for_end).
     fn has_shut_down(&mut self) -> bool {

@@ -138,6 +138,11 @@ impl DestinationGuest for QemuDestination {
         }
     }
 
+    fn is_shut_down(&self) -> bool {
+        let listener = self.listener.as_ref();
+        listener.is_some_and(ShutdownListener::is_shut_down)
+    }
+
     fn has_shut_down(&mut self) -> bool {
         let listener = self.listener.as_ref();
         listener.is_some_and(ShutdownListener::has_shut_down)

@@ -73,6 +73,11 @@ impl ShutdownListener {
         self.join()
     }
 
+    /// Whether the guest has shut down, as far as QEMU has reported it by now.
+    pub(crate) fn is_shut_down(&self) -> bool {
+        self.shut_down.load(Ordering::Acquire)
+    }
+
     /// Whether a QEMU that has ended did so because its guest shut down.
     pub(crate) fn has_shut_down(&self) -> bool {
         let deadline = Instant::now() + DRAIN_TIMEOUT;
@@ -80,7 +85,7 @@ impl ShutdownListener {
         while self.thread.as_ref().is_some_and(reads) && Instant::now() < deadline {
             thread::sleep(POLL_INTERVAL);
         }
-        self.shut_down.load(Ordering::Acquire)
+        self.is_shut_down()
     }
 
     fn join(&mut self) -> Option<Client> {

@@ -250,10 +250,13 @@ impl<'a> HandoverDriver<'a> {
             let gone = DestinationFailure::process_ended(guest);
             return (DestinationEvent::GuestFailed, Some(gone));
         }
-        if event == DestinationEvent::GuestFailed
-            && stage == DestinationStage::Running
-            && guest.has_shut_down()
-        {
+        let shut_down = match event {
+            DestinationEvent::GuestFailed => guest.has_shut_down(),
+            // Its machine may stay when it shuts down.
+            DestinationEvent::AllPagesReceived => guest.is_shut_down(),
+            _ => false,
+        };
+        if stage == DestinationStage::Running && shut_down {
             self.guest.shut_down = true;
             self.watch.observer.notice(SHUT_DOWN);
             return (DestinationEvent::ShutDown, None);
