@@ -45,8 +45,8 @@ where
     })
 }
 
-/// The error for a message, or something in one, that the protocol does not allow here. Of a message
-/// it has the name only: the fields say nothing to a person.
+/// The error for a message, or something in one, that the protocol does not allow here. Of a
+/// message it has the name only: the fields say nothing to a person.
 pub(crate) fn unexpected_message(message: &impl fmt::Debug) -> LinkError {
     let mut name = MessageName::default();
     // An error ends the formatting: a message can be large.

@@ -22,12 +22,13 @@ const UNKNOWN_ROUND_TRIP: Span = Span {
     high: 5e-3,
 };
 
-/// The slope of fewer points says more about when the lumps of several links have arrived than about
-/// the line: 20 Mbit/s carry five of 1 MiB in two seconds.
+/// The slope of fewer points says more about when the lumps of several links have arrived than
+/// about the line: 20 Mbit/s carry five of 1 MiB in two seconds.
 const FEW: usize = 8;
 
 /// With few points, the rate is that of everything. The first bytes are sent faster than the line
-/// carries them for long (a shaper's burst, often half a MiB), and what is on its way is not counted.
+/// carries them for long (a shaper's burst, often half a MiB), and what is on its way is not
+/// counted.
 const OF_ALL: (f64, f64, f64) = (0.8, 0.93, 1.05);
 
 /// Round trips that opening a link takes: connecting, two greetings, and the challenge.
@@ -225,8 +226,8 @@ mod tests {
         assert!(with_the_end.rate.likely > 25.5e6, "{with_the_end:?}");
     }
 
-    /// 20 Mbit/s after a burst of half a MiB, on two links whose lumps of 1 MiB arrive shortly after
-    /// each other; nothing is sent after one second.
+    /// 20 Mbit/s after a burst of half a MiB, on two links whose lumps of 1 MiB arrive shortly
+    /// after each other; nothing is sent after one second.
     #[test]
     fn a_few_lumps_on_a_slow_line_do_not_make_it_faster() {
         const MIB: u64 = 1 << 20;

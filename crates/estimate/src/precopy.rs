@@ -25,10 +25,10 @@ const ROUND: f64 = 0.3e-3;
 /// writes to memory in the order in which it is sent.
 const IN_ORDER: f64 = 0.5;
 
-/// In the hard scenario, the guest becomes busier after it was measured: in a first round that takes
-/// longer than the measurement by a factor of `e`, it writes to this part of its content more, and
-/// so on. Over 20 Mbit/s, a guest that was idle and then used took 167 s instead of 125 s, which are
-/// 40 times 3 s: 0.09.
+/// In the hard scenario, the guest becomes busier after it was measured: in a first round that
+/// takes longer than the measurement by a factor of `e`, it writes to this part of its content
+/// more, and so on. Over 20 Mbit/s, a guest that was idle and then used took 167 s instead of 125
+/// s, which are 40 times 3 s: 0.09.
 const BUSIER: f64 = 0.1;
 
 /// Drains take this part of a round more (`docs/direct-io.md`).

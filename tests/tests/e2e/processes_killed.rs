@@ -115,8 +115,8 @@ fn destination_engine_killed() {
     inject_at_each(InjectedFault::DestinationKilled, Transport::Tcp, steps);
 }
 
-/// Both engines are killed in pre-copy: neither side reports that the guest was handed over, and the
-/// destination's QEMU, into which a part of it was written, cannot be used again.
+/// Both engines are killed in pre-copy: neither side reports that the guest was handed over, and
+/// the destination's QEMU, into which a part of it was written, cannot be used again.
 #[test]
 fn both_engines_killed_in_precopy() {
     let env = TestEnv::new();

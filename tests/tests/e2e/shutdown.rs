@@ -110,8 +110,8 @@ fn a_guest_that_powers_off_in_postcopy_and_leaves_its_qemu() {
     assert_eq!(migration.destination.status().unwrap(), "shutdown");
 }
 
-/// The guest powers off in post-copy, and the source is not notified: an engine that is started after QEMU has ended
-/// notifies it.
+/// The guest powers off in post-copy, and the source is not notified: an engine that is started
+/// after QEMU has ended notifies it.
 #[test]
 fn a_guest_that_powers_off_while_its_source_is_disconnected() {
     let env = TestEnv::new();

@@ -2,8 +2,8 @@
 //!
 //! The machines themselves copy them, over a connection of their own for each disk: the source's
 //! machine is the client, the destination's the server. The engines carry its bytes on a link of
-//! its own (`relay.rs`), protected as the others are, and wait. The link has no limit of its own: it
-//! carries also the guest's writes, which must not wait for one. The machine limits its copies.
+//! its own (`relay.rs`), protected as the others are, and wait. The link has no limit of its own:
+//! it carries also the guest's writes, which must not wait for one. The machine limits its copies.
 //!
 //! ```text
 //! source                                        destination

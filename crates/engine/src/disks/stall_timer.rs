@@ -6,8 +6,8 @@
 //! makes progress: then the copy fails, and the guest continues with its own disk.
 //!
 //! Progress is: an answer, bytes that the link takes, bytes that the destination's kernel has
-//! acknowledged. So a slow line makes progress as long as it carries anything. A copy that waits for
-//! the limit of the bandwidth has no request outstanding.
+//! acknowledged. So a slow line makes progress as long as it carries anything. A copy that waits
+//! for the limit of the bandwidth has no request outstanding.
 
 use std::time::{Duration, Instant};
 

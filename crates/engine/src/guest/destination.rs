@@ -249,8 +249,8 @@ pub trait DestinationGuest: Send {
     /// reason why it ends. Must not wait for the machine.
     fn watch_for_end(&mut self) {}
 
-    /// Whether the guest has shut itself down, and its machine still exists, as far as that is known
-    /// without asking the machine. By default no.
+    /// Whether the guest has shut itself down, and its machine still exists, as far as that is
+    /// known without asking the machine. By default no.
     fn is_shut_down(&self) -> bool {
         false
     }

@@ -205,8 +205,8 @@ pub trait SourceGuest: Send {
     }
 
     /// How many bytes a second the copies may send, all together; `None`: no limit. **The guest's
-    /// own writes to a disk that is copied must not wait for it**, and a disk that is in sync has no
-    /// limit. Used from the next [`copy_disk`](Self::copy_disk) or
+    /// own writes to a disk that is copied must not wait for it**, and a disk that is in sync has
+    /// no limit. Used from the next [`copy_disk`](Self::copy_disk) or
     /// [`disk_progress`](Self::disk_progress) on.
     fn limit_disks(&mut self, bytes_per_second: Option<u64>) {
         let _ = bytes_per_second;

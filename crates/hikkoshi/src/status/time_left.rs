@@ -1,12 +1,12 @@
 //! How long a migration still takes, as far as it is known what is left, and how fast it is sent.
 //!
 //! What is left is counted in pages with content, of which the line carries so many a second, and
-//! pages of zeros, which take nearly nothing: a rate of all pages together says little about either.
-//! Where the guest's memory has content is known from a look at a part of it when the migration
-//! began ([`ContentMap`](hikkoshi_memory::ContentMap)).
+//! pages of zeros, which take nearly nothing: a rate of all pages together says little about
+//! either. Where the guest's memory has content is known from a look at a part of it when the
+//! migration began ([`ContentMap`](hikkoshi_memory::ContentMap)).
 //!
-//! There are three cases: what is likely, and an end on either side, in which everything that is not
-//! known is as good, or as bad, as it may well be.
+//! There are three cases: what is likely, and an end on either side, in which everything that is
+//! not known is as good, or as bad, as it may well be.
 
 use std::time::Duration;
 

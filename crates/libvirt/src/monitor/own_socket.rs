@@ -5,9 +5,9 @@
 //! not have to wait for the daemon then.
 //!
 //! The socket is not looked for by its path: a QEMU that an attacker controls could put a link to
-//! another guest's monitor there. It is the one that QEMU's process has, whose descriptor is copied.
-//! The process that listens, as the kernel reports it (`SO_PEERCRED`), would not tell: libvirt's
-//! daemon has opened the socket, and passed it to QEMU.
+//! another guest's monitor there. It is the one that QEMU's process has, whose descriptor is
+//! copied. The process that listens, as the kernel reports it (`SO_PEERCRED`), would not tell:
+//! libvirt's daemon has opened the socket, and passed it to QEMU.
 
 use std::ffi::OsStr;
 use std::io;

@@ -51,8 +51,8 @@ impl Written {
     }
 }
 
-/// Opens a regular file for reading that this user may read. It was opened for writing, by a process
-/// that must not be able to show what it cannot read itself.
+/// Opens a regular file for reading that this user may read. It was opened for writing, by a
+/// process that must not be able to show what it cannot read itself.
 fn readable(own: &OwnedFd, user: u32) -> io::Result<File> {
     let metadata = File::from(own.try_clone()?).metadata()?;
     let mode = metadata.mode();

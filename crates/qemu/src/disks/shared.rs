@@ -444,7 +444,7 @@ mod tests {
         // A clone of the host has a volume with the same UUID, on another disk.
         let volume = ("dm-0/dm/uuid", "LVM-abcDEF\n");
         let cloned = ("dm:LVM-abcDEF".to_owned(), false);
-        assert_eq!(names(&[volume], "dm-0"), [cloned.clone()]);
+        assert_eq!(names(&[volume], "dm-0"), std::slice::from_ref(&cloned));
         let on_disk = [
             volume,
             ("dm-0/slaves/sda/device/wwid", "naa.600508b1001c\n"),
