@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use hikkoshi_status::{Converges, Outage, Phase, State, TimeLeft, Unit};
+use hikkoshi_status::{Converges, GuestAt, Outage, Phase, State, TimeLeft, Unit};
 
 use crate::output::report::{mib, rate, seconds};
 use crate::output::stderr::ProgressBar;
@@ -210,6 +210,13 @@ pub(super) fn phase(state: &State) -> String {
 /// What an outage means for the guest, as far as this side knows: only the destination knows for
 /// which pages it waits.
 pub(super) fn waits(state: &State) -> String {
+    if state.guest_at == GuestAt::Paused {
+        let is = match is_source(state) {
+            true => "may be paused",
+            false => "is paused",
+        };
+        return format!("the guest {is} until there are links");
+    }
     match (is_source(state), state.missing_pages, state.waiting_pages) {
         (_, Some(0), _) => "the guest needs no page".to_owned(),
         (true, ..) => "the guest may wait for pages".to_owned(),
@@ -435,6 +442,22 @@ mod tests {
             narrow,
             "NO LINK for 12.3 s  63% the guest waits for 3 pages"
         );
+    }
+
+    /// Only the destination knows whether it was told to run the guest.
+    #[test]
+    fn an_outage_in_the_switchover_says_that_the_guest_is_paused() {
+        let mut state = at(0, 0);
+        (state.guest_at, state.waiting_pages) = (GuestAt::Paused, 0);
+        for (stage, is) in [("ready", "is paused"), ("committed", "may be paused")] {
+            state.stage = stage.into();
+            assert_eq!(
+                waits(&state),
+                format!("the guest {is} until there are links")
+            );
+        }
+        (state.guest_at, state.stage) = (GuestAt::Destination, "running".into());
+        assert_eq!(waits(&state), "the guest waits for no page yet");
     }
 
     #[test]

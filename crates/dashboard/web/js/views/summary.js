@@ -122,12 +122,12 @@ hikkoshi.views.summary = (() => {
   /** Since when there are no links, until when they are tried to be replaced, and what the guest waits for. */
   const outageText = ({ from_ms: from, until_ms: until, state, side }) => {
     const lasted = `No link for ${format.duration(Math.max(state.at_ms - from, 0))}`;
-    // A recording of an older version does not say.
-    const left = until === undefined ? "" : `, tried for ${format.duration(Math.max(until - state.at_ms, 0))} more`;
+    const left = (until ?? null) === null ? ", waiting without a limit" : `, tried for ${format.duration(Math.max(until - state.at_ms, 0))} more`;
     return `${lasted}${left}. ${waits(state, side)}`;
   };
 
-  const waits = ({ missing_pages: missing, waiting_pages: waiting }, side) => {
+  const waits = ({ guest_at: at, missing_pages: missing, waiting_pages: waiting }, side) => {
+    if (at === "paused") return `The guest ${side === "source" ? "may be" : "is"} paused until there are links.`;
     if (missing === 0) return "The guest needs no page.";
     if (side === "source") return "The guest may wait for pages.";
     return waiting === 0 ? "The guest waits for no page yet." : `The guest waits for ${format.plural(waiting, "page")}.`;

@@ -5,6 +5,7 @@ mod select;
 mod terminal;
 mod unfinished;
 
+use std::collections::BTreeSet;
 use std::thread;
 use std::time::Duration;
 
@@ -29,10 +30,17 @@ pub(crate) fn run(args: &MigrationStatus) -> Result<ExitStatus, Exit> {
     let guest = args.migration.guest.as_deref();
     let mut migrations = SeenMigrations::new(folder);
     let mut is_first = true;
+    let mut reported = BTreeSet::new();
     loop {
         // A migration that is named may have ended.
         let unfinished = unfinished::find(&run_folder);
-        let all = migrations.look_with(args.all || guest.is_some(), unfinished)?;
+        for (path, what) in &unfinished.unreadable {
+            if reported.insert(path.clone()) {
+                streams::notice(what);
+            }
+        }
+        let is_known = unfinished.unreadable.is_empty();
+        let all = migrations.look_with(args.all || guest.is_some(), unfinished.migrations)?;
         let meant: Vec<&Seen> = all
             .iter()
             .filter(|seen| guest.is_none_or(|guest| is_meant(seen, guest)))
@@ -46,16 +54,16 @@ pub(crate) fn run(args: &MigrationStatus) -> Result<ExitStatus, Exit> {
                 .for_each(|seen| streams::to_stdout(&json_line(seen)));
         } else {
             let size = terminal::size();
-            let mut lines = match guest {
+            let lines = match guest {
                 Some(_) => details(&meant),
-                None => table(&meant, size.map(|size| size.columns)),
+                None => {
+                    // What was drawn covers the notices.
+                    let unreadable = unfinished.unreadable.into_values();
+                    let unreadable = unreadable.filter(|_| args.watch && size.is_some());
+                    let alarms = unreadable.chain(alarms(&meant)).collect();
+                    with_alarms(alarms, table(&meant, size.map(|size| size.columns)))
+                }
             };
-            let alarms = alarms(&meant);
-            if !alarms.is_empty() && guest.is_none() {
-                lines.push(Lines::new(Colour::Plain, ""));
-                let alarms = alarms.into_iter();
-                lines.extend(alarms.map(|line| Lines::new(Colour::Alarm, line)));
-            }
             match size.filter(|_| args.watch) {
                 Some(size) => streams::draw_on_stdout(&lines, size.columns, size.rows, is_first),
                 None => {
@@ -68,7 +76,7 @@ pub(crate) fn run(args: &MigrationStatus) -> Result<ExitStatus, Exit> {
         }
         let has_ended = guest.is_some() && !meant.iter().any(|seen| seen.is_running());
         if !args.watch || has_ended {
-            let is_finished = meant.iter().all(|seen| seen.unfinished.is_none());
+            let is_finished = is_known && meant.iter().all(|seen| seen.unfinished.is_none());
             return Ok(match is_finished {
                 true => ExitStatus::Done,
                 false => ExitStatus::Unfinished,
@@ -79,6 +87,18 @@ pub(crate) fn run(args: &MigrationStatus) -> Result<ExitStatus, Exit> {
     }
 }
 
+/// The alarms before the table, of which the end is cut off if the terminal has too few lines.
+fn with_alarms(alarms: Vec<String>, table: Vec<Lines>) -> Vec<Lines> {
+    if alarms.is_empty() {
+        return table;
+    }
+    let alarms = alarms
+        .into_iter()
+        .map(|line| Lines::new(Colour::Alarm, line));
+    let gap = Lines::new(Colour::Plain, "");
+    alarms.chain([gap]).chain(table).collect()
+}
+
 /// There is no such migration.
 pub(crate) fn none(guest: &str) -> Exit {
     let what = format!("there is no migration of {guest:?} on this host");
@@ -86,4 +106,28 @@ pub(crate) fn none(guest: &str) -> Exit {
         "`hikkoshi status --all` lists those there are; --journal names another folder, if \
          `hikkoshi migrate` was given one",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alarms_come_first() {
+        let table = || vec![Lines::new(Colour::Heading, "GUEST")];
+        let texts = |lines: Vec<Lines>| {
+            let texts = lines.into_iter().map(|line| (line.colour, line.text));
+            texts.collect::<Vec<_>>()
+        };
+        let heading = (Colour::Heading, "GUEST".to_owned());
+        assert_eq!(texts(with_alarms(Vec::new(), table())), [heading.clone()]);
+        assert_eq!(
+            texts(with_alarms(vec!["web: NO LINK".into()], table())),
+            [
+                (Colour::Alarm, "web: NO LINK".to_owned()),
+                (Colour::Plain, String::new()),
+                heading
+            ]
+        );
+    }
 }

@@ -1,6 +1,6 @@
 //! The migrations of this host, as they were seen last.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -107,6 +107,8 @@ impl SeenMigrations {
             followed.was_awaited = true;
         }
         let mut list: Vec<Seen> = Vec::new();
+        // Those that have a newer engine than that of the entry.
+        let mut newer = BTreeSet::new();
         for entry in &entries {
             // Once, if there are a socket and a file.
             if list.iter().any(|other| other.name == entry.name) {
@@ -117,7 +119,11 @@ impl SeenMigrations {
                 .iter()
                 .position(|it| is_recorded(it, &entry.name));
             let found = recorded.map(|at| unfinished.remove(at));
-            let seen = self.seen(entry, all || found.is_some());
+            let is_continued = !newer.insert(of_side(&entry.name));
+            let seen = self.seen(entry, all || found.is_some()).map(|seen| Seen {
+                is_continued,
+                ..seen
+            });
             list.extend(match (seen, found) {
                 (Some(seen), Some(found)) => Some(with_journal(seen, found.is)),
                 (Some(seen), None) => Some(seen),
@@ -316,16 +322,24 @@ fn seen(name: &str, engine: Engine, recording: Recording) -> Seen {
         state: recording.state,
         end: recording.end,
         unfinished: None,
+        is_continued: false,
     }
+}
+
+/// The side and the number of the migration that the entry with this name
+/// ([`Migration::entry_name`]) is of: engines that continue it have the same.
+fn of_side(name: &str) -> (&str, &str) {
+    let side = name.split('-').next().unwrap_or_default();
+    let number = name.split('-').next_back().unwrap_or_default();
+    (side, number)
 }
 
 /// Whether the entry with this name ([`Migration::entry_name`]) is a recording of the migration.
 fn is_recorded(unfinished: &UnfinishedMigration, name: &str) -> bool {
-    let mut parts = name.split('-');
-    let is_side = parts.next() == Some(unfinished.side.name());
+    let (side, digits) = of_side(name);
     // It has the first digits only.
-    let number = parts.next_back().filter(|digits| !digits.is_empty());
-    is_side && number.is_some_and(|digits| unfinished.id.starts_with(digits))
+    let is_number = !digits.is_empty() && unfinished.id.starts_with(digits);
+    side == unfinished.side.name() && is_number
 }
 
 /// A migration whose engine has left a recording and a journal. The recording was stored now and
@@ -414,6 +428,7 @@ fn unknown(name: &str) -> Seen {
         state: None,
         end: None,
         unfinished: None,
+        is_continued: false,
     }
 }
 
@@ -466,6 +481,33 @@ mod tests {
             assert!(shown.iter().all(|seen| seen.engine == Engine::Gone));
             assert!(migrations.look(false).unwrap().is_empty());
         }
+    }
+
+    /// Not an alarm: the later one was ended, or works on it.
+    #[test]
+    fn a_killed_engine_whose_migration_a_later_one_has_finished_is_continued() {
+        let run = tempfile::tempdir().unwrap();
+        let folder = StatusFolder::in_run_folder(run.path());
+        folder.create().unwrap();
+        let mut migration = examples::seen(Side::Source, "web", 7, true).migration;
+        let store = |migration: &Migration| {
+            let recorder = Recorder::new(migration.clone());
+            folder.store(recorder.recording()).unwrap();
+            // The newest one is that which was written last.
+            thread::sleep(Duration::from_millis(20));
+        };
+        store(&migration);
+        migration.pid = 8;
+        store(&migration);
+        let mut other = migration.clone();
+        (other.side, other.pid) = (Side::Destination, 9);
+        store(&other);
+        let all = SeenMigrations::new(folder).look(true).unwrap();
+        let continued = all
+            .iter()
+            .map(|seen| (seen.migration.pid, seen.is_continued));
+        let expected = [(9, false), (8, false), (7, true)];
+        assert_eq!(continued.collect::<Vec<_>>(), expected);
     }
 
     /// As an engine with too many clients, which closes the connection; and later it does not.

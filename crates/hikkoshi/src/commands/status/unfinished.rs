@@ -1,5 +1,7 @@
 //! Migrations that are not finished and that no engine works on, by their journals.
 
+use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use error_reporter::Report;
@@ -14,7 +16,6 @@ use crate::commands::monitor;
 use crate::commands::resume_command::resume_command;
 use crate::journal::{self, DestinationEntry, Entry, SourceEntry};
 use crate::output::migrations::Unfinished;
-use crate::output::streams;
 
 /// A migration that is to be resumed.
 #[derive(Debug)]
@@ -29,54 +30,80 @@ pub(super) struct UnfinishedMigration {
     pub(super) is: Unfinished,
 }
 
+/// What is not finished.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// Migrations whose journals can be read.
+    pub(super) migrations: Vec<UnfinishedMigration>,
+    /// What can be said of each other journal, by its path; or of their folder. A migration of any
+    /// guest may be unfinished.
+    pub(super) unreadable: BTreeMap<PathBuf, String>,
+}
+
 /// Those with a journal in the run folder `folder`.
-pub(super) fn find(folder: &Path) -> Vec<UnfinishedMigration> {
-    let mut found = in_folder(folder, |path, entry: SourceEntry| {
+pub(super) fn find(folder: &Path) -> Found {
+    let mut found = Found::default();
+    found.add(folder, |path, entry: SourceEntry| {
         let (stage, message) = source(entry.engine.stage);
         let (id, mode) = (&entry.engine.id, entry.engine.mode);
         unfinished(path, &entry, (id, mode), &entry.address, (stage, message))
     });
-    found.extend(in_folder(folder, |path, entry: DestinationEntry| {
+    found.add(folder, |path, entry: DestinationEntry| {
         let (stage, message) = destination(entry.engine.stage, entry.engine.postcopy);
         let (id, mode) = (&entry.engine.id, entry.engine.mode);
         let mut found = unfinished(path, &entry, (id, mode), &entry.address, (stage, message));
         // It listens there; where the source is, is not known.
         found.peer.clear();
         found
-    }));
+    });
     found
 }
 
-/// Those of one side.
-fn in_folder<E: Entry>(
-    folder: &Path,
-    unfinished: impl Fn(PathBuf, E) -> UnfinishedMigration,
-) -> Vec<UnfinishedMigration> {
-    let journals = match journal::find::<E>(folder, None) {
-        Ok(journals) => journals,
-        Err(error) => {
-            let error = Report::new(&error);
-            streams::notice(&format!("looking for unfinished migrations: {error}"));
-            return Vec::new();
+impl Found {
+    /// Adds those of one side.
+    fn add<E: Entry>(
+        &mut self,
+        folder: &Path,
+        unfinished: impl Fn(PathBuf, E) -> UnfinishedMigration,
+    ) {
+        let journals = match journal::search::<E>(folder, None) {
+            Ok(journals) => journals,
+            Err(error) => return self.add_unreadable(folder.to_owned(), &error),
+        };
+        let has_no_engine = |path: &Path| match journal::is_held(path) {
+            Ok(is_held) => !is_held,
+            Err(error) => {
+                tracing::warn!(error = %Report::new(&error), "looking for the engine of a journal");
+                true
+            }
+        };
+        // If it cannot be found out whether its QEMU exists, it may.
+        let is_over =
+            |entry: &E| entry.ends_with_qemu() && !may_exist(entry.identity()).unwrap_or(true);
+        let readable = journals
+            .readable
+            .into_iter()
+            .filter(|(path, entry)| has_no_engine(path) && !is_over(entry))
+            // It may have ended just now.
+            .filter(|(path, _)| path.exists())
+            .map(|(path, entry)| unfinished(path, entry));
+        self.migrations.extend(readable);
+        for (path, error) in journals.others {
+            // An engine of another version may work on it.
+            if has_no_engine(&path) {
+                self.add_unreadable(path, &error);
+            }
         }
-    };
-    let has_no_engine = |path: &Path| match journal::is_held(path) {
-        Ok(is_held) => !is_held,
-        Err(error) => {
-            tracing::warn!(error = %Report::new(&error), "looking for the engine of a journal");
-            true
-        }
-    };
-    // If it cannot be found out whether its QEMU exists, it may.
-    let is_over =
-        |entry: &E| entry.ends_with_qemu() && !may_exist(entry.identity()).unwrap_or(true);
-    journals
-        .into_iter()
-        .filter(|(path, entry)| has_no_engine(path) && !is_over(entry))
-        // It may have ended just now.
-        .filter(|(path, _)| path.exists())
-        .map(|(path, entry)| unfinished(path, entry))
-        .collect()
+    }
+
+    fn add_unreadable(&mut self, path: PathBuf, error: &io::Error) {
+        let what = format!(
+            "{}: a migration may be unfinished, and its journal cannot be read: {}",
+            path.display(),
+            Report::new(error)
+        );
+        self.unreadable.insert(path, what);
+    }
 }
 
 fn unfinished<E: Entry>(
@@ -150,5 +177,49 @@ fn destination(stage: DestinationStage, postcopy: bool) -> (&'static str, &'stat
             "declined",
             "the guest was not run here, and its source may not know that",
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As one of another version.
+    #[test]
+    fn a_journal_that_cannot_be_read_is_not_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let found = find(folder.path());
+        assert!(found.migrations.is_empty() && found.unreadable.is_empty());
+        for (name, content) in [
+            ("source-1-a.json", "{\"version\":999}"),
+            ("destination-2-b.json", "{"),
+            ("other.json", "{"),
+        ] {
+            std::fs::write(folder.path().join(name), content).unwrap();
+        }
+        let found = find(folder.path());
+        assert!(found.migrations.is_empty());
+        let names = found
+            .unreadable
+            .keys()
+            .map(|path| path.file_name().unwrap());
+        let names: Vec<_> = names.collect();
+        assert_eq!(names, ["destination-2-b.json", "source-1-a.json"]);
+        for what in found.unreadable.values() {
+            assert!(
+                what.contains(
+                    ".json: a migration may be unfinished, and its journal cannot be read"
+                ),
+                "{what}"
+            );
+        }
+    }
+
+    /// The same is said once of it, not for each side.
+    #[test]
+    fn a_folder_that_cannot_be_read_is_not_nothing() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let found = find(file.path());
+        assert_eq!(found.unreadable.len(), 1, "{found:?}");
     }
 }

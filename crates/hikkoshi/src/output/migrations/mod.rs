@@ -39,6 +39,8 @@ pub(crate) struct Seen {
     pub end: Option<End>,
     /// What its journal says, if no engine works on it and it is not finished.
     pub unfinished: Option<Unfinished>,
+    /// A later engine has continued the migration.
+    pub is_continued: bool,
 }
 
 /// A migration that is to be resumed, according to its journal.
@@ -102,6 +104,7 @@ pub(crate) mod examples {
             state: None,
             end: None,
             unfinished: None,
+            is_continued: false,
         }
     }
 }

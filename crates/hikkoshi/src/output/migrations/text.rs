@@ -77,11 +77,16 @@ fn cut(line: &str, columns: usize) -> String {
     line.chars().take(columns).collect()
 }
 
-/// An outage, or an engine that is gone and has not ended, is not to be missed.
+/// A migration that is not finished, an outage, or an engine that is gone and has not ended, is not
+/// to be missed.
 fn colour(seen: &Seen) -> Colour {
+    if seen.unfinished.is_some() {
+        return Colour::Alarm;
+    }
     let state = seen.state.as_ref();
     let is_out = state.is_some_and(|state| state.outage().is_some());
     match (seen.engine, &seen.end) {
+        (Engine::Gone, None) if seen.is_continued => Colour::Plain,
         (Engine::Gone, None) | (Engine::Silent, _) => Colour::Alarm,
         (_, None) if is_out => Colour::Alarm,
         _ => Colour::Plain,
@@ -96,7 +101,7 @@ fn row(seen: &Seen) -> [String; 12] {
     [
         one_line(&migration.guest),
         migration.side.name().to_owned(),
-        migration.pid.to_string(),
+        shown(process(migration)),
         migration.id.chars().take(8).collect(),
         migration.mode.clone(),
         phase(seen),
@@ -139,7 +144,7 @@ fn lines(seen: &Seen) -> Vec<(&'static str, String)> {
             format!(
                 "{} (process {}), {} side, {}, {} {}",
                 migration.id,
-                migration.pid,
+                process(migration).as_deref().unwrap_or(NOTHING),
                 migration.side.name(),
                 migration.mode,
                 if migration.side == Side::Source {
@@ -164,6 +169,11 @@ fn lines(seen: &Seen) -> Vec<(&'static str, String)> {
         lines.extend(end.next.clone().map(|next| ("next", next)));
     }
     lines
+}
+
+/// The process of the engine. A journal does not have it.
+fn process(migration: &Migration) -> Option<String> {
+    (migration.pid > 0).then(|| migration.pid.to_string())
 }
 
 /// The guest, and where its monitor is.
@@ -213,15 +223,16 @@ fn state_lines(seen: &Seen, state: &State) -> Vec<(&'static str, String)> {
 }
 
 fn phase(seen: &Seen) -> String {
+    // Also if the last engine has said how it ended: it has given up, and can be resumed.
+    if seen.unfinished.is_some() {
+        return "NOT FINISHED".to_owned();
+    }
     match (&seen.end, &seen.state, seen.engine) {
         (Some(end), ..) => format!("ended ({})", end.reason),
         (None, Some(state), Engine::Answers) => progress_line::phase(state),
         (None, None, Engine::Answers) => "connecting".to_owned(),
         (None, _, Engine::Silent) => "engine does not answer".to_owned(),
-        (None, _, Engine::Gone) => match &seen.unfinished {
-            Some(_) => "NOT FINISHED".to_owned(),
-            None => "engine killed".to_owned(),
-        },
+        (None, _, Engine::Gone) => "engine killed".to_owned(),
     }
 }
 
@@ -460,6 +471,52 @@ pub(super) mod tests {
         seen.state.as_mut().unwrap().outages.clear();
         seen.engine = Engine::Gone;
         assert_eq!(colours(&seen)[1], Colour::Alarm);
+        seen.is_continued = true;
+        assert_eq!(colours(&seen)[1], Colour::Plain);
+    }
+
+    /// It has left its end and its journal.
+    #[test]
+    fn an_engine_that_gave_up_has_not_finished() {
+        let mut seen = running("postcopy");
+        seen.engine = Engine::Gone;
+        seen.end = Some(End {
+            at_ms: 1,
+            exit_status: 3,
+            reason: "link".into(),
+            message: "no link".into(),
+            next: None,
+            account: None,
+        });
+        assert_eq!(super::table(&[&seen], None)[1].colour, Colour::Plain);
+        seen.unfinished = Some(Unfinished {
+            journal: "/run/j.json".into(),
+            stage: "handed_over",
+            message: "the guest runs at the destination",
+            resume: "hikkoshi migrate --resume=/run/j.json".into(),
+        });
+        let row = &super::table(&[&seen], None)[1];
+        assert_eq!(row.colour, Colour::Alarm);
+        assert!(row.text.contains("NOT FINISHED"), "{}", row.text);
+        let lines = super::details(&[&seen]);
+        let phase = lines.iter().find(|line| line.text.starts_with("phase"));
+        let phase = phase.unwrap();
+        assert_eq!(
+            (phase.text.as_str(), phase.colour),
+            ("phase      NOT FINISHED", Colour::Alarm)
+        );
+        let text = details(&[&seen]);
+        assert!(text.contains("end        no link\n"), "{text}");
+    }
+
+    #[test]
+    fn a_migration_without_a_recording_has_no_process() {
+        let mut seen = running("postcopy");
+        seen.migration.pid = 0;
+        let text = table(&[&seen]);
+        let row: Vec<_> = text.lines().nth(1).unwrap().split_whitespace().collect();
+        assert_eq!(row[..3], ["web", "source", "-"]);
+        assert!(details(&[&seen]).contains("(process -)"));
     }
 
     #[test]
