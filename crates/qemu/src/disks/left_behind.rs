@@ -4,6 +4,7 @@
 use serde_json::{Value, json};
 
 use super::list::BlockDisk;
+use crate::command_line::image_file;
 use crate::qmp::{Client, QmpError};
 
 /// What a disk has besides its content, by name.
@@ -24,11 +25,17 @@ impl LeftBehind {
     /// That of this disk, among these nodes: on its own node, or below a filter such as
     /// `throttle`.
     pub(super) fn of(disk: &BlockDisk, nodes: &Value) -> Self {
-        let has = |node: &Value, key: &str, value: &str| {
-            !value.is_empty() && node.get(key).and_then(Value::as_str) == Some(value)
+        let text = |node: &Value, key: &str| {
+            let text = node.get(key).and_then(Value::as_str);
+            text.unwrap_or_default().to_owned()
         };
-        let is_of_disk =
-            |node: &&Value| has(node, "node-name", &disk.node) || has(node, "file", &disk.file);
+        let is_it = |found: &str, wanted: &str| !wanted.is_empty() && found == wanted;
+        // QEMU describes the file of a filter by all options below.
+        let file = image_file(&disk.file);
+        let is_of_disk = |node: &&Value| {
+            is_it(&text(node, "node-name"), &disk.node)
+                || is_it(&image_file(&text(node, "file")), &file)
+        };
         let list = |value: Option<&Value>| -> Vec<Value> {
             value.and_then(Value::as_array).cloned().unwrap_or_default()
         };
@@ -67,15 +74,21 @@ pub(super) fn list(what: &str, names: &[String], disk: &str) -> String {
 mod tests {
     use super::*;
 
+    /// As QEMU reports a node `throttle` above one `qcow2`.
     #[test]
     fn snapshots_and_bitmaps_are_found_also_below_a_filter() {
+        let below = json!({
+            "throttle-group": "g", "driver": "throttle",
+            "file": { "driver": "qcow2", "file": { "driver": "file", "filename": "/a.qcow2" } },
+        });
+        let filter = format!("json:{below}");
         let disk = BlockDisk {
             node: "limits".into(),
-            file: "/a.qcow2".into(),
+            file: filter.clone(),
             ..BlockDisk::default()
         };
         let nodes = json!([
-            { "node-name": "limits", "file": "/a.qcow2", "image": {},
+            { "node-name": "limits", "file": filter, "image": {},
               "dirty-bitmaps": [{ "name": "b1", "persistent": false }, { "recording": true }] },
             { "node-name": "format", "file": "/a.qcow2",
               "image": { "snapshots": [{ "name": "s1", "id": "1" }, { "name": "s2" }] },
