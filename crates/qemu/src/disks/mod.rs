@@ -32,6 +32,7 @@ pub use select::{ChosenDisks, DiskSelection, OfferedDisks};
 pub(crate) use select::{CopiedDisk, choose};
 pub use select_error::SelectError;
 
+use self::marks::Owner;
 use crate::qmp::{Client, QmpError};
 
 /// The beginning of the name of everything that hikkoshi adds to QEMU for a copy.
@@ -48,11 +49,15 @@ pub(crate) fn filter_name(number: usize) -> String {
     format!("{PREFIX}{number}-copied")
 }
 
-/// Removes the marks that a killed engine has left on the images of the guest's disks.
+/// Removes the marks that a killed engine has left on the images of the guest's disks. Only for the
+/// engine that has exclusive access to its QEMU.
 pub(crate) fn remove_left_marks(client: &mut Client) -> Result<(), QmpError> {
+    let Some(owner) = client.peer().and_then(Owner::of) else {
+        return Ok(());
+    };
     for disk in list(client)? {
         if let Some(image) = ImageFile::of_disk(client, &disk.file)? {
-            marks::remove_left(&image);
+            marks::remove_left(owner, &image);
         }
     }
     Ok(())

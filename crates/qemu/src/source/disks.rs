@@ -59,6 +59,7 @@ impl QemuSource {
             return Err(SelectError::Domain);
         }
         let chosen = disks::choose(connected(&mut self.client)?, selection)?;
+        chosen.remove_left_marks();
         self.offered_disks = chosen.offer()?;
         self.copies.disks = chosen.copied;
         Ok(chosen.notices)

@@ -7,7 +7,7 @@ use super::describe::describe;
 use super::image::ImageFile;
 use super::left_behind::{self, LeftBehind};
 use super::list::{BlockDisk, is_file, list};
-use super::marks::Marks;
+use super::marks::{self, Marks, Owner};
 use super::select_error::SelectError;
 use crate::command_line::image_file;
 use crate::qmp::qom;
@@ -33,6 +33,8 @@ pub struct DiskSelection {
 #[derive(Debug, Default)]
 pub struct ChosenDisks {
     disks: Vec<Disk>,
+    /// Their QEMU. `None`: its process is not visible from here, and so no image.
+    owner: Option<Owner>,
     /// The file of each image, if it was found.
     images: Vec<Option<ImageFile>>,
     /// Those that are copied.
@@ -57,9 +59,18 @@ impl ChosenDisks {
     ///
     /// [`SelectError::Random`].
     pub fn offer(&self) -> Result<OfferedDisks, SelectError> {
-        let mut marks = Marks::new().map_err(SelectError::Random)?;
-        let mut disks = self.disks.clone();
-        for ((number, disk), image) in (0..).zip(&mut disks).zip(&self.images) {
+        let mut offered = OfferedDisks {
+            disks: GuestDisks {
+                mark: [0; 16],
+                disks: self.disks.clone(),
+            },
+            marks: None,
+        };
+        let Some(owner) = self.owner else {
+            return Ok(offered);
+        };
+        let mut marks = Marks::new(owner).map_err(SelectError::Random)?;
+        for ((number, disk), image) in (0..).zip(&mut offered.disks.disks).zip(&self.images) {
             // Of a file of this host the names are enough.
             if let (DiskPlan::Same, false, Some(image)) = (disk.plan, disk.read_only, image)
                 && image.is_shared
@@ -67,17 +78,23 @@ impl ChosenDisks {
                 disk.image.mark = marks.set(number, image);
             }
         }
-        let mark = match disks
-            .iter()
-            .all(|disk| disk.image.mark == ImageMark::Unknown)
-        {
-            true => [0; 16],
-            false => marks.number,
+        let mut disks = offered.disks.disks.iter();
+        if disks.any(|disk| disk.image.mark != ImageMark::Unknown) {
+            offered.disks.mark = marks.number;
+            offered.marks = Some(marks);
+        }
+        Ok(offered)
+    }
+
+    /// Removes the marks that a killed engine has left. Only for the engine that has exclusive
+    /// access to the guest.
+    pub(crate) fn remove_left_marks(&self) {
+        let Some(owner) = self.owner else {
+            return;
         };
-        Ok(OfferedDisks {
-            disks: GuestDisks { mark, disks },
-            marks: Some(marks),
-        })
+        for image in self.images.iter().flatten() {
+            marks::remove_left(owner, image);
+        }
     }
 }
 
@@ -122,7 +139,10 @@ pub(crate) fn choose(
     };
     let left_behind = |found: &GuestDisk| LeftBehind::of(&found.disk, &nodes);
     let (plans, mut notices) = plan(&disks, selection)?;
-    let mut chosen = ChosenDisks::default();
+    let mut chosen = ChosenDisks {
+        owner: client.peer().and_then(Owner::of),
+        ..ChosenDisks::default()
+    };
     let by_name = selection
         .copied
         .as_ref()
