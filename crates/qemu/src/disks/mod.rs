@@ -31,6 +31,7 @@ pub(crate) use list::{BlockDisk, device_id, is_file, list};
 pub use select::{ChosenDisks, DiskSelection, OfferedDisks};
 pub(crate) use select::{CopiedDisk, choose};
 pub use select_error::SelectError;
+pub(crate) use shared::is_of_one_host;
 
 use self::marks::Owner;
 use crate::qmp::{Client, QmpError};

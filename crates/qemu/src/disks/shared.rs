@@ -45,6 +45,11 @@ const OWN: [&str; 30] = [
     "zfs",
 ];
 
+/// Whether a file system of this type is one that one host uses at a time.
+pub(crate) fn is_of_one_host(kind: &str) -> bool {
+    OWN.contains(&kind)
+}
+
 /// Those whose source names the same thing on each host, and whose inode numbers are the server's
 /// or the file system's. Others number files as each host sees them first (`sshfs`), or have a
 /// folder of the host as their source (`virtiofs`, `9p`, `bindfs`, `mergerfs`).
@@ -141,7 +146,7 @@ impl FileSystem {
         };
         Self {
             kind: kind.to_owned(),
-            is_shared: !OWN.contains(&kind),
+            is_shared: !is_of_one_host(kind),
             source: source.to_owned(),
             has_server,
             number: None,

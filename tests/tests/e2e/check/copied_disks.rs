@@ -155,7 +155,7 @@ fn a_guest_does_not_continue_on_another_disk() {
     drop(there);
 
     // Of the same size: nothing shows that it is the same one.
-    let other = blank_disk_of(&env, None, DiskFormat::Qcow2, 150);
+    let other = blank_disk_of(&env, None, DiskFormat::Raw, 150);
     let mut there = There::with(&env, &guest, other, "other");
     let names = "(--copy-disks=disk0-device), or, if both hosts use the same, say so \
                  (--shared-disks=disk0-device)";

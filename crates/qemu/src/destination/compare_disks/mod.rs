@@ -4,9 +4,10 @@
 //! has written is lost. So **sameness must be known**: the guest is refused if it is not, unless
 //! its owner has said that both hosts use the disk. What the guest only reads is a warning.
 
-use hikkoshi_wire::{Disk, DiskKind, DiskPlan};
+use hikkoshi_wire::{Disk, DiskImage, DiskKind, DiskPlan, ImageMark};
 
 use crate::destination::fitting_disks::{NoCounterpart, counterpart, label};
+use crate::disks::is_of_one_host;
 
 /// What was found.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -125,18 +126,12 @@ impl Compared {
             }
         };
         let is_same = disk.image.is_same(&our.image);
+        let is_said = disk.plan == DiskPlan::Shared;
         if let Some(sizes) = other_size(disk, our) {
-            self.refused.push(format!(
-                "{sizes}: give the destination's QEMU the same disk{}",
-                match is_same {
-                    // It was resized after QEMU there was started.
-                    true => ", in a new QEMU",
-                    false => "",
-                }
-            ));
+            self.refused.push(same_disk(&sizes, is_same));
         } else if our.read_only {
             self.refused.push(is_read_only(label(disk)));
-        } else if is_same && differ(&disk.image.format, &our.image.format) {
+        } else if (is_same || is_said) && differ(&disk.image.format, &our.image.format) {
             self.refused.push(format!(
                 "the image {} of the disk {} is opened as {} at the source, and as {} at the \
                  destination: give the destination's QEMU the same format",
@@ -145,10 +140,34 @@ impl Compared {
                 disk.image.format,
                 our.image.format
             ));
-        } else if !is_same && disk.plan == DiskPlan::Same {
+        } else if is_said {
+            if are_two(&disk.image, &our.image) {
+                self.warnings.push(format!(
+                    "both hosts are said to use the disk {} (--shared-disks), and they have \
+                     different files: {} at the source, {} at the destination. If the one at the \
+                     destination is not a copy, the guest's data is lost",
+                    label(disk),
+                    on(disk),
+                    on(our)
+                ));
+            }
+            self.unknown_size(disk, our);
+        } else if !is_same {
             return Some(our);
         }
         None
+    }
+
+    /// Of one image, both sides have the same size.
+    fn unknown_size(&mut self, theirs: &Disk, ours: &Disk) {
+        if ours.bytes.is_none() && !theirs.image.is_same(&ours.image) {
+            self.warnings.push(format!(
+                "the size of the disk {} is not known at the destination ({}), and is not compared \
+                 with that at the source",
+                at_place(theirs),
+                ours.image.file
+            ));
+        }
     }
 
     /// A disk or medium that the guest only reads.
@@ -166,11 +185,19 @@ impl Compared {
             return;
         };
         let our = &ours[found];
-        if disk.image.is_same(&our.image) || disk.plan == DiskPlan::Shared {
+        let is_same = disk.image.is_same(&our.image);
+        let sizes = other_size(disk, our);
+        if let (DiskKind::Fixed, Some(sizes)) = (disk.kind, &sizes) {
+            // The guest has read it, and does not expect another one.
+            self.refused.push(same_disk(sizes, is_same));
             return;
         }
+        if disk.kind == DiskKind::Fixed {
+            self.unknown_size(disk, our);
+        }
         let differs = match (disk.image.checksum, our.image.checksum) {
-            _ if other_size(disk, our).is_some() => "another size",
+            _ if sizes.is_some() => "another size",
+            _ if is_same || disk.plan == DiskPlan::Shared => return,
             (Some(theirs), Some(ours)) if theirs != ours => "another content",
             (Some(_), Some(_)) => return,
             // All that is known.
@@ -208,6 +235,21 @@ fn other_size(theirs: &Disk, ours: &Disk) -> Option<String> {
             size(here)
         )
     })
+}
+
+/// Why a disk of another size is refused.
+fn same_disk(sizes: &str, is_same: bool) -> String {
+    // The image was resized after QEMU there was started.
+    let new = if is_same { ", in a new QEMU" } else { "" };
+    format!("{sizes}: give the destination's QEMU the same disk{new}")
+}
+
+/// Whether they are known to be two images.
+fn are_two(theirs: &DiskImage, ours: &DiskImage) -> bool {
+    let is_marked = |image: &DiskImage| image.mark != ImageMark::Unknown;
+    let other_mark = is_marked(theirs) && is_marked(ours);
+    let apart = is_of_one_host(&theirs.storage) && is_of_one_host(&ours.storage);
+    !theirs.is_same(ours) && (other_mark || apart && !theirs.may_be_same(ours))
 }
 
 /// Bytes, and in MiB if that loses nothing.
@@ -259,16 +301,20 @@ fn file_name(file: &str) -> &str {
     file.rsplit('/').next().unwrap_or(file)
 }
 
+/// Its image, and what that is on.
+fn on(disk: &Disk) -> String {
+    match &*disk.image.storage {
+        "" => disk.image.file.to_string(),
+        storage => format!("{} on {storage}", disk.image.file),
+    }
+}
+
 /// Why the guest is refused for disks that are not known to be the same, and what can be done.
 fn not_known<'a>(
     unknown: &[(&'a Disk, &'a Disk)],
     copied: impl Iterator<Item = &'a Disk>,
     can_copy: bool,
 ) -> String {
-    let on = |disk: &Disk| match &*disk.image.storage {
-        "" => disk.image.file.to_string(),
-        storage => format!("{} on {storage}", disk.image.file),
-    };
     let each: Vec<_> = unknown
         .iter()
         .map(|(theirs, ours)| {

@@ -73,11 +73,46 @@ fn a_disk_that_the_guest_writes_to_must_be_known_to_be_the_same() {
     let read_only = "the disk vda is read-only at the destination, and the guest can write to it at \
                      the source";
     let mark = |disk, mark| with(disk, |disk| disk.image.mark = mark);
+    let nfs = |disk| with(disk, |disk| disk.image.storage = "nfs4".into());
+    let formats = "the image /there/a.raw of the disk vda is opened as raw at the source, and as \
+                   qcow2 at the destination: give the destination's QEMU the same format";
+    let two = "both hosts are said to use the disk vda (--shared-disks), and they have different \
+               files: /a.raw on ext4 at the source, /there/a.raw on ext4 at the destination. If the \
+               one at the destination is not a copy, the guest's data is lost";
+    let no_size = "the size of the disk vda (1 MiB) is not known at the destination \
+                   (/there/a.raw), and is not compared with that at the source";
     assert_all(&[
         (same(), here(), "", ""),
         (there(), here(), not_known, ""),
-        (shared(there()), here(), "", ""),
+        // It is said, and seems not to be true.
+        (shared(there()), here(), "", two),
+        (
+            shared(mark(same(), ImageMark::Of(3))),
+            mark(here(), ImageMark::Absent),
+            "",
+            two,
+        ),
+        (shared(same()), here(), "", ""),
+        (shared(nfs(there())), here(), "", ""),
+        (shared(there()), nfs(here()), "", ""),
+        (
+            shared(with(there(), |disk| disk.image.names[0].unique = false)),
+            with(here(), |disk| {
+                disk.image.names = vec![ImageName {
+                    name: "h:1".into(),
+                    unique: false,
+                }];
+            }),
+            "",
+            "",
+        ),
         // Whatever is said.
+        (
+            shared(nfs(there())),
+            with(here(), |disk| disk.image.format = "qcow2".into()),
+            formats,
+            "",
+        ),
         (
             bytes(there(), 150 * MIB),
             bytes(here(), 100 * MIB),
@@ -106,8 +141,7 @@ fn a_disk_that_the_guest_writes_to_must_be_known_to_be_the_same() {
         (
             same(),
             with(here(), |disk| disk.image.format = "qcow2".into()),
-            "the image /there/a.raw of the disk vda is opened as raw at the source, and as qcow2 at \
-             the destination: give the destination's QEMU the same format",
+            formats,
             "",
         ),
         // A file of another file system with the source's mark, or without it.
@@ -144,6 +178,13 @@ fn a_disk_that_the_guest_writes_to_must_be_known_to_be_the_same() {
             not_known,
             "",
         ),
+        (
+            shared(nfs(there())),
+            with(here(), |disk| disk.bytes = None),
+            "",
+            no_size,
+        ),
+        (same(), with(here(), |disk| disk.bytes = None), "", ""),
         (
             there(),
             disk("vdb", "/b", "h:1"),
@@ -212,6 +253,9 @@ fn what_the_guest_only_reads_is_a_warning() {
             "the medium of cd (/a.iso) is another one at the destination: /iso/b.iso has {what}"
         )
     };
+    let bytes = |disk| with(disk, |disk| disk.bytes = Some(2 * MIB));
+    let sizes = "the disk vdb has 2 MiB at the source, and 1 MiB at the destination: give the \
+                 destination's QEMU the same disk";
     assert_all(&[
         (medium("/a.iso", "k:1", Some(2)), here(), "", ""),
         // A copy of it.
@@ -255,6 +299,43 @@ fn what_the_guest_only_reads_is_a_warning() {
             "",
             "the read-only disk of vdb (/base.raw) is another one at the destination: /other.raw \
              has another name",
+        ),
+        // Of a medium it is said, and of a disk that stays in its device it is refused.
+        (
+            with(medium("/a.iso", "k:1", None), |disk| {
+                disk.bytes = Some(5);
+                disk.plan = DiskPlan::Shared;
+            }),
+            here(),
+            "",
+            &another("another size"),
+        ),
+        (
+            bytes(base("/base.raw", "h:1")),
+            base("/base.raw", "k:1"),
+            sizes,
+            "",
+        ),
+        (
+            with(bytes(base("/base.raw", "h:1")), |disk| {
+                disk.plan = DiskPlan::Shared
+            }),
+            base("/base.raw", "k:1"),
+            sizes,
+            "",
+        ),
+        (
+            bytes(base("/base.raw", "k:1")),
+            base("/base.raw", "k:1"),
+            &format!("{sizes}, in a new QEMU"),
+            "",
+        ),
+        (
+            base("/base.raw", "h:1"),
+            with(base("/base.raw", "k:1"), |disk| disk.bytes = None),
+            "",
+            "the size of the disk vdb (1 MiB) is not known at the destination (/base.raw), and is \
+             not compared with that at the source",
         ),
     ]);
 }

@@ -72,7 +72,8 @@ impl ChosenDisks {
         let mut marks = Marks::new(owner).map_err(SelectError::Random)?;
         for ((number, disk), image) in (0..).zip(&mut offered.disks.disks).zip(&self.images) {
             // Of a file of this host the names are enough.
-            if let (DiskPlan::Same, false, Some(image)) = (disk.plan, disk.read_only, image)
+            if let (DiskPlan::Same | DiskPlan::Shared, false, Some(image)) =
+                (disk.plan, disk.read_only, image)
                 && image.is_shared
             {
                 disk.image.mark = marks.set(number, image);
