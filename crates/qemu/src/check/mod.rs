@@ -1,5 +1,6 @@
 //! Whether a guest can be moved from here, and how: [`check()`]. Changes nothing: no system call is
-//! injected, no setting of QEMU is changed, no lock is kept.
+//! injected, no setting of QEMU is changed, no lock is kept. Only while a destination compares the
+//! disks ([`OfferedMachine::disks`]), their images have marks.
 
 use std::path::Path;
 

@@ -53,7 +53,8 @@ pub struct OfferedDisks {
 }
 
 impl ChosenDisks {
-    /// Marks the images by which the destination can see that it has the same ones.
+    /// Marks the images of the disks that the guest writes to, by which the destination can see
+    /// whether it has the same ones. An image that cannot be marked is known only by its names.
     ///
     /// # Errors
     ///
@@ -71,11 +72,9 @@ impl ChosenDisks {
         };
         let mut marks = Marks::new(owner).map_err(SelectError::Random)?;
         for ((number, disk), image) in (0..).zip(&mut offered.disks.disks).zip(&self.images) {
-            // Of a file of this host the names are enough.
-            if let (DiskPlan::Same | DiskPlan::Shared, false, Some(image)) =
-                (disk.plan, disk.read_only, image)
-                && image.is_shared
-            {
+            // Also files of this host: another one can have the file by NFS from here, or another
+            // file with the same numbers, if both hosts are clones that were running.
+            if let (false, Some(image)) = (disk.read_only, image) {
                 disk.image.mark = marks.set(number, image);
             }
         }

@@ -1,5 +1,8 @@
 use super::*;
-use hikkoshi_wire::ImageName;
+use std::fs::File;
+
+use hikkoshi_wire::{DiskImage, ImageName};
+use rustix::fs::{XattrFlags, fsetxattr};
 
 fn image(is_device: bool, shared: Option<&str>) -> ImageFile {
     ImageFile {
@@ -240,4 +243,75 @@ fn snapshots_and_bitmaps_are_not_lost_unasked() {
             "the dirty bitmaps 'backup' of the disk vda are not copied",
         ]
     );
+}
+
+/// Files of this host, too: the other one can have them by NFS from here, or be its clone.
+#[test]
+fn each_image_that_the_guest_writes_to_is_marked_until_it_is_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| File::create(folder.path().join(name)).unwrap();
+    let files = ["same", "shared", "copied", "read-only"].map(file);
+    if fsetxattr(&files[0], "user.test", b"x", XattrFlags::empty()).is_err() {
+        println!("files here have no extended attributes: not tested");
+        return;
+    }
+    let copied = DiskPlan::Copied { encrypted: false };
+    let found = |name: &str| {
+        let path = folder.path().join(name);
+        let pid = std::process::id();
+        ImageFile::of(pid, path.to_str().unwrap()).unwrap()
+    };
+    let disks = [
+        ("same", DiskPlan::Same, Some(found("same"))),
+        ("shared", DiskPlan::Shared, Some(found("shared"))),
+        ("copied", copied, Some(found("copied"))),
+        ("read-only", DiskPlan::Same, Some(found("read-only"))),
+        // It cannot be opened.
+        ("gone", DiskPlan::Same, Some(image(false, None))),
+        ("network", DiskPlan::Same, None),
+    ];
+    let described = |(name, plan, image): &(&str, DiskPlan, Option<ImageFile>)| {
+        let found = disk(name, name, *name == "read-only").disk;
+        describe(&found, image.as_ref(), *plan)
+    };
+    let chosen = ChosenDisks {
+        disks: disks.iter().map(described).collect(),
+        owner: Owner::of(std::process::id()),
+        images: disks.iter().map(|(_, _, image)| image.clone()).collect(),
+        ..ChosenDisks::default()
+    };
+    let offered = chosen.offer().unwrap();
+    let number = offered.disks.mark;
+    let marks: Vec<_> = offered
+        .disks
+        .disks
+        .iter()
+        .map(|disk| disk.image.mark)
+        .collect();
+    use ImageMark::{Absent, Of, Unknown};
+    assert_eq!(marks, [Of(0), Of(1), Of(2), Unknown, Unknown, Unknown]);
+    let here = |name: &str| {
+        let image = found(name);
+        let mark = marks::read(number, &image);
+        let described = describe(&disk(name, name, false).disk, Some(&image), DiskPlan::Same);
+        let image = DiskImage {
+            mark,
+            ..described.image
+        };
+        (mark, image)
+    };
+    for (source, name) in offered.disks.disks.iter().zip(["same", "shared", "copied"]) {
+        assert!(source.image.is_same(&here(name).1), "{name}");
+    }
+    // Another file of the same names, as on a clone of the host.
+    let mut clone = here("read-only");
+    assert_eq!(clone.0, Absent);
+    clone
+        .1
+        .names
+        .clone_from(&offered.disks.disks[0].image.names);
+    assert!(!offered.disks.disks[0].image.is_same(&clone.1));
+    assert!(offered.disks.disks[0].image.may_be_same(&clone.1));
+    drop(offered);
+    assert_eq!(here("same").0, Absent);
 }
