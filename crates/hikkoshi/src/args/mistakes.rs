@@ -271,11 +271,12 @@ mod tests {
         }
     }
 
+    /// Of an option that has no answer of its own.
     #[test]
     fn a_negative_value_is_answered() {
         for words in [
-            "migrate --qmp /q h:1 --bandwidth -1",
-            "set web --max-downtime -.5",
+            "migrate --qmp /q h:1 --rounds -1",
+            "migrate --qmp /q h:1 --links -.5",
         ] {
             assert!(message(words).contains("no value is negative"), "{words}");
         }
