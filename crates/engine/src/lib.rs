@@ -102,9 +102,9 @@ pub use report::{Account, Observer};
 pub use retry::RetryFor;
 pub use source::{
     BandwidthTooLow, Comparison, ControlRefused, Convergence, GuestOffer, LimitChange, LogRanges,
-    MigrateControl, MigrateError, MigrationLimits, NotConverging, ProbeOptions, ProbedLine,
-    ReadAhead, SourceControl, SourceOptions, WhenStalled, compare, give_up_migrate, migrate, probe,
-    resume_migrate,
+    MAX_DOWNTIME, MigrateControl, MigrateError, MigrationLimits, NotConverging, ProbeOptions,
+    ProbedLine, ReadAhead, SourceControl, SourceOptions, WhenStalled, compare, give_up_migrate,
+    migrate, probe, resume_migrate,
 };
 
 pub use hikkoshi_wire::{Domain, GuestDisks, MAX_COPIED_DISKS, MAX_LINKS, Mode};

@@ -73,7 +73,10 @@ fn precopy_that_does_not_converge_follows_when_stalled() {
     let migration = guest.start_migration(&stalling("go-on"));
     let line = migration.migrate.wait_stderr(says);
     assert!(line.contains("continuing"), "{line}");
-    assert!(line.contains("'hikkoshi set --max-downtime "), "{line}");
+    // The guest and the folder of the journal are named.
+    assert!(line.contains("`hikkoshi set /"), "{line}");
+    assert!(line.contains(" --journal /"), "{line}");
+    assert!(line.contains(" --max-downtime "), "{line}");
     // Its progress says so, too.
     migration.migrate.wait_stderr(", does not converge");
     migration.migrate.interrupt();

@@ -167,10 +167,7 @@ pub enum SourceFailure {
     #[error("{}", cancelled_by_peer("destination", .0))]
     CancelledByDestination(String),
     /// Pre-copy did not converge, and the options say to stop then.
-    #[error(
-        "{what}; allow more downtime (--max-downtime {}), or use --mode hybrid",
-        what.downtime.as_millis()
-    )]
+    #[error("{what}; {}", what.advice())]
     NotConverging {
         /// The rounds.
         what: NotConverging,

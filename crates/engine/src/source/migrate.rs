@@ -236,7 +236,7 @@ fn until_last_pages(
     // Before the last pages are looked for: the guest writes others meanwhile.
     guest.prepare_pause()?;
     while result == PrecopyResult::Converged && !precopy.begin_last_round(guest)? {
-        result = match precopy.gives_up(options) {
+        result = match precopy.gives_up(options)? {
             Some(result) => result,
             None => precopy.run(guest, options)?,
         };

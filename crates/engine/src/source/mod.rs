@@ -45,6 +45,6 @@ pub use guest_offer::GuestOffer;
 pub use least_bandwidth::BandwidthTooLow;
 pub use migrate::migrate;
 pub use options::{LogRanges, ReadAhead, SourceOptions, WhenStalled};
-pub use precopy::convergence::{Convergence, NotConverging};
+pub use precopy::convergence::{Convergence, MAX_DOWNTIME, NotConverging};
 pub use probe::{ProbeOptions, ProbedLine, probe};
 pub use resume_migration::resume_migrate;

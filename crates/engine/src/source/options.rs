@@ -106,6 +106,8 @@ pub struct SourceOptions {
     /// and how much longer than `max_downtime` it may take until it is ready while
     /// the guest is paused. Then the guest is resumed here.
     pub peer_timeout: Duration,
+    /// The command that changes the limits of this migration while it runs, for messages.
+    pub set_command: String,
 }
 
 impl Default for SourceOptions {
@@ -132,6 +134,7 @@ impl Default for SourceOptions {
             retry_for: RetryFor::NEVER,
             stall_timeout: DEFAULT_STALL_TIMEOUT,
             peer_timeout: Self::DEFAULT_PEER_TIMEOUT,
+            set_command: "hikkoshi set".to_owned(),
         }
     }
 }

@@ -94,47 +94,54 @@ fn pre_copy_is_not_given_up_because_of_an_estimate() {
     assert!(!source.postcopy);
 }
 
+/// Stops the guest, which writes again when the pause is prepared, and then `tries` times while
+/// pages are on their way. Returns whether something is written that is not taken.
+fn write_before_the_pause(setup: &mut Setup, tries: u32) -> Arc<AtomicBool> {
+    setup.machine.stop(Side::Source, Duration::from_secs(20));
+    let write = |machine: &Machine| {
+        machine.run(Side::Source);
+        machine.work(20);
+        machine.stop(Side::Source, Duration::from_secs(20));
+    };
+    let (prepared, machine) = (Arc::new(AtomicBool::new(false)), Arc::clone(&setup.machine));
+    setup.source.script.at("prepare_pause", {
+        let prepared = Arc::clone(&prepared);
+        move || {
+            write(&machine);
+            prepared.store(true, Ordering::Relaxed);
+            Ok(())
+        }
+    });
+    // While the pages are on their way; they are not in the log until it is taken again.
+    let (times, in_log) = (AtomicU32::new(0), Arc::new(AtomicBool::new(false)));
+    let (machine, written) = (Arc::clone(&setup.machine), Arc::clone(&in_log));
+    setup.relay(move |passing| {
+        let is_page = matches!(passing.frame, Frame::Pages { .. });
+        if is_page
+            && prepared.load(Ordering::Relaxed)
+            && !written.load(Ordering::Relaxed)
+            && times.fetch_add(1, Ordering::Relaxed) < tries
+        {
+            write(&machine);
+            written.store(true, Ordering::Relaxed);
+        }
+        Fate::Pass
+    });
+    let taken = Arc::clone(&in_log);
+    setup.source.script.at("take", move || {
+        taken.store(false, Ordering::Relaxed);
+        Ok(())
+    });
+    in_log
+}
+
 /// A guest that begins to write when the pages before the pause are sent: it is not paused before
 /// they fit.
 #[test]
 fn the_guest_is_not_paused_with_pages_that_it_has_written_since_the_rounds() {
     for tries in [1, 2, 10] {
         let mut setup = strict(Mode::Precopy);
-        setup.machine.stop(Side::Source, Duration::from_secs(20));
-        let write = |machine: &Machine| {
-            machine.run(Side::Source);
-            machine.work(20);
-            machine.stop(Side::Source, Duration::from_secs(20));
-        };
-        let (prepared, machine) = (Arc::new(AtomicBool::new(false)), Arc::clone(&setup.machine));
-        setup.source.script.at("prepare_pause", {
-            let prepared = Arc::clone(&prepared);
-            move || {
-                write(&machine);
-                prepared.store(true, Ordering::Relaxed);
-                Ok(())
-            }
-        });
-        // While the pages are on their way; they are not in the log until it is taken again.
-        let (times, in_log) = (AtomicU32::new(0), Arc::new(AtomicBool::new(false)));
-        let (machine, written) = (Arc::clone(&setup.machine), Arc::clone(&in_log));
-        setup.relay(move |passing| {
-            let is_page = matches!(passing.frame, Frame::Pages { .. });
-            if is_page
-                && prepared.load(Ordering::Relaxed)
-                && !written.load(Ordering::Relaxed)
-                && times.fetch_add(1, Ordering::Relaxed) < tries
-            {
-                write(&machine);
-                written.store(true, Ordering::Relaxed);
-            }
-            Fate::Pass
-        });
-        let taken = Arc::clone(&in_log);
-        setup.source.script.at("take", move || {
-            taken.store(false, Ordering::Relaxed);
-            Ok(())
-        });
+        let in_log = write_before_the_pause(&mut setup, tries);
         setup.source.script.at("pause", move || {
             assert!(!in_log.load(Ordering::Relaxed), "paused too soon");
             Ok(())
@@ -142,6 +149,32 @@ fn the_guest_is_not_paused_with_pages_that_it_has_written_since_the_rounds() {
         let (source, _) = setup.run().moved(true);
         assert!(!source.postcopy);
     }
+}
+
+/// The rounds converge, and what the guest writes before the pause does not fit: that does not go
+/// on for longer than the rounds may.
+#[test]
+fn the_check_before_the_pause_counts_as_a_round_too_many() {
+    let says = "pre-copy does not converge: after 1 rounds ";
+    let limited = |when_stalled, tries| {
+        let mut setup = strict(Mode::Precopy);
+        setup.options.max_rounds = 1;
+        setup.options.when_stalled = when_stalled;
+        setup.options.set_command = "hikkoshi set web".into();
+        write_before_the_pause(&mut setup, tries);
+        setup.run()
+    };
+    let (source, _) = limited(WhenStalled::Stop, u32::MAX).at_source();
+    assert!(source.starts_with(says), "{source}");
+
+    let done = limited(WhenStalled::GoOn, 10);
+    let notices = done.notices.all();
+    assert_eq!(notices.matches(says).count(), 1, "{notices}");
+    assert!(
+        notices.contains("`hikkoshi set web --max-downtime "),
+        "{notices}"
+    );
+    done.moved(true);
 }
 
 /// A guest that begins to write when pre-copy seems to have converged: more than the estimate is

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use hikkoshi_engine::{MAX_LINKS, SourceOptions};
+use hikkoshi_engine::{MAX_DOWNTIME, MAX_LINKS, SourceOptions};
 
 use super::durations;
 use super::headings::{MIGRATION, TUNING};
 
 /// The longest `--max-downtime`, in milliseconds.
-pub(crate) const MAX_DOWNTIME_MS: u64 = 600_000;
+pub(crate) const MAX_DOWNTIME_MS: u64 = MAX_DOWNTIME.as_secs() * 1000;
 
 /// When pre-copy ends, and how many links there are; `None`: not given.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]

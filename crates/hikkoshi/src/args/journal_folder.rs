@@ -1,6 +1,6 @@
 //! `--journal`, of all commands that look for journals.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
@@ -21,5 +21,10 @@ impl JournalFolder {
     /// The folder: the given one, or the default.
     pub(crate) fn path(&self) -> PathBuf {
         journal::folder(self.journal.as_deref())
+    }
+
+    /// The given one.
+    pub(crate) fn given(&self) -> Option<&Path> {
+        self.journal.as_deref()
     }
 }

@@ -1,11 +1,11 @@
-//! The command that resumes a migration, for messages.
+//! The commands that resume a migration or change one that runs, for messages.
 
 use std::error::Error;
 use std::path::Path;
 
 use crate::args::RunOptions;
 use crate::commands::shell_words;
-use crate::journal::Entry;
+use crate::journal::{self, Entry};
 use crate::output::exit::{Exit, ExitStatus};
 use crate::output::reason::{Holder, Reason};
 
@@ -16,6 +16,15 @@ pub(super) const GIVE_UP_HINT: &str = "(If the other side is permanently lost, a
 /// The command that resumes the migration in `journal`. All that it needs is stored there.
 pub(super) fn resume_command<E: Entry>(journal: &Path) -> String {
     format!("hikkoshi {} --resume={}", E::COMMAND, quoted(journal))
+}
+
+/// The command that changes the limits of this guest's migration; `folder` is what --journal was.
+pub(super) fn set_command(guest: &str, folder: Option<&Path>) -> String {
+    let guest = shell_words::quoted(guest);
+    let folder = folder.map_or_else(String::new, |folder| {
+        format!(" --journal {}", quoted(&journal::absolute(folder)))
+    });
+    format!("hikkoshi set {}{folder}", guest.display())
 }
 
 /// A migration that cannot be resumed now.
@@ -57,4 +66,20 @@ pub(crate) fn before_search(run: &RunOptions) -> impl Fn(Exit) -> Exit + use<> {
 /// A path as a shell takes it, for messages.
 pub(super) fn quoted(path: &Path) -> String {
     shell_words::quoted(path).display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// There may be several migrations on the host.
+    #[test]
+    fn a_migration_is_changed_by_the_name_of_its_guest_and_the_folder_of_its_journal() {
+        assert_eq!(set_command("web", None), "hikkoshi set web");
+        let folder = Some(Path::new("/run/my journals"));
+        assert_eq!(
+            set_command("db 2", folder),
+            "hikkoshi set 'db 2' --journal '/run/my journals'"
+        );
+    }
 }

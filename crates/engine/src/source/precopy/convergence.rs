@@ -8,6 +8,9 @@ use std::time::Duration;
 use crate::source::options::SourceOptions;
 use hikkoshi_wire::Mode;
 
+/// The longest limit of the downtime that can be set.
+pub const MAX_DOWNTIME: Duration = Duration::from_secs(600);
+
 /// The part of the downtime that is not sending dirty pages: pausing, saving
 /// and loading the device state, resuming. 17 ms were measured for QEMU.
 const SWITCHOVER_COST: Duration = Duration::from_millis(20);
@@ -56,8 +59,35 @@ pub struct NotConverging {
     pub dirty_mib: u64,
     /// The measured rate, in MiB/s.
     pub mib_per_second: u64,
-    /// The limit of the downtime with which they would likely converge.
-    pub downtime: Duration,
+    /// The limit of the downtime with which they would likely converge. `None`: it would be longer
+    /// than [`MAX_DOWNTIME`].
+    pub downtime: Option<Duration>,
+}
+
+impl NotConverging {
+    /// What to do before the next migration, for the operator.
+    pub(crate) fn advice(&self) -> String {
+        match self.downtime {
+            Some(downtime) => format!(
+                "allow more downtime (--max-downtime {}), or use --mode hybrid",
+                downtime.as_millis()
+            ),
+            None => "no downtime that can be set suffices: use --mode hybrid".to_owned(),
+        }
+    }
+
+    /// What to do while the migration runs. `set` is the command that changes its limits.
+    pub(crate) fn advice_now(&self, set: &str) -> String {
+        match self.downtime {
+            Some(downtime) => format!(
+                "`{set} --max-downtime {}` likely lets it converge, Ctrl-C cancels",
+                downtime.as_millis()
+            ),
+            None => {
+                "no downtime that can be set suffices: use --mode hybrid. Ctrl-C cancels".to_owned()
+            }
+        }
+    }
 }
 
 impl fmt::Display for NotConverging {
@@ -126,8 +156,9 @@ impl Convergence {
         self.left.push_back(bytes / self.rate.max(1.0));
     }
 
-    /// The limit of the downtime with which the next rounds likely [fit](Self::fits).
-    fn sufficient_downtime(&self, drain: Duration) -> Duration {
+    /// The limit of the downtime with which the next rounds likely [fit](Self::fits). `None`: none
+    /// that can be set.
+    fn sufficient_downtime(&self, drain: Duration) -> Option<Duration> {
         let most = self.left.iter().copied().fold(0.0, f64::max);
         let sending = Duration::try_from_secs_f64(most * MARGIN).unwrap_or(Duration::MAX);
         let downtime = sending
@@ -140,7 +171,8 @@ impl Convergence {
             _ => 10,
         };
         let millis = u64::try_from(downtime.as_millis()).unwrap_or(u64::MAX);
-        Duration::from_millis((millis / step + 1).saturating_mul(step))
+        let rounded = Duration::from_millis((millis / step + 1).saturating_mul(step));
+        (rounded <= MAX_DOWNTIME).then_some(rounded)
     }
 
     /// What is wrong with a migration that still has `dirty` dirty pages after `rounds` rounds.
@@ -195,8 +227,8 @@ mod tests {
         };
         let mut suffices = 0;
         for _ in 0..1000 {
-            // From 4 MiB to 4 GiB, at 10 MiB to 10 GiB a second.
-            let (dirty, rate) = (between(1 << 10, 1 << 20), between(10 << 20, 10 << 30));
+            // From 4 MiB to 4 GiB, at 20 MiB to 10 GiB a second: a downtime that can be set.
+            let (dirty, rate) = (between(1 << 10, 1 << 20), between(20 << 20, 10 << 30));
             let drain = Duration::from_millis(between(0, 50));
             let mut convergence = Convergence::default();
             let mut round = |convergence: &mut Convergence| {
@@ -210,6 +242,7 @@ mod tests {
                 round(&mut convergence);
             }
             let downtime = convergence.failure(30, dirty, drain).downtime;
+            let downtime = downtime.unwrap();
             // The next two.
             let mut fits = || {
                 let left = round(&mut convergence);
@@ -222,6 +255,27 @@ mod tests {
             assert!(downtime.as_secs_f64() < most, "{downtime:?} for {needed} s");
         }
         assert!(suffices >= 950, "{suffices} of 1000");
+    }
+
+    /// 1 TiB a round, at 1 GiB/s.
+    #[test]
+    fn no_downtime_is_named_that_cannot_be_set() {
+        let mut convergence = fast();
+        let longest = |seconds: u64| (seconds << 30) / hikkoshi_pages::PAGE_BYTES;
+        convergence.leaves(longest(470));
+        let failure = convergence.failure(3, 1, Duration::ZERO);
+        assert_eq!(failure.downtime, Some(Duration::from_secs(588)));
+        assert_eq!(
+            failure.advice_now("hikkoshi set web"),
+            "`hikkoshi set web --max-downtime 588000` likely lets it converge, Ctrl-C cancels"
+        );
+        convergence.leaves(longest(1024));
+        let failure = convergence.failure(3, 1, Duration::ZERO);
+        assert_eq!(failure.downtime, None);
+        for advice in [failure.advice(), failure.advice_now("hikkoshi set web")] {
+            let says = "no downtime that can be set suffices: use --mode hybrid";
+            assert!(advice.starts_with(says), "{advice}");
+        }
     }
 
     #[test]

@@ -167,28 +167,35 @@ impl Precopy {
             if let Some(result) = ended {
                 return Ok(result);
             }
-            if round >= options.max_rounds {
-                match options.when_stalled {
-                    // It has ended.
-                    WhenStalled::Switch => {}
-                    WhenStalled::Stop => {
-                        let what = self.convergence.failure(round, dirty, drain);
-                        return Err(SourceFailure::NotConverging { what });
-                    }
-                    WhenStalled::GoOn if !self.warned => {
-                        self.warned = true;
-                        let why = self.convergence.failure(round, dirty, drain);
-                        self.shared.observer.notice(&format!(
-                            "{why}; continuing ('hikkoshi set --max-downtime {}' likely lets it \
-                             converge, Ctrl-C cancels)",
-                            why.downtime.as_millis()
-                        ));
-                    }
-                    WhenStalled::GoOn => {}
-                }
-            }
+            self.check_rounds(options, drain)?;
         }
         unreachable!("a u32 of rounds takes centuries");
+    }
+
+    /// After a round, or the check before the pause, that leaves too much: fails if there may be no
+    /// further rounds, or reports once that there were too many.
+    fn check_rounds(
+        &mut self,
+        options: &SourceOptions,
+        drain: Duration,
+    ) -> Result<(), SourceFailure> {
+        if self.rounds < options.max_rounds {
+            return Ok(());
+        }
+        let what = self.convergence.failure(self.rounds, self.dirty, drain);
+        match options.when_stalled {
+            // It has ended.
+            WhenStalled::Switch => {}
+            WhenStalled::Stop => return Err(SourceFailure::NotConverging { what }),
+            WhenStalled::GoOn if !self.warned => {
+                self.warned = true;
+                let advice = what.advice_now(&options.set_command);
+                let text = format!("{what}; continuing ({advice})");
+                self.shared.observer.notice(&text);
+            }
+            WhenStalled::GoOn => {}
+        }
+        Ok(())
     }
 
     /// Rounds with drains, if the guest's devices need them.
@@ -249,13 +256,24 @@ impl Precopy {
 
     /// After [`begin_last_round`](Self::begin_last_round) has said no: whether post-copy follows
     /// instead of further rounds.
-    pub(crate) fn gives_up(&self, options: &SourceOptions) -> Option<PrecopyResult> {
+    ///
+    /// # Errors
+    /// If neither may follow.
+    pub(crate) fn gives_up(
+        &mut self,
+        options: &SourceOptions,
+    ) -> Result<Option<PrecopyResult>, SourceFailure> {
         let control = &self.shared.control;
         control.begin_precopy();
         let gives_up = starts_postcopy(options, self.rounds);
-        let ends = gives_up || control.ends_precopy();
-        ends.then(|| control.end_precopy(gives_up, |_| false))
-            .flatten()
+        if (gives_up || control.ends_precopy())
+            && let Some(result) = control.end_precopy(gives_up, |_| false)
+        {
+            return Ok(Some(result));
+        }
+        self.convergence.leaves(self.dirty);
+        self.check_rounds(options, Duration::ZERO)?;
+        Ok(None)
     }
 
     /// Sends the pages in the log with the guest paused, after

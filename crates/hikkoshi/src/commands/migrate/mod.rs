@@ -10,7 +10,9 @@ use std::io;
 use std::sync::Arc;
 
 use error_reporter::Report;
-use hikkoshi_engine::{CancelFlag, MigrateControl, Mode, SourceControl, SourceGuest, migrate};
+use hikkoshi_engine::{
+    CancelFlag, MigrateControl, Mode, SourceControl, SourceGuest, SourceOptions, migrate,
+};
 use hikkoshi_link::tls::TlsClient;
 use hikkoshi_link::{Address, KeptRequest, Remote};
 use hikkoshi_qemu::qmp::Monitor;
@@ -24,7 +26,7 @@ use crate::commands::guard::GuardProcess;
 use crate::commands::kernel_support::require_dirty_log;
 use crate::commands::late_cancel::{CommitJournal, LateCancelNotice};
 use crate::commands::monitor::{self, NamedGuest};
-use crate::commands::resume_command::before_search;
+use crate::commands::resume_command::{before_search, set_command};
 use crate::commands::{give_up, journal_link, signals};
 use crate::journal::{JournalFile, SourceEntry, SourceJournal};
 use crate::output::exit::{Exit, ExitStatus};
@@ -218,7 +220,12 @@ fn start(
             late_cancel: Arc::clone(&late_cancel),
         }),
     };
-    let result = migrate(&mut guest, remote, &args.engine_options(), &watch);
+    let name = monitor::guest_name(&identity);
+    let options = SourceOptions {
+        set_command: set_command(&name, args.run.journals.given()),
+        ..args.engine_options()
+    };
+    let result = migrate(&mut guest, remote, &options, &watch);
     late_cancel.end();
     let address = &identity.monitor;
     let quits = result.is_ok() && (args.options.quit_source || address.is_owned());
