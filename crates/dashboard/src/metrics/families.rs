@@ -345,8 +345,8 @@ pub const FAMILIES: &[Family] = &[
     family(
         "hikkoshi_migration_outage_seconds",
         Kind::Gauge,
-        "How long there have been no links now, from the last byte of the other side on; 0 while they \
-         are up.",
+        "How long there have been no links now, from the last sign of the other side on (data, or at \
+         the source an acknowledgement); 0 while they are up.",
         |out, _, migrations| {
             of_state(out, migrations, |state| {
                 let present = state.outages.last().filter(|outage| outage.to_ms.is_none());

@@ -295,8 +295,9 @@ pub struct Round {
 /// A time without links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outage {
-    /// When the last byte of the other side arrived, which is before the loss was noticed. On unix
-    /// sockets: when it was noticed.
+    /// When the last sign of the other side arrived, which is before the loss was noticed: data, or
+    /// at the source also an acknowledgement of the kernel there. On unix sockets: when it was
+    /// noticed.
     pub from_ms: u64,
     /// When the links were up again. `None`: they are not.
     pub to_ms: Option<u64>,
