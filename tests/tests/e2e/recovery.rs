@@ -213,10 +213,10 @@ fn a_wait_over_an_outage_is_reported_in_full() {
     assert!(longest >= silent * 0.9e6, "it did not wait: {longest} µs");
     let [here, there] = reports;
     for report in [&here, &there] {
-        // By two clocks, and on a busy machine the guest's work takes longer, too.
+        // By two clocks. The guest's longest time may have more than this wait in it.
         let measured = report.request_latency_us.max;
         assert!(
-            measured >= silent * 0.9e6 && (0.7..1.1).contains(&(measured / longest)),
+            measured >= silent * 0.9e6 && measured <= longest * 1.1,
             "{measured} µs where the guest waited for {longest} µs: {report:?}"
         );
         assert_eq!(report.unmeasured_requests, 0, "{report:?}");

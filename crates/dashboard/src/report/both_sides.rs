@@ -134,10 +134,23 @@ impl<'a> BothSides<'a> {
         ends.rev().max_by_key(|end| end.exit_status)
     }
 
-    /// When the last thing happened: ms since the migration began; `None`: not known.
-    pub(super) fn total_ms(&self) -> Option<u64> {
+    /// When the last thing happened, in the times of the recording; `None`: not known.
+    pub(super) fn last_ms(&self) -> Option<u64> {
         let main = self.main()?;
         main.knows(Unknown::Duration).then(|| main.last_ms())
+    }
+
+    /// How long the migration took, in ms; `None`: not known. The times of a result are those of
+    /// its engine, and its total is that of the migration.
+    pub(super) fn total_ms(&self) -> Option<u64> {
+        let main = self.main()?;
+        let account = main.end.as_ref().and_then(|end| end.account.as_ref());
+        let of = |name: &str| account?.get(name)?.as_f64();
+        if let (Some(_), Some(total)) = (of("engine_ms"), of("total_ms")) {
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // `as` saturates.
+            return Some(total as u64);
+        }
+        self.last_ms()
     }
 }
 

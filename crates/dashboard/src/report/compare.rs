@@ -226,7 +226,7 @@ fn all_bytes(state: &State) -> u64 {
 
 fn outages(migration: &BothSides<'_>) -> Option<String> {
     let outages = migration.outages()?;
-    let end = migration.total_ms().unwrap_or(0);
+    let end = migration.last_ms().unwrap_or(0);
     let total: u64 = outages
         .iter()
         .map(|outage| outage.to_ms.unwrap_or(end).saturating_sub(outage.from_ms))

@@ -102,6 +102,8 @@ pub struct Account {
     /// From the connection to the last page received, in milliseconds. If another engine began the
     /// migration: from its beginning, by the clock of the host.
     pub total_ms: f64,
+    /// The part of `total_ms` that this engine took, in milliseconds.
+    pub engine_ms: f64,
     /// From the guest's pause at the source until the source received the report that it runs at
     /// the destination, in milliseconds; 0 for a guest that was paused by its owner. At the
     /// destination: from the message that the guest is paused at the source. `None`: not known,

@@ -131,6 +131,7 @@ pub(crate) fn with_context(
                 guest_state: GuestState::new(guest.describe().running, handover.shut_down),
                 resumed,
                 total_ms: total_ms(begun, resumed.then_some(&history)),
+                engine_ms: total_ms(begun, None),
                 downtime_ms: history.downtime.map(millis),
                 likely_downtime_ms: history.likely_downtime.map(millis),
                 switchover: shared.steps.all(),

@@ -17,6 +17,8 @@ pub(crate) struct AccountReport<'a> {
     mode: &'static str,
     guest_state: &'static str,
     total_ms: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    engine_ms: Option<f64>,
     downtime_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     likely_downtime_ms: Option<f64>,
@@ -191,6 +193,7 @@ impl<'a> From<&'a Account> for AccountReport<'a> {
                 GuestState::ShutDown => "shut_down",
             },
             total_ms: account.total_ms,
+            engine_ms: account.resumed.then_some(account.engine_ms),
             downtime_ms: account.downtime_ms,
             likely_downtime_ms: account.likely_downtime_ms,
             switchover: account.switchover.iter().map(Into::into).collect(),
@@ -365,6 +368,7 @@ pub(super) mod tests {
             mode: Mode::Hybrid,
             guest_state: GuestState::ShutDown,
             total_ms: 12.5,
+            engine_ms: 12.5,
             resumed: false,
             downtime_ms: Some(2.5),
             likely_downtime_ms: Some(1.25),

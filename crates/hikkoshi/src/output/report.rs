@@ -38,7 +38,7 @@ pub(crate) fn summary(account: &Account) -> String {
             "  resumed      the rest is what this engine has done and measured"
         );
     }
-    text.push_str(&outages(&account.outages));
+    text.push_str(&outages(&account.outages, account.resumed));
     let owed = match account.guest_state {
         GuestState::Running | GuestState::Paused => "none: all of the guest's memory is there",
         GuestState::ShutDown => "none: the guest needs no memory any more",
@@ -49,6 +49,7 @@ pub(crate) fn summary(account: &Account) -> String {
         let _ = writeln!(text, "  frames       {lost} for the paused guest were lost");
     }
     text.push_str(&latencies(&account.requests.request_latency_us));
+    text.push_str(&not_counted(&account.requests));
     if let Some(collapse) = &account.collapse {
         text.push_str(&rebuilt(collapse));
     }
@@ -133,9 +134,10 @@ fn asynchronous_faults(uses: AsynchronousFaults) -> Option<&'static str> {
     }
 }
 
-/// How long there were no links after the handover, from the last byte on: the guest waited for
-/// each page that it needed meanwhile. Empty: there were links all the time.
-fn outages(outages: &[Outage]) -> String {
+/// How long there were no links after the handover, from the last sign of the other side on: the
+/// guest waited for each page that it needed meanwhile. Empty: there were links all the time. The
+/// times of an engine that has `resumed` the migration are its own.
+fn outages(outages: &[Outage], resumed: bool) -> String {
     // An engine ends without links only if it needs none any more.
     let ended = outages.iter().filter_map(|outage| {
         let lasted = outage.to?.saturating_sub(outage.from);
@@ -145,14 +147,15 @@ fn outages(outages: &[Outage]) -> String {
         return String::new();
     };
     let total: Duration = ended.clone().map(|(lasted, _)| lasted).sum();
-    let from = seconds(last.from);
+    let start = match resumed {
+        true => "this engine's start",
+        false => "the start",
+    };
+    let from = format!("{} after {start}", seconds(last.from));
     let text = match ended.count() {
-        1 => format!(
-            "1, {} without links, {from} after the start",
-            seconds(total)
-        ),
+        1 => format!("1, {} without links, {from}", seconds(total)),
         count => format!(
-            "{count}, {} without links in all; the longest took {}, {from} after the start",
+            "{count}, {} without links in all; the longest took {}, {from}",
             seconds(total),
             seconds(longest)
         ),
@@ -160,16 +163,23 @@ fn outages(outages: &[Outage]) -> String {
     format!("  outages      {text}\n")
 }
 
+/// Requests that the latencies do not have. Empty: none.
+fn not_counted(requests: &RequestStatistics) -> String {
+    let name = match requests.request_latency_us.count {
+        0 => "  requests     ",
+        _ => "    ",
+    };
+    match requests.unmeasured_requests {
+        0 => String::new(),
+        count => format!(
+            "{name}not counted: {count} requests made while too many others were outstanding\n"
+        ),
+    }
+}
+
 /// The stages of request latency, and the threads that waited.
 fn stages(requests: &RequestStatistics) -> String {
     let mut text = String::new();
-    if requests.unmeasured_requests > 0 {
-        let _ = writeln!(
-            text,
-            "    not counted: {} requests made while too many others were outstanding",
-            requests.unmeasured_requests
-        );
-    }
     let stages = &requests.request_stages_us;
     if stages.request_to_page.count > 0 {
         for (name, stage) in [
@@ -459,6 +469,7 @@ mod tests {
         account.outages.clear();
         account.resumed = false;
         account.requests.request_latency_us.count = 0;
+        account.requests.unmeasured_requests = 0;
         account.guest_state = GuestState::Running;
         account.likely_downtime_ms = None;
         account.total_ms = 1234.0;
@@ -501,27 +512,42 @@ mod tests {
             faults_before_running: None,
         });
         let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines.len(), 6, "{text}");
-        assert!(lines[0].contains("not counted: 2 requests"), "{text}");
+        assert_eq!(lines.len(), 5, "{text}");
         assert!(
-            lines[1].starts_with("    sending        mean     3 µs"),
+            lines[0].starts_with("    sending        mean     3 µs"),
             "{text}"
         );
-        assert!(lines[2].contains("mean  1.50 ms"), "{text}");
-        assert!(lines[3].contains("mean    12 µs"), "{text}");
+        assert!(lines[1].contains("mean  1.50 ms"), "{text}");
+        assert!(lines[2].contains("mean    12 µs"), "{text}");
         assert!(
-            lines[4].contains("4 arrived when their pages had already been sent"),
-            "{text}"
-        );
-        assert!(
-            lines[5].starts_with("  faults       CPU 0/KVM (vCPU 0) 100, "),
+            lines[3].contains("4 arrived when their pages had already been sent"),
             "{text}"
         );
         assert!(
-            lines[5].ends_with("CPU 7/KVM (vCPU 7) 100 and 2 more threads"),
+            lines[4].starts_with("  faults       CPU 0/KVM (vCPU 0) 100, "),
+            "{text}"
+        );
+        assert!(
+            lines[4].ends_with("CPU 7/KVM (vCPU 7) 100 and 2 more threads"),
             "{text}"
         );
         assert_eq!(stages(&RequestStatistics::default()), "");
+    }
+
+    /// Without `--verbose`, too: the longest wait may be one of them.
+    #[test]
+    fn the_summary_says_what_its_latencies_do_not_count() {
+        let mut account = account_report::tests::account();
+        account.requests.unmeasured_requests = 2;
+        let text = summary(&account);
+        let mut lines = text
+            .lines()
+            .skip_while(|line| !line.starts_with("  requests"));
+        let next = lines.nth(1).unwrap();
+        assert!(next.starts_with("    not counted: 2 requests"), "{text}");
+        assert!(!details(&account).contains("not counted"));
+        account.requests.unmeasured_requests = 0;
+        assert!(!summary(&account).contains("not counted"));
     }
 
     #[test]
@@ -541,17 +567,22 @@ mod tests {
             to: Some(Duration::from_millis(to)),
             until: None,
         };
-        assert_eq!(outages(&[]), "");
+        assert_eq!(outages(&[], false), "");
         assert_eq!(
-            outages(&[outage(900, 10_630)]),
+            outages(&[outage(900, 10_630)], false),
             "  outages      1, 9.7 s without links, 0.9 s after the start\n"
+        );
+        // The total is that of all engines.
+        assert_eq!(
+            outages(&[outage(900, 10_630)], true),
+            "  outages      1, 9.7 s without links, 0.9 s after this engine's start\n"
         );
         let open = Outage {
             to: None,
             ..outage(20_000, 0)
         };
         assert_eq!(
-            outages(&[outage(0, 500), outage(900, 10_630), open]),
+            outages(&[outage(0, 500), outage(900, 10_630), open], false),
             "  outages      2, 10.2 s without links in all; the longest took 9.7 s, 0.9 s after \
              the start\n"
         );

@@ -143,6 +143,12 @@ hikkoshi.views.summary = (() => {
     return `${host(source)} → ${host(destination)} · ${how} · began ${began} · migration ${migration.id}`;
   };
 
+  /** The times of a result are those of its engine, and its total is that of the migration. */
+  const totalTime = (recording) => {
+    const account = recording.data.end?.account;
+    return account?.engine_ms === undefined ? lastTime(recording) : account.total_ms;
+  };
+
   /** Null: the fact says nothing now. */
   const facts = (migration, moved, state) => {
     if (!state) return [];
@@ -160,7 +166,7 @@ hikkoshi.views.summary = (() => {
     return [
       ["Time left", running ? timeLeft(migration) : null],
       ["Elapsed", running ? format.elapsed(state.at_ms) : null],
-      ["Total time", running ? null : format.duration(lastTime(migration.main))],
+      ["Total time", running ? null : format.duration(totalTime(migration.main))],
       ["Guest", GUEST[state.guest_at] ?? state.guest_at],
       ["Paused for", downtime === null ? null : `${format.downtime(downtime)}${limit}`],
       ["Sent", sent === "Sent" ? format.bytes(total) : null],

@@ -29,6 +29,7 @@ pub(crate) fn finish_handover(
     let pages = driver.ram.layout().pages();
     let result = driver.run(guest, first)?;
     let total = total_ms(begun, resumed.then_some(&history));
+    let engine_ms = total_ms(begun, None);
     let collapse = options
         .collapse
         .filter(|_| !result.shut_down)
@@ -40,6 +41,7 @@ pub(crate) fn finish_handover(
         guest_state: GuestState::new(running, result.shut_down),
         resumed,
         total_ms: total,
+        engine_ms,
         downtime_ms: result.downtime.map(millis),
         likely_downtime_ms: None,
         switchover: context.steps.all(),

@@ -13,6 +13,8 @@ use serde_json::Value;
 struct Statistics {
     mode: String,
     total_ms: f64,
+    /// After `--resume`.
+    engine_ms: Option<f64>,
     downtime_ms: Option<f64>,
     likely_downtime_ms: Option<f64>,
     #[serde(default)]
@@ -180,8 +182,10 @@ fn with_statistics(of: Source<'_>, statistics: Statistics, value: Value) -> Reco
         Unknown::Rounds,
     );
     migration.side = side.unwrap_or(Side::Source);
+    // All times of a recording are those of its engine, since it began.
+    let lasted = statistics.engine_ms.unwrap_or(statistics.total_ms);
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // `as` saturates.
-    let at_ms = statistics.total_ms as u64;
+    let at_ms = lasted as u64;
     Recording {
         version: VERSION,
         samples: Vec::new(),
@@ -359,6 +363,22 @@ mod tests {
         let state = recording.state.unwrap();
         assert_eq!((state.repeats, state.round), (None, 3));
         assert_eq!(recording.migration.guest, "web");
+    }
+
+    /// The total time is that of all engines.
+    #[test]
+    fn the_times_of_a_resumed_migration_are_those_of_its_last_engine() {
+        let mut value = old();
+        value["resumed"] = true.into();
+        value["started_unix_ms"] = 1_000_000.into();
+        value["total_ms"] = 90_000.5.into();
+        value["engine_ms"] = 4_000.5.into();
+        value["outages"] = json!([{ "from_ms": 0, "to_ms": 900 }]);
+        let recording = read(value);
+        let (end, state) = (recording.end.unwrap(), recording.state.unwrap());
+        assert_eq!((end.at_ms, state.at_ms), (4_000, 4_000));
+        assert_eq!(state.outages[0].to_ms, Some(900));
+        assert_eq!(recording.migration.started_unix_ms, 1_000_000);
     }
 
     #[test]
