@@ -29,6 +29,7 @@ use std::path::Path;
 pub use self::destination_line::DestinationLine;
 pub(crate) use self::disks::file_of as image_file;
 pub(crate) use self::exact::Exact;
+pub(crate) use self::options::keys;
 use hikkoshi_linux::Process;
 
 use crate::attach::{AttachError, process};

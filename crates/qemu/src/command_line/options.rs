@@ -1,5 +1,7 @@
 //! The words of QEMU's command line as options.
 
+use serde_json::{Map, Value};
+
 /// Options without a value (`qemu-options.hx` of QEMU 7.2 and 10.0, x86-64).
 const WITHOUT_VALUE: &str = "S alt-grab async-teardown audio-help ctrl-grab curses daemonize enable-fips enable-kvm \
     enable-sync-profile full-screen h help jitdump mem-prealloc nodefaults no-acpi no-fd-bootchk \
@@ -170,6 +172,33 @@ pub(super) fn parse(words: impl Iterator<Item = String>) -> Vec<Opt> {
     found
 }
 
+/// A value by its keys: JSON, or `a,key=value,b`. `first` is the key of a first part without one;
+/// a key like `file.filename` is one of the value `file`. `None`: it is not such a value.
+pub(crate) fn keys(value: &str, first: &str) -> Option<Map<String, Value>> {
+    if value.trim_start().starts_with('{') {
+        return serde_json::from_str(value).ok();
+    }
+    let mut found = Map::new();
+    for (index, part) in parts(value).iter().enumerate() {
+        let (key, value) = match part.split_once('=') {
+            Some(pair) => pair,
+            None if index == 0 => (first, &**part),
+            None => (&**part, "on"),
+        };
+        let mut inner = &mut found;
+        let mut path = key.split('.').peekable();
+        while let Some(key) = path.next() {
+            if path.peek().is_none() {
+                inner.insert(key.to_owned(), value.into());
+                break;
+            }
+            let below = inner.entry(key).or_insert_with(|| Map::new().into());
+            inner = below.as_object_mut()?;
+        }
+    }
+    Some(found)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -213,6 +242,21 @@ mod tests {
         assert_eq!(json.get("vhost", false).as_deref(), Some("on"));
         assert_eq!(json.get("vhostfd", false).as_deref(), Some("29"));
         assert_eq!(join(&parts("a,b=c,,d")), "a,b=c,,d");
+    }
+
+    #[test]
+    fn values_have_their_keys_in_either_notation() {
+        let json = serde_json::json!({
+            "driver": "raw", "read-only": "on",
+            "file": { "driver": "file", "filename": "/a,b" },
+        });
+        let text = "raw,read-only,file.driver=file,file.filename=/a,,b";
+        for text in [text, &json.to_string()] {
+            assert_eq!(keys(text, "driver").map(Value::from).as_ref(), Some(&json));
+        }
+        for odd in ["a=b,a.c=d", "{", r#"{"a":"#] {
+            assert_eq!(keys(odd, "driver"), None, "{odd}");
+        }
     }
 
     #[test]

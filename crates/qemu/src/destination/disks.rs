@@ -24,6 +24,7 @@ use super::QemuDestination;
 use super::compare_disks::{Compared, compare};
 use super::disk_flusher::{DiskFlusher, DiskNotFlushed};
 use super::piped;
+use crate::attach::process::{self, ProcessError};
 use crate::disks::nbd::NbdRequests;
 use crate::disks::{self, BlockDisk, ImageFile, describe, marks};
 use crate::qmp::reconnect::{MonitorError, connected};
@@ -47,6 +48,9 @@ pub(crate) enum ServeError {
          move the domain then, or use 'virsh migrate --live --copy-storage-all'"
     )]
     Domain,
+    /// The disks here are not known.
+    #[error("comparing the guest's disks")]
+    Compare(#[from] ProcessError),
     /// They do not fit.
     #[error("copying the guest's disks: {}", .0.join("; "))]
     Unfit(Vec<String>),
@@ -189,7 +193,7 @@ impl QemuDestination {
             refused, warnings, ..
         } = match &self.piped {
             Some(_) if disks.copied().next().is_some() => return Err(ServeError::Domain),
-            Some(_) => compare(&disks.disks, &self.piped_disks(disks.mark), false),
+            Some(_) => compare(&disks.disks, &self.piped_disks(disks.mark)?, false),
             None => self.compare_with(disks)?.0,
         };
         Ok(DiskComparison { refused, warnings })
@@ -210,13 +214,15 @@ impl QemuDestination {
     }
 
     /// The disks here of a machine whose monitor is not available.
-    fn piped_disks(&self, mark: [u8; 16]) -> Vec<Disk> {
-        let found = piped::disks::list(&self.process);
+    fn piped_disks(&self, mark: [u8; 16]) -> Result<Vec<Disk>, ServeError> {
+        let found = piped::disks::list(&self.process).map_err(|source| {
+            process::explain(&self.process, "reading the command line", source)
+        })?;
         let described = found.iter().map(|(disk, image, bytes)| Disk {
             bytes: *bytes,
             ..described_here(disk, image.as_ref(), mark)
         });
-        described.collect()
+        Ok(described.collect())
     }
 
     /// Serves those of these disks of the source that are copied.

@@ -2,12 +2,12 @@
 //! it has open.
 
 use std::collections::HashMap;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom};
 
 use hikkoshi_linux::Process;
 use serde_json::{Map, Value};
 
-use crate::command_line::started_options;
+use crate::command_line::{keys, started_options};
 use crate::disks::{BlockDisk, ImageFile};
 
 /// The most layers of an image, such as a format on a file.
@@ -16,31 +16,51 @@ const MAX_LAYERS: usize = 16;
 /// The beginning of a qcow2 image (docs/interop/qcow2.txt of QEMU).
 const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
 
+/// Drivers of nodes that pass a disk on as it is.
+const FILTERS: [&str; 6] = [
+    "blkdebug",
+    "blklogwrites",
+    "compress",
+    "copy-on-read",
+    "preallocate",
+    "throttle",
+];
+
 /// A disk, the file of its image, if that was found, and its size, if that is known.
 pub(in crate::destination) type PipedDisk = (BlockDisk, Option<ImageFile>, Option<u64>);
 
 /// The disks of the machine, as its owner has started it. What cannot be found out is missing.
-pub(in crate::destination) fn list(process: &Process) -> Vec<PipedDisk> {
-    let options = started_options(process).unwrap_or_default();
+///
+/// # Errors
+///
+/// Its command line cannot be read.
+pub(in crate::destination) fn list(process: &Process) -> io::Result<Vec<PipedDisk>> {
+    let options = started_options(process)?;
     let options = options.iter().map(|(name, value)| (&**name, &**value));
-    let found = of_options(options).into_iter().map(|disk| {
-        let image = ImageFile::of(process.pid(), &disk.file);
-        let bytes = image.as_ref().and_then(|image| size(&disk.driver, image));
+    Ok(found(process.pid(), options))
+}
+
+/// The disks that these options, with their values, make in QEMU's process `pid`.
+fn found<'a>(pid: u32, options: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<PipedDisk> {
+    let found = of_options(options).into_iter().map(|(disk, is_whole)| {
+        let image = ImageFile::of(pid, &disk.file);
+        let bytes = image.as_ref().filter(|_| is_whole);
+        let bytes = bytes.and_then(|image| size(&disk.driver, image));
         (disk, image, bytes)
     });
     found.collect()
 }
 
-/// The disks that these options, with their values, make.
-fn of_options<'a>(options: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<BlockDisk> {
-    let json = |value: &str| match serde_json::from_str(value) {
-        Ok(Value::Object(options)) => Some(options),
-        _ => None,
-    };
-    let (mut nodes, mut devices) = (HashMap::new(), Vec::new());
+type Options = Map<String, Value>;
+
+/// The disks that these options make, and of each whether it is the whole of its file.
+fn of_options<'a>(options: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<(BlockDisk, bool)> {
+    let mut nodes = HashMap::new();
+    let (mut devices, mut drives) = (Vec::new(), Vec::new());
     for (name, value) in options {
-        // libvirt passes both as JSON (from 7.0 on, with QEMU 6.2 and later).
-        let Some(options) = json(value) else {
+        // libvirt passes most as JSON (from 7.0 on, with QEMU 6.2 and later). Its user can add
+        // others.
+        let Some(options) = keys(value, "driver") else {
             continue;
         };
         match name {
@@ -50,49 +70,109 @@ fn of_options<'a>(options: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<Bloc
                 }
             }
             "device" => devices.push(options),
+            "drive" => drives.push(options),
             _ => {}
         }
     }
-    let disk = |device: &Map<String, Value>| disk(device, &nodes);
-    devices.iter().filter_map(disk).collect()
+    let mut disks = Vec::new();
+    for device in &devices {
+        let Some(name) = text(device, "drive") else {
+            continue;
+        };
+        let is_it = |drive: &&Options| text(drive, "id") == Some(name);
+        if let Some(drive) = drives.iter().find(is_it) {
+            disks.push(of_drive(Some(device), drive, &nodes));
+        } else if let Some(node) = nodes.get(name) {
+            disks.push(disk(Some(device), node, &nodes));
+        }
+    }
+    // The others have a device by themselves. Flash memory is not compared by its image.
+    let has_device = |drive: &&Options| {
+        let interface = text(drive, "if").unwrap_or_default();
+        !matches!(interface, "none" | "pflash") && text(drive, "id").is_some()
+    };
+    let others = drives.iter().filter(has_device);
+    disks.extend(others.map(|drive| of_drive(None, drive, &nodes)));
+    disks
 }
 
-fn text<'a>(options: &'a Map<String, Value>, key: &str) -> Option<&'a str> {
+fn text<'a>(options: &'a Options, key: &str) -> Option<&'a str> {
     options.get(key).and_then(Value::as_str)
 }
 
-fn disk(
-    device: &Map<String, Value>,
-    nodes: &HashMap<String, Map<String, Value>>,
-) -> Option<BlockDisk> {
-    let name = text(device, "drive")?;
-    let node = nodes.get(name)?;
-    // Down to the one that reaches the image.
-    let mut last = node;
-    for _ in 0..MAX_LAYERS {
-        match text(last, "file").and_then(|below| nodes.get(below)) {
-            Some(below) => last = below,
-            None => break,
-        }
+fn is_on(options: &Options, key: &str) -> bool {
+    match options.get(key) {
+        Some(Value::Bool(value)) => *value,
+        Some(Value::String(value)) => matches!(&**value, "on" | "true" | "yes" | "y"),
+        _ => false,
     }
+}
+
+/// The disk of a `-drive`.
+fn of_drive(
+    device: Option<&Options>,
+    drive: &Options,
+    nodes: &HashMap<String, Options>,
+) -> (BlockDisk, bool) {
+    let is_cd = text(drive, "media") == Some("cdrom");
+    let mut node = drive.clone();
+    if let Some(file) = node.get_mut("file").filter(|file| file.is_string()) {
+        *file = serde_json::json!({ "driver": "file", "filename": file.take() });
+    }
+    if let Some(format) = drive.get("format") {
+        node.insert("driver".to_owned(), format.clone());
+    }
+    let (mut disk, is_whole) = disk(device, &node, nodes);
+    disk.drive = text(drive, "id").unwrap_or_default().to_owned();
+    disk.node = String::new();
+    disk.removable |= is_cd;
+    disk.read_only |= is_cd || is_on(drive, "readonly");
+    (disk, is_whole)
+}
+
+/// The layer of an image below this one: another node, or nested options.
+fn below<'a>(node: &'a Options, nodes: &'a HashMap<String, Options>) -> Option<&'a Options> {
+    match node.get("file")? {
+        Value::String(name) => nodes.get(name),
+        Value::Object(options) => Some(options),
+        _ => None,
+    }
+}
+
+/// The disk that a device has with this node.
+fn disk(
+    device: Option<&Options>,
+    node: &Options,
+    nodes: &HashMap<String, Options>,
+) -> (BlockDisk, bool) {
+    // Down to the one that reaches the image.
+    let layers: Vec<_> = std::iter::successors(Some(node), |node| below(node, nodes))
+        .take(MAX_LAYERS)
+        .collect();
+    let driver = |node: &Options| text(node, "driver").unwrap_or_default().to_owned();
+    let is_filter = |node: &&&Options| FILTERS.contains(&&*driver(node));
+    let format = layers.iter().find(|node| !is_filter(node));
+    let format = format.map_or(node, |format| *format);
+    let last = layers.last().map_or(node, |last| *last);
     let file = match text(last, "filename") {
         Some(file) => file.to_owned(),
         None => format!("json:{}", Value::Object(last.clone())),
     };
-    let kind = text(device, "driver").unwrap_or_default();
-    Some(BlockDisk {
-        device: format!(
-            "/machine/peripheral/{}",
-            text(device, "id").unwrap_or_default()
-        ),
-        node: name.to_owned(),
-        driver: text(node, "driver").unwrap_or_default().to_owned(),
+    let id = device.and_then(|device| text(device, "id"));
+    let kind = device.and_then(|device| text(device, "driver"));
+    let driver = driver(format);
+    let found = BlockDisk {
+        device: id.map_or_else(String::new, |id| format!("/machine/peripheral/{id}")),
+        node: text(node, "node-name").unwrap_or_default().to_owned(),
         file,
-        read_only: node.get("read-only") == Some(&Value::Bool(true)),
-        removable: kind.ends_with("-cd"),
-        encrypted: node.get("encrypt").is_some() || text(node, "driver") == Some("luks"),
+        read_only: is_on(node, "read-only"),
+        removable: kind.is_some_and(|kind| kind.ends_with("-cd")),
+        encrypted: format.get("encrypt").is_some() || driver == "luks",
+        driver,
         ..BlockDisk::default()
-    })
+    };
+    let is_part = |node: &&Options| node.contains_key("offset") || node.contains_key("size");
+    (found, !layers.iter().any(is_part))
 }
 
 /// The size of an image as the guest sees it.
@@ -165,7 +245,7 @@ mod tests {
         let found = of_options(LINE.into_iter());
         let parts: Vec<_> = found
             .iter()
-            .map(|disk| {
+            .map(|(disk, _)| {
                 (
                     disk.label(),
                     &*disk.driver,
@@ -183,10 +263,121 @@ mod tests {
         let odd = [
             ("device", r#"{"driver":"virtio-blk-pci","drive":"none"}"#),
             ("device", "virtio-blk-pci,drive=d"),
+            ("blockdev", "{"),
             ("blockdev", r#"{"node-name":"a","file":"a"}"#),
             ("device", r#"{"drive":"a"}"#),
         ];
         assert_eq!(of_options(odd.into_iter()).len(), 1, "its own layer");
+    }
+
+    /// Options that libvirt's user has added, and those of an SD card.
+    #[test]
+    fn disks_by_keys_and_values_are_found() {
+        let line = [
+            ("blockdev", "file,node-name=s,filename=/a,,b.raw"),
+            ("blockdev", "driver=raw,node-name=f,file=s,read-only=on"),
+            ("device", "virtio-blk-pci,drive=f,id=vda"),
+            (
+                "blockdev",
+                "qcow2,node-name=n,file.driver=file,file.filename=/n.qcow2",
+            ),
+            ("device", r#"{"driver":"scsi-hd","drive":"n","id":"sda"}"#),
+            ("drive", "if=none,id=d0,file=/d.qcow2,format=qcow2"),
+            ("device", "ide-hd,drive=d0,id=hda"),
+            (
+                "drive",
+                "if=none,id=cd,file.driver=file,file.filename=/cd.iso,media=cdrom",
+            ),
+            ("device", "ide-cd,drive=cd"),
+            ("drive", "file=/sd.raw,if=sd,id=sd,format=raw,readonly=on"),
+            ("drive", "file=/code.fd,if=pflash,id=flash,format=raw"),
+        ];
+        let found = of_options(line.into_iter());
+        let parts: Vec<_> = found
+            .iter()
+            .map(|(disk, _)| (disk.label(), &*disk.driver, &*disk.file, disk.read_only))
+            .collect();
+        let expected = [
+            ("vda", "raw", "/a,b.raw", true),
+            ("sda", "qcow2", "/n.qcow2", false),
+            ("hda", "qcow2", "/d.qcow2", false),
+            ("cd", "", "/cd.iso", true),
+            ("sd", "raw", "/sd.raw", true),
+        ];
+        assert_eq!(parts, expected);
+        assert_eq!((&*found[2].0.drive, found[3].0.removable), ("d0", true));
+    }
+
+    #[test]
+    fn a_disk_below_a_filter_or_in_a_part_of_a_file_is_what_it_is() {
+        let storage = r#"{"node-name":"s","driver":"file","filename":"/a"}"#;
+        let of = |nodes: &[&str]| {
+            let nodes = nodes.iter().map(|node| ("blockdev", *node));
+            let device = ("device", "virtio-blk-pci,drive=top,id=vda");
+            let all = nodes.chain([("blockdev", storage), device]);
+            let (disk, is_whole) = of_options(all).remove(0);
+            (disk.driver, disk.file, is_whole)
+        };
+        let filtered = [
+            "throttle,node-name=top,throttle-group=g,file=f",
+            "qcow2,node-name=f,file=s",
+        ];
+        assert_eq!(of(&filtered), ("qcow2".into(), "/a".into(), true));
+        let part = r#"{"node-name":"top","driver":"raw","file":"s","offset":1048576}"#;
+        assert_eq!(of(&[part]), ("raw".into(), "/a".into(), false));
+        let slice = [
+            r#"{"node-name":"top","driver":"qcow2","file":"slice"}"#,
+            r#"{"node-name":"slice","driver":"raw","file":"s","size":1048576}"#,
+        ];
+        assert_eq!(of(&slice), ("qcow2".into(), "/a".into(), false));
+    }
+
+    #[test]
+    fn a_domain_with_another_disk_is_refused() {
+        use crate::destination::compare_disks::compare;
+        use crate::disks::describe;
+        use hikkoshi_wire::{Disk, DiskPlan};
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, bytes| {
+            let path = folder.path().join(name);
+            let file = std::fs::File::create(&path).unwrap();
+            file.set_len(bytes).unwrap();
+            (file, path.to_str().unwrap().to_owned())
+        };
+        let (_a, same) = file("a", 1 << 20);
+        let (_b, another) = file("b", 1 << 20);
+        let (_c, longer) = file("c", 2 << 20);
+        let domain = |image: &str| {
+            let storage = format!(r#"{{"driver":"file","node-name":"s","filename":"{image}"}}"#);
+            let line = [
+                ("blockdev", &*storage),
+                ("blockdev", r#"{"node-name":"f","driver":"raw","file":"s"}"#),
+                (
+                    "device",
+                    r#"{"driver":"virtio-blk-pci","drive":"f","id":"vda"}"#,
+                ),
+            ];
+            let disks = found(std::process::id(), line.into_iter()).into_iter();
+            let disks = disks.map(|(disk, image, bytes)| Disk {
+                bytes,
+                ..describe(&disk, image.as_ref(), DiskPlan::Same)
+            });
+            disks.collect::<Vec<_>>()
+        };
+        let refused = |image: &str| {
+            compare(&domain(&same), &domain(image), false)
+                .refused
+                .join("")
+        };
+        assert_eq!(refused(&same), "");
+        assert!(
+            refused(&another).contains("not known whether"),
+            "{}",
+            refused(&another)
+        );
+        assert!(refused(&longer).contains("2 MiB"), "{}", refused(&longer));
+        let missing = compare(&domain(&same), &[], false).refused.join("");
+        assert!(missing.contains("no disk with a medium"), "{missing}");
     }
 
     #[test]
