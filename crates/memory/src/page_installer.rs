@@ -17,8 +17,7 @@
 //! blocked.
 
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -62,8 +61,8 @@ pub(crate) struct PageInstaller {
     /// For each block, whether it is registered.
     blocks: Vec<bool>,
     ranges: Vec<HostRange>,
-    /// Whether the memory was unregistered, here or by the thread.
-    ended: Arc<AtomicBool>,
+    /// Whether the memory was unregistered, here or by the thread. See [`unregister_once`].
+    ended: Arc<Mutex<bool>>,
     stop: StopEventFd,
     faults: Option<JoinHandle<()>>,
 }
@@ -121,8 +120,9 @@ impl PageInstaller {
         self.blocks.get(block).copied().unwrap_or(false)
     }
 
-    /// Unregisters the memory. Pages are written from now on. What cannot be unregistered stays
-    /// answered: an access there would block for ever otherwise.
+    /// Unregisters the memory: nothing here does so after this returns. Pages are written from now
+    /// on. What cannot be unregistered stays answered: an access there would block for ever
+    /// otherwise.
     ///
     /// Does nothing the second time: post-copy has registered the memory by then, and kernels that
     /// let any userfaultfd unregister a range would end that registration. Missing pages would read
@@ -189,9 +189,12 @@ fn part(content: &[u8], from: u64, bytes: u64) -> io::Result<&[u8]> {
         .ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
-/// Unregisters the memory, the first time. Whether it did, and all of it.
-fn unregister_once(ended: &AtomicBool, userfault: &Userfault, ranges: &[HostRange]) -> bool {
-    !ended.swap(true, Ordering::Relaxed) && unregister(userfault, ranges)
+/// Unregisters the memory, the first time. Whether it did, and all of it. No thread still
+/// unregisters when this returns: the lock is held meanwhile. These system calls wait for no
+/// process, and for no fault to be answered.
+fn unregister_once(ended: &Mutex<bool>, userfault: &Userfault, ranges: &[HostRange]) -> bool {
+    let mut ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
+    !std::mem::replace(&mut *ended, true) && unregister(userfault, ranges)
 }
 
 /// Whether all of it is unregistered.
@@ -211,7 +214,7 @@ struct FaultThread {
     userfault: Arc<Userfault>,
     ranges: Vec<HostRange>,
     /// See [`PageInstaller`].
-    ended: Arc<AtomicBool>,
+    ended: Arc<Mutex<bool>>,
     stop: StopEventFd,
 }
 
@@ -249,5 +252,40 @@ impl FaultThread {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{RecvTimeoutError, channel};
+
+    use hikkoshi_userfault::Features;
+
+    use super::*;
+
+    #[test]
+    fn the_end_waits_until_another_thread_has_unregistered() {
+        let installer = PageInstaller {
+            userfault: Arc::new(Userfault::create_for_self(Features::NONE).unwrap()),
+            blocks: Vec::new(),
+            ranges: Vec::new(),
+            ended: Arc::default(),
+            stop: StopEventFd::new().unwrap(),
+            faults: None,
+        };
+        let ended = Arc::clone(&installer.ended);
+        let mut unregistering = ended.lock().unwrap();
+        *unregistering = true;
+        let (sender, returned) = channel();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                installer.end();
+                sender.send(()).unwrap();
+            });
+            let early = returned.recv_timeout(Duration::from_millis(100));
+            assert_eq!(early, Err(RecvTimeoutError::Timeout));
+            drop(unregistering);
+            returned.recv_timeout(Duration::from_secs(20)).unwrap();
+        });
     }
 }
