@@ -11,6 +11,7 @@ use std::fmt;
 pub struct GuestError {
     inner: Box<dyn Error + Send + Sync>,
     explains_end: bool,
+    for_peer: Option<String>,
 }
 
 impl GuestError {
@@ -19,6 +20,7 @@ impl GuestError {
         Self {
             inner: inner.into(),
             explains_end: false,
+            for_peer: None,
         }
     }
 
@@ -30,6 +32,20 @@ impl GuestError {
             explains_end: true,
             ..self
         }
+    }
+
+    /// The same error, of which the peer is sent only this text: the rest is about this host.
+    #[must_use]
+    pub fn with_text_for_peer(self, text: String) -> Self {
+        Self {
+            for_peer: Some(text),
+            ..self
+        }
+    }
+
+    /// What the peer is sent instead of the error and its sources.
+    pub(crate) fn text_for_peer(&self) -> Option<&str> {
+        self.for_peer.as_deref()
     }
 
     pub(crate) fn explains_end(&self) -> bool {

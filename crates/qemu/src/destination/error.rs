@@ -122,13 +122,13 @@ pub(crate) enum LoadError {
     #[error("loading the device state: starting to write it to QEMU")]
     Socket(#[from] io::Error),
     /// QEMU refused it.
-    #[error("loading the device state: QEMU refused it{}", why(error, written, *tpm))]
+    #[error("{}", refused(error, written, *tpm, &wrote(written)))]
     Refused {
         /// Whether the guest has a TPM.
         tpm: bool,
         /// QEMU's error message, if there is one. Without one QEMU has exited.
         error: Option<String>,
-        /// What it wrote to its standard error, if that is a file.
+        /// What it wrote to its standard error, if that is a file. The peer is not sent it.
         written: Option<String>,
     },
     /// QEMU was not prepared for it.
@@ -244,25 +244,45 @@ const OTHER_MACHINE: [&str; 5] = [
     "Configuration section",
 ];
 
-/// Why QEMU refused a device state, as far as it says so, and what to do if that is known.
-fn why(error: &Option<String>, written: &Option<String>, tpm: bool) -> String {
-    let mut why = match error {
+impl LoadError {
+    /// The error without what QEMU wrote, which may name files of this host. `None`: it is without.
+    pub(super) fn without_written(&self) -> Option<String> {
+        let Self::Refused {
+            tpm,
+            error,
+            written: written @ Some(_),
+        } = self
+        else {
+            return None;
+        };
+        let why = ": the messages of 'hikkoshi receive' say why";
+        Some(refused(error, written, *tpm, why))
+    }
+}
+
+fn wrote(written: &Option<String>) -> String {
+    match written {
+        Some(written) => format!(". It wrote: {written}"),
+        None => ": its log or standard error says why".to_owned(),
+    }
+}
+
+/// That QEMU refused a device state, `why`, and what to do if that is known.
+fn refused(error: &Option<String>, written: &Option<String>, tpm: bool, why: &str) -> String {
+    let error_text = match error {
         Some(error) => format!(" ({error})"),
         None => " and exited".to_owned(),
     };
-    match written {
-        Some(written) => why.push_str(&format!(". It wrote: {written}")),
-        None => why.push_str(": its log or standard error says why"),
-    }
+    let mut text = format!("loading the device state: QEMU refused it{error_text}{why}");
     let texts = [error, written];
     let mut texts = texts.into_iter().flatten();
     if texts.any(|text| OTHER_MACHINE.iter().any(|part| text.contains(part))) {
-        why.push_str(" (start QEMU here with the same options as at the source)");
+        text.push_str(" (start QEMU at the destination with the same options as at the source)");
     }
     if tpm {
-        why.push_str(&format!(" ({OWN_SWTPM})"));
+        text.push_str(&format!(" ({OWN_SWTPM})"));
     }
-    why
+    text
 }
 
 #[cfg(test)]
@@ -284,8 +304,8 @@ mod tests {
         assert_eq!(
             text(failed, unknown),
             "loading the device state: QEMU refused it (load of migration failed: Invalid argument). \
-             It wrote: Unknown savevm section or instance 'x' 0. Make sure that (start QEMU here \
-             with the same options as at the source)"
+             It wrote: Unknown savevm section or instance 'x' 0. Make sure that (start QEMU at the \
+             destination with the same options as at the source)"
         );
         // Other options would not help.
         let locked = Some("tpm-emulator: Setting the stateblob (type 1) failed: locked");
@@ -299,6 +319,24 @@ mod tests {
             "loading the device state: QEMU refused it (load of migration failed: Invalid \
              argument): its log or standard error says why"
         );
+    }
+
+    #[test]
+    fn the_peers_text_is_without_what_qemu_wrote() {
+        let refused = |written: Option<&str>| LoadError::Refused {
+            tpm: false,
+            error: Some("load of migration failed: Invalid argument".to_owned()),
+            written: written.map(str::to_owned),
+        };
+        assert_eq!(
+            refused(Some("/secret/disk does not match"))
+                .without_written()
+                .unwrap(),
+            "loading the device state: QEMU refused it (load of migration failed: Invalid \
+             argument): the messages of 'hikkoshi receive' say why (start QEMU at the destination \
+             with the same options as at the source)"
+        );
+        assert_eq!(refused(None).without_written(), None);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use hikkoshi_wire::{GuestDescription, GuestDisks, Machine, Processors};
 use super::error::OWN_SWTPM;
 use super::shutdown_listener::ShutdownListener;
 use super::vcpus;
-use super::{KillError, LoadError, QemuDestination, ReleaseDestinationError};
+use super::{KillError, QemuDestination, ReleaseDestinationError};
 use crate::attach::{oom_kills, privileges};
 use crate::migration_settings::Settings;
 use crate::network;
@@ -99,17 +99,12 @@ impl DestinationGuest for QemuDestination {
 
     fn load_device_state(&mut self, state: Vec<u8>) -> Result<(), GuestError> {
         self.load(state).map_err(|error| {
-            let explains = matches!(
-                &error,
-                LoadError::Refused {
-                    written: Some(_),
-                    ..
-                }
-            );
+            let for_peer = error.without_written();
             let error = GuestError::new(error);
-            match explains {
-                true => error.explaining_end(),
-                false => error,
+            match for_peer {
+                // What QEMU wrote explains its end, too.
+                Some(text) => error.explaining_end().with_text_for_peer(text),
+                None => error,
             }
         })
     }

@@ -1,7 +1,8 @@
 //! What QEMU writes to its standard error while it loads a guest.
 //!
 //! QMP says only that a load has failed. Which device does not fit is in a line on standard error.
-//! If that is a file, as for a QEMU that was started from a template, it can be read.
+//! If that is a file, as for a QEMU that was started from a template, it can be read. It is shown
+//! here, and not sent to the source: it may name files of this host.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +15,7 @@ use hikkoshi_wire::text::one_line;
 /// The most bytes that are read: QEMU's first message is the one that matters.
 const MAX_READ: usize = 4096;
 
-/// The most characters that are shown. The source is sent them, too.
+/// The most characters that are shown.
 const MAX_SHOWN: usize = 300;
 
 /// The file that is QEMU's standard error, from its present end on.

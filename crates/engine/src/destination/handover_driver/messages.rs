@@ -10,7 +10,7 @@ use hikkoshi_wire::{Capabilities, ToSource};
 use crate::destination::error::DestinationFailure;
 use crate::destination::handover_driver::HandoverDriver;
 use crate::destination::handover_driver::links::LinkState;
-use crate::destination::last_message::last_message;
+use crate::destination::last_message::{last_message, reason_for_source};
 
 /// How long the source may take to answer the last message: to say goodbye, or that it keeps a
 /// guest that was declined.
@@ -122,7 +122,7 @@ impl HandoverDriver<'_> {
     pub(crate) fn send_declined(&mut self, cause: Option<DestinationFailure>) {
         let cause = cause.unwrap_or(DestinationFailure::Cancelled);
         let message = if self.capabilities.contains(Capabilities::RECOVERY) {
-            let reason = Report::new(&cause).to_string();
+            let reason = reason_for_source(&cause);
             ToSource::Declined { reason }
         } else {
             last_message(&cause)

@@ -80,7 +80,7 @@ fn another_machine_refuses_the_state() {
         let text = Report::new(&error).to_string();
         assert!(text.contains("QEMU refused it"), "{text}");
         assert!(text.contains("Unknown savevm section"), "{text}");
-        let advice = " (start QEMU here with the same options as at the source)";
+        let advice = " (start QEMU at the destination with the same options as at the source)";
         assert!(text.ends_with(advice), "{text}");
         guest.resume().unwrap();
         drop(guest);
