@@ -3,10 +3,12 @@
 //! They name programs that this process starts, perhaps as root, and files of this host. So they
 //! are read only if no other user can have written them, as journals are.
 
+use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 
 use error_reporter::Report;
 use hikkoshi_linux::{Others, check_rights};
@@ -15,11 +17,12 @@ use rustix::fs::OFlags;
 /// The largest file, in bytes.
 const MAX_LEN: u64 = 1 << 20;
 
-/// Reads such a file. It may be a link: what it leads to is checked.
+/// Reads such a file. There may be links on its path: what they lead to is checked, and that no
+/// other user can replace them.
 ///
 /// # Errors
 /// Why it is not used: it cannot be read, is not a regular file, is too large, or users other than
-/// this one and root may write to it or to its folder.
+/// this one and root may write to it, to its folder, or to the folder of a link on its path.
 pub(super) fn read(file: &Path) -> Result<String, String> {
     let opened = open(file).map_err(|error| Report::new(&error).to_string())?;
     let mut text = String::new();
@@ -30,25 +33,11 @@ pub(super) fn read(file: &Path) -> Result<String, String> {
     }
 }
 
-/// The most links that lead to a file, as in the kernel (`MAXSYMLINKS`).
+/// The most links on a path, as in the kernel (`MAXSYMLINKS`).
 const MAX_LINKS: usize = 40;
 
 fn open(file: &Path) -> io::Result<File> {
-    let real = file.canonicalize()?;
-    // The folder of each link, too: who can write to it can replace the link.
-    let mut place = file.to_owned();
-    for _ in 0..=MAX_LINKS {
-        let folder = place
-            .parent()
-            .filter(|folder| !folder.as_os_str().is_empty());
-        let folder = folder.unwrap_or(Path::new(".")).to_owned();
-        check_folder(&folder)?;
-        match fs::read_link(&place) {
-            // An absolute one replaces the folder.
-            Ok(target) => place = folder.join(target),
-            Err(_) => break,
-        }
-    }
+    let real = follow(file)?;
     check_folder(real.parent().unwrap_or(Path::new("/")))?;
     let opened = OpenOptions::new()
         .read(true)
@@ -61,6 +50,49 @@ fn open(file: &Path) -> io::Result<File> {
     }
     check_rights(&metadata, Others::MayRead).map_err(|rights| refused(&rights.to_string()))?;
     Ok(opened)
+}
+
+/// The path without links. The folder of each link is checked: who can write to it can replace the
+/// link.
+fn follow(path: &Path) -> io::Result<PathBuf> {
+    let mut rest = parts(&std::path::absolute(path)?);
+    let mut links = 0;
+    let mut real = PathBuf::from("/");
+    while let Some(name) = rest.pop_front() {
+        if name == ".." {
+            real.pop();
+            continue;
+        }
+        let place = real.join(&name);
+        match fs::read_link(&place) {
+            Ok(target) => {
+                check_folder(&real)?;
+                links += 1;
+                if links > MAX_LINKS {
+                    return Err(rustix::io::Errno::LOOP.into());
+                }
+                if target.is_absolute() {
+                    real = PathBuf::from("/");
+                }
+                let mut before = parts(&target);
+                before.append(&mut rest);
+                rest = before;
+            }
+            // Not a link.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => real = place,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(real)
+}
+
+/// The names in a path, and `..`.
+fn parts(path: &Path) -> VecDeque<OsString> {
+    let parts = path.components().filter(|part| {
+        let is_name = matches!(part, Component::Normal(_));
+        is_name || *part == Component::ParentDir
+    });
+    parts.map(|part| part.as_os_str().to_owned()).collect()
 }
 
 fn check_folder(folder: &Path) -> io::Result<()> {
@@ -137,6 +169,34 @@ mod tests {
             error.contains("middle: ") && error.contains("(mode 777)"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_link_to_a_folder_of_the_path_must_be_in_a_folder_of_its_own() {
+        let root = tempfile::tempdir().unwrap();
+        let shared = root.path().join("shared");
+        let real = root.path().join("real");
+        for folder in [&shared, &real, &real.join("inner")] {
+            fs::create_dir(folder).unwrap();
+        }
+        fs::write(real.join("inner/template"), "qemu").unwrap();
+        symlink("../real", shared.join("link")).unwrap();
+        // A link to a folder beyond that link.
+        symlink(shared.join("link/inner"), root.path().join("outer")).unwrap();
+        let paths = ["shared/link/inner/template", "outer/../inner/template"];
+        for path in paths.map(|path| root.path().join(path)) {
+            set(&shared, 0o755);
+            assert_eq!(read(&path).unwrap(), "qemu");
+            set(&shared, 0o777);
+            let error = read(&path).unwrap_err();
+            assert!(
+                error.contains("shared: ") && error.contains("(mode 777)"),
+                "{error}"
+            );
+        }
+        symlink("circle", root.path().join("circle")).unwrap();
+        let error = read(&root.path().join("circle/template")).unwrap_err();
+        assert!(error.contains("symbolic links"), "{error}");
     }
 
     #[test]
