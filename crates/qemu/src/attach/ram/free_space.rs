@@ -17,7 +17,7 @@
 //! (docs/decisions/0029-charge-guest-memory-to-qemu.md).
 //!
 //! What QEMU has allocated already (`prealloc=on`, `-overcommit mem-lock=on`) is not needed again:
-//! its pages are replaced.
+//! its pages are replaced. But what QEMU itself needs to run the guest still is.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -345,10 +345,11 @@ impl Needs {
     }
 
     fn check_memory(&self, available: &AvailableMemory, own: u64) -> Result<(), FreeSpaceError> {
-        if self.memory.bytes == 0 {
-            return Ok(());
-        }
-        let ids = || self.memory.ids();
+        let ids = || match self.memory.ids() {
+            // QEMU's own needs are still to come.
+            ids if ids.is_empty() => "(all of it is allocated, or in huge pages)".to_owned(),
+            ids => ids,
+        };
         let needed = with_own_needs(self.memory.bytes, own);
         if needed > available.host {
             return Err(FreeSpaceError::Memory {
@@ -468,10 +469,15 @@ mod tests {
                  (memory.max), or say --allow-overcommit if the guest will not use all of its memory"
             )
         );
-        // All of it is allocated.
-        Needs::default()
-            .check_memory(&available(0, Some(0)), OWN_BYTES_KVM)
-            .unwrap();
+        // What QEMU itself needs is not allocated.
+        let allocated = |mib| {
+            let available = available(mib, Some(mib));
+            Needs::default().check_memory(&available, OWN_BYTES_KVM)
+        };
+        allocated(OWN_BYTES_KVM / MIB).unwrap();
+        let error = allocated(0).unwrap_err().to_string();
+        let expected = "the guest's memory (all of it is allocated, or in huge pages) needs 16 MiB";
+        assert!(error.starts_with(expected), "{error}");
     }
 
     #[test]
