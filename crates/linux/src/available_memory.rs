@@ -1,7 +1,7 @@
 //! How much more memory a process can have: the host's memory, and the limits of its cgroups.
 //!
 //! Memory that the kernel can take back at once (page cache) counts as available, and so does free
-//! swap space: such a process becomes slow, but it is not killed.
+//! swap space: such a process becomes slow, but it is not killed. Huge pages are not swapped.
 //!
 //! | | version 1 | version 2 |
 //! | --- | --- | --- |
@@ -17,7 +17,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::cgroups::{Cgroup, cgroups_of};
+use crate::cgroups::{Cgroup, Cgroups, cgroups_of};
 use crate::process::Process;
 
 /// How much more memory a process can have.
@@ -29,6 +29,8 @@ pub struct AvailableMemory {
     pub limit: Option<CgroupLimit>,
     /// What its memory cgroups can have before one of them is throttled.
     pub throttled: Option<CgroupLimit>,
+    /// Whether one of its cgroups is not mounted here, so that its limits are not known.
+    pub is_any_unseen: bool,
 }
 
 /// How much more a cgroup can have.
@@ -56,12 +58,15 @@ pub fn host_memory_available() -> io::Result<u64> {
 ///
 /// # Errors
 ///
-/// As reading `/proc/meminfo` and `/proc/PID/cgroup`. A cgroup whose files cannot be read does not
-/// count.
+/// As reading `/proc/meminfo`, `/proc/PID/cgroup` and `/proc/self/mountinfo`. A cgroup whose files
+/// cannot be read does not count.
 pub fn memory_available(process: &Process) -> io::Result<AvailableMemory> {
     let info = std::fs::read_to_string("/proc/meminfo")?;
     let swap = meminfo(&info, "SwapFree:")?;
-    let cgroups = cgroups_of(process, "memory")?;
+    let Cgroups {
+        seen: cgroups,
+        is_any_unseen,
+    } = cgroups_of(process, "memory")?;
     let cgroup_swap = match swappiness(&cgroups) {
         Some(0) => 0,
         _ => swap,
@@ -77,6 +82,7 @@ pub fn memory_available(process: &Process) -> io::Result<AvailableMemory> {
         host: meminfo(&info, "MemAvailable:")?.saturating_add(swap),
         limit: least(memory_limit),
         throttled: least(memory_high),
+        is_any_unseen,
     })
 }
 
@@ -87,14 +93,14 @@ pub fn memory_available(process: &Process) -> io::Result<AvailableMemory> {
 ///
 /// # Errors
 ///
-/// As [`memory_available`].
+/// As reading `/proc/PID/cgroup` and `/proc/self/mountinfo`.
 pub fn huge_pages_available(
     process: &Process,
     page: u64,
     reserved: bool,
 ) -> io::Result<Option<CgroupLimit>> {
     let size = size_name(page);
-    let cgroups = cgroups_of(process, "hugetlb")?;
+    let cgroups = cgroups_of(process, "hugetlb")?.seen;
     let kinds: &[&str] = match reserved {
         true => &[""],
         false => &["", ".rsvd"],
@@ -103,9 +109,17 @@ pub fn huge_pages_available(
         let limits = kinds.iter().map(|kind| format!("hugetlb.{size}{kind}"));
         limits.filter_map(|prefix| huge_page_limit(cgroup, &prefix))
     });
-    let memory = memory_available(process)?.limit;
-    let counted = cgroups.iter().any(|cgroup| cgroup.counts_huge_pages);
-    Ok(least(own.chain(memory.filter(|_| counted))))
+    let counted = cgroups.iter().filter_map(memory_limit_of_huge_pages);
+    Ok(least(own.chain(counted)))
+}
+
+/// What the cgroup can have in huge pages by its limit of memory, if that counts them. They take no
+/// swap space.
+fn memory_limit_of_huge_pages(cgroup: &Cgroup) -> Option<CgroupLimit> {
+    match cgroup.counts_huge_pages {
+        true => memory_limit(cgroup, 0),
+        false => None,
+    }
 }
 
 fn meminfo(text: &str, name: &str) -> io::Result<u64> {
@@ -284,6 +298,20 @@ mod tests {
             assert_eq!((found.available, &*found.file), (3072, limit));
             assert_eq!(huge_page_limit(&limited, "hugetlb.2MB"), None);
         }
+    }
+
+    #[test]
+    fn a_limit_of_memory_that_counts_huge_pages_is_without_swap() {
+        let files = [
+            ("memory.max", "1000"),
+            ("memory.current", "900"),
+            ("memory.swap.max", "max"),
+        ];
+        let (_folder, mut limited) = cgroup(true, &files);
+        assert_eq!(memory_limit_of_huge_pages(&limited), None);
+        limited.counts_huge_pages = true;
+        let found = memory_limit_of_huge_pages(&limited).unwrap();
+        assert_eq!((found.available, &*found.file), (100, "memory.max"));
     }
 
     #[test]

@@ -38,34 +38,60 @@ impl Cgroup {
     }
 }
 
-/// The cgroups of `process` that limit what `controller` does, in each hierarchy from its own one
-/// upwards. Those of version 2 are included whether the controller is enabled there or not.
+/// The cgroups of a process that limit what a controller does.
+#[derive(Debug, Default)]
+pub(crate) struct Cgroups {
+    /// In each hierarchy from its own one upwards. Those of version 2 are included whether the
+    /// controller is enabled there or not.
+    pub(crate) seen: Vec<Cgroup>,
+    /// Whether it is in a hierarchy that is mounted here without its cgroup, as for a process
+    /// outside of this container.
+    pub(crate) is_any_unseen: bool,
+}
+
+/// The cgroups of `process` that limit what `controller` does.
 ///
 /// # Errors
 ///
 /// As reading `/proc/PID/cgroup` and `/proc/self/mountinfo`.
-pub(crate) fn cgroups_of(process: &Process, controller: &str) -> io::Result<Vec<Cgroup>> {
+pub(crate) fn cgroups_of(process: &Process, controller: &str) -> io::Result<Cgroups> {
     let mut text = String::new();
     process.open_proc("cgroup")?.read_to_string(&mut text)?;
-    let mounts = File::open("/proc/self/mountinfo")?;
-    let mut found = Vec::new();
-    for line in BufReader::new(mounts).lines() {
-        let Some(hierarchy) = Hierarchy::of_mount(&line?, controller) else {
-            continue;
-        };
-        let Some(folder) = hierarchy.folder(&text, controller) else {
-            continue;
-        };
-        let levels = folder
-            .ancestors()
-            .take_while(|level| level.starts_with(&hierarchy.mounted));
-        found.extend(levels.map(|level| Cgroup {
-            unified: hierarchy.unified,
-            counts_huge_pages: hierarchy.counts_huge_pages,
-            folder: level.to_owned(),
-        }));
+    let mounts = BufReader::new(File::open("/proc/self/mountinfo")?);
+    let hierarchies = mounts.lines().filter_map(|line| {
+        let hierarchy = line.map(|line| Hierarchy::of_mount(&line, controller));
+        hierarchy.transpose()
+    });
+    let hierarchies: Vec<_> = hierarchies.collect::<io::Result<_>>()?;
+    Ok(Cgroups::of(&hierarchies, &text, controller))
+}
+
+impl Cgroups {
+    /// Of the process with the lines `text` in `/proc/PID/cgroup`.
+    fn of(hierarchies: &[Hierarchy], text: &str, controller: &str) -> Self {
+        let mut cgroups = Self::default();
+        for hierarchy in hierarchies {
+            let Some(path) = hierarchy.path(text, controller) else {
+                continue;
+            };
+            // It may be mounted more than once.
+            let same = |other: &&Hierarchy| other.unified == hierarchy.unified;
+            let mut mounts = hierarchies.iter().filter(same);
+            cgroups.is_any_unseen |= mounts.all(|mount| mount.folder(path).is_none());
+            let Some(folder) = hierarchy.folder(path) else {
+                continue;
+            };
+            let levels = folder
+                .ancestors()
+                .take_while(|level| level.starts_with(&hierarchy.mounted));
+            cgroups.seen.extend(levels.map(|level| Cgroup {
+                unified: hierarchy.unified,
+                counts_huge_pages: hierarchy.counts_huge_pages,
+                folder: level.to_owned(),
+            }));
+        }
+        cgroups
     }
-    Ok(found)
 }
 
 /// A mounted hierarchy.
@@ -100,8 +126,8 @@ impl Hierarchy {
         })
     }
 
-    /// The folder of the process with these lines in `/proc/PID/cgroup` (cgroups(7)).
-    fn folder(&self, cgroups: &str, controller: &str) -> Option<PathBuf> {
+    /// The cgroup of the process with these lines in `/proc/PID/cgroup` (cgroups(7)).
+    fn path<'a>(&self, cgroups: &'a str, controller: &str) -> Option<&'a Path> {
         let path = cgroups.lines().find_map(|line| {
             let mut parts = line.splitn(3, ':');
             let (number, controllers) = (parts.next()?, parts.next()?);
@@ -110,9 +136,13 @@ impl Hierarchy {
                 false => controllers.split(',').any(|name| name == controller),
             };
             parts.next().filter(|_| is_it)
-        })?;
-        // Outside of what we see.
-        let below = Path::new(path).strip_prefix(&self.root).ok()?;
+        });
+        path.map(Path::new)
+    }
+
+    /// The folder of this cgroup. `None`: it is outside of what we see.
+    fn folder(&self, path: &Path) -> Option<PathBuf> {
+        let below = path.strip_prefix(&self.root).ok()?;
         let inside = below
             .components()
             .all(|part| matches!(part, Component::Normal(_)));
@@ -136,7 +166,10 @@ pub(crate) mod tests {
         assert_eq!(of_mount(&cpu), None);
         assert_eq!(of_mount("1 2 0:3 / / rw - ext4 /dev/a rw"), None);
         let cgroups = "4:cpuset,memory:/a/b\n3:cpu:/x\n0::/part/c\n";
-        let folder = |hierarchy: &Hierarchy, text| hierarchy.folder(text, "memory");
+        let folder = |hierarchy: &Hierarchy, text| {
+            let path = hierarchy.path(text, "memory")?;
+            hierarchy.folder(path)
+        };
         assert_eq!(
             folder(&v1, cgroups),
             Some("/sys/fs/cgroup/memory/a/b".into())
@@ -149,6 +182,32 @@ pub(crate) mod tests {
         assert!(!v2.counts_huge_pages);
         let counts = V2.replace("nsdelegate", "nsdelegate,memory_hugetlb_accounting");
         assert!(of_mount(&counts).unwrap().counts_huge_pages);
+    }
+
+    #[test]
+    fn each_cgroup_on_the_way_up_counts_and_one_that_is_not_seen_is_reported() {
+        let of_mount = |line: &str| Hierarchy::of_mount(line, "memory").unwrap();
+        let hierarchies = [of_mount(V1), of_mount(V2)];
+        let folders = |text: &str| {
+            let cgroups = Cgroups::of(&hierarchies, text, "memory");
+            let folders = cgroups.seen.into_iter().map(|cgroup| cgroup.folder);
+            let folders = folders.map(|folder| folder.to_str().unwrap().to_owned());
+            (folders.collect::<Vec<_>>(), cgroups.is_any_unseen)
+        };
+        let v1 = ["memory/limited/inner", "memory/limited", "memory"];
+        let v1 = v1.map(|name| format!("/sys/fs/cgroup/{name}"));
+        let v2 = ["/sys/fs/cgroup/c", "/sys/fs/cgroup"].map(str::to_owned);
+        let inner = "4:memory:/limited/inner\n";
+        assert_eq!(folders(inner), (v1.to_vec(), false));
+        let both = format!("{inner}0::/part/c\n");
+        assert_eq!(folders(&both), ([&v1[..], &v2].concat(), false));
+        assert_eq!(folders("0::/other\n"), (Vec::new(), true));
+        assert_eq!(folders(&format!("{inner}0::/../c\n")), (v1.to_vec(), true));
+        assert_eq!(folders(""), (Vec::new(), false));
+        // Another mount shows it.
+        let all = [of_mount(V2), of_mount(&V2.replace("/part /sys", "/ /sys"))];
+        let cgroups = Cgroups::of(&all, "0::/other\n", "memory");
+        assert!(!cgroups.is_any_unseen && cgroups.seen.len() == 2);
     }
 
     /// A cgroup that has these files.

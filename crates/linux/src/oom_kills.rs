@@ -59,7 +59,8 @@ impl OomKills {
     ///
     /// As reading `/proc/PID/cgroup`. Counters that cannot be read do not count.
     pub fn count(process: &Process) -> io::Result<Self> {
-        let cgroups = cgroups_of(process, "memory")?.into_iter().map(|cgroup| {
+        let cgroups = cgroups_of(process, "memory")?.seen;
+        let cgroups = cgroups.into_iter().map(|cgroup| {
             let name = match cgroup.unified {
                 true => "memory.events",
                 false => "memory.oom_control",

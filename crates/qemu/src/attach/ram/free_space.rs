@@ -226,6 +226,12 @@ pub(crate) fn check<'a>(
         })?;
     }
     let available = memory_available(process).map_err(FreeSpaceError::Available)?;
+    if available.is_any_unseen {
+        tracing::warn!(
+            pid = process.pid(),
+            "a cgroup of QEMU is not mounted here: limits of its memory are not compared"
+        );
+    }
     needs.check_memory(&available, own_bytes(process))
 }
 
@@ -446,6 +452,7 @@ mod tests {
             limit: within.map(|mib| limit(mib, "memory.max")),
             // Only a warning.
             throttled: Some(limit(10, "memory.high")),
+            is_any_unseen: false,
         };
         let check = |available| needs.check_memory(&available, OWN_BYTES_KVM);
         check(available(whole, None)).unwrap();
