@@ -65,14 +65,25 @@ pub(crate) fn start(
     started.map(drop)
 }
 
-/// Limits a job. One that has ended needs no limit.
-pub(crate) fn set_speed(
+/// Limits the jobs, whose limits are `present`, to `wanted`, and updates `present`. One that QEMU
+/// refuses stays as it is: the job may have ended.
+pub(crate) fn limit(
     client: &mut Client,
-    number: usize,
-    speed: JobSpeed,
+    present: &mut [JobSpeed],
+    wanted: &[JobSpeed],
 ) -> Result<(), QmpError> {
-    let arguments = json!({ "device": name(number), "speed": speed.bytes_per_second() });
-    ignore_refusal(client.execute("block-job-set-speed", arguments))
+    for (number, (present, &wanted)) in present.iter_mut().zip(wanted).enumerate() {
+        if *present == wanted {
+            continue;
+        }
+        let arguments = json!({ "device": name(number), "speed": wanted.bytes_per_second() });
+        match client.execute("block-job-set-speed", arguments) {
+            Ok(_) => *present = wanted,
+            Err(error) if error.is_refusal() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// How far the jobs of these disks are.
@@ -253,6 +264,7 @@ fn ignore_refusal(outcome: Result<Value, QmpError>) -> Result<(), QmpError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::qmp::scripted;
 
     fn job(status: &str, failure: Option<Failure>) -> CopyJob {
         CopyJob {
@@ -262,6 +274,22 @@ mod tests {
             total: 9,
             failure,
         }
+    }
+
+    #[test]
+    fn a_limit_that_was_refused_is_set_the_next_time() {
+        let mut answers = [Err("not now"), Ok(json!({})), Ok(json!({}))].into_iter();
+        let (mut client, qemu) =
+            scripted::session(move |_| answers.next().unwrap_or(Err("not expected")));
+        let [old, new] = [1, 2].map(|limit| JobSpeed::of_each(Some(limit), 1));
+        let mut present = [old, old];
+        limit(&mut client, &mut present, &[new, new]).unwrap();
+        assert_eq!(present, [old, new]);
+        limit(&mut client, &mut present, &[new, new]).unwrap();
+        assert_eq!(present, [new, new]);
+        limit(&mut client, &mut present, &[new, new]).unwrap();
+        drop(client);
+        assert_eq!(qemu.join().unwrap(), ["block-job-set-speed"; 3]);
     }
 
     #[test]

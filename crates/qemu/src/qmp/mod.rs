@@ -28,6 +28,8 @@ pub(crate) mod migration_status;
 mod monitor;
 pub(crate) mod qom;
 pub(crate) mod reconnect;
+#[cfg(test)]
+pub(crate) mod scripted;
 mod socket;
 mod starting;
 #[cfg(test)]

@@ -177,13 +177,7 @@ impl QemuSource {
         client.set_cancel(self.copies.cancel.clone());
         let progress = jobs::progress(client, disks).and_then(|progress| {
             let speeds = JobSpeed::of_all(self.copies.limit, &progress);
-            for (number, speed) in speeds.into_iter().enumerate() {
-                let present = self.copies.speeds.get_mut(number);
-                if let Some(present) = present.filter(|present| **present != speed) {
-                    jobs::set_speed(client, number, speed)?;
-                    *present = speed;
-                }
-            }
+            jobs::limit(client, &mut self.copies.speeds, &speeds)?;
             Ok(progress)
         });
         client.set_cancel(None);

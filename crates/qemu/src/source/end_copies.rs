@@ -49,8 +49,9 @@ fn pause(client: &mut Client) -> Result<(), QmpError> {
         return Ok(());
     }
     pause_mark::set_ending_copies(client)?;
-    // Its owner may have paused it since it was seen to run: then it is not resumed here. (QEMU
-    // does not tell who has paused a guest, and reports no second pause.)
+    // Its owner may have paused it since it was seen to run: then it is not resumed here. A pause
+    // after this is taken for our own: QEMU does not tell who has paused a guest, and reports no
+    // second pause.
     if !run_state(client)?.running {
         return pause_mark::remove_ending_copies(client);
     }
@@ -74,4 +75,66 @@ fn resume(client: &mut Client) -> Result<(), ResumeError> {
         }
     }
     Ok(pause_mark::remove_ending_copies(client)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qmp::scripted;
+
+    /// The commands of [`end`] with one job, when QEMU answers `query-status` like this.
+    fn commands(states: &'static [&'static str]) -> Vec<String> {
+        let mut states = states.iter();
+        let (mut jobs, mut marks) = (
+            json!([{ "device": "hikkoshi-disk-0", "status": "ready", "offset": 0, "len": 1 }]),
+            json!([]),
+        );
+        let (mut client, qemu) = scripted::session(move |command| {
+            match command {
+                "query-status" => {
+                    let state = *states.next().ok_or("not expected")?;
+                    return Ok(json!({ "status": state, "running": state == "running" }));
+                }
+                "query-block-jobs" => return Ok(jobs.clone()),
+                "qom-list" => return Ok(marks.clone()),
+                "query-named-block-nodes" => return Ok(json!([])),
+                "block-job-cancel" => jobs = json!([]),
+                "object-add" => {
+                    marks = json!([{ "name": "hikkoshi-ending-copies", "type": "child<secret>" }]);
+                }
+                "object-del" => marks = json!([]),
+                _ => {}
+            }
+            Ok(json!({}))
+        });
+        end(&mut client, 1).unwrap();
+        drop(client);
+        let all = qemu.join().unwrap();
+        let changes = |command: &String| !command.starts_with("query-") && command != "qom-list";
+        all.into_iter().filter(changes).collect()
+    }
+
+    #[test]
+    fn a_guest_that_runs_is_paused_while_jobs_end() {
+        assert_eq!(
+            commands(&["running", "running", "paused", "running"]),
+            [
+                "object-add",
+                "stop",
+                "block-job-cancel",
+                "closefd",
+                "cont",
+                "object-del"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_guest_that_its_owner_pauses_meanwhile_is_neither_paused_nor_resumed() {
+        assert_eq!(
+            commands(&["running", "paused"]),
+            ["object-add", "object-del", "block-job-cancel", "closefd"]
+        );
+        assert_eq!(commands(&["paused"]), ["block-job-cancel", "closefd"]);
+    }
 }
