@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use error_reporter::Report;
 use hikkoshi_linux::{Process, socket_file};
-use hikkoshi_qemu::qmp::{Client, QmpError, QmpEvent};
+use hikkoshi_qemu::qmp::{Client, MonitorAddress, QmpError, QmpEvent};
 use serde_json::{Value, json};
 
 use super::qmp;
@@ -100,7 +100,15 @@ pub(crate) fn connect(process: &Process, timeout: Duration) -> Result<Client, St
         .ok_or("QEMU's monitor socket was not found")?;
     let file = socket_file(socket).map_err(failed)?;
     let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    Client::connect(&path, timeout).map_err(|error| Report::new(&error).to_string())
+    let address = socket.local_addr().map_err(failed)?;
+    let named = address.as_pathname().unwrap_or(&path).to_owned();
+    Client::connect_by(&path, &MonitorAddress::Socket(named), timeout).map_err(|error| {
+        let pid = process.pid();
+        format!(
+            "the monitor of QEMU (process {pid}): {}",
+            Report::new(&error)
+        )
+    })
 }
 
 /// Whether the daemon has sent something on its connection that QEMU has not read yet.
@@ -189,6 +197,11 @@ mod tests {
         // It does not greet.
         let error = connect(&process, GREETING_TIMEOUT).unwrap_err();
         assert!(error.contains("no greeting"), "{error}");
+        let named = [
+            format!("process {}", process.pid()),
+            path.display().to_string(),
+        ];
+        assert!(named.iter().all(|name| error.contains(name)), "{error}");
         own.accept().unwrap();
         assert_eq!(other.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
         assert!(!has_unread(&process));

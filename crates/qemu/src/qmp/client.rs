@@ -72,8 +72,20 @@ impl Client {
     ///
     /// See [`ConnectError`].
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self, ConnectError> {
+        Self::connect_by(path, &MonitorAddress::Socket(path.to_owned()), timeout)
+    }
+
+    /// Like [`Self::connect`], by another path than errors name.
+    ///
+    /// # Errors
+    ///
+    /// See [`ConnectError`].
+    pub fn connect_by(
+        path: &Path,
+        monitor: &MonitorAddress,
+        timeout: Duration,
+    ) -> Result<Self, ConnectError> {
         let deadline = Instant::now() + timeout;
-        let monitor = &MonitorAddress::Socket(path.to_owned());
         let stream = connect(path, deadline).map_err(|source| {
             let monitor = Box::new(monitor.clone());
             if source.kind() == io::ErrorKind::WouldBlock {
