@@ -2,7 +2,10 @@
 //! that of this process.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use hikkoshi_memory::RamWriter;
 use hikkoshi_pages::{PAGE_BYTES, PAGE_SIZE};
@@ -59,10 +62,14 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        while fs::remove_dir(&self.folder)
-            .is_err_and(|error| error.kind() != std::io::ErrorKind::NotFound)
-        {
-            std::thread::sleep(std::time::Duration::from_millis(10));
+        let since = Instant::now();
+        // A process that was ended may still be in it.
+        while let Err(error) = fs::remove_dir(&self.folder) {
+            if error.kind() == ErrorKind::NotFound || since.elapsed() > Duration::from_secs(10) {
+                eprintln!("removing {}: {error}", self.folder.display());
+                return;
+            }
+            thread::sleep(Duration::from_millis(10));
         }
     }
 }
