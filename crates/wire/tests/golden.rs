@@ -17,8 +17,8 @@ use std::path::Path;
 
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
-    AuxiliaryBlock, BlockDescription, Capabilities, ControlMessage, CpuidRegister, CpuidWord,
-    DestinationStage, Device, Disk, DiskImage, DiskKind, DiskPlan, Domain, FaultKind,
+    AuxiliaryBlock, Backing, BlockDescription, Capabilities, ControlMessage, CpuidRegister,
+    CpuidWord, DestinationStage, Device, Disk, DiskImage, DiskKind, DiskPlan, Domain, FaultKind,
     FaultMeasures, Frame, GuestDescription, GuestDisks, GuestRangeDescription, Hello, ImageMark,
     ImageName, Machine, MigrationId, Mode, NetworkFrame, PageRanges, Processor, ProcessorKind,
     ProcessorPlace, ProcessorSetting, Processors, RequestSummary, Role, SourceStage, StageSummary,
@@ -153,6 +153,13 @@ fn disks() -> GuestDisks {
             mark: ImageMark::Of(0),
             checksum: None,
         },
+        backing: Backing::Known(vec![DiskImage {
+            file: "/images/base.raw".into(),
+            storage: "nfs4".into(),
+            names: vec![name("4e1f:12:1230", true)],
+            checksum: Some(1),
+            ..DiskImage::default()
+        }]),
     };
     let medium = Disk {
         device: "cd".into(),
@@ -164,6 +171,7 @@ fn disks() -> GuestDisks {
             checksum: Some(0x1234_5678),
             ..DiskImage::default()
         },
+        backing: Backing::Unknown,
         ..copied.clone()
     };
     GuestDisks {

@@ -208,7 +208,8 @@ impl QemuDestination {
         let (ours, mut described) = (disks::list(client)?, Vec::new());
         for our in &ours {
             let image = ImageFile::of_disk(client, &our.file)?;
-            described.push(described_here(our, image.as_ref(), disks.mark));
+            let below = ImageFile::below(client, our)?;
+            described.push(described_here(our, image.as_ref(), &below, disks.mark));
         }
         Ok((compare(&disks.disks, &described, true), ours))
     }
@@ -218,9 +219,9 @@ impl QemuDestination {
         let found = piped::disks::list(&self.process).map_err(|source| {
             process::explain(&self.process, "reading the command line", source)
         })?;
-        let described = found.iter().map(|(disk, image, bytes)| Disk {
-            bytes: *bytes,
-            ..described_here(disk, image.as_ref(), mark)
+        let described = found.iter().map(|found| Disk {
+            bytes: found.bytes,
+            ..described_here(&found.disk, found.image.as_ref(), &found.below, mark)
         });
         Ok(described.collect())
     }
@@ -334,8 +335,13 @@ impl QemuDestination {
 }
 
 /// A disk here, as the source's are described to it.
-fn described_here(disk: &BlockDisk, image: Option<&ImageFile>, mark: [u8; 16]) -> Disk {
-    let mut found = describe(disk, image, DiskPlan::Same);
+fn described_here(
+    disk: &BlockDisk,
+    image: Option<&ImageFile>,
+    below: &[Option<ImageFile>],
+    mark: [u8; 16],
+) -> Disk {
+    let mut found = describe(disk, image, below, DiskPlan::Same);
     if let (true, Some(image)) = (mark != [0; 16], image) {
         found.image.mark = marks::read(mark, image);
     }

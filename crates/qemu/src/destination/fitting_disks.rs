@@ -59,7 +59,7 @@ pub(super) fn counterpart<'a>(theirs: &Disk, ours: &'a [Disk]) -> Result<usize, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hikkoshi_wire::{DiskImage, DiskKind, DiskPlan};
+    use hikkoshi_wire::{Backing, DiskImage, DiskKind, DiskPlan};
 
     /// Where QEMU has the devices with an id.
     const NAMED_DEVICES: &str = "/machine/peripheral/";
@@ -75,6 +75,7 @@ mod tests {
             kind: DiskKind::Fixed,
             plan: DiskPlan::Copied { encrypted: false },
             image: DiskImage::default(),
+            backing: Backing::Known(Vec::new()),
         }
     }
 

@@ -1,6 +1,6 @@
 //! A disk, as described to the other side.
 
-use hikkoshi_wire::{Disk, DiskImage, DiskKind, DiskPlan, ImageMark, MAX_TEXT, text};
+use hikkoshi_wire::{Backing, Disk, DiskImage, DiskKind, DiskPlan, MAX_BACKING, MAX_TEXT, text};
 
 use super::image::ImageFile;
 use super::list::{BlockDisk, is_file};
@@ -21,8 +21,13 @@ const FORMATS: [&str; 10] = [
     "vpc",
 ];
 
-/// The disk, whose image's file was perhaps found.
-pub(crate) fn describe(disk: &BlockDisk, image: Option<&ImageFile>, plan: DiskPlan) -> Disk {
+/// The disk, whose image's file was perhaps found, and those of the images below.
+pub(crate) fn describe(
+    disk: &BlockDisk,
+    image: Option<&ImageFile>,
+    below: &[Option<ImageFile>],
+    plan: DiskPlan,
+) -> Disk {
     let kind = match (disk.is_flash(), disk.removable) {
         (true, _) => DiskKind::Flash,
         (false, true) => DiskKind::Removable,
@@ -32,18 +37,6 @@ pub(crate) fn describe(disk: &BlockDisk, image: Option<&ImageFile>, plan: DiskPl
     // Only of a medium can it be said that nobody writes to it.
     let is_medium = disk.read_only && kind == DiskKind::Removable && format == "raw";
     let checksum = image.filter(|_| is_medium);
-    let file = image_file(&disk.file);
-    let on_network = image.is_none() && !is_file(&file);
-    let mut names = image.map_or_else(Vec::new, |image| image.names.clone());
-    if on_network {
-        names.extend(network::name_of(&disk.file));
-    }
-    let storage = match image {
-        Some(image) if image.is_device => "a device".to_owned(),
-        Some(image) => image.file_system.clone(),
-        None if on_network => network::protocol(&disk.file).unwrap_or_default(),
-        None => String::new(),
-    };
     Disk {
         device: label(&disk.device),
         drive: label(&disk.drive),
@@ -53,14 +46,50 @@ pub(crate) fn describe(disk: &BlockDisk, image: Option<&ImageFile>, plan: DiskPl
         kind,
         plan,
         image: DiskImage {
-            file: label(&without_credentials(&file)),
             format: format.into(),
-            storage: label(&storage),
             encrypted: disk.encrypted,
-            names,
-            mark: ImageMark::Unknown,
             checksum: checksum.and_then(|image| image.checksum(disk.bytes)),
+            ..self::image(&disk.file, image)
         },
+        backing: backing(disk, below),
+    }
+}
+
+/// The images below the disk's own, to which nobody writes, with their files as far as they were
+/// found.
+fn backing(disk: &BlockDisk, files: &[Option<ImageFile>]) -> Backing {
+    let Some((_, below)) = disk.images.split_first() else {
+        return Backing::Unknown;
+    };
+    if below.len() > MAX_BACKING || below.len() != files.len() {
+        return Backing::Unknown;
+    }
+    let images = below.iter().zip(files).map(|(described, file)| DiskImage {
+        checksum: file.as_ref().and_then(ImageFile::whole_checksum),
+        ..image(described, file.as_ref())
+    });
+    Backing::Known(images.collect())
+}
+
+/// What an image is known by, of which QEMU says this, and whose file was perhaps found.
+fn image(described: &str, found: Option<&ImageFile>) -> DiskImage {
+    let file = image_file(described);
+    let on_network = found.is_none() && !is_file(&file);
+    let mut names = found.map_or_else(Vec::new, |image| image.names.clone());
+    if on_network {
+        names.extend(network::name_of(described));
+    }
+    let storage = match found {
+        Some(image) if image.is_device => "a device".to_owned(),
+        Some(image) => image.file_system.clone(),
+        None if on_network => network::protocol(described).unwrap_or_default(),
+        None => String::new(),
+    };
+    DiskImage {
+        file: label(&without_credentials(&file)),
+        storage: label(&storage),
+        names,
+        ..DiskImage::default()
     }
 }
 
@@ -120,7 +149,7 @@ mod tests {
                 bytes: 1,
                 ..BlockDisk::default()
             };
-            let found = describe(&disk, None, DiskPlan::Same);
+            let found = describe(&disk, None, &[], DiskPlan::Same);
             (
                 found.image.format.to_string(),
                 found.image.storage.to_string(),
@@ -134,6 +163,43 @@ mod tests {
         assert_eq!(
             of("raw", "nbd+unix:///d?socket=/s"),
             expected("raw", "nbd", 0)
+        );
+    }
+
+    #[test]
+    fn the_images_below_are_described_if_all_are_known() {
+        let base = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(base.path(), "content").unwrap();
+        let file = base.path().to_str().unwrap();
+        let disk = |below: &[&str]| BlockDisk {
+            images: ["/top"]
+                .iter()
+                .chain(below)
+                .map(|&file| file.to_owned())
+                .collect(),
+            ..BlockDisk::default()
+        };
+        let of = |disk: &BlockDisk, files: &[Option<ImageFile>]| {
+            describe(disk, None, files, DiskPlan::Same).backing
+        };
+        let found = ImageFile::of(std::process::id(), file);
+        let backing = of(&disk(&[file, "nbd://store/d"]), &[found.clone(), None]);
+        let images = backing.images();
+        assert_eq!(images.len(), 2, "{backing:?}");
+        assert_eq!(
+            (&*images[0].file, &images[0].names),
+            (file, &found.unwrap().names)
+        );
+        assert!(images[0].checksum.is_some());
+        assert_eq!((&*images[1].storage, images[1].names.len()), ("nbd", 1));
+        assert_eq!(of(&disk(&[]), &[]), Backing::Known(Vec::new()));
+        assert_eq!(of(&BlockDisk::default(), &[]), Backing::Unknown);
+        let many = [file; MAX_BACKING + 1];
+        let none = vec![None; many.len()];
+        assert_eq!(of(&disk(&many), &none), Backing::Unknown);
+        assert_eq!(
+            of(&disk(&many[1..]), &none[1..]).images().len(),
+            MAX_BACKING
         );
     }
 }

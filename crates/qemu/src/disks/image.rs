@@ -1,7 +1,7 @@
 //! The file of a disk's image, as QEMU's process has it open.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
@@ -12,6 +12,7 @@ use hikkoshi_wire::{ImageName, MAX_IMAGE_NAMES};
 use rustix::fs::{Mode, OFlags};
 use serde_json::{Value, json};
 
+use super::list::BlockDisk;
 use super::shared::{FileSystem, device_names};
 use crate::command_line::image_file;
 use crate::qmp::{Client, QmpError};
@@ -61,6 +62,15 @@ impl ImageFile {
         let entries = entries.map(|number| PathBuf::from(format!("/proc/{pid}/fd/{number}")));
         let open = only_file(entries);
         Ok(open.and_then(|open| Self::of_descriptor(pid, &open)))
+    }
+
+    /// Those of the images below a disk's own, as far as they are found.
+    pub(crate) fn below(
+        client: &mut Client,
+        disk: &BlockDisk,
+    ) -> Result<Vec<Option<Self>>, QmpError> {
+        let below = disk.images.iter().skip(1);
+        below.map(|file| Self::of_disk(client, file)).collect()
     }
 
     /// The file that QEMU's process `pid` has open by this name. `None`: there is none, or several.
@@ -120,6 +130,11 @@ impl ImageFile {
             true => File::open(format!("/proc/self/fd/{}", pinned.as_raw_fd())),
             false => Err(io::ErrorKind::InvalidInput.into()),
         }
+    }
+
+    /// A checksum of the beginning and the end of all of it. `None`: they cannot be read.
+    pub(super) fn whole_checksum(&self) -> Option<u32> {
+        self.checksum(self.open().ok()?.seek(SeekFrom::End(0)).ok()?)
     }
 
     /// A checksum of the beginning and the end of the first `bytes` bytes. `None`: they cannot be
@@ -329,6 +344,7 @@ mod tests {
         assert_ne!(with(bytes - 1), of_zeros);
         assert_eq!(with(bytes / 2), of_zeros, "not all of it is read");
         assert_eq!(found.checksum(bytes + 1), None, "it is not as long");
+        assert_eq!(found.whole_checksum(), of_zeros);
         assert!(found.checksum(1000).is_some() && found.checksum(0).is_some());
     }
 }

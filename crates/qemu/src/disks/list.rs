@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::attach::machine::{DrivePlace, drive_places};
+use crate::command_line::image_file;
 use crate::qmp::{Client, QmpError};
 
 /// Where QEMU has the devices with an id.
@@ -23,7 +24,8 @@ pub(crate) struct BlockDisk {
     pub(crate) driver: String,
     /// Its file, as QEMU describes it.
     pub(crate) file: String,
-    /// The files of its image and of the backing images below, as QEMU describes them.
+    /// The files of its image and of the backing images below, as QEMU describes them. Empty: they
+    /// are not known.
     pub(crate) images: Vec<String>,
     pub(crate) read_only: bool,
     /// Whether its medium can be changed.
@@ -61,6 +63,10 @@ impl BlockDisk {
         let image = inserted.get("image")?;
         let bytes = image.get("virtual-size")?.as_u64()?;
         let is_on = |row: &Value, key| row.get(key).and_then(Value::as_bool) == Some(true);
+        let images = std::iter::successors(Some(image), |image| image.get("backing-image"));
+        let mut images: Vec<_> = images.map(|image| text(image, "filename")).collect();
+        // QEMU lists filters, such as `throttle`, as if they were images.
+        images.dedup_by_key(|image| image_file(image));
         (!device.is_empty()).then(|| Self {
             device,
             drive: text(row, "device"),
@@ -68,9 +74,7 @@ impl BlockDisk {
             bytes,
             driver: text(inserted, "drv"),
             file: text(inserted, "file"),
-            images: std::iter::successors(Some(image), |image| image.get("backing-image"))
-                .map(|image| text(image, "filename"))
-                .collect(),
+            images,
             read_only: is_on(inserted, "ro"),
             removable: is_on(row, "removable"),
             encrypted: is_on(inserted, "encrypted") || is_on(image, "encrypted"),
@@ -160,13 +164,18 @@ mod tests {
             "inserted": {
                 "node-name": "#block123", "ro": false, "file": "/disk.qcow2",
                 "image": {
-                    "virtual-size": 1048576, "filename": "/disk.qcow2",
-                    "backing-image": { "filename": "/base.raw" },
+                    "virtual-size": 1048576,
+                    "filename": r#"json:{"driver":"throttle","file":{"filename":"/disk.qcow2"}}"#,
+                    "backing-image": {
+                        "filename": "/disk.qcow2",
+                        "backing-image": { "filename": "/base.raw" },
+                    },
                 },
             },
         });
         let disk = BlockDisk::of(&row).unwrap();
-        assert_eq!(disk.images, ["/disk.qcow2", "/base.raw"]);
+        let images: Vec<_> = disk.images.iter().map(|image| image_file(image)).collect();
+        assert_eq!(images, ["/disk.qcow2", "/base.raw"], "without the filter");
         assert_eq!((disk.id(), disk.label()), (Some("vda"), "vda"));
         for name in [
             "vda",

@@ -13,6 +13,9 @@ pub const MAX_DISKS: usize = 1024;
 /// The most disks that are copied. Each has a link of its own.
 pub const MAX_COPIED_DISKS: usize = 32;
 
+/// The most images below that of one disk.
+pub const MAX_BACKING: usize = 64;
+
 /// The most names of one image.
 pub const MAX_IMAGE_NAMES: usize = 16;
 
@@ -57,6 +60,29 @@ pub struct Disk {
     pub plan: DiskPlan,
     /// Its image.
     pub image: DiskImage,
+    /// The images below that.
+    pub backing: Backing,
+}
+
+/// The images below that of a disk: its backing file, the backing file of that, and so on. They are
+/// found by names that each host resolves itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Backing {
+    /// They are not known.
+    Unknown,
+    /// These, from the top; at most [`MAX_BACKING`].
+    Known(#[serde(with = "List::<MAX_BACKING>")] Vec<DiskImage>),
+}
+
+impl Backing {
+    /// Those that are known.
+    #[must_use]
+    pub fn images(&self) -> &[DiskImage] {
+        match self {
+            Self::Unknown => &[],
+            Self::Known(images) => images,
+        }
+    }
 }
 
 /// What a guest has a disk as.
@@ -112,8 +138,8 @@ pub struct DiskImage {
     pub names: Vec<ImageName>,
     /// Whether it has the mark of this comparison.
     pub mark: ImageMark,
-    /// A checksum of parts of its content, if it is a raw image that nobody writes to. Different
-    /// checksums are those of different contents.
+    /// A checksum of parts of its file, if it is a raw medium, or an image below another: nobody
+    /// writes to these. Different checksums are those of different contents.
     pub checksum: Option<u32>,
 }
 

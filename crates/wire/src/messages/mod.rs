@@ -24,8 +24,8 @@ use bounded::{Bytes, List, Reason};
 pub use bounded::MAX_TEXT;
 pub use device_state::{DeviceStateDigest, DeviceStateError, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE};
 pub use disks::{
-    Disk, DiskImage, DiskKind, DiskPlan, GuestDisks, ImageMark, ImageName, MAX_COPIED_DISKS,
-    MAX_DISKS, MAX_IMAGE_NAMES,
+    Backing, Disk, DiskImage, DiskKind, DiskPlan, GuestDisks, ImageMark, ImageName, MAX_BACKING,
+    MAX_COPIED_DISKS, MAX_DISKS, MAX_IMAGE_NAMES,
 };
 pub use domain::{Domain, MAX_DOMAIN_XML};
 pub use guest::{BlockDescription, GuestDescription, GuestRangeDescription};

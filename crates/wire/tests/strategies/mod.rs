@@ -2,13 +2,13 @@
 
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
-    AuxiliaryBlock, BlockDescription, Capabilities, CpuidRegister, CpuidWord, DestinationStage,
-    Device, Disk, DiskImage, DiskKind, DiskPlan, Domain, FaultKind, FaultMeasures, Frame,
-    GuestDescription, GuestDisks, GuestRangeDescription, Hello, ImageMark, ImageName,
-    MAX_DISK_BYTES, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS, Machine,
-    Message, MigrationId, Mode, NetworkFrame, OFFLOAD_LEN, PageRanges, Processor, ProcessorKind,
-    ProcessorPlace, ProcessorSetting, Processors, RequestSummary, Role, SourceStage, StageSummary,
-    ThreadFaults, ToDestination, ToSource, Topology, Versions,
+    AuxiliaryBlock, Backing, BlockDescription, Capabilities, CpuidRegister, CpuidWord,
+    DestinationStage, Device, Disk, DiskImage, DiskKind, DiskPlan, Domain, FaultKind,
+    FaultMeasures, Frame, GuestDescription, GuestDisks, GuestRangeDescription, Hello, ImageMark,
+    ImageName, MAX_DISK_BYTES, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS,
+    Machine, Message, MigrationId, Mode, NetworkFrame, OFFLOAD_LEN, PageRanges, Processor,
+    ProcessorKind, ProcessorPlace, ProcessorSetting, Processors, RequestSummary, Role, SourceStage,
+    StageSummary, ThreadFaults, ToDestination, ToSource, Topology, Versions,
 };
 use proptest::prelude::*;
 
@@ -314,9 +314,10 @@ fn disk() -> impl Strategy<Value = Disk> {
         kind,
         plan,
         disk_image(),
+        backing(),
     )
         .prop_map(
-            |((device, drive, place), bytes, read_only, kind, plan, image)| Disk {
+            |((device, drive, place), bytes, read_only, kind, plan, image, backing)| Disk {
                 device: device.into(),
                 drive: drive.into(),
                 place: place.into(),
@@ -325,8 +326,16 @@ fn disk() -> impl Strategy<Value = Disk> {
                 kind,
                 plan,
                 image,
+                backing,
             },
         )
+}
+
+fn backing() -> impl Strategy<Value = Backing> {
+    prop_oneof![
+        Just(Backing::Unknown),
+        prop::collection::vec(disk_image(), 0..3).prop_map(Backing::Known),
+    ]
 }
 
 fn disk_image() -> impl Strategy<Value = DiskImage> {

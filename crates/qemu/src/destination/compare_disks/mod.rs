@@ -4,7 +4,7 @@
 //! has written is lost. So **sameness must be known**: the guest is refused if it is not, unless
 //! its owner has said that both hosts use the disk. What the guest only reads is a warning.
 
-use hikkoshi_wire::{Disk, DiskImage, DiskKind, DiskPlan, ImageMark};
+use hikkoshi_wire::{Backing, Disk, DiskImage, DiskKind, DiskPlan, ImageMark};
 
 use crate::destination::fitting_disks::{NoCounterpart, counterpart, label};
 use crate::disks::is_of_one_host;
@@ -30,8 +30,8 @@ pub(super) fn compare(theirs: &[Disk], ours: &[Disk], can_copy: bool) -> Compare
             _ if disk.kind == DiskKind::Flash => compared.flash(disk, ours),
             _ if disk.read_only => compared.read_only(disk, ours),
             DiskPlan::Same | DiskPlan::Shared => {
-                if let Some(our) = compared.writable(disk, ours) {
-                    unknown.push((disk, our));
+                if let Some(images) = compared.writable(disk, ours) {
+                    unknown.push((disk, images));
                 }
             }
         }
@@ -81,6 +81,12 @@ impl Compared {
                 "the disk {name} has the same image at both sides ({file}): move the guest without \
                  --copy-disks, or name the other disks: --copy-disks=DISK,…"
             )
+        } else if let Some(other) = theirs.iter().find(|other| is_below(&our.image, other)) {
+            format!(
+                "the disk {name} has a backing file of the source's disk {} at the destination \
+                 ({file}): the copy would destroy it. Give it an image of its own",
+                label(other)
+            )
         } else if theirs
             .iter()
             .any(|other| our.image.may_be_same(&other.image))
@@ -107,9 +113,9 @@ impl Compared {
         self.refused.push(reason);
     }
 
-    /// A disk that the guest writes to and that is not copied. Returns the disk here, if it is not
-    /// known to be the same.
-    fn writable<'a>(&mut self, disk: &Disk, ours: &'a [Disk]) -> Option<&'a Disk> {
+    /// A disk that the guest writes to and that is not copied. Returns what is not known to be the
+    /// same, at both sides; for people.
+    fn writable(&mut self, disk: &Disk, ours: &[Disk]) -> Option<String> {
         let our = match counterpart(disk, ours) {
             Ok(found) => &ours[found],
             Err(NoCounterpart::Missing) => {
@@ -144,17 +150,57 @@ impl Compared {
             if are_two(&disk.image, &our.image) {
                 self.warnings.push(format!(
                     "both hosts are said to use the disk {} (--shared-disks), and they have \
-                     different files: {} at the source, {} at the destination. If the one at the \
-                     destination is not a copy, the guest's data is lost",
+                     different files: {}. If the one at the destination is not a copy, the guest's \
+                     data is lost",
                     label(disk),
-                    on(disk),
-                    on(our)
+                    at_both(&on(&disk.image), &on(&our.image))
                 ));
             }
             self.unknown_size(disk, our);
+            let is_same = |(theirs, ours): (&DiskImage, &DiskImage)| theirs.is_same(ours);
+            if let Some(files) = self.other_backing(disk, our, is_same) {
+                self.warnings.push(format!(
+                    "both hosts are said to use the disk {} (--shared-disks), and it is not known \
+                     whether they have the same {files}. If not, the guest's data is lost",
+                    label(disk)
+                ));
+            }
         } else if !is_same {
-            return Some(our);
+            return Some(at_both(&on(&disk.image), &on(&our.image)));
+        } else {
+            return self.other_backing(disk, our, |(theirs, ours)| theirs.is_same(ours));
         }
+        None
+    }
+
+    /// The backing files at both sides that are not equal; for people.
+    fn other_backing(
+        &mut self,
+        theirs: &Disk,
+        ours: &Disk,
+        are_equal: impl Fn((&DiskImage, &DiskImage)) -> bool,
+    ) -> Option<String> {
+        let side = match (&theirs.backing, &ours.backing) {
+            (Backing::Known(there), Backing::Known(here)) if there.len() == here.len() => {
+                let mut pairs = there.iter().zip(here);
+                let (there, here) = pairs.find(|&pair| !are_equal(pair))?;
+                return Some(format!("backing file: {}", at_both(&on(there), &on(here))));
+            }
+            (Backing::Known(there), Backing::Known(here)) => {
+                return Some(format!(
+                    "backing files: {}",
+                    at_both(&all(there), &all(here))
+                ));
+            }
+            // Its image says so, which is the same or is not compared.
+            (Backing::Known(there), Backing::Unknown) if there.is_empty() => return None,
+            (Backing::Unknown, _) => "source",
+            (_, Backing::Unknown) => "destination",
+        };
+        self.warnings.push(format!(
+            "the backing files of the disk {} are not known at the {side}, and are not compared",
+            label(theirs)
+        ));
         None
     }
 
@@ -195,19 +241,26 @@ impl Compared {
         if disk.kind == DiskKind::Fixed {
             self.unknown_size(disk, our);
         }
-        let differs = match (disk.image.checksum, our.image.checksum) {
-            _ if sizes.is_some() => "another size",
-            _ if is_same || disk.plan == DiskPlan::Shared => return,
-            (Some(theirs), Some(ours)) if theirs != ours => "another content",
-            (Some(_), Some(_)) => return,
-            // All that is known.
-            _ if file_name(file) != file_name(&our.image.file) => "another name",
-            _ => return,
+        let differs = match other_content(&disk.image, &our.image) {
+            _ if sizes.is_some() => Some("another size"),
+            _ if disk.plan == DiskPlan::Shared => None,
+            differs => differs,
         };
-        self.warnings.push(format!(
-            "the {what} of {name} ({file}) is another one at the destination: {} has {differs}",
-            our.image.file
-        ));
+        if let Some(differs) = differs {
+            self.warnings.push(format!(
+                "the {what} of {name} ({file}) is another one at the destination: {} has {differs}",
+                our.image.file
+            ));
+            return;
+        }
+        let is_equal =
+            |(theirs, ours): (&DiskImage, &DiskImage)| other_content(theirs, ours).is_none();
+        if let Some(files) = self.other_backing(disk, our, is_equal) {
+            self.warnings.push(format!(
+                "the {what} of {name} ({file}) has another one at the destination below it, \
+                 {files}"
+            ));
+        }
     }
 
     /// Flash memory, whose content moves with the guest's memory.
@@ -301,30 +354,50 @@ fn file_name(file: &str) -> &str {
     file.rsplit('/').next().unwrap_or(file)
 }
 
-/// Its image, and what that is on.
-fn on(disk: &Disk) -> String {
-    match &*disk.image.storage {
-        "" => disk.image.file.to_string(),
-        storage => format!("{} on {storage}", disk.image.file),
+/// Whether the image may be one below that of the disk.
+fn is_below(image: &DiskImage, disk: &Disk) -> bool {
+    let mut below = disk.backing.images().iter();
+    below.any(|below| image.may_be_same(below))
+}
+
+/// What shows that an image that nobody writes to is not like the other.
+fn other_content(theirs: &DiskImage, ours: &DiskImage) -> Option<&'static str> {
+    match (theirs.checksum, ours.checksum) {
+        _ if theirs.is_same(ours) => None,
+        (Some(theirs), Some(ours)) => (theirs != ours).then_some("another content"),
+        // All that is known.
+        _ => (file_name(&theirs.file) != file_name(&ours.file)).then_some("another name"),
     }
+}
+
+/// An image, and what it is on.
+fn on(image: &DiskImage) -> String {
+    match &*image.storage {
+        "" => image.file.to_string(),
+        storage => format!("{} on {storage}", image.file),
+    }
+}
+
+fn all(images: &[DiskImage]) -> String {
+    match images {
+        [] => "none".to_owned(),
+        images => images.iter().map(on).collect::<Vec<_>>().join(", "),
+    }
+}
+
+fn at_both(theirs: &str, ours: &str) -> String {
+    format!("{theirs} at the source, {ours} at the destination")
 }
 
 /// Why the guest is refused for disks that are not known to be the same, and what can be done.
 fn not_known<'a>(
-    unknown: &[(&'a Disk, &'a Disk)],
+    unknown: &[(&'a Disk, String)],
     copied: impl Iterator<Item = &'a Disk>,
     can_copy: bool,
 ) -> String {
     let each: Vec<_> = unknown
         .iter()
-        .map(|(theirs, ours)| {
-            format!(
-                "{} ({} at the source, {} at the destination)",
-                label(theirs),
-                on(theirs),
-                on(ours)
-            )
-        })
+        .map(|(disk, images)| format!("{} ({images})", label(disk)))
         .collect();
     let labels: Vec<_> = unknown.iter().map(|(theirs, _)| label(theirs)).collect();
     let shared = labels.join(",");

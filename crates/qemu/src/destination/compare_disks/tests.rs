@@ -1,5 +1,5 @@
 use super::*;
-use hikkoshi_wire::{DiskImage, ImageMark, ImageName};
+use hikkoshi_wire::{ImageName, MAX_BACKING};
 
 const MIB: u64 = 1 << 20;
 const COPIED: DiskPlan = DiskPlan::Copied { encrypted: false };
@@ -28,7 +28,22 @@ fn disk(id: &str, file: &str, name: &str) -> Disk {
             names: vec![unique(name)],
             ..DiskImage::default()
         },
+        backing: Backing::Known(Vec::new()),
     }
+}
+
+/// With these files below: their file, name and checksum.
+fn over(disk: Disk, below: &[(&str, &str, u32)]) -> Disk {
+    let image = |&(file, name, checksum): &(&str, &str, u32)| DiskImage {
+        file: file.into(),
+        storage: "xfs".into(),
+        names: vec![unique(name)],
+        checksum: Some(checksum),
+        ..DiskImage::default()
+    };
+    with(disk, |disk| {
+        disk.backing = Backing::Known(below.iter().map(image).collect());
+    })
 }
 
 fn with(disk: Disk, change: impl FnOnce(&mut Disk)) -> Disk {
@@ -338,6 +353,117 @@ fn what_the_guest_only_reads_is_a_warning() {
              not compared with that at the source",
         ),
     ]);
+}
+
+/// An image names its backing file, and each host has its own of that name.
+#[test]
+fn the_images_below_a_disk_must_be_the_same() {
+    let top = || disk("vda", "/nfs/web.qcow2", "nfs:1");
+    let there = |below: &[(&str, &str, u32)]| over(top(), below);
+    let shared = |disk| with(disk, |disk| disk.plan = DiskPlan::Shared);
+    let base = ("/base.raw", "h:1", 1);
+    let here = ("/base.raw", "k:1", 1);
+    let refused = |what: &str| {
+        format!(
+            "the guest writes to disks of which it is not known whether the destination has the \
+             same: vda (backing {what}); copy them (--copy-disks=vda), or, if both hosts use the \
+             same, say so (--shared-disks=vda)"
+        )
+    };
+    let one = "file: /base.raw on xfs at the source, /base.raw on xfs at the destination";
+    let less = "files: /mid on xfs, /base.raw on xfs at the source, /base.raw on xfs at the \
+                destination";
+    let none = "files: /base.raw on xfs at the source, none at the destination";
+    let unknown = |disk| with(disk, |disk: &mut Disk| disk.backing = Backing::Unknown);
+    let not_known = |side: &str| {
+        format!(
+            "the backing files of the disk vda are not known at the {side}, and are not compared"
+        )
+    };
+    let middle = ("/mid", "nfs:2", 2);
+    let warned = format!(
+        "both hosts are said to use the disk vda (--shared-disks), and it is not known whether \
+         they have the same backing {one}. If not, the guest's data is lost"
+    );
+    assert_all(&[
+        (there(&[base]), there(&[base]), "", ""),
+        (there(&[base]), there(&[here]), &refused(one), ""),
+        (
+            there(&[middle, base]),
+            there(&[middle, here]),
+            &refused(one),
+            "",
+        ),
+        (there(&[middle, base]), there(&[base]), &refused(less), ""),
+        (there(&[base]), there(&[]), &refused(none), ""),
+        (shared(there(&[base])), there(&[here]), "", &warned),
+        (shared(there(&[base])), there(&[base]), "", ""),
+        (
+            there(&[base]),
+            unknown(top()),
+            "",
+            &not_known("destination"),
+        ),
+        (unknown(top()), there(&[base]), "", &not_known("source")),
+        // Its image has the name of a backing file, or none.
+        (there(&[]), unknown(top()), "", ""),
+    ]);
+    let many = [base; MAX_BACKING];
+    assert_all(&[(there(&many), there(&many), "", "")]);
+}
+
+#[test]
+fn what_is_below_a_disk_that_the_guest_only_reads_is_a_warning() {
+    let disk = |below: &[(&str, &str, u32)]| {
+        let disk = with(disk("vdb", "/nfs/a", "nfs:1"), |disk| disk.read_only = true);
+        over(disk, below)
+    };
+    let warned = "the read-only disk of vdb (/nfs/a) has another one at the destination below it, \
+                  backing file: /base on xfs at the source, /base on xfs at the destination";
+    assert_all(&[
+        (
+            disk(&[("/base", "h:1", 1)]),
+            disk(&[("/base", "h:1", 2)]),
+            "",
+            "",
+        ),
+        // A copy of it.
+        (
+            disk(&[("/base", "h:1", 1)]),
+            disk(&[("/b", "k:1", 1)]),
+            "",
+            "",
+        ),
+        (
+            disk(&[("/base", "h:1", 1)]),
+            disk(&[("/base", "k:1", 2)]),
+            "",
+            warned,
+        ),
+    ]);
+}
+
+#[test]
+fn a_disk_is_not_copied_to_a_backing_file_of_the_source() {
+    let copied = |disk| with(disk, |disk: &mut Disk| disk.plan = COPIED);
+    let base = ("/base", "nfs:1", 1);
+    let own = over(copied(disk("vda", "/a", "h:1")), &[base]);
+    let other = over(disk("vdb", "/b", "h:2"), &[base]);
+    let target = disk("vda", "/nfs/base", "nfs:1");
+    let of = |theirs: &[Disk]| compare(theirs, &[target.clone(), other.clone()], true).refused;
+    for (theirs, whose) in [
+        (vec![own], "vda"),
+        (vec![copied(disk("vda", "/a", "h:1")), other.clone()], "vdb"),
+    ] {
+        let expected = format!(
+            "the disk vda has a backing file of the source's disk {whose} at the destination \
+             (/nfs/base): the copy would destroy it. Give it an image of its own"
+        );
+        assert_eq!(of(&theirs), [expected]);
+    }
+    // What the destination's image had below does not matter.
+    let theirs = copied(disk("vda", "/a", "h:1"));
+    assert_all(&[(theirs, over(disk("vda", "/k", "k:1"), &[base]), "", "")]);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::io::{self, Read, Seek, SeekFrom};
 
 use hikkoshi_linux::Process;
+use hikkoshi_wire::MAX_BACKING;
 use serde_json::{Map, Value};
 
 use crate::command_line::{keys, started_options};
@@ -26,8 +27,21 @@ const FILTERS: [&str; 6] = [
     "throttle",
 ];
 
-/// A disk, the file of its image, if that was found, and its size, if that is known.
-pub(in crate::destination) type PipedDisk = (BlockDisk, Option<ImageFile>, Option<u64>);
+/// Drivers whose images have the name of a backing file, if no option has it; also that of an image
+/// whose format is not said.
+const WITH_BACKING: [&str; 6] = ["", "parallels", "qcow", "qcow2", "qed", "vmdk"];
+
+/// A disk of the machine.
+#[derive(Debug)]
+pub(in crate::destination) struct PipedDisk {
+    pub(in crate::destination) disk: BlockDisk,
+    /// The file of its image, if that was found.
+    pub(in crate::destination) image: Option<ImageFile>,
+    /// Those of the images below.
+    pub(in crate::destination) below: Vec<Option<ImageFile>>,
+    /// Its size, if that is known.
+    pub(in crate::destination) bytes: Option<u64>,
+}
 
 /// The disks of the machine, as its owner has started it. What cannot be found out is missing.
 ///
@@ -43,10 +57,15 @@ pub(in crate::destination) fn list(process: &Process) -> io::Result<Vec<PipedDis
 /// The disks that these options, with their values, make in QEMU's process `pid`.
 fn found<'a>(pid: u32, options: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<PipedDisk> {
     let found = of_options(options).into_iter().map(|(disk, is_whole)| {
-        let image = ImageFile::of(pid, &disk.file);
+        let file = |name: &String| ImageFile::of(pid, name);
+        let image = file(&disk.file);
         let bytes = image.as_ref().filter(|_| is_whole);
-        let bytes = bytes.and_then(|image| size(&disk.driver, image));
-        (disk, image, bytes)
+        PipedDisk {
+            bytes: bytes.and_then(|image| size(&disk.driver, image)),
+            below: disk.images.iter().skip(1).map(file).collect(),
+            image,
+            disk,
+        }
     });
     found.collect()
 }
@@ -139,32 +158,62 @@ fn below<'a>(node: &'a Options, nodes: &'a HashMap<String, Options>) -> Option<&
     }
 }
 
+/// The options of a node and of those below, down to the one that reaches the image.
+fn layers<'a>(node: &'a Options, nodes: &'a HashMap<String, Options>) -> Vec<&'a Options> {
+    let layers = std::iter::successors(Some(node), |node| below(node, nodes));
+    layers.take(MAX_LAYERS).collect()
+}
+
+/// The file of an image with these layers.
+fn file_of(layers: &[&Options]) -> String {
+    let last = layers.last().copied();
+    match last.and_then(|last| text(last, "filename")) {
+        Some(file) => file.to_owned(),
+        None => format!("json:{}", Value::Object(last.cloned().unwrap_or_default())),
+    }
+}
+
+/// The files of the image that this node reaches, and of those below. `None`: not all are known.
+fn images(node: &Options, nodes: &HashMap<String, Options>) -> Option<Vec<String>> {
+    let (mut node, mut found) = (node, Vec::new());
+    while found.len() <= MAX_BACKING {
+        let layers = layers(node, nodes);
+        found.push(file_of(&layers));
+        // libvirt says it of each image, also that there is none.
+        let backing = layers.iter().find_map(|layer| layer.get("backing"));
+        let drivers = layers.iter().map(|layer| text(layer, "driver"));
+        let mut drivers = drivers.map(Option::unwrap_or_default);
+        node = match backing {
+            Some(Value::String(name)) => nodes.get(name)?,
+            Some(Value::Object(options)) => options,
+            Some(Value::Null) => return Some(found),
+            None if drivers.any(|driver| WITH_BACKING.contains(&driver)) => return None,
+            None => return Some(found),
+            Some(_) => return None,
+        };
+    }
+    None
+}
+
 /// The disk that a device has with this node.
 fn disk(
     device: Option<&Options>,
     node: &Options,
     nodes: &HashMap<String, Options>,
 ) -> (BlockDisk, bool) {
-    // Down to the one that reaches the image.
-    let layers: Vec<_> = std::iter::successors(Some(node), |node| below(node, nodes))
-        .take(MAX_LAYERS)
-        .collect();
+    let layers = layers(node, nodes);
     let driver = |node: &Options| text(node, "driver").unwrap_or_default().to_owned();
     let is_filter = |node: &&&Options| FILTERS.contains(&&*driver(node));
     let format = layers.iter().find(|node| !is_filter(node));
     let format = format.map_or(node, |format| *format);
-    let last = layers.last().map_or(node, |last| *last);
-    let file = match text(last, "filename") {
-        Some(file) => file.to_owned(),
-        None => format!("json:{}", Value::Object(last.clone())),
-    };
     let id = device.and_then(|device| text(device, "id"));
     let kind = device.and_then(|device| text(device, "driver"));
     let driver = driver(format);
     let found = BlockDisk {
         device: id.map_or_else(String::new, |id| format!("/machine/peripheral/{id}")),
         node: text(node, "node-name").unwrap_or_default().to_owned(),
-        file,
+        file: file_of(&layers),
+        images: images(node, nodes).unwrap_or_default(),
         read_only: is_on(node, "read-only"),
         removable: kind.is_some_and(|kind| kind.ends_with("-cd")),
         encrypted: format.get("encrypt").is_some() || driver == "luks",
@@ -358,9 +407,14 @@ mod tests {
                 ),
             ];
             let disks = found(std::process::id(), line.into_iter()).into_iter();
-            let disks = disks.map(|(disk, image, bytes)| Disk {
-                bytes,
-                ..describe(&disk, image.as_ref(), DiskPlan::Same)
+            let disks = disks.map(|found| Disk {
+                bytes: found.bytes,
+                ..describe(
+                    &found.disk,
+                    found.image.as_ref(),
+                    &found.below,
+                    DiskPlan::Same,
+                )
             });
             disks.collect::<Vec<_>>()
         };
@@ -378,6 +432,55 @@ mod tests {
         assert!(refused(&longer).contains("2 MiB"), "{}", refused(&longer));
         let missing = compare(&domain(&same), &[], false).refused.join("");
         assert!(missing.contains("no disk with a medium"), "{missing}");
+    }
+
+    #[test]
+    fn the_images_below_are_found_if_the_command_line_has_them() {
+        let file = |name: &str| {
+            let options = serde_json::json!({
+                "driver": "file", "filename": format!("/{name}"), "node-name": format!("{name}-file"),
+            });
+            options.to_string()
+        };
+        let format = |name: &str, driver: &str, more: Value| {
+            let mut options = serde_json::json!({
+                "driver": driver, "file": format!("{name}-file"), "node-name": name,
+            });
+            if let (Some(options), Value::Object(more)) = (options.as_object_mut(), more) {
+                options.extend(more);
+            }
+            options.to_string()
+        };
+        let backing = |of: Value| serde_json::json!({ "backing": of });
+        let images = |top: Value, middle: Value| {
+            let nodes = [
+                file("top"),
+                file("middle"),
+                file("base"),
+                format("top", "qcow2", top),
+                format("middle", "qcow2", middle),
+                format("base", "raw", Value::Null),
+                r#"{"driver":"copy-on-read","file":"top","node-name":"filter"}"#.to_owned(),
+            ];
+            let device = r#"{"driver":"virtio-blk-pci","drive":"filter","id":"vda"}"#;
+            let nodes = nodes.iter().map(|node| ("blockdev", &**node));
+            let found = of_options(nodes.chain([("device", device)]));
+            assert_eq!((found.len(), &*found[0].0.file), (1, "/top"));
+            found[0].0.images.clone()
+        };
+        let [to_middle, to_base] = ["middle", "base"].map(|name| backing(name.into()));
+        let all = images(to_middle.clone(), to_base.clone());
+        assert_eq!(all, ["/top", "/middle", "/base"]);
+        assert_eq!(images(backing(Value::Null), to_base), ["/top"]);
+        // QEMU finds it in the image, or it is not among the nodes, or it goes round.
+        for (top, middle) in [
+            (Value::Null, Value::Null),
+            (to_middle.clone(), Value::Null),
+            (backing("none".into()), Value::Null),
+            (to_middle.clone(), to_middle),
+        ] {
+            assert_eq!(images(top.clone(), middle), [""; 0], "{top}");
+        }
     }
 
     #[test]

@@ -168,7 +168,9 @@ pub(crate) fn choose(
                 ));
             }
         }
-        chosen.disks.push(describe(disk, image.as_ref(), *plan));
+        let below = ImageFile::below(client, disk)?;
+        let described = describe(disk, image.as_ref(), &below, *plan);
+        chosen.disks.push(described);
     }
     notices.extend(check_left_behind(&chosen.copied, selection)?);
     chosen.notices = notices;

@@ -272,7 +272,7 @@ fn each_image_that_the_guest_writes_to_is_marked_until_it_is_compared() {
     ];
     let described = |(name, plan, image): &(&str, DiskPlan, Option<ImageFile>)| {
         let found = disk(name, name, *name == "read-only").disk;
-        describe(&found, image.as_ref(), *plan)
+        describe(&found, image.as_ref(), &[], *plan)
     };
     let chosen = ChosenDisks {
         disks: disks.iter().map(described).collect(),
@@ -293,7 +293,12 @@ fn each_image_that_the_guest_writes_to_is_marked_until_it_is_compared() {
     let here = |name: &str| {
         let image = found(name);
         let mark = marks::read(number, &image);
-        let described = describe(&disk(name, name, false).disk, Some(&image), DiskPlan::Same);
+        let described = describe(
+            &disk(name, name, false).disk,
+            Some(&image),
+            &[],
+            DiskPlan::Same,
+        );
         let image = DiskImage {
             mark,
             ..described.image
