@@ -15,7 +15,7 @@ const CONVERGE: &str = "the guest is not slowed down, and pages are not compress
 
 /// Checks that are switched off.
 const FORCE: &str = "no option allows everything: a refusal names the option that allows what it \
-                     refuses";
+                     refuses, if there is one";
 
 /// How the sides reach each other.
 const CONNECTION: &str = "the source connects to the destination: give the address that 'hikkoshi \
@@ -44,7 +44,8 @@ const OPTIONS: &[(&[&str], &str)] = &[
     ),
     (
         &["shared-migration"],
-        "disks that both hosts use are not copied unless --copy-disks is given",
+        "disks that both hosts use are not copied; --shared-disks says it of disks of which that \
+         is not found out",
     ),
     (&["timeout", "timeout-suspend", "timeout-postcopy"], TIMEOUT),
     (
@@ -110,8 +111,8 @@ const OPTIONS: &[(&[&str], &str)] = &[
     ),
     (
         &["change-protection", "abort-on-error"],
-        "this is always so: other programs cannot change the guest, and an error leaves it at the \
-         source",
+        "this is always so: other programs cannot change the guest, and an error before the \
+         handover leaves it at the source",
     ),
     (
         &["suspend"],
@@ -175,13 +176,13 @@ pub(super) fn command(command: &str) -> Option<&'static str> {
 /// What is said of `text` as an address, if it is one of another tool.
 pub(super) fn address(text: &str) -> Option<String> {
     if let Some((scheme, rest)) = text.split_once("://") {
-        let host = rest.split('/').next().unwrap_or_default();
-        let host = if host.is_empty() { "HOST" } else { host };
-        let how = match scheme.contains("+ssh") {
-            true => format!(
-                "write --ssh {}",
-                host.rsplit_once(':').map_or(host, |(host, _)| host)
-            ),
+        let (driver, transport) = scheme.split_once('+').unwrap_or((scheme, ""));
+        if driver != "qemu" {
+            return None;
+        }
+        let place = rest.split(['/', '?']).next().unwrap_or_default();
+        let how = match transport.contains("ssh") {
+            true => format!("write {}", by_ssh(place)),
             false => "write --ssh HOST, or the address that 'hikkoshi receive --connect URI' \
                       listens on there"
                 .to_owned(),
@@ -194,6 +195,27 @@ pub(super) fn address(text: &str) -> Option<String> {
     (rest.matches(':').count() == 1).then(|| format!("is an address of QEMU: write {rest}"))
 }
 
+/// The options for the `[USER@]HOST[:PORT]` of a URI. ssh wants neither the brackets of an IPv6
+/// address nor a port in it.
+fn by_ssh(place: &str) -> String {
+    let (user, host) = match place.rsplit_once('@') {
+        Some((user, host)) => (format!("{user}@"), host),
+        None => (String::new(), place),
+    };
+    let bracketed = host.strip_prefix('[').and_then(|rest| rest.split_once(']'));
+    let (host, port) = match bracketed {
+        Some((host, port)) => (host, port.strip_prefix(':')),
+        None => host
+            .split_once(':')
+            .map_or((host, None), |(host, port)| (host, Some(port))),
+    };
+    let host = if host.is_empty() { "HOST" } else { host };
+    match port.filter(|port| !port.is_empty()) {
+        Some(port) => format!("--ssh {user}{host} --rsh 'ssh -p {port}'"),
+        None => format!("--ssh {user}{host}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -202,7 +224,17 @@ mod tests {
     fn addresses_of_other_tools_are_answered() {
         for (text, says) in [
             ("qemu+ssh://root@h2/system", "write --ssh root@h2 "),
-            ("qemu+ssh://h2:2222/system", "write --ssh h2 "),
+            (
+                "qemu+ssh://root@h2:2222/system",
+                "write --ssh root@h2 --rsh 'ssh -p 2222' (",
+            ),
+            ("qemu+ssh://[fe80::1]/system", "write --ssh fe80::1 ("),
+            (
+                "qemu+ssh://a@[fe80::1]:22/system",
+                "write --ssh a@fe80::1 --rsh 'ssh -p 22' (",
+            ),
+            ("qemu+libssh2://h2?no_verify=1", "write --ssh h2 ("),
+            ("qemu+ssh:///system", "write --ssh HOST ("),
             ("qemu:///system", "--ssh HOST"),
             ("tcp:h2:4444", "write h2:4444"),
         ] {
@@ -215,8 +247,24 @@ mod tests {
             "[::1]:7000",
             "10.0.0.2:7000",
             "tcp:7000",
+            // Of nothing that moves guests of QEMU.
+            "http://h2:7000/",
         ] {
             assert_eq!(address(ours), None, "{ours}");
+        }
+    }
+
+    #[test]
+    fn what_is_said_of_options_of_others_is_so() {
+        for (option, says) in [
+            (
+                "--shared-migration",
+                "both hosts use are not copied; --shared-disks",
+            ),
+            ("--abort-on-error", "an error before the handover"),
+            ("--force", "if there is one"),
+        ] {
+            assert!(answer(option).unwrap().contains(says), "{option}");
         }
     }
 }

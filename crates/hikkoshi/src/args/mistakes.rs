@@ -2,7 +2,8 @@
 //!
 //! clap suggests the most similar of all options, hidden ones too, however different it is: for
 //! `--live` that was `--give-up`. Here an option of another tool is answered ([`habits`]), and
-//! otherwise only what is visible, similar and does not destroy anything is suggested.
+//! otherwise what is visible and similar is suggested, and only if it neither destroys anything nor
+//! switches off a check.
 
 use std::ffi::{OsStr, OsString};
 
@@ -12,11 +13,15 @@ use clap::{Command, CommandFactory, Error, Parser};
 
 use super::{Args, habits};
 
-/// Options after which something does not exist any more. They are not suggested.
-const DESTRUCTIVE: [&str; 5] = [
+/// Options after which something does not exist any more, or that switch off a check that protects
+/// data. They are not suggested.
+const DESTRUCTIVE: [&str; 8] = [
+    "drop-bitmaps",
+    "drop-snapshots",
     "give-up",
     "other-side-is-lost",
     "quit-source",
+    "shared-disks",
     "undefine-source",
     "withdraw",
 ];
@@ -97,7 +102,8 @@ fn answer(unknown: &str, command: &Command) -> Option<Answer> {
     if let Some(rest) = unknown.strip_prefix('-')
         && rest.starts_with(|first: char| first.is_ascii_digit() || first == '.')
     {
-        let tip = "no value is negative; where a limit can be set, 'none' is no limit";
+        let tip = "no value is negative; 'none' is no limit for --bandwidth, --max-downtime, \
+                   --max-rounds and --collapse";
         return Some(Answer::Tip(tip.to_owned()));
     }
     if unknown.starts_with('-') {
@@ -258,6 +264,10 @@ mod tests {
                 assert_eq!(named, None, "{message}");
             }
         }
+        for wrong in ["--drop", "--bitmaps", "--snapshots", "--shared"] {
+            let message = message(&format!("migrate --qmp /q h:1 {wrong}"));
+            assert!(!message.contains("exists:"), "{message}");
+        }
         for wrong in ["genrate", "gaurd"] {
             assert!(!message(wrong).contains("tip"), "{}", message(wrong));
         }
@@ -278,7 +288,16 @@ mod tests {
             "migrate --qmp /q h:1 --rounds -1",
             "migrate --qmp /q h:1 --links -.5",
         ] {
-            assert!(message(words).contains("no value is negative"), "{words}");
+            let tip = message(words);
+            assert!(tip.contains("no value is negative"), "{tip}");
+            assert!(tip.contains("for --bandwidth, --max-downtime, "), "{tip}");
+        }
+        // These say so themselves.
+        for words in [
+            "migrate --qmp /q h:1 --bandwidth -1",
+            "set web --max-downtime -.5",
+        ] {
+            assert!(message(words).contains("or none"), "{words}");
         }
     }
 

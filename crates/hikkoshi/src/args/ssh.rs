@@ -113,7 +113,7 @@ fn parse_host(text: &str) -> Result<String, String> {
         "" => Err("the host is missing".to_owned()),
         _ if text.starts_with('-') => Err("a host does not begin with '-'".to_owned()),
         _ if text.contains("://") => {
-            let what = habits::address(text).unwrap_or_default();
+            let what = habits::address(text).unwrap_or_else(|| "is not a host".to_owned());
             Err(format!("'{text}' {what}"))
         }
         _ => Ok(text.to_owned()),
@@ -212,5 +212,7 @@ mod tests {
         assert!(parse_host("-oProxyCommand=x").is_err());
         assert!(parse_host("").is_err());
         assert_eq!(parse_host("root@h-1").unwrap(), "root@h-1");
+        let refused = parse_host("http://h2/").unwrap_err();
+        assert_eq!(refused, "'http://h2/' is not a host");
     }
 }
