@@ -12,6 +12,10 @@ use crate::working_set::Curve;
 /// Rounds after which a pre-copy without a limit is said not to converge.
 const PATIENCE: u32 = 100;
 
+/// The most rounds that are simulated: `--max-rounds none` means any number. Those that have not
+/// ended by then are said never to end.
+const MOST_ROUNDS: u32 = 10_000;
+
 /// If a round changes by less than this part, later rounds are the same.
 const STEADY: f64 = 1e-3;
 
@@ -212,7 +216,7 @@ pub(crate) fn rounds(simulation: &Simulation<'_>, options: &SourceOptions) -> Ro
         WhenStalled::GoOn => options.max_rounds.max(PATIENCE),
         WhenStalled::Switch | WhenStalled::Stop => options.max_rounds,
     };
-    for round in 1..=limit {
+    for round in 1..=limit.min(MOST_ROUNDS) {
         let (pages, seconds) = match round {
             1 => (simulation.data, simulation.first_round()),
             _ => simulation.round(all.last, all.busier),

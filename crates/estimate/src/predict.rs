@@ -223,6 +223,21 @@ pub(crate) mod tests {
         choose(&MODES.map(|mode| predicted(guest, line, mode))).unwrap()
     }
 
+    /// As `--max-rounds none`, of a guest that writes to everything.
+    #[test]
+    fn rounds_without_a_limit_are_not_simulated_without_end() {
+        for when_stalled in [WhenStalled::GoOn, WhenStalled::Switch, WhenStalled::Stop] {
+            let options = SourceOptions {
+                when_stalled,
+                max_rounds: u32::MAX,
+                ..options(Mode::Precopy)
+            };
+            let predicted = predict(&writes(1e9), &gbit(1.0), &options);
+            assert_eq!(predicted.converges, Converges::No, "{when_stalled:?}");
+            assert!(predicted.total.likely.is_infinite(), "{when_stalled:?}");
+        }
+    }
+
     fn near(value: f64, expected: f64, part: f64) -> bool {
         (value / expected - 1.0).abs() <= part
     }

@@ -295,7 +295,8 @@ fn simulated(
 /// which each sends about what the last one has left dirty, and the same in post-copy. At best the
 /// present one is the last one.
 fn until_postcopy(now: &Snapshot, plan: &Plan, speed: &Speed, case: Case) -> Option<f64> {
-    if plan.when_stalled != WhenStalled::Switch {
+    // `--max-rounds none`.
+    if plan.when_stalled != WhenStalled::Switch || plan.max_rounds == u32::MAX {
         return None;
     }
     let left = now
@@ -531,6 +532,9 @@ mod tests {
         assert_near(left(WhenStalled::Switch), expected);
         assert_eq!(left(WhenStalled::GoOn), None);
         assert_eq!(left(WhenStalled::Stop), None);
+        let mut unlimited = plan(Mode::Precopy, WhenStalled::Switch);
+        unlimited.max_rounds = u32::MAX;
+        assert_eq!(time_left(&now, &unlimited, &SPEED, &writes).map(of), None);
     }
 
     #[test]
