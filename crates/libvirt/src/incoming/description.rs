@@ -2,7 +2,7 @@
 //!
 //! libvirt reads XML by libxml2, which differs from the parser here: it follows the declared
 //! encoding, and libvirt compares most names without their namespace. So libvirt does not get the
-//! text that was checked, but what the checks have read, written again ([`write`]).
+//! text that was checked, but what the checks have read, written again ([`write()`]).
 
 #[cfg(any(feature = "libvirt", test))]
 use hikkoshi_qemu::OwnedCard;
