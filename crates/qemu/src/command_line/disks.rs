@@ -109,7 +109,10 @@ pub(super) fn update(client: &mut Client, line: &mut DestinationLine) -> Result<
         return Ok(());
     }
     let rows = client.execute("query-block", json!({}))?;
-    for row in rows.as_array().into_iter().flatten() {
+    let rows = rows
+        .as_array()
+        .ok_or_else(|| QmpError::unexpected("query-block", "not a list"))?;
+    for row in rows {
         let disk = Disk::of(row);
         if let Some(note) = by_drive(line, &disk) {
             line.notes.extend(note);
@@ -117,8 +120,7 @@ pub(super) fn update(client: &mut Client, line: &mut DestinationLine) -> Result<
             by_file(line, &disk);
         }
     }
-    let drives = rows.as_array().into_iter().flatten();
-    let drives: Vec<_> = drives.map(|row| Disk::of(row).drive).collect();
+    let drives: Vec<_> = rows.iter().map(|row| Disk::of(row).drive).collect();
     leave_out_drives(line, &drives);
     leave_out_removed(client, line)
 }
@@ -289,11 +291,12 @@ fn by_file(line: &mut DestinationLine, disk: &Disk) {
 
 /// Leaves out block nodes that do not exist any more.
 fn leave_out_removed(client: &mut Client, line: &mut DestinationLine) -> Result<(), QmpError> {
-    let nodes = client.execute("query-named-block-nodes", json!({ "flat": true }))?;
+    let command = "query-named-block-nodes";
+    let nodes = client.execute(command, json!({ "flat": true }))?;
     let existing: Vec<_> = nodes
         .as_array()
-        .into_iter()
-        .flatten()
+        .ok_or_else(|| QmpError::unexpected(command, "not a list"))?
+        .iter()
         .filter_map(|node| node.get("node-name")?.as_str())
         .map(backends::node_name)
         .collect();

@@ -235,13 +235,17 @@ fn descriptor(number: Option<i32>) -> String {
 }
 
 /// Parts of QEMU's messages about a device state of another machine (`migration/savevm.c`,
-/// `migration/ram.c` and `migration/vmstate.c`).
-const OTHER_MACHINE: [&str; 5] = [
+/// `migration/ram.c`, `migration/vmstate.c`, `hw/pci/pci.c` and `hw/virtio/virtio.c`).
+const OTHER_MACHINE: [&str; 9] = [
     "savevm section",
     "ismatch",
     "does not match",
     "Unknown ramblock",
     "Configuration section",
+    "Machine type received is",
+    "Missing section footer",
+    "Bad config data",
+    "Features 0x",
 ];
 
 impl LoadError {
@@ -280,7 +284,7 @@ fn refused(error: &Option<String>, written: &Option<String>, tpm: bool, why: &st
         text.push_str(" (start QEMU at the destination with the same options as at the source)");
     }
     if tpm {
-        text.push_str(&format!(" ({OWN_SWTPM})"));
+        text.push_str(&format!(" (the guest needs {OWN_SWTPM})"));
     }
     text
 }
@@ -307,6 +311,15 @@ mod tests {
              It wrote: Unknown savevm section or instance 'x' 0. Make sure that (start QEMU at the \
              destination with the same options as at the source)"
         );
+        for written in [
+            "Machine type received is 'pc-i440fx-7.2' and local is 'pc-q35-7.2'",
+            "get_pci_config_device: Bad config data: i=0x10 read: a1 device: 1 cmask: ff",
+            "Features 0x130afffa7 unsupported. Allowed features: 0x79bfffff7",
+            "Missing section footer for 0000:00:03.0/virtio-net",
+        ] {
+            let text = text(failed, Some(written));
+            assert!(text.ends_with("as at the source)"), "{text}");
+        }
         // Other options would not help.
         let locked = Some("tpm-emulator: Setting the stateblob (type 1) failed: locked");
         assert_eq!(
@@ -351,6 +364,6 @@ mod tests {
             refused.to_string()
         };
         assert!(!refused(false).contains(OWN_SWTPM));
-        assert!(refused(true).ends_with(&format!("({OWN_SWTPM})")));
+        assert!(refused(true).ends_with(&format!(" (the guest needs {OWN_SWTPM})")));
     }
 }
