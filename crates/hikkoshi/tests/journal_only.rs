@@ -70,7 +70,7 @@ fn a_guest_that_has_moved_is_reported_to_programs() {
     };
     let id = "0".repeat(32);
     let done = json!({ "id": id, "stage": "done", "mode": "hybrid" });
-    let what = "the guest is at the destination, with all of its pages";
+    let what = "the guest has moved to the destination, which needs nothing more from here";
     let moved = json!({ "moved": what });
     assert_eq!(run("source", "migrate", done.clone(), &[]), moved);
     let quit = json!({ "moved": what, "source_quit": true });

@@ -168,8 +168,9 @@ fn nothing_to_resume() {
     source.cont().unwrap();
     guest.migrate(&MigrationPlan::new("hybrid"));
     let resumed = run(&["migrate", "--resume"], source.qmp_path(), &journal);
-    let moved = "the guest is at its destination, with all of its pages: there is nothing to \
-                 resume. Never continue it here, and end this QEMU (QMP command 'quit')";
+    let moved = "the guest has moved to its destination, which needs nothing more from here: there \
+                 is nothing to resume. Never continue it here, and end this QEMU (QMP command \
+                 'quit')";
     resumed.assert(0, &[moved]);
     let again = run(
         &["migrate", &env.unused_socket()],
@@ -177,7 +178,7 @@ fn nothing_to_resume() {
         &journal,
     );
     let moved = "the guest's state is moved away by hikkoshi, and only running or paused guests can \
-                 be moved: it is at its destination, with all of its pages";
+                 be moved: it has moved to its destination, which needs nothing more from here";
     again.assert(2, &[moved, "never resume it here", "nothing was changed"]);
     let resumed = run(&["receive", "--resume"], guest.vm().qmp_path(), &journal);
     resumed.assert(0, &["the guest runs here, with all of its pages"]);

@@ -54,8 +54,8 @@ fn at_source(guest: &GuestState) -> (ExitStatus, Holder, String) {
         MOVED_STATE => (
             ExitStatus::Moved,
             Holder::Destination,
-            "the guest is at its destination, with all of its pages: there is nothing to resume. \
-             Never continue it here, and end this QEMU (QMP command 'quit')"
+            "the guest has moved to its destination, which needs nothing more from here: there is \
+             nothing to resume. Never continue it here, and end this QEMU (QMP command 'quit')"
                 .to_owned(),
         ),
         _ => (
@@ -114,6 +114,20 @@ fn at_destination(guest: &GuestState) -> (ExitStatus, Holder, String) {
             ExitStatus::Moved,
             Holder::Destination,
             "the guest runs here, with all of its pages: there is nothing to resume".to_owned(),
+        ),
+        // A guest is only moved if it runs or is paused, so it has run here.
+        "shutdown" => (
+            ExitStatus::ShutDown,
+            Holder::Nobody,
+            "the guest has run here and has shut down: there is nothing to resume".to_owned(),
+        ),
+        "io-error" | "guest-panicked" | "internal-error" | "watchdog" => (
+            ExitStatus::Moved,
+            Holder::Destination,
+            format!(
+                "the guest is here, with all of its pages, and has run here (its state is \
+                 {state}): there is nothing to resume"
+            ),
         ),
         _ => (
             ExitStatus::Unfinished,
@@ -181,5 +195,44 @@ mod tests {
         );
         let whole = at_destination(&destination("running", false, LastMigration::Over));
         assert_eq!((whole.0, whole.1), (ExitStatus::Moved, Holder::Destination));
+        let unknown = at_destination(&destination("paused", false, LastMigration::Over));
+        assert_eq!(
+            (unknown.0, unknown.1),
+            (ExitStatus::Unfinished, Holder::Unknown)
+        );
+    }
+
+    #[test]
+    fn a_guest_that_has_run_here_was_handed_over() {
+        for (state, status, holder, text) in [
+            (
+                "shutdown",
+                ExitStatus::ShutDown,
+                Holder::Nobody,
+                "has run here and has shut down: there is nothing to resume",
+            ),
+            (
+                "io-error",
+                ExitStatus::Moved,
+                Holder::Destination,
+                "has run here (its state is io-error): there is nothing to resume",
+            ),
+        ] {
+            let ended = at_destination(&destination(state, false, LastMigration::Over));
+            assert_eq!((ended.0, ended.1), (status, holder), "{state}");
+            assert!(ended.2.contains(text), "{}", ended.2);
+        }
+    }
+
+    /// It may have shut down at its destination.
+    #[test]
+    fn a_guest_that_has_moved_is_not_said_to_be_anywhere() {
+        let moved = at_source(&destination(MOVED_STATE, false, LastMigration::None));
+        assert_eq!(moved.0, ExitStatus::Moved);
+        assert!(
+            moved.2.contains("needs nothing more from here"),
+            "{}",
+            moved.2
+        );
     }
 }

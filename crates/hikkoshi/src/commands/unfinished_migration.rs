@@ -21,7 +21,7 @@ pub(super) const HANDED_OVER: &str =
 
 /// The same of a guest that has moved, whose journal exists because its QEMU was to be ended.
 pub(super) const MOVED: &str =
-    "this guest has moved away, with all of its pages; only its QEMU here was not ended";
+    "this guest has moved away and needs nothing more from here; only its QEMU was not ended";
 
 /// The QEMU whose journals are searched for.
 #[derive(Debug, Clone, Copy)]

@@ -96,7 +96,7 @@ impl AttachError {
         })
     }
 
-    /// Whether an earlier migration has moved the guest away, with all of its pages.
+    /// Whether an earlier migration has moved the guest away, and needs nothing more of it.
     pub fn has_moved(&self) -> bool {
         self.all().iter().any(|obstacle| {
             matches!(obstacle, Self::Refused(Refusal::State { state, .. }) if state == pause_mark::MOVED_STATE)

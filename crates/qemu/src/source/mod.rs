@@ -368,8 +368,8 @@ impl QemuSource {
         }
     }
 
-    /// Notes in QEMU that the guest is at its destination, with all of its pages. A failure is only
-    /// logged: then it is not known here any more whether it is.
+    /// Notes in QEMU that the guest has moved, and that its destination needs nothing more from
+    /// here. A failure is only logged: then it is not known here any more whether it has.
     pub fn note_moved(&mut self) {
         if self.has_exited() {
             return;

@@ -221,6 +221,7 @@ fn complete(
     {
         file.remove();
     }
-    let what = "the guest is at the destination, with all of its pages";
+    // Or it has shut down there: the journal does not tell.
+    let what = "the guest has moved to the destination, which needs nothing more from here";
     print_moved(&args.run, what, quit.as_ref())
 }

@@ -22,7 +22,8 @@ const DISKS_RELEASED: &str = "hikkoshi-disks-released";
 /// was handed over.
 const HARM_REPORTED: &str = "hikkoshi-harm-reported";
 
-/// The name of a fourth object: the guest runs elsewhere, and has all of its pages there.
+/// The name of a fourth object: the guest was moved, and its destination needs nothing more from
+/// here. It has all of its pages there, or has shut down there.
 const MOVED: &str = "hikkoshi-moved";
 
 /// The name of a fifth object, without the others: the guest ran, and is paused for the moment in
@@ -42,8 +43,9 @@ pub(crate) const ADVICE: &str = "it may run elsewhere: then never resume it here
 pub const MOVED_STATE: &str = "moved away by hikkoshi";
 
 /// Advice for a marked guest that has moved away.
-const MOVED_ADVICE: &str = "it is at its destination, with all of its pages: never resume it here, and end this QEMU (QMP \
-     command 'quit')";
+const MOVED_ADVICE: &str = "\
+     it has moved to its destination, which needs nothing more from here: never resume it here, \
+     and end this QEMU (QMP command 'quit')";
 
 /// Marks the guest. Marking it twice is harmless.
 pub(crate) fn set(client: &mut Client) -> Result<(), QmpError> {
@@ -70,7 +72,7 @@ pub(crate) fn remove(client: &mut Client) -> Result<(), QmpError> {
     delete(client, NAME)
 }
 
-/// Marks a marked guest as one that is elsewhere, with all of its pages.
+/// Marks a marked guest as one that was moved, and of which nothing is needed here any more.
 pub(crate) fn set_moved(client: &mut Client) -> Result<(), QmpError> {
     add(client, MOVED)
 }
