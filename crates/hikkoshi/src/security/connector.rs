@@ -14,7 +14,7 @@ use super::errors::{
 };
 use crate::args::{InvitationArg, Migrate, Security};
 use crate::output::exit::{Exit, ExitStatus};
-use crate::output::reason::Reason;
+use crate::output::reason::{Holder, Reason};
 
 /// The longest line that is read for an invitation, in bytes.
 const MAX_LINE: u64 = 4096;
@@ -101,7 +101,10 @@ pub(crate) fn invited_by_certificate(
             "asking the 'hikkoshi receive --daemon' at {address} for an invitation: {}",
             Report::new(&error)
         );
-        Exit::new(ExitStatus::AtSource, reason, what).with("nothing was changed")
+        // The guest's QEMU has not been looked at.
+        Exit::new(ExitStatus::AtSource, reason, what)
+            .with("nothing was changed")
+            .held_by(Holder::Unknown)
     })?;
     let tls = TlsClient::invited(&invitation).map_err(|error| credentials(Report::new(error)))?;
     // The address that was reached: the one in the invitation may be for other networks.

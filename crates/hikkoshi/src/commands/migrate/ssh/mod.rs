@@ -18,7 +18,7 @@ use super::Destination;
 use crate::args::Migrate;
 use crate::commands::receive_answer::Answer;
 use crate::output::exit::{Exit, ExitStatus};
-use crate::output::reason::Reason;
+use crate::output::reason::{Holder, Reason};
 use crate::security;
 use crate::status::Session;
 
@@ -43,7 +43,8 @@ pub(super) fn start(
         }
         Answer::Listening | Answer::Busy => {
             let what = format!("'hikkoshi receive' on {host} sent no invitation");
-            Err(Exit::new(ExitStatus::AtSource, Reason::Remote, what).with(UNCHANGED))
+            let exit = Exit::new(ExitStatus::AtSource, Reason::Remote, what).with(UNCHANGED);
+            Err(exit.held_by(Holder::Unknown))
         }
     };
     remote.finish(result.as_ref().map_or_else(Exit::status, |status| *status));
@@ -89,15 +90,19 @@ pub(super) fn resume(
     result.map_err(|exit| resumable(args, host, exit))
 }
 
+/// The guest's QEMU has not been looked at.
 fn not_started(error: &NotStarted, host: &str) -> Exit {
-    if matches!(error, NotStarted::Cancelled) {
-        return Exit::caused(ExitStatus::AtSource, Reason::Cancelled, error).with(UNCHANGED);
-    }
-    let what = format!(
-        "starting 'hikkoshi receive' on {host}: {}",
-        Report::new(error)
-    );
-    Exit::new(ExitStatus::AtSource, Reason::Remote, what).with(UNCHANGED)
+    let exit = match error {
+        NotStarted::Cancelled => Exit::caused(ExitStatus::AtSource, Reason::Cancelled, error),
+        error => {
+            let what = format!(
+                "starting 'hikkoshi receive' on {host}: {}",
+                Report::new(error)
+            );
+            Exit::new(ExitStatus::AtSource, Reason::Remote, what)
+        }
+    };
+    exit.with(UNCHANGED).held_by(Holder::Unknown)
 }
 
 /// Adds how to resume both sides by one command, if there is something to resume.
@@ -118,10 +123,15 @@ fn resumable(args: &Migrate, host: &str, exit: Exit) -> Exit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::exit::End;
 
-    /// The guest's QEMU has not been looked at.
     #[test]
     fn a_session_that_did_not_start_says_nothing_of_the_guest() {
+        for error in [NotStarted::Closed, NotStarted::Cancelled] {
+            let exit = not_started(&error, "h");
+            let end = serde_json::to_value(End::from(&exit)).unwrap();
+            assert_eq!(end["guest"], "unknown", "{end}");
+        }
         let closed = not_started(&NotStarted::Closed, "h").text();
         assert_eq!(
             closed,
