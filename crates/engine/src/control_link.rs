@@ -1,12 +1,12 @@
 //! The thread that reads a control link, at either side.
 
-use std::fmt::{self, Write};
+use std::fmt;
 use std::io;
 use std::sync::mpsc::SyncSender;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use hikkoshi_link::{LinkError, LinkReader};
+use hikkoshi_link::{LinkError, LinkReader, message_name};
 use hikkoshi_linux::sandbox_thread;
 use hikkoshi_wire::ControlMessage;
 
@@ -45,34 +45,9 @@ where
     })
 }
 
-/// The error for a message, or something in one, that the protocol does not allow here. Of a
-/// message it has the name only: the fields say nothing to a person.
+/// The error for a message, or something in one, that the protocol does not allow here.
 pub(crate) fn unexpected_message(message: &impl fmt::Debug) -> LinkError {
-    let mut name = MessageName::default();
-    // An error ends the formatting: a message can be large.
-    let _ = write!(name, "{message:?}");
-    LinkError::Protocol(format!("unexpected message {}", name.0))
-}
-
-/// The most characters of something that has no name.
-const MAX_NAME: usize = 200;
-
-/// The beginning of a value's text: of a structure its name.
-#[derive(Default)]
-struct MessageName(String);
-
-impl fmt::Write for MessageName {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for character in text.chars() {
-            // `Name { fields }`
-            let ends = self.0.starts_with(char::is_alphabetic) && character == ' ';
-            if ends || self.0.len() >= MAX_NAME {
-                return Err(fmt::Error);
-            }
-            self.0.push(character);
-        }
-        Ok(())
-    }
+    LinkError::Protocol(format!("unexpected message {}", message_name(message)))
 }
 
 #[cfg(test)]
@@ -88,15 +63,5 @@ mod tests {
             text,
             "the peer broke the protocol: unexpected message ResumeRequest"
         );
-        let end = |value: &dyn fmt::Debug| {
-            let text = unexpected_message(&value).to_string();
-            let (_, end) = text.split_once("message ").unwrap();
-            end.to_owned()
-        };
-        assert_eq!(end(&ToDestination::Goodbye), "Goodbye");
-        assert_eq!(end(&"3 pages owed (here: 2)"), "\"3 pages owed (here: 2)\"");
-        assert_eq!(end(&[4096, 4096]), "[4096, 4096]");
-        assert_eq!(end(&Some(8..24)), "Some(8..24)");
-        assert_eq!(end(&"x".repeat(1 << 20)).len(), MAX_NAME);
     }
 }

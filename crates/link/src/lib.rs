@@ -46,6 +46,7 @@ mod address;
 mod connect;
 mod flow;
 mod handshake;
+mod message_name;
 mod request_invitation;
 mod stream;
 mod sync;
@@ -58,6 +59,7 @@ pub use address::{Address, AddressError, ResolveError};
 pub use connect::Remote;
 pub use flow::{Answering, BackgroundSender, Bandwidth, RateLimit, UrgentActivity};
 pub use handshake::{HandshakeError, hello, open};
+pub use message_name::message_name;
 pub use request_invitation::{
     InvitationRequest, KeptRequest, PeerCertificate, RequestError, request_invitation,
 };

@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use error_reporter::Report;
-use hikkoshi_link::{AcceptedLink, LinkError, LinkReader, LinkWriter, Stream, split};
+use hikkoshi_link::{AcceptedLink, LinkError, LinkReader, LinkWriter, Stream, message_name, split};
 use hikkoshi_linux::{CancelFlag, Priority, PriorityClass, sandbox_thread};
 use hikkoshi_pages::PAGE_BYTES;
 use hikkoshi_wire::{
@@ -266,7 +266,7 @@ impl ProbeReceiver {
                 }
                 Frame::Zeros { .. } => {}
                 other => {
-                    let what = format!("{other:?} while the line is measured");
+                    let what = format!("{} while the line is measured", message_name(&other));
                     return Err(Ended::Link(LinkError::Protocol(what)));
                 }
             }

@@ -9,7 +9,7 @@ use hikkoshi_wire::{Frame, HEADER_LEN};
 use crate::TICK;
 use crate::flow::bandwidth::PresentLimit;
 use crate::flow::window::{Wait, Window};
-use crate::{Bandwidth, LinkError, LinkReader, LinkWriter, UrgentActivity};
+use crate::{Bandwidth, LinkError, LinkReader, LinkWriter, UrgentActivity, message_name};
 use hikkoshi_linux::CancelFlag;
 
 /// Frames with at most this much content are collected in a batch…
@@ -287,7 +287,8 @@ impl BackgroundSender {
                 }
                 other => {
                     return Err(LinkError::Protocol(format!(
-                        "{other:?} on a background link, {} bytes sent",
+                        "{} on a background link, {} bytes sent",
+                        message_name(&other),
                         self.window.sent()
                     )));
                 }

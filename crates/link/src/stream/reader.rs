@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use crate::stream::busy_poll::BusyPoll;
 use crate::stream::error::{TICK, is_timeout};
 use crate::tls::Opener;
-use crate::{LinkError, Stream};
+use crate::{LinkError, Stream, message_name};
 use hikkoshi_linux::CancelFlag;
 
 /// The size of one read from a socket.
@@ -201,7 +201,10 @@ impl LinkReader {
                 self.payload(bytes)?;
                 Ok(!bytes.is_empty())
             }
-            other => Err(LinkError::Protocol(format!("{other:?} on a disk's link"))),
+            other => Err(LinkError::Protocol(format!(
+                "{} on a disk's link",
+                message_name(&other)
+            ))),
         }
     }
 
@@ -218,7 +221,8 @@ impl LinkReader {
                 Ok(decode_control(&body)?)
             }
             other => Err(LinkError::Protocol(format!(
-                "{other:?} on the control link"
+                "{} on the control link",
+                message_name(&other)
             ))),
         }
     }
@@ -341,7 +345,7 @@ mod tests {
         let error = reader.control::<ToSource>().unwrap_err();
         assert_eq!(
             Report::new(&error).to_string(),
-            "the peer broke the protocol: Ack { bytes: 7 } on the control link"
+            "the peer broke the protocol: Ack on the control link"
         );
         // A length beyond the limit is refused.
         let len = u32::try_from(MAX_CONTROL).unwrap() + 1;

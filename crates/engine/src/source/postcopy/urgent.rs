@@ -26,7 +26,7 @@ use crate::source::postcopy::request_queue::{OpenRequest, RequestQueue};
 use crate::source::sent_pages::{SentAs, SentPages};
 use crate::source::session::{Session, SourceSessionEvent};
 use crate::source::unsent::UnsentPages;
-use hikkoshi_link::{LinkError, LinkReader, LinkWriter, UrgentActivity};
+use hikkoshi_link::{LinkError, LinkReader, LinkWriter, UrgentActivity, message_name};
 use hikkoshi_linux::PriorityClass;
 use hikkoshi_linux::{monotonic_ns, sandbox_thread};
 use hikkoshi_memory::GuestRam;
@@ -141,7 +141,7 @@ impl Urgent {
             let requested = match self.reader.frame()? {
                 Frame::Request { range } => range,
                 other => {
-                    let text = format!("{other:?} on the urgent link");
+                    let text = format!("{} on the urgent link", message_name(&other));
                     return Err(LinkError::Protocol(text).into());
                 }
             };
