@@ -174,7 +174,7 @@ fn a_guest_that_can_be_moved_and_a_destination_that_is_asked() {
     guest.assert_healthy();
     // The guest that is left at the source must not be moved again.
     let text = run(vm.qmp_path(), 1, &[]);
-    assert!(text.contains("it may run elsewhere"), "{text}");
+    assert!(text.contains("never resume it here"), "{text}");
 }
 
 /// The destination lists everything that differs, and in which modes it matters; `migrate` gives
