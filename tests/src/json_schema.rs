@@ -89,7 +89,8 @@ impl JsonSchema {
                     None => is_a(wanted, value),
                 },
                 "enum" => wanted.as_array().is_some_and(|all| all.contains(value)),
-                "minimum" => value.as_f64() >= wanted.as_f64(),
+                // Of numbers only (JSON Schema, section 6.2.4 of the validation vocabulary).
+                "minimum" => !value.is_number() || value.as_f64() >= wanted.as_f64(),
                 "required" => wanted.as_array().is_some_and(|all| {
                     all.iter()
                         .all(|one| one.as_str().is_some_and(|one| value.get(one).is_some()))
