@@ -31,8 +31,10 @@ fn journal(folder: &Path, side: &str, fields: &Value) -> PathBuf {
         "times": namespace("time").ok(),
     });
     journal["address"] = "192.0.2.1:7000".into();
+    let history = journal["engine"]["history"].take();
     let fields = fields.as_object().unwrap().clone();
     journal.as_object_mut().unwrap().extend(fields);
+    journal["engine"]["history"] = history;
     let path = folder.join(format!("{side}-1-1.json"));
     std::fs::write(&path, journal.to_string()).unwrap();
     path
