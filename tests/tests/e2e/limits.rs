@@ -74,7 +74,7 @@ fn precopy_that_does_not_converge_follows_when_stalled() {
     let line = migration.migrate.wait_stderr(says);
     assert!(line.contains("continuing"), "{line}");
     // The guest and the folder of the journal are named.
-    assert!(line.contains("`hikkoshi set /"), "{line}");
+    assert!(line.contains("`hikkoshi set host"), "{line}");
     assert!(line.contains(" --journal /"), "{line}");
     assert!(line.contains(" --max-downtime "), "{line}");
     // Its progress says so, too.
