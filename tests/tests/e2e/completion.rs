@@ -123,7 +123,10 @@ fn a_source_completes_from_the_destinations_journal() {
         migration.resume_migrate(&[]);
         let ended = migration.migrate.wait();
         ended.assert(0, &[]);
-        assert!(ended.stdout.contains("needs nothing more from here"), "{ended:?}");
+        assert!(
+            ended.stdout.contains("needs nothing more from here"),
+            "{ended:?}"
+        );
         assert!(journals(&env).is_empty());
         let (_, finished) = migration.wait();
         guest.move_to_destination(finished, "completed by the source");
