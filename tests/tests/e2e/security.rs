@@ -253,7 +253,8 @@ fn an_invitation_is_accepted_once() {
     let (env, elsewhere) = (TestEnv::new(), TestEnv::new());
     let guest = Guest::boot(&env, busy_guest());
     let second = Guest::boot(&elsewhere, busy_guest());
-    let mut waiting = WaitingDestination::start(&elsewhere, &second, &["--invite"]);
+    let mut waiting = WaitingDestination::start(&env, &guest, &["--invite"]);
+    waiting.source = second.vm();
     let invitation = waiting.invitation();
     let mut first = Command::new(hikkoshi());
     first.args([

@@ -131,7 +131,9 @@ fn an_outage_is_shown_as_an_alarm() {
     let phase = shown.browser.text(".phase").unwrap();
     assert_eq!(phase, "✕ No link (post-copy)");
     let text = shown.browser.text(".summary .outage").unwrap();
-    let expected = format!("No link for 1.00 s. The guest waits for {waiting} pages.");
+    let expected = format!(
+        "No link for 1.00 s, waiting without a limit. The guest waits for {waiting} pages."
+    );
     assert_eq!(text, expected);
     let colour = "getComputedStyle(document.querySelector('.summary .outage')).color";
     let phases = "getComputedStyle(document.querySelector('.phase')).color";
