@@ -9,6 +9,9 @@ use hikkoshi_wire::{Backing, Disk, DiskImage, DiskKind, DiskPlan, ImageMark};
 use crate::destination::fitting_disks::{NoCounterpart, counterpart, label};
 use crate::disks::is_of_one_host;
 
+/// The most disks of which one reason shows the images. The names of all must fit after that.
+const MAX_SHOWN: usize = 8;
+
 /// What was found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Compared {
@@ -395,10 +398,17 @@ fn not_known<'a>(
     copied: impl Iterator<Item = &'a Disk>,
     can_copy: bool,
 ) -> String {
-    let each: Vec<_> = unknown
-        .iter()
+    let each = unknown.iter().take(MAX_SHOWN);
+    let mut each: Vec<_> = each
         .map(|(disk, images)| format!("{} ({images})", label(disk)))
         .collect();
+    if let Some(more) = unknown
+        .len()
+        .checked_sub(MAX_SHOWN)
+        .filter(|more| *more > 0)
+    {
+        each.push(format!("and {more} more"));
+    }
     let labels: Vec<_> = unknown.iter().map(|(theirs, _)| label(theirs)).collect();
     let shared = labels.join(",");
     let both = format!("if both hosts use the same, say so (--shared-disks={shared})");

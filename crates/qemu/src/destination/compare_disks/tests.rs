@@ -252,6 +252,26 @@ fn all_disks_that_are_not_known_are_named_once() {
     );
 }
 
+/// A reason is cut when it is sent, and what to do is at its end.
+#[test]
+fn of_many_unknown_disks_the_first_are_shown() {
+    let disks = |host: &str| -> Vec<_> {
+        let name = |number| format!("{host}:{number}");
+        let disk = |number| disk(&format!("vd{number}"), &"/long".repeat(40), &name(number));
+        (0..20).map(disk).collect()
+    };
+    let refused = compare(&disks("h"), &disks("k"), true).refused;
+    let [reason] = &refused[..] else {
+        panic!("{refused:?}");
+    };
+    assert!(
+        reason.contains("; and 12 more; copy them (--copy-disks=vd0,"),
+        "{reason}"
+    );
+    assert!(reason.ends_with("vd18,vd19)"), "{reason}");
+    assert!(reason.len() < hikkoshi_wire::MAX_TEXT, "{}", reason.len());
+}
+
 #[test]
 fn what_the_guest_only_reads_is_a_warning() {
     let medium = |file: &str, name: &str, checksum| {
