@@ -27,7 +27,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup: ## download QEMU 7.2, QEMU 10.0, a Debian kernel and busybox into build/
+setup: ## download QEMU 7.2, 10.0 and 11.1, a Debian kernel and busybox into build/
 	@setup/setup.sh
 
 .PHONY: guest

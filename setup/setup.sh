@@ -2,6 +2,7 @@
 # Sets up everything that building, testing and the demo need, on Debian 12.
 #
 #   build/qemu-7.2, build/qemu-10.0   the distribution's QEMU and its backport, side by side
+#   build/qemu-11.1                   the backport of the next release, with all its libraries
 #   build/kernel                      the distribution's kernel and the modules the test guest loads
 #   build/busybox                     the distribution's static busybox
 #   build/qemu-img                    the distribution's qemu-img, for the test guests' disks
@@ -87,6 +88,8 @@ source "$here/lib/openssh.sh"
 source "$here/lib/prometheus.sh"
 
 check_machine
+# shellcheck disable=SC2154 # set by check_machine
+use_release "$codename"
 install_missing_tools
 # Only these are needed to build.
 [[ $* != tools ]] || exit 0
@@ -96,9 +99,9 @@ mkdir -p "$build"
 exec 9>"$build/.setup.lock"
 flock 9
 
-# shellcheck disable=SC2154 # set by check_machine
 setup_qemu 7.2 "$codename"
 setup_qemu 10.0 "$codename-backports"
+with_release trixie setup_qemu 11.1 trixie-backports
 setup_qemu_img
 setup_kernel
 setup_busybox
@@ -126,4 +129,4 @@ for more in "$@"; do
 done
 
 # A hundred megabytes of package lists, needed only while a component is missing.
-rm -rf "$private_apt"
+rm -rf "$build/apt"

@@ -1,10 +1,24 @@
-# A private apt: state, lists and downloads under build/apt, with the host's Debian sources
+# A private apt: state, lists and downloads under build/apt/RELEASE, with the host's Debian sources
 # (same mirror, same keys) plus that mirror's backports suite. The host's apt is only read.
 #
 # The packages are resolved as for an empty machine, and then only missing ones are downloaded. So
 # it does not matter what is already installed, for example another QEMU.
+#
+# The functions use one release of Debian, usually the machine's. Each has lists of its own.
 
-readonly private_apt=$build/apt
+use_release() {
+    release=$1
+    private_apt=$build/apt/$1
+}
+
+# Executes a function with the packages of another release: with_release trixie setup_qemu …
+# Programs of a newer release need its C library and loader, too; see use_own_libraries.
+with_release() {
+    local release private_apt
+    use_release "$1"
+    shift
+    "$@"
+}
 
 # $1: a folder of sources; the other arguments are passed to apt.
 apt_with() {
@@ -66,11 +80,11 @@ with_suite() {
     fi
 }
 
-# Downloads the package lists, once per run.
-private_apt_ready=
+# Downloads the package lists of the release, once per run.
+declare -A private_apt_ready
 prepare_private_apt() {
-    [[ -z $private_apt_ready ]] || return 0
-    say "reading the package lists of this machine's Debian sources and of $codename-backports"
+    [[ -z ${private_apt_ready[$release]:-} ]] || return 0
+    say "reading the package lists of Debian $release from the mirror that this machine uses"
     write_private_configuration
     local log=$private_apt/update.log
     # All sources of the machine, to find out which of them are Debian's. Third-party sources may
@@ -97,21 +111,22 @@ prepare_private_apt() {
         *) continue ;;
         esac
         [[ $suite != "$codename" || -n $main ]] || main=$entry
-        write_source "$entry" "$suite"
+        write_source "$entry" "${suite/#$codename/$release}"
     done <<<"$entries"
     if [[ -z $main ]]; then
         tail -n 5 "$log" >&2
         fail "no package list of Debian $codename could be fetched from this machine's apt sources" \
             "Is there a network, and does \`apt-get update\` work?"
     fi
-    write_source "$main" "$codename-backports"
+    write_source "$main" "$release-backports"
 
-    if ! apt_get update >"$log" 2>&1 || ! apt_cache policy | grep "n=$codename-backports" >/dev/null; then
+    if ! apt_get update >"$log" 2>&1 || ! apt_cache policy | grep "n=$release-backports" >/dev/null; then
         tail -n 5 "$log" >&2
-        fail "the mirror that this machine's Debian packages come from gave no list of $codename-backports" \
-            "QEMU 10.0 comes from there. Its last words are above."
+        fail "the mirror that this machine's Debian packages come from gave no list of $release-backports" \
+            "QEMU 10.0 and 11.1 come from backports. Its last words are above. (If the keys of" \
+            "Debian $release are missing: \`apt-get install debian-archive-keyring\`.)"
     fi
-    private_apt_ready=yes
+    private_apt_ready[$release]=yes
 }
 
 write_source() {
@@ -136,8 +151,10 @@ PIN
 }
 
 # True if the machine has package $1, new enough to replace version $2. Within a release any
-# version is sufficient; a package from backports is needed in that version or newer.
+# version is sufficient; a package from backports is needed in that version or newer. Programs of
+# another release use nothing of the machine's.
 machine_has() {
+    [[ $release == "$codename" ]] || return 1
     local state
     # shellcheck disable=SC2016 # dpkg substitutes these, not the shell.
     state=$(dpkg-query -W -f '${db:Status-Status} ${Version}\n' "$1" 2>/dev/null | head -n 1) || return 1
@@ -160,4 +177,24 @@ fetch_and_unpack() {
         dpkg-deb --extract "$package" "$into" || fail "$package could not be unpacked into $into" "Is the disk full?"
     done
     rm -rf "$downloads"
+}
+
+# Makes program $1 of another release use the loader, the C library and all other libraries in root
+# $2. Apart from these two paths the program remains as it was packaged. (Executing the loader, or
+# another root, would change what /proc has about the process.) Children of the program are not
+# affected, as they would be by LD_LIBRARY_PATH.
+use_own_libraries() {
+    setup_patchelf
+    "$build/patchelf/root/usr/bin/patchelf" --set-interpreter "$2/usr/lib64/ld-linux-x86-64.so.2" \
+        --force-rpath --set-rpath "$2/usr/lib/x86_64-linux-gnu" "$1" ||
+        fail "the paths of the libraries could not be set in $1" "The words of patchelf are above."
+}
+
+setup_patchelf() {
+    local folder=$build/patchelf
+    [[ ! -e $folder/.done ]] || return 0
+    rm -rf "$folder"
+    with_release "$codename" prepare_private_apt
+    with_release "$codename" fetch_and_unpack "$folder/root" patchelf
+    : >"$folder/.done"
 }

@@ -1,5 +1,5 @@
-# Two versions of QEMU, each with the libraries that the host does not have, and with a `run`
-# program.
+# Several versions of QEMU, each with the libraries that the host does not have, and with a `run`
+# program. That of another release has all its libraries, the C library included.
 
 # $1: the version, which is also the name of the folder; $2: the Debian suite.
 setup_qemu() {
@@ -26,9 +26,9 @@ setup_qemu() {
         case $name in
         # QEMU's own packages and firmware are always downloaded, because they must match.
         qemu-system-* | seabios | ipxe-qemu) ;;
-        # The C library must match the host's loader.
-        libc6 | libc-bin) continue ;;
-        lib*) ! machine_has "$name" "$package_version" || continue ;;
+        # The C library must match the loader: the host's, or of another release its own.
+        libc6) [[ $release != "$codename" ]] || continue ;;
+        lib* | zlib1g) ! machine_has "$name" "$package_version" || continue ;;
         # Programs and scripts that the libraries' packages need only during installation.
         *) continue ;;
         esac
@@ -39,6 +39,7 @@ setup_qemu() {
     fetch_and_unpack "$folder/root" "${wanted[@]}"
     # Unused, and most of the size: debug builds of other firmware, documentation, icons.
     rm -rf "$folder"/root/usr/share/{doc,man,icons,applications,locale,lintian,bug}
+    [[ $release == "$codename" ]] || use_own_libraries "$folder/root/usr/bin/qemu-system-x86_64" "$folder/root"
     write_qemu_runner "$folder"
     local answer
     answer=$("$folder/run" --version 2>&1 | head -n 1) || true
@@ -53,9 +54,14 @@ write_qemu_runner() {
 #!/bin/sh
 # Executes this folder's QEMU, with the libraries, modules and firmware that were unpacked with it.
 root=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)/root
+RUN
+    [[ $release != "$codename" ]] || cat >>"$1/run" <<'RUN'
 LD_LIBRARY_PATH=$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu:$root/usr/lib/x86_64-linux-gnu/pulseaudio${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export LD_LIBRARY_PATH
+RUN
+    cat >>"$1/run" <<'RUN'
 QEMU_MODULE_DIR=$root/usr/lib/x86_64-linux-gnu/qemu
-export LD_LIBRARY_PATH QEMU_MODULE_DIR
+export QEMU_MODULE_DIR
 exec "$root/usr/bin/qemu-system-x86_64" -L "$root/usr/share/qemu" -L "$root/usr/share/seabios" -L "$root/usr/lib/ipxe/qemu" "$@"
 RUN
     chmod +x "$1/run"
