@@ -16,6 +16,9 @@ FUZZ_SECONDS ?= 60
 # How many targets run at once.
 FUZZ_JOBS ?= 1
 
+# The second-stage tables are a workspace of their own. Builds share what does not differ.
+EPT := CARGO_TARGET_DIR=../target
+
 # With libvirt, for the program and its tests: headers and library of build/libvirt.
 LIBVIRT_LIB := $(abspath $(BUILD))/libvirt/root/usr/lib/x86_64-linux-gnu
 WITH_LIBVIRT = PKG_CONFIG_PATH=$(LIBVIRT_LIB)/pkgconfig LD_LIBRARY_PATH=$(LIBVIRT_LIB)
@@ -205,7 +208,8 @@ lint-without-setup: check-docs
 	cargo fmt --all --check
 	cd fuzz && cargo fmt --check
 	cd fuzz && RUSTFLAGS="--cfg fuzzing" CARGO_TARGET_DIR=../target/fuzz-check cargo clippy --quiet --locked -- -D warnings
-	cd crates/ept/bochs && cargo fmt --check && cargo clippy --locked --release -- -D warnings
+	cd ept/bochs && cargo fmt --check && cargo clippy --locked --release -- -D warnings
+	cd ept && cargo fmt --all --check && $(EPT) cargo clippy --locked --workspace --all-targets -- -D warnings
 	cd guest/nano && cargo fmt --check && CARGO_TARGET_DIR=../../target/nano cargo clippy --locked --release -- -D warnings
 
 .PHONY: check-docs
@@ -219,7 +223,7 @@ DENY_CHECKS ?= advisories bans licenses sources
 .PHONY: deny
 deny: ## check the dependencies' advisories, licences, duplicates and sources (needs cargo-deny)
 	@cargo deny --version >/dev/null 2>&1 || { echo "cargo-deny is missing: cargo install --locked cargo-deny@0.20.2" >&2; exit 1; }
-	@set -e; for manifest in Cargo.toml fuzz/Cargo.toml crates/ept/bochs/Cargo.toml guest/nano/Cargo.toml; do \
+	@set -e; for manifest in Cargo.toml fuzz/Cargo.toml ept/Cargo.toml ept/bochs/Cargo.toml guest/nano/Cargo.toml; do \
 	    echo "$$manifest"; \
 	    cargo deny --locked --manifest-path $$manifest --config deny.toml check \
 	        --allow unmatched-skip --allow license-not-encountered --allow license-exception-not-encountered \
@@ -232,14 +236,15 @@ test-unit: setup ## tests of the crates, without guests
 # command, because cargo rebuilds everything for another selection of packages.
 	cargo test --locked --workspace --exclude hikkoshi-tests --exclude hikkoshi-lab --exclude hikkoshi-vmm -- --test-threads=1
 
-.PHONY: test-bochs
-test-bochs: setup ## second-stage tables under the real VMX instructions (part of test-unit)
-	cargo test --locked --package hikkoshi-ept --test bochs
+.PHONY: test-ept
+test-ept: setup ## second-stage tables: all tests but the models, also under the real VMX instructions (in Bochs)
+	cd ept && $(EPT) cargo test --locked --workspace
 
 # loom replaces the atomics in every crate. A separate folder keeps both builds.
 .PHONY: test-loom
 test-loom: setup ## loom models: page bitmap, second-stage tables, state shared by the engine's threads
-	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --profile loom --package hikkoshi-pages --package hikkoshi-ept --lib --tests
+	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --profile loom --package hikkoshi-pages --lib --tests
+	cd ept && CARGO_TARGET_DIR=../target/loom RUSTFLAGS="--cfg loom" cargo test --locked --profile loom --package hikkoshi-ept --lib --tests
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" cargo test --locked --profile loom --package hikkoshi-engine --package hikkoshi-link --lib -- model
 
 .PHONY: test-guests

@@ -113,8 +113,9 @@ start waiting group waiting --test-threads=4
 start qemu group qemu --test-threads=1
 start others group others --test-threads=1
 start package package
+start ept make --no-print-directory test-ept
 start documentation cargo test --locked --workspace "${features[@]}" --doc
-for part in engine waiting qemu others documentation guest_images; do
+for part in engine waiting qemu others ept documentation guest_images; do
     finish $part
 done
 stop_if_failed

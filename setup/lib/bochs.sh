@@ -1,7 +1,7 @@
 # Bochs, which emulates the processor on which the second-stage tables are tested: its newer models
 # have VMX with EPT, accessed/dirty bits and page-modification logging, on any host.
 
-# The release that crates/ept/bochs was written for. Others have different names for processors and
+# The release that ept/bochs was written for. Others have different names for processors and
 # options.
 readonly bochs_version=2.7
 
@@ -22,7 +22,7 @@ setup_bochs() {
     [[ -n $found ]] || fail "apt cannot install bochs from $codename" \
         "apt says: $(tail -n 1 "$private_apt/resolve.log")"
     [[ $found == "$bochs_version"[.+-]* ]] || fail \
-        "$codename has bochs $found, not $bochs_version" "crates/ept/bochs is tested with $bochs_version."
+        "$codename has bochs $found, not $bochs_version" "ept/bochs is tested with $bochs_version."
 
     local wanted=() name package_version
     while read -r name package_version; do

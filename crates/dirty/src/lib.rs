@@ -20,9 +20,9 @@
 //! * [`PagemapLog`]: the memory of another process, tracked from outside. The process does not have
 //!   to cooperate.
 //! * [`KvmLog`]: KVM's own log of a VM that this process runs, in three ways ([`kvm`]).
-//! * [`EptLog`]: the log of a hypervisor that uses `hikkoshi-ept`'s second-stage tables.
 //!
-//! [`SharedLog`] gives any of them several clients, each with a log of its own.
+//! A hypervisor with page tables of its own implements the trait itself: `hikkoshi-ept-dirty-log`
+//! does it for the tables of `hikkoshi-ept`.
 //!
 //! # What is reported, and what is not
 //!
@@ -48,19 +48,16 @@
 mod capability_error;
 #[doc(hidden)]
 pub mod contract_tests;
-mod ept;
 mod kernel_check;
 pub mod kvm;
 mod log;
 mod pagemap;
 mod runs;
-mod shared;
 mod unsupported_kernel;
 
-pub use ept::{EptLog, EptStartError};
 pub use kernel_check::support;
 pub use kvm::KvmLog;
 pub use log::{DirtyError, DirtyLog};
 pub use pagemap::{PagemapLog, ProtectError, StartError};
-pub use shared::{ClientLog, SharedLog};
+pub use runs::{RunCoalescer, take_pending};
 pub use unsupported_kernel::{UnsupportedKernel, hugetlb_support};

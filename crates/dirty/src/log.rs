@@ -170,12 +170,9 @@ pub enum DirtyError {
         /// The error of the system call.
         source: io::Error,
     },
-    /// The log of second-stage tables could not be stopped.
-    #[error("stopping the dirty log of the second-stage tables")]
-    EptStop {
-        /// The cause.
-        source: hikkoshi_ept::StopError,
-    },
+    /// A log that is not of this crate could not be read or stopped.
+    #[error(transparent)]
+    Other(Box<dyn std::error::Error + Send + Sync>),
     /// A capability of KVM could not be disabled.
     #[error("stopping KVM's dirty log")]
     KvmCapability(#[from] CapabilityError),

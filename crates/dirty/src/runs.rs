@@ -1,11 +1,11 @@
-//! Coalescing the ranges that the kernel reports into maximal runs.
+//! Coalescing reported ranges into maximal runs.
 
 use std::fmt;
 
 use hikkoshi_pages::{PageBitmap, PageRange};
 
 /// Passes ranges on, and joins adjacent ones. The ranges must be in ascending order.
-pub(crate) struct RunCoalescer<'a> {
+pub struct RunCoalescer<'a> {
     current: PageRange,
     to: &'a mut dyn FnMut(PageRange),
 }
@@ -19,14 +19,16 @@ impl fmt::Debug for RunCoalescer<'_> {
 }
 
 impl<'a> RunCoalescer<'a> {
-    pub(crate) fn new(to: &'a mut dyn FnMut(PageRange)) -> Self {
+    /// Passes them to `to`.
+    pub fn new(to: &'a mut dyn FnMut(PageRange)) -> Self {
         Self {
             current: PageRange::EMPTY,
             to,
         }
     }
 
-    pub(crate) fn push(&mut self, range: PageRange) {
+    /// Adds a range, which is after all earlier ones.
+    pub fn push(&mut self, range: PageRange) {
         if range.is_empty() {
             return;
         }
@@ -47,11 +49,7 @@ impl<'a> RunCoalescer<'a> {
 }
 
 /// Claims all pages of `range` that are set in `pending`, and reports them as maximal runs.
-pub(crate) fn take_pending(
-    pending: &PageBitmap,
-    range: PageRange,
-    dirty: &mut dyn FnMut(PageRange),
-) {
+pub fn take_pending(pending: &PageBitmap, range: PageRange, dirty: &mut dyn FnMut(PageRange)) {
     let mut runs = RunCoalescer::new(dirty);
     let mut rest = range;
     while let Some(run) = pending.claim_run(rest, u64::MAX) {

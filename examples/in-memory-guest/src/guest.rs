@@ -8,17 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use hikkoshi_ept::testing::Access;
 use hikkoshi_memory::{GuestRam, RamFile};
 use hikkoshi_pages::{
     GuestRange, PAGE_BYTES, PAGE_SIZE, Page, PageRange, RamBlock, RamLayout, usize_from,
 };
 use hikkoshi_wire::GuestDescription;
 use rustix::fs::{MemfdFlags, memfd_create};
-use vm_memory::volatile_memory::Error as VolatileMemoryError;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
-
-use crate::second_stage::SecondStage;
 
 /// 32 MiB.
 const PAGES: u64 = 8192;
@@ -28,8 +24,6 @@ const PAGES: u64 = 8192;
 pub(crate) struct Memory {
     map: MmapRegion,
     ram: Arc<GuestRam>,
-    /// What translates the guest's addresses, if the machine has a second stage.
-    second_stage: Option<Arc<SecondStage>>,
 }
 
 impl Memory {
@@ -55,21 +49,7 @@ impl Memory {
         Ok(Self {
             map,
             ram: Arc::new(ram),
-            second_stage: None,
         })
-    }
-
-    /// The same with a second stage.
-    pub(crate) fn with_second_stage() -> Result<Self, Box<dyn Error>> {
-        Ok(Self {
-            second_stage: Some(Arc::new(SecondStage::new(PAGES)?)),
-            ..Self::new()?
-        })
-    }
-
-    /// The second stage, if there is one.
-    pub(crate) fn second_stage(&self) -> Option<&Arc<SecondStage>> {
-        self.second_stage.as_ref()
     }
 
     /// The memory as the engine reads and fills it.
@@ -85,34 +65,19 @@ impl Memory {
     /// Reads a page as the guest does. Waits while the page is missing.
     fn load(&self, page: u64) -> io::Result<[u8; PAGE_SIZE]> {
         let mut content = [0; PAGE_SIZE];
-        self.access(page, Access::Read, |offset| {
-            let memory = self.map.as_volatile_slice();
-            memory.read_slice(&mut content, usize_from(offset))
-        })?;
+        let memory = self.map.as_volatile_slice();
+        memory
+            .read_slice(&mut content, usize_from(page * PAGE_BYTES))
+            .map_err(io::Error::other)?;
         Ok(content)
     }
 
     /// Writes a page as the guest does. Waits while the page is missing.
     fn store(&self, page: u64, content: &[u8; PAGE_SIZE]) -> io::Result<()> {
-        self.access(page, Access::Write, |offset| {
-            let memory = self.map.as_volatile_slice();
-            memory.write_slice(content, usize_from(offset))
-        })
-    }
-
-    /// Translates the address of a page, and accesses the memory there.
-    fn access(
-        &self,
-        page: u64,
-        access: Access,
-        access_memory: impl FnOnce(u64) -> Result<(), VolatileMemoryError>,
-    ) -> io::Result<()> {
-        let address = page * PAGE_BYTES;
-        let result = match &self.second_stage {
-            Some(second_stage) => second_stage.access(address, access, access_memory)?,
-            None => access_memory(address),
-        };
-        result.map_err(io::Error::other)
+        let memory = self.map.as_volatile_slice();
+        memory
+            .write_slice(content, usize_from(page * PAGE_BYTES))
+            .map_err(io::Error::other)
     }
 }
 

@@ -4,9 +4,6 @@
 //! machine, [`source`] and [`destination`] implement the engine's two traits for it. Source and
 //! destination are two threads here, which talk over loopback; on two hosts the code is the same.
 //!
-//! Then it is a hypervisor that has its own page tables ([`second_stage`], by `hikkoshi-ept`), and
-//! takes the dirty log from them, by each of their methods.
-//!
 //! It needs Linux 6.7 and the right to use userfaultfd (root, or `vm.unprivileged_userfaultfd=1`):
 //!
 //! ```text
@@ -17,7 +14,6 @@
 
 mod destination;
 mod guest;
-mod second_stage;
 mod source;
 
 use std::error::Error;
@@ -30,42 +26,23 @@ use hikkoshi_engine::{
     Account, CancelFlag, DestinationOptions, MigrateControl, Mode, ReceiveControl, SourceControl,
     SourceOptions, migrate, receive,
 };
-use hikkoshi_ept::LogMethod;
 use hikkoshi_handover::Unrecorded;
 use hikkoshi_link::{Address, Listener};
 
 use crate::destination::Destination;
 use crate::guest::{Checked, Machine, Memory};
-use crate::source::{Source, Tracker};
+use crate::source::Source;
 
 /// Long enough for the guest to write some hundred pages.
 const A_WHILE: Duration = Duration::from_millis(100);
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let second_stage = [
-        LogMethod::WriteProtection,
-        LogMethod::DirtyFlags,
-        LogMethod::Pml,
-    ];
-    let all_modes = [Mode::Precopy, Mode::Postcopy, Mode::Hybrid];
-    let moves = all_modes
-        .map(|mode| (mode, Tracker::Pagemap))
-        .into_iter()
-        .chain(second_stage.into_iter().flat_map(|method| {
-            [Mode::Precopy, Mode::Hybrid].map(|mode| (mode, Tracker::SecondStage(method)))
-        }));
-    println!(
-        "mode      rounds  pre-copied  urgent  background  downtime  pages checked  wrong  dirty log"
-    );
+    println!("mode      rounds  pre-copied  urgent  background  downtime  pages checked  wrong");
     let mut wrong = 0;
-    for (mode, tracker) in moves {
-        let (account, checked) = move_guest(mode, tracker)?;
-        let log = match tracker {
-            Tracker::Pagemap => "pagemap".to_owned(),
-            Tracker::SecondStage(method) => method.to_string(),
-        };
+    for mode in [Mode::Precopy, Mode::Postcopy, Mode::Hybrid] {
+        let (account, checked) = move_guest(mode)?;
         println!(
-            "{:<8}  {:>6}  {:>10}  {:>6}  {:>10}  {:>5.1} ms  {:>13}  {:>5}  {log}",
+            "{:<8}  {:>6}  {:>10}  {:>6}  {:>10}  {:>5.1} ms  {:>13}  {:>5}",
             format!("{mode:?}").to_lowercase(),
             account.rounds,
             account.pages.precopy,
@@ -84,12 +61,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Moves a guest that runs, and checks it where it arrives.
-fn move_guest(mode: Mode, tracker: Tracker) -> Result<(Account, Checked), Box<dyn Error>> {
-    let memory = match tracker {
-        Tracker::Pagemap => Memory::new()?,
-        Tracker::SecondStage(_) => Memory::with_second_stage()?,
-    };
-    let mut source = Source::new(Machine::boot(memory)?, tracker);
+fn move_guest(mode: Mode) -> Result<(Account, Checked), Box<dyn Error>> {
+    let mut source = Source::new(Machine::boot(Memory::new()?)?);
     let mut destination = Destination::new(Machine::empty(Memory::new()?));
     thread::sleep(A_WHILE);
 

@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use hikkoshi_dirty::{DirtyLog, PagemapLog};
 use hikkoshi_engine::{CancelFlag, GuestError, SourceGuest};
-use hikkoshi_ept::LogMethod;
 use hikkoshi_linux::HostAddr;
 use hikkoshi_memory::GuestRam;
 use hikkoshi_userfault::{Features, Userfault};
@@ -14,30 +13,19 @@ use hikkoshi_wire::GuestDescription;
 
 use crate::guest::{Machine, Memory};
 
-/// Which dirty log tells what the guest has written.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Tracker {
-    /// The host kernel's.
-    Pagemap,
-    /// That of the machine's own second stage.
-    SecondStage(LogMethod),
-}
-
 #[derive(Debug)]
 pub(crate) struct Source {
     machine: Machine,
     description: GuestDescription,
-    tracker: Tracker,
     log: Option<Arc<dyn DirtyLog>>,
 }
 
 impl Source {
-    pub(crate) fn new(machine: Machine, tracker: Tracker) -> Self {
+    pub(crate) fn new(machine: Machine) -> Self {
         let description = machine.describe(true);
         Self {
             machine,
             description,
-            tracker,
             log: None,
         }
     }
@@ -53,10 +41,7 @@ impl SourceGuest for Source {
     }
 
     fn start_dirty_log(&mut self) -> Result<Arc<dyn DirtyLog>, GuestError> {
-        let log = match self.tracker {
-            Tracker::Pagemap => pagemap_log(self.machine.memory())?,
-            Tracker::SecondStage(method) => second_stage_log(self.machine.memory(), method)?,
-        };
+        let log = pagemap_log(self.machine.memory())?;
         self.log = Some(Arc::clone(&log));
         Ok(log)
     }
@@ -102,13 +87,5 @@ fn pagemap_log(memory: &Memory) -> Result<Arc<dyn DirtyLog>, GuestError> {
     let userfault = Userfault::create_for_self(Features::FOR_DIRTY_LOG).map_err(GuestError::new)?;
     let hosts = [HostAddr(memory.host_address())];
     let log = PagemapLog::start(Arc::new(userfault), memory.ram().layout(), &hosts);
-    Ok(Arc::new(log.map_err(GuestError::new)?))
-}
-
-fn second_stage_log(memory: &Memory, method: LogMethod) -> Result<Arc<dyn DirtyLog>, GuestError> {
-    let second_stage = memory
-        .second_stage()
-        .ok_or_else(|| GuestError::new("the machine has no second stage"))?;
-    let log = second_stage.start_log(memory.ram().layout(), method);
     Ok(Arc::new(log.map_err(GuestError::new)?))
 }

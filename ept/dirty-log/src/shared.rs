@@ -5,10 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use error_reporter::Report;
+use hikkoshi_dirty::{DirtyError, DirtyLog, take_pending};
 use hikkoshi_pages::{PageBitmap, PageRange};
-
-use crate::log::{DirtyError, DirtyLog};
-use crate::runs::take_pending;
 
 /// A dirty log that several clients read: a display and a migration, for example. Each client has
 /// a log of its own ([`SharedLog::client`]), so a take by one does not remove pages from another's.

@@ -36,8 +36,8 @@
 //! [`Guest::count_dirty`] read without clearing. A take rearms only the pages that are dirty, and
 //! finds their leaves through the reverse map.
 //!
-//! The crate `hikkoshi-dirty` makes this log a `DirtyLog` (`EptLog`), with which the migration
-//! engine moves a guest, and gives several clients a log of their own (`SharedLog`).
+//! The crate in `dirty-log/` makes this log a `DirtyLog` (`EptLog`), with which hikkoshi's engine
+//! moves a guest, and gives several clients a log of their own (`SharedLog`).
 //!
 //! With every method a log-dirty superpage is write-protected, and the first write splits it, so
 //! that the log has 4 KiB granularity.

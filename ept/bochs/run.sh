@@ -9,7 +9,7 @@
 #   OUT=DIRECTORY     for image, configuration and log (default: run, in the target directory)
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-bochs=${BOCHS:-$(cd "$here/../../.." && pwd)/build/bochs}
+bochs=${BOCHS:-$(cd "$here/../.." && pwd)/build/bochs}
 
 if [[ ! -x $bochs/run ]]; then
     echo "hypervisor: no Bochs in $bochs; install it with \`make setup\`" >&2

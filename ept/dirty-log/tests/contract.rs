@@ -9,9 +9,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use hikkoshi_dirty::{DirtyError, DirtyLog, EptLog, EptStartError, SharedLog, contract_tests};
+use hikkoshi_dirty::{DirtyError, DirtyLog, contract_tests};
 use hikkoshi_ept::testing::{Access, Machine, TestMemory};
 use hikkoshi_ept::{Capabilities, Gfn, GfnRange, Guest, HostFrame, LogMethod, Mapping, View};
+use hikkoshi_ept_dirty_log::{EptLog, SharedLog, StartError};
 use hikkoshi_pages::{GuestRange, PAGE_BYTES, Page, PageRange, RamBlock, RamLayout};
 
 const METHODS: [LogMethod; 3] = [
@@ -240,7 +241,7 @@ fn layouts_whose_writes_would_be_missed_are_refused() {
     assert!(
         matches!(
             error,
-            EptStartError::Tables(hikkoshi_ept::StartError::OutOfRange(_))
+            StartError::Tables(hikkoshi_ept::StartError::OutOfRange(_))
         ),
         "{error:?}"
     );

@@ -1,17 +1,14 @@
-//! The dirty log of a hypervisor of one's own: [`EptLog`] gives the log of `hikkoshi-ept`'s
-//! second-stage tables to the engine.
+//! The dirty log of a hypervisor of one's own.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use error_reporter::Report;
+use hikkoshi_dirty::{DirtyError, DirtyLog, RunCoalescer};
 use hikkoshi_ept::{Gfn, GfnRange, Guest, HostMemory, LogMethod, Processors, TakeError};
 use hikkoshi_pages::{PAGE_BYTES, PageRange, RamLayout};
 use thiserror::Error;
-
-use crate::log::{DirtyError, DirtyLog};
-use crate::runs::RunCoalescer;
 
 /// Pages of the layout that are contiguous guest frames.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +50,7 @@ pub struct EptLog<M: HostMemory, P: Processors> {
 /// Why an [`EptLog`] was not started.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum EptStartError {
+pub enum StartError {
     /// The layout does not say where pages are mapped in the guest, so their writes would be
     /// missed.
     #[error(
@@ -91,13 +88,13 @@ impl<M: HostMemory, P: Processors> EptLog<M, P> {
     ///
     /// # Errors
     ///
-    /// See [`EptStartError`]; on an error nothing is logged.
+    /// See [`StartError`]; on an error nothing is logged.
     pub fn start(
         guest: Arc<Guest<M>>,
         processors: P,
         layout: &RamLayout,
         method: LogMethod,
-    ) -> Result<Self, EptStartError> {
+    ) -> Result<Self, StartError> {
         let mut log = Self {
             guest,
             processors,
@@ -140,7 +137,7 @@ impl<M: HostMemory, P: Processors> EptLog<M, P> {
             if let Err(source) = self.guest.stop_log(frames, &self.processors) {
                 // The caller can try again.
                 self.stopped.store(false, Ordering::Release);
-                return Err(DirtyError::EptStop { source });
+                return Err(DirtyError::Other(Box::new(source)));
             }
         }
         Ok(())
@@ -204,7 +201,7 @@ impl<M: HostMemory, P: Processors> fmt::Debug for EptLog<M, P> {
 }
 
 /// Returns where the pages of each block are mapped in the guest.
-fn parts(layout: &RamLayout) -> Result<Vec<Part>, EptStartError> {
+fn parts(layout: &RamLayout) -> Result<Vec<Part>, StartError> {
     let mut parts = Vec::new();
     for (block, pages) in layout.blocks() {
         let mut mapped = block.guest.clone();
@@ -224,7 +221,7 @@ fn parts(layout: &RamLayout) -> Result<Vec<Part>, EptStartError> {
             end = end.saturating_add(range.bytes);
         }
         if end != block.bytes {
-            return Err(EptStartError::NotMapped {
+            return Err(StartError::NotMapped {
                 block: block.id.clone(),
                 offset: end,
             });
@@ -234,7 +231,7 @@ fn parts(layout: &RamLayout) -> Result<Vec<Part>, EptStartError> {
     by_address.sort_unstable_by_key(|part| part.first);
     for (one, other) in by_address.iter().zip(by_address.iter().skip(1)) {
         if one.frames(one.pages).contains(other.first) {
-            return Err(EptStartError::SameAddress {
+            return Err(StartError::SameAddress {
                 one: one.pages,
                 other: other.pages,
                 gpa: other.first.address(),

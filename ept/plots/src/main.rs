@@ -1,8 +1,8 @@
-//! Draws the plots of docs/dirty-logging.md from the results of the benches, and prints the rows of
-//! its tables:
+//! Draws the plots of `ept/docs/cost.md` and `docs/dirty-logging.md` from the results of the
+//! benches, and prints the rows of their tables. In the folder `ept`:
 //!
 //! ```text
-//! cargo run --package hikkoshi-plots -- target/criterion ranges.csv vcpus.csv docs/dirty-logging
+//! cargo run --package hikkoshi-plots -- target/criterion ranges.csv vcpus.csv docs/plots
 //! ```
 //!
 //! The first argument is criterion's folder, which has the results of `hikkoshi-ept`'s bench `cost`
