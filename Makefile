@@ -185,9 +185,13 @@ UPGRADE_FROM ?= e4946ab6
 test-upgrade: guest ## move guests between this revision and UPGRADE_FROM, in both directions and all modes
 	packaging/test-upgrade.sh $(UPGRADE_FROM)
 
+# Fetches and builds nothing that it does not need.
 .PHONY: demo
-demo: guest ## move a test guest between two QEMU processes, and print the result
-	cargo run --locked --release --package hikkoshi -- demo $(ARGS)
+demo: ## move a test guest between two QEMU processes, and print the result
+	@setup/setup.sh only qemu-10.0 kernel busybox
+	@$(MAKE) --no-print-directory $(INITRAMFS)
+	cargo build --locked --release --package hikkoshi --package hikkoshi-lab
+	@target/release/hikkoshi-demo $(ARGS)
 
 # Every file whose first line names a shell; files that these source are checked with them.
 SHELL_SCRIPTS = $(shell find . \( -path ./target -o -path ./build -o -path ./.git \) -prune \

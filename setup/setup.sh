@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets up everything that building, testing and the demo need, on Debian 12.
+# Sets up everything that building and testing need, on Debian 12; `setup.sh only COMPONENT...` only
+# these components, which is what `make demo` does.
 #
 #   build/qemu-7.2, build/qemu-10.0   the distribution's QEMU and its backport, side by side
 #   build/qemu-11.1                   the backport of the next release, with all its libraries
@@ -99,18 +100,23 @@ mkdir -p "$build"
 exec 9>"$build/.setup.lock"
 flock 9
 
-setup_qemu 7.2 "$codename"
-setup_qemu 10.0 "$codename-backports"
-with_release trixie setup_qemu 11.1 trixie-backports
-setup_qemu_img
-setup_kernel
-setup_busybox
-setup_bochs
-setup_swtpm
-setup_shellcheck
-setup_libvirt
-for more in "$@"; do
-    case $more in
+if [[ ${1:-} == only ]]; then
+    components=("${@:2}")
+else
+    components=(qemu-7.2 qemu-10.0 qemu-11.1 qemu-img kernel busybox bochs swtpm shellcheck libvirt "$@")
+fi
+for component in "${components[@]}"; do
+    case $component in
+    qemu-7.2) setup_qemu 7.2 "$codename" ;;
+    qemu-10.0) setup_qemu 10.0 "$codename-backports" ;;
+    qemu-11.1) with_release trixie setup_qemu 11.1 trixie-backports ;;
+    qemu-img) setup_qemu_img ;;
+    kernel) setup_kernel ;;
+    busybox) setup_busybox ;;
+    bochs) setup_bochs ;;
+    swtpm) setup_swtpm ;;
+    shellcheck) setup_shellcheck ;;
+    libvirt) setup_libvirt ;;
     apache) setup_apache ;;
     bpftrace) setup_bpftrace ;;
     ovmf) setup_ovmf ;;
@@ -122,9 +128,7 @@ for more in "$@"; do
     openssh) setup_openssh ;;
     chromium) setup_chromium ;;
     prometheus) setup_prometheus ;;
-    *) fail "unknown component: $more" \
-        "Known components: apache, bpftrace, ovmf, debian, devices-kernel, openssh, chromium," \
-        "prometheus, package-root, fresh-root, hosts-root." ;;
+    *) fail "unknown component: $component" "The components are in $here/setup.sh." ;;
     esac
 done
 

@@ -25,7 +25,6 @@ stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 
 cp "$program" "$stage/hikkoshi"
-strip "$stage/hikkoshi"
 # The program writes its manual pages. The host may have no libvirt.
 LD_LIBRARY_PATH=$PWD/build/libvirt/root/usr/lib/x86_64-linux-gnu \
     make --no-print-directory --silent install PROGRAM="$stage/hikkoshi" DESTDIR="$stage" PREFIX=/usr/local GENERATED="$stage/generated"

@@ -1,10 +1,10 @@
 //! `hikkoshi`: moves a running virtual machine to another host.
 //!
-//! `receive` waits at the destination, `migrate` moves a guest to it, and `demo` shows both with a
-//! test guest. `check`, `dirty-rate` and `estimate` examine a guest that stays where it is.
-//! `status` shows the migrations of this host, and `set`, `switch` and `cancel` control those that
-//! run. `dashboard` shows them on a page, and `report` makes a page of those that have
-//! ended. Their output is for people; `--json` and `--progress json` are for programs.
+//! `receive` waits at the destination, and `migrate` moves a guest to it. `check`, `dirty-rate`
+//! and `estimate` examine a guest that stays where it is. `status` shows the migrations of this
+//! host, and `set`, `switch` and `cancel` control those that run. `dashboard` shows them on a
+//! page, and `report` makes a page of those that have ended. Their output is for people; `--json`
+//! and `--progress json` are for programs.
 //!
 //! | folder | holds |
 //! |---|---|
@@ -32,8 +32,8 @@ use args::Command;
 use args::requested_output::RequestedOutput;
 use commands::resume_command::before_search;
 use commands::{
-    check, control, dashboard, demo, dirty_rate, estimate, generate, guard, invite, migrate,
-    receive, report as report_command, status as status_command,
+    check, control, dashboard, dirty_rate, estimate, generate, guard, invite, migrate, receive,
+    report as report_command, status as status_command,
 };
 use output::exit::{End, Exit, ExitStatus};
 use output::reason::Reason;
@@ -67,7 +67,6 @@ fn main() -> std::process::ExitCode {
         Command::Report(args) => report_command::run(args),
         Command::Dashboard(args) => dashboard::run(args),
         Command::Estimate(args) => estimate::run(args),
-        Command::Demo(args) => demo::run(args),
         Command::Guard(args) => guard::run(args),
         Command::Generate(args) => generate::run(args),
     });

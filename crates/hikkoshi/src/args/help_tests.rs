@@ -141,11 +141,7 @@ fn options_stand_under_their_headings() {
          Output: --output\n\
          Recovery: --journal\n"
     );
-    assert_eq!(
-        visible("demo"),
-        "-: --mode --memory --report --qemu --help\n"
-    );
-    assert_eq!(visible_commands().len(), 13, "one is not in this test");
+    assert_eq!(visible_commands().len(), 12, "one is not in this test");
 }
 
 #[test]
@@ -253,10 +249,9 @@ fn the_page_has_each_command_and_each_option_under_its_heading() {
                 continue;
             };
             let option = format!("--{long}");
-            let heading = match (arg.is_hide_set(), arg.get_help_heading()) {
-                (true, _) => "Hidden options",
-                (false, Some(heading)) => heading,
-                (false, None) => "Demo",
+            let heading = match arg.is_hide_set() {
+                true => "Hidden options",
+                false => arg.get_help_heading().unwrap_or("no heading"),
             };
             assert!(
                 has_option(section(heading), &option),

@@ -14,7 +14,6 @@ mod check;
 mod control;
 mod convergence;
 mod dashboard;
-mod demo;
 mod destination_address;
 mod dirty_rate;
 mod disks;
@@ -57,7 +56,6 @@ pub(crate) use check::Check;
 pub(crate) use control::{Cancel, SetLimits, Switch};
 pub(crate) use convergence::{ConvergenceOptions, MAX_DOWNTIME_MS, WhenStalled};
 pub(crate) use dashboard::Dashboard;
-pub(crate) use demo::Demo;
 pub(crate) use dirty_rate::DirtyRate;
 pub(crate) use disks::DiskArgs;
 pub(crate) use domain::{DomainArgs, DomainOptions};
@@ -130,13 +128,6 @@ Exit status of estimate:
   1  The guest cannot be measured, or the destination does not answer
   2  The command line or the environment is invalid, or the file of --json cannot be written
 
-Exit status of demo:
-  0  The guest was moved, and has found every page of its memory as it was
-  1  The demo failed, the guest found a bad page, or the migration left it at the source
-  2  The command line or the environment is invalid, that QEMU is not installed, or migrate
-     ended so
-  3, 4  migrate ended so
-
 Environment:
   HIKKOSHI_LOG  What to log: off, error, warn (the default), info, debug or trace, for
                 all crates or for one (hikkoshi_qemu=debug)
@@ -176,8 +167,6 @@ pub(crate) enum Command {
     Dashboard(Dashboard),
     /// Predict for each mode what a migration would be like; nothing moves
     Estimate(Box<Estimate>),
-    /// Move a test guest between two QEMU processes on this host
-    Demo(Demo),
     /// Restore the guest if `migrate` is killed (started by `migrate`)
     #[command(hide = true)]
     Guard(Guard),
@@ -202,7 +191,6 @@ impl Command {
             | Self::Report(_)
             | Self::Dashboard(_)
             | Self::Estimate(_)
-            | Self::Demo(_)
             | Self::Guard(_)
             | Self::Generate(_) => None,
         }

@@ -4,7 +4,6 @@ mod bounded_lines;
 pub(crate) mod check;
 pub(crate) mod control;
 pub(crate) mod dashboard;
-pub(crate) mod demo;
 pub(crate) mod dirty_rate;
 pub(crate) mod estimate;
 mod find_journal;

@@ -77,7 +77,6 @@ reasons! {
     Daemon "daemon" "`hikkoshi invite` got no invitation from the `receive --daemon` of this host.",
     NameTaken "name_taken" "The `receive --daemon` of this host receives or awaits a guest of this name.",
     Full "full" "The `receive --daemon` of this host receives or awaits as many guests as it may.",
-    Demo "demo" "The demonstration failed.",
 }
 
 impl Reason {

@@ -1,20 +1,53 @@
-//! `hikkoshi demo`: moves a test guest between two QEMU processes, with the commands that a user
-//! would type.
+//! Moves a test guest between two QEMU processes, with the commands that a user would type.
+//! `make demo` builds and runs it.
+#![allow(clippy::print_stdout, clippy::print_stderr)] // what it shows is what it is for
 
+use std::env;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
-use std::process::{self, Child, Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{self, Child, Command, ExitCode, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use clap::Parser;
+use clap::builder::PossibleValuesParser;
+use error_reporter::Report as ErrorReport;
 use hikkoshi_lab::{Lab, LabError, QemuVersion, Ram, Report, Vm, VmConfig, Workload};
 
-use crate::args::Demo;
-use crate::commands::kernel_support::require_dirty_log;
-use crate::commands::own_executable;
-use crate::output::exit::{Exit, ExitStatus};
-use crate::output::reason::Reason;
-use crate::output::streams;
+/// Boots a test guest, moves it to a second QEMU with hikkoshi, and checks its memory
+#[derive(Debug, Parser)]
+#[command(name = "make demo")]
+struct Demo {
+    /// Migration mode
+    #[arg(
+        long,
+        default_value = "hybrid",
+        value_parser = PossibleValuesParser::new(["precopy", "postcopy", "hybrid"])
+    )]
+    mode: String,
+
+    /// The guest's memory in MiB; its workload writes to half of it all the time
+    #[arg(
+        long,
+        value_name = "MIB",
+        default_value_t = 512,
+        value_parser = clap::value_parser!(u64).range(256..=16_384)
+    )]
+    memory: u64,
+
+    /// Where to write the report
+    #[arg(long, value_name = "FILE", default_value = "hikkoshi-demo.html")]
+    report: PathBuf,
+
+    /// QEMU version on both sides, of those that `make setup` installs
+    #[arg(
+        long,
+        value_name = "VERSION",
+        default_value = "10.0",
+        value_parser = PossibleValuesParser::new(QemuVersion::ALL.map(QemuVersion::label))
+    )]
+    qemu: String,
+}
 
 /// How long the guest runs its workload before and after the move.
 const BEFORE: Duration = Duration::from_secs(3);
@@ -29,7 +62,7 @@ enum DemoError {
     /// The guests.
     #[error(transparent)]
     Lab(#[from] LabError),
-    /// This program as a child.
+    /// hikkoshi as a child.
     #[error("{doing} hikkoshi")]
     Program {
         doing: &'static str,
@@ -53,49 +86,22 @@ enum DemoError {
     NotListening(String),
 }
 
-pub(crate) fn run(args: &Demo) -> Result<ExitStatus, Exit> {
-    let version = QemuVersion::ALL
-        .into_iter()
-        .find(|version| version.label() == args.qemu)
-        .ok_or_else(|| {
-            Exit::new(
-                ExitStatus::Usage,
-                Reason::Usage,
-                format!(
-                    "QEMU {} is not installed by the set-up; versions are 7.2 and 10.0",
-                    args.qemu
-                ),
-            )
-        })?;
-    require_dirty_log(args.mode)?;
-    show(args, version).map_err(|error| {
-        Exit::new(
-            error.status(),
-            Reason::Demo,
-            format!("the demo failed: {}", error_reporter::Report::new(&error)),
-        )
-    })?;
-    Ok(ExitStatus::Done)
-}
-
-impl DemoError {
-    /// The status of `migrate`, if that failed. Otherwise the demo itself failed.
-    fn status(&self) -> ExitStatus {
-        let migrate = match self {
-            Self::Migrate(status) => status.code(),
-            _ => None,
-        };
-        let statuses = [ExitStatus::Usage, ExitStatus::Unfinished, ExitStatus::Lost];
-        let of_migrate = |status: &ExitStatus| migrate == Some(status.code().into());
-        statuses
-            .into_iter()
-            .find(of_migrate)
-            .unwrap_or(ExitStatus::Failed)
+fn main() -> ExitCode {
+    let args = Demo::parse();
+    match show(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("the demo failed: {}", ErrorReport::new(&error));
+            ExitCode::FAILURE
+        }
     }
 }
 
-fn show(args: &Demo, version: QemuVersion) -> Result<(), DemoError> {
+fn show(args: &Demo) -> Result<(), DemoError> {
     let lab = Lab::new()?;
+    let mut versions = QemuVersion::ALL.into_iter();
+    let version = versions.find(|version| version.label() == args.qemu);
+    let version = version.unwrap_or(QemuVersion::V10_0);
     let half = args.memory / 2;
     let config = VmConfig::new()
         .version(version)
@@ -164,7 +170,7 @@ fn move_guest(args: &Demo, source: &Vm, destination: &Vm) -> Result<(), DemoErro
     let mut migrate = Running::spawn(hikkoshi(source.qmp_path(), "migrate").args([
         &address,
         "--mode",
-        args.mode.name(),
+        &args.mode,
         "--verbose",
     ]))?;
     let migrate = migrate.0.wait().map_err(failed("waiting for"))?;
@@ -210,16 +216,19 @@ impl Drop for Running {
     }
 }
 
-/// This program, with a subcommand.
+/// hikkoshi, with a subcommand.
 fn hikkoshi(qmp: &Path, subcommand: &str) -> Command {
     let mut command = hikkoshi_without_qmp(qmp, subcommand);
     command.arg("--qmp").arg(qmp);
     command
 }
 
-/// The same, for one that is not about a machine. The journals are those of the machine at `qmp`.
+/// hikkoshi, with a subcommand that is not about a machine. The journals are those of the machine
+/// at `qmp`.
 fn hikkoshi_without_qmp(qmp: &Path, subcommand: &str) -> Command {
-    let mut command = own_executable::command();
+    // Cargo builds both programs into one folder.
+    let own = env::current_exe().unwrap_or_default();
+    let mut command = Command::new(own.with_file_name("hikkoshi"));
     command
         .arg(subcommand)
         // Beside the machine's socket: removed together with it.
@@ -292,27 +301,5 @@ fn headline(text: &str) {
 }
 
 fn line(text: &str) {
-    streams::to_stdout(&format!("{text}\n"));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::process::ExitStatusExt;
-
-    fn ended(code: i32) -> process::ExitStatus {
-        process::ExitStatus::from_raw(code << 8)
-    }
-
-    #[test]
-    fn the_status_is_that_of_migrate_or_1() {
-        let of = |error: DemoError| i32::from(error.status().code());
-        for code in 1..=4 {
-            assert_eq!(of(DemoError::Migrate(ended(code))), code);
-        }
-        let killed = process::ExitStatus::from_raw(9);
-        assert_eq!(of(DemoError::Migrate(killed)), 1);
-        assert_eq!(of(DemoError::Receive(ended(3))), 1);
-        assert_eq!(of(DemoError::BadPages(2)), 1);
-    }
+    println!("{text}");
 }
