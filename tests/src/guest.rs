@@ -206,7 +206,7 @@ impl<'a> Guest<'a> {
                 other => Err(other.to_owned()),
             }
         });
-        if finished.destination.status().unwrap_or_default() == "running" {
+        if finished.answers && finished.destination.status().unwrap_or_default() == "running" {
             never_retried("the guest runs twice");
             panic!("the guest runs twice");
         }

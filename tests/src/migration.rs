@@ -399,7 +399,7 @@ impl Migration {
                 "breakpoint not reached: {breakpoint}: {migrate:?} {receive:?}"
             );
         }
-        self.watcher.finish();
+        let answers = self.watcher.finish();
         let json_reports = self.json_reports.map(|path| {
             let text = std::fs::read_to_string(path).ok()?;
             let written = JsonSchema::published().assert("file", &text);
@@ -414,6 +414,7 @@ impl Migration {
         };
         let finished = FinishedMigration {
             destination: self.destination,
+            answers,
             plan: self.plan,
             number: self.number,
             before: self.before,
@@ -429,6 +430,8 @@ impl Migration {
 pub struct FinishedMigration {
     /// The destination's QEMU.
     pub destination: Arc<Vm>,
+    /// Whether both QEMUs answered at the end.
+    pub(crate) answers: bool,
     pub(crate) plan: MigrationPlan,
     pub(crate) number: u32,
     /// The state of the source's QEMU before the migration.

@@ -120,11 +120,12 @@ impl SplitBrainWatcher {
         }
     }
 
-    /// Ends the watch.
+    /// Ends the watch. Returns whether both QEMUs answer: one whose main loop waits for a page of a
+    /// broken post-copy never does.
     ///
     /// # Panics
     /// When the guest ran in both at the same time.
-    pub fn finish(self) {
+    pub fn finish(self) -> bool {
         self.stop.store(true, Ordering::Release);
         let answers = match self.result.recv_timeout(ANSWER) {
             Ok(Ok(looks)) => looks > 0,
@@ -132,7 +133,6 @@ impl SplitBrainWatcher {
                 never_retried(&twice);
                 panic!("{twice}");
             }
-            // A QEMU whose main loop waits for a page of a broken post-copy does not answer.
             Err(_) => false,
         };
         let (source, destination) = (self.source.runs(true), self.destination.runs(answers));
@@ -153,6 +153,7 @@ impl SplitBrainWatcher {
                 }
             }
         }
+        answers
     }
 }
 
