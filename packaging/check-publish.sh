@@ -12,7 +12,6 @@ fail() {
 
 cargo run --quiet --locked --package hikkoshi-third-party -- check-manifests
 mapfile -t crates < <(cargo run --quiet --locked --package hikkoshi-third-party -- published)
-((${#crates[@]} > 10)) || fail "only ${#crates[@]} crates can be published"
 packages=()
 for one in "${crates[@]}"; do packages+=(--package "$one"); done
 rm -rf target/package-crates/package
@@ -30,4 +29,6 @@ for one in "${crates[@]}"; do
     size=$(stat --format %s "$file")
     ((size <= 1 << 20)) || fail "the package of $one has $size bytes"
 done
-echo "check-publish: ${#crates[@]} crates can be published"
+# A workspace of its own.
+(cd ept && CARGO_TARGET_DIR=../$CARGO_TARGET_DIR cargo publish --dry-run --locked --allow-dirty --package hikkoshi-ept)
+echo "check-publish: ${#crates[@]} crates and hikkoshi-ept can be published"
