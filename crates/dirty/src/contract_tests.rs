@@ -38,6 +38,9 @@ pub trait Guest: Debug {
     fn pin(&self, page: Page);
     /// Makes the device write a value to the pinned page and unpin it, and waits until it has.
     fn land(&self, value: u64);
+    /// Makes the guest return pages to the host, as a balloon does, and waits until it has: they read
+    /// as zero afterwards. `range` consists of whole host pages of one block.
+    fn drop_pages(&self, range: PageRange);
     /// Returns the value in a page, read as a migration reads it: not through the guest.
     fn read(&self, page: Page) -> u64;
 }
@@ -61,6 +64,7 @@ pub fn check(guest: &dyn Guest, log: &dyn DirtyLog) {
     runs_are_maximal_ascending_and_clipped(guest, log);
     takes_in_parts_report_the_same_pages(guest, log);
     memory_first_accessed_during_tracking_is_reported(guest, log);
+    dropped_pages_stay_dirty(guest, log);
     if guest.can_pin() {
         a_pinned_page_is_reported_before_its_data_lands(guest, log);
     }
@@ -273,6 +277,53 @@ fn memory_first_accessed_during_tracking_is_reported(guest: &dyn Guest, log: &dy
     assert!(fresh.len() > 4, "the guest is too small for this test");
     write_all(guest, &fresh);
     assert_eq!(take(log, all), granules(guest, &fresh, all));
+}
+
+/// A guest clears pages, returns them to the host, and relies on the zeros. Whole blocks, so that
+/// page tables are freed with them; and parts of blocks.
+fn dropped_pages_stay_dirty(guest: &dyn Guest, log: &dyn DirtyLog) {
+    let all = guest.layout().all();
+    let blocks: Vec<PageRange> = guest.layout().blocks().map(|(_, pages)| pages).collect();
+    let parts = blocks.iter().map(|block| {
+        let end = block.end().index().min(block.start().index() + 1000);
+        let part = PageRange::new(block.start().saturating_add(7), Page::new(end));
+        guest.layout().round_out(part).intersect(*block)
+    });
+    for dropped in blocks.iter().copied().chain(parts) {
+        let pages: Vec<u64> = dropped.iter().map(Page::index).collect();
+        write_all(guest, &pages);
+        // The migration copies them.
+        take(log, all);
+        for page in dropped {
+            guest.write(page, 0);
+        }
+        guest.drop_pages(dropped);
+        assert_eq!(peek(log, all), [dropped], "dropped pages are dirty");
+        // In two parts: what is taken with one of them is still there for the other.
+        let (low, high) = all.split_at(Page::new(dropped.start().index() + dropped.len() / 2));
+        let mut taken = take(log, low);
+        taken.extend(take(log, high));
+        let reported: Vec<Page> = taken.into_iter().flat_map(PageRange::iter).collect();
+        assert_eq!(reported, dropped.iter().collect::<Vec<_>>(), "{dropped:?}");
+        assert_eq!(take(log, all), [], "{dropped:?} was taken");
+        for page in dropped {
+            assert_eq!(guest.read(page), 0, "{page:?} was dropped");
+        }
+        // What is used again is reported again.
+        let used = [dropped.start().index(), dropped.end().index() - 1];
+        write_all(guest, &used);
+        assert_eq!(take(log, all), granules(guest, &used, all), "{dropped:?}");
+        // Only one page of what is dropped is dirty.
+        guest.write(dropped.start(), 0);
+        guest.drop_pages(dropped);
+        let reported = take(log, all);
+        assert!(
+            reported.iter().any(|run| run.contains(dropped.start())),
+            "{:?} of {dropped:?} was dirty, reported: {reported:?}",
+            dropped.start()
+        );
+        assert_eq!(take(log, all), [], "{dropped:?} was taken again");
+    }
 }
 
 /// The log need not report that the data has landed: see [`DirtyLog`]. So it must report a page

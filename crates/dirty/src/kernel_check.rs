@@ -1,18 +1,19 @@
 //! Whether this kernel can track writes: tested with real memory, not derived from its version.
 
+use std::error::Error;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use hikkoshi_linux::HostAddr;
+use hikkoshi_linux::{HostAddr, HostRange, Pagemap};
 use hikkoshi_pages::{LayoutError, PAGE_BYTES, PAGE_SIZE, Page, PageRange, RamBlock, RamLayout};
-use hikkoshi_userfault::{Features, Userfault};
+use hikkoshi_userfault::{Features, RegisterMode, Userfault};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::log::{DirtyError, DirtyLog};
-use crate::pagemap::{PagemapLog, StartError};
+use crate::pagemap::{Clear, PagemapLog, StartError, scan};
 use crate::unsupported_kernel::UnsupportedKernel;
 
 /// Size of the test memory: more than one page table maps, so that a part has no page table.
@@ -58,6 +59,31 @@ pub fn support() -> Result<(), UnsupportedKernel> {
         }
     }
     Ok(())
+}
+
+/// Whether this kernel reports holes as written, also where there is no page table. A hole is left
+/// where pages were dropped, and it may be a hole that the guest relies on.
+///
+/// Tested once, with memory that was never used: whether the kernel frees a page table at that
+/// moment does not matter. If it cannot be tested, the kernel counts as one that does not.
+pub(crate) fn reports_holes() -> bool {
+    static REPORTS: OnceLock<bool> = OnceLock::new();
+    *REPORTS.get_or_init(|| test_holes().unwrap_or(false))
+}
+
+fn test_holes() -> Result<bool, Box<dyn Error + Send + Sync>> {
+    let userfault = Userfault::create_for_self(Features::FOR_DIRTY_LOG)?;
+    let memory = Memory::new()?;
+    let range = HostRange::new(memory.address(), BYTES);
+    userfault.register(range, RegisterMode::WRITE_PROTECT)?;
+    let mut reported = 0;
+    scan(
+        &Pagemap::open(None)?,
+        range,
+        Clear::No,
+        |written: HostRange| reported += written.len,
+    )?;
+    Ok(reported == BYTES)
 }
 
 /// A shared mapping of this process.

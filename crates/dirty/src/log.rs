@@ -66,7 +66,10 @@ pub trait DirtyLog: Send + Sync + Debug {
     ///
     /// Copy a page only after it was reported, and after a drain if devices write to memory (see
     /// above). A write during the call is reported now, by a later take, or by both. Several
-    /// threads can take at the same time; each page is reported to one of them.
+    /// threads can take at the same time; each page is reported to at least one of them.
+    ///
+    /// A dirty page stays dirty when it is dropped (see
+    /// [what is reported](crate#what-is-reported-and-what-is-not)).
     ///
     /// # Errors
     ///
@@ -146,6 +149,9 @@ pub enum DirtyError {
         /// The error of the system call.
         source: io::Error,
     },
+    /// A hole of the guest's memory could not be protected.
+    #[error("reading the dirty log: protecting memory that was dropped")]
+    ProtectHole(#[source] hikkoshi_userfault::RangeError),
     /// KVM's log of a memory slot could not be read or cleared.
     #[error("reading KVM's dirty log of memory slot {slot} by {call}")]
     KvmSlot {

@@ -126,6 +126,9 @@ impl contract_tests::Guest for Logged {
         let page = Page::new(self.pinned.load(Ordering::SeqCst));
         self.guest.write_as_device(page, value);
     }
+    fn drop_pages(&self, range: PageRange) {
+        self.guest.drop_pages(range);
+    }
     fn read(&self, page: Page) -> u64 {
         self.guest.read(page)
     }

@@ -180,6 +180,13 @@ impl contract_tests::Guest for Vm {
         let frame = usize::try_from(self.pinned.load(Ordering::SeqCst)).unwrap();
         self.content[frame].store(value, Ordering::SeqCst);
     }
+    /// The hypervisor has other, empty frames of the host for them.
+    fn drop_pages(&self, range: PageRange) {
+        for page in range {
+            let frame = usize::try_from(self.frame(page)).unwrap();
+            self.content[frame].store(0, Ordering::SeqCst);
+        }
+    }
     fn read(&self, page: Page) -> u64 {
         let frame = usize::try_from(self.frame(page)).unwrap();
         self.content[frame].load(Ordering::SeqCst)

@@ -16,8 +16,11 @@
 //! that was never touched has these tables, too: the protection of a page that does not exist yet
 //! is a mark in its entry, and the log needs that mark. Without it, the first write to one of 512
 //! pages would make the kernel report all of them.
+//!
+//! On kernels that do not report all holes, a second scan looks for them.
 
 mod error;
+mod holes;
 mod host_extent;
 mod peek;
 mod scan;
@@ -33,11 +36,14 @@ use hikkoshi_userfault::{RangeError, RegisterMode, Userfault};
 
 use self::host_extent::{after, first};
 use self::scan::SCAN_BYTES;
+use crate::kernel_check::reports_holes;
 use crate::log::{DirtyError, DirtyLog};
 use crate::runs::RunCoalescer;
 use crate::unsupported_kernel::hugetlb_support;
 
 pub use error::{ProtectError, StartError};
+pub use scan::Scan;
+pub(crate) use scan::{Clear, scan};
 
 /// Size of the range of one search. It limits how long the memory layout of the process stays
 /// locked (for reading, but a writer that waits for the lock delays page faults).
@@ -49,12 +55,15 @@ pub struct PagemapLog {
     userfault: Arc<Userfault>,
     /// `None` if the memory belongs to this process.
     process: Option<Arc<Process>>,
-    pagemap: Pagemap,
+    pagemap: Arc<Pagemap>,
+    kernel: Arc<dyn Scan>,
+    /// Whether the kernel reports the holes of memory with 4 KiB pages.
+    reports_holes: bool,
     layout: RamLayout,
     /// The host address of each block in the process.
     hosts: Vec<HostAddr>,
-    /// Pages that the kernel has reported but the caller has not asked for yet: the kernel clears
-    /// whole huge pages, and the caller may ask for a part. Exists only if a block has huge pages.
+    /// Pages that were cleared but the caller has not asked for yet: the kernel clears whole huge
+    /// pages, and the caller may ask for a part. Exists only if a block hides its holes.
     pending: Option<PageBitmap>,
     stopped: AtomicBool,
 }
@@ -101,6 +110,23 @@ impl PagemapLog {
         layout: &RamLayout,
         hosts: &[HostAddr],
     ) -> Result<Self, StartError> {
+        Self::start_with(userfault, layout, hosts, reports_holes(), |pagemap| pagemap)
+    }
+
+    /// Like [`start_unprotected`](Self::start_unprotected), with a kernel that reports holes or does
+    /// not, and whose scan may be replaced.
+    ///
+    /// # Errors
+    ///
+    /// See [`StartError`].
+    #[doc(hidden)]
+    pub fn start_with(
+        userfault: Arc<Userfault>,
+        layout: &RamLayout,
+        hosts: &[HostAddr],
+        reports_holes: bool,
+        kernel: impl FnOnce(Arc<Pagemap>) -> Arc<dyn Scan>,
+    ) -> Result<Self, StartError> {
         let blocks = layout.blocks().len();
         let fits = |((block, _), host): (_, &HostAddr)| {
             let block: &hikkoshi_pages::RamBlock = block;
@@ -124,6 +150,7 @@ impl PagemapLog {
             .map_or_else(std::process::id, |process| process.pid());
         let pagemap = Pagemap::open(process.as_deref())
             .map_err(|source| StartError::Pagemap { pid, source })?;
+        let pagemap = Arc::new(pagemap);
         let huge = layout
             .blocks()
             .any(|(block, _)| block.host_page > PAGE_BYTES);
@@ -131,10 +158,12 @@ impl PagemapLog {
         let log = Self {
             userfault,
             process,
+            kernel: kernel(Arc::clone(&pagemap)),
             pagemap,
+            reports_holes,
             layout: layout.clone(),
             hosts: hosts.to_vec(),
-            pending: huge.then(|| PageBitmap::empty(layout.pages())),
+            pending: (huge || !reports_holes).then(|| PageBitmap::empty(layout.pages())),
             stopped: AtomicBool::new(false),
         };
         for (block, range) in log.host_blocks() {
@@ -229,27 +258,30 @@ impl PagemapLog {
         Some(HostRange::new(addr, extent.pages.bytes()))
     }
 
-    /// Whether a block consists of huge pages.
-    fn is_huge(&self, extent: Extent) -> bool {
-        self.layout
-            .block(extent.block)
-            .is_some_and(|(block, _)| block.host_page > PAGE_BYTES)
+    /// Whether a scan for written pages may not report the holes of a block ([`holes`]).
+    fn hides_holes(&self, extent: Extent) -> bool {
+        let block = self.layout.block(extent.block);
+        !self.reports_holes || block.is_some_and(|(block, _)| block.host_page > PAGE_BYTES)
     }
 
-    /// Reports the dirty pages of each extent of `range`, by `base` in memory with 4 KiB pages and
-    /// by `huge` in memory with huge pages.
+    /// Reports the dirty pages of each extent of `range`: by `written` where the kernel reports
+    /// holes, by `with_holes` elsewhere.
     fn read(
         &self,
         range: PageRange,
         dirty: &mut dyn FnMut(PageRange),
-        base: ReadExtent,
-        huge: ReadExtent,
+        written: ReadExtent,
+        with_holes: ReadExtent,
     ) -> Result<(), DirtyError> {
         self.check_started()?;
         let mut runs = RunCoalescer::new(dirty);
         let mut result = Ok(());
         for extent in self.layout.locate_range(range) {
-            let read = if self.is_huge(extent) { huge } else { base };
+            let read = if self.hides_holes(extent) {
+                with_holes
+            } else {
+                written
+            };
             result = read(self, extent, &mut runs);
             if result.is_err() {
                 break;
@@ -265,11 +297,11 @@ type ReadExtent = fn(&PagemapLog, Extent, &mut RunCoalescer<'_>) -> Result<(), D
 
 impl DirtyLog for PagemapLog {
     fn take(&self, range: PageRange, dirty: &mut dyn FnMut(PageRange)) -> Result<(), DirtyError> {
-        self.read(range, dirty, Self::take_base_pages, Self::take_huge_pages)
+        self.read(range, dirty, Self::take_written, Self::take_with_holes)
     }
 
     fn peek(&self, range: PageRange, dirty: &mut dyn FnMut(PageRange)) -> Result<(), DirtyError> {
-        self.read(range, dirty, Self::peek_base_pages, Self::peek_huge_pages)
+        self.read(range, dirty, Self::peek_written, Self::peek_with_holes)
     }
 
     fn stop(&self) -> Result<(), DirtyError> {

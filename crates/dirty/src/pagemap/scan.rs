@@ -1,4 +1,7 @@
-//! Scans for written pages (`PAGEMAP_SCAN`, see [`Pagemap::scan`]).
+//! Scans for written pages and for holes (`PAGEMAP_SCAN`, see [`Pagemap::scan`]).
+
+use std::fmt::Debug;
+use std::io;
 
 use hikkoshi_linux::{HostAddr, HostRange, PageCategories, PageQuery, Pagemap};
 
@@ -22,6 +25,7 @@ const SEARCHED_PAGES: u64 = 128;
 const WRITTEN: PageQuery = PageQuery {
     all_of: PageCategories::WRITTEN,
     any_of: PageCategories::NONE,
+    none_of: PageCategories::NONE,
     report: PageCategories::WRITTEN,
     protect: false,
     only_tracked: true,
@@ -29,9 +33,41 @@ const WRITTEN: PageQuery = PageQuery {
     max_regions: 0,
 };
 
+/// Pages of tracked memory that have neither a page nor a mark of protection: never protected, or
+/// dropped since. Memory without a page table is reported, too.
+const HOLES: PageQuery = PageQuery {
+    all_of: PageCategories::NONE,
+    none_of: PageCategories::PRESENT.or(PageCategories::SWAPPED),
+    report: PageCategories::PRESENT,
+    ..WRITTEN
+};
+
+/// The kernel's scan of a process's memory. A test can put one with a defect in its place.
+#[doc(hidden)]
+pub trait Scan: Send + Sync + Debug {
+    /// As [`Pagemap::scan`].
+    fn scan(
+        &self,
+        range: HostRange,
+        query: &PageQuery,
+        found: &mut dyn FnMut(HostRange, PageCategories),
+    ) -> io::Result<HostAddr>;
+}
+
+impl Scan for Pagemap {
+    fn scan(
+        &self,
+        range: HostRange,
+        query: &PageQuery,
+        found: &mut dyn FnMut(HostRange, PageCategories),
+    ) -> io::Result<HostAddr> {
+        Pagemap::scan(self, range, query, found)
+    }
+}
+
 /// Whether a scan makes the reported pages clean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Clear {
+pub(crate) enum Clear {
     /// Protect the reported pages.
     Yes,
     /// Change nothing. KVM then keeps its mappings.
@@ -42,8 +78,8 @@ pub(super) enum Clear {
 /// separately.
 ///
 /// On an error, pages that were not reported may have been cleared.
-pub(super) fn scan(
-    pagemap: &Pagemap,
+pub(crate) fn scan(
+    kernel: &dyn Scan,
     range: HostRange,
     clear: Clear,
     mut written: impl FnMut(HostRange),
@@ -52,10 +88,29 @@ pub(super) fn scan(
         protect: clear == Clear::Yes,
         ..WRITTEN
     };
+    scan_all(kernel, range, &query, &mut written)
+}
+
+/// Reports the holes of `range`, in ascending order, and changes nothing. Adjacent ones may be
+/// reported separately.
+pub(super) fn holes(
+    kernel: &dyn Scan,
+    range: HostRange,
+    mut found: impl FnMut(HostRange),
+) -> Result<(), DirtyError> {
+    scan_all(kernel, range, &HOLES, &mut found)
+}
+
+fn scan_all(
+    kernel: &dyn Scan,
+    range: HostRange,
+    query: &PageQuery,
+    found: &mut dyn FnMut(HostRange),
+) -> Result<(), DirtyError> {
     let end = range.addr.0.saturating_add(range.len);
     let mut rest = range;
     while rest.len > 0 {
-        let reached = scan_once(pagemap, range, rest, &query, &mut written)?;
+        let reached = scan_once(kernel, range, rest, query, found)?;
         rest = HostRange::new(reached, end.saturating_sub(reached.0));
     }
     Ok(())
@@ -63,7 +118,7 @@ pub(super) fn scan(
 
 /// Returns the address of the first written page of `range`.
 pub(super) fn first_written(
-    pagemap: &Pagemap,
+    kernel: &dyn Scan,
     range: HostRange,
 ) -> Result<Option<HostAddr>, DirtyError> {
     let query = PageQuery {
@@ -71,7 +126,7 @@ pub(super) fn first_written(
         ..WRITTEN
     };
     let mut first = None;
-    scan_once(pagemap, range, range, &query, &mut |found| {
+    scan_once(kernel, range, range, &query, &mut |found| {
         first = first.or(Some(found.addr));
     })?;
     Ok(first)
@@ -81,7 +136,7 @@ pub(super) fn first_written(
 /// do not cross a boundary of [`SCAN_BYTES`]. Makes one call. Returns the end of the part of
 /// `range` that was searched, or is in an area.
 pub(super) fn written_areas(
-    pagemap: &Pagemap,
+    kernel: &dyn Scan,
     range: HostRange,
     areas: &mut Vec<HostRange>,
 ) -> Result<HostAddr, DirtyError> {
@@ -91,7 +146,7 @@ pub(super) fn written_areas(
         ..WRITTEN
     };
     let mut pages = 0;
-    let reached = scan_once(pagemap, range, range, &query, &mut |found| {
+    let reached = scan_once(kernel, range, range, &query, &mut |found| {
         pages += found.len / PAGE_BYTES;
         add_area(areas, found);
     })?;
@@ -134,13 +189,13 @@ fn next_boundary(address: u64) -> u64 {
 
 /// Makes one call for `rest`, the rest of `range`. Returns where it ended.
 fn scan_once(
-    pagemap: &Pagemap,
+    kernel: &dyn Scan,
     range: HostRange,
     rest: HostRange,
     query: &PageQuery,
     written: &mut dyn FnMut(HostRange),
 ) -> Result<HostAddr, DirtyError> {
-    pagemap
+    kernel
         .scan(rest, query, &mut |found, _| written(found))
         .map_err(|source| match source.raw_os_error() {
             Some(libc::EPERM) => DirtyError::NotTracked { range },

@@ -286,6 +286,19 @@ impl KvmGuest {
             .unwrap()
     }
 
+    /// Returns pages of one block to the host, as a balloon of the monitor does.
+    pub(crate) fn drop_pages(&self, range: PageRange) {
+        let (block, offset) = self.layout.locate(range.start()).unwrap();
+        let (start, bytes) = (usize_from(offset), usize_from(range.bytes()));
+        assert!(start + bytes <= self.ram[block].len());
+        // SAFETY: inside the mapping, to which there are no references.
+        let result = unsafe {
+            let from = self.ram[block].as_ptr().add(start);
+            libc::madvise(from.cast(), bytes, libc::MADV_DONTNEED)
+        };
+        assert_eq!(result, 0);
+    }
+
     /// Writes a value to a page, as a device of the monitor does.
     pub(crate) fn write_as_device(&self, page: Page, value: u64) {
         let (block, offset) = self.layout.locate(page).unwrap();

@@ -11,6 +11,7 @@
 #[path = "../../../linux/tests/common/mod.rs"]
 mod common;
 mod disk_files;
+mod hidden_holes;
 #[path = "../common/pinning_device.rs"]
 mod pinning_device;
 mod process;

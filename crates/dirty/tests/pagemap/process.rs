@@ -8,7 +8,7 @@ use std::time::Duration;
 use hikkoshi_dirty::PagemapLog;
 use hikkoshi_dirty::contract_tests;
 use hikkoshi_linux::HostAddr;
-use hikkoshi_pages::{PAGE_SIZE, Page, RamBlock, RamLayout};
+use hikkoshi_pages::{PAGE_SIZE, Page, PageRange, RamBlock, RamLayout};
 use hikkoshi_userfault::{Features, RemoteUserfault};
 
 use crate::common::{Shared, Target, eventually, map_shared, memory_file};
@@ -30,6 +30,7 @@ pub(super) const WRITE: u64 = 1;
 const TOUCH: u64 = 2;
 const PIN: u64 = 3;
 const LAND: u64 = 4;
+const DROP: u64 = 5;
 
 /// A second process with RAM blocks.
 #[derive(Debug)]
@@ -86,7 +87,8 @@ impl Process {
         let inside = layout.clone();
         let target = Target::spawn(move |shared| {
             let mappings = map_blocks(shared, &raw, &inside, on_disk);
-            guest(shared, mappings, &inside)
+            let files = raw.iter().map(|(descriptor, _)| *descriptor).collect();
+            guest(shared, mappings, files, &inside)
         });
         target.shared.wait(DONE, 1);
         Self {
@@ -157,6 +159,9 @@ impl contract_tests::Guest for Process {
     fn land(&self, value: u64) {
         self.command(LAND, Page::new(0), value);
     }
+    fn drop_pages(&self, range: PageRange) {
+        self.command(DROP, range.start(), range.len());
+    }
     fn read(&self, page: Page) -> u64 {
         let (block, offset) = self.layout.locate(page).unwrap();
         let mut bytes = [0; 8];
@@ -217,7 +222,12 @@ fn map_blocks(
 }
 
 /// The program of the second process.
-fn guest(shared: &'static Shared, mappings: Vec<usize>, layout: &RamLayout) -> i32 {
+fn guest(
+    shared: &'static Shared,
+    mappings: Vec<usize>,
+    files: Vec<i32>,
+    layout: &RamLayout,
+) -> i32 {
     let word = {
         let layout = layout.clone();
         move |page: u64| -> *mut u64 {
@@ -261,8 +271,25 @@ fn guest(shared: &'static Shared, mappings: Vec<usize>, layout: &RamLayout) -> i
             TOUCH => drop(unsafe { at.read_volatile() }),
             PIN => device.pin(at.cast()),
             LAND => device.land(shared.get(VALUE)),
+            DROP => {
+                let (block, offset) = layout.locate(Page::new(shared.get(PAGE))).unwrap();
+                drop_pages(at.cast(), files[block], offset, shared.get(VALUE));
+            }
             _ => return 1,
         }
     }
     0
+}
+
+/// Drops pages as QEMU's balloon does (`ram_block_discard_range`).
+fn drop_pages(start: *mut u8, file: i32, offset: u64, pages: u64) {
+    let bytes = usize::try_from(pages).unwrap() * PAGE_SIZE;
+    if file >= 0 {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let (offset, length) = (offset.cast_signed(), bytes.cast_signed() as i64);
+        let result = unsafe { libc::fallocate(file, mode, offset, length) };
+        assert_eq!(result, 0);
+    }
+    let result = unsafe { libc::madvise(start.cast(), bytes, libc::MADV_DONTNEED) };
+    assert_eq!(result, 0);
 }

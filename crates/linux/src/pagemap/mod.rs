@@ -28,6 +28,12 @@ impl PageCategories {
     /// Swapped out, or being moved, or a marker in place of a page.
     pub const SWAPPED: Self = Self(1 << 4);
 
+    /// The categories of both sets, as `|`, which constants cannot use.
+    #[must_use]
+    pub const fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
     /// Whether every category of `other` is in this set.
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {
@@ -39,7 +45,7 @@ impl BitOr for PageCategories {
     type Output = Self;
 
     fn bitor(self, other: Self) -> Self {
-        Self(self.0 | other.0)
+        self.or(other)
     }
 }
 
@@ -50,6 +56,8 @@ pub struct PageQuery {
     pub all_of: PageCategories,
     /// Only pages that have any of these, if it is not empty.
     pub any_of: PageCategories,
+    /// Only pages that have none of these.
+    pub none_of: PageCategories,
     /// The categories that are reported.
     pub report: PageCategories,
     /// Write-protect the reported pages in the same operation.
@@ -122,7 +130,8 @@ impl Pagemap {
             vec: regions.as_mut_ptr().expose_provenance() as u64,
             vec_len: most as u64,
             max_pages: query.max_pages,
-            category_mask: query.all_of.0,
+            category_inverted: query.none_of.0,
+            category_mask: query.all_of.0 | query.none_of.0,
             category_anyof_mask: query.any_of.0,
             return_mask: query.report.0,
             ..ScanArgument::default()
