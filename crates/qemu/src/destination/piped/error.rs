@@ -87,6 +87,14 @@ pub enum PipedError {
     /// The process cannot be examined.
     #[error(transparent)]
     Process(#[from] ProcessError),
+    /// No page of it is in QEMU's memory, although QEMU has read it.
+    #[error("the RAM block \"{id}\" is not found in the memory of QEMU's process {pid}")]
+    NotFound {
+        /// The block.
+        id: String,
+        /// Its number.
+        pid: u32,
+    },
     /// A page is in QEMU's memory twice.
     #[error("the RAM block \"{id}\" is mapped more than once by QEMU's process {pid}")]
     Twice {

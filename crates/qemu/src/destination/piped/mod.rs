@@ -126,9 +126,9 @@ impl PipedMachine {
         description: &GuestDescription,
         cancel: &CancelFlag,
     ) -> Result<Vec<u64>, PipedError> {
-        let marks = marks::Marks::new(description)?;
-        let mut beginning = stream::beginning(&description.machine)?;
-        beginning.extend(marks.section()?);
+        let main = smallest(description)?;
+        let mut marks = marks::Marks::new(description, &main.name);
+        let mut part = stream::beginning(&description.machine)?;
         let deadline = Instant::now() + BEGIN_TIMEOUT;
         let (owner, process) = (&mut self.owner, &self.process);
         let mut check = || {
@@ -140,16 +140,24 @@ impl PipedMachine {
                 "the stream's beginning",
             )
         };
-        self.pipe.write(&beginning, &mut check)?;
         loop {
-            match marks.find(process) {
-                Ok(Some(addresses)) => return Ok(addresses),
-                Ok(None) => {}
-                Err(error) if error.is_of_earlier_program() => {}
-                Err(error) => return Err(error),
+            part.extend(marks.section()?);
+            self.pipe.write(&part, &mut check)?;
+            loop {
+                match marks.look(process) {
+                    Ok(true) => break,
+                    Ok(false) => {}
+                    Err(error) if error.is_of_earlier_program() => {}
+                    Err(error) => return Err(error),
+                }
+                check()?;
+                std::thread::sleep(Duration::from_millis(1));
             }
-            check()?;
-            std::thread::sleep(Duration::from_millis(1));
+            if let Some(addresses) = marks.addresses(process)? {
+                return Ok(addresses);
+            }
+            // Of another length each time: copies of the next pages are elsewhere in the buffer.
+            part = stream::filler(&main, FILLER_BYTES + 1000 * marks.sections())?;
         }
     }
 
