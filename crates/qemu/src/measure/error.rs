@@ -144,6 +144,7 @@ mod tests {
             path: "/machine/peripheral/x".into(),
             kind: "vfio-pci".into(),
             why: "why",
+            process: String::new(),
         };
         let job = Refusal::Job {
             id: "j".into(),

@@ -11,6 +11,7 @@ mod known_types;
 pub(crate) mod list_parts;
 pub(crate) mod nested;
 mod network;
+mod other_process;
 pub(crate) mod pause_mark;
 mod pinning;
 mod qom_tree;

@@ -92,7 +92,7 @@ pub enum Refusal {
         state: String,
     },
     /// A device that cannot be moved.
-    #[error("the device {path} is a {kind}, and {why}; unplug it to move the guest")]
+    #[error("the device {path} is a {kind}, and {why}{process}; unplug it to move the guest")]
     Device {
         /// Its path in QEMU's object tree, or its name.
         path: String,
@@ -100,6 +100,8 @@ pub enum Refusal {
         kind: String,
         /// Why it cannot be moved.
         why: &'static str,
+        /// The other process that works for it, in parentheses; or nothing.
+        process: String,
     },
     /// A device by which the guest returns memory to the host.
     #[error(

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::devices::{self, MemoryWrites};
 use super::qom_tree::{self, Object};
-use super::{Refusal, block, deleted_images, nested, network, pinning};
+use super::{Refusal, block, deleted_images, nested, network, other_process, pinning};
 use crate::qmp::qom;
 use crate::qmp::{Client, QmpError, Version};
 
@@ -57,6 +57,7 @@ pub(crate) fn survey(client: &mut Client, allowed: &AllowedTypes) -> Result<Surv
             MemoryWrites::Tracked => {}
             MemoryWrites::Refused(why) | MemoryWrites::UntilPause(why) => {
                 survey.found.push(Refusal::Device {
+                    process: other_process::of_network(client, &object.path),
                     path: object.path,
                     kind: format!("{} network backend", object.kind),
                     why,
@@ -130,7 +131,13 @@ fn check_object(
         MemoryWrites::UntilPause(why) => survey.found.push(for_rounds(object, why)),
         MemoryWrites::Refused(why) => {
             let Object { path, kind } = object;
-            survey.found.push(Refusal::Device { path, kind, why });
+            let process = other_process::of_object(client, &path);
+            survey.found.push(Refusal::Device {
+                path,
+                kind,
+                why,
+                process,
+            });
         }
         MemoryWrites::Unknown => survey.found.extend(unknown(object, allowed)),
     }

@@ -24,7 +24,12 @@ fn devices_with_another_process_that_writes_memory() {
         );
         let error = refused(
             &qemu,
-            &["vhost-user-rng-pci", "cannot be tracked", "unplug"],
+            &[
+                "vhost-user-rng-pci",
+                "cannot be tracked",
+                &format!("(process {}, ", std::process::id()),
+                "unplug",
+            ],
         );
         let is_device = |obstacle: &AttachError| {
             matches!(obstacle, AttachError::Refused(Refusal::Device { .. }))
@@ -72,7 +77,8 @@ fn a_vhost_user_network_behind_an_ordinary_card() {
                 folder.path().display()
             ),
         );
-        refused(&qemu, &["n0", "vhost-user network backend"]);
+        let own = format!("(process {}, ", std::process::id());
+        refused(&qemu, &["n0", "vhost-user network backend", &own]);
         drop(qemu);
         let _ = backend.join();
     });
