@@ -10,6 +10,8 @@ use std::time::SystemTime;
 use hikkoshi_linux::Process;
 use hikkoshi_qemu::QmpListener;
 use hikkoshi_qemu::qmp::{Client, ConnectError, Monitor, MonitorAddress, QmpError};
+#[cfg(feature = "libvirt")]
+use hikkoshi_wire::{DomainSnapshot, MAX_SNAPSHOTS};
 
 use crate::DomainError;
 use crate::incoming;
@@ -22,6 +24,11 @@ pub const DEFAULT_URI: &str = "qemu:///system";
 
 /// How long to wait for a daemon that is being restarted.
 const REOPEN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The most bytes that the descriptions of a domain's snapshots may have: they are in one message
+/// with two of the domain.
+#[cfg(feature = "libvirt")]
+const MAX_SNAPSHOT_BYTES: usize = 384 << 10;
 
 /// What happens to a domain whose guest moves away, and at its destination.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -199,6 +206,35 @@ impl Domain {
         self.daemon.xml(flags).map(Some)
     }
 
+    /// What libvirt knows of its snapshots, each behind the one that it is based on.
+    ///
+    /// # Errors
+    ///
+    /// See [`DomainError`].
+    fn snapshots(&self) -> Result<Vec<DomainSnapshot>, DomainError> {
+        let snapshots = self.daemon.ask("its snapshots", |domain| {
+            let found =
+                domain.list_all_snapshots(virt::sys::VIR_DOMAIN_SNAPSHOT_LIST_TOPOLOGICAL)?;
+            let describe = |snapshot: &virt::domain_snapshot::DomainSnapshot| {
+                let xml = snapshot.get_xml_desc(virt::sys::VIR_DOMAIN_SNAPSHOT_XML_SECURE)?;
+                Ok(DomainSnapshot {
+                    xml: xml.into_bytes(),
+                    current: snapshot.is_current(0)?,
+                })
+            };
+            found.iter().map(describe).collect::<Result<Vec<_>, _>>()
+        })?;
+        let bytes = snapshots.iter().map(|snapshot| snapshot.xml.len()).sum();
+        if snapshots.len() > MAX_SNAPSHOTS || bytes > MAX_SNAPSHOT_BYTES {
+            return Err(DomainError::Snapshots {
+                name: self.name.clone(),
+                snapshots: snapshots.len(),
+                bytes,
+            });
+        }
+        Ok(snapshots)
+    }
+
     /// Whether libvirt has it as paused.
     ///
     /// # Errors
@@ -343,6 +379,7 @@ impl Monitor for Domain {
             xml: xml.into_bytes(),
             persistent: persistent.into_bytes(),
             autostart: self.options.autostart,
+            snapshots: self.snapshots().map_err(owner)?,
         }))
     }
 
@@ -352,8 +389,10 @@ impl Monitor for Domain {
 
     fn complete(&self) -> Option<String> {
         let folder = self.folder.as_ref()?;
-        let left = incoming::complete(&self.uri, &self.uuid, &self.name, folder).err()?;
-        Some(left.text(&self.name, &self.uri))
+        let left = incoming::complete(&self.uri, &self.uuid, &self.name, folder);
+        let texts = left.iter().map(|left| left.text(&self.name, &self.uri));
+        let texts: Vec<_> = texts.collect();
+        (!texts.is_empty()).then(|| texts.join("; "))
     }
 
     #[cfg(feature = "libvirt")]

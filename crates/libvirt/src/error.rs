@@ -108,16 +108,18 @@ pub enum DomainError {
         /// The domain.
         name: String,
     },
-    /// It has snapshots.
+    /// Its snapshots are too many to be described to the destination.
     #[error(
-        "the domain {name} has {snapshots} snapshots, which libvirt knows at the source only: delete \
-         them ('virsh snapshot-delete', with --metadata to keep their content), as for 'virsh migrate'"
+        "the domain {name} has {snapshots} snapshots, whose descriptions have {bytes} bytes: too many \
+         for one move (delete some: 'virsh snapshot-delete', with --metadata to keep their content)"
     )]
     Snapshots {
         /// The domain.
         name: String,
         /// How many.
         snapshots: usize,
+        /// The length of their descriptions.
+        bytes: usize,
     },
     /// It is not as it was when the move began.
     #[error("the domain {name} was changed during the move: {what} (start the move again)")]

@@ -42,11 +42,11 @@
 //! # What is missing
 //!
 //! A guest that is resumed while the daemon is away is resumed by QEMU, without the locks of a lock
-//! manager of libvirt's. A domain with snapshots is refused, as `virsh migrate` does. Most events
-//! that come while the daemon is away are lost. What `virsh destroy` ends is gone. libvirt's
-//! events and hooks at the destination are those of a restored domain. Daemons on other hosts are
-//! refused, because the guest's memory is reached through its process. A user's own daemon
-//! (`qemu:///session`) receives no domains: docs/libvirt.md.
+//! manager of libvirt's. Checkpoints stay at the source, and so does an emulated TPM whose state
+//! both hosts would use. Most events that come while the daemon is away are lost. What `virsh
+//! destroy` ends is gone. libvirt's events and hooks at the destination are those of a restored
+//! domain. Daemons on other hosts are refused, because the guest's memory is reached through its
+//! process. A user's own daemon (`qemu:///session`) receives no domains: docs/libvirt.md.
 
 #[cfg(feature = "libvirt")]
 mod call;
@@ -78,6 +78,6 @@ mod watch;
 pub use domain::{DEFAULT_URI, Domain, MoveOptions};
 pub use error::DomainError;
 pub use incoming::{
-    Change, DescriptionError, IncomingError, IncomingOptions, NetworkKind, check_daemon, discard,
-    resumed_owner,
+    Change, DescriptionError, IncomingError, IncomingOptions, NetworkKind, SharedState,
+    check_daemon, discard, resumed_owner,
 };

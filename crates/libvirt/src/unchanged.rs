@@ -9,6 +9,7 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use virt::domain::Domain;
+use virt::domain_snapshot::DomainSnapshot;
 use virt::error::Error;
 
 use crate::DomainError;
@@ -23,6 +24,8 @@ struct Beginning {
     id: Option<u32>,
     /// The migratable XML.
     xml: String,
+    /// The names of its snapshots.
+    snapshots: Vec<String>,
 }
 
 /// The domain as it was when the move began, once that is known.
@@ -31,13 +34,13 @@ pub(crate) struct Unchanged(Mutex<Option<Beginning>>);
 
 impl Unchanged {
     /// The first call looks at the domain, and refuses what `virsh migrate` refuses. (That also
-    /// refuses devices which QEMU cannot move: the QEMU adapter does this.) Later ones compare. A
+    /// refuses devices which QEMU cannot move: the QEMU adapter does this. And it refuses domains
+    /// with snapshots, which are moved here.) Later ones compare. A
     /// daemon that is being restarted may take as long as `patience`; zero: it is an error.
     ///
     /// # Errors
     ///
-    /// [`DomainError::Busy`], [`DomainError::Snapshots`], [`DomainError::Changed`], or libvirt does
-    /// not answer.
+    /// [`DomainError::Busy`], [`DomainError::Changed`], or libvirt does not answer.
     pub(crate) fn check(
         &self,
         daemon: &Daemon,
@@ -48,13 +51,13 @@ impl Unchanged {
         if ask(daemon, patience, "its jobs", job::is_under_way)? {
             return Err(DomainError::Busy { name });
         }
-        // Their metadata is the source's, and would not be at the destination: libvirt 9.0 says
-        // "cannot migrate domain with N snapshots".
-        let count = |domain: &Domain| Ok(domain.list_all_snapshots(0)?.len());
-        let snapshots = ask(daemon, patience, "its snapshots", count)?;
-        if snapshots > 0 {
-            return Err(DomainError::Snapshots { name, snapshots });
-        }
+        let names = |domain: &Domain| {
+            let snapshots = domain.list_all_snapshots(0)?;
+            let names = snapshots.iter().map(DomainSnapshot::get_name);
+            let mut names = names.collect::<Result<Vec<_>, _>>()?;
+            names.sort_unstable();
+            Ok(names)
+        };
         let now = Beginning {
             id: ask(daemon, patience, "its number", |domain| {
                 Ok(Domain::get_id(domain))
@@ -62,6 +65,7 @@ impl Unchanged {
             xml: ask(daemon, patience, "its XML", |domain| {
                 domain.get_xml_desc(virt::sys::VIR_DOMAIN_XML_MIGRATABLE)
             })?,
+            snapshots: ask(daemon, patience, "its snapshots", names)?,
         };
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(before) = &*kept else {
@@ -73,6 +77,10 @@ impl Unchanged {
             return Err(DomainError::Changed { name, what });
         }
         match changes::first(&before.xml, &now.xml) {
+            None if before.snapshots != now.snapshots => {
+                let what = "a snapshot was taken or deleted".to_owned();
+                Err(DomainError::Changed { name, what })
+            }
             None => Ok(()),
             Some(what) => Err(DomainError::Changed { name, what }),
         }

@@ -137,7 +137,7 @@ pub use destination::piped::{
 pub use destination::{
     DestinationReattachInfo, QemuDestination, SharedReattachInfo, UserfaultError,
 };
-pub use disks::{ChosenDisks, DiskSelection, OfferedDisks, SelectError};
+pub use disks::{ChosenDisks, DiskSelection, OfferedDisks, SelectError, shared_file_system};
 /// Whether this machine's kernel has the dirty log that pre-copy needs.
 pub use hikkoshi_dirty::support as dirty_log_support;
 pub use hikkoshi_memory::GuestRam;

@@ -221,14 +221,14 @@ pub use framing::{
 pub use limits::Limits;
 pub use messages::{
     AuxiliaryBlock, Backing, BlockDescription, CpuidRegister, CpuidWord, DestinationStage, Device,
-    DeviceStateDigest, DeviceStateError, Disk, DiskImage, DiskKind, DiskPlan, Domain, FaultKind,
-    FaultMeasures, GuestDescription, GuestDisks, GuestRangeDescription, ImageMark, ImageName,
-    MAX_BACKING, MAX_COPIED_DISKS, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE, MAX_DISKS, MAX_DOMAIN_XML,
-    MAX_ECHOES, MAX_FAULTING, MAX_IMAGE_NAMES, MAX_LINKS, MAX_NETWORK_FRAME, MAX_NETWORK_FRAMES,
-    MAX_OBSTACLES, MAX_RANGES, MAX_TEXT, MAX_WARNINGS, Machine, Mode, NetworkFrame, OFFLOAD_LEN,
-    OutsideLayout, PROBE_PAGES, PageRanges, Processor, ProcessorKind, ProcessorPlace,
-    ProcessorSetting, Processors, RequestSummary, SourceStage, StageSummary, ThreadFaults,
-    ToDestination, ToSource, Topology,
+    DeviceStateDigest, DeviceStateError, Disk, DiskImage, DiskKind, DiskPlan, Domain,
+    DomainSnapshot, FaultKind, FaultMeasures, GuestDescription, GuestDisks, GuestRangeDescription,
+    ImageMark, ImageName, MAX_BACKING, MAX_COPIED_DISKS, MAX_DEVICE_CHUNK, MAX_DEVICE_STATE,
+    MAX_DISKS, MAX_DOMAIN_XML, MAX_ECHOES, MAX_FAULTING, MAX_IMAGE_NAMES, MAX_LINKS,
+    MAX_NETWORK_FRAME, MAX_NETWORK_FRAMES, MAX_OBSTACLES, MAX_RANGES, MAX_SNAPSHOTS, MAX_TEXT,
+    MAX_WARNINGS, Machine, Mode, NetworkFrame, OFFLOAD_LEN, OutsideLayout, PROBE_PAGES, PageRanges,
+    Processor, ProcessorKind, ProcessorPlace, ProcessorSetting, Processors, RequestSummary,
+    SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource, Topology,
 };
 pub use negotiation::{
     Agreed, CHALLENGE_LEN, Capabilities, HELLO_LEN, Hello, HelloError, MigrationId,

@@ -18,11 +18,12 @@ use std::path::Path;
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
     AuxiliaryBlock, Backing, BlockDescription, Capabilities, ControlMessage, CpuidRegister,
-    CpuidWord, DestinationStage, Device, Disk, DiskImage, DiskKind, DiskPlan, Domain, FaultKind,
-    FaultMeasures, Frame, GuestDescription, GuestDisks, GuestRangeDescription, Hello, ImageMark,
-    ImageName, Machine, MigrationId, Mode, NetworkFrame, PageRanges, Processor, ProcessorKind,
-    ProcessorPlace, ProcessorSetting, Processors, RequestSummary, Role, SourceStage, StageSummary,
-    ThreadFaults, ToDestination, ToSource, Topology, Versions, control_frame,
+    CpuidWord, DestinationStage, Device, Disk, DiskImage, DiskKind, DiskPlan, Domain,
+    DomainSnapshot, FaultKind, FaultMeasures, Frame, GuestDescription, GuestDisks,
+    GuestRangeDescription, Hello, ImageMark, ImageName, Machine, MigrationId, Mode, NetworkFrame,
+    PageRanges, Processor, ProcessorKind, ProcessorPlace, ProcessorSetting, Processors,
+    RequestSummary, Role, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource,
+    Topology, Versions, control_frame,
 };
 
 fn range(start: u64, pages: u64) -> PageRange {
@@ -121,6 +122,10 @@ fn to_destination() -> Vec<ToDestination> {
                 xml: b"<domain type='kvm'/>".to_vec(),
                 persistent: b"<domain/>".to_vec(),
                 autostart: true,
+                snapshots: vec![DomainSnapshot {
+                    xml: b"<domainsnapshot/>".to_vec(),
+                    current: true,
+                }],
             },
         },
         ToDestination::Probe {

@@ -78,10 +78,10 @@ fn a_domain_that_runs_at_the_destination_is_left_alone() {
     assert!(exit.stderr.contains(refused), "{exit:?}");
 }
 
-/// What `virsh migrate` refuses: a domain with a snapshot, and one with a job.
+/// `virsh migrate` refuses it as well.
 #[test]
 #[ignore = "refused before anything is done: make test-libvirt"]
-fn a_domain_with_a_snapshot_or_a_job_is_refused() {
+fn a_domain_with_a_job_is_refused() {
     if !built_with_libvirt() {
         return;
     }
@@ -97,12 +97,9 @@ fn a_domain_with_a_snapshot_or_a_job_is_refused() {
         "chmod a+rwx {folder}; {image} create -q -f qcow2 {folder}/disk 16M
          virsh -q create {folder}/xml
          refused() {{ {program} \"$@\" || echo \"status $?\"; }}
-         virsh -q snapshot-create-as guest one >/dev/null
-         refused migrate --domain guest unix:{folder}/none
-         refused check --domain guest >/dev/null
-         virsh -q snapshot-delete guest one >/dev/null
          virsh -q backup-begin guest {folder}/backup >/dev/null
          refused migrate --domain guest unix:{folder}/none
+         refused check --domain guest >/dev/null
          virsh -q domjobabort guest; virsh -q domstate guest",
         image = image.display(),
     );
@@ -113,9 +110,7 @@ fn a_domain_with_a_snapshot_or_a_job_is_refused() {
         .filter(|line| !line.is_empty())
         .collect();
     assert_eq!(lines, ["status 1", "status 1", "running"], "{exit:?}");
-    for refused in ["snapshot", "job"] {
-        assert!(exit.stderr.contains(refused), "{exit:?}");
-    }
+    assert!(exit.stderr.contains("job"), "{exit:?}");
 }
 
 /// As libvirt starts it by default: another user, a seccomp filter, private memory, and a `/dev` of

@@ -324,19 +324,39 @@ fn a_domain_that_libvirt_fails_to_define_is_found_again() {
     is_moved_but_not_persistent("mkdir guest.xml", "libvirt: ", &remove, true);
 }
 
-/// Part of its memory is not found at the destination.
+/// Another process writes to the guest's memory for it, which is named.
 #[test]
 #[ignore = "refused before anything is done: make test-libvirt"]
-fn a_domain_with_a_tpm_is_refused() {
+fn a_domain_with_a_folder_by_virtiofs_is_refused() {
     let Some(test) = LibvirtTest::start() else {
         return;
     };
     let order = test.hosts();
-    let tpm = "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>";
-    let domain = Domain::boot(&test.hosts, config("guest").devices(tpm)).unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../build/qemu-7.2/root");
+    let root = root.canonicalize().unwrap();
+    let script = format!(
+        "mkdir /srv/host/shared; printf '#!/bin/sh\\nLD_LIBRARY_PATH={root}/usr/lib/x86_64-linux-gnu:\
+         {root}/lib/x86_64-linux-gnu exec {root}/usr/lib/qemu/virtiofsd \"$@\"\\n' \
+         >/srv/host/virtiofsd; chmod +x /srv/host/virtiofsd",
+        root = root.display()
+    );
+    order[0].shell(&script).unwrap();
+    let config = config("guest")
+        .elements("<memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>")
+        .devices(
+            "<filesystem type='mount'><driver type='virtiofs'/><binary path='/srv/host/virtiofsd'/>\
+             <source dir='/srv/host/shared'/><target dir='shared'/></filesystem>",
+        );
+    let domain = Domain::boot(&test.hosts, config).unwrap();
     let plan = DomainPlan::new("hybrid");
     let exits = DomainMove::start(&test.env, &domain, order, &plan).refused();
-    exits.assert_source(1, &["the domain has a TPM", "still runs at the source"]);
+    exits.assert_source(1, &["is a vhost-user-fs-pci, and another process"]);
+    let pids = order[0].shell("pgrep --exact virtiofsd").unwrap();
+    let names = |pid| {
+        let named = format!("(process {pid}, virtiofsd)");
+        exits.migrate.stderr.contains(&named)
+    };
+    assert!(pids.split_whitespace().any(names), "{pids} {exits:?}");
     assert_eq!(order[1].state("guest").unwrap(), "absent");
     assert_healthy(&domain, order[0]);
 }

@@ -44,6 +44,8 @@ mod libvirt_loaded_qemu;
 mod libvirt_other_clients;
 mod libvirt_persistence;
 mod libvirt_recovery;
+mod libvirt_snapshots;
+mod libvirt_tpm;
 mod libvirt_two_daemons;
 mod limits;
 mod links_cut;

@@ -40,11 +40,13 @@ pub(crate) struct WaitingMachine<'a, G: ?Sized>(pub(crate) &'a mut G);
 /// What the source asks for needs a management daemon here.
 #[derive(Debug, Error)]
 #[error(
-    "the domain {name} is to be persistent at the destination, but its machine there is a QEMU that \
-     libvirt does not own: start 'hikkoshi receive --connect', or move it without --persistent"
+    "the domain {name} {what} at the destination, but its machine there is a QEMU that libvirt does \
+     not own: start 'hikkoshi receive --connect', or {instead}"
 )]
 struct NeedsDaemon {
     name: String,
+    what: &'static str,
+    instead: &'static str,
 }
 
 impl DestinationHost for WaitingMachine<'_, dyn DestinationGuest + '_> {
@@ -52,12 +54,21 @@ impl DestinationHost for WaitingMachine<'_, dyn DestinationGuest + '_> {
         &mut self,
         offered: OfferedGuest<'_>,
     ) -> Result<&mut dyn DestinationGuest, GuestError> {
-        match offered.domain {
-            Some(domain) if !domain.persistent.is_empty() => {
-                let name = domain.name.clone();
-                Err(GuestError::new(NeedsDaemon { name }))
-            }
-            _ => Ok(&mut *self.0),
-        }
+        let Some(domain) = offered.domain else {
+            return Ok(&mut *self.0);
+        };
+        let (what, instead) = if !domain.persistent.is_empty() {
+            ("is to be persistent", "move it without --persistent")
+        } else if !domain.snapshots.is_empty() {
+            let instead = "let libvirt forget them ('virsh snapshot-delete --metadata')";
+            ("is to have its snapshots", instead)
+        } else {
+            return Ok(&mut *self.0);
+        };
+        Err(GuestError::new(NeedsDaemon {
+            name: domain.name.clone(),
+            what,
+            instead,
+        }))
     }
 }

@@ -5,6 +5,9 @@
 //! text that was checked, but what the checks have read, written again ([`write()`]).
 
 #[cfg(any(feature = "libvirt", test))]
+use std::path::{Path, PathBuf};
+
+#[cfg(any(feature = "libvirt", test))]
 use hikkoshi_qemu::OwnedCard;
 use hikkoshi_wire::MAX_DOMAIN_XML;
 use quick_xml::Reader;
@@ -69,14 +72,13 @@ pub enum DescriptionError {
         /// The element.
         element: String,
     },
-    /// It has a TPM.
+    /// It has snapshots that would not fit.
     #[error(
-        "the domain has a TPM (<tpm>). Memory that QEMU shares with the guest's firmware for it \
-         (tpm-ppi) is in QEMU's heap, where it cannot be found without QEMU's monitor, which \
-         libvirt does not lend while it creates a domain (move the domain with 'virsh migrate', or \
-         to a QEMU without libvirt with 'hikkoshi receive --qmp')"
+        "the domain has snapshots, whose descriptions name the images of its disks at the source: \
+         with '--set disk=' they would not be those of the domain here (use the same paths at both \
+         hosts, or let the source's libvirt forget them: 'virsh snapshot-delete --metadata')"
     )]
-    Tpm,
+    Snapshots,
     /// There is nothing to be changed.
     #[error("--set {change}: the domain has no {what}")]
     NothingToSet {
@@ -90,6 +92,11 @@ pub enum DescriptionError {
 /// libvirt's extension of domains for QEMU's own options.
 const QEMU_NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 
+/// Where libvirt keeps the state of an emulated TPM, by the domain's UUID, if no other place is
+/// named.
+#[cfg(any(feature = "libvirt", test))]
+const TPM_STATES: &str = "/var/lib/libvirt/swtpm";
+
 /// The deepest nesting, and the most namespaces that are declared at one place. libxml2 has the
 /// same limit of depth; libvirt declares one namespace, and programs a few in `<metadata>`.
 const MAX_DEPTH: usize = 256;
@@ -98,6 +105,9 @@ const MAX_NAMESPACES: usize = 64;
 /// Elements of `<domain>` of which there may be one: checks here read them, and libvirt reads the
 /// first of some, and all of others.
 const UNIQUE: [&str; 4] = ["name", "uuid", "devices", "metadata"];
+
+/// Elements of a snapshot that describe the domain: as it ran, and as it would have been started.
+const SNAPSHOT_DOMAINS: [&str; 2] = ["domain", "inactiveDomain"];
 
 /// A description that was checked.
 #[derive(Debug)]
@@ -114,50 +124,52 @@ impl<'a> Description<'a> {
     ) -> Result<Self, DescriptionError> {
         let document = parse(xml)?;
         let root = document.root_element();
-        if !is_uuid(uuid) {
-            return Err(DescriptionError::Missing { element: "uuid" });
-        }
         check_names(root, Place::Domain)?;
-        let is_domain =
-            root.has_tag_name("domain") && matches!(root.attribute("type"), Some("kvm" | "qemu"));
-        if !is_domain {
+        if !root.has_tag_name("domain") {
             return Err(DescriptionError::Missing { element: "domain" });
         }
-        for element in UNIQUE {
-            let found = root.children().filter(|child| is(*child, element));
-            if found.count() > 1 {
+        check_domain(root, name, uuid, allow_arguments)?;
+        Ok(Self(document))
+    }
+
+    /// Checks that this is the XML of a snapshot of the domain `name` with this UUID. What it says
+    /// of the domain at that time is checked as a description of the domain is.
+    pub(super) fn check_snapshot(
+        xml: &'a str,
+        name: &str,
+        uuid: &str,
+        allow_arguments: bool,
+    ) -> Result<Self, DescriptionError> {
+        let document = parse(xml)?;
+        let root = document.root_element();
+        check_names(root, Place::Snapshot)?;
+        if !root.has_tag_name("domainsnapshot") {
+            let element = "domainsnapshot";
+            return Err(DescriptionError::Missing { element });
+        }
+        for element in SNAPSHOT_DOMAINS {
+            let mut found = root.children().filter(|child| is(*child, element));
+            if let Some(domain) = found.next() {
+                check_domain(domain, name, uuid, allow_arguments)?;
+            }
+            if found.next().is_some() {
                 return Err(DescriptionError::Repeated { element });
             }
-        }
-        for (what, offered) in [("name", name), ("uuid", uuid)] {
-            let described = text(root, what).ok_or(DescriptionError::Missing { element: what })?;
-            if described != offered {
-                return Err(DescriptionError::Differs {
-                    offered: format!("{name} ({uuid})"),
-                    what,
-                    described,
-                });
-            }
-        }
-        let mut extensions = root
-            .descendants()
-            .filter(|node| namespace(*node) == Some(QEMU_NAMESPACE));
-        if let Some(node) = extensions.next()
-            && !allow_arguments
-        {
-            return Err(DescriptionError::Arguments {
-                element: format!("qemu:{}", node.tag_name().name()),
-            });
         }
         Ok(Self(document))
     }
 
-    /// Checks that a domain with this description can be received.
-    pub(super) fn check_devices(&self) -> Result<(), DescriptionError> {
-        match self.devices().any(|device| device.has_tag_name("tpm")) {
-            true => Err(DescriptionError::Tpm),
-            false => Ok(()),
-        }
+    /// Where libvirt keeps the states of the domain's emulated TPMs.
+    #[cfg(any(feature = "libvirt", test))]
+    pub(super) fn tpm_folders(&self, uuid: &str) -> Vec<PathBuf> {
+        let tpms = self.devices().filter(|device| is(*device, "tpm"));
+        let backends = tpms.filter_map(|tpm| child(tpm, "backend"));
+        let emulated = backends.filter(|backend| backend.attribute("type") == Some("emulator"));
+        let folders = emulated.map(|backend| {
+            let source = child(backend, "source").and_then(|source| source.attribute("path"));
+            source.map_or_else(|| Path::new(TPM_STATES).join(uuid), PathBuf::from)
+        });
+        folders.collect()
     }
 
     /// The domain's devices.
@@ -171,6 +183,46 @@ impl<'a> Description<'a> {
         write(&self.0, edits).map_err(|error| DescriptionError::Syntax {
             what: format!("writing it: {error}"),
         })
+    }
+}
+
+/// Checks an element that describes the domain `name` with this UUID.
+fn check_domain(
+    element: Node<'_, '_>,
+    name: &str,
+    uuid: &str,
+    allow_arguments: bool,
+) -> Result<(), DescriptionError> {
+    if !is_uuid(uuid) {
+        return Err(DescriptionError::Missing { element: "uuid" });
+    }
+    if !matches!(element.attribute("type"), Some("kvm" | "qemu")) {
+        return Err(DescriptionError::Missing { element: "domain" });
+    }
+    for unique in UNIQUE {
+        let found = element.children().filter(|child| is(*child, unique));
+        if found.count() > 1 {
+            return Err(DescriptionError::Repeated { element: unique });
+        }
+    }
+    for (what, offered) in [("name", name), ("uuid", uuid)] {
+        let described = text(element, what).ok_or(DescriptionError::Missing { element: what })?;
+        if described != offered {
+            return Err(DescriptionError::Differs {
+                offered: format!("{name} ({uuid})"),
+                what,
+                described,
+            });
+        }
+    }
+    let mut extensions = element
+        .descendants()
+        .filter(|node| namespace(*node) == Some(QEMU_NAMESPACE));
+    match extensions.next() {
+        Some(node) if !allow_arguments => Err(DescriptionError::Arguments {
+            element: format!("qemu:{}", node.tag_name().name()),
+        }),
+        _ => Ok(()),
     }
 }
 
@@ -210,6 +262,8 @@ fn check_depth(xml: &str) -> Result<(), DescriptionError> {
 /// What an element is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
+    /// A snapshot of the domain.
+    Snapshot,
     /// The domain itself.
     Domain,
     /// One of libvirt's.
@@ -248,6 +302,8 @@ fn check_names(node: Node<'_, '_>, place: Place) -> Result<(), DescriptionError>
     }
     for below in node.children().filter(Node::is_element) {
         let below_place = match place {
+            Place::Snapshot if SNAPSHOT_DOMAINS.iter().any(|name| is(below, name)) => Place::Domain,
+            Place::Snapshot => Place::Libvirts,
             Place::Domain if is(below, "metadata") => Place::Metadata,
             Place::Domain if namespace(below) == Some(QEMU_NAMESPACE) => Place::Qemus,
             Place::Domain => Place::Libvirts,

@@ -195,15 +195,69 @@ fn qemus_own_arguments_are_refused() {
 }
 
 #[test]
-fn a_tpm_is_refused() {
-    let devices = |xml: &str| check(xml).unwrap().check_devices();
-    assert_eq!(devices(XML), Ok(()));
-    let tpm = "<devices><tpm model='tpm-crb'><backend type='emulator'/></tpm>";
-    let with = XML.replace("<devices>", tpm);
-    assert_eq!(devices(&with), Err(DescriptionError::Tpm));
-    // Not a device.
-    let metadata = XML.replace("<devices>", "<metadata><tpm/></metadata><devices>");
-    assert_eq!(devices(&metadata), Ok(()));
+fn the_states_of_emulated_tpms_are_where_libvirt_keeps_them() {
+    let folders = |xml: &str| {
+        let with = XML.replace("<devices>", &format!("<devices>{xml}"));
+        check(&with).unwrap().tpm_folders(UUID)
+    };
+    let default = PathBuf::from(format!("/var/lib/libvirt/swtpm/{UUID}"));
+    assert!(folders("").is_empty());
+    let of = |backend: &str| folders(&format!("<tpm model='tpm-crb'>{backend}</tpm>"));
+    assert_eq!(of("<backend type='emulator'/>"), [default]);
+    let named = "<backend type='emulator'><source type='dir' path='/states/1'/></backend>";
+    assert_eq!(of(named), [PathBuf::from("/states/1")]);
+    assert!(of("<backend type='external'><source path='/socket'/></backend>").is_empty());
+    assert!(folders("<other><tpm><backend type='emulator'/></tpm></other>").is_empty());
+}
+
+#[test]
+fn what_a_snapshot_says_of_the_domain_is_checked() {
+    let snapshot = |inner: &str| {
+        format!(
+            "<domainsnapshot><name>s</name><description>&lt;</description>{inner}</domainsnapshot>"
+        )
+    };
+    let check = |xml: &str| {
+        Description::check_snapshot(xml, "guest", UUID, false)
+            .and_then(|checked| checked.text(&Edits::new()))
+    };
+    let inactive = |xml: &str| {
+        let open = xml.replace("<domain ", "<inactiveDomain ");
+        open.replace("</domain>", "</inactiveDomain>")
+    };
+    let both = snapshot(&(XML.to_owned() + &inactive(XML)));
+    assert!(
+        check(&both)
+            .unwrap()
+            .contains("<inactiveDomain type=\"qemu\"")
+    );
+    assert!(check(&snapshot("")).is_ok(), "an old one");
+    let missing = check(XML).unwrap_err();
+    assert!(
+        matches!(missing, DescriptionError::Missing { .. }),
+        "{missing}"
+    );
+    let twice = check(&snapshot(&(XML.to_owned() + XML))).unwrap_err();
+    assert!(
+        matches!(twice, DescriptionError::Repeated { .. }),
+        "{twice}"
+    );
+    let other = XML.replace(UUID, "6695eb01-f6a4-8304-79aa-97f2502e1930");
+    let arguments = format!("<q:commandline xmlns:q='{QEMU_NAMESPACE}'/></domain>");
+    let arguments = XML.replace("</domain>", &arguments);
+    for xml in [
+        other.clone(),
+        inactive(&other),
+        arguments.clone(),
+        inactive(&arguments),
+    ] {
+        check(&snapshot(&xml)).unwrap_err();
+    }
+    let foreign = check(&snapshot("<x:domain xmlns:x='u'/>")).unwrap_err();
+    assert!(
+        matches!(foreign, DescriptionError::Foreign { .. }),
+        "{foreign}"
+    );
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What libvirt was asked for besides the move of a domain, and has not done.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The guest is here, with all of its pages. This was not done.
 #[cfg_attr(not(feature = "libvirt"), allow(dead_code))]
@@ -17,6 +17,13 @@ pub(crate) enum LeftToDo {
         file: PathBuf,
         /// Whether it was also to be started when the host boots.
         autostart: bool,
+    },
+    /// libvirt does not know of its snapshots.
+    Snapshots {
+        /// Why.
+        what: String,
+        /// Where their descriptions are, in the order in which libvirt needs them.
+        files: Vec<PathBuf>,
     },
     /// The domain is persistent, but is not started when the host boots.
     NotStarted {
@@ -91,6 +98,20 @@ impl fmt::Display for Text<'_> {
                      Remove the file afterwards: it may have passwords"
                 )
             }
+            LeftToDo::Snapshots { what, files } => {
+                let first = files
+                    .first()
+                    .map_or(Path::new("").display(), |file| file.display());
+                write!(
+                    f,
+                    "libvirt does not know of all snapshots of the domain {name}: {what}. The images \
+                     have them, and their descriptions are in {} files, the first of which is \
+                     {first}: 'virsh --connect {uri} snapshot-create {name} FILE --redefine' for \
+                     each, in the order of their names, with --current for the one whose name has \
+                     'current'. Remove the files afterwards: they may have passwords",
+                    files.len()
+                )
+            }
             LeftToDo::NotStarted { what } => write!(
                 f,
                 "the domain {name} is persistent, but is not started when the host boots: {what} \
@@ -137,6 +158,20 @@ mod tests {
             said.contains("older configuration") && !said.contains("transient"),
             "{said}"
         );
+        let snapshots = LeftToDo::Snapshots {
+            what: "libvirt: read-only".to_owned(),
+            files: vec![
+                "/run/a.000.snapshot.xml".into(),
+                "/run/a.001.snapshot.xml".into(),
+            ],
+        };
+        let said = snapshots.text("guest", "qemu:///system");
+        for part in [
+            "2 files, the first of which is /run/a.000.snapshot.xml",
+            "'virsh --connect qemu:///system snapshot-create guest FILE --redefine'",
+        ] {
+            assert!(said.contains(part), "{said}");
+        }
         let what = "libvirt: read-only".to_owned();
         let said = LeftToDo::NotStarted { what }.text("guest", "qemu:///system");
         assert!(said.contains("is persistent, but is not started"), "{said}");

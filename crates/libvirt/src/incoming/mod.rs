@@ -10,12 +10,14 @@
 //! | `image.rs` | what libvirt expects before QEMU's stream |
 //! | `description.rs` | checks of the description that a source sends |
 //! | `write.rs` | writes what was read of it again, for libvirt |
+//! | `tpm.rs` | the state folder of an emulated TPM, which must be this host's own |
 //! | `change.rs` | `--set`: changes of what is specific to a host |
 //! | `start.rs` | all of it: from the pipe to QEMU's process |
 //! | `restore.rs` | the call that restores the domain, which lasts until the guest runs |
 //! | `resumed.rs` | the same, if another program has called it, or its daemon has ended |
 //! | `leftover.rs` | what a killed program has left |
 //! | `persistent.rs` | the configuration that a persistent domain gets |
+//! | `snapshots.rs` | what libvirt gets to know of the domain's snapshots |
 //! | `left_to_do.rs` | what libvirt has not done, for people |
 
 mod change;
@@ -32,9 +34,14 @@ mod restore;
 #[cfg(feature = "libvirt")]
 mod resumed;
 #[cfg(feature = "libvirt")]
+mod snapshots;
+#[cfg(feature = "libvirt")]
 mod start;
+#[cfg(feature = "libvirt")]
+mod tpm;
 mod write;
 
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -84,6 +91,22 @@ pub enum IncomingError {
         /// The daemon.
         uri: String,
     },
+    /// The state of its TPM is not this host's own.
+    #[error(
+        "creating the domain {name}: the state of its TPM is in {}, which {why}. It moves with the \
+         guest into a folder of its own at each host: with the source's, two swtpms would use one \
+         state, and libvirt would remove it (keep the folder on a file system of this host, or move \
+         the domain with 'virsh migrate')",
+        folder.display()
+    )]
+    TpmState {
+        /// The domain.
+        name: String,
+        /// The folder.
+        folder: PathBuf,
+        /// Why it is not.
+        why: SharedState,
+    },
     /// It takes too long.
     #[error("creating the domain {name}: libvirt has not started QEMU within {} s", START_TIMEOUT.as_secs())]
     TimedOut {
@@ -104,6 +127,27 @@ pub enum IncomingError {
         /// The error of the system call.
         source: io::Error,
     },
+}
+
+/// Why a folder with the state of a TPM is not this host's own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SharedState {
+    /// It is on a file system of this type, which several hosts may use.
+    FileSystem(String),
+    /// It is locked.
+    InUse,
+}
+
+impl fmt::Display for SharedState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::FileSystem(kind) => write!(
+                f,
+                "exists on a file system that several hosts may use ({kind})"
+            ),
+            Self::InUse => f.write_str("another swtpm uses, perhaps the source's"),
+        }
+    }
 }
 
 /// How domains are created here.
@@ -157,7 +201,6 @@ impl IncomingOptions {
         let offered = check(text(&offer.xml)?)?;
         let own = self.xml.as_deref().map(check).transpose()?;
         let wanted = own.as_ref().unwrap_or(&offered);
-        wanted.check_devices()?;
         let here = change::apply(wanted, &self.changes)?;
         let persistent = match (text(&offer.persistent)?, &own) {
             ("", _) => None,
@@ -168,10 +211,23 @@ impl IncomingOptions {
                 Some(change::apply_where_possible(&persistent, &self.changes)?)
             }
         };
+        let changes_disk = |change: &Change| matches!(change, Change::Disk { .. });
+        if !offer.snapshots.is_empty() && self.changes.iter().any(changes_disk) {
+            return Err(DescriptionError::Snapshots);
+        }
+        let snapshots = offer.snapshots.iter().map(|snapshot| {
+            let xml = text(&snapshot.xml)?;
+            let checked = Description::check_snapshot(xml, &offer.name, &offer.uuid, allowed)?;
+            Ok(Snapshot {
+                xml: change::apply(&checked, &[])?,
+                current: snapshot.current,
+            })
+        });
         Ok(Descriptions {
             offered: change::apply(&offered, &[])?,
             here,
             persistent,
+            snapshots: snapshots.collect::<Result<_, DescriptionError>>()?,
         })
     }
 }
@@ -186,6 +242,18 @@ struct Descriptions {
     here: String,
     /// As it is defined here when the guest runs, if it is to be persistent.
     persistent: Option<String>,
+    /// Its snapshots, each behind the one that it is based on.
+    snapshots: Vec<Snapshot>,
+}
+
+/// A snapshot of a domain.
+#[cfg_attr(not(feature = "libvirt"), allow(dead_code))]
+#[derive(Debug)]
+struct Snapshot {
+    /// Its description, as it was written again from what was checked.
+    xml: String,
+    /// Whether the domain is based on it.
+    current: bool,
 }
 
 /// Checks that the daemon `uri` can create domains here.
@@ -219,33 +287,37 @@ pub fn check_daemon(uri: &str) -> Result<(), DomainError> {
     Err(DomainError::NotBuilt)
 }
 
-/// Makes the domain with this UUID and name persistent, if its source has asked for that: its guest
-/// is here with all of its pages. `folder` is that of [`IncomingOptions::start`].
+/// Makes the domain with this UUID and name persistent, if its source has asked for that, and
+/// describes its snapshots to libvirt: its guest is here with all of its pages. `folder` is that of
+/// [`IncomingOptions::start`].
 ///
-/// # Errors
-///
-/// What was not done.
-pub(crate) fn complete(uri: &str, uuid: &str, name: &str, folder: &Path) -> Result<(), LeftToDo> {
+/// Returns what was not done.
+pub(crate) fn complete(uri: &str, uuid: &str, name: &str, folder: &Path) -> Vec<LeftToDo> {
     #[cfg(feature = "libvirt")]
     {
         leftover::remove_pipes(folder, uuid);
-        persistent::define(uri, folder, uuid, name)
+        let done = [
+            persistent::define(uri, folder, uuid, name),
+            snapshots::define(uri, folder, uuid),
+        ];
+        done.into_iter().filter_map(Result::err).collect()
     }
     #[cfg(not(feature = "libvirt"))]
     {
         let _ = (uri, uuid, name, folder);
-        Ok(())
+        Vec::new()
     }
 }
 
 /// Removes the files that are left of the domain with this UUID, whose guest does not run here and
 /// will not: its move was given up, or it was lost. `folder` is that of [`IncomingOptions::start`].
-/// The configuration in it may have passwords.
+/// The descriptions in it may have passwords.
 pub fn discard(uuid: &str, folder: &Path) {
     #[cfg(feature = "libvirt")]
     {
         leftover::remove_unused_pipes(folder, uuid);
         persistent::remove(folder, uuid);
+        snapshots::remove(folder, uuid);
     }
     #[cfg(not(feature = "libvirt"))]
     let _ = (uuid, folder);

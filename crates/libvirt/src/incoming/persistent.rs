@@ -159,13 +159,20 @@ fn check_writable(root: &Path, bytes: usize) -> io::Result<()> {
 /// The root of the daemon's file system. This program's own mounts say nothing about the daemon's:
 /// its systemd unit makes `/etc` read-only for it alone (`ProtectSystem=strict`).
 ///
-/// `None`: the daemon's process was not found, for example because it has another PID namespace.
+/// `None`: as for [`daemon_process`].
 fn daemon_root(run: &Path) -> Option<PathBuf> {
+    daemon_process(run).map(|pid| PathBuf::from(format!("/proc/{pid}/root")))
+}
+
+/// The daemon's process; `run` is the folder with its file.
+///
+/// `None`: it was not found, for example because it has another PID namespace.
+pub(super) fn daemon_process(run: &Path) -> Option<u32> {
     ["libvirtd", "virtqemud"].iter().find_map(|name| {
         let pid = std::fs::read_to_string(run.join(format!("{name}.pid"))).ok()?;
-        let process = Path::new("/proc").join(pid.trim().parse::<u32>().ok()?.to_string());
-        let program = std::fs::read_to_string(process.join("comm")).ok()?;
-        (program.trim() == *name).then(|| process.join("root"))
+        let pid: u32 = pid.trim().parse().ok()?;
+        let program = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+        (program.trim() == *name).then_some(pid)
     })
 }
 

@@ -10,7 +10,10 @@ use hikkoshi_qemu::{MachineOwner, PipedMachine, StreamPipe};
 use hikkoshi_wire::Domain as DomainOffer;
 
 use super::restore::Restore;
-use super::{Descriptions, IncomingError, START_TIMEOUT, image, leftover, persistent, pipe_error};
+use super::{
+    Descriptions, IncomingError, START_TIMEOUT, image, leftover, persistent, pipe_error, snapshots,
+    tpm,
+};
 use crate::process;
 
 /// How often to look for QEMU's process.
@@ -27,10 +30,13 @@ pub(super) fn start(
 ) -> Result<PipedMachine, IncomingError> {
     let run_folder = process::run_folder(uri)?;
     leftover::end(uri, offer, folder, &run_folder)?;
+    tpm::check(&descriptions.here, &offer.name, &offer.uuid)?;
     // Its own name: whatever else has the domain's pipe keeps it.
     let path = leftover::new_path(folder, &offer.uuid);
     let persistent = descriptions.persistent.as_deref();
     persistent::keep(folder, &offer.uuid, persistent, offer.autostart)
+        .map_err(|source| pipe_error(folder, source))?;
+    snapshots::keep(folder, &offer.uuid, &descriptions.snapshots)
         .map_err(|source| pipe_error(folder, source))?;
     let owner = Restore::start(uri, offer, &path, &descriptions.here, running)?;
     let mut starting = Starting {

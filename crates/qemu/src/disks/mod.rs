@@ -32,6 +32,7 @@ pub use select::{ChosenDisks, DiskSelection, OfferedDisks};
 pub(crate) use select::{CopiedDisk, choose};
 pub use select_error::SelectError;
 pub(crate) use shared::is_of_one_host;
+pub use shared::shared_file_system;
 
 use self::marks::Owner;
 use crate::qmp::{Client, QmpError};

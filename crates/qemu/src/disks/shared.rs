@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use hikkoshi_wire::ImageName;
@@ -48,6 +49,17 @@ const OWN: [&str; 30] = [
 /// Whether a file system of this type is one that one host uses at a time.
 pub(crate) fn is_of_one_host(kind: &str) -> bool {
     OWN.contains(&kind)
+}
+
+/// The type of the file system of an open file, if several hosts may use it. `process` is one that
+/// has it mounted.
+pub fn shared_file_system(file: &fs::File, process: u32) -> Option<String> {
+    let fdinfo = format!("/proc/self/fdinfo/{}", file.as_raw_fd());
+    // What cannot be read is not known.
+    let fdinfo = fs::read_to_string(fdinfo).unwrap_or_default();
+    let mounts = fs::read_to_string(format!("/proc/{process}/mountinfo")).unwrap_or_default();
+    let found = FileSystem::among(&mounts, &fdinfo);
+    found.is_shared.then_some(found.kind)
 }
 
 /// Those whose source names the same thing on each host, and whose inode numbers are the server's

@@ -2,10 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::bounded::{Bytes, Name};
+use super::bounded::{Bytes, List, Name};
 
 /// The longest description of a domain, in bytes. One with a hundred disks has some 100 KiB.
 pub const MAX_DOMAIN_XML: usize = 256 << 10;
+
+/// The most snapshots of a domain. Each description has two of the domain: some 20 KiB. What all
+/// take together is limited by the message.
+pub const MAX_SNAPSHOTS: usize = 128;
 
 /// A libvirt domain: what the destination's daemon needs to create it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,4 +29,18 @@ pub struct Domain {
     pub persistent: Vec<u8>,
     /// Whether the destination starts the domain when its host boots. Only with `persistent`.
     pub autostart: bool,
+    /// What the source's daemon knows of its snapshots, each behind the one that it is based on; at
+    /// most [`MAX_SNAPSHOTS`].
+    #[serde(with = "List::<MAX_SNAPSHOTS>")]
+    pub snapshots: Vec<DomainSnapshot>,
+}
+
+/// A snapshot of a domain. Its content is in the images of the domain's disks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DomainSnapshot {
+    /// libvirt's XML of it; at most [`MAX_DOMAIN_XML`] bytes.
+    #[serde(with = "Bytes::<MAX_DOMAIN_XML>")]
+    pub xml: Vec<u8>,
+    /// Whether the domain is based on it.
+    pub current: bool,
 }

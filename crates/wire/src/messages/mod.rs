@@ -27,7 +27,7 @@ pub use disks::{
     Backing, Disk, DiskImage, DiskKind, DiskPlan, GuestDisks, ImageMark, ImageName, MAX_BACKING,
     MAX_COPIED_DISKS, MAX_DISKS, MAX_IMAGE_NAMES,
 };
-pub use domain::{Domain, MAX_DOMAIN_XML};
+pub use domain::{Domain, DomainSnapshot, MAX_DOMAIN_XML, MAX_SNAPSHOTS};
 pub use guest::{BlockDescription, GuestDescription, GuestRangeDescription};
 pub use machine::{AuxiliaryBlock, Device, Machine};
 pub use measurements::{

@@ -3,12 +3,13 @@
 use hikkoshi_pages::{Page, PageRange};
 use hikkoshi_wire::{
     AuxiliaryBlock, Backing, BlockDescription, Capabilities, CpuidRegister, CpuidWord,
-    DestinationStage, Device, Disk, DiskImage, DiskKind, DiskPlan, Domain, FaultKind,
-    FaultMeasures, Frame, GuestDescription, GuestDisks, GuestRangeDescription, Hello, ImageMark,
-    ImageName, MAX_DISK_BYTES, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST, MAX_PAGES_PER_ZEROS,
-    Machine, Message, MigrationId, Mode, NetworkFrame, OFFLOAD_LEN, PageRanges, Processor,
-    ProcessorKind, ProcessorPlace, ProcessorSetting, Processors, RequestSummary, Role, SourceStage,
-    StageSummary, ThreadFaults, ToDestination, ToSource, Topology, Versions,
+    DestinationStage, Device, Disk, DiskImage, DiskKind, DiskPlan, Domain, DomainSnapshot,
+    FaultKind, FaultMeasures, Frame, GuestDescription, GuestDisks, GuestRangeDescription, Hello,
+    ImageMark, ImageName, MAX_DISK_BYTES, MAX_PAGES_PER_FRAME, MAX_PAGES_PER_REQUEST,
+    MAX_PAGES_PER_ZEROS, Machine, Message, MigrationId, Mode, NetworkFrame, OFFLOAD_LEN,
+    PageRanges, Processor, ProcessorKind, ProcessorPlace, ProcessorSetting, Processors,
+    RequestSummary, Role, SourceStage, StageSummary, ThreadFaults, ToDestination, ToSource,
+    Topology, Versions,
 };
 use proptest::prelude::*;
 
@@ -495,13 +496,17 @@ pub(crate) fn message<T: std::fmt::Debug>(
 
 fn domain() -> impl Strategy<Value = Domain> {
     let xml = || prop::collection::vec(any::<u8>(), 0..200);
-    (text(), text(), xml(), xml(), any::<bool>()).prop_map(
-        |(name, uuid, xml, persistent, autostart)| Domain {
+    let snapshot = (xml(), any::<bool>());
+    let snapshot = snapshot.prop_map(|(xml, current)| DomainSnapshot { xml, current });
+    let snapshots = prop::collection::vec(snapshot, 0..4);
+    (text(), text(), xml(), xml(), any::<bool>(), snapshots).prop_map(
+        |(name, uuid, xml, persistent, autostart, snapshots)| Domain {
             name,
             uuid,
             xml,
             persistent,
             autostart,
+            snapshots,
         },
     )
 }
