@@ -36,6 +36,7 @@ mod kvm;
 mod kvm_clocks;
 mod libvirt;
 mod libvirt_configurations;
+mod libvirt_copied_disks;
 mod libvirt_domains;
 mod libvirt_give_up;
 mod libvirt_hanging_daemons;

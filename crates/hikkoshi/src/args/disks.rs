@@ -12,7 +12,7 @@ pub(crate) struct DiskArgs {
     /// Without DISKS, each disk that the guest can write to. With DISKS, a list with commas: those
     /// disks, by the device's id, the -drive's name or the block node's. The destination's QEMU
     /// must have images of its own, of the same size; what they hold is overwritten. Memory follows
-    /// when all disks are the same on both sides. Not for libvirt domains.
+    /// when all disks are the same on both sides.
     #[arg(verbatim_doc_comment,
         long,
         value_name = "DISKS",

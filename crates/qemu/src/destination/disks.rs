@@ -24,6 +24,7 @@ use super::QemuDestination;
 use super::compare_disks::{Compared, compare};
 use super::disk_flusher::{DiskFlusher, DiskNotFlushed};
 use super::piped;
+use super::storage_daemon::{ServedDisk, StorageDaemon, StorageDaemonError};
 use crate::attach::process::{self, ProcessError};
 use crate::disks::nbd::NbdRequests;
 use crate::disks::{self, BlockDisk, ImageFile, describe, marks};
@@ -40,14 +41,9 @@ const HANDSHAKE_LIMIT_SINCE: Version = Version::new(10, 0, 0);
 /// The disks cannot be served.
 #[derive(Debug, Error)]
 pub(crate) enum ServeError {
-    /// libvirt creates the machine.
-    #[error(
-        "copying disks to a libvirt domain: libvirt does not lend the monitor of a domain before \
-         the guest runs, so its QEMU cannot serve the disks. Copy them to storage that both hosts \
-         reach ('virsh blockcopy DOMAIN DISK --dest FILE --pivot --wait --transient-job') and \
-         move the domain then, or use 'virsh migrate --live --copy-storage-all'"
-    )]
-    Domain,
+    /// Another program does not serve them.
+    #[error("copying the guest's disks")]
+    Daemon(#[from] StorageDaemonError),
     /// The disks here are not known.
     #[error("comparing the guest's disks")]
     Compare(#[from] ProcessError),
@@ -88,6 +84,8 @@ pub(super) struct DiskServer {
     disks: Vec<String>,
     /// While they are copied.
     flusher: Option<DiskFlusher>,
+    /// What serves them, if not QEMU.
+    daemon: Option<StorageDaemon>,
 }
 
 impl DiskServer {
@@ -96,6 +94,17 @@ impl DiskServer {
         let flusher = self.flusher.as_ref();
         let failure = flusher.and_then(DiskFlusher::take_failure);
         failure.map_or(Ok(()), Err)
+    }
+
+    /// Begins to flush the disks.
+    fn start_flusher(&mut self) -> Result<(), ServeError> {
+        let disks = self.disks.iter().enumerate().map(|(number, disk)| {
+            let socket = self.connect(number)?;
+            Ok((disk.clone(), disks::name(number), socket))
+        });
+        let disks = disks.collect::<Result<_, ServeError>>()?;
+        self.flusher = Some(DiskFlusher::start(disks)?);
+        Ok(())
     }
 
     fn connect(&self, number: usize) -> Result<UnixStream, ServeError> {
@@ -192,8 +201,7 @@ impl QemuDestination {
         let Compared {
             refused, warnings, ..
         } = match &self.piped {
-            Some(_) if disks.copied().next().is_some() => return Err(ServeError::Domain),
-            Some(_) => compare(&disks.disks, &self.piped_disks(disks.mark)?, false),
+            Some(_) => self.compare_piped(disks)?.0,
             None => self.compare_with(disks)?.0,
         };
         Ok(DiskComparison { refused, warnings })
@@ -214,22 +222,63 @@ impl QemuDestination {
         Ok((compare(&disks.disks, &described, true), ours))
     }
 
-    /// The disks here of a machine whose monitor is not available.
-    fn piped_disks(&self, mark: [u8; 16]) -> Result<Vec<Disk>, ServeError> {
+    /// The same for a machine whose monitor is not available. Returns the disks that are copied
+    /// to, as the storage daemon opens them, with what they are called in messages.
+    fn compare_piped(
+        &self,
+        disks: &GuestDisks,
+    ) -> Result<(Compared, Vec<(String, ServedDisk)>), ServeError> {
         let found = piped::disks::list(&self.process).map_err(|source| {
             process::explain(&self.process, "reading the command line", source)
         })?;
         let described = found.iter().map(|found| Disk {
             bytes: found.bytes,
-            ..described_here(&found.disk, found.image.as_ref(), &found.below, mark)
+            ..described_here(&found.disk, found.image.as_ref(), &found.below, disks.mark)
         });
-        Ok(described.collect())
+        let described: Vec<_> = described.collect();
+        let mut compared = compare(&disks.disks, &described, true);
+        let mut served = Vec::new();
+        let targets = compared.targets.iter();
+        for (number, disk) in targets.filter_map(|target| found.get(*target)).enumerate() {
+            let label = disk.disk.label().to_owned();
+            match disk.served(disks::name(number)) {
+                Ok(disk) => served.push((label, disk)),
+                Err(why) => compared.refused.push(format!(
+                    "nothing can be copied to the disk {label} of a libvirt domain: {why}"
+                )),
+            }
+        }
+        Ok((compared, served))
+    }
+
+    /// Serves the disks of a machine whose monitor is not available.
+    fn serve_piped(&mut self, disks: &GuestDisks) -> Result<(), ServeError> {
+        let (Compared { refused, .. }, found) = self.compare_piped(disks)?;
+        if !refused.is_empty() {
+            return Err(ServeError::Unfit(refused));
+        }
+        let (labels, served): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+        let (listener, socket) = nameless_listener()?;
+        let daemon = StorageDaemon::start(listener, &served)?;
+        let mut server = DiskServer {
+            socket,
+            disks: labels,
+            flusher: None,
+            daemon: Some(daemon),
+        };
+        let connection = server.connect(0)?;
+        if let Some(daemon) = &mut server.daemon {
+            daemon.wait_serving(connection)?;
+        }
+        server.start_flusher()?;
+        self.disk_server = Some(server);
+        Ok(())
     }
 
     /// Serves those of these disks of the source that are copied.
     pub(super) fn serve(&mut self, disks: &GuestDisks) -> Result<(), ServeError> {
         if self.piped.is_some() {
-            return Err(ServeError::Domain);
+            return self.serve_piped(disks);
         }
         let (
             Compared {
@@ -269,6 +318,7 @@ impl QemuDestination {
             socket,
             disks: nodes.iter().map(|node| node.label().to_owned()).collect(),
             flusher: None,
+            daemon: None,
         });
         started.map_err(ServeError::Server)?;
         for (number, node) in nodes.iter().enumerate() {
@@ -283,15 +333,10 @@ impl QemuDestination {
                     source,
                 })?;
         }
-        if let Some(server) = &mut self.disk_server {
-            let disks = nodes.iter().enumerate().map(|(number, node)| {
-                let socket = server.connect(number)?;
-                Ok((node.label().to_owned(), disks::name(number), socket))
-            });
-            let disks = disks.collect::<Result<_, ServeError>>()?;
-            server.flusher = Some(DiskFlusher::start(disks)?);
+        match &mut self.disk_server {
+            Some(server) => server.start_flusher(),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Fails if a disk could not be flushed.
@@ -321,7 +366,17 @@ impl QemuDestination {
         })
     }
 
-    /// Ends the server. The images stay active, and QEMU's own.
+    /// Ends the program that serves the disks, if that is not QEMU. Everything that was written is
+    /// in the images then.
+    pub(super) fn end_daemon(&mut self) -> Result<(), StorageDaemonError> {
+        let server = self.disk_server.take_if(|server| server.daemon.is_some());
+        match server.and_then(|server| server.daemon) {
+            Some(daemon) => daemon.end(),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the server in QEMU. The images stay active, and QEMU's own.
     pub(super) fn end_server(&mut self) -> Result<(), MonitorError> {
         let Some(server) = &mut self.disk_server else {
             return Ok(());
@@ -412,6 +467,7 @@ mod tests {
             socket,
             disks: vec!["vda".to_owned(), "vdb".to_owned()],
             flusher: None,
+            daemon: None,
         };
         for number in 0..2 {
             let mut client = server.connect(number).unwrap();

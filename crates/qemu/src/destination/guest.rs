@@ -85,6 +85,7 @@ impl DestinationGuest for QemuDestination {
 
     fn end_disks(&mut self) -> Result<(), GuestError> {
         self.end_flushes().map_err(GuestError::new)?;
+        self.end_daemon().map_err(GuestError::new)?;
         let ended = self.end_server().map_err(ReleaseDestinationError::Disks);
         ended.map_err(GuestError::new)
     }

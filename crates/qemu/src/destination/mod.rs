@@ -22,6 +22,7 @@ mod reattach_info;
 mod release;
 mod resume_guest;
 mod shutdown_listener;
+mod storage_daemon;
 mod userfault;
 mod vcpus;
 mod written;

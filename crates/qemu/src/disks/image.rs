@@ -122,6 +122,11 @@ impl ImageFile {
         self.open()
     }
 
+    /// A path by which another program opens the file that QEMU has open, whatever its name is.
+    pub(crate) fn path(&self) -> String {
+        self.open.display().to_string()
+    }
+
     /// Opens it for reading, if it is a file or a block device.
     pub(crate) fn open(&self) -> io::Result<File> {
         let pinned = pin(&self.open)?;

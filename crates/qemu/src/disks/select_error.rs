@@ -119,15 +119,6 @@ pub enum SelectError {
          do not use; move it without --copy-disks, or name a disk{}", because(.0)
     )]
     None(Vec<String>),
-    /// The monitor belongs to another program.
-    #[error(
-        "copying the disks of a libvirt domain: libvirt cannot serve the destination's disks while \
-         it creates the domain, and does not know of block jobs of other programs. Use 'virsh \
-         migrate --live --copy-storage-all', or copy the disks to storage that both hosts reach \
-         ('virsh blockcopy DOMAIN DISK --dest FILE --pivot --wait --transient-job') \
-         and move the domain then"
-    )]
-    Domain,
 }
 
 fn or_none(names: &[String]) -> String {

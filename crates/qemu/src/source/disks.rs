@@ -55,9 +55,6 @@ impl QemuSource {
     ///
     /// See [`SelectError`]; the guest is unchanged.
     pub fn choose_disks(&mut self, selection: &DiskSelection) -> Result<Vec<String>, SelectError> {
-        if self.monitor.is_shared() && selection.copied.is_some() {
-            return Err(SelectError::Domain);
-        }
         let chosen = disks::choose(connected(&mut self.client)?, selection)?;
         chosen.remove_left_marks();
         self.offered_disks = chosen.offer()?;

@@ -10,7 +10,7 @@ use hikkoshi_engine::{CancelFlag, Comparison, GuestOffer};
 use hikkoshi_libvirt::Domain;
 use hikkoshi_link::Remote;
 use hikkoshi_qemu::qmp::Monitor;
-use hikkoshi_qemu::{Checked, DestinationLine, DiskSelection, OfferedMachine, SelectError};
+use hikkoshi_qemu::{Checked, DestinationLine, DiskSelection, OfferedMachine};
 
 use crate::args::{AllowDevice, Check, DomainArgs};
 use crate::commands::print_result::write_result;
@@ -77,19 +77,12 @@ pub(crate) fn check(guest: &CheckedGuestOf<'_>) -> Result<Checked, Exit> {
         (Some(name), _) => {
             let domain = Domain::open(&guest.domain.connect, name).map_err(|e| not_found(&e))?;
             let monitor = domain.monitor().map_err(|error| not_found(&error))?;
-            let disks = DiskSelection {
-                copied: None,
-                ..guest.disks.clone()
-            };
-            hikkoshi_qemu::check_by(monitor, &allowed, &disks).and_then(|mut checked| {
+            hikkoshi_qemu::check_by(monitor, &allowed, &guest.disks).and_then(|mut checked| {
                 if let Some(offer) = &mut checked.offer {
                     offer.domain = Monitor::domain(&domain)?;
                 }
                 let refused = domain.check_unchanged(None).err();
                 checked.obstacles.extend(refused.map(Into::into));
-                if guest.disks.copied.is_some() {
-                    checked.refused_disks = Some(SelectError::Domain);
-                }
                 Ok(checked)
             })
         }

@@ -9,6 +9,7 @@ use hikkoshi_wire::MAX_BACKING;
 use serde_json::{Map, Value};
 
 use crate::command_line::{keys, started_options};
+use crate::destination::storage_daemon::ServedDisk;
 use crate::disks::{BlockDisk, ImageFile};
 
 /// The most layers of an image, such as a format on a file.
@@ -41,6 +42,40 @@ pub(in crate::destination) struct PipedDisk {
     pub(in crate::destination) below: Vec<Option<ImageFile>>,
     /// Its size, if that is known.
     pub(in crate::destination) bytes: Option<u64>,
+    /// The options of its image, and of what that consists of.
+    options: Value,
+}
+
+impl PipedDisk {
+    /// The disk as another program opens it, by this name.
+    ///
+    /// # Errors
+    ///
+    /// Why no other program should; for people.
+    pub(in crate::destination) fn served(&self, name: String) -> Result<ServedDisk, &'static str> {
+        let image = self
+            .image
+            .as_ref()
+            .ok_or("its image is not a file or device of this host")?;
+        if self.disk.encrypted {
+            return Err("its image is encrypted, and libvirt has the key");
+        }
+        if self.disk.images.len() != 1 {
+            return Err("its image has backing files, or may have");
+        }
+        let mut options = self.options.clone();
+        let mut lowest = &mut options;
+        while lowest.get("file").is_some_and(Value::is_object) {
+            lowest = &mut lowest["file"];
+        }
+        if !matches!(lowest["driver"].as_str(), Some("file" | "host_device")) {
+            return Err("its image is not a file or device of this host");
+        }
+        lowest["filename"] = image.path().into();
+        // It is written to, from the beginning.
+        lowest["auto-read-only"] = false.into();
+        Ok(ServedDisk { options, name })
+    }
 }
 
 /// The disks of the machine, as its owner has started it. What cannot be found out is missing.
@@ -56,7 +91,12 @@ pub(in crate::destination) fn list(process: &Process) -> io::Result<Vec<PipedDis
 
 /// The disks that these options, with their values, make in QEMU's process `pid`.
 fn found<'a>(pid: u32, options: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<PipedDisk> {
-    let found = of_options(options).into_iter().map(|(disk, is_whole)| {
+    let found = of_options(options).into_iter().map(|found| {
+        let Found {
+            disk,
+            is_whole,
+            options,
+        } = found;
         let file = |name: &String| ImageFile::of(pid, name);
         let image = file(&disk.file);
         let bytes = image.as_ref().filter(|_| is_whole);
@@ -65,6 +105,7 @@ fn found<'a>(pid: u32, options: impl Iterator<Item = (&'a str, &'a str)>) -> Vec
             below: disk.images.iter().skip(1).map(file).collect(),
             image,
             disk,
+            options,
         }
     });
     found.collect()
@@ -72,8 +113,17 @@ fn found<'a>(pid: u32, options: impl Iterator<Item = (&'a str, &'a str)>) -> Vec
 
 type Options = Map<String, Value>;
 
-/// The disks that these options make, and of each whether it is the whole of its file.
-fn of_options<'a>(options: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<(BlockDisk, bool)> {
+/// A disk that options make.
+struct Found {
+    disk: BlockDisk,
+    /// Whether it is the whole of its file.
+    is_whole: bool,
+    /// Those of its image.
+    options: Value,
+}
+
+/// The disks that these options make.
+fn of_options<'a>(options: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<Found> {
     let mut nodes = HashMap::new();
     let (mut devices, mut drives) = (Vec::new(), Vec::new());
     for (name, value) in options {
@@ -128,11 +178,7 @@ fn is_on(options: &Options, key: &str) -> bool {
 }
 
 /// The disk of a `-drive`.
-fn of_drive(
-    device: Option<&Options>,
-    drive: &Options,
-    nodes: &HashMap<String, Options>,
-) -> (BlockDisk, bool) {
+fn of_drive(device: Option<&Options>, drive: &Options, nodes: &HashMap<String, Options>) -> Found {
     let is_cd = text(drive, "media") == Some("cdrom");
     let mut node = drive.clone();
     if let Some(file) = node.get_mut("file").filter(|file| file.is_string()) {
@@ -141,12 +187,27 @@ fn of_drive(
     if let Some(format) = drive.get("format") {
         node.insert("driver".to_owned(), format.clone());
     }
-    let (mut disk, is_whole) = disk(device, &node, nodes);
+    let mut found = disk(device, &node, nodes);
+    let disk = &mut found.disk;
     disk.drive = text(drive, "id").unwrap_or_default().to_owned();
     disk.node = String::new();
     disk.removable |= is_cd;
     disk.read_only |= is_cd || is_on(drive, "readonly");
-    (disk, is_whole)
+    // They are not those of a block node.
+    found.options = Value::Null;
+    found
+}
+
+/// The options of an image with these layers, as one value without names of nodes.
+fn nested(layers: &[&Options]) -> Value {
+    layers.iter().rev().fold(Value::Null, |below, layer| {
+        let mut options = (*layer).clone();
+        options.remove("node-name");
+        if !below.is_null() {
+            options.insert("file".to_owned(), below);
+        }
+        Value::Object(options)
+    })
 }
 
 /// The layer of an image below this one: another node, or nested options.
@@ -196,16 +257,13 @@ fn images(node: &Options, nodes: &HashMap<String, Options>) -> Option<Vec<String
 }
 
 /// The disk that a device has with this node.
-fn disk(
-    device: Option<&Options>,
-    node: &Options,
-    nodes: &HashMap<String, Options>,
-) -> (BlockDisk, bool) {
+fn disk(device: Option<&Options>, node: &Options, nodes: &HashMap<String, Options>) -> Found {
     let layers = layers(node, nodes);
     let driver = |node: &Options| text(node, "driver").unwrap_or_default().to_owned();
-    let is_filter = |node: &&&Options| FILTERS.contains(&&*driver(node));
-    let format = layers.iter().find(|node| !is_filter(node));
-    let format = format.map_or(node, |format| *format);
+    let is_filter = |node: &&Options| FILTERS.contains(&&*driver(node));
+    let below_filters = layers.iter().position(|node| !is_filter(node));
+    let image = layers.get(below_filters.unwrap_or(0)..).unwrap_or_default();
+    let format = image.first().map_or(node, |format| *format);
     let id = device.and_then(|device| text(device, "id"));
     let kind = device.and_then(|device| text(device, "driver"));
     let driver = driver(format);
@@ -221,7 +279,11 @@ fn disk(
         ..BlockDisk::default()
     };
     let is_part = |node: &&Options| node.contains_key("offset") || node.contains_key("size");
-    (found, !layers.iter().any(is_part))
+    Found {
+        disk: found,
+        is_whole: !layers.iter().any(is_part),
+        options: nested(image),
+    }
 }
 
 /// The size of an image as the guest sees it.
@@ -247,6 +309,7 @@ fn size(driver: &str, image: &ImageFile) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     /// As libvirt 9.0 starts QEMU.
     const LINE: [(&str, &str); 8] = [
@@ -294,7 +357,7 @@ mod tests {
         let found = of_options(LINE.into_iter());
         let parts: Vec<_> = found
             .iter()
-            .map(|(disk, _)| {
+            .map(|Found { disk, .. }| {
                 (
                     disk.label(),
                     &*disk.driver,
@@ -344,7 +407,7 @@ mod tests {
         let found = of_options(line.into_iter());
         let parts: Vec<_> = found
             .iter()
-            .map(|(disk, _)| (disk.label(), &*disk.driver, &*disk.file, disk.read_only))
+            .map(|Found { disk, .. }| (disk.label(), &*disk.driver, &*disk.file, disk.read_only))
             .collect();
         let expected = [
             ("vda", "raw", "/a,b.raw", true),
@@ -354,7 +417,10 @@ mod tests {
             ("sd", "raw", "/sd.raw", true),
         ];
         assert_eq!(parts, expected);
-        assert_eq!((&*found[2].0.drive, found[3].0.removable), ("d0", true));
+        assert_eq!(
+            (&*found[2].disk.drive, found[3].disk.removable),
+            ("d0", true)
+        );
     }
 
     #[test]
@@ -364,7 +430,7 @@ mod tests {
             let nodes = nodes.iter().map(|node| ("blockdev", *node));
             let device = ("device", "virtio-blk-pci,drive=top,id=vda");
             let all = nodes.chain([("blockdev", storage), device]);
-            let (disk, is_whole) = of_options(all).remove(0);
+            let Found { disk, is_whole, .. } = of_options(all).remove(0);
             (disk.driver, disk.file, is_whole)
         };
         let filtered = [
@@ -379,6 +445,56 @@ mod tests {
             r#"{"node-name":"slice","driver":"raw","file":"s","size":1048576}"#,
         ];
         assert_eq!(of(&slice), ("qcow2".into(), "/a".into(), false));
+    }
+
+    #[test]
+    fn an_image_is_opened_by_another_program_as_qemu_has_opened_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.qcow2");
+        let _open = std::fs::File::create(&path).unwrap();
+        let path = path.to_str().unwrap();
+        let storage = json!({ "driver": "file", "filename": path, "node-name": "s",
+            "auto-read-only": true, "discard": "unmap" });
+        let of = |format: Value, storage: &Value| {
+            let nodes = [storage.to_string(), format.to_string()];
+            let nodes = nodes.iter().map(|node| ("blockdev", node.as_str()));
+            let device = (
+                "device",
+                r#"{"driver":"virtio-blk-pci","drive":"f","id":"vda"}"#,
+            );
+            let found = found(std::process::id(), nodes.chain([device])).remove(0);
+            found.served("hikkoshi-disk-0".to_owned())
+        };
+        let qcow2 = json!({ "node-name": "f", "driver": "qcow2", "file": "s", "backing": null,
+            "read-only": false });
+        let served = of(qcow2.clone(), &storage).unwrap();
+        let file = served.options["file"]["filename"].as_str().unwrap();
+        assert!(
+            file.starts_with(&format!("/proc/{}/fd/", std::process::id())),
+            "{file}"
+        );
+        assert_eq!(std::fs::read_link(file).unwrap().to_str(), Some(path));
+        let expected = json!({ "driver": "qcow2", "backing": null, "read-only": false,
+            "file": { "driver": "file", "filename": file, "auto-read-only": false,
+                "discard": "unmap" } });
+        assert_eq!(served.options, expected);
+        let filtered = json!({ "node-name": "f", "driver": "throttle", "throttle-group": "g",
+            "file": { "driver": "raw", "file": "s" } });
+        assert_eq!(of(filtered, &storage).unwrap().options["driver"], "raw");
+        let why = |format: Value, storage: &Value| of(format, storage).unwrap_err();
+        let mut other = qcow2.clone();
+        other["backing"] = "s".into();
+        assert!(why(other.clone(), &storage).contains("backing"));
+        other.as_object_mut().unwrap().remove("backing");
+        assert!(
+            why(other, &storage).contains("backing"),
+            "its head may name one"
+        );
+        let mut luks = qcow2.clone();
+        luks["encrypt"] = json!({ "format": "luks", "key-secret": "k" });
+        assert!(why(luks, &storage).contains("encrypted"));
+        let remote = json!({ "driver": "rbd", "pool": "p", "image": "i", "node-name": "s" });
+        assert!(why(qcow2, &remote).contains("not a file"));
     }
 
     #[test]
@@ -465,8 +581,8 @@ mod tests {
             let device = r#"{"driver":"virtio-blk-pci","drive":"filter","id":"vda"}"#;
             let nodes = nodes.iter().map(|node| ("blockdev", &**node));
             let found = of_options(nodes.chain([("device", device)]));
-            assert_eq!((found.len(), &*found[0].0.file), (1, "/top"));
-            found[0].0.images.clone()
+            assert_eq!((found.len(), &*found[0].disk.file), (1, "/top"));
+            found[0].disk.images.clone()
         };
         let [to_middle, to_base] = ["middle", "base"].map(|name| backing(name.into()));
         let all = images(to_middle.clone(), to_base.clone());
