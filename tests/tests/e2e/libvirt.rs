@@ -109,7 +109,7 @@ fn a_domain_with_a_job_is_refused() {
         .lines()
         .filter(|line| !line.is_empty())
         .collect();
-    assert_eq!(lines, ["status 1", "status 1", "running"], "{exit:?}");
+    assert_eq!(lines, ["status 1", "running"], "{exit:?}");
     assert!(exit.stderr.contains("job"), "{exit:?}");
 }
 
