@@ -197,14 +197,20 @@ demo: ## move a test guest between two QEMU processes, and print the result
 SHELL_SCRIPTS = $(shell find . \( -path ./target -o -path ./build -o -path ./.git \) -prune \
     -o -type f -size -64k -exec awk 'FNR == 1 && /^\#!.*sh/ { print FILENAME } { nextfile }' {} +)
 
-# What needs nothing of `make setup` is checked while that downloads.
 .PHONY: lint
-lint: ## formatting, clippy, rustdoc, shell scripts and documents; warnings are errors
+lint: lint-code rustdoc ## formatting, clippy, rustdoc, shell scripts and documents; warnings are errors
+
+# What needs nothing of `make setup` is checked while that downloads.
+.PHONY: lint-code
+lint-code:
 	@setup/setup.sh tools
 	@$(MAKE) --no-print-directory --jobs=2 setup lint-without-setup
 	$(WITH_LIBVIRT) cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --no-deps --workspace --document-private-items
 	$(BUILD)/shellcheck/run --check-sourced $(SHELL_SCRIPTS)
+
+.PHONY: rustdoc
+rustdoc:
+	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --no-deps --workspace --document-private-items
 
 .PHONY: lint-without-setup
 lint-without-setup: check-docs
@@ -331,7 +337,7 @@ direct-io: guest ## move guests that read their disk by direct I/O, in every mod
 	cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored direct_io::
 
 .PHONY: test
-test: lint ## lint, unit tests, loom models, and a sample of the tests with real guests
+test: lint-code ## lint, unit tests, loom models, and a sample of the tests with real guests
 	@.ci/test.sh
 
 $(WEB_INITRAMFS): $(INITRAMFS) $(wildcard guest/initramfs/web/*) $(BUILD)/apache/.done
