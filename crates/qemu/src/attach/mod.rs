@@ -30,7 +30,7 @@ use hikkoshi_wire::{GuestDescription, Machine, Processors};
 pub use self::error::AttachError;
 use self::exclusive_access::ExclusiveAccess;
 use self::inspect::{Inspection, inspect};
-use self::preflight::{AllowedTypes, Excludes, Side};
+use self::preflight::{AllowedTypes, Excludes, Refusal, Side, untested};
 pub use self::ram::free_space::Overcommit;
 use crate::qmp::{CONNECT_TIMEOUT, Client, Monitor};
 
@@ -87,7 +87,14 @@ pub(crate) fn attach(
     if side == Side::Source {
         stale_userfaultfds::remove(&process)?;
     }
-    for warning in &ram.warnings {
+    // A mode that is not known yet is checked when its rounds begin.
+    if side == Side::Source
+        && mode.is_some_and(|mode| Excludes::Rounds.includes(mode))
+        && let Some(refusal) = untested::check_drain(&mut client).map_err(Refusal::Qmp)?
+    {
+        return Err(refusal.into());
+    }
+    for warning in ram.warnings.iter().chain(&untested::note(client.version())) {
         tracing::warn!("{warning}");
     }
     let description = description::describe(&mut client, &ram.memory)?;

@@ -14,7 +14,7 @@ use crate::attach::inspect::{Inspection, inspect};
 use crate::attach::machine::is_tpm;
 pub use crate::attach::parts::{Held, MemoryPart, Part, Verdict};
 use crate::attach::preflight::jobs::{self, Job};
-use crate::attach::preflight::{self, AllowedTypes, OLDEST_QEMU, Refusal, Side, nested};
+use crate::attach::preflight::{self, AllowedTypes, OLDEST_QEMU, Refusal, Side, nested, untested};
 pub use crate::attach::privileges::{NoUserfaultfd, Privileges};
 use crate::attach::processors::asynchronous_faults::AsynchronousFaultSupport;
 use crate::attach::ram::overview;
@@ -181,6 +181,7 @@ pub fn check_by(
     let client = &mut client;
     let warnings = ram.as_ref().map(|ram| ram.warnings.clone());
     let mut notes = warnings.unwrap_or_default();
+    notes.extend(untested::note(client.version()));
     if let Some(process) = &process {
         match exclusive_access::check(process) {
             Ok(()) => notes.extend(stale_userfaultfds::note(process)),

@@ -12,6 +12,14 @@ use super::Client;
 /// Opens a session with a QEMU that answers each command as `answer` says, or refuses it. Its
 /// thread ends with the session, and returns the commands.
 pub(crate) fn session(
+    answer: impl FnMut(&str) -> Result<Value, &'static str> + Send + 'static,
+) -> (Client, JoinHandle<Vec<String>>) {
+    session_of(10, answer)
+}
+
+/// The same with a QEMU of this major version.
+pub(crate) fn session_of(
+    major: u32,
     mut answer: impl FnMut(&str) -> Result<Value, &'static str> + Send + 'static,
 ) -> (Client, JoinHandle<Vec<String>>) {
     let folder = tempfile::tempdir().unwrap();
@@ -20,7 +28,7 @@ pub(crate) fn session(
     let qemu = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let greeting = json!({ "QMP": { "version": { "qemu":
-            { "major": 10, "minor": 0, "micro": 0 } }, "capabilities": [] } });
+            { "major": major, "minor": 0, "micro": 0 } }, "capabilities": [] } });
         writeln!(stream, "{greeting}").unwrap();
         let mut commands = Vec::new();
         for line in BufReader::new(stream.try_clone().unwrap()).lines() {

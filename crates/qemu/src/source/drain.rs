@@ -7,9 +7,9 @@
 //! and is tracked.
 
 use hikkoshi_engine::CancelFlag;
-use serde_json::json;
 use thiserror::Error;
 
+use crate::attach::preflight::DRAIN;
 use crate::qmp::{Client, QmpError};
 
 /// The guest's block devices were not drained. Nothing is lost, but the engine must
@@ -27,12 +27,11 @@ pub(crate) enum DrainError {
 /// Waits until no block request is in progress. The processors continue to run, but
 /// wait where they need QEMU: its main loop holds the big QEMU lock during the drain.
 ///
-/// An empty `transaction` drains all block devices and does nothing else
-/// (`qmp_transaction` in QEMU's `blockdev.c`; 1.1 ms on an idle disk with QEMU 7.2 and
-/// 10.0).
+/// It takes 1.1 ms on an idle disk with QEMU 7.2 and 10.0.
 pub(crate) fn drain(client: &mut Client, cancel: &CancelFlag) -> Result<(), DrainError> {
     client.set_cancel(Some(cancel.clone()));
-    let drained = client.execute("transaction", json!({ "actions": [] }));
+    let (command, arguments) = DRAIN;
+    let drained = client.execute(command, arguments());
     client.set_cancel(None);
     drained?;
     Ok(())

@@ -27,6 +27,9 @@ pub(crate) enum StartLogError {
     /// Querying QEMU for its disks failed.
     #[error("starting the dirty log: querying how the guest's disks are opened")]
     Disks(#[from] QmpError),
+    /// The guest cannot be moved by rounds.
+    #[error("starting the dirty log")]
+    Refused(#[source] Refusal),
     /// QEMU was not prepared for the move.
     #[error("preparing QEMU for the move")]
     Move(#[source] QmpError),

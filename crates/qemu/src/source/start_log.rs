@@ -8,7 +8,7 @@ use hikkoshi_userfault::{Features, RemoteUserfault};
 
 use super::QemuSource;
 use super::error::StartLogError;
-use crate::attach::preflight;
+use crate::attach::preflight::{self, untested};
 use crate::qmp::reconnect::connected;
 
 impl QemuSource {
@@ -19,7 +19,13 @@ impl QemuSource {
         }
         hikkoshi_dirty::support()?;
         self.begin_move().map_err(StartLogError::Move)?;
-        self.needs_drain = preflight::needs_drain(connected(&mut self.client)?)?;
+        let client = connected(&mut self.client)?;
+        self.needs_drain = preflight::needs_drain(client)?;
+        if self.mode.is_none()
+            && let Some(refusal) = untested::check_drain(client)?
+        {
+            return Err(StartLogError::Refused(refusal));
+        }
         let userfault = RemoteUserfault::create_in(&self.qemu.process, Features::FOR_DIRTY_LOG)?;
         let hosts: Vec<HostAddr> = self.qemu.addresses.iter().copied().map(HostAddr).collect();
         // On an error, dropping the userfaultfd closes it.

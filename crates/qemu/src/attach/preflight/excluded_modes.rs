@@ -37,7 +37,7 @@ impl Refusal {
         match self {
             Self::Rounds { .. }
             | Self::Nested { .. }
-            | Self::DrainNotTested { .. }
+            | Self::DoesNotDrain { .. }
             | Self::PinningSince { .. }
             | Self::ReturnsMemoryToDisk { .. }
             | Self::Untracked { .. } => Excludes::Rounds,

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::block;
 use super::devices::{MemoryWrites, is_not_a_device, of_network, of_type};
+use super::untested::{Command as Drain, DRAIN, Drains, try_drains};
 use crate::qmp::{Client, wait_until_started};
 
 /// Runs `test` with a QEMU of each installed version.
@@ -98,6 +99,22 @@ fn every_device_and_object_is_classified() {
             .filter(|kind| of_type(kind) != MemoryWrites::Tracked);
         for kind in unsafe_ones {
             assert!(expected.contains(&kind), "{kind}: {:?}", of_type(&kind));
+        }
+    });
+}
+
+#[test]
+fn a_drain_is_told_from_a_command_that_does_not_drain() {
+    const OTHER: Drain = ("query-status", || json!({}));
+    with_each(|client, _| {
+        assert_eq!(try_drains(client, DRAIN).unwrap(), Drains::Yes);
+        assert_ne!(try_drains(client, OTHER).unwrap(), Drains::Yes);
+        for list in ["query-named-block-nodes", "query-jobs"] {
+            assert_eq!(
+                client.execute(list, json!({})).unwrap(),
+                json!([]),
+                "{list}"
+            );
         }
     });
 }

@@ -17,6 +17,7 @@ mod pinning;
 mod qom_tree;
 mod refusal;
 mod survey;
+pub(crate) mod untested;
 
 pub use excluded_modes::Excludes;
 use hikkoshi_dirty::hugetlb_support;
@@ -27,6 +28,7 @@ pub(crate) use refusal::OLDEST_QEMU;
 pub use refusal::Refusal;
 use serde_json::Value;
 pub use survey::AllowedTypes;
+pub(crate) use untested::DRAIN;
 
 use self::qom_tree::DEVICE_FOLDERS;
 use crate::qmp::migration_status::{self, MigrationStatus};
@@ -54,6 +56,7 @@ pub(crate) fn check(
         found.push(Refusal::TooOld { version });
         return Ok(found);
     }
+    found.extend(untested::check_commands(client, side)?);
     found.extend(check_state(client, side)?);
     found.extend(check_capabilities(client)?);
     let (migrating, blocked) = check_migration(client, side)?;
@@ -181,6 +184,9 @@ pub(crate) fn check_mode(
 ) -> Result<Vec<Refusal>, QmpError> {
     let mut found = survey::survey(client, allowed)?.found;
     found.extend(check_postcopy(client)?);
+    if Excludes::Rounds.includes(mode) {
+        found.extend(untested::check_drain(client)?);
+    }
     found.extend(check_returned_to_disk(memory, found.iter()));
     found.retain(|refusal| refusal.excludes().some(mode));
     Ok(found)

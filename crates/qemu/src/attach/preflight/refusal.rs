@@ -4,6 +4,7 @@ use hikkoshi_dirty::UnsupportedKernel;
 use hikkoshi_wire::MachineMismatch;
 use thiserror::Error;
 
+use super::untested::NEWEST_TESTED;
 use crate::qmp::{QmpError, Version};
 
 /// The oldest QEMU that is supported.
@@ -194,14 +195,28 @@ pub enum Refusal {
         /// The processor feature.
         feature: &'static str,
     },
-    /// A disk that needs drains, with a QEMU version whose drains are not tested.
+    /// A QEMU of an untested version that lacks commands.
     #[error(
-        "the guest has a disk with direct I/O (cache=none), which pre-copy rounds have to drain, and \
-         draining has not been tested with QEMU {version}: move the guest with --mode postcopy"
+        "QEMU {version} does not have the commands that hikkoshi needs to move a guest ({commands}): \
+         use a newer version of hikkoshi"
     )]
-    DrainNotTested {
+    NoCommands {
         /// Its version.
         version: Version,
+        /// The commands.
+        commands: String,
+    },
+    /// A disk that needs drains, and a QEMU of an untested version, for which a drain was tried.
+    #[error(
+        "the guest has a disk with direct I/O (cache=none), which pre-copy rounds have to drain. \
+         hikkoshi was tested with QEMU up to {}.{}, a drain was tried in this QEMU {version}, and \
+         {why}: move the guest with --mode postcopy", NEWEST_TESTED.0, NEWEST_TESTED.1
+    )]
+    DoesNotDrain {
+        /// Its version.
+        version: Version,
+        /// What the trial has shown.
+        why: String,
     },
     /// A disk was reopened for direct I/O during the move.
     #[error(

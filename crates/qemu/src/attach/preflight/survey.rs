@@ -7,7 +7,7 @@ use super::devices::{self, MemoryWrites};
 use super::qom_tree::{self, Object};
 use super::{Refusal, block, deleted_images, nested, network, other_process, pinning};
 use crate::qmp::qom;
-use crate::qmp::{Client, QmpError, Version};
+use crate::qmp::{Client, QmpError};
 
 /// Types of devices, objects, network backends and block drivers that hikkoshi
 /// does not know and that the user allows (`--allow-device`).
@@ -24,10 +24,6 @@ impl AllowedTypes {
         self.0.iter().any(|allowed| allowed == kind)
     }
 }
-
-/// From this version on, it is not known whether an empty `transaction` drains block
-/// I/O. QEMU does not document this; it was tested with 7.2 and 10.0.
-const DRAIN_UNTESTED_SINCE: Version = Version::new(11, 0, 0);
 
 /// The result: everything that was found, not only the first obstacle.
 #[derive(Debug, Default)]
@@ -68,8 +64,6 @@ pub(crate) fn survey(client: &mut Client, allowed: &AllowedTypes) -> Result<Surv
     }
     let nodes = block::nodes(client)?;
     let disks = block::check(&nodes, |driver| allowed.contains(driver));
-    // Drains do not help with a refused driver.
-    let drainable = disks.is_empty();
     survey.found.extend(disks);
     survey
         .found
@@ -79,10 +73,6 @@ pub(crate) fn survey(client: &mut Client, allowed: &AllowedTypes) -> Result<Surv
     survey
         .found
         .extend(nested.map(|feature| Refusal::Nested { feature }));
-    if drainable && survey.pinning.is_some() && client.version() >= DRAIN_UNTESTED_SINCE {
-        let version = client.version();
-        survey.found.push(Refusal::DrainNotTested { version });
-    }
     Ok(survey)
 }
 
@@ -344,10 +334,7 @@ mod tests {
             )];
             let survey = survey_of(&disk, &[]).unwrap();
             assert_eq!(survey.pinning.is_some(), direct);
-            // The scripted QEMU reports version 99.
-            let rounds: Vec<_> = survey.found.iter().map(ToString::to_string).collect();
-            let expected = "draining has not been tested with QEMU 99.0.0";
-            assert_eq!(rounds.iter().any(|text| text.contains(expected)), direct);
+            assert!(survey.found.is_empty(), "{:?}", survey.found);
         }
         // A node without this field is an error.
         let odd = json!([{ "node-name": "n", "drv": "file" }]);
