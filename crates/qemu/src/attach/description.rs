@@ -4,6 +4,7 @@ use hikkoshi_memory::GuestRam;
 use hikkoshi_wire::GuestDescription;
 use serde_json::{Value, json};
 
+use crate::qmp::accelerator::uses_kvm;
 use crate::qmp::migration_status;
 use crate::qmp::qom::property;
 use crate::qmp::{Client, QmpError};
@@ -34,13 +35,11 @@ pub(crate) fn describe(client: &mut Client, ram: &GuestRam) -> Result<GuestDescr
         .as_ref()
         .and_then(Value::as_str)
         .ok_or_else(|| QmpError::unexpected("qom-get", "no processor type"))?;
-    let kvm = client.execute("query-kvm", json!({}))?;
-    let enabled = kvm.get("enabled").and_then(Value::as_bool);
     Ok(GuestDescription {
         machine: strip(machine, "-machine").to_owned(),
         architecture: architecture.to_owned(),
         cpus: u32::try_from(cpus.len()).unwrap_or(u32::MAX),
-        cpu_model: cpu_model(cpu, architecture, enabled == Some(true)),
+        cpu_model: cpu_model(cpu, architecture, uses_kvm(client)?),
         hypervisor: format!("QEMU {}", client.version()),
         running: migration_status::run_state(client)?.running,
         blocks: GuestDescription::describe_blocks(ram.layout()),

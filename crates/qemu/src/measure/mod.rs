@@ -11,14 +11,14 @@ use hikkoshi_linux::{HostAddr, Process};
 use hikkoshi_memory::GuestRam;
 use hikkoshi_pages::RamLayout;
 use hikkoshi_userfault::{Features, RemoteUserfault};
-use serde_json::{Value, json};
 
 pub use self::error::{MeasureError, StopMeasuringError};
 use crate::attach::exclusive_access::{self, ExclusiveAccess};
 use crate::attach::inspect::{Inspection, inspect};
 use crate::attach::preflight::{AllowedTypes, Refusal, Side, pause_mark};
 use crate::attach::stale_userfaultfds;
-use crate::qmp::{CONNECT_TIMEOUT, Client, QmpError};
+use crate::qmp::accelerator::uses_kvm;
+use crate::qmp::{CONNECT_TIMEOUT, Client};
 
 /// The dirty log of a running QEMU, with exclusive access to its guest. The connection to its
 /// monitor is closed after attaching.
@@ -149,11 +149,6 @@ impl QemuMeasurement {
         stopped?;
         Ok(closed?)
     }
-}
-
-fn uses_kvm(client: &mut Client) -> Result<bool, QmpError> {
-    let kvm = client.execute("query-kvm", json!({}))?;
-    Ok(kvm.get("enabled").and_then(Value::as_bool) == Some(true))
 }
 
 /// The addresses of blocks in QEMU, in layout order.

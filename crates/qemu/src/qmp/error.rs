@@ -176,6 +176,11 @@ impl QmpError {
         matches!(self, Self::Refused { .. })
     }
 
+    /// Whether this QEMU does not have the command.
+    pub(crate) fn is_unknown_command(&self) -> bool {
+        matches!(self, Self::Refused { class, .. } if class == "CommandNotFound")
+    }
+
     /// Whether the connection is closed, most likely because QEMU has exited.
     pub fn is_closed(&self) -> bool {
         match self {

@@ -16,6 +16,7 @@
 //! All calls block, each with a deadline. The client's memory is bounded, whatever
 //! QEMU sends.
 
+pub(crate) mod accelerator;
 mod address;
 pub(crate) mod announce_self;
 mod client;

@@ -13,6 +13,7 @@
 
 use serde_json::{Value, json};
 
+use crate::qmp::accelerator::uses_kvm;
 use crate::qmp::qom::property;
 use crate::qmp::{Client, QmpError};
 
@@ -22,8 +23,7 @@ const FEATURES: [&str; 2] = ["vmx", "svm"];
 /// The feature with which this guest can run nested guests under KVM. `None` if it
 /// has none.
 pub(crate) fn feature(client: &mut Client) -> Result<Option<&'static str>, QmpError> {
-    let kvm = client.execute("query-kvm", json!({}))?;
-    if kvm.get("enabled").and_then(Value::as_bool) == Some(false) {
+    if !uses_kvm(client)? {
         return Ok(None);
     }
     let cpus = client.execute("query-cpus-fast", json!({}))?;

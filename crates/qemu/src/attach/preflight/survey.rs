@@ -213,7 +213,7 @@ mod tests {
             "info qom-tree" => tree("VGA"),
             "info network" => json!(""),
             "qom-list-types" => json!([{ "name": "vga-of-the-future" }, { "name": "VGA" }]),
-            "query-kvm" => json!({ "enabled": true, "present": true }),
+            "query-accelerators" => json!({ "enabled": "kvm", "present": ["kvm", "tcg"] }),
             "query-cpus-fast" => json!([{ "qom-path": "/machine/cpu" }]),
             "qom-get" => json!(false),
             _ => json!([]),

@@ -24,6 +24,7 @@ use serde_json::{Value, json};
 use self::features::{implied_by_topology, words};
 use self::json_number::number;
 use self::settings::settings;
+use crate::qmp::accelerator::uses_kvm;
 use crate::qmp::qom::property;
 use crate::qmp::{Client, QmpError};
 
@@ -33,8 +34,7 @@ use crate::qmp::{Client, QmpError};
 ///
 /// If QEMU does not answer, or gives an unexpected answer.
 pub(crate) fn read(client: &mut Client) -> Result<Processors, QmpError> {
-    let kvm = client.execute("query-kvm", json!({}))?;
-    let kvm = kvm.get("enabled").and_then(Value::as_bool) == Some(true);
+    let kvm = uses_kvm(client)?;
     let topology = topology(property(client, "/machine", "smp")?.as_ref());
     let answer = client.execute("query-cpus-fast", json!({}))?;
     let mut found = Processors {
