@@ -122,7 +122,7 @@ pub(crate) enum LoadError {
     #[error("loading the device state: starting to write it to QEMU")]
     Socket(#[from] io::Error),
     /// QEMU refused it.
-    #[error("{}", refused(error, written, *tpm, &wrote(written)))]
+    #[error("{}", refused_by(error, written, *tpm))]
     Refused {
         /// Whether the guest has a TPM.
         tpm: bool,
@@ -236,8 +236,9 @@ fn descriptor(number: Option<i32>) -> String {
 
 /// Parts of QEMU's messages about a device state of another machine (`migration/savevm.c`,
 /// `migration/ram.c`, `migration/vmstate.c`, `hw/pci/pci.c` and `hw/virtio/virtio.c`).
-const OTHER_MACHINE: [&str; 9] = [
+const OTHER_MACHINE: [&str; 10] = [
     "savevm section",
+    "Unknown section",
     "ismatch",
     "does not match",
     "Unknown ramblock",
@@ -249,36 +250,58 @@ const OTHER_MACHINE: [&str; 9] = [
 ];
 
 impl LoadError {
-    /// The error without what QEMU wrote, which may name files of this host. `None`: it is without.
-    pub(super) fn without_written(&self) -> Option<String> {
+    /// The error without QEMU's reasons, which may name files of this host. `None`: it is without.
+    pub(super) fn without_reasons(&self) -> Option<String> {
         let Self::Refused {
             tpm,
             error,
-            written: written @ Some(_),
+            written,
         } = self
         else {
             return None;
         };
+        let reason = error.as_deref().and_then(reason);
+        if written.is_none() && reason.is_none() {
+            return None;
+        }
+        let bare = error.as_deref().map(|error| match reason {
+            Some(reason) => error
+                .strip_suffix(reason)
+                .unwrap_or(error)
+                .trim_end_matches(": "),
+            None => error,
+        });
         let why = ": the messages of 'hikkoshi receive' say why";
-        Some(refused(error, written, *tpm, why))
+        let texts = [error.as_deref(), written.as_deref()];
+        Some(refused(bare, texts, *tpm, why))
     }
 }
 
-fn wrote(written: &Option<String>) -> String {
-    match written {
+/// The reason in the error that QEMU reports, if it has one (QEMU 11.1): `Unknown section …` in
+/// `load of migration failed: Invalid argument: Unknown section …`. An older QEMU writes it.
+fn reason(error: &str) -> Option<&str> {
+    let rest = error.strip_prefix("load of migration failed: ")?;
+    Some(rest.split_once(": ")?.1)
+}
+
+/// That QEMU refused a device state, and why.
+fn refused_by(error: &Option<String>, written: &Option<String>, tpm: bool) -> String {
+    let error = error.as_deref();
+    let why = match written {
         Some(written) => format!(". It wrote: {written}"),
+        None if error.and_then(reason).is_some() => String::new(),
         None => ": its log or standard error says why".to_owned(),
-    }
+    };
+    refused(error, [error, written.as_deref()], tpm, &why)
 }
 
-/// That QEMU refused a device state, `why`, and what to do if that is known.
-fn refused(error: &Option<String>, written: &Option<String>, tpm: bool, why: &str) -> String {
+/// That QEMU refused a device state, `why`, and what to do if that is known from these texts.
+fn refused(error: Option<&str>, texts: [Option<&str>; 2], tpm: bool, why: &str) -> String {
     let error_text = match error {
         Some(error) => format!(" ({error})"),
         None => " and exited".to_owned(),
     };
     let mut text = format!("loading the device state: QEMU refused it{error_text}{why}");
-    let texts = [error, written];
     let mut texts = texts.into_iter().flatten();
     if texts.any(|text| OTHER_MACHINE.iter().any(|part| text.contains(part))) {
         text.push_str(" (start QEMU at the destination with the same options as at the source)");
@@ -335,6 +358,27 @@ mod tests {
     }
 
     #[test]
+    fn the_reason_may_be_in_the_error_that_qemu_reports() {
+        let reason = "Unknown section or instance '0000:00:02.0/virtio-rng' 0";
+        let refused = LoadError::Refused {
+            tpm: false,
+            error: Some(format!(
+                "load of migration failed: Invalid argument: {reason}"
+            )),
+            written: None,
+        };
+        let begin = "loading the device state: QEMU refused it (load of migration failed: Invalid \
+                     argument";
+        let advice = "(start QEMU at the destination with the same options as at the source)";
+        assert_eq!(refused.to_string(), format!("{begin}: {reason}) {advice}"));
+        let why = "the messages of 'hikkoshi receive' say why";
+        assert_eq!(
+            refused.without_reasons().unwrap(),
+            format!("{begin}): {why} {advice}")
+        );
+    }
+
+    #[test]
     fn the_peers_text_is_without_what_qemu_wrote() {
         let refused = |written: Option<&str>| LoadError::Refused {
             tpm: false,
@@ -343,13 +387,13 @@ mod tests {
         };
         assert_eq!(
             refused(Some("/secret/disk does not match"))
-                .without_written()
+                .without_reasons()
                 .unwrap(),
             "loading the device state: QEMU refused it (load of migration failed: Invalid \
              argument): the messages of 'hikkoshi receive' say why (start QEMU at the destination \
              with the same options as at the source)"
         );
-        assert_eq!(refused(None).without_written(), None);
+        assert_eq!(refused(None).without_reasons(), None);
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl DestinationGuest for QemuDestination {
 
     fn load_device_state(&mut self, state: Vec<u8>) -> Result<(), GuestError> {
         self.load(state).map_err(|error| {
-            let for_peer = error.without_written();
+            let for_peer = error.without_reasons();
             let error = GuestError::new(error);
             match for_peer {
                 // What QEMU wrote explains its end, too.
