@@ -325,7 +325,7 @@ drills: guest-debian ## fault injection: the table of docs/reliability.md
 matrix: guest-devices ## move every kind of guest in every mode: the table of docs/matrix.md
 	cargo build --locked --release --package hikkoshi
 	cargo test --locked --package hikkoshi-lab --test guests -- --ignored
-	cargo test --locked --package hikkoshi-qemu --test qemu -- --ignored streams::
+	HIKKOSHI_QEMU_VERSIONS=all cargo test --locked --package hikkoshi-qemu --test qemu -- --include-ignored --test-threads=1
 	HIKKOSHI_MATRIX=$(abspath $(BUILD))/matrix.md cargo test --locked --package hikkoshi-tests --test e2e -- --include-ignored matrix::the_whole
 	cargo test --locked --package hikkoshi-tests --test e2e -- --ignored destination_line:: auxiliary_memory:: disk_file_memory:: network_frames:: guest_network:: memory_layouts:: qemu_versions:: modes:: guest_clocks:: urgent_pages::
 	@cat $(BUILD)/matrix.md

@@ -13,17 +13,28 @@ pub enum QemuVersion {
     V7_2,
     /// The version backported to Debian 12.
     V10_0,
+    /// The version backported to Debian 13.
+    V11_1,
 }
 
 impl QemuVersion {
     /// All versions.
-    pub const ALL: [Self; 2] = [Self::V7_2, Self::V10_0];
+    pub const ALL: [Self; 3] = [Self::V7_2, Self::V10_0, Self::V11_1];
+
+    /// The oldest and the newest: for tests that have to be quick.
+    pub const OLDEST_AND_NEWEST: [Self; 2] = [Self::V7_2, Self::V11_1];
+
+    /// Options by which QEMU refuses deprecated commands, and leaves deprecated members out of its
+    /// answers.
+    pub const WITHOUT_DEPRECATED: [&str; 2] =
+        ["-compat", "deprecated-input=reject,deprecated-output=hide"];
 
     /// The version, as in the name of its folder: `7.2`.
     pub fn label(self) -> &'static str {
         match self {
             Self::V7_2 => "7.2",
             Self::V10_0 => "10.0",
+            Self::V11_1 => "11.1",
         }
     }
 

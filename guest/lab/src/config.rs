@@ -7,7 +7,7 @@ use crate::{
 };
 use std::path::PathBuf;
 
-/// A machine type that both QEMU versions support, so that a guest can move between them.
+/// A machine type that all these QEMU versions support, so that a guest can move between them.
 pub const DEFAULT_MACHINE: &str = "pc-q35-7.2";
 
 /// A network card on a tap device.

@@ -4,7 +4,7 @@ use super::Row;
 use super::network::Card;
 use super::probe::Probed;
 use crate::Side;
-use hikkoshi_lab::QemuVersion::{V7_2, V10_0};
+use hikkoshi_lab::QemuVersion::{V7_2, V10_0, V11_1};
 use hikkoshi_lab::{
     Device, DiskBus, Firmware, HugePageSize, QemuVersion, Ram, RamBackend, VmConfig, Workload,
 };
@@ -156,7 +156,14 @@ fn machines() -> Vec<Row> {
             .bus(DiskBus::VirtioMmio)
             .sample(),
     ];
-    let versions: [[QemuVersion; 2]; 3] = [[V7_2, V7_2], [V7_2, V10_0], [V10_0, V7_2]];
+    let versions: [[QemuVersion; 2]; 6] = [
+        [V7_2, V7_2],
+        [V7_2, V10_0],
+        [V10_0, V7_2],
+        [V11_1, V11_1],
+        [V10_0, V11_1],
+        [V11_1, V10_0],
+    ];
     for backend in [FILE, RamBackend::Anonymous] {
         for machine in ["pc-i440fx-7.2", "pc-q35-7.2"] {
             for [from, to] in versions {
@@ -217,18 +224,19 @@ fn kvm() -> Vec<Row> {
 
 fn disks() -> Vec<Row> {
     let row = |name| Row::new(name, VmConfig::new());
-    [
+    let newest = Row::new("NVMe", VmConfig::new().version(V11_1));
+    let rows = [
         row("virtio-scsi").bus(DiskBus::VirtioScsi).all_drivers(),
-        // QEMU itself does not migrate it.
+        // QEMU itself migrates it only in newer versions.
         row("NVMe")
             .bus(DiskBus::Nvme)
             .refused(Side::Source, "non-migratable device"),
         row("AHCI").bus(DiskBus::Ahci).all_drivers(),
         row("USB storage").bus(DiskBus::Usb).all_drivers(),
-    ]
-    .into_iter()
-    .flat_map(usual_and_upgraded)
-    .collect()
+    ];
+    let rows = rows.into_iter().flat_map(usual_and_upgraded);
+    rows.chain([newest.bus(DiskBus::Nvme).all_drivers()])
+        .collect()
 }
 
 fn devices() -> Vec<Row> {

@@ -5,6 +5,7 @@
 //! read, repeatedly (guest/README.md).
 #![allow(clippy::unwrap_used)] // a test's failure is the message
 
+use hikkoshi_lab::QemuVersion::{V7_2, V10_0, V11_1};
 use hikkoshi_lab::{
     Aio, Cache, Disk, DiskContent, DiskFormat, DiskImage, LabError, QemuVersion, Ram, Report,
     Throttle, VmConfig, Workload,
@@ -49,7 +50,7 @@ struct Hosts {
 }
 
 impl Hosts {
-    fn new(env: &TestEnv, throttle: &Throttle, format: DiskFormat) -> Self {
+    fn new(env: &TestEnv, throttle: &Throttle, version: QemuVersion, format: DiskFormat) -> Self {
         let content = DiskContent::Blocks { mib: DISK_MIB };
         let disk = DiskImage::new(env.lab(), "disk", format, content).unwrap();
         let workload = Workload::idle()
@@ -57,11 +58,7 @@ impl Hosts {
             .with_direct_reads(ARENA_MIB);
         Self {
             config: VmConfig::new()
-                // Both ways of draining are tested.
-                .version(match format {
-                    DiskFormat::Raw => QemuVersion::V10_0,
-                    DiskFormat::Qcow2 => QemuVersion::V7_2,
-                })
+                .version(version)
                 .cpus(2)
                 .ram(Ram::shared(512))
                 .workload(workload)
@@ -97,12 +94,17 @@ impl Hosts {
 
 /// Boots a guest with `first` as its way of reading, and migrates it by these modes to these ways
 /// of reading. No page may ever be stale.
-fn no_stale_page(format: DiskFormat, first: Aio, moves: &[(&'static str, Aio)]) {
+fn no_stale_page(
+    version: QemuVersion,
+    format: DiskFormat,
+    first: Aio,
+    moves: &[(&'static str, Aio)],
+) {
     let env = TestEnv::new();
     let Some(throttle) = slow_disk(&env) else {
         return;
     };
-    let hosts = Hosts::new(&env, &throttle, format);
+    let hosts = Hosts::new(&env, &throttle, version, format);
     // In an iothread with one format, in QEMU's main loop with the other.
     let with = |aio| {
         hosts.with(|disk| match format {
@@ -132,7 +134,7 @@ fn direct_reads_of_a_raw_disk_in_each_mode() {
         ("precopy", IoUring),
         ("postcopy", Threads),
     ];
-    no_stale_page(DiskFormat::Raw, Threads, &moves);
+    no_stale_page(V11_1, DiskFormat::Raw, Threads, &moves);
 }
 
 #[test]
@@ -140,11 +142,11 @@ fn direct_reads_of_a_raw_disk_in_each_mode() {
 fn direct_reads_of_a_qcow2_disk_with_an_iothread() {
     use Aio::{IoUring, Native, Threads};
     let moves = [("precopy", IoUring), ("hybrid", Threads)];
-    no_stale_page(DiskFormat::Qcow2, Native, &moves);
+    no_stale_page(V7_2, DiskFormat::Qcow2, Native, &moves);
 }
 
 /// Every mode from every way of reading; hybrid twice.
-fn everything(format: DiskFormat) {
+fn everything(version: QemuVersion, format: DiskFormat) {
     let modes = ["hybrid", "precopy", "postcopy", "hybrid"];
     let mut at = Aio::ALL.iter().cycle();
     let first = *at.next().unwrap();
@@ -153,19 +155,20 @@ fn everything(format: DiskFormat) {
         .flat_map(|mode| [mode; Aio::ALL.len()])
         .map(|mode| (mode, *at.next().unwrap()))
         .collect();
-    no_stale_page(format, first, &moves);
+    no_stale_page(version, format, first, &moves);
 }
 
 #[test]
-#[ignore = "twelve migrations: `make direct-io`"]
+#[ignore = "two times twelve migrations: `make direct-io`"]
 fn every_mode_from_every_way_of_reading_a_raw_disk() {
-    everything(DiskFormat::Raw);
+    everything(V11_1, DiskFormat::Raw);
+    everything(V10_0, DiskFormat::Raw);
 }
 
 #[test]
 #[ignore = "twelve migrations: `make direct-io`"]
 fn every_mode_from_every_way_of_reading_a_qcow2_disk() {
-    everything(DiskFormat::Qcow2);
+    everything(V7_2, DiskFormat::Qcow2);
 }
 
 /// Through the host's page cache, a processor copies the data into guest memory, and the dirty log
@@ -177,7 +180,7 @@ fn a_disk_with_cache_writeback_needs_no_draining() {
     let Some(throttle) = slow_disk(&env) else {
         return;
     };
-    let hosts = Hosts::new(&env, &throttle, DiskFormat::Raw);
+    let hosts = Hosts::new(&env, &throttle, V11_1, DiskFormat::Raw);
     let config = hosts.with(|disk| disk.aio(Aio::Threads).cache(Cache::Writeback));
     let mut guest = hosts.boot(&env, config);
     for mode in ["hybrid", "precopy"] {
@@ -193,7 +196,7 @@ fn without_draining_pages_are_stale() {
     let Some(throttle) = slow_disk(&env) else {
         return;
     };
-    let hosts = Hosts::new(&env, &throttle, DiskFormat::Raw);
+    let hosts = Hosts::new(&env, &throttle, V11_1, DiskFormat::Raw);
     let mut guest = hosts.boot(&env, hosts.with(|disk| disk));
     for (number, mode) in (1..=MAX_MIGRATIONS).zip(["precopy", "hybrid"].into_iter().cycle()) {
         let plan = MigrationPlan::new(mode).migrate_args(&["--no-drain"]);

@@ -63,7 +63,7 @@ fn private() -> Ram {
 
 #[test]
 fn private_memory() {
-    all_modes(QemuVersion::V10_0, Q35, private(), private());
+    all_modes(QemuVersion::V11_1, Q35, private(), private());
 }
 
 #[test]

@@ -360,10 +360,13 @@ impl Checked {
                         swtpm of its own, with an empty state directory";
             self.notes.push(text.to_owned());
         }
-        if self.networks.iter().any(|network| network.kind == "user") {
-            let text = "connections through a network backend of the type user end: they belong \
-                        to this QEMU process";
-            self.notes.push(text.to_owned());
+        let of_qemu = |kind: &str| matches!(kind, "user" | "passt");
+        if let Some(network) = self.networks.iter().find(|network| of_qemu(&network.kind)) {
+            self.notes.push(format!(
+                "connections through a network backend of the type {} end: they belong to this \
+                 QEMU process",
+                network.kind
+            ));
         }
         let ends_with_qemu = |memory: &&MemoryPart| {
             memory.backend.is_some()

@@ -35,7 +35,9 @@ pub(super) fn add_objects(client: &mut Client, line: &mut DestinationLine) -> Re
     for (id, kind) in children(client, "/objects")? {
         // QEMU makes the main memory's backend itself, with `-m` or `-mem-path` only.
         let own = matches!(id.as_str(), "pc.ram" | "microvm.ram");
-        if own || line.has_id("object", &id) {
+        // From QEMU 11.1 on each monitor is an object, also those of other options than -object.
+        let is_monitor = matches!(kind.as_str(), "monitor-qmp" | "monitor-hmp");
+        if own || is_monitor || line.has_id("object", &id) {
             continue;
         }
         let Some(backend) = backends.iter().find(|backend| backend.id == id) else {

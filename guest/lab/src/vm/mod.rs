@@ -350,6 +350,10 @@ impl Vm {
     /// # Errors
     /// When QEMU does not answer.
     pub fn uses_kvm(&self) -> Result<bool, LabError> {
+        if let Ok(answer) = self.qmp.execute("query-accelerators", json!({})) {
+            return Ok(answer["enabled"] == "kvm");
+        }
+        // Before QEMU 11.1.
         let answer = self.qmp.execute("query-kvm", json!({}))?;
         Ok(answer["enabled"].as_bool().unwrap_or_default())
     }

@@ -6,7 +6,9 @@ use crate::config::Accelerator;
 use crate::device::PreparedDevice;
 use crate::net::TapQueues;
 use crate::ram::PreparedRam;
-use crate::{Lab, LabError, Nic, Qmp, VmConfig, initramfs, kernel, nano_kernel, spawn, tsc};
+use crate::{
+    Lab, LabError, Nic, QemuVersion, Qmp, VmConfig, initramfs, kernel, nano_kernel, spawn, tsc,
+};
 use rustix::net::sockopt::socket_peercred;
 use std::ffi::OsString;
 use std::fs::File;
@@ -95,6 +97,11 @@ impl VmConfig {
             .args(["-nodefaults", "-no-user-config", "-no-reboot"])
             .args(["-display", "none", "-accel", &self.accelerator()])
             .args(["-name", name])
+            // The newest QEMU: a later one may not have what is deprecated.
+            .args(match self.version {
+                QemuVersion::V11_1 => &QemuVersion::WITHOUT_DEPRECATED[..],
+                QemuVersion::V7_2 | QemuVersion::V10_0 => &[],
+            })
             .args([
                 "-machine",
                 &format!("{}{flash}{}", self.machine, ram.machine_suffix),

@@ -283,7 +283,7 @@ fn asynchronous_page_faults() {
     if !kvm_present() {
         return;
     }
-    for version in QemuVersion::ALL {
+    for version in QemuVersion::OLDEST_AND_NEWEST {
         for model in ["host,arch-capabilities=off", "qemu64,kvm-asyncpf-int=on"] {
             let (found, text) = found_with(version, true, model);
             assert_eq!(found, "on", "{version}, {model}");

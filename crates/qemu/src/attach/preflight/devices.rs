@@ -41,6 +41,7 @@ const GPU: &str = "the host's graphics driver accesses the guest's memory, and i
 const XEN: &str = "Xen's interfaces have not been tested with hikkoshi: it is not known whether all their \
      writes to the guest's memory can be tracked";
 const CXL: &str = "its memory is separate from the guest's other memory, and is not supported yet";
+const NITRO: &str = "it belongs to a Nitro enclave, whose memory the host cannot read";
 const REMOTE: &str = "it is a part of a machine that runs in several processes";
 pub(super) const SG_IO: &str = "the host's SCSI driver reads directly into the guest's memory, \
      which pre-copy rounds cannot track";
@@ -105,6 +106,8 @@ fn refused_family(kind: &str, model: &str) -> Option<MemoryWrites> {
         || kind.contains("-vga-rutabaga")
     {
         GPU
+    } else if begins("nitro-") {
+        NITRO
     } else if begins("cxl-") || begins("pxb-cxl") {
         CXL
     } else if matches!(
@@ -118,10 +121,20 @@ fn refused_family(kind: &str, model: &str) -> Option<MemoryWrites> {
     Some(MemoryWrites::Refused(why))
 }
 
-/// How a network backend writes memory, by its `-netdev` type. A tap with vhost is
-/// `tap`: the kernel copies to QEMU's addresses.
-pub(crate) fn of_network(kind: &str) -> MemoryWrites {
+/// How a network backend writes memory, by its `-netdev` type and what `info network` prints after
+/// it. A tap with vhost is `tap`: the kernel copies to QEMU's addresses.
+pub(crate) fn of_network(kind: &str, info: &str) -> MemoryWrites {
     match kind {
+        // The last two: until it is connected again. With vhost-user it is connected when QEMU
+        // starts (`net/passt.c`).
+        "passt"
+            if ["stream,", "connecting to passt", "launching passt"]
+                .iter()
+                .any(|begin| info.starts_with(begin)) =>
+        {
+            MemoryWrites::Tracked
+        }
+        "passt" => MemoryWrites::Refused(OTHER_PROCESS),
         "nic" | "none" | "user" | "tap" | "bridge" | "l2tpv3" | "socket" | "stream" | "dgram"
         | "vde" | "hubport" | "netmap" | "af-xdp" => MemoryWrites::Tracked,
         _ if kind.starts_with("vhost-") => MemoryWrites::Refused(OTHER_PROCESS),
@@ -133,7 +146,7 @@ pub(crate) fn of_network(kind: &str) -> MemoryWrites {
 /// query to QEMU.
 pub(crate) fn is_not_a_device(kind: &str) -> bool {
     const BUSES: &str = "CXL HDA IDE ISA IndustryPack PCI PCIE SCSI System ccid-bus floppy-bus \
-        i2c-bus nvme-bus pxb-bus pxb-cxl-bus pxb-pcie-bus sd-bus sdhci-bus ssi-bus ufs-bus \
+        i2c-bus nitro-vsock-bus nvme-bus pxb-bus pxb-cxl-bus pxb-pcie-bus sd-bus sdhci-bus ssi-bus ufs-bus \
         usb-bus virtio-bus virtio-mmio-bus virtio-pci-bus virtio-serial-bus vmbus";
     matches!(kind, "container" | "irq" | "clock")
         || kind.ends_with("memory-region")
@@ -170,12 +183,13 @@ mod tests {
             "xen-disk",
             "PIIX3-xen",
             "cxl-type3",
+            "nitro-vsock-bridge",
         ] {
             assert!(matches!(of_type(kind), MemoryWrites::Refused(_)), "{kind}");
         }
         for kind in ["vhost-user", "vhost-vdpa"] {
             assert!(
-                matches!(of_network(kind), MemoryWrites::Refused(_)),
+                matches!(of_network(kind, ""), MemoryWrites::Refused(_)),
                 "{kind}"
             );
         }
@@ -213,7 +227,7 @@ mod tests {
             assert_eq!(of_type(kind), MemoryWrites::Tracked, "{kind}");
         }
         for kind in ["user", "tap", "nic", "hubport", "stream"] {
-            assert_eq!(of_network(kind), MemoryWrites::Tracked, "{kind}");
+            assert_eq!(of_network(kind, ""), MemoryWrites::Tracked, "{kind}");
         }
     }
 
@@ -222,7 +236,7 @@ mod tests {
         for kind in ["virtio-of-the-future-pci", "virtio", "", "scsi", "-pci"] {
             assert_eq!(of_type(kind), MemoryWrites::Unknown, "{kind}");
         }
-        assert_eq!(of_network("passt"), MemoryWrites::Unknown);
+        assert_eq!(of_network("of-the-future", ""), MemoryWrites::Unknown);
         assert!(!is_not_a_device("virtio-of-the-future-pci"));
     }
 }

@@ -40,7 +40,7 @@ const DEVICES: [&str; 11] = [
      virtio-iommu virtio-mmio x3130-upstream xio3130-downstream",
     // Storage. Reads go through the block drivers of `block.rs`.
     "am53c974 dc390 emmc esp floppy generic-sdhci ich9-ahci ide-cd ide-cf ide-hd \
-     imx-usdhc isa-fdc isa-ide lsi53c810 lsi53c895a megasas megasas-gen2 mptsas1068 \
+     fsl-esdhc-be fsl-esdhc-le imx-usdhc isa-fdc isa-ide lsi53c810 lsi53c895a megasas megasas-gen2 mptsas1068 \
      nvme nvme-ns nvme-subsys piix3-ide piix4-ide pvscsi s3c-sdhci scsi-cd scsi-hd \
      sd-card sd-card-spi sdhci-pci sysbus-ahci sysbus-esp ufs ufs-lu virtio-blk \
      virtio-scsi",
@@ -73,13 +73,13 @@ const DEVICES: [&str; 11] = [
     "AC97 ES1370 adlib cs4231a gus hda-duplex hda-micro hda-output ich9-intel-hda \
      intel-hda sb16 virtio-sound",
     // Memory modules: the RAM checks cover their backends.
-    "nvdimm pc-dimm virtio-balloon",
+    "nvdimm pc-dimm sp-mem virtio-balloon",
     // Others.
     "acpi-erst ctucan_pci edu guest-loader hyperv-testdev i6300esb ib700 \
-     ipmi-bmc-extern ipmi-bmc-sim isa-applesmc isa-ipmi-bt isa-ipmi-kcs kvaser_pci \
+     iommu-testdev ipmi-bmc-extern ipmi-bmc-sim isa-applesmc isa-ipmi-bt isa-ipmi-kcs kvaser_pci \
      loader mioe3680_pci pc-testdev pci-ipmi-bt pci-ipmi-kcs pci-testdev \
      pcm3680_pci pvpanic pvpanic-pci sga smbus-ipmi uefi-vars-sysbus uefi-vars-x64 \
-     virtio-crypto virtio-rng vmclock vmcoreinfo vmgenid",
+     virtio-crypto virtio-rng virtio-rtc vmclock vmcoreinfo vmgenid",
 ];
 
 /// Objects: these write to the guest's memory only through the devices that use
@@ -91,6 +91,6 @@ const OBJECTS: &str = "\
      cryptodev-backend-builtin cryptodev-backend-lkcf dbus-display dbus-vmstate \
      filter-buffer filter-dump filter-mirror filter-redirector filter-replay \
      filter-rewriter input-barrier input-linux iommufd iothread main-loop \
-     pr-manager-helper qtest rng-builtin rng-egd rng-random secret secret_keyring \
+     monitor-hmp monitor-qmp pr-manager-helper qtest rng-builtin rng-egd rng-random secret secret_keyring \
      sev-guest sev-snp-guest tdx-guest thread-context throttle-group \
      tls-cipher-suites tls-creds-anon tls-creds-psk tls-creds-x509";

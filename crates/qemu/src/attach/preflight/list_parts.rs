@@ -76,7 +76,11 @@ pub(crate) fn networks(client: &mut Client, allowed: &AllowedTypes) -> Result<Ve
     let peers = network::peers(client)?.into_iter();
     let backends = peers.filter(|peer| peer.kind != "nic");
     let part = |peer: network::Peer| Part {
-        verdict: verdict(devices::of_network(&peer.kind), &peer.kind, allowed),
+        verdict: verdict(
+            devices::of_network(&peer.kind, &peer.info),
+            &peer.kind,
+            allowed,
+        ),
         name: peer.name,
         kind: peer.kind,
         detail: String::new(),

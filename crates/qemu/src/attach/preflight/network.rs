@@ -10,6 +10,8 @@ pub(crate) struct Peer {
     pub(crate) name: String,
     /// The type as for `-netdev`; `nic` for a card.
     pub(crate) kind: String,
+    /// What QEMU prints after the type.
+    pub(crate) info: String,
 }
 
 /// All network cards and backends.
@@ -21,19 +23,30 @@ pub(crate) fn peers(client: &mut Client) -> Result<Vec<Peer>, QmpError> {
 }
 
 /// `n0: index=0,type=user,net=…`, possibly after ` \ `, or after the port
-/// of a hub (` \ h0: n0: index=…`). Other lines do not describe backends: names of
-/// hubs, their ports, filters. The error is the line of a backend without a type.
+/// of a hub (` \ h0: n0: index=…`). There are also the names of hubs, their ports, and filters
+/// (`print_net_client` and `net_hub_info` in QEMU's `net/`). The error is a line of any other form:
+/// a backend that is overlooked could write to the guest's memory.
 fn parse(text: &str) -> Result<Vec<Peer>, &str> {
     let mut peers = Vec::new();
-    for line in text.lines() {
-        let line = line.trim().trim_start_matches('\\').trim_start();
-        let Some((name, rest)) = line.split_once(": index=") else {
-            continue;
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let below = line.strip_prefix('\\').map(str::trim_start);
+        let Some((name, rest)) = below.unwrap_or(line).split_once(": index=") else {
+            let is_hub = line
+                .strip_prefix("hub ")
+                .is_some_and(|number| number.parse::<u32>().is_ok());
+            let is_port = below.is_some_and(|port| !port.contains(':'));
+            let is_filter = line.starts_with("- ") && line.contains(": type=");
+            if is_hub || is_port || is_filter || line == "filters:" {
+                continue;
+            }
+            return Err(line);
         };
-        let kind = rest.split(',').find_map(|part| part.strip_prefix("type="));
+        let (_, rest) = rest.split_once(",type=").ok_or(line)?;
+        let (kind, info) = rest.split_once(',').unwrap_or((rest, ""));
         peers.push(Peer {
             name: name.to_owned(),
-            kind: kind.ok_or(line)?.to_owned(),
+            kind: kind.to_owned(),
+            info: info.to_owned(),
         });
     }
     Ok(peers)
@@ -78,10 +91,28 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_without_a_type_is_not_passed_over() {
+    fn a_line_of_another_form_is_not_passed_over() {
+        for line in [
+            "n0: index=0,kind=odd",
+            "n0: queue=0,type=vhost-user",
+            "hub one",
+            "\\ n0: backend=vhost-user",
+            "unknown command: 'info network'",
+        ] {
+            assert_eq!(parse(&format!("hub 0\r\n{line}\r\n")), Err(line));
+        }
+    }
+
+    #[test]
+    fn the_mode_of_passt_is_reported() {
+        let text = " \\ #net006: index=0,type=passt,vhost-user,connected to pid 25731\r\n";
+        let peers = parse(text).unwrap();
+        let [peer] = peers.as_slice() else {
+            panic!("{peers:?}");
+        };
         assert_eq!(
-            parse("n0: index=0,kind=odd\r\n"),
-            Err("n0: index=0,kind=odd")
+            (&*peer.kind, &*peer.info),
+            ("passt", "vhost-user,connected to pid 25731")
         );
     }
 }

@@ -45,11 +45,12 @@ pub(crate) fn survey(client: &mut Client, allowed: &AllowedTypes) -> Result<Surv
         }
     }
     for peer in network::peers(client)? {
+        let writes = devices::of_network(&peer.kind, &peer.info);
         let object = Object {
             path: peer.name,
             kind: peer.kind,
         };
-        match devices::of_network(&object.kind) {
+        match writes {
             MemoryWrites::Tracked => {}
             MemoryWrites::Refused(why) | MemoryWrites::UntilPause(why) => {
                 survey.found.push(Refusal::Device {
@@ -273,14 +274,26 @@ mod tests {
 
     #[test]
     fn unknown_network_backends_and_block_drivers() {
-        let network = [("info network", json!("n0: index=0,type=passt,x=y\r\n"))];
+        let network = [("info network", json!("n0: index=0,type=future,x=y\r\n"))];
         let text = refusal(&network, &[]);
-        assert!(text.contains("n0 is of the type passt"), "{text}");
-        movable(&network, &["passt"]);
+        assert!(text.contains("n0 is of the type future"), "{text}");
+        movable(&network, &["future"]);
         let disk = [("query-named-block-nodes", node("zfs", "/dev/x", false))];
         let text = refusal(&disk, &[]);
         assert!(text.contains("node n is of the type zfs"), "{text}");
         movable(&disk, &["zfs"]);
+    }
+
+    #[test]
+    fn passt_by_its_mode() {
+        let passt = |info| json!(format!("p: index=0,type=passt,{info}\r\n"));
+        for info in ["stream,connected to pid 7", "launching passt"] {
+            movable(&[("info network", passt(info))], &[]);
+        }
+        for info in ["vhost-user,connected to pid 7", "of-the-future", ""] {
+            let text = refusal(&[("info network", passt(info))], &["passt"]);
+            assert!(text.contains("p is a passt network backend"), "{text}");
+        }
     }
 
     #[test]

@@ -168,11 +168,8 @@ fn the_device_state_is_the_one_of_qemus_own_migration() {
 #[test]
 fn an_incoming_qemu_loads_the_stream() {
     let versions = versions();
-    for (label, run) in &versions {
-        for (to_label, to_run) in &versions {
-            if *to_label == "7.2" && label != "7.2" {
-                continue;
-            }
+    for (number, (label, run)) in versions.iter().enumerate() {
+        for (to_label, to_run) in &versions[number..] {
             for machine in ["pc-i440fx-7.2", "pc-q35-7.2"] {
                 let program = |label: &String, run: &Path| Program {
                     label: label.clone(),
@@ -234,8 +231,17 @@ fn load(from: &Program, to: &Program, machine: &str, devices: Devices) {
     print_always(&what);
 }
 
-/// Sections that the destination saves otherwise than it has loaded them, and why.
-const LOADED_OTHERWISE: [(&str, &str); 2] = [
+/// Ends of the names of sections that the destination saves otherwise than it has loaded them, and
+/// why.
+const LOADED_OTHERWISE: [(&str, &str); 4] = [
+    (
+        "virtio-gpu",
+        "has the device's configuration, which has one more field in QEMU 11.1",
+    ),
+    (
+        "e1000e",
+        "has the sizes of receive buffers, which QEMU 11.1 derives from a register when it loads",
+    ),
     (
         "tpm-emulator",
         "the TPM's clock is that of its emulator, which is not paused with the guest",
@@ -245,6 +251,11 @@ const LOADED_OTHERWISE: [(&str, &str); 2] = [
         "holds the run state's name in a buffer; what is behind the name depends on the version",
     ),
 ];
+
+/// Sections to which a newer destination adds a part, and why.
+const LOADED_WITH_LESS: [(&str, &str); 2] = [("piix4_pm", CPU_HOTPLUG), ("ICH9LPC", CPU_HOTPLUG)];
+const CPU_HOTPLUG: &str = "QEMU 11.1 always saves the registers for plugging processors; an older \
+    one does so once the firmware has used them";
 
 /// Compares the sections that were loaded with those that the destination saves. Each QEMU numbers
 /// and orders them by itself.
@@ -257,25 +268,52 @@ fn compare_loaded(what: &str, mut loaded: Vec<Section<'_>>, mut again: Vec<Secti
         keys.collect()
     };
     assert_eq!(names(&loaded), names(&again), "{what}");
+    let is_listed = |list: &[(&str, &str)], name: &str| {
+        let mut listed = list.iter();
+        listed.any(|(end, _)| name.ends_with(end))
+    };
+    let mut otherwise = Vec::new();
     for (one, other) in loaded.iter().zip(&again) {
-        let otherwise = LOADED_OTHERWISE.iter().any(|(name, _)| *name == one.name);
-        assert!(
-            one.payload == other.payload || otherwise,
-            "{what}: {} {} was saved otherwise than it was loaded",
-            one.name,
-            one.instance
-        );
+        let added =
+            is_listed(&LOADED_WITH_LESS, one.name) && is_inserted(one.payload, other.payload);
+        if one.payload != other.payload && !added && !is_listed(&LOADED_OTHERWISE, one.name) {
+            let bytes = one.payload.iter().zip(other.payload);
+            let at = bytes.clone().position(|(one, other)| one != other);
+            let lengths = [one.payload.len(), other.payload.len()];
+            let differing = bytes.filter(|(one, other)| one != other).count();
+            otherwise.push(format!(
+                "{} {}: {lengths:?} bytes, {differing} differ, from {at:?} on",
+                one.name, one.instance
+            ));
+        }
     }
+    assert!(
+        otherwise.is_empty(),
+        "{what}: saved otherwise than it was loaded: {otherwise:#?}"
+    );
+}
+
+/// Whether `more` is `less` with one part inserted.
+fn is_inserted(less: &[u8], more: &[u8]) -> bool {
+    let same = |(one, other): &(&u8, &u8)| one == other;
+    let begin = less.iter().zip(more).take_while(same).count();
+    let end = less
+        .iter()
+        .rev()
+        .zip(more.iter().rev())
+        .take_while(same)
+        .count();
+    begin + end >= less.len() && more.len() >= less.len()
 }
 
 /// Nothing in `xen-save-devices-state` checks for this: QEMU ends with a segmentation fault.
 #[test]
 fn a_device_that_cannot_be_migrated_is_reported_as_a_blocker() {
     with_each(|program| {
-        let nvme = "-blockdev null-co,read-zeroes=on,node-name=n9 -device nvme,serial=1,drive=n9";
-        let machine = Machine::start(program, "tcg", "q35", Devices::Most, nvme);
+        let card = "-device usb-net,bus=usb.0";
+        let machine = Machine::start(program, "tcg", "q35", Devices::Most, card);
         let info = machine.qemu.execute("query-migrate", json!({}));
         let reasons = info["blocked-reasons"].to_string();
-        assert!(reasons.contains("nvme"), "{info}");
+        assert!(reasons.contains("usb-net"), "{info}");
     });
 }

@@ -23,10 +23,15 @@ pub(crate) fn monitor(identity: &QemuIdentity) -> Arc<dyn Monitor> {
     }
 }
 
-/// The installed QEMUs (`make setup`): label and program. Fails if there is none.
+/// The QEMUs to test with, from the oldest to the newest: label and program. All that are set up if
+/// `HIKKOSHI_QEMU_VERSIONS` is `all` (`make matrix`), else two. Fails if there is none.
 pub(crate) fn versions() -> Vec<(String, PathBuf)> {
-    let found: Vec<_> = QemuVersion::ALL
-        .into_iter()
+    let versions = match std::env::var("HIKKOSHI_QEMU_VERSIONS").as_deref() {
+        Ok("all") => &QemuVersion::ALL[..],
+        _ => &QemuVersion::OLDEST_AND_NEWEST[..],
+    };
+    let found: Vec<_> = versions
+        .iter()
         .filter_map(|version| match version.runner() {
             Ok(run) => Some((version.label().to_owned(), run)),
             Err(error) => {
@@ -65,6 +70,19 @@ pub(crate) struct Program {
 impl Program {
     pub(crate) fn is_old(&self) -> bool {
         self.label == "7.2"
+    }
+
+    /// QEMU 10.0 and later.
+    pub(crate) fn is_newest(&self) -> bool {
+        self.label == QemuVersion::V11_1.label()
+    }
+
+    /// The newest QEMU refuses what is deprecated: a later one may not have it.
+    fn without_deprecated(&self) -> &'static [&'static str] {
+        match self.is_newest() {
+            true => &QemuVersion::WITHOUT_DEPRECATED,
+            false => &[],
+        }
     }
 }
 
@@ -189,6 +207,7 @@ impl Qemu {
         let child = Command::new(&program.run)
             .args(["-display", "none", "-nodefaults", "-no-user-config"])
             .args(["-accel", accelerator])
+            .args(program.without_deprecated())
             .arg("-qmp")
             .arg(socket(&folder, "qmp"))
             .arg("-qmp")
@@ -224,11 +243,14 @@ impl Qemu {
         }
         qemu.pid = qemu.client().peer().unwrap();
         // The test's options may contain another accelerator.
-        let kvm = qemu.execute("query-kvm", json!({}));
+        let (query, expected) = match program.is_newest() {
+            true => ("query-accelerators", json!(accelerator.split(',').next())),
+            false => ("query-kvm", json!(accelerator.starts_with("kvm"))),
+        };
+        let used = qemu.execute(query, json!({}));
         assert_eq!(
-            kvm["enabled"].as_bool(),
-            Some(accelerator.starts_with("kvm")),
-            "QEMU does not run its guest under {accelerator}: {kvm}"
+            used["enabled"], expected,
+            "QEMU does not run its guest under {accelerator}: {used}"
         );
         if starts {
             qemu.execute("cont", json!({}));

@@ -40,7 +40,8 @@ fn a_bad_device_state_is_refused_with_qemus_message() {
             let error = destination.load_device_state(bad).unwrap_err();
             let text = Report::new(&error).to_string();
             assert!(text.contains("QEMU refused it"), "{text}");
-            assert!(text.contains(". It wrote: "), "{text}");
+            let is_there = text.contains(". It wrote: ") || program.is_newest();
+            assert!(is_there && !text.contains("says why"), "{text}");
             assert!(!text.contains("the same options"), "{text}");
             let error = destination.resume(true, &CancelFlag::new()).unwrap_err();
             assert!(
@@ -79,7 +80,8 @@ fn another_machine_refuses_the_state() {
         let error = destination.load_device_state(state).unwrap_err();
         let text = Report::new(&error).to_string();
         assert!(text.contains("QEMU refused it"), "{text}");
-        assert!(text.contains("Unknown savevm section"), "{text}");
+        let unknown = ["Unknown savevm section", "Unknown section"];
+        assert!(unknown.iter().any(|part| text.contains(part)), "{text}");
         let advice = " (start QEMU at the destination with the same options as at the source)";
         assert!(text.ends_with(advice), "{text}");
         guest.resume().unwrap();
