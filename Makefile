@@ -330,6 +330,13 @@ matrix: guest-devices ## move every kind of guest in every mode: the table of do
 	cargo test --locked --package hikkoshi-tests --test e2e -- --ignored destination_line:: auxiliary_memory:: disk_file_memory:: network_frames:: guest_network:: memory_layouts:: qemu_versions:: modes:: guest_clocks:: urgent_pages::
 	@cat $(BUILD)/matrix.md
 
+# Emulated machines: minutes for each kernel.
+KERNELS ?= 6.1 6.12 6.18 7.0 7.3
+.PHONY: test-kernels
+test-kernels: ## track writes under other kernels, in emulated machines: a table of docs/versions.md
+	setup/setup.sh only qemu-10.0 kernel busybox kernels
+	guest/kernels/test.sh $(KERNELS)
+
 # A selection is part of test-guests.
 .PHONY: direct-io
 direct-io: guest ## move guests that read their disk by direct I/O, in every mode and with every I/O method

@@ -22,6 +22,7 @@
 #   build/ovmf                        the distribution's UEFI firmware
 #   build/debian                      an image of a whole Debian guest, made by mmdebstrap (as root)
 #   build/kernel-devices              the distribution's kernel with the drivers of all devices
+#   build/kernels                     kernels of several series, for `make test-kernels`
 #
 # or only tests of `migrate --ssh` (`setup.sh openssh`):
 #
@@ -125,6 +126,7 @@ for component in "${components[@]}"; do
     fresh-root) setup_fresh_root ;;
     hosts-root) setup_hosts_root ;;
     devices-kernel) setup_devices_kernel ;;
+    kernels) setup_kernels ;;
     openssh) setup_openssh ;;
     chromium) setup_chromium ;;
     prometheus) setup_prometheus ;;

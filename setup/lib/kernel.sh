@@ -31,6 +31,44 @@ unpack_kernel() {
     printf '%s\n' "$real" >"$folder/.done"
 }
 
+# Kernels under which the dirty log is tested: the newest of each series that the next release and its
+# backports have. 6.1 is the guest's.
+readonly tested_kernels=(6.12 6.18 7.0 7.3)
+
+setup_kernels() {
+    mkdir -p "$build/kernels"
+    ln -sfn ../kernel "$build/kernels/6.1"
+    local series
+    for series in "${tested_kernels[@]}"; do
+        with_release trixie unpack_kernel_image "$build/kernels/$series" "$series"
+    done
+}
+
+# Unpacks the image of the newest kernel of series $2 into folder $1, without modules if it can be had
+# without.
+unpack_kernel_image() {
+    local folder=$1 series=$2
+    [[ ! -e $folder/.done ]] || return 0
+    prepare_private_apt
+    local kind found=
+    for kind in binary image; do
+        found=$(apt_cache search --names-only "^linux-$kind-${series/./\\.}\\.[0-9]+\\+deb13-cloud-amd64$" |
+            cut -d ' ' -f 1 | sort --version-sort | tail -n 1)
+        [[ -z $found ]] || break
+    done
+    [[ -n $found ]] || fail "no kernel $series in Debian $release and its backports" \
+        "Has a newer series replaced it? Then change tested_kernels in setup/lib/kernel.sh."
+    say "kernel $found"
+    rm -rf "$folder"
+    fetch_and_unpack "$folder/root" "$found"
+    local images=("$folder"/root/boot/vmlinuz-* "$folder"/root/usr/lib/modules/*/vmlinuz) image
+    for image in "${images[@]}"; do
+        [[ ! -f $image ]] || ln -sfn "${image#"$folder/"}" "$folder/vmlinuz"
+    done
+    [[ -e $folder/vmlinuz ]] || fail "$found contains no vmlinuz" "The layout of the package has changed."
+    printf '%s\n' "$found" >"$folder/.done"
+}
+
 setup_busybox() {
     local folder=$build/busybox
     [[ ! -e $folder/.done ]] || return 0

@@ -38,8 +38,8 @@ pub trait Guest: Debug {
     fn pin(&self, page: Page);
     /// Makes the device write a value to the pinned page and unpin it, and waits until it has.
     fn land(&self, value: u64);
-    /// Makes the guest return pages to the host, as a balloon does, and waits until it has: they read
-    /// as zero afterwards. `range` consists of whole host pages of one block.
+    /// Makes the guest return pages to the host, as a balloon does, and waits until it has: they
+    /// read as zero afterwards. `range` consists of whole host pages of one block.
     fn drop_pages(&self, range: PageRange);
     /// Returns the value in a page, read as a migration reads it: not through the guest.
     fn read(&self, page: Page) -> u64;

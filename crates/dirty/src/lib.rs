@@ -34,11 +34,11 @@
 //! report writes by other processes that map the same file (vhost-user), writes to the file itself,
 //! or writes by devices with direct memory access (VFIO). Guests with those must be refused.
 //!
-//! **Memory that is dropped** (a guest returns it by a balloon, and it becomes zero without a write):
-//! a dirty page stays dirty. The guest may have cleared it before and rely on the zeros. Whether the
-//! kernel reports what is left of such pages is found out when the log is started; where it does
-//! not, `PagemapLog` looks for them itself. A *clean* page that is dropped need not be reported:
-//! the guest returned what it had not written, and cannot rely on either content.
+//! **Memory that is dropped** (a guest returns it by a balloon, and it becomes zero without a
+//! write): a dirty page stays dirty. The guest may have cleared it before and rely on the zeros.
+//! Whether the kernel reports what is left of such pages is found out when the log is started;
+//! where it does not, `PagemapLog` looks for them itself. A *clean* page that is dropped need not
+//! be reported: the guest returned what it had not written, and cannot rely on either content.
 //!
 //! # What is missing
 //!

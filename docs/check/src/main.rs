@@ -8,6 +8,8 @@
 //!   ([`test_names`]).
 //! - A name of a thread in the code of a crate is in the section of `ARCHITECTURE.md` about
 //!   threads, and the other way round ([`threads`]).
+//! - The table of QEMU's versions in `docs/versions.md` counts the rows of `docs/matrix.md`
+//!   ([`versions`]).
 //! - A line of a document, or of a comment of a Rust file, has at most 100 characters ([`width`]).
 //!
 //! Links to other hosts are not followed.
@@ -18,6 +20,7 @@ mod paths;
 mod test_names;
 mod threads;
 mod tree;
+mod versions;
 mod width;
 
 use std::fmt;
@@ -64,6 +67,7 @@ fn check(root: &Path) -> Result<Vec<Finding>, TreeError> {
         findings.extend(width::check(document));
     }
     findings.extend(links::check_reachable(&documents));
+    findings.extend(versions::check(&tree)?);
     for file in tree.files_with_extension("rs") {
         let text = tree.text(file)?;
         findings.extend(paths::check_comments(file, &text, &tree));

@@ -113,8 +113,8 @@ impl PagemapLog {
         Self::start_with(userfault, layout, hosts, reports_holes(), |pagemap| pagemap)
     }
 
-    /// Like [`start_unprotected`](Self::start_unprotected), with a kernel that reports holes or does
-    /// not, and whose scan may be replaced.
+    /// Like [`start_unprotected`](Self::start_unprotected), with a kernel that reports holes or
+    /// does not, and whose scan may be replaced.
     ///
     /// # Errors
     ///

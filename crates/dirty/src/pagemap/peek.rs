@@ -1,5 +1,5 @@
-//! Looking at the log of an extent whose holes the kernel reports: dirty pages are reported, and stay
-//! dirty.
+//! Looking at the log of an extent whose holes the kernel reports: dirty pages are reported, and
+//! stay dirty.
 
 use hikkoshi_pages::Extent;
 

@@ -11,8 +11,8 @@ use crate::log::DirtyError;
 use crate::runs::RunCoalescer;
 
 impl PagemapLog {
-    /// Protects and reports the dirty pages of an extent. On an error, reports the rest of the range
-    /// of the failed scan, because some of it may have been cleared.
+    /// Protects and reports the dirty pages of an extent. On an error, reports the rest of the
+    /// range of the failed scan, because some of it may have been cleared.
     pub(super) fn take_written(
         &self,
         extent: Extent,

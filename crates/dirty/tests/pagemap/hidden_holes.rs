@@ -1,5 +1,5 @@
-//! Kernels that do not report holes without a page table. The defect is put between the log and this
-//! kernel.
+//! Kernels that do not report holes without a page table. The defect is put between the log and
+//! this kernel.
 
 use std::io;
 use std::sync::Arc;

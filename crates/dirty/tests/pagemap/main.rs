@@ -15,6 +15,7 @@ mod hidden_holes;
 #[path = "../common/pinning_device.rs"]
 mod pinning_device;
 mod process;
+mod this_kernel;
 
 use common::HugePages;
 use hikkoshi_dirty::contract_tests::{self, Guest as _};
