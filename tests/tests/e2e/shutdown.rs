@@ -85,6 +85,19 @@ fn a_guest_that_powers_off_in_precopy_and_leaves_its_qemu() {
 /// The same in post-copy: every page arrives, and the guest is not reported to run.
 #[test]
 fn a_guest_that_powers_off_in_postcopy_and_leaves_its_qemu() {
+    powers_off_and_leaves_its_qemu(|_| {});
+}
+
+/// The same, if the engine that resumes was not there when QEMU reported it.
+#[test]
+fn a_guest_that_powers_off_in_postcopy_and_leaves_its_qemu_before_its_receiver_is_killed() {
+    powers_off_and_leaves_its_qemu(|migration| {
+        migration.receive.kill();
+        migration.resume_receive(&[]);
+    });
+}
+
+fn powers_off_and_leaves_its_qemu(then: impl FnOnce(&mut Migration)) {
     let env = TestEnv::new();
     let mut guest = Guest::boot(&env, small().arguments(["-no-shutdown"]));
     let plan = without_background()
@@ -96,6 +109,7 @@ fn a_guest_that_powers_off_in_postcopy_and_leaves_its_qemu() {
         let status = migration.destination.status().unwrap();
         (status == "shutdown").then_some(()).ok_or(status)
     });
+    then(&mut migration);
     // The pages that it did not need.
     migration.migrate.kill();
     migration.resume_migrate(&["--background-delay", "0"]);

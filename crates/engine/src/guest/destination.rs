@@ -250,8 +250,8 @@ pub trait DestinationGuest: Send {
     fn watch_for_end(&mut self) {}
 
     /// Whether the guest has shut itself down, and its machine still exists, as far as that is
-    /// known without asking the machine. By default no.
-    fn is_shut_down(&self) -> bool {
+    /// known. Called once all of its pages are here. By default no.
+    fn is_shut_down(&mut self) -> bool {
         false
     }
 

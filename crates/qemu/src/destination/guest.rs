@@ -134,9 +134,11 @@ impl DestinationGuest for QemuDestination {
         }
     }
 
-    fn is_shut_down(&self) -> bool {
+    fn is_shut_down(&mut self) -> bool {
         let listener = self.listener.as_ref();
-        listener.is_some_and(ShutdownListener::is_shut_down)
+        let is_seen = listener.is_some_and(ShutdownListener::is_shut_down);
+        // Another engine may have received the event.
+        is_seen || (self.reattached && self.is_in_shutdown())
     }
 
     fn has_shut_down(&mut self) -> bool {

@@ -251,12 +251,13 @@ impl<'a> HandoverDriver<'a> {
             return (DestinationEvent::GuestFailed, Some(gone));
         }
         let shut_down = match event {
+            _ if stage != DestinationStage::Running => false,
             DestinationEvent::GuestFailed => guest.has_shut_down(),
             // Its machine may stay when it shuts down.
             DestinationEvent::AllPagesReceived => guest.is_shut_down(),
             _ => false,
         };
-        if stage == DestinationStage::Running && shut_down {
+        if shut_down {
             self.guest.shut_down = true;
             self.watch.observer.notice(SHUT_DOWN);
             return (DestinationEvent::ShutDown, None);
