@@ -14,11 +14,11 @@ mod strategies;
 
 use hikkoshi_pages::{GuestRange, Page, PageRange, RamBlock, RamLayout};
 use hikkoshi_wire::{
-    BlockDescription, ControlError, Device, EncodeError, Frame, GuestDescription,
-    GuestRangeDescription, Hello, HelloError, Limits, MAX_CONTROL, MAX_DEVICE_CHUNK, MAX_RANGES,
-    MAX_TEXT, Machine, Mode, PageRanges, ProcessorKind, ProcessorSetting, Processors,
-    RequestSummary, Subject, ToDestination, ToSource, control_frame, decode_control,
-    encode_control, negotiate,
+    Backing, BlockDescription, ControlError, Device, Disk, DiskImage, DiskKind, DiskPlan,
+    EncodeError, Frame, GuestDescription, GuestDisks, GuestRangeDescription, Hello, HelloError,
+    ImageName, Limits, MAX_CONTROL, MAX_DEVICE_CHUNK, MAX_DISKS, MAX_RANGES, MAX_TEXT, Machine,
+    Mode, PageRanges, ProcessorKind, ProcessorSetting, Processors, RequestSummary, Subject,
+    ToDestination, ToSource, control_frame, decode_control, encode_control, negotiate,
 };
 use proptest::prelude::*;
 
@@ -271,6 +271,53 @@ fn the_longest_list_of_ranges_fits_in_a_message() {
     let forged = forge(1, vec![(0u64, 1u64); MAX_RANGES + 1]);
     let error = decode_control::<ToDestination>(&forged).unwrap_err();
     assert_eq!(error, ControlError::Malformed { number: 1 });
+}
+
+/// A thousand disks with usual names fit. Of longer ones it is said what to shorten.
+#[test]
+fn the_disks_of_a_guest_fit_in_a_message_or_their_names_are_too_long() {
+    let disks = |path: usize, backing: usize| {
+        let image = DiskImage {
+            file: "/".repeat(path).into(),
+            format: "qcow2".into(),
+            storage: "nfs4".into(),
+            names: vec![
+                ImageName {
+                    name: "x".repeat(60).into(),
+                    unique: true,
+                };
+                2
+            ],
+            ..DiskImage::default()
+        };
+        let disk = Disk {
+            device: "/machine/peripheral/virtio-disk1000/virtio-backend".into(),
+            drive: "drive-virtio-disk1000".into(),
+            place: "pcie.0/02.0/03.0/0:0:100".into(),
+            bytes: Some(u64::MAX),
+            read_only: false,
+            kind: DiskKind::Fixed,
+            plan: DiskPlan::Same,
+            backing: Backing::Known(vec![image.clone(); backing]),
+            image,
+        };
+        let disks = GuestDisks {
+            mark: [1; 16],
+            disks: vec![disk; MAX_DISKS],
+        };
+        encode_control(&ToDestination::Disks { disks })
+    };
+    assert!(disks(100, 1).is_ok());
+    let error = disks(1000, 1).unwrap_err();
+    let subject = Subject::Disks;
+    assert!(matches!(error, EncodeError::TooLong { subject: found, .. } if found == subject));
+    let text = error.to_string();
+    for part in [
+        "encoding the message that describes the guest's disks: it takes ",
+        "shorten the paths of the guest's disks and of their backing files",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
 }
 
 #[test]

@@ -31,6 +31,7 @@ impl ControlMessage for ToDestination {
             Self::Begin { .. } => Subject::Memory,
             Self::Processors { .. } => Subject::Processors,
             Self::Machine { .. } => Subject::Machine,
+            Self::Disks { .. } => Subject::Disks,
             _ => Subject::Other,
         }
     }
@@ -51,6 +52,8 @@ pub enum Subject {
     Processors,
     /// The guest's devices and auxiliary memory.
     Machine,
+    /// The guest's disks.
+    Disks,
     /// Anything else. hikkoshi keeps these messages short.
     Other,
 }
@@ -61,6 +64,7 @@ impl fmt::Display for Subject {
             Self::Memory => "the message that describes the guest's memory",
             Self::Processors => "the message that describes the guest's processors",
             Self::Machine => "the message that describes the guest's devices",
+            Self::Disks => "the message that describes the guest's disks",
             Self::Other => "a control message",
         })
     }
@@ -75,6 +79,10 @@ impl Subject {
                 "start the guest with fewer virtual CPUs, or with fewer that differ from the others"
             }
             Self::Machine => "shorten the names of the guest's devices or use fewer of them",
+            Self::Disks => {
+                "shorten the paths of the guest's disks and of their backing files, or use fewer of \
+                 them"
+            }
             Self::Other => "this is an error in hikkoshi; report it",
         }
     }
